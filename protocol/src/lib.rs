@@ -1,0 +1,13 @@
+//! Muster's messages and pure cores.
+//!
+//! This crate never reads a clock, opens a socket or a file, looks at the environment, or draws a
+//! random number: time, bytes and seeds are values that are passed in. Every core has the same
+//! verbs (`handle`, `handle_timeout`, `poll_timeout`, `poll_effect`), so that the agent and the
+//! simulation drive exactly the same code and a log of events can be replayed.
+
+pub mod codec;
+pub mod ids;
+pub mod time;
+
+pub use ids::{Boot, Digest, JobKey, LauncherId, NodeId, StateId, StoreUuid};
+pub use time::{Span, Time};
