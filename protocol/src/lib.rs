@@ -7,6 +7,9 @@
 
 pub mod codec;
 pub mod ids;
+pub mod local;
+pub mod record;
+pub mod spec;
 pub mod time;
 
 pub use ids::{Boot, Digest, JobKey, LauncherId, NodeId, StateId, StoreUuid};

@@ -1,0 +1,213 @@
+//! Frames on the unix socket: launcher with agent, and command line with agent.
+//!
+//! The launcher is the client. Its first frame is [`ToAgent::Register`] (with the store's directory
+//! as a descriptor, if there is one); a command line's only frame is [`ToAgent::Query`] or
+//! [`ToAgent::Command`].
+
+use std::net::{IpAddr, SocketAddr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{Digest, LauncherId, NodeId};
+use crate::record::Place;
+use crate::spec::JobSpec;
+
+/// The most bytes of a worker's last output that travel in a report.
+pub const MAX_TAIL: usize = 4096;
+
+/// The most candidate addresses of a launcher.
+pub const MAX_ADDRS: usize = 8;
+
+/// From a launcher or a command line to its agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToAgent {
+    Register(Register),
+    /// A port that this launcher holds for the next generation's master (used when rank 0 is here).
+    MasterPort {
+        port: u16,
+    },
+    /// The workers of this generation run.
+    Started {
+        digest: Digest,
+        attempt: u32,
+    },
+    /// They could not be started; nothing runs.
+    StartFailed {
+        digest: Digest,
+        attempt: u32,
+        reason: String,
+    },
+    /// A worker ended by itself, not because it was told to.
+    Exited {
+        digest: Digest,
+        exit: WorkerExit,
+    },
+    /// Every local worker of this generation exited with code 0.
+    Finished {
+        digest: Digest,
+    },
+    /// No worker of this or any earlier generation runs here any more.
+    Stopped {
+        digest: Digest,
+    },
+    /// Answer to [`ToLauncher::InstallStop`]: every local worker will stop at this step or, where it
+    /// was already past the step asked for, at the later one named here.
+    StopInstalled {
+        digest: Digest,
+        barrier: u32,
+        step: u64,
+    },
+    /// Every local worker of this generation has linked the runtime and takes stop steps.
+    TakesStopSteps {
+        digest: Digest,
+        yes: bool,
+    },
+    /// The launcher was told to leave (SIGTERM): its node's part of the job goes within this time.
+    Leave {
+        grace_ms: u32,
+    },
+    /// The user stops the job (Ctrl-C once).
+    Cancel,
+    Query(Query),
+    Command(Command),
+}
+
+/// A launcher's first frame.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Register {
+    pub launcher: LauncherId,
+    pub job: String,
+    pub spec: JobSpec,
+    /// Workers on this node.
+    pub slots: u16,
+    /// The guard port, and the addresses of the launcher's own network namespace, best first.
+    pub guard_port: u16,
+    pub addrs: Vec<IpAddr>,
+    pub place: Place,
+    /// The generation whose workers run here, when the launcher comes back to an agent.
+    pub running: Option<Digest>,
+    /// A store's directory comes with this frame as a descriptor.
+    pub store: bool,
+    pub pid: u32,
+    /// The command, for people; at most 256 bytes.
+    pub command: String,
+}
+
+/// How a worker ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerExit {
+    pub rank: u32,
+    pub local_rank: u16,
+    pub pid: u32,
+    /// The exit code, or 128 plus the signal.
+    pub code: i32,
+    pub signal: Option<i32>,
+    /// Unix milliseconds on the worker's node: from its error file, else when it was reaped.
+    pub at_ms: u64,
+    /// From its error file, or the last lines of its stderr; at most [`MAX_TAIL`] bytes.
+    pub tail: String,
+}
+
+/// From the agent to a launcher.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToLauncher {
+    /// The launcher was taken in.
+    Welcome {
+        node: NodeId,
+        agent_pid: u32,
+    },
+    /// It was not, and will not be: the launcher says why and exits.
+    Refused {
+        reason: String,
+    },
+    /// The job waits: for whom, why, and what would help.
+    Waiting {
+        text: String,
+    },
+    Start(Start),
+    /// End the workers of this and every earlier generation: SIGTERM, then SIGKILL after the grace.
+    Stop {
+        digest: Digest,
+        grace_ms: u32,
+        why: String,
+    },
+    /// Send every local worker this signal now, and SIGKILL to what is left after the grace.
+    /// Exits until then are part of the stop, whatever their code.
+    Preempt {
+        digest: Digest,
+        signal: i32,
+        grace_ms: u32,
+        why: String,
+    },
+    /// Stop step (R20): write it to every local worker's control page and answer.
+    InstallStop {
+        digest: Digest,
+        barrier: u32,
+        step: u64,
+        grace_ms: u32,
+        why: String,
+    },
+    /// All ranks of all nodes have installed this step: stop there.
+    ConfirmStop {
+        digest: Digest,
+        barrier: u32,
+        step: u64,
+    },
+    CancelStop {
+        digest: Digest,
+        barrier: u32,
+    },
+    /// The job is over for this launcher. It ends what still runs, prints the report, and exits
+    /// with the code.
+    End {
+        code: i32,
+        report: String,
+    },
+}
+
+/// Start this generation's workers, as soon as the ones before are gone. Idempotent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Start {
+    pub digest: Digest,
+    pub attempt: u32,
+    pub number: u64,
+    /// Position of this node, and number of nodes.
+    pub node_rank: u32,
+    pub nodes: u32,
+    /// First global rank of this node.
+    pub first_rank: u32,
+    pub slots: u16,
+    pub world: u32,
+    pub master: SocketAddr,
+    /// Rank 0's launcher's guard: the launcher dials it from its own network namespace first.
+    pub master_guard: SocketAddr,
+    pub master_launcher: LauncherId,
+    /// Generations that this job restarted for (TORCHELASTIC_RESTART_COUNT).
+    pub restart_count: u32,
+    pub why: String,
+}
+
+/// A question of the command line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Query {
+    Status,
+    Nodes,
+    Jobs,
+    Events { job: String, after: u64 },
+}
+
+/// An order of the command line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Command {
+    /// Drain a node (by id prefix or host name; empty for this one).
+    Drain { node: String, grace_ms: u32 },
+    /// Stop a job.
+    Cancel { job: String },
+}
+
+/// The answer to a query or command: JSON, so that it is what `-o json` prints.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    Json(String),
+    Error(String),
+}

@@ -1,0 +1,141 @@
+//! What a user asks of a job. Every launcher of a job must ask the same.
+
+use serde::{Deserialize, Serialize};
+
+use crate::time::Span;
+
+/// The parameters that all nodes of one job must agree on. Times are in milliseconds.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct JobSpec {
+    /// Fewest nodes to train with.
+    pub min_nodes: u16,
+    /// Most nodes to train with; further ones park as spares.
+    pub max_nodes: u16,
+    /// Script faults that are answered with a restart before the job fails.
+    pub max_restarts: u32,
+    /// Quiet time before a job forms below its maximum.
+    pub form_quiet_ms: u32,
+    /// Quiet time before joins to a running job are taken in.
+    pub join_quiet_ms: u32,
+    /// The longest that a first join waits for quiet.
+    pub join_max_ms: u32,
+    /// From SIGTERM to SIGKILL when a node or a worker was lost.
+    pub loss_grace_ms: u32,
+    /// From the agreed signal to SIGKILL when a stop is planned (a join, a cancel, a drain whose
+    /// notice names no deadline).
+    pub stop_grace_ms: u32,
+    /// The signal that tells every rank to save and leave.
+    pub preempt_signal: i32,
+}
+
+impl Default for JobSpec {
+    fn default() -> JobSpec {
+        JobSpec {
+            min_nodes: 1,
+            max_nodes: 1,
+            max_restarts: 0,
+            form_quiet_ms: 300,
+            join_quiet_ms: 1_000,
+            join_max_ms: 5_000,
+            loss_grace_ms: 200,
+            stop_grace_ms: 30_000,
+            preempt_signal: 15,
+        }
+    }
+}
+
+/// Why a spec cannot be used. The text names the flag and the fix.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    #[error("--nnodes {min}:{max}: the minimum must be at least 1 and at most the maximum")]
+    Nodes { min: u16, max: u16 },
+    #[error(
+        "--nnodes asks for {max} nodes, a job has at most {}",
+        crate::record::MAX_MEMBERS
+    )]
+    TooManyNodes { max: u16 },
+    #[error("--preempt-signal {0} is not a signal from 1 to 64")]
+    Signal(i32),
+}
+
+impl JobSpec {
+    pub fn check(&self) -> Result<(), SpecError> {
+        let (min, max) = (self.min_nodes, self.max_nodes);
+        if min == 0 || min > max {
+            return Err(SpecError::Nodes { min, max });
+        }
+        if usize::from(max) > crate::record::MAX_MEMBERS {
+            return Err(SpecError::TooManyNodes { max });
+        }
+        if !(1..=64).contains(&self.preempt_signal) {
+            return Err(SpecError::Signal(self.preempt_signal));
+        }
+        Ok(())
+    }
+
+    /// The flags in which `other` differs, as `--flag mine, theirs`, for the person who started
+    /// one job with two sets of parameters.
+    pub fn differences(&self, other: &JobSpec) -> Vec<String> {
+        let rows = [
+            (
+                "--nnodes",
+                format!("{}:{}", self.min_nodes, self.max_nodes),
+                format!("{}:{}", other.min_nodes, other.max_nodes),
+            ),
+            (
+                "--max-restarts",
+                self.max_restarts.to_string(),
+                other.max_restarts.to_string(),
+            ),
+            (
+                "--form-quiet",
+                self.form_quiet_ms.to_string(),
+                other.form_quiet_ms.to_string(),
+            ),
+            (
+                "--join-quiet",
+                format!("{}/{}", self.join_quiet_ms, self.join_max_ms),
+                format!("{}/{}", other.join_quiet_ms, other.join_max_ms),
+            ),
+            (
+                "--loss-grace",
+                self.loss_grace_ms.to_string(),
+                other.loss_grace_ms.to_string(),
+            ),
+            (
+                "--stop-grace",
+                self.stop_grace_ms.to_string(),
+                other.stop_grace_ms.to_string(),
+            ),
+            (
+                "--preempt-signal",
+                self.preempt_signal.to_string(),
+                other.preempt_signal.to_string(),
+            ),
+        ];
+        rows.into_iter()
+            .filter(|(_, mine, theirs)| mine != theirs)
+            .map(|(flag, mine, theirs)| format!("{flag} {mine} here, {theirs} there"))
+            .collect()
+    }
+
+    pub fn form_quiet(&self) -> Span {
+        Span::from_millis(self.form_quiet_ms.into())
+    }
+
+    pub fn join_quiet(&self) -> Span {
+        Span::from_millis(self.join_quiet_ms.into())
+    }
+
+    pub fn join_max(&self) -> Span {
+        Span::from_millis(self.join_max_ms.into())
+    }
+
+    pub fn stop_grace(&self) -> Span {
+        Span::from_millis(self.stop_grace_ms.into())
+    }
+
+    pub fn loss_grace(&self) -> Span {
+        Span::from_millis(self.loss_grace_ms.into())
+    }
+}
