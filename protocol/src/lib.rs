@@ -11,6 +11,7 @@ pub mod local;
 pub mod record;
 pub mod spec;
 pub mod time;
+pub mod wire;
 
 pub use ids::{Boot, Digest, JobKey, LauncherId, NodeId, StateId, StoreUuid};
 pub use time::{Span, Time};

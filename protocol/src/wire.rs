@@ -1,0 +1,423 @@
+//! Messages between agents.
+//!
+//! Control messages are level-triggered wherever that is possible: a member tells its leader its
+//! whole [`Status`], a leader tells a member the whole [`Order`], and both say it again until the
+//! other side shows that it knows. A lost, repeated or reordered message then changes nothing.
+//! Every message about a generation carries that generation's digest.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::codec::{self, CodecError};
+use crate::ids::{Boot, Digest, JobKey, NodeId, StateId, StoreUuid};
+use crate::local::WorkerExit;
+use crate::record::{CommitRef, Member, Record, RecordError};
+use crate::spec::JobSpec;
+
+/// The most jobs that one greeting or heartbeat speaks of.
+pub const MAX_JOBS: usize = 256;
+/// The most nodes that one message lists beside a record's members.
+pub const MAX_LIST: usize = 64;
+/// The most bytes of a text for people.
+pub const MAX_TEXT: usize = 4096;
+
+/// A Paxos ballot (R6). Round 0 belongs to the leader alone and needs no promises (R7).
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Default,
+)]
+pub struct Ballot {
+    pub round: u32,
+    pub node: NodeId,
+    pub boot: Boot,
+}
+
+/// From one agent to another, after both proved the cluster secret.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Message {
+    Hello(Hello),
+    /// A heartbeat; asks the receiver, as a voter, to acknowledge the lease of these generations.
+    Ping {
+        seq: u64,
+        leases: Vec<Digest>,
+    },
+    /// Its answer, with the generations whose lease the voter acknowledges (R16).
+    Pong {
+        seq: u64,
+        granted: Vec<Digest>,
+    },
+    /// This node goes away within the time named.
+    Leaving {
+        grace_ms: u32,
+        reason: String,
+    },
+    Job {
+        key: JobKey,
+        body: JobMessage,
+    },
+}
+
+/// The first message on every connection, said again when something in it changes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    pub host: String,
+    pub version: String,
+    pub state: StateId,
+    pub boot: Boot,
+    pub jobs: Vec<Advert>,
+}
+
+/// What an agent knows of a job's newest generation. A hint, never a proof.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Advert {
+    pub key: JobKey,
+    pub lineage: Digest,
+    pub digest: Digest,
+    pub number: u64,
+    pub leader: Option<NodeId>,
+    /// Whether the sender belongs to the generation (as member or voter).
+    pub belongs: bool,
+}
+
+/// About one job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum JobMessage {
+    /// A launcher wants to become a member (R4). Said again every second until it is one.
+    Ticket(Box<Ticket>),
+    TicketAck {
+        wait: Wait,
+    },
+    TicketRefused {
+        launcher: crate::ids::LauncherId,
+        why: String,
+    },
+    /// The launcher is gone or no longer wants to join.
+    Withdraw,
+    /// Bind yourself to this birth (R2).
+    Birth {
+        record: Arc<Record>,
+    },
+    BirthAccepted {
+        lineage: Digest,
+    },
+    BirthRefused {
+        lineage: Digest,
+        bound: Digest,
+    },
+    /// The proposer will never decide this birth.
+    BirthAbandoned {
+        lineage: Digest,
+    },
+    /// Claim this birth in the store's log (arbiter Store); sent to its first member.
+    ClaimBirth {
+        record: Arc<Record>,
+    },
+    Prepare {
+        parent: Digest,
+        ballot: Ballot,
+    },
+    Promise {
+        parent: Digest,
+        ballot: Ballot,
+        accepted: Option<(Ballot, Arc<Record>)>,
+        acked: Option<CommitRef>,
+        grants: Vec<Grant>,
+    },
+    Accept {
+        parent: Digest,
+        ballot: Ballot,
+        record: Arc<Record>,
+    },
+    Accepted {
+        parent: Digest,
+        ballot: Ballot,
+        grants: Vec<Grant>,
+    },
+    Rejected {
+        parent: Digest,
+        promised: Ballot,
+    },
+    /// This record is decided.
+    Decided {
+        record: Arc<Record>,
+    },
+    /// Tell me the newest record: I have this one.
+    Ask {
+        have: Digest,
+    },
+    Status(Box<Status>),
+    Order(Box<Order>),
+    Commit {
+        commit: CommitRef,
+    },
+    Committed {
+        commit: CommitRef,
+    },
+    /// Another lineage of this job wants to be taken in (R10).
+    MergeAsk {
+        loser: Digest,
+    },
+    MergeGranted {
+        loser: Digest,
+        winner: Digest,
+    },
+}
+
+/// When a voter last acknowledged the lease of a member that a proposal drops, as an age.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grant {
+    pub node: NodeId,
+    pub age_ms: u32,
+}
+
+/// A launcher's wish to become a member, spoken by its agent (R4).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ticket {
+    pub member: Member,
+    pub spec: JobSpec,
+    /// The newest record that the agent holds for this job, or zero.
+    pub knows: Digest,
+    /// The store's uuid as this node reads it.
+    pub store: Option<StoreUuid>,
+    pub host: String,
+    pub command: String,
+    /// Participants that this node cannot reach.
+    pub unreachable: Vec<NodeId>,
+}
+
+/// Why a ticket has not become a membership yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Wait {
+    /// Too few nodes have come.
+    Forming {
+        have: u16,
+        min: u16,
+        max: u16,
+        who: Vec<NodeId>,
+    },
+    /// Enough nodes: waiting a moment for further ones.
+    Batching { have: u16, max: u16 },
+    /// The job has all nodes that it wants; this one steps in at the next loss.
+    Spare { max: u16 },
+    /// The voters of the last generation that cannot be reached; a majority is missing.
+    NoQuorum { missing: Vec<NodeId> },
+    /// The node failed too often; it is let in again after this time.
+    Parked { ms: u64 },
+    /// The newest generation is led by another node: ask there.
+    Elsewhere { advert: Advert },
+    /// The job is between generations.
+    Changing,
+}
+
+/// What a member's agent knows of its own part in a generation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    pub digest: Digest,
+    pub boot: Boot,
+    pub seq: u64,
+    /// The newest attempt whose workers run or ran.
+    pub started: Option<u32>,
+    pub start_failed: Option<(u32, String)>,
+    /// No worker of this generation runs, or ever will.
+    pub stopped: bool,
+    /// Every worker exited 0 by itself.
+    pub finished: bool,
+    /// The first worker that failed by itself.
+    pub exit: Option<WorkerExit>,
+    /// The launcher is dead; its workers died with it.
+    pub gone: bool,
+    pub leave: Option<Leave>,
+    pub cancel: bool,
+    pub unreachable: Vec<NodeId>,
+    pub takes_stop_steps: bool,
+    /// The stop step that all local workers have installed.
+    pub installed: Option<(u32, u64)>,
+    /// The member's lease ran out and its workers were killed.
+    pub lease_lost: bool,
+}
+
+/// A node goes, by a notice that leaves this much time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leave {
+    pub grace_ms: u32,
+    pub reason: String,
+}
+
+/// What a leader wants of a member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Order {
+    pub digest: Digest,
+    pub boot: Boot,
+    pub seq: u64,
+    pub action: Action,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Action {
+    /// Start the workers (START of R17).
+    Run {
+        attempt: u32,
+        master_port: u16,
+        restart_count: u32,
+        why: String,
+    },
+    /// Tell every rank to save and leave, now (the agreed signal).
+    Preempt {
+        signal: i32,
+        grace_ms: u32,
+        why: String,
+    },
+    /// Install this stop step (R20).
+    Install {
+        barrier: u32,
+        step: u64,
+        grace_ms: u32,
+        why: String,
+    },
+    /// All ranks have installed it.
+    Confirm {
+        barrier: u32,
+        step: u64,
+    },
+    CancelStop {
+        barrier: u32,
+    },
+    /// The generation is over: end its workers (END_GEN of R18).
+    End {
+        grace_ms: u32,
+        why: String,
+    },
+}
+
+/// Why a message cannot be used. The sender is cut off; nothing has changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    #[error(transparent)]
+    Codec(#[from] CodecError),
+    #[error("a record in the message is invalid: {0}")]
+    Record(#[from] RecordError),
+    #[error("{what} has {len} entries, the limit is {limit}")]
+    TooMany {
+        what: &'static str,
+        len: usize,
+        limit: usize,
+    },
+    #[error("the job's key is invalid")]
+    Key,
+}
+
+impl Message {
+    pub fn encode(&self) -> Result<Vec<u8>, CodecError> {
+        codec::encode_frame(self)
+    }
+
+    /// Total: any bytes give a valid message or an error.
+    pub fn decode(frame: &[u8]) -> Result<Message, WireError> {
+        let message: Message = codec::decode_frame(frame)?;
+        message.check()?;
+        Ok(message)
+    }
+
+    fn check(&self) -> Result<(), WireError> {
+        match self {
+            Message::Hello(hello) => {
+                limit("jobs", hello.jobs.len(), MAX_JOBS)?;
+                limit("host", hello.host.len(), 256)?;
+                limit("version", hello.version.len(), 64)?;
+                hello.jobs.iter().try_for_each(|a| key(&a.key))
+            }
+            Message::Ping { leases: list, .. } | Message::Pong { granted: list, .. } => {
+                limit("leases", list.len(), MAX_JOBS)
+            }
+            Message::Leaving { reason, .. } => limit("reason", reason.len(), MAX_TEXT),
+            Message::Job { key: k, body } => {
+                key(k)?;
+                body.check(k)
+            }
+        }
+    }
+}
+
+impl JobMessage {
+    fn check(&self, k: &JobKey) -> Result<(), WireError> {
+        let record = |r: &Record| {
+            r.check()?;
+            if r.key == *k {
+                Ok(())
+            } else {
+                Err(WireError::Key)
+            }
+        };
+        match self {
+            JobMessage::Birth { record: r }
+            | JobMessage::ClaimBirth { record: r }
+            | JobMessage::Decided { record: r }
+            | JobMessage::Accept { record: r, .. } => record(r),
+            JobMessage::Promise {
+                accepted, grants, ..
+            } => {
+                limit("grants", grants.len(), MAX_LIST)?;
+                accepted.as_ref().map_or(Ok(()), |(_, r)| record(r))
+            }
+            JobMessage::Accepted { grants, .. } => limit("grants", grants.len(), MAX_LIST),
+            JobMessage::Ticket(t) => {
+                limit("host", t.host.len(), 256)?;
+                limit("command", t.command.len(), 256)?;
+                limit("unreachable", t.unreachable.len(), MAX_LIST)?;
+                t.spec
+                    .check()
+                    .map_err(|e| WireError::Record(RecordError::Spec(e)))
+            }
+            JobMessage::TicketAck { wait } => match wait {
+                Wait::Forming { who: list, .. } | Wait::NoQuorum { missing: list } => {
+                    limit("nodes", list.len(), MAX_LIST)
+                }
+                Wait::Elsewhere { advert } => key(&advert.key),
+                Wait::Batching { .. }
+                | Wait::Spare { .. }
+                | Wait::Parked { .. }
+                | Wait::Changing => Ok(()),
+            },
+            JobMessage::TicketRefused { why, .. } => limit("text", why.len(), MAX_TEXT),
+            JobMessage::Status(s) => {
+                limit("unreachable", s.unreachable.len(), MAX_LIST)?;
+                let tail = s.exit.as_ref().map_or(0, |e| e.tail.len());
+                limit("output", tail, MAX_TEXT)
+            }
+            JobMessage::Order(o) => match &o.action {
+                Action::Run { why, .. }
+                | Action::Preempt { why, .. }
+                | Action::Install { why, .. }
+                | Action::End { why, .. } => limit("text", why.len(), MAX_TEXT),
+                Action::Confirm { .. } | Action::CancelStop { .. } => Ok(()),
+            },
+            JobMessage::Withdraw
+            | JobMessage::BirthAccepted { .. }
+            | JobMessage::BirthRefused { .. }
+            | JobMessage::BirthAbandoned { .. }
+            | JobMessage::Prepare { .. }
+            | JobMessage::Rejected { .. }
+            | JobMessage::Ask { .. }
+            | JobMessage::Commit { .. }
+            | JobMessage::Committed { .. }
+            | JobMessage::MergeAsk { .. }
+            | JobMessage::MergeGranted { .. } => Ok(()),
+        }
+    }
+}
+
+fn limit(what: &'static str, len: usize, limit: usize) -> Result<(), WireError> {
+    if len <= limit {
+        Ok(())
+    } else {
+        Err(WireError::TooMany { what, len, limit })
+    }
+}
+
+fn key(key: &JobKey) -> Result<(), WireError> {
+    if key.is_valid() {
+        Ok(())
+    } else {
+        Err(WireError::Key)
+    }
+}
