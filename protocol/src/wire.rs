@@ -53,7 +53,7 @@ pub enum Message {
     },
     Job {
         key: JobKey,
-        body: JobMessage,
+        body: Box<JobMessage>,
     },
 }
 

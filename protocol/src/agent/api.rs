@@ -1,0 +1,187 @@
+//! What goes into an agent's core and what comes out of it.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{Boot, Digest, JobKey, LauncherId, NodeId, StateId, StoreUuid};
+use crate::local::{ToAgent, ToLauncher};
+use crate::membership::Answer;
+use crate::record::{CommitRef, Record};
+use crate::storelog;
+use crate::time::{Span, Time};
+use crate::wire::Message;
+
+/// One connection on the agent's socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ConnId(pub u64);
+
+/// Who this agent is, and the times that it keeps.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub node: NodeId,
+    pub state: StateId,
+    pub boot: Boot,
+    pub cluster: String,
+    pub host: String,
+    pub version: String,
+    /// Seeds back-off and nonces; must differ between boots.
+    pub seed: u64,
+    /// A watched peer that says nothing for this long is lost.
+    pub suspect_after: Span,
+    /// How long an agent may be away while its launcher's guard answers.
+    pub agent_grace: Span,
+    /// An undecided birth is left after this time.
+    pub birth_timeout: Span,
+    /// A member that does not start its workers within this time is struck.
+    pub start_timeout: Span,
+    /// With a store: a minority claims when the log has not grown for this long (R14).
+    pub minority_wait: Span,
+    /// With a store: a stranger claims when the leader's beacon has not moved for this long (R14).
+    pub orphan_after: Span,
+    pub flaws: Flaws,
+}
+
+impl Config {
+    /// How long an acknowledged heartbeat lets a member train: with drift and the time to kill, no
+    /// more than `suspect_after` (R16).
+    pub fn lease(&self) -> Span {
+        Span(self.suspect_after.0 / 4 * 3)
+    }
+}
+
+/// Rules left out on purpose. Only the simulation sets any, to prove that its checker finds what
+/// the rule prevents.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Flaws {
+    pub skip_r5: bool,
+    pub skip_r7: bool,
+    pub skip_r8: bool,
+    pub skip_r12: bool,
+    pub skip_r13: bool,
+    pub skip_r16: bool,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Event {
+    /// An authenticated connection stands. `observed` is this node's address as the peer sees it.
+    Connected {
+        node: NodeId,
+        addr: SocketAddr,
+        observed: IpAddr,
+    },
+    Disconnected { node: NodeId },
+    Message { from: NodeId, message: Message },
+    /// The answer to [`Effect::Probe`].
+    Probed {
+        node: NodeId,
+        id: u64,
+        agent: Answer,
+        guard: Answer,
+    },
+    /// A frame of a launcher. `owner` is who the socket says it is; `store` is the uuid of the
+    /// directory that came with a registration.
+    Launcher {
+        conn: ConnId,
+        owner: String,
+        store: Option<StoreUuid>,
+        frame: ToAgent,
+    },
+    /// The launcher's connection closed, and its guard does (not) answer any more.
+    LauncherGone { conn: ConnId, alive: bool },
+    Store {
+        key: JobKey,
+        event: storelog::Event,
+    },
+    /// The leader's beacon in the job's store, as read.
+    Beacon { key: JobKey, value: Option<u64> },
+    /// The last [`Effect::Persist`] of this job did not reach the disk. The effects of the job that
+    /// followed it were dropped by the driver.
+    PersistFailed { key: JobKey },
+    /// This node goes away: SIGTERM, a cloud's notice, `muster drain`.
+    Drain { grace_ms: u32, reason: String },
+    /// All shards of a checkpoint are prepared; commit it.
+    Commit {
+        key: JobKey,
+        step: u64,
+        manifest: Digest,
+    },
+}
+
+/// Something to do, in this order. What follows a `Persist` may only be done once that is durable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Replace this job's durable state.
+    Persist { key: JobKey, bytes: Vec<u8> },
+    /// The job is over here: its durable state may go.
+    Forget { key: JobKey },
+    Send { to: NodeId, message: Message },
+    /// Dial the peer's agent and the guard at once, and report both.
+    Probe {
+        node: NodeId,
+        id: u64,
+        guard: Option<(SocketAddr, LauncherId)>,
+    },
+    ToLauncher { conn: ConnId, frame: ToLauncher },
+    Store {
+        key: JobKey,
+        effect: storelog::Effect,
+    },
+    /// Write the leader's beacon, or read it (answered by [`Event::Beacon`]).
+    WriteBeacon { key: JobKey, value: u64 },
+    ReadBeacon { key: JobKey },
+    /// For people, events and metrics; nothing depends on it.
+    Notice(Notice),
+}
+
+/// What people and dashboards are told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// A peer is alive, suspect, away or lost.
+    Peer {
+        node: NodeId,
+        state: crate::membership::PeerState,
+    },
+    /// A record was learnt to be decided.
+    Decided {
+        key: JobKey,
+        digest: Digest,
+        record: Arc<Record>,
+    },
+    /// The leader's times of one change of generation.
+    Changed {
+        key: JobKey,
+        digest: Digest,
+        phases: Phases,
+    },
+    /// The job waits: text for people.
+    Waiting { key: JobKey, text: String },
+    /// A stop is planned: a drain, a join, a cancel.
+    Stopping { key: JobKey, why: String },
+    /// A worker failed by itself.
+    WorkerFailed {
+        key: JobKey,
+        node: NodeId,
+        exit: crate::local::WorkerExit,
+    },
+    Committed { key: JobKey, commit: CommitRef },
+    Trouble { key: JobKey, text: String },
+}
+
+/// When each phase of a change of generation ended, on the leader's clock. Zero when the phase did
+/// not happen (nothing had to be detected when a job forms).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Phases {
+    /// The fault, or the last sign of life of what was lost; for a formation the first ticket.
+    pub fault: Time,
+    /// It was known.
+    pub detected: Time,
+    /// The next generation was decided.
+    pub decided: Time,
+    /// The last old worker was gone.
+    pub stopped: Time,
+    /// The last new worker was started.
+    pub started: Time,
+}
