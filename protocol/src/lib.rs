@@ -10,6 +10,7 @@ pub mod ids;
 pub mod local;
 pub mod record;
 pub mod spec;
+pub mod storelog;
 pub mod time;
 
 pub use ids::{Boot, Digest, JobKey, LauncherId, NodeId, StateId, StoreUuid};
