@@ -8,6 +8,7 @@
 pub mod codec;
 pub mod ids;
 pub mod local;
+pub mod membership;
 pub mod record;
 pub mod spec;
 pub mod storelog;
