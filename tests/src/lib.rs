@@ -1,1 +1,3 @@
+//! What the tests share: the simulation of many agents, the explorer, the golden frames.
 
+pub mod sim;
