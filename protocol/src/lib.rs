@@ -8,8 +8,10 @@
 pub mod codec;
 pub mod ids;
 pub mod local;
+pub mod membership;
 pub mod record;
 pub mod spec;
+pub mod storelog;
 pub mod time;
 pub mod wire;
 
