@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::ids::NodeId;
-use crate::membership::PeerState;
+use crate::membership::State as PeerState;
 use crate::time::Time;
 use crate::wire::{Hello, Leave};
 
@@ -40,7 +40,10 @@ impl Peers {
     }
 
     pub fn connected_nodes(&self) -> impl Iterator<Item = NodeId> + '_ {
-        self.map.iter().filter(|(_, p)| p.connected).map(|(n, _)| *n)
+        self.map
+            .iter()
+            .filter(|(_, p)| p.connected)
+            .map(|(n, _)| *n)
     }
 
     pub fn state(&self, node: NodeId) -> Option<PeerState> {

@@ -306,7 +306,11 @@ impl Job {
             let first_time = birth.said == Time::ZERO;
             birth.said = ctx.now;
             let witnesses = record.witnesses.iter().map(|w| w.node);
-            for node in missing.iter().copied().chain(witnesses.filter(|_| first_time)) {
+            for node in missing
+                .iter()
+                .copied()
+                .chain(witnesses.filter(|_| first_time))
+            {
                 let record = record.clone();
                 self.send(ctx, node, JobMessage::Birth { record });
             }

@@ -59,7 +59,11 @@ impl Job {
             ),
             Wait::Elsewhere { advert } => match advert.leader {
                 Some(leader) if ctx.reachable(leader) => {
-                    format!("joining generation {} led by {}", advert.number, name(leader))
+                    format!(
+                        "joining generation {} led by {}",
+                        advert.number,
+                        name(leader)
+                    )
                 }
                 Some(leader) => format!(
                     "the job's leader {} cannot be reached from this node: check the network \
@@ -95,12 +99,7 @@ impl Job {
     }
 
     /// What a running job's coordinator tells the holder of a ticket.
-    pub(super) fn wait_of_running(
-        &self,
-        ctx: &Ctx<'_>,
-        head: &super::Head,
-        from: NodeId,
-    ) -> Wait {
+    pub(super) fn wait_of_running(&self, ctx: &Ctx<'_>, head: &super::Head, from: NodeId) -> Wait {
         let record = &head.record;
         if record.arbiter == Arbiter::Members {
             let missing = self.missing_voters(ctx, record);

@@ -45,7 +45,11 @@ pub(super) struct Planned {
 #[derive(Debug, PartialEq, Eq)]
 enum Stage {
     /// A stop step is being agreed on (R20): barrier number and the step asked for.
-    Installing { barrier: u32, step: u64, until: Time },
+    Installing {
+        barrier: u32,
+        step: u64,
+        until: Time,
+    },
     Confirmed,
     /// Every rank was sent the agreed signal.
     Signalled,
@@ -80,7 +84,7 @@ impl Job {
         };
         if status.digest != head.digest {
             if status.digest == head.record.parent && status.stopped {
-                if self.phases.started < self.phases.detected {
+                if self.phases.detected > Time::ZERO {
                     self.phases.stopped = ctx.now;
                 }
                 return;
@@ -95,6 +99,9 @@ impl Job {
             && (known.boot, known.seq) > (status.boot, status.seq)
         {
             return;
+        }
+        if status.stopped && self.phases.detected > Time::ZERO {
+            self.phases.stopped = ctx.now;
         }
         lead.statuses.insert(from, (status, ctx.now));
     }
@@ -126,6 +133,7 @@ impl Job {
 
     fn drive_start(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
         let me = ctx.me();
+        let digest = self.head_digest();
         let Some(lead) = &mut self.lead else { return };
         if record.leader() != Some(me) || lead.ending.is_some() || lead.planned.is_some() {
             return;
@@ -141,7 +149,7 @@ impl Job {
             let running = lead.statuses.values().any(|(s, _)| s.started.is_some());
             let local = self.local.as_mut().filter(|l| l.conn.is_some());
             let Some(local) = local else { return };
-            if local.running == Some(lead_digest(&self.head)) && running {
+            if local.running == Some(digest) && running {
                 lead.attempt = 1;
                 lead.changed_told = true;
                 return;
@@ -236,7 +244,7 @@ impl Job {
 
     fn fault_seen(&mut self, ctx: &Ctx<'_>, a: &Assessment) {
         let ending = self.lead.as_ref().is_some_and(|l| l.ending.is_some());
-        if ending || self.phases.detected > Time::ZERO {
+        if ending {
             return;
         }
         let seen = a
@@ -244,8 +252,7 @@ impl Job {
             .iter()
             .filter_map(|n| ctx.peers.get(*n))
             .map(|p| p.seen);
-        self.phases.fault = seen.max().unwrap_or(ctx.now);
-        self.phases.detected = ctx.now;
+        self.change_begins(ctx.now, seen.max().unwrap_or(ctx.now));
     }
 
     /// Ends the generation (END_GEN): the members stop their workers while the next generation is
@@ -255,7 +262,7 @@ impl Job {
         if lead.ending.is_none() {
             lead.ending = Some(ctx.now);
         }
-        let why = match self.cause_of(record, a) {
+        let why = match self.cause(record, a) {
             Some(cause) => {
                 let mut next = record.clone();
                 next.cause = cause;
@@ -314,7 +321,7 @@ impl Job {
         if let Cause::WorkerFailed { .. } = next.cause {
             let lived = ctx.now.since(self.installed_at);
             let pause = self.crashes.next_pause(ctx.now, lived);
-            self.pause_until = Some(ctx.now + pause);
+            self.hold = Some(ctx.now + pause);
         }
         self.propose(ctx, next);
     }
@@ -352,7 +359,10 @@ impl Job {
             return Some((why, Span(given.0.saturating_sub(kept.0))));
         }
         if self.merge.taking_in(record).is_some() {
-            return Some(("another group of this job joins".into(), record.spec.stop_grace()));
+            return Some((
+                "another group of this job joins".into(),
+                record.spec.stop_grace(),
+            ));
         }
         let room = usize::from(record.spec.max_nodes).saturating_sub(a.survivors.len());
         let joiners = self.joiners(ctx, record, room);
@@ -380,10 +390,7 @@ impl Job {
         why: String,
         grace: Span,
     ) {
-        if self.phases.detected == Time::ZERO {
-            self.phases.fault = ctx.now;
-            self.phases.detected = ctx.now;
-        }
+        self.change_begins(ctx.now, ctx.now);
         self.barriers += 1;
         let barrier = self.barriers;
         let Some(lead) = &mut self.lead else { return };
@@ -564,11 +571,6 @@ impl Job {
             self.wake_at(at, "say the orders again");
         }
     }
-}
-
-fn lead_digest(head: &Option<super::Head>) -> crate::ids::Digest {
-    head.as_ref()
-        .map_or(crate::ids::Digest::ZERO, |h| h.digest)
 }
 
 /// The pause before a job that keeps crashing is started again.

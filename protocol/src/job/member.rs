@@ -266,7 +266,10 @@ impl Job {
                 reason,
             } => self.update(digest == head, |s| s.start_failed = Some((attempt, reason))),
             ToAgent::Exited { digest, exit } => {
-                let known = self.member.as_ref().is_some_and(|m| m.status.exit.is_some());
+                let known = self
+                    .member
+                    .as_ref()
+                    .is_some_and(|m| m.status.exit.is_some());
                 if digest == head && !known {
                     self.notice(Notice::WorkerFailed {
                         key: self.key.clone(),
@@ -526,6 +529,14 @@ impl Job {
 
     fn obey(&mut self, ctx: &mut Ctx<'_>, record: &Record, order: Order) {
         let digest = order.digest;
+        match order.action {
+            // The leader times the whole change; the others keep what a successor would need.
+            Action::Run { .. } if record.leader() != Some(ctx.me()) => {
+                self.phases = crate::agent::Phases::default();
+            }
+            Action::Run { .. } | Action::CancelStop { .. } | Action::Confirm { .. } => {}
+            _ => self.change_begins(ctx.now, ctx.now),
+        }
         let Some(mine) = &mut self.member else { return };
         match order.action {
             Action::Run {

@@ -85,7 +85,11 @@ impl Job {
         self.lead = None;
         self.proposal = None;
         self.merge = Merge::default();
-        self.stop_launcher(mine, 0, "this group lost its nodes to another group of the job");
+        self.stop_launcher(
+            mine,
+            0,
+            "this group lost its nodes to another group of the job",
+        );
     }
 
     pub(super) fn drive_merge(&mut self, ctx: &mut Ctx<'_>) {

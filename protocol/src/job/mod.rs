@@ -96,6 +96,18 @@ pub struct Job {
     phases: Phases,
     strikes: BTreeMap<NodeId, crate::budget::Strikes>,
     seq: u64,
+    /// The highest round that another proposer was seen to use.
+    seen_round: u32,
+    /// A start is held back until then (R16).
+    hold: Option<Time>,
+    committing: Option<propose::Committing>,
+    /// The record before the head, while this agent remembers it.
+    before: Option<Arc<Record>>,
+    /// Nodes of the generation before whose workers are known to be gone.
+    was_stopped: Vec<NodeId>,
+    installed_at: Time,
+    crashes: lead::Crashes,
+    barriers: u32,
 }
 
 impl Job {
@@ -129,6 +141,14 @@ impl Job {
             phases: Phases::default(),
             strikes: BTreeMap::new(),
             seq: 0,
+            seen_round: 0,
+            hold: None,
+            committing: None,
+            before: None,
+            was_stopped: Vec::new(),
+            installed_at: Time::ZERO,
+            crashes: lead::Crashes::default(),
+            barriers: 0,
         }
     }
 
@@ -172,9 +192,7 @@ impl Job {
 
     /// The head, if it is a generation that trains.
     fn live(&self) -> Option<&Head> {
-        self.head
-            .as_ref()
-            .filter(|h| h.record.kind == Kind::Next)
+        self.head.as_ref().filter(|h| h.record.kind == Kind::Next)
     }
 
     fn head_digest(&self) -> Digest {
@@ -201,6 +219,10 @@ impl Job {
 
     pub(crate) fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
+    }
+
+    pub(crate) fn poll_effect_is_empty(&self) -> bool {
+        self.effects.is_empty()
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<(Time, &'static str)> {
@@ -325,8 +347,7 @@ impl Job {
                 ballot,
                 accepted,
                 acked,
-                grants,
-            } => self.on_promise(ctx, from, (parent, ballot), accepted, acked, &grants),
+            } => self.on_promise(ctx, from, (parent, ballot), accepted, acked),
             JobMessage::Accept {
                 parent,
                 ballot,
@@ -417,15 +438,17 @@ impl Job {
         let before = self.head.take();
         self.durable.install(record.clone(), ctx.cfg.boot);
         self.persist(ctx);
-        if self.phases.decided < self.phases.detected || self.phases.decided == Time::ZERO {
-            self.phases.decided = ctx.now;
-        }
+        self.phases.decided = ctx.now;
         self.head = Some(Head {
             record: record.clone(),
             digest,
         });
         self.hint = None;
         self.proposal = None;
+        self.seen_round = 0;
+        self.committing = None;
+        self.before = before.as_ref().map(|h| h.record.clone());
+        self.installed_at = ctx.now;
         self.lead = None;
         self.desk.birth = None;
         self.voter.on_install(&record);
@@ -437,6 +460,17 @@ impl Job {
         self.enter(ctx, before.map(|h| h.digest));
         if record.kind.is_terminal() {
             self.desk.tickets.clear();
+        }
+    }
+
+    /// A change of generation begins, as this node sees it.
+    fn change_begins(&mut self, now: Time, fault: Time) {
+        if self.phases.detected == Time::ZERO {
+            self.phases = Phases {
+                fault,
+                detected: now,
+                ..Phases::default()
+            };
         }
     }
 

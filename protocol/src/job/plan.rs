@@ -266,16 +266,20 @@ impl Job {
             .is_some_and(|h| h.ticket.member.launcher != m.launcher)
     }
 
-    fn cause(&self, record: &Record, a: &Assessment) -> Option<Cause> {
+    pub(super) fn cause(&self, record: &Record, a: &Assessment) -> Option<Cause> {
         let cap = |nodes: &[NodeId]| {
             let nodes = nodes.iter();
             nodes.take(crate::wire::MAX_LIST).copied().collect()
         };
         if !a.lost.is_empty() {
-            return Some(Cause::NodesLost { nodes: cap(&a.lost) });
+            return Some(Cause::NodesLost {
+                nodes: cap(&a.lost),
+            });
         }
         if !a.dark.is_empty() {
-            return Some(Cause::LinksLost { nodes: cap(&a.dark) });
+            return Some(Cause::LinksLost {
+                nodes: cap(&a.dark),
+            });
         }
         if !a.unlinked.is_empty() {
             let nodes = cap(&a.unlinked);
@@ -308,10 +312,7 @@ impl Job {
 
 /// Of two failures the one that the other follows from: a worker that was killed by a signal before
 /// one that exited, then the earlier one.
-fn root_cause(
-    a: Option<(NodeId, WorkerExit)>,
-    b: (NodeId, WorkerExit),
-) -> (NodeId, WorkerExit) {
+fn root_cause(a: Option<(NodeId, WorkerExit)>, b: (NodeId, WorkerExit)) -> (NodeId, WorkerExit) {
     let key = |e: &(NodeId, WorkerExit)| (e.1.signal.is_none(), e.1.at_ms, e.1.rank);
     match a {
         Some(a) if key(&a) <= key(&b) => a,

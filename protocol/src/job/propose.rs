@@ -162,9 +162,7 @@ impl Job {
         (parent, ballot): (Digest, Ballot),
         accepted: Option<(Ballot, Arc<Record>)>,
         acked: Option<CommitRef>,
-        grants: &[Grant],
     ) {
-        self.heard_grants(ctx, grants);
         let Some(head) = self.live().filter(|h| h.digest == parent) else {
             return;
         };

@@ -281,7 +281,12 @@ impl Job {
             return;
         }
         let tail = store.log.tail();
-        if !tail.complete || self.head.as_ref().is_some_and(|h| !h.record.kind.is_terminal()) {
+        if !tail.complete
+            || self
+                .head
+                .as_ref()
+                .is_some_and(|h| !h.record.kind.is_terminal())
+        {
             return;
         }
         let mut record = (*record).clone();

@@ -65,13 +65,11 @@ impl Job {
                 }
                 let acceptor = &self.durable.acceptor;
                 let (accepted, acked) = (acceptor.accepted.clone(), acceptor.acked);
-                let grants = self.grants(ctx);
                 let body = JobMessage::Promise {
                     parent,
                     ballot,
                     accepted,
                     acked,
-                    grants,
                 };
                 self.send(ctx, from, body);
             }
@@ -101,7 +99,7 @@ impl Job {
                 if before != Some(ballot) {
                     self.persist(ctx);
                 }
-                let grants = self.grants(ctx);
+                let grants = self.grants(ctx, &record);
                 let body = JobMessage::Accepted {
                     parent,
                     ballot,
@@ -126,22 +124,22 @@ impl Job {
 
     /// A member asks for its lease; true when this voter acknowledges it.
     pub(crate) fn ask_lease(&mut self, ctx: &Ctx<'_>, from: NodeId, digest: Digest) -> bool {
-        let granted = self.grants_lease(ctx, digest)
-            && self.live().is_some_and(|h| h.record.has(from));
+        let granted =
+            self.grants_lease(ctx, digest) && self.live().is_some_and(|h| h.record.has(from));
         if granted {
             self.voter.granted.insert(from, ctx.now);
         }
         granted
     }
 
-    /// How old the newest acknowledgements are; only those that could still matter.
-    fn grants(&self, ctx: &Ctx<'_>) -> Vec<Grant> {
+    /// How old the newest acknowledgements are of those that `next` drops, where it can matter.
+    fn grants(&self, ctx: &Ctx<'_>, next: &Record) -> Vec<Grant> {
         let age = |at: Time| ctx.now.since(at);
         self.voter
             .granted
             .iter()
             .filter(|(_, at)| age(**at) < ctx.cfg.suspect_after)
-            .filter(|(node, _)| !ctx.peers.connected(**node) || ctx.peers.lost(**node).is_some())
+            .filter(|(node, _)| !next.has(**node))
             .take(MAX_LIST)
             .map(|(node, at)| Grant {
                 node: *node,
@@ -161,11 +159,7 @@ impl Job {
             return;
         }
         let known = self.durable.acceptor.acked == Some(commit);
-        if self
-            .durable
-            .acceptor
-            .ack(commit, ctx.cfg.flaws.skip_r8)
-        {
+        if self.durable.acceptor.ack(commit, ctx.cfg.flaws.skip_r8) {
             if !known {
                 self.persist(ctx);
             }
