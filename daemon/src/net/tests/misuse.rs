@@ -1,0 +1,1 @@
+//! What strangers and broken peers may send.
