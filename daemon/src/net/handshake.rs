@@ -228,8 +228,8 @@ fn mac(secret: &[u8], dialler: bool, transcript: &[u8]) -> Result<Hmac<Sha256>, 
     // HMAC takes keys of any length.
     let mut mac = Hmac::<Sha256>::new_from_slice(secret).map_err(|_| Refusal::Malformed)?;
     mac.update(match dialler {
-        true => b"muster dialler proof 1",
-        false => b"muster listener proof1",
+        true => b"muster dialler 1".as_slice(),
+        false => b"muster listener 1",
     });
     mac.update(transcript);
     Ok(mac)

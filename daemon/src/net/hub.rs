@@ -1,6 +1,8 @@
 //! The one task that owns the swarm: it dials, settles on one connection per peer, and passes
 //! addresses on. It never waits for the agent or for a link; they wait for it.
 
+mod settle;
+
 use std::{
     collections::{BTreeMap, HashMap},
     net::{IpAddr, SocketAddr},
@@ -15,7 +17,7 @@ use libp2p::{
     mdns,
     swarm::{ConnectionId, DialError, ListenError, SwarmEvent, dial_opts::DialOpts},
 };
-use muster_protocol::{NodeId, codec};
+use muster_protocol::NodeId;
 use rand::seq::IteratorRandom;
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -25,17 +27,15 @@ use tokio::{
 use super::{
     Command, Gone, NetConfig, NetEvent, Refusal, StartError,
     book::{self, Book},
-    handshake::{self, Code, Hello, MAX_CLUSTER, MAX_LOST, Tag},
+    handshake::{Hello, MAX_CLUSTER, Tag},
     identity::{Carrier, from_multiaddr, node_of, to_multiaddr},
-    link::{Context, FromLink, Kept, Link, MAX_PEERS, Whereabouts},
+    link::{Context, FromLink, Link},
     names,
-    queue::{self, Frame, Queue, Shared},
+    queue::{Frame, Queue, Shared},
     refusals::{Reported, io_kind},
     transport::{self, Behaviour, BehaviourEvent},
 };
 
-/// Peers whose lost connections are remembered.
-const MAX_LOST_PEERS: usize = 2_048;
 /// How long saying goodbye may take.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -399,7 +399,7 @@ impl Hub {
         let dialled = self.dials.remove(&id);
         let now = Instant::now();
         let known = node.zip(from_multiaddr(at.get_remote_address()));
-        let Some((node, (remote, _))) = known else {
+        let Some((node, (remote, _))) = known.filter(|_| self.closing.is_none()) else {
             self.swarm.close_connection(id);
             if let Some(addr) = dialled {
                 self.book.refused(addr, now);
@@ -464,170 +464,6 @@ impl Hub {
             .iter()
             .max_by_key(|a| likeness(a))
             .map_or(0, SocketAddr::port)
-    }
-
-    fn on_link(&mut self, event: FromLink) {
-        match event {
-            FromLink::Proven {
-                connection,
-                instance,
-                lost,
-                port,
-                tag,
-                decided,
-                verdict,
-            } => {
-                let Some(conn) = self.conns.get(&connection) else {
-                    return;
-                };
-                let answer = match self.peers.get(&conn.node) {
-                    // Deciding end: an established connection stays, unless the other end says
-                    // that it is gone there, or it belongs to an earlier life.
-                    Some(p) if !decided && p.instance == instance && !lost.contains(&p.tag) => {
-                        Err(Code::Duplicate)
-                    }
-                    None if self.peers.len() >= self.config.limits.peers as usize => {
-                        Err(Code::Full)
-                    }
-                    _ if self.closing.is_some() => Err(Code::Full),
-                    _ => Ok(self.keep(connection, instance, port, tag)),
-                };
-                let answer = answer.and_then(|kept| kept.ok_or(Code::Full));
-                // A link that timed out meanwhile reports its end.
-                let _ = verdict.send(answer);
-            }
-            FromLink::Refused { connection, why } => {
-                let Some(conn) = self.conns.get(&connection) else {
-                    return;
-                };
-                let (addr, outbound) =
-                    (conn.dialled.unwrap_or(conn.remote), conn.dialled.is_some());
-                if outbound {
-                    self.book.refused(addr, Instant::now());
-                }
-                self.report(addr, outbound, why);
-            }
-            FromLink::Peers { connection, peers } => self.on_peers(connection, &peers),
-            FromLink::Ended { connection, lost } => self.on_ended(connection, lost),
-        }
-    }
-
-    /// Makes the connection the one with its peer.
-    fn keep(&mut self, id: ConnectionId, instance: u64, port: u16, tag: Tag) -> Option<Kept> {
-        let conn = self.conns.get(&id)?;
-        let node = conn.node;
-        let listens = match (conn.dialled, port) {
-            (Some(addr), _) => Some(addr),
-            (None, 0) => None,
-            (None, port) => Some(SocketAddr::new(conn.remote.ip(), port)),
-        };
-        let over_loopback = conn.remote.ip().is_loopback();
-        let addr = listens.unwrap_or(conn.remote);
-        let (queue, waiting) = queue::queue(self.config.limits.queue_bytes, conn.end.clone());
-        let (done, after_us) = oneshot::channel();
-        let peer = Peer {
-            connection: id,
-            tag,
-            instance,
-            queue: queue.clone(),
-            listens,
-            over_loopback,
-            done: after_us,
-        };
-        let replaced = self.peers.insert(node, peer);
-        if let Some(old) = replaced
-            .as_ref()
-            .and_then(|p| self.conns.get(&p.connection))
-        {
-            old.end.send_replace(Some(Gone::Replaced));
-        }
-        let now = Instant::now();
-        if let Some(addr) = listens {
-            self.book.add(addr, Some(node), Some(book::FORGET), now);
-            self.book.connected(addr, node);
-        }
-        self.lost.remove(&node);
-        self.swarm.behaviour_mut().substream.proven(id);
-        self.tell_peers(node);
-        Some(Kept {
-            queue,
-            waiting,
-            after: replaced.map(|p| p.done),
-            done,
-            addr,
-        })
-    }
-
-    fn on_ended(&mut self, id: ConnectionId, lost: Option<Tag>) {
-        let Some(conn) = self.conns.get_mut(&id) else {
-            return;
-        };
-        conn.link_ended = true;
-        let now = Instant::now();
-        let (node, dialled, lived) = (conn.node, conn.dialled, now - conn.since);
-        if let Some(tag) = lost.filter(|_| !handshake::decides(self.node, node)) {
-            let tags = self.lost.entry(node).or_default();
-            tags.push(tag);
-            if tags.len() > MAX_LOST {
-                tags.remove(0);
-            }
-            if self.lost.len() > MAX_LOST_PEERS {
-                self.lost.pop_first();
-            }
-        }
-        if self.peers.get(&node).is_some_and(|p| p.connection == id) {
-            self.peers.remove(&node);
-            self.book.lost(node, lived, now);
-        } else if let Some(addr) = dialled.filter(|_| lost.is_none()) {
-            self.book.ended(addr, now);
-        }
-        self.swarm.close_connection(id);
-        self.forget_finished(id);
-    }
-
-    fn forget_finished(&mut self, id: ConnectionId) {
-        if self
-            .conns
-            .get(&id)
-            .is_some_and(|c| c.link_ended && c.swarm_closed)
-        {
-            self.conns.remove(&id);
-        }
-    }
-
-    /// Tells a peer which others there are.
-    fn tell_peers(&mut self, node: NodeId) {
-        let Some(peer) = self.peers.get(&node) else {
-            return;
-        };
-        let others = self.peers.iter().filter(|(other, _)| **other != node);
-        let others = others.filter_map(|(other, p)| Some((*other, p.listens?)));
-        // What is dialled over loopback is of no use elsewhere.
-        let useful = others.filter(|(_, a)| book::dialable(a, peer.over_loopback));
-        let some: Vec<Whereabouts> = useful.choose_multiple(&mut rand::rng(), MAX_PEERS);
-        if some.is_empty() {
-            return;
-        }
-        match codec::encode_body(&some) {
-            // A full queue ends the connection and says so.
-            Ok(bytes) => drop(peer.queue.push(Frame::Peers(bytes))),
-            Err(error) => tracing::error!(%error, "cannot encode peers' addresses"),
-        }
-    }
-
-    fn on_peers(&mut self, connection: ConnectionId, peers: &[Whereabouts]) {
-        let Some(conn) = self.conns.get(&connection) else {
-            return;
-        };
-        let from_here = conn.remote.ip().is_loopback();
-        let now = Instant::now();
-        let own = self.shared.listening();
-        for (node, addr) in peers {
-            let ours = *node == self.node || own.contains(addr);
-            if !ours && !self.peers.contains_key(node) && book::dialable(addr, from_here) {
-                self.book.add(*addr, Some(*node), Some(book::FORGET), now);
-            }
-        }
     }
 
     /// Tells the agent about a refusal that is news.

@@ -15,13 +15,16 @@ use libp2p::{
     connection_limits::{self, ConnectionLimits},
     core::{
         muxing::StreamMuxerBox,
-        transport::{Boxed, ListenerId, OrTransport},
+        transport::{Boxed, ListenerId, OrTransport, timeout::TransportTimeoutError},
         upgrade::Version,
     },
     futures::future::Either,
     identity::Keypair,
     mdns, noise, quic,
-    swarm::{self, NetworkBehaviour, SwarmEvent, behaviour::toggle::Toggle},
+    swarm::{
+        self, NetworkBehaviour, SwarmEvent, behaviour::toggle::Toggle,
+        derive_prelude::Either as Layer,
+    },
     tcp, yamux,
 };
 
@@ -91,6 +94,13 @@ fn transport(
         .authenticate(encryption)
         .multiplex(mux)
         .timeout(limits.handshake)
+        .map_err(|error| match error {
+            // Kept as it is, because its kind tells people what to do.
+            TransportTimeoutError::Other(Layer::Left(Layer::Left(io))) => io,
+            TransportTimeoutError::Timeout => io::ErrorKind::TimedOut.into(),
+            other => io::Error::other(other),
+        })
+        .map(|(peer, muxer), _| (peer, StreamMuxerBox::new(muxer)))
         .boxed();
     if !with_quic {
         return Ok(tcp);
