@@ -176,7 +176,11 @@ impl Hub {
                     None => return,
                 },
                 Some(addrs) = self.found.recv() => self.on_found(&addrs),
-                Some(_) = self.tasks.join_next() => {}
+                Some(ended) = self.tasks.join_next() => {
+                    if let Err(error) = ended {
+                        tracing::error!(%error, "a task of the network layer failed");
+                    }
+                }
                 () = tokio::time::sleep_until(wake.into()) => self.on_wake(),
             }
             if let Some(closing) = self
@@ -408,7 +412,7 @@ impl Hub {
         };
         if let Some(addr) = dialled {
             self.book.identify(addr, node);
-            if self.peers.contains_key(&node) {
+            if self.peers.get(&node).is_some_and(|p| self.is_up(p)) {
                 self.book.failed(addr, now);
                 self.swarm.close_connection(id);
                 return;

@@ -106,8 +106,7 @@ impl fmt::Debug for NetConfig {
 pub struct Limits {
     /// Peers connected at once.
     pub peers: u32,
-    /// Connections that have not proven the secret yet, and as many whose encryption is still
-    /// being set up.
+    /// Inbound connections that have not proven the secret yet; half of them from one host.
     pub strangers: u32,
     /// Connections per peer, for the moment until one is settled on.
     pub per_peer: u32,

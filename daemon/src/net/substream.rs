@@ -5,9 +5,10 @@
 //! know which connection a proof and a message belong to.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeMap, VecDeque},
     convert::Infallible,
     fmt,
+    net::IpAddr,
     task::{Context, Poll},
     time::Duration,
 };
@@ -21,6 +22,8 @@ use libp2p::{
         handler::{ConnectionEvent, FullyNegotiatedInbound, FullyNegotiatedOutbound},
     },
 };
+
+use super::identity::from_multiaddr;
 
 /// The name both ends agree on. What changes is the wire version in the first frame, so that
 /// agents of different versions can still tell each other so.
@@ -38,26 +41,28 @@ impl fmt::Debug for Opened {
     }
 }
 
-/// Too many connections are under way that have proven nothing yet.
+/// Too many inbound connections are under way that have proven nothing yet.
 #[derive(Debug, thiserror::Error)]
-#[error("{limit} connections are already waiting for their proof")]
+#[error("{waiting} connections are already waiting for their proof")]
 pub(super) struct TooManyStrangers {
-    limit: usize,
+    waiting: usize,
 }
 
 pub(super) struct Behaviour {
     opened: VecDeque<Opened>,
-    strangers: BTreeSet<ConnectionId>,
+    /// Inbound connections, from their first byte until they have proven the cluster's secret.
+    strangers: BTreeMap<ConnectionId, Option<IpAddr>>,
     max_strangers: usize,
     open_within: Duration,
 }
 
 impl Behaviour {
-    /// `max_strangers` bounds the connections that have not proven the cluster secret.
+    /// `max_strangers` bounds the inbound connections that have not proven the cluster's secret.
+    /// One host gets half of the places, so that it cannot keep all others out.
     pub(super) fn new(max_strangers: usize, open_within: Duration) -> Behaviour {
         Behaviour {
             opened: VecDeque::new(),
-            strangers: BTreeSet::new(),
+            strangers: BTreeMap::new(),
             max_strangers,
             open_within,
         }
@@ -82,6 +87,22 @@ impl NetworkBehaviour for Behaviour {
     type ConnectionHandler = Handler;
     type ToSwarm = Opened;
 
+    fn handle_pending_inbound_connection(
+        &mut self,
+        connection: ConnectionId,
+        _: &Multiaddr,
+        remote: &Multiaddr,
+    ) -> Result<(), ConnectionDenied> {
+        let host = from_multiaddr(remote).map(|(addr, _)| addr.ip());
+        let waiting = self.strangers.len();
+        let from_there = self.strangers.values().filter(|h| **h == host).count();
+        if waiting >= self.max_strangers || from_there >= self.max_strangers.div_ceil(2) {
+            return Err(ConnectionDenied::new(TooManyStrangers { waiting }));
+        }
+        self.strangers.insert(connection, host);
+        Ok(())
+    }
+
     fn handle_established_inbound_connection(
         &mut self,
         _: ConnectionId,
@@ -89,11 +110,6 @@ impl NetworkBehaviour for Behaviour {
         _: &Multiaddr,
         _: &Multiaddr,
     ) -> Result<THandler<Self>, ConnectionDenied> {
-        if self.strangers.len() >= self.max_strangers {
-            return Err(ConnectionDenied::new(TooManyStrangers {
-                limit: self.max_strangers,
-            }));
-        }
         Ok(self.handler(Endpoint::Listener))
     }
 
@@ -110,8 +126,8 @@ impl NetworkBehaviour for Behaviour {
 
     fn on_swarm_event(&mut self, event: FromSwarm<'_>) {
         match event {
-            FromSwarm::ConnectionEstablished(c) => {
-                self.strangers.insert(c.connection_id);
+            FromSwarm::ListenFailure(c) => {
+                self.strangers.remove(&c.connection_id);
             }
             FromSwarm::ConnectionClosed(c) => {
                 self.strangers.remove(&c.connection_id);

@@ -56,7 +56,6 @@ pub(super) fn swarm(config: &NetConfig) -> Result<Swarm<Behaviour>, StartError> 
     let limits = &config.limits;
     let total = limits.peers.saturating_add(limits.strangers);
     let connection_limits = ConnectionLimits::default()
-        .with_max_pending_incoming(Some(limits.strangers))
         .with_max_established_per_peer(Some(limits.per_peer))
         .with_max_established(Some(total));
     let mdns = match config.mdns {

@@ -71,7 +71,7 @@ impl Hub {
     }
 
     /// Whether a peer's connection is not already known to be over.
-    fn is_up(&self, peer: &Peer) -> bool {
+    pub(super) fn is_up(&self, peer: &Peer) -> bool {
         self.conns
             .get(&peer.connection)
             .is_some_and(|c| !c.swarm_closed && c.end.borrow().is_none())

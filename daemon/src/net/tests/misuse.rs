@@ -1,20 +1,20 @@
 //! What strangers and broken peers may send.
 
-use futures::{AsyncWriteExt as _, StreamExt};
+use futures::{AsyncReadExt as _, AsyncWriteExt as _, StreamExt};
 use libp2p::{Stream, swarm::SwarmEvent};
 use muster_protocol::codec::{self, MAX_FRAME};
 use rand::Rng;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    net::{TcpSocket, TcpStream},
     task::AbortHandle,
 };
 
 use super::{
     super::{
         Limits, Refusal,
-        handshake::{self, Hello, Local, decides},
-        identity::{Carrier, node_of, to_multiaddr},
+        handshake::{self, Failure, Hello, Local, decides},
+        identity::{Carrier, from_multiaddr, node_of, to_multiaddr},
         transport::{self, BehaviourEvent},
     },
     *,
@@ -56,16 +56,31 @@ async fn stranger(to: &Agent, config: &NetConfig) -> Rogue {
     }
 }
 
-/// A stranger that has gone through the handshake.
-async fn rogue(to: &mut Agent) -> Rogue {
-    let config = config();
-    let mut rogue = stranger(to, &config).await;
+/// What a rogue says of itself.
+struct Story {
+    config: NetConfig,
+    instance: u64,
+    lost: Vec<u64>,
+}
+
+fn story() -> Story {
+    Story {
+        config: config(),
+        instance: 1,
+        lost: Vec::new(),
+    }
+}
+
+/// Goes through the handshake. The connection's tag, or why it is not kept.
+async fn try_rogue(to: &Agent, story: &Story) -> (Rogue, Result<u64, Failure>) {
+    let config = &story.config;
+    let mut rogue = stranger(to, config).await;
     let hello = Hello {
         cluster: config.cluster.clone(),
         secured: true,
-        nonce: [7; 32],
-        instance: 1,
-        lost: Vec::new(),
+        nonce: rand::random(),
+        instance: story.instance,
+        lost: story.lost.clone(),
         port: 0,
         observed: [127, 0, 0, 1].into(),
     };
@@ -76,13 +91,20 @@ async fn rogue(to: &mut Agent) -> Rogue {
         hello,
         dialler: true,
     };
-    handshake::prove(&mut rogue.stream, &local, to.node())
+    let proven = handshake::prove(&mut rogue.stream, &local, to.node())
         .await
         .unwrap();
-    match decides(rogue.node, to.node()) {
-        true => handshake::accept(&mut rogue.stream).await.unwrap(),
-        false => handshake::await_verdict(&mut rogue.stream).await.unwrap(),
-    }
+    let verdict = match decides(rogue.node, to.node()) {
+        true => handshake::accept(&mut rogue.stream).await,
+        false => handshake::await_verdict(&mut rogue.stream).await,
+    };
+    (rogue, verdict.map(|()| proven.tag))
+}
+
+/// A stranger that has gone through the handshake.
+async fn rogue(to: &mut Agent) -> Rogue {
+    let (rogue, verdict) = try_rogue(to, &story()).await;
+    verdict.unwrap();
     to.connected(rogue.node).await;
     rogue
 }
@@ -214,26 +236,131 @@ async fn who_never_proves_anything_is_dropped() {
     closed.await.unwrap();
 }
 
+/// A plain connection from a host of the loopback net.
+async fn knock(from: &str, at: &Agent) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(from.parse().unwrap()).unwrap();
+    socket.connect(at.addr()).await.unwrap()
+}
+
+/// Whether the agent speaks first, as multistream-select has it, and not hangs up.
+async fn is_let_in(stream: &mut TcpStream) -> bool {
+    stream.write_all(b"\x13/multistream/1.0.0\n").await.unwrap();
+    let mut byte = [0; 1];
+    timeout(PATIENCE, stream.read(&mut byte))
+        .await
+        .unwrap()
+        .is_ok_and(|n| n == 1)
+}
+
 #[tokio::test]
-async fn strangers_are_limited_in_number() {
+async fn strangers_are_limited_in_number_and_by_host() {
     let limits = Limits {
-        strangers: 3,
+        strangers: 6,
         handshake: Duration::from_secs(2),
         ..Limits::default()
     };
     let mut a = start(NetConfig { limits, ..config() }).await;
     let mut strangers = Vec::new();
-    for _ in 0..3 {
-        strangers.push(stranger(&a, &config()).await);
+    for (host, fits) in [("127.0.0.2:0", 3), ("127.0.0.3:0", 2)] {
+        for _ in 0..fits {
+            let mut stranger = knock(host, &a).await;
+            assert!(is_let_in(&mut stranger).await, "{host}");
+            strangers.push(stranger);
+        }
     }
-    let one_more = start_with(&[&a]).await;
+    let mut fourth = knock("127.0.0.2:0", &a).await;
+    assert!(!is_let_in(&mut fourth).await);
     assert_eq!(a.until(refusal).await, Refusal::Full);
-    // The strangers' time is up, and there is room.
-    a.until(|e| match e {
-        NetEvent::Connected { node, .. } => Some(*node == one_more.node()),
-        _ => None,
+    // The last place of all.
+    let mut last = knock("127.0.0.4:0", &a).await;
+    assert!(is_let_in(&mut last).await);
+    let mut none = knock("127.0.0.5:0", &a).await;
+    assert!(!is_let_in(&mut none).await);
+    // Their time is up, and there is room for a friend that has kept trying.
+    let mut friend = start_with(&[&a]).await;
+    friend.connected(a.node()).await;
+    a.connected(friend.node()).await;
+}
+
+#[tokio::test]
+async fn a_proof_that_is_sent_back_to_its_author_proves_nothing() {
+    // Whoever has no secret can still repeat every byte.
+    let mut swarm = transport::swarm(&config()).unwrap();
+    swarm
+        .listen_on("/ip4/127.0.0.1/tcp/0".parse().unwrap())
+        .unwrap();
+    let addr = loop {
+        if let SwarmEvent::NewListenAddr { address, .. } = swarm.select_next_some().await {
+            break from_multiaddr(&address).unwrap().0;
+        }
+    };
+    let echo = tokio::spawn(async move {
+        let mut streams = Vec::new();
+        loop {
+            let event = swarm.select_next_some().await;
+            if let SwarmEvent::Behaviour(BehaviourEvent::Substream(opened)) = event {
+                let (reader, mut writer) = opened.stream.unwrap().split();
+                streams.push(tokio::spawn(async move {
+                    let _ = futures::io::copy(reader, &mut writer).await;
+                }));
+            }
+        }
+    });
+    let bootstrap = vec![addr.to_string()];
+    let mut a = start(NetConfig {
+        bootstrap,
+        ..config()
     })
     .await;
+    assert_eq!(a.until(refusal).await, Refusal::WrongSecret);
+    echo.abort();
+}
+
+#[tokio::test]
+async fn the_deciding_end_keeps_a_connection_until_it_is_said_to_be_lost() {
+    let mut a = start(config()).await;
+    let mut story = story();
+    while decides(story.config.identity.node(), a.node()) {
+        story.config.identity = Identity::generate();
+    }
+    let (first, tag) = try_rogue(&a, &story).await;
+    a.connected(first.node).await;
+    let (_, again) = try_rogue(&a, &story).await;
+    assert!(matches!(again, Err(Failure::Duplicate)));
+    // The other end says that it has lost the first, which here still looks alive.
+    story.lost = vec![1, tag.unwrap()];
+    let (second, tag) = try_rogue(&a, &story).await;
+    tag.unwrap();
+    assert_eq!(a.disconnected(first.node).await, Gone::Replaced);
+    a.connected(second.node).await;
+    // The other end has restarted.
+    story.instance = 2;
+    story.lost = Vec::new();
+    let (third, tag) = try_rogue(&a, &story).await;
+    tag.unwrap();
+    assert_eq!(a.disconnected(second.node).await, Gone::Replaced);
+    a.connected(third.node).await;
+    drop(third);
+    assert_eq!(a.disconnected(second.node).await, Gone::Closed);
+}
+
+#[tokio::test]
+async fn a_full_agent_says_so() {
+    let limits = Limits {
+        peers: 1,
+        ..Limits::default()
+    };
+    let mut a = start(NetConfig { limits, ..config() }).await;
+    let friend = rogue(&mut a).await;
+    let mut story = story();
+    while decides(story.config.identity.node(), a.node()) {
+        story.config.identity = Identity::generate();
+    }
+    let (_, verdict) = try_rogue(&a, &story).await;
+    assert!(matches!(verdict, Err(Failure::Refused(Refusal::Full))));
+    assert_eq!(a.until(refusal).await, Refusal::Full);
+    a.net.send(friend.node, vec![1]).unwrap();
 }
 
 #[tokio::test]
