@@ -178,6 +178,48 @@ async fn two_that_dial_each_other_at_once_settle_on_one_connection() {
 }
 
 #[tokio::test]
+async fn a_dozen_that_all_dial_each_other_at_once_form_a_mesh_without_a_flap() {
+    let mut agents = Vec::new();
+    for _ in 0..12 {
+        agents.push(start(config()).await);
+    }
+    let addrs: Vec<_> = agents.iter().map(Agent::addr).collect();
+    for agent in &agents {
+        for addr in &addrs {
+            assert!(agent.net.dial(*addr));
+        }
+    }
+    let nodes: BTreeSet<_> = agents.iter().map(Agent::node).collect();
+    for agent in &mut agents {
+        let mut others = nodes.clone();
+        others.remove(&agent.node());
+        while !others.is_empty() {
+            match agent.next().await {
+                NetEvent::Listening(_) => {}
+                NetEvent::Connected { node, .. } => assert!(others.remove(&node), "twice"),
+                other => panic!("nothing else is due: {other:?}"),
+            }
+        }
+    }
+    // Each pair agrees on the connection: what one sends, the other gets.
+    for agent in &agents {
+        for to in nodes.iter().filter(|n| **n != agent.node()) {
+            agent.net.send(*to, vec![1]).unwrap();
+        }
+    }
+    for agent in &mut agents {
+        let mut others = nodes.clone();
+        others.remove(&agent.node());
+        while !others.is_empty() {
+            match agent.next().await {
+                NetEvent::Message { from, .. } => assert!(others.remove(&from), "twice"),
+                other => panic!("nothing else is due: {other:?}"),
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn quic_is_another_way_in() {
     let quic = || NetConfig {
         quic: true,
