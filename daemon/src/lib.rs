@@ -1,1 +1,3 @@
+//! The agent: one per node.
 
+pub mod net;
