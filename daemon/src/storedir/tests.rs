@@ -313,7 +313,8 @@ fn of_eight_processes_one_wins_a_hundred_times() {
         assert_eq!(found(store.read("job", slot)), winner.to_le_bytes());
     }
     for (stdin, lines, mut child) in children {
-        drop((stdin, lines));
+        drop(stdin);
+        lines.for_each(drop);
         child.wait().unwrap();
     }
 }
