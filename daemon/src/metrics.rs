@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use prometheus::core::Collector;
 use prometheus::{
-    Counter, Encoder, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter,
-    IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
+    Counter, Encoder, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
+    IntGauge, Opts, Registry, TextEncoder,
 };
 
 /// The content type of [`Metrics::render`].

@@ -107,11 +107,14 @@ impl Notifier {
 
 /// A status is one line: a line break in it would begin another assignment.
 fn line(status: &str) -> String {
-    let mut out: String = status
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect();
-    out.truncate(out.floor_char_boundary(MAX_STATUS));
+    let mut out = String::new();
+    for c in status.chars() {
+        let c = if c.is_control() { ' ' } else { c };
+        if out.len() + c.len_utf8() > MAX_STATUS {
+            break;
+        }
+        out.push(c);
+    }
     out
 }
 

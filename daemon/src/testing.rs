@@ -54,3 +54,22 @@ pub(crate) fn on_tiny_disk(kib: u32, test: impl FnOnce(&TinyDisk) + Send) {
         }
     });
 }
+
+/// Runs `test` in a thread that has no rights (user 65534). Skipped, and says so, unless root.
+pub(crate) fn as_nobody(test: impl FnOnce() + Send) {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can become another user");
+        return;
+    }
+    std::thread::scope(|scope| {
+        let done = scope.spawn(|| {
+            let nobody = rustix::process::Uid::from_raw(65534);
+            // The system call changes this thread only, and the thread ends here.
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            test();
+        });
+        if let Err(panic) = done.join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}

@@ -60,7 +60,8 @@ impl BlobDir {
     pub(super) fn names(&self) -> std::io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in Dir::read_from(&self.fd)? {
-            let name: &CStr = &entry?.file_name().to_owned();
+            let entry = entry?;
+            let name: &CStr = entry.file_name();
             if name != c"." && name != c".." {
                 names.push(name.to_string_lossy().into_owned());
             }

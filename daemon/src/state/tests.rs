@@ -2,7 +2,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Instant;
 
 use super::*;
-use crate::testing::on_tiny_disk;
+use crate::testing::{as_nobody, on_tiny_disk};
 
 fn open(path: &Path) -> StateDir {
     StateDir::open(path).unwrap()
@@ -329,4 +329,19 @@ fn the_time_of_a_save() {
         times[100], times[198]
     );
     assert!(times[100].as_secs() < 2);
+}
+
+#[test]
+fn a_directory_without_the_rights_is_refused_naming_the_user() {
+    let tmp = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(tmp.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    as_nobody(|| {
+        for path in [tmp.path().to_owned(), tmp.path().join("new")] {
+            let text = StateDir::open(&path).unwrap_err().to_string();
+            assert!(
+                text.contains(path.to_str().unwrap()) && text.contains("user 65534"),
+                "{text}"
+            );
+        }
+    });
 }

@@ -43,6 +43,8 @@ const TEMPORARY: &str = ".muster-tmp-";
 const PROBE: &str = ".muster-probe-";
 /// Slots that one fsync of a log may settle at once while the log is scanned.
 const AHEAD: u64 = 256;
+/// Temporary files older than this were left by a crash and are removed.
+const ABANDONED_AFTER: Duration = Duration::from_secs(24 * 3600);
 /// Jobs whose log is remembered as durable; beyond it all are forgotten, which costs only time.
 const MAX_REMEMBERED: usize = 1024;
 
@@ -70,7 +72,17 @@ pub enum StoreError {
     Random(String),
 }
 
-fn fix(error: &io::Error) -> &'static str {
+fn fix(error: &io::Error) -> String {
+    if error.kind() == io::ErrorKind::PermissionDenied {
+        return format!(
+            "let the agent's user {} write there on every node",
+            rustix::process::geteuid().as_raw()
+        );
+    }
+    fix_by_kind(error).to_owned()
+}
+
+fn fix_by_kind(error: &io::Error) -> &'static str {
     if error.raw_os_error() == Some(Errno::PERM.raw_os_error())
         || error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error())
         || error.raw_os_error() == Some(Errno::NOSYS.raw_os_error())
@@ -80,9 +92,6 @@ fn fix(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free some space there",
         io::ErrorKind::ReadOnlyFilesystem => "mount it writable on every node",
-        io::ErrorKind::PermissionDenied => {
-            "give the job's user write permission to the directory on every node"
-        }
         io::ErrorKind::NotADirectory => "give a directory as --store",
         io::ErrorKind::StaleNetworkFileHandle => {
             "the directory was removed or mounted anew: restart the job"
@@ -131,6 +140,8 @@ struct Durable {
     /// Every slot from `from` up to, not including, `until`.
     from: u64,
     until: u64,
+    /// What crashes left there has been looked at.
+    tidied: bool,
 }
 
 /// An open store. Calls may come from several threads.
@@ -139,6 +150,9 @@ pub struct StoreDir {
     root: OwnedFd,
     uuid: StoreUuid,
     latency: Duration,
+    /// The store's own clock when it was opened (Unix seconds), and ours: the two are never
+    /// compared, only ours says how much time has passed.
+    opened: (i64, Instant),
     durable: Mutex<HashMap<String, Durable>>,
 }
 
@@ -164,10 +178,15 @@ impl StoreDir {
 
         let probe = format!("{PROBE}{}", random_hex()?);
         let latency = judge(|| create(&root, &probe, b"probe"));
+        let now = rustix::fs::statat(&root, &probe, AtFlags::SYMLINK_NOFOLLOW).map(|s| s.st_mtime);
         // A leftover is harmless, and its name is never used again.
         let _ = rustix::fs::unlinkat(&root, &probe, AtFlags::empty());
         Ok(StoreDir {
             latency: latency?,
+            opened: (
+                now.map_err(|e| io_error("looking at")(e.into()))?,
+                Instant::now(),
+            ),
             uuid: uuid(&root)?,
             root,
             durable: Mutex::new(HashMap::new()),
@@ -242,6 +261,7 @@ impl StoreDir {
                 directory,
                 from,
                 until,
+                tidied: known.is_some_and(|d| d.tidied),
             },
         );
         Ok(())
@@ -252,23 +272,49 @@ impl StoreDir {
         let dir = make_dir(&self.root, job)?;
         let log = make_dir(&dir, LOG)?;
         let directory = identity(&log)?;
-        if self
-            .remembered(job)
-            .is_none_or(|d| d.directory != directory)
-        {
+        let known = self.remembered(job).filter(|d| d.directory == directory);
+        if known.is_some_and(|d| d.tidied) {
+            return Ok(log);
+        }
+        if known.is_none() {
             // Also where another call made them: it may not have come to its fsync yet.
             sync(&self.root)?;
             sync(&dir)?;
-            self.remember(
-                job,
-                Durable {
-                    directory,
-                    from: 0,
-                    until: 0,
-                },
-            );
         }
+        self.tidy(&log);
+        let (from, until) = known.map_or((0, 0), |d| (d.from, d.until));
+        self.remember(
+            job,
+            Durable {
+                directory,
+                from,
+                until,
+                tidied: true,
+            },
+        );
         Ok(log)
+    }
+
+    /// Removes temporary files that a crash left long ago. One that belongs to a writer which only
+    /// hangs makes that writer's create fail before anything is created. Errors are no matter.
+    fn tidy(&self, log: &OwnedFd) {
+        let (store_time, ours) = self.opened;
+        let passed = i64::try_from(ours.elapsed().as_secs()).unwrap_or(i64::MAX);
+        let limit = i64::try_from(ABANDONED_AFTER.as_secs()).unwrap_or(i64::MAX);
+        let Ok(entries) = rustix::fs::Dir::read_from(log) else {
+            return;
+        };
+        for entry in entries.map_while(Result::ok) {
+            let name = entry.file_name();
+            if !name.to_bytes().starts_with(TEMPORARY.as_bytes()) {
+                continue;
+            }
+            let age = rustix::fs::statat(log, name, AtFlags::SYMLINK_NOFOLLOW)
+                .map(|s| store_time.saturating_add(passed).saturating_sub(s.st_mtime));
+            if age.is_ok_and(|age| age > limit) {
+                let _ = rustix::fs::unlinkat(log, name, AtFlags::empty());
+            }
+        }
     }
 
     fn remembered(&self, job: &str) -> Option<Durable> {

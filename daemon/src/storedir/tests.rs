@@ -2,7 +2,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::*;
-use crate::testing::on_tiny_disk;
+use crate::testing::{as_nobody, on_tiny_disk};
 
 fn fd(path: &Path) -> OwnedFd {
     File::open(path).unwrap().into()
@@ -213,6 +213,10 @@ fn the_leftovers_of_a_crash_are_harmless() {
     std::fs::write(log.join(format!("{TEMPORARY}0")), b"torn").unwrap();
     std::fs::hard_link(log.join("00000001.json"), log.join(format!("{TEMPORARY}1"))).unwrap();
     std::fs::write(tmp.path().join(format!("{PROBE}0")), b"").unwrap();
+    let old = File::create(log.join(format!("{TEMPORARY}2"))).unwrap();
+    let age = ABANDONED_AFTER + Duration::from_secs(3600);
+    old.set_modified(std::time::SystemTime::now() - age)
+        .unwrap();
     let store = open(tmp.path());
     assert_eq!(found(store.read("job", 1)), b"x");
     assert!(matches!(
@@ -220,6 +224,9 @@ fn the_leftovers_of_a_crash_are_harmless() {
         Create::AlreadyExists
     ));
     assert!(matches!(store.create("job", 2, b"y"), Create::Won));
+    // Only what nobody can still be writing is removed.
+    assert!(log.join(format!("{TEMPORARY}0")).exists());
+    assert!(!log.join(format!("{TEMPORARY}2")).exists());
 }
 
 /// Each contender writes its own bytes; exactly one wins, and it is the one that all read.
@@ -317,4 +324,14 @@ fn of_eight_processes_one_wins_a_hundred_times() {
         lines.for_each(drop);
         child.wait().unwrap();
     }
+}
+
+#[test]
+fn a_directory_without_the_rights_is_refused_naming_the_user() {
+    let tmp = tempfile::tempdir().unwrap();
+    let fd = fd(tmp.path());
+    as_nobody(|| {
+        let text = StoreDir::open(fd).unwrap_err().to_string();
+        assert!(text.contains("user 65534"), "{text}");
+    });
 }
