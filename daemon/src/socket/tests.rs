@@ -360,3 +360,67 @@ async fn connections_beyond_the_limit_are_closed_at_once() {
         assert!(from.elapsed() < LONG);
     }
 }
+
+/// Connects as user 65534, `count` times.
+fn connect_as_nobody(path: &Path, count: usize) -> Vec<std::os::unix::net::UnixStream> {
+    let mut open = Vec::new();
+    crate::testing::as_nobody(|| {
+        for _ in 0..count {
+            open.push(std::os::unix::net::UnixStream::connect(path).unwrap());
+        }
+    });
+    open
+}
+
+#[tokio::test]
+async fn another_user_may_connect_but_not_take_every_place() {
+    let tmp = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(tmp.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = tmp.path().join("s");
+    let listener = Listener::bind(&path).unwrap();
+    let mut open = Vec::new();
+    for _ in 0..MAX_CONNECTIONS - RESERVED_CONNECTIONS {
+        let Some(client) = connect_as_nobody(&path, 1).pop() else {
+            return;
+        };
+        let server = soon(listener.accept()).await.unwrap();
+        assert_eq!(server.peer().uid, 65534);
+        open.push((client, server));
+    }
+    let mut extra = connect_as_nobody(&path, 1);
+    // The operator still gets in, past the one that is turned away.
+    let _operator = connect(&path).await.unwrap();
+    assert_eq!(soon(listener.accept()).await.unwrap().peer().uid, 0);
+    extra[0].set_read_timeout(Some(LONG)).unwrap();
+    assert_eq!(extra[0].read(&mut [0]).unwrap(), 0);
+}
+
+#[tokio::test]
+async fn an_agent_that_hangs_is_not_taken_for_a_dead_one() {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("s");
+    let address = SocketAddrUnix::new(&path).unwrap();
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket =
+        || rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+    let hangs = socket();
+    rustix::net::bind(&hangs, &address).unwrap();
+    rustix::net::listen(&hangs, 1).unwrap();
+    let mut waiting = Vec::new();
+    loop {
+        let socket = socket();
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) => waiting.push(socket),
+            Err(rustix::io::Errno::AGAIN) => break,
+            Err(e) => panic!("{e}"),
+        }
+        assert!(waiting.len() < 100);
+    }
+    let refused = Listener::bind(&path).unwrap_err();
+    assert!(
+        matches!(refused, SocketError::InUse { pid: None, .. }),
+        "{refused}"
+    );
+    assert!(path.exists());
+}

@@ -166,7 +166,7 @@ impl StateDir {
                 unchanged: true,
             }
         };
-        let root = open_root(path)?;
+        let mut root = open_root(path)?;
         if let Some(kind) =
             place::refused_file_system(root.fd()).map_err(|e| at("looking at", "")(e.into()))?
         {
@@ -186,20 +186,20 @@ impl StateDir {
         root.settle().map_err(at("cleaning", ""))?;
         jobs.settle().map_err(at("cleaning", JOBS))?;
 
+        let (identity, node) = open_identity(path, &mut root)?;
         let mut state = StateDir {
             path: path.to_owned(),
             root,
             jobs,
-            // Replaced below, before anyone sees it.
-            identity: Keypair::generate_ed25519(),
-            node: NodeId::ZERO,
+            identity,
+            node,
+            // Known once the votes are read, below.
             state_id: StateId::ZERO,
             boot: Boot(0),
             loaded: Vec::new(),
             quarantined: Vec::new(),
             _lock: lock,
         };
-        state.open_identity()?;
         state.open_votes()?;
         Ok(state)
     }
@@ -266,39 +266,6 @@ impl StateDir {
     /// only a hint.
     pub fn load_peers(&mut self) -> Result<Option<Vec<u8>>, StateError> {
         self.load_root(PEERS, false)
-    }
-
-    fn open_identity(&mut self) -> Result<(), StateError> {
-        let loaded = self
-            .root
-            .load(IDENTITY)
-            .map_err(|e| self.reading(IDENTITY, e))?;
-        let mut secret = match loaded {
-            Loaded::Whole(secret) => secret,
-            Loaded::Missing => {
-                let secret = random::<32>()?.to_vec();
-                save(&mut self.root, self.path.join(IDENTITY), IDENTITY, &secret)?;
-                secret
-            }
-            // Not replaced on our own: a node that changes its name without being told to is
-            // worse than one that does not start.
-            Loaded::Damaged(why) => {
-                return Err(StateError::Damaged {
-                    path: self.path.join(IDENTITY),
-                    why,
-                });
-            }
-        };
-        let damaged = |_| StateError::Damaged {
-            path: self.path.join(IDENTITY),
-            why: BlobError::Checksum,
-        };
-        let key =
-            libp2p::identity::ed25519::SecretKey::try_from_bytes(&mut secret).map_err(damaged)?;
-        let key = libp2p::identity::ed25519::Keypair::from(key);
-        self.node = NodeId(key.public().to_bytes());
-        self.identity = Keypair::from(key);
-        Ok(())
     }
 
     /// Reads state id, boot counter and jobs, draws a new state id where a vote may be missing, and
@@ -410,6 +377,37 @@ impl StateDir {
             unchanged: true,
         }
     }
+}
+
+/// Reads the key, or draws it where there is none.
+fn open_identity(path: &Path, root: &mut BlobDir) -> Result<(Keypair, NodeId), StateError> {
+    let path = path.join(IDENTITY);
+    let damaged = |why| StateError::Damaged {
+        path: path.clone(),
+        why,
+    };
+    let loaded = root.load(IDENTITY).map_err(|source| StateError::Io {
+        doing: "reading",
+        path: path.clone(),
+        source,
+        unchanged: true,
+    })?;
+    let mut secret = match loaded {
+        Loaded::Whole(secret) => secret,
+        Loaded::Missing => {
+            let secret = random::<32>()?.to_vec();
+            save(root, path.clone(), IDENTITY, &secret)?;
+            secret
+        }
+        // Not replaced on our own: a node that changes its name without being told to is worse
+        // than one that does not start.
+        Loaded::Damaged(why) => return Err(damaged(why)),
+    };
+    let key = libp2p::identity::ed25519::SecretKey::try_from_bytes(&mut secret)
+        .map_err(|_wrong_length| damaged(BlobError::Checksum))?;
+    let key = libp2p::identity::ed25519::Keypair::from(key);
+    let node = NodeId(key.public().to_bytes());
+    Ok((Keypair::from(key), node))
 }
 
 const DIRECTORY: OFlags = OFlags::RDONLY
