@@ -6,6 +6,7 @@
 //! simulation drive exactly the same code and a log of events can be replayed.
 
 pub mod codec;
+pub mod control;
 pub mod ids;
 pub mod time;
 
