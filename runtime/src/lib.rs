@@ -4,9 +4,9 @@
 //! ranks over TCP ([`collective`]). It starts no thread, installs no signal handler and never
 //! exits the process: every failure, the loss of a peer among them, is a value that the caller gets.
 
-//ckpt
+pub mod checkpoint;
 pub mod collective;
-//demo
+pub mod demo;
 pub mod env;
 mod page;
 pub mod session;
