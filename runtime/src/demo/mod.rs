@@ -15,7 +15,7 @@ mod worker;
 use std::time::Duration;
 
 pub use args::{ArgsError, WorkerArgs};
-pub use data::{DataError, Digits, HELD_OUT, Sample};
+pub use data::{DataError, Digits, HELD_OUT_EVERY, Sample};
 pub use events::{Event, EventLog, Line};
 pub use train::{BATCH, MICRO_BATCHES, Outcome, State, StepError, Trainer};
 pub use worker::{Ending, WorkerError, run, worker};

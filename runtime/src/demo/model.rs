@@ -170,20 +170,21 @@ mod tests {
         let b1 = INPUTS * HIDDEN;
         let w2 = b1 + HIDDEN;
         let b2 = w2 + HIDDEN * CLASSES;
+        // A rectifier that switches within h bends the slope: allowed for a few parameters only.
+        let mut bent = 0;
         for part in [0..b1, b1..w2, w2..b2, b2..PARAMETERS] {
             for _ in 0..40 {
                 let i = part.start + random.below(part.len() as u64) as usize;
-                let h = 1e-2;
+                let h = 2e-3;
                 let (mut up, mut down) = (parameters, parameters);
                 up[i] += h;
                 down[i] -= h;
                 let slope = (loss(&up) - loss(&down)) / f64::from(up[i] - down[i]);
                 let error = (slope - f64::from(gradient[i])).abs();
-                // Room for rounding in f32 and for a rectifier that switches within h.
-                let room = 2e-2 * slope.abs().max(1.0);
-                assert!(error < room, "parameter {i}: {} but {slope}", gradient[i]);
+                bent += u32::from(error > 1e-2 * slope.abs().max(1.0));
             }
         }
+        assert!(bent <= 5, "{bent} of 160 slopes differ from the gradient");
         assert!(gradient.iter().filter(|g| **g != 0.0).count() > PARAMETERS / 4);
     }
 }
