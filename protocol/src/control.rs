@@ -36,7 +36,7 @@
 //! A worker that has not yet reported a step (it restores its state) counts as not having begun
 //! any. All ranks of a generation begin with the same step r; when S turns out to lie at or below
 //! r, nobody has begun r, and all stop at r. What a worker acknowledges is where it stands:
-//! max(S, r).
+//! max(S, r). A worker whose work ends before S exits with 0 and acknowledges nothing.
 
 use std::fmt;
 

@@ -7,6 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use super::train::Outcome;
+
 /// One line. `step` always counts complete steps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
@@ -32,8 +34,8 @@ pub enum Event {
     /// The training is complete.
     Done {
         step: u64,
-        accuracy: f64,
-        hash: String,
+        #[serde(flatten)]
+        outcome: Outcome,
     },
 }
 

@@ -137,18 +137,17 @@ pub(super) fn backward(
     loss
 }
 
-/// The part of the samples that is classified correctly, from 0 to 1.
-pub(super) fn accuracy(parameters: &[f32; PARAMETERS], samples: &[Sample]) -> f64 {
+/// How many samples are classified correctly: their own class scores highest, alone.
+pub(super) fn correct(parameters: &[f32; PARAMETERS], samples: &[Sample]) -> usize {
     let parts = layers(parameters);
-    let right = samples
+    samples
         .iter()
         .filter(|sample| {
             let (_, scores) = forward(&parts, sample);
             let own = scores[usize::from(sample.digit)];
             scores.iter().filter(|score| **score >= own).count() == 1
         })
-        .count();
-    right as f64 / samples.len().max(1) as f64
+        .count()
 }
 
 #[cfg(test)]

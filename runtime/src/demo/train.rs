@@ -6,8 +6,10 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use super::data::{Digits, Sample};
-use super::model::{PARAMETERS, accuracy, backward, initial};
+use super::model::{PARAMETERS, backward, correct, initial};
 use super::sampler::Sampler;
 use crate::collective::{Group, GroupError};
 
@@ -33,12 +35,21 @@ pub struct State {
 }
 
 /// What a finished training is judged by.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// On the held-out images, from 0 to 1.
-    pub accuracy: f64,
+    /// Held-out images that are classified correctly.
+    pub correct: usize,
+    /// Held-out images in all.
+    pub held_out: usize,
     /// BLAKE3 of the parameters, in hexadecimal.
     pub hash: String,
+}
+
+impl Outcome {
+    /// The part of the held-out images that is classified correctly, from 0 to 1.
+    pub fn accuracy(&self) -> f64 {
+        self.correct as f64 / self.held_out.max(1) as f64
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -103,7 +114,8 @@ impl State {
             hasher.update(&value.to_le_bytes());
         }
         Outcome {
-            accuracy: accuracy(&self.parameters, &digits.held_out),
+            correct: correct(&self.parameters, &digits.held_out),
+            held_out: digits.held_out.len(),
             hash: hasher.finalize().to_hex().to_string(),
         }
     }

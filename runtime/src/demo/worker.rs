@@ -1,7 +1,5 @@
 //! The demo worker's life: form, restore, train, and stop when told.
 
-use std::process::ExitCode;
-
 use super::args::WorkerArgs;
 use super::data::{DataError, Digits};
 use super::events::{Event, EventLog};
@@ -51,9 +49,9 @@ impl From<StepError> for WorkerError {
     }
 }
 
-/// The main function of a demo worker. Exit code 0: done, or stopped as agreed; 1: a failure, such
+/// The whole of a demo worker; the result is the process's exit code. 0: done, or stopped as agreed; 1: a failure, such
 /// as the loss of a peer, with one line on stderr; 2: wrong arguments or environment.
-pub fn worker(args: &WorkerArgs) -> ExitCode {
+pub fn worker(args: &WorkerArgs) -> u8 {
     let place = WorkerEnv::from_env().map_err(WorkerError::from);
     let session = Session::from_env().map_err(WorkerError::from);
     let outcome = match (place, session) {
@@ -63,7 +61,7 @@ pub fn worker(args: &WorkerArgs) -> ExitCode {
         (Err(error), _) | (_, Err(error)) => Err((None, error)),
     };
     match outcome {
-        Ok(_) => ExitCode::SUCCESS,
+        Ok(_) => 0,
         Err((rank, error)) => {
             let who = rank.map_or_else(String::new, |rank| format!(" (rank {rank})"));
             let mut causes = String::new();
@@ -73,7 +71,7 @@ pub fn worker(args: &WorkerArgs) -> ExitCode {
                 source = cause.source();
             }
             eprintln!("demo worker{who}: {error}{causes}");
-            ExitCode::from(if rank.is_some() { 1 } else { 2 })
+            if rank.is_some() { 1 } else { 2 }
         }
     }
 }
@@ -206,8 +204,7 @@ impl Run<'_> {
         let outcome = self.trainer.state.outcome(digits);
         self.log.write(Event::Done {
             step: self.trainer.state.step,
-            accuracy: outcome.accuracy,
-            hash: outcome.hash.clone(),
+            outcome: outcome.clone(),
         })?;
         Ok(Ending::Done(outcome))
     }
