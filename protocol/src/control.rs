@@ -1,8 +1,7 @@
 //! The control page: one page of memory between a launcher and one worker.
 //!
-//! The launcher creates a memfd of [`PAGE_LEN`] bytes per worker (sealed against shrinking, so that
-//! neither side can be hit by SIGBUS), writes [`MAGIC`] and [`LAYOUT`], and lets the worker inherit
-//! the descriptor, whose number stands in the environment as [`FD_ENV`]. Every word is a
+//! The launcher creates a memfd per worker, writes [`fresh_page`] into it, seals it against
+//! shrinking (so that neither side can be hit by SIGBUS), and lets the worker inherit the descriptor, whose number stands in the environment as [`FD_ENV`]. Every word is a
 //! little-endian, naturally aligned `u64`, accessed as an atomic with sequentially consistent order.
 //! This module knows offsets, encodings and rules; it maps no memory.
 //!
@@ -74,6 +73,15 @@ pub mod word {
     pub const ALL: [usize; 9] = [
         MAGIC, LAYOUT, STOP, DEADLINE, REASON, PROGRESS, ACK, LINKED, PID,
     ];
+}
+
+/// A fresh page, as the launcher writes it into the memfd before the worker starts.
+pub fn fresh_page() -> [u8; PAGE_LEN] {
+    let mut page = [0; PAGE_LEN];
+    for (at, value) in [(word::MAGIC, MAGIC), (word::LAYOUT, LAYOUT)] {
+        page[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    }
+    page
 }
 
 /// What the launcher tells the worker about stopping.

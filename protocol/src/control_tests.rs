@@ -39,6 +39,21 @@ fn words_are_aligned_apart_and_on_their_own_lines() {
     assert!(launcher.is_disjoint(&worker));
 }
 
+/// A worker may run another release than its launcher: these bytes are layout 1, for ever.
+#[test]
+fn layout_one_is_frozen() {
+    assert_eq!(LAYOUT, 1);
+    let page = fresh_page();
+    assert_eq!(&page[..16], b"MUSTERCP\x01\0\0\0\0\0\0\0");
+    assert!(page[16..].iter().all(|byte| *byte == 0));
+    assert_eq!(word::ALL, [0, 8, 128, 136, 144, 256, 264, 272, 280]);
+    assert_eq!(Stop::Installed(5).encode(), 21);
+    assert_eq!(Stop::Confirmed(5).encode(), 22);
+    assert_eq!(Stop::Cancelled.encode(), 3);
+    assert_eq!(encode_step(Some(5)), 6);
+    assert_eq!(Reason::ALL.map(Reason::encode), [0, 1, 2, 3, 4, 5]);
+}
+
 #[test]
 fn decisions_at_the_edge() {
     let cases = [

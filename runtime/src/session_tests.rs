@@ -3,16 +3,14 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use muster_protocol::control::{Gate, MAGIC, PAGE_LEN, decode_step};
+use muster_protocol::control::{Gate, PAGE_LEN, decode_step, fresh_page};
 
 use super::*;
 
 /// A page as a launcher lays it out.
 fn new_page() -> File {
     let mut file = tempfile::tempfile().unwrap();
-    file.set_len(PAGE_LEN as u64).unwrap();
-    file.write_all(&MAGIC.to_le_bytes()).unwrap();
-    file.write_all(&LAYOUT.to_le_bytes()).unwrap();
+    file.write_all(&fresh_page()).unwrap();
     file
 }
 
@@ -184,6 +182,30 @@ fn threads_agree_on_the_step() {
                     .all(|steps| steps.load(Ordering::SeqCst) == stop)
             );
         });
+    }
+}
+
+/// One worker that does nothing but step, so that the launcher's two accesses often fall between
+/// its two: with these in the wrong order, this fails within a few rounds.
+#[test]
+fn a_worker_at_full_speed_never_passes_what_was_reported_for_it() {
+    for round in 0..1_500u64 {
+        let file = new_page();
+        let launcher = Page::from_file(&file).unwrap();
+        let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
+        let worker = std::thread::spawn(move || {
+            (0..)
+                .find(|step| session.step(*step).unwrap() != Directive::Continue)
+                .unwrap()
+        });
+        let progress = || decode_step(launcher.load(word::PROGRESS));
+        while progress() < Some(100 + round % 7) {
+            std::hint::spin_loop();
+        }
+        launcher.store(word::STOP, Stop::Installed(0).encode());
+        let bound = Gate::default().install(progress(), 0);
+        launcher.store(word::STOP, Stop::Confirmed(bound).encode());
+        assert_eq!(worker.join().unwrap(), bound, "round {round}");
     }
 }
 

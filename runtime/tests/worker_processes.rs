@@ -16,9 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use memmap2::MmapRaw;
-use muster_protocol::control::{
-    FD_ENV, Gate, LAYOUT, MAGIC, PAGE_LEN, Reason, Stop, decode_step, word,
-};
+use muster_protocol::control::{FD_ENV, Gate, Reason, Stop, decode_step, fresh_page, word};
 use muster_runtime::demo::{self, Event, EventLog, Line, Outcome, WorkerArgs};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
@@ -101,9 +99,7 @@ fn start(args: &WorkerArgs, generation: u64, world: u32) -> Vec<Worker> {
         .map(|rank| {
             // Without close-on-exec: inherited.
             let mut file = File::from(memfd_create(c"control", MFdFlags::empty()).unwrap());
-            file.set_len(PAGE_LEN as u64).unwrap();
-            file.write_all(&MAGIC.to_le_bytes()).unwrap();
-            file.write_all(&LAYOUT.to_le_bytes()).unwrap();
+            file.write_all(&fresh_page()).unwrap();
             let child = Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", "worker_process", "--nocapture"])
                 .env(ARGS_ENV, args.join("\n"))

@@ -1,4 +1,4 @@
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::mpsc;
 
@@ -297,4 +297,118 @@ fn impossible_places_are_refused() {
         alone.all_gather(&much),
         Err(GroupError::TooLarge { .. })
     ));
+}
+
+/// A connection that said a correct hello as rank 1 of 2.
+fn impostor(port: u16) -> TcpStream {
+    let hello = wire::Hello {
+        version: wire::VERSION,
+        rank: 1,
+        world: 2,
+        token: [9; 32],
+    };
+    let until = Instant::now() + Duration::from_secs(20);
+    let mut stream = loop {
+        match TcpStream::connect(("127.0.0.1", port)) {
+            Ok(stream) if stream.local_addr().unwrap() != stream.peer_addr().unwrap() => {
+                break stream;
+            }
+            _ => assert!(Instant::now() < until, "rank 0 does not listen"),
+        }
+    };
+    stream.write_all(&hello.encode()).unwrap();
+    let mut answer = [0; wire::ANSWER_LEN];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(wire::decode_answer(&answer), Some(Ok(())));
+    stream
+}
+
+#[test]
+fn wrong_frames_from_a_rank_are_refused_without_allocating_for_them() {
+    let header = |kind, seq, len, arg| {
+        wire::Header {
+            kind,
+            seq,
+            len,
+            arg,
+        }
+        .encode()
+    };
+    let good = header(Kind::Gather, 0, 3, 0);
+    let cases: [(&[u8], bool); 6] = [
+        (&[0xff; 64], false),
+        (&header(Kind::Gather, 0, u32::MAX, 0), false),
+        (&header(Kind::Gather, 7, 3, 0), false),
+        (&header(Kind::Barrier, 0, 0, 0), false),
+        (&header(Kind::Abort, 0, 0, 1), false),
+        // Cut short: the header promises three bytes.
+        (&good, true),
+    ];
+    for (bytes, cut) in cases {
+        let port = free_port();
+        std::thread::scope(|scope| {
+            let zero = scope.spawn(move || {
+                let mut group = Group::form(&config(0, 2, port)).unwrap();
+                group.all_gather(b"abc").unwrap_err()
+            });
+            let mut stream = impostor(port);
+            stream.write_all(bytes).unwrap();
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            match zero.join().unwrap() {
+                GroupError::PeerLost { rank: 1, .. } if cut => {}
+                GroupError::Protocol { rank: 1, .. } if !cut => {}
+                other => panic!("{bytes:x?}: {other}"),
+            }
+        });
+    }
+}
+
+#[test]
+fn a_wrong_rank_zero_is_an_error_too() {
+    let answer_of = |bytes: Vec<u8>| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let short = GroupConfig {
+            form_within: Duration::from_millis(300),
+            op_within: Duration::from_secs(10),
+            ..config(1, 2, port)
+        };
+        std::thread::scope(|scope| {
+            let one = scope
+                .spawn(move || Group::form(&short).and_then(|mut group| group.all_gather(b"abc")));
+            let mut stream = listener.accept().unwrap().0;
+            stream.read_exact(&mut [0; wire::HELLO_LEN]).unwrap();
+            stream.write_all(&bytes).unwrap();
+            drop(listener);
+            let outcome = one.join().unwrap().unwrap_err();
+            drop(stream);
+            outcome
+        })
+    };
+    let error = answer_of(b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec());
+    assert!(
+        matches!(error, GroupError::MasterUnreachable { .. }),
+        "{error}"
+    );
+    let welcome = |rest: &[u8]| [&wire::encode_answer(None)[..], rest].concat();
+    let frame = |len: u32, body: &[u8]| {
+        let header = wire::Header {
+            kind: Kind::Gather,
+            seq: 0,
+            len,
+            arg: 0,
+        };
+        welcome(&[&header.encode()[..], body].concat())
+    };
+    for bytes in [
+        welcome(&[0xa5; 16]),
+        frame(u32::MAX, &[]),
+        frame(5, &[9, 0, 0, 0, 1]),
+    ] {
+        let error = answer_of(bytes);
+        assert!(
+            matches!(error, GroupError::Protocol { rank: 0, .. }),
+            "{error}"
+        );
+    }
 }
