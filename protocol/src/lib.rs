@@ -9,6 +9,7 @@ pub mod agent;
 pub mod budget;
 pub mod clique;
 pub mod codec;
+pub mod control;
 pub mod ids;
 pub mod job;
 pub mod local;
