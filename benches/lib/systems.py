@@ -13,8 +13,11 @@ BLOCKED = ("TORCH", "PET_", "MUSTER_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MAST
 def clean_environment(directory):
     """The caller's environment without anything that a launcher would react to, and with a home of its own."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(BLOCKED)}
-    for name in ("HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "TMPDIR"):
-        path = os.path.join(directory, name.lower())
+    # Short names: the path of a unix socket has 108 bytes.
+    homes = {"HOME": "home", "XDG_RUNTIME_DIR": "run", "XDG_STATE_HOME": "state", "XDG_DATA_HOME": "data"}
+    homes |= {"XDG_CACHE_HOME": "cache", "XDG_CONFIG_HOME": "config", "TMPDIR": "tmp"}
+    for name, folder in homes.items():
+        path = os.path.join(directory, folder)
         os.makedirs(path, mode=0o700, exist_ok=True)
         env[name] = path
     # All systems alike: one thread a worker, loopback only.
@@ -175,7 +178,7 @@ class MusterDaemon(Muster):
     def prepare(self, cluster, index):
         directory = cluster.node_directory(index)
         http = cluster.ports[cluster.max_nodes + index]
-        argv = [self.programs / "musterd", "--state-dir", os.path.join(directory, "state"), "--socket", self.socket(cluster, index)]
+        argv = [self.programs / "musterd", "--state-dir", os.path.join(directory, "agent"), "--socket", self.socket(cluster, index)]
         argv += ["--listen", f"127.0.0.1:{cluster.ports[index]}", "--http-listen", f"127.0.0.1:{http}"]
         for other in range(cluster.max_nodes):
             if other != index:
