@@ -133,3 +133,14 @@ def memory_mib(pid):
             if len(parts) >= 3 and parts[2] == "kB":
                 values[parts[0].rstrip(":")] = int(parts[1])
     return values["Rss"] / 1024, (values["Private_Clean"] + values["Private_Dirty"]) / 1024
+
+
+def started_at(pid):
+    """When the process was forked, in time.time_ns() terms, rounded up to the kernel's clock tick (10 ms); None when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+    except (ProcessLookupError, FileNotFoundError):
+        return None
+    boot = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return boot + (ticks + 1) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")

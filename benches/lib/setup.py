@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-VENV = ROOT / "target" / "venv"
+VENV = TARGET / "venv"  # where tests/run has it, too
 TORCH = "2.11.0"
 
 
