@@ -21,6 +21,8 @@
 //! What [`StoreDir::read`] returns is durable: a record that a crash could still undo is no
 //! decision. Calls block; a hung network file system blocks them for as long as it hangs.
 
+mod beacon;
+
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read as _, Write};

@@ -16,6 +16,8 @@ use crate::wire::{Action, JobMessage, Leave, Order, Status};
 pub(super) struct Local {
     /// Its connection; none while the launcher reconnects or is dead.
     pub(super) conn: Option<ConnId>,
+    /// The newest connection, open or not.
+    was: ConnId,
     pub(super) reg: Register,
     pub(super) store: Option<StoreUuid>,
     pub(super) master_port: u16,
@@ -98,11 +100,13 @@ impl Job {
         if same {
             if let Some(local) = &mut self.local {
                 local.conn = Some(conn);
+                local.was = conn;
                 local.reg = reg;
             }
         } else {
             self.local = Some(Local {
                 conn: Some(conn),
+                was: conn,
                 reg,
                 store,
                 master_port: 0,
@@ -145,7 +149,7 @@ impl Job {
 
     /// The launcher's connection closed. `alive`: its guard still answers, so it will come back.
     pub(crate) fn launcher_gone(&mut self, ctx: &mut Ctx<'_>, conn: ConnId, alive: bool) {
-        let Some(local) = self.local.as_mut().filter(|l| l.conn == Some(conn)) else {
+        let Some(local) = self.local.as_mut().filter(|l| l.was == conn) else {
             return;
         };
         local.conn = None;

@@ -190,6 +190,16 @@ impl Job {
                 .is_none_or(|h| h.record.kind.is_terminal())
     }
 
+    /// Whether a generation trains, or should.
+    pub fn is_live(&self) -> bool {
+        self.live().is_some()
+    }
+
+    /// Where the launcher here says that its workers' output goes.
+    pub fn log_dir(&self) -> Option<&str> {
+        self.local.as_ref().and_then(|l| l.reg.log_dir.as_deref())
+    }
+
     /// The head, if it is a generation that trains.
     fn live(&self) -> Option<&Head> {
         self.head.as_ref().filter(|h| h.record.kind == Kind::Next)
