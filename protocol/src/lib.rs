@@ -5,6 +5,7 @@
 //! verbs (`handle`, `handle_timeout`, `poll_timeout`, `poll_effect`), so that the agent and the
 //! simulation drive exactly the same code and a log of events can be replayed.
 
+pub mod barrier;
 pub mod codec;
 pub mod ids;
 pub mod local;
