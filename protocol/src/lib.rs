@@ -6,10 +6,13 @@
 //! simulation drive exactly the same code and a log of events can be replayed.
 
 pub mod barrier;
+pub mod budget;
+pub mod clique;
 pub mod codec;
 pub mod ids;
 pub mod local;
 pub mod membership;
+pub mod ranks;
 pub mod record;
 pub mod spec;
 pub mod storelog;
