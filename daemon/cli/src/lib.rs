@@ -1,0 +1,3 @@
+//! The command line of Muster: the launcher (`muster run`), and what the other subcommands need.
+
+pub mod run;
