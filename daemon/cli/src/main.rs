@@ -16,7 +16,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run a training script on this node as its part of a job. Takes torchrun's flags.
-    #[command(infer_long_args = true)]
+    #[command(infer_long_args = true, args_override_self = true)]
     Run(Box<run::args::RunArgs>),
 }
 

@@ -182,6 +182,7 @@ mod tests {
         // One wait of a second, not eighty.
         assert!(started.elapsed() < Duration::from_secs(10));
         drop(open);
+        console.flush(Duration::from_secs(10));
         console.write(Target::Stdout, b"end".to_vec());
         console.flush(Duration::from_secs(10));
         let seen = seen.lock().unwrap();

@@ -476,12 +476,11 @@ fn notes(args: &RunArgs, max_nodes: u16) -> Vec<String> {
                 .to_owned(),
         );
     }
-    if let Some(addr) = args.master_addr.as_deref().filter(|_| max_nodes > 1) {
-        if args.rdzv_endpoint.is_none() && !args.standalone {
-            notes.push(format!(
-                "--master-addr {addr} is called as a first peer; it is not a master, and may go away later"
-            ));
-        }
+    let is_peer = max_nodes > 1 && args.rdzv_endpoint.is_none() && !args.standalone;
+    if let Some(addr) = args.master_addr.as_deref().filter(|_| is_peer) {
+        notes.push(format!(
+            "--master-addr {addr} is called as a first peer; it is not a master, and may go away later"
+        ));
     }
     notes
 }

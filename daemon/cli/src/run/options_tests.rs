@@ -3,7 +3,7 @@ use clap::Parser;
 use super::*;
 
 #[derive(Debug, Parser)]
-#[command(infer_long_args = true)]
+#[command(infer_long_args = true, args_override_self = true)]
 struct Line {
     #[command(flatten)]
     run: RunArgs,
@@ -65,6 +65,7 @@ fn dash_underscore_and_abbreviation_are_one() {
         "--nproc-per-node 2 --max-restarts 5 x.py",
         "--nproc_per_node=2 --max_restarts=5 x.py",
         "--nproc 2 --max-rest 5 x.py",
+        "--nproc-per-node 9 --max-restarts 1 --nproc_per_node 2 --max_restarts 5 x.py",
     ] {
         let plan = plan(line);
         assert_eq!((plan.slots, plan.spec.max_restarts), (2, 5), "{line}");

@@ -42,11 +42,11 @@ pub fn tail_text(bytes: &[u8]) -> String {
     let mut cut = bytes.len().saturating_sub(MAX_TAIL);
     if cut > 0 {
         // From the next line on, where there is one.
-        if let Some(newline) = bytes[cut..].iter().position(|&b| b == b'\n') {
-            if cut + newline + 1 < bytes.len() {
-                cut += newline + 1;
-            }
-        }
+        let newline = bytes[cut..].iter().position(|&b| b == b'\n');
+        cut += newline
+            .map(|at| at + 1)
+            .filter(|at| cut + at < bytes.len())
+            .unwrap_or(0);
     }
     let mut text = String::from_utf8_lossy(&bytes[cut..]).trim_end().to_owned();
     // A replacement character is longer than the byte that it stands for.

@@ -218,12 +218,7 @@ impl Session {
                 attempt,
                 result,
             } => {
-                if let Some(pending) = &mut self.pending {
-                    if (pending.start.digest, pending.start.attempt) == (digest, attempt) {
-                        pending.verified = Some(result);
-                        self.try_spawn();
-                    }
-                }
+                self.verified(digest, attempt, result);
             }
             Event::Spawned { result } => self.spawned(result, now),
             Event::Port(port) => {
@@ -252,12 +247,9 @@ impl Session {
     }
 
     pub fn handle_timeout(&mut self, now: Time) {
-        if let Some((at, code)) = self.leave_by {
-            if now >= at {
-                self.leave_by = None;
-                self.say("the agent did not take this node out in time: stopping its workers");
-                self.end(code, String::new(), now);
-            }
+        if let Some((_, code)) = self.leave_by.filter(|(at, _)| now >= *at) {
+            self.say("the agent did not take this node out in time: stopping its workers");
+            self.end(code, String::new(), now);
         }
         let Some(stopping) = self.current.as_mut().and_then(|c| c.stopping.as_mut()) else {
             return;
@@ -458,6 +450,17 @@ impl Session {
                     reason,
                 });
             }
+        }
+    }
+
+    fn verified(&mut self, digest: Digest, attempt: u32, result: Result<IpAddr, String>) {
+        let asked = self
+            .pending
+            .as_mut()
+            .filter(|p| (p.start.digest, p.start.attempt) == (digest, attempt));
+        if let Some(pending) = asked {
+            pending.verified = Some(result);
+            self.try_spawn();
         }
     }
 

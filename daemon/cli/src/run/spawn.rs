@@ -106,10 +106,8 @@ fn spawn_one(request: Request) -> io::Result<i32> {
             if libc::getppid() != launcher {
                 libc::_exit(125);
             }
-            if let Some(fd) = pass {
-                if libc::fcntl(fd, libc::F_SETFD, 0) < 0 {
-                    return Err(io::Error::last_os_error());
-                }
+            if pass.is_some_and(|fd| libc::fcntl(fd, libc::F_SETFD, 0) < 0) {
+                return Err(io::Error::last_os_error());
             }
             Ok(())
         });
