@@ -51,6 +51,11 @@ pub enum Message {
         grace_ms: u32,
         reason: String,
     },
+    /// Drain yourself: an operator on another node asks.
+    DrainAsk {
+        grace_ms: u32,
+        reason: String,
+    },
     Job {
         key: JobKey,
         body: Box<JobMessage>,
@@ -121,7 +126,6 @@ pub enum JobMessage {
         ballot: Ballot,
         accepted: Option<(Ballot, Arc<Record>)>,
         acked: Option<CommitRef>,
-        grants: Vec<Grant>,
     },
     Accept {
         parent: Digest,
@@ -329,7 +333,9 @@ impl Message {
             Message::Ping { leases: list, .. } | Message::Pong { granted: list, .. } => {
                 limit("leases", list.len(), MAX_JOBS)
             }
-            Message::Leaving { reason, .. } => limit("reason", reason.len(), MAX_TEXT),
+            Message::Leaving { reason, .. } | Message::DrainAsk { reason, .. } => {
+                limit("reason", reason.len(), MAX_TEXT)
+            }
             Message::Job { key: k, body } => {
                 key(k)?;
                 body.check(k)
@@ -353,10 +359,7 @@ impl JobMessage {
             | JobMessage::ClaimBirth { record: r }
             | JobMessage::Decided { record: r }
             | JobMessage::Accept { record: r, .. } => record(r),
-            JobMessage::Promise {
-                accepted, grants, ..
-            } => {
-                limit("grants", grants.len(), MAX_LIST)?;
+            JobMessage::Promise { accepted, .. } => {
                 accepted.as_ref().map_or(Ok(()), |(_, r)| record(r))
             }
             JobMessage::Accepted { grants, .. } => limit("grants", grants.len(), MAX_LIST),

@@ -6,24 +6,28 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use muster_protocol::local::{Start, ToAgent};
-use muster_protocol::{Digest, Time};
+use muster_protocol::{Digest, Span, Time};
 use nix::sys::signal::Signal;
 use nix::time::{ClockId, clock_gettime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
+use super::control::{ControlPage, reason_of};
 use super::guard;
 use super::link::{Dial, LinkEvent, keep};
 use super::net;
 use super::options::Handled;
 use super::port::ReservedPort;
 use super::session::{Effect, Event, Session};
-use super::workers::{Left, Workers};
+use super::workers::{Left, Workers, unix_ms};
 
 /// How often what the workers left behind is looked at while it ends: nothing signals the end of a
 /// process that is not our child.
 const LOOK: Duration = Duration::from_millis(10);
+
+/// How often the control pages are looked at for workers that attach a runtime.
+const PAGES: Duration = Duration::from_millis(100);
 
 /// The longest that the dial to rank 0's guard takes, and how often it is tried.
 const VERIFY: (Duration, u32) = (Duration::from_secs(2), 3);
@@ -54,6 +58,7 @@ pub struct Driver {
     next_port: Option<ReservedPort>,
     used_ports: Vec<(Instant, ReservedPort)>,
     link: Option<mpsc::Sender<(ToAgent, Option<OwnedFd>)>>,
+    was_linked: bool,
     verdicts: (mpsc::Sender<Verdict>, mpsc::Receiver<Verdict>),
 }
 
@@ -74,6 +79,7 @@ impl Driver {
             next_port: None,
             used_ports: Vec::new(),
             link: None,
+            was_linked: false,
             verdicts: mpsc::channel(16),
         }
     }
@@ -87,6 +93,8 @@ impl Driver {
         self.fresh_port(None, &mut session);
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut pages = tokio::time::interval(PAGES);
+        pages.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             if let Some(outcome) = self.carry_out(&mut session) {
                 return Ok(outcome);
@@ -106,6 +114,13 @@ impl Driver {
                     session.handle_timeout(now());
                 }
                 _ = look.tick(), if session.is_draining() => self.look(&mut session),
+                _ = pages.tick(), if session.has_workers() => {
+                    let linked = self.linked();
+                    if linked != self.was_linked {
+                        self.was_linked = linked;
+                        session.handle(Event::TakesStopSteps(linked), now());
+                    }
+                }
             }
         }
     }
@@ -126,8 +141,8 @@ impl Driver {
     }
 
     fn reap(&mut self, session: &mut Session) {
-        for exit in self.workers.reap() {
-            session.handle(Event::Exit(exit), now());
+        for (exit, acknowledged) in self.workers.reap() {
+            session.handle(Event::Exit { exit, acknowledged }, now());
         }
         if session.is_draining() {
             self.look(session);
@@ -204,6 +219,7 @@ impl Driver {
                 Effect::Spawn { start, local } => {
                     let master = start.master.ip();
                     let interface = net::interface_for(&net::addresses(), local, master);
+                    self.was_linked = false;
                     let result = self.workers.spawn(&start, interface.as_deref());
                     session.handle(Event::Spawned { result }, now());
                     // A child may have ended while nobody was allowed to reap.
@@ -212,7 +228,30 @@ impl Driver {
                 Effect::FreshPort { used } => self.fresh_port(used, session),
                 Effect::Signal(number) => self.workers.signal(number),
                 Effect::Kill => self.workers.kill_all(),
-                Effect::InstallStop { .. } | Effect::ConfirmStop { .. } | Effect::CancelStop => {}
+                Effect::InstallStop {
+                    digest,
+                    barrier,
+                    step,
+                    grace,
+                    why,
+                } => {
+                    if let Some(step) = self.install_stop(step, grace, &why) {
+                        let event = Event::StopInstalled {
+                            digest,
+                            barrier,
+                            step,
+                        };
+                        session.handle(event, now());
+                    }
+                }
+                Effect::ConfirmStop { step } => {
+                    if !self.workers.pages().all(|page| page.confirm(step)) {
+                        say(&format!(
+                            "step {step} is confirmed as the stop, but not every worker waits for it"
+                        ));
+                    }
+                }
+                Effect::CancelStop => self.workers.pages().for_each(ControlPage::cancel),
                 Effect::Say(text) => say(&text),
                 Effect::NameSurvivors => say(&format!(
                     "these processes do not end although they were killed (a device or a file system hangs): {:?}",
@@ -235,6 +274,33 @@ impl Driver {
             }
         }
         None
+    }
+
+    /// Gates every worker and returns the step at which all of them can stop; `None` when one has
+    /// no runtime attached, for it would not obey.
+    fn install_stop(&mut self, step: u64, grace: Span, why: &str) -> Option<u64> {
+        if !self.linked() {
+            return None;
+        }
+        let deadline_ms = match grace {
+            Span::ZERO => 0,
+            grace => unix_ms().saturating_add(grace.as_millis()),
+        };
+        let reason = reason_of(why);
+        self.workers
+            .pages()
+            .map(|page| page.install(step, deadline_ms, reason))
+            .max()
+    }
+
+    /// Whether there are workers and all of them have a runtime attached.
+    fn linked(&mut self) -> bool {
+        let mut any = false;
+        let all = self.workers.pages().all(|page| {
+            any = true;
+            page.is_linked()
+        });
+        any && all
     }
 
     fn abort(&mut self) {

@@ -3,18 +3,15 @@
 //! The session never waits for it. A task dials, again and again with a growing pause, tells the
 //! session when the link is up, and carries frames both ways until it breaks.
 
-use std::collections::VecDeque;
 use std::future::Future;
-use std::io::{self, IoSlice};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use muster_protocol::codec::{self, Deframer};
+use muster_daemon::socket::{self, Conn};
+use muster_protocol::codec;
 use muster_protocol::local::{ToAgent, ToLauncher};
-use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
-use tokio::io::Interest;
-use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
@@ -126,84 +123,39 @@ async fn carry<L: Link>(
 #[derive(Clone, Debug)]
 pub struct SocketDial(pub PathBuf);
 
-/// A link over a unix socket: length-prefixed frames, a descriptor with the first byte of its frame.
+/// A link over a unix socket.
 #[derive(Debug)]
-pub struct SocketLink {
-    socket: UnixStream,
-    deframer: Deframer,
-    ready: VecDeque<ToLauncher>,
-}
+pub struct SocketLink(Conn);
 
 impl Dial for SocketDial {
     type Link = SocketLink;
 
     async fn dial(&mut self) -> io::Result<SocketLink> {
         let path = &self.0;
-        let socket = UnixStream::connect(path).await.map_err(|e| {
-            io::Error::new(
-                e.kind(),
-                format!("no agent answers at {}: {e}", path.display()),
-            )
-        })?;
-        Ok(SocketLink {
-            socket,
-            deframer: Deframer::default(),
-            ready: VecDeque::new(),
-        })
+        match socket::connect(path).await {
+            Ok(conn) => Ok(SocketLink(conn)),
+            Err(e) => Err(io::Error::other(format!(
+                "no agent answers at {}: {e}",
+                path.display()
+            ))),
+        }
     }
 }
 
 impl Link for SocketLink {
     async fn send(&mut self, frame: ToAgent, fd: Option<OwnedFd>) -> io::Result<()> {
-        let bytes = codec::encode_frame(&frame).map_err(io::Error::other)?;
-        let bytes = codec::with_length(&bytes);
-        let mut sent = 0;
-        let mut fd = fd;
-        while sent < bytes.len() {
-            self.socket.writable().await?;
-            let result = self.socket.try_io(Interest::WRITABLE, || {
-                let raw: Vec<i32> = fd.iter().map(AsRawFd::as_raw_fd).collect();
-                let rights = [ControlMessage::ScmRights(&raw)];
-                let control: &[ControlMessage<'_>] = if raw.is_empty() { &[] } else { &rights };
-                let piece = [IoSlice::new(&bytes[sent..])];
-                sendmsg::<()>(
-                    self.socket.as_raw_fd(),
-                    &piece,
-                    control,
-                    MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT,
-                    None,
-                )
-                .map_err(io::Error::from)
-            });
-            match result {
-                Ok(n) => {
-                    sent += n;
-                    fd = None;
-                }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(())
+        let frame = codec::encode_frame(&frame).map_err(io::Error::other)?;
+        self.0
+            .send(frame, fd.into_iter().collect())
+            .map_err(io::Error::other)
     }
 
     async fn recv(&mut self) -> io::Result<Option<ToLauncher>> {
-        loop {
-            if let Some(frame) = self.ready.pop_front() {
-                return Ok(Some(frame));
-            }
-            self.socket.readable().await?;
-            let mut buffer = [0; 16 * 1024];
-            match self.socket.try_read(&mut buffer) {
-                Ok(0) => return Ok(None),
-                Ok(n) => self.deframer.push(&buffer[..n]),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => continue,
-                Err(e) => return Err(e),
-            }
-            while let Some(frame) = self.deframer.next_frame().map_err(io::Error::other)? {
-                let frame = codec::decode_frame(frame).map_err(io::Error::other)?;
-                self.ready.push_back(frame);
-            }
+        match self.0.recv().await.map_err(io::Error::other)? {
+            Some((frame, _)) => codec::decode_frame(&frame)
+                .map(Some)
+                .map_err(io::Error::other),
+            None => Ok(None),
         }
     }
 }

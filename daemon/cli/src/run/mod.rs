@@ -32,6 +32,7 @@ use muster_protocol::local::Register;
 use rand::TryRngCore;
 use rand::rngs::OsRng;
 
+use crate::slurm;
 use args::RunArgs;
 use console::Console;
 use drive::Driver;
@@ -46,12 +47,13 @@ use workers::{Setup, Workers};
 pub const DEFAULT_SOCKET: &str = "/run/muster/musterd.sock";
 
 /// `muster run`: checks the flags and runs this node's part of the job.
-pub fn main(args: RunArgs, argv: &[OsString]) -> ExitCode {
+pub fn main(mut args: RunArgs, argv: &[OsString]) -> ExitCode {
     let explicit = args.is_explicit(argv);
-    let plan = match Plan::new(args, explicit, &host()) {
+    let plan = from_slurm(&mut args).and_then(|()| Ok(Plan::new(args, explicit, &host())?));
+    let plan = match plan {
         Ok(plan) => plan,
         Err(error) => {
-            eprintln!("muster run: {error}");
+            eprintln!("muster run: {error:#}");
             return ExitCode::from(2);
         }
     };
@@ -80,6 +82,21 @@ pub fn main(args: RunArgs, argv: &[OsString]) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Under `srun` the step names its nodes: they are the first peers, and the step is the job, unless
+/// the flags say otherwise.
+fn from_slurm(args: &mut RunArgs) -> anyhow::Result<()> {
+    let Some(step) = slurm::peers_from_env(|name| std::env::var(name).ok())? else {
+        return Ok(());
+    };
+    if step.nodes.len() > 1 && !args.standalone {
+        args.rdzv_endpoint
+            .get_or_insert_with(|| step.nodes.join(","));
+        args.rdzv_id
+            .get_or_insert_with(|| format!("slurm-{}.{}", step.job_id, step.step_id));
+    }
+    Ok(())
 }
 
 /// Runs this node's part of a job over an agent's link, and returns the exit code.

@@ -44,8 +44,11 @@ pub enum Event {
     },
     /// The answer to [`Effect::FreshPort`].
     Port(u16),
-    /// A worker was reaped.
-    Exit(WorkerExit),
+    /// A worker was reaped; `acknowledged` when it ended because it was told to stop at a step.
+    Exit {
+        exit: WorkerExit,
+        acknowledged: bool,
+    },
     /// What is left, after something ended.
     Left(Left),
     /// Every worker took the stop step (the answer to [`Effect::InstallStop`]).
@@ -131,6 +134,8 @@ struct Current {
     start: Start,
     running: u16,
     failed: Vec<WorkerExit>,
+    /// Some worker ended at a stop step.
+    acknowledged: bool,
     /// Its workers could not all be started, and why; told once nothing of it runs.
     unstarted: Option<String>,
     stopping: Option<Stopping>,
@@ -225,7 +230,7 @@ impl Session {
                 self.port = Some(port);
                 self.send(ToAgent::MasterPort { port });
             }
-            Event::Exit(exit) => self.exit(exit, now),
+            Event::Exit { exit, acknowledged } => self.exit(exit, acknowledged, now),
             Event::Left(left) => self.left(left, now),
             Event::StopInstalled {
                 digest,
@@ -475,6 +480,7 @@ impl Session {
             running: start.slots,
             start,
             failed: Vec::new(),
+            acknowledged: false,
             unstarted: None,
             stopping: None,
         };
@@ -498,11 +504,12 @@ impl Session {
         self.effects.push_back(Effect::FreshPort { used });
     }
 
-    fn exit(&mut self, exit: WorkerExit, now: Time) {
+    fn exit(&mut self, exit: WorkerExit, acknowledged: bool, now: Time) {
         let Some(current) = &mut self.current else {
             return;
         };
         current.running = current.running.saturating_sub(1);
+        current.acknowledged |= acknowledged;
         let all = current.running == 0;
         if current.stopping.is_some() {
             return;
@@ -517,7 +524,8 @@ impl Session {
             let grace = self.register.spec.stop_grace().min(LEFTOVER_GRACE);
             self.begin_stop(libc::SIGTERM, grace, None, now);
             if let Some(current) = &mut self.current {
-                let clean = current.failed.is_empty();
+                // A worker that stopped at a step has not finished its work.
+                let clean = current.failed.is_empty() && !current.acknowledged;
                 if let Some(stopping) = &mut current.stopping {
                     stopping.finished = clean;
                 }

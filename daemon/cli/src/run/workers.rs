@@ -291,9 +291,9 @@ impl Workers {
         self.sidecar.iter().map(Sidecar::pid).collect()
     }
 
-    /// Reaps every child that ended and returns the workers among them. The others are orphans of
-    /// workers, or the sidecar, which is started again.
-    pub fn reap(&mut self) -> Vec<WorkerExit> {
+    /// Reaps every child that ended and returns the workers among them, each with whether it ended
+    /// at a stop step. The others are orphans of workers, or the sidecar, which is started again.
+    pub fn reap(&mut self) -> Vec<(WorkerExit, bool)> {
         let mut exits = Vec::new();
         loop {
             let (pid, code, signal) = match waitpid(Pid::from_raw(-1), Some(WaitPidFlag::WNOHANG)) {
@@ -307,7 +307,8 @@ impl Workers {
             };
             if let Some(at) = self.workers.iter().position(|w| w.pid == pid && !w.ended) {
                 self.workers[at].ended = true;
-                exits.push(self.describe(at, code, signal));
+                let acknowledged = self.workers[at].page.acknowledged().is_some();
+                exits.push((self.describe(at, code, signal), acknowledged));
             } else if self.sidecar.as_ref().is_some_and(|s| s.pid() == pid) {
                 self.sidecar = self.new_sidecar();
             }
@@ -326,9 +327,7 @@ impl Workers {
     }
 
     fn describe(&mut self, at: usize, code: i32, signal: Option<i32>) -> WorkerExit {
-        let reaped_ms = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX));
+        let reaped_ms = unix_ms();
         let worker = &mut self.workers[at];
         let mut exit = WorkerExit {
             rank: worker.rank,
@@ -425,4 +424,11 @@ fn prefix(role: &str, rank: u32, local_rank: u16) -> Vec<u8> {
             .into_bytes(),
         Err(_) => format!("[rank{rank}]: ").into_bytes(),
     }
+}
+
+/// Now, in milliseconds since the Unix epoch.
+pub fn unix_ms() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
 }

@@ -1,0 +1,432 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const PEER: NodeId = NodeId([2; 32]);
+
+fn guard() -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, 2], 4000))
+}
+
+fn ms(n: u64) -> Time {
+    Time::ZERO + Span::from_millis(n)
+}
+
+/// What the peer's machine does in a test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum World {
+    /// Pings are answered.
+    Well,
+    /// A probe gets these answers, a ping none.
+    Broken(Answer, Answer),
+}
+
+/// One detector and one peer, driven by its timers; probes take 2 ms, silent ones 200 ms.
+struct Bench {
+    core: Membership,
+    now: Time,
+    world: World,
+    due: Vec<(Time, Event)>,
+    verdicts: Vec<(Time, State)>,
+    pings: usize,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let mut bench = Bench {
+            core: Membership::new(Config::default()),
+            now: ms(1_000),
+            world: World::Well,
+            due: Vec::new(),
+            verdicts: Vec::new(),
+            pings: 0,
+        };
+        bench.tell(Event::Watch {
+            node: PEER,
+            guard: guard(),
+        });
+        bench
+    }
+
+    fn tell(&mut self, event: Event) {
+        self.core.handle(event, self.now).unwrap();
+        self.effects();
+    }
+
+    fn effects(&mut self) {
+        while let Some(effect) = self.core.poll_effect() {
+            match (effect, self.world) {
+                (Effect::Verdict { state, .. }, _) => self.verdicts.push((self.now, state)),
+                (Effect::Ping { node, seq }, world) => {
+                    self.pings += 1;
+                    if world == World::Well {
+                        let at = self.now + Span::from_millis(1);
+                        self.due.push((at, Event::Pong { node, seq }));
+                    }
+                }
+                (Effect::Probe { node, id, .. }, world) => {
+                    let (agent, guard) = match world {
+                        World::Well => (Answer::Answered, Answer::Answered),
+                        World::Broken(agent, guard) => (agent, guard),
+                    };
+                    let silent = agent == Answer::Silent || guard == Answer::Silent;
+                    let takes = Span::from_millis(if silent { 200 } else { 2 });
+                    let probed = Event::Probed {
+                        node,
+                        id,
+                        agent,
+                        guard,
+                    };
+                    self.due.push((self.now + takes, probed));
+                }
+            }
+        }
+    }
+
+    fn run_until(&mut self, end: Time) {
+        for _ in 0..1_000_000 {
+            self.due.sort_by_key(|(at, _)| *at);
+            let event = self.due.first().map(|(at, _)| *at);
+            let timer = self.core.poll_timeout().map(|(at, _)| at);
+            let Some(at) = event.into_iter().chain(timer).min().filter(|at| *at <= end) else {
+                self.now = end;
+                return;
+            };
+            self.now = self.now.max(at);
+            if event == Some(at) {
+                let (_, event) = self.due.remove(0);
+                self.tell(event);
+            } else {
+                self.core.handle_timeout(self.now);
+                self.effects();
+            }
+        }
+        panic!("the detector never lets time pass");
+    }
+
+    fn run_for(&mut self, millis: u64) {
+        self.run_until(self.now + Span::from_millis(millis));
+    }
+
+    fn state(&self) -> State {
+        self.core.peer(&PEER).unwrap().state
+    }
+}
+
+#[test]
+fn a_peer_that_answers_stays_alive_and_costs_four_pings_a_second() {
+    let mut bench = Bench::new();
+    bench.run_for(60_000);
+    assert_eq!(bench.verdicts, []);
+    assert!((239..=242).contains(&bench.pings), "{}", bench.pings);
+    let rtt = bench.core.peer(&PEER).unwrap().rtt.unwrap();
+    assert_eq!(rtt.as_millis(), 1);
+}
+
+#[test]
+fn nobody_watched_means_no_timer() {
+    let mut bench = Bench::new();
+    bench.tell(Event::Unwatch { node: PEER });
+    assert_eq!(bench.core.poll_timeout(), None);
+    bench.tell(Event::Disconnected { node: PEER });
+    assert_eq!(bench.core.peer(&PEER), None);
+    assert_eq!(bench.verdicts, []);
+}
+
+#[test]
+fn a_killed_node_is_lost_at_once() {
+    for guard in [Answer::Refused, Answer::Other] {
+        let mut bench = Bench::new();
+        bench.run_for(1_000);
+        bench.world = World::Broken(Answer::Refused, guard);
+        let killed = bench.now;
+        bench.tell(Event::Disconnected { node: PEER });
+        bench.run_for(1_000);
+        assert_eq!(bench.state(), State::Lost { confirmed: true });
+        let (at, _) = bench.verdicts.last().unwrap();
+        let took = at.since(killed);
+        assert!(
+            took >= Span::from_millis(25) && took <= Span::from_millis(60),
+            "{took}"
+        );
+    }
+}
+
+#[test]
+fn a_silent_peer_is_suspect_at_half_time_and_lost_at_the_end() {
+    let mut bench = Bench::new();
+    bench.run_for(1_010);
+    let heard = ms(2_001);
+    bench.world = World::Broken(Answer::Silent, Answer::Silent);
+    bench.run_for(5_000);
+    let suspect = (heard + Span::from_secs(1), State::Suspect);
+    let lost = (heard + Span::from_secs(2), State::Lost { confirmed: false });
+    assert_eq!(bench.verdicts, [suspect, lost]);
+    // It is called now and then, so that two peers that lost each other find out.
+    let pings = bench.pings;
+    bench.run_for(20_000);
+    assert!((9..=11).contains(&(bench.pings - pings)));
+    bench.tell(Event::Heard { node: PEER });
+    assert_eq!(bench.state(), State::Alive);
+}
+
+#[test]
+fn an_agent_that_goes_alone_is_away_for_its_grace() {
+    let mut bench = Bench::new();
+    bench.run_for(1_000);
+    bench.world = World::Broken(Answer::Refused, Answer::Answered);
+    let gone = bench.now;
+    bench.tell(Event::Disconnected { node: PEER });
+    bench.run_for(9_900);
+    let since = gone + Span::from_millis(2);
+    assert_eq!(bench.state(), State::Away { since });
+    let mut back = Bench { ..bench };
+    back.world = World::Well;
+    back.tell(Event::Connected { node: PEER });
+    back.run_for(20_000);
+    assert_eq!(back.state(), State::Alive);
+    // The next time it stays away.
+    back.world = World::Broken(Answer::Refused, Answer::Answered);
+    let gone = back.now;
+    back.tell(Event::Disconnected { node: PEER });
+    back.run_for(20_000);
+    let (at, state) = back.verdicts.last().unwrap();
+    assert_eq!(*state, State::Lost { confirmed: false });
+    assert_eq!(at.since(gone), Span::from_millis(10_002));
+}
+
+#[test]
+fn an_away_agent_whose_guard_goes_is_lost() {
+    let mut bench = Bench::new();
+    bench.world = World::Broken(Answer::Refused, Answer::Answered);
+    bench.tell(Event::Disconnected { node: PEER });
+    bench.run_for(3_000);
+    assert!(matches!(bench.state(), State::Away { .. }));
+    bench.world = World::Broken(Answer::Refused, Answer::Refused);
+    bench.run_for(300);
+    assert_eq!(bench.state(), State::Lost { confirmed: true });
+
+    let mut bench = Bench::new();
+    bench.world = World::Broken(Answer::Refused, Answer::Answered);
+    bench.tell(Event::Disconnected { node: PEER });
+    bench.run_for(3_000);
+    bench.world = World::Broken(Answer::Silent, Answer::Silent);
+    bench.run_for(2_000);
+    assert_eq!(bench.state(), State::Lost { confirmed: false });
+}
+
+#[test]
+fn a_stuck_agent_with_a_live_guard_is_away_not_lost() {
+    let mut bench = Bench::new();
+    bench.world = World::Broken(Answer::Silent, Answer::Answered);
+    bench.run_for(4_000);
+    assert!(
+        matches!(bench.state(), State::Away { .. }),
+        "{:?}",
+        bench.state()
+    );
+    bench.run_for(12_000);
+    assert_eq!(bench.state(), State::Lost { confirmed: false });
+}
+
+#[test]
+fn a_leftover_message_does_not_hide_a_closed_connection() {
+    let mut bench = Bench::new();
+    bench.world = World::Broken(Answer::Refused, Answer::Refused);
+    bench.tell(Event::Disconnected { node: PEER });
+    bench.tell(Event::Heard { node: PEER });
+    bench.run_for(60);
+    assert_eq!(bench.state(), State::Lost { confirmed: true });
+
+    // It was heard, and its agent answers: it is there, even if nobody says that it reconnected.
+    let mut bench = Bench::new();
+    bench.tell(Event::Disconnected { node: PEER });
+    bench.run_for(10);
+    assert_eq!(bench.state(), State::Alive);
+}
+
+#[test]
+fn one_refusal_is_not_two() {
+    let mut bench = Bench::new();
+    bench.due.clear();
+    bench.world = World::Broken(Answer::Refused, Answer::Refused);
+    bench.tell(Event::Disconnected { node: PEER });
+    bench.run_for(10);
+    // A restart took a moment: the second probe is answered.
+    bench
+        .due
+        .retain(|(_, event)| !matches!(event, Event::Pong { .. }));
+    bench.world = World::Broken(Answer::Answered, Answer::Answered);
+    bench.run_for(100);
+    assert_eq!(bench.state(), State::Suspect);
+    // An answer to an earlier probe is no answer to this one.
+    let (agent, guard) = (Answer::Refused, Answer::Refused);
+    for id in [1, 1, 99] {
+        bench.tell(Event::Probed {
+            node: PEER,
+            id,
+            agent,
+            guard,
+        });
+    }
+    assert_eq!(bench.state(), State::Suspect);
+}
+
+#[test]
+fn a_stop_of_our_own_is_held_against_nobody() {
+    for gap in [600, 3_000, 3_600_000] {
+        let mut bench = Bench::new();
+        bench.run_for(1_000);
+        bench.due.clear();
+        bench.now += Span::from_millis(gap);
+        // Timers run before the messages that wait in the sockets.
+        bench.core.handle_timeout(bench.now);
+        bench.effects();
+        assert_eq!(bench.state(), State::Alive, "after {gap} ms");
+        bench.run_for(10_000);
+        assert_eq!(bench.verdicts, [], "after {gap} ms");
+    }
+    // A peer that died meanwhile is found, one whole period later.
+    let mut bench = Bench::new();
+    bench.run_for(1_000);
+    bench.due.clear();
+    bench.world = World::Broken(Answer::Silent, Answer::Silent);
+    bench.now += Span::from_secs(60);
+    let resumed = bench.now;
+    bench.core.handle_timeout(resumed);
+    bench.effects();
+    bench.run_for(3_000);
+    let lost = (
+        resumed + Span::from_secs(2),
+        State::Lost { confirmed: false },
+    );
+    assert_eq!(bench.verdicts.last(), Some(&lost));
+}
+
+#[test]
+fn a_new_launcher_starts_afresh() {
+    let mut bench = Bench::new();
+    bench.world = World::Broken(Answer::Refused, Answer::Refused);
+    bench.tell(Event::Leaving {
+        node: PEER,
+        deadline: ms(9_000),
+    });
+    bench.tell(Event::Disconnected { node: PEER });
+    bench.run_for(100);
+    assert!(bench.state().is_lost());
+    let again = Event::Watch {
+        node: PEER,
+        guard: guard(),
+    };
+    bench.tell(again);
+    assert!(bench.state().is_lost());
+    assert_eq!(bench.core.peer(&PEER).unwrap().leaving, Some(ms(9_000)));
+    let guard = SocketAddr::from(([10, 0, 0, 2], 4001));
+    bench.tell(Event::Watch { node: PEER, guard });
+    assert_eq!(bench.verdicts.last().unwrap().1, State::Alive);
+    assert_eq!(bench.core.peer(&PEER).unwrap().leaving, None);
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Wait(u64),
+    Heard,
+    Disconnected,
+    Connected,
+    Become(World),
+    /// The process does not run for a while.
+    Stop(u64),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let answer = || {
+        prop_oneof![
+            Just(Answer::Answered),
+            Just(Answer::Refused),
+            Just(Answer::Silent),
+            Just(Answer::Other)
+        ]
+    };
+    let world = prop_oneof![
+        Just(World::Well),
+        (answer(), answer()).prop_map(|(agent, guard)| World::Broken(agent, guard))
+    ];
+    prop_oneof![
+        4 => (1u64..3_000).prop_map(Act::Wait),
+        1 => Just(Act::Heard),
+        1 => Just(Act::Disconnected),
+        1 => Just(Act::Connected),
+        2 => world.prop_map(Act::Become),
+        1 => (1u64..20_000).prop_map(Act::Stop),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 256,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn verdicts_are_earned(acts in proptest::collection::vec(act(), 1..40)) {
+        let mut bench = Bench::new();
+        // The last time that any sign of life was told, and that a stop ended.
+        let mut sign = bench.now;
+        for act in acts {
+            let before = bench.verdicts.len();
+            match act {
+                Act::Wait(n) => bench.run_for(n),
+                Act::Heard => bench.tell(Event::Heard { node: PEER }),
+                Act::Disconnected => bench.tell(Event::Disconnected { node: PEER }),
+                Act::Connected => bench.tell(Event::Connected { node: PEER }),
+                Act::Become(world) => bench.world = world,
+                Act::Stop(n) => {
+                    bench.now += Span::from_millis(n);
+                    bench.core.handle_timeout(bench.now);
+                    bench.effects();
+                }
+            }
+            let mut state = None;
+            for (at, verdict) in &bench.verdicts[before..] {
+                match verdict {
+                    // Never without a whole period of silence that we listened to.
+                    State::Lost { confirmed: false } => {
+                        prop_assert!(at.since(sign) >= Span::from_secs(2), "{verdict:?} at {at:?}");
+                    }
+                    State::Lost { confirmed: true } => {
+                        let World::Broken(agent, guard) = bench.world else {
+                            prop_assert!(false, "confirmed of a peer that is well");
+                            return Ok(());
+                        };
+                        prop_assert!(agent.is_gone() && guard.is_gone());
+                    }
+                    State::Alive => sign = *at,
+                    State::Suspect | State::Away { .. } => {}
+                }
+                prop_assert_ne!(state, Some(*verdict), "a verdict without a change");
+                state = Some(*verdict);
+            }
+            if matches!(act, Act::Heard | Act::Connected) {
+                sign = bench.now;
+                prop_assert!(!bench.state().is_lost());
+            }
+            if matches!(act, Act::Connected) {
+                prop_assert_eq!(bench.state(), State::Alive);
+            }
+        }
+        // Whatever came before, the end is judged by what is true then.
+        bench.due.clear();
+        bench.world = World::Broken(Answer::Refused, Answer::Refused);
+        bench.tell(Event::Connected { node: PEER });
+        let gone = bench.now;
+        bench.tell(Event::Disconnected { node: PEER });
+        bench.run_for(60);
+        prop_assert_eq!(bench.state(), State::Lost { confirmed: true });
+        prop_assert!(bench.verdicts.last().unwrap().0.since(gone) <= Span::from_millis(60));
+        bench.world = World::Well;
+        bench.tell(Event::Connected { node: PEER });
+        bench.run_for(30_000);
+        prop_assert_eq!(bench.state(), State::Alive);
+    }
+}

@@ -1,0 +1,305 @@
+//! One entry of the log as bytes: JSON that people can read, and that says everything once more in
+//! the canonical encoding where a digest depends on it.
+//!
+//! ```json
+//! {"v":1,"seq":2,"prev":"5a…","writer":"a7…","nonce":"00000000000004d2",
+//!  "body":{"commit":{"generation":"…","number":1,"step":400,"manifest":"…"}}}
+//! ```
+//!
+//! A claim carries its record as the hexadecimal of its canonical encoding. The fields beside it
+//! are for people; a reader refuses the entry when they say something else than the record.
+
+use serde::{Deserialize, Serialize};
+
+use crate::codec;
+use crate::ids::{Digest, NodeId};
+use crate::record::{CommitRef, Record};
+
+/// The version of every entry that this build writes, and the only one that it reads.
+pub const ENTRY_VERSION: u32 = 1;
+
+/// The most bytes of one entry: a record with 1,024 members, in hexadecimal, with room to spare.
+pub const MAX_ENTRY: usize = 512 * 1024;
+
+/// The most bytes of a REJECT's reason; a longer one is cut when it is written.
+pub const MAX_REASON: usize = 512;
+
+/// One object `<job>/log/<seq>.json`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The slot that the entry stands in, from 1.
+    pub seq: u64,
+    /// Digest of the entry before; zero in the first.
+    pub prev: Digest,
+    pub writer: NodeId,
+    /// Drawn once per append, so that a writer knows its own entry again.
+    pub nonce: u64,
+    pub body: Body,
+}
+
+/// What an entry says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// Decides a generation.
+    Claim(Box<Record>),
+    /// A checkpoint is durable.
+    Commit(CommitRef),
+    /// The data of the COMMIT at `seq` will be deleted.
+    Retire { seq: u64 },
+    /// The COMMIT at `seq` does not verify.
+    Reject { seq: u64, reason: String },
+    /// The COMMIT at `seq` is not to be retired.
+    Pin { seq: u64 },
+}
+
+/// Why bytes are not an entry.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EntryError {
+    #[error("{len} bytes, the limit is {MAX_ENTRY}")]
+    TooLong { len: usize },
+    #[error(
+        "version {0}, this build reads version {ENTRY_VERSION}: run the same Muster version on every node"
+    )]
+    Version(u32),
+    #[error("not JSON of this form: {0}")]
+    Json(String),
+    #[error("`{0}` is not hexadecimal of the right length")]
+    Hex(&'static str),
+    #[error("the record in it cannot be decoded: {0}")]
+    Record(codec::CodecError),
+    #[error("`{0}` says something else than the record beside it")]
+    Disagrees(&'static str),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WireEntry {
+    v: u32,
+    seq: u64,
+    prev: String,
+    writer: String,
+    nonce: String,
+    body: WireBody,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum WireBody {
+    Claim(WireClaim),
+    Commit(WireCommit),
+    Retire(WireSeq),
+    Reject(WireReject),
+    Pin(WireSeq),
+}
+
+#[derive(Serialize, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+struct WireClaim {
+    number: u64,
+    kind: String,
+    cause: String,
+    digest: String,
+    parent: String,
+    members: Vec<String>,
+    restore: Option<WireCommit>,
+    record: String,
+}
+
+#[derive(Serialize, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+struct WireCommit {
+    generation: String,
+    number: u64,
+    step: u64,
+    manifest: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WireSeq {
+    seq: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WireReject {
+    seq: u64,
+    reason: String,
+}
+
+/// Only the version, to name it before anything else is asked of the bytes.
+#[derive(Deserialize)]
+struct WireVersion {
+    v: u32,
+}
+
+impl WireCommit {
+    fn of(commit: &CommitRef) -> WireCommit {
+        WireCommit {
+            generation: commit.generation.hex(),
+            number: commit.number,
+            step: commit.step,
+            manifest: commit.manifest.hex(),
+        }
+    }
+
+    fn read(&self) -> Result<CommitRef, EntryError> {
+        Ok(CommitRef {
+            generation: Digest::from_hex(&self.generation).ok_or(EntryError::Hex("generation"))?,
+            number: self.number,
+            step: self.step,
+            manifest: Digest::from_hex(&self.manifest).ok_or(EntryError::Hex("manifest"))?,
+        })
+    }
+}
+
+impl WireClaim {
+    fn of(record: &Record) -> Result<WireClaim, codec::CodecError> {
+        Ok(WireClaim {
+            number: record.number,
+            kind: kind_word(record).to_owned(),
+            cause: record.cause.word().to_owned(),
+            digest: record.digest().hex(),
+            parent: record.parent.hex(),
+            members: record.members.iter().map(|m| m.node.to_string()).collect(),
+            restore: record.restore.as_ref().map(WireCommit::of),
+            record: hex(&codec::encode_body(record)?),
+        })
+    }
+
+    fn read(&self) -> Result<Record, EntryError> {
+        let bytes = unhex(&self.record).ok_or(EntryError::Hex("record"))?;
+        let record: Record = codec::decode_body(&bytes).map_err(EntryError::Record)?;
+        let again = WireClaim::of(&record).map_err(EntryError::Record)?;
+        let fields = [
+            ("number", self.number == again.number),
+            ("kind", self.kind == again.kind),
+            ("cause", self.cause == again.cause),
+            ("digest", self.digest == again.digest),
+            ("parent", self.parent == again.parent),
+            ("members", self.members == again.members),
+            ("restore", self.restore == again.restore),
+            ("record", self.record == again.record),
+        ];
+        match fields.iter().find(|(_, same)| !same) {
+            Some((field, _)) => Err(EntryError::Disagrees(field)),
+            None => Ok(record),
+        }
+    }
+}
+
+fn kind_word(record: &Record) -> &'static str {
+    use crate::record::Kind;
+    match record.kind {
+        Kind::Next => "next",
+        Kind::End { .. } => "end",
+        Kind::Failed { .. } => "failed",
+        Kind::Dormant => "dormant",
+        Kind::Tombstone { .. } => "tombstone",
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut out = String::with_capacity(2 * bytes.len());
+    for b in bytes {
+        out.push(char::from(DIGITS[usize::from(b >> 4)]));
+        out.push(char::from(DIGITS[usize::from(b & 15)]));
+    }
+    out
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let nibble = |c: u8| match c {
+        b'0'..=b'9' => Some(c - b'0'),
+        b'a'..=b'f' => Some(c - b'a' + 10),
+        _ => None,
+    };
+    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+    if !rest.is_empty() {
+        return None;
+    }
+    pairs
+        .iter()
+        .map(|[high, low]| Some(nibble(*high)? << 4 | nibble(*low)?))
+        .collect()
+}
+
+impl Entry {
+    /// The bytes to store. Fails only for a record beyond a frame's limit.
+    pub fn encode(&self) -> Result<Vec<u8>, EntryError> {
+        let body = match &self.body {
+            Body::Claim(record) => {
+                WireBody::Claim(WireClaim::of(record).map_err(EntryError::Record)?)
+            }
+            Body::Commit(commit) => WireBody::Commit(WireCommit::of(commit)),
+            Body::Retire { seq } => WireBody::Retire(WireSeq { seq: *seq }),
+            Body::Reject { seq, reason } => WireBody::Reject(WireReject {
+                seq: *seq,
+                reason: cut(reason).to_owned(),
+            }),
+            Body::Pin { seq } => WireBody::Pin(WireSeq { seq: *seq }),
+        };
+        let wire = WireEntry {
+            v: ENTRY_VERSION,
+            seq: self.seq,
+            prev: self.prev.hex(),
+            writer: self.writer.hex(),
+            nonce: format!("{:016x}", self.nonce),
+            body,
+        };
+        let mut bytes = serde_json::to_vec(&wire).map_err(|e| EntryError::Json(e.to_string()))?;
+        bytes.push(b'\n');
+        if bytes.len() > MAX_ENTRY {
+            return Err(EntryError::TooLong { len: bytes.len() });
+        }
+        Ok(bytes)
+    }
+
+    /// The inverse of [`encode`](Self::encode). Total: no bytes panic.
+    pub fn decode(bytes: &[u8]) -> Result<Entry, EntryError> {
+        if bytes.len() > MAX_ENTRY {
+            return Err(EntryError::TooLong { len: bytes.len() });
+        }
+        let json = |e: serde_json::Error| EntryError::Json(e.to_string());
+        let version: WireVersion = serde_json::from_slice(bytes).map_err(json)?;
+        if version.v != ENTRY_VERSION {
+            return Err(EntryError::Version(version.v));
+        }
+        let wire: WireEntry = serde_json::from_slice(bytes).map_err(json)?;
+        let nonce = match wire.nonce.len() {
+            16 => u64::from_str_radix(&wire.nonce, 16).map_err(|_| EntryError::Hex("nonce"))?,
+            _ => return Err(EntryError::Hex("nonce")),
+        };
+        let body = match wire.body {
+            WireBody::Claim(claim) => Body::Claim(Box::new(claim.read()?)),
+            WireBody::Commit(commit) => Body::Commit(commit.read()?),
+            WireBody::Retire(of) => Body::Retire { seq: of.seq },
+            WireBody::Reject(of) => Body::Reject {
+                seq: of.seq,
+                reason: of.reason,
+            },
+            WireBody::Pin(of) => Body::Pin { seq: of.seq },
+        };
+        Ok(Entry {
+            seq: wire.seq,
+            prev: Digest::from_hex(&wire.prev).ok_or(EntryError::Hex("prev"))?,
+            writer: NodeId::from_hex(&wire.writer).ok_or(EntryError::Hex("writer"))?,
+            nonce,
+            body,
+        })
+    }
+
+    /// The digest of an entry: BLAKE3 of the bytes as they are stored.
+    pub fn digest(bytes: &[u8]) -> Digest {
+        Digest(*blake3::hash(bytes).as_bytes())
+    }
+}
+
+fn cut(reason: &str) -> &str {
+    let mut end = reason.len().min(MAX_REASON);
+    while !reason.is_char_boundary(end) {
+        end -= 1;
+    }
+    &reason[..end]
+}

@@ -1,0 +1,370 @@
+//! Cases by hand; `model` has the random ones.
+
+mod model;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use super::*;
+use crate::ids::{LauncherId, StateId};
+use crate::record::{Arbiter, Cause, Kind, Member, Place};
+use crate::spec::JobSpec;
+
+const STORE: StoreUuid = StoreUuid([7; 16]);
+
+fn key() -> JobKey {
+    JobKey {
+        cluster: "c".into(),
+        owner: "0".into(),
+        id: "j".into(),
+    }
+}
+
+fn member(n: u8) -> Member {
+    Member {
+        node: NodeId([n; 32]),
+        state: StateId([n; 8]),
+        launcher: LauncherId([n; 8]),
+        slots: 1,
+        guard: SocketAddr::from(([127, 0, 0, 1], 1000 + u16::from(n))),
+        place: Place::default(),
+    }
+}
+
+fn birth(members: &[u8], nonce: u64) -> Record {
+    Record {
+        key: key(),
+        birth: Digest::ZERO,
+        number: 1,
+        parent: Digest::ZERO,
+        kind: Kind::Next,
+        members: members.iter().map(|n| member(*n)).collect(),
+        witnesses: Vec::new(),
+        arbiter: Arbiter::Store(STORE),
+        spec: JobSpec::default(),
+        restarts_used: 0,
+        cause: Cause::Formed,
+        restore: None,
+        nonce,
+    }
+}
+
+fn next(parent: &Record, members: &[u8], nonce: u64) -> Record {
+    Record {
+        birth: parent.lineage(),
+        number: parent.number + 1,
+        parent: parent.digest(),
+        ..birth(members, nonce)
+    }
+}
+
+fn commit_ref(generation: Digest, number: u64, manifest: u64) -> CommitRef {
+    let mut digest = Digest::ZERO;
+    digest.0[..8].copy_from_slice(&manifest.to_be_bytes());
+    digest.0[31] = 1;
+    CommitRef {
+        generation,
+        number,
+        step: number * 10,
+        manifest: digest,
+    }
+}
+
+fn log(n: u8) -> Log {
+    Log::new(key(), STORE, NodeId([n; 32]), u64::from(n))
+}
+
+/// Answers everything as a faultless store does; returns what the log said.
+fn settle(log: &mut Log, store: &mut BTreeMap<u64, Vec<u8>>, now: Time) -> Vec<Output> {
+    let mut said = Vec::new();
+    for _ in 0..10_000 {
+        while let Some(output) = log.poll_output() {
+            said.push(output);
+        }
+        let Some(effect) = log.poll_effect() else {
+            return said;
+        };
+        log.handle(answer(effect, store), now).unwrap();
+    }
+    panic!("the log never rests");
+}
+
+fn answer(effect: Effect, store: &mut BTreeMap<u64, Vec<u8>>) -> Event {
+    match effect {
+        Effect::Read { op, slot } => Event::Read {
+            op,
+            slot,
+            outcome: match store.get(&slot) {
+                Some(bytes) => ReadOutcome::Found(bytes.clone()),
+                None => ReadOutcome::Absent,
+            },
+        },
+        Effect::Create { op, slot, bytes } => Event::Created {
+            op,
+            slot,
+            outcome: match store.contains_key(&slot) {
+                true => CreateOutcome::Exists,
+                false => {
+                    store.insert(slot, bytes);
+                    CreateOutcome::Won
+                }
+            },
+        },
+    }
+}
+
+fn outcome_of(said: &[Output], id: u64) -> Option<Outcome> {
+    let mut all = said.iter().filter_map(|o| match o {
+        Output::Appended { id: of, outcome } if *of == id => Some(outcome.clone()),
+        _ => None,
+    });
+    let first = all.next();
+    assert_eq!(all.next(), None, "append {id} was answered twice");
+    first
+}
+
+#[test]
+fn a_job_is_born_commits_and_goes_on() {
+    let mut store = BTreeMap::new();
+    let (mut a, mut b) = (log(1), log(2));
+    let first = birth(&[1, 2], 1);
+    a.claim(1, first.clone(), Time(1));
+    let said = settle(&mut a, &mut store, Time(1));
+    assert_eq!(outcome_of(&said, 1), Some(Outcome::Won { seq: 1 }));
+
+    b.refresh(Time(2));
+    let said = settle(&mut b, &mut store, Time(2));
+    assert!(said.contains(&Output::TailConfirmed { asked_at: Time(2) }));
+    assert_eq!(
+        b.tail().claim.map(|(_, d, s)| (d, s)),
+        Some((first.digest(), 1))
+    );
+
+    // Any member may commit; the same commit by the other is the same commit.
+    let saved = commit_ref(first.digest(), 1, 1);
+    b.commit(2, saved, Time(3));
+    assert_eq!(
+        outcome_of(&settle(&mut b, &mut store, Time(3)), 2),
+        Some(Outcome::Won { seq: 2 })
+    );
+    a.commit(3, saved, Time(3));
+    assert_eq!(
+        outcome_of(&settle(&mut a, &mut store, Time(3)), 3),
+        Some(Outcome::Won { seq: 2 })
+    );
+    assert_eq!(store.len(), 2);
+
+    // `a` does not know of a newer commit when it claims; the slot that it wins restores it.
+    let newer = commit_ref(first.digest(), 2, 2);
+    b.commit(4, newer, Time(4));
+    settle(&mut b, &mut store, Time(4));
+    a.claim(5, next(&first, &[1], 2), Time(5));
+    let said = settle(&mut a, &mut store, Time(5));
+    assert_eq!(outcome_of(&said, 5), Some(Outcome::Won { seq: 4 }));
+    let (second, digest, _) = a.tail().claim.unwrap();
+    assert_eq!(second.restore, Some(newer));
+    let second = second.clone();
+
+    // The old generation is fenced, and its late commit and claim are told so.
+    b.commit(6, commit_ref(first.digest(), 3, 3), Time(6));
+    b.claim(7, next(&first, &[2], 3), Time(6));
+    let said = settle(&mut b, &mut store, Time(6));
+    assert_eq!(outcome_of(&said, 6), Some(Outcome::Overtaken { by: 4 }));
+    assert_eq!(outcome_of(&said, 7), Some(Outcome::Overtaken { by: 4 }));
+    assert_eq!(store.len(), 4);
+    assert!(b.may_delete_data(&commit_ref(first.digest(), 3, 3)));
+    assert!(!b.may_delete_data(&newer));
+
+    // An end, and a birth that names it.
+    let end = Record {
+        kind: Kind::End { cancelled: false },
+        ..next(&second, &[], 4)
+    };
+    assert_eq!(digest, second.digest());
+    a.claim(8, end, Time(7));
+    settle(&mut a, &mut store, Time(7));
+    b.claim(9, birth(&[2], 5), Time(8));
+    let said = settle(&mut b, &mut store, Time(8));
+    assert_eq!(outcome_of(&said, 9), Some(Outcome::Overtaken { by: 5 }));
+    let again = Record {
+        parent: b.tail().claim.unwrap().1,
+        ..birth(&[2], 5)
+    };
+    b.claim(10, again, Time(8));
+    let said = settle(&mut b, &mut store, Time(8));
+    assert_eq!(outcome_of(&said, 10), Some(Outcome::Won { seq: 6 }));
+}
+
+#[test]
+fn retention_honours_pins_and_keeps_two() {
+    let mut store = BTreeMap::new();
+    let mut a = log(1);
+    let first = birth(&[1], 1);
+    a.claim(1, first.clone(), Time(1));
+    for n in 1..=4 {
+        a.commit(1 + n, commit_ref(first.digest(), n, n), Time(1));
+    }
+    a.append(10, Body::Pin { seq: 2 }, Time(1));
+    a.append(11, Body::Retire { seq: 2 }, Time(1));
+    a.append(12, Body::Retire { seq: 3 }, Time(1));
+    a.append(13, Body::Retire { seq: 4 }, Time(1));
+    let reason = "é".repeat(MAX_REASON);
+    a.append(14, Body::Reject { seq: 5, reason }, Time(1));
+    a.append(15, Body::Retire { seq: 5 }, Time(1));
+    a.append(16, Body::Retire { seq: 9 }, Time(1));
+    let said = settle(&mut a, &mut store, Time(1));
+    let of = |id| outcome_of(&said, id).unwrap();
+    assert_eq!(of(11), Outcome::Invalid(Why::Pinned));
+    assert_eq!(of(12), Outcome::Won { seq: 7 });
+    assert_eq!(of(13), Outcome::Invalid(Why::Needed));
+    assert_eq!(of(14), Outcome::Won { seq: 8 });
+    assert_eq!(of(15), Outcome::Won { seq: 9 });
+    assert_eq!(of(16), Outcome::Invalid(Why::NoCommit(9)));
+    let deletable: Vec<u64> = (1..=9).filter(|seq| a.may_delete(*seq)).collect();
+    assert_eq!(deletable, [3, 5]);
+    assert_eq!(a.tail().commit.unwrap().1, 4);
+    assert_eq!(a.tail().last_number, 4);
+}
+
+#[test]
+fn after_an_unknown_put_only_the_same_bytes_follow() {
+    let mut a = log(1);
+    a.claim(1, birth(&[1], 1), Time(0));
+    let mut puts = BTreeSet::new();
+    let mut now = Time(0);
+    for turn in 0..40 {
+        match a.poll_effect() {
+            Some(Effect::Read { op, slot }) => {
+                // Others may read nothing there all the while; the put lands in the end.
+                let outcome = match (slot, turn) {
+                    (1, 30..) => ReadOutcome::Found(puts.first().cloned().unwrap()),
+                    _ => ReadOutcome::Absent,
+                };
+                a.handle(Event::Read { op, slot, outcome }, now).unwrap();
+            }
+            Some(Effect::Create { op, slot, bytes }) => {
+                puts.insert(bytes);
+                let outcome = CreateOutcome::Unknown;
+                a.handle(Event::Created { op, slot, outcome }, now).unwrap();
+                let stale = Event::Created { op, slot, outcome };
+                assert_eq!(a.handle(stale, now), Err(Error::NotInFlight { op }));
+                let (at, _) = a.poll_timeout().unwrap();
+                assert!(at.since(now) >= RETRY_FIRST && at.since(now) <= RETRY_MAX);
+                now = at;
+                a.handle_timeout(now);
+            }
+            None => break,
+        }
+    }
+    assert_eq!(puts.len(), 1);
+    let mut said = Vec::new();
+    while let Some(output) = a.poll_output() {
+        said.push(output);
+    }
+    assert_eq!(outcome_of(&said, 1), Some(Outcome::Won { seq: 1 }));
+}
+
+#[test]
+fn damage_stops_the_log() {
+    let mut store = BTreeMap::new();
+    let mut a = log(1);
+    let first = birth(&[1], 1);
+    a.claim(1, first.clone(), Time(1));
+    a.commit(2, commit_ref(first.digest(), 1, 1), Time(1));
+    a.commit(3, commit_ref(first.digest(), 2, 2), Time(1));
+    settle(&mut a, &mut store, Time(1));
+
+    let broken = |store: &BTreeMap<u64, Vec<u8>>| {
+        let mut store = store.clone();
+        let mut b = log(2);
+        b.refresh(Time(1));
+        b.claim(1, birth(&[2], 2), Time(1));
+        let before = store.len();
+        let said = settle(&mut b, &mut store, Time(1));
+        assert_eq!(store.len(), before, "a damaged log was written to");
+        assert_eq!(outcome_of(&said, 1), Some(Outcome::Invalid(Why::Broken)));
+        b.refresh(Time(2));
+        assert_eq!(b.poll_effect(), None);
+        assert!(!b.may_delete(2));
+        said.into_iter()
+            .find_map(|o| match o {
+                Output::Broken { why } => Some(why),
+                _ => None,
+            })
+            .unwrap()
+    };
+    let mut gap = store.clone();
+    gap.remove(&2);
+    assert_eq!(broken(&gap), Damage::Gap { slot: 2 });
+    let mut moved = store.clone();
+    moved.insert(2, store[&3].clone());
+    assert_eq!(broken(&moved), Damage::Slot { slot: 2, holds: 3 });
+    let mut other = Entry::decode(&store[&2]).unwrap();
+    other.nonce += 1;
+    let mut mixed = store.clone();
+    mixed.insert(2, other.encode().unwrap());
+    assert_eq!(broken(&mixed), Damage::Chain { slot: 3 });
+    let mut torn = store.clone();
+    torn.insert(3, store[&3][..40].to_vec());
+    assert!(matches!(broken(&torn), Damage::Entry { slot: 3, .. }));
+
+    // An object that the store says exists but never shows.
+    let mut now = Time(5);
+    a.commit(9, commit_ref(first.digest(), 3, 3), now);
+    for _ in 0..100 {
+        if let Some((at, _)) = a.poll_timeout() {
+            now = at;
+            a.handle_timeout(now);
+        }
+        match a.poll_effect() {
+            Some(Effect::Create { op, slot, .. }) => {
+                let outcome = CreateOutcome::Exists;
+                a.handle(Event::Created { op, slot, outcome }, now).unwrap();
+            }
+            Some(Effect::Read { op, slot }) => {
+                let outcome = ReadOutcome::Absent;
+                a.handle(Event::Read { op, slot, outcome }, now).unwrap();
+            }
+            None => break,
+        }
+    }
+    let mut said = Vec::new();
+    while let Some(output) = a.poll_output() {
+        said.push(output);
+    }
+    // Whether the commit landed is not known, and will not be.
+    assert_eq!(outcome_of(&said, 9), None);
+    let why = Damage::Vanished { slot: 4 };
+    assert_eq!(said.last(), Some(&Output::Broken { why }));
+}
+
+#[test]
+fn an_entry_that_contradicts_its_record_is_refused() {
+    let entry = Entry {
+        seq: 1,
+        prev: Digest::ZERO,
+        writer: NodeId([1; 32]),
+        nonce: u64::MAX,
+        body: Body::Claim(Box::new(birth(&[1, 2], 1))),
+    };
+    let bytes = entry.encode().unwrap();
+    assert_eq!(Entry::decode(&bytes), Ok(entry));
+    let text = String::from_utf8(bytes).unwrap();
+    let lie = text.replace("\"number\":1", "\"number\":2");
+    assert_eq!(
+        Entry::decode(lie.as_bytes()),
+        Err(EntryError::Disagrees("number"))
+    );
+    let newer = text.replace("{\"v\":1", "{\"v\":2");
+    assert_eq!(Entry::decode(newer.as_bytes()), Err(EntryError::Version(2)));
+    let more = text.replace("{\"v\":1", "{\"v\":1,\"x\":0");
+    assert!(matches!(
+        Entry::decode(more.as_bytes()),
+        Err(EntryError::Json(_))
+    ));
+    let long = vec![b' '; MAX_ENTRY + 1];
+    assert_eq!(
+        Entry::decode(&long),
+        Err(EntryError::TooLong { len: MAX_ENTRY + 1 })
+    );
+}

@@ -1,0 +1,245 @@
+//! What the entries read so far mean: which of them are valid, which claim is the latest, which
+//! checkpoints may be restored. Every reader of one log comes to the same view.
+
+use std::collections::BTreeMap;
+
+use super::Flaws;
+use super::entry::{Body, Entry};
+use crate::ids::{Digest, JobKey, NodeId, StoreUuid};
+use crate::record::{Arbiter, CommitRef, Record, RecordError};
+
+/// A COMMIT has to have this many newer restorable ones before it can be retired, unless it was
+/// rejected: retention never goes below two.
+pub const KEPT_COMMITS: usize = 2;
+
+/// Why an entry is invalid: readers go on as if it were not there, writers do not write it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Why {
+    #[error("the record is of another job than this log")]
+    OtherJob,
+    #[error("the record's arbiter is not this store: generations never change their arbiter")]
+    OtherArbiter,
+    #[error("the record does not hold together: {0}")]
+    Record(#[from] RecordError),
+    #[error("the record does not follow the latest claim of the log")]
+    NotFollowing,
+    #[error("the record restores something else than the newest commit below it")]
+    Restore,
+    #[error("the writer is not a member of the latest claim")]
+    NotMember,
+    #[error("the commit's generation is not the latest claim")]
+    NotLatest,
+    #[error("slot {0} holds no valid commit")]
+    NoCommit(u64),
+    #[error("the same is in the log already, at slot {0}")]
+    Again(u64),
+    #[error("the commit is pinned")]
+    Pinned,
+    #[error("fewer than two newer commits can be restored")]
+    Needed,
+    #[error("too long for an entry")]
+    TooLong,
+    #[error("more than {} appends wait already", super::MAX_QUEUE)]
+    Busy,
+    #[error("the log is broken")]
+    Broken,
+    #[error("given up while the outcome was unknown")]
+    GivenUp,
+}
+
+#[derive(Clone, Debug)]
+struct Committed {
+    commit: CommitRef,
+    pinned: bool,
+    retired: bool,
+    rejected: bool,
+}
+
+/// The fold over slots 1 to n.
+#[derive(Clone, Debug)]
+pub(super) struct View {
+    key: JobKey,
+    arbiter: Arbiter,
+    flaws: Flaws,
+    /// Valid claims by digest of their record.
+    claims: BTreeMap<Digest, u64>,
+    latest: Option<(Record, Digest, u64)>,
+    /// Valid commits by slot.
+    commits: BTreeMap<u64, Committed>,
+}
+
+impl View {
+    pub(super) fn new(key: JobKey, store: StoreUuid, flaws: Flaws) -> View {
+        View {
+            key,
+            arbiter: Arbiter::Store(store),
+            flaws,
+            claims: BTreeMap::new(),
+            latest: None,
+            commits: BTreeMap::new(),
+        }
+    }
+
+    /// The latest valid claim, its record's digest, and its slot.
+    pub(super) fn latest(&self) -> Option<(&Record, Digest, u64)> {
+        self.latest.as_ref().map(|(r, d, s)| (r, *d, *s))
+    }
+
+    /// The newest commit that is neither retired nor rejected: what a claim at the next slot
+    /// restores (R13).
+    pub(super) fn restorable(&self) -> Option<(CommitRef, u64)> {
+        let newest = self.commits.iter().rev().find(|(_, c)| c.restorable());
+        newest.map(|(seq, c)| (c.commit, *seq))
+    }
+
+    /// The greatest number of a valid commit, retired and rejected ones included.
+    pub(super) fn last_number(&self) -> u64 {
+        self.commits
+            .values()
+            .map(|c| c.commit.number)
+            .max()
+            .unwrap_or(0)
+    }
+
+    pub(super) fn claim_slot(&self, generation: &Digest) -> Option<u64> {
+        self.claims.get(generation).copied()
+    }
+
+    /// The slot of the valid commit that is exactly this one.
+    pub(super) fn commit_slot(&self, commit: &CommitRef) -> Option<u64> {
+        let mut all = self.commits.iter();
+        all.find(|(_, c)| c.commit == *commit).map(|(seq, _)| *seq)
+    }
+
+    /// Whether a valid commit that is not retired names this manifest.
+    pub(super) fn keeps(&self, manifest: &Digest) -> bool {
+        self.commits
+            .values()
+            .any(|c| !c.retired && c.commit.manifest == *manifest)
+    }
+
+    /// Whether an entry at the next slot would be valid. The same for writers and readers, and a
+    /// function of the slots below alone (R11, R13, R15).
+    pub(super) fn judge(&self, writer: NodeId, body: &Body) -> Result<(), Why> {
+        match body {
+            Body::Claim(record) => self.judge_claim(record),
+            Body::Commit(commit) => self.judge_commit(writer, commit),
+            Body::Pin { seq } => self.existing(*seq).map(|_| ()),
+            Body::Reject { seq, .. } => {
+                let rejected = self.existing(*seq)?.rejected;
+                self.member(writer)?;
+                if rejected {
+                    return Err(Why::Again(*seq));
+                }
+                Ok(())
+            }
+            Body::Retire { seq } => self.judge_retire(writer, *seq),
+        }
+    }
+
+    fn judge_claim(&self, record: &Record) -> Result<(), Why> {
+        if record.key != self.key {
+            return Err(Why::OtherJob);
+        }
+        if record.arbiter != self.arbiter {
+            return Err(Why::OtherArbiter);
+        }
+        record.check()?;
+        let follows = match &self.latest {
+            // R9: a birth after a lineage's end names that end as its parent.
+            Some((latest, digest, _)) if record.number == 1 => {
+                latest.kind.is_terminal() && record.parent == *digest
+            }
+            Some((latest, ..)) => record.follows(latest),
+            None => record.number == 1,
+        };
+        if !follows {
+            return Err(Why::NotFollowing);
+        }
+        if !self.flaws.skip_r13 && record.restore != self.restorable().map(|(c, _)| c) {
+            return Err(Why::Restore);
+        }
+        Ok(())
+    }
+
+    fn judge_commit(&self, writer: NodeId, commit: &CommitRef) -> Result<(), Why> {
+        if self.flaws.skip_r13 {
+            return match self.claims.contains_key(&commit.generation) {
+                true => Ok(()),
+                false => Err(Why::NotLatest),
+            };
+        }
+        match &self.latest {
+            Some((_, digest, _)) if *digest == commit.generation => self.member(writer)?,
+            _ => return Err(Why::NotLatest),
+        }
+        match self.commit_slot(commit) {
+            Some(seq) => Err(Why::Again(seq)),
+            None => Ok(()),
+        }
+    }
+
+    fn judge_retire(&self, writer: NodeId, seq: u64) -> Result<(), Why> {
+        let of = self.existing(seq)?;
+        self.member(writer)?;
+        if of.retired {
+            return Err(Why::Again(seq));
+        }
+        if of.pinned {
+            return Err(Why::Pinned);
+        }
+        let newer = self.commits.range(seq..).skip(1);
+        if !of.rejected && newer.filter(|(_, c)| c.restorable()).count() < KEPT_COMMITS {
+            return Err(Why::Needed);
+        }
+        Ok(())
+    }
+
+    fn existing(&self, seq: u64) -> Result<&Committed, Why> {
+        self.commits.get(&seq).ok_or(Why::NoCommit(seq))
+    }
+
+    fn member(&self, writer: NodeId) -> Result<(), Why> {
+        match &self.latest {
+            Some((latest, ..)) if latest.has(writer) => Ok(()),
+            _ => Err(Why::NotMember),
+        }
+    }
+
+    /// Takes in the entry of the next slot; says whether it is valid.
+    pub(super) fn apply(&mut self, entry: &Entry) -> Result<(), Why> {
+        self.judge(entry.writer, &entry.body)?;
+        match &entry.body {
+            Body::Claim(record) => {
+                let digest = record.digest();
+                self.claims.insert(digest, entry.seq);
+                self.latest = Some((Record::clone(record), digest, entry.seq));
+            }
+            Body::Commit(commit) => {
+                let committed = Committed {
+                    commit: *commit,
+                    pinned: false,
+                    retired: false,
+                    rejected: false,
+                };
+                self.commits.insert(entry.seq, committed);
+            }
+            Body::Retire { seq } => self.mark(*seq, |c| c.retired = true),
+            Body::Reject { seq, .. } => self.mark(*seq, |c| c.rejected = true),
+            Body::Pin { seq } => self.mark(*seq, |c| c.pinned = true),
+        }
+        Ok(())
+    }
+
+    fn mark(&mut self, seq: u64, change: impl FnOnce(&mut Committed)) {
+        if let Some(committed) = self.commits.get_mut(&seq) {
+            change(committed);
+        }
+    }
+}
+
+impl Committed {
+    fn restorable(&self) -> bool {
+        !self.retired && !self.rejected
+    }
+}
