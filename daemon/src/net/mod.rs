@@ -1,7 +1,7 @@
 //! Agents find each other, prove that they belong together, and exchange small control messages.
 //!
 //! Every connection carries one substream. On it the ends first prove the cluster's secret to each
-//! other ([`handshake`]); nothing else is read before. Then control messages travel in order, and
+//! other (`handshake`); nothing else is read before. Then control messages travel in order, and
 //! each end tells the other which peers it is connected with, so that one first address leads to
 //! all. Two agents keep exactly one connection.
 //!
