@@ -24,6 +24,10 @@ def clean_environment(directory):
     return {**env, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
 
 
+class NotServing(Exception):
+    """An agent did not come up. The text has its name and its last lines of output."""
+
+
 class Cluster:
     """Nodes of one job under one system. `script` is the command line after the launcher's own flags."""
 
@@ -55,7 +59,7 @@ class Cluster:
         deadline = time.monotonic() + timeout
         while not self.system.ready(self, index):
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{self.system.name}: the agent of node {index} does not serve after {timeout:g} s\n{self.log_tail(index)}")
+                raise NotServing(f"{self.system.name}: no agent serves on node {index} after {timeout:g} s\n{self.log_tail(index)}")
             time.sleep(0.02)
 
     def start(self, index):
