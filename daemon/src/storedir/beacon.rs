@@ -46,7 +46,9 @@ impl StoreDir {
 
 fn open(root: &OwnedFd, job: &str) -> io::Result<OwnedFd> {
     let dir = open_dir(root, job)?;
-    let flags = OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+    let flags = OFlags::RDONLY
+        .union(OFlags::NOFOLLOW)
+        .union(OFlags::CLOEXEC);
     Ok(rustix::fs::openat(&dir, NAME, flags, Mode::empty())?)
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use super::{Ctx, Job, REPEAT};
 use crate::agent::{ConnId, Notice};
+use crate::barrier;
 use crate::ids::{Boot, Digest, NodeId, StoreUuid};
 use crate::local::{Register, Start, ToAgent, ToLauncher};
 use crate::record::{Arbiter, Kind, Record};
@@ -44,6 +45,7 @@ pub(super) struct Mine {
     attempt: u32,
     /// A start that waits for the lease.
     pending: Option<Start>,
+    barrier: barrier::Node,
     /// When workers were adopted from the agent's last run, whose lease nobody remembers.
     adopted: Time,
 }
@@ -63,6 +65,7 @@ impl Mine {
             tail_seen: Time::ZERO,
             attempt: 0,
             pending: None,
+            barrier: barrier::Node::new(digest),
             adopted: Time::ZERO,
         }
     }
@@ -295,7 +298,14 @@ impl Job {
                 digest,
                 barrier,
                 step,
-            } => self.update(digest == head, |s| s.installed = Some((barrier, step))),
+            } => {
+                let event = barrier::NodeEvent::Installed {
+                    digest,
+                    barrier,
+                    step,
+                };
+                self.at_barrier(ctx, event);
+            }
             ToAgent::TakesStopSteps { digest, yes } => {
                 self.update(digest == head, |s| s.takes_stop_steps = yes);
             }
@@ -538,7 +548,7 @@ impl Job {
             Action::Run { .. } if record.leader() != Some(ctx.me()) => {
                 self.phases = crate::agent::Phases::default();
             }
-            Action::Run { .. } | Action::CancelStop { .. } | Action::Confirm { .. } => {}
+            Action::Run { .. } => {}
             _ => self.change_begins(ctx.now, ctx.now),
         }
         let Some(mine) = &mut self.member else { return };
@@ -576,35 +586,40 @@ impl Job {
                 };
                 self.tell_launcher(frame);
             }
-            Action::Install {
-                barrier,
-                step,
-                grace_ms,
-                why,
-            } => {
-                let frame = ToLauncher::InstallStop {
-                    digest,
-                    barrier,
-                    step,
-                    grace_ms,
-                    why,
-                };
-                self.tell_launcher(frame);
-            }
-            Action::Confirm { barrier, step } => {
-                let frame = ToLauncher::ConfirmStop {
-                    digest,
-                    barrier,
-                    step,
-                };
-                self.tell_launcher(frame);
-            }
-            Action::CancelStop { barrier } => {
-                self.tell_launcher(ToLauncher::CancelStop { digest, barrier });
-            }
             Action::End { grace_ms, why } => {
                 mine.pending = None;
                 self.stop_launcher(digest, grace_ms, &why);
+            }
+        }
+    }
+
+    // ---- the stop barrier (R20) ----
+
+    pub(super) fn on_stop(&mut self, ctx: &mut Ctx<'_>, from: NodeId, message: barrier::ToNode) {
+        let Some(head) = self.live() else { return };
+        if self.acting_leader(ctx, &head.record) == Some(from) {
+            self.change_begins(ctx.now, ctx.now);
+            self.at_barrier(ctx, barrier::NodeEvent::Leader(message));
+        }
+    }
+
+    fn at_barrier(&mut self, ctx: &mut Ctx<'_>, event: barrier::NodeEvent) {
+        let leader = self.live().and_then(|h| self.acting_leader(ctx, &h.record));
+        let Some(mine) = &mut self.member else { return };
+        // What is refused came late or twice, and nothing has changed.
+        let _refused = mine.barrier.handle(event, ctx.now);
+        let mut effects = Vec::new();
+        while let Some(effect) = mine.barrier.poll_effect() {
+            effects.push(effect);
+        }
+        for effect in effects {
+            match effect {
+                barrier::NodeEffect::ToLauncher(frame) => self.tell_launcher(frame),
+                barrier::NodeEffect::ToLeader(answer) => {
+                    if let Some(leader) = leader {
+                        self.send(ctx, leader, JobMessage::StopAnswer(answer));
+                    }
+                }
             }
         }
     }
