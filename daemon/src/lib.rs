@@ -1,1 +1,14 @@
+//! The agent: everything that touches a machine on behalf of the pure cores in `muster-protocol`.
 
+pub mod agent;
+pub mod config;
+pub mod http;
+pub mod metrics;
+pub mod net;
+pub mod notify;
+pub mod socket;
+pub mod state;
+pub mod storedir;
+
+#[cfg(test)]
+mod testing;

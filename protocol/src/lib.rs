@@ -5,11 +5,21 @@
 //! verbs (`handle`, `handle_timeout`, `poll_timeout`, `poll_effect`), so that the agent and the
 //! simulation drive exactly the same code and a log of events can be replayed.
 
+pub mod agent;
+pub mod barrier;
+pub mod budget;
+pub mod clique;
 pub mod codec;
+pub mod control;
 pub mod ids;
+pub mod job;
 pub mod local;
 pub mod membership;
+pub mod paxos;
+pub mod peers;
+pub mod ranks;
 pub mod record;
+pub mod rng;
 pub mod spec;
 pub mod storelog;
 pub mod time;

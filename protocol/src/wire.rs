@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::barrier;
 use crate::codec::{self, CodecError};
 use crate::ids::{Boot, Digest, JobKey, NodeId, StateId, StoreUuid};
 use crate::local::WorkerExit;
@@ -48,6 +49,11 @@ pub enum Message {
     },
     /// This node goes away within the time named.
     Leaving {
+        grace_ms: u32,
+        reason: String,
+    },
+    /// Drain yourself: an operator on another node asks.
+    DrainAsk {
         grace_ms: u32,
         reason: String,
     },
@@ -121,7 +127,6 @@ pub enum JobMessage {
         ballot: Ballot,
         accepted: Option<(Ballot, Arc<Record>)>,
         acked: Option<CommitRef>,
-        grants: Vec<Grant>,
     },
     Accept {
         parent: Digest,
@@ -147,6 +152,9 @@ pub enum JobMessage {
     },
     Status(Box<Status>),
     Order(Box<Order>),
+    /// The stop barrier (R20), leader to member and back.
+    Stop(barrier::ToNode),
+    StopAnswer(barrier::ToLeader),
     Commit {
         commit: CommitRef,
     },
@@ -230,8 +238,6 @@ pub struct Status {
     pub cancel: bool,
     pub unreachable: Vec<NodeId>,
     pub takes_stop_steps: bool,
-    /// The stop step that all local workers have installed.
-    pub installed: Option<(u32, u64)>,
     /// The member's lease ran out and its workers were killed.
     pub lease_lost: bool,
 }
@@ -267,26 +273,8 @@ pub enum Action {
         grace_ms: u32,
         why: String,
     },
-    /// Install this stop step (R20).
-    Install {
-        barrier: u32,
-        step: u64,
-        grace_ms: u32,
-        why: String,
-    },
-    /// All ranks have installed it.
-    Confirm {
-        barrier: u32,
-        step: u64,
-    },
-    CancelStop {
-        barrier: u32,
-    },
     /// The generation is over: end its workers (END_GEN of R18).
-    End {
-        grace_ms: u32,
-        why: String,
-    },
+    End { grace_ms: u32, why: String },
 }
 
 /// Why a message cannot be used. The sender is cut off; nothing has changed.
@@ -329,7 +317,9 @@ impl Message {
             Message::Ping { leases: list, .. } | Message::Pong { granted: list, .. } => {
                 limit("leases", list.len(), MAX_JOBS)
             }
-            Message::Leaving { reason, .. } => limit("reason", reason.len(), MAX_TEXT),
+            Message::Leaving { reason, .. } | Message::DrainAsk { reason, .. } => {
+                limit("reason", reason.len(), MAX_TEXT)
+            }
             Message::Job { key: k, body } => {
                 key(k)?;
                 body.check(k)
@@ -353,10 +343,7 @@ impl JobMessage {
             | JobMessage::ClaimBirth { record: r }
             | JobMessage::Decided { record: r }
             | JobMessage::Accept { record: r, .. } => record(r),
-            JobMessage::Promise {
-                accepted, grants, ..
-            } => {
-                limit("grants", grants.len(), MAX_LIST)?;
+            JobMessage::Promise { accepted, .. } => {
                 accepted.as_ref().map_or(Ok(()), |(_, r)| record(r))
             }
             JobMessage::Accepted { grants, .. } => limit("grants", grants.len(), MAX_LIST),
@@ -385,13 +372,16 @@ impl JobMessage {
                 limit("output", tail, MAX_TEXT)
             }
             JobMessage::Order(o) => match &o.action {
-                Action::Run { why, .. }
-                | Action::Preempt { why, .. }
-                | Action::Install { why, .. }
-                | Action::End { why, .. } => limit("text", why.len(), MAX_TEXT),
-                Action::Confirm { .. } | Action::CancelStop { .. } => Ok(()),
+                Action::Run { why, .. } | Action::Preempt { why, .. } | Action::End { why, .. } => {
+                    limit("text", why.len(), MAX_TEXT)
+                }
             },
-            JobMessage::Withdraw
+            JobMessage::Stop(barrier::ToNode::Install { why, .. }) => {
+                limit("text", why.len(), barrier::MAX_WHY)
+            }
+            JobMessage::Stop(_)
+            | JobMessage::StopAnswer(_)
+            | JobMessage::Withdraw
             | JobMessage::BirthAccepted { .. }
             | JobMessage::BirthRefused { .. }
             | JobMessage::BirthAbandoned { .. }

@@ -1,1 +1,15 @@
+//! What a worker links: the agreed stop step, and collectives between ranks.
+//!
+//! The runtime talks to its launcher through one page of shared memory ([`session`]) and to other
+//! ranks over TCP ([`collective`]). It starts no thread, installs no signal handler and never
+//! exits the process: every failure, the loss of a peer among them, is a value that the caller gets.
 
+pub mod checkpoint;
+pub mod collective;
+pub mod demo;
+pub mod env;
+mod page;
+pub mod session;
+
+pub use env::{EnvError, WorkerEnv};
+pub use session::{Directive, Session, SessionError};

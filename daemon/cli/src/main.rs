@@ -1,1 +1,31 @@
-fn main() {}
+//! The command `muster`: a thin dispatch over the library's subcommands.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use muster_cli::run;
+
+/// Keeps a training job running while its nodes come and go.
+#[derive(Debug, Parser)]
+#[command(name = "muster", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a training script on this node as its part of a job. Takes torchrun's flags.
+    #[command(infer_long_args = true, args_override_self = true)]
+    Run(Box<run::args::RunArgs>),
+}
+
+fn main() -> ExitCode {
+    // The sidecar is started by the launcher alone, with a fixed command line, and must be small.
+    if let Some(code) = run::sidecar::main_if_asked(std::env::args_os()) {
+        return code;
+    }
+    match Cli::parse().command {
+        Command::Run(args) => run::main(*args, &std::env::args_os().collect::<Vec<_>>()),
+    }
+}

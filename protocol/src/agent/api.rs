@@ -26,6 +26,8 @@ pub struct Config {
     pub cluster: String,
     pub host: String,
     pub version: String,
+    /// The agent's process id, for people.
+    pub pid: u32,
     /// Seeds back-off and nonces; must differ between boots.
     pub seed: u64,
     /// A watched peer that says nothing for this long is lost.
@@ -64,7 +66,7 @@ pub struct Flaws {
 }
 
 /// Something that happened.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// An authenticated connection stands. `observed` is this node's address as the peer sees it.
     Connected {
@@ -72,8 +74,13 @@ pub enum Event {
         addr: SocketAddr,
         observed: IpAddr,
     },
-    Disconnected { node: NodeId },
-    Message { from: NodeId, message: Message },
+    Disconnected {
+        node: NodeId,
+    },
+    Message {
+        from: NodeId,
+        message: Message,
+    },
     /// The answer to [`Effect::Probe`].
     Probed {
         node: NodeId,
@@ -89,19 +96,31 @@ pub enum Event {
         store: Option<StoreUuid>,
         frame: ToAgent,
     },
-    /// The launcher's connection closed, and its guard does (not) answer any more.
-    LauncherGone { conn: ConnId, alive: bool },
+    /// The launcher's connection closed. `alive`: its guard still answers; the driver then goes on
+    /// asking, and says so again when it does not.
+    LauncherGone {
+        conn: ConnId,
+        alive: bool,
+    },
     Store {
         key: JobKey,
         event: storelog::Event,
     },
     /// The leader's beacon in the job's store, as read.
-    Beacon { key: JobKey, value: Option<u64> },
+    Beacon {
+        key: JobKey,
+        value: Option<u64>,
+    },
     /// The last [`Effect::Persist`] of this job did not reach the disk. The effects of the job that
     /// followed it were dropped by the driver.
-    PersistFailed { key: JobKey },
+    PersistFailed {
+        key: JobKey,
+    },
     /// This node goes away: SIGTERM, a cloud's notice, `muster drain`.
-    Drain { grace_ms: u32, reason: String },
+    Drain {
+        grace_ms: u32,
+        reason: String,
+    },
     /// All shards of a checkpoint are prepared; commit it.
     Commit {
         key: JobKey,
@@ -114,24 +133,40 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Replace this job's durable state.
-    Persist { key: JobKey, bytes: Vec<u8> },
+    Persist {
+        key: JobKey,
+        bytes: Vec<u8>,
+    },
     /// The job is over here: its durable state may go.
-    Forget { key: JobKey },
-    Send { to: NodeId, message: Message },
+    Forget {
+        key: JobKey,
+    },
+    Send {
+        to: NodeId,
+        message: Message,
+    },
     /// Dial the peer's agent and the guard at once, and report both.
     Probe {
         node: NodeId,
         id: u64,
         guard: Option<(SocketAddr, LauncherId)>,
     },
-    ToLauncher { conn: ConnId, frame: ToLauncher },
+    ToLauncher {
+        conn: ConnId,
+        frame: ToLauncher,
+    },
     Store {
         key: JobKey,
         effect: storelog::Effect,
     },
     /// Write the leader's beacon, or read it (answered by [`Event::Beacon`]).
-    WriteBeacon { key: JobKey, value: u64 },
-    ReadBeacon { key: JobKey },
+    WriteBeacon {
+        key: JobKey,
+        value: u64,
+    },
+    ReadBeacon {
+        key: JobKey,
+    },
     /// For people, events and metrics; nothing depends on it.
     Notice(Notice),
 }
@@ -142,7 +177,7 @@ pub enum Notice {
     /// A peer is alive, suspect, away or lost.
     Peer {
         node: NodeId,
-        state: crate::membership::PeerState,
+        state: crate::membership::State,
     },
     /// A record was learnt to be decided.
     Decided {
@@ -157,17 +192,29 @@ pub enum Notice {
         phases: Phases,
     },
     /// The job waits: text for people.
-    Waiting { key: JobKey, text: String },
+    Waiting {
+        key: JobKey,
+        text: String,
+    },
     /// A stop is planned: a drain, a join, a cancel.
-    Stopping { key: JobKey, why: String },
+    Stopping {
+        key: JobKey,
+        why: String,
+    },
     /// A worker failed by itself.
     WorkerFailed {
         key: JobKey,
         node: NodeId,
         exit: crate::local::WorkerExit,
     },
-    Committed { key: JobKey, commit: CommitRef },
-    Trouble { key: JobKey, text: String },
+    Committed {
+        key: JobKey,
+        commit: CommitRef,
+    },
+    Trouble {
+        key: JobKey,
+        text: String,
+    },
 }
 
 /// When each phase of a change of generation ended, on the leader's clock. Zero when the phase did

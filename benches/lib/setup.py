@@ -1,0 +1,54 @@
+"""What a bench needs before it starts: a Python with torch, the built binaries, free ports, a note about the machine."""
+
+import os
+import platform
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+VENV = TARGET / "venv"  # where tests/run has it, too
+TORCH = "2.11.0"
+
+
+def venv():
+    """The directory of the virtual environment's programs; makes the environment when it is absent."""
+    programs = VENV / "bin"
+    if not (programs / "torchrun").exists():
+        print(f"installing torch {TORCH} into {VENV} (once; 5 GB)", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", VENV], check=True)
+        subprocess.run([programs / "pip", "install", "--quiet", f"torch=={TORCH}", "numpy"], check=True)
+    return programs
+
+
+def muster(*names):
+    """Builds the named binaries in release mode (nothing to do when they are fresh) and returns their directory."""
+    argv = ["cargo", "build", "--release"]
+    for name in names:
+        argv += ["--bin", name]
+    subprocess.run(argv, cwd=ROOT, check=True)
+    return TARGET / "release"
+
+
+def free_ports(count):
+    """TCP ports on loopback that nobody listens on now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def machine():
+    """Facts a reader needs to judge the figures: (metric, value, unit)."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return [
+        ("cores", os.cpu_count(), "cores"),
+        ("memory", round(memory, 1), "GiB"),
+        ("load_1min", round(os.getloadavg()[0], 2), "processes"),
+        ("python", platform.python_version(), "version"),
+        ("torch", TORCH, "version"),
+        ("kernel", platform.release(), "version"),
+    ]

@@ -1,0 +1,4 @@
+//! The command line of Muster: the launcher (`muster run`), and what the other subcommands need.
+
+pub mod run;
+mod slurm;

@@ -1,0 +1,129 @@
+//! The launcher's side of a worker's control page: one page of sealed, shared memory that the worker
+//! inherits. Layout, encodings and the rule are those of [`muster_protocol::control`].
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memmap2::{MmapOptions, MmapRaw};
+use muster_protocol::control::{self, Gate, LAYOUT, MAGIC, PAGE_LEN, Reason, Stop, word};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+pub use muster_protocol::control::FD_ENV;
+
+/// The launcher's mapping of one worker's page, and its memory of the worker's gate.
+#[derive(Debug)]
+pub struct ControlPage {
+    map: MmapRaw,
+    gate: Gate,
+}
+
+impl ControlPage {
+    /// Creates a page that can neither shrink nor grow, and the descriptor for the worker.
+    pub fn create() -> io::Result<(ControlPage, OwnedFd)> {
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let file = File::from(memfd_create(c"muster-control", flags)?);
+        file.set_len(PAGE_LEN as u64)?;
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+        fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
+        let map = MmapOptions::new().len(PAGE_LEN).map_raw(&file)?;
+        let page = ControlPage {
+            map,
+            gate: Gate::default(),
+        };
+        page.store(word::MAGIC, MAGIC);
+        page.store(word::LAYOUT, LAYOUT);
+        Ok((page, file.into()))
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        debug_assert!(word::ALL.contains(&at));
+        // SAFETY: `at` is one of `word::ALL`, so it is aligned to 8 bytes and inside PAGE_LEN bytes
+        // of a mapping that lives as long as `self`. Both processes only use atomics on it.
+        unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
+    }
+
+    fn load(&self, at: usize) -> u64 {
+        u64::from_le(self.word(at).load(Ordering::SeqCst))
+    }
+
+    fn store(&self, at: usize, value: u64) {
+        self.word(at).store(value.to_le(), Ordering::SeqCst);
+    }
+
+    /// Whether a runtime is attached, so that the worker obeys a stop step.
+    pub fn is_linked(&self) -> bool {
+        self.load(word::LINKED) == 1
+    }
+
+    /// The step at which the worker stopped, after its save.
+    pub fn acknowledged(&self) -> Option<u64> {
+        control::decode_step(self.load(word::ACK))
+    }
+
+    /// Gates the worker at `step` and returns the lowest step, not below it, that it has not begun.
+    /// `deadline_ms` is in Unix milliseconds; 0: none. Also raises a gate that was set before.
+    pub fn install(&mut self, step: u64, deadline_ms: u64, reason: Reason) -> u64 {
+        self.store(word::DEADLINE, deadline_ms);
+        self.store(word::REASON, reason.encode());
+        self.store(word::STOP, Stop::Installed(step).encode());
+        // After the store: the order is what the rule rests on.
+        let progress = control::decode_step(self.load(word::PROGRESS));
+        self.gate.install(progress, step)
+    }
+
+    /// Makes the worker stop at `step`; false, and nothing stored, if it was not gated at or below.
+    pub fn confirm(&mut self, step: u64) -> bool {
+        let may = self.gate.may_confirm(step);
+        if may {
+            self.store(word::STOP, Stop::Confirmed(step).encode());
+        }
+        may
+    }
+
+    /// Lets the worker go on.
+    pub fn cancel(&mut self) {
+        self.store(word::STOP, Stop::Cancelled.encode());
+        self.gate.cancel();
+    }
+}
+
+/// The reason for the page's word; the worker shows it, nothing depends on it.
+pub fn reason_of(why: &str) -> Reason {
+    let why = why.to_ascii_lowercase();
+    [
+        Reason::Preemption,
+        Reason::Drain,
+        Reason::Terminated,
+        Reason::Join,
+        Reason::Interrupted,
+    ]
+    .into_iter()
+    .find(|reason| why.starts_with(reason.as_str()))
+    .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_is_gated_where_it_stands() {
+        let (mut page, _fd) = ControlPage::create().unwrap();
+        assert!(!page.is_linked() && !page.confirm(5));
+        page.store(word::LINKED, 1);
+        page.store(word::PROGRESS, control::encode_step(Some(9)));
+        assert!(page.is_linked());
+        // It may have begun step 9.
+        assert_eq!(page.install(5, 0, Reason::Drain), 10);
+        assert!(!page.confirm(9));
+        assert_eq!(page.install(12, 77, Reason::Drain), 12);
+        assert_eq!(page.load(word::DEADLINE), 77);
+        assert!(page.confirm(12));
+        assert_eq!(Stop::decode(page.load(word::STOP)), Stop::Confirmed(12));
+        page.cancel();
+        assert_eq!(Stop::decode(page.load(word::STOP)), Stop::Cancelled);
+    }
+}

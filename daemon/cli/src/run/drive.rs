@@ -1,0 +1,355 @@
+//! The launcher's loop: wait for something, turn it into an event, apply it to the [`Session`],
+//! carry out the effects.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use muster_protocol::local::{Start, ToAgent};
+use muster_protocol::{Digest, Span, Time};
+use nix::sys::signal::Signal;
+use nix::time::{ClockId, clock_gettime};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+
+use super::control::{ControlPage, reason_of};
+use super::guard;
+use super::link::{Dial, LinkEvent, keep};
+use super::net;
+use super::options::Handled;
+use super::port::ReservedPort;
+use super::session::{Effect, Event, Session};
+use super::workers::{Left, Workers, unix_ms};
+
+/// How often what the workers left behind is looked at while it ends: nothing signals the end of a
+/// process that is not our child.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// How often the control pages are looked at for workers that attach a runtime.
+const PAGES: Duration = Duration::from_millis(100);
+
+/// The longest that the dial to rank 0's guard takes, and how often it is tried.
+const VERIFY: (Duration, u32) = (Duration::from_secs(2), 3);
+
+/// How long a port stays reserved after its workers were started.
+const HOLD_PORT: Duration = Duration::from_secs(60);
+
+/// The longest that an abort waits for what it killed.
+const ABORT: Duration = Duration::from_secs(5);
+
+/// `CLOCK_BOOTTIME`, the clock of [`Time`].
+pub fn now() -> Time {
+    let Ok(spec) = clock_gettime(ClockId::CLOCK_BOOTTIME) else {
+        return Time::ZERO;
+    };
+    let seconds = u64::try_from(spec.tv_sec()).unwrap_or(0);
+    let nanos = u64::try_from(spec.tv_nsec()).unwrap_or(0);
+    Time(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
+}
+
+/// The launcher's parts that touch the machine.
+#[derive(Debug)]
+pub struct Driver {
+    pub workers: Workers,
+    pub handled: Handled,
+    /// The store's directory, for the registration.
+    pub store: Option<OwnedFd>,
+    next_port: Option<ReservedPort>,
+    used_ports: Vec<(Instant, ReservedPort)>,
+    link: Option<mpsc::Sender<(ToAgent, Option<OwnedFd>)>>,
+    was_linked: bool,
+    verdicts: (mpsc::Sender<Verdict>, mpsc::Receiver<Verdict>),
+}
+
+type Verdict = (Digest, u32, Result<std::net::IpAddr, String>);
+
+/// What the loop ended with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    pub code: i32,
+}
+
+impl Driver {
+    pub fn new(workers: Workers, handled: Handled, store: Option<OwnedFd>) -> Driver {
+        Driver {
+            workers,
+            handled,
+            store,
+            next_port: None,
+            used_ports: Vec::new(),
+            link: None,
+            was_linked: false,
+            verdicts: mpsc::channel(16),
+        }
+    }
+
+    /// Runs until the job is over for this launcher. An error means that it could not start at all.
+    pub async fn run(mut self, mut session: Session, dialer: impl Dial) -> io::Result<Outcome> {
+        let mut children = signal(SignalKind::child())?;
+        let mut signals = self.listen()?;
+        let (events, mut link_events) = mpsc::channel(64);
+        tokio::spawn(keep(dialer, events));
+        self.fresh_port(None, &mut session);
+        let mut look = tokio::time::interval(LOOK);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut pages = tokio::time::interval(PAGES);
+        pages.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            if let Some(outcome) = self.carry_out(&mut session) {
+                return Ok(outcome);
+            }
+            let timer = session
+                .poll_timeout()
+                .map(|(at, _)| Instant::now() + at.since(now()).to_std());
+            tokio::select! {
+                biased;
+                _ = children.recv() => self.reap(&mut session),
+                Some(number) = signals.recv() => session.handle(asked(number), now()),
+                Some(event) = link_events.recv() => self.link_event(event, &mut session),
+                Some((digest, attempt, result)) = self.verdicts.1.recv() => {
+                    session.handle(Event::Verified { digest, attempt, result }, now());
+                }
+                () = sleep_until(timer.unwrap_or_else(Instant::now)), if timer.is_some() => {
+                    session.handle_timeout(now());
+                }
+                _ = look.tick(), if session.is_draining() => self.look(&mut session),
+                _ = pages.tick(), if session.has_workers() => {
+                    let linked = self.linked();
+                    if linked != self.was_linked {
+                        self.was_linked = linked;
+                        session.handle(Event::TakesStopSteps(linked), now());
+                    }
+                }
+            }
+        }
+    }
+
+    /// One queue for all signals that were asked for.
+    fn listen(&self) -> io::Result<mpsc::Receiver<i32>> {
+        let (sender, receiver) = mpsc::channel(16);
+        let interrupt = self.handled.interrupt.then_some(Signal::SIGINT);
+        for wanted in self.handled.leave.iter().copied().chain(interrupt) {
+            let number = wanted as i32;
+            let mut stream = signal(SignalKind::from_raw(number))?;
+            let sender = sender.clone();
+            tokio::spawn(async move {
+                while stream.recv().await.is_some() && sender.send(number).await.is_ok() {}
+            });
+        }
+        Ok(receiver)
+    }
+
+    fn reap(&mut self, session: &mut Session) {
+        for (exit, acknowledged) in self.workers.reap() {
+            session.handle(Event::Exit { exit, acknowledged }, now());
+        }
+        if session.is_draining() {
+            self.look(session);
+        }
+    }
+
+    fn look(&mut self, session: &mut Session) {
+        let left = self.workers.left();
+        if left == Left::Nothing {
+            self.workers.close_output();
+        }
+        session.handle(Event::Left(left), now());
+    }
+
+    fn link_event(&mut self, event: LinkEvent, session: &mut Session) {
+        match event {
+            LinkEvent::Up(queue) => {
+                self.link = Some(queue);
+                session.handle(Event::LinkUp, now());
+            }
+            LinkEvent::Down => {
+                self.link = None;
+                session.handle(Event::LinkDown, now());
+                if session.has_workers() {
+                    say("the agent is away; the workers go on");
+                }
+            }
+            LinkEvent::Frame(frame) => session.handle(Event::Frame(frame), now()),
+            LinkEvent::Away(why) => say(&format!("{why}; trying again")),
+        }
+    }
+
+    fn send(&mut self, frame: ToAgent) {
+        let fd = match &frame {
+            ToAgent::Register(r) if r.store => {
+                self.store.as_ref().and_then(|fd| fd.try_clone().ok())
+            }
+            _ => None,
+        };
+        if let Some(queue) = &self.link {
+            // A full queue means an agent that hangs; the facts are told again on the next link.
+            if queue.try_send((frame, fd)).is_err() {
+                self.link = None;
+            }
+        }
+    }
+
+    fn fresh_port(&mut self, used: Option<u16>, session: &mut Session) {
+        let at = Instant::now();
+        self.used_ports.retain(|(until, _)| *until > at);
+        let taken = self
+            .next_port
+            .as_ref()
+            .is_none_or(|p| Some(p.port()) == used);
+        if taken {
+            if let Some(port) = self.next_port.take() {
+                self.used_ports.push((at + HOLD_PORT, port));
+            }
+            match ReservedPort::reserve() {
+                Ok(port) => self.next_port = Some(port),
+                Err(error) => say(&format!("no port could be reserved for a master: {error}")),
+            }
+        }
+        if let Some(port) = &self.next_port {
+            session.handle(Event::Port(port.port()), now());
+        }
+    }
+
+    fn carry_out(&mut self, session: &mut Session) -> Option<Outcome> {
+        while let Some(effect) = session.poll_effect() {
+            match effect {
+                Effect::Send(frame) => self.send(frame),
+                Effect::VerifyMaster(start) => self.verify(&start),
+                Effect::Spawn { start, local } => {
+                    let master = start.master.ip();
+                    let interface = net::interface_for(&net::addresses(), local, master);
+                    self.was_linked = false;
+                    let result = self.workers.spawn(&start, interface.as_deref());
+                    session.handle(Event::Spawned { result }, now());
+                    // A child may have ended while nobody was allowed to reap.
+                    self.reap(session);
+                }
+                Effect::FreshPort { used } => self.fresh_port(used, session),
+                Effect::Signal(number) => self.workers.signal(number),
+                Effect::Kill => self.workers.kill_all(),
+                Effect::InstallStop {
+                    digest,
+                    barrier,
+                    step,
+                    grace,
+                    why,
+                } => {
+                    if let Some(step) = self.install_stop(step, grace, &why) {
+                        let event = Event::StopInstalled {
+                            digest,
+                            barrier,
+                            step,
+                        };
+                        session.handle(event, now());
+                    }
+                }
+                Effect::ConfirmStop { step } => {
+                    if !self.workers.pages().all(|page| page.confirm(step)) {
+                        say(&format!(
+                            "step {step} is confirmed as the stop, but not every worker waits for it"
+                        ));
+                    }
+                }
+                Effect::CancelStop => self.workers.pages().for_each(ControlPage::cancel),
+                Effect::Say(text) => say(&text),
+                Effect::NameSurvivors => say(&format!(
+                    "these processes do not end although they were killed (a device or a file system hangs): {:?}",
+                    self.workers.survivors()
+                )),
+                Effect::Exit { code, report } => {
+                    self.workers.close(code == 0);
+                    if !report.is_empty() {
+                        eprintln!("{report}");
+                    }
+                    if code != 0 {
+                        say(&format!("logs: {}", self.workers.root().path().display()));
+                    }
+                    return Some(Outcome { code });
+                }
+                Effect::Abort { code } => {
+                    self.abort();
+                    return Some(Outcome { code });
+                }
+            }
+        }
+        None
+    }
+
+    /// Gates every worker and returns the step at which all of them can stop; `None` when one has
+    /// no runtime attached, for it would not obey.
+    fn install_stop(&mut self, step: u64, grace: Span, why: &str) -> Option<u64> {
+        if !self.linked() {
+            return None;
+        }
+        let deadline_ms = match grace {
+            Span::ZERO => 0,
+            grace => unix_ms().saturating_add(grace.as_millis()),
+        };
+        let reason = reason_of(why);
+        self.workers
+            .pages()
+            .map(|page| page.install(step, deadline_ms, reason))
+            .max()
+    }
+
+    /// Whether there are workers and all of them have a runtime attached.
+    fn linked(&mut self) -> bool {
+        let mut any = false;
+        let all = self.workers.pages().all(|page| {
+            any = true;
+            page.is_linked()
+        });
+        any && all
+    }
+
+    fn abort(&mut self) {
+        let deadline = std::time::Instant::now() + ABORT;
+        loop {
+            self.workers.kill_all();
+            self.workers.reap();
+            if self.workers.left() == Left::Nothing || std::time::Instant::now() > deadline {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        self.workers.close(false);
+    }
+
+    /// Dials rank 0's guard on a thread of its own, a few times.
+    fn verify(&self, start: &Start) {
+        let (guard, launcher) = (start.master_guard, start.master_launcher);
+        let (digest, attempt) = (start.digest, start.attempt);
+        let verdicts = self.verdicts.0.clone();
+        tokio::task::spawn_blocking(move || {
+            let mut result = Err(String::new());
+            for again in 0..VERIFY.1 {
+                if again > 0 {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                result = guard::verify(guard, launcher, VERIFY.0).map_err(|e| {
+                    format!("the launcher of rank 0 cannot be verified from this network namespace: {e}; check firewall and --local-addr")
+                });
+                if result.is_ok() {
+                    break;
+                }
+            }
+            let _ = verdicts.blocking_send((digest, attempt, result));
+        });
+    }
+}
+
+fn asked(number: i32) -> Event {
+    if number == libc::SIGINT {
+        Event::Interrupt
+    } else {
+        Event::Terminate { signal: number }
+    }
+}
+
+/// One line for the user.
+pub fn say(text: &str) {
+    for line in text.lines() {
+        eprintln!("muster: {line}");
+    }
+}

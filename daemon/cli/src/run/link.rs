@@ -1,0 +1,161 @@
+//! The link to the agent: frames over the unix socket, or to an agent in the same process.
+//!
+//! The session never waits for it. A task dials, again and again with a growing pause, tells the
+//! session when the link is up, and carries frames both ways until it breaks.
+
+use std::future::Future;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use muster_daemon::socket::{self, Conn};
+use muster_protocol::codec;
+use muster_protocol::local::{ToAgent, ToLauncher};
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
+
+/// First and longest pause between two tries to reach the agent.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// A frame that an agent does not take for this long means that it hangs.
+const SEND_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Frames that may wait for the agent.
+const MAX_WAITING: usize = 1024;
+
+/// A connection to an agent.
+pub trait Link: Send + 'static {
+    /// Sends one frame, with a descriptor if it carries one.
+    fn send(
+        &mut self,
+        frame: ToAgent,
+        fd: Option<OwnedFd>,
+    ) -> impl Future<Output = io::Result<()>> + Send;
+
+    /// The next frame; `None` when the agent closed the link. Must be safe to drop half-way: no
+    /// frame is lost then.
+    fn recv(&mut self) -> impl Future<Output = io::Result<Option<ToLauncher>>> + Send;
+}
+
+/// A way to get a [`Link`].
+pub trait Dial: Send + 'static {
+    type Link: Link;
+
+    fn dial(&mut self) -> impl Future<Output = io::Result<Self::Link>> + Send;
+}
+
+/// What the link's task tells the session.
+#[derive(Debug)]
+pub enum LinkEvent {
+    /// A new link; frames for it go into this queue, which ends with the link.
+    Up(mpsc::Sender<(ToAgent, Option<OwnedFd>)>),
+    Down,
+    Frame(ToLauncher),
+    /// The agent cannot be reached; told once per time away.
+    Away(String),
+}
+
+/// Dials and carries frames until the session is gone.
+pub async fn keep<D: Dial>(mut dialer: D, events: mpsc::Sender<LinkEvent>) {
+    let mut pause = BACK_OFF.0;
+    let mut told = false;
+    loop {
+        match dialer.dial().await {
+            Ok(link) => {
+                (pause, told) = (BACK_OFF.0, false);
+                let (queue, outbox) = mpsc::channel(MAX_WAITING);
+                if events.send(LinkEvent::Up(queue)).await.is_err() {
+                    return;
+                }
+                carry(link, outbox, &events).await;
+                if events.send(LinkEvent::Down).await.is_err() {
+                    return;
+                }
+            }
+            Err(error) if !told => {
+                told = true;
+                if events
+                    .send(LinkEvent::Away(error.to_string()))
+                    .await
+                    .is_err()
+                {
+                    return;
+                }
+            }
+            Err(_) => {}
+        }
+        if events.is_closed() {
+            return;
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(BACK_OFF.1);
+    }
+}
+
+async fn carry<L: Link>(
+    mut link: L,
+    mut outbox: mpsc::Receiver<(ToAgent, Option<OwnedFd>)>,
+    events: &mpsc::Sender<LinkEvent>,
+) {
+    loop {
+        tokio::select! {
+            out = outbox.recv() => {
+                let Some((frame, fd)) = out else { return };
+                match timeout(SEND_PATIENCE, link.send(frame, fd)).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(_)) | Err(_) => return,
+                }
+            }
+            got = link.recv() => match got {
+                Ok(Some(frame)) => {
+                    if events.send(LinkEvent::Frame(frame)).await.is_err() {
+                        return;
+                    }
+                }
+                Ok(None) | Err(_) => return,
+            }
+        }
+    }
+}
+
+/// Dials an agent's unix socket.
+#[derive(Clone, Debug)]
+pub struct SocketDial(pub PathBuf);
+
+/// A link over a unix socket.
+#[derive(Debug)]
+pub struct SocketLink(Conn);
+
+impl Dial for SocketDial {
+    type Link = SocketLink;
+
+    async fn dial(&mut self) -> io::Result<SocketLink> {
+        let path = &self.0;
+        match socket::connect(path).await {
+            Ok(conn) => Ok(SocketLink(conn)),
+            Err(e) => Err(io::Error::other(format!(
+                "no agent answers at {}: {e}",
+                path.display()
+            ))),
+        }
+    }
+}
+
+impl Link for SocketLink {
+    async fn send(&mut self, frame: ToAgent, fd: Option<OwnedFd>) -> io::Result<()> {
+        let frame = codec::encode_frame(&frame).map_err(io::Error::other)?;
+        self.0
+            .send(frame, fd.into_iter().collect())
+            .map_err(io::Error::other)
+    }
+
+    async fn recv(&mut self) -> io::Result<Option<ToLauncher>> {
+        match self.0.recv().await.map_err(io::Error::other)? {
+            Some((frame, _)) => codec::decode_frame(&frame)
+                .map(Some)
+                .map_err(io::Error::other),
+            None => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! The launcher: one per job and node, the parent of the workers. It lives in the user's own shell,
+//! container or pod, with the user's rights, and talks to the agent of its node.
+
+pub mod args;
+pub mod console;
+pub mod control;
+pub mod drive;
+pub mod environment;
+pub mod guard;
+pub mod link;
+pub mod logs;
+pub mod net;
+pub mod options;
+pub mod output;
+pub mod port;
+pub mod procs;
+pub mod report;
+pub mod session;
+pub mod sidecar;
+pub mod spawn;
+pub mod workers;
+
+use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use muster_protocol::LauncherId;
+use muster_protocol::local::Register;
+use rand::TryRngCore;
+use rand::rngs::OsRng;
+
+use crate::slurm;
+use args::RunArgs;
+use console::Console;
+use drive::Driver;
+use environment::Job;
+use guard::Guard;
+use link::{Dial, SocketDial};
+use options::{Host, Plan};
+use session::Session;
+use workers::{Setup, Workers};
+
+/// Where an agent listens unless told otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/muster/musterd.sock";
+
+/// `muster run`: checks the flags and runs this node's part of the job.
+pub fn main(mut args: RunArgs, argv: &[OsString]) -> ExitCode {
+    let explicit = args.is_explicit(argv);
+    let plan = from_slurm(&mut args).and_then(|()| Ok(Plan::new(args, explicit, &host())?));
+    let plan = match plan {
+        Ok(plan) => plan,
+        Err(error) => {
+            eprintln!("muster run: {error:#}");
+            return ExitCode::from(2);
+        }
+    };
+    let socket = plan
+        .socket
+        .clone()
+        .unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET));
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("muster run: cannot start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let result = runtime.block_on(launch(plan, SocketDial(socket)));
+    // A dial to a guard may still wait on its thread; nobody waits for it.
+    runtime.shutdown_background();
+    match result {
+        Ok(code) => ExitCode::from(u8::try_from(code.clamp(0, 255)).unwrap_or(1)),
+        Err(error) => {
+            eprintln!("muster run: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Under `srun` the step names its nodes: they are the first peers, and the step is the job, unless
+/// the flags say otherwise.
+fn from_slurm(args: &mut RunArgs) -> anyhow::Result<()> {
+    let Some(step) = slurm::peers_from_env(|name| std::env::var(name).ok())? else {
+        return Ok(());
+    };
+    if step.nodes.len() > 1 && !args.standalone {
+        args.rdzv_endpoint
+            .get_or_insert_with(|| step.nodes.join(","));
+        args.rdzv_id
+            .get_or_insert_with(|| format!("slurm-{}.{}", step.job_id, step.step_id));
+    }
+    Ok(())
+}
+
+/// Runs this node's part of a job over an agent's link, and returns the exit code.
+pub async fn launch(plan: Plan, dialer: impl Dial) -> anyhow::Result<i32> {
+    for note in &plan.notes {
+        drive::say(note);
+    }
+    let launcher = LauncherId(
+        OsRng
+            .try_next_u64()
+            .context("no random numbers from the kernel")?
+            .to_be_bytes(),
+    );
+    let bind = if plan.standalone {
+        Ipv4Addr::LOCALHOST
+    } else {
+        Ipv4Addr::UNSPECIFIED
+    };
+    let guard = Guard::open(IpAddr::V4(bind), launcher).context("cannot open the guard port")?;
+    let store = plan.store.as_deref().map(open_dir).transpose()?;
+    let register = register(&plan, launcher, guard.port());
+    let setup = Setup {
+        job: Job {
+            id: plan.job,
+            launcher,
+            role: plan.role,
+            max_restarts: plan.spec.max_restarts,
+        },
+        program: plan.program,
+        args: plan.args,
+        logs: plan.logs,
+        slots: plan.slots,
+        muster: sidecar::this_program(),
+        terminals: Setup::terminals_here(),
+    };
+    let console = Console::start(std::io::stdout(), std::io::stderr())?;
+    let workers = Workers::open(setup, console).context("cannot prepare for workers")?;
+    let driver = Driver::new(workers, plan.handled, store);
+    let outcome = driver.run(Session::new(register), dialer).await?;
+    Ok(outcome.code)
+}
+
+fn register(plan: &Plan, launcher: LauncherId, guard_port: u16) -> Register {
+    Register {
+        launcher,
+        job: plan.job.clone(),
+        spec: plan.spec.clone(),
+        slots: plan.slots,
+        guard_port,
+        addrs: if plan.standalone {
+            vec![IpAddr::V4(Ipv4Addr::LOCALHOST)]
+        } else {
+            net::offered(plan.local_addr)
+        },
+        place: plan.place,
+        running: None,
+        store: plan.store.is_some(),
+        pid: std::process::id(),
+        command: plan.command_line(),
+    }
+}
+
+/// Opens the store's directory, to hand it to the agent, which never opens a path that a user named.
+fn open_dir(path: &Path) -> anyhow::Result<OwnedFd> {
+    use std::os::unix::fs::OpenOptionsExt;
+    std::fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_DIRECTORY)
+        .open(path)
+        .map(OwnedFd::from)
+        .with_context(|| format!("--store {}: cannot open the directory", path.display()))
+}
+
+/// What the plan needs to know about this machine.
+fn host() -> Host {
+    let env = |name: &str| std::env::var(name).ok();
+    let devices = std::fs::read_dir("/dev")
+        .into_iter()
+        .flatten()
+        .filter_map(|e| e.ok()?.file_name().into_string().ok());
+    Host {
+        cpus: std::thread::available_parallelism().map_or(1, usize::from),
+        gpus: options::count_gpus(
+            env("CUDA_VISIBLE_DEVICES").as_deref(),
+            env("NVIDIA_VISIBLE_DEVICES").as_deref(),
+            devices,
+        ),
+        python: std::env::var_os("PYTHON_EXEC").unwrap_or_else(|| "python3".into()),
+        // Only a name hangs on it: without entropy the process id has to do.
+        random: OsRng.try_next_u32().unwrap_or_else(|_| std::process::id()),
+    }
+}

@@ -1,0 +1,516 @@
+//! What the flags mean: a [`Plan`] that can be carried out, or an error that names the flag and the
+//! fix. Everything about the machine that the plan depends on comes in as a [`Host`].
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use muster_protocol::record::Place;
+use muster_protocol::spec::{JobSpec, SpecError};
+use nix::sys::signal::Signal;
+
+use super::args::RunArgs;
+
+/// The most workers of one node.
+pub const MAX_SLOTS: u16 = 1024;
+
+/// What the plan needs to know about the machine.
+#[derive(Clone, Debug)]
+pub struct Host {
+    pub cpus: usize,
+    pub gpus: usize,
+    /// `$PYTHON_EXEC`, else `python3`.
+    pub python: OsString,
+    /// Makes the name of an unnamed job of one node unique.
+    pub random: u32,
+}
+
+/// Which streams of a worker: bit 0 stdout, bit 1 stderr (torchrun's `Std`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Streams {
+    pub out: bool,
+    pub err: bool,
+}
+
+/// `3`, or `0:1,1:3`: streams by local rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StreamMap {
+    All(Streams),
+    Ranks(Vec<(u16, Streams)>),
+}
+
+impl StreamMap {
+    pub fn of(&self, local_rank: u16) -> Streams {
+        match self {
+            StreamMap::All(streams) => *streams,
+            StreamMap::Ranks(map) => map
+                .iter()
+                .find(|(rank, _)| *rank == local_rank)
+                .map_or_else(Streams::default, |(_, streams)| *streams),
+        }
+    }
+}
+
+/// Where the workers' output goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Logs {
+    /// As given; without it a temporary directory that is removed when the job succeeds.
+    pub dir: Option<PathBuf>,
+    pub redirects: StreamMap,
+    pub tee: StreamMap,
+    /// Local ranks to show on the console; all when empty.
+    pub show: BTreeSet<u16>,
+}
+
+/// Signals that the launcher takes instead of dying of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Handled {
+    /// SIGINT: stop the job.
+    pub interrupt: bool,
+    /// These make the node leave.
+    pub leave: Vec<Signal>,
+}
+
+/// A checked command line.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub job: String,
+    pub spec: JobSpec,
+    pub slots: u16,
+    pub program: OsString,
+    pub args: Vec<OsString>,
+    pub role: String,
+    pub logs: Logs,
+    pub handled: Handled,
+    /// First peers to call.
+    pub endpoints: Vec<String>,
+    /// One node on loopback: no other agent is called.
+    pub standalone: bool,
+    pub socket: Option<PathBuf>,
+    pub store: Option<PathBuf>,
+    pub state_dir: Option<PathBuf>,
+    pub instance: u16,
+    pub place: Place,
+    pub local_addr: Option<IpAddr>,
+    /// What torchrun would have done otherwise; printed once.
+    pub notes: Vec<String>,
+}
+
+/// A command line that cannot be carried out. Nothing was started.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum PlanError {
+    #[error(
+        "no script given: write `muster run [FLAGS] train.py ARGS` or `muster run [FLAGS] -- PROGRAM ARGS`"
+    )]
+    NoCommand,
+    #[error("--nnodes {0}: write a number of nodes, or MIN:MAX such as 2:8")]
+    Nnodes(String),
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    #[error("--nproc-per-node {0}: write a number from 1 to {MAX_SLOTS}, `auto`, `cpu` or `gpu`")]
+    Nproc(String),
+    #[error(
+        "--nproc-per-node gpu: no GPU is visible here (/dev/nvidia*, NVIDIA_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES); give a number, or `cpu`"
+    )]
+    NoGpu,
+    #[error(
+        "{flag} {text}: write 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or LOCAL_RANK:STREAMS pairs such as 0:1,1:3"
+    )]
+    Streams { flag: &'static str, text: String },
+    #[error("--local-ranks-filter {0}: write local ranks separated by commas, such as 0,1,2")]
+    Filter(String),
+    #[error("{flag} {text}: not a signal; write a name such as SIGTERM or a number from 1 to 64")]
+    Signal { flag: &'static str, text: String },
+    #[error("{flag} {text}: this signal cannot be caught; name another")]
+    Uncatchable { flag: &'static str, text: String },
+    #[error("--module and --no-python exclude each other: leave one out")]
+    ModuleWithoutPython,
+    #[error("--rdzv-id {0:?}: a job's name has 1 to 64 bytes without control characters or `/`")]
+    Job(String),
+    #[error("--standalone is for one node, --nnodes asks for {0}: leave one out")]
+    Standalone(u16),
+    #[error("--local-addr {0}: write an IP address of this machine")]
+    LocalAddr(String),
+    #[error("--rdzv-endpoint {0}: write HOST or HOST:PORT, several separated by commas")]
+    Endpoint(String),
+    #[error("--label {0}: write zone=NAME or switch=NAME")]
+    Label(String),
+    #[error("--shutdown-timeout {0}: write a number of seconds from 0 to 86400")]
+    Shutdown(String),
+    #[error("--store {path}: {reason}; make the directory, or name another", path = .path.display())]
+    Store { path: PathBuf, reason: String },
+}
+
+impl Plan {
+    /// Checks the flags. `explicit` is whether the command stood behind a `--`
+    /// ([`RunArgs::is_explicit`]).
+    pub fn new(args: RunArgs, explicit: bool, host: &Host) -> Result<Plan, PlanError> {
+        let (min_nodes, max_nodes) = nodes(&args.nnodes)?;
+        let stop_grace = match (args.stop_grace, args.shutdown_timeout) {
+            (Some(grace), _) => grace,
+            (None, Some(s)) if (0.0..=86_400.0).contains(&s) => Duration::from_secs_f64(s),
+            (None, Some(s)) => return Err(PlanError::Shutdown(s.to_string())),
+            (None, None) => Duration::from_millis(JobSpec::default().stop_grace_ms.into()),
+        };
+        let preempt = signal("--preempt-signal", &args.preempt_signal)?;
+        let spec = JobSpec {
+            min_nodes,
+            max_nodes,
+            max_restarts: args.max_restarts,
+            form_quiet_ms: millis(args.form_quiet),
+            join_quiet_ms: millis(args.join_quiet),
+            join_max_ms: millis(args.join_max),
+            loss_grace_ms: millis(args.loss_grace),
+            stop_grace_ms: millis(stop_grace),
+            preempt_signal: preempt as i32,
+        };
+        spec.check()?;
+        if args.standalone && max_nodes > 1 {
+            return Err(PlanError::Standalone(max_nodes));
+        }
+        if let Some(store) = &args.store {
+            check_store(store)?;
+        }
+        let notes = notes(&args, max_nodes);
+        let (program, rest) = command(&args, explicit, &host.python)?;
+        let job = job_name(&args, max_nodes, host)?;
+        let endpoints = endpoints(&args, max_nodes)?;
+        Ok(Plan {
+            job,
+            spec,
+            slots: slots(&args.nproc_per_node, host)?,
+            program,
+            args: rest,
+            logs: Logs {
+                redirects: streams("--redirects", &args.redirects)?,
+                tee: streams("--tee", &args.tee)?,
+                show: filter(args.local_ranks_filter.as_deref())?,
+                dir: args.log_dir,
+            },
+            handled: handled(&args.signals_to_handle)?,
+            endpoints,
+            standalone: args.standalone,
+            socket: args.socket,
+            store: args.store,
+            state_dir: args.state_dir,
+            instance: args.instance,
+            place: place(&args.label, args.place.as_deref())?,
+            local_addr: match args.local_addr {
+                Some(text) => Some(text.parse().map_err(|_| PlanError::LocalAddr(text))?),
+                None => None,
+            },
+            role: args.role,
+            notes,
+        })
+    }
+
+    /// The command for people, at most 256 bytes.
+    pub fn command_line(&self) -> String {
+        let mut text = self.program.to_string_lossy().into_owned();
+        for arg in &self.args {
+            text.push(' ');
+            text.push_str(&arg.to_string_lossy());
+        }
+        while text.len() > 256 {
+            text.pop();
+        }
+        text
+    }
+}
+
+fn millis(time: Duration) -> u32 {
+    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
+}
+
+fn nodes(text: &str) -> Result<(u16, u16), PlanError> {
+    let fault = || PlanError::Nnodes(text.to_owned());
+    let number = |part: &str| part.trim().parse::<u16>().map_err(|_| fault());
+    match text.split_once(':') {
+        None => number(text).map(|n| (n, n)),
+        Some((min, max)) => Ok((number(min)?, number(max)?)),
+    }
+}
+
+fn slots(text: &str, host: &Host) -> Result<u16, PlanError> {
+    let count = match text {
+        "cpu" => host.cpus,
+        "gpu" if host.gpus == 0 => return Err(PlanError::NoGpu),
+        "gpu" => host.gpus,
+        "auto" if host.gpus > 0 => host.gpus,
+        "auto" => host.cpus,
+        number => number
+            .parse()
+            .map_err(|_| PlanError::Nproc(text.to_owned()))?,
+    };
+    u16::try_from(count)
+        .ok()
+        .filter(|n| (1..=MAX_SLOTS).contains(n))
+        .ok_or_else(|| PlanError::Nproc(text.to_owned()))
+}
+
+/// torchrun's rule, with one addition: behind an explicit `--` the first word is a program unless
+/// it is a Python file.
+fn command(
+    args: &RunArgs,
+    explicit: bool,
+    python: &OsStr,
+) -> Result<(OsString, Vec<OsString>), PlanError> {
+    let (first, rest) = args.command.split_first().ok_or(PlanError::NoCommand)?;
+    if args.module && args.no_python {
+        return Err(PlanError::ModuleWithoutPython);
+    }
+    let is_python_file = Path::new(first).extension().is_some_and(|e| e == "py");
+    let bare = args.no_python && !args.run_path;
+    if bare || (explicit && !is_python_file && !args.module) {
+        return Ok((first.clone(), rest.to_vec()));
+    }
+    let mut words = vec![OsString::from("-u")];
+    if args.module {
+        words.push("-m".into());
+    }
+    words.push(first.clone());
+    words.extend_from_slice(rest);
+    Ok((python.to_owned(), words))
+}
+
+/// The job's name. Nodes of one job must get the same without asking, so an unnamed job of several
+/// nodes is called after its script; an unnamed job of one node gets a name of its own.
+fn job_name(args: &RunArgs, max_nodes: u16, host: &Host) -> Result<String, PlanError> {
+    let stem = || {
+        let script = args
+            .command
+            .iter()
+            .find(|w| Path::new(w).extension().is_some_and(|e| e == "py"))
+            .or(args.command.first());
+        let stem = script.and_then(|w| Path::new(w).file_stem());
+        let name: String = stem
+            .map_or_else(String::new, |s| s.to_string_lossy().into_owned())
+            .chars()
+            .filter(|c| c.is_ascii_alphanumeric() || "-_.".contains(*c))
+            .take(40)
+            .collect();
+        if name.is_empty() {
+            "job".to_owned()
+        } else {
+            name
+        }
+    };
+    let name = match &args.rdzv_id {
+        Some(id) if !args.standalone => id.clone(),
+        _ if max_nodes == 1 => format!("{}-{:08x}", stem(), host.random),
+        _ => stem(),
+    };
+    let fits = (1..=muster_protocol::JobKey::MAX_PART).contains(&name.len());
+    if !fits || name.chars().any(|c| c.is_control() || c == '/') || name == "." || name == ".." {
+        return Err(PlanError::Job(name));
+    }
+    Ok(name)
+}
+
+fn endpoints(args: &RunArgs, max_nodes: u16) -> Result<Vec<String>, PlanError> {
+    if args.standalone {
+        return Ok(Vec::new());
+    }
+    let text = match (&args.rdzv_endpoint, &args.master_addr) {
+        (Some(text), _) => text,
+        (None, Some(addr)) if max_nodes > 1 => addr,
+        _ => return Ok(Vec::new()),
+    };
+    text.split(',')
+        .map(str::trim)
+        .filter(|part| !part.is_empty())
+        .map(|part| {
+            let bad = part.len() > 300
+                || part
+                    .chars()
+                    .any(|c| c.is_whitespace() || c.is_control() || c == '/')
+                || part.starts_with(':');
+            if bad {
+                Err(PlanError::Endpoint(text.clone()))
+            } else {
+                Ok(part.to_owned())
+            }
+        })
+        .collect()
+}
+
+fn streams(flag: &'static str, text: &str) -> Result<StreamMap, PlanError> {
+    let fault = || PlanError::Streams {
+        flag,
+        text: text.to_owned(),
+    };
+    let one = |digit: &str| match digit.trim() {
+        "0" => Ok(Streams::default()),
+        "1" => Ok(Streams {
+            out: true,
+            err: false,
+        }),
+        "2" => Ok(Streams {
+            out: false,
+            err: true,
+        }),
+        "3" => Ok(Streams {
+            out: true,
+            err: true,
+        }),
+        _ => Err(fault()),
+    };
+    if !text.contains(':') {
+        return one(text).map(StreamMap::All);
+    }
+    text.split(',')
+        .map(|pair| {
+            let (rank, digit) = pair.split_once(':').ok_or_else(fault)?;
+            Ok((rank.trim().parse().map_err(|_| fault())?, one(digit)?))
+        })
+        .collect::<Result<Vec<_>, _>>()
+        .map(StreamMap::Ranks)
+}
+
+fn filter(text: Option<&str>) -> Result<BTreeSet<u16>, PlanError> {
+    match text {
+        None | Some("") => Ok(BTreeSet::new()),
+        Some(text) => text
+            .split(',')
+            .map(|rank| {
+                rank.trim()
+                    .parse()
+                    .map_err(|_| PlanError::Filter(text.to_owned()))
+            })
+            .collect(),
+    }
+}
+
+fn signal(flag: &'static str, text: &str) -> Result<Signal, PlanError> {
+    let name = text.trim().to_ascii_uppercase();
+    let found = match name.parse::<i32>() {
+        Ok(number) => Signal::try_from(number).ok(),
+        Err(_) if name.starts_with("SIG") => name.parse().ok(),
+        Err(_) => format!("SIG{name}").parse().ok(),
+    };
+    found.ok_or_else(|| PlanError::Signal {
+        flag,
+        text: text.to_owned(),
+    })
+}
+
+fn handled(text: &str) -> Result<Handled, PlanError> {
+    const FLAG: &str = "--signals-to-handle";
+    let mut out = Handled {
+        interrupt: false,
+        leave: Vec::new(),
+    };
+    for part in text.split(',').filter(|p| !p.trim().is_empty()) {
+        match signal(FLAG, part)? {
+            Signal::SIGINT => out.interrupt = true,
+            Signal::SIGKILL | Signal::SIGSTOP | Signal::SIGCHLD => {
+                return Err(PlanError::Uncatchable {
+                    flag: FLAG,
+                    text: part.to_owned(),
+                });
+            }
+            // A fault of the launcher itself: handling it would loop.
+            Signal::SIGSEGV | Signal::SIGFPE | Signal::SIGILL | Signal::SIGBUS => {
+                return Err(PlanError::Uncatchable {
+                    flag: FLAG,
+                    text: part.to_owned(),
+                });
+            }
+            other if !out.leave.contains(&other) => out.leave.push(other),
+            _ => {}
+        }
+    }
+    Ok(out)
+}
+
+fn place(labels: &[String], short: Option<&str>) -> Result<Place, PlanError> {
+    let mut place = Place::default();
+    if let Some(short) = short {
+        let (zone, switch) = short.split_once('/').unwrap_or((short, ""));
+        place.zone = place_hash(zone);
+        place.switch = place_hash(switch);
+    }
+    for label in labels {
+        match label.split_once('=') {
+            Some(("zone", name)) => place.zone = place_hash(name),
+            Some(("switch", name)) => place.switch = place_hash(name),
+            _ => return Err(PlanError::Label(label.clone())),
+        }
+    }
+    Ok(place)
+}
+
+/// Two bytes of BLAKE3 over the name; zero stands for unknown, so a name never hashes to it.
+fn place_hash(name: &str) -> [u8; 2] {
+    if name.is_empty() {
+        return [0; 2];
+    }
+    let hash = blake3::hash(name.as_bytes());
+    let bytes = hash.as_bytes();
+    match [bytes[0], bytes[1]] {
+        [0, 0] => [0, 1],
+        other => other,
+    }
+}
+
+fn check_store(path: &Path) -> Result<(), PlanError> {
+    let reason = match std::fs::metadata(path) {
+        Ok(meta) if meta.is_dir() => return Ok(()),
+        Ok(_) => "not a directory".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Err(PlanError::Store {
+        path: path.to_owned(),
+        reason,
+    })
+}
+
+/// What torchrun would have done with these flags, and what happens instead.
+fn notes(args: &RunArgs, max_nodes: u16) -> Vec<String> {
+    let mut notes = Vec::new();
+    if args.node_rank.is_some_and(|r| r > 0) || args.master_port.is_some() {
+        notes.push(
+            "--node-rank and --master-port are not needed: ranks and the master's port are agreed by the nodes"
+                .to_owned(),
+        );
+    }
+    let is_peer = max_nodes > 1 && args.rdzv_endpoint.is_none() && !args.standalone;
+    if let Some(addr) = args.master_addr.as_deref().filter(|_| is_peer) {
+        notes.push(format!(
+            "--master-addr {addr} is called as a first peer; it is not a master, and may go away later"
+        ));
+    }
+    notes
+}
+
+/// GPUs that a worker here would see. `devices` are the names in `/dev`.
+pub fn count_gpus(
+    cuda_visible: Option<&str>,
+    nvidia_visible: Option<&str>,
+    devices: impl Iterator<Item = String>,
+) -> usize {
+    let present = devices
+        .filter(|name| {
+            name.strip_prefix("nvidia")
+                .is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+        })
+        .count();
+    let listed = |text: &str| {
+        // CUDA stops at the first invalid entry; -1 is the usual one.
+        text.split(',')
+            .take_while(|e| !e.trim().is_empty() && e.trim() != "-1")
+            .count()
+    };
+    match (cuda_visible, nvidia_visible) {
+        (Some(list), _) => listed(list).min(present),
+        (None, Some("all")) | (None, None) => present,
+        (None, Some("none" | "void" | "")) => 0,
+        (None, Some(list)) => listed(list).min(present),
+    }
+}
+
+#[cfg(test)]
+#[path = "options_tests.rs"]
+mod tests;

@@ -1,0 +1,434 @@
+//! The workers of this node: started, watched, signalled, and ended with everything that descends
+//! from them. One task owns all of it and alone reaps, so that a process id that is signalled is
+//! never another process's.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::io::{self, IsTerminal};
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use muster_protocol::local::{Start, WorkerExit};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+use super::console::{Console, Target};
+use super::control::ControlPage;
+use super::environment::{self, Job};
+use super::logs::{self, LogRoot};
+use super::options::Logs;
+use super::output::{Pump, Stream, Tail, pipe};
+use super::procs;
+use super::sidecar::Sidecar;
+use super::spawn::{Out, Request, Spawner, become_subreaper};
+
+/// How long a worker's last output is waited for when it is reaped.
+const DRAIN: Duration = Duration::from_millis(200);
+
+/// What stays the same for all generations of one launcher.
+#[derive(Debug)]
+pub struct Setup {
+    pub job: Job,
+    pub program: OsString,
+    pub args: Vec<OsString>,
+    pub logs: Logs,
+    pub slots: u16,
+    /// This program, for the sidecar.
+    pub muster: PathBuf,
+    /// Whether the launcher's stdout and stderr are terminals.
+    pub terminals: (bool, bool),
+}
+
+impl Setup {
+    /// Asks whether the launcher's own streams are terminals.
+    pub fn terminals_here() -> (bool, bool) {
+        (io::stdout().is_terminal(), io::stderr().is_terminal())
+    }
+}
+
+#[derive(Debug)]
+struct Worker {
+    local_rank: u16,
+    rank: u32,
+    pid: i32,
+    ended: bool,
+    /// Its process group was seen empty after it was reaped: the number may be another's now.
+    group_gone: bool,
+    dir: PathBuf,
+    tail: Option<Tail>,
+    page: ControlPage,
+}
+
+/// What is left of a generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// Workers themselves run.
+    Workers,
+    /// The workers are gone, other processes of their groups run.
+    Groups,
+    /// Only processes that left their group run.
+    Escaped,
+    Nothing,
+}
+
+/// The supervisor.
+#[derive(Debug)]
+pub struct Workers {
+    setup: Setup,
+    spawner: Spawner,
+    console: Console,
+    pump: Pump,
+    sidecar: Option<Sidecar>,
+    sidecar_restarts: u32,
+    root: LogRoot,
+    workers: Vec<Worker>,
+}
+
+impl Workers {
+    /// Starts the threads and the sidecar. No worker yet.
+    pub fn open(setup: Setup, console: Console) -> io::Result<Workers> {
+        become_subreaper()?;
+        let sidecar = Sidecar::start(&setup.muster, &setup.job.launcher.hex())?;
+        Ok(Workers {
+            spawner: Spawner::start()?,
+            pump: Pump::start(console.clone())?,
+            console,
+            sidecar: Some(sidecar),
+            sidecar_restarts: 0,
+            root: LogRoot::create(setup.logs.dir.as_deref(), &setup.job.id, setup.job.launcher)?,
+            workers: Vec::new(),
+            setup,
+        })
+    }
+
+    pub fn root(&self) -> &LogRoot {
+        &self.root
+    }
+
+    /// Starts a generation's workers. On an error nothing of it is left running, except for what
+    /// [`left`](Self::left) still reports. Those before must be gone.
+    pub fn spawn(&mut self, start: &Start, interface: Option<&str>) -> Result<(), String> {
+        self.workers.clear();
+        let root = self.root.path().display().to_string();
+        let attempt = self
+            .root
+            .attempt(start.restart_count)
+            .map_err(|e| format!("cannot make a folder in {root}: {e}; see --log-dir"))?;
+        let mut requests = Vec::new();
+        let mut streams = Vec::new();
+        let mut workers = Vec::new();
+        for local_rank in 0..start.slots {
+            let (request, pipes, worker) = self
+                .prepare(
+                    start,
+                    local_rank,
+                    attempt.join(local_rank.to_string()),
+                    interface,
+                )
+                .map_err(|e| format!("cannot prepare local rank {local_rank}: {e}"))?;
+            requests.push(request);
+            streams.push(pipes);
+            workers.push(worker);
+        }
+        let (pids, error) = self.spawner.spawn(requests);
+        for ((mut worker, pipes), pid) in workers.into_iter().zip(streams).zip(pids) {
+            worker.pid = pid;
+            self.workers.push(worker);
+            for mut stream in pipes {
+                stream.pid = pid;
+                self.pump.add(stream);
+            }
+        }
+        let Some(error) = error else {
+            return Ok(());
+        };
+        self.kill_all();
+        let program = self.setup.program.to_string_lossy();
+        Err(match error.kind() {
+            io::ErrorKind::NotFound => format!(
+                "cannot run `{program}`: not found; check the spelling and PATH (for Python: PYTHON_EXEC)"
+            ),
+            io::ErrorKind::PermissionDenied => {
+                format!("cannot run `{program}`: {error}; is it executable?")
+            }
+            _ => format!("cannot run `{program}`: {error}"),
+        })
+    }
+
+    fn prepare(
+        &self,
+        start: &Start,
+        local_rank: u16,
+        dir: PathBuf,
+        interface: Option<&str>,
+    ) -> io::Result<(Request, Vec<Stream>, Worker)> {
+        std::fs::create_dir(&dir)?;
+        let rank = start.first_rank + u32::from(local_rank);
+        let mut env = environment::variables(
+            &self.setup.job,
+            start,
+            local_rank,
+            &dir.join("error.json"),
+            interface,
+            &|name| std::env::var_os(name).is_some(),
+        );
+        let (page, page_fd) = ControlPage::create()?;
+        env.push((
+            super::control::FD_ENV,
+            page_fd.as_raw_fd().to_string().into(),
+        ));
+        let mut pipes = Vec::new();
+        let stdout = self.route(local_rank, rank, Target::Stdout, &dir, None, &mut pipes)?;
+        let tail = Tail::default();
+        let stderr = self.route(
+            local_rank,
+            rank,
+            Target::Stderr,
+            &dir,
+            Some(&tail),
+            &mut pipes,
+        )?;
+        let piped = pipes.iter().any(|s| s.tail.is_some());
+        let args = self.setup.args.iter();
+        let request = Request {
+            program: self.setup.program.clone(),
+            args: args
+                .map(|a| environment::substitute(a, local_rank))
+                .collect(),
+            env,
+            stdout,
+            stderr,
+            pass: Some(page_fd),
+        };
+        let worker = Worker {
+            local_rank,
+            rank,
+            pid: 0,
+            ended: false,
+            group_gone: false,
+            dir,
+            tail: piped.then_some(tail),
+            page,
+        };
+        Ok((request, pipes, worker))
+    }
+
+    /// torchrun's rules for one stream: redirected to its file, or both file and console (tee), or
+    /// the launcher's own stream. The latter goes through a pipe where a prefix is wanted or the
+    /// tail is kept; else the worker writes directly.
+    fn route(
+        &self,
+        local_rank: u16,
+        rank: u32,
+        target: Target,
+        dir: &std::path::Path,
+        tail: Option<&Tail>,
+        pipes: &mut Vec<Stream>,
+    ) -> io::Result<Out> {
+        let logs = &self.setup.logs;
+        let pick = |s: super::options::Streams| match target {
+            Target::Stdout => s.out,
+            Target::Stderr => s.err,
+        };
+        let file = dir.join(match target {
+            Target::Stdout => "stdout.log",
+            Target::Stderr => "stderr.log",
+        });
+        let shown = logs.show.is_empty() || logs.show.contains(&local_rank);
+        let tee = pick(logs.tee.of(local_rank));
+        if pick(logs.redirects.of(local_rank)) && !tee {
+            return Ok(Out::To(logs::open_log(&file)?.into()));
+        }
+        let terminal = match target {
+            Target::Stdout => self.setup.terminals.0,
+            Target::Stderr => self.setup.terminals.1,
+        };
+        let several = self.setup.slots > 1;
+        let prefixed = tee || (terminal && several);
+        if !tee && tail.is_none() && (!shown || !prefixed) {
+            return Ok(if shown { Out::Inherit } else { Out::Null });
+        }
+        let (read, write) = pipe()?;
+        pipes.push(Stream {
+            pipe: read,
+            pid: 0,
+            console: shown.then_some(target),
+            prefix: if prefixed {
+                prefix(&self.setup.job.role, rank, local_rank)
+            } else {
+                Vec::new()
+            },
+            lines: several,
+            file: if tee {
+                Some(logs::open_log(&file)?)
+            } else {
+                None
+            },
+            tail: tail.cloned(),
+        });
+        Ok(Out::To(write))
+    }
+
+    /// Sends a signal to every worker's process group.
+    pub fn signal(&self, signal: i32) {
+        for worker in self.workers.iter().filter(|w| !w.group_gone) {
+            // SAFETY: kill() has no memory effects. The group exists or existed under this number:
+            // its leader is not reaped, or members were seen since.
+            unsafe { libc::kill(-worker.pid, signal) };
+        }
+    }
+
+    /// SIGKILL to every process group and to every process that descends from a worker.
+    pub fn kill_all(&self) {
+        self.signal(libc::SIGKILL);
+        procs::all_of(&self.setup.job.launcher.hex(), &self.spared())
+            .into_iter()
+            .for_each(procs::kill);
+    }
+
+    fn spared(&self) -> Vec<i32> {
+        self.sidecar.iter().map(Sidecar::pid).collect()
+    }
+
+    /// Reaps every child that ended and returns the workers among them, each with whether it ended
+    /// at a stop step. The others are orphans of workers, or the sidecar, which is started again.
+    pub fn reap(&mut self) -> Vec<(WorkerExit, bool)> {
+        let mut exits = Vec::new();
+        loop {
+            let (pid, code, signal) = match waitpid(Pid::from_raw(-1), Some(WaitPidFlag::WNOHANG)) {
+                Ok(WaitStatus::Exited(pid, code)) => (pid.as_raw(), code, None),
+                Ok(WaitStatus::Signaled(pid, signal, _)) => {
+                    (pid.as_raw(), 128 + signal as i32, Some(signal as i32))
+                }
+                Err(nix::errno::Errno::EINTR) => continue,
+                // StillAlive, and ECHILD: no child at all.
+                _ => break,
+            };
+            if let Some(at) = self.workers.iter().position(|w| w.pid == pid && !w.ended) {
+                self.workers[at].ended = true;
+                let acknowledged = self.workers[at].page.acknowledged().is_some();
+                exits.push((self.describe(at, code, signal), acknowledged));
+            } else if self.sidecar.as_ref().is_some_and(|s| s.pid() == pid) {
+                self.sidecar = self.new_sidecar();
+            }
+        }
+        exits
+    }
+
+    /// Somebody killed it. A few times it is replaced; without it only the children of workers can
+    /// outlive a SIGKILL of the launcher.
+    fn new_sidecar(&mut self) -> Option<Sidecar> {
+        self.sidecar_restarts += 1;
+        if self.sidecar_restarts > 10 {
+            return None;
+        }
+        Sidecar::start(&self.setup.muster, &self.setup.job.launcher.hex()).ok()
+    }
+
+    fn describe(&mut self, at: usize, code: i32, signal: Option<i32>) -> WorkerExit {
+        let reaped_ms = unix_ms();
+        let worker = &mut self.workers[at];
+        let mut exit = WorkerExit {
+            rank: worker.rank,
+            local_rank: worker.local_rank,
+            pid: worker.pid as u32,
+            code,
+            signal,
+            at_ms: reaped_ms,
+            tail: String::new(),
+        };
+        if code == 0 {
+            return exit;
+        }
+        let error = logs::read_error_file(&worker.dir.join("error.json"));
+        exit.at_ms = logs::failed_at(error.as_ref(), reaped_ms);
+        exit.tail = match (error.filter(|e| !e.text.is_empty()), &worker.tail) {
+            (Some(error), _) => error.text,
+            (None, Some(tail)) => {
+                self.pump.drain(Some(worker.pid), false, DRAIN);
+                tail.text()
+            }
+            (None, None) => logs::file_tail(&worker.dir.join("stderr.log")),
+        };
+        exit
+    }
+
+    /// What still runs. Cheap while workers run; looks through /proc once they are gone.
+    pub fn left(&mut self) -> Left {
+        if self.workers.iter().any(|w| !w.ended) {
+            return Left::Workers;
+        }
+        for worker in self.workers.iter_mut().filter(|w| !w.group_gone) {
+            // SAFETY: signal 0 only asks.
+            worker.group_gone = unsafe { libc::kill(-worker.pid, 0) } < 0
+                && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
+        }
+        if self.workers.iter().any(|w| !w.group_gone) {
+            return Left::Groups;
+        }
+        let id = self.setup.job.launcher.hex();
+        if procs::all_of(&id, &self.spared()).is_empty() {
+            Left::Nothing
+        } else {
+            Left::Escaped
+        }
+    }
+
+    /// The processes that still run, for the message about one that cannot be killed.
+    pub fn survivors(&self) -> BTreeSet<i32> {
+        procs::all_of(&self.setup.job.launcher.hex(), &self.spared())
+            .into_iter()
+            .collect()
+    }
+
+    /// Takes in the last output of workers that are gone and closes their pipes.
+    pub fn close_output(&mut self) {
+        self.pump.drain(None, true, DRAIN);
+    }
+
+    /// The control pages of the workers that run, by local rank.
+    pub fn pages(&mut self) -> impl Iterator<Item = &mut ControlPage> {
+        self.workers
+            .iter_mut()
+            .filter(|w| !w.ended)
+            .map(|w| &mut w.page)
+    }
+
+    /// Where a local rank's files of this generation are.
+    pub fn dir_of(&self, local_rank: u16) -> Option<PathBuf> {
+        let worker = self.workers.iter().find(|w| w.local_rank == local_rank)?;
+        Some(worker.dir.clone())
+    }
+
+    /// Ends the sidecar and writes out what waits. Nothing may run any more.
+    pub fn close(&mut self, success: bool) {
+        self.close_output();
+        self.console.flush(Duration::from_secs(2));
+        if let Some(sidecar) = self.sidecar.take() {
+            sidecar.end();
+        }
+        if success {
+            self.root.remove_if_temporary();
+        }
+    }
+}
+
+/// `[rank0]: `, or what torchrun's TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE says.
+fn prefix(role: &str, rank: u32, local_rank: u16) -> Vec<u8> {
+    match std::env::var("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") {
+        Ok(template) => template
+            .replace("${role_name}", role)
+            .replace("${local_rank}", &local_rank.to_string())
+            .replace("${rank}", &rank.to_string())
+            .into_bytes(),
+        Err(_) => format!("[rank{rank}]: ").into_bytes(),
+    }
+}
+
+/// Now, in milliseconds since the Unix epoch.
+pub fn unix_ms() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,294 @@
+//! An agent that only speaks the local frames, and a launcher process to talk to.
+
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use muster_protocol::codec::{self, Deframer};
+use muster_protocol::local::{Register, Start, ToAgent, ToLauncher};
+use muster_protocol::{Digest, LauncherId, NodeId};
+use tempfile::TempDir;
+
+/// The bound of every wait.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Polls until the condition holds.
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "never came true: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+pub(crate) struct Agent {
+    listener: UnixListener,
+    socket: Option<UnixStream>,
+    deframer: Deframer,
+    pub(crate) register: Option<Register>,
+    pub(crate) port: u16,
+    pub(crate) dir: TempDir,
+}
+
+impl Agent {
+    pub(crate) fn new() -> Agent {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join("sock")).unwrap();
+        Agent {
+            listener,
+            socket: None,
+            deframer: Deframer::default(),
+            register: None,
+            port: 0,
+            dir,
+        }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Takes the next connection and its registration.
+    pub(crate) fn accept(&mut self) {
+        self.listener.set_nonblocking(true).unwrap();
+        let mut found = None;
+        until("a launcher connects", || {
+            found = self.listener.accept().ok();
+            found.is_some()
+        });
+        let socket = found.unwrap().0;
+        socket.set_nonblocking(false).unwrap();
+        self.socket = Some(socket);
+        self.deframer = Deframer::default();
+        let ToAgent::Register(register) = self.recv() else {
+            panic!("the first frame is the registration")
+        };
+        self.register = Some(register);
+        let ToAgent::MasterPort { port } = self.recv() else {
+            panic!("then comes the port")
+        };
+        self.port = port;
+        self.send(ToLauncher::Welcome {
+            node: NodeId([1; 32]),
+            agent_pid: std::process::id(),
+        });
+    }
+
+    pub(crate) fn send(&mut self, frame: ToLauncher) {
+        let bytes = codec::with_length(&codec::encode_frame(&frame).unwrap());
+        self.socket.as_mut().unwrap().write_all(&bytes).unwrap();
+    }
+
+    /// The next frame, if one comes within the time.
+    pub(crate) fn try_recv(&mut self, within: Duration) -> Option<ToAgent> {
+        let deadline = Instant::now() + within;
+        loop {
+            if let Some(frame) = self.deframer.next_frame().unwrap() {
+                return Some(codec::decode_frame(frame).unwrap());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            let socket = self.socket.as_mut().unwrap();
+            socket.set_read_timeout(Some(left)).unwrap();
+            let mut buffer = [0; 4096];
+            match socket.read(&mut buffer) {
+                Ok(0) => return None,
+                Ok(n) => self.deframer.push(&buffer[..n]),
+                Err(_) => return None,
+            }
+        }
+    }
+
+    pub(crate) fn recv(&mut self) -> ToAgent {
+        self.try_recv(PATIENCE).expect("a frame in time")
+    }
+
+    /// The next frame that is no news of a port.
+    pub(crate) fn fact(&mut self) -> ToAgent {
+        loop {
+            match self.recv() {
+                ToAgent::MasterPort { port } => self.port = port,
+                other => return other,
+            }
+        }
+    }
+
+    pub(crate) fn me(&self) -> LauncherId {
+        self.register.as_ref().unwrap().launcher
+    }
+
+    /// A START for a job of this one node.
+    pub(crate) fn start(&self, number: u8) -> Start {
+        let register = self.register.as_ref().unwrap();
+        Start {
+            digest: Digest([number; 32]),
+            attempt: 1,
+            number: number.into(),
+            node_rank: 0,
+            nodes: 1,
+            first_rank: 0,
+            slots: register.slots,
+            world: register.slots.into(),
+            master: SocketAddr::from(([127, 0, 0, 1], self.port)),
+            master_guard: SocketAddr::from(([127, 0, 0, 1], register.guard_port)),
+            master_launcher: register.launcher,
+            restart_count: u32::from(number) - 1,
+            why: "test".into(),
+        }
+    }
+
+    /// Starts a generation and waits for its workers.
+    pub(crate) fn run(&mut self, number: u8) -> Digest {
+        let start = self.start(number);
+        let digest = start.digest;
+        self.send(ToLauncher::Start(start));
+        assert_eq!(self.fact(), ToAgent::Started { digest, attempt: 1 });
+        digest
+    }
+
+    pub(crate) fn stop(&mut self, digest: Digest, grace_ms: u32) {
+        self.send(ToLauncher::Stop {
+            digest,
+            grace_ms,
+            why: "test".into(),
+        });
+    }
+
+    /// As when the agent was killed.
+    pub(crate) fn hang_up(&mut self) {
+        self.socket = None;
+    }
+
+    pub(crate) fn end(&mut self, code: i32, report: &str) {
+        self.send(ToLauncher::End {
+            code,
+            report: report.into(),
+        });
+    }
+}
+
+pub(crate) struct Launcher {
+    child: Child,
+    out: PathBuf,
+    err: PathBuf,
+}
+
+impl Launcher {
+    /// `muster run` on the agent's socket, in the agent's directory.
+    pub(crate) fn start(agent: &Agent, args: &[&str]) -> Launcher {
+        Self::start_with(agent, args, &[])
+    }
+
+    pub(crate) fn start_with(agent: &Agent, args: &[&str], env: &[(&str, &str)]) -> Launcher {
+        let (out, err) = (agent.path("out"), agent.path("err"));
+        let child = Command::new(env!("CARGO_BIN_EXE_muster"))
+            .arg("run")
+            .arg("--socket")
+            .arg(agent.path("sock"))
+            .args(args)
+            .envs(env.iter().copied())
+            .current_dir(agent.dir.path())
+            .stdin(Stdio::null())
+            .stdout(std::fs::File::create(&out).unwrap())
+            .stderr(std::fs::File::create(&err).unwrap())
+            .spawn()
+            .unwrap();
+        Launcher { child, out, err }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn signal(&self, signal: i32) {
+        // SAFETY: our own child, not reaped yet.
+        unsafe { libc::kill(self.child.id() as i32, signal) };
+    }
+
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        let mut status = None;
+        until("the launcher exits", || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap()
+    }
+
+    pub(crate) fn out(&self) -> String {
+        std::fs::read_to_string(&self.out).unwrap()
+    }
+
+    pub(crate) fn err(&self) -> String {
+        std::fs::read_to_string(&self.err).unwrap()
+    }
+}
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!(
+                "launcher's stdout:\n{}\nstderr:\n{}",
+                self.out(),
+                self.err()
+            );
+        }
+    }
+}
+
+/// Processes that carry a launcher's id, and its sidecar; zombies too.
+pub(crate) fn left_of(launcher: LauncherId) -> Vec<String> {
+    let mark = format!("MUSTER_LAUNCHER={}", launcher.hex());
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let path = entry.path();
+        let read = |name: &str| std::fs::read(path.join(name)).unwrap_or_default();
+        let environ = read("environ");
+        let cmdline = String::from_utf8_lossy(&read("cmdline")).replace('\0', " ");
+        let carries = environ.split(|&b| b == 0).any(|e| e == mark.as_bytes());
+        if carries || cmdline.contains(&format!("__reaper {}", launcher.hex())) {
+            found.push(format!("{} {cmdline}", path.display()));
+        }
+    }
+    found
+}
+
+pub(crate) fn nothing_left(launcher: LauncherId) {
+    let mut left = Vec::new();
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        left = left_of(launcher);
+        if left.is_empty() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("still running: {left:#?}");
+}
+
+/// Zombies whose parent is this process.
+pub(crate) fn zombies_of(pid: u32) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        let Some((head, rest)) = stat.rsplit_once(')') else {
+            continue;
+        };
+        let mut fields = rest.split_whitespace();
+        let state = fields.next().unwrap_or_default();
+        if state == "Z" && fields.next() == Some(&pid.to_string()) {
+            found.push(head.to_owned());
+        }
+    }
+    found
+}
+
+pub(crate) fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}

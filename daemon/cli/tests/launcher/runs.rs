@@ -1,0 +1,254 @@
+//! What a worker sees and where its output goes.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::{Duration, Instant};
+
+use muster_protocol::local::{ToAgent, ToLauncher};
+
+use crate::fake::{Agent, Launcher, nothing_left, read, until};
+
+const DUMP: &str = "import os, json, sys
+rank = os.environ['RANK']
+page = os.fstat(int(os.environ['MUSTER_CONTROL_FD'])).st_size
+with open(f'env{rank}.tmp', 'w') as f:
+    json.dump({'env': dict(os.environ), 'argv': sys.argv, 'page': page, 'sid': os.getsid(0) == os.getpid(),
+        'unbuffered': sys.stdout.write_through}, f)
+os.rename(f'env{rank}.tmp', f'env{rank}')
+";
+
+#[test]
+fn a_worker_gets_torchruns_environment() {
+    let mut agent = Agent::new();
+    fs::write(agent.path("train.py"), DUMP).unwrap();
+    let mut launcher = Launcher::start_with(
+        &agent,
+        &[
+            "--rdzv_id=job7",
+            "--max_restarts",
+            "4",
+            "train.py",
+            "--lr",
+            "${local_rank}",
+        ],
+        &[
+            ("PET_NPROC_PER_NODE", "2"),
+            ("PET_ROLE", "trainer"),
+            ("NCCL_SOCKET_IFNAME", "mine"),
+        ],
+    );
+    agent.accept();
+    let register = agent.register.clone().unwrap();
+    assert_eq!((register.slots, register.job.as_str()), (2, "job7"));
+    assert_eq!(register.spec.max_restarts, 4);
+    assert!(register.running.is_none() && register.guard_port > 0 && agent.port > 0);
+    let (digest, port) = (agent.run(1), agent.port);
+    assert_eq!(agent.fact(), ToAgent::Finished { digest });
+    for rank in 0..2 {
+        let dump: serde_json::Value =
+            serde_json::from_str(&read(&agent.path(&format!("env{rank}")))).unwrap();
+        assert_eq!(
+            dump["argv"],
+            serde_json::json!(["train.py", "--lr", rank.to_string()])
+        );
+        assert_eq!((&dump["page"], &dump["sid"]), (&4096.into(), &true.into()));
+        assert_eq!(dump["unbuffered"], true);
+        let env: BTreeMap<String, String> = serde_json::from_value(dump["env"].clone()).unwrap();
+        let rank = rank.to_string();
+        for (name, value) in [
+            ("RANK", rank.as_str()),
+            ("LOCAL_RANK", &rank),
+            ("ROLE_RANK", &rank),
+            ("GROUP_RANK", "0"),
+            ("ROLE_NAME", "trainer"),
+            ("LOCAL_WORLD_SIZE", "2"),
+            ("WORLD_SIZE", "2"),
+            ("GROUP_WORLD_SIZE", "1"),
+            ("ROLE_WORLD_SIZE", "2"),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", &port.to_string()),
+            ("TORCHELASTIC_RESTART_COUNT", "0"),
+            ("TORCHELASTIC_MAX_RESTARTS", "4"),
+            ("TORCHELASTIC_RUN_ID", "job7"),
+            ("TORCHELASTIC_USE_AGENT_STORE", "False"),
+            ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+            ("OMP_NUM_THREADS", "1"),
+            ("GLOO_SOCKET_IFNAME", "lo"),
+            ("NCCL_SOCKET_IFNAME", "mine"),
+            ("MUSTER_GENERATION", "1"),
+            ("MUSTER_LAUNCHER", &register.launcher.hex()),
+            ("MUSTER_GENERATION_DIGEST", &digest.hex()),
+        ] {
+            assert_eq!(env.get(name).map(String::as_str), Some(value), "{name}");
+        }
+        let error_file = &env["TORCHELASTIC_ERROR_FILE"];
+        assert!(
+            error_file.ends_with(&format!("/attempt_0/{rank}/error.json")),
+            "{error_file}"
+        );
+        assert!(
+            env.contains_key("PATH"),
+            "the launcher's environment is inherited"
+        );
+    }
+    agent.end(0, "all ranks finished");
+    assert_eq!(launcher.wait().code(), Some(0));
+    assert!(launcher.err().contains("all ranks finished"));
+    nothing_left(agent.me());
+}
+
+#[test]
+fn tee_redirect_and_filter() {
+    let mut agent = Agent::new();
+    let script = "echo out$RANK; echo err$RANK >&2; printf end$RANK";
+    let mut launcher = Launcher::start(
+        &agent,
+        &[
+            "--nproc-per-node=3",
+            "--log-dir",
+            "logs",
+            "-t",
+            "0:3,1:1",
+            "-r",
+            "2:3",
+            "--local-ranks-filter",
+            "0,2",
+            "--",
+            "sh",
+            "-c",
+            script,
+        ],
+    );
+    agent.accept();
+    let digest = agent.run(1);
+    assert_eq!(agent.fact(), ToAgent::Finished { digest });
+    agent.end(0, "");
+    assert!(launcher.wait().success());
+    assert_eq!(launcher.out(), "[rank0]: out0\n[rank0]: end0\n");
+    let lines: Vec<String> = launcher.err().lines().map(String::from).collect();
+    assert_eq!(lines, ["[rank0]: err0"]);
+    let run = fs::read_dir(agent.path("logs"))
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path();
+    let log = |rank: u32, name: &str| read(&run.join(format!("attempt_0/{rank}/{name}.log")));
+    assert_eq!(log(0, "stdout"), "out0\nend0");
+    assert_eq!(log(0, "stderr"), "err0\n");
+    assert_eq!(log(1, "stdout"), "out1\nend1");
+    assert_eq!(log(1, "stderr"), "");
+    assert_eq!(log(2, "stdout"), "out2\nend2");
+    assert_eq!(log(2, "stderr"), "err2\n");
+}
+
+#[test]
+fn one_worker_writes_to_the_console_as_it_is() {
+    let mut agent = Agent::new();
+    let mut launcher = Launcher::start(
+        &agent,
+        &["--", "sh", "-c", "printf 'a\\rb'; printf 'c\\rd' >&2"],
+    );
+    agent.accept();
+    let digest = agent.run(1);
+    assert_eq!(agent.fact(), ToAgent::Finished { digest });
+    agent.end(0, "");
+    assert!(launcher.wait().success());
+    assert_eq!(
+        (launcher.out(), launcher.err()),
+        ("a\rb".into(), "c\rd".into())
+    );
+}
+
+#[test]
+fn much_output_arrives_whole_and_in_order() {
+    let mut agent = Agent::new();
+    let script = "import sys\nfor i in range(40000): print('line', i)\nsys.exit(0)";
+    let mut launcher = Launcher::start(&agent, &["-t", "1", "--", "python3", "-c", script]);
+    agent.accept();
+    let digest = agent.run(1);
+    assert_eq!(agent.fact(), ToAgent::Finished { digest });
+    agent.end(0, "");
+    assert!(launcher.wait().success());
+    let expected: String = (0..40_000)
+        .map(|i| format!("[rank0]: line {i}\n"))
+        .collect();
+    assert!(
+        launcher.out() == expected,
+        "{} of {} bytes",
+        launcher.out().len(),
+        expected.len()
+    );
+}
+
+#[test]
+fn what_cannot_be_run_is_reported() {
+    let mut agent = Agent::new();
+    let _launcher = Launcher::start(&agent, &["--", "./no-such-program"]);
+    agent.accept();
+    let start = agent.start(1);
+    agent.send(ToLauncher::Start(start));
+    let ToAgent::StartFailed { reason, .. } = agent.fact() else {
+        panic!("it cannot start")
+    };
+    assert!(
+        reason.contains("./no-such-program") && reason.contains("PATH"),
+        "{reason}"
+    );
+}
+
+#[test]
+fn bad_flags_end_before_an_agent_is_asked() {
+    let agent = Agent::new();
+    let mut launcher = Launcher::start(&agent, &["--nnodes", "4:2", "x.py"]);
+    assert_eq!(launcher.wait().code(), Some(2));
+    assert!(
+        launcher.err().contains("--nnodes 4:2"),
+        "{}",
+        launcher.err()
+    );
+}
+
+/// Prints the figure; the bound is loose, for a loaded machine.
+#[test]
+fn start_is_quick() {
+    for slots in [1, 8] {
+        let mut agent = Agent::new();
+        let nproc = slots.to_string();
+        let _launcher =
+            Launcher::start(&agent, &["--nproc-per-node", &nproc, "--", "sleep", "100"]);
+        agent.accept();
+        let mut times = Vec::new();
+        for number in 1..=9 {
+            let start = agent.start(number);
+            let digest = start.digest;
+            let began = Instant::now();
+            agent.send(ToLauncher::Start(start));
+            assert_eq!(agent.fact(), ToAgent::Started { digest, attempt: 1 });
+            times.push(began.elapsed());
+            agent.stop(digest, 1000);
+            assert_eq!(agent.fact(), ToAgent::Stopped { digest });
+        }
+        times.sort();
+        eprintln!(
+            "{slots} workers: START to STARTED: median {:?}, worst {:?}",
+            times[4], times[8]
+        );
+        assert!(times[4] < Duration::from_millis(500));
+    }
+}
+
+#[test]
+fn the_same_start_twice_starts_once() {
+    let mut agent = Agent::new();
+    let _launcher = Launcher::start(&agent, &["--", "sh", "-c", "echo x >> started; sleep 100"]);
+    agent.accept();
+    let digest = agent.run(1);
+    let again = agent.start(1);
+    agent.send(ToLauncher::Start(again));
+    assert_eq!(agent.fact(), ToAgent::Started { digest, attempt: 1 });
+    until("the worker wrote", || read(&agent.path("started")) == "x\n");
+    agent.stop(digest, 500);
+    assert_eq!(agent.fact(), ToAgent::Stopped { digest });
+    assert_eq!(read(&agent.path("started")), "x\n");
+}

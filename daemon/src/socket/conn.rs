@@ -1,0 +1,296 @@
+//! One connection: a sender with a bounded queue and a task that drains it, and a receiver.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use muster_protocol::codec::{MAX_FRAME, with_length};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+
+use super::{
+    MAX_FDS, MAX_QUEUED_BYTES, MAX_QUEUED_FRAMES, Message, Peer, SocketError, WRITE_TIMEOUT, wire,
+};
+
+/// A connection; made by [`connect`], [`pair`] or [`Listener::accept`](super::Listener::accept).
+#[derive(Debug)]
+pub struct Conn {
+    sender: Sender,
+    receiver: Receiver,
+}
+
+/// The half that sends. Clones share one queue; the connection's sending side ends when the last
+/// one is dropped and the queue is empty.
+#[derive(Debug, Clone)]
+pub struct Sender {
+    queue: mpsc::Sender<Queued>,
+    /// Counts bytes in the queue.
+    room: Arc<Semaphore>,
+    stream: Arc<Stream>,
+    /// Changes to true when the writer has ended.
+    ended: watch::Receiver<bool>,
+}
+
+/// The half that receives. [`recv`](Self::recv) may be cancelled at any await without losing
+/// anything.
+#[derive(Debug)]
+pub struct Receiver {
+    stream: Arc<Stream>,
+    /// The frame that is being received: four bytes of length, then the frame.
+    partial: Vec<u8>,
+    /// How many bytes of `partial` have arrived.
+    filled: usize,
+    fds: Vec<OwnedFd>,
+    failed: bool,
+}
+
+#[derive(Debug)]
+struct Stream {
+    socket: UnixStream,
+    peer: Peer,
+    /// Counts against the listener's limit for as long as either half lives.
+    _permits: Vec<OwnedSemaphorePermit>,
+}
+
+#[derive(Debug)]
+struct Queued {
+    bytes: Vec<u8>,
+    fds: Vec<OwnedFd>,
+    _room: OwnedSemaphorePermit,
+}
+
+impl Conn {
+    /// Must be called within a tokio runtime: the writer is a task.
+    pub(super) fn new(
+        socket: UnixStream,
+        permits: Vec<OwnedSemaphorePermit>,
+    ) -> Result<Conn, SocketError> {
+        let peer = credentials(&socket)?;
+        let stream = Arc::new(Stream {
+            socket,
+            peer,
+            _permits: permits,
+        });
+        let (queue, queued) = mpsc::channel(MAX_QUEUED_FRAMES);
+        let (end, ended) = watch::channel(false);
+        tokio::spawn(write_all(Arc::clone(&stream), queued, end));
+        Ok(Conn {
+            sender: Sender {
+                queue,
+                room: Arc::new(Semaphore::new(MAX_QUEUED_BYTES)),
+                stream: Arc::clone(&stream),
+                ended,
+            },
+            receiver: Receiver {
+                stream,
+                partial: vec![0; 4],
+                filled: 0,
+                fds: Vec::new(),
+                failed: false,
+            },
+        })
+    }
+
+    pub fn peer(&self) -> Peer {
+        self.sender.peer()
+    }
+
+    /// See [`Sender::send`].
+    pub fn send(&self, frame: Vec<u8>, fds: Vec<OwnedFd>) -> Result<(), SocketError> {
+        self.sender.send(frame, fds)
+    }
+
+    /// See [`Receiver::recv`].
+    pub async fn recv(&mut self) -> Result<Option<Message>, SocketError> {
+        self.receiver.recv().await
+    }
+
+    pub fn split(self) -> (Sender, Receiver) {
+        (self.sender, self.receiver)
+    }
+}
+
+impl Sender {
+    pub fn peer(&self) -> Peer {
+        self.stream.peer
+    }
+
+    /// Queues a frame (version byte and body, without its length) and its descriptors. Never
+    /// waits; a peer whose queue is full is cut off. Descriptors are closed here once they are
+    /// sent, or when this fails.
+    pub fn send(&self, frame: Vec<u8>, fds: Vec<OwnedFd>) -> Result<(), SocketError> {
+        if frame.len() > MAX_FRAME {
+            return Err(SocketError::TooLong { len: frame.len() });
+        }
+        if fds.len() > MAX_FDS {
+            return Err(SocketError::TooManyFds);
+        }
+        let bytes = with_length(&frame);
+        let queue_full = |_| {
+            self.close();
+            SocketError::QueueFull
+        };
+        let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        let room = Arc::clone(&self.room)
+            .try_acquire_many_owned(len)
+            .map_err(queue_full)?;
+        let message = Queued {
+            bytes,
+            fds,
+            _room: room,
+        };
+        self.queue.try_send(message).map_err(|e| match e {
+            mpsc::error::TrySendError::Full(_) => {
+                self.close();
+                SocketError::QueueFull
+            }
+            mpsc::error::TrySendError::Closed(_) => SocketError::Closed,
+        })
+    }
+
+    /// Closes both directions at once; what is queued is lost, and the peer reads the end.
+    pub fn close(&self) {
+        let _ = rustix::net::shutdown(&self.stream.socket, rustix::net::Shutdown::Both);
+    }
+
+    /// Waits until everything that was queued has been taken by the peer's socket, then ends the
+    /// sending side; for a program that is about to exit. Other clones must be dropped before.
+    pub async fn finish(self) {
+        let Sender {
+            queue, mut ended, ..
+        } = self;
+        drop(queue);
+        // An error means that the writer is gone, which is what is waited for.
+        let _ = ended.wait_for(|done| *done).await;
+    }
+}
+
+impl Receiver {
+    pub fn peer(&self) -> Peer {
+        self.stream.peer
+    }
+
+    /// The next frame and its descriptors, or `None` when the peer closed the connection between
+    /// two frames. After an error every call answers [`SocketError::Closed`].
+    pub async fn recv(&mut self) -> Result<Option<Message>, SocketError> {
+        if self.failed {
+            return Err(SocketError::Closed);
+        }
+        let result = self.next().await;
+        if result.is_err() {
+            self.failed = true;
+            self.fds.clear();
+            let _ = rustix::net::shutdown(&self.stream.socket, rustix::net::Shutdown::Both);
+        }
+        result
+    }
+
+    /// Reads never go beyond the frame, so that descriptors that arrive belong to it.
+    async fn next(&mut self) -> Result<Option<Message>, SocketError> {
+        loop {
+            if self.filled == self.partial.len() {
+                let (head, frame) = self
+                    .partial
+                    .split_first_chunk::<4>()
+                    .ok_or(SocketError::Truncated)?;
+                let len = u32::from_le_bytes(*head) as usize;
+                if len > MAX_FRAME {
+                    return Err(SocketError::TooLong { len });
+                }
+                if frame.len() == len {
+                    let frame = frame.to_vec();
+                    self.partial = vec![0; 4];
+                    self.filled = 0;
+                    return Ok(Some((frame, std::mem::take(&mut self.fds))));
+                }
+                self.partial.resize(4 + len, 0);
+            }
+            let (socket, fds) = (&self.stream.socket, &mut self.fds);
+            let buffer = &mut self.partial[self.filled..];
+            let received = socket
+                .async_io(Interest::READABLE, || {
+                    wire::receive(socket.as_fd(), buffer, fds)
+                })
+                .await;
+            match received {
+                Ok(Ok(0)) | Err(_) if self.filled == 0 && is_end(&received) => return Ok(None),
+                Ok(Ok(0)) => return Err(SocketError::Truncated),
+                Ok(Ok(n)) => self.filled += n,
+                Ok(Err(e)) => return Err(e),
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+}
+
+/// A peer that was killed may reset the connection instead of ending it.
+fn is_end(received: &io::Result<Result<usize, SocketError>>) -> bool {
+    match received {
+        Ok(read) => matches!(read, Ok(0)),
+        Err(e) => e.kind() == io::ErrorKind::ConnectionReset,
+    }
+}
+
+/// Sends what is queued until the queue ends or the peer does not take it.
+async fn write_all(
+    stream: Arc<Stream>,
+    mut queued: mpsc::Receiver<Queued>,
+    end: watch::Sender<bool>,
+) {
+    while let Some(message) = queued.recv().await {
+        let written = tokio::time::timeout(WRITE_TIMEOUT, write_one(&stream.socket, message)).await;
+        let error = match written {
+            Ok(Ok(())) => continue,
+            Ok(Err(e)) => SocketError::Io(e),
+            Err(_) => SocketError::WriteTimeout,
+        };
+        tracing::debug!(peer = ?stream.peer, %error, "closing a local connection");
+        let _ = rustix::net::shutdown(&stream.socket, rustix::net::Shutdown::Both);
+        break;
+    }
+    let _ = rustix::net::shutdown(&stream.socket, rustix::net::Shutdown::Write);
+    end.send_replace(true);
+}
+
+async fn write_one(socket: &UnixStream, mut message: Queued) -> io::Result<()> {
+    let mut sent = 0;
+    while sent < message.bytes.len() {
+        sent += socket
+            .async_io(Interest::WRITABLE, || {
+                wire::send(socket.as_fd(), &message.bytes[sent..], &message.fds)
+            })
+            .await?;
+        // They went with the first byte.
+        message.fds.clear();
+    }
+    Ok(())
+}
+
+fn credentials(socket: &UnixStream) -> io::Result<Peer> {
+    let cred = socket.peer_cred()?;
+    Ok(Peer {
+        pid: cred.pid().unwrap_or(0),
+        uid: cred.uid(),
+        gid: cred.gid(),
+    })
+}
+
+/// Connects to an agent's socket.
+pub async fn connect(path: &Path) -> Result<Conn, SocketError> {
+    let socket = UnixStream::connect(path)
+        .await
+        .map_err(|source| SocketError::Path {
+            doing: "connecting to",
+            path: path.to_owned(),
+            source,
+        })?;
+    Conn::new(socket, Vec::new())
+}
+
+/// Two ends of one connection inside this process, for an agent that is embedded in a launcher.
+pub fn pair() -> Result<(Conn, Conn), SocketError> {
+    let (a, b) = UnixStream::pair()?;
+    Ok((Conn::new(a, Vec::new())?, Conn::new(b, Vec::new())?))
+}

@@ -1,0 +1,222 @@
+//! The applicant: a launcher on this node that is not a member yet asks at the right door, again
+//! and again, and people are told what it waits for.
+
+use std::net::SocketAddr;
+
+use super::{Ctx, Job, REPEAT};
+use crate::agent::Notice;
+use crate::ids::{LauncherId, NodeId};
+use crate::local::ToLauncher;
+use crate::record::{Member, Record};
+use crate::time::Time;
+use crate::wire::{JobMessage, Ticket, Wait};
+
+/// How this node's wish to join stands.
+#[derive(Debug, Default)]
+pub(super) struct Applicant {
+    /// Where the last ticket went, and when.
+    asked: Option<(NodeId, Time)>,
+    /// Since when the launcher waits.
+    since: Option<Time>,
+    /// What people were told last.
+    pub(super) told: String,
+    /// A leader that another agent named.
+    referred: Option<NodeId>,
+    /// The job said that it has all nodes that it wants.
+    pub(super) spare: bool,
+}
+
+impl Job {
+    /// Whether the launcher here is a member of the present generation.
+    pub(super) fn is_member(&self, ctx: &Ctx<'_>) -> bool {
+        let (Some(head), Some(local)) = (self.live(), &self.local) else {
+            return false;
+        };
+        head.record
+            .member(ctx.me())
+            .is_some_and(|m| m.launcher == local.reg.launcher && m.state == ctx.cfg.state)
+    }
+
+    /// Where the last ticket went.
+    pub(super) fn door_asked(&self) -> Option<NodeId> {
+        self.applicant.asked.map(|(to, _)| to)
+    }
+
+    fn wants_in(&self, ctx: &Ctx<'_>) -> bool {
+        let Some(local) = &self.local else {
+            return false;
+        };
+        local.conn.is_some()
+            && local.leave.is_none()
+            && !local.cancel
+            && !local.over
+            && !self.is_member(ctx)
+    }
+
+    pub(super) fn drive_applicant(&mut self, ctx: &mut Ctx<'_>) {
+        if !self.wants_in(ctx) {
+            self.applicant = Applicant::default();
+            return;
+        }
+        let since = *self.applicant.since.get_or_insert(ctx.now);
+        let Some(door) = self.door(ctx, since) else {
+            self.wake_at(ctx.now + REPEAT, "look for somebody to join");
+            return;
+        };
+        let due = match self.applicant.asked {
+            Some((to, at)) if to == door => at + REPEAT,
+            _ => ctx.now,
+        };
+        if ctx.now >= due {
+            self.applicant.asked = Some((door, ctx.now));
+            if let Some(ticket) = self.ticket(ctx) {
+                self.send(ctx, door, JobMessage::Ticket(Box::new(ticket)));
+            }
+            self.wake_at(ctx.now + REPEAT, "renew the ticket");
+        } else {
+            self.wake_at(due, "renew the ticket");
+        }
+    }
+
+    /// Whom to ask: the leader of the newest generation known; else, while none is known, the
+    /// lowest agent that is connected (all agents agree on it once they all are), and after a
+    /// while of no success the next ones in turn.
+    fn door(&self, ctx: &Ctx<'_>, since: Time) -> Option<NodeId> {
+        if let Some(head) = self.live() {
+            if let Some(leader) = self.acting_leader(ctx, &head.record) {
+                return Some(leader);
+            }
+        } else if let Some(leader) = self.applicant.referred.filter(|n| ctx.reachable(*n)) {
+            return Some(leader);
+        } else if let Some(hint) = self.best_hint(ctx) {
+            return Some(hint);
+        }
+        let mut doors: Vec<NodeId> = ctx.peers.connected_nodes().chain([ctx.me()]).collect();
+        doors.sort_unstable();
+        let rounds = ctx.now.since(since).0 / ctx.cfg.birth_timeout.0.max(1);
+        let turn = if rounds < 2 { 0 } else { rounds - 1 };
+        let at = usize::try_from(turn).unwrap_or(0) % doors.len().max(1);
+        doors.get(at).copied()
+    }
+
+    /// A connected agent that belongs to the newest generation which others speak of.
+    fn best_hint(&self, ctx: &Ctx<'_>) -> Option<NodeId> {
+        let adverts = ctx.peers.map.iter().filter(|(_, p)| p.connected);
+        let (node, advert) = adverts
+            .filter_map(|(n, p)| Some((*n, p.hello.as_ref()?)))
+            .flat_map(|(n, h)| h.jobs.iter().map(move |a| (n, a)))
+            .filter(|(_, a)| a.key == self.key && a.belongs)
+            .max_by_key(|(n, a)| (a.number, a.lineage, *n))?;
+        advert.leader.filter(|n| ctx.reachable(*n)).or(Some(node))
+    }
+
+    /// The address by which peers reach the launcher: this node's own address as peers see it,
+    /// where the launcher shares it; else the launcher's first.
+    fn guard_addr(&self, ctx: &Ctx<'_>) -> Option<SocketAddr> {
+        let local = self.local.as_ref()?;
+        let observed = ctx
+            .peers
+            .map
+            .values()
+            .filter(|p| p.connected)
+            .filter_map(|p| p.observed)
+            .find(|ip| local.reg.addrs.contains(ip) && !ip.is_loopback());
+        let ip = observed.or_else(|| {
+            let far = |p: &crate::peers::Peer| p.observed.is_some_and(|ip| !ip.is_loopback());
+            let apart = ctx.peers.map.values().any(|p| p.connected && far(p));
+            let mut addrs = local.reg.addrs.iter();
+            if apart {
+                addrs.find(|ip| !ip.is_loopback()).copied()
+            } else {
+                addrs.next().copied()
+            }
+        })?;
+        Some(SocketAddr::new(ip, local.reg.guard_port))
+    }
+
+    /// This launcher as a member.
+    pub(super) fn as_member(&self, ctx: &Ctx<'_>) -> Option<Member> {
+        let local = self.local.as_ref()?;
+        Some(Member {
+            node: ctx.me(),
+            state: ctx.cfg.state,
+            launcher: local.reg.launcher,
+            slots: local.reg.slots,
+            guard: self.guard_addr(ctx)?,
+            place: local.reg.place,
+        })
+    }
+
+    fn ticket(&self, ctx: &Ctx<'_>) -> Option<Ticket> {
+        let local = self.local.as_ref()?;
+        Some(Ticket {
+            member: self.as_member(ctx)?,
+            spec: local.reg.spec.clone(),
+            knows: self.head_digest(),
+            store: local.store,
+            host: ctx.cfg.host.clone(),
+            command: local.reg.command.clone(),
+            unreachable: self
+                .live()
+                .map(|h| unreachable(ctx, &h.record))
+                .unwrap_or_default(),
+        })
+    }
+
+    pub(super) fn on_ticket_ack(&mut self, ctx: &mut Ctx<'_>, from: NodeId, wait: Wait) {
+        if !self.wants_in(ctx) {
+            return;
+        }
+        self.applicant.spare = matches!(wait, Wait::Spare { .. });
+        if let Wait::Elsewhere { advert } = &wait {
+            let reachable = advert.leader.filter(|n| ctx.reachable(*n) && *n != from);
+            if self.live().is_none() && reachable.is_some() {
+                self.applicant.referred = reachable;
+                self.applicant.asked = None;
+            }
+        } else {
+            self.applicant.referred = Some(from).filter(|n| *n != ctx.me());
+        }
+        let text = self.explain(ctx, &wait);
+        self.tell_waiting(text);
+    }
+
+    /// Tells people what the job waits for, once per change.
+    pub(super) fn tell_waiting(&mut self, text: String) {
+        if self.applicant.told == text {
+            return;
+        }
+        self.applicant.told.clone_from(&text);
+        self.tell_launcher(ToLauncher::Waiting { text: text.clone() });
+        self.notice(Notice::Waiting {
+            key: self.key.clone(),
+            text,
+        });
+    }
+
+    pub(super) fn on_ticket_refused(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        launcher: LauncherId,
+        why: String,
+    ) {
+        if self.launcher() != Some(launcher) || self.is_member(ctx) {
+            return;
+        }
+        if let Some(local) = &mut self.local {
+            local.over = true;
+        }
+        self.tell_launcher(ToLauncher::Refused { reason: why });
+    }
+}
+
+/// The members and witnesses of `record` that this agent has no link to.
+pub(super) fn unreachable(ctx: &Ctx<'_>, record: &Record) -> Vec<NodeId> {
+    record
+        .members
+        .iter()
+        .map(|m| m.node)
+        .filter(|n| *n != ctx.me() && ctx.peers.lost(*n).is_some())
+        .take(crate::wire::MAX_LIST)
+        .collect()
+}

@@ -1,0 +1,478 @@
+//! How a job is born (R2): tickets gather at one agent's desk, which proposes the first generation
+//! to all its members at once, and decides it when every one of them has bound itself to it.
+//!
+//! Only the proposer counts the answers, and only it decides; a birth that it abandons can never be
+//! decided. So two births that share a member are never both decided, short of the proposer being
+//! lost at the wrong moment; for that case a member leaves an undecided birth after
+//! `birth_timeout`, and `merge` brings together what may come of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::{Ctx, Job, REPEAT, TICKET_LIFE};
+use crate::ids::{Digest, NodeId};
+use crate::ranks;
+use crate::record::{Arbiter, Cause, Kind, Member, Record, Voter, WITNESSED_VOTERS};
+use crate::time::Time;
+use crate::wire::{JobMessage, MAX_LIST, Ticket, Wait};
+
+/// A ticket that lies on this agent's desk.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) ticket: Ticket,
+    pub(super) first: Time,
+    pub(super) renewed: Time,
+}
+
+/// The tickets that came here, and the birth made of them.
+#[derive(Debug, Default)]
+pub(super) struct Desk {
+    pub(super) tickets: BTreeMap<NodeId, Held>,
+    pub(super) birth: Option<Birth>,
+    /// When a node new to the desk came last.
+    pub(super) last_new: Time,
+    /// When this agent bound itself to an undecided birth.
+    bound_at: Option<Time>,
+    bound_asked: bool,
+}
+
+/// A birth under way.
+#[derive(Debug)]
+pub(super) struct Birth {
+    record: Arc<Record>,
+    lineage: Digest,
+    accepted: BTreeSet<NodeId>,
+    since: Time,
+    said: Time,
+}
+
+impl Desk {
+    pub(super) fn is_empty(&self) -> bool {
+        self.tickets.is_empty() && self.birth.is_none()
+    }
+
+    pub(super) fn withdraw(&mut self, node: NodeId) {
+        self.tickets.remove(&node);
+    }
+
+    /// When the first ticket that is still held came.
+    pub(super) fn first(&self) -> Option<Time> {
+        self.tickets.values().map(|h| h.first).min()
+    }
+}
+
+impl Job {
+    pub(super) fn on_ticket(&mut self, ctx: &mut Ctx<'_>, from: NodeId, ticket: Ticket) {
+        if ticket.member.node != from {
+            return;
+        }
+        if let Some(head) = self.live() {
+            let lead = self.acting_leader(ctx, &head.record);
+            if lead != Some(ctx.me()) {
+                if let Some(mut advert) = self.advert(ctx.cfg) {
+                    advert.leader = lead;
+                    let wait = Wait::Elsewhere { advert };
+                    self.send(ctx, from, JobMessage::TicketAck { wait });
+                }
+                return;
+            }
+            if head.record.member(from) == Some(&ticket.member) {
+                // It has not heard that it is a member.
+                let record = head.record.clone();
+                self.send(ctx, from, JobMessage::Decided { record });
+                return;
+            }
+        }
+        if let Some(why) = self.refusal(&ticket) {
+            let launcher = ticket.member.launcher;
+            self.send(ctx, from, JobMessage::TicketRefused { launcher, why });
+            return;
+        }
+        let known = self.desk.tickets.get(&from);
+        let again = known.filter(|h| h.ticket.member.launcher == ticket.member.launcher);
+        let first = again.map_or(ctx.now, |h| h.first);
+        if again.is_none() {
+            self.desk.last_new = ctx.now;
+        }
+        let held = Held {
+            ticket,
+            first,
+            renewed: ctx.now,
+        };
+        self.desk.tickets.insert(from, held);
+        let wait = self.wait_for(ctx, from);
+        self.send(ctx, from, JobMessage::TicketAck { wait });
+    }
+
+    /// Why a ticket can never lead to membership.
+    fn refusal(&self, ticket: &Ticket) -> Option<String> {
+        let (spec, where_) = match self.live() {
+            Some(head) => {
+                if let Arbiter::Store(uuid) = head.record.arbiter
+                    && ticket.store != Some(uuid)
+                {
+                    return Some(
+                        "the job's members share a store that this node does not see: mount the same \
+                         directory here and name it with --store"
+                            .into(),
+                    );
+                }
+                (&head.record.spec, "the running job")
+            }
+            None => {
+                let first = self.desk.tickets.values().min_by_key(|h| h.first)?;
+                if first.ticket.member.node == ticket.member.node {
+                    return None;
+                }
+                (&first.ticket.spec, first.ticket.host.as_str())
+            }
+        };
+        let differences = ticket.spec.differences(spec);
+        if differences.is_empty() {
+            return None;
+        }
+        Some(format!(
+            "this launcher and {where_} disagree: {}. Start every node of a job with the same flags, \
+             or choose another --rdzv-id",
+            differences.join("; ")
+        ))
+    }
+
+    /// What to tell the holder of a ticket.
+    pub(super) fn wait_for(&self, ctx: &Ctx<'_>, from: NodeId) -> Wait {
+        let have = u16::try_from(self.desk.tickets.len()).unwrap_or(u16::MAX);
+        match self.live() {
+            Some(head) => self.wait_of_running(ctx, head, from),
+            None => {
+                let spec = self.desk.tickets.get(&from).map(|h| &h.ticket.spec);
+                let (min, max) = spec.map_or((0, 0), |s| (s.min_nodes, s.max_nodes));
+                if have < min {
+                    let who = self.desk.tickets.keys().take(MAX_LIST).copied().collect();
+                    Wait::Forming {
+                        have,
+                        min,
+                        max,
+                        who,
+                    }
+                } else {
+                    Wait::Batching { have, max }
+                }
+            }
+        }
+    }
+
+    pub(super) fn drive_birth(&mut self, ctx: &mut Ctx<'_>) {
+        let (now, peers, me) = (ctx.now, ctx.peers, ctx.me());
+        self.desk.tickets.retain(|node, h| {
+            now.since(h.renewed) < TICKET_LIFE && (*node == me || peers.connected(*node))
+        });
+        self.drive_bound(ctx);
+        if self.live().is_some() {
+            return;
+        }
+        if self.desk.birth.is_some() {
+            return self.drive_proposed(ctx);
+        }
+        if self.desk.tickets.is_empty() || self.abstains() {
+            return;
+        }
+        self.wake_at(now + REPEAT, "look at the tickets");
+        let Some(first) = self.desk.tickets.values().min_by_key(|h| h.first) else {
+            return;
+        };
+        let spec = first.ticket.spec.clone();
+        let have = self.desk.tickets.len();
+        if have < usize::from(spec.min_nodes) {
+            return;
+        }
+        let quiet = self.desk.last_new + spec.form_quiet();
+        if have < usize::from(spec.max_nodes) && now < quiet {
+            self.wake_at(quiet, "quiet before forming");
+            return;
+        }
+        self.phases = crate::agent::Phases {
+            fault: first.first,
+            detected: now,
+            ..Default::default()
+        };
+        self.propose_birth(ctx, spec);
+    }
+
+    fn propose_birth(&mut self, ctx: &mut Ctx<'_>, spec: crate::spec::JobSpec) {
+        let mut held: Vec<&Held> = self.desk.tickets.values().collect();
+        held.sort_by_key(|h| (h.first, h.ticket.member.node));
+        held.truncate(usize::from(spec.max_nodes));
+        let stores: BTreeSet<_> = held.iter().map(|h| h.ticket.store).collect();
+        let arbiter = match stores.first() {
+            Some(Some(uuid)) if stores.len() == 1 => Arbiter::Store(*uuid),
+            _ => Arbiter::Members,
+        };
+        let joiners: Vec<Member> = held.iter().map(|h| h.ticket.member.clone()).collect();
+        let members = ranks::order(&[], &joiners);
+        let witnesses = match arbiter {
+            Arbiter::Members => self.witnesses(ctx, &members, &[]),
+            Arbiter::Store(_) => Vec::new(),
+        };
+        let record = Arc::new(Record {
+            key: self.key.clone(),
+            birth: Digest::ZERO,
+            number: 1,
+            parent: self.head_digest(),
+            kind: Kind::Next,
+            members,
+            witnesses,
+            arbiter,
+            spec,
+            restarts_used: 0,
+            cause: Cause::Formed,
+            restore: None,
+            nonce: ctx.rng.next_u64(),
+        });
+        if let Arbiter::Store(_) = arbiter {
+            let Some(first) = record.leader() else { return };
+            self.desk.last_new = ctx.now;
+            self.send(ctx, first, JobMessage::ClaimBirth { record });
+            return;
+        }
+        let lineage = record.digest();
+        self.desk.birth = Some(Birth {
+            record,
+            lineage,
+            accepted: BTreeSet::new(),
+            since: ctx.now,
+            said: Time::ZERO,
+        });
+        self.drive_proposed(ctx);
+    }
+
+    /// Voters that fill a small job up (R4): those that were, then other connected agents.
+    pub(super) fn witnesses(
+        &self,
+        ctx: &Ctx<'_>,
+        members: &[Member],
+        before: &[Voter],
+    ) -> Vec<Voter> {
+        let wanted = WITNESSED_VOTERS.saturating_sub(members.len());
+        let member = |n: NodeId| members.iter().any(|m| m.node == n);
+        let mut out: Vec<Voter> = Vec::new();
+        let up = |v: &Voter| {
+            ctx.voter() == *v
+                || ctx.peers.get(v.node).is_some_and(|p| {
+                    p.connected
+                        && p.leaving.is_none()
+                        && p.hello.as_ref().is_some_and(|h| h.state == v.state)
+                })
+        };
+        let others = ctx.peers.map.iter().filter_map(|(node, p)| {
+            let state = p.hello.as_ref()?.state;
+            Some(Voter { node: *node, state })
+        });
+        for v in before.iter().copied().chain([ctx.voter()]).chain(others) {
+            if out.len() < wanted && up(&v) && !member(v.node) && !out.contains(&v) {
+                out.push(v);
+            }
+        }
+        out
+    }
+
+    /// Says an undecided birth again, gives it up when somebody does not answer, and decides it
+    /// when all have.
+    fn drive_proposed(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(birth) = &mut self.desk.birth else {
+            return;
+        };
+        let record = birth.record.clone();
+        let missing: Vec<NodeId> = record
+            .members
+            .iter()
+            .map(|m| m.node)
+            .filter(|n| !birth.accepted.contains(n))
+            .collect();
+        if missing.is_empty() {
+            self.desk.birth = None;
+            return self.decided(ctx, &record, true);
+        }
+        let half = crate::time::Span(ctx.cfg.birth_timeout.0 / 2);
+        let give_up = birth.since + half;
+        let gone = missing.iter().any(|n| !ctx.reachable(*n));
+        if ctx.now >= give_up || gone {
+            for node in &missing {
+                self.desk.tickets.remove(node);
+            }
+            return self.abandon_birth(ctx);
+        }
+        let again = birth.said + REPEAT;
+        if birth.said == Time::ZERO || ctx.now >= again {
+            let first_time = birth.said == Time::ZERO;
+            birth.said = ctx.now;
+            let witnesses = record.witnesses.iter().map(|w| w.node);
+            for node in missing
+                .iter()
+                .copied()
+                .chain(witnesses.filter(|_| first_time))
+            {
+                let record = record.clone();
+                self.send(ctx, node, JobMessage::Birth { record });
+            }
+        }
+        self.wake_at((ctx.now + REPEAT).min(give_up), "a birth without answers");
+    }
+
+    fn abandon_birth(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(birth) = self.desk.birth.take() else {
+            return;
+        };
+        for voter in birth.record.voters().collect::<Vec<_>>() {
+            let lineage = birth.lineage;
+            self.send(ctx, voter.node, JobMessage::BirthAbandoned { lineage });
+        }
+        for m in birth.record.members.iter().skip(crate::record::MAX_VOTERS) {
+            let lineage = birth.lineage;
+            self.send(ctx, m.node, JobMessage::BirthAbandoned { lineage });
+        }
+        self.wake_at(ctx.now, "another birth");
+    }
+
+    /// A proposer asks this agent to bind itself.
+    pub(super) fn on_birth(&mut self, ctx: &mut Ctx<'_>, from: NodeId, record: Arc<Record>) {
+        let lineage = record.digest();
+        if record.number != 1 || record.arbiter != Arbiter::Members || self.abstains() {
+            return;
+        }
+        if let Some(head) = self.live() {
+            let bound = head.record.lineage();
+            let body = if bound == lineage {
+                JobMessage::BirthAccepted { lineage }
+            } else {
+                JobMessage::BirthRefused { lineage, bound }
+            };
+            return self.send(ctx, from, body);
+        }
+        if let Some(bound) = self.durable.bound.as_ref().map(|b| b.digest()) {
+            let body = if bound == lineage {
+                JobMessage::BirthAccepted { lineage }
+            } else {
+                JobMessage::BirthRefused { lineage, bound }
+            };
+            return self.send(ctx, from, body);
+        }
+        if self.head_digest() != record.parent && !self.head_digest().is_zero() {
+            // The proposer has not heard of the lineage that ended here.
+            if let Some(head) = &self.head {
+                let record = head.record.clone();
+                self.send(ctx, from, JobMessage::Decided { record });
+            }
+            return;
+        }
+        let mine = match record.member(ctx.me()) {
+            Some(m) => {
+                m.state == ctx.cfg.state
+                    && self.launcher() == Some(m.launcher)
+                    && self
+                        .local
+                        .as_ref()
+                        .is_some_and(|l| l.conn.is_some() && l.leave.is_none() && !l.over)
+            }
+            None => record.is_voter(ctx.voter()),
+        };
+        if !mine {
+            let bound = Digest::ZERO;
+            return self.send(ctx, from, JobMessage::BirthRefused { lineage, bound });
+        }
+        self.durable.bound = Some(record);
+        self.desk.bound_at = Some(ctx.now);
+        self.desk.bound_asked = false;
+        self.persist(ctx);
+        self.send(ctx, from, JobMessage::BirthAccepted { lineage });
+    }
+
+    pub(super) fn on_birth_accepted(&mut self, ctx: &mut Ctx<'_>, from: NodeId, lineage: Digest) {
+        if let Some(birth) = &mut self.desk.birth
+            && birth.lineage == lineage
+        {
+            birth.accepted.insert(from);
+            self.wake_at(ctx.now, "a birth was accepted");
+        }
+    }
+
+    pub(super) fn on_birth_refused(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        from: NodeId,
+        lineage: Digest,
+        bound: Digest,
+    ) {
+        let Some(birth) = self.desk.birth.as_ref().filter(|b| b.lineage == lineage) else {
+            return;
+        };
+        if birth.record.has(from) {
+            self.desk.tickets.remove(&from);
+            self.abandon_birth(ctx);
+            if !bound.is_zero() {
+                let have = self.head_digest();
+                self.send(ctx, from, JobMessage::Ask { have });
+            }
+        }
+    }
+
+    pub(super) fn on_birth_abandoned(&mut self, ctx: &mut Ctx<'_>, lineage: Digest) {
+        let bound = self.durable.bound.as_ref().map(|b| b.digest());
+        if bound == Some(lineage) {
+            self.unbind(ctx);
+        }
+    }
+
+    fn unbind(&mut self, ctx: &mut Ctx<'_>) {
+        self.durable.bound = None;
+        self.desk.bound_at = None;
+        self.persist(ctx);
+        self.wake_at(ctx.now, "free for another birth");
+    }
+
+    /// Leaves a birth whose outcome stays unknown, after asking all its members.
+    fn drive_bound(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(record) = self.durable.bound.clone() else {
+            return;
+        };
+        let since = *self.desk.bound_at.get_or_insert(ctx.now);
+        let (ask, leave) = (
+            since + ctx.cfg.birth_timeout,
+            since + ctx.cfg.birth_timeout.times(2),
+        );
+        if ctx.now >= leave {
+            return self.unbind(ctx);
+        }
+        if ctx.now >= ask && !self.desk.bound_asked {
+            self.desk.bound_asked = true;
+            let have = self.head_digest();
+            for m in &record.members {
+                if m.node != ctx.me() {
+                    self.send(ctx, m.node, JobMessage::Ask { have });
+                }
+            }
+        }
+        let next = if ctx.now < ask { ask } else { leave };
+        self.wake_at(next, "an undecided birth");
+    }
+
+    /// Tells everybody concerned that `record` is decided, ourselves included.
+    pub(super) fn decided(&mut self, ctx: &mut Ctx<'_>, record: &Arc<Record>, birth: bool) {
+        let mut told: BTreeSet<NodeId> = record.voters().map(|v| v.node).collect();
+        told.extend(record.members.iter().map(|m| m.node));
+        if !birth && let Some(parent) = self.head.as_ref().map(|h| h.record.clone()) {
+            told.extend(parent.voters().map(|v| v.node));
+            told.extend(parent.members.iter().map(|m| m.node));
+        }
+        told.remove(&ctx.me());
+        for node in told {
+            let record = record.clone();
+            self.send(ctx, node, JobMessage::Decided { record });
+        }
+        let concerns_me = record.has(ctx.me()) || record.is_voter(ctx.voter());
+        if !birth || concerns_me {
+            self.install(ctx, record.clone());
+        } else {
+            self.desk.tickets.clear();
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! What a job's core must find again after a crash.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::codec::{self, CodecError};
+use crate::ids::{Boot, Digest, JobKey};
+use crate::paxos::Acceptor;
+use crate::record::{CommitRef, Record};
+
+/// The durable state of one job on one agent. Written whole, before anything that depends on it is
+/// said to anybody.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Durable {
+    pub key: JobKey,
+    /// The newest record known to be decided.
+    pub head: Option<Arc<Record>>,
+    /// The boot in which the head was learnt (R7).
+    pub learned: Boot,
+    /// An undecided birth that this agent has accepted (R2).
+    pub bound: Option<Arc<Record>>,
+    /// The vote on what follows the head.
+    pub acceptor: Acceptor,
+    /// The newest commit that this agent, as the head's leader, has sent out (R8).
+    pub sent: Option<CommitRef>,
+}
+
+impl Durable {
+    pub fn new(key: JobKey) -> Durable {
+        Durable {
+            key,
+            head: None,
+            learned: Boot::default(),
+            bound: None,
+            acceptor: Acceptor::default(),
+            sent: None,
+        }
+    }
+
+    pub fn encode(&self) -> Result<Vec<u8>, CodecError> {
+        codec::encode_frame(self)
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Durable, CodecError> {
+        codec::decode_frame(bytes)
+    }
+
+    /// Makes `record` the head; whatever was voted about the one before is settled with it.
+    pub fn install(&mut self, record: Arc<Record>, boot: Boot) {
+        self.head = Some(record);
+        self.learned = boot;
+        self.bound = None;
+        self.acceptor = Acceptor::default();
+        self.sent = None;
+    }
+
+    pub fn head_digest(&self) -> Digest {
+        self.head.as_ref().map_or(Digest::ZERO, |r| r.digest())
+    }
+}

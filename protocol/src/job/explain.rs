@@ -1,0 +1,146 @@
+//! Sentences for people: for whom the job waits, why, and what would help.
+
+use super::{Ctx, Job};
+use crate::ids::NodeId;
+use crate::record::{Arbiter, Cause, Record};
+use crate::wire::Wait;
+
+impl Job {
+    pub(super) fn explain(&self, ctx: &Ctx<'_>, wait: &Wait) -> String {
+        let name = |n: NodeId| {
+            if n == ctx.me() {
+                "this node".to_owned()
+            } else {
+                ctx.peers.name(n)
+            }
+        };
+        match wait {
+            Wait::Forming {
+                have,
+                min,
+                max,
+                who,
+            } => {
+                let names: Vec<String> = who.iter().take(8).map(|n| name(*n)).collect();
+                let nodes = if min == max {
+                    format!("{min}")
+                } else {
+                    format!("{min} to {max}")
+                };
+                format!(
+                    "waiting for {} more of {nodes} nodes; here so far: {}. Start `muster run` with the \
+                     same --rdzv-id on the missing ones (an agent sees {} others now)",
+                    min.saturating_sub(*have),
+                    names.join(", "),
+                    ctx.peers.connected_nodes().count(),
+                )
+            }
+            Wait::Batching { have, max } => {
+                format!("{have} nodes are here; starting unless more (up to {max}) come at once")
+            }
+            Wait::Spare { max } => format!(
+                "the job runs with all {max} nodes that it wants; this one is a spare and steps in at \
+                 the next loss"
+            ),
+            Wait::NoQuorum { missing } => {
+                let names: Vec<String> = missing.iter().take(8).map(|n| name(*n)).collect();
+                format!(
+                    "the job cannot go on: {} of the nodes that decide cannot be reached ({}), and \
+                     without a majority two halves could both go on. What would help: bring one of \
+                     them back; or, next time, a third agent as witness, or a shared directory \
+                     (--store). If they are gone for good, start anew with another --rdzv-id",
+                    missing.len(),
+                    names.join(", "),
+                )
+            }
+            Wait::Parked { ms } => format!(
+                "this node failed too often to be let in at once; next try in {:.1} s",
+                *ms as f64 / 1000.0
+            ),
+            Wait::Elsewhere { advert } => match advert.leader {
+                Some(leader) if ctx.reachable(leader) => {
+                    format!(
+                        "joining generation {} led by {}",
+                        advert.number,
+                        name(leader)
+                    )
+                }
+                Some(leader) => format!(
+                    "the job's leader {} cannot be reached from this node: check the network \
+                     between them",
+                    name(leader)
+                ),
+                None => "the job has no leader at the moment".into(),
+            },
+            Wait::Changing => "the job changes its members; this node joins next".into(),
+        }
+    }
+
+    /// Why the members of `record` start, for the launcher and its log.
+    pub(super) fn why(&self, ctx: &Ctx<'_>, record: &Record) -> String {
+        let names = |nodes: &[NodeId]| ctx.peers.names(nodes);
+        match &record.cause {
+            Cause::Formed => format!("the job formed with {} nodes", record.members.len()),
+            Cause::NodesLost { nodes } => format!("lost {}", names(nodes)),
+            Cause::NodesLeft { nodes } => format!("{} left", names(nodes)),
+            Cause::NodesJoined { nodes } => format!("{} joined", names(nodes)),
+            Cause::LinksLost { nodes } => format!("no link to {}", names(nodes)),
+            Cause::StartFailed { nodes } => format!("no workers on {}", names(nodes)),
+            Cause::WorkerFailed { node, rank, code } => format!(
+                "rank {rank} on {} failed with code {code}; restart {} of {}",
+                ctx.peers.name(*node),
+                record.restarts_used,
+                record.spec.max_restarts
+            ),
+            Cause::Merged { other } => format!("another group of this job ({other}) joins"),
+            Cause::Finished => "all ranks finished".into(),
+            Cause::Cancelled => "the user stopped the job".into(),
+        }
+    }
+
+    /// What a running job's coordinator tells the holder of a ticket.
+    pub(super) fn wait_of_running(&self, ctx: &Ctx<'_>, head: &super::Head, from: NodeId) -> Wait {
+        let record = &head.record;
+        if record.arbiter == Arbiter::Members {
+            let missing = self.missing_voters(ctx, record);
+            if !record.is_majority(|n| !missing.contains(&n)) {
+                return Wait::NoQuorum { missing };
+            }
+        }
+        if let Some(ms) = self.parked_ms(ctx, from) {
+            return Wait::Parked { ms };
+        }
+        let live = self.survivors(ctx, record).len();
+        let max = record.spec.max_nodes;
+        if live >= usize::from(max) {
+            return Wait::Spare { max };
+        }
+        let have = live + self.desk.tickets.len();
+        if have < usize::from(record.spec.min_nodes) {
+            let members = self.survivors(ctx, record);
+            let who = members
+                .iter()
+                .map(|m| m.node)
+                .chain(self.desk.tickets.keys().copied())
+                .take(crate::wire::MAX_LIST)
+                .collect();
+            return Wait::Forming {
+                have: u16::try_from(have).unwrap_or(u16::MAX),
+                min: record.spec.min_nodes,
+                max,
+                who,
+            };
+        }
+        Wait::Changing
+    }
+
+    /// Voters of `record` that this agent has no link to.
+    pub(super) fn missing_voters(&self, ctx: &Ctx<'_>, record: &Record) -> Vec<NodeId> {
+        record
+            .voters()
+            .map(|v| v.node)
+            .filter(|n| !ctx.reachable(*n))
+            .take(crate::wire::MAX_LIST)
+            .collect()
+    }
+}

@@ -1,0 +1,583 @@
+//! The acting leader: watches the members' statuses, ends a generation that is broken or is to
+//! change, has the next one decided, and starts it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::plan::Assessment;
+use super::{Ctx, Job, REPEAT};
+use crate::agent::Notice;
+use crate::barrier;
+use crate::budget;
+use crate::ids::NodeId;
+use crate::record::{Arbiter, Cause, Record};
+use crate::time::{Span, Time};
+use crate::wire::{Action, JobMessage, Order, Status};
+
+/// Of a notice's time, what is kept back for the decision and the way out.
+const RESERVE: Span = Span::from_millis(500);
+
+/// What the acting leader knows beside the head.
+#[derive(Debug)]
+pub(super) struct Lead {
+    pub(super) statuses: BTreeMap<NodeId, (Status, Time)>,
+    orders: BTreeMap<NodeId, Ordered>,
+    attempt: u32,
+    run_at: Option<Time>,
+    pub(super) struck: BTreeSet<NodeId>,
+    ending: Option<Time>,
+    pub(super) planned: Option<Planned>,
+    barrier: Option<barrier::Leader>,
+    changed_told: bool,
+}
+
+#[derive(Debug)]
+struct Ordered {
+    action: Action,
+    said: Time,
+}
+
+/// A stop that was announced: a drain, a join, a cancel.
+#[derive(Debug)]
+pub(super) struct Planned {
+    why: String,
+    deadline: Time,
+    /// By a stop step that all ranks agree on, else by the agreed signal.
+    by_step: bool,
+}
+
+impl Lead {
+    fn new() -> Lead {
+        Lead {
+            statuses: BTreeMap::new(),
+            orders: BTreeMap::new(),
+            attempt: 0,
+            run_at: None,
+            struck: BTreeSet::new(),
+            ending: None,
+            planned: None,
+            barrier: None,
+            changed_told: false,
+        }
+    }
+
+    fn status(&self, node: NodeId) -> Option<&Status> {
+        self.statuses.get(&node).map(|(s, _)| s)
+    }
+}
+
+impl Job {
+    pub(super) fn on_status(&mut self, ctx: &mut Ctx<'_>, from: NodeId, status: Status) {
+        let Some(head) = self.live() else {
+            if status.digest != self.head_digest() {
+                self.on_ask(ctx, from, status.digest);
+            }
+            return;
+        };
+        if status.digest != head.digest {
+            if status.digest == head.record.parent && status.stopped {
+                if self.phases.detected > Time::ZERO {
+                    self.phases.stopped = ctx.now;
+                }
+                return;
+            }
+            return self.on_ask(ctx, from, status.digest);
+        }
+        if !head.record.has(from) {
+            return;
+        }
+        let Some(lead) = &mut self.lead else { return };
+        if let Some((known, _)) = lead.statuses.get(&from)
+            && (known.boot, known.seq) > (status.boot, status.seq)
+        {
+            return;
+        }
+        if status.stopped && self.phases.detected > Time::ZERO {
+            self.phases.stopped = ctx.now;
+        }
+        lead.statuses.insert(from, (status, ctx.now));
+    }
+
+    pub(super) fn drive_lead(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(head) = self.live() else {
+            self.lead = None;
+            return;
+        };
+        let record = head.record.clone();
+        if self.acting_leader(ctx, &record) != Some(ctx.me()) {
+            self.lead = None;
+            self.proposal = None;
+            return;
+        }
+        self.lead.get_or_insert_with(Lead::new);
+        self.drive_commit(ctx);
+        self.drive_proposal(ctx);
+        if self.proposal.is_some() {
+            return;
+        }
+        self.drive_start(ctx, &record);
+        let a = self.assess(ctx, &record);
+        self.drive_change(ctx, &record, &a);
+        self.repeat_orders(ctx);
+    }
+
+    // ---- starting (R17) ----
+
+    fn drive_start(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let me = ctx.me();
+        let digest = self.head_digest();
+        let Some(lead) = &mut self.lead else { return };
+        if record.leader() != Some(me) || lead.ending.is_some() || lead.planned.is_some() {
+            return;
+        }
+        if let Some(until) = self.hold {
+            if ctx.now < until {
+                return self.wake_at(until, "the lease of a lost member, or a crash loop");
+            }
+            self.hold = None;
+        }
+        if lead.attempt == 0 {
+            // A generation that an earlier run of this agent has started goes on.
+            let running = lead.statuses.values().any(|(s, _)| s.started.is_some());
+            let local = self.local.as_mut().filter(|l| l.conn.is_some());
+            let Some(local) = local else { return };
+            if local.running == Some(digest) && running {
+                lead.attempt = 1;
+                lead.changed_told = true;
+                return;
+            }
+            if local.master_port == 0 {
+                lead.run_at.get_or_insert(ctx.now);
+                return;
+            }
+            let port = std::mem::take(&mut local.master_port);
+            lead.attempt = 1;
+            lead.run_at = Some(ctx.now);
+            let why = self.why(ctx, record);
+            let restart_count = u32::try_from(record.number - 1).unwrap_or(u32::MAX);
+            for m in &record.members {
+                let action = Action::Run {
+                    attempt: 1,
+                    master_port: port,
+                    restart_count,
+                    why: why.clone(),
+                };
+                self.order(ctx, m.node, action);
+            }
+        }
+        self.watch_start(ctx, record);
+    }
+
+    /// Strikes members that do not start in time, and tells when all have.
+    fn watch_start(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let Some(lead) = &mut self.lead else { return };
+        let attempt = lead.attempt;
+        let late = |at: Time| ctx.now >= at + ctx.cfg.start_timeout;
+        let (mut struck, mut waiting) = (Vec::new(), false);
+        for m in &record.members {
+            let status = lead.status(m.node);
+            let started = status.is_some_and(|s| s.started >= Some(attempt));
+            let failed = status.is_some_and(|s| s.start_failed.is_some());
+            if failed || (!started && lead.run_at.is_some_and(late)) {
+                struck.push(m.node);
+            }
+            waiting |= !started;
+        }
+        struck.retain(|n| !lead.struck.contains(n));
+        lead.struck.extend(struck.iter().copied());
+        if let Some(at) = lead.run_at.filter(|_| waiting) {
+            self.wake_at(at + ctx.cfg.start_timeout, "members that do not start");
+        }
+        for node in struck {
+            self.strike(ctx, node);
+        }
+        let Some(lead) = &mut self.lead else { return };
+        if !waiting && !lead.changed_told && attempt > 0 {
+            lead.changed_told = true;
+            self.phases.started = ctx.now;
+            if let Some(digest) = self.live().map(|h| h.digest) {
+                let phases = std::mem::take(&mut self.phases);
+                self.notice(Notice::Changed {
+                    key: self.key.clone(),
+                    digest,
+                    phases,
+                });
+            }
+        }
+    }
+
+    fn strike(&mut self, ctx: &Ctx<'_>, node: NodeId) {
+        self.strikes.entry(node).or_default().strike(ctx.now);
+    }
+
+    // ---- changing ----
+
+    fn drive_change(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
+        if a.finished || self.merge.tombstone.is_some() {
+            return self.decide(ctx, record);
+        }
+        if a.is_broken() {
+            self.fault_seen(ctx, a);
+            self.end(ctx, record, a);
+            return self.decide(ctx, record);
+        }
+        let planned = self.lead.as_ref().is_some_and(|l| l.planned.is_some());
+        if a.failed.is_some() && !planned {
+            self.fault_seen(ctx, a);
+            self.end(ctx, record, a);
+            // Whether a lost node is behind the failure shows once everybody has answered.
+            if self.all_stopped(record, a) {
+                self.decide(ctx, record);
+            }
+            return;
+        }
+        self.drive_planned(ctx, record, a);
+    }
+
+    fn fault_seen(&mut self, ctx: &Ctx<'_>, a: &Assessment) {
+        let ending = self.lead.as_ref().is_some_and(|l| l.ending.is_some());
+        if ending {
+            return;
+        }
+        let seen = a
+            .lost
+            .iter()
+            .filter_map(|n| ctx.peers.get(*n))
+            .map(|p| p.seen);
+        self.change_begins(ctx.now, seen.max().unwrap_or(ctx.now));
+    }
+
+    /// Ends the generation (END_GEN): the members stop their workers while the next generation is
+    /// being decided.
+    fn end(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
+        let Some(lead) = &mut self.lead else { return };
+        if lead.ending.is_none() {
+            lead.ending = Some(ctx.now);
+        }
+        let why = match self.cause(record, a) {
+            Some(cause) => {
+                let mut next = record.clone();
+                next.cause = cause;
+                self.why(ctx, &next)
+            }
+            None => "the generation ended".into(),
+        };
+        let grace_ms = record.spec.loss_grace_ms;
+        for m in &record.members {
+            if !a.lost.contains(&m.node) {
+                let already = self.is_ordered(m.node, |x| matches!(x, Action::End { .. }));
+                if !already {
+                    let why = why.clone();
+                    self.order(ctx, m.node, Action::End { grace_ms, why });
+                }
+            }
+        }
+    }
+
+    fn all_stopped(&self, record: &Record, a: &Assessment) -> bool {
+        let Some(lead) = &self.lead else { return false };
+        record
+            .members
+            .iter()
+            .filter(|m| !a.lost.contains(&m.node) && !a.away.contains(&m.node))
+            .all(|m| {
+                lead.status(m.node)
+                    .is_some_and(|s| s.stopped || s.gone || s.finished)
+            })
+    }
+
+    fn decide(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        match record.arbiter {
+            Arbiter::Members => {
+                let missing = self.missing_voters(ctx, record);
+                if !record.is_majority(|n| !missing.contains(&n)) {
+                    let text = self.explain(ctx, &crate::wire::Wait::NoQuorum { missing });
+                    self.tell_waiting(text);
+                    return self.wake_at(ctx.now + REPEAT, "no majority");
+                }
+            }
+            Arbiter::Store(_) => {
+                if !self.may_claim(ctx, record) {
+                    return;
+                }
+            }
+        }
+        let Some(next) = self.next_record(ctx) else {
+            let wait = self.live().map(|h| self.wait_of_running(ctx, h, ctx.me()));
+            if let Some(wait) = wait {
+                let text = self.explain(ctx, &wait);
+                self.tell_waiting(text);
+            }
+            return self.wake_at(ctx.now + REPEAT, "too few nodes");
+        };
+        if let Cause::WorkerFailed { .. } = next.cause {
+            let lived = ctx.now.since(self.installed_at);
+            let pause = self.crashes.pause_after(lived);
+            self.hold = Some(ctx.now + pause);
+        }
+        self.propose(ctx, next);
+    }
+
+    // ---- planned stops ----
+
+    fn drive_planned(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
+        let Some(lead) = &self.lead else { return };
+        if lead.planned.is_none() {
+            let Some((why, grace)) = self.reason_to_stop(ctx, record, a) else {
+                return;
+            };
+            self.begin_stop(ctx, record, a, why, grace);
+        }
+        self.drive_barrier(ctx, a);
+        if self.all_stopped(record, a) {
+            self.decide(ctx, record);
+        }
+    }
+
+    /// Why the generation should stop in good order, and how long that may take.
+    fn reason_to_stop(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        record: &Record,
+        a: &Assessment,
+    ) -> Option<(String, Span)> {
+        if a.cancel {
+            return Some(("the user stops the job".into(), record.spec.stop_grace()));
+        }
+        if let Some((node, leave)) = a.leaving.iter().min_by_key(|(_, l)| l.grace_ms) {
+            let given = Span::from_millis(leave.grace_ms.into());
+            let kept = RESERVE.min(Span(given.0 / 4));
+            let why = format!("{} leaves: {}", ctx.peers.name(*node), leave.reason);
+            return Some((why, Span(given.0.saturating_sub(kept.0))));
+        }
+        if self.merge.taking_in(record).is_some() {
+            return Some((
+                "another group of this job joins".into(),
+                record.spec.stop_grace(),
+            ));
+        }
+        let room = usize::from(record.spec.max_nodes).saturating_sub(a.survivors.len());
+        let joiners = self.joiners(ctx, record, room);
+        let (first, newest) = (self.desk.first(), self.desk.last_new);
+        if joiners.is_empty() {
+            return None;
+        }
+        let quiet = newest + record.spec.join_quiet();
+        let latest = first.unwrap_or(newest) + record.spec.join_max();
+        let due = quiet.min(latest);
+        if joiners.len() < room && ctx.now < due {
+            self.wake_at(due, "quiet before taking nodes in");
+            return None;
+        }
+        let nodes: Vec<NodeId> = joiners.iter().map(|m| m.node).collect();
+        let why = format!("{} joins", ctx.peers.names(&nodes));
+        Some((why, record.spec.stop_grace()))
+    }
+
+    fn begin_stop(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        record: &Record,
+        a: &Assessment,
+        why: String,
+        grace: Span,
+    ) {
+        self.change_begins(ctx.now, ctx.now);
+        let lead_digest = self.head_digest();
+        let Some(lead) = &mut self.lead else { return };
+        let steps = record
+            .members
+            .iter()
+            .filter(|m| !a.lost.contains(&m.node))
+            .all(|m| lead.status(m.node).is_some_and(|s| s.takes_stop_steps));
+        lead.planned = Some(Planned {
+            why: why.clone(),
+            deadline: ctx.now + grace,
+            by_step: steps,
+        });
+        if steps {
+            let nodes = record.members.iter().map(|m| m.node);
+            let digest = lead_digest;
+            lead.barrier
+                .get_or_insert_with(|| barrier::Leader::new(digest, nodes));
+        }
+        self.notice(Notice::Stopping {
+            key: self.key.clone(),
+            why: why.clone(),
+        });
+        if steps {
+            let event = barrier::LeaderEvent::Drain {
+                // The nodes raise it to what their ranks can still stop at.
+                step: 1,
+                deadline: ctx.now + grace,
+                save_time: Span(grace.0 / 2),
+                why: cut(&why, barrier::MAX_WHY),
+            };
+            self.at_lead_barrier(ctx, Some(event));
+        } else {
+            self.order_signal(ctx, record);
+        }
+    }
+
+    fn grace_left(&self, ctx: &Ctx<'_>) -> (u32, String) {
+        let planned = self.lead.as_ref().and_then(|l| l.planned.as_ref());
+        planned.map_or((0, String::new()), |p| {
+            let left = p.deadline.since(ctx.now).as_millis();
+            (u32::try_from(left).unwrap_or(u32::MAX), p.why.clone())
+        })
+    }
+
+    fn order_signal(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let (grace_ms, why) = self.grace_left(ctx);
+        let signal = record.spec.preempt_signal;
+        for m in &record.members {
+            let why = why.clone();
+            let action = Action::Preempt {
+                signal,
+                grace_ms,
+                why,
+            };
+            self.order(ctx, m.node, action);
+        }
+    }
+
+    // ---- the stop barrier (R20) ----
+
+    pub(super) fn on_stop_answer(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        from: NodeId,
+        message: barrier::ToLeader,
+    ) {
+        self.at_lead_barrier(ctx, Some(barrier::LeaderEvent::Message { from, message }));
+    }
+
+    /// Hands an event, or the time, to the barrier, and carries its effects out.
+    fn at_lead_barrier(&mut self, ctx: &mut Ctx<'_>, event: Option<barrier::LeaderEvent>) {
+        let Some(barrier) = self.lead.as_mut().and_then(|l| l.barrier.as_mut()) else {
+            return;
+        };
+        match event {
+            // What is refused came late or twice, and nothing has changed.
+            Some(event) => drop(barrier.handle(event, ctx.now)),
+            None => barrier.handle_timeout(ctx.now),
+        }
+        let mut effects = Vec::new();
+        while let Some(effect) = barrier.poll_effect() {
+            effects.push(effect);
+        }
+        let next = barrier.poll_timeout();
+        for effect in effects {
+            match effect {
+                barrier::LeaderEffect::Send { to, message } => {
+                    self.send(ctx, to, JobMessage::Stop(message));
+                }
+                barrier::LeaderEffect::Decided {
+                    outcome: barrier::Outcome::Cancelled(_),
+                    ..
+                } => self.fall_back_to_signal(ctx),
+                barrier::LeaderEffect::Decided { .. } | barrier::LeaderEffect::Shared { .. } => {}
+            }
+        }
+        if let Some((at, why)) = next {
+            self.wake_at(at, why);
+        }
+    }
+
+    /// The ranks did not agree on a step in time: they are told by the signal instead.
+    fn fall_back_to_signal(&mut self, ctx: &mut Ctx<'_>) {
+        if let Some(planned) = self.lead.as_mut().and_then(|l| l.planned.as_mut()) {
+            planned.by_step = false;
+        }
+        if let Some(record) = self.live().map(|h| h.record.clone()) {
+            self.order_signal(ctx, &record);
+        }
+    }
+
+    fn drive_barrier(&mut self, ctx: &mut Ctx<'_>, a: &Assessment) {
+        if !self
+            .lead
+            .as_ref()
+            .and_then(|l| l.planned.as_ref())
+            .is_some_and(|p| p.by_step)
+        {
+            return;
+        }
+        for node in a.lost.clone() {
+            self.at_lead_barrier(ctx, Some(barrier::LeaderEvent::NodeLost { node }));
+        }
+        self.at_lead_barrier(ctx, None);
+    }
+
+    // ---- orders ----
+
+    fn is_ordered(&self, node: NodeId, is: impl Fn(&Action) -> bool) -> bool {
+        self.lead
+            .as_ref()
+            .and_then(|l| l.orders.get(&node))
+            .is_some_and(|o| is(&o.action))
+    }
+
+    fn order(&mut self, ctx: &mut Ctx<'_>, node: NodeId, action: Action) {
+        let Some(lead) = &mut self.lead else { return };
+        let said = ctx.now;
+        let ordered = Ordered {
+            action: action.clone(),
+            said,
+        };
+        lead.orders.insert(node, ordered);
+        self.say_order(ctx, node, action);
+    }
+
+    fn say_order(&mut self, ctx: &mut Ctx<'_>, node: NodeId, action: Action) {
+        self.seq += 1;
+        let order = Order {
+            digest: self.head_digest(),
+            boot: ctx.cfg.boot,
+            seq: self.seq,
+            action,
+        };
+        self.send(ctx, node, JobMessage::Order(Box::new(order)));
+        self.wake_at(ctx.now + REPEAT, "say the orders again");
+    }
+
+    /// Says again what was ordered and does not show in the member's status yet.
+    fn repeat_orders(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(lead) = &mut self.lead else { return };
+        let mut again = Vec::new();
+        let mut next: Option<Time> = None;
+        for (node, ordered) in &mut lead.orders {
+            let status = lead.statuses.get(node).map(|(s, _)| s);
+            let done = status.is_some_and(|s| match &ordered.action {
+                Action::Run { attempt, .. } => s.started >= Some(*attempt) || s.stopped,
+                Action::Preempt { .. } | Action::End { .. } => s.stopped,
+            });
+            if done {
+                continue;
+            }
+            if ctx.now >= ordered.said + REPEAT {
+                ordered.said = ctx.now;
+                again.push((*node, ordered.action.clone()));
+            }
+            let due = ordered.said + REPEAT;
+            next = Some(next.map_or(due, |t| t.min(due)));
+        }
+        for (node, action) in again {
+            self.say_order(ctx, node, action);
+        }
+        if let Some(at) = next {
+            self.wake_at(at, "say the orders again");
+        }
+    }
+}
+
+/// At most `limit` bytes of a text, on a character's boundary.
+fn cut(text: &str, limit: usize) -> String {
+    let mut end = limit.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.get(..end).unwrap_or_default().to_owned()
+}
+
+/// The pause before a job that keeps crashing is started again.
+pub(super) type Crashes = budget::CrashLoop;

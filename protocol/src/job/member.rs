@@ -1,0 +1,654 @@
+//! This node's part in the present generation: the launcher, the orders of the leader, the status
+//! told to it, and the lease without which no worker runs (R16, R17, R18).
+
+use std::collections::BTreeMap;
+
+use super::{Ctx, Job, REPEAT};
+use crate::agent::{ConnId, Notice};
+use crate::barrier;
+use crate::ids::{Boot, Digest, NodeId, StoreUuid};
+use crate::local::{Register, Start, ToAgent, ToLauncher};
+use crate::record::{Arbiter, Kind, Record};
+use crate::time::{Span, Time};
+use crate::wire::{Action, JobMessage, Leave, Order, Status};
+
+/// The launcher of this job on this node.
+#[derive(Debug)]
+pub(super) struct Local {
+    /// Its connection; none while the launcher reconnects or is dead.
+    pub(super) conn: Option<ConnId>,
+    /// The newest connection, open or not.
+    was: ConnId,
+    pub(super) reg: Register,
+    pub(super) store: Option<StoreUuid>,
+    pub(super) master_port: u16,
+    /// The generation whose workers it was last told to start.
+    pub(super) running: Option<Digest>,
+    pub(super) leave: Option<(Leave, Time)>,
+    pub(super) cancel: bool,
+    /// It was told to exit.
+    pub(super) over: bool,
+}
+
+/// This node's part in the head's generation.
+#[derive(Debug)]
+pub(super) struct Mine {
+    pub(super) status: Status,
+    said: Option<(NodeId, Time)>,
+    changed: bool,
+    last_order: Option<(Boot, NodeId, u64)>,
+    /// When each voter's newest acknowledged heartbeat was sent.
+    acks: BTreeMap<NodeId, Time>,
+    /// When the store's tail was last seen to be ours, by the time of asking.
+    tail_seen: Time,
+    /// The newest attempt whose start went to the launcher.
+    attempt: u32,
+    /// A start that waits for the lease.
+    pending: Option<Start>,
+    barrier: barrier::Node,
+    /// When workers were adopted from the agent's last run, whose lease nobody remembers.
+    adopted: Time,
+}
+
+impl Mine {
+    fn new(digest: Digest, boot: Boot) -> Mine {
+        Mine {
+            status: Status {
+                digest,
+                boot,
+                ..Status::default()
+            },
+            said: None,
+            changed: true,
+            last_order: None,
+            acks: BTreeMap::new(),
+            tail_seen: Time::ZERO,
+            attempt: 0,
+            pending: None,
+            barrier: barrier::Node::new(digest),
+            adopted: Time::ZERO,
+        }
+    }
+
+    /// Whether workers may run by what this node knows of itself.
+    fn trains(&self) -> bool {
+        (self.attempt > 0 || self.status.started.is_some()) && !self.status.stopped
+    }
+}
+
+impl Job {
+    /// A launcher registered, anew or again.
+    pub(crate) fn register(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        conn: ConnId,
+        reg: Register,
+        store: Option<StoreUuid>,
+    ) -> Result<(), String> {
+        if let Some(local) = &self.local
+            && local.reg.launcher != reg.launcher
+            && local.conn.is_some()
+        {
+            return Err(format!(
+                "job {} already has a launcher on this node (pid {}): stop it first, or give this one \
+                 its own agent with --instance",
+                self.key, local.reg.pid
+            ));
+        }
+        let running = reg.running;
+        let same = self
+            .local
+            .as_ref()
+            .is_some_and(|l| l.reg.launcher == reg.launcher);
+        if same {
+            if let Some(local) = &mut self.local {
+                local.conn = Some(conn);
+                local.was = conn;
+                local.reg = reg;
+            }
+        } else {
+            self.local = Some(Local {
+                conn: Some(conn),
+                was: conn,
+                reg,
+                store,
+                master_port: 0,
+                running,
+                leave: None,
+                cancel: false,
+                over: false,
+            });
+        }
+        if let Some(uuid) = store {
+            self.open_store(ctx, uuid);
+        }
+        self.adopt(ctx, running);
+        Ok(())
+    }
+
+    /// A launcher came back with workers running (R17): they go on only as the same member of the
+    /// same generation; otherwise they are ended.
+    fn adopt(&mut self, ctx: &mut Ctx<'_>, running: Option<Digest>) {
+        let digest = self.head_digest();
+        if self.is_member(ctx) {
+            let mine = self
+                .member
+                .get_or_insert_with(|| Mine::new(digest, ctx.cfg.boot));
+            if running == Some(digest) {
+                mine.status.started = mine.status.started.or(Some(1));
+                mine.status.gone = false;
+                mine.changed = true;
+                mine.adopted = ctx.now;
+            }
+        } else {
+            self.member = None;
+        }
+        if let Some(old) = running
+            && (old != digest || !self.is_member(ctx))
+        {
+            self.stop_launcher(old, 0, "this generation is over");
+        }
+    }
+
+    /// The launcher's connection closed. `alive`: its guard still answers, so it will come back.
+    pub(crate) fn launcher_gone(&mut self, ctx: &mut Ctx<'_>, conn: ConnId, alive: bool) {
+        let Some(local) = self.local.as_mut().filter(|l| l.was == conn) else {
+            return;
+        };
+        local.conn = None;
+        if !alive {
+            let launcher = local.reg.launcher;
+            self.local = None;
+            if let Some((to, _)) = self.member.as_ref().and_then(|m| m.said) {
+                self.send(ctx, to, JobMessage::Withdraw);
+            }
+            let me = ctx.me();
+            let was_member = self
+                .live()
+                .and_then(|h| h.record.member(me))
+                .is_some_and(|m| m.launcher == launcher);
+            if was_member && let Some(mine) = &mut self.member {
+                mine.status.gone = true;
+                mine.status.stopped = true;
+                mine.changed = true;
+            }
+            self.desk.withdraw(me);
+        }
+    }
+
+    /// The head changed: take up, or give up, this node's part.
+    pub(super) fn enter(&mut self, ctx: &mut Ctx<'_>, before: Option<Digest>) {
+        let Some(head) = self.head.as_ref() else {
+            return;
+        };
+        let (record, digest) = (head.record.clone(), head.digest);
+        let spare = std::mem::take(&mut self.applicant.spare);
+        let was = self.member.take();
+        if record.kind.is_terminal() {
+            if was.is_some() || spare || before.is_some() {
+                self.end_launcher(ctx, &record);
+            }
+            return;
+        }
+        if self.is_member(ctx) {
+            self.member = Some(Mine::new(digest, ctx.cfg.boot));
+            self.applicant.told.clear();
+            return;
+        }
+        if was.is_none() {
+            return;
+        }
+        // Decided without us.
+        if let Some(old) = before {
+            self.stop_launcher(old, 0, "this node is no longer a member");
+        }
+        let leaves = self
+            .local
+            .as_ref()
+            .and_then(|l| l.leave.as_ref())
+            .map(|(l, _)| l.reason.clone());
+        if let Some(reason) = leaves {
+            let report = format!("left the job: {reason}; the others go on");
+            self.dismiss(143, report);
+        }
+    }
+
+    /// The job is over: the launcher exits with the job's code.
+    fn end_launcher(&mut self, ctx: &Ctx<'_>, record: &Record) {
+        let leaving = self.local.as_ref().is_some_and(|l| l.leave.is_some());
+        let (code, report) = match record.kind {
+            Kind::End { cancelled: true } => (130, "stopped by the user".to_owned()),
+            Kind::End { cancelled: false } => (0, String::new()),
+            Kind::Failed { code } => (code, self.why(ctx, record)),
+            Kind::Dormant if leaving => (143, "left the job; no node remains".into()),
+            Kind::Dormant => (143, "every node left the job".into()),
+            Kind::Tombstone { .. } => {
+                // The launcher stays and joins the winner.
+                let old = self.local.as_ref().and_then(|l| l.running);
+                if let Some(old) = old {
+                    self.stop_launcher(old, 0, "another group of this job goes on; joining it");
+                }
+                return;
+            }
+            Kind::Next => return,
+        };
+        self.dismiss(code, report);
+    }
+
+    fn dismiss(&mut self, code: i32, report: String) {
+        self.tell_launcher(ToLauncher::End { code, report });
+        if let Some(local) = &mut self.local {
+            local.over = true;
+        }
+    }
+
+    pub(super) fn stop_launcher(&mut self, digest: Digest, grace_ms: u32, why: &str) {
+        self.tell_launcher(ToLauncher::Stop {
+            digest,
+            grace_ms,
+            why: why.into(),
+        });
+    }
+
+    /// A frame of the launcher.
+    pub(super) fn on_launcher(&mut self, ctx: &mut Ctx<'_>, frame: ToAgent) {
+        let head = self.head_digest();
+        match frame {
+            ToAgent::MasterPort { port } => {
+                if let Some(local) = &mut self.local {
+                    local.master_port = port;
+                }
+            }
+            ToAgent::Leave { grace_ms } => {
+                let reason = "its launcher was told to stop (SIGTERM)".to_owned();
+                self.leave(ctx, Leave { grace_ms, reason });
+            }
+            ToAgent::Cancel => self.cancel(ctx),
+            ToAgent::Started { digest, attempt } => self.update(digest == head, |s| {
+                s.started = s.started.max(Some(attempt));
+            }),
+            ToAgent::StartFailed {
+                digest,
+                attempt,
+                reason,
+            } => self.update(digest == head, |s| s.start_failed = Some((attempt, reason))),
+            ToAgent::Exited { digest, exit } => {
+                let known = self
+                    .member
+                    .as_ref()
+                    .is_some_and(|m| m.status.exit.is_some());
+                if digest == head && !known {
+                    self.notice(Notice::WorkerFailed {
+                        key: self.key.clone(),
+                        node: ctx.me(),
+                        exit: exit.clone(),
+                    });
+                    self.update(true, |s| s.exit = Some(exit));
+                }
+            }
+            ToAgent::Finished { digest } => self.update(digest == head, |s| s.finished = true),
+            ToAgent::Stopped { digest } => {
+                if digest == head {
+                    self.update(true, |s| s.stopped = true);
+                } else {
+                    self.old_stopped(ctx, digest);
+                }
+            }
+            ToAgent::StopInstalled {
+                digest,
+                barrier,
+                step,
+            } => {
+                let event = barrier::NodeEvent::Installed {
+                    digest,
+                    barrier,
+                    step,
+                };
+                self.at_barrier(ctx, event);
+            }
+            ToAgent::TakesStopSteps { digest, yes } => {
+                self.update(digest == head, |s| s.takes_stop_steps = yes);
+            }
+            ToAgent::Register(_) | ToAgent::Query(_) | ToAgent::Command(_) => {}
+        }
+    }
+
+    /// The launcher has ended the workers of the generation before: the leader of this one times
+    /// the phase by it.
+    fn old_stopped(&mut self, ctx: &mut Ctx<'_>, digest: Digest) {
+        let Some(head) = self.live().filter(|h| h.record.parent == digest) else {
+            return;
+        };
+        let Some(leader) = head.record.leader() else {
+            return;
+        };
+        let status = Status {
+            digest,
+            boot: ctx.cfg.boot,
+            stopped: true,
+            ..Status::default()
+        };
+        self.send(ctx, leader, JobMessage::Status(Box::new(status)));
+    }
+
+    fn update(&mut self, current: bool, change: impl FnOnce(&mut Status)) {
+        if current && let Some(mine) = &mut self.member {
+            change(&mut mine.status);
+            mine.changed = true;
+        }
+    }
+
+    /// This node's part in the job is to end.
+    pub(crate) fn leave(&mut self, ctx: &mut Ctx<'_>, leave: Leave) {
+        let until = ctx.now + Span::from_millis(leave.grace_ms.into());
+        let Some(local) = &mut self.local else {
+            return;
+        };
+        let sooner = local.leave.as_ref().is_none_or(|(_, t)| until < *t);
+        if sooner {
+            local.leave = Some((leave, until));
+        }
+        if !self.is_member(ctx) {
+            self.dismiss(143, "left before the job took this node in".into());
+            if let Some(to) = self.door_asked() {
+                self.send(ctx, to, JobMessage::Withdraw);
+            }
+        }
+    }
+
+    pub(crate) fn cancel(&mut self, ctx: &mut Ctx<'_>) {
+        if let Some(local) = &mut self.local {
+            local.cancel = true;
+        }
+        if !self.is_member(ctx) {
+            self.dismiss(130, "stopped by the user".into());
+            if let Some(to) = self.door_asked() {
+                self.send(ctx, to, JobMessage::Withdraw);
+            }
+        }
+    }
+
+    pub(super) fn drive_member(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(head) = self.live() else {
+            return;
+        };
+        let record = head.record.clone();
+        let lead = self.acting_leader(ctx, &record);
+        self.drive_pending(ctx, &record);
+        self.drive_lease(ctx, &record);
+        let leave = self.local.as_ref().and_then(|l| l.leave.clone());
+        let cancel = self.local.as_ref().is_some_and(|l| l.cancel);
+        self.seq += 1;
+        let seq = self.seq;
+        let Some(mine) = &mut self.member else {
+            return;
+        };
+        let dark = super::apply::unreachable(ctx, &record);
+        if mine.status.unreachable != dark || mine.status.cancel != cancel {
+            mine.status.unreachable = dark;
+            mine.status.cancel = cancel;
+            mine.changed = true;
+        }
+        if mine.status.leave.is_some() != leave.is_some() {
+            mine.changed = true;
+        }
+        mine.status.leave = leave.map(|(l, until)| Leave {
+            grace_ms: u32::try_from(until.since(ctx.now).as_millis()).unwrap_or(u32::MAX),
+            reason: l.reason,
+        });
+        let Some(lead) = lead else {
+            return;
+        };
+        let due = match mine.said {
+            Some((to, at)) if to == lead && !mine.changed => at + REPEAT,
+            _ => ctx.now,
+        };
+        if ctx.now >= due {
+            mine.said = Some((lead, ctx.now));
+            mine.changed = false;
+            mine.status.seq = seq;
+            let status = Box::new(mine.status.clone());
+            self.send(ctx, lead, JobMessage::Status(status));
+            self.wake_at(ctx.now + REPEAT, "say the status again");
+        } else {
+            self.wake_at(due, "say the status again");
+        }
+    }
+
+    // ---- the lease (R16) ----
+
+    /// Generations whose lease this node asks its voters to acknowledge.
+    pub(crate) fn lease_wanted(&self) -> Option<Digest> {
+        let mine = self.member.as_ref()?;
+        let head = self.live()?;
+        (head.record.arbiter == Arbiter::Members && !mine.status.stopped).then_some(head.digest)
+    }
+
+    /// A voter acknowledged the heartbeat that was sent at `sent`.
+    pub(crate) fn lease_granted(&mut self, from: NodeId, digest: Digest, sent: Time) {
+        if digest == self.head_digest()
+            && let Some(mine) = &mut self.member
+        {
+            let at = mine.acks.entry(from).or_default();
+            *at = sent.max(*at);
+        }
+    }
+
+    pub(super) fn tail_seen(&mut self, asked: Time) {
+        if let Some(mine) = &mut self.member {
+            mine.tail_seen = mine.tail_seen.max(asked);
+        }
+    }
+
+    /// Until when this member may train.
+    fn lease_end(&self, ctx: &Ctx<'_>, record: &Record, mine: &Mine) -> Time {
+        let from = match record.arbiter {
+            Arbiter::Store(_) => mine.tail_seen,
+            Arbiter::Members => {
+                let me = ctx.me();
+                let own = self.grants_lease(ctx, mine.status.digest);
+                let mut times: Vec<Time> = mine.acks.values().copied().collect();
+                times.push(ctx.now);
+                times.sort_unstable_by(|a, b| b.cmp(a));
+                let held = |at: Time| {
+                    record.is_majority(|n| {
+                        if n == me {
+                            own
+                        } else {
+                            mine.acks.get(&n).is_some_and(|t| *t >= at)
+                        }
+                    })
+                };
+                let newest = times.into_iter().find(|at| held(*at));
+                newest.unwrap_or(Time::ZERO)
+            }
+        };
+        from.max(mine.adopted) + ctx.cfg.lease()
+    }
+
+    /// Whether a start waits for this lease, so that it is worth asking for it more often.
+    pub(crate) fn lease_urgent(&self) -> bool {
+        self.member.as_ref().is_some_and(|m| m.pending.is_some())
+    }
+
+    /// Starts the workers that the leader ordered, once the lease to run them is held.
+    fn drive_pending(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let Some(mine) = &self.member else { return };
+        let Some(start) = mine.pending.clone() else {
+            return;
+        };
+        if ctx.now >= self.lease_end(ctx, record, mine) && !ctx.cfg.flaws.skip_r16 {
+            return;
+        }
+        if let Some(mine) = &mut self.member {
+            mine.pending = None;
+            mine.attempt = start.attempt;
+        }
+        if let Some(local) = &mut self.local {
+            local.running = Some(start.digest);
+        }
+        self.tell_launcher(ToLauncher::Start(start));
+    }
+
+    fn drive_lease(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        if ctx.cfg.flaws.skip_r16 {
+            return;
+        }
+        let Some(mine) = self.member.as_ref().filter(|m| m.trains()) else {
+            return;
+        };
+        let (end, digest) = (self.lease_end(ctx, record, mine), mine.status.digest);
+        if ctx.now < end {
+            return self.wake_at(end, "the lease ends");
+        }
+        if mine.status.lease_lost {
+            return;
+        }
+        self.update(true, |s| s.lease_lost = true);
+        if let Some(mine) = &mut self.member {
+            mine.pending = None;
+        }
+        self.stop_launcher(digest, 0, "no majority of the job's nodes can be reached");
+        let missing = self.missing_voters(ctx, record);
+        let text = self.explain(ctx, &crate::wire::Wait::NoQuorum { missing });
+        self.tell_waiting(text);
+    }
+
+    // ---- orders ----
+
+    pub(super) fn on_order(&mut self, ctx: &mut Ctx<'_>, from: NodeId, order: Order) {
+        if order.digest != self.head_digest() {
+            let have = self.head_digest();
+            if from != ctx.me() {
+                self.send(ctx, from, JobMessage::Ask { have });
+            }
+            return;
+        }
+        let Some(head) = self.live() else { return };
+        let record = head.record.clone();
+        // A deputy is obeyed only by those who miss the leader too (R18).
+        if self.acting_leader(ctx, &record) != Some(from) {
+            return;
+        }
+        let Some(mine) = &mut self.member else { return };
+        if let Some((boot, node, seq)) = mine.last_order
+            && (boot, node) == (order.boot, from)
+            && order.seq <= seq
+        {
+            return;
+        }
+        mine.last_order = Some((order.boot, from, order.seq));
+        self.obey(ctx, &record, order);
+    }
+
+    fn obey(&mut self, ctx: &mut Ctx<'_>, record: &Record, order: Order) {
+        let digest = order.digest;
+        match order.action {
+            // The leader times the whole change; the others keep what a successor would need.
+            Action::Run { .. } if record.leader() != Some(ctx.me()) => {
+                self.phases = crate::agent::Phases::default();
+            }
+            Action::Run { .. } => {}
+            _ => self.change_begins(ctx.now, ctx.now),
+        }
+        let Some(mine) = &mut self.member else { return };
+        match order.action {
+            Action::Run {
+                attempt,
+                master_port,
+                restart_count,
+                why,
+            } => {
+                if mine.status.lease_lost || mine.status.stopped {
+                    return;
+                }
+                if mine.status.started >= Some(attempt) {
+                    mine.changed = true;
+                    return;
+                }
+                let start = self.start_frame(ctx, record, digest, attempt, master_port);
+                if let (Some(mut start), Some(mine)) = (start, &mut self.member) {
+                    start.restart_count = restart_count;
+                    start.why = why;
+                    mine.pending = Some(start);
+                }
+            }
+            Action::Preempt {
+                signal,
+                grace_ms,
+                why,
+            } => {
+                let frame = ToLauncher::Preempt {
+                    digest,
+                    signal,
+                    grace_ms,
+                    why,
+                };
+                self.tell_launcher(frame);
+            }
+            Action::End { grace_ms, why } => {
+                mine.pending = None;
+                self.stop_launcher(digest, grace_ms, &why);
+            }
+        }
+    }
+
+    // ---- the stop barrier (R20) ----
+
+    pub(super) fn on_stop(&mut self, ctx: &mut Ctx<'_>, from: NodeId, message: barrier::ToNode) {
+        let Some(head) = self.live() else { return };
+        if self.acting_leader(ctx, &head.record) == Some(from) {
+            self.change_begins(ctx.now, ctx.now);
+            self.at_barrier(ctx, barrier::NodeEvent::Leader(message));
+        }
+    }
+
+    fn at_barrier(&mut self, ctx: &mut Ctx<'_>, event: barrier::NodeEvent) {
+        let leader = self.live().and_then(|h| self.acting_leader(ctx, &h.record));
+        let Some(mine) = &mut self.member else { return };
+        // What is refused came late or twice, and nothing has changed.
+        let _refused = mine.barrier.handle(event, ctx.now);
+        let mut effects = Vec::new();
+        while let Some(effect) = mine.barrier.poll_effect() {
+            effects.push(effect);
+        }
+        for effect in effects {
+            match effect {
+                barrier::NodeEffect::ToLauncher(frame) => self.tell_launcher(frame),
+                barrier::NodeEffect::ToLeader(answer) => {
+                    if let Some(leader) = leader {
+                        self.send(ctx, leader, JobMessage::StopAnswer(answer));
+                    }
+                }
+            }
+        }
+    }
+
+    fn start_frame(
+        &self,
+        ctx: &Ctx<'_>,
+        record: &Record,
+        digest: Digest,
+        attempt: u32,
+        master_port: u16,
+    ) -> Option<Start> {
+        let (first_rank, slots) = record.ranks_of(ctx.me())?;
+        let first = record.members.first()?;
+        let node_rank = record.members.iter().position(|m| m.node == ctx.me())?;
+        Some(Start {
+            digest,
+            attempt,
+            number: record.number,
+            node_rank: u32::try_from(node_rank).ok()?,
+            nodes: u32::try_from(record.members.len()).ok()?,
+            first_rank,
+            slots,
+            world: record.world(),
+            master: std::net::SocketAddr::new(first.guard.ip(), master_port),
+            master_guard: first.guard,
+            master_launcher: first.launcher,
+            restart_count: 0,
+            why: String::new(),
+        })
+    }
+}

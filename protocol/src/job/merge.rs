@@ -1,0 +1,160 @@
+//! Two lineages of one key (R10): groups that were born apart find each other. The one with the
+//! lower birth digest takes the other in; the other writes its own end first.
+
+use std::collections::BTreeMap;
+
+use super::{Ctx, Job, REPEAT};
+use crate::ids::{Digest, NodeId};
+use crate::record::{Cause, Record};
+use crate::time::Time;
+use crate::wire::{Advert, JobMessage};
+
+#[derive(Debug, Default)]
+pub(super) struct Merge {
+    /// Live lineages other than ours, and who leads them.
+    others: BTreeMap<Digest, NodeId>,
+    /// Where nodes belong, when it is not here.
+    elsewhere: BTreeMap<NodeId, Digest>,
+    /// A lineage that asked to be taken in, while we lead the winner.
+    asked: Option<(Digest, NodeId)>,
+    /// Lineages that this agent has seen taken in.
+    taken: Vec<Digest>,
+    /// Our lineage was granted its end.
+    pub(super) tombstone: Option<Digest>,
+    said: Time,
+}
+
+impl Merge {
+    /// A lineage that the next generation should take in.
+    pub(super) fn taking_in(&self, _record: &Record) -> Option<Digest> {
+        self.asked
+            .map(|(loser, _)| loser)
+            .filter(|l| !self.taken.contains(l))
+    }
+}
+
+impl Job {
+    /// Another agent says what it knows of this job. A hint: it leads to questions only.
+    pub(crate) fn on_advert(&mut self, ctx: &mut Ctx<'_>, from: NodeId, advert: &Advert) {
+        let Some(head) = &self.head else {
+            self.hint = Some(advert.clone());
+            return;
+        };
+        let (mine, number) = (head.record.lineage(), head.record.number);
+        if advert.lineage == mine {
+            self.merge.elsewhere.remove(&from);
+            if advert.number > number {
+                let have = head.digest;
+                self.send(ctx, from, JobMessage::Ask { have });
+            } else if advert.number < number && advert.belongs {
+                let record = head.record.clone();
+                self.send(ctx, from, JobMessage::Decided { record });
+            }
+            return;
+        }
+        if head.record.kind.is_terminal() {
+            if advert.belongs {
+                self.hint = Some(advert.clone());
+            }
+            return;
+        }
+        if !advert.belongs {
+            return;
+        }
+        self.merge.elsewhere.insert(from, advert.lineage);
+        if let Some(leader) = advert.leader {
+            self.merge.others.insert(advert.lineage, leader);
+        }
+        self.leave_dead_birth(ctx);
+    }
+
+    /// A first generation whose voters were bound elsewhere can never decide a second: it is left.
+    fn leave_dead_birth(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(head) = self.live().filter(|h| h.record.number == 1) else {
+            return;
+        };
+        let mine = head.digest;
+        let elsewhere = &self.merge.elsewhere;
+        if head.record.is_majority(|n| !elsewhere.contains_key(&n)) {
+            return;
+        }
+        self.head = None;
+        self.durable = super::Durable::new(self.key.clone());
+        self.persist(ctx);
+        self.member = None;
+        self.lead = None;
+        self.proposal = None;
+        self.merge = Merge::default();
+        self.stop_launcher(
+            mine,
+            0,
+            "this group lost its nodes to another group of the job",
+        );
+    }
+
+    pub(super) fn drive_merge(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(head) = self.live() else {
+            self.merge = Merge {
+                taken: std::mem::take(&mut self.merge.taken),
+                ..Merge::default()
+            };
+            return;
+        };
+        let record = head.record.clone();
+        let mine = record.lineage();
+        if let Cause::Merged { other } = record.cause
+            && !self.merge.taken.contains(&other)
+        {
+            self.merge.taken.push(other);
+        }
+        if record.leader() != Some(ctx.me()) {
+            return;
+        }
+        if let Some((loser, from)) = self.merge.asked
+            && self.merge.taken.contains(&loser)
+        {
+            self.merge.asked = None;
+            let body = JobMessage::MergeGranted {
+                loser,
+                winner: mine,
+            };
+            self.send(ctx, from, body);
+        }
+        let winner = self.merge.others.iter().find(|(other, _)| **other < mine);
+        let Some((_, leader)) = winner.map(|(l, n)| (*l, *n)) else {
+            return;
+        };
+        if self.merge.tombstone.is_some() {
+            return;
+        }
+        if ctx.now >= self.merge.said + REPEAT || self.merge.said == Time::ZERO {
+            self.merge.said = ctx.now;
+            self.send(ctx, leader, JobMessage::MergeAsk { loser: mine });
+        }
+        self.wake_at(self.merge.said + REPEAT, "ask the other group again");
+    }
+
+    pub(super) fn on_merge_ask(&mut self, ctx: &mut Ctx<'_>, from: NodeId, loser: Digest) {
+        let Some(head) = self.live() else { return };
+        let mine = head.record.lineage();
+        if head.record.leader() != Some(ctx.me()) || loser <= mine {
+            return;
+        }
+        if self.merge.taken.contains(&loser) {
+            let body = JobMessage::MergeGranted {
+                loser,
+                winner: mine,
+            };
+            return self.send(ctx, from, body);
+        }
+        self.merge.asked = Some((loser, from));
+    }
+
+    pub(super) fn on_merge_granted(&mut self, ctx: &mut Ctx<'_>, loser: Digest, winner: Digest) {
+        let mine = self.live().map(|h| h.record.lineage());
+        if mine == Some(loser) && winner < loser {
+            self.merge.tombstone = Some(winner);
+            self.wake_at(ctx.now, "end this group");
+        }
+    }
+}

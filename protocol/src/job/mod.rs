@@ -1,0 +1,520 @@
+//! One job on one agent: rendezvous, generations, starting and stopping (RENDEZVOUS rules R1 to R20).
+//!
+//! This core never decides anything by itself that two nodes must see alike: that is the arbiter's
+//! (a majority of voters, or the store's log). It never waits for an answer either: after every
+//! event it looks at all that it knows ([`Job::drive`]), says what is now to be said, and names the
+//! time at which it wants to look again. So a lost or repeated message never leaves it stuck.
+
+mod apply;
+mod birth;
+mod durable;
+mod explain;
+mod lead;
+mod member;
+mod merge;
+mod plan;
+mod propose;
+mod store;
+mod voter;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+pub use durable::Durable;
+
+use crate::agent::{Config, ConnId, Effect, Notice, Phases};
+use crate::ids::{Digest, JobKey, LauncherId, NodeId};
+use crate::local::{ToAgent, ToLauncher};
+use crate::peers::Peers;
+use crate::record::{Kind, Record, Voter};
+use crate::rng::Rng;
+use crate::storelog;
+use crate::time::{Span, Time};
+use crate::wire::{Advert, JobMessage, Message};
+
+/// A ticket or a status is said again after this time.
+pub(crate) const REPEAT: Span = Span::from_millis(1_000);
+/// A ticket that was not said again for this long is void.
+const TICKET_LIFE: Span = Span::from_millis(3_500);
+
+/// What a job's core is shown of the world with every event.
+pub(crate) struct Ctx<'a> {
+    pub(crate) cfg: &'a Config,
+    pub(crate) peers: &'a Peers,
+    pub(crate) rng: &'a mut Rng,
+    pub(crate) now: Time,
+}
+
+impl Ctx<'_> {
+    fn me(&self) -> NodeId {
+        self.cfg.node
+    }
+
+    fn voter(&self) -> Voter {
+        Voter {
+            node: self.cfg.node,
+            state: self.cfg.state,
+        }
+    }
+
+    /// This agent or a connected one.
+    fn reachable(&self, node: NodeId) -> bool {
+        node == self.cfg.node || self.peers.connected(node)
+    }
+}
+
+/// A decided record with its digest, which is costly to compute.
+#[derive(Clone, Debug)]
+struct Head {
+    record: Arc<Record>,
+    digest: Digest,
+}
+
+/// The core of one job.
+#[derive(Debug)]
+pub struct Job {
+    key: JobKey,
+    durable: Durable,
+    /// A write failed, so memory is ahead of the disk: no vote is given until a write succeeds.
+    abstains_until: Option<Time>,
+    head: Option<Head>,
+    /// The newest generation that others speak of, while this agent holds none.
+    hint: Option<Advert>,
+    effects: VecDeque<Effect>,
+    loopback: VecDeque<JobMessage>,
+    wake: Option<(Time, &'static str)>,
+    applicant: apply::Applicant,
+    desk: birth::Desk,
+    local: Option<member::Local>,
+    member: Option<member::Mine>,
+    voter: voter::Leases,
+    lead: Option<lead::Lead>,
+    proposal: Option<propose::Proposal>,
+    store: Option<store::Store>,
+    merge: merge::Merge,
+    /// Times of the change under way, carried from one generation's leader to the next.
+    phases: Phases,
+    strikes: BTreeMap<NodeId, crate::budget::Strikes>,
+    seq: u64,
+    /// The highest round that another proposer was seen to use.
+    seen_round: u32,
+    /// A start is held back until then (R16).
+    hold: Option<Time>,
+    committing: Option<propose::Committing>,
+    /// The record before the head, while this agent remembers it.
+    before: Option<Arc<Record>>,
+    /// Nodes of the generation before whose workers are known to be gone.
+    was_stopped: Vec<NodeId>,
+    installed_at: Time,
+    crashes: lead::Crashes,
+}
+
+impl Job {
+    pub(crate) fn new(key: JobKey) -> Job {
+        Job::restore(Durable::new(key))
+    }
+
+    pub(crate) fn restore(durable: Durable) -> Job {
+        let head = durable.head.clone().map(|record| Head {
+            digest: record.digest(),
+            record,
+        });
+        Job {
+            key: durable.key.clone(),
+            durable,
+            abstains_until: None,
+            head,
+            hint: None,
+            effects: VecDeque::new(),
+            loopback: VecDeque::new(),
+            wake: None,
+            applicant: apply::Applicant::default(),
+            desk: birth::Desk::default(),
+            local: None,
+            member: None,
+            voter: voter::Leases::default(),
+            lead: None,
+            proposal: None,
+            store: None,
+            merge: merge::Merge::default(),
+            phases: Phases::default(),
+            strikes: BTreeMap::new(),
+            seq: 0,
+            seen_round: 0,
+            hold: None,
+            committing: None,
+            before: None,
+            was_stopped: Vec::new(),
+            installed_at: Time::ZERO,
+            crashes: lead::Crashes::default(),
+        }
+    }
+
+    pub fn key(&self) -> &JobKey {
+        &self.key
+    }
+
+    /// The newest record known to be decided, and its digest.
+    pub fn head(&self) -> Option<(&Arc<Record>, Digest)> {
+        self.head.as_ref().map(|h| (&h.record, h.digest))
+    }
+
+    pub fn durable(&self) -> &Durable {
+        &self.durable
+    }
+
+    /// The launcher on this node.
+    pub fn launcher(&self) -> Option<LauncherId> {
+        self.local.as_ref().map(|l| l.reg.launcher)
+    }
+
+    pub(crate) fn conn(&self) -> Option<ConnId> {
+        self.local.as_ref().and_then(|l| l.conn)
+    }
+
+    /// Why the job waits, for people; empty when it does not.
+    pub fn waiting(&self) -> &str {
+        &self.applicant.told
+    }
+
+    /// Whether nothing here is worth keeping in memory or on disk.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.local.is_none()
+            && self.desk.is_empty()
+            && self.durable.bound.is_none()
+            && self
+                .head
+                .as_ref()
+                .is_none_or(|h| h.record.kind.is_terminal())
+    }
+
+    /// Whether a generation trains, or should.
+    pub fn is_live(&self) -> bool {
+        self.live().is_some()
+    }
+
+    /// Where the launcher here says that its workers' output goes.
+    pub fn log_dir(&self) -> Option<&str> {
+        self.local.as_ref().and_then(|l| l.reg.log_dir.as_deref())
+    }
+
+    /// The head, if it is a generation that trains.
+    fn live(&self) -> Option<&Head> {
+        self.head.as_ref().filter(|h| h.record.kind == Kind::Next)
+    }
+
+    fn head_digest(&self) -> Digest {
+        self.head.as_ref().map_or(Digest::ZERO, |h| h.digest)
+    }
+
+    /// What this agent tells everybody about the job.
+    pub(crate) fn advert(&self, cfg: &Config) -> Option<Advert> {
+        let head = self.head.as_ref()?;
+        let voter = Voter {
+            node: cfg.node,
+            state: cfg.state,
+        };
+        Some(Advert {
+            key: self.key.clone(),
+            lineage: head.record.lineage(),
+            digest: head.digest,
+            number: head.record.number,
+            leader: head.record.leader(),
+            belongs: head.record.kind == Kind::Next
+                && (head.record.has(cfg.node) || head.record.is_voter(voter)),
+        })
+    }
+
+    pub(crate) fn poll_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    pub(crate) fn poll_effect_is_empty(&self) -> bool {
+        self.effects.is_empty()
+    }
+
+    pub(crate) fn poll_timeout(&self) -> Option<(Time, &'static str)> {
+        self.wake
+    }
+
+    /// Looks at everything again. Called after every event and at every wake-up.
+    pub(crate) fn drive(&mut self, ctx: &mut Ctx<'_>) {
+        self.wake = None;
+        self.retry_persist(ctx);
+        // Each round can only be started by a message to ourselves, and each of those is answered
+        // by at most one more; the bound is a guard against a mistake, not a limit that is met.
+        for _ in 0..64 {
+            self.drive_store(ctx);
+            self.drive_birth(ctx);
+            self.drive_applicant(ctx);
+            self.drive_member(ctx);
+            self.drive_merge(ctx);
+            self.drive_lead(ctx);
+            let Some(message) = self.loopback.pop_front() else {
+                return;
+            };
+            self.on_message(ctx, ctx.me(), message);
+            while let Some(message) = self.loopback.pop_front() {
+                self.on_message(ctx, ctx.me(), message);
+            }
+        }
+        self.wake_at(ctx.now, "more to do");
+    }
+
+    fn wake_at(&mut self, at: Time, why: &'static str) {
+        if self.wake.is_none_or(|(t, _)| at < t) {
+            self.wake = Some((at, why));
+        }
+    }
+
+    /// Says `body` to `to`; to ourselves by way of the queue.
+    fn send(&mut self, ctx: &Ctx<'_>, to: NodeId, body: JobMessage) {
+        if to == ctx.me() {
+            self.loopback.push_back(body);
+        } else if ctx.peers.connected(to) {
+            self.effects.push_back(Effect::Send {
+                to,
+                message: Message::Job {
+                    key: self.key.clone(),
+                    body: Box::new(body),
+                },
+            });
+        }
+    }
+
+    fn tell_launcher(&mut self, frame: ToLauncher) {
+        if let Some(conn) = self.conn() {
+            self.effects.push_back(Effect::ToLauncher { conn, frame });
+        }
+    }
+
+    fn notice(&mut self, notice: Notice) {
+        self.effects.push_back(Effect::Notice(notice));
+    }
+
+    /// Makes the durable state durable before anything that is queued after it.
+    fn persist(&mut self, ctx: &mut Ctx<'_>) {
+        match self.durable.encode() {
+            Ok(bytes) => self.effects.push_back(Effect::Persist {
+                key: self.key.clone(),
+                bytes,
+            }),
+            Err(error) => {
+                // The limits on records make this impossible; if it happens, the vote is not given.
+                self.notice(Notice::Trouble {
+                    key: self.key.clone(),
+                    text: format!("the job's state cannot be stored: {error}"),
+                });
+                self.abstains_until = Some(ctx.now + REPEAT);
+            }
+        }
+    }
+
+    /// The disk refused a write: whatever it was to back was not said. This voter abstains, tries
+    /// again now and then, and says nothing until a write succeeds.
+    pub(crate) fn persist_failed(&mut self, ctx: &mut Ctx<'_>) {
+        self.abstains_until = Some(ctx.now + REPEAT);
+        self.effects.clear();
+        self.proposal = None;
+        self.drive(ctx);
+    }
+
+    fn retry_persist(&mut self, ctx: &mut Ctx<'_>) {
+        if let Some(at) = self.abstains_until {
+            if ctx.now < at {
+                self.wake_at(at, "write the job's state again");
+            } else {
+                self.abstains_until = None;
+                self.persist(ctx);
+            }
+        }
+    }
+
+    pub(crate) fn abstains(&self) -> bool {
+        self.abstains_until.is_some()
+    }
+
+    pub(crate) fn on_message(&mut self, ctx: &mut Ctx<'_>, from: NodeId, body: JobMessage) {
+        match body {
+            JobMessage::Ticket(ticket) => self.on_ticket(ctx, from, *ticket),
+            JobMessage::TicketAck { wait } => self.on_ticket_ack(ctx, from, wait),
+            JobMessage::TicketRefused { launcher, why } => {
+                self.on_ticket_refused(ctx, launcher, why);
+            }
+            JobMessage::Withdraw => self.desk.withdraw(from),
+            JobMessage::Birth { record } => self.on_birth(ctx, from, record),
+            JobMessage::BirthAccepted { lineage } => self.on_birth_accepted(ctx, from, lineage),
+            JobMessage::BirthRefused { lineage, bound } => {
+                self.on_birth_refused(ctx, from, lineage, bound);
+            }
+            JobMessage::BirthAbandoned { lineage } => self.on_birth_abandoned(ctx, lineage),
+            JobMessage::ClaimBirth { record } => self.on_claim_birth(ctx, record),
+            JobMessage::Prepare { parent, ballot } => self.on_prepare(ctx, from, parent, ballot),
+            JobMessage::Promise {
+                parent,
+                ballot,
+                accepted,
+                acked,
+            } => self.on_promise(ctx, from, (parent, ballot), accepted, acked),
+            JobMessage::Accept {
+                parent,
+                ballot,
+                record,
+            } => self.on_accept(ctx, from, parent, ballot, record),
+            JobMessage::Accepted {
+                parent,
+                ballot,
+                grants,
+            } => self.on_accepted(ctx, from, parent, ballot, &grants),
+            JobMessage::Rejected { parent, promised } => self.on_rejected(ctx, parent, promised),
+            JobMessage::Decided { record } => self.on_decided(ctx, from, record),
+            JobMessage::Ask { have } => self.on_ask(ctx, from, have),
+            JobMessage::Status(status) => self.on_status(ctx, from, *status),
+            JobMessage::Order(order) => self.on_order(ctx, from, *order),
+            JobMessage::Stop(message) => self.on_stop(ctx, from, message),
+            JobMessage::StopAnswer(message) => self.on_stop_answer(ctx, from, message),
+            JobMessage::Commit { commit } => self.on_commit(ctx, from, commit),
+            JobMessage::Committed { commit } => self.on_committed(ctx, from, commit),
+            JobMessage::MergeAsk { loser } => self.on_merge_ask(ctx, from, loser),
+            JobMessage::MergeGranted { loser, winner } => {
+                self.on_merge_granted(ctx, loser, winner);
+            }
+        }
+    }
+
+    pub(crate) fn on_launcher_frame(&mut self, ctx: &mut Ctx<'_>, frame: ToAgent) {
+        self.on_launcher(ctx, frame);
+    }
+
+    /// Somebody asks for the newest record, or shows that it holds an old one.
+    fn on_ask(&mut self, ctx: &mut Ctx<'_>, from: NodeId, have: Digest) {
+        if let Some(head) = &self.head
+            && head.digest != have
+        {
+            let record = head.record.clone();
+            self.send(ctx, from, JobMessage::Decided { record });
+        }
+    }
+
+    /// A record that somebody knows to be decided.
+    fn on_decided(&mut self, ctx: &mut Ctx<'_>, from: NodeId, record: Arc<Record>) {
+        let Some(head) = &self.head else {
+            return self.consider_stranger(ctx, from, record);
+        };
+        if head.record.lineage() == record.lineage() {
+            if record.number > head.record.number {
+                self.install(ctx, record);
+            } else if record.number < head.record.number {
+                let record = head.record.clone();
+                self.send(ctx, from, JobMessage::Decided { record });
+            }
+            return;
+        }
+        self.consider_stranger(ctx, from, record);
+    }
+
+    /// A decided record of a lineage that is not ours.
+    fn consider_stranger(&mut self, ctx: &mut Ctx<'_>, from: NodeId, record: Arc<Record>) {
+        let concerns_me = record.has(ctx.me()) || record.is_voter(ctx.voter());
+        if self.live().is_some() {
+            let advert = Advert {
+                key: self.key.clone(),
+                lineage: record.lineage(),
+                digest: record.digest(),
+                number: record.number,
+                leader: record.leader(),
+                belongs: record.kind == Kind::Next,
+            };
+            self.on_advert(ctx, from, &advert);
+            return;
+        }
+        let bound = self.durable.bound.as_ref().map(|b| b.digest());
+        let mine = bound == Some(record.lineage());
+        let newer = self.head_digest() == record.parent && record.number == 1;
+        if mine || (bound.is_none() && concerns_me && (record.kind == Kind::Next || newer)) {
+            self.install(ctx, record);
+        } else if bound.is_none() && self.head.is_none() && record.kind.is_terminal() {
+            // Births name the terminal record before them.
+            self.install(ctx, record);
+        }
+    }
+
+    /// Makes a decided record the head. The one place where a generation changes.
+    fn install(&mut self, ctx: &mut Ctx<'_>, record: Arc<Record>) {
+        let digest = record.digest();
+        if digest == self.head_digest() {
+            return;
+        }
+        let before = self.head.take();
+        self.durable.install(record.clone(), ctx.cfg.boot);
+        self.persist(ctx);
+        self.phases.decided = ctx.now;
+        self.head = Some(Head {
+            record: record.clone(),
+            digest,
+        });
+        self.hint = None;
+        self.proposal = None;
+        self.seen_round = 0;
+        self.committing = None;
+        self.before = before.as_ref().map(|h| h.record.clone());
+        self.installed_at = ctx.now;
+        self.lead = None;
+        self.desk.birth = None;
+        self.voter.on_install(&record);
+        self.notice(Notice::Decided {
+            key: self.key.clone(),
+            digest,
+            record: record.clone(),
+        });
+        self.enter(ctx, before.map(|h| h.digest));
+        if record.kind.is_terminal() {
+            self.desk.tickets.clear();
+        }
+    }
+
+    /// A change of generation begins, as this node sees it.
+    fn change_begins(&mut self, now: Time, fault: Time) {
+        if self.phases.detected == Time::ZERO {
+            self.phases = Phases {
+                fault,
+                detected: now,
+                ..Phases::default()
+            };
+        }
+    }
+
+    /// Who this job wants the failure detector to watch, with guards. Up to 64 members everybody
+    /// watches everybody; beyond that the first few watch all, and all watch the voters.
+    pub(crate) fn watches(
+        &self,
+        ctx: &Ctx<'_>,
+    ) -> BTreeMap<NodeId, Option<(std::net::SocketAddr, LauncherId)>> {
+        let mut out = BTreeMap::new();
+        let Some(head) = self.live() else {
+            return out;
+        };
+        let record = &head.record;
+        let me = ctx.me();
+        if !record.has(me) && !record.is_voter(ctx.voter()) {
+            return out;
+        }
+        let all = record.members.len() <= crate::wire::MAX_LIST
+            || record.members.iter().take(4).any(|m| m.node == me);
+        for (i, m) in record.members.iter().enumerate() {
+            if all || i < crate::record::MAX_VOTERS {
+                out.insert(m.node, Some((m.guard, m.launcher)));
+            }
+        }
+        for w in &record.witnesses {
+            out.insert(w.node, None);
+        }
+        out.remove(&me);
+        out
+    }
+
+    pub(crate) fn on_store_event(&mut self, ctx: &mut Ctx<'_>, event: storelog::Event) {
+        self.store_event(ctx, event);
+        self.drive(ctx);
+    }
+}

@@ -1,0 +1,318 @@
+//! What the acting leader sees, and the record that it would have decided next: pure reading of
+//! the job's state, without a single effect.
+
+use std::collections::BTreeSet;
+
+use super::{Ctx, Job};
+use crate::budget;
+use crate::clique;
+use crate::ids::NodeId;
+use crate::local::WorkerExit;
+use crate::ranks;
+use crate::record::{Cause, Kind, Member, Record};
+use crate::wire::{Leave, Status};
+
+/// The members of the present generation, by how they are.
+#[derive(Debug, Default)]
+pub(super) struct Assessment {
+    /// Lost by the failure detector, with a dead launcher, or back with another state directory.
+    pub(super) lost: Vec<NodeId>,
+    /// Agents away while their launchers answer: no fault, but they cannot join a new generation.
+    pub(super) away: Vec<NodeId>,
+    pub(super) not_started: Vec<NodeId>,
+    /// Ended their workers for lack of a lease.
+    pub(super) dark: Vec<NodeId>,
+    pub(super) leaving: Vec<(NodeId, Leave)>,
+    pub(super) failed: Option<(NodeId, WorkerExit)>,
+    pub(super) unlinked: Vec<NodeId>,
+    pub(super) cancel: bool,
+    /// Every member that is not lost has finished, and at least one has.
+    pub(super) finished: bool,
+    pub(super) survivors: Vec<Member>,
+}
+
+impl Assessment {
+    /// Something ended the generation by itself: nothing is gained by waiting.
+    pub(super) fn is_broken(&self) -> bool {
+        !(self.lost.is_empty()
+            && self.not_started.is_empty()
+            && self.dark.is_empty()
+            && self.unlinked.is_empty())
+    }
+}
+
+impl Job {
+    /// The first member, in rank order, that is not lost or away: who leads, as this node sees it.
+    pub(super) fn acting_leader(&self, ctx: &Ctx<'_>, record: &Record) -> Option<NodeId> {
+        record
+            .members
+            .iter()
+            .find(|m| {
+                if m.node == ctx.me() {
+                    m.state == ctx.cfg.state
+                } else {
+                    !self.is_lost(ctx, m) && !ctx.peers.away(m.node)
+                }
+            })
+            .map(|m| m.node)
+    }
+
+    /// Whether a member is lost as an agent: judged so, or back without its state.
+    fn is_lost(&self, ctx: &Ctx<'_>, m: &Member) -> bool {
+        if m.node == ctx.me() {
+            return m.state != ctx.cfg.state;
+        }
+        let other_state = ctx
+            .peers
+            .get(m.node)
+            .and_then(|p| p.hello.as_ref())
+            .is_some_and(|h| h.state != m.state);
+        ctx.peers.lost(m.node).is_some() || other_state
+    }
+
+    fn status_of(&self, node: NodeId) -> Option<&Status> {
+        self.lead
+            .as_ref()
+            .and_then(|l| l.statuses.get(&node))
+            .map(|(status, _)| status)
+    }
+
+    /// Whether this node's workers of the present generation are known never to run again.
+    pub(super) fn stopped_for_good(&self, node: NodeId) -> bool {
+        self.status_of(node).is_some_and(|s| s.stopped || s.gone)
+    }
+
+    pub(super) fn assess(&self, ctx: &Ctx<'_>, record: &Record) -> Assessment {
+        let mut a = Assessment::default();
+        let mut links: BTreeSet<(NodeId, NodeId)> = BTreeSet::new();
+        let (mut any_finished, mut all_finished) = (false, true);
+        for m in &record.members {
+            let status = self.status_of(m.node);
+            let finished = status.is_some_and(|s| s.finished);
+            any_finished |= finished;
+            let gone = status.is_some_and(|s| s.gone);
+            if self.is_lost(ctx, m) || gone {
+                if !finished {
+                    a.lost.push(m.node);
+                    all_finished = false;
+                }
+                continue;
+            }
+            all_finished &= finished;
+            if ctx.peers.away(m.node) {
+                a.away.push(m.node);
+                continue;
+            }
+            if let Some(status) = status {
+                for other in &status.unreachable {
+                    if record.has(*other) && *other != m.node {
+                        links.insert((m.node.min(*other), m.node.max(*other)));
+                    }
+                }
+                a.cancel |= status.cancel;
+                if let Some(leave) = &status.leave {
+                    a.leaving.push((m.node, leave.clone()));
+                    continue;
+                }
+                if status.lease_lost {
+                    a.dark.push(m.node);
+                }
+                if let Some(exit) = &status.exit {
+                    a.failed = Some(root_cause(a.failed.take(), (m.node, exit.clone())));
+                }
+            }
+            let peer = ctx.peers.get(m.node);
+            if let Some((leave, _)) = peer.and_then(|p| p.leaving.clone()) {
+                a.leaving.push((m.node, leave));
+                continue;
+            }
+            if self.failed_to_start(m.node) {
+                a.not_started.push(m.node);
+                continue;
+            }
+            a.survivors.push(m.clone());
+        }
+        a.finished = any_finished && all_finished;
+        // A link is missing only between two that are otherwise well.
+        links.retain(|(x, y)| {
+            let well = |n: &NodeId| a.survivors.iter().any(|m| m.node == *n);
+            well(x) && well(y)
+        });
+        if !links.is_empty() {
+            let nodes: Vec<NodeId> = a.survivors.iter().map(|m| m.node).collect();
+            let (_, dropped) = clique::drop_unlinked(&nodes, &links);
+            a.survivors.retain(|m| !dropped.contains(&m.node));
+            a.unlinked = dropped;
+        }
+        a
+    }
+
+    fn failed_to_start(&self, node: NodeId) -> bool {
+        self.lead.as_ref().is_some_and(|l| l.struck.contains(&node))
+    }
+
+    pub(super) fn survivors(&self, ctx: &Ctx<'_>, record: &Record) -> Vec<Member> {
+        self.assess(ctx, record).survivors
+    }
+
+    /// How long a node is still kept out, in milliseconds.
+    pub(super) fn parked_ms(&self, ctx: &Ctx<'_>, node: NodeId) -> Option<u64> {
+        let until = self.strikes.get(&node)?.readmit_at();
+        let left = until.since(ctx.now).as_millis();
+        (left > 0).then_some(left)
+    }
+
+    /// Tickets that may become memberships now, oldest first.
+    pub(super) fn joiners(&self, ctx: &Ctx<'_>, record: &Record, room: usize) -> Vec<Member> {
+        let mut held: Vec<_> = self
+            .desk
+            .tickets
+            .values()
+            .filter(|h| ctx.reachable(h.ticket.member.node))
+            .filter(|h| self.parked_ms(ctx, h.ticket.member.node).is_none())
+            .filter(|h| record.member(h.ticket.member.node) != Some(&h.ticket.member))
+            .collect();
+        held.sort_by_key(|h| (h.first, h.ticket.member.node));
+        held.into_iter()
+            .take(room)
+            .map(|h| h.ticket.member.clone())
+            .collect()
+    }
+
+    /// The record that should follow the head, as things stand; `None` while too few nodes are
+    /// there or nothing is to change.
+    pub(super) fn next_record(&self, ctx: &mut Ctx<'_>) -> Option<Record> {
+        let head = self.live()?;
+        let record = head.record.clone();
+        let parent = head.digest;
+        let a = self.assess(ctx, &record);
+        let next = |kind: Kind, cause: Cause, nonce: u64| Record {
+            key: record.key.clone(),
+            birth: record.lineage(),
+            number: record.number + 1,
+            parent,
+            kind,
+            members: Vec::new(),
+            witnesses: Vec::new(),
+            arbiter: record.arbiter,
+            spec: record.spec.clone(),
+            restarts_used: record.restarts_used,
+            cause,
+            restore: record.restore,
+            nonce,
+        };
+        let nonce = ctx.rng.next_u64();
+        if let Some(winner) = self.merge.tombstone {
+            return Some(next(
+                Kind::Tombstone { winner },
+                Cause::Merged { other: winner },
+                nonce,
+            ));
+        }
+        if a.finished {
+            return Some(next(Kind::End { cancelled: false }, Cause::Finished, nonce));
+        }
+        if a.cancel {
+            return Some(next(Kind::End { cancelled: true }, Cause::Cancelled, nonce));
+        }
+        let cause = self.cause(&record, &a);
+        let charge = cause
+            .as_ref()
+            .map(|c| budget::charge(&record.spec, record.restarts_used, c));
+        if let Some(budget::Charge::Failed { code, .. }) = charge {
+            return cause.map(|cause| next(Kind::Failed { code }, cause, nonce));
+        }
+        let survivors: Vec<Member> = a
+            .survivors
+            .iter()
+            .filter(|m| !self.replaced(m))
+            .cloned()
+            .collect();
+        let room = usize::from(record.spec.max_nodes).saturating_sub(survivors.len());
+        let mut joiners = self.joiners(ctx, &record, room);
+        joiners.retain(|j| !survivors.iter().any(|s| s.node == j.node));
+        let cause = cause.or_else(|| {
+            let nodes = joiners.iter().map(|m| m.node).collect::<Vec<_>>();
+            (!nodes.is_empty()).then_some(Cause::NodesJoined { nodes })
+        })?;
+        if survivors.is_empty() && joiners.is_empty() {
+            let all_leave = !a.leaving.is_empty() && a.lost.is_empty() && a.away.is_empty();
+            return all_leave.then(|| next(Kind::Dormant, cause, nonce));
+        }
+        let members = ranks::order(&survivors, &joiners);
+        if members.len() < usize::from(record.spec.min_nodes) {
+            return None;
+        }
+        let mut out = next(Kind::Next, cause, nonce);
+        out.witnesses = match out.arbiter {
+            crate::record::Arbiter::Members => self.witnesses(ctx, &members, &record.witnesses),
+            crate::record::Arbiter::Store(_) => Vec::new(),
+        };
+        out.members = members;
+        if let Some(charge) = charge {
+            out.restarts_used = charge.restarts_used();
+        }
+        Some(out)
+    }
+
+    /// A member whose node holds a ticket for another launcher by now.
+    fn replaced(&self, m: &Member) -> bool {
+        self.desk
+            .tickets
+            .get(&m.node)
+            .is_some_and(|h| h.ticket.member.launcher != m.launcher)
+    }
+
+    pub(super) fn cause(&self, record: &Record, a: &Assessment) -> Option<Cause> {
+        let cap = |nodes: &[NodeId]| {
+            let nodes = nodes.iter();
+            nodes.take(crate::wire::MAX_LIST).copied().collect()
+        };
+        if !a.lost.is_empty() {
+            return Some(Cause::NodesLost {
+                nodes: cap(&a.lost),
+            });
+        }
+        if !a.dark.is_empty() {
+            return Some(Cause::LinksLost {
+                nodes: cap(&a.dark),
+            });
+        }
+        if !a.unlinked.is_empty() {
+            let nodes = cap(&a.unlinked);
+            return Some(Cause::LinksLost { nodes });
+        }
+        let planned = self.lead.as_ref().is_some_and(|l| l.planned.is_some());
+        if let Some((node, exit)) = &a.failed
+            && !planned
+        {
+            return Some(Cause::WorkerFailed {
+                node: *node,
+                rank: exit.rank,
+                code: exit.code,
+            });
+        }
+        if !a.not_started.is_empty() {
+            let nodes = cap(&a.not_started);
+            return Some(Cause::StartFailed { nodes });
+        }
+        if !a.leaving.is_empty() {
+            let nodes: Vec<NodeId> = a.leaving.iter().map(|(n, _)| *n).collect();
+            return Some(Cause::NodesLeft { nodes: cap(&nodes) });
+        }
+        if let Some(other) = self.merge.taking_in(record) {
+            return Some(Cause::Merged { other });
+        }
+        None
+    }
+}
+
+/// Of two failures the one that the other follows from: a worker that was killed by a signal before
+/// one that exited, then the earlier one.
+fn root_cause(a: Option<(NodeId, WorkerExit)>, b: (NodeId, WorkerExit)) -> (NodeId, WorkerExit) {
+    let key = |e: &(NodeId, WorkerExit)| (e.1.signal.is_none(), e.1.at_ms, e.1.rank);
+    match a {
+        Some(a) if key(&a) <= key(&b) => a,
+        _ => b,
+    }
+}

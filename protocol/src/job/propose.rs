@@ -1,0 +1,317 @@
+//! Getting the next generation decided: by the voters (R6 to R8), or by the store's log.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::{Ctx, Job};
+use crate::agent::Notice;
+use crate::ids::{Digest, NodeId};
+use crate::paxos::{Prepared, Proposer, newest};
+use crate::record::{Arbiter, CommitRef, Record};
+use crate::time::{Span, Time};
+use crate::wire::{Ballot, Grant, JobMessage};
+
+/// An attempt to decide what follows the head.
+#[derive(Debug)]
+pub(super) struct Proposal {
+    proposer: Proposer,
+    parent: Digest,
+    /// Said again, or given up for a higher round, at this time.
+    retry: Time,
+    /// Until when a member that the voters acknowledged may still be training.
+    pub(super) grants: BTreeMap<NodeId, Time>,
+}
+
+/// A commit that waits for a majority (R8).
+#[derive(Debug)]
+pub(super) struct Committing {
+    pub(super) commit: CommitRef,
+    pub(super) acks: BTreeSet<NodeId>,
+    pub(super) said: Time,
+}
+
+impl Job {
+    /// Proposes `record` to the arbiter of the head.
+    pub(super) fn propose(&mut self, ctx: &mut Ctx<'_>, record: Record) {
+        if self.proposal.is_some() || self.abstains() {
+            return;
+        }
+        match record.arbiter {
+            Arbiter::Store(_) => self.claim(ctx, record),
+            Arbiter::Members => self.propose_to_members(ctx, record),
+        }
+    }
+
+    fn propose_to_members(&mut self, ctx: &mut Ctx<'_>, mut record: Record) {
+        let Some(head) = self.live() else { return };
+        let (parent, leader) = (head.digest, head.record.leader());
+        let restore = head.record.restore;
+        let acceptor = &self.durable.acceptor;
+        // R7: the leader's own first word, in the boot in which it learnt the head, and never
+        // after anything was promised.
+        let first = leader == Some(ctx.me())
+            && ((self.durable.learned == ctx.cfg.boot
+                && acceptor.accepted.is_none()
+                && acceptor.promised == Ballot::default())
+                || (ctx.cfg.flaws.skip_r7 && acceptor.promised.round == 0));
+        if first {
+            let sent = if ctx.cfg.flaws.skip_r8 {
+                None
+            } else {
+                self.durable.sent
+            };
+            record.restore = newest(restore, sent);
+            let value = Arc::new(record);
+            let proposer = Proposer::at_zero(ctx.me(), ctx.cfg.boot, value);
+            self.start_proposal(ctx, parent, proposer);
+            self.say_accept(ctx);
+        } else {
+            self.start_round(ctx, parent);
+        }
+    }
+
+    fn start_round(&mut self, ctx: &mut Ctx<'_>, parent: Digest) {
+        let acceptor = &self.durable.acceptor;
+        let seen = acceptor
+            .promised
+            .round
+            .max(acceptor.accepted.as_ref().map_or(0, |a| a.0.round))
+            .max(self.seen_round);
+        let ballot = Ballot {
+            round: seen.saturating_add(1),
+            node: ctx.me(),
+            boot: ctx.cfg.boot,
+        };
+        self.start_proposal(ctx, parent, Proposer::prepare(ballot));
+        for node in self.voter_nodes() {
+            self.send(ctx, node, JobMessage::Prepare { parent, ballot });
+        }
+    }
+
+    fn start_proposal(&mut self, ctx: &mut Ctx<'_>, parent: Digest, proposer: Proposer) {
+        let back_off = Span::from_millis(700 + ctx.rng.below(600));
+        self.proposal = Some(Proposal {
+            proposer,
+            parent,
+            retry: ctx.now + back_off,
+            grants: BTreeMap::new(),
+        });
+        self.wake_at(ctx.now + back_off, "a proposal without a majority");
+    }
+
+    fn voter_nodes(&self) -> Vec<NodeId> {
+        let head = self.live();
+        head.map(|h| h.record.voters().map(|v| v.node).collect())
+            .unwrap_or_default()
+    }
+
+    fn say_accept(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(proposal) = &self.proposal else {
+            return;
+        };
+        let (parent, ballot) = (proposal.parent, proposal.proposer.ballot);
+        let Some(record) = proposal.proposer.value().cloned() else {
+            return;
+        };
+        // Our own acceptance comes first: it is durable before anybody hears of the value (R7).
+        let me = ctx.me();
+        let mut nodes = self.voter_nodes();
+        if let Some(at) = nodes.iter().position(|n| *n == me) {
+            nodes.remove(at);
+            self.on_accept(ctx, me, parent, ballot, record.clone());
+        }
+        for node in nodes {
+            let record = record.clone();
+            let body = JobMessage::Accept {
+                parent,
+                ballot,
+                record,
+            };
+            self.send(ctx, node, body);
+        }
+    }
+
+    /// A proposal without an answer in time is tried again in a higher round.
+    pub(super) fn drive_proposal(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(proposal) = &self.proposal else {
+            return;
+        };
+        if ctx.now < proposal.retry {
+            let at = proposal.retry;
+            return self.wake_at(at, "a proposal without a majority");
+        }
+        self.proposal = None;
+    }
+
+    fn heard_grants(&mut self, ctx: &Ctx<'_>, grants: &[Grant]) {
+        let lease = ctx.cfg.suspect_after;
+        if let Some(proposal) = &mut self.proposal {
+            for g in grants {
+                let age = Span::from_millis(g.age_ms.into());
+                let end = ctx.now + Span(lease.0.saturating_sub(age.0));
+                let known = proposal.grants.entry(g.node).or_default();
+                *known = end.max(*known);
+            }
+        }
+    }
+
+    pub(super) fn on_promise(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        from: NodeId,
+        (parent, ballot): (Digest, Ballot),
+        accepted: Option<(Ballot, Arc<Record>)>,
+        acked: Option<CommitRef>,
+    ) {
+        let Some(head) = self.live().filter(|h| h.digest == parent) else {
+            return;
+        };
+        let record = head.record.clone();
+        let Some(proposal) = self.proposal.as_mut().filter(|p| p.parent == parent) else {
+            return;
+        };
+        let prepared = proposal
+            .proposer
+            .on_promise(&record, from, ballot, accepted, acked);
+        let value = match prepared {
+            None => return,
+            Some(Prepared::Adopt(value)) => value,
+            Some(Prepared::Free { acked }) => {
+                let Some(mut value) = self.next_record(ctx) else {
+                    self.proposal = None;
+                    return;
+                };
+                let acked = if ctx.cfg.flaws.skip_r8 { None } else { acked };
+                value.restore = newest(record.restore, acked);
+                Arc::new(value)
+            }
+        };
+        if let Some(proposal) = &mut self.proposal {
+            proposal.proposer.propose(value);
+        }
+        self.say_accept(ctx);
+    }
+
+    pub(super) fn on_accepted(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        from: NodeId,
+        parent: Digest,
+        ballot: Ballot,
+        grants: &[Grant],
+    ) {
+        self.heard_grants(ctx, grants);
+        let Some(head) = self.live().filter(|h| h.digest == parent) else {
+            return;
+        };
+        let record = head.record.clone();
+        let Some(proposal) = self.proposal.as_mut().filter(|p| p.parent == parent) else {
+            return;
+        };
+        let Some(value) = proposal.proposer.on_accepted(&record, from, ballot) else {
+            return;
+        };
+        let held = std::mem::take(&mut proposal.grants);
+        self.hold_for(ctx, &value, &held);
+        self.decided(ctx, &value, false);
+    }
+
+    /// The new leader waits out the lease of members that were removed without confirmation of
+    /// their death (R16).
+    fn hold_for(&mut self, ctx: &Ctx<'_>, value: &Record, held: &BTreeMap<NodeId, Time>) {
+        let until = held
+            .iter()
+            .filter(|(node, _)| !value.has(**node))
+            .filter(|(node, _)| ctx.peers.lost(**node) != Some(true))
+            .filter(|(node, _)| !self.stopped_for_good(**node))
+            .map(|(_, at)| *at)
+            .max();
+        self.hold = until.filter(|_| !ctx.cfg.flaws.skip_r16);
+    }
+
+    pub(super) fn on_rejected(&mut self, ctx: &mut Ctx<'_>, parent: Digest, promised: Ballot) {
+        self.seen_round = self.seen_round.max(promised.round);
+        if let Some(proposal) = &mut self.proposal
+            && proposal.parent == parent
+            && proposal.proposer.ballot < promised
+        {
+            let back_off = ctx.now + Span::from_millis(50 + ctx.rng.below(300));
+            proposal.retry = proposal.retry.min(back_off);
+            let at = proposal.retry;
+            self.wake_at(at, "a higher round");
+        }
+    }
+
+    // ---- commits ----
+
+    /// All shards of a checkpoint are prepared. Only the head's leader commits.
+    pub(crate) fn commit(&mut self, ctx: &mut Ctx<'_>, step: u64, manifest: Digest) {
+        let me = ctx.me();
+        let Some(head) = self.live().filter(|h| h.record.leader() == Some(me)) else {
+            return;
+        };
+        if self.committing.is_some() || self.proposal.is_some() || self.abstains() {
+            return;
+        }
+        let before = newest(head.record.restore, self.durable.sent);
+        let commit = CommitRef {
+            generation: head.digest,
+            number: before.map_or(1, |c| c.number + 1),
+            step,
+            manifest,
+        };
+        if let Arbiter::Store(_) = head.record.arbiter {
+            return self.commit_to_store(ctx, commit);
+        }
+        let started_anew = self.durable.learned != ctx.cfg.boot;
+        if started_anew || self.durable.acceptor.accepted.is_some() {
+            return;
+        }
+        self.durable.sent = Some(commit);
+        self.persist(ctx);
+        self.committing = Some(Committing {
+            commit,
+            acks: BTreeSet::new(),
+            said: Time::ZERO,
+        });
+        self.drive_commit(ctx);
+    }
+
+    pub(super) fn drive_commit(&mut self, ctx: &mut Ctx<'_>) {
+        let head = self.head_digest();
+        let Some(committing) = &mut self.committing else {
+            return;
+        };
+        if committing.commit.generation != head {
+            self.committing = None;
+            return;
+        }
+        let due = committing.said + super::REPEAT;
+        if committing.said != Time::ZERO && ctx.now < due {
+            return self.wake_at(due, "a commit without a majority");
+        }
+        committing.said = ctx.now;
+        let commit = committing.commit;
+        for node in self.voter_nodes() {
+            self.send(ctx, node, JobMessage::Commit { commit });
+        }
+        self.wake_at(ctx.now + super::REPEAT, "a commit without a majority");
+    }
+
+    pub(super) fn on_committed(&mut self, _ctx: &mut Ctx<'_>, from: NodeId, commit: CommitRef) {
+        let Some(record) = self.live().map(|h| h.record.clone()) else {
+            return;
+        };
+        let Some(committing) = self.committing.as_mut().filter(|c| c.commit == commit) else {
+            return;
+        };
+        committing.acks.insert(from);
+        if record.is_majority(|n| committing.acks.contains(&n)) {
+            self.committing = None;
+            self.notice(Notice::Committed {
+                key: self.key.clone(),
+                commit,
+            });
+        }
+    }
+}

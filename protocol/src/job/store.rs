@@ -1,0 +1,366 @@
+//! The store as arbiter (R11 to R15): the job's log decides generations and commits, and reading
+//! its tail is the lease.
+
+use std::sync::Arc;
+
+use super::{Ctx, Job, REPEAT};
+use crate::agent::{Effect, Notice};
+use crate::ids::StoreUuid;
+use crate::record::{Arbiter, Cause, CommitRef, Record};
+use crate::storelog::{self, Body, Log, Outcome, Output};
+use crate::time::{Span, Time};
+
+/// The job's log as this agent sees it.
+#[derive(Debug)]
+pub(super) struct Store {
+    uuid: StoreUuid,
+    log: Log,
+    asked: Time,
+    ids: u64,
+    claiming: Option<u64>,
+    committing: Option<(u64, CommitRef)>,
+    beacon: u64,
+    beacon_at: Time,
+    /// The leader's beacon as last read, and since when it has not moved.
+    seen: Option<(u64, Time)>,
+    broken: Option<String>,
+}
+
+impl Job {
+    /// The launcher brought a store's directory.
+    pub(super) fn open_store(&mut self, ctx: &mut Ctx<'_>, uuid: StoreUuid) {
+        if self.store.as_ref().is_some_and(|s| s.uuid == uuid) {
+            return;
+        }
+        let flaws = storelog::Flaws {
+            skip_r12: ctx.cfg.flaws.skip_r12,
+            skip_r13: ctx.cfg.flaws.skip_r13,
+        };
+        let seed = ctx.rng.next_u64();
+        let log = Log::with_flaws(self.key.clone(), uuid, ctx.me(), seed, flaws);
+        self.store = Some(Store {
+            uuid,
+            log,
+            asked: Time::ZERO,
+            ids: 0,
+            claiming: None,
+            committing: None,
+            beacon: 0,
+            beacon_at: Time::ZERO,
+            seen: None,
+            broken: None,
+        });
+    }
+
+    pub(super) fn store_event(&mut self, ctx: &mut Ctx<'_>, event: storelog::Event) {
+        if let Some(store) = &mut self.store {
+            // An answer that comes twice or too late changes nothing.
+            let _late = store.log.handle(event, ctx.now);
+        }
+    }
+
+    fn uses_store(&self) -> bool {
+        match (self.live(), &self.store) {
+            (_, None) => false,
+            (Some(head), Some(store)) => head.record.arbiter == Arbiter::Store(store.uuid),
+            (None, Some(_)) => true,
+        }
+    }
+
+    pub(super) fn drive_store(&mut self, ctx: &mut Ctx<'_>) {
+        if !self.uses_store() {
+            return;
+        }
+        let member = self.is_member(ctx);
+        let every = if member {
+            Span(ctx.cfg.lease().0 / 4)
+        } else {
+            REPEAT
+        };
+        let urgent = self.lease_urgent();
+        let Some(store) = &mut self.store else { return };
+        store.log.handle_timeout(ctx.now);
+        let due = store.asked + every;
+        if store.asked == Time::ZERO || ctx.now >= due || urgent && ctx.now > store.asked {
+            store.asked = ctx.now;
+            store.log.refresh(ctx.now);
+        }
+        let next = store.asked + every;
+        let retry = store.log.poll_timeout();
+        self.wake_at(next, "look at the log's tail");
+        if let Some((at, why)) = retry {
+            self.wake_at(at, why);
+        }
+        self.drive_beacon(ctx);
+        self.pump_store(ctx);
+    }
+
+    fn pump_store(&mut self, ctx: &mut Ctx<'_>) {
+        loop {
+            let Some(store) = &mut self.store else { return };
+            if let Some(output) = store.log.poll_output() {
+                self.on_log(ctx, output);
+            } else if let Some(effect) = store.log.poll_effect() {
+                self.effects.push_back(Effect::Store {
+                    key: self.key.clone(),
+                    effect,
+                });
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn on_log(&mut self, ctx: &mut Ctx<'_>, output: Output) {
+        match output {
+            Output::Entry { entry, valid, .. } => {
+                if let (Body::Claim(record), true) = (entry.body, valid) {
+                    self.on_claimed(ctx, Arc::new(*record));
+                }
+            }
+            Output::TailConfirmed { asked_at } => {
+                let Some(store) = &self.store else { return };
+                let tail = store.log.tail();
+                let latest = tail.claim.map(|(_, digest, _)| digest);
+                if latest == Some(self.head_digest()) {
+                    self.tail_seen(asked_at);
+                }
+            }
+            Output::Appended { id, outcome } => self.on_appended(ctx, id, &outcome),
+            Output::Broken { why } => {
+                let text = format!("the job's log is damaged: {why}");
+                if let Some(store) = &mut self.store {
+                    store.broken = Some(text.clone());
+                }
+                self.tell_waiting(text.clone());
+                self.notice(Notice::Trouble {
+                    key: self.key.clone(),
+                    text,
+                });
+            }
+        }
+    }
+
+    /// A claim was read: it decides its generation for everybody.
+    fn on_claimed(&mut self, ctx: &mut Ctx<'_>, record: Arc<Record>) {
+        let concerns_me = record.has(ctx.me());
+        let follows = self
+            .head
+            .as_ref()
+            .is_some_and(|h| h.record.lineage() == record.lineage());
+        let newer = self
+            .head
+            .as_ref()
+            .is_none_or(|h| !follows || record.number > h.record.number);
+        let free = self.live().is_none();
+        if newer && (follows || (free && (concerns_me || record.kind.is_terminal()))) {
+            self.install(ctx, record);
+        }
+    }
+
+    fn on_appended(&mut self, ctx: &mut Ctx<'_>, id: u64, outcome: &Outcome) {
+        let Some(store) = &mut self.store else { return };
+        if store.claiming == Some(id) {
+            store.claiming = None;
+            let claimed = store.log.tail().claim.map(|(r, _, _)| Arc::new(r.clone()));
+            if let (Outcome::Won { .. }, Some(record)) = (outcome, claimed) {
+                // The lease of whoever was removed without confirmation is waited out from here.
+                let until = ctx.now + ctx.cfg.suspect_after;
+                let removed = self.unconfirmed(ctx, &record);
+                self.hold = (removed && !ctx.cfg.flaws.skip_r16).then_some(until);
+                self.decided_by_store(ctx, &record);
+            }
+        } else if let Some((_, commit)) = store.committing.filter(|(i, _)| *i == id) {
+            store.committing = None;
+            if let Outcome::Won { .. } = outcome {
+                self.notice(Notice::Committed {
+                    key: self.key.clone(),
+                    commit,
+                });
+            }
+        }
+    }
+
+    /// Tells the members of both generations at once; the others find it in the log.
+    fn decided_by_store(&mut self, ctx: &mut Ctx<'_>, record: &Arc<Record>) {
+        let mut told: std::collections::BTreeSet<_> =
+            record.members.iter().map(|m| m.node).collect();
+        if let Some(parent) = self.before.clone() {
+            told.extend(parent.members.iter().map(|m| m.node));
+        }
+        told.remove(&ctx.me());
+        for node in told {
+            let record = record.clone();
+            self.send(ctx, node, crate::wire::JobMessage::Decided { record });
+        }
+        if self.head_digest() != record.digest() && record.has(ctx.me()) {
+            self.install(ctx, record.clone());
+        }
+    }
+
+    /// Whether the claim removes members that may still be training.
+    fn unconfirmed(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
+        let before = self.before.as_ref();
+        before.is_some_and(|b| {
+            b.members.iter().any(|m| {
+                !record.has(m.node)
+                    && ctx.peers.lost(m.node) != Some(true)
+                    && !self.was_stopped.contains(&m.node)
+            })
+        })
+    }
+
+    /// Claims the generation that follows the head, or a birth.
+    pub(super) fn claim(&mut self, ctx: &mut Ctx<'_>, record: Record) {
+        let head = self.live().map(|h| h.record.clone());
+        let stopped: Vec<_> = head
+            .iter()
+            .flat_map(|r| r.members.iter())
+            .map(|m| m.node)
+            .filter(|n| self.stopped_for_good(*n))
+            .collect();
+        let Some(store) = &mut self.store else { return };
+        if store.claiming.is_some() || store.broken.is_some() {
+            return;
+        }
+        store.ids += 1;
+        store.claiming = Some(store.ids);
+        store.log.claim(store.ids, record, ctx.now);
+        self.was_stopped = stopped;
+        self.pump_store(ctx);
+    }
+
+    pub(super) fn commit_to_store(&mut self, ctx: &mut Ctx<'_>, mut commit: CommitRef) {
+        let Some(store) = &mut self.store else { return };
+        if store.committing.is_some() || store.claiming.is_some() || store.broken.is_some() {
+            return;
+        }
+        commit.number = store.log.tail().last_number + 1;
+        store.ids += 1;
+        store.committing = Some((store.ids, commit));
+        store.log.commit(store.ids, commit, ctx.now);
+        self.pump_store(ctx);
+    }
+
+    /// R14: a connected majority of the tail's members claims at once, a minority when the tail has
+    /// not changed for `minority_wait`.
+    pub(super) fn may_claim(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
+        let Some(store) = &self.store else {
+            self.tell_waiting(
+                "the job is decided by its store, and this launcher brought none: start it with the \
+                 same --store"
+                    .into(),
+            );
+            return false;
+        };
+        if store.claiming.is_some() {
+            return false;
+        }
+        if record.is_majority(|n| ctx.reachable(n)) {
+            return true;
+        }
+        let since = store.log.tail().last_changed.max(self.fault_at(ctx));
+        let at = since + ctx.cfg.minority_wait;
+        if ctx.now >= at {
+            return true;
+        }
+        self.wake_at(at, "a minority waits before it claims");
+        false
+    }
+
+    /// A coordinator asks this node, as the first member of a birth, to claim it.
+    pub(super) fn on_claim_birth(&mut self, ctx: &mut Ctx<'_>, record: Arc<Record>) {
+        let Some(store) = self.store.as_mut() else {
+            return;
+        };
+        if record.leader() != Some(ctx.cfg.node)
+            || record.arbiter != Arbiter::Store(store.uuid)
+            || store.claiming.is_some()
+            || store.broken.is_some()
+        {
+            return;
+        }
+        let tail = store.log.tail();
+        if !tail.complete
+            || self
+                .head
+                .as_ref()
+                .is_some_and(|h| !h.record.kind.is_terminal())
+        {
+            return;
+        }
+        let mut record = (*record).clone();
+        match tail.claim {
+            None => record.parent = crate::ids::Digest::ZERO,
+            Some((last, digest, _)) if last.kind.is_terminal() => record.parent = digest,
+            Some((last, digest, _)) => {
+                // A running generation whose members are all away: a stranger takes it over (R14).
+                let orphan = store
+                    .seen
+                    .is_some_and(|(_, at)| ctx.now.since(at) >= ctx.cfg.orphan_after);
+                if !orphan || last.spec != record.spec {
+                    return;
+                }
+                let lost = last.members.iter().map(|m| m.node);
+                record.birth = last.lineage();
+                record.number = last.number + 1;
+                record.parent = digest;
+                record.restarts_used = last.restarts_used;
+                record.cause = Cause::NodesLost {
+                    nodes: lost.take(crate::wire::MAX_LIST).collect(),
+                };
+            }
+        }
+        self.before = None;
+        self.claim(ctx, record);
+    }
+
+    // ---- the beacon (R14) ----
+
+    fn drive_beacon(&mut self, ctx: &mut Ctx<'_>) {
+        let every = Span(ctx.cfg.orphan_after.0 / 5);
+        let leads = self
+            .live()
+            .is_some_and(|h| h.record.leader() == Some(ctx.me()));
+        let waits = self.live().is_none();
+        let Some(store) = &mut self.store else { return };
+        if !leads && !waits {
+            return;
+        }
+        let due = store.beacon_at + every;
+        if ctx.now >= due || store.beacon_at == Time::ZERO {
+            store.beacon_at = ctx.now;
+            let key = self.key.clone();
+            if leads {
+                store.beacon = ctx.rng.next_u64();
+                let value = store.beacon;
+                self.effects.push_back(Effect::WriteBeacon { key, value });
+            } else {
+                self.effects.push_back(Effect::ReadBeacon { key });
+            }
+            self.wake_at(ctx.now + every, "the beacon");
+        } else {
+            self.wake_at(due, "the beacon");
+        }
+    }
+
+    pub(crate) fn on_beacon(&mut self, ctx: &mut Ctx<'_>, value: Option<u64>) {
+        if let Some(store) = &mut self.store {
+            // No beacon at all counts as one that does not move.
+            let value = value.unwrap_or(0);
+            match store.seen {
+                Some((known, _)) if known == value => {}
+                _ => store.seen = Some((value, ctx.now)),
+            }
+        }
+    }
+
+    /// When the present fault was detected, or now.
+    fn fault_at(&self, ctx: &Ctx<'_>) -> Time {
+        if self.phases.detected > Time::ZERO {
+            self.phases.detected
+        } else {
+            ctx.now
+        }
+    }
+}

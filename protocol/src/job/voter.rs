@@ -1,0 +1,174 @@
+//! This agent as a voter: promises, acceptances, acknowledged leases and commits. Every answer is
+//! made durable before it is sent (R6), and none is given without record n on the disk (R5).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{Ctx, Job};
+use crate::ids::{Digest, NodeId};
+use crate::record::{CommitRef, Record, Voter};
+use crate::time::Time;
+use crate::wire::{Ballot, Grant, JobMessage, MAX_LIST};
+
+/// When this voter last acknowledged each member's lease.
+#[derive(Debug, Default)]
+pub(super) struct Leases {
+    granted: BTreeMap<NodeId, Time>,
+}
+
+impl Leases {
+    pub(super) fn on_install(&mut self, record: &Record) {
+        // Kept for those that the new generation dropped until it starts; the others begin anew.
+        self.granted.retain(|node, _| !record.has(*node));
+    }
+}
+
+impl Job {
+    /// Whether this agent may vote on what follows `parent`; if it lacks the record, it asks.
+    fn may_vote(&mut self, ctx: &mut Ctx<'_>, from: NodeId, parent: Digest) -> bool {
+        if self.abstains() {
+            return false;
+        }
+        if parent != self.head_digest() {
+            if ctx.cfg.flaws.skip_r5 && self.head.is_none() {
+                return true;
+            }
+            if from != ctx.me() {
+                let have = self.head_digest();
+                self.send(ctx, from, JobMessage::Ask { have });
+                self.on_ask(ctx, from, parent);
+            }
+            return false;
+        }
+        let voter = ctx.voter();
+        let by_name = ctx.cfg.flaws.skip_r5;
+        self.live().is_some_and(|h| {
+            h.record.is_voter(voter) || (by_name && h.record.voters().any(|v| v.node == voter.node))
+        })
+    }
+
+    pub(super) fn on_prepare(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        from: NodeId,
+        parent: Digest,
+        ballot: Ballot,
+    ) {
+        if ballot.node != from || !self.may_vote(ctx, from, parent) {
+            return;
+        }
+        let before = self.durable.acceptor.promised;
+        match self.durable.acceptor.prepare(ballot) {
+            Ok(()) => {
+                if before != ballot {
+                    self.persist(ctx);
+                }
+                let acceptor = &self.durable.acceptor;
+                let (accepted, acked) = (acceptor.accepted.clone(), acceptor.acked);
+                let body = JobMessage::Promise {
+                    parent,
+                    ballot,
+                    accepted,
+                    acked,
+                };
+                self.send(ctx, from, body);
+            }
+            Err(promised) => self.send(ctx, from, JobMessage::Rejected { parent, promised }),
+        }
+    }
+
+    pub(super) fn on_accept(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        from: NodeId,
+        parent: Digest,
+        ballot: Ballot,
+        record: Arc<Record>,
+    ) {
+        if ballot.node != from || record.parent != parent || !self.may_vote(ctx, from, parent) {
+            return;
+        }
+        if let Some(head) = self.live()
+            && !record.follows(&head.record)
+        {
+            return;
+        }
+        let before = self.durable.acceptor.accepted.as_ref().map(|a| a.0);
+        match self.durable.acceptor.accept(ballot, &record) {
+            Ok(()) => {
+                if before != Some(ballot) {
+                    self.persist(ctx);
+                }
+                let grants = self.grants(ctx, &record);
+                let body = JobMessage::Accepted {
+                    parent,
+                    ballot,
+                    grants,
+                };
+                self.send(ctx, from, body);
+            }
+            Err(promised) => self.send(ctx, from, JobMessage::Rejected { parent, promised }),
+        }
+    }
+
+    // ---- leases ----
+
+    /// Whether this voter stands behind the generation (R16): one that accepted the next does not.
+    pub(super) fn grants_lease(&self, ctx: &Ctx<'_>, digest: Digest) -> bool {
+        let voter = ctx.voter();
+        digest == self.head_digest()
+            && !self.abstains()
+            && self.durable.acceptor.accepted.is_none()
+            && self.live().is_some_and(|h| h.record.is_voter(voter))
+    }
+
+    /// A member asks for its lease; true when this voter acknowledges it.
+    pub(crate) fn ask_lease(&mut self, ctx: &Ctx<'_>, from: NodeId, digest: Digest) -> bool {
+        let granted =
+            self.grants_lease(ctx, digest) && self.live().is_some_and(|h| h.record.has(from));
+        if granted {
+            self.voter.granted.insert(from, ctx.now);
+        }
+        granted
+    }
+
+    /// How old the newest acknowledgements are of those that `next` drops, where it can matter.
+    fn grants(&self, ctx: &Ctx<'_>, next: &Record) -> Vec<Grant> {
+        let age = |at: Time| ctx.now.since(at);
+        self.voter
+            .granted
+            .iter()
+            .filter(|(_, at)| age(**at) < ctx.cfg.suspect_after)
+            .filter(|(node, _)| !next.has(**node))
+            .take(MAX_LIST)
+            .map(|(node, at)| Grant {
+                node: *node,
+                age_ms: u32::try_from(age(*at).as_millis()).unwrap_or(u32::MAX),
+            })
+            .collect()
+    }
+
+    // ---- commits without a store (R8) ----
+
+    /// The leader asks for a commit's acknowledgement.
+    pub(super) fn on_commit(&mut self, ctx: &mut Ctx<'_>, from: NodeId, commit: CommitRef) {
+        if !self.may_vote(ctx, from, commit.generation) {
+            return;
+        }
+        if self.live().and_then(|h| h.record.leader()) != Some(from) {
+            return;
+        }
+        let known = self.durable.acceptor.acked == Some(commit);
+        if self.durable.acceptor.ack(commit, ctx.cfg.flaws.skip_r8) {
+            if !known {
+                self.persist(ctx);
+            }
+            self.send(ctx, from, JobMessage::Committed { commit });
+        }
+    }
+
+    /// This agent as somebody whose vote counts.
+    pub fn votes(&self, voter: Voter) -> bool {
+        self.live().is_some_and(|h| h.record.is_voter(voter))
+    }
+}

@@ -1,0 +1,82 @@
+//! What an agent knows of the other agents: the view that every job's core is shown.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use crate::ids::NodeId;
+use crate::membership::State as PeerState;
+use crate::time::Time;
+use crate::wire::{Hello, Leave};
+
+/// One other agent.
+#[derive(Clone, Debug, Default)]
+pub struct Peer {
+    pub connected: bool,
+    pub addr: Option<SocketAddr>,
+    /// This node's own address as the peer sees it.
+    pub observed: Option<IpAddr>,
+    pub hello: Option<Hello>,
+    /// The failure detector's verdict, while the peer is watched.
+    pub state: Option<PeerState>,
+    /// When the peer was last heard, or its connection last changed.
+    pub seen: Time,
+    /// It announced that it goes, and when at the latest.
+    pub leaving: Option<(Leave, Time)>,
+}
+
+/// All other agents.
+#[derive(Clone, Debug, Default)]
+pub struct Peers {
+    pub map: BTreeMap<NodeId, Peer>,
+}
+
+impl Peers {
+    pub fn get(&self, node: NodeId) -> Option<&Peer> {
+        self.map.get(&node)
+    }
+
+    pub fn connected(&self, node: NodeId) -> bool {
+        self.map.get(&node).is_some_and(|p| p.connected)
+    }
+
+    pub fn connected_nodes(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.map
+            .iter()
+            .filter(|(_, p)| p.connected)
+            .map(|(n, _)| *n)
+    }
+
+    pub fn state(&self, node: NodeId) -> Option<PeerState> {
+        self.map.get(&node).and_then(|p| p.state)
+    }
+
+    /// Judged lost by the failure detector; `Some(true)` when its death is confirmed.
+    pub fn lost(&self, node: NodeId) -> Option<bool> {
+        match self.state(node) {
+            Some(PeerState::Lost { confirmed }) => Some(confirmed),
+            _ => None,
+        }
+    }
+
+    /// The agent is absent though its launcher answers (a crash, an upgrade).
+    pub fn away(&self, node: NodeId) -> bool {
+        matches!(self.state(node), Some(PeerState::Away { .. }))
+    }
+
+    /// What people call a node.
+    pub fn name(&self, node: NodeId) -> String {
+        match self.map.get(&node).and_then(|p| p.hello.as_ref()) {
+            Some(h) => format!("{} ({node})", h.host),
+            None => node.to_string(),
+        }
+    }
+
+    /// Names of several nodes, for a sentence; at most eight are spelt out.
+    pub fn names(&self, nodes: &[NodeId]) -> String {
+        let mut text: Vec<String> = nodes.iter().take(8).map(|n| self.name(*n)).collect();
+        if nodes.len() > 8 {
+            text.push(format!("{} more", nodes.len() - 8));
+        }
+        text.join(", ")
+    }
+}

@@ -1,0 +1,222 @@
+//! A worker's side of the control page: one cheap question a step.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use muster_protocol::control::{
+    self, Decision, LAYOUT, MAX_STEP, Reason, Stop, encode_step, word, worker_decision,
+};
+
+use crate::page::Page;
+
+/// How long a worker waits at an installed stop step when the launcher gave no deadline.
+pub const WAIT_WITHOUT_DEADLINE: Duration = Duration::from_secs(60);
+
+/// A deadline further away than this is taken for a mistake, and this is waited instead.
+pub const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
+
+/// What a worker is to do at a step's boundary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Directive {
+    /// Begin the step.
+    Continue,
+    /// Do not begin the step: every rank stops here. Save, [`acknowledge`](Session::acknowledge) this
+    /// step, exit 0.
+    Stop {
+        /// When the process may be killed; `None` when no limit was given.
+        deadline: Option<SystemTime>,
+        reason: Reason,
+    },
+}
+
+/// Why a session cannot be had, or cannot say what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    #[error(
+        "{} is {value:?}, not a descriptor's number; unset it, or start the worker with `muster run`",
+        control::FD_ENV
+    )]
+    BadVariable { value: String },
+    #[error(
+        "descriptor {fd} of {} cannot be used; only the process that `muster run` starts may attach, and it must not close inherited descriptors",
+        control::FD_ENV
+    )]
+    Descriptor {
+        fd: RawFd,
+        #[source]
+        source: io::Error,
+    },
+    #[error(
+        "the descriptor in {} is not a control page ({len} bytes); unset the variable",
+        control::FD_ENV
+    )]
+    NotAControlPage { len: u64 },
+    #[error(
+        "the control page has layout {layout}, this runtime knows {LAYOUT}; use a runtime and a `muster` of the same release"
+    )]
+    Layout { layout: u64 },
+    #[error("process {pid} is already attached to this control page; keep one session per worker")]
+    AlreadyAttached { pid: u64 },
+    #[error("step {step} after step {last}: steps are announced in order; nothing was announced")]
+    StepBackwards { step: u64, last: u64 },
+    #[error("step {step} is beyond {MAX_STEP}")]
+    StepTooLarge { step: u64 },
+    #[error(
+        "a stop at or before step {step} was announced, but neither confirmed nor cancelled until its deadline; step {step} was not begun: the state may be saved, then exit with a failure"
+    )]
+    Undecided { step: u64 },
+}
+
+/// The attachment of this process to its launcher.
+///
+/// While it lives the launcher uses an agreed stop step instead of a signal; dropping it gives that
+/// up.
+#[derive(Debug)]
+pub struct Session {
+    page: Page,
+    pid: u32,
+    last: Option<u64>,
+}
+
+impl Session {
+    /// Attaches to the launcher that started this process. `Ok(None)`: not started by Muster.
+    ///
+    /// # Errors
+    /// The variable is there, but no control page that this runtime understands, or another
+    /// session holds it. Nothing was changed.
+    pub fn from_env() -> Result<Option<Session>, SessionError> {
+        let Some(value) = std::env::var_os(control::FD_ENV) else {
+            return Ok(None);
+        };
+        let fd = value.to_str().and_then(|text| text.trim().parse().ok());
+        match fd {
+            Some(fd) => Self::attach(Page::from_fd(fd)?).map(Some),
+            None => Err(SessionError::BadVariable {
+                value: value.to_string_lossy().into_owned(),
+            }),
+        }
+    }
+
+    /// Attaches to the control page behind an open descriptor.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub fn from_fd(fd: RawFd) -> Result<Session, SessionError> {
+        Self::attach(Page::from_fd(fd)?)
+    }
+
+    fn attach(page: Page) -> Result<Session, SessionError> {
+        let pid = std::process::id();
+        page.claim(word::PID, u64::from(pid))
+            .map_err(|pid| SessionError::AlreadyAttached { pid })?;
+        page.store(word::LINKED, 1);
+        Ok(Session {
+            page,
+            pid,
+            last: None,
+        })
+    }
+
+    /// Announces that `step` is about to begin, and asks whether it may. Usually two atomic
+    /// accesses; while a stop is being agreed on, waits for the outcome, until the deadline at most.
+    ///
+    /// # Errors
+    /// The step is lower than an earlier one, or no agreement came until the deadline.
+    #[inline]
+    pub fn step(&mut self, step: u64) -> Result<Directive, SessionError> {
+        if let Some(last) = self.last.filter(|last| step < *last) {
+            return Err(SessionError::StepBackwards { step, last });
+        }
+        if step > MAX_STEP {
+            return Err(SessionError::StepTooLarge { step });
+        }
+        self.last = Some(step);
+        self.page.store(word::PROGRESS, encode_step(Some(step)));
+        let stop = Stop::decode(self.page.load(word::STOP));
+        match worker_decision(stop, step) {
+            Decision::Go => Ok(Directive::Continue),
+            Decision::Wait | Decision::StopHere => self.at_the_gate(step),
+        }
+    }
+
+    /// The slow path: waits until the stop is decided.
+    #[cold]
+    fn at_the_gate(&self, step: u64) -> Result<Directive, SessionError> {
+        let mut wait = Wait::new(self.page.load(word::DEADLINE));
+        let mut pause = Duration::from_micros(100);
+        loop {
+            let stop = Stop::decode(self.page.load(word::STOP));
+            match worker_decision(stop, step) {
+                Decision::Go => return Ok(Directive::Continue),
+                Decision::StopHere => {
+                    let deadline = self.page.load(word::DEADLINE);
+                    return Ok(Directive::Stop {
+                        deadline: (deadline != 0)
+                            .then(|| UNIX_EPOCH.checked_add(Duration::from_millis(deadline)))
+                            .flatten(),
+                        reason: Reason::decode(self.page.load(word::REASON)),
+                    });
+                }
+                Decision::Wait => {}
+            }
+            if wait.is_over(self.page.load(word::DEADLINE)) {
+                return Err(SessionError::Undecided { step });
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+    }
+
+    /// Tells the launcher that this rank stopped before `step` and that its state is saved. The
+    /// process then exits with 0.
+    pub fn acknowledge(&self, step: u64) {
+        self.page.store(word::ACK, encode_step(Some(step)));
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // A forked child that drops its copy must not detach its parent.
+        if self.pid == std::process::id() {
+            self.page.store(word::LINKED, 0);
+            self.page.store(word::PID, 0);
+        }
+    }
+}
+
+/// The end of a wait, kept on the monotonic clock, so that a jump of the wall clock after the
+/// deadline was read changes nothing.
+struct Wait {
+    deadline_ms: u64,
+    until: Instant,
+}
+
+impl Wait {
+    fn new(deadline_ms: u64) -> Wait {
+        let length = match deadline_ms {
+            0 => WAIT_WITHOUT_DEADLINE,
+            ms => UNIX_EPOCH
+                .checked_add(Duration::from_millis(ms))
+                .and_then(|end| end.duration_since(SystemTime::now()).ok())
+                .unwrap_or_default()
+                .min(LONGEST_WAIT),
+        };
+        Wait {
+            deadline_ms,
+            until: Instant::now() + length,
+        }
+    }
+
+    fn is_over(&mut self, deadline_ms: u64) -> bool {
+        if deadline_ms != self.deadline_ms {
+            *self = Wait::new(deadline_ms);
+        }
+        Instant::now() >= self.until
+    }
+}
+
+#[cfg(test)]
+#[path = "session_tests.rs"]
+mod tests;

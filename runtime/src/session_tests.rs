@@ -1,0 +1,235 @@
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use muster_protocol::control::{Gate, PAGE_LEN, decode_step, fresh_page};
+
+use super::*;
+
+/// A page as a launcher lays it out.
+fn new_page() -> File {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&fresh_page()).unwrap();
+    file
+}
+
+fn unix_ms(from_now: Duration) -> u64 {
+    let at = SystemTime::now() + from_now;
+    u64::try_from(at.duration_since(UNIX_EPOCH).unwrap().as_millis()).unwrap()
+}
+
+#[test]
+fn only_one_session_attaches_and_drop_detaches() {
+    let file = new_page();
+    let launcher = Page::from_file(&file).unwrap();
+    let session = Session::from_fd(file.as_raw_fd()).unwrap();
+    assert_eq!(launcher.load(word::LINKED), 1);
+    assert_eq!(launcher.load(word::PID), u64::from(std::process::id()));
+    let second = Session::from_fd(file.as_raw_fd());
+    assert!(
+        matches!(second, Err(SessionError::AlreadyAttached { .. })),
+        "{second:?}"
+    );
+    drop(session);
+    assert_eq!(launcher.load(word::LINKED), 0);
+    Session::from_fd(file.as_raw_fd()).unwrap();
+}
+
+#[test]
+fn what_is_no_control_page_is_refused() {
+    let bad = |file: &File| Session::from_fd(file.as_raw_fd()).unwrap_err();
+    let empty = tempfile::tempfile().unwrap();
+    assert!(matches!(
+        bad(&empty),
+        SessionError::NotAControlPage { len: 0 }
+    ));
+    empty.set_len(PAGE_LEN as u64).unwrap();
+    assert!(matches!(bad(&empty), SessionError::NotAControlPage { .. }));
+    let file = new_page();
+    Page::from_file(&file)
+        .unwrap()
+        .store(word::LAYOUT, LAYOUT + 1);
+    assert!(matches!(bad(&file), SessionError::Layout { layout } if layout == LAYOUT + 1));
+    let pipe = std::io::pipe().unwrap().0;
+    let error = Session::from_fd(pipe.as_raw_fd()).unwrap_err();
+    assert!(
+        matches!(error, SessionError::NotAControlPage { .. }),
+        "{error}"
+    );
+    for closed in [-1, 1_000_000] {
+        assert!(matches!(
+            Session::from_fd(closed),
+            Err(SessionError::Descriptor { .. })
+        ));
+    }
+}
+
+#[test]
+fn a_confirmed_step_stops_and_is_acknowledged() {
+    let file = new_page();
+    let launcher = Page::from_file(&file).unwrap();
+    let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
+    assert_eq!(session.step(4).unwrap(), Directive::Continue);
+    assert_eq!(decode_step(launcher.load(word::PROGRESS)), Some(4));
+    let deadline = unix_ms(Duration::from_secs(30));
+    launcher.store(word::DEADLINE, deadline);
+    launcher.store(word::REASON, Reason::Drain.encode());
+    launcher.store(word::STOP, Stop::Confirmed(6).encode());
+    assert_eq!(session.step(5).unwrap(), Directive::Continue);
+    assert_eq!(
+        session.step(6).unwrap(),
+        Directive::Stop {
+            deadline: UNIX_EPOCH.checked_add(Duration::from_millis(deadline)),
+            reason: Reason::Drain
+        }
+    );
+    session.acknowledge(6);
+    assert_eq!(decode_step(launcher.load(word::ACK)), Some(6));
+    let back = session.step(3);
+    assert!(
+        matches!(back, Err(SessionError::StepBackwards { step: 3, last: 6 })),
+        "{back:?}"
+    );
+}
+
+#[test]
+fn an_undecided_stop_ends_at_the_deadline() {
+    let file = new_page();
+    let launcher = Page::from_file(&file).unwrap();
+    let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
+    launcher.store(word::DEADLINE, unix_ms(Duration::from_millis(50)));
+    launcher.store(word::STOP, Stop::Installed(0).encode());
+    let began = Instant::now();
+    let outcome = session.step(0);
+    assert!(
+        matches!(outcome, Err(SessionError::Undecided { step: 0 })),
+        "{outcome:?}"
+    );
+    assert!(began.elapsed() >= Duration::from_millis(30));
+}
+
+#[test]
+fn a_cancelled_or_raised_stop_lets_the_worker_go_on() {
+    for next in [Stop::Cancelled, Stop::Installed(8), Stop::Confirmed(8)] {
+        let file = new_page();
+        let launcher = Page::from_file(&file).unwrap();
+        launcher.store(word::STOP, Stop::Installed(7).encode());
+        let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
+        let worker = std::thread::spawn(move || session.step(7).unwrap());
+        while decode_step(launcher.load(word::PROGRESS)) != Some(7) {
+            std::thread::yield_now();
+        }
+        launcher.store(word::STOP, next.encode());
+        assert_eq!(worker.join().unwrap(), Directive::Continue, "{next:?}");
+    }
+}
+
+/// Real threads on real memory: two workers in lock step, and a launcher that installs at an
+/// arbitrary moment. Both stop at one step, which neither has begun.
+#[test]
+fn threads_agree_on_the_step() {
+    for round in 0..200u64 {
+        let files = [new_page(), new_page()];
+        let done = [const { AtomicU64::new(0) }; 2];
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = files
+                .iter()
+                .enumerate()
+                .map(|(me, file)| {
+                    let done = &done;
+                    let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
+                    scope.spawn(move || {
+                        for step in 0.. {
+                            if session.step(step).unwrap() != Directive::Continue {
+                                session.acknowledge(step);
+                                return step;
+                            }
+                            done[me].store(step + 1, Ordering::SeqCst);
+                            // A collective: nobody leaves the step before everybody is in it.
+                            while done[1 - me].load(Ordering::SeqCst) < step + 1 {
+                                std::thread::yield_now();
+                            }
+                        }
+                        unreachable!("the loop has no end")
+                    })
+                })
+                .collect();
+            let pages: Vec<_> = files
+                .iter()
+                .map(|file| Page::from_file(file).unwrap())
+                .collect();
+            while done[0].load(Ordering::SeqCst) < round % 17 {
+                std::thread::yield_now();
+            }
+            let proposed = done[0].load(Ordering::SeqCst) + round % 3;
+            let stop = pages
+                .iter()
+                .map(|page| {
+                    page.store(word::STOP, Stop::Installed(proposed).encode());
+                    Gate::default().install(decode_step(page.load(word::PROGRESS)), proposed)
+                })
+                .max()
+                .unwrap();
+            for page in &pages {
+                page.store(word::STOP, Stop::Confirmed(stop).encode());
+            }
+            for worker in workers {
+                assert_eq!(worker.join().unwrap(), stop);
+            }
+            assert!(
+                done.iter()
+                    .all(|steps| steps.load(Ordering::SeqCst) == stop)
+            );
+        });
+    }
+}
+
+/// One worker that does nothing but step, so that the launcher's two accesses often fall between
+/// its two: with these in the wrong order, this fails within a few rounds.
+#[test]
+fn a_worker_at_full_speed_never_passes_what_was_reported_for_it() {
+    // Rounds are cheap alone and dear on a busy machine, where fewer must do.
+    let enough = Instant::now() + Duration::from_secs(3);
+    for round in 0..1_500u64 {
+        if round > 100 && Instant::now() > enough {
+            break;
+        }
+        let file = new_page();
+        let launcher = Page::from_file(&file).unwrap();
+        let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
+        let worker = std::thread::spawn(move || {
+            (0..)
+                .find(|step| session.step(*step).unwrap() != Directive::Continue)
+                .unwrap()
+        });
+        let progress = || decode_step(launcher.load(word::PROGRESS));
+        while progress() < Some(100 + round % 7) {
+            std::hint::spin_loop();
+        }
+        launcher.store(word::STOP, Stop::Installed(0).encode());
+        let bound = Gate::default().install(progress(), 0);
+        launcher.store(word::STOP, Stop::Confirmed(bound).encode());
+        assert_eq!(worker.join().unwrap(), bound, "round {round}");
+    }
+}
+
+#[test]
+fn a_step_without_news_costs_well_below_a_microsecond() {
+    const STEPS: u64 = 200_000;
+    let file = new_page();
+    let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
+    // The best of several runs: other processes share the machine.
+    let best = (0..5)
+        .map(|run| {
+            let began = Instant::now();
+            for step in run * STEPS..(run + 1) * STEPS {
+                assert_eq!(session.step(step).unwrap(), Directive::Continue);
+            }
+            began.elapsed().as_nanos() / u128::from(STEPS)
+        })
+        .min()
+        .unwrap();
+    println!("{best} ns a step");
+    assert!(best < 1_000, "{best} ns a step");
+}
