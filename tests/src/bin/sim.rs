@@ -18,8 +18,18 @@ use muster_tests::sim::log::{Case, describe};
 use muster_tests::sim::run::{self, Report};
 use muster_tests::sim::setup::{Focus, Setup};
 
-fn main() -> Result<()> {
+fn main() -> std::process::ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
+    match command(&args) {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn command(args: &[String]) -> Result<()> {
     match args.first().map(String::as_str) {
         Some("run") => many(&args[1..]),
         Some("replay") => one(&args[1..]),

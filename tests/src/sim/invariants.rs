@@ -61,6 +61,8 @@ pub enum Violation {
     Unsendable(CodecError),
     #[error("an agent persisted a state that does not decode: {0}")]
     OwnState(CodecError),
+    #[error("an agent does not start on its own state: {0}")]
+    CannotStart(muster_protocol::agent::Error),
     #[error("a core panicked: {0}")]
     Panic(String),
 }
@@ -76,6 +78,10 @@ impl Violation {
 
     pub(super) fn own_state(error: CodecError) -> Violation {
         Violation::OwnState(error)
+    }
+
+    pub(super) fn cannot_start(error: muster_protocol::agent::Error) -> Violation {
+        Violation::CannotStart(error)
     }
 
     /// A short name, the same for the same rule.
@@ -102,6 +108,7 @@ impl Violation {
             Violation::OwnFrame(_) => "own frame",
             Violation::Unsendable(_) => "unsendable",
             Violation::OwnState(_) => "own state",
+            Violation::CannotStart(_) => "cannot start",
             Violation::Panic(_) => "panic",
         }
     }

@@ -82,6 +82,8 @@ pub struct Launcher {
     /// Unique in the run of the simulation.
     pub token: u32,
     pub conn: Option<ConnId>,
+    /// The connection before, which the agent still asks about.
+    pub last_conn: Option<ConnId>,
     pub run: Option<Run>,
     pub stubborn: bool,
     /// Starts that will fail.
@@ -123,6 +125,7 @@ impl Launcher {
             id: new.id,
             token: new.token,
             conn: None,
+            last_conn: None,
             run: None,
             stubborn: new.stubborn,
             trouble: new.trouble,
@@ -171,6 +174,7 @@ impl Launcher {
         store: bool,
     ) -> Vec<ToAgent> {
         self.conn = Some(conn);
+        self.last_conn = Some(conn);
         self.absences += 1;
         let running = self
             .run
@@ -190,6 +194,7 @@ impl Launcher {
                 store,
                 pid: self.token,
                 command: "train".into(),
+                log_dir: None,
             }),
             ToAgent::MasterPort { port: self.port },
         ];

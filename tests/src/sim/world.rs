@@ -130,6 +130,7 @@ impl World {
             cluster: "c".into(),
             host: String::new(),
             version: "sim".into(),
+            pid: 1,
             seed: 0,
             suspect_after: Span::from_secs(2),
             agent_grace: Span::from_secs(10),
@@ -272,7 +273,8 @@ impl World {
             ..World::config(&self.setup)
         };
         let jobs = n.disk.jobs.iter().map(|(k, b)| (k.clone(), b.clone()));
-        n.agent = Some(Agent::new(config, jobs.collect(), n.clock.local(now)));
+        let agent = Agent::new(config, jobs.collect(), n.clock.local(now));
+        n.agent = Some(agent.map_err(Violation::cannot_start)?);
         self.requests.push(Request::AgentUp { node });
         self.effects(node)
     }
@@ -599,7 +601,7 @@ impl World {
             self.requests.push(Request::LauncherDown {
                 node,
                 agent,
-                conn: l.conn,
+                conn: l.last_conn,
             });
         }
     }
