@@ -1,7 +1,8 @@
 //! The launcher's loop: wait for something, turn it into an event, apply it to the [`Session`],
 //! carry out the effects.
 
-use std::io;
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use tokio::time::{Instant, sleep_until};
 use super::control::{ControlPage, reason_of};
 use super::guard;
 use super::link::{Dial, LinkEvent, keep};
+use super::logs::has_files;
 use super::net;
 use super::options::Handled;
 use super::port::ReservedPort;
@@ -55,6 +57,8 @@ pub struct Driver {
     pub handled: Handled,
     /// The store's directory, for the registration.
     pub store: Option<OwnedFd>,
+    /// The unspecified address of the family that peers use.
+    unspecified: IpAddr,
     next_port: Option<ReservedPort>,
     used_ports: Vec<(Instant, ReservedPort)>,
     link: Option<mpsc::Sender<(ToAgent, Option<OwnedFd>)>>,
@@ -62,7 +66,7 @@ pub struct Driver {
     verdicts: (mpsc::Sender<Verdict>, mpsc::Receiver<Verdict>),
 }
 
-type Verdict = (Digest, u32, Result<std::net::IpAddr, String>);
+type Verdict = (Digest, u32, Result<IpAddr, String>);
 
 /// What the loop ended with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,8 +75,18 @@ pub struct Outcome {
 }
 
 impl Driver {
-    pub fn new(workers: Workers, handled: Handled, store: Option<OwnedFd>) -> Driver {
+    /// `best` is the address that is offered to peers first.
+    pub fn new(
+        workers: Workers,
+        handled: Handled,
+        store: Option<OwnedFd>,
+        best: Option<IpAddr>,
+    ) -> Driver {
         Driver {
+            unspecified: match best {
+                Some(IpAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
+                _ => Ipv4Addr::UNSPECIFIED.into(),
+            },
             workers,
             handled,
             store,
@@ -115,6 +129,7 @@ impl Driver {
                 }
                 _ = look.tick(), if session.is_draining() => self.look(&mut session),
                 _ = pages.tick(), if session.has_workers() => {
+                    self.release_ports();
                     let linked = self.linked();
                     if linked != self.was_linked {
                         self.was_linked = linked;
@@ -190,18 +205,21 @@ impl Driver {
         }
     }
 
-    fn fresh_port(&mut self, used: Option<u16>, session: &mut Session) {
+    fn release_ports(&mut self) {
         let at = Instant::now();
         self.used_ports.retain(|(until, _)| *until > at);
+    }
+
+    fn fresh_port(&mut self, used: Option<u16>, session: &mut Session) {
         let taken = self
             .next_port
             .as_ref()
             .is_none_or(|p| Some(p.port()) == used);
         if taken {
             if let Some(port) = self.next_port.take() {
-                self.used_ports.push((at + HOLD_PORT, port));
+                self.used_ports.push((Instant::now() + HOLD_PORT, port));
             }
-            match ReservedPort::reserve() {
+            match ReservedPort::reserve_on(self.unspecified) {
                 Ok(port) => self.next_port = Some(port),
                 Err(error) => say(&format!("no port could be reserved for a master: {error}")),
             }
@@ -257,17 +275,20 @@ impl Driver {
                     "these processes do not end although they were killed (a device or a file system hangs): {:?}",
                     self.workers.survivors()
                 )),
-                Effect::Exit { code, report } => {
+                Effect::Exit { code, report, root } => {
                     self.workers.close(code == 0);
-                    if !report.is_empty() {
-                        eprintln!("{report}");
-                    }
-                    if code != 0 {
-                        say(&format!("logs: {}", self.workers.root().path().display()));
+                    print(&report);
+                    if let Some(dir) = root.and_then(|rank| self.workers.dir_of(rank)) {
+                        say(&match has_files(&dir) {
+                            true => format!("logs of that rank: {}", dir.display()),
+                            false => "that rank has no log files; --log-dir DIR --tee 3 keeps them"
+                                .to_owned(),
+                        });
                     }
                     return Some(Outcome { code });
                 }
                 Effect::Abort { code } => {
+                    say("killing the workers");
                     self.abort();
                     return Some(Outcome { code });
                 }
@@ -347,9 +368,16 @@ fn asked(number: i32) -> Event {
     }
 }
 
-/// One line for the user.
+/// A message for the user, on stderr. Never fails: that nobody reads it is no reason to stop.
 pub fn say(text: &str) {
     for line in text.lines() {
-        eprintln!("muster: {line}");
+        print(&format!("muster: {line}"));
+    }
+}
+
+/// Lines for stderr, as they are.
+pub fn print(text: &str) {
+    if !text.is_empty() {
+        let _ = writeln!(io::stderr(), "{text}");
     }
 }

@@ -127,6 +127,13 @@ pub struct SocketDial(pub PathBuf);
 #[derive(Debug)]
 pub struct SocketLink(Conn);
 
+impl SocketLink {
+    /// A link over a connection that exists: one end of a [`socket::pair`], for an embedded agent.
+    pub fn over(conn: Conn) -> SocketLink {
+        SocketLink(conn)
+    }
+}
+
 impl Dial for SocketDial {
     type Link = SocketLink;
 

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use muster_protocol::LauncherId;
@@ -27,7 +28,14 @@ impl LogRoot {
         let base = base.map_or_else(std::env::temp_dir, Path::to_owned);
         let prefix = if temporary { "muster_" } else { "" };
         let dir = base.join(format!("{prefix}{job}_{launcher}"));
-        fs::create_dir_all(&dir)?;
+        let mut builder = fs::DirBuilder::new();
+        if temporary {
+            // Nobody else's business, and nobody else's to have made beforehand.
+            builder.mode(0o700);
+        } else {
+            fs::create_dir_all(&base)?;
+        }
+        builder.create(&dir)?;
         // Workers may change their working directory: the path in their environment is absolute.
         let dir = dir.canonicalize()?;
         Ok(LogRoot { dir, temporary })
@@ -56,12 +64,27 @@ impl LogRoot {
         Err(last)
     }
 
-    /// Removes a temporary folder; one that the user named is kept.
-    pub fn remove_if_temporary(&self) {
-        if self.temporary {
+    /// Removes a temporary folder after a success, or when no worker left a file in it. One that the
+    /// user named is kept.
+    pub fn clean(&self, success: bool) {
+        if self.temporary && (success || !has_files(&self.dir)) {
             let _ = fs::remove_dir_all(&self.dir);
         }
     }
+}
+
+/// Whether any file lies under a folder, three levels deep at most: run, attempt, local rank.
+pub fn has_files(dir: &Path) -> bool {
+    fn look(dir: &Path, depth: u32) -> bool {
+        let Ok(entries) = fs::read_dir(dir) else {
+            return false;
+        };
+        entries.flatten().any(|entry| {
+            let path = entry.path();
+            !path.is_dir() || (depth > 0 && look(&path, depth - 1))
+        })
+    }
+    look(dir, 2)
 }
 
 /// Opens a log for appending, so that a worker and its children never overwrite each other.
@@ -176,7 +199,7 @@ mod tests {
             .map(|n| root.attempt(n).unwrap().file_name().unwrap().to_owned())
             .to_vec();
         assert_eq!(names, ["attempt_0", "attempt_0.1", "attempt_1"]);
-        root.remove_if_temporary();
+        root.clean(true);
         assert!(root.path().exists());
     }
 }

@@ -53,7 +53,7 @@ pub fn main(mut args: RunArgs, argv: &[OsString]) -> ExitCode {
     let plan = match plan {
         Ok(plan) => plan,
         Err(error) => {
-            eprintln!("muster run: {error:#}");
+            drive::print(&format!("muster run: {error:#}"));
             return ExitCode::from(2);
         }
     };
@@ -68,7 +68,7 @@ pub fn main(mut args: RunArgs, argv: &[OsString]) -> ExitCode {
     {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("muster run: cannot start: {error}");
+            drive::print(&format!("muster run: cannot start: {error}"));
             return ExitCode::FAILURE;
         }
     };
@@ -78,7 +78,7 @@ pub fn main(mut args: RunArgs, argv: &[OsString]) -> ExitCode {
     match result {
         Ok(code) => ExitCode::from(u8::try_from(code.clamp(0, 255)).unwrap_or(1)),
         Err(error) => {
-            eprintln!("muster run: {error:#}");
+            drive::print(&format!("muster run: {error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -110,7 +110,7 @@ pub async fn launch(plan: Plan, dialer: impl Dial) -> anyhow::Result<i32> {
             .context("no random numbers from the kernel")?
             .to_be_bytes(),
     );
-    let bind = if plan.standalone {
+    let bind = if plan.loopback {
         Ipv4Addr::LOCALHOST
     } else {
         Ipv4Addr::UNSPECIFIED
@@ -118,6 +118,7 @@ pub async fn launch(plan: Plan, dialer: impl Dial) -> anyhow::Result<i32> {
     let guard = Guard::open(IpAddr::V4(bind), launcher).context("cannot open the guard port")?;
     let store = plan.store.as_deref().map(open_dir).transpose()?;
     let register = register(&plan, launcher, guard.port());
+    let best = register.addrs.first().copied();
     let setup = Setup {
         job: Job {
             id: plan.job,
@@ -134,7 +135,7 @@ pub async fn launch(plan: Plan, dialer: impl Dial) -> anyhow::Result<i32> {
     };
     let console = Console::start(std::io::stdout(), std::io::stderr())?;
     let workers = Workers::open(setup, console).context("cannot prepare for workers")?;
-    let driver = Driver::new(workers, plan.handled, store);
+    let driver = Driver::new(workers, plan.handled, store, best);
     let outcome = driver.run(Session::new(register), dialer).await?;
     Ok(outcome.code)
 }
@@ -146,7 +147,7 @@ fn register(plan: &Plan, launcher: LauncherId, guard_port: u16) -> Register {
         spec: plan.spec.clone(),
         slots: plan.slots,
         guard_port,
-        addrs: if plan.standalone {
+        addrs: if plan.loopback {
             vec![IpAddr::V4(Ipv4Addr::LOCALHOST)]
         } else {
             net::offered(plan.local_addr)

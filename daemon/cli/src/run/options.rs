@@ -88,6 +88,9 @@ pub struct Plan {
     pub endpoints: Vec<String>,
     /// One node on loopback: no other agent is called.
     pub standalone: bool,
+    /// Guard port and addresses on loopback only: with --standalone, and to be set for an embedded
+    /// agent that calls nobody.
+    pub loopback: bool,
     pub socket: Option<PathBuf>,
     pub store: Option<PathBuf>,
     pub state_dir: Option<PathBuf>,
@@ -192,6 +195,7 @@ impl Plan {
             handled: handled(&args.signals_to_handle)?,
             endpoints,
             standalone: args.standalone,
+            loopback: args.standalone,
             socket: args.socket,
             store: args.store,
             state_dir: args.state_dir,

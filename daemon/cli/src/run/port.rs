@@ -6,7 +6,7 @@
 //! between.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -18,12 +18,7 @@ pub struct ReservedPort {
 }
 
 impl ReservedPort {
-    /// Reserves a free port on all IPv4 addresses.
-    pub fn reserve() -> io::Result<ReservedPort> {
-        Self::reserve_on(IpAddr::V4(Ipv4Addr::UNSPECIFIED))
-    }
-
-    /// Reserves a free port on one address.
+    /// Reserves a free port on an address; on all of a family for the unspecified one.
     pub fn reserve_on(ip: IpAddr) -> io::Result<ReservedPort> {
         let addr = SocketAddr::new(ip, 0);
         let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
@@ -51,6 +46,8 @@ mod tests {
 
     use super::*;
 
+    const ANY: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
+
     /// Binds as a worker's TCPStore does (dual-stack when `host` is `::`) and takes a connection.
     const STORE: &str = "
 import socket, sys
@@ -64,7 +61,7 @@ c = socket.create_connection(('127.0.0.1', port)); s.accept()
 
     #[test]
     fn a_worker_can_listen_on_it_and_nobody_else_gets_it() {
-        let held = ReservedPort::reserve().unwrap();
+        let held = ReservedPort::reserve_on(ANY).unwrap();
         for host in ["0.0.0.0", "127.0.0.1", "::"] {
             let status = Command::new("python3")
                 .args(["-c", STORE, host, &held.port().to_string()])
@@ -77,7 +74,7 @@ c = socket.create_connection(('127.0.0.1', port)); s.accept()
         let addr = SocketAddr::from(([0, 0, 0, 0], held.port()));
         assert!(plain.bind(&addr.into()).is_err());
         let others: Vec<ReservedPort> = (0..300)
-            .map_while(|_| ReservedPort::reserve().ok())
+            .map_while(|_| ReservedPort::reserve_on(ANY).ok())
             .collect();
         assert!(others.len() == 300 && others.iter().all(|o| o.port() != held.port()));
     }

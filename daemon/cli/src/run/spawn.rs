@@ -1,7 +1,8 @@
-//! Starting workers, from one thread that lives as long as the launcher.
+//! Starting workers, from threads that live as long as the launcher.
 //!
 //! The parent-death signal of prctl(2) is bound to the *thread* that forked: were a worker started
-//! from a pool's thread, it would be killed when that thread ends.
+//! from a pool's thread, it would be killed when that thread ends. There are a few threads, because
+//! one waits for each program to be executed before it starts the next.
 
 use std::ffi::OsString;
 use std::io;
@@ -42,49 +43,56 @@ pub struct Request {
     pub pass: Option<OwnedFd>,
 }
 
-type Reply = (Vec<i32>, Option<io::Error>);
+/// At most so many workers are started at the same time.
+const THREADS: usize = 4;
 
-/// The thread that starts workers.
+type Order = (usize, Request, Sender<(usize, io::Result<i32>)>);
+
+/// The threads that start workers.
 #[derive(Debug)]
 pub struct Spawner {
-    orders: Sender<(Vec<Request>, Sender<Reply>)>,
+    threads: Vec<Sender<Order>>,
 }
 
 impl Spawner {
     pub fn start() -> io::Result<Spawner> {
-        let (orders, inbox) = mpsc::channel::<(Vec<Request>, Sender<Reply>)>();
-        std::thread::Builder::new()
-            .name("spawner".into())
-            .spawn(move || {
-                while let Ok((requests, reply)) = inbox.recv() {
-                    let _ = reply.send(spawn_all(requests));
-                }
-            })?;
-        Ok(Spawner { orders })
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = (0..cpus.min(THREADS))
+            .map(|_| {
+                let (orders, inbox) = mpsc::channel::<Order>();
+                std::thread::Builder::new()
+                    .name("spawner".into())
+                    .spawn(move || {
+                        while let Ok((at, request, reply)) = inbox.recv() {
+                            let _ = reply.send((at, spawn_one(request)));
+                        }
+                    })?;
+                Ok(orders)
+            })
+            .collect::<io::Result<_>>()?;
+        Ok(Spawner { threads })
     }
 
-    /// Starts workers in order, each in a session of its own, and returns when the last program was
-    /// executed. On an error the process ids of those that run already come with it. Nobody may
-    /// reap children meanwhile.
-    pub fn spawn(&self, requests: Vec<Request>) -> Reply {
-        let (reply, wait) = mpsc::channel();
-        let gone = || io::Error::other("the thread that starts workers is gone");
-        if self.orders.send((requests, reply)).is_err() {
-            return (Vec::new(), Some(gone()));
+    /// Starts workers, each in a session of its own, and returns when the last program was executed:
+    /// their process ids in order, or why one does not run. Nobody may reap children meanwhile.
+    pub fn spawn(&self, requests: Vec<Request>) -> Vec<io::Result<i32>> {
+        let mut results: Vec<io::Result<i32>> = requests
+            .iter()
+            .map(|_| Err(io::Error::other("a thread that starts workers is gone")))
+            .collect();
+        let (reply, replies) = mpsc::channel();
+        let threads = self.threads.iter().cycle();
+        for ((at, request), thread) in requests.into_iter().enumerate().zip(threads) {
+            let _ = thread.send((at, request, reply.clone()));
         }
-        wait.recv().unwrap_or_else(|_| (Vec::new(), Some(gone())))
-    }
-}
-
-fn spawn_all(requests: Vec<Request>) -> Reply {
-    let mut pids = Vec::new();
-    for request in requests {
-        match spawn_one(request) {
-            Ok(pid) => pids.push(pid),
-            Err(error) => return (pids, Some(error)),
+        drop(reply);
+        for (at, result) in replies {
+            if let Some(slot) = results.get_mut(at) {
+                *slot = result;
+            }
         }
+        results
     }
-    (pids, None)
 }
 
 fn spawn_one(request: Request) -> io::Result<i32> {

@@ -131,13 +131,19 @@ impl Workers {
             streams.push(pipes);
             workers.push(worker);
         }
-        let (pids, error) = self.spawner.spawn(requests);
-        for ((mut worker, pipes), pid) in workers.into_iter().zip(streams).zip(pids) {
-            worker.pid = pid;
-            self.workers.push(worker);
-            for mut stream in pipes {
-                stream.pid = pid;
-                self.pump.add(stream);
+        let mut error = None;
+        let results = self.spawner.spawn(requests);
+        for ((mut worker, pipes), result) in workers.into_iter().zip(streams).zip(results) {
+            match result {
+                Ok(pid) => {
+                    worker.pid = pid;
+                    self.workers.push(worker);
+                    for mut stream in pipes {
+                        stream.pid = pid;
+                        self.pump.add(stream);
+                    }
+                }
+                Err(failed) => error = Some(failed),
             }
         }
         let Some(error) = error else {
@@ -408,9 +414,7 @@ impl Workers {
         if let Some(sidecar) = self.sidecar.take() {
             sidecar.end();
         }
-        if success {
-            self.root.remove_if_temporary();
-        }
+        self.root.clean(success);
     }
 }
 

@@ -34,7 +34,8 @@ fn exit_codes_signals_and_last_words() {
         "{err}"
     );
     assert!(
-        err.contains("exit code 3\n    first\n    boom") && err.contains("logs: "),
+        err.contains("exit code 3\n    first\n    boom")
+            && err.contains("has no log files; --log-dir"),
         "{err}"
     );
 
@@ -369,4 +370,82 @@ fn waiting_is_said_once_per_change_and_a_refusal_ends_it() {
     assert_eq!(err.matches("muster: 1 of 2 nodes").count(), 1, "{err}");
     assert_eq!(err.matches("muster: 2 of 3 nodes").count(), 1, "{err}");
     assert!(err.contains("the job runs here already"), "{err}");
+}
+
+/// A worker that obeys its control page (the layout is that of muster_protocol::control).
+const OBEYS: &str = "
+import mmap, os, struct, time
+page = mmap.mmap(int(os.environ['MUSTER_CONTROL_FD']), 4096)
+load = lambda at: struct.unpack_from('<Q', page, at)[0]
+def store(at, value): struct.pack_into('<Q', page, at, value)
+assert page[:8] == b'MUSTERCP' and load(8) == 1
+store(272, 1)
+step, slow = 0, 0.01 if os.environ['RANK'] == '0' else 0.002
+while True:
+    store(256, step + 1)
+    stop = load(128)
+    if stop & 3 == 1 and step >= stop >> 2:
+        time.sleep(0.001)
+        continue
+    if stop & 3 == 2 and step >= stop >> 2:
+        open('stopped' + os.environ['RANK'], 'w').write(str(step))
+        store(264, step + 1)
+        raise SystemExit(0)
+    time.sleep(slow)
+    step += 1
+";
+
+#[test]
+fn workers_stop_at_the_step_that_was_agreed() {
+    let mut agent = Agent::new();
+    let _launcher = Launcher::start(
+        &agent,
+        &["--nproc-per-node=2", "--", "python3", "-c", OBEYS],
+    );
+    agent.accept();
+    let digest = agent.run(1);
+    assert_eq!(agent.fact(), ToAgent::TakesStopSteps { digest, yes: true });
+    let why = String::from("drain of another node");
+    agent.send(ToLauncher::InstallStop {
+        digest,
+        barrier: 1,
+        step: 3,
+        grace_ms: 60_000,
+        why: why.clone(),
+    });
+    let ToAgent::StopInstalled {
+        step, barrier: 1, ..
+    } = agent.fact()
+    else {
+        panic!("the step")
+    };
+    assert!(step >= 3);
+    // Given up once; then for good, one step later than this node asks for.
+    agent.send(ToLauncher::CancelStop { digest, barrier: 1 });
+    agent.send(ToLauncher::InstallStop {
+        digest,
+        barrier: 2,
+        step: step + 20,
+        grace_ms: 0,
+        why,
+    });
+    let ToAgent::StopInstalled {
+        step, barrier: 2, ..
+    } = agent.fact()
+    else {
+        panic!("the step")
+    };
+    agent.send(ToLauncher::ConfirmStop {
+        digest,
+        barrier: 2,
+        step: step + 1,
+    });
+    // Exit code 0 everywhere, but the work is not done.
+    assert_eq!(agent.fact(), ToAgent::Stopped { digest });
+    for rank in 0..2 {
+        assert_eq!(
+            read(&agent.path(&format!("stopped{rank}"))),
+            (step + 1).to_string()
+        );
+    }
 }

@@ -1,7 +1,8 @@
 //! An agent that only speaks the local frames, and a launcher process to talk to.
 
-use std::io::{Read, Write};
+use std::io::{IoSliceMut, Write};
 use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 use muster_protocol::codec::{self, Deframer};
 use muster_protocol::local::{Register, Start, ToAgent, ToLauncher};
 use muster_protocol::{Digest, LauncherId, NodeId};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use tempfile::TempDir;
 
 /// The bound of every wait.
@@ -30,6 +32,8 @@ pub(crate) struct Agent {
     deframer: Deframer,
     pub(crate) register: Option<Register>,
     pub(crate) port: u16,
+    /// Descriptors that came with frames.
+    pub(crate) fds: Vec<OwnedFd>,
     pub(crate) dir: TempDir,
 }
 
@@ -43,6 +47,7 @@ impl Agent {
             deframer: Deframer::default(),
             register: None,
             port: 0,
+            fds: Vec::new(),
             dir,
         }
     }
@@ -96,11 +101,30 @@ impl Agent {
             let socket = self.socket.as_mut().unwrap();
             socket.set_read_timeout(Some(left)).unwrap();
             let mut buffer = [0; 4096];
-            match socket.read(&mut buffer) {
-                Ok(0) => return None,
-                Ok(n) => self.deframer.push(&buffer[..n]),
-                Err(_) => return None,
+            let mut pieces = [IoSliceMut::new(&mut buffer)];
+            let mut rights = nix::cmsg_space!([RawFd; 4]);
+            let fd = socket.as_raw_fd();
+            let got = recvmsg::<()>(
+                fd,
+                &mut pieces,
+                Some(&mut rights),
+                MsgFlags::MSG_CMSG_CLOEXEC,
+            );
+            let Ok(got) = got else { return None };
+            for message in got.cmsgs().unwrap() {
+                if let ControlMessageOwned::ScmRights(fds) = message {
+                    // SAFETY: the kernel just made these descriptors for us.
+                    self.fds.extend(
+                        fds.into_iter()
+                            .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }),
+                    );
+                }
             }
+            let length = got.bytes;
+            if length == 0 {
+                return None;
+            }
+            self.deframer.push(&buffer[..length]);
         }
     }
 
@@ -185,20 +209,48 @@ impl Launcher {
     }
 
     pub(crate) fn start_with(agent: &Agent, args: &[&str], env: &[(&str, &str)]) -> Launcher {
+        Self::spawn(agent, &[env!("CARGO_BIN_EXE_muster")], args, env)
+    }
+
+    /// With a terminal as stdin, stdout and stderr; all of its output is in [`out`](Self::out).
+    pub(crate) fn start_on_terminal(agent: &Agent, args: &[&str]) -> Launcher {
+        let program =
+            "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))";
+        let before = ["python3", "-c", program, env!("CARGO_BIN_EXE_muster")];
+        Self::spawn(agent, &before, args, &[])
+    }
+
+    /// With pipes as stdout and stderr whose readers are gone.
+    pub(crate) fn start_unread(agent: &Agent, args: &[&str]) -> Launcher {
+        let closed = || Stdio::from(nix::unistd::pipe().unwrap().1);
+        let mut command = Self::command(agent, &[env!("CARGO_BIN_EXE_muster")], args, &[]);
+        let child = command.stdout(closed()).stderr(closed()).spawn().unwrap();
         let (out, err) = (agent.path("out"), agent.path("err"));
-        let child = Command::new(env!("CARGO_BIN_EXE_muster"))
+        Launcher { child, out, err }
+    }
+
+    fn spawn(agent: &Agent, before: &[&str], args: &[&str], env: &[(&str, &str)]) -> Launcher {
+        let (out, err) = (agent.path("out"), agent.path("err"));
+        let child = Self::command(agent, before, args, env)
+            .stdout(std::fs::File::create(&out).unwrap())
+            .stderr(std::fs::File::create(&err).unwrap())
+            .spawn()
+            .unwrap();
+        Launcher { child, out, err }
+    }
+
+    fn command(agent: &Agent, before: &[&str], args: &[&str], env: &[(&str, &str)]) -> Command {
+        let mut command = Command::new(before[0]);
+        command
+            .args(&before[1..])
             .arg("run")
             .arg("--socket")
             .arg(agent.path("sock"))
             .args(args)
             .envs(env.iter().copied())
             .current_dir(agent.dir.path())
-            .stdin(Stdio::null())
-            .stdout(std::fs::File::create(&out).unwrap())
-            .stderr(std::fs::File::create(&err).unwrap())
-            .spawn()
-            .unwrap();
-        Launcher { child, out, err }
+            .stdin(Stdio::null());
+        command
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -220,11 +272,11 @@ impl Launcher {
     }
 
     pub(crate) fn out(&self) -> String {
-        std::fs::read_to_string(&self.out).unwrap()
+        std::fs::read_to_string(&self.out).unwrap_or_default()
     }
 
     pub(crate) fn err(&self) -> String {
-        std::fs::read_to_string(&self.err).unwrap()
+        std::fs::read_to_string(&self.err).unwrap_or_default()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use muster_protocol::local::{ToAgent, ToLauncher};
@@ -251,4 +252,58 @@ fn the_same_start_twice_starts_once() {
     agent.stop(digest, 500);
     assert_eq!(agent.fact(), ToAgent::Stopped { digest });
     assert_eq!(read(&agent.path("started")), "x\n");
+}
+
+#[test]
+fn on_a_terminal_every_line_names_its_rank() {
+    let mut agent = Agent::new();
+    let script = "[ -t 0 ] && echo out$RANK; echo err$RANK >&2";
+    let mut launcher =
+        Launcher::start_on_terminal(&agent, &["--nproc-per-node=2", "--", "sh", "-c", script]);
+    agent.accept();
+    let digest = agent.run(1);
+    assert_eq!(agent.fact(), ToAgent::Finished { digest });
+    agent.end(0, "");
+    assert!(launcher.wait().success());
+    let out = launcher.out();
+    let mut lines: Vec<&str> = out.lines().map(str::trim_end).collect();
+    lines.sort_unstable();
+    let expected = [
+        "[rank0]: err0",
+        "[rank0]: out0",
+        "[rank1]: err1",
+        "[rank1]: out1",
+    ];
+    assert_eq!(lines, expected);
+}
+
+#[test]
+fn the_store_is_passed_as_a_descriptor() {
+    let mut agent = Agent::new();
+    fs::create_dir(agent.path("store")).unwrap();
+    fs::write(agent.path("store/mark"), "").unwrap();
+    let _launcher = Launcher::start(&agent, &["--store", "store", "x.py"]);
+    for _ in 0..2 {
+        agent.accept();
+        assert!(agent.register.as_ref().unwrap().store);
+        let fd = agent.fds.pop().unwrap();
+        let mark = format!("/proc/self/fd/{}/mark", fd.as_raw_fd());
+        assert!(fs::exists(mark).unwrap());
+        // An agent that comes back gets it again.
+        agent.hang_up();
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_does_not_end_the_training() {
+    let mut agent = Agent::new();
+    let script = "until [ -e go ]; do sleep 0.01; done; i=0; while [ $i -lt 2000 ]; do echo $i; echo $i >&2; i=$((i+1)); done; echo done > done";
+    let mut launcher = Launcher::start_unread(&agent, &["-t", "3", "--", "sh", "-c", script]);
+    agent.accept();
+    let digest = agent.run(1);
+    fs::write(agent.path("go"), "").unwrap();
+    assert_eq!(agent.fact(), ToAgent::Finished { digest });
+    assert_eq!(read(&agent.path("done")), "done\n");
+    agent.end(0, "a report that nobody reads");
+    assert_eq!(launcher.wait().code(), Some(0));
 }

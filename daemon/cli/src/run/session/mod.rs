@@ -5,14 +5,17 @@
 //! what runs (R17). It holds the facts of the newest generation and tells them again to an agent
 //! that comes back, so that a crash of the agent at any moment loses none; every fact is idempotent.
 
+mod generation;
+mod leaving;
+
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use muster_protocol::local::{Register, Start, ToAgent, ToLauncher, WorkerExit};
 use muster_protocol::{Digest, Span, Time};
 
-use super::report;
-use super::workers::Left;
+use crate::run::report;
+use crate::run::workers::Left;
 
 /// Generations that are remembered by digest, to tell older from newer.
 const REMEMBERED: usize = 64;
@@ -101,10 +104,12 @@ pub enum Effect {
     Say(String),
     /// Name what cannot be killed.
     NameSurvivors,
-    /// Nothing runs: print the report and exit.
+    /// Nothing runs: print the report and exit. `root` is the local rank of the root cause, if it
+    /// was on this node.
     Exit {
         code: i32,
         report: String,
+        root: Option<u16>,
     },
     /// Kill what runs and exit without waiting for anyone.
     Abort {
@@ -306,6 +311,11 @@ impl Session {
         }
     }
 
+    fn exit_now(&mut self, code: i32, report: String) {
+        let root = report::root_cause(&self.failures).map(|e| e.local_rank);
+        self.effects.push_back(Effect::Exit { code, report, root });
+    }
+
     fn runs(&self, digest: Digest) -> bool {
         self.current
             .as_ref()
@@ -382,331 +392,6 @@ impl Session {
         }
     }
 
-    fn start(&mut self, start: Start, now: Time) {
-        if self.ending.is_some() {
-            return;
-        }
-        let key = (start.digest, start.attempt);
-        if let Some((digest, number, attempt)) = self.newest {
-            if (digest, attempt) == key {
-                // Known: say again what became of it.
-                for frame in self.facts.clone() {
-                    self.send(frame);
-                }
-                return;
-            }
-            let newer = if digest == start.digest {
-                start.attempt > attempt
-            } else if self.age(start.digest).is_some() {
-                false
-            } else {
-                // A lower number is another lineage, which this job joined; that is only taken up
-                // when nothing runs, so that a late START never ends newer workers.
-                start.number > number || (self.current.is_none() && self.pending.is_none())
-            };
-            if !newer {
-                return;
-            }
-        }
-        if self.age(start.digest).is_none() {
-            if self.seen.len() == REMEMBERED {
-                self.seen.pop_front();
-            }
-            self.seen.push_back(start.digest);
-        }
-        self.newest = Some((start.digest, start.number, start.attempt));
-        self.facts.clear();
-        self.failures.clear();
-        self.waiting.clear();
-        if self.current.as_ref().is_some_and(|c| c.stopping.is_none()) {
-            // A decided newer generation ends the one before, should its stop have been lost.
-            let grace = self.register.spec.loss_grace();
-            self.begin_stop(libc::SIGTERM, grace, None, now);
-        }
-        let verified = if start.master_launcher == self.register.launcher {
-            Some(Ok(start.master.ip()))
-        } else {
-            self.effects.push_back(Effect::VerifyMaster(start.clone()));
-            None
-        };
-        self.pending = Some(Pending { start, verified });
-        self.try_spawn();
-    }
-
-    /// Spawns once the master is verified and what ran before is gone.
-    fn try_spawn(&mut self) {
-        if self.current.is_some() || self.ending.is_some() {
-            return;
-        }
-        let Some(Pending {
-            start,
-            verified: Some(verified),
-        }) = self.pending.clone()
-        else {
-            return;
-        };
-        match verified {
-            Ok(local) => self.effects.push_back(Effect::Spawn { start, local }),
-            Err(reason) => {
-                self.pending = None;
-                self.fact(ToAgent::StartFailed {
-                    digest: start.digest,
-                    attempt: start.attempt,
-                    reason,
-                });
-            }
-        }
-    }
-
-    fn verified(&mut self, digest: Digest, attempt: u32, result: Result<IpAddr, String>) {
-        let asked = self
-            .pending
-            .as_mut()
-            .filter(|p| (p.start.digest, p.start.attempt) == (digest, attempt));
-        if let Some(pending) = asked {
-            pending.verified = Some(result);
-            self.try_spawn();
-        }
-    }
-
-    fn spawned(&mut self, result: Result<(), String>, now: Time) {
-        let Some(Pending { start, .. }) = self.pending.take() else {
-            return;
-        };
-        let mine = start.master_launcher == self.register.launcher;
-        let used = mine.then_some(start.master.port());
-        let (digest, attempt) = (start.digest, start.attempt);
-        let mut current = Current {
-            running: start.slots,
-            start,
-            failed: Vec::new(),
-            acknowledged: false,
-            unstarted: None,
-            stopping: None,
-        };
-        match result {
-            Ok(()) => self.fact(ToAgent::Started { digest, attempt }),
-            Err(reason) => {
-                self.say(reason.clone());
-                // Those that started before the failure are killed, but not reaped yet.
-                current.running = 0;
-                current.unstarted = Some(reason);
-                current.stopping = Some(Stopping {
-                    kill_at: now,
-                    since_kill: None,
-                    named: false,
-                    finished: false,
-                    told: None,
-                });
-            }
-        }
-        self.current = Some(current);
-        self.effects.push_back(Effect::FreshPort { used });
-    }
-
-    fn exit(&mut self, exit: WorkerExit, acknowledged: bool, now: Time) {
-        let Some(current) = &mut self.current else {
-            return;
-        };
-        current.running = current.running.saturating_sub(1);
-        current.acknowledged |= acknowledged;
-        let all = current.running == 0;
-        if current.stopping.is_some() {
-            return;
-        }
-        let digest = current.start.digest;
-        if exit.code != 0 {
-            current.failed.push(exit.clone());
-            self.failures.push(exit.clone());
-            self.fact(ToAgent::Exited { digest, exit });
-        }
-        if all {
-            let grace = self.register.spec.stop_grace().min(LEFTOVER_GRACE);
-            self.begin_stop(libc::SIGTERM, grace, None, now);
-            if let Some(current) = &mut self.current {
-                // A worker that stopped at a step has not finished its work.
-                let clean = current.failed.is_empty() && !current.acknowledged;
-                if let Some(stopping) = &mut current.stopping {
-                    stopping.finished = clean;
-                }
-            }
-        }
-    }
-
-    fn left(&mut self, left: Left, now: Time) {
-        let Some(current) = &mut self.current else {
-            return;
-        };
-        let Some(stopping) = &mut current.stopping else {
-            return;
-        };
-        match left {
-            Left::Workers | Left::Groups => {}
-            Left::Escaped => {
-                // They left their group, so no signal reached them: no grace for them.
-                if stopping.since_kill.is_none() {
-                    stopping.kill_at = now;
-                    self.handle_timeout(now);
-                }
-            }
-            Left::Nothing => {
-                let (finished, told) = (stopping.finished, stopping.told);
-                let (digest, attempt) = (current.start.digest, current.start.attempt);
-                let unstarted = current.unstarted.take();
-                self.current = None;
-                if let Some(reason) = unstarted {
-                    self.fact(ToAgent::StartFailed {
-                        digest,
-                        attempt,
-                        reason,
-                    });
-                }
-                match told {
-                    // What was told to stop is this generation or a newer one.
-                    Some(digest) => self.fact(ToAgent::Stopped { digest }),
-                    None if finished => self.fact(ToAgent::Finished { digest }),
-                    None => self.fact(ToAgent::Stopped { digest }),
-                }
-                if let Some((code, report)) = self.ending.clone() {
-                    self.effects.push_back(Effect::Exit { code, report });
-                } else {
-                    self.try_spawn();
-                }
-            }
-        }
-    }
-
-    /// STOP and PREEMPT: both end this generation and every earlier one.
-    fn stop(&mut self, digest: Digest, signal: i32, grace_ms: u32, why: &str, now: Time) {
-        let Some(age) = self.age(digest) else {
-            // Never started here. What runs may be newer, so it is left alone.
-            if self.current.is_none() && self.pending.is_none() {
-                self.send(ToAgent::Stopped { digest });
-            }
-            return;
-        };
-        let pending = self.pending.as_ref().map(|p| p.start.digest);
-        if pending.is_some_and(|d| self.age(d) <= Some(age)) {
-            self.pending = None;
-        }
-        let current = self.current.as_ref();
-        match current.map(|c| (self.age(c.start.digest) <= Some(age), c.stopping.is_some())) {
-            Some((true, already)) => {
-                if !already && !why.is_empty() {
-                    self.say(format!("stopping the workers: {why}"));
-                }
-                self.begin_stop(
-                    signal,
-                    Span::from_millis(grace_ms.into()),
-                    Some(digest),
-                    now,
-                );
-            }
-            // Newer workers run, or nothing: either way none of that generation does.
-            Some((false, _)) | None => {
-                let stopped = ToAgent::Stopped { digest };
-                if self.current.is_none() {
-                    self.fact(stopped);
-                } else {
-                    self.send(stopped);
-                }
-            }
-        }
-    }
-
-    /// Signals the workers, or shortens the grace of a stop under way: it is never made longer.
-    fn begin_stop(&mut self, signal: i32, grace: Span, told: Option<Digest>, now: Time) {
-        let Some(current) = &mut self.current else {
-            return;
-        };
-        let kill_at = now + grace;
-        match &mut current.stopping {
-            None => {
-                current.stopping = Some(Stopping {
-                    kill_at,
-                    since_kill: None,
-                    named: false,
-                    finished: false,
-                    told,
-                });
-                self.effects.push_back(Effect::Signal(signal));
-            }
-            Some(stopping) => {
-                if stopping.since_kill.is_none() && kill_at < stopping.kill_at {
-                    stopping.kill_at = kill_at;
-                    self.effects.push_back(Effect::Signal(signal));
-                }
-                stopping.told = told.or(stopping.told);
-            }
-        }
-    }
-
-    /// The job is over for this launcher.
-    fn end(&mut self, code: i32, report: String, now: Time) {
-        if self.ending.is_some() {
-            return;
-        }
-        let report = report::with_local(&report, code, &self.failures);
-        self.pending = None;
-        self.leave_by = None;
-        self.ending = Some((code, report.clone()));
-        if self.current.is_some() {
-            let grace = self.register.spec.loss_grace();
-            self.begin_stop(libc::SIGTERM, grace, None, now);
-        } else {
-            self.effects.push_back(Effect::Exit { code, report });
-        }
-    }
-
-    /// No agent to ask: stop what runs here with the agreed signal and exit.
-    fn end_alone(&mut self, code: i32, now: Time) {
-        self.pending = None;
-        self.ending = Some((code, String::new()));
-        if self.current.is_some() {
-            let spec = &self.register.spec;
-            let (signal, grace) = (spec.preempt_signal, spec.stop_grace());
-            self.begin_stop(signal, grace, None, now);
-        } else {
-            self.effects.push_back(Effect::Exit {
-                code,
-                report: String::new(),
-            });
-        }
-    }
-
-    fn interrupt(&mut self, now: Time) {
-        const CODE: i32 = 128 + libc::SIGINT;
-        self.interrupts += 1;
-        if self.interrupts > 1 {
-            self.effects.push_back(Effect::Abort { code: CODE });
-        } else if self.ending.is_none() {
-            self.say("stopping; Ctrl-C again kills");
-            if self.link {
-                self.wish(ToAgent::Cancel);
-            } else {
-                self.end_alone(CODE, now);
-            }
-        }
-    }
-
-    fn terminate(&mut self, signal: i32, now: Time) {
-        if self.ending.is_some() || self.leave_by.is_some() {
-            return;
-        }
-        let code = 128 + signal;
-        let grace = self.register.spec.stop_grace();
-        self.say(format!(
-            "told to leave by signal {signal}; this node goes within {grace}"
-        ));
-        if self.link {
-            self.leave_by = Some((now + grace, code));
-            let grace_ms = self.register.spec.stop_grace_ms;
-            self.wish(ToAgent::Leave { grace_ms });
-        } else {
-            self.end_alone(code, now);
-        }
-    }
-
     fn takes_stop_steps(&mut self, yes: bool) {
         let Some(digest) = self.current.as_ref().map(|c| c.start.digest) else {
             return;
@@ -721,5 +406,4 @@ impl Session {
 }
 
 #[cfg(test)]
-#[path = "session_tests.rs"]
 mod tests;

@@ -1,0 +1,72 @@
+//! How a launcher's part in a job ends: by the agent's word, by a signal, or alone.
+
+use muster_protocol::Time;
+use muster_protocol::local::ToAgent;
+
+use super::{Effect, Session};
+use crate::run::report;
+
+impl Session {
+    /// The job is over for this launcher.
+    pub(super) fn end(&mut self, code: i32, report: String, now: Time) {
+        if self.ending.is_some() {
+            return;
+        }
+        let report = report::with_local(&report, code, &self.failures);
+        self.pending = None;
+        self.leave_by = None;
+        self.ending = Some((code, report.clone()));
+        if self.current.is_some() {
+            let grace = self.register.spec.loss_grace();
+            self.begin_stop(libc::SIGTERM, grace, None, now);
+        } else {
+            self.exit_now(code, report);
+        }
+    }
+
+    /// No agent to ask: stop what runs here with the agreed signal and exit.
+    pub(super) fn end_alone(&mut self, code: i32, now: Time) {
+        self.pending = None;
+        self.ending = Some((code, String::new()));
+        if self.current.is_some() {
+            let spec = &self.register.spec;
+            let (signal, grace) = (spec.preempt_signal, spec.stop_grace());
+            self.begin_stop(signal, grace, None, now);
+        } else {
+            self.exit_now(code, String::new());
+        }
+    }
+
+    pub(super) fn interrupt(&mut self, now: Time) {
+        const CODE: i32 = 128 + libc::SIGINT;
+        self.interrupts += 1;
+        if self.interrupts > 1 {
+            self.effects.push_back(Effect::Abort { code: CODE });
+        } else if self.ending.is_none() {
+            self.say("stopping; Ctrl-C again kills");
+            if self.link {
+                self.wish(ToAgent::Cancel);
+            } else {
+                self.end_alone(CODE, now);
+            }
+        }
+    }
+
+    pub(super) fn terminate(&mut self, signal: i32, now: Time) {
+        if self.ending.is_some() || self.leave_by.is_some() {
+            return;
+        }
+        let code = 128 + signal;
+        let grace = self.register.spec.stop_grace();
+        self.say(format!(
+            "told to leave by signal {signal}; this node goes within {grace}"
+        ));
+        if self.link {
+            self.leave_by = Some((now + grace, code));
+            let grace_ms = self.register.spec.stop_grace_ms;
+            self.wish(ToAgent::Leave { grace_ms });
+        } else {
+            self.end_alone(code, now);
+        }
+    }
+}

@@ -1,0 +1,317 @@
+use std::net::SocketAddr;
+
+use muster_protocol::LauncherId;
+use muster_protocol::record::Place;
+use muster_protocol::spec::JobSpec;
+
+use super::*;
+
+const ME: LauncherId = LauncherId([1; 8]);
+const LOCAL: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
+struct World {
+    session: Session,
+    now: Time,
+}
+
+fn digest(n: u8) -> Digest {
+    Digest([n; 32])
+}
+
+fn start(n: u8, attempt: u32) -> Start {
+    let addr = SocketAddr::from(([127, 0, 0, 1], 1000 + u16::from(n)));
+    Start {
+        digest: digest(n),
+        attempt,
+        number: n.into(),
+        node_rank: 0,
+        nodes: 1,
+        first_rank: 0,
+        slots: 2,
+        world: 2,
+        master: addr,
+        master_guard: addr,
+        master_launcher: ME,
+        restart_count: 0,
+        why: String::new(),
+    }
+}
+
+fn exit(local_rank: u16, code: i32) -> Event {
+    let exit = WorkerExit {
+        rank: local_rank.into(),
+        local_rank,
+        pid: 10,
+        code,
+        signal: None,
+        at_ms: 0,
+        tail: String::new(),
+    };
+    Event::Exit {
+        exit,
+        acknowledged: false,
+    }
+}
+
+impl World {
+    fn new() -> World {
+        let session = Session::new(Register {
+            launcher: ME,
+            job: "j".into(),
+            spec: JobSpec::default(),
+            slots: 2,
+            guard_port: 1,
+            addrs: vec![LOCAL],
+            place: Place::default(),
+            running: None,
+            store: false,
+            pid: 1,
+            command: String::new(),
+        });
+        let mut world = World {
+            session,
+            now: Time(1_000_000_000),
+        };
+        world.on(Event::LinkUp);
+        world
+    }
+
+    /// The effects of an event, without what is said.
+    fn on(&mut self, event: Event) -> Vec<Effect> {
+        self.session.handle(event, self.now);
+        self.effects()
+    }
+
+    fn effects(&mut self) -> Vec<Effect> {
+        std::iter::from_fn(|| self.session.poll_effect())
+            .filter(|e| !matches!(e, Effect::Say(_)))
+            .collect()
+    }
+
+    fn frame(&mut self, frame: ToLauncher) -> Vec<Effect> {
+        self.on(Event::Frame(frame))
+    }
+
+    fn start(&mut self, n: u8) -> Vec<Effect> {
+        self.frame(ToLauncher::Start(start(n, 1)))
+    }
+
+    fn running(n: u8) -> World {
+        let mut world = World::new();
+        assert_eq!(world.start(n), [spawn(n)]);
+        world.on(Event::Spawned { result: Ok(()) });
+        world
+    }
+
+    fn stop(&mut self, n: u8, grace_ms: u32) -> Vec<Effect> {
+        self.frame(ToLauncher::Stop {
+            digest: digest(n),
+            grace_ms,
+            why: String::new(),
+        })
+    }
+
+    fn gone(&mut self) -> Vec<Effect> {
+        self.on(exit(0, 143));
+        self.on(exit(1, 143));
+        self.on(Event::Left(Left::Nothing))
+    }
+
+    fn pass(&mut self, ms: u64) -> Vec<Effect> {
+        self.now += Span::from_millis(ms);
+        self.session.handle_timeout(self.now);
+        self.effects()
+    }
+}
+
+fn spawn(n: u8) -> Effect {
+    Effect::Spawn {
+        start: start(n, 1),
+        local: LOCAL,
+    }
+}
+
+fn stopped(n: u8) -> Effect {
+    Effect::Send(ToAgent::Stopped { digest: digest(n) })
+}
+
+fn finished(n: u8) -> Effect {
+    Effect::Send(ToAgent::Finished { digest: digest(n) })
+}
+
+#[test]
+fn a_newer_start_ends_the_older_workers_first() {
+    let mut world = World::running(1);
+    assert_eq!(world.start(2), [Effect::Signal(libc::SIGTERM)]);
+    assert_eq!(world.pass(199), []);
+    assert_eq!(world.pass(1), [Effect::Kill]);
+    assert_eq!(world.pass(50), [Effect::Kill]);
+    assert_eq!(world.gone(), [stopped(1), spawn(2)]);
+}
+
+#[test]
+fn nothing_older_acts_on_what_runs() {
+    let mut world = World::running(1);
+    world.stop(1, 100);
+    world.start(2);
+    assert_eq!(world.gone(), [stopped(1), spawn(2)]);
+    world.on(Event::Spawned { result: Ok(()) });
+    assert_eq!(world.stop(1, 0), [stopped(1)]);
+    assert_eq!(world.start(1), []);
+    // One that never started here may be older: it stops nothing.
+    assert_eq!(world.stop(9, 0), []);
+    // Another lineage's lower number does not end newer workers either.
+    assert_eq!(world.start(0), []);
+    assert!(world.session.runs(digest(2)));
+}
+
+#[test]
+fn a_lineage_with_lower_numbers_is_joined_when_nothing_runs() {
+    let mut world = World::running(7);
+    world.stop(7, 100);
+    world.gone();
+    assert_eq!(world.start(3), [spawn(3)]);
+    // What was left behind stays behind.
+    world.on(Event::Spawned { result: Ok(()) });
+    assert_eq!(world.start(7), []);
+}
+
+#[test]
+fn a_grace_is_only_ever_shortened() {
+    let mut world = World::running(1);
+    assert_eq!(world.stop(1, 30_000), [Effect::Signal(libc::SIGTERM)]);
+    assert_eq!(world.stop(1, 60_000), []);
+    assert_eq!(world.stop(1, 100), [Effect::Signal(libc::SIGTERM)]);
+    assert_eq!(world.pass(100), [Effect::Kill]);
+    assert_eq!(world.stop(1, 60_000), []);
+    assert_eq!(world.gone(), [stopped(1)]);
+}
+
+#[test]
+fn the_facts_are_told_again_to_an_agent_that_comes_back() {
+    let mut world = World::running(1);
+    world.on(Event::LinkDown);
+    assert_eq!(world.on(exit(0, 3)), []);
+    assert_eq!(
+        world.on(Event::Terminate { signal: 15 }),
+        [Effect::Signal(15)]
+    );
+    let told = world.on(Event::LinkUp);
+    let Some(Effect::Send(ToAgent::Register(register))) = told.first() else {
+        panic!("{told:?}")
+    };
+    assert_eq!(register.running, Some(digest(1)));
+    assert!(told.contains(&Effect::Send(ToAgent::Started {
+        digest: digest(1),
+        attempt: 1
+    })));
+    assert!(
+        told.iter()
+            .any(|e| matches!(e, Effect::Send(ToAgent::Exited { .. })))
+    );
+}
+
+#[test]
+fn finished_means_that_all_ended_well_and_nothing_is_left() {
+    let mut world = World::running(1);
+    assert_eq!(world.on(exit(0, 0)), []);
+    assert_eq!(world.on(exit(1, 0)), [Effect::Signal(libc::SIGTERM)]);
+    assert_eq!(world.on(Event::Left(Left::Groups)), []);
+    // What left its group got no signal.
+    assert_eq!(world.on(Event::Left(Left::Escaped)), [Effect::Kill]);
+    assert_eq!(world.on(Event::Left(Left::Nothing)), [finished(1)]);
+
+    let mut world = World::running(1);
+    let one_failed = world.on(exit(0, 3));
+    assert!(matches!(
+        one_failed[..],
+        [Effect::Send(ToAgent::Exited { .. })]
+    ));
+    world.on(exit(1, 0));
+    assert_eq!(world.on(Event::Left(Left::Nothing)), [stopped(1)]);
+
+    // Stopped at a step, with exit code 0: there is more to do.
+    let mut world = World::running(1);
+    world.on(exit(0, 0));
+    let Event::Exit { exit, .. } = exit(1, 0) else {
+        return;
+    };
+    world.on(Event::Exit {
+        exit,
+        acknowledged: true,
+    });
+    assert_eq!(world.on(Event::Left(Left::Nothing)), [stopped(1)]);
+}
+
+#[test]
+fn a_failed_start_is_told_when_nothing_of_it_runs() {
+    let mut world = World::new();
+    world.start(1);
+    let told = world.on(Event::Spawned {
+        result: Err("no".into()),
+    });
+    assert_eq!(told, [Effect::FreshPort { used: Some(1001) }]);
+    assert_eq!(world.pass(0), [Effect::Kill]);
+    let failed = Effect::Send(ToAgent::StartFailed {
+        digest: digest(1),
+        attempt: 1,
+        reason: "no".into(),
+    });
+    let told = world.on(Event::Left(Left::Nothing));
+    assert_eq!(told, std::slice::from_ref(&failed));
+    // The same START again: the same answer, no second try.
+    assert_eq!(world.start(1), [failed]);
+    // Another attempt is another START.
+    let again = world.frame(ToLauncher::Start(start(1, 2)));
+    assert!(matches!(again[..], [Effect::Spawn { .. }]));
+}
+
+#[test]
+fn a_late_verdict_about_a_stopped_generation_starts_nothing() {
+    let mut world = World::new();
+    let mut other = start(1, 1);
+    other.master_launcher = LauncherId([2; 8]);
+    let asked = world.frame(ToLauncher::Start(other));
+    assert!(matches!(asked[..], [Effect::VerifyMaster(_)]));
+    assert_eq!(world.stop(1, 0), [stopped(1)]);
+    let verdict = Event::Verified {
+        digest: digest(1),
+        attempt: 1,
+        result: Ok(LOCAL),
+    };
+    assert_eq!(world.on(verdict), []);
+}
+
+#[test]
+fn the_end_waits_for_the_workers() {
+    let mut world = World::running(1);
+    let end = ToLauncher::End {
+        code: 3,
+        report: "r".into(),
+    };
+    assert_eq!(world.frame(end.clone()), [Effect::Signal(libc::SIGTERM)]);
+    assert_eq!(world.start(2), []);
+    let exit = Effect::Exit {
+        code: 3,
+        report: "r".into(),
+        root: None,
+    };
+    assert_eq!(world.gone(), [stopped(1), exit.clone()]);
+    let mut idle = World::new();
+    assert_eq!(idle.frame(end), [exit]);
+}
+
+#[test]
+fn told_to_leave_it_goes_even_if_the_agent_does_nothing() {
+    let mut world = World::running(1);
+    let leave = Effect::Send(ToAgent::Leave { grace_ms: 30_000 });
+    assert_eq!(world.on(Event::Terminate { signal: 15 }), [leave]);
+    assert_eq!(world.on(Event::Terminate { signal: 15 }), []);
+    assert_eq!(world.pass(29_999), []);
+    assert_eq!(world.pass(1), [Effect::Signal(libc::SIGTERM)]);
+    let told = world.gone();
+    assert!(
+        matches!(told[..], [_, Effect::Exit { code: 143, .. }]),
+        "{told:?}"
+    );
+}
