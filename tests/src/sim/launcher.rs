@@ -1,7 +1,6 @@
 //! A launcher with its workers, reduced to what its agent and its peers can see of it. It answers
 //! the frames of `local` as the real one does; how long things take is the conductor's to draw.
 
-use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
 use muster_protocol::agent::ConnId;
@@ -58,8 +57,6 @@ pub enum Phase {
     Starting,
     Running,
     Stopping,
-    /// All exited by themselves; nothing runs.
-    Over,
 }
 
 /// One generation's workers.
@@ -70,8 +67,9 @@ pub struct Run {
     epoch: u64,
     began: u64,
     dies_at: u64,
+    /// The stop that was asked for, when it named a later generation.
+    told: Option<Digest>,
     exit: Option<WorkerExit>,
-    finished: bool,
     installed: Option<(u32, u64)>,
     confirmed: bool,
 }
@@ -94,10 +92,11 @@ pub struct Launcher {
     slots: u16,
     stop_steps: bool,
     next: Option<Start>,
-    known: Vec<Digest>,
-    stopped: BTreeSet<Digest>,
-    failed: Option<(Digest, u32)>,
-    stop_asked: Vec<Digest>,
+    seen: Vec<Digest>,
+    newest: Option<(Digest, u64, u32)>,
+    /// What is told again on every new connection: about the newest generation, and for good.
+    facts: Vec<ToAgent>,
+    wishes: Vec<ToAgent>,
     port: u16,
     epochs: u64,
     absences: u64,
@@ -134,10 +133,10 @@ impl Launcher {
             slots: new.slots,
             stop_steps: new.stop_steps,
             next: None,
-            known: Vec::new(),
-            stopped: BTreeSet::new(),
-            failed: None,
-            stop_asked: Vec::new(),
+            seen: Vec::new(),
+            newest: None,
+            facts: Vec::new(),
+            wishes: Vec::new(),
             port: 20_000,
             epochs: 0,
             absences: 0,
@@ -179,7 +178,7 @@ impl Launcher {
         let running = self
             .run
             .as_ref()
-            .filter(|r| r.phase != Phase::Starting)
+            .filter(|r| matches!(r.phase, Phase::Running | Phase::Stopping))
             .map(|r| r.start.digest);
         let mut frames = vec![
             ToAgent::Register(Register {
@@ -198,34 +197,8 @@ impl Launcher {
             }),
             ToAgent::MasterPort { port: self.port },
         ];
-        if let Some(run) = &self.run
-            && run.phase != Phase::Starting
-        {
-            let digest = run.start.digest;
-            let attempt = run.start.attempt;
-            if run.phase == Phase::Running {
-                frames.push(ToAgent::Started { digest, attempt });
-            }
-            if self.stop_steps {
-                frames.push(ToAgent::TakesStopSteps { digest, yes: true });
-            }
-            if let Some((barrier, step)) = run.installed {
-                frames.push(ToAgent::StopInstalled {
-                    digest,
-                    barrier,
-                    step,
-                });
-            }
-            if let Some(exit) = &run.exit {
-                frames.push(ToAgent::Exited {
-                    digest,
-                    exit: exit.clone(),
-                });
-            }
-            if run.finished {
-                frames.push(ToAgent::Finished { digest });
-            }
-        }
+        frames.extend(self.facts.iter().cloned());
+        frames.extend(self.wishes.iter().cloned());
         frames
     }
 
@@ -247,11 +220,9 @@ impl Launcher {
             ToLauncher::Refused { .. } | ToLauncher::End { .. } => {
                 self.ending = true;
                 self.next = None;
-                match self.run.as_ref().map(|r| r.phase) {
-                    Some(Phase::Running | Phase::Starting | Phase::Stopping) => {
-                        self.end_run(0, now, &mut out);
-                    }
-                    Some(Phase::Over) | None => out.push(Out::Exit),
+                match self.run.is_some() {
+                    true => self.end_run(200 * MS, None, now, &mut out),
+                    false => out.push(Out::Exit),
                 }
             }
             ToLauncher::Start(start) => self.start(start, now, &mut out),
@@ -260,13 +231,10 @@ impl Launcher {
             } => {
                 self.stop(digest, u64::from(grace_ms) * MS, now, &mut out);
             }
+            // Another signal, the same end.
             ToLauncher::Preempt {
                 digest, grace_ms, ..
-            } => {
-                if self.run.as_ref().is_some_and(|r| r.start.digest == digest) {
-                    self.stop(digest, u64::from(grace_ms) * MS, now, &mut out);
-                }
-            }
+            } => self.stop(digest, u64::from(grace_ms) * MS, now, &mut out),
             ToLauncher::InstallStop {
                 digest,
                 barrier,
@@ -304,7 +272,7 @@ impl Launcher {
                     .as_ref()
                     .is_some_and(|r| r.epoch == epoch && r.phase == Phase::Stopping)
                 {
-                    self.died(now, &mut out);
+                    self.died(&mut out);
                 }
             }
             Due::AtStop(epoch) => {
@@ -312,17 +280,14 @@ impl Launcher {
                     .run
                     .as_ref()
                     .filter(|r| r.epoch == epoch && r.phase == Phase::Running && r.confirmed);
-                if let Some(run) = ready {
-                    let digest = run.start.digest;
-                    self.stopped.insert(digest);
-                    self.stop_asked.push(digest);
-                    self.died(now, &mut out);
+                if ready.is_some() {
+                    self.died(&mut out);
                 }
             }
             Due::AgentGone(absence) => {
                 if absence == self.absences && self.conn.is_none() {
                     self.next = None;
-                    self.end_run(0, now, &mut out);
+                    self.end_run(0, None, now, &mut out);
                 }
             }
         }
@@ -345,22 +310,38 @@ impl Launcher {
             tail: String::new(),
         };
         run.exit = Some(exit.clone());
-        Some(ToAgent::Exited {
+        let frame = ToAgent::Exited {
             digest: run.start.digest,
             exit,
-        })
+        };
+        self.facts.push(frame.clone());
+        Some(frame)
     }
 
     /// All workers exit 0.
     pub fn finish(&mut self) -> Option<(Digest, ToAgent)> {
-        let run = self.run.as_mut()?;
+        let run = self.run.as_ref()?;
         if run.phase != Phase::Running || run.exit.is_some() || run.installed.is_some() {
             return None;
         }
-        run.phase = Phase::Over;
-        run.finished = true;
         let digest = run.start.digest;
-        Some((digest, ToAgent::Finished { digest }))
+        self.run = None;
+        let frame = ToAgent::Finished { digest };
+        self.facts.push(frame.clone());
+        Some((digest, frame))
+    }
+
+    /// The user's wish, told to every agent that comes.
+    pub fn wish(&mut self, frame: ToAgent) -> Vec<Out> {
+        self.wishes.push(frame.clone());
+        vec![Out::Say(frame)]
+    }
+
+    fn fact(&mut self, frame: ToAgent, out: &mut Vec<Out>) {
+        if !self.facts.contains(&frame) {
+            self.facts.push(frame.clone());
+        }
+        out.push(Out::Say(frame));
     }
 
     fn running(&mut self, digest: Digest) -> Option<&mut Run> {
@@ -370,42 +351,45 @@ impl Launcher {
     }
 
     fn start(&mut self, start: Start, now: u64, out: &mut Vec<Out>) {
-        let digest = start.digest;
         if self.ending {
             return;
         }
-        if self.stopped.contains(&digest) {
-            return out.push(Out::Say(ToAgent::Stopped { digest }));
-        }
-        if self.failed == Some((digest, start.attempt)) {
-            return out.push(Out::Say(refused(&start)));
-        }
-        if self.known.contains(&digest) && self.known.last() != Some(&digest) {
-            // Monotonic: a later generation has been seen here.
-            return;
-        }
-        if self.known.last() != Some(&digest) {
-            self.known.push(digest);
-        }
-        let Some(run) = &self.run else {
-            return self.spawn(start, out);
-        };
-        if run.start.digest == digest && run.start.attempt >= start.attempt {
-            if run.phase == Phase::Running && run.start.attempt == start.attempt {
-                let attempt = start.attempt;
-                out.push(Out::Say(ToAgent::Started { digest, attempt }));
+        if let Some((digest, number, attempt)) = self.newest {
+            if (digest, attempt) == (start.digest, start.attempt) {
+                return out.extend(self.facts.iter().cloned().map(Out::Say));
             }
-            return;
+            let newer = if digest == start.digest {
+                start.attempt > attempt
+            } else if self.age(start.digest).is_some() {
+                false
+            } else {
+                // A lower number is another lineage, taken up when nothing runs.
+                start.number > number || (self.run.is_none() && self.next.is_none())
+            };
+            if !newer {
+                return;
+            }
+        }
+        if self.age(start.digest).is_none() {
+            self.seen.push(start.digest);
+        }
+        self.newest = Some((start.digest, start.number, start.attempt));
+        self.facts.clear();
+        if self.run.is_none() {
+            return self.spawn(start, out);
         }
         self.next = Some(start);
-        self.end_run(200 * MS, now, out);
+        self.end_run(200 * MS, None, now, out);
+    }
+
+    fn age(&self, digest: Digest) -> Option<usize> {
+        self.seen.iter().position(|d| *d == digest)
     }
 
     fn spawn(&mut self, start: Start, out: &mut Vec<Out>) {
         if self.trouble > 0 {
             self.trouble -= 1;
-            self.failed = Some((start.digest, start.attempt));
-            return out.push(Out::Say(refused(&start)));
+            return self.fact(refused(&start), out);
         }
         self.epochs += 1;
         self.run = Some(Run {
@@ -414,8 +398,8 @@ impl Launcher {
             epoch: self.epochs,
             began: u64::MAX,
             dies_at: u64::MAX,
+            told: None,
             exit: None,
-            finished: false,
             installed: None,
             confirmed: false,
         });
@@ -427,7 +411,6 @@ impl Launcher {
     }
 
     fn spawned(&mut self, epoch: u64, now: u64, out: &mut Vec<Out>) {
-        let stop_steps = self.stop_steps;
         let Some(run) = self
             .run
             .as_mut()
@@ -438,57 +421,51 @@ impl Launcher {
         run.phase = Phase::Running;
         run.began = now;
         let (digest, attempt) = (run.start.digest, run.start.attempt);
+        let leads = run.start.node_rank == 0;
         out.push(Out::Spawned(run.start.clone()));
-        out.push(Out::Say(ToAgent::Started { digest, attempt }));
-        if run.start.node_rank == 0 {
+        self.fact(ToAgent::Started { digest, attempt }, out);
+        if leads {
             self.port += 1;
             out.push(Out::Say(ToAgent::MasterPort { port: self.port }));
         }
-        if stop_steps {
-            out.push(Out::Say(ToAgent::TakesStopSteps { digest, yes: true }));
+        if self.stop_steps {
+            self.fact(ToAgent::TakesStopSteps { digest, yes: true }, out);
         }
     }
 
+    /// STOP and PREEMPT: both end this generation and every earlier one.
     fn stop(&mut self, digest: Digest, grace: u64, now: u64, out: &mut Vec<Out>) {
-        self.stopped.insert(digest);
-        let at = |d: Digest| {
-            self.known
-                .iter()
-                .position(|k| *k == d)
-                .unwrap_or(usize::MAX)
+        let Some(age) = self.age(digest) else {
+            // Never started here. What runs may be newer, so it is left alone.
+            if self.run.is_none() && self.next.is_none() {
+                out.push(Out::Say(ToAgent::Stopped { digest }));
+            }
+            return;
         };
-        let upto = at(digest);
-        if self.next.as_ref().is_some_and(|n| at(n.digest) <= upto) {
+        let upto = |s: &Start| self.seen.iter().position(|d| *d == s.digest) <= Some(age);
+        if self.next.as_ref().is_some_and(upto) {
             self.next = None;
         }
-        let covered = self
-            .run
-            .as_ref()
-            .is_some_and(|r| at(r.start.digest) <= upto);
-        if !covered {
-            return out.push(Out::Say(ToAgent::Stopped { digest }));
+        match self.run.as_ref().map(|r| upto(&r.start)) {
+            Some(true) => self.end_run(grace, Some(digest), now, out),
+            Some(false) => out.push(Out::Say(ToAgent::Stopped { digest })),
+            None => self.fact(ToAgent::Stopped { digest }, out),
         }
-        if !self.stop_asked.contains(&digest) {
-            self.stop_asked.push(digest);
-        }
-        self.end_run(grace, now, out);
     }
 
     /// SIGTERM, then SIGKILL after the grace.
-    fn end_run(&mut self, grace: u64, now: u64, out: &mut Vec<Out>) {
+    fn end_run(&mut self, grace: u64, told: Option<Digest>, now: u64, out: &mut Vec<Out>) {
         let stubborn = self.stubborn;
         let Some(run) = &mut self.run else {
             return;
         };
+        run.told = told.or(run.told);
         let at = match run.phase {
-            Phase::Starting | Phase::Over => now,
+            Phase::Starting => return self.died(out),
             Phase::Running if stubborn => now + grace + KILL,
             Phase::Running => now + grace.min(60 * MS) + KILL,
             Phase::Stopping => run.dies_at.min(now + grace + KILL),
         };
-        if matches!(run.phase, Phase::Starting | Phase::Over) {
-            return self.died(now, out);
-        }
         if run.phase == Phase::Stopping && at >= run.dies_at {
             return;
         }
@@ -503,19 +480,14 @@ impl Launcher {
         });
     }
 
-    fn died(&mut self, _now: u64, out: &mut Vec<Out>) {
+    fn died(&mut self, out: &mut Vec<Out>) {
         let Some(run) = self.run.take() else {
             return;
         };
         let digest = run.start.digest;
         out.push(Out::Died(digest));
-        let asked = std::mem::take(&mut self.stop_asked);
-        if !asked.contains(&digest) {
-            out.push(Out::Say(ToAgent::Stopped { digest }));
-        }
-        for digest in asked {
-            out.push(Out::Say(ToAgent::Stopped { digest }));
-        }
+        let digest = run.told.unwrap_or(digest);
+        self.fact(ToAgent::Stopped { digest }, out);
         if self.ending {
             return out.push(Out::Exit);
         }

@@ -7,7 +7,6 @@ use muster_protocol::record::{Arbiter, Record};
 use muster_protocol::{Digest, NodeId};
 
 use super::clock::SEC;
-use super::launcher::Phase;
 use super::truth::{Holder, majority};
 use super::world::World;
 
@@ -187,6 +186,6 @@ fn leftover(world: &World, tips: &[(Digest, Arc<Record>)]) -> Option<LivenessErr
         let run = n.launcher.as_ref()?.run.as_ref()?;
         let digest = run.start.digest;
         let newest = tips.iter().any(|(d, _)| *d == digest);
-        (!newest && run.phase != Phase::Over).then_some(LivenessError::Leftover { node, digest })
+        (!newest).then_some(LivenessError::Leftover { node, digest })
     })
 }

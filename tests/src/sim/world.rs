@@ -563,9 +563,17 @@ impl World {
                 }
             }
             Step::Leave { node, grace_ms } => {
-                self.launcher_out(node, vec![Out::Say(ToAgent::Leave { grace_ms })], now);
+                if let Some(l) = &mut self.nodes[node].launcher {
+                    let out = l.wish(ToAgent::Leave { grace_ms });
+                    self.launcher_out(node, out, now);
+                }
             }
-            Step::Cancel { node } => self.launcher_out(node, vec![Out::Say(ToAgent::Cancel)], now),
+            Step::Cancel { node } => {
+                if let Some(l) = &mut self.nodes[node].launcher {
+                    let out = l.wish(ToAgent::Cancel);
+                    self.launcher_out(node, out, now);
+                }
+            }
             _ => {}
         }
         Ok(())
