@@ -105,7 +105,9 @@ fn watch_signals(handle: Handle) -> anyhow::Result<()> {
                     if again {
                         handle.quit().await;
                     } else {
-                        handle.drain(None::<Span>, "its agent was told to stop (SIGTERM)").await;
+                        handle
+                            .drain(None::<Span>, "its agent was told to stop (SIGTERM)")
+                            .await;
                     }
                 });
             }

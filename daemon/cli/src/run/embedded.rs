@@ -210,7 +210,11 @@ fn home_secret() -> anyhow::Result<PathBuf> {
     rand::rngs::OsRng.try_fill_bytes(&mut bytes)?;
     let text: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
     // Written aside and linked: of several nodes that start at once, one makes the secret.
-    let aside = dir.join(format!(".secret-{}-{}", serve::host_name(), std::process::id()));
+    let aside = dir.join(format!(
+        ".secret-{}-{}",
+        serve::host_name(),
+        std::process::id()
+    ));
     let mut options = std::fs::OpenOptions::new();
     options.write(true).create_new(true).mode(0o600);
     let mut file = options.open(&aside)?;
@@ -244,11 +248,14 @@ fn state(plan: &Plan) -> anyhow::Result<(StateDir, Option<tempfile::TempDir>)> {
     let host = serve::host_name();
     for k in plan.instance..plan.instance.saturating_add(MAX_INSTANCES) {
         // A home directory may be shared between hosts, a state directory never is.
-        let dir = base.join("muster").join(&host).join(format!("{}-{k}", plan.job));
+        let dir = base
+            .join("muster")
+            .join(&host)
+            .join(format!("{}-{k}", plan.job));
         match StateDir::open(&dir) {
             Ok(state) => return Ok((state, None)),
-            Err(StateError::Locked { .. }) => {}
-            Err(StateError::NetworkFs { .. }) => {
+            Err(StateError::InUse { .. }) => {}
+            Err(StateError::NetworkFileSystem { .. }) => {
                 let local = std::env::temp_dir().join(format!(
                     "muster-state-{}/{}-{k}",
                     nix::unistd::getuid(),
@@ -259,7 +266,10 @@ fn state(plan: &Plan) -> anyhow::Result<(StateDir, Option<tempfile::TempDir>)> {
             Err(error) => return Err(error.into()),
         }
     }
-    bail!("{MAX_INSTANCES} launchers of job {} run on this host", plan.job)
+    bail!(
+        "{MAX_INSTANCES} launchers of job {} run on this host",
+        plan.job
+    )
 }
 
 fn socket_path() -> anyhow::Result<PathBuf> {
@@ -273,4 +283,3 @@ fn socket_path() -> anyhow::Result<PathBuf> {
         .with_context(|| format!("{} belongs to another user", dir.display()))?;
     Ok(dir.join(format!("run-{}.sock", std::process::id())))
 }
-
