@@ -55,6 +55,8 @@ pub struct NetSetup {
     pub cluster: String,
     pub secret: Option<Vec<u8>>,
     pub listen: Vec<SocketAddr>,
+    /// Where to listen instead when somebody else has those addresses.
+    pub otherwise: Option<SocketAddr>,
     pub quic: bool,
     pub mdns: bool,
     pub bootstrap: Vec<String>,
@@ -183,14 +185,23 @@ impl Node {
             tokio::spawn(server.serve());
         }
         let identity = identity(&setup.state).ok_or(StartError::Identity)?;
-        let mut config = NetConfig::new(identity, setup.net.cluster.clone());
-        config.secret = setup.net.secret.take();
-        config.listen = setup.net.listen.clone();
-        config.quic = setup.net.quic;
-        config.mdns = setup.net.mdns;
-        config.bootstrap = setup.net.bootstrap.clone();
-        config.remembered = remembered(&mut setup.state);
-        let (net, net_rx) = Net::start(config).await?;
+        let known = remembered(&mut setup.state);
+        let config = |listen: Vec<SocketAddr>| {
+            let mut config = NetConfig::new(identity.clone(), setup.net.cluster.clone());
+            config.secret = setup.net.secret.clone();
+            config.listen = listen;
+            config.quic = setup.net.quic;
+            config.mdns = setup.net.mdns;
+            config.bootstrap = setup.net.bootstrap.clone();
+            config.remembered = known.clone();
+            config
+        };
+        let (net, net_rx) = match Net::start(config(setup.net.listen.clone())).await {
+            Err(crate::net::StartError::Listen { .. }) if setup.net.otherwise.is_some() => {
+                Net::start(config(setup.net.otherwise.into_iter().collect())).await?
+            }
+            started => started?,
+        };
         let now = clock::now();
         let restored = restore(&mut setup.state);
         let core = Agent::new(
