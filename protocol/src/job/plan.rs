@@ -94,7 +94,8 @@ impl Job {
             let finished = status.is_some_and(|s| s.finished);
             any_finished |= finished;
             let gone = status.is_some_and(|s| s.gone);
-            if self.is_lost(ctx, m) || gone {
+            // Back with another launcher before anybody missed it: the member's workers are dead.
+            if self.is_lost(ctx, m) || gone || self.replaced(m) {
                 if !finished {
                     a.lost.push(m.node);
                     all_finished = false;
