@@ -55,7 +55,10 @@ impl Job {
 
     pub(super) fn drive_applicant(&mut self, ctx: &mut Ctx<'_>) {
         if !self.wants_in(ctx) {
-            self.applicant = Applicant::default();
+            self.applicant = Applicant {
+                told: std::mem::take(&mut self.applicant.told),
+                ..Applicant::default()
+            };
             return;
         }
         let since = *self.applicant.since.get_or_insert(ctx.now);

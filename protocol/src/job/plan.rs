@@ -127,7 +127,10 @@ impl Job {
             }
             if self.failed_to_start(m.node) {
                 a.not_started.push(m.node);
-                continue;
+                // Kept out for a while; if the job cannot go on without it, tried again then.
+                if self.parked_ms(ctx, m.node).is_some() {
+                    continue;
+                }
             }
             a.survivors.push(m.clone());
         }
