@@ -190,17 +190,24 @@ impl Job {
             }
             return;
         }
+        // Whatever runs is of an earlier generation, perhaps of one that the head before was to
+        // replace and never did: the launcher knows only those that it was told to start.
+        let running = self.local.as_ref().and_then(|l| l.running);
+        let running = running.or(before).filter(|old| *old != digest);
         if self.is_member(ctx) {
+            if let Some(old) = running {
+                let grace = record.spec.loss_grace_ms;
+                self.stop_launcher(old, grace, "the next generation was decided");
+            }
             self.member = Some(Mine::new(digest, ctx.cfg.boot));
             self.applicant.told.clear();
             return;
         }
+        if let Some(old) = running {
+            self.stop_launcher(old, 0, "this node is no longer a member");
+        }
         if was.is_none() {
             return;
-        }
-        // Decided without us.
-        if let Some(old) = before {
-            self.stop_launcher(old, 0, "this node is no longer a member");
         }
         let leaves = self
             .local
