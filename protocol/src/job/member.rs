@@ -136,7 +136,9 @@ impl Job {
                 .get_or_insert_with(|| Mine::new(digest, ctx.cfg.boot));
             if running == Some(digest) {
                 mine.status.started = mine.status.started.or(Some(1));
-                mine.status.gone = false;
+                if std::mem::take(&mut mine.status.gone) {
+                    mine.status.stopped = false;
+                }
                 mine.changed = true;
                 mine.adopted = ctx.now;
             }
@@ -381,6 +383,7 @@ impl Job {
         };
         let record = head.record.clone();
         let lead = self.acting_leader(ctx, &record);
+        self.drive_vacant(ctx, &record);
         self.drive_pending(ctx, &record);
         self.drive_lease(ctx, &record);
         let leave = self.local.as_ref().and_then(|l| l.leave.clone());
@@ -420,6 +423,34 @@ impl Job {
         } else {
             self.wake_at(due, "say the status again");
         }
+    }
+
+    /// The generation counts on a launcher here, and there is none: it died while this agent was
+    /// away, or before the generation was decided. After a moment to come back it counts as dead.
+    fn drive_vacant(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let mine = record.member(ctx.me()).filter(|m| m.state == ctx.cfg.state);
+        let Some(member) = mine.filter(|m| self.launcher() != Some(m.launcher)) else {
+            self.vacant_since = None;
+            return;
+        };
+        if self.member.as_ref().is_some_and(|m| m.status.gone) {
+            return;
+        }
+        let since = *self.vacant_since.get_or_insert(ctx.now);
+        let dead = since + ctx.cfg.suspect_after.times(2);
+        if self.launcher().is_none() && ctx.now < dead {
+            return self.wake_at(dead, "a launcher that should come back");
+        }
+        let digest = self.head_digest();
+        let mut gone = Mine::new(digest, ctx.cfg.boot);
+        gone.status.gone = true;
+        gone.status.stopped = true;
+        self.member = Some(gone);
+        let launcher = member.launcher;
+        self.notice(Notice::Trouble {
+            key: self.key.clone(),
+            text: format!("launcher {launcher} of this node is gone"),
+        });
     }
 
     // ---- the lease (R16) ----

@@ -271,10 +271,12 @@ impl Job {
     /// A coordinator asks this node, as the first member of a birth, to claim it.
     pub(super) fn on_claim_birth(&mut self, ctx: &mut Ctx<'_>, record: Arc<Record>) {
         let member = self.is_member(ctx);
+        let launcher = self.launcher();
         let Some(store) = self.store.as_mut() else {
             return;
         };
         if record.leader() != Some(ctx.cfg.node)
+            || record.members.first().map(|m| m.launcher) != launcher
             || record.arbiter != Arbiter::Store(store.uuid)
             || store.claiming.is_some()
             || store.broken.is_some()
@@ -317,10 +319,11 @@ impl Job {
 
     fn drive_beacon(&mut self, ctx: &mut Ctx<'_>) {
         let every = Span(ctx.cfg.orphan_after.0 / 5);
-        let leads = self
-            .live()
-            .is_some_and(|h| h.record.leader() == Some(ctx.me()));
         let waits = !self.is_member(ctx);
+        let leads = !waits
+            && self
+                .live()
+                .is_some_and(|h| h.record.leader() == Some(ctx.me()));
         let Some(store) = &mut self.store else { return };
         if !leads && !waits {
             return;
