@@ -248,6 +248,7 @@ impl Launcher {
             .arg(agent.path("sock"))
             .args(args)
             .envs(env.iter().copied())
+            .env("TMPDIR", agent.dir.path())
             .current_dir(agent.dir.path())
             .stdin(Stdio::null());
         command
