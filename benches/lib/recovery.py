@@ -64,6 +64,9 @@ class Trial:
             with procs.Bed() as self.bed:
                 self.cluster = systems.Cluster(self.system, self.bed, self.directory, script, max_nodes=NODES)
                 self.measure()
+        except systems.NotServing as reason:
+            self.add(self.case, "not_reached", 1, "attempts")
+            print(reason, file=sys.stderr)
         finally:
             if not self.keep:
                 shutil.rmtree(self.directory, ignore_errors=True)
@@ -73,15 +76,12 @@ class Trial:
     def measure(self):
         joining = self.case == "join"
         first = list(range(NODES - 1 if joining else NODES))
-        # A daemon that joins with its node is started with it; the others are there before the job.
+        # Daemons are there before the job; that of a node that joins comes with it.
         for index in first:
             self.cluster.prepare(index)
         formed = max([self.cluster.start(index) for index in first])
         group = self.await_group(FORM_SOME if joining else FORM_MAX, first, formed)
-        if group is None:
-            self.add(self.case, "not_reached", 1, "attempts")
-            return
-        if not self.settle(group):
+        if group is None or not self.settle(group):
             self.add(self.case, "not_reached", 1, "attempts")
             return
         nodes, at, hurt = self.act(group)
@@ -101,10 +101,10 @@ class Trial:
         everyone = list(range(NODES))
         if self.case == "join":
             # With a daemon, the node's agent belongs to what joins: its start is part of the time.
-            before = time.time_ns()
+            at = time.time_ns()
             self.cluster.prepare(NODES - 1)
-            started = self.cluster.start(NODES - 1)
-            return everyone, min(before, started), set()
+            self.cluster.start(NODES - 1)
+            return everyone, at, set()
         rank0 = next(node_index(m) for m in group.members if m.rank == 0)
         special = self.system.special_node(rank0)
         if self.case == "special_kill":
@@ -183,22 +183,14 @@ def parse(argv):
     return options
 
 
-def interrupt(_signal, _frame):
-    raise KeyboardInterrupt
-
-
 def main(argv):
     options = parse(argv)
-    signal.signal(signal.SIGTERM, interrupt)
     try:
         chosen = systems.choose(options.systems)
     except ValueError as error:
         print(f"benches/run recovery: {error}", file=sys.stderr)
         return 2
-    os.makedirs(os.path.dirname(os.path.abspath(options.out)), exist_ok=True)
     figures = report.Report(options.out)
-    for metric, value, unit in setup.machine():
-        figures.add("machine", "-", metric, value, unit)
     status = 0
     try:
         for attempt in range(1, options.repeat + 1):

@@ -5,9 +5,7 @@ launcher, where that is another process); the median and the worst of the nodes 
 """
 
 import argparse
-import os
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -69,12 +67,11 @@ def run(system, options, figures):
                 return
             time.sleep(options.settle)
             measure(bed, cluster, "supervising", options.seconds, figures)
+    except systems.NotServing as reason:
+        figures.add(f"{system.name}: agent", "idle", "not_reached", 1, "attempts")
+        print(reason, file=sys.stderr)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def interrupt(_signal, _frame):
-    raise KeyboardInterrupt
 
 
 def main(argv):
@@ -85,15 +82,11 @@ def main(argv):
     parser.add_argument("--bound", type=float, default=90.0, help="seconds within which the job must form")
     parser.add_argument("--out", default=str(setup.ROOT / "target" / "bench-rest.jsonl"), help="file for the JSON lines")
     options = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, interrupt)
     try:
         chosen = systems.choose(options.systems)
     except ValueError as error:
         parser.error(str(error))
-    os.makedirs(os.path.dirname(os.path.abspath(options.out)), exist_ok=True)
     figures = report.Report(options.out)
-    for metric, value, unit in setup.machine():
-        figures.add("machine", "-", metric, value, unit)
     status = 0
     try:
         for system in chosen:

@@ -24,6 +24,10 @@ def clean_environment(directory):
     return {**env, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
 
 
+class NotServing(Exception):
+    """An agent did not come up. The text has its name and its last lines of output."""
+
+
 class Cluster:
     """Nodes of one job under one system. `script` is the command line after the launcher's own flags."""
 
@@ -55,7 +59,7 @@ class Cluster:
         deadline = time.monotonic() + timeout
         while not self.system.ready(self, index):
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{self.system.name}: the agent of node {index} does not serve after {timeout:g} s\n{self.log_tail(index)}")
+                raise NotServing(f"{self.system.name}: no agent serves on node {index} after {timeout:g} s\n{self.log_tail(index)}")
             time.sleep(0.02)
 
     def start(self, index):
@@ -144,7 +148,7 @@ class Muster:
     def command(self, cluster, index):
         argv = [self.programs / "muster", "run", "--nnodes", cluster.span, "--nproc-per-node", "1"]
         argv += ["--rdzv-id", cluster.job, "--rdzv-endpoint", cluster.endpoint, "--max-restarts", "100"]
-        return self.script(argv, cluster), secret(cluster)
+        return self.script(argv, cluster), agent_environment(cluster)
 
     def script(self, argv, cluster):
         if cluster.script[0] == "python":
@@ -179,11 +183,11 @@ class MusterDaemon(Muster):
         directory = cluster.node_directory(index)
         http = cluster.ports[cluster.max_nodes + index]
         argv = [self.programs / "musterd", "--state-dir", os.path.join(directory, "agent"), "--socket", self.socket(cluster, index)]
-        argv += ["--listen", f"127.0.0.1:{cluster.ports[index]}", "--http-listen", f"127.0.0.1:{http}"]
+        argv += ["--listen", f"127.0.0.1:{cluster.ports[index]}", "--http", f"127.0.0.1:{http}"]
         for other in range(cluster.max_nodes):
             if other != index:
                 argv += ["--bootstrap", f"127.0.0.1:{cluster.ports[other]}"]
-        env = {**clean_environment(directory), **secret(cluster)}
+        env = {**clean_environment(directory), **agent_environment(cluster)}
         log = os.path.join(directory, "musterd.log")
         cluster.agents[index] = cluster.bed.spawn([str(a) for a in argv], f"node{index}", env, log, cluster.directory)
 
@@ -206,13 +210,13 @@ class MusterDaemon(Muster):
         return found
 
 
-def secret(cluster):
-    """The cluster secret, as a file that only its owner reads."""
+def agent_environment(cluster):
+    """The cluster secret, as a file that only its owner reads; and no multicast, so that nothing leaves loopback."""
     path = os.path.join(cluster.directory, "secret")
     if not os.path.exists(path):
         with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="ascii") as file:
             file.write(os.urandom(32).hex() + "\n")
-    return {"MUSTER_SECRET_FILE": path}
+    return {"MUSTER_SECRET_FILE": path, "MUSTER_MDNS": "false"}
 
 
 UNSHARED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

@@ -1,5 +1,6 @@
 //! The agent: everything that touches a machine on behalf of the pure cores in `muster-protocol`.
 
+pub mod agent;
 pub mod config;
 pub mod http;
 pub mod metrics;

@@ -1,48 +1,241 @@
-use crate::record::Cause;
+//! What a fault costs: the job's restart budget, a node's strikes, the pause in a crash loop.
+//!
+//! The budget is a function of the chain of records alone (I13), so every agent that knows the
+//! latest record comes to the same answer. Only faults of the script are charged to the job; nodes
+//! that are lost, drained, or taken in are free. Faults of a node are strikes against that node, and
+//! keep it out for a while.
+
+use serde::{Deserialize, Serialize};
+
+use crate::record::{Cause, Kind};
 use crate::spec::JobSpec;
 use crate::time::{Span, Time};
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+
+/// A generation that lived shorter than this is a turn of a crash loop.
+pub const SHORT_LIFE: Span = Span::from_secs(10);
+
+/// The first pause in a crash loop behind the restart without a pause, and the longest.
+const PAUSE_FIRST: Span = Span::from_millis(250);
+const PAUSE_MAX: Span = Span::from_secs(10);
+
+/// The first delay before a node with a strike is taken in again, and the longest.
+const READMIT_FIRST: Span = Span::from_secs(1);
+const READMIT_MAX: Span = Span::from_secs(300);
+
+/// A node's strikes are halved for each such time without a new one.
+const STRIKE_HALVES: Span = Span::from_secs(600);
+
+/// Strikes beyond these make no difference: the delay has reached its longest.
+const MAX_STRIKES: u32 = 10;
+
+/// What the end of a generation means for the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Charge {
-    Free,
-    Job { used: u32 },
-    Failed,
+    /// The job goes on, and this is what its next record says was used so far.
+    GoesOn { restarts_used: u32 },
+    /// The budget is spent: the job ends as [`Kind::Failed`] with the root cause's own exit code.
+    Failed { restarts_used: u32, code: i32 },
 }
-pub fn charge(spec: &JobSpec, used: u32, cause: Option<&Cause>) -> Charge {
-    match cause {
-        Some(Cause::WorkerFailed { .. }) if used >= spec.max_restarts => Charge::Failed,
-        Some(Cause::WorkerFailed { .. }) => Charge::Job { used: used + 1 },
-        _ => Charge::Free,
-    }
-}
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Strikes {
-    n: u32,
-    until: Time,
-}
-impl Strikes {
-    pub fn strike(&mut self, now: Time) {
-        self.n += 1;
-        self.until = now + Span::from_millis(500 << self.n.min(9));
-    }
-    pub fn readmit_at(&self) -> Time {
-        self.until
-    }
-}
-#[derive(Clone, Copy, Debug, Default)]
-pub struct CrashLoop {
-    n: u32,
-}
-impl CrashLoop {
-    pub fn next_pause(&mut self, _now: Time, lived: Span) -> Span {
-        if lived > Span::from_secs(10) {
-            self.n = 0;
+
+impl Charge {
+    /// The `restarts_used` of the next record.
+    pub fn restarts_used(self) -> u32 {
+        match self {
+            Charge::GoesOn { restarts_used } | Charge::Failed { restarts_used, .. } => {
+                restarts_used
+            }
         }
-        let p = if self.n == 0 {
-            Span::ZERO
-        } else {
-            Span::from_millis((125 << self.n.min(7)).min(10_000))
+    }
+
+    /// The kind of the next record.
+    pub fn kind(self) -> Kind {
+        match self {
+            Charge::GoesOn { .. } => Kind::Next,
+            Charge::Failed { code, .. } => Kind::Failed { code },
+        }
+    }
+}
+
+/// Charges a cause to the job. `restarts_used` is the latest record's. The cause that spends the
+/// budget is not charged any more, so what was used never exceeds `max_restarts`.
+pub fn charge(spec: &JobSpec, restarts_used: u32, cause: &Cause) -> Charge {
+    match cause {
+        Cause::WorkerFailed { code, .. } if restarts_used >= spec.max_restarts => Charge::Failed {
+            restarts_used,
+            code: *code,
+        },
+        Cause::WorkerFailed { .. } => Charge::GoesOn {
+            restarts_used: restarts_used + 1,
+        },
+        Cause::Formed
+        | Cause::NodesLost { .. }
+        | Cause::NodesLeft { .. }
+        | Cause::NodesJoined { .. }
+        | Cause::LinksLost { .. }
+        | Cause::StartFailed { .. }
+        | Cause::Merged { .. }
+        | Cause::Finished
+        | Cause::Cancelled => Charge::GoesOn { restarts_used },
+    }
+}
+
+/// The pause before the next start after a fault of the script: none at first, then doubling while
+/// generations end soon after their start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CrashLoop {
+    short_lives: u32,
+}
+
+impl CrashLoop {
+    /// A worker failed in a generation that had run for `lived`. Returns the pause before the next
+    /// one starts.
+    pub fn pause_after(&mut self, lived: Span) -> Span {
+        if lived >= SHORT_LIFE {
+            *self = CrashLoop::default();
+            return Span::ZERO;
+        }
+        let before = self.short_lives;
+        self.short_lives = before.saturating_add(1);
+        match before.checked_sub(1) {
+            None => Span::ZERO,
+            Some(doublings) => doubled(PAUSE_FIRST, doublings, PAUSE_MAX),
+        }
+    }
+}
+
+/// One node's faults: a start that was not acknowledged, links that were missing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Strikes {
+    count: u32,
+    /// When `count` was right.
+    at: Time,
+}
+
+impl Strikes {
+    /// Counts a fault. Returns when the node may be taken in again.
+    pub fn strike(&mut self, now: Time) -> Time {
+        self.count = (self.left(now) + 1).min(MAX_STRIKES);
+        self.at = now;
+        self.readmit_at()
+    }
+
+    /// What is left of the strikes: half of them for each ten minutes without a new one.
+    pub fn left(&self, now: Time) -> u32 {
+        let halvings = now.since(self.at).0 / STRIKE_HALVES.0;
+        let halvings = u32::try_from(halvings).unwrap_or(u32::MAX);
+        self.count.checked_shr(halvings).unwrap_or(0)
+    }
+
+    /// When the node may be taken in again; [`Time::ZERO`] for one without a strike.
+    pub fn readmit_at(&self) -> Time {
+        match self.count.checked_sub(1) {
+            None => Time::ZERO,
+            Some(doublings) => self.at + doubled(READMIT_FIRST, doublings, READMIT_MAX),
+        }
+    }
+
+    pub fn is_parked(&self, now: Time) -> bool {
+        now < self.readmit_at()
+    }
+}
+
+fn doubled(first: Span, doublings: u32, most: Span) -> Span {
+    first.times(1 << doublings.min(32)).min(most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{Digest, NodeId};
+
+    fn failed(code: i32) -> Cause {
+        Cause::WorkerFailed {
+            node: NodeId([1; 32]),
+            rank: 0,
+            code,
+        }
+    }
+
+    #[test]
+    fn only_script_faults_are_charged() {
+        let spec = JobSpec {
+            max_restarts: 2,
+            ..JobSpec::default()
         };
-        self.n += 1;
-        p
+        let nodes = vec![NodeId([1; 32])];
+        let free = [
+            Cause::Formed,
+            Cause::NodesLost {
+                nodes: nodes.clone(),
+            },
+            Cause::NodesLeft {
+                nodes: nodes.clone(),
+            },
+            Cause::NodesJoined {
+                nodes: nodes.clone(),
+            },
+            Cause::LinksLost {
+                nodes: nodes.clone(),
+            },
+            Cause::StartFailed { nodes },
+            Cause::Merged {
+                other: Digest::ZERO,
+            },
+        ];
+        for used in 0..4 {
+            for cause in &free {
+                let restarts_used = used;
+                assert_eq!(charge(&spec, used, cause), Charge::GoesOn { restarts_used });
+            }
+        }
+        let mut used = 0;
+        for _ in 0..2 {
+            let charged = charge(&spec, used, &failed(3));
+            assert_eq!(charged.kind(), Kind::Next);
+            used = charged.restarts_used();
+        }
+        let spent = charge(&spec, used, &failed(137));
+        assert_eq!(spent.restarts_used(), 2);
+        assert_eq!(spent.kind(), Kind::Failed { code: 137 });
+    }
+
+    #[test]
+    fn a_crash_loop_slows_down_and_a_long_life_ends_it() {
+        let mut crashes = CrashLoop::default();
+        let short = Span::from_secs(9);
+        let pauses: Vec<u64> = (0..9)
+            .map(|_| crashes.pause_after(short).as_millis())
+            .collect();
+        assert_eq!(
+            pauses,
+            [0, 250, 500, 1_000, 2_000, 4_000, 8_000, 10_000, 10_000]
+        );
+        assert_eq!(crashes.pause_after(SHORT_LIFE), Span::ZERO);
+        assert_eq!(crashes.pause_after(short), Span::ZERO);
+        assert_eq!(crashes.pause_after(short), PAUSE_FIRST);
+        for _ in 0..100 {
+            assert!(crashes.pause_after(short) <= PAUSE_MAX);
+        }
+    }
+
+    #[test]
+    fn strikes_double_the_delay_and_fade() {
+        let mut strikes = Strikes::default();
+        let mut now = Time::ZERO + Span::from_secs(1);
+        assert!(!strikes.is_parked(now));
+        let mut delays = Vec::new();
+        for _ in 0..12 {
+            let until = strikes.strike(now);
+            delays.push(until.since(now).as_millis() / 1_000);
+            assert!(strikes.is_parked(now) && !strikes.is_parked(until));
+            now = until;
+        }
+        assert_eq!(delays, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]);
+        assert_eq!(strikes.left(now), MAX_STRIKES);
+        assert_eq!(strikes.left(now + STRIKE_HALVES), MAX_STRIKES / 2);
+        now += STRIKE_HALVES.times(4);
+        assert_eq!(strikes.left(now), 0);
+        assert_eq!(strikes.strike(now).since(now), READMIT_FIRST);
+        assert_eq!(strikes.left(Time(u64::MAX)), 0);
     }
 }

@@ -6,6 +6,7 @@
 //! simulation drive exactly the same code and a log of events can be replayed.
 
 pub mod agent;
+pub mod barrier;
 pub mod budget;
 pub mod clique;
 pub mod codec;

@@ -91,6 +91,8 @@ pub struct Register {
     pub pid: u32,
     /// The command, for people; at most 256 bytes.
     pub command: String,
+    /// Where the workers' output goes, for `muster logs`; the agent never opens it.
+    pub log_dir: Option<String>,
 }
 
 /// How a worker ended.

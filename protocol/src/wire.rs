@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::barrier;
 use crate::codec::{self, CodecError};
 use crate::ids::{Boot, Digest, JobKey, NodeId, StateId, StoreUuid};
 use crate::local::WorkerExit;
@@ -151,6 +152,9 @@ pub enum JobMessage {
     },
     Status(Box<Status>),
     Order(Box<Order>),
+    /// The stop barrier (R20), leader to member and back.
+    Stop(barrier::ToNode),
+    StopAnswer(barrier::ToLeader),
     Commit {
         commit: CommitRef,
     },
@@ -234,8 +238,6 @@ pub struct Status {
     pub cancel: bool,
     pub unreachable: Vec<NodeId>,
     pub takes_stop_steps: bool,
-    /// The stop step that all local workers have installed.
-    pub installed: Option<(u32, u64)>,
     /// The member's lease ran out and its workers were killed.
     pub lease_lost: bool,
 }
@@ -271,26 +273,8 @@ pub enum Action {
         grace_ms: u32,
         why: String,
     },
-    /// Install this stop step (R20).
-    Install {
-        barrier: u32,
-        step: u64,
-        grace_ms: u32,
-        why: String,
-    },
-    /// All ranks have installed it.
-    Confirm {
-        barrier: u32,
-        step: u64,
-    },
-    CancelStop {
-        barrier: u32,
-    },
     /// The generation is over: end its workers (END_GEN of R18).
-    End {
-        grace_ms: u32,
-        why: String,
-    },
+    End { grace_ms: u32, why: String },
 }
 
 /// Why a message cannot be used. The sender is cut off; nothing has changed.
@@ -388,13 +372,16 @@ impl JobMessage {
                 limit("output", tail, MAX_TEXT)
             }
             JobMessage::Order(o) => match &o.action {
-                Action::Run { why, .. }
-                | Action::Preempt { why, .. }
-                | Action::Install { why, .. }
-                | Action::End { why, .. } => limit("text", why.len(), MAX_TEXT),
-                Action::Confirm { .. } | Action::CancelStop { .. } => Ok(()),
+                Action::Run { why, .. } | Action::Preempt { why, .. } | Action::End { why, .. } => {
+                    limit("text", why.len(), MAX_TEXT)
+                }
             },
-            JobMessage::Withdraw
+            JobMessage::Stop(barrier::ToNode::Install { why, .. }) => {
+                limit("text", why.len(), barrier::MAX_WHY)
+            }
+            JobMessage::Stop(_)
+            | JobMessage::StopAnswer(_)
+            | JobMessage::Withdraw
             | JobMessage::BirthAccepted { .. }
             | JobMessage::BirthRefused { .. }
             | JobMessage::BirthAbandoned { .. }

@@ -189,7 +189,12 @@ fn threads_agree_on_the_step() {
 /// its two: with these in the wrong order, this fails within a few rounds.
 #[test]
 fn a_worker_at_full_speed_never_passes_what_was_reported_for_it() {
+    // Rounds are cheap alone and dear on a busy machine, where fewer must do.
+    let enough = Instant::now() + Duration::from_secs(3);
     for round in 0..1_500u64 {
+        if round > 100 && Instant::now() > enough {
+            break;
+        }
         let file = new_page();
         let launcher = Page::from_file(&file).unwrap();
         let mut session = Session::from_fd(file.as_raw_fd()).unwrap();

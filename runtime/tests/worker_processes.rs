@@ -238,7 +238,7 @@ fn a_killed_rank_ends_the_others_and_the_rest_resumes() {
             }
         }
         assert!(
-            killed.elapsed() < Duration::from_secs(5),
+            killed.elapsed() < Duration::from_secs(15),
             "{:?}",
             killed.elapsed()
         );

@@ -2,7 +2,7 @@
 //! clock.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
@@ -117,15 +117,13 @@ impl Book {
         self.entries.retain(|_, e| {
             e.dialling || e.node.is_some_and(|n| busy(&n)) || e.expires.is_none_or(|t| t > now)
         });
-        let under_way = |node: NodeId| {
-            let same = |e: &&Entry| e.dialling && e.node == Some(node);
-            self.entries.values().any(|e| same(&e))
-        };
+        let dialling = self.entries.values().filter(|e| e.dialling);
+        let under_way: BTreeSet<NodeId> = dialling.filter_map(|e| e.node).collect();
         let addr = self
             .entries
             .iter()
             .filter(|(_, e)| !e.dialling && e.due <= now)
-            .filter(|(_, e)| !e.node.is_some_and(|n| busy(&n) || under_way(n)))
+            .filter(|(_, e)| !e.node.is_some_and(|n| busy(&n) || under_way.contains(&n)))
             .min_by_key(|(_, e)| e.due)
             .map(|(addr, _)| *addr)?;
         let entry = self.entries.get_mut(&addr)?;

@@ -15,7 +15,7 @@ use libp2p::{
     Stream, Swarm,
     core::ConnectedPoint,
     mdns,
-    swarm::{ConnectionId, DialError, ListenError, SwarmEvent, dial_opts::DialOpts},
+    swarm::{ConnectionId, DialError, SwarmEvent, dial_opts::DialOpts},
 };
 use muster_protocol::NodeId;
 use rand::seq::IteratorRandom;
@@ -32,7 +32,7 @@ use super::{
     link::{Context, FromLink, Link},
     names,
     queue::{Frame, Queue, Shared},
-    refusals::{Reported, io_kind},
+    refusals::{self, Reported},
     transport::{self, Behaviour, BehaviourEvent},
 };
 
@@ -346,12 +346,9 @@ impl Hub {
                     return;
                 };
                 tracing::debug!(%addr, %error, "an inbound connection came to nothing");
-                let why = match error {
-                    ListenError::Transport(_) => Refusal::NotMuster,
-                    ListenError::Denied { .. } => Refusal::Full,
-                    _ => return,
-                };
-                self.report(addr, false, why);
+                if let Some(why) = refusals::of_inbound(&error) {
+                    self.report(addr, false, why);
+                }
             }
             SwarmEvent::NewListenAddr { address, .. } => {
                 if let Some((addr, Carrier::Tcp)) = from_multiaddr(&address)
@@ -391,9 +388,9 @@ impl Hub {
             _ => {
                 self.book.failed(addr, now);
                 if self.book.given(&addr)
-                    && let Some(kind) = io_kind(error)
+                    && let Some(why) = refusals::of_outbound(error)
                 {
-                    self.report(addr, true, Refusal::Unreachable(kind));
+                    self.report(addr, true, why);
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Agents find each other, prove that they belong together, and exchange small control messages.
 //!
 //! Every connection carries one substream. On it the ends first prove the cluster's secret to each
-//! other ([`handshake`]); nothing else is read before. Then control messages travel in order, and
+//! other (`handshake`); nothing else is read before. Then control messages travel in order, and
 //! each end tells the other which peers it is connected with, so that one first address leads to
 //! all. Two agents keep exactly one connection.
 //!
@@ -108,7 +108,7 @@ pub struct Limits {
     pub peers: u32,
     /// Inbound connections that have not proven the secret yet; half of them from one host.
     pub strangers: u32,
-    /// Connections per peer, for the moment until one is settled on.
+    /// Connections per peer: until one is settled on, and while dead ones are being closed.
     pub per_peer: u32,
     /// Dials under way at once.
     pub dials: usize,
@@ -135,7 +135,7 @@ impl Default for Limits {
         Limits {
             peers: 1_024,
             strangers: 128,
-            per_peer: 4,
+            per_peer: 8,
             dials: 32,
             addresses: 4_096,
             queue_bytes: 4 * 1024 * 1024,

@@ -7,7 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use libp2p::swarm::DialError;
+use libp2p::{
+    TransportError,
+    swarm::{DialError, ListenError},
+};
 
 use super::Refusal;
 
@@ -59,30 +62,49 @@ fn kind_of(why: &Refusal) -> u8 {
     }
 }
 
-/// The operating system's reason for a failed dial, from below libp2p's wrappings.
-pub(super) fn io_kind(error: &DialError) -> Option<io::ErrorKind> {
+/// What kept a connection from coming about, from below libp2p's wrappings.
+pub(super) fn io_kind(error: &TransportError<io::Error>) -> io::ErrorKind {
+    let TransportError::Other(error) = error else {
+        return io::ErrorKind::Unsupported;
+    };
+    let mut error = error;
+    // Each transport that is boxed wraps once; the bound is against a cycle.
+    for _ in 0..8 {
+        match error
+            .get_ref()
+            .and_then(|inner| inner.downcast_ref::<io::Error>())
+        {
+            Some(inner) => error = inner,
+            None => break,
+        }
+    }
+    error.kind()
+}
+
+/// Why an inbound connection came to nothing before it was encrypted; `None` where the other end
+/// only hung up.
+pub(super) fn of_inbound(error: &ListenError) -> Option<Refusal> {
+    match error {
+        ListenError::Denied { .. } => Some(Refusal::Full),
+        ListenError::Transport(error) => match io_kind(error) {
+            io::ErrorKind::InvalidData => Some(Refusal::NotMuster),
+            io::ErrorKind::TimedOut => Some(Refusal::TimedOut),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// Why a dial came to nothing; `None` where that says nothing about who is there.
+pub(super) fn of_outbound(error: &DialError) -> Option<Refusal> {
     let DialError::Transport(tried) = error else {
         return None;
     };
     let (_, error) = tried.first()?;
-    let mut kind = io::ErrorKind::Other;
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    // Deeper than this nothing is wrapped; the bound is against a cycle.
-    for _ in 0..16 {
-        let Some(error) = cause else { break };
-        match error.downcast_ref::<io::Error>() {
-            Some(io) => {
-                if io.kind() != io::ErrorKind::Other {
-                    kind = io.kind();
-                }
-                cause = io
-                    .get_ref()
-                    .map(|inner| inner as &(dyn std::error::Error + 'static));
-            }
-            None => cause = error.source(),
-        }
-    }
-    Some(kind)
+    Some(match io_kind(error) {
+        io::ErrorKind::InvalidData => Refusal::NotMuster,
+        kind => Refusal::Unreachable(kind),
+    })
 }
 
 #[cfg(test)]

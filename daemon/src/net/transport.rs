@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    error::Error,
     io,
     net::{Ipv4Addr, SocketAddr},
     num::NonZeroUsize,
@@ -16,7 +17,7 @@ use libp2p::{
     core::{
         muxing::StreamMuxerBox,
         transport::{Boxed, ListenerId, OrTransport, timeout::TransportTimeoutError},
-        upgrade::Version,
+        upgrade::{NegotiationError, ProtocolError, Version},
     },
     futures::future::Either,
     identity::Keypair,
@@ -94,10 +95,11 @@ fn transport(
         .multiplex(mux)
         .timeout(limits.handshake)
         .map_err(|error| match error {
-            // Kept as it is, because its kind tells people what to do.
-            TransportTimeoutError::Other(Layer::Left(Layer::Left(io))) => io,
             TransportTimeoutError::Timeout => io::ErrorKind::TimedOut.into(),
-            other => io::Error::other(other),
+            TransportTimeoutError::TimerError(error) => error,
+            TransportTimeoutError::Other(Layer::Left(Layer::Left(socket))) => socket,
+            TransportTimeoutError::Other(Layer::Left(Layer::Right(e))) => plain(e),
+            TransportTimeoutError::Other(Layer::Right(e)) => plain(e),
         })
         .map(|(peer, muxer), _| (peer, StreamMuxerBox::new(muxer)))
         .boxed();
@@ -117,6 +119,25 @@ fn transport(
         Either::Left(out) | Either::Right(out) => out,
     });
     Ok(both.boxed())
+}
+
+/// An upgrade's error as an I/O error whose kind tells a peer that hung up from one that talks
+/// nonsense ([`io::ErrorKind::InvalidData`]). libp2p does not export the upgrade's own type.
+fn plain(upgrade: impl Error + Send + Sync + 'static) -> io::Error {
+    let kind = match upgrade.source() {
+        Some(cause) => match (
+            cause.downcast_ref(),
+            cause.downcast_ref(),
+            cause.downcast_ref(),
+        ) {
+            (Some(NegotiationError::ProtocolError(ProtocolError::IoError(e))), _, _) => e.kind(),
+            (_, Some(noise::Error::Io(e)), _) | (_, _, Some(e)) => e.kind(),
+            (Some(_), ..) | (_, Some(_), _) => io::ErrorKind::InvalidData,
+            _ => io::ErrorKind::Other,
+        },
+        None => io::ErrorKind::Other,
+    };
+    io::Error::new(kind, upgrade)
 }
 
 /// libp2p lets several processes of one user listen on the same port (SO_REUSEPORT) and the kernel

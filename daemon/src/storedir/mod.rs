@@ -14,8 +14,14 @@
 //! after an error the name is compared with the temporary file by inode. What cannot be settled is
 //! [`Create::Unknown`]: only the same bytes may be tried again (RENDEZVOUS rule R12).
 //!
+//! On NFS a client may go on believing for up to a minute that a name does not exist (nfs(5),
+//! `lookupcache`). That delays a reader, and never gives it a wrong answer; `lookupcache=positive`
+//! avoids it.
+//!
 //! What [`StoreDir::read`] returns is durable: a record that a crash could still undo is no
 //! decision. Calls block; a hung network file system blocks them for as long as it hangs.
+
+mod beacon;
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -96,7 +96,8 @@ pub enum Event {
         store: Option<StoreUuid>,
         frame: ToAgent,
     },
-    /// The launcher's connection closed, and its guard does (not) answer any more.
+    /// The launcher's connection closed. `alive`: its guard still answers; the driver then goes on
+    /// asking, and says so again when it does not.
     LauncherGone {
         conn: ConnId,
         alive: bool,

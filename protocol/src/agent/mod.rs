@@ -221,7 +221,11 @@ impl Agent {
                 frame,
             } => self.on_frame(conn, owner, store, frame, now)?,
             Event::LauncherGone { conn, alive } => {
-                if let Some(key) = self.conns.remove(&conn) {
+                let key = self.conns.get(&conn).cloned();
+                if !alive {
+                    self.conns.remove(&conn);
+                }
+                if let Some(key) = key {
                     self.with_job(&key, now, |job, ctx| {
                         job.launcher_gone(ctx, conn, alive);
                         job.drive(ctx);

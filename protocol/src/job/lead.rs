@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::plan::Assessment;
 use super::{Ctx, Job, REPEAT};
 use crate::agent::Notice;
+use crate::barrier;
 use crate::budget;
 use crate::ids::NodeId;
 use crate::record::{Arbiter, Cause, Record};
@@ -25,6 +26,7 @@ pub(super) struct Lead {
     pub(super) struck: BTreeSet<NodeId>,
     ending: Option<Time>,
     pub(super) planned: Option<Planned>,
+    barrier: Option<barrier::Leader>,
     changed_told: bool,
 }
 
@@ -39,20 +41,8 @@ struct Ordered {
 pub(super) struct Planned {
     why: String,
     deadline: Time,
-    stage: Stage,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum Stage {
-    /// A stop step is being agreed on (R20): barrier number and the step asked for.
-    Installing {
-        barrier: u32,
-        step: u64,
-        until: Time,
-    },
-    Confirmed,
-    /// Every rank was sent the agreed signal.
-    Signalled,
+    /// By a stop step that all ranks agree on, else by the agreed signal.
+    by_step: bool,
 }
 
 impl Lead {
@@ -65,6 +55,7 @@ impl Lead {
             struck: BTreeSet::new(),
             ending: None,
             planned: None,
+            barrier: None,
             changed_told: false,
         }
     }
@@ -320,7 +311,7 @@ impl Job {
         };
         if let Cause::WorkerFailed { .. } = next.cause {
             let lived = ctx.now.since(self.installed_at);
-            let pause = self.crashes.next_pause(ctx.now, lived);
+            let pause = self.crashes.pause_after(lived);
             self.hold = Some(ctx.now + pause);
         }
         self.propose(ctx, next);
@@ -336,7 +327,7 @@ impl Job {
             };
             self.begin_stop(ctx, record, a, why, grace);
         }
-        self.drive_barrier(ctx, record, a);
+        self.drive_barrier(ctx, a);
         if self.all_stopped(record, a) {
             self.decide(ctx, record);
         }
@@ -391,34 +382,37 @@ impl Job {
         grace: Span,
     ) {
         self.change_begins(ctx.now, ctx.now);
-        self.barriers += 1;
-        let barrier = self.barriers;
+        let lead_digest = self.head_digest();
         let Some(lead) = &mut self.lead else { return };
         let steps = record
             .members
             .iter()
             .filter(|m| !a.lost.contains(&m.node))
             .all(|m| lead.status(m.node).is_some_and(|s| s.takes_stop_steps));
-        let stage = if steps {
-            Stage::Installing {
-                barrier,
-                step: 0,
-                until: ctx.now + Span(grace.0 / 2),
-            }
-        } else {
-            Stage::Signalled
-        };
         lead.planned = Some(Planned {
             why: why.clone(),
             deadline: ctx.now + grace,
-            stage,
-        });
-        self.notice(Notice::Stopping {
-            key: self.key.clone(),
-            why,
+            by_step: steps,
         });
         if steps {
-            self.order_install(ctx, record, barrier, 0);
+            let nodes = record.members.iter().map(|m| m.node);
+            let digest = lead_digest;
+            lead.barrier
+                .get_or_insert_with(|| barrier::Leader::new(digest, nodes));
+        }
+        self.notice(Notice::Stopping {
+            key: self.key.clone(),
+            why: why.clone(),
+        });
+        if steps {
+            let event = barrier::LeaderEvent::Drain {
+                // The nodes raise it to what their ranks can still stop at.
+                step: 1,
+                deadline: ctx.now + grace,
+                save_time: Span(grace.0 / 2),
+                why: cut(&why, barrier::MAX_WHY),
+            };
+            self.at_lead_barrier(ctx, Some(event));
         } else {
             self.order_signal(ctx, record);
         }
@@ -430,20 +424,6 @@ impl Job {
             let left = p.deadline.since(ctx.now).as_millis();
             (u32::try_from(left).unwrap_or(u32::MAX), p.why.clone())
         })
-    }
-
-    fn order_install(&mut self, ctx: &mut Ctx<'_>, record: &Record, barrier: u32, step: u64) {
-        let (grace_ms, why) = self.grace_left(ctx);
-        for m in &record.members {
-            let why = why.clone();
-            let action = Action::Install {
-                barrier,
-                step,
-                grace_ms,
-                why,
-            };
-            self.order(ctx, m.node, action);
-        }
     }
 
     fn order_signal(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
@@ -460,51 +440,72 @@ impl Job {
         }
     }
 
-    /// The stop barrier (R20): every member installs the step, and says the later one where a rank
-    /// was past it; it is raised until all have installed the same one, and then confirmed.
-    fn drive_barrier(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
-        let Some(lead) = &mut self.lead else { return };
-        let Some(planned) = &mut lead.planned else {
+    // ---- the stop barrier (R20) ----
+
+    pub(super) fn on_stop_answer(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        from: NodeId,
+        message: barrier::ToLeader,
+    ) {
+        self.at_lead_barrier(ctx, Some(barrier::LeaderEvent::Message { from, message }));
+    }
+
+    /// Hands an event, or the time, to the barrier, and carries its effects out.
+    fn at_lead_barrier(&mut self, ctx: &mut Ctx<'_>, event: Option<barrier::LeaderEvent>) {
+        let Some(barrier) = self.lead.as_mut().and_then(|l| l.barrier.as_mut()) else {
             return;
         };
-        let Stage::Installing {
-            barrier,
-            step,
-            until,
-        } = planned.stage
-        else {
+        match event {
+            // What is refused came late or twice, and nothing has changed.
+            Some(event) => drop(barrier.handle(event, ctx.now)),
+            None => barrier.handle_timeout(ctx.now),
+        }
+        let mut effects = Vec::new();
+        while let Some(effect) = barrier.poll_effect() {
+            effects.push(effect);
+        }
+        let next = barrier.poll_timeout();
+        for effect in effects {
+            match effect {
+                barrier::LeaderEffect::Send { to, message } => {
+                    self.send(ctx, to, JobMessage::Stop(message));
+                }
+                barrier::LeaderEffect::Decided {
+                    outcome: barrier::Outcome::Cancelled(_),
+                    ..
+                } => self.fall_back_to_signal(ctx),
+                barrier::LeaderEffect::Decided { .. } | barrier::LeaderEffect::Shared { .. } => {}
+            }
+        }
+        if let Some((at, why)) = next {
+            self.wake_at(at, why);
+        }
+    }
+
+    /// The ranks did not agree on a step in time: they are told by the signal instead.
+    fn fall_back_to_signal(&mut self, ctx: &mut Ctx<'_>) {
+        if let Some(planned) = self.lead.as_mut().and_then(|l| l.planned.as_mut()) {
+            planned.by_step = false;
+        }
+        if let Some(record) = self.live().map(|h| h.record.clone()) {
+            self.order_signal(ctx, &record);
+        }
+    }
+
+    fn drive_barrier(&mut self, ctx: &mut Ctx<'_>, a: &Assessment) {
+        if !self
+            .lead
+            .as_ref()
+            .and_then(|l| l.planned.as_ref())
+            .is_some_and(|p| p.by_step)
+        {
             return;
-        };
-        if ctx.now >= until {
-            planned.stage = Stage::Signalled;
-            for m in &record.members {
-                self.order(ctx, m.node, Action::CancelStop { barrier });
-            }
-            return self.order_signal(ctx, record);
         }
-        let here = record.members.iter().filter(|m| !a.lost.contains(&m.node));
-        let steps: Vec<Option<u64>> = here
-            .map(|m| {
-                let installed = lead.statuses.get(&m.node).and_then(|(s, _)| s.installed);
-                installed.filter(|(b, _)| *b == barrier).map(|(_, s)| s)
-            })
-            .collect();
-        let highest = steps.iter().flatten().max().copied().unwrap_or(step);
-        if highest > step {
-            planned.stage = Stage::Installing {
-                barrier,
-                step: highest,
-                until,
-            };
-            self.order_install(ctx, record, barrier, highest);
-        } else if steps.iter().all(|s| *s == Some(step)) && step > 0 {
-            planned.stage = Stage::Confirmed;
-            for m in &record.members {
-                self.order(ctx, m.node, Action::Confirm { barrier, step });
-            }
-        } else {
-            self.wake_at(until, "a stop step that not all install");
+        for node in a.lost.clone() {
+            self.at_lead_barrier(ctx, Some(barrier::LeaderEvent::NodeLost { node }));
         }
+        self.at_lead_barrier(ctx, None);
     }
 
     // ---- orders ----
@@ -548,11 +549,7 @@ impl Job {
             let status = lead.statuses.get(node).map(|(s, _)| s);
             let done = status.is_some_and(|s| match &ordered.action {
                 Action::Run { attempt, .. } => s.started >= Some(*attempt) || s.stopped,
-                Action::Install { barrier, step, .. } => {
-                    s.installed == Some((*barrier, *step)) || s.stopped
-                }
-                Action::CancelStop { .. } => true,
-                Action::Preempt { .. } | Action::Confirm { .. } | Action::End { .. } => s.stopped,
+                Action::Preempt { .. } | Action::End { .. } => s.stopped,
             });
             if done {
                 continue;
@@ -571,6 +568,15 @@ impl Job {
             self.wake_at(at, "say the orders again");
         }
     }
+}
+
+/// At most `limit` bytes of a text, on a character's boundary.
+fn cut(text: &str, limit: usize) -> String {
+    let mut end = limit.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.get(..end).unwrap_or_default().to_owned()
 }
 
 /// The pause before a job that keeps crashing is started again.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use super::{Ctx, Job, REPEAT};
 use crate::agent::{ConnId, Notice};
+use crate::barrier;
 use crate::ids::{Boot, Digest, NodeId, StoreUuid};
 use crate::local::{Register, Start, ToAgent, ToLauncher};
 use crate::record::{Arbiter, Kind, Record};
@@ -16,6 +17,8 @@ use crate::wire::{Action, JobMessage, Leave, Order, Status};
 pub(super) struct Local {
     /// Its connection; none while the launcher reconnects or is dead.
     pub(super) conn: Option<ConnId>,
+    /// The newest connection, open or not.
+    was: ConnId,
     pub(super) reg: Register,
     pub(super) store: Option<StoreUuid>,
     pub(super) master_port: u16,
@@ -42,6 +45,7 @@ pub(super) struct Mine {
     attempt: u32,
     /// A start that waits for the lease.
     pending: Option<Start>,
+    barrier: barrier::Node,
     /// When workers were adopted from the agent's last run, whose lease nobody remembers.
     adopted: Time,
 }
@@ -61,6 +65,7 @@ impl Mine {
             tail_seen: Time::ZERO,
             attempt: 0,
             pending: None,
+            barrier: barrier::Node::new(digest),
             adopted: Time::ZERO,
         }
     }
@@ -98,11 +103,13 @@ impl Job {
         if same {
             if let Some(local) = &mut self.local {
                 local.conn = Some(conn);
+                local.was = conn;
                 local.reg = reg;
             }
         } else {
             self.local = Some(Local {
                 conn: Some(conn),
+                was: conn,
                 reg,
                 store,
                 master_port: 0,
@@ -145,7 +152,7 @@ impl Job {
 
     /// The launcher's connection closed. `alive`: its guard still answers, so it will come back.
     pub(crate) fn launcher_gone(&mut self, ctx: &mut Ctx<'_>, conn: ConnId, alive: bool) {
-        let Some(local) = self.local.as_mut().filter(|l| l.conn == Some(conn)) else {
+        let Some(local) = self.local.as_mut().filter(|l| l.was == conn) else {
             return;
         };
         local.conn = None;
@@ -291,7 +298,14 @@ impl Job {
                 digest,
                 barrier,
                 step,
-            } => self.update(digest == head, |s| s.installed = Some((barrier, step))),
+            } => {
+                let event = barrier::NodeEvent::Installed {
+                    digest,
+                    barrier,
+                    step,
+                };
+                self.at_barrier(ctx, event);
+            }
             ToAgent::TakesStopSteps { digest, yes } => {
                 self.update(digest == head, |s| s.takes_stop_steps = yes);
             }
@@ -534,7 +548,7 @@ impl Job {
             Action::Run { .. } if record.leader() != Some(ctx.me()) => {
                 self.phases = crate::agent::Phases::default();
             }
-            Action::Run { .. } | Action::CancelStop { .. } | Action::Confirm { .. } => {}
+            Action::Run { .. } => {}
             _ => self.change_begins(ctx.now, ctx.now),
         }
         let Some(mine) = &mut self.member else { return };
@@ -572,35 +586,40 @@ impl Job {
                 };
                 self.tell_launcher(frame);
             }
-            Action::Install {
-                barrier,
-                step,
-                grace_ms,
-                why,
-            } => {
-                let frame = ToLauncher::InstallStop {
-                    digest,
-                    barrier,
-                    step,
-                    grace_ms,
-                    why,
-                };
-                self.tell_launcher(frame);
-            }
-            Action::Confirm { barrier, step } => {
-                let frame = ToLauncher::ConfirmStop {
-                    digest,
-                    barrier,
-                    step,
-                };
-                self.tell_launcher(frame);
-            }
-            Action::CancelStop { barrier } => {
-                self.tell_launcher(ToLauncher::CancelStop { digest, barrier });
-            }
             Action::End { grace_ms, why } => {
                 mine.pending = None;
                 self.stop_launcher(digest, grace_ms, &why);
+            }
+        }
+    }
+
+    // ---- the stop barrier (R20) ----
+
+    pub(super) fn on_stop(&mut self, ctx: &mut Ctx<'_>, from: NodeId, message: barrier::ToNode) {
+        let Some(head) = self.live() else { return };
+        if self.acting_leader(ctx, &head.record) == Some(from) {
+            self.change_begins(ctx.now, ctx.now);
+            self.at_barrier(ctx, barrier::NodeEvent::Leader(message));
+        }
+    }
+
+    fn at_barrier(&mut self, ctx: &mut Ctx<'_>, event: barrier::NodeEvent) {
+        let leader = self.live().and_then(|h| self.acting_leader(ctx, &h.record));
+        let Some(mine) = &mut self.member else { return };
+        // What is refused came late or twice, and nothing has changed.
+        let _refused = mine.barrier.handle(event, ctx.now);
+        let mut effects = Vec::new();
+        while let Some(effect) = mine.barrier.poll_effect() {
+            effects.push(effect);
+        }
+        for effect in effects {
+            match effect {
+                barrier::NodeEffect::ToLauncher(frame) => self.tell_launcher(frame),
+                barrier::NodeEffect::ToLeader(answer) => {
+                    if let Some(leader) = leader {
+                        self.send(ctx, leader, JobMessage::StopAnswer(answer));
+                    }
+                }
             }
         }
     }

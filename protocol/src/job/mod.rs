@@ -107,7 +107,6 @@ pub struct Job {
     was_stopped: Vec<NodeId>,
     installed_at: Time,
     crashes: lead::Crashes,
-    barriers: u32,
 }
 
 impl Job {
@@ -148,7 +147,6 @@ impl Job {
             was_stopped: Vec::new(),
             installed_at: Time::ZERO,
             crashes: lead::Crashes::default(),
-            barriers: 0,
         }
     }
 
@@ -188,6 +186,16 @@ impl Job {
                 .head
                 .as_ref()
                 .is_none_or(|h| h.record.kind.is_terminal())
+    }
+
+    /// Whether a generation trains, or should.
+    pub fn is_live(&self) -> bool {
+        self.live().is_some()
+    }
+
+    /// Where the launcher here says that its workers' output goes.
+    pub fn log_dir(&self) -> Option<&str> {
+        self.local.as_ref().and_then(|l| l.reg.log_dir.as_deref())
     }
 
     /// The head, if it is a generation that trains.
@@ -363,6 +371,8 @@ impl Job {
             JobMessage::Ask { have } => self.on_ask(ctx, from, have),
             JobMessage::Status(status) => self.on_status(ctx, from, *status),
             JobMessage::Order(order) => self.on_order(ctx, from, *order),
+            JobMessage::Stop(message) => self.on_stop(ctx, from, message),
+            JobMessage::StopAnswer(message) => self.on_stop_answer(ctx, from, message),
             JobMessage::Commit { commit } => self.on_commit(ctx, from, commit),
             JobMessage::Committed { commit } => self.on_committed(ctx, from, commit),
             JobMessage::MergeAsk { loser } => self.on_merge_ask(ctx, from, loser),

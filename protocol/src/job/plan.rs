@@ -139,14 +139,10 @@ impl Job {
             well(x) && well(y)
         });
         if !links.is_empty() {
-            let kept = clique::keep(&a.survivors, &links);
-            a.unlinked = a
-                .survivors
-                .iter()
-                .map(|m| m.node)
-                .filter(|n| !kept.iter().any(|k| k.node == *n))
-                .collect();
-            a.survivors = kept;
+            let nodes: Vec<NodeId> = a.survivors.iter().map(|m| m.node).collect();
+            let (_, dropped) = clique::drop_unlinked(&nodes, &links);
+            a.survivors.retain(|m| !dropped.contains(&m.node));
+            a.unlinked = dropped;
         }
         a
     }
@@ -220,10 +216,11 @@ impl Job {
             return Some(next(Kind::End { cancelled: true }, Cause::Cancelled, nonce));
         }
         let cause = self.cause(&record, &a);
-        let charge = budget::charge(&record.spec, record.restarts_used, cause.as_ref());
-        if let (budget::Charge::Failed, Some((_, exit))) = (charge, &a.failed) {
-            let kind = Kind::Failed { code: exit.code };
-            return cause.map(|cause| next(kind, cause, nonce));
+        let charge = cause
+            .as_ref()
+            .map(|c| budget::charge(&record.spec, record.restarts_used, c));
+        if let Some(budget::Charge::Failed { code, .. }) = charge {
+            return cause.map(|cause| next(Kind::Failed { code }, cause, nonce));
         }
         let survivors: Vec<Member> = a
             .survivors
@@ -252,8 +249,8 @@ impl Job {
             crate::record::Arbiter::Store(_) => Vec::new(),
         };
         out.members = members;
-        if let budget::Charge::Job { used } = charge {
-            out.restarts_used = used;
+        if let Some(charge) = charge {
+            out.restarts_used = charge.restarts_used();
         }
         Some(out)
     }

@@ -6,7 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{super::StartError, *};
+use super::{
+    super::{Limits, StartError},
+    *,
+};
 
 #[tokio::test]
 async fn three_agents_find_each_other_through_one_address() {
@@ -181,7 +184,12 @@ async fn two_that_dial_each_other_at_once_settle_on_one_connection() {
 async fn a_dozen_that_all_dial_each_other_at_once_form_a_mesh_without_a_flap() {
     let mut agents = Vec::new();
     for _ in 0..12 {
-        agents.push(start(config()).await);
+        // On a busy machine 132 handshakes on one thread can take longer than one should.
+        let limits = Limits {
+            handshake: PATIENCE,
+            ..Limits::default()
+        };
+        agents.push(start(NetConfig { limits, ..config() }).await);
     }
     let addrs: Vec<_> = agents.iter().map(Agent::addr).collect();
     for agent in &agents {

@@ -227,13 +227,19 @@ async fn who_never_proves_anything_is_dropped() {
     let mut a = start(NetConfig { limits, ..config() }).await;
     let _silent = stranger(&a, &config()).await;
     assert_eq!(a.until(refusal).await, Refusal::TimedOut);
+    let limits = Limits {
+        handshake: Duration::from_millis(300),
+        ..Limits::default()
+    };
     // One that does not even encrypt.
+    let mut a = start(NetConfig { limits, ..config() }).await;
     let mut raw = TcpStream::connect(a.addr()).await.unwrap();
     let mut byte = [0; 64];
     let closed = timeout(PATIENCE, async {
         while raw.read(&mut byte).await.is_ok_and(|n| n > 0) {}
     });
     closed.await.unwrap();
+    assert_eq!(a.until(refusal).await, Refusal::TimedOut);
 }
 
 /// A plain connection from a host of the loopback net.

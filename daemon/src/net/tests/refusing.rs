@@ -122,6 +122,36 @@ async fn a_first_peer_that_does_not_answer_is_named() {
 }
 
 #[tokio::test]
+async fn a_first_peer_that_is_something_else_is_named() {
+    use tokio::io::AsyncWriteExt;
+    let other = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = other.local_addr().unwrap();
+    let serving = tokio::spawn(async move {
+        let mut open = Vec::new();
+        while let Ok((mut stream, _)) = other.accept().await {
+            let answer = "HTTP/1.1 400 Bad Request\r\nServer: something\r\n".repeat(10);
+            let _ = stream.write_all(answer.as_bytes()).await;
+            // Hanging up could overtake the answer.
+            open.push(stream);
+        }
+    });
+    let bootstrap = vec![addr.to_string()];
+    let mut a = start(NetConfig {
+        bootstrap,
+        ..config()
+    })
+    .await;
+    let why = a
+        .until(|e| match e {
+            NetEvent::Refused { why, .. } => Some(why.clone()),
+            _ => None,
+        })
+        .await;
+    assert_eq!(why, Refusal::NotMuster);
+    serving.abort();
+}
+
+#[tokio::test]
 async fn bad_configurations_are_refused_by_name() {
     use super::super::StartError;
     let start = async |c: NetConfig| Net::start(c).await.map(drop);

@@ -1,0 +1,276 @@
+//! An agent inside the launcher, for where none is installed: a single node needs no set-up, and
+//! several nodes need a first peer to call and the cluster secret, but no daemon.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use muster_daemon::agent::{Node, Setup};
+use muster_daemon::config::{self, AgentConfig, DEFAULT_PORT, Flags, Inputs};
+use muster_daemon::serve;
+use muster_daemon::socket::Listener;
+use muster_daemon::state::{StateDir, StateError};
+use rand::TryRngCore;
+use tokio::sync::oneshot;
+
+use super::options::Plan;
+use crate::sockets;
+
+/// State directories tried for several launchers of one job on one host.
+const MAX_INSTANCES: u16 = 64;
+
+/// A running embedded agent.
+#[derive(Debug)]
+pub struct Embedded {
+    pub socket: PathBuf,
+    /// Whether only this host can reach it.
+    pub loopback: bool,
+    handle: muster_daemon::agent::Handle,
+    thread: Option<std::thread::JoinHandle<()>>,
+    _temporary: Option<tempfile::TempDir>,
+}
+
+impl Embedded {
+    /// Starts an agent on a thread of its own, and waits until it serves.
+    pub fn start(plan: &Plan) -> anyhow::Result<Embedded> {
+        let (listen, loopback) = listen(&plan.endpoints)?;
+        let config = configuration(plan, listen, loopback)?;
+        let (state, temporary) = state(plan)?;
+        let socket = socket_path()?;
+        let (told, ready) = oneshot::channel();
+        let path = socket.clone();
+        let thread = std::thread::Builder::new()
+            .name("muster-agent".into())
+            .spawn(move || agent(config, state, &path, told))
+            .context("cannot start a thread")?;
+        let handle = match ready.blocking_recv() {
+            Ok(Ok(handle)) => handle,
+            Ok(Err(error)) => return Err(error),
+            Err(_) => bail!("the embedded agent ended before it served"),
+        };
+        Ok(Embedded {
+            socket,
+            loopback,
+            handle,
+            thread: Some(thread),
+            _temporary: temporary,
+        })
+    }
+
+    /// Lets the agent say what it still has to say, and ends it.
+    pub fn stop(mut self) {
+        let handle = self.handle.clone();
+        let quit = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().build();
+            if let Ok(runtime) = runtime {
+                runtime.block_on(handle.quit());
+            }
+        });
+        let _quit = quit.join();
+        if let Some(thread) = self.thread.take() {
+            let _ended = thread.join();
+        }
+        let _gone = std::fs::remove_file(&self.socket);
+    }
+}
+
+fn agent(
+    config: AgentConfig,
+    state: StateDir,
+    socket: &Path,
+    told: oneshot::Sender<anyhow::Result<muster_daemon::agent::Handle>>,
+) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            let _gone = told.send(Err(error.into()));
+            return;
+        }
+    };
+    runtime.block_on(async {
+        match start(config, state, socket).await {
+            Ok(node) => {
+                let _gone = told.send(Ok(node.handle()));
+                node.run().await;
+            }
+            Err(error) => {
+                let _gone = told.send(Err(error));
+            }
+        }
+    });
+    runtime.shutdown_timeout(Duration::from_millis(100));
+}
+
+async fn start(config: AgentConfig, state: StateDir, socket: &Path) -> anyhow::Result<Node> {
+    let setup = Setup {
+        listener: Some(Listener::bind(socket)?),
+        state,
+        net: serve::net_setup(&config),
+        http: None,
+        host: serve::host_name(),
+        suspect_after: config.suspect_after,
+        agent_grace: config.agent_grace,
+        sigterm_grace: config.sigterm_deadline,
+        notifier: None,
+    };
+    Ok(Node::start(setup).await?)
+}
+
+/// The agent's own settings come from the environment and the machine's file; where it listens and
+/// whom it calls from the launcher's flags.
+fn configuration(plan: &Plan, listen: SocketAddr, loopback: bool) -> anyhow::Result<AgentConfig> {
+    let mut flags = Flags {
+        listen: vec![listen.to_string()],
+        bootstrap: plan.endpoints.iter().map(|e| with_port(e)).collect(),
+        http: Some("off".into()),
+        ..Flags::default()
+    };
+    if std::env::var_os("MUSTER_MDNS").is_none() {
+        // Nobody asked to be found: a launcher calls the peers that it was given.
+        flags.mdns = Some("false".into());
+    }
+    let mut inputs = Inputs::from_process(flags);
+    match config::load(&inputs) {
+        Ok((config, _)) => Ok(config),
+        Err(config::ConfigError::NoSecret { .. }) if !loopback => {
+            let path = home_secret()?;
+            inputs.flags.secret_file = Some(path.display().to_string());
+            Ok(config::load(&inputs)?.0)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn with_port(endpoint: &str) -> String {
+    let bare_v6 = endpoint.parse::<std::net::Ipv6Addr>().is_ok();
+    if bare_v6 {
+        format!("[{endpoint}]:{DEFAULT_PORT}")
+    } else if endpoint.contains(':') {
+        endpoint.to_owned()
+    } else {
+        format!("{endpoint}:{DEFAULT_PORT}")
+    }
+}
+
+/// Where to listen: on loopback unless an endpoint of another host is named; at the endpoint's own
+/// port where that is this host's and free, else at any.
+fn listen(endpoints: &[String]) -> anyhow::Result<(SocketAddr, bool)> {
+    let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let mut first: Option<SocketAddr> = None;
+    let mut far = false;
+    for endpoint in endpoints {
+        // A name that cannot be resolved yet is tried again by the agent; it is not this host's.
+        let Ok(addrs) = with_port(endpoint).to_socket_addrs() else {
+            far = true;
+            continue;
+        };
+        for addr in addrs {
+            far |= !addr.ip().is_loopback();
+            let ours = TcpListener::bind(addr).is_ok();
+            first = first.or(ours.then_some(addr));
+        }
+    }
+    if !far {
+        return Ok((first.unwrap_or(free), true));
+    }
+    let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    let port = first.map_or(0, |a| a.port());
+    let wanted = SocketAddr::new(any, port);
+    let bound = TcpListener::bind(wanted).is_ok();
+    let port = if bound { port } else { 0 };
+    Ok((SocketAddr::new(any, port), false))
+}
+
+/// The secret of a user's own cluster, made on first use. A home directory that the nodes share
+/// makes it the same everywhere; elsewhere it has to be copied, or named by `MUSTER_SECRET_FILE`.
+fn home_secret() -> anyhow::Result<PathBuf> {
+    let base = match std::env::var_os("XDG_CONFIG_HOME").filter(|d| !d.is_empty()) {
+        Some(dir) => PathBuf::from(dir),
+        None => PathBuf::from(std::env::var_os("HOME").context(
+            "agents on several hosts need a cluster secret: name its file in MUSTER_SECRET_FILE",
+        )?)
+        .join(".config"),
+    };
+    let dir = base.join("muster");
+    let path = dir.join("secret");
+    if path.exists() {
+        return Ok(path);
+    }
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&dir)
+        .with_context(|| format!("cannot create {}", dir.display()))?;
+    let mut bytes = [0u8; 32];
+    rand::rngs::OsRng.try_fill_bytes(&mut bytes)?;
+    let text: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+    // Written aside and linked: of several nodes that start at once, one makes the secret.
+    let aside = dir.join(format!(".secret-{}-{}", serve::host_name(), std::process::id()));
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600);
+    let mut file = options.open(&aside)?;
+    std::io::Write::write_all(&mut file, text.as_bytes())?;
+    file.sync_all()?;
+    let linked = std::fs::hard_link(&aside, &path);
+    std::fs::remove_file(&aside)?;
+    match linked {
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
+            Err(e).with_context(|| format!("cannot create {}", path.display()))
+        }
+        _ => Ok(path),
+    }
+}
+
+/// The state directory. A job of several nodes keeps its votes over a restart of the launcher, so
+/// that a node that comes back is the voter that it was; a job of one node needs none.
+fn state(plan: &Plan) -> anyhow::Result<(StateDir, Option<tempfile::TempDir>)> {
+    if let Some(dir) = &plan.state_dir {
+        return Ok((StateDir::open(dir)?, None));
+    }
+    if plan.standalone || plan.endpoints.is_empty() {
+        let temporary = tempfile::Builder::new().prefix("muster-").tempdir()?;
+        return Ok((StateDir::open(temporary.path())?, Some(temporary)));
+    }
+    let base = match std::env::var_os("XDG_STATE_HOME").filter(|d| !d.is_empty()) {
+        Some(dir) => PathBuf::from(dir),
+        None => PathBuf::from(std::env::var_os("HOME").unwrap_or_else(|| "/tmp".into()))
+            .join(".local/state"),
+    };
+    let host = serve::host_name();
+    for k in plan.instance..plan.instance.saturating_add(MAX_INSTANCES) {
+        // A home directory may be shared between hosts, a state directory never is.
+        let dir = base.join("muster").join(&host).join(format!("{}-{k}", plan.job));
+        match StateDir::open(&dir) {
+            Ok(state) => return Ok((state, None)),
+            Err(StateError::Locked { .. }) => {}
+            Err(StateError::NetworkFs { .. }) => {
+                let local = std::env::temp_dir().join(format!(
+                    "muster-state-{}/{}-{k}",
+                    nix::unistd::getuid(),
+                    plan.job
+                ));
+                return Ok((StateDir::open(&local)?, None));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    bail!("{MAX_INSTANCES} launchers of job {} run on this host", plan.job)
+}
+
+fn socket_path() -> anyhow::Result<PathBuf> {
+    let dir = sockets::embedded_dir();
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&dir)
+        .with_context(|| format!("cannot create {}", dir.display()))?;
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o700))
+        .with_context(|| format!("{} belongs to another user", dir.display()))?;
+    Ok(dir.join(format!("run-{}.sock", std::process::id())))
+}
+

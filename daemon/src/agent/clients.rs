@@ -1,0 +1,236 @@
+//! Clients of the socket: launchers and command lines.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_protocol::agent::{ConnId, Event};
+use muster_protocol::local::{Answer, Command, ToAgent, ToLauncher};
+use muster_protocol::membership::Answer as Probe;
+use muster_protocol::{JobKey, LauncherId, codec};
+use tokio::sync::mpsc;
+
+use super::{Client, Input, Node, probe, stores};
+use crate::socket::{Conn, Receiver};
+use crate::storedir::StoreDir;
+
+/// Between two looks at a launcher that has lost its connection.
+const LOOK: Duration = Duration::from_millis(100);
+/// A client that says nothing for this long after connecting is let go.
+const FIRST_FRAME: Duration = Duration::from_secs(10);
+
+impl Node {
+    pub(super) fn on_client(&mut self, conn: Conn) {
+        self.next_conn += 1;
+        let id = ConnId(self.next_conn);
+        let peer = conn.peer();
+        let (sender, receiver) = conn.split();
+        let client = Client {
+            sender,
+            uid: peer.uid,
+            pid: peer.pid,
+            launcher: None,
+        };
+        self.clients.insert(id, client);
+        tokio::spawn(read(receiver, id, self.tx.clone()));
+    }
+
+    pub(super) fn on_frame(&mut self, conn: ConnId, frame: Vec<u8>, mut fds: Vec<OwnedFd>) {
+        let decoded = codec::decode_frame::<ToAgent>(&frame);
+        match decoded {
+            Err(error) => {
+                self.refuse(conn, &error.to_string());
+                self.drop_client(conn);
+            }
+            Ok(ToAgent::Register(reg)) if reg.store => match fds.pop() {
+                Some(fd) => {
+                    let tx = self.tx.clone();
+                    tokio::spawn(async move {
+                        let store = stores::open(fd).await.map_err(|e| e.to_string());
+                        let input = Input::StoreOpened { conn, frame, store };
+                        let _ended = tx.send(input).await;
+                    });
+                }
+                None => self.refuse(
+                    conn,
+                    "the store's directory did not come with the registration",
+                ),
+            },
+            Ok(frame) => self.act(conn, frame),
+        }
+    }
+
+    pub(super) fn on_store_opened(
+        &mut self,
+        conn: ConnId,
+        frame: &[u8],
+        store: Result<Arc<StoreDir>, String>,
+    ) {
+        match store {
+            Ok(store) => {
+                self.opened.insert(conn, store);
+                if let Ok(frame) = codec::decode_frame::<ToAgent>(frame) {
+                    self.act(conn, frame);
+                }
+            }
+            Err(why) => self.refuse(conn, &format!("--store cannot be used: {why}")),
+        }
+    }
+
+    fn act(&mut self, conn: ConnId, frame: ToAgent) {
+        let Some(client) = self.clients.get_mut(&conn) else {
+            return;
+        };
+        let owner = client.uid.to_string();
+        match &frame {
+            ToAgent::Query(query) => {
+                let answer = self.answer(query);
+                return self.reply(conn, &answer);
+            }
+            ToAgent::Command(command) => return self.command(conn, owner, command.clone()),
+            ToAgent::Register(reg) => {
+                let local = SocketAddr::from((Ipv4Addr::LOCALHOST, reg.guard_port));
+                let addrs = reg
+                    .addrs
+                    .iter()
+                    .map(|ip| SocketAddr::new(*ip, reg.guard_port));
+                let guards = std::iter::once(local).chain(addrs).collect();
+                client.launcher = Some((reg.launcher, guards));
+                let key = JobKey {
+                    cluster: self.core.config().cluster.clone(),
+                    owner: owner.clone(),
+                    id: reg.job.clone(),
+                };
+                if let Some(store) = self.opened.get(&conn) {
+                    self.stores.insert(key, store.clone());
+                }
+            }
+            _ => {}
+        }
+        let store = self.uuid_of(conn);
+        self.apply(Event::Launcher {
+            conn,
+            owner,
+            store,
+            frame,
+        });
+    }
+
+    /// An operator's order: draining a node is root's and the agent's own user's.
+    fn command(&mut self, conn: ConnId, owner: String, command: Command) {
+        let own = rustix::process::getuid().as_raw().to_string();
+        if matches!(command, Command::Drain { .. }) && owner != "0" && owner != own {
+            let text = "only root and the agent's own user may drain a node".into();
+            return self.reply(conn, &Answer::Error(text));
+        }
+        let event = Event::Launcher {
+            conn,
+            owner,
+            store: None,
+            frame: ToAgent::Command(command),
+        };
+        let answer = match self.core.handle(event, super::clock::now()) {
+            Ok(()) => Answer::Json("{\"ok\":true}".into()),
+            Err(error) => Answer::Error(error.to_string()),
+        };
+        self.reply(conn, &answer);
+    }
+
+    fn reply(&mut self, conn: ConnId, answer: &Answer) {
+        let Some(client) = self.clients.get(&conn) else {
+            return;
+        };
+        let bytes = codec::encode_frame(answer).or_else(|_| {
+            codec::encode_frame(&Answer::Error(
+                "the answer is too long for one frame: ask for less".into(),
+            ))
+        });
+        if let Ok(bytes) = bytes
+            && let Err(error) = client.sender.send(bytes, Vec::new())
+        {
+            tracing::debug!(%error, "a query whose answer nobody read");
+        }
+    }
+
+    fn refuse(&mut self, conn: ConnId, reason: &str) {
+        tracing::warn!(reason, "a client was refused");
+        let reason = reason.to_owned();
+        self.to_launcher(conn, &ToLauncher::Refused { reason });
+    }
+
+    fn drop_client(&mut self, conn: ConnId) {
+        if let Some(client) = self.clients.get(&conn) {
+            client.sender.close();
+        }
+    }
+
+    /// A connection closed. A launcher may have lost it, or be dead: its guard knows.
+    pub(super) fn on_closed(&mut self, conn: ConnId) {
+        self.opened.remove(&conn);
+        let Some(client) = self.clients.remove(&conn) else {
+            return;
+        };
+        if let Some((launcher, guards)) = client.launcher {
+            tokio::spawn(look_for(conn, launcher, guards, self.tx.clone()));
+        }
+    }
+}
+
+/// Reports whether the launcher answers at its guard, and keeps looking until it does not. A
+/// launcher that comes back has a new connection, so that what is said of the old one is ignored.
+async fn look_for(
+    conn: ConnId,
+    launcher: LauncherId,
+    guards: Vec<SocketAddr>,
+    tx: mpsc::Sender<Input>,
+) {
+    let mut told = false;
+    // A day: a launcher that lives without its agent for longer is found by its own time-outs.
+    for _ in 0..864_000 {
+        let mut alive = false;
+        for guard in &guards {
+            let answer = probe::guard(Some((*guard, launcher)), LOOK * 5).await;
+            alive |= answer == Probe::Answered;
+            if alive {
+                break;
+            }
+        }
+        if !alive || !told {
+            told = true;
+            let input = Input::LauncherAlive { conn, alive };
+            if tx.send(input).await.is_err() || !alive {
+                return;
+            }
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+async fn read(mut receiver: Receiver, conn: ConnId, tx: mpsc::Sender<Input>) {
+    let mut first = true;
+    loop {
+        let received = if first {
+            match tokio::time::timeout(FIRST_FRAME, receiver.recv()).await {
+                Ok(received) => received,
+                Err(_) => break,
+            }
+        } else {
+            receiver.recv().await
+        };
+        first = false;
+        match received {
+            Ok(Some((frame, fds))) => {
+                if tx.send(Input::Frame { conn, frame, fds }).await.is_err() {
+                    return;
+                }
+            }
+            Ok(None) => break,
+            Err(error) => {
+                tracing::debug!(%error, "a client's connection broke");
+                break;
+            }
+        }
+    }
+    let _ended = tx.send(Input::Closed(conn)).await;
+}

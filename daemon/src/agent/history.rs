@@ -1,0 +1,137 @@
+//! What happened to each job, for `muster events`: the newest entries of this agent's view.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use muster_protocol::JobKey;
+use muster_protocol::agent::{Notice, Phases};
+use muster_protocol::peers::Peers;
+use muster_protocol::record::{Kind, Record};
+use serde_json::{Value, json};
+
+use super::clock;
+
+/// Entries kept for each job.
+const KEPT: usize = 1_000;
+
+#[derive(Debug, Default)]
+pub(super) struct History {
+    jobs: BTreeMap<JobKey, VecDeque<Value>>,
+    next: u64,
+}
+
+impl History {
+    pub(super) fn add(&mut self, key: &JobKey, what: &str, mut fields: Value) {
+        self.next += 1;
+        fields["seq"] = json!(self.next);
+        fields["time_ms"] = json!(clock::unix_ms());
+        fields["event"] = json!(what);
+        fields["job"] = json!(key.id);
+        let list = self.jobs.entry(key.clone()).or_default();
+        list.push_back(fields);
+        if list.len() > KEPT {
+            list.pop_front();
+        }
+    }
+
+    /// The entries of all jobs of this id after a sequence number, oldest first.
+    pub(super) fn after(&self, id: &str, seq: u64) -> Vec<Value> {
+        let mut out: Vec<Value> = self
+            .jobs
+            .iter()
+            .filter(|(key, _)| key.id == id)
+            .flat_map(|(_, list)| list.iter())
+            .filter(|v| v["seq"].as_u64() > Some(seq))
+            .cloned()
+            .collect();
+        out.sort_by_key(|v| v["seq"].as_u64());
+        out
+    }
+
+    /// Takes a notice in where it is about a job.
+    pub(super) fn take(&mut self, notice: &Notice, peers: &Peers) {
+        match notice {
+            Notice::Decided {
+                key,
+                digest,
+                record,
+            } => {
+                let mut fields = record_json(record, peers);
+                fields["digest"] = json!(digest.hex());
+                self.add(key, "generation", fields);
+            }
+            Notice::Changed {
+                key,
+                digest,
+                phases,
+            } => {
+                let mut fields = phases_json(phases);
+                fields["digest"] = json!(digest.hex());
+                self.add(key, "changed", fields);
+            }
+            Notice::Waiting { key, text } => self.add(key, "waiting", json!({ "text": text })),
+            Notice::Stopping { key, why } => self.add(key, "stopping", json!({ "why": why })),
+            Notice::WorkerFailed { key, node, exit } => self.add(
+                key,
+                "worker_failed",
+                json!({
+                    "node": peers.name(*node), "rank": exit.rank, "local_rank": exit.local_rank,
+                    "code": exit.code, "signal": exit.signal, "tail": exit.tail,
+                }),
+            ),
+            Notice::Committed { key, commit } => self.add(
+                key,
+                "committed",
+                json!({ "step": commit.step, "number": commit.number }),
+            ),
+            Notice::Trouble { key, text } => self.add(key, "trouble", json!({ "text": text })),
+            Notice::Peer { .. } => {}
+        }
+    }
+}
+
+/// A generation, for people and programs.
+pub(super) fn record_json(record: &Record, peers: &Peers) -> Value {
+    let members: Vec<Value> = record
+        .members
+        .iter()
+        .map(|m| {
+            let ranks = record.ranks_of(m.node);
+            json!({
+                "node": m.node.hex(), "name": peers.name(m.node), "slots": m.slots,
+                "first_rank": ranks.map(|(first, _)| first),
+            })
+        })
+        .collect();
+    let kind = match record.kind {
+        Kind::Next => "runs".to_owned(),
+        Kind::End { cancelled: false } => "finished".into(),
+        Kind::End { cancelled: true } => "cancelled".into(),
+        Kind::Failed { code } => format!("failed with code {code}"),
+        Kind::Dormant => "dormant".into(),
+        Kind::Tombstone { .. } => "merged into another group".into(),
+    };
+    json!({
+        "generation": record.number, "kind": kind, "cause": record.cause.word(),
+        "members": members, "world": record.world(), "restarts_used": record.restarts_used,
+    })
+}
+
+/// The phases of a change in milliseconds, each from the end of the one before it that happened.
+/// Stopping and deciding overlap: both count from the detection.
+pub(super) fn phases_json(p: &Phases) -> Value {
+    let ms = |from: muster_protocol::Time, to: muster_protocol::Time| {
+        if to.0 == 0 || from.0 == 0 {
+            0.0
+        } else {
+            to.since(from).as_secs_f64() * 1000.0
+        }
+    };
+    let ready = p.decided.max(p.stopped);
+    json!({
+        "detect_ms": ms(p.fault, p.detected),
+        "decide_ms": ms(p.detected, p.decided),
+        "stop_ms": ms(p.detected, p.stopped),
+        "start_ms": ms(ready, p.started),
+        "total_ms": ms(p.fault, p.started),
+    })
+}

@@ -1,0 +1,641 @@
+//! The agent's one loop: wait for something, turn it into a typed event, apply it to the core
+//! synchronously, and carry out the effects in their order. No lock is shared between tasks.
+
+mod clients;
+pub mod clock;
+mod history;
+mod probe;
+mod query;
+mod stores;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_protocol::agent::{Agent, Config, ConnId, Effect, Event, Flaws, Notice};
+use muster_protocol::local::ToLauncher;
+use muster_protocol::membership::{Answer, State};
+use muster_protocol::wire::Message;
+use muster_protocol::{JobKey, LauncherId, NodeId, Span, StoreUuid, Time, codec, storelog};
+use tokio::sync::mpsc;
+
+pub use probe::{GUARD_MAGIC, GUARD_VERSION};
+
+use crate::http::{Health, Server};
+use crate::metrics::Metrics;
+use crate::net::{Identity, Net, NetConfig, NetEvent};
+use crate::socket::{Conn, Listener, Sender};
+use crate::state::StateDir;
+use crate::storedir::StoreDir;
+
+/// Inputs that may wait for the loop.
+const QUEUE: usize = 1_024;
+
+/// How an agent is set up; made from the configuration, or by a launcher that embeds one.
+#[derive(Debug)]
+pub struct Setup {
+    pub state: StateDir,
+    pub listener: Option<Listener>,
+    pub net: NetSetup,
+    pub http: Option<SocketAddr>,
+    pub host: String,
+    pub suspect_after: Span,
+    pub agent_grace: Span,
+    /// What a SIGTERM without a deadline of its own leaves.
+    pub sigterm_grace: Span,
+}
+
+/// The network part of a [`Setup`].
+#[derive(Debug)]
+pub struct NetSetup {
+    pub cluster: String,
+    pub secret: Option<Vec<u8>>,
+    pub listen: Vec<SocketAddr>,
+    pub quic: bool,
+    pub mdns: bool,
+    pub bootstrap: Vec<String>,
+}
+
+/// Why an agent could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Net(#[from] crate::net::StartError),
+    #[error(transparent)]
+    Http(#[from] crate::http::BindError),
+    #[error("metrics cannot be set up: {0}")]
+    Metrics(String),
+    #[error(
+        "the agent's identity cannot be used: remove the state directory's `identity`, and the node joins as a new one"
+    )]
+    Identity,
+    #[error(transparent)]
+    Core(#[from] muster_protocol::agent::Error),
+}
+
+/// What reaches the loop from its tasks.
+#[derive(Debug)]
+pub(crate) enum Input {
+    Accepted(Conn),
+    Frame {
+        conn: ConnId,
+        frame: Vec<u8>,
+        fds: Vec<std::os::fd::OwnedFd>,
+    },
+    Closed(ConnId),
+    /// A launcher whose connection closed was looked for at its guard.
+    LauncherAlive {
+        conn: ConnId,
+        alive: bool,
+    },
+    StoreOpened {
+        conn: ConnId,
+        frame: Vec<u8>,
+        store: Result<Arc<StoreDir>, String>,
+    },
+    Store {
+        key: JobKey,
+        event: storelog::Event,
+    },
+    Beacon {
+        key: JobKey,
+        value: Option<u64>,
+    },
+    Probed {
+        node: NodeId,
+        id: u64,
+        agent: Answer,
+        guard: Answer,
+    },
+    /// This node goes away.
+    Drain {
+        grace: Option<Span>,
+        reason: String,
+    },
+    /// Stop without ceremony.
+    Quit,
+}
+
+/// Orders to a running agent from the process around it.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    tx: mpsc::Sender<Input>,
+}
+
+impl Handle {
+    /// Drains this node within the grace, or the configured one.
+    pub async fn drain(&self, grace: Option<Span>, reason: &str) {
+        let reason = reason.to_owned();
+        let _ended = self.tx.send(Input::Drain { grace, reason }).await;
+    }
+
+    pub async fn quit(&self) {
+        let _ended = self.tx.send(Input::Quit).await;
+    }
+}
+
+/// One client of the socket.
+#[derive(Debug)]
+struct Client {
+    sender: Sender,
+    uid: u32,
+    pid: i32,
+    /// Set once it registered a launcher: its id and its guard.
+    launcher: Option<(LauncherId, Vec<SocketAddr>)>,
+}
+
+/// A running agent.
+#[derive(Debug)]
+pub struct Node {
+    core: Agent,
+    net: Net,
+    state: StateDir,
+    clients: BTreeMap<ConnId, Client>,
+    next_conn: u64,
+    stores: BTreeMap<JobKey, Arc<StoreDir>>,
+    opened: BTreeMap<ConnId, Arc<StoreDir>>,
+    history: history::History,
+    metrics: Metrics,
+    health: Health,
+    tx: mpsc::Sender<Input>,
+    rx: mpsc::Receiver<Input>,
+    net_rx: mpsc::Receiver<NetEvent>,
+    /// Jobs whose last write failed: their effects are dropped until the core has been told.
+    sigterm_grace: Span,
+    listening: BTreeSet<SocketAddr>,
+    probe_limit: Duration,
+    quit: bool,
+    linger: Option<Time>,
+}
+
+impl Node {
+    /// Binds everything and restores what an earlier run stored. Needs a tokio runtime.
+    pub async fn start(mut setup: Setup) -> Result<Node, StartError> {
+        let metrics = Metrics::new(env!("CARGO_PKG_VERSION"), "unknown")
+            .map_err(|e| StartError::Metrics(e.to_string()))?;
+        let health = Health::default();
+        if let Some(addr) = setup.http {
+            let server = Server::bind(addr, metrics.clone(), &health).await?;
+            tokio::spawn(server.serve());
+        }
+        let identity = identity(&setup.state).ok_or(StartError::Identity)?;
+        let mut config = NetConfig::new(identity, setup.net.cluster.clone());
+        config.secret = setup.net.secret.take();
+        config.listen = setup.net.listen.clone();
+        config.quic = setup.net.quic;
+        config.mdns = setup.net.mdns;
+        config.bootstrap = setup.net.bootstrap.clone();
+        config.remembered = remembered(&mut setup.state);
+        let (net, net_rx) = Net::start(config).await?;
+        let now = clock::now();
+        let restored = restore(&mut setup.state);
+        let core = Agent::new(
+            Config {
+                node: setup.state.node_id(),
+                state: setup.state.state_id(),
+                boot: setup.state.boot(),
+                cluster: setup.net.cluster.clone(),
+                host: setup.host.clone(),
+                version: env!("CARGO_PKG_VERSION").into(),
+                pid: std::process::id(),
+                seed: rand::random(),
+                suspect_after: setup.suspect_after,
+                agent_grace: setup.agent_grace,
+                birth_timeout: Span::from_secs(4),
+                start_timeout: Span::from_secs(30),
+                minority_wait: setup.suspect_after.times(3),
+                orphan_after: setup.suspect_after.times(5),
+                flaws: Flaws::default(),
+            },
+            restored,
+            now,
+        )?;
+        let (tx, rx) = mpsc::channel(QUEUE);
+        if let Some(listener) = setup.listener.take() {
+            tokio::spawn(accept(listener, tx.clone()));
+        }
+        let node = Node {
+            core,
+            net,
+            state: setup.state,
+            clients: BTreeMap::new(),
+            next_conn: 0,
+            stores: BTreeMap::new(),
+            opened: BTreeMap::new(),
+            history: history::History::default(),
+            metrics,
+            health,
+            tx,
+            rx,
+            net_rx,
+            sigterm_grace: setup.sigterm_grace,
+            listening: BTreeSet::new(),
+            probe_limit: setup.suspect_after.to_std() / 4,
+            quit: false,
+            linger: None,
+        };
+        node.health.not_ready.send_replace(Vec::new());
+        Ok(node)
+    }
+
+    pub fn handle(&self) -> Handle {
+        Handle {
+            tx: self.tx.clone(),
+        }
+    }
+
+    pub fn node_id(&self) -> NodeId {
+        self.core.config().node
+    }
+
+    /// Runs until told to quit, or until a drain is complete.
+    pub async fn run(mut self) {
+        self.effects();
+        let mut beat = tokio::time::interval(Duration::from_secs(2));
+        beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+        while !self.quit {
+            let due = self.due();
+            tokio::select! {
+                Some(event) = self.net_rx.recv() => self.on_net(event),
+                Some(input) = self.rx.recv() => self.on_input(input),
+                () = sleep_until(due) => self.core.handle_timeout(clock::now()),
+                _ = beat.tick() => {}
+            }
+            self.health.watchdog.touch();
+            self.effects();
+            self.leave_when_done();
+        }
+        self.remember();
+        self.net.close().await;
+    }
+
+    fn due(&self) -> Option<Time> {
+        let core = self.core.poll_timeout().map(|(at, _)| at);
+        match (core, self.linger) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// A drained agent goes once its launchers are gone; the others have what they need by then.
+    fn leave_when_done(&mut self) {
+        if !self.core.is_draining() || self.core.has_launchers() {
+            self.linger = None;
+            return;
+        }
+        let until = *self
+            .linger
+            .get_or_insert(clock::now() + Span::from_millis(300));
+        if clock::now() >= until {
+            self.quit = true;
+        }
+    }
+
+    fn apply(&mut self, event: Event) {
+        if let Err(error) = self.core.handle(event, clock::now()) {
+            tracing::warn!(%error, "refused");
+        }
+    }
+
+    fn on_net(&mut self, event: NetEvent) {
+        match event {
+            NetEvent::Listening(addr) => {
+                tracing::info!(%addr, "listening for agents");
+                self.listening.insert(addr);
+            }
+            NetEvent::Connected {
+                node,
+                addr,
+                observed,
+            } => {
+                tracing::info!(%node, %addr, "connected");
+                self.metrics.peers_connected.inc();
+                self.apply(Event::Connected {
+                    node,
+                    addr,
+                    observed,
+                });
+            }
+            NetEvent::Disconnected { node, why } => {
+                tracing::info!(%node, %why, "disconnected");
+                self.metrics.peers_connected.dec();
+                self.apply(Event::Disconnected { node });
+            }
+            NetEvent::Message { from, bytes } => {
+                self.metrics.messages_received.inc();
+                match Message::decode(&bytes) {
+                    Ok(message) => self.apply(Event::Message { from, message }),
+                    Err(error) => {
+                        tracing::warn!(%from, %error, "a message that cannot be used; cut off");
+                        self.net.disconnect(from);
+                    }
+                }
+            }
+            NetEvent::Refused { addr, why } => {
+                tracing::warn!(%addr, %why, "refused");
+                self.metrics.auth_failure(refusal_word(&why));
+            }
+        }
+    }
+
+    fn on_input(&mut self, input: Input) {
+        match input {
+            Input::Accepted(conn) => self.on_client(conn),
+            Input::Frame { conn, frame, fds } => self.on_frame(conn, frame, fds),
+            Input::Closed(conn) => self.on_closed(conn),
+            Input::LauncherAlive { conn, alive } => {
+                self.apply(Event::LauncherGone { conn, alive });
+            }
+            Input::StoreOpened { conn, frame, store } => self.on_store_opened(conn, &frame, store),
+            Input::Store { key, event } => self.apply(Event::Store { key, event }),
+            Input::Beacon { key, value } => self.apply(Event::Beacon { key, value }),
+            Input::Probed {
+                node,
+                id,
+                agent,
+                guard,
+            } => self.apply(Event::Probed {
+                node,
+                id,
+                agent,
+                guard,
+            }),
+            Input::Drain { grace, reason } => {
+                let grace = grace.unwrap_or(self.sigterm_grace);
+                tracing::info!(%grace, reason, "draining this node");
+                self.apply(Event::Drain {
+                    grace_ms: u32::try_from(grace.as_millis()).unwrap_or(u32::MAX),
+                    reason,
+                });
+            }
+            Input::Quit => self.quit = true,
+        }
+    }
+
+    // ---- effects ----
+
+    /// Carries out what the core wants, in order. What follows a write of a job waits for it.
+    fn effects(&mut self) {
+        while let Some(effect) = self.core.poll_effect() {
+            match effect {
+                Effect::Persist { key, bytes } => self.persist(key, &bytes),
+                Effect::Forget { key } => {
+                    if let Err(error) = self.state.remove(&blob_name(&key)) {
+                        tracing::warn!(job = %key, %error, "old state stays");
+                    }
+                }
+                Effect::Send { to, message } => self.send(to, &message),
+                Effect::Probe { node, id, guard } => self.probe(node, id, guard),
+                Effect::ToLauncher { conn, frame } => self.to_launcher(conn, &frame),
+                Effect::Store { key, effect } => self.store(key, effect),
+                Effect::WriteBeacon { key, value } => self.beacon(key, Some(value)),
+                Effect::ReadBeacon { key } => self.beacon(key, None),
+                Effect::Notice(notice) => self.on_notice(&notice),
+            }
+        }
+        let jobs = self.core.jobs().filter(|j| j.is_live()).count();
+        self.metrics
+            .jobs
+            .set(i64::try_from(jobs).unwrap_or(i64::MAX));
+    }
+
+    fn persist(&mut self, key: JobKey, bytes: &[u8]) {
+        let began = std::time::Instant::now();
+        let result = self.state.save(&blob_name(&key), bytes);
+        self.metrics.persisted(began.elapsed());
+        if let Err(error) = result {
+            tracing::error!(job = %key, %error, "the job's state cannot be stored; this agent abstains from votes");
+            self.history.add(
+                &key,
+                "trouble",
+                serde_json::json!({ "text": error.to_string() }),
+            );
+            self.apply(Event::PersistFailed { key });
+        }
+    }
+
+    fn send(&mut self, to: NodeId, message: &Message) {
+        match message.encode() {
+            Ok(bytes) => {
+                self.metrics.messages_sent.inc();
+                if let Err(error) = self.net.send(to, bytes) {
+                    tracing::debug!(%to, %error, "not sent");
+                }
+            }
+            Err(error) => tracing::error!(%to, %error, "a message that cannot be encoded"),
+        }
+    }
+
+    fn probe(&self, node: NodeId, id: u64, guard: Option<(SocketAddr, LauncherId)>) {
+        let addr = self.core.peers().get(node).and_then(|p| p.addr);
+        let (tx, limit) = (self.tx.clone(), self.probe_limit);
+        tokio::spawn(async move {
+            let (agent, guard) =
+                tokio::join!(probe::agent(addr, limit), probe::guard(guard, limit));
+            let input = Input::Probed {
+                node,
+                id,
+                agent,
+                guard,
+            };
+            let _ended = tx.send(input).await;
+        });
+    }
+
+    fn to_launcher(&mut self, conn: ConnId, frame: &ToLauncher) {
+        let Some(client) = self.clients.get(&conn) else {
+            return;
+        };
+        match codec::encode_frame(frame) {
+            Ok(bytes) => {
+                if let Err(error) = client.sender.send(bytes, Vec::new()) {
+                    tracing::warn!(pid = client.pid, %error, "the launcher does not read");
+                }
+            }
+            Err(error) => tracing::error!(%error, "a frame that cannot be encoded"),
+        }
+    }
+
+    fn store(&self, key: JobKey, effect: storelog::Effect) {
+        let Some(store) = self.stores.get(&key).cloned() else {
+            return;
+        };
+        let (tx, metrics) = (self.tx.clone(), self.metrics.clone());
+        let folder = stores::folder(&key);
+        tokio::task::spawn_blocking(move || {
+            let event = stores::carry_out(&store, &folder, effect, &metrics);
+            let _ended = tx.blocking_send(Input::Store { key, event });
+        });
+    }
+
+    fn beacon(&self, key: JobKey, write: Option<u64>) {
+        let Some(store) = self.stores.get(&key).cloned() else {
+            return;
+        };
+        let tx = self.tx.clone();
+        let folder = stores::folder(&key);
+        tokio::task::spawn_blocking(move || match write {
+            Some(value) => {
+                if let Err(error) = store.write_beacon(&folder, value) {
+                    tracing::warn!(job = %key, %error, "the beacon cannot be written");
+                }
+            }
+            None => {
+                // What cannot be read says nothing: only a beacon that stands still counts.
+                if let Ok(value) = store.read_beacon(&folder) {
+                    let _ended = tx.blocking_send(Input::Beacon { key, value });
+                }
+            }
+        });
+    }
+
+    fn on_notice(&mut self, notice: &Notice) {
+        self.history.take(notice, self.core.peers());
+        let peers = self.core.peers();
+        match notice {
+            Notice::Peer { node, state } => {
+                let name = peers.name(*node);
+                match state {
+                    State::Alive => tracing::info!(node = name, "alive"),
+                    State::Suspect => tracing::info!(node = name, "suspect"),
+                    State::Away { .. } => {
+                        tracing::warn!(node = name, "its agent is away, its launcher answers")
+                    }
+                    State::Lost { confirmed } => tracing::warn!(node = name, confirmed, "lost"),
+                }
+            }
+            Notice::Decided {
+                key,
+                digest,
+                record,
+            } => {
+                self.metrics.generation_change(record.cause.word());
+                tracing::info!(job = %key, generation = record.number, %digest, cause = record.cause.word(),
+                    members = record.members.len(), kind = ?record.kind, "decided");
+            }
+            Notice::Changed { key, phases, .. } => {
+                let p = history::phases_json(phases);
+                for phase in ["detect", "decide", "stop", "start", "total"] {
+                    let ms = p[format!("{phase}_ms")].as_f64().unwrap_or(0.0);
+                    self.metrics
+                        .recovery_phase(phase, Duration::from_secs_f64(ms / 1e3));
+                }
+                tracing::info!(job = %key, phases = %p, "started");
+            }
+            Notice::Waiting { key, text } => tracing::info!(job = %key, text, "waiting"),
+            Notice::Stopping { key, why } => {
+                tracing::info!(job = %key, why, "stopping in good order")
+            }
+            Notice::WorkerFailed { key, exit, .. } => {
+                tracing::warn!(job = %key, rank = exit.rank, code = exit.code, signal = exit.signal, "a worker failed");
+            }
+            Notice::Committed { key, commit } => {
+                tracing::info!(job = %key, step = commit.step, "committed")
+            }
+            Notice::Trouble { key, text } => tracing::error!(job = %key, text),
+        }
+    }
+
+    /// Keeps the addresses of connected peers for the next start.
+    fn remember(&mut self) {
+        let peers = self.core.peers();
+        let addrs: Vec<SocketAddr> = peers
+            .map
+            .values()
+            .filter(|p| p.connected)
+            .filter_map(|p| p.addr)
+            .take(REMEMBERED)
+            .collect();
+        if let Ok(bytes) = codec::encode_frame(&addrs)
+            && let Err(error) = self.state.save_peers(&bytes)
+        {
+            tracing::warn!(%error, "the peers' addresses are not remembered");
+        }
+    }
+
+    fn uuid_of(&self, conn: ConnId) -> Option<StoreUuid> {
+        self.opened.get(&conn).map(|s| s.uuid())
+    }
+}
+
+/// Peers' addresses that are remembered over a restart.
+const REMEMBERED: usize = 256;
+
+fn remembered(state: &mut StateDir) -> Vec<SocketAddr> {
+    match state.load_peers() {
+        Ok(Some(bytes)) => codec::decode_frame(&bytes).unwrap_or_default(),
+        Ok(None) => Vec::new(),
+        Err(error) => {
+            tracing::warn!(%error, "the peers' addresses of the last run are lost");
+            Vec::new()
+        }
+    }
+}
+
+fn identity(state: &StateDir) -> Option<Identity> {
+    let pair = state.identity().clone().try_into_ed25519().ok()?;
+    let mut secret = [0u8; Identity::SECRET_LEN];
+    for (byte, from) in secret.iter_mut().zip(pair.secret().as_ref()) {
+        *byte = *from;
+    }
+    Identity::from_secret(secret)
+}
+
+fn restore(state: &mut StateDir) -> Vec<(JobKey, Vec<u8>)> {
+    let mut out = Vec::new();
+    for (name, bytes) in state.load_all() {
+        match muster_protocol::job::Durable::decode(&bytes) {
+            Ok(durable) => out.push((durable.key, bytes)),
+            Err(error) => tracing::error!(name, %error, "a job's stored state cannot be read"),
+        }
+    }
+    out
+}
+
+fn blob_name(key: &JobKey) -> String {
+    let text = format!("{}\0{}\0{}", key.cluster, key.owner, key.id);
+    let hex = blake3::hash(text.as_bytes()).to_hex();
+    hex.get(..32).unwrap_or_default().to_owned()
+}
+
+fn refusal_word(why: &crate::net::Refusal) -> &'static str {
+    use crate::net::Refusal;
+    match why {
+        Refusal::WrongSecret => "wrong_secret",
+        Refusal::NoSecret | Refusal::SecretWanted => "no_secret",
+        Refusal::OtherCluster { .. } => "other_cluster",
+        Refusal::OtherVersion { .. } => "other_version",
+        Refusal::NotMuster | Refusal::Malformed => "malformed",
+        Refusal::TimedOut => "timed_out",
+        Refusal::Full => "full",
+        Refusal::Unreachable(_) => "unreachable",
+    }
+}
+
+async fn sleep_until(at: Option<Time>) {
+    match at {
+        Some(at) => tokio::time::sleep(at.since(clock::now()).to_std()).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn accept(listener: Listener, tx: mpsc::Sender<Input>) {
+    loop {
+        match listener.accept().await {
+            Ok(conn) => {
+                if tx.send(Input::Accepted(conn)).await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection to the socket was not accepted");
+                // An error of the listener itself (no descriptors left) would repeat at once.
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+        if tx.is_closed() {
+            return;
+        }
+    }
+}

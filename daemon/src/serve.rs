@@ -1,0 +1,148 @@
+//! `musterd`, also reachable as `muster agent`: configuration, logs, signals, and the loop.
+
+use std::process::ExitCode;
+
+use muster_protocol::Span;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use tracing_subscriber::EnvFilter;
+
+use crate::agent::{Handle, NetSetup, Node, Setup};
+use crate::config::{self, AgentConfig, Flags, Inputs, LogFormat};
+use crate::notify::Notifier;
+use crate::socket::Listener;
+use crate::state::StateDir;
+
+/// Runs an agent until it is told to go; the process' exit code.
+pub fn main(flags: Flags) -> ExitCode {
+    match serve(flags) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("musterd: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(flags: Flags) -> anyhow::Result<()> {
+    let (config, effective) = config::load(&Inputs::from_process(flags))?;
+    log_to_stderr(&config)?;
+    for warning in &effective.warnings {
+        tracing::warn!("{warning}");
+    }
+    ignore_file_size_signal();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let result = runtime.block_on(run(config));
+    // A look-up of a name may still wait on its thread; nobody waits for it.
+    runtime.shutdown_timeout(std::time::Duration::from_millis(200));
+    result
+}
+
+async fn run(config: AgentConfig) -> anyhow::Result<()> {
+    let listener = Listener::bind(&config.socket)?;
+    let state = StateDir::open(&config.state_dir)?;
+    for put_aside in state.quarantined() {
+        tracing::error!(?put_aside, "damaged state was put aside");
+    }
+    let notifier = Notifier::from_env()?;
+    let setup = Setup {
+        state,
+        listener: Some(listener),
+        net: net_setup(&config),
+        http: config.http,
+        host: host_name(),
+        suspect_after: config.suspect_after,
+        agent_grace: config.agent_grace,
+        sigterm_grace: config.sigterm_deadline,
+        notifier: Some(notifier),
+    };
+    let node = Node::start(setup).await?;
+    tracing::info!(node = %node.node_id(), socket = %config.socket.display(), "serving");
+    watch_signals(node.handle())?;
+    node.run().await;
+    Ok(())
+}
+
+/// The network part of a configuration.
+pub fn net_setup(config: &AgentConfig) -> NetSetup {
+    NetSetup {
+        cluster: config.cluster.clone(),
+        secret: config.secret.as_ref().map(|s| s.bytes().to_vec()),
+        listen: config.listen.clone(),
+        quic: config.quic,
+        mdns: config.mdns,
+        bootstrap: config.bootstrap.iter().map(ToString::to_string).collect(),
+    }
+}
+
+/// This machine's name, as people know it.
+pub fn host_name() -> String {
+    let name = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
+    std::env::var("NODE_NAME").unwrap_or(name)
+}
+
+/// SIGTERM and SIGINT drain this node; the second one does not wait.
+fn watch_signals(handle: Handle) -> anyhow::Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    let runtime = tokio::runtime::Handle::current();
+    std::thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            let mut asked = false;
+            for signal in signals.forever() {
+                let handle = handle.clone();
+                if signal == SIGHUP {
+                    // A terminal that closes, or a habit from other daemons: nothing to re-read.
+                    continue;
+                }
+                let again = std::mem::replace(&mut asked, true);
+                runtime.spawn(async move {
+                    if again {
+                        handle.quit().await;
+                    } else {
+                        handle.drain(None::<Span>, "its agent was told to stop (SIGTERM)").await;
+                    }
+                });
+            }
+        })?;
+    Ok(())
+}
+
+/// A file-size limit must fail a write, not kill the agent.
+fn ignore_file_size_signal() {
+    // Safety: installs SIG_IGN, which runs no code of ours.
+    let ignored = unsafe {
+        nix::sys::signal::signal(
+            nix::sys::signal::Signal::SIGXFSZ,
+            nix::sys::signal::SigHandler::SigIgn,
+        )
+    };
+    if let Err(error) = ignored {
+        tracing::warn!(%error, "SIGXFSZ cannot be ignored");
+    }
+}
+
+fn log_to_stderr(config: &AgentConfig) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(&config.log)?;
+    let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    let json = match config.log_format {
+        LogFormat::Auto => !terminal,
+        LogFormat::Text => false,
+        LogFormat::Json => true,
+    };
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(terminal);
+    if json {
+        builder.json().init();
+    } else {
+        builder.init();
+    }
+    Ok(())
+}

@@ -1,0 +1,99 @@
+//! The stop barrier (R20): every rank of a generation stops at one step, or none does. Two pure
+//! cores, the leader's and each node's; neither reads a clock or sends anything by itself.
+//!
+//! The leader asks every node to install step S. A node answers when all of its ranks will wait at
+//! S, or at a later step where one was already past it; the leader raises S to the greatest answer
+//! and asks again. When every node has installed the same S, it confirms. A rank that reaches an
+//! installed step waits for confirm, raise, or cancel, so nobody can run past a step that is
+//! confirmed elsewhere. The leader sends either confirms or cancels for one barrier, never both.
+//!
+//! A barrier is the leader's own: after a restart of the leader's agent it cannot know what it
+//! confirmed, so a [`Leader`] is made only in the boot in which the generation was decided. Without
+//! one, drains fall back to the newest sealed copy. A node never gives up on its own: ranks that
+//! wait end with the generation.
+
+mod leader;
+mod node;
+#[cfg(test)]
+mod tests;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::Digest;
+use crate::time::Span;
+
+pub use leader::{Effect as LeaderEffect, Event as LeaderEvent, GivenUp, Leader, Outcome};
+pub use node::{Effect as NodeEffect, Event as NodeEvent, Node};
+
+/// The most bytes of the text that says why ranks stop.
+pub const MAX_WHY: usize = 256;
+
+/// The most steps that a first proposal lies ahead of the furthest rank.
+const MAX_AHEAD: u64 = 1_000;
+
+/// From the leader to a node.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum ToNode {
+    Install {
+        digest: Digest,
+        barrier: u32,
+        step: u64,
+        /// What is left until the deadline, when this is sent.
+        grace_ms: u32,
+        why: String,
+    },
+    Confirm {
+        digest: Digest,
+        barrier: u32,
+        step: u64,
+    },
+    Cancel {
+        digest: Digest,
+        barrier: u32,
+    },
+}
+
+/// From a node to the leader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum ToLeader {
+    /// No rank of this node runs past this step until the barrier raises or cancels it.
+    Installed {
+        digest: Digest,
+        barrier: u32,
+        step: u64,
+    },
+    /// The confirm or the cancel arrived.
+    Settled { digest: Digest, barrier: u32 },
+}
+
+/// Why a message was refused. Nothing has changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("the message is about generation {theirs}, this barrier is of generation {ours}")]
+    OtherGeneration { ours: Digest, theirs: Digest },
+    #[error("barrier {barrier} is not open: an older message, or one of another boot")]
+    NotOpen { barrier: u32 },
+    #[error("the node is not part of this generation")]
+    NotAMember,
+    #[error("step {step} is confirmed, but step {installed:?} is installed here")]
+    NotInstalled { step: u64, installed: Option<u64> },
+    #[error("the reason has {len} bytes, the limit is {MAX_WHY}")]
+    TooLong { len: usize },
+}
+
+/// The step to propose first: behind the furthest rank by what it will run until the answers are
+/// in. Too early costs one more round, too late costs training time before the deadline.
+///
+/// `progress` holds the last step begun by each rank; `step_time` zero means unknown.
+pub fn first_step(
+    progress: impl IntoIterator<Item = u64>,
+    step_time: Span,
+    round_trip: Span,
+) -> u64 {
+    let furthest = progress.into_iter().max().unwrap_or(0);
+    let ahead = match step_time.0 {
+        0 => 1,
+        step => round_trip.0.div_ceil(step),
+    };
+    furthest.saturating_add(1 + ahead.min(MAX_AHEAD))
+}

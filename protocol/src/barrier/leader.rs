@@ -1,0 +1,321 @@
+//! The leader's part of the stop barrier.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::{Error, MAX_WHY, ToLeader, ToNode};
+use crate::ids::{Digest, NodeId};
+use crate::time::{Span, Time};
+
+/// How often what is unanswered is sent again.
+const RESEND: Span = Span::from_millis(250);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A node has to leave, or the job to stop: every rank stops at one step. While a barrier is
+    /// open the drain joins it; behind a confirm it shares its step.
+    Drain {
+        /// A step that the ranks can still reach ([`first_step`](super::first_step)). Ignored where
+        /// a barrier is open already.
+        step: u64,
+        /// When the node is gone.
+        deadline: Time,
+        /// What saving takes at most: without a confirm this long before the deadline, the barrier
+        /// is given up.
+        save_time: Span,
+        /// For people; at most [`MAX_WHY`] bytes.
+        why: String,
+    },
+    Message {
+        from: NodeId,
+        message: ToLeader,
+    },
+    NodeLost {
+        node: NodeId,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    Send {
+        to: NodeId,
+        message: ToNode,
+    },
+    /// The barrier is decided; once for each. Comes before the messages that tell the nodes.
+    Decided {
+        barrier: u32,
+        outcome: Outcome,
+    },
+    /// A drain came behind the confirm: the ranks stop at this step already.
+    Shared {
+        barrier: u32,
+        step: u64,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Outcome {
+    /// Every rank stops at this step.
+    Confirmed { step: u64 },
+    /// No rank stops: the newest sealed copy is used.
+    Cancelled(GivenUp),
+}
+
+/// Why a barrier was given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, thiserror::Error)]
+pub enum GivenUp {
+    #[error("not every node answered in time to save before the deadline")]
+    Deadline,
+    #[error("node {0} was lost")]
+    Lost(NodeId),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Phase {
+    Idle,
+    Open {
+        step: u64,
+        deadline: Time,
+        give_up: Time,
+        why: String,
+    },
+    Decided(Outcome),
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Answered {
+    installed: Option<u64>,
+    settled: bool,
+}
+
+/// The barriers of one generation, one after the other.
+#[derive(Clone, Debug)]
+pub struct Leader {
+    digest: Digest,
+    barrier: u32,
+    phase: Phase,
+    nodes: BTreeMap<NodeId, Answered>,
+    resend_at: Option<Time>,
+    effects: VecDeque<Effect>,
+}
+
+impl Leader {
+    /// For the members of a generation, in the boot in which it was decided.
+    pub fn new(digest: Digest, nodes: impl IntoIterator<Item = NodeId>) -> Leader {
+        Leader {
+            digest,
+            barrier: 0,
+            phase: Phase::Idle,
+            nodes: nodes
+                .into_iter()
+                .map(|n| (n, Answered::default()))
+                .collect(),
+            resend_at: None,
+            effects: VecDeque::new(),
+        }
+    }
+
+    /// The step that every rank stops at, once it is confirmed.
+    pub fn confirmed(&self) -> Option<u64> {
+        match self.phase {
+            Phase::Decided(Outcome::Confirmed { step }) => Some(step),
+            _ => None,
+        }
+    }
+
+    pub fn handle(&mut self, event: Event, now: Time) -> Result<(), Error> {
+        match event {
+            Event::Drain {
+                step,
+                deadline,
+                save_time,
+                why,
+            } => {
+                let len = why.len();
+                if len > MAX_WHY {
+                    return Err(Error::TooLong { len });
+                }
+                self.drain(step, deadline, save_time, why, now);
+            }
+            Event::Message { from, message } => self.message(from, message, now)?,
+            Event::NodeLost { node } => {
+                if self.nodes.remove(&node).is_some() && self.is_open() {
+                    self.decide(Outcome::Cancelled(GivenUp::Lost(node)), now);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub fn handle_timeout(&mut self, now: Time) {
+        if let Phase::Open { give_up, .. } = self.phase
+            && now >= give_up
+        {
+            return self.decide(Outcome::Cancelled(GivenUp::Deadline), now);
+        }
+        if self.resend_at.is_some_and(|at| now >= at) {
+            self.send(now);
+        }
+    }
+
+    pub fn poll_timeout(&self) -> Option<(Time, &'static str)> {
+        let resend = self.resend_at.map(|at| (at, "stop resend"));
+        let give_up = match self.phase {
+            Phase::Open { give_up, .. } => Some((give_up, "stop deadline")),
+            _ => None,
+        };
+        resend.into_iter().chain(give_up).min_by_key(|(at, _)| *at)
+    }
+
+    pub fn poll_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    fn is_open(&self) -> bool {
+        matches!(self.phase, Phase::Open { .. })
+    }
+
+    fn drain(&mut self, first: u64, until: Time, save_time: Span, reason: String, now: Time) {
+        match &mut self.phase {
+            Phase::Open {
+                deadline, give_up, ..
+            } => {
+                *give_up = (*give_up).min(until - save_time);
+                if until < *deadline {
+                    *deadline = until;
+                    // The nodes have to know of the shorter time.
+                    self.install_everywhere(now);
+                }
+            }
+            Phase::Decided(Outcome::Confirmed { step }) => {
+                let (barrier, step) = (self.barrier, *step);
+                self.effects.push_back(Effect::Shared { barrier, step });
+                return;
+            }
+            Phase::Idle | Phase::Decided(Outcome::Cancelled(_)) => {
+                self.barrier += 1;
+                self.phase = Phase::Open {
+                    step: first,
+                    deadline: until,
+                    give_up: until - save_time,
+                    why: reason,
+                };
+                for answered in self.nodes.values_mut() {
+                    *answered = Answered::default();
+                }
+                self.install_everywhere(now);
+            }
+        }
+        // The notice may have come too late already.
+        self.handle_timeout(now);
+    }
+
+    fn message(&mut self, from: NodeId, message: ToLeader, now: Time) -> Result<(), Error> {
+        let (digest, number) = match message {
+            ToLeader::Installed {
+                digest, barrier, ..
+            }
+            | ToLeader::Settled { digest, barrier } => (digest, barrier),
+        };
+        if digest != self.digest {
+            return Err(Error::OtherGeneration {
+                ours: self.digest,
+                theirs: digest,
+            });
+        }
+        let answered = self.nodes.get_mut(&from).ok_or(Error::NotAMember)?;
+        if number != self.barrier {
+            return Err(Error::NotOpen { barrier: number });
+        }
+        match (message, &self.phase) {
+            (ToLeader::Installed { step, .. }, Phase::Open { .. }) => {
+                answered.installed = answered.installed.max(Some(step));
+                self.raise_or_confirm(now);
+            }
+            // It answers an install that was repeated meanwhile.
+            (ToLeader::Installed { .. }, _) => {}
+            (ToLeader::Settled { .. }, Phase::Decided(_)) => {
+                answered.settled = true;
+                if self.nodes.values().all(|n| n.settled) {
+                    self.resend_at = None;
+                }
+            }
+            (ToLeader::Settled { .. }, _) => return Err(Error::NotOpen { barrier: number }),
+        }
+        Ok(())
+    }
+
+    fn raise_or_confirm(&mut self, now: Time) {
+        let Phase::Open { step, .. } = &mut self.phase else {
+            return;
+        };
+        let furthest = self.nodes.values().filter_map(|n| n.installed).max();
+        if furthest > Some(*step) {
+            *step = furthest.unwrap_or(*step);
+            return self.send(now);
+        }
+        let step = *step;
+        if self.nodes.values().all(|n| n.installed == Some(step)) {
+            self.decide(Outcome::Confirmed { step }, now);
+        }
+    }
+
+    fn decide(&mut self, outcome: Outcome, now: Time) {
+        let barrier = self.barrier;
+        self.phase = Phase::Decided(outcome);
+        self.effects.push_back(Effect::Decided { barrier, outcome });
+        self.send(now);
+    }
+
+    fn install_everywhere(&mut self, now: Time) {
+        self.send_to(now, |_, _| true);
+    }
+
+    /// Sends what is current to everybody who has not answered it.
+    fn send(&mut self, now: Time) {
+        self.send_to(now, |answered, step| match step {
+            Some(step) => answered.installed != Some(step),
+            None => !answered.settled,
+        });
+    }
+
+    fn send_to(&mut self, now: Time, wants: impl Fn(&Answered, Option<u64>) -> bool) {
+        let (digest, barrier) = (self.digest, self.barrier);
+        let (step, message) = match &self.phase {
+            Phase::Idle => return,
+            Phase::Open {
+                step,
+                deadline,
+                why,
+                ..
+            } => {
+                let grace = deadline.since(now).as_millis();
+                let install = ToNode::Install {
+                    digest,
+                    barrier,
+                    step: *step,
+                    grace_ms: u32::try_from(grace).unwrap_or(u32::MAX),
+                    why: why.clone(),
+                };
+                (Some(*step), install)
+            }
+            Phase::Decided(Outcome::Confirmed { step }) => {
+                let step = *step;
+                let confirm = ToNode::Confirm {
+                    digest,
+                    barrier,
+                    step,
+                };
+                (None, confirm)
+            }
+            Phase::Decided(Outcome::Cancelled(_)) => (None, ToNode::Cancel { digest, barrier }),
+        };
+        self.resend_at = None;
+        for (to, answered) in &self.nodes {
+            if wants(answered, step) {
+                let (to, message) = (*to, message.clone());
+                self.effects.push_back(Effect::Send { to, message });
+                self.resend_at = Some(now + RESEND);
+            }
+        }
+    }
+}
