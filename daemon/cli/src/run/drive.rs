@@ -188,7 +188,7 @@ impl Driver {
                 }
             }
             LinkEvent::Frame(frame) => session.handle(Event::Frame(frame), now()),
-            LinkEvent::Away(why) => say(&format!("{why}; trying again")),
+            LinkEvent::Away(why) => say(&format!("no agent answers, trying again: {why}")),
         }
     }
 

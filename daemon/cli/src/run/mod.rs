@@ -157,6 +157,7 @@ fn register(plan: &Plan, launcher: LauncherId, guard_port: u16) -> Register {
         store: plan.store.is_some(),
         pid: std::process::id(),
         command: plan.command_line(),
+        log_dir: plan.logs.dir.as_ref().map(|d| d.display().to_string()),
     }
 }
 
