@@ -154,9 +154,11 @@ fn a_killed_launcher_leaves_nothing() {
 #[test]
 fn a_killed_sidecar_is_replaced() {
     let mut agent = Agent::new();
-    let mut launcher = Launcher::start(&agent, &["--", "setsid", "sleep", "1000"]);
+    let script = "setsid sleep 1000 & sleep 1000";
+    let mut launcher = Launcher::start(&agent, &["--", "sh", "-c", script]);
     agent.accept();
     agent.run(1);
+    until("the escaped child is up", || left_of(agent.me()).len() >= 4);
     let sidecar = || {
         let all = left_of(agent.me());
         let line = all.iter().find(|l| l.contains("__reaper"))?;
