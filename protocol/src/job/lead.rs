@@ -177,7 +177,7 @@ impl Job {
                 lead.run_at.get_or_insert(ctx.now);
                 return;
             }
-            let port = std::mem::take(&mut local.master_port);
+            let port = local.master_port;
             lead.attempt = 1;
             lead.run_at = Some(ctx.now);
             let why = self.why(ctx, record);
