@@ -2,3 +2,4 @@
 
 pub mod run;
 mod slurm;
+pub mod sockets;

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use muster_cli::run;
+use muster_daemon::{config::Flags, serve};
 
 /// Keeps a training job running while its nodes come and go.
 #[derive(Debug, Parser)]
@@ -18,6 +19,8 @@ enum Command {
     /// Run a training script on this node as its part of a job. Takes torchrun's flags.
     #[command(infer_long_args = true, args_override_self = true)]
     Run(Box<run::args::RunArgs>),
+    /// Run an agent in the foreground: the same as `musterd`.
+    Agent(Box<Flags>),
 }
 
 fn main() -> ExitCode {
@@ -27,5 +30,6 @@ fn main() -> ExitCode {
     }
     match Cli::parse().command {
         Command::Run(args) => run::main(*args, &std::env::args_os().collect::<Vec<_>>()),
+        Command::Agent(flags) => serve::main(*flags),
     }
 }

@@ -25,6 +25,7 @@ pub use probe::{GUARD_MAGIC, GUARD_VERSION};
 use crate::http::{Health, Server};
 use crate::metrics::Metrics;
 use crate::net::{Identity, Net, NetConfig, NetEvent};
+use crate::notify::Notifier;
 use crate::socket::{Conn, Listener, Sender};
 use crate::state::StateDir;
 use crate::storedir::StoreDir;
@@ -44,6 +45,8 @@ pub struct Setup {
     pub agent_grace: Span,
     /// What a SIGTERM without a deadline of its own leaves.
     pub sigterm_grace: Span,
+    /// Where the service manager listens; an embedded agent has none.
+    pub notifier: Option<Notifier>,
 }
 
 /// The network part of a [`Setup`].
@@ -52,6 +55,8 @@ pub struct NetSetup {
     pub cluster: String,
     pub secret: Option<Vec<u8>>,
     pub listen: Vec<SocketAddr>,
+    /// Where to listen instead when somebody else has those addresses.
+    pub otherwise: Option<SocketAddr>,
     pub quic: bool,
     pub mdns: bool,
     pub bootstrap: Vec<String>,
@@ -161,10 +166,11 @@ pub struct Node {
     tx: mpsc::Sender<Input>,
     rx: mpsc::Receiver<Input>,
     net_rx: mpsc::Receiver<NetEvent>,
-    /// Jobs whose last write failed: their effects are dropped until the core has been told.
     sigterm_grace: Span,
     listening: BTreeSet<SocketAddr>,
     probe_limit: Duration,
+    notifier: Option<Notifier>,
+    peers_changed: bool,
     quit: bool,
     linger: Option<Time>,
 }
@@ -180,14 +186,23 @@ impl Node {
             tokio::spawn(server.serve());
         }
         let identity = identity(&setup.state).ok_or(StartError::Identity)?;
-        let mut config = NetConfig::new(identity, setup.net.cluster.clone());
-        config.secret = setup.net.secret.take();
-        config.listen = setup.net.listen.clone();
-        config.quic = setup.net.quic;
-        config.mdns = setup.net.mdns;
-        config.bootstrap = setup.net.bootstrap.clone();
-        config.remembered = remembered(&mut setup.state);
-        let (net, net_rx) = Net::start(config).await?;
+        let known = remembered(&mut setup.state);
+        let config = |listen: Vec<SocketAddr>| {
+            let mut config = NetConfig::new(identity.clone(), setup.net.cluster.clone());
+            config.secret = setup.net.secret.clone();
+            config.listen = listen;
+            config.quic = setup.net.quic;
+            config.mdns = setup.net.mdns;
+            config.bootstrap = setup.net.bootstrap.clone();
+            config.remembered = known.clone();
+            config
+        };
+        let (net, net_rx) = match Net::start(config(setup.net.listen.clone())).await {
+            Err(crate::net::StartError::Listen { .. }) if setup.net.otherwise.is_some() => {
+                Net::start(config(setup.net.otherwise.into_iter().collect())).await?
+            }
+            started => started?,
+        };
         let now = clock::now();
         let restored = restore(&mut setup.state);
         let core = Agent::new(
@@ -232,6 +247,8 @@ impl Node {
             sigterm_grace: setup.sigterm_grace,
             listening: BTreeSet::new(),
             probe_limit: setup.suspect_after.to_std() / 4,
+            notifier: setup.notifier,
+            peers_changed: false,
             quit: false,
             linger: None,
         };
@@ -252,6 +269,7 @@ impl Node {
     /// Runs until told to quit, or until a drain is complete.
     pub async fn run(mut self) {
         self.effects();
+        self.tell_manager(|n| n.ready("serving"));
         let mut beat = tokio::time::interval(Duration::from_secs(2));
         beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         while !self.quit {
@@ -260,7 +278,7 @@ impl Node {
                 Some(event) = self.net_rx.recv() => self.on_net(event),
                 Some(input) = self.rx.recv() => self.on_input(input),
                 () = sleep_until(due) => self.core.handle_timeout(clock::now()),
-                _ = beat.tick() => {}
+                _ = beat.tick() => self.beat(),
             }
             self.health.watchdog.touch();
             self.effects();
@@ -268,6 +286,25 @@ impl Node {
         }
         self.remember();
         self.net.close().await;
+    }
+
+    /// Tells the service manager; a manager that does not listen is no reason to stop.
+    fn tell_manager(&self, tell: impl FnOnce(&Notifier) -> std::io::Result<()>) {
+        if let Some(notifier) = &self.notifier
+            && let Err(error) = tell(notifier)
+        {
+            tracing::debug!(%error, "the service manager was not told");
+        }
+    }
+
+    fn beat(&mut self) {
+        if std::mem::take(&mut self.peers_changed) {
+            self.remember();
+        }
+        self.tell_manager(Notifier::watchdog);
+        if self.core.is_draining() {
+            self.tell_manager(|n| n.extend_timeout(Duration::from_secs(10)));
+        }
     }
 
     fn due(&self) -> Option<Time> {
@@ -311,6 +348,7 @@ impl Node {
             } => {
                 tracing::info!(%node, %addr, "connected");
                 self.metrics.peers_connected.inc();
+                self.peers_changed = true;
                 self.apply(Event::Connected {
                     node,
                     addr,
@@ -364,6 +402,7 @@ impl Node {
             Input::Drain { grace, reason } => {
                 let grace = grace.unwrap_or(self.sigterm_grace);
                 tracing::info!(%grace, reason, "draining this node");
+                self.tell_manager(|n| n.stopping("draining"));
                 self.apply(Event::Drain {
                     grace_ms: u32::try_from(grace.as_millis()).unwrap_or(u32::MAX),
                     reason,

@@ -15,7 +15,7 @@ pub const GUARD_MAGIC: &[u8; 4] = b"MGRD";
 pub const GUARD_VERSION: u8 = 1;
 
 /// Whether anybody accepts connections there.
-pub async fn agent(addr: Option<SocketAddr>, limit: Duration) -> Answer {
+pub(super) async fn agent(addr: Option<SocketAddr>, limit: Duration) -> Answer {
     let Some(addr) = addr else {
         return Answer::Silent;
     };
@@ -28,7 +28,7 @@ pub async fn agent(addr: Option<SocketAddr>, limit: Duration) -> Answer {
 
 /// Whether this launcher's guard answers there. A missing guard (a witness has none) counts as
 /// refused.
-pub async fn guard(at: Option<(SocketAddr, LauncherId)>, limit: Duration) -> Answer {
+pub(super) async fn guard(at: Option<(SocketAddr, LauncherId)>, limit: Duration) -> Answer {
     let Some((addr, launcher)) = at else {
         return Answer::Refused;
     };

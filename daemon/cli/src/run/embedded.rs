@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use muster_daemon::agent::{Node, Setup};
+use muster_daemon::agent::{NetSetup, Node, Setup};
 use muster_daemon::config::{self, AgentConfig, DEFAULT_PORT, Flags, Inputs};
 use muster_daemon::serve;
 use muster_daemon::socket::Listener;
@@ -35,8 +35,13 @@ pub struct Embedded {
 impl Embedded {
     /// Starts an agent on a thread of its own, and waits until it serves.
     pub fn start(plan: &Plan) -> anyhow::Result<Embedded> {
+        // The terminal is the user's: the agent's log shows only when it is asked for.
+        let logs = std::env::var("MUSTER_LOG");
         let (listen, loopback) = listen(&plan.endpoints)?;
         let config = configuration(plan, listen, loopback)?;
+        if logs.is_ok() {
+            serve::log_to_stderr(&config)?;
+        }
         let (state, temporary) = state(plan)?;
         let socket = socket_path()?;
         let (told, ready) = oneshot::channel();
@@ -110,7 +115,11 @@ async fn start(config: AgentConfig, state: StateDir, socket: &Path) -> anyhow::R
     let setup = Setup {
         listener: Some(Listener::bind(socket)?),
         state,
-        net: serve::net_setup(&config),
+        net: NetSetup {
+            // Several launchers of one host may reach for the endpoint at once.
+            otherwise: config.listen.first().map(|a| SocketAddr::new(a.ip(), 0)),
+            ..serve::net_setup(&config)
+        },
         http: None,
         host: serve::host_name(),
         suspect_after: config.suspect_after,
@@ -210,7 +219,11 @@ fn home_secret() -> anyhow::Result<PathBuf> {
     rand::rngs::OsRng.try_fill_bytes(&mut bytes)?;
     let text: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
     // Written aside and linked: of several nodes that start at once, one makes the secret.
-    let aside = dir.join(format!(".secret-{}-{}", serve::host_name(), std::process::id()));
+    let aside = dir.join(format!(
+        ".secret-{}-{}",
+        serve::host_name(),
+        std::process::id()
+    ));
     let mut options = std::fs::OpenOptions::new();
     options.write(true).create_new(true).mode(0o600);
     let mut file = options.open(&aside)?;
@@ -244,11 +257,14 @@ fn state(plan: &Plan) -> anyhow::Result<(StateDir, Option<tempfile::TempDir>)> {
     let host = serve::host_name();
     for k in plan.instance..plan.instance.saturating_add(MAX_INSTANCES) {
         // A home directory may be shared between hosts, a state directory never is.
-        let dir = base.join("muster").join(&host).join(format!("{}-{k}", plan.job));
+        let dir = base
+            .join("muster")
+            .join(&host)
+            .join(format!("{}-{k}", plan.job));
         match StateDir::open(&dir) {
             Ok(state) => return Ok((state, None)),
-            Err(StateError::Locked { .. }) => {}
-            Err(StateError::NetworkFs { .. }) => {
+            Err(StateError::InUse { .. }) => {}
+            Err(StateError::NetworkFileSystem { .. }) => {
                 let local = std::env::temp_dir().join(format!(
                     "muster-state-{}/{}-{k}",
                     nix::unistd::getuid(),
@@ -259,7 +275,10 @@ fn state(plan: &Plan) -> anyhow::Result<(StateDir, Option<tempfile::TempDir>)> {
             Err(error) => return Err(error.into()),
         }
     }
-    bail!("{MAX_INSTANCES} launchers of job {} run on this host", plan.job)
+    bail!(
+        "{MAX_INSTANCES} launchers of job {} run on this host",
+        plan.job
+    )
 }
 
 fn socket_path() -> anyhow::Result<PathBuf> {
@@ -273,4 +292,3 @@ fn socket_path() -> anyhow::Result<PathBuf> {
         .with_context(|| format!("{} belongs to another user", dir.display()))?;
     Ok(dir.join(format!("run-{}.sock", std::process::id())))
 }
-

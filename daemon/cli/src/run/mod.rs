@@ -5,6 +5,7 @@ pub mod args;
 pub mod console;
 pub mod control;
 pub mod drive;
+pub mod embedded;
 pub mod environment;
 pub mod guard;
 pub mod link;
@@ -36,31 +37,33 @@ use crate::slurm;
 use args::RunArgs;
 use console::Console;
 use drive::Driver;
+use embedded::Embedded;
 use environment::Job;
 use guard::Guard;
 use link::{Dial, SocketDial};
+use muster_daemon::config::socket_candidates;
 use options::{Host, Plan};
 use session::Session;
 use workers::{Setup, Workers};
-
-/// Where an agent listens unless told otherwise.
-pub const DEFAULT_SOCKET: &str = "/run/muster/musterd.sock";
 
 /// `muster run`: checks the flags and runs this node's part of the job.
 pub fn main(mut args: RunArgs, argv: &[OsString]) -> ExitCode {
     let explicit = args.is_explicit(argv);
     let plan = from_slurm(&mut args).and_then(|()| Ok(Plan::new(args, explicit, &host())?));
-    let plan = match plan {
+    let mut plan = match plan {
         Ok(plan) => plan,
         Err(error) => {
             drive::print(&format!("muster run: {error:#}"));
             return ExitCode::from(2);
         }
     };
-    let socket = plan
-        .socket
-        .clone()
-        .unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET));
+    let (socket, embedded) = match agent(&mut plan) {
+        Ok(found) => found,
+        Err(error) => {
+            drive::print(&format!("muster run: {error:#}"));
+            return ExitCode::FAILURE;
+        }
+    };
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -75,6 +78,9 @@ pub fn main(mut args: RunArgs, argv: &[OsString]) -> ExitCode {
     let result = runtime.block_on(launch(plan, SocketDial(socket)));
     // A dial to a guard may still wait on its thread; nobody waits for it.
     runtime.shutdown_background();
+    if let Some(embedded) = embedded {
+        embedded.stop();
+    }
     match result {
         Ok(code) => ExitCode::from(u8::try_from(code.clamp(0, 255)).unwrap_or(1)),
         Err(error) => {
@@ -82,6 +88,26 @@ pub fn main(mut args: RunArgs, argv: &[OsString]) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The agent to attach to: the one that was named, else one that answers on this machine, else one
+/// embedded in this process.
+fn agent(plan: &mut Plan) -> anyhow::Result<(PathBuf, Option<Embedded>)> {
+    if let Some(socket) = &plan.socket {
+        return Ok((socket.clone(), None));
+    }
+    let environment = std::env::vars().collect();
+    if !plan.standalone && plan.instance == 0 {
+        let mut candidates = socket_candidates(&environment).into_iter();
+        let answers = |path: &PathBuf| std::os::unix::net::UnixStream::connect(path).is_ok();
+        if let Some(socket) = candidates.find(answers) {
+            return Ok((socket, None));
+        }
+    }
+    let embedded = Embedded::start(plan)?;
+    // What only this host can reach is offered as that.
+    plan.loopback |= embedded.loopback;
+    Ok((embedded.socket.clone(), Some(embedded)))
 }
 
 /// Under `srun` the step names its nodes: they are the first peers, and the step is the job, unless

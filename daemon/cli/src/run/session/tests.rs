@@ -66,6 +66,7 @@ impl World {
             running: None,
             store: false,
             pid: 1,
+            log_dir: None,
             command: String::new(),
             log_dir: None,
         });
