@@ -233,7 +233,12 @@ impl Launcher {
         Launcher { child, out, err }
     }
 
-    fn spawn(agent: &Agent, before: &[&str], args: &[&str], env: &[(&str, &str)]) -> Launcher {
+    pub(crate) fn spawn(
+        agent: &Agent,
+        before: &[&str],
+        args: &[&str],
+        env: &[(&str, &str)],
+    ) -> Launcher {
         let (out, err) = (agent.path("out"), agent.path("err"));
         let child = Self::command(agent, before, args, env)
             .stdout(std::fs::File::create(&out).unwrap())

@@ -68,7 +68,6 @@ impl World {
             pid: 1,
             log_dir: None,
             command: String::new(),
-            log_dir: None,
         });
         let mut world = World {
             session,
