@@ -170,6 +170,7 @@ pub struct Node {
     listening: BTreeSet<SocketAddr>,
     probe_limit: Duration,
     notifier: Option<Notifier>,
+    peers_changed: bool,
     quit: bool,
     linger: Option<Time>,
 }
@@ -247,6 +248,7 @@ impl Node {
             listening: BTreeSet::new(),
             probe_limit: setup.suspect_after.to_std() / 4,
             notifier: setup.notifier,
+            peers_changed: false,
             quit: false,
             linger: None,
         };
@@ -295,7 +297,10 @@ impl Node {
         }
     }
 
-    fn beat(&self) {
+    fn beat(&mut self) {
+        if std::mem::take(&mut self.peers_changed) {
+            self.remember();
+        }
         self.tell_manager(Notifier::watchdog);
         if self.core.is_draining() {
             self.tell_manager(|n| n.extend_timeout(Duration::from_secs(10)));
@@ -343,6 +348,7 @@ impl Node {
             } => {
                 tracing::info!(%node, %addr, "connected");
                 self.metrics.peers_connected.inc();
+                self.peers_changed = true;
                 self.apply(Event::Connected {
                     node,
                     addr,

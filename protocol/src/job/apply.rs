@@ -71,6 +71,11 @@ impl Job {
             _ => ctx.now,
         };
         if ctx.now >= due {
+            if let Some((before, _)) = self.applicant.asked
+                && before != door
+            {
+                self.send(ctx, before, JobMessage::Withdraw);
+            }
             self.applicant.asked = Some((door, ctx.now));
             if let Some(ticket) = self.ticket(ctx) {
                 if let Some(other) = self.other_door(ctx, since).filter(|n| *n != door) {
@@ -185,7 +190,6 @@ impl Job {
             let reachable = advert.leader.filter(|n| ctx.reachable(*n) && *n != from);
             if self.live().is_none() && reachable.is_some() {
                 self.applicant.referred = reachable;
-                self.applicant.asked = None;
             }
         } else if matches!(wait, Wait::Forming { .. } | Wait::Batching { .. }) {
             // Others gather elsewhere, perhaps: who asked here once is not bound to this door.

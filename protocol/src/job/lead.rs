@@ -286,6 +286,9 @@ impl Job {
         let why = match self.cause(record, a) {
             Some(cause) => {
                 let mut next = record.clone();
+                if let Cause::WorkerFailed { .. } = cause {
+                    next.restarts_used += 1;
+                }
                 next.cause = cause;
                 self.why(ctx, &next)
             }

@@ -423,8 +423,10 @@ impl Job {
         if let Some(head) = &self.head
             && head.digest != have
         {
-            let record = head.record.clone();
-            self.send(ctx, from, JobMessage::Decided { record });
+            let head = head.record.clone();
+            for record in self.durable.ended.clone().into_iter().chain([head]) {
+                self.send(ctx, from, JobMessage::Decided { record });
+            }
         }
     }
 
@@ -493,6 +495,10 @@ impl Job {
         self.installed_at = ctx.now;
         self.lead = None;
         self.desk.birth = None;
+        // Whoever is in has no ticket any more, whatever becomes of it later.
+        self.desk
+            .tickets
+            .retain(|n, h| record.member(*n) != Some(&h.ticket.member));
         self.voter.on_install(&record);
         self.notice(Notice::Decided {
             key: self.key.clone(),
