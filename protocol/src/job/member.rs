@@ -519,10 +519,6 @@ impl Job {
         }
         if let Some(local) = &mut self.local {
             local.running = Some(start.digest);
-            if local.master_port == start.master.port() {
-                // Used up: the launcher holds another one for the next generation.
-                local.master_port = 0;
-            }
         }
         self.tell_launcher(ToLauncher::Start(start));
     }
