@@ -117,6 +117,9 @@ pub enum ToLauncher {
     Welcome {
         node: NodeId,
         agent_pid: u32,
+        /// How long workers may go on without an agent: after that the others count the node as
+        /// lost.
+        agent_grace_ms: u32,
     },
     /// It was not, and will not be: the launcher says why and exits.
     Refused {
