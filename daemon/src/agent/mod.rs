@@ -161,6 +161,7 @@ pub struct Node {
     stores: BTreeMap<JobKey, Arc<StoreDir>>,
     opened: BTreeMap<ConnId, Arc<StoreDir>>,
     history: history::History,
+    facts: query::Facts,
     metrics: Metrics,
     health: Health,
     tx: mpsc::Sender<Input>,
@@ -239,6 +240,7 @@ impl Node {
             stores: BTreeMap::new(),
             opened: BTreeMap::new(),
             history: history::History::default(),
+            facts: query::Facts::new(setup.net.secret.is_some()),
             metrics,
             health,
             tx,
@@ -373,6 +375,7 @@ impl Node {
             NetEvent::Refused { addr, why } => {
                 tracing::warn!(%addr, %why, "refused");
                 self.metrics.auth_failure(refusal_word(&why));
+                self.facts.refused(addr, why.to_string());
             }
         }
     }
@@ -530,7 +533,13 @@ impl Node {
     }
 
     fn on_notice(&mut self, notice: &Notice) {
-        self.history.take(notice, self.core.peers());
+        let config = self.core.config();
+        let names = history::Names {
+            peers: self.core.peers(),
+            me: config.node,
+            host: &config.host,
+        };
+        self.history.take(notice, names);
         let peers = self.core.peers();
         match notice {
             Notice::Peer { node, state } => {
