@@ -15,6 +15,8 @@ use crate::sockets;
 
 /// How long an agent may take to answer. It answers from memory: one that takes longer hangs.
 const ANSWER: Duration = Duration::from_secs(10);
+/// Rows of one list at most; a job and a cluster have at most 1,024 nodes.
+const MAX_ROWS: usize = 100_000;
 
 /// One agent. Every question is a connection of its own.
 #[derive(Debug, Clone)]
@@ -91,24 +93,43 @@ impl Client {
             .map_err(|e| self.unreachable(&e))?;
         conn.send(frame, Vec::new())
             .map_err(|e| self.unreachable(&e))?;
-        let received = conn.recv().await.map_err(|e| self.unreachable(&e))?;
-        let Some((bytes, _)) = received else {
-            return Err(Unanswered::Silent(format!(
-                "the agent at {} closed the connection without an answer: it ended just now, or has too many clients; try again",
-                self.path.display()
-            )));
-        };
-        match codec::decode_frame::<Answer>(&bytes) {
-            Ok(Answer::Json(text)) => serde_json::from_str(&text).map_err(|e| {
+        let mut rows = Vec::new();
+        loop {
+            let received = conn.recv().await.map_err(|e| self.unreachable(&e))?;
+            let Some((bytes, _)) = received else {
+                return Err(Unanswered::Silent(format!(
+                    "the agent at {} closed the connection without an answer: it ended just now, or has too many clients; try again",
+                    self.path.display()
+                )));
+            };
+            let answer = codec::decode_frame(&bytes).map_err(|e| {
+                Unanswered::Refused(format!(
+                    "the answer from {} cannot be read: {e}",
+                    self.path.display()
+                ))
+            })?;
+            let (text, last) = match answer {
+                Answer::Json(text) => (text, true),
+                Answer::Part(text) => (text, false),
+                Answer::Error(text) => return Err(Unanswered::Refused(text)),
+            };
+            let value = serde_json::from_str(&text).map_err(|e| {
                 Unanswered::Refused(format!(
                     "the agent's answer is not JSON: {e}; run the same Muster version as the agent"
                 ))
-            }),
-            Ok(Answer::Error(text)) => Err(Unanswered::Refused(text)),
-            Err(e) => Err(Unanswered::Refused(format!(
-                "the answer from {} cannot be read: {e}",
-                self.path.display()
-            ))),
+            })?;
+            match value {
+                Value::Array(mut part) if !(last && rows.is_empty()) => rows.append(&mut part),
+                whole => return Ok(whole),
+            }
+            if last {
+                return Ok(Value::Array(rows));
+            }
+            if rows.len() > MAX_ROWS {
+                return Err(Unanswered::Refused(format!(
+                    "the agent's list has more than {MAX_ROWS} entries"
+                )));
+            }
         }
     }
 

@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use super::client::{Client, Unanswered};
 use super::output::{
-    Cell, Failure, Style, Table, Tone, clean, duration_ms, field, list, put, put_json, short, utc,
+    Cell, Failure, Style, Table, Tone, clean, duration_ms, field, list, member_count, put,
+    put_json, short, utc,
 };
 
 /// Between two questions while following.
@@ -188,7 +189,7 @@ fn generation_line(event: &Value) -> (Tone, String) {
         let text = format!(
             "generation {number}: {} -> {} nodes, {} ranks",
             cause(event),
-            list(event, "members").len(),
+            member_count(event),
             field(event, "world"),
         );
         return (Tone::Head, text);

@@ -6,8 +6,8 @@ use serde_json::Value;
 use super::Common;
 use super::client::Client;
 use super::output::{
-    Cell, Failure, Style, Table, Tone, clean, duration_ms, field, flag, list, pairs, put, put_json,
-    short,
+    Cell, Failure, Style, Table, Tone, clean, duration_ms, field, flag, list, member_count, pairs,
+    put, put_json, short,
 };
 
 pub(super) async fn status(common: &Common, style: &Style) -> Result<(), Failure> {
@@ -102,6 +102,9 @@ fn render_nodes(nodes: &Value, wide: bool, style: &Style) -> String {
         let mut tone = tone;
         if flag(row, "leaving") {
             state.push_str(", leaving");
+            if let Some(ms) = row.get("leaves_within_ms").and_then(Value::as_f64) {
+                state.push_str(&format!(" within {}", duration_ms(ms)));
+            }
             tone = Tone::Warn;
         }
         let mut cells = vec![
@@ -162,7 +165,7 @@ fn render_jobs(jobs: &Value, wide: bool, style: &Style) -> String {
             };
             (kind, tone)
         };
-        let members = list(row, "members").len();
+        let members = member_count(row);
         let of = match (field(row, "min_nodes"), field(row, "max_nodes")) {
             (min, _) if min.is_empty() => String::new(),
             (min, max) if min == max => format!(" of {max}"),

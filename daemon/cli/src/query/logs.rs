@@ -138,7 +138,7 @@ impl Place {
             )));
         };
         let local_rank = match args.rank {
-            Some(rank) => Some(local_rank(&client, row, rank).await?),
+            Some(rank) => Some(local_rank(row, rank)?),
             None => args.local_rank,
         };
         let dir = field(row, "log_dir");
@@ -191,25 +191,26 @@ fn names(row: &Value) -> String {
 }
 
 /// The place on this node of a rank of the whole job.
-async fn local_rank(client: &Client, row: &Value, rank: u64) -> Result<u64, Failure> {
-    let status = client.query(Query::Status).await?;
-    let own = field(&status, "node");
+fn local_rank(row: &Value, rank: u64) -> Result<u64, Failure> {
     let number = |m: &Value, key: &str| m.get(key).and_then(Value::as_u64);
-    let holder = list(row, "members").iter().find(|m| {
-        let (first, slots) = (number(m, "first_rank"), number(m, "slots"));
-        first.is_some_and(|f| f <= rank) && first.zip(slots).is_some_and(|(f, s)| rank < f + s)
-    });
-    match holder {
-        Some(m) if field(m, "node") == own => Ok(rank - number(m, "first_rank").unwrap_or(0)),
-        Some(m) => Err(Failure::Refused(format!(
+    let place = |m: &Value| {
+        let (first, slots) = (number(m, "first_rank")?, number(m, "slots")?);
+        rank.checked_sub(first).filter(|local| *local < slots)
+    };
+    if let Some(local) = row.get("here").and_then(place) {
+        return Ok(local);
+    }
+    let holder = list(row, "members").iter().find(|m| place(m).is_some());
+    Err(Failure::Refused(match holder {
+        Some(m) => format!(
             "rank {rank} runs on {}: run `muster logs` there",
             clean(&field(m, "name"))
-        ))),
-        None => Err(Failure::Refused(format!(
-            "the job has no rank {rank} now: it has {} ranks; for a former one use --local-rank and --attempt",
+        ),
+        None => format!(
+            "rank {rank} is not on this node, of {} ranks that the job has now; for a former one use --local-rank and --attempt",
             field(row, "world")
-        ))),
-    }
+        ),
+    }))
 }
 
 /// The attempt that is named, else the last.
@@ -314,6 +315,17 @@ async fn is_over(place: &Place, job: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranks_of_the_job_become_ranks_of_the_node() {
+        let row = json!({ "world": 6, "here": { "first_rank": 2, "slots": 2 }, "members": [
+            { "name": "a", "first_rank": 0, "slots": 2 }, { "name": "b", "first_rank": 2, "slots": 2 },
+            { "name": "c", "first_rank": 4, "slots": 2 } ] });
+        assert_eq!(local_rank(&row, 3).unwrap(), 1);
+        let text = |rank| local_rank(&row, rank).unwrap_err().to_string();
+        assert!(text(4).contains("runs on c"));
+        assert!(text(6).contains("of 6 ranks"));
+    }
 
     #[test]
     fn the_last_attempt_unless_one_is_named() {

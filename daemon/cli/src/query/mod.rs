@@ -81,7 +81,7 @@ pub enum Query {
     Completions(shell::Args),
     /// Print the manual page
     #[command(hide = true)]
-    Man,
+    Man(shell::ManArgs),
 }
 
 /// Runs one command. `whole` is the whole command line, for completions and the manual page.
@@ -109,7 +109,7 @@ pub fn main(query: Query, whole: clap::Command) -> ExitCode {
             Query::Doctor(args) => doctor::main(&args, &style).await,
             Query::Config(args) => config::main(&args, &style),
             Query::Completions(args) => shell::completions(&args, whole),
-            Query::Man => shell::man(&whole),
+            Query::Man(args) => shell::man(&args, whole),
         }
     });
     // A check that hangs (a resolver, a network file system) must not hold up the exit.

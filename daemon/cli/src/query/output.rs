@@ -217,6 +217,13 @@ pub(super) fn list<'a>(row: &'a Value, key: &str) -> &'a [Value] {
     row.get(key).and_then(Value::as_array).map_or(&[], |v| v)
 }
 
+/// How many nodes a generation has: its list of members may be cut.
+pub(super) fn member_count(generation: &Value) -> u64 {
+    let listed = list(generation, "members").len() as u64;
+    let told = generation.get("nodes").and_then(Value::as_u64);
+    told.unwrap_or(listed)
+}
+
 /// The first eight digits of an id.
 pub(super) fn short(id: &str) -> &str {
     id.get(..8).unwrap_or(id)

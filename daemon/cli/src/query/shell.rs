@@ -1,5 +1,7 @@
 //! Completions and the manual page, made from the command line itself.
 
+use std::path::PathBuf;
+
 use clap_complete::Shell;
 
 use super::output::{Failure, put};
@@ -13,33 +15,32 @@ pub struct Args {
     shell: Shell,
 }
 
+/// `muster man`
+#[derive(Debug, clap::Args)]
+pub struct ManArgs {
+    /// A directory for the pages of all commands: muster.1, muster-run.1, ...
+    dir: Option<PathBuf>,
+}
+
 pub(super) fn completions(args: &Args, mut whole: clap::Command) -> Result<(), Failure> {
     let mut out = Vec::new();
     clap_complete::generate(args.shell, &mut whole, "muster", &mut out);
     put(&out)
 }
 
-/// One page with all commands, in roff: `muster man > muster.1`.
-pub(super) fn man(whole: &clap::Command) -> Result<(), Failure> {
-    let failed = |e: std::io::Error| Failure::Refused(format!("cannot make the page: {e}"));
-    let mut out = Vec::new();
-    clap_mangen::Man::new(whole.clone())
-        .render(&mut out)
-        .map_err(failed)?;
-    for command in whole.get_subcommands().filter(|c| !c.is_hide_set()) {
-        let page = clap_mangen::Man::new(
-            command
-                .clone()
-                .bin_name(format!("muster {}", command.get_name())),
-        );
-        let mut heading = clap_mangen::roff::Roff::default();
-        heading.control(
-            "SH",
-            [format!("MUSTER {}", command.get_name().to_uppercase()).as_str()],
-        );
-        heading.to_writer(&mut out).map_err(failed)?;
-        page.render_description_section(&mut out).map_err(failed)?;
-        page.render_options_section(&mut out).map_err(failed)?;
-    }
-    put(&out)
+/// The page of `muster` itself, in roff; with a folder, the pages of all commands into it.
+pub(super) fn man(args: &ManArgs, whole: clap::Command) -> Result<(), Failure> {
+    let Some(dir) = &args.dir else {
+        let mut out = Vec::new();
+        clap_mangen::Man::new(whole)
+            .render(&mut out)
+            .map_err(|e| Failure::Refused(format!("cannot make the page: {e}")))?;
+        return put(&out);
+    };
+    clap_mangen::generate_to(whole, dir).map_err(|e| {
+        Failure::Refused(format!(
+            "cannot write the pages to {}: {e}; name a directory that exists",
+            dir.display()
+        ))
+    })
 }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use muster_daemon::config::AgentConfig;
+use muster_daemon::config::{AgentConfig, check_secret};
 use muster_protocol::local::Query;
 use serde_json::Value;
 
@@ -64,14 +64,17 @@ fn without_agent(socket: Option<&Path>, why: &str, config: Option<&AgentConfig>)
             "none is needed for `muster run`, which then carries one in itself; for a service: systemctl enable --now musterd",
         ),
     };
-    let secret = config.map(|config| {
-        if config.secret.is_some() {
-            Check::ok("cluster secret", "configured")
-        } else if !is_networked(config) {
+    let secret = config.map(|config| match check_secret(config) {
+        Err(error) => Check::warn(
+            "cluster secret",
+            "none, and an agent that listens for other hosts does not start without one",
+            error.to_string(),
+        ),
+        Ok(()) if config.secret.is_some() => Check::ok("cluster secret", "configured"),
+        Ok(()) if !is_networked(config) => {
             Check::ok("cluster secret", "none, and the agent stays on loopback")
-        } else {
-            no_secret("an agent started here would let every host in that reaches it (insecure)")
         }
+        Ok(()) => no_secret("insecure: an agent started here lets every host in that reaches it"),
     });
     std::iter::once(first).chain(secret).collect()
 }

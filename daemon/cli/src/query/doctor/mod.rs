@@ -93,7 +93,7 @@ impl Check {
 }
 
 pub(super) async fn main(args: &Args, style: &Style) -> Result<(), Failure> {
-    let loaded = config::load(&Inputs::from_process(Default::default()));
+    let loaded = config::read(&Inputs::from_process(Default::default()));
     let (config, mut checks) = match loaded {
         Ok((config, effective)) => (Some(config), configuration(&effective.warnings)),
         Err(error) => (
