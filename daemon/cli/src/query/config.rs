@@ -23,8 +23,12 @@ pub(super) fn main(args: &Args, style: &Style) -> Result<(), Failure> {
         config: args.config.clone(),
         ..Flags::default()
     };
-    let (_, effective) =
-        config::load(&Inputs::from_process(flags)).map_err(|e| Failure::Refused(e.to_string()))?;
+    let (config, mut effective) =
+        config::read(&Inputs::from_process(flags)).map_err(|e| Failure::Refused(e.to_string()))?;
+    if let Err(error) = config::check_secret(&config) {
+        let warning = format!("no agent would start: {error}");
+        effective.warnings.push(warning);
+    }
     if args.out.json() {
         let rows: Vec<_> = effective
             .rows
@@ -76,7 +80,7 @@ mod tests {
             ]),
             ..Inputs::default()
         };
-        let (_, effective) = config::load(&inputs).unwrap();
+        let (_, effective) = config::read(&inputs).unwrap();
         let text = render(&effective, &Style { colour: false });
         let row = |key: &str| {
             let line = text.lines().find(|l| l.starts_with(key)).unwrap();

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::client::{Client, Unanswered};
 use super::output::{
-    Cell, Failure, Style, Table, Tone, clean, duration_ms, field, list, member_count, put,
+    Cell, Failure, Style, Table, Tone, clean, counted, duration_ms, field, list, member_count, put,
     put_json, short, utc,
 };
 
@@ -187,10 +187,13 @@ fn generation_line(event: &Value) -> (Tone, String) {
     let kind = clean(&field(event, "kind"));
     if kind == "runs" {
         let text = format!(
-            "generation {number}: {} -> {} nodes, {} ranks",
+            "generation {number}: {} -> {}, {}",
             cause(event),
-            member_count(event),
-            field(event, "world"),
+            counted(member_count(event), "node"),
+            counted(
+                event.get("world").and_then(Value::as_u64).unwrap_or(0),
+                "rank"
+            ),
         );
         return (Tone::Head, text);
     }
@@ -452,7 +455,7 @@ mod tests {
                  +1.200  workers run: decide 50 ms, start 150 ms, total 200 ms\n            \
                          |----============|  . detect  - decide, stop  = start\n    \
                  +9.000  rank 3 on b failed with code 1: ValueError: boom\n    \
-                 +9.500  generation 2: nodes_lost (b) -> 1 nodes, 2 ranks\n    \
+                 +9.500  generation 2: nodes_lost (b) -> 1 node, 2 ranks\n    \
                  +9.600  workers run: detect 200 ms, decide 50 ms, stop 100 ms, start 100 ms, total 400 ms\n            \
                          |................--------========|  . detect  - decide, stop  = start\n   \
                 +19.600  generation 3: the job is finished\n"

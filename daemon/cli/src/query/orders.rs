@@ -68,7 +68,7 @@ fn grace(text: &str) -> Result<Span, String> {
 
 /// What a drain leaves unless it says otherwise, as far as this node's configuration can be read.
 fn default_grace() -> Span {
-    match config::load(&Inputs::from_process(Default::default())) {
+    match config::read(&Inputs::from_process(Default::default())) {
         Ok((config, _)) => config.drain_deadline,
         Err(_) => Span::from_secs(120),
     }

@@ -229,6 +229,12 @@ pub(super) fn short(id: &str) -> &str {
     id.get(..8).unwrap_or(id)
 }
 
+/// `1 node`, `2 nodes`.
+pub(super) fn counted(n: u64, noun: &str) -> String {
+    let s = if n == 1 { "" } else { "s" };
+    format!("{n} {noun}{s}")
+}
+
 /// The middle of two units that people read at a glance: `840 us`, `12 ms`, `1.24 s`, `3 min 5 s`.
 pub(super) fn duration_ms(ms: f64) -> String {
     match ms {

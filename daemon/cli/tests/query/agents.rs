@@ -172,7 +172,8 @@ impl Launcher {
         nodes: (u16, u16),
         log_dir: Option<&Path>,
     ) -> Launcher {
-        let runtime = tokio::runtime::Builder::new_current_thread()
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
             .enable_all()
             .build()
             .unwrap();
