@@ -215,4 +215,7 @@ pub enum Command {
 pub enum Answer {
     Json(String),
     Error(String),
+    /// A part of a list that does not fit into one frame: a JSON array. More parts follow, and the
+    /// last one is a [`Json`](Self::Json).
+    Part(String),
 }

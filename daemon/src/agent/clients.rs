@@ -86,8 +86,10 @@ impl Node {
         let owner = client.uid.to_string();
         match &frame {
             ToAgent::Query(query) => {
-                let answer = self.answer(query);
-                return self.reply(conn, &answer);
+                for answer in self.answer(query) {
+                    self.reply(conn, &answer);
+                }
+                return;
             }
             ToAgent::Command(command) => return self.command(conn, owner, command.clone()),
             ToAgent::Register(reg) => {

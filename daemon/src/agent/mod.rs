@@ -160,6 +160,7 @@ pub struct Node {
     stores: BTreeMap<JobKey, stores::Store>,
     opened: BTreeMap<ConnId, stores::Store>,
     history: history::History,
+    facts: query::Facts,
     metrics: Metrics,
     health: Health,
     tx: mpsc::Sender<Input>,
@@ -238,6 +239,7 @@ impl Node {
             stores: BTreeMap::new(),
             opened: BTreeMap::new(),
             history: history::History::default(),
+            facts: query::Facts::new(setup.net.secret.is_some()),
             metrics,
             health,
             tx,
@@ -378,6 +380,7 @@ impl Node {
             NetEvent::Refused { addr, why } => {
                 tracing::warn!(%addr, %why, "refused");
                 self.metrics.auth_failure(refusal_word(&why));
+                self.facts.refused(addr, why.to_string());
             }
         }
     }
@@ -535,7 +538,13 @@ impl Node {
     }
 
     fn on_notice(&mut self, notice: &Notice) {
-        self.history.take(notice, self.core.peers());
+        let config = self.core.config();
+        let names = history::Names {
+            peers: self.core.peers(),
+            me: config.node,
+            host: &config.host,
+        };
+        self.history.take(notice, names);
         let peers = self.core.peers();
         match notice {
             Notice::Peer { node, state } => {
