@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use muster_cli::run;
+use muster_cli::{demo, run};
 use muster_daemon::{config::Flags, serve};
 
 /// Keeps a training job running while its nodes come and go.
@@ -21,6 +21,10 @@ enum Command {
     Run(Box<run::args::RunArgs>),
     /// Run an agent in the foreground: the same as `musterd`.
     Agent(Box<Flags>),
+    /// Train on this machine while nodes are killed, drained and added, and check the result.
+    Demo(demo::DemoArgs),
+    #[command(hide = true)]
+    DemoWorker(demo::DemoWorkerArgs),
 }
 
 fn main() -> ExitCode {
@@ -31,5 +35,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Run(args) => run::main(*args, &std::env::args_os().collect::<Vec<_>>()),
         Command::Agent(flags) => serve::main(*flags),
+        Command::Demo(args) => demo::main(&args),
+        Command::DemoWorker(args) => demo::worker(args),
     }
 }
