@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use muster_runtime::demo::Outcome;
 
-use super::recording::{Generation, Recording, Worker};
+use super::recording::{Act, Generation, Recording, Worker};
 use super::table::Row;
 
 /// What is wrong; empty when all is well. `save_every` is the distance of checkpoints in steps.
@@ -25,6 +25,7 @@ pub(super) fn check(
             ));
         }
         seats(generation, &mut faults);
+        members(recording, generation, &mut faults);
     }
     for (number, workers) in &recording.workers {
         match recording.generation(*number) {
@@ -62,6 +63,31 @@ fn seats(generation: &Generation, faults: &mut Vec<String>) {
         faults.push(format!(
             "generation {number} has {next} seats in a world of {}",
             generation.world
+        ));
+    }
+}
+
+/// A generation has the nodes that are up and not asked to leave when it is decided: none that is
+/// well is left out.
+fn members(recording: &Recording, generation: &Generation, faults: &mut Vec<String>) {
+    let mut expected = BTreeSet::new();
+    let before = recording
+        .changes
+        .iter()
+        .filter(|c| c.at_ms <= generation.decided_ms);
+    for change in before {
+        for node in change.node.split(' ') {
+            match change.act {
+                Act::Form | Act::Join => expected.insert(node),
+                Act::Kill | Act::KillLeader | Act::Drain => expected.remove(node),
+            };
+        }
+    }
+    let found: BTreeSet<&str> = generation.seats.iter().map(|s| s.node.as_str()).collect();
+    if found != expected {
+        faults.push(format!(
+            "generation {} ({}) is on {found:?}, and should be on {expected:?}",
+            generation.number, generation.cause
         ));
     }
 }

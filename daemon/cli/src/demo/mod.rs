@@ -136,7 +136,7 @@ fn run(args: &DemoArgs) -> anyhow::Result<Vec<String>> {
     }
     let root = cluster.root().to_owned();
     let screen = Screen::new(args.quiet, args.output == Output::Json);
-    let mut stage = Stage::new(cluster, screen, args.steps, interrupted);
+    let mut stage = Stage::new(cluster, screen, (args.steps, save_every), interrupted);
     let played = stage.play(args.nodes);
     let until_ms = unix_ms();
     stage.screen.end();
@@ -212,8 +212,9 @@ impl Finished {
             table::text(&self.rows)
         );
         text.push_str(
-            "milliseconds; total: from the signal (or the start of muster run) to the last rank's \
-             first step; still: from the last step before to that\n\n",
+            "milliseconds. detect: from the signal (or the start of muster run) until the agents \
+             know; decide and stop\noverlap; total: from the signal to the last rank's first step; \
+             still: from the last step before to that\n\n",
         );
         if let Some(reached) = reached(recording) {
             text.push_str(&format!(
@@ -274,3 +275,6 @@ fn planned(rows: &[Row]) -> impl Iterator<Item = &Row> {
 fn short(hash: &str) -> &str {
     hash.get(..16).unwrap_or(hash)
 }
+
+#[cfg(test)]
+mod tests;

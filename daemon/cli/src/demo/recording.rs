@@ -6,6 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use muster_runtime::demo::{Event, Line, Outcome};
 use serde_json::Value;
 
+/// A wait that is shorter is not worth a line.
+const LASTING_MS: u64 = 700;
+
 /// A node's time in the demo, in Unix milliseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NodeLife {
@@ -84,7 +87,6 @@ pub(super) struct Generation {
 /// The leader's times of a change, in milliseconds, and when it told them (Unix milliseconds).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Phases {
-    pub(super) detect: f64,
     pub(super) decide: f64,
     pub(super) stop: f64,
     pub(super) start: f64,
@@ -125,6 +127,8 @@ pub(super) struct Recording {
     pub(super) contradictions: BTreeSet<String>,
     phases: BTreeMap<String, Phases>,
     told: BTreeSet<String>,
+    /// The newest wait that an agent told of, and since when.
+    waiting: Option<(u64, String)>,
 }
 
 impl Recording {
@@ -140,6 +144,25 @@ impl Recording {
             Some(node) => node.name.clone(),
             None => id.chars().take(8).collect(),
         }
+    }
+
+    /// Agents call a node by its host, which is this one for all, and the begin of its id.
+    fn with_names(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        for node in self.nodes.iter().filter(|n| n.id.len() >= 8) {
+            let Some(short) = node.id.get(..8) else {
+                continue;
+            };
+            if let Some(at) = text.find(&format!(" ({short})")) {
+                let from = text
+                    .get(..at)
+                    .and_then(|t| t.rfind(' '))
+                    .map_or(0, |s| s + 1);
+                text.replace_range(from..at + short.len() + 3, &node.name);
+            }
+            text = text.replace(short, &node.name);
+        }
+        text
     }
 
     /// Steps that were ever complete.
@@ -259,9 +282,9 @@ impl Recording {
                 self.stepped(line, node, *step, *loss);
                 None
             }
-            Event::Stop { step, reason } => {
+            Event::Stop { step, .. } => {
                 worker.stop = Some(*step);
-                self.tell_stop(generation, reason)
+                self.tell_stop(generation)
             }
             Event::Lost { step, peer } => self.once(format!(
                 "rank {peer} of generation {generation} does not answer its peers any more, after step {step}"
@@ -313,14 +336,14 @@ impl Recording {
         self.once(text)
     }
 
-    fn tell_stop(&mut self, number: u64, reason: &str) -> Option<String> {
+    fn tell_stop(&mut self, number: u64) -> Option<String> {
         let workers = self.workers_of(number);
         let step = workers.first()?.stop?;
         if workers.iter().any(|w| w.stop != Some(step)) {
             return None;
         }
         let text = format!(
-            "all {} ranks saved and stopped at step {step} ({reason})",
+            "all {} ranks saved and stopped at step {step}",
             workers.len()
         );
         self.once(text)
@@ -333,13 +356,17 @@ impl Recording {
     /// Takes one entry of an agent's `events` in, which other agents may have told already; the
     /// result is a line for people.
     pub(super) fn take_event(&mut self, event: &Value) -> Option<String> {
-        let text = |name: &str| event[name].as_str().unwrap_or_default().to_owned();
+        let text = |name: &str| self.with_names(event[name].as_str().unwrap_or_default());
         match event["event"].as_str()? {
             "generation" => self.take_generation(event),
             "changed" => self.take_phases(event),
             "waiting" => {
+                let at = event["time_ms"].as_u64()?;
                 let text = text("text");
-                (!text.is_empty()).then(|| self.once(format!("waiting: {text}")))?
+                if !text.is_empty() && self.decided_since(at).is_none() {
+                    self.waiting = Some((at, text));
+                }
+                None
             }
             "stopping" => {
                 let number = self.newest().map_or(0, |g| g.number);
@@ -354,14 +381,30 @@ impl Recording {
                     None => format!("with code {}", event["code"]),
                 };
                 let number = self.newest().map_or(0, |g| g.number);
-                self.once(format!(
-                    "a worker failed: rank {} of generation {number}, {how}",
-                    event["rank"]
-                ))
+                // The others follow at once: they wait for it in a collective.
+                let first = self.once(format!("a worker of generation {number} fails"));
+                first.map(|first| format!("{first}: rank {}, {how}", event["rank"]))
             }
             "trouble" => self.once(format!("trouble: {}", text("text"))),
             _ => None,
         }
+    }
+
+    fn decided_since(&self, at_ms: u64) -> Option<&Generation> {
+        self.generations.iter().find(|g| g.decided_ms >= at_ms)
+    }
+
+    /// What the job has been waiting for, once that has lasted.
+    pub(super) fn waits(&mut self, now_ms: u64) -> Option<String> {
+        let (at, text) = self.waiting.take()?;
+        if self.decided_since(at).is_some() {
+            return None;
+        }
+        if now_ms.saturating_sub(at) < LASTING_MS {
+            self.waiting = Some((at, text));
+            return None;
+        }
+        self.once(format!("waiting: {text}"))
     }
 
     fn take_generation(&mut self, event: &Value) -> Option<String> {
@@ -406,7 +449,6 @@ impl Recording {
         let digest = event["digest"].as_str()?.to_owned();
         let ms = |name: &str| event[name].as_f64().unwrap_or(0.0);
         let phases = Phases {
-            detect: ms("detect_ms"),
             decide: ms("decide_ms"),
             stop: ms("stop_ms"),
             start: ms("start_ms"),
@@ -421,8 +463,8 @@ impl Recording {
             return None;
         }
         Some(format!(
-            "generation {} has its workers: detect {:.0} ms, decide {:.0} ms, stop {:.0} ms, start {:.0} ms",
-            number?, phases.detect, phases.decide, phases.stop, phases.start
+            "generation {} has its workers: decide {:.0} ms, stop {:.0} ms, start {:.0} ms",
+            number?, phases.decide, phases.stop, phases.start
         ))
     }
 }

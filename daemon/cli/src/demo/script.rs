@@ -48,6 +48,8 @@ pub(super) struct Stage {
     pub(super) recording: Recording,
     pub(super) screen: Screen,
     pub(super) steps: u64,
+    /// Steps between checkpoints.
+    pub(super) save_every: u64,
     follower: Follower,
     interrupted: Arc<AtomicBool>,
 }
@@ -56,7 +58,7 @@ impl Stage {
     pub(super) fn new(
         cluster: Cluster,
         screen: Screen,
-        steps: u64,
+        (steps, save_every): (u64, u64),
         interrupted: Arc<AtomicBool>,
     ) -> Stage {
         Stage {
@@ -64,6 +66,7 @@ impl Stage {
             recording: Recording::new(unix_ms()),
             screen,
             steps,
+            save_every,
             follower: Follower::default(),
             interrupted,
         }
@@ -77,7 +80,9 @@ impl Stage {
         self.form(nodes)?;
         let parts = ACTS.len() as u64 + 1;
         for (act, part) in ACTS.into_iter().zip(1..) {
-            let step = self.steps * part / parts;
+            // Two thirds of the way from one checkpoint to the next.
+            let checkpoint = self.steps * part / parts / self.save_every * self.save_every;
+            let step = checkpoint + self.save_every * 2 / 3;
             self.train_to(act, step)?;
             self.act(act)?;
         }
@@ -106,6 +111,7 @@ impl Stage {
                     .workers(&node.name, &node.events(), &mut self.recording)?,
             );
         }
+        news.extend(self.recording.waits(unix_ms()));
         for line in news {
             self.screen.line(&line);
         }

@@ -12,6 +12,8 @@ pub(super) struct Row {
     /// The generation that it led to, and its world.
     pub(super) generation: u64,
     pub(super) world: u32,
+    /// From the act until the agents knew.
+    pub(super) detect: Option<f64>,
     pub(super) phases: Option<Phases>,
     /// From the workers' start, as the leader told it, to the last rank's first step.
     pub(super) first_step: Option<u64>,
@@ -42,6 +44,11 @@ pub(super) fn rows(recording: &Recording) -> Vec<Row> {
             node: change.node.clone(),
             generation: generation.number,
             world: generation.world,
+            // The agents count from the last sign of life; the demo knows when it acted.
+            detect: generation.phases.map(|p| {
+                let known = p.start + p.decide.max(p.stop);
+                (p.told_ms.saturating_sub(change.at_ms) as f64 - known).max(0.0)
+            }),
             phases: generation.phases,
             first_step,
             total: since.saturating_sub(change.at_ms),
@@ -86,7 +93,8 @@ pub(super) fn text(rows: &[Row]) -> String {
             row.node.clone(),
             row.generation.to_string(),
             row.world.to_string(),
-            phase(|p| p.detect),
+            row.detect
+                .map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0}")),
             phase(|p| p.decide),
             phase(|p| p.stop),
             phase(|p| p.start),
@@ -133,7 +141,7 @@ pub(super) fn to_json(rows: &[Row]) -> Value {
         json!({
             "what": row.act.word(), "node": row.node,
             "generation": row.generation, "world": row.world,
-            "detect_ms": row.phases.map(|p| p.detect), "decide_ms": row.phases.map(|p| p.decide),
+            "detect_ms": row.detect, "decide_ms": row.phases.map(|p| p.decide),
             "stop_ms": row.phases.map(|p| p.stop), "start_ms": row.phases.map(|p| p.start),
             "first_step_ms": row.first_step, "total_ms": row.total, "still_ms": row.pause,
             "steps_redone": row.redone, "stopped_at_step": row.stopped_at,
