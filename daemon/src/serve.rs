@@ -71,6 +71,7 @@ pub fn net_setup(config: &AgentConfig) -> NetSetup {
         cluster: config.cluster.clone(),
         secret: config.secret.as_ref().map(|s| s.bytes().to_vec()),
         listen: config.listen.clone(),
+        otherwise: None,
         quic: config.quic,
         mdns: config.mdns,
         bootstrap: config.bootstrap.iter().map(ToString::to_string).collect(),
@@ -129,7 +130,8 @@ fn ignore_file_size_signal() {
     }
 }
 
-fn log_to_stderr(config: &AgentConfig) -> anyhow::Result<()> {
+/// Starts logging as configured.
+pub fn log_to_stderr(config: &AgentConfig) -> anyhow::Result<()> {
     let filter = EnvFilter::try_new(&config.log)?;
     let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let json = match config.log_format {

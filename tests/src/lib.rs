@@ -1,1 +1,4 @@
+//! What the tests share: the simulation of many agents, the explorer, the golden frames.
 
+pub mod explore;
+pub mod sim;

@@ -55,6 +55,8 @@ pub struct NetSetup {
     pub cluster: String,
     pub secret: Option<Vec<u8>>,
     pub listen: Vec<SocketAddr>,
+    /// Where to listen instead when somebody else has those addresses.
+    pub otherwise: Option<SocketAddr>,
     pub quic: bool,
     pub mdns: bool,
     pub bootstrap: Vec<String>,
@@ -168,6 +170,7 @@ pub struct Node {
     listening: BTreeSet<SocketAddr>,
     probe_limit: Duration,
     notifier: Option<Notifier>,
+    peers_changed: bool,
     quit: bool,
     linger: Option<Time>,
 }
@@ -183,14 +186,23 @@ impl Node {
             tokio::spawn(server.serve());
         }
         let identity = identity(&setup.state).ok_or(StartError::Identity)?;
-        let mut config = NetConfig::new(identity, setup.net.cluster.clone());
-        config.secret = setup.net.secret.take();
-        config.listen = setup.net.listen.clone();
-        config.quic = setup.net.quic;
-        config.mdns = setup.net.mdns;
-        config.bootstrap = setup.net.bootstrap.clone();
-        config.remembered = remembered(&mut setup.state);
-        let (net, net_rx) = Net::start(config).await?;
+        let known = remembered(&mut setup.state);
+        let config = |listen: Vec<SocketAddr>| {
+            let mut config = NetConfig::new(identity.clone(), setup.net.cluster.clone());
+            config.secret = setup.net.secret.clone();
+            config.listen = listen;
+            config.quic = setup.net.quic;
+            config.mdns = setup.net.mdns;
+            config.bootstrap = setup.net.bootstrap.clone();
+            config.remembered = known.clone();
+            config
+        };
+        let (net, net_rx) = match Net::start(config(setup.net.listen.clone())).await {
+            Err(crate::net::StartError::Listen { .. }) if setup.net.otherwise.is_some() => {
+                Net::start(config(setup.net.otherwise.into_iter().collect())).await?
+            }
+            started => started?,
+        };
         let now = clock::now();
         let restored = restore(&mut setup.state);
         let core = Agent::new(
@@ -236,6 +248,7 @@ impl Node {
             listening: BTreeSet::new(),
             probe_limit: setup.suspect_after.to_std() / 4,
             notifier: setup.notifier,
+            peers_changed: false,
             quit: false,
             linger: None,
         };
@@ -284,7 +297,10 @@ impl Node {
         }
     }
 
-    fn beat(&self) {
+    fn beat(&mut self) {
+        if std::mem::take(&mut self.peers_changed) {
+            self.remember();
+        }
         self.tell_manager(Notifier::watchdog);
         if self.core.is_draining() {
             self.tell_manager(|n| n.extend_timeout(Duration::from_secs(10)));
@@ -332,6 +348,7 @@ impl Node {
             } => {
                 tracing::info!(%node, %addr, "connected");
                 self.metrics.peers_connected.inc();
+                self.peers_changed = true;
                 self.apply(Event::Connected {
                     node,
                     addr,

@@ -552,9 +552,6 @@ impl Agent {
             .flat_map(|r| r.voters().map(|v| v.node).collect::<Vec<_>>())
             .filter(|n| *n != me)
             .collect();
-        if nodes.is_empty() {
-            return;
-        }
         self.urgent_at = now + URGENT;
         for node in nodes {
             self.seq += 1;

@@ -68,6 +68,11 @@ impl Job {
             _ => ctx.now,
         };
         if ctx.now >= due {
+            if let Some((before, _)) = self.applicant.asked
+                && before != door
+            {
+                self.send(ctx, before, JobMessage::Withdraw);
+            }
             self.applicant.asked = Some((door, ctx.now));
             if let Some(ticket) = self.ticket(ctx) {
                 self.send(ctx, door, JobMessage::Ticket(Box::new(ticket)));
@@ -172,10 +177,9 @@ impl Job {
             let reachable = advert.leader.filter(|n| ctx.reachable(*n) && *n != from);
             if self.live().is_none() && reachable.is_some() {
                 self.applicant.referred = reachable;
-                self.applicant.asked = None;
             }
-        } else {
-            self.applicant.referred = Some(from).filter(|n| *n != ctx.me());
+        } else if self.applicant.referred != Some(from) {
+            self.applicant.referred = None;
         }
         let text = self.explain(ctx, &wait);
         self.tell_waiting(text);

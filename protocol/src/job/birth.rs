@@ -31,6 +31,8 @@ pub(super) struct Desk {
     pub(super) birth: Option<Birth>,
     /// When a node new to the desk came last.
     pub(super) last_new: Time,
+    /// When a birth was last handed to its first member to be claimed.
+    claim_asked: Option<Time>,
     /// When this agent bound itself to an undecided birth.
     bound_at: Option<Time>,
     bound_asked: bool,
@@ -190,6 +192,11 @@ impl Job {
             self.wake_at(quiet, "quiet before forming");
             return;
         }
+        if let Some(at) = self.desk.claim_asked.map(|at| at + REPEAT)
+            && now < at
+        {
+            return self.wake_at(at, "a birth without a claim");
+        }
         self.phases = crate::agent::Phases {
             fault: first.first,
             detected: now,
@@ -230,7 +237,7 @@ impl Job {
         });
         if let Arbiter::Store(_) = arbiter {
             let Some(first) = record.leader() else { return };
-            self.desk.last_new = ctx.now;
+            self.desk.claim_asked = Some(ctx.now);
             self.send(ctx, first, JobMessage::ClaimBirth { record });
             return;
         }

@@ -24,6 +24,8 @@ pub(super) struct Lead {
     attempt: u32,
     run_at: Option<Time>,
     pub(super) struck: BTreeSet<NodeId>,
+    /// Since when a link between two members is reported missing.
+    pub(super) links: BTreeMap<(NodeId, NodeId), Time>,
     ending: Option<Time>,
     pub(super) planned: Option<Planned>,
     barrier: Option<barrier::Leader>,
@@ -53,10 +55,32 @@ impl Lead {
             attempt: 0,
             run_at: None,
             struck: BTreeSet::new(),
+            links: BTreeMap::new(),
             ending: None,
             planned: None,
             barrier: None,
             changed_told: false,
+        }
+    }
+
+    /// Keeps since when `from` misses which members.
+    fn note_links(&mut self, from: NodeId, status: &Status, now: Time) {
+        let misses = |node: NodeId| status.unreachable.contains(&node);
+        let known = &self.statuses;
+        self.links.retain(|(a, b), _| {
+            let (other, ours) = if *a == from {
+                (*b, true)
+            } else {
+                (*a, *b == from)
+            };
+            let back = known
+                .get(&other)
+                .is_some_and(|(s, _)| s.unreachable.contains(&from));
+            !ours || misses(other) || back
+        });
+        for other in &status.unreachable {
+            let pair = (from.min(*other), from.max(*other));
+            self.links.entry(pair).or_insert(now);
         }
     }
 
@@ -94,6 +118,7 @@ impl Job {
         if status.stopped && self.phases.detected > Time::ZERO {
             self.phases.stopped = ctx.now;
         }
+        lead.note_links(from, &status, ctx.now);
         lead.statuses.insert(from, (status, ctx.now));
     }
 
@@ -116,6 +141,9 @@ impl Job {
         }
         self.drive_start(ctx, &record);
         let a = self.assess(ctx, &record);
+        if let Some(at) = a.links_due {
+            self.wake_at(at, "a link that stays missing");
+        }
         self.drive_change(ctx, &record, &a);
         self.repeat_orders(ctx);
     }
@@ -149,7 +177,7 @@ impl Job {
                 lead.run_at.get_or_insert(ctx.now);
                 return;
             }
-            let port = std::mem::take(&mut local.master_port);
+            let port = local.master_port;
             lead.attempt = 1;
             lead.run_at = Some(ctx.now);
             let why = self.why(ctx, record);
@@ -256,6 +284,9 @@ impl Job {
         let why = match self.cause(record, a) {
             Some(cause) => {
                 let mut next = record.clone();
+                if let Cause::WorkerFailed { .. } = cause {
+                    next.restarts_used += 1;
+                }
                 next.cause = cause;
                 self.why(ctx, &next)
             }

@@ -374,6 +374,11 @@ impl Job {
         };
         let record = head.record.clone();
         let lead = self.acting_leader(ctx, &record);
+        // This node's own voter acknowledges without a message.
+        let digest = self.head_digest();
+        if self.grants_lease(ctx, digest) {
+            self.lease_granted(ctx.me(), digest, ctx.now);
+        }
         self.drive_pending(ctx, &record);
         self.drive_lease(ctx, &record);
         let leave = self.local.as_ref().and_then(|l| l.leave.clone());
@@ -441,24 +446,14 @@ impl Job {
     }
 
     /// Until when this member may train.
-    fn lease_end(&self, ctx: &Ctx<'_>, record: &Record, mine: &Mine) -> Time {
+    fn lease_end(ctx: &Ctx<'_>, record: &Record, mine: &Mine) -> Time {
         let from = match record.arbiter {
             Arbiter::Store(_) => mine.tail_seen,
             Arbiter::Members => {
-                let me = ctx.me();
-                let own = self.grants_lease(ctx, mine.status.digest);
                 let mut times: Vec<Time> = mine.acks.values().copied().collect();
-                times.push(ctx.now);
                 times.sort_unstable_by(|a, b| b.cmp(a));
-                let held = |at: Time| {
-                    record.is_majority(|n| {
-                        if n == me {
-                            own
-                        } else {
-                            mine.acks.get(&n).is_some_and(|t| *t >= at)
-                        }
-                    })
-                };
+                let held =
+                    |at: Time| record.is_majority(|n| mine.acks.get(&n).is_some_and(|t| *t >= at));
                 let newest = times.into_iter().find(|at| held(*at));
                 newest.unwrap_or(Time::ZERO)
             }
@@ -477,7 +472,7 @@ impl Job {
         let Some(start) = mine.pending.clone() else {
             return;
         };
-        if ctx.now >= self.lease_end(ctx, record, mine) && !ctx.cfg.flaws.skip_r16 {
+        if ctx.now >= Self::lease_end(ctx, record, mine) && !ctx.cfg.flaws.skip_r16 {
             return;
         }
         if let Some(mine) = &mut self.member {
@@ -486,6 +481,10 @@ impl Job {
         }
         if let Some(local) = &mut self.local {
             local.running = Some(start.digest);
+            if local.master_port == start.master.port() {
+                // Used up: the launcher holds another one for the next generation.
+                local.master_port = 0;
+            }
         }
         self.tell_launcher(ToLauncher::Start(start));
     }
@@ -497,7 +496,7 @@ impl Job {
         let Some(mine) = self.member.as_ref().filter(|m| m.trains()) else {
             return;
         };
-        let (end, digest) = (self.lease_end(ctx, record, mine), mine.status.digest);
+        let (end, digest) = (Self::lease_end(ctx, record, mine), mine.status.digest);
         if ctx.now < end {
             return self.wake_at(end, "the lease ends");
         }

@@ -461,6 +461,10 @@ impl Job {
         self.installed_at = ctx.now;
         self.lead = None;
         self.desk.birth = None;
+        // Whoever is in has no ticket any more, whatever becomes of it later.
+        self.desk
+            .tickets
+            .retain(|n, h| record.member(*n) != Some(&h.ticket.member));
         self.voter.on_install(&record);
         self.notice(Notice::Decided {
             key: self.key.clone(),

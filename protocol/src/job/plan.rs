@@ -8,8 +8,10 @@ use crate::budget;
 use crate::clique;
 use crate::ids::NodeId;
 use crate::local::WorkerExit;
+use crate::membership::State;
 use crate::ranks;
 use crate::record::{Cause, Kind, Member, Record};
+use crate::time::{Span, Time};
 use crate::wire::{Leave, Status};
 
 /// The members of the present generation, by how they are.
@@ -25,6 +27,8 @@ pub(super) struct Assessment {
     pub(super) leaving: Vec<(NodeId, Leave)>,
     pub(super) failed: Option<(NodeId, WorkerExit)>,
     pub(super) unlinked: Vec<NodeId>,
+    /// When a link that is missing now will count.
+    pub(super) links_due: Option<Time>,
     pub(super) cancel: bool,
     /// Every member that is not lost has finished, and at least one has.
     pub(super) finished: bool,
@@ -84,7 +88,6 @@ impl Job {
 
     pub(super) fn assess(&self, ctx: &Ctx<'_>, record: &Record) -> Assessment {
         let mut a = Assessment::default();
-        let mut links: BTreeSet<(NodeId, NodeId)> = BTreeSet::new();
         let (mut any_finished, mut all_finished) = (false, true);
         for m in &record.members {
             let status = self.status_of(m.node);
@@ -104,11 +107,6 @@ impl Job {
                 continue;
             }
             if let Some(status) = status {
-                for other in &status.unreachable {
-                    if record.has(*other) && *other != m.node {
-                        links.insert((m.node.min(*other), m.node.max(*other)));
-                    }
-                }
                 a.cancel |= status.cancel;
                 if let Some(leave) = &status.leave {
                     a.leaving.push((m.node, leave.clone()));
@@ -133,11 +131,7 @@ impl Job {
             a.survivors.push(m.clone());
         }
         a.finished = any_finished && all_finished;
-        // A link is missing only between two that are otherwise well.
-        links.retain(|(x, y)| {
-            let well = |n: &NodeId| a.survivors.iter().any(|m| m.node == *n);
-            well(x) && well(y)
-        });
+        let links = self.missing_links(ctx, &mut a);
         if !links.is_empty() {
             let nodes: Vec<NodeId> = a.survivors.iter().map(|m| m.node).collect();
             let (_, dropped) = clique::drop_unlinked(&nodes, &links);
@@ -145,6 +139,30 @@ impl Job {
             a.unlinked = dropped;
         }
         a
+    }
+
+    /// Links that stay missing between two members that this node reaches well. One of the two may
+    /// just be dying, which shows here as well a moment later, and is then the better reason.
+    fn missing_links(&self, ctx: &Ctx<'_>, a: &mut Assessment) -> BTreeSet<(NodeId, NodeId)> {
+        let patience = Span(ctx.cfg.suspect_after.0 / 4);
+        let well = |n: &NodeId| {
+            a.survivors.iter().any(|m| m.node == *n)
+                && ctx.peers.state(*n).is_none_or(|s| s == State::Alive)
+        };
+        let (mut due, mut out) = (None::<Time>, BTreeSet::new());
+        for (pair, since) in self.lead.iter().flat_map(|l| &l.links) {
+            if !well(&pair.0) || !well(&pair.1) {
+                continue;
+            }
+            let at = *since + patience;
+            if ctx.now >= at {
+                out.insert(*pair);
+            } else {
+                due = Some(due.map_or(at, |t| t.min(at)));
+            }
+        }
+        a.links_due = due;
+        out
     }
 
     fn failed_to_start(&self, node: NodeId) -> bool {

@@ -167,6 +167,8 @@ impl Driver {
     fn look(&mut self, session: &mut Session) {
         let left = self.workers.left();
         if left == Left::Nothing {
+            // What was killed last may still be a zombie, its SIGCHLD on the way.
+            self.workers.reap();
             self.workers.close_output();
         }
         session.handle(Event::Left(left), now());
@@ -186,7 +188,7 @@ impl Driver {
                 }
             }
             LinkEvent::Frame(frame) => session.handle(Event::Frame(frame), now()),
-            LinkEvent::Away(why) => say(&format!("{why}; trying again")),
+            LinkEvent::Away(why) => say(&format!("no agent answers, trying again: {why}")),
         }
     }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use muster_daemon::agent::{Node, Setup};
+use muster_daemon::agent::{NetSetup, Node, Setup};
 use muster_daemon::config::{self, AgentConfig, DEFAULT_PORT, Flags, Inputs};
 use muster_daemon::serve;
 use muster_daemon::socket::Listener;
@@ -35,8 +35,13 @@ pub struct Embedded {
 impl Embedded {
     /// Starts an agent on a thread of its own, and waits until it serves.
     pub fn start(plan: &Plan) -> anyhow::Result<Embedded> {
+        // The terminal is the user's: the agent's log shows only when it is asked for.
+        let logs = std::env::var("MUSTER_LOG");
         let (listen, loopback) = listen(&plan.endpoints)?;
         let config = configuration(plan, listen, loopback)?;
+        if logs.is_ok() {
+            serve::log_to_stderr(&config)?;
+        }
         let (state, temporary) = state(plan)?;
         let socket = socket_path()?;
         let (told, ready) = oneshot::channel();
@@ -110,7 +115,11 @@ async fn start(config: AgentConfig, state: StateDir, socket: &Path) -> anyhow::R
     let setup = Setup {
         listener: Some(Listener::bind(socket)?),
         state,
-        net: serve::net_setup(&config),
+        net: NetSetup {
+            // Several launchers of one host may reach for the endpoint at once.
+            otherwise: config.listen.first().map(|a| SocketAddr::new(a.ip(), 0)),
+            ..serve::net_setup(&config)
+        },
         http: None,
         host: serve::host_name(),
         suspect_after: config.suspect_after,

@@ -138,14 +138,10 @@ impl Dial for SocketDial {
     type Link = SocketLink;
 
     async fn dial(&mut self) -> io::Result<SocketLink> {
-        let path = &self.0;
-        match socket::connect(path).await {
-            Ok(conn) => Ok(SocketLink(conn)),
-            Err(e) => Err(io::Error::other(format!(
-                "no agent answers at {}: {e}",
-                path.display()
-            ))),
-        }
+        socket::connect(&self.0)
+            .await
+            .map(SocketLink)
+            .map_err(io::Error::other)
     }
 }
 

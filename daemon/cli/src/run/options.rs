@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::net::IpAddr;
+use std::net::{IpAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -134,7 +134,7 @@ pub enum PlanError {
     Job(String),
     #[error("--standalone is for one node, --nnodes asks for {0}: leave one out")]
     Standalone(u16),
-    #[error("--local-addr {0}: write an IP address of this machine")]
+    #[error("--local-addr {0}: write an address or a host name of this machine")]
     LocalAddr(String),
     #[error("--rdzv-endpoint {0}: write HOST or HOST:PORT, several separated by commas")]
     Endpoint(String),
@@ -202,7 +202,7 @@ impl Plan {
             instance: args.instance,
             place: place(&args.label, args.place.as_deref())?,
             local_addr: match args.local_addr {
-                Some(text) => Some(text.parse().map_err(|_| PlanError::LocalAddr(text))?),
+                Some(text) => Some(resolve(&text).ok_or(PlanError::LocalAddr(text))?),
                 None => None,
             },
             role: args.role,
@@ -469,6 +469,12 @@ fn check_store(path: &Path) -> Result<(), PlanError> {
         path: path.to_owned(),
         reason,
     })
+}
+
+/// An address as such, or the first one of a host name (torchrun takes both).
+fn resolve(text: &str) -> Option<IpAddr> {
+    let named = || Some((text, 0).to_socket_addrs().ok()?.next()?.ip());
+    text.parse().ok().or_else(named)
 }
 
 /// What torchrun would have done with these flags, and what happens instead.

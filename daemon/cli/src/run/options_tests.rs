@@ -85,6 +85,8 @@ fn counts() {
         plan_on("--nproc-per-node gpu x.py", &gpus).unwrap().slots,
         4
     );
+    let local = plan("--local-addr localhost x.py").local_addr;
+    assert!(local.is_some_and(|ip| ip.is_loopback()));
     let spec = plan("--nnodes 2:8 x.py").spec;
     assert_eq!((spec.min_nodes, spec.max_nodes), (2, 8));
     let devices = || {
@@ -184,7 +186,7 @@ fn bad_input_names_the_flag() {
         ("-m --no-python x", "--module"),
         ("--rdzv-id a/b x.py", "--rdzv-id"),
         ("--standalone --nnodes 2 x.py", "--standalone"),
-        ("--local-addr nowhere x.py", "--local-addr"),
+        ("--local-addr a..b x.py", "--local-addr"),
         ("--rdzv-endpoint http://x x.py", "--rdzv-endpoint"),
         ("--label rack=1 x.py", "--label"),
         ("--store /nonexistent x.py", "--store"),

@@ -79,6 +79,9 @@ pub struct Workers {
     spawner: Spawner,
     console: Console,
     pump: Pump,
+    /// Children that this process had before: a script that starts something and then execs the
+    /// launcher. They are none of its business.
+    bystanders: Vec<i32>,
     sidecar: Option<Sidecar>,
     sidecar_restarts: u32,
     root: LogRoot,
@@ -88,12 +91,14 @@ pub struct Workers {
 impl Workers {
     /// Starts the threads and the sidecar. No worker yet.
     pub fn open(setup: Setup, console: Console) -> io::Result<Workers> {
+        let bystanders = procs::descendants(&[]);
         become_subreaper()?;
         let sidecar = Sidecar::start(&setup.muster, &setup.job.launcher.hex())?;
         Ok(Workers {
             spawner: Spawner::start()?,
             pump: Pump::start(console.clone())?,
             console,
+            bystanders,
             sidecar: Some(sidecar),
             sidecar_restarts: 0,
             root: LogRoot::create(setup.logs.dir.as_deref(), &setup.job.id, setup.job.launcher)?,
@@ -294,7 +299,8 @@ impl Workers {
     }
 
     fn spared(&self) -> Vec<i32> {
-        self.sidecar.iter().map(Sidecar::pid).collect()
+        let sidecar = self.sidecar.iter().map(Sidecar::pid);
+        sidecar.chain(self.bystanders.iter().copied()).collect()
     }
 
     /// Reaps every child that ended and returns the workers among them, each with whether it ended
@@ -317,6 +323,8 @@ impl Workers {
                 exits.push((self.describe(at, code, signal), acknowledged));
             } else if self.sidecar.as_ref().is_some_and(|s| s.pid() == pid) {
                 self.sidecar = self.new_sidecar();
+            } else {
+                self.bystanders.retain(|bystander| *bystander != pid);
             }
         }
         exits

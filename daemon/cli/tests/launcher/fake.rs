@@ -134,10 +134,14 @@ impl Agent {
 
     /// The next frame that is no news of a port.
     pub(crate) fn fact(&mut self) -> ToAgent {
+        self.fact_within(PATIENCE).expect("a frame in time")
+    }
+
+    pub(crate) fn fact_within(&mut self, patience: Duration) -> Option<ToAgent> {
         loop {
-            match self.recv() {
+            match self.try_recv(patience)? {
                 ToAgent::MasterPort { port } => self.port = port,
-                other => return other,
+                other => return Some(other),
             }
         }
     }
@@ -229,7 +233,12 @@ impl Launcher {
         Launcher { child, out, err }
     }
 
-    fn spawn(agent: &Agent, before: &[&str], args: &[&str], env: &[(&str, &str)]) -> Launcher {
+    pub(crate) fn spawn(
+        agent: &Agent,
+        before: &[&str],
+        args: &[&str],
+        env: &[(&str, &str)],
+    ) -> Launcher {
         let (out, err) = (agent.path("out"), agent.path("err"));
         let child = Self::command(agent, before, args, env)
             .stdout(std::fs::File::create(&out).unwrap())
@@ -248,6 +257,7 @@ impl Launcher {
             .arg(agent.path("sock"))
             .args(args)
             .envs(env.iter().copied())
+            .env("TMPDIR", agent.dir.path())
             .current_dir(agent.dir.path())
             .stdin(Stdio::null());
         command

@@ -6,3 +6,5 @@ mod ends;
 mod fake;
 #[cfg(test)]
 mod runs;
+#[cfg(test)]
+mod torch;

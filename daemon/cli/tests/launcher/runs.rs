@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::AsRawFd;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use muster_protocol::local::{ToAgent, ToLauncher};
 
@@ -306,4 +306,28 @@ fn a_reader_that_goes_away_does_not_end_the_training() {
     assert_eq!(read(&agent.path("done")), "done\n");
     agent.end(0, "a report that nobody reads");
     assert_eq!(launcher.wait().code(), Some(0));
+}
+
+/// Prints the figure; the bound is loose, for a loaded machine.
+#[test]
+fn an_exit_is_seen_at_once() {
+    let mut agent = Agent::new();
+    let script = "import os, time; f = open('at', 'w'); f.write(str(time.time_ns())); f.flush(); os.kill(os.getpid(), 9)";
+    let _launcher = Launcher::start(&agent, &["--", "python3", "-c", script]);
+    agent.accept();
+    let mut times = Vec::new();
+    for number in 1..=9 {
+        let digest = agent.run(number);
+        assert!(matches!(agent.fact(), ToAgent::Exited { .. }));
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let at = Duration::from_nanos(read(&agent.path("at")).parse().unwrap());
+        times.push(now.saturating_sub(at));
+        assert_eq!(agent.fact(), ToAgent::Stopped { digest });
+    }
+    times.sort();
+    eprintln!(
+        "SIGKILL to EXITED: median {:?}, worst {:?}",
+        times[4], times[8]
+    );
+    assert!(times[4] < Duration::from_millis(200));
 }

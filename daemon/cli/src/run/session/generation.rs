@@ -195,12 +195,14 @@ impl Session {
                         reason,
                     });
                 }
+                if finished {
+                    self.fact(ToAgent::Finished { digest });
+                }
                 match told {
                     // What was told to stop is this generation or a newer one.
                     Some(digest) => self.fact(ToAgent::Stopped { digest }),
-                    // That is what StartFailed says already.
-                    None if never_ran => {}
-                    None if finished => self.fact(ToAgent::Finished { digest }),
+                    // Finished and StartFailed say already that nothing runs.
+                    None if finished || never_ran => {}
                     None => self.fact(ToAgent::Stopped { digest }),
                 }
                 if let Some((code, report)) = self.ending.clone() {

@@ -27,6 +27,7 @@ impl Session {
     /// No agent to ask: stop what runs here with the agreed signal and exit.
     pub(super) fn end_alone(&mut self, code: i32, now: Time) {
         self.pending = None;
+        self.leave_by = None;
         self.ending = Some((code, String::new()));
         if self.current.is_some() {
             let spec = &self.register.spec;

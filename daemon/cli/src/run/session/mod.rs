@@ -257,7 +257,7 @@ impl Session {
     }
 
     pub fn handle_timeout(&mut self, now: Time) {
-        if let Some((_, code)) = self.leave_by.filter(|(at, _)| now >= *at) {
+        if let Some((_, code)) = self.leave_by.take_if(|(at, _)| now >= *at) {
             self.say("the agent did not take this node out in time: stopping its workers");
             self.end(code, String::new(), now);
         }

@@ -66,6 +66,7 @@ impl World {
             running: None,
             store: false,
             pid: 1,
+            log_dir: None,
             command: String::new(),
         });
         let mut world = World {
@@ -230,6 +231,14 @@ fn finished_means_that_all_ended_well_and_nothing_is_left() {
     world.on(exit(1, 0));
     assert_eq!(world.on(Event::Left(Left::Nothing)), [stopped(1)]);
 
+    // A stop that comes while what they left behind ends does not undo it.
+    let mut world = World::running(1);
+    world.on(exit(0, 0));
+    world.on(exit(1, 0));
+    assert_eq!(world.stop(1, 5_000), []);
+    let both = [finished(1), stopped(1)];
+    assert_eq!(world.on(Event::Left(Left::Nothing)), both);
+
     // Stopped at a step, with exit code 0: there is more to do.
     let mut world = World::running(1);
     world.on(exit(0, 0));
@@ -314,4 +323,18 @@ fn told_to_leave_it_goes_even_if_the_agent_does_nothing() {
         matches!(told[..], [_, Effect::Exit { code: 143, .. }]),
         "{told:?}"
     );
+}
+
+#[test]
+fn timers_end_with_the_session() {
+    let mut world = World::running(1);
+    world.on(Event::Terminate { signal: 15 });
+    world.on(Event::LinkDown);
+    assert_eq!(world.on(Event::Interrupt), [Effect::Signal(15)]);
+    let told = world.gone();
+    assert!(
+        matches!(told[..], [Effect::Exit { code: 130, .. }]),
+        "{told:?}"
+    );
+    assert_eq!(world.session.poll_timeout(), None);
 }

@@ -1,0 +1,857 @@
+//! Draws when and whether things happen: delays, losses, faults. Everything that it decides becomes
+//! a [`Step`] of the world, in one order.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use muster_protocol::NodeId;
+use muster_protocol::local::ToAgent;
+
+use super::clock::{MS, SEC, US};
+use super::invariants::Violation;
+use super::liveness::{self, Settling};
+use super::net::Net;
+use super::rng::{Fnv, Rng};
+use super::setup::{Fault, Setup};
+use super::step::{Found, Request, Step, StoreAnswer};
+use super::world::World;
+
+/// A timer that is due this often without time going by is a busy loop.
+const MAX_BUSY: u32 = 300;
+/// Far above what any case needs.
+const MAX_EVENTS: u64 = 3_000_000;
+/// A probe waits this long for its answers: a quarter of `suspect_after`.
+const PROBE_LIMIT: u64 = 500 * MS;
+/// A connection over which nothing comes back is given up after this time and up to twice that.
+const SILENT_CLOSE: u64 = 7 * SEC;
+/// The store's client gives up after this time.
+const STORE_LIMIT: u64 = SEC;
+
+/// What the queue holds.
+#[derive(Clone, Debug)]
+pub(super) enum Item {
+    Do(Step),
+    Fault(Fault),
+    Undo(Fault),
+    /// The agent is started again, perhaps on a new disk.
+    Revive {
+        node: usize,
+        new_disk: bool,
+    },
+    /// The machine has power again.
+    Light {
+        node: usize,
+    },
+    /// An armed crash that has not come by now, comes now.
+    KillAtLast {
+        node: usize,
+        agent: u32,
+    },
+    Relaunch {
+        node: usize,
+    },
+    /// The launcher is killed if it is still this one.
+    Overdue {
+        node: usize,
+        launcher: u32,
+    },
+    Timer {
+        node: usize,
+        agent: u32,
+    },
+    Dial {
+        a: usize,
+        b: usize,
+        epoch: u32,
+    },
+    /// A cut connection is noticed.
+    Silent {
+        a: usize,
+        b: usize,
+        epoch: u32,
+    },
+    /// The other end of a connection learns that this one is gone.
+    Reset {
+        node: usize,
+        peer: usize,
+        epoch: u32,
+    },
+    Probe {
+        node: usize,
+        agent: u32,
+        peer: NodeId,
+        id: u64,
+        guard: Option<(u8, u16)>,
+    },
+    Checkpoint,
+    Heal,
+    Look,
+}
+
+#[derive(Debug)]
+pub struct Conductor {
+    pub world: World,
+    pub setup: Arc<Setup>,
+    pub(super) rng: Rng,
+    pub(super) net: Net,
+    pub hash: Fnv,
+    /// Every step, when asked for.
+    pub log: Option<Vec<(u64, Step)>>,
+    queue: BTreeMap<(u64, u64), Item>,
+    seq: u64,
+    pub(super) now: u64,
+    timers: Vec<Option<(u32, u64)>>,
+    busy: Vec<u32>,
+    paused_until: Vec<u64>,
+    /// How long an agent that dies now stays away, and whether it loses its disk.
+    pub(super) fate: Vec<(u64, bool)>,
+    socket_in: Vec<u64>,
+    socket_out: Vec<u64>,
+    pub(super) healed: bool,
+    settling: Settling,
+    done: bool,
+    checkpoints: u64,
+    pub(super) store_slow: u64,
+    pub(super) reads_fail: u32,
+    pub(super) unknown: (u32, u64),
+    pub(super) store_cut: Vec<u32>,
+}
+
+impl Conductor {
+    pub fn new(setup: Setup) -> Conductor {
+        let setup = Arc::new(setup);
+        let n = setup.nodes.len();
+        let mut this = Conductor {
+            world: World::new(setup.clone()),
+            rng: Rng::new(setup.seed ^ 0x636f_6e64),
+            net: Net::new(n, setup.net),
+            hash: Fnv::default(),
+            log: None,
+            queue: BTreeMap::new(),
+            seq: 0,
+            now: 0,
+            timers: vec![None; n],
+            busy: vec![0; n],
+            paused_until: vec![0; n],
+            fate: vec![(SEC, false); n],
+            socket_in: vec![0; n],
+            socket_out: vec![0; n],
+            healed: false,
+            settling: Settling::default(),
+            done: false,
+            checkpoints: 0,
+            store_slow: 0,
+            reads_fail: 0,
+            unknown: (0, 0),
+            store_cut: vec![0; n],
+            setup: setup.clone(),
+        };
+        for (node, n) in setup.nodes.iter().enumerate() {
+            this.at(n.agent_at, Item::Do(Step::AgentStart { node }));
+            if let Some(at) = n.launcher_at {
+                this.at(at, Item::Do(Step::LauncherStart { node }));
+            }
+        }
+        for (at, fault) in &setup.faults {
+            this.at(*at, Item::Fault(fault.clone()));
+        }
+        if setup.commit_every > 0 {
+            this.at(setup.commit_every, Item::Checkpoint);
+        }
+        this.at(setup.heal_at, Item::Heal);
+        this
+    }
+
+    pub(super) fn at(&mut self, at: u64, item: Item) {
+        self.seq += 1;
+        self.queue.insert((at.max(self.now), self.seq), item);
+    }
+
+    pub(super) fn after(&mut self, ns: u64, item: Item) {
+        self.at(self.now + ns, item);
+    }
+
+    /// Runs to the end: until the cluster has come to rest, or a rule is broken.
+    pub fn run(&mut self) -> Result<(), Violation> {
+        while !self.done {
+            let Some(((at, _), item)) = self.queue.pop_first() else {
+                return Ok(());
+            };
+            self.now = at;
+            self.world.now = at;
+            self.item(item)?;
+            if self.world.coverage.events > MAX_EVENTS {
+                return Err(Violation::RunsWild { node: 0 });
+            }
+        }
+        Ok(())
+    }
+
+    /// Carries a step out now.
+    pub(super) fn step(&mut self, step: Step) -> Result<(), Violation> {
+        self.hash.number(self.now);
+        match &step {
+            Step::Deliver { to, from, frame } => {
+                self.hash.number((to * 64 + from) as u64);
+                self.hash.bytes(frame);
+            }
+            Step::Timer { node, .. } => self.hash.number(*node as u64),
+            other => {
+                // Writing to the hash cannot fail.
+                let _ = write!(self.hash, "{other:?}");
+            }
+        }
+        if let Some(log) = &mut self.log {
+            log.push((self.now, step.clone()));
+        }
+        self.world.apply(self.now, step)?;
+        for request in std::mem::take(&mut self.world.requests) {
+            self.request(request)?;
+        }
+        self.set_timers()
+    }
+
+    fn set_timers(&mut self) -> Result<(), Violation> {
+        for node in 0..self.world.nodes.len() {
+            let n = &self.world.nodes[node];
+            let due = n.agent.as_ref().and_then(|a| a.poll_timeout());
+            let Some((local, why)) = due else {
+                self.timers[node] = None;
+                continue;
+            };
+            let wanted = n.clock.global(local);
+            let at = wanted.max(self.now + US);
+            let token = n.agent_token;
+            match self.timers[node] {
+                Some((t, planned)) if t == token && planned == at => continue,
+                // Already due as soon as can be.
+                Some((t, planned)) if t == token && wanted <= self.now && planned <= at => continue,
+                _ => {}
+            }
+            if self.busy[node] > MAX_BUSY {
+                return Err(Violation::BusyTimer {
+                    node,
+                    why: why.to_owned(),
+                });
+            }
+            self.timers[node] = Some((token, at));
+            self.at(at, Item::Timer { node, agent: token });
+        }
+        Ok(())
+    }
+
+    fn item(&mut self, item: Item) -> Result<(), Violation> {
+        match item {
+            Item::Do(step) => {
+                if let Some(node) = for_agent(&step)
+                    && self.paused_until[node] > self.now
+                {
+                    let at = self.paused_until[node];
+                    self.at(at, Item::Do(step));
+                    return Ok(());
+                }
+                if let Step::Deliver { to, from, .. } = step
+                    && !self.net.conn(from, to).up
+                    && !self.rng.chance(100)
+                {
+                    return Ok(());
+                }
+                self.step(step)
+            }
+            Item::Timer { node, agent } => {
+                if self.timers[node] != Some((agent, self.now)) {
+                    return Ok(());
+                }
+                if self.paused_until[node] > self.now {
+                    let at = self.paused_until[node];
+                    self.timers[node] = Some((agent, at));
+                    self.at(at, Item::Timer { node, agent });
+                    return Ok(());
+                }
+                self.timers[node] = None;
+                self.step(Step::Timer { node, agent })?;
+                match self.timers[node] {
+                    Some((_, at)) if at <= self.now + 10 * US => self.busy[node] += 1,
+                    _ => self.busy[node] = 0,
+                }
+                Ok(())
+            }
+            Item::Fault(fault) => self.befall(fault),
+            Item::Undo(fault) => self.undo(&fault),
+            Item::Revive { node, new_disk } => {
+                if self.net.dark[node] {
+                    return Ok(());
+                }
+                if new_disk {
+                    self.step(Step::NewDisk { node })?;
+                }
+                self.step(Step::AgentStart { node })
+            }
+            Item::Light { node } => {
+                self.net.dark[node] = false;
+                Ok(())
+            }
+            Item::KillAtLast { node, agent } => {
+                if self.world.nodes[node].agent_token == agent {
+                    self.step(Step::AgentKill { node })?;
+                }
+                Ok(())
+            }
+            Item::Relaunch { node } => match self.net.dark[node] {
+                true => Ok(()),
+                false => self.step(Step::LauncherStart { node }),
+            },
+            Item::Overdue { node, launcher } => {
+                let l = self.world.nodes[node].launcher.as_ref();
+                match l.is_some_and(|l| l.token == launcher) {
+                    true => self.step(Step::LauncherKill { node }),
+                    false => Ok(()),
+                }
+            }
+            Item::Dial { a, b, epoch } => self.dial(a, b, epoch),
+            Item::Silent { a, b, epoch } => self.silent(a, b, epoch),
+            Item::Reset { node, peer, epoch } => {
+                let conn = *self.net.conn(node, peer);
+                if conn.epoch != epoch || conn.up {
+                    return Ok(());
+                }
+                let agent = self.world.nodes[node].agent_token;
+                self.item(Item::Do(Step::Disconnect { node, agent, peer }))
+            }
+            Item::Probe {
+                node,
+                agent,
+                peer,
+                id,
+                guard,
+            } => {
+                self.probed(node, agent, peer, id, guard);
+                Ok(())
+            }
+            Item::Checkpoint => self.checkpoint(),
+            Item::Heal => self.heal(),
+            Item::Look => self.look(),
+        }
+    }
+
+    fn request(&mut self, request: Request) -> Result<(), Violation> {
+        match request {
+            Request::AgentUp { node } => {
+                self.paused_until[node] = 0;
+                for peer in 0..self.world.nodes.len() {
+                    self.redial(node, peer);
+                }
+                self.seek_agent(node);
+            }
+            Request::AgentDown { node } => self.agent_down(node),
+            Request::Net { from, to, frame } => {
+                if self.net.conn(from, to).up {
+                    for at in self.net.arrivals(&mut self.rng, from, to, self.now) {
+                        let frame = frame.clone();
+                        self.at(at, Item::Do(Step::Deliver { to, from, frame }));
+                    }
+                }
+            }
+            Request::Probe {
+                node,
+                agent,
+                peer,
+                id,
+                guard,
+            } => {
+                let Some(to) = self.world.index(peer) else {
+                    return Ok(());
+                };
+                let there = self.net.latency(&mut self.rng, node, to);
+                self.after(
+                    there,
+                    Item::Probe {
+                        node,
+                        agent,
+                        peer,
+                        id,
+                        guard,
+                    },
+                );
+            }
+            Request::ToLauncher { node, conn, frame } => {
+                let at = self.socket(node, true);
+                self.at(at, Item::Do(Step::LauncherHears { node, conn, frame }));
+            }
+            Request::ToAgent {
+                node,
+                agent,
+                conn,
+                frame,
+            } => {
+                let at = self.socket(node, false);
+                let store = self.setup.store
+                    && self.store_cut[node] == 0
+                    && matches!(frame, ToAgent::Register(_));
+                self.at(
+                    at,
+                    Item::Do(Step::AgentHears {
+                        node,
+                        agent,
+                        conn,
+                        store,
+                        frame,
+                    }),
+                );
+            }
+            Request::LauncherWait {
+                node,
+                launcher,
+                due,
+                ns,
+                exact,
+            } => {
+                let ns = if exact { ns } else { self.rng.delay(ns) };
+                self.after(
+                    ns,
+                    Item::Do(Step::LauncherDue {
+                        node,
+                        launcher,
+                        due,
+                    }),
+                );
+            }
+            Request::LauncherUp { node } => self.seek_agent(node),
+            Request::LauncherDown { node, agent, conn } => {
+                if let Some(conn) = conn {
+                    let at = self.socket(node, false) + self.rng.below(10 * MS);
+                    self.socket_in[node] = at;
+                    self.at(at, Item::Do(Step::LauncherGone { node, agent, conn }));
+                }
+            }
+            Request::LauncherEnded { node } => {
+                if !self.healed && self.rng.chance(400) {
+                    let ns = self.rng.between(200 * MS, 6 * SEC);
+                    self.after(ns, Item::Relaunch { node });
+                }
+            }
+            other => self.store_request(other),
+        }
+        Ok(())
+    }
+
+    /// When a frame that is written to the unix socket now is read at the other end.
+    fn socket(&mut self, node: usize, to_launcher: bool) -> u64 {
+        let last = match to_launcher {
+            true => &mut self.socket_out[node],
+            false => &mut self.socket_in[node],
+        };
+        let at = (self.now + self.rng.delay(200 * US)).max(*last + 1);
+        *last = at;
+        at
+    }
+
+    fn seek_agent(&mut self, node: usize) {
+        let n = &self.world.nodes[node];
+        if let Some(l) = &n.launcher
+            && n.agent.is_some()
+        {
+            let launcher = l.token;
+            let ns = self.rng.between(5 * MS, 250 * MS);
+            self.after(ns, Item::Do(Step::LauncherConnect { node, launcher }));
+        }
+    }
+
+    // Connections between agents.
+
+    pub(super) fn redial(&mut self, a: usize, b: usize) {
+        if a == b || self.net.conn(a, b).up {
+            return;
+        }
+        let epoch = self.net.conn(a, b).epoch;
+        let ns = self.rng.delay(60 * MS);
+        self.after(ns, Item::Dial { a, b, epoch });
+    }
+
+    fn dial(&mut self, a: usize, b: usize, epoch: u32) -> Result<(), Violation> {
+        let conn = *self.net.conn(a, b);
+        let ready = |c: &Conductor, i: usize| {
+            c.world.nodes[i].agent.is_some() && c.paused_until[i] <= c.now
+        };
+        if conn.up || conn.epoch != epoch {
+            return Ok(());
+        }
+        if !ready(self, a) || !ready(self, b) || !self.net.two_way(a, b) {
+            // An agent that comes up dials by itself; a link that heals is found by trying.
+            if self.world.nodes[a].agent.is_some() && self.world.nodes[b].agent.is_some() {
+                let ns = self.rng.between(100 * MS, SEC);
+                self.after(ns, Item::Dial { a, b, epoch });
+            }
+            return Ok(());
+        }
+        *self.net.conn(a, b) = super::net::Conn {
+            up: true,
+            epoch: epoch + 1,
+        };
+        for (node, peer) in [(a, b), (b, a)] {
+            let agent = self.world.nodes[node].agent_token;
+            let ns = self.net.latency(&mut self.rng, peer, node);
+            self.after(ns, Item::Do(Step::Connect { node, agent, peer }));
+        }
+        Ok(())
+    }
+
+    fn agent_down(&mut self, node: usize) {
+        for peer in 0..self.world.nodes.len() {
+            if peer == node {
+                continue;
+            }
+            let conn = self.net.conn(node, peer);
+            if !conn.up {
+                continue;
+            }
+            conn.up = false;
+            conn.epoch += 1;
+            let epoch = conn.epoch;
+            // The kernel says it at once, if it is there and gets through.
+            let ns = match self.net.passes(node, peer) {
+                true => self.net.latency(&mut self.rng, node, peer),
+                false => SILENT_CLOSE + self.rng.below(SILENT_CLOSE),
+            };
+            self.after(
+                ns,
+                Item::Reset {
+                    node: peer,
+                    peer: node,
+                    epoch,
+                },
+            );
+        }
+        let (down, new_disk) = std::mem::replace(&mut self.fate[node], (SEC, false));
+        if down != u64::MAX {
+            let down = if self.healed { SEC } else { down };
+            self.after(down, Item::Revive { node, new_disk });
+        }
+    }
+
+    /// A link was cut: unless it heals, both ends find out some time.
+    pub(super) fn watch_cut(&mut self, a: usize, b: usize) {
+        let conn = *self.net.conn(a, b);
+        if conn.up {
+            let ns = SILENT_CLOSE + self.rng.below(SILENT_CLOSE);
+            self.after(
+                ns,
+                Item::Silent {
+                    a,
+                    b,
+                    epoch: conn.epoch,
+                },
+            );
+        }
+    }
+
+    fn silent(&mut self, a: usize, b: usize, epoch: u32) -> Result<(), Violation> {
+        let whole = self.net.two_way(a, b);
+        let conn = self.net.conn(a, b);
+        if !conn.up || conn.epoch != epoch || whole {
+            return Ok(());
+        }
+        conn.up = false;
+        conn.epoch += 1;
+        let epoch = conn.epoch;
+        for (node, peer) in [(a, b), (b, a)] {
+            let ns = self.rng.below(SEC);
+            self.after(ns, Item::Reset { node, peer, epoch });
+        }
+        self.redial(a, b);
+        Ok(())
+    }
+
+    fn probed(&mut self, node: usize, agent: u32, peer: NodeId, id: u64, guard: Option<(u8, u16)>) {
+        let Some(to) = self.world.index(peer) else {
+            return;
+        };
+        let reached = self.net.two_way(node, to);
+        let at = |c: &Conductor, host: usize| {
+            let n = &c.world.nodes[host];
+            n.launcher.as_ref().map(|l| l.guard_port())
+        };
+        let agent_found = match &self.world.nodes[to].agent {
+            _ if !reached => Found::Silent,
+            None => Found::Refused,
+            Some(_) if self.paused_until[to] > self.now => Found::Silent,
+            Some(_) => Found::Answered,
+        };
+        let guard_found = match guard {
+            None => Found::Silent,
+            Some((host, port)) => {
+                let host = usize::from(host).saturating_sub(1);
+                match host < self.world.nodes.len() {
+                    true if !self.net.two_way(node, host) => Found::Silent,
+                    true if at(self, host) == Some(port) => Found::Answered,
+                    true => Found::Refused,
+                    false => Found::Silent,
+                }
+            }
+        };
+        let silent =
+            agent_found == Found::Silent || (guard.is_some() && guard_found == Found::Silent);
+        let back = match silent {
+            true => PROBE_LIMIT,
+            false => self.net.latency(&mut self.rng, to, node).min(PROBE_LIMIT),
+        };
+        let step = Step::Probed {
+            node,
+            agent,
+            peer,
+            id,
+            agent_found,
+            guard_found,
+        };
+        self.after(back, Item::Do(step));
+    }
+
+    // The store.
+
+    fn store_delay(&mut self) -> u64 {
+        self.rng.delay(3 * MS) + self.store_slow / 2 + self.rng.below(self.store_slow / 2 + 1)
+    }
+
+    fn store_request(&mut self, request: Request) {
+        match request {
+            Request::StoreRead {
+                node,
+                agent,
+                op,
+                slot,
+            } => {
+                let cut = self.store_cut[node] > 0;
+                if cut || self.rng.chance(self.reads_fail) {
+                    let answer = StoreAnswer::ReadFailed;
+                    let ns = if cut { STORE_LIMIT } else { self.store_delay() };
+                    self.after(
+                        ns,
+                        Item::Do(Step::StoreAnswer {
+                            node,
+                            agent,
+                            op,
+                            slot,
+                            answer,
+                        }),
+                    );
+                } else {
+                    let ns = self.store_delay();
+                    self.after(
+                        ns,
+                        Item::Do(Step::StoreRead {
+                            node,
+                            agent,
+                            op,
+                            slot,
+                        }),
+                    );
+                }
+            }
+            Request::StoreCreate {
+                node,
+                agent,
+                op,
+                slot,
+                bytes,
+            } => {
+                let cut = self.store_cut[node] > 0;
+                if !cut && !self.rng.chance(self.unknown.0) {
+                    let ns = self.store_delay();
+                    let step = Step::StorePut {
+                        node,
+                        agent,
+                        op,
+                        slot,
+                        bytes,
+                        answer: true,
+                    };
+                    return self.after(ns, Item::Do(step));
+                }
+                let answer = StoreAnswer::Unknown;
+                let ns = if cut { STORE_LIMIT } else { self.store_delay() };
+                self.after(
+                    ns,
+                    Item::Do(Step::StoreAnswer {
+                        node,
+                        agent,
+                        op,
+                        slot,
+                        answer,
+                    }),
+                );
+                // Cut off, it may still have left before; else it lands soon, late, or never.
+                let lands = match self.rng.below(4) {
+                    0 => return,
+                    _ if cut && !self.rng.chance(200) => return,
+                    1 => self.store_delay(),
+                    _ => ns + self.rng.below(self.unknown.1.max(100 * MS)),
+                };
+                let step = Step::StorePut {
+                    node,
+                    agent,
+                    op,
+                    slot,
+                    bytes,
+                    answer: false,
+                };
+                self.after(lands, Item::Do(step));
+            }
+            Request::StoreAnswer {
+                node,
+                agent,
+                op,
+                slot,
+                answer,
+            } => {
+                let ns = self.store_delay();
+                self.after(
+                    ns,
+                    Item::Do(Step::StoreAnswer {
+                        node,
+                        agent,
+                        op,
+                        slot,
+                        answer,
+                    }),
+                );
+            }
+            Request::BeaconWrite { node, value } => {
+                if self.store_cut[node] == 0 {
+                    let ns = self.store_delay();
+                    self.after(ns, Item::Do(Step::BeaconWrite { value }));
+                }
+            }
+            Request::BeaconRead { node, agent } => {
+                if self.store_cut[node] == 0 {
+                    let ns = self.store_delay();
+                    self.after(ns, Item::Do(Step::BeaconRead { node, agent }));
+                } else {
+                    let step = Step::BeaconAnswer {
+                        node,
+                        agent,
+                        value: None,
+                    };
+                    self.after(STORE_LIMIT, Item::Do(step));
+                }
+            }
+            Request::BeaconAnswer { node, agent, value } => {
+                let ns = self.store_delay();
+                self.after(ns, Item::Do(Step::BeaconAnswer { node, agent, value }));
+            }
+            _ => {}
+        }
+    }
+
+    /// The workers of the running generation have a checkpoint ready, and tell their leader.
+    fn checkpoint(&mut self) -> Result<(), Violation> {
+        let every = self.setup.commit_every;
+        if !self.healed {
+            let ns = every / 2 + self.rng.below(every);
+            self.after(ns, Item::Checkpoint);
+        }
+        let Some((leader, step)) = self.training_leader() else {
+            return Ok(());
+        };
+        self.checkpoints += 1;
+        let mut manifest = [0xc0; 32];
+        manifest[24..].copy_from_slice(&self.checkpoints.to_be_bytes());
+        let manifest = muster_protocol::Digest(manifest);
+        self.item(Item::Do(Step::Checkpoint {
+            node: leader,
+            step,
+            manifest,
+        }))
+    }
+
+    /// The leader of a generation all of whose members train, and the step they are at.
+    fn training_leader(&self) -> Option<(usize, u64)> {
+        let trains = |n: &super::world::Node, d| {
+            let run = n.launcher.as_ref().and_then(|l| l.training());
+            run.is_some_and(|r| r.start.digest == d)
+        };
+        self.world.nodes.iter().enumerate().find_map(|(i, n)| {
+            let run = n.launcher.as_ref()?.training()?;
+            let digest = run.start.digest;
+            let record = self.world.truth.records.get(&digest)?;
+            let all = |id| {
+                self.world
+                    .nodes
+                    .iter()
+                    .any(|o| o.id == id && trains(o, digest))
+            };
+            let complete = record.members.iter().all(|m| all(m.node));
+            (record.leader() == Some(n.id) && n.agent.is_some() && complete)
+                .then_some((i, self.now / super::launcher::STEP))
+        })
+    }
+
+    pub(super) fn pause(&mut self, node: usize, until: u64) {
+        self.paused_until[node] = until;
+    }
+
+    fn heal(&mut self) -> Result<(), Violation> {
+        self.healed = true;
+        self.net.heal();
+        self.store_slow = 0;
+        self.reads_fail = 0;
+        self.unknown = (0, 0);
+        self.store_cut.fill(0);
+        for node in 0..self.world.nodes.len() {
+            self.paused_until[node] = 0;
+            if self.world.nodes[node].paused {
+                self.step(Step::Pause {
+                    node,
+                    paused: false,
+                })?;
+            }
+            if self.world.nodes[node].full {
+                self.step(Step::DiskFull { node, full: false })?;
+            }
+            let ns = self.rng.below(SEC);
+            self.after(
+                ns,
+                Item::Revive {
+                    node,
+                    new_disk: false,
+                },
+            );
+            for peer in 0..node {
+                self.redial(node, peer);
+            }
+        }
+        self.after(SEC, Item::Look);
+        Ok(())
+    }
+
+    /// Has the cluster come to rest?
+    fn look(&mut self) -> Result<(), Violation> {
+        let state = liveness::settled(&self.world);
+        let over = self.now >= self.setup.heal_at + self.setup.settle;
+        match self.settling.judge(self.now, state, over) {
+            Ok(true) => self.done = true,
+            Ok(false) => self.after(250 * MS, Item::Look),
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+}
+
+/// The node whose agent has to be awake for this step.
+fn for_agent(step: &Step) -> Option<usize> {
+    match step {
+        Step::Connect { node, .. }
+        | Step::Disconnect { node, .. }
+        | Step::Deliver { to: node, .. }
+        | Step::Timer { node, .. }
+        | Step::Probed { node, .. }
+        | Step::Drain { node, .. }
+        | Step::Checkpoint { node, .. }
+        | Step::LauncherConnect { node, .. }
+        | Step::AgentHears { node, .. }
+        | Step::LauncherGone { node, .. }
+        | Step::StoreAnswer { node, .. }
+        | Step::BeaconAnswer { node, .. } => Some(*node),
+        _ => None,
+    }
+}

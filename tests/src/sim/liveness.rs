@@ -1,0 +1,191 @@
+//! What must come about once the faults have stopped, computed from the truth.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use muster_protocol::record::{Arbiter, Record};
+use muster_protocol::{Digest, NodeId};
+
+use super::clock::SEC;
+use super::truth::{Holder, majority};
+use super::world::World;
+
+/// For how long the cluster has to be at rest.
+const QUIET: u64 = 6 * SEC;
+
+/// Why the cluster is not where it must come to.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LivenessError {
+    #[error("{launchers} launchers are up, {min} are enough, but no generation runs")]
+    NothingRuns { launchers: usize, min: u16 },
+    #[error(
+        "generation {digest} (number {number}) should run, but node {node} does not train for it"
+    )]
+    NotTraining {
+        digest: Digest,
+        number: u64,
+        node: usize,
+    },
+    #[error("generation {digest} has fewer members than the minimum")]
+    BelowMinimum { digest: Digest },
+    #[error("node {node}'s launcher was never taken in, though the job has room")]
+    LeftOut { node: usize },
+    #[error("node {node} runs workers of {digest}, which is not the newest generation")]
+    Leftover { node: usize, digest: Digest },
+    #[error("generations go on and on: {a} and then {b}")]
+    Restless { a: Digest, b: Digest },
+}
+
+/// How the cluster is at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// This generation runs, whole.
+    Runs(Digest),
+    /// Nothing has to run: no launchers, too few, or a majority is gone for good.
+    Waits,
+    Not(LivenessError),
+}
+
+/// Since when the cluster has been as it is.
+#[derive(Debug, Default)]
+pub struct Settling {
+    last: Option<(State, u64)>,
+    running: Option<Digest>,
+    changes: u32,
+}
+
+impl Settling {
+    /// True once it has been at rest for long enough; an error when time is over before.
+    pub fn judge(&mut self, now: u64, state: State, over: bool) -> Result<bool, LivenessError> {
+        let since = match &self.last {
+            Some((last, since)) if *last == state => *since,
+            _ => now,
+        };
+        self.last = Some((state.clone(), since));
+        match state {
+            State::Not(error) if over => return Err(error),
+            State::Not(_) => return Ok(false),
+            State::Runs(digest) => {
+                if let Some(before) = self.running.replace(digest)
+                    && before != digest
+                {
+                    self.changes += 1;
+                    if over {
+                        return Err(LivenessError::Restless {
+                            a: before,
+                            b: digest,
+                        });
+                    }
+                }
+            }
+            State::Waits => {}
+        }
+        Ok(now - since >= QUIET)
+    }
+}
+
+pub fn settled(world: &World) -> State {
+    let launchers: Vec<usize> = (0..world.nodes.len())
+        .filter(|i| world.nodes[*i].launcher.is_some())
+        .collect();
+    let tips: Vec<(Digest, Arc<Record>)> = world
+        .truth
+        .tips()
+        .into_iter()
+        .filter(|(digest, record)| matters(world, digest, record))
+        .collect();
+    let min = world.setup.spec.min_nodes;
+    let whole = tips.iter().find(|(d, r)| runs_whole(world, d, r).is_none());
+    if let Some(error) = leftover(world, &tips) {
+        return State::Not(error);
+    }
+    if launchers.len() < usize::from(min) {
+        return State::Waits;
+    }
+    if tips.iter().any(|(_, r)| !can_decide(world, r)) {
+        // A lineage that nobody can decide for any more blocks those that know of it.
+        return State::Waits;
+    }
+    let Some((digest, record)) = whole else {
+        return State::Not(match tips.first() {
+            Some((d, r)) => match runs_whole(world, d, r) {
+                Some(error) => error,
+                None => LivenessError::BelowMinimum { digest: *d },
+            },
+            None => LivenessError::NothingRuns {
+                launchers: launchers.len(),
+                min,
+            },
+        });
+    };
+    let full = record.members.len() >= usize::from(record.spec.max_nodes);
+    let left_out = launchers.iter().find(|i| {
+        let launcher = world.nodes[**i].launcher.as_ref().map(|l| l.id);
+        !record.members.iter().any(|m| Some(m.launcher) == launcher)
+    });
+    match left_out {
+        Some(node) if !full => State::Not(LivenessError::LeftOut { node: *node }),
+        _ => State::Runs(*digest),
+    }
+}
+
+/// Whether any agent still holds this generation, so that it could go on.
+fn matters(world: &World, digest: &Digest, record: &Record) -> bool {
+    let held = |node: NodeId| {
+        let disk = world.truth.disks.get(&node);
+        disk.is_some_and(|(_, d)| d.head_digest() == *digest)
+    };
+    let stored = matches!(record.arbiter, Arbiter::Store(_));
+    stored || world.nodes.iter().any(|n| held(n.id))
+}
+
+/// Whether the arbiter of what follows is still there.
+fn can_decide(world: &World, record: &Record) -> bool {
+    match record.arbiter {
+        Arbiter::Store(_) => true,
+        Arbiter::Members => {
+            let holders: BTreeSet<Holder> = world
+                .nodes
+                .iter()
+                .filter(|n| n.agent.is_some())
+                .map(|n| (n.id, n.disk.state))
+                .collect();
+            majority(record, &holders)
+        }
+    }
+}
+
+/// Why a generation does not run whole; `None` when it does.
+fn runs_whole(world: &World, digest: &Digest, record: &Record) -> Option<LivenessError> {
+    if record.members.len() < usize::from(record.spec.min_nodes) {
+        return Some(LivenessError::BelowMinimum { digest: *digest });
+    }
+    for m in &record.members {
+        let node = world.index(m.node)?;
+        let launcher = world.nodes[node]
+            .launcher
+            .as_ref()
+            .filter(|l| l.id == m.launcher);
+        let trains = launcher
+            .and_then(|l| l.training())
+            .is_some_and(|r| r.start.digest == *digest);
+        if !trains {
+            let (digest, number) = (*digest, record.number);
+            return Some(LivenessError::NotTraining {
+                digest,
+                number,
+                node,
+            });
+        }
+    }
+    None
+}
+
+fn leftover(world: &World, tips: &[(Digest, Arc<Record>)]) -> Option<LivenessError> {
+    world.nodes.iter().enumerate().find_map(|(node, n)| {
+        let run = n.launcher.as_ref()?.run.as_ref()?;
+        let digest = run.start.digest;
+        let newest = tips.iter().any(|(d, _)| *d == digest);
+        (!newest).then_some(LivenessError::Leftover { node, digest })
+    })
+}

@@ -1,0 +1,600 @@
+//! What a run begins with, and which faults befall it: all of it drawn from one seed, all of it
+//! plain data, so that a case can be kept and cut down.
+
+use muster_protocol::agent::Flaws;
+use muster_protocol::spec::JobSpec;
+use serde::{Deserialize, Serialize};
+
+use super::clock::{Clock, MS, SEC};
+use super::rng::Rng;
+
+/// When all faults have stopped and the cluster begins to heal (nanoseconds).
+pub const HEAL_AT: u64 = 40 * SEC;
+
+/// One node as the run begins.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeSetup {
+    /// First byte of the node's id: ids are not in the order of the nodes.
+    pub tag: u8,
+    pub clock: Clock,
+    pub slots: u16,
+    /// When the agent is started, and when a launcher is (never: a witness, or an idle node).
+    pub agent_at: u64,
+    pub launcher_at: Option<u64>,
+}
+
+/// How the network behaves when no fault is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetSetup {
+    /// One way, nanoseconds.
+    pub delay: u64,
+    /// Of 1,000 messages.
+    pub loss: u32,
+    pub duplication: u32,
+    /// Messages held back, so that others overtake them.
+    pub reordering: u32,
+}
+
+/// A whole case.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Setup {
+    pub seed: u64,
+    pub nodes: Vec<NodeSetup>,
+    pub net: NetSetup,
+    pub spec: JobSpec,
+    /// The job's arbiter is a store that all nodes share.
+    pub store: bool,
+    /// How often the leader's workers have a checkpoint ready (nanoseconds; 0 for never).
+    pub commit_every: u64,
+    /// The workers link the runtime and take stop steps.
+    pub stop_steps: bool,
+    pub flaws: Flaws,
+    /// In the order of their times.
+    pub faults: Vec<(u64, Fault)>,
+    /// The faults end here and everything is healed.
+    pub heal_at: u64,
+    /// The virtual time that the cluster has from then on to come to rest.
+    pub settle: u64,
+}
+
+/// Something that goes wrong, or that people do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Fault {
+    /// Nothing gets from one node to the other; no connection says so.
+    CutOneWay {
+        from: usize,
+        to: usize,
+        for_ns: u64,
+    },
+    CutBoth {
+        a: usize,
+        b: usize,
+        for_ns: u64,
+    },
+    /// The nodes whose bit is set cannot reach the others, nor these them.
+    Partition {
+        side: u32,
+        for_ns: u64,
+    },
+    /// The link is up and down in turns.
+    Flap {
+        a: usize,
+        b: usize,
+        period: u64,
+        times: u32,
+    },
+    /// The network gets worse for a while.
+    Storm {
+        net: NetSetup,
+        for_ns: u64,
+    },
+    /// Messages of one pair take this much longer.
+    SlowLink {
+        from: usize,
+        to: usize,
+        by: u64,
+        for_ns: u64,
+    },
+    /// kill -9 after so many further effects; back after `down`.
+    AgentCrash {
+        node: usize,
+        effects: u32,
+        torn: Torn,
+        down: u64,
+        new_disk: bool,
+    },
+    /// Power loss: agent, launcher and workers, without a word to anybody.
+    NodeCrash {
+        node: usize,
+        down: u64,
+        new_disk: bool,
+        relaunch: bool,
+    },
+    LauncherCrash {
+        node: usize,
+        relaunch_after: Option<u64>,
+    },
+    /// The connection between launcher and agent breaks, both live.
+    LauncherHiccup {
+        node: usize,
+    },
+    /// SIGSTOP of the agent.
+    AgentPause {
+        node: usize,
+        for_ns: u64,
+    },
+    DiskFull {
+        node: usize,
+        for_ns: u64,
+    },
+    WorkerFail {
+        node: usize,
+        code: i32,
+        cascade: bool,
+    },
+    /// The workers of this node ignore SIGTERM from now on.
+    Stubborn {
+        node: usize,
+    },
+    /// Every worker exits 0.
+    Finish,
+    StartTrouble {
+        node: usize,
+        times: u32,
+    },
+    LateJoin {
+        node: usize,
+    },
+    Drain {
+        node: usize,
+        grace_ms: u32,
+        back_after: u64,
+    },
+    Leave {
+        node: usize,
+        grace_ms: u32,
+        relaunch_after: Option<u64>,
+    },
+    Cancel {
+        node: usize,
+    },
+    StoreSlow {
+        by: u64,
+        for_ns: u64,
+    },
+    StoreReadsFail {
+        permille: u32,
+        for_ns: u64,
+    },
+    /// Creates are answered with Unknown; some land, at once or late, and some never do.
+    StoreUnknown {
+        permille: u32,
+        late: u64,
+        for_ns: u64,
+    },
+    StoreCut {
+        node: usize,
+        for_ns: u64,
+    },
+}
+
+/// What a crash does to the write that it interrupts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Torn {
+    /// The crash falls between two effects.
+    Between,
+    /// The crash falls into the next write; the old state stays.
+    Old,
+    /// The crash falls into the next write; the new state is there, nobody was told.
+    New,
+}
+
+/// Where a case should be at its most interesting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Focus {
+    #[default]
+    Everything,
+    /// Disks that are replaced, with decisions under way (R5).
+    Disks,
+    /// Leaders that crash around their decision (R7).
+    Leaders,
+    /// Commits without a store while the leader loses its followers (R8).
+    Commits,
+    /// Stores whose puts land late (R12).
+    LatePuts,
+    /// Commits and claims that race in the store (R13).
+    StoreRaces,
+    /// Cut links under running workers (R16).
+    Leases,
+}
+
+impl Fault {
+    pub const KINDS: [&'static str; 24] = [
+        "cut one way",
+        "cut both",
+        "partition",
+        "flap",
+        "storm",
+        "slow link",
+        "agent crash",
+        "torn write",
+        "new disk",
+        "node crash",
+        "launcher crash",
+        "launcher hiccup",
+        "agent pause",
+        "disk full",
+        "worker fail",
+        "stubborn",
+        "finish",
+        "start trouble",
+        "late join",
+        "drain",
+        "leave",
+        "cancel",
+        "store trouble",
+        "store late put",
+    ];
+
+    /// The kinds of fault that this one counts as.
+    pub fn kinds(&self) -> Vec<&'static str> {
+        match self {
+            Fault::CutOneWay { .. } => vec!["cut one way"],
+            Fault::CutBoth { .. } => vec!["cut both"],
+            Fault::Partition { .. } => vec!["partition"],
+            Fault::Flap { .. } => vec!["flap"],
+            Fault::Storm { .. } => vec!["storm"],
+            Fault::SlowLink { .. } => vec!["slow link"],
+            Fault::AgentCrash { torn, new_disk, .. } => {
+                let mut kinds = vec!["agent crash"];
+                if *torn != Torn::Between {
+                    kinds.push("torn write");
+                }
+                if *new_disk {
+                    kinds.push("new disk");
+                }
+                kinds
+            }
+            Fault::NodeCrash { new_disk, .. } => match new_disk {
+                true => vec!["node crash", "new disk"],
+                false => vec!["node crash"],
+            },
+            Fault::LauncherCrash { .. } => vec!["launcher crash"],
+            Fault::LauncherHiccup { .. } => vec!["launcher hiccup"],
+            Fault::AgentPause { .. } => vec!["agent pause"],
+            Fault::DiskFull { .. } => vec!["disk full"],
+            Fault::WorkerFail { .. } => vec!["worker fail"],
+            Fault::Stubborn { .. } => vec!["stubborn"],
+            Fault::Finish => vec!["finish"],
+            Fault::StartTrouble { .. } => vec!["start trouble"],
+            Fault::LateJoin { .. } => vec!["late join"],
+            Fault::Drain { .. } => vec!["drain"],
+            Fault::Leave { .. } => vec!["leave"],
+            Fault::Cancel { .. } => vec!["cancel"],
+            Fault::StoreSlow { .. } | Fault::StoreReadsFail { .. } | Fault::StoreCut { .. } => {
+                vec!["store trouble"]
+            }
+            Fault::StoreUnknown { .. } => vec!["store late put"],
+        }
+    }
+}
+
+impl Setup {
+    pub fn generate(seed: u64, focus: Focus, flaws: Flaws) -> Setup {
+        let mut rng = Rng::new(seed ^ 0x6d75_7374_6572_0000 ^ ((focus as u64) << 56));
+        let store = match focus {
+            Focus::LatePuts | Focus::StoreRaces => true,
+            Focus::Disks | Focus::Leaders | Focus::Commits => false,
+            Focus::Everything | Focus::Leases => rng.chance(400),
+        };
+        let count = node_count(&mut rng, focus);
+        let nodes = nodes(&mut rng, count);
+        let launchers = nodes.iter().filter(|n| n.launcher_at.is_some()).count() as u16;
+        let spec = spec(&mut rng, launchers);
+        let commits = match focus {
+            Focus::Commits | Focus::StoreRaces | Focus::LatePuts => 1000,
+            _ => 600,
+        };
+        let commit_every = match rng.chance(commits) {
+            true => rng.between(150 * MS, 4 * SEC),
+            false => 0,
+        };
+        let mut setup = Setup {
+            seed,
+            net: NetSetup {
+                delay: *rng.pick(&[100_000, MS, MS, 5 * MS, 30 * MS]).unwrap_or(&MS),
+                loss: *rng.pick(&[0, 0, 0, 5, 20]).unwrap_or(&0),
+                duplication: *rng.pick(&[0, 0, 10, 50]).unwrap_or(&0),
+                reordering: *rng.pick(&[0, 0, 10, 50]).unwrap_or(&0),
+            },
+            nodes,
+            spec,
+            store,
+            commit_every,
+            stop_steps: rng.chance(300),
+            flaws,
+            faults: Vec::new(),
+            heal_at: HEAL_AT,
+            settle: 180 * SEC,
+        };
+        setup.draw_faults(&mut rng, focus);
+        setup.faults.sort_by_key(|(at, _)| *at);
+        setup
+    }
+
+    fn draw_faults(&mut self, rng: &mut Rng, focus: Focus) {
+        let n = self.nodes.len();
+        let focused = focused_kinds(focus);
+        let mut kinds: Vec<&'static str> = Vec::new();
+        if focus == Focus::Everything {
+            for kind in Fault::KINDS {
+                let often = match kind {
+                    "cancel" => 110,
+                    "finish" => 150,
+                    "store trouble" | "store late put" if !self.store => 0,
+                    "store trouble" | "store late put" => 450,
+                    _ => 190,
+                };
+                if rng.chance(often) {
+                    kinds.extend(std::iter::repeat_n(kind, 1 + rng.index(2)));
+                }
+            }
+        } else {
+            for _ in 0..rng.between(4, 14) {
+                kinds.extend(rng.pick(focused).copied());
+            }
+        }
+        for kind in kinds {
+            let early = matches!(kind, "finish" | "cancel");
+            let from = if early { 15 * SEC } else { 200 * MS };
+            // Faults like company: half of them fall close to another one.
+            let near = self
+                .faults
+                .get(rng.index(self.faults.len().max(1)))
+                .map(|f| f.0);
+            let at = match near {
+                Some(near) if !early && rng.chance(500) => near + rng.below(1_500 * MS),
+                _ => from + rng.below(self.heal_at - from - 2 * SEC),
+            };
+            let fault = self.draw(rng, kind, n);
+            self.faults.push((at.min(self.heal_at - SEC), fault));
+        }
+    }
+
+    fn draw(&self, rng: &mut Rng, kind: &str, n: usize) -> Fault {
+        let node = rng.index(n);
+        let other = (node + 1 + rng.index(n.saturating_sub(1).max(1))) % n;
+        // Around the failure detector's times, or much longer.
+        let short = rng.between(50 * MS, 4 * SEC);
+        let long = rng.between(SEC, 20 * SEC);
+        let for_ns = if rng.chance(600) { short } else { long };
+        match kind {
+            "cut one way" => Fault::CutOneWay {
+                from: node,
+                to: other,
+                for_ns,
+            },
+            "cut both" => Fault::CutBoth {
+                a: node,
+                b: other,
+                for_ns,
+            },
+            "partition" => Fault::Partition {
+                side: 1 + rng.below((1u64 << n).saturating_sub(2).max(1)) as u32,
+                for_ns,
+            },
+            "flap" => Fault::Flap {
+                a: node,
+                b: other,
+                period: rng.between(100 * MS, 2 * SEC),
+                times: 2 + rng.below(10) as u32,
+            },
+            "storm" => Fault::Storm {
+                net: NetSetup {
+                    delay: rng.between(MS, 200 * MS),
+                    loss: rng.below(400) as u32,
+                    duplication: rng.below(300) as u32,
+                    reordering: rng.below(300) as u32,
+                },
+                for_ns,
+            },
+            "slow link" => Fault::SlowLink {
+                from: node,
+                to: other,
+                by: rng.between(50 * MS, 1_500 * MS),
+                for_ns,
+            },
+            "agent crash" | "torn write" => Fault::AgentCrash {
+                node,
+                effects: rng.below(30) as u32,
+                torn: match (kind, rng.chance(500)) {
+                    ("agent crash", _) => Torn::Between,
+                    (_, true) => Torn::Old,
+                    (_, false) => Torn::New,
+                },
+                down: for_ns,
+                new_disk: false,
+            },
+            "new disk" => match rng.chance(500) {
+                true => Fault::AgentCrash {
+                    node,
+                    effects: rng.below(30) as u32,
+                    torn: Torn::Between,
+                    down: for_ns,
+                    new_disk: true,
+                },
+                false => Fault::NodeCrash {
+                    node,
+                    down: for_ns,
+                    new_disk: true,
+                    relaunch: rng.chance(800),
+                },
+            },
+            "node crash" => Fault::NodeCrash {
+                node,
+                down: for_ns,
+                new_disk: false,
+                relaunch: rng.chance(800),
+            },
+            "launcher crash" => Fault::LauncherCrash {
+                node,
+                relaunch_after: rng.chance(800).then_some(for_ns),
+            },
+            "launcher hiccup" => Fault::LauncherHiccup { node },
+            "agent pause" => Fault::AgentPause { node, for_ns },
+            "disk full" => Fault::DiskFull { node, for_ns },
+            "worker fail" => Fault::WorkerFail {
+                node,
+                code: 1 + rng.below(100) as i32,
+                cascade: rng.chance(600),
+            },
+            "stubborn" => Fault::Stubborn { node },
+            "finish" => Fault::Finish,
+            "start trouble" => Fault::StartTrouble {
+                node,
+                times: 1 + rng.below(3) as u32,
+            },
+            "late join" => Fault::LateJoin { node },
+            "drain" => Fault::Drain {
+                node,
+                grace_ms: rng.between(500, 20_000) as u32,
+                back_after: for_ns,
+            },
+            "leave" => Fault::Leave {
+                node,
+                grace_ms: rng.between(500, 20_000) as u32,
+                relaunch_after: rng.chance(700).then_some(for_ns),
+            },
+            "cancel" => Fault::Cancel { node },
+            "store late put" => Fault::StoreUnknown {
+                permille: rng.between(100, 900) as u32,
+                late: rng.between(MS, 5 * SEC),
+                for_ns,
+            },
+            _ => match rng.below(3) {
+                0 => Fault::StoreSlow {
+                    by: rng.between(10 * MS, 3 * SEC),
+                    for_ns,
+                },
+                1 => Fault::StoreReadsFail {
+                    permille: rng.between(100, 1000) as u32,
+                    for_ns,
+                },
+                _ => Fault::StoreCut { node, for_ns },
+            },
+        }
+    }
+}
+
+fn focused_kinds(focus: Focus) -> &'static [&'static str] {
+    match focus {
+        Focus::Everything => &Fault::KINDS,
+        Focus::Disks => &[
+            "new disk",
+            "new disk",
+            "new disk",
+            "cut both",
+            "partition",
+            "agent crash",
+        ],
+        Focus::Leaders => &[
+            "agent crash",
+            "agent crash",
+            "torn write",
+            "partition",
+            "cut both",
+            "worker fail",
+            "launcher crash",
+            "cut one way",
+        ],
+        Focus::Commits => &[
+            "partition",
+            "cut one way",
+            "cut both",
+            "slow link",
+            "storm",
+            "agent pause",
+            "agent crash",
+            "launcher crash",
+        ],
+        Focus::LatePuts => &[
+            "store late put",
+            "store late put",
+            "store trouble",
+            "launcher crash",
+            "worker fail",
+            "agent crash",
+        ],
+        Focus::StoreRaces => &[
+            "store late put",
+            "store trouble",
+            "partition",
+            "launcher crash",
+            "worker fail",
+            "cut both",
+            "agent pause",
+        ],
+        Focus::Leases => &[
+            "partition",
+            "cut one way",
+            "cut both",
+            "slow link",
+            "storm",
+            "flap",
+        ],
+    }
+}
+
+fn node_count(rng: &mut Rng, focus: Focus) -> usize {
+    let sizes: &[usize] = match focus {
+        Focus::Everything => &[1, 2, 2, 2, 3, 3, 3, 4, 4, 5, 5, 6, 7],
+        Focus::Disks | Focus::Leaders | Focus::Commits => &[3, 3, 3, 4, 5],
+        Focus::LatePuts | Focus::StoreRaces => &[2, 3, 3, 4],
+        Focus::Leases => &[2, 3, 3, 4, 5],
+    };
+    *rng.pick(sizes).unwrap_or(&3)
+}
+
+fn nodes(rng: &mut Rng, count: usize) -> Vec<NodeSetup> {
+    let mut tags: Vec<u8> = (1..=count as u8).map(|i| i * 16).collect();
+    rng.shuffle(&mut tags);
+    let at_once = rng.chance(500);
+    let mut nodes = Vec::new();
+    for (i, tag) in tags.into_iter().enumerate() {
+        // At least one node has a launcher.
+        let idle = i > 0 && rng.chance(120);
+        let spread = if at_once { 300 * MS } else { 4 * SEC };
+        let agent_at = rng.below(spread);
+        let launcher_at = agent_at + rng.below(spread);
+        nodes.push(NodeSetup {
+            tag,
+            clock: Clock {
+                offset: rng.between(SEC, 1_000_000 * SEC),
+                ppm: rng.between(0, 400) as i32 - 200,
+            },
+            slots: 1 + rng.below(3) as u16,
+            agent_at,
+            launcher_at: (!idle).then_some(launcher_at),
+        });
+    }
+    nodes
+}
+
+fn spec(rng: &mut Rng, launchers: u16) -> JobSpec {
+    let max = match rng.chance(200) {
+        // Fewer than come: spares.
+        true => launchers.saturating_sub(1).max(1),
+        false => launchers + rng.below(2) as u16,
+    };
+    let min = match rng.chance(150) {
+        true => max,
+        false => 1 + rng.below(u64::from(max.div_ceil(2))) as u16,
+    };
+    JobSpec {
+        min_nodes: min,
+        max_nodes: max,
+        max_restarts: *rng.pick(&[0, 1, 3, 100]).unwrap_or(&3),
+        stop_grace_ms: *rng.pick(&[1_000, 5_000]).unwrap_or(&1_000),
+        ..JobSpec::default()
+    }
+}

@@ -1,0 +1,383 @@
+//! What is really so, as nobody in the simulation can see it: every disk, every vote, the whole
+//! log, every worker. The invariants are judged against this, never against what an agent believes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use muster_protocol::job::Durable;
+use muster_protocol::local::Start;
+use muster_protocol::record::{Arbiter, CommitRef, Kind, Record};
+use muster_protocol::storelog::{Body, Entry};
+use muster_protocol::wire::{Ballot, JobMessage};
+use muster_protocol::{Digest, LauncherId, NodeId, StateId};
+
+/// One agent with one state directory.
+pub type Holder = (NodeId, StateId);
+
+/// Workers that came into being.
+#[derive(Clone, Debug)]
+pub struct Spawn {
+    pub node: usize,
+    pub launcher: LauncherId,
+    pub token: u32,
+    pub start: Start,
+    pub at: u64,
+    /// What the agent's head restores, if its head is this generation.
+    pub restore: Option<Option<CommitRef>>,
+}
+
+/// A rank's stop under a barrier.
+#[derive(Clone, Debug)]
+pub struct StoppedAt {
+    pub node: usize,
+    pub digest: Digest,
+    pub step: u64,
+    pub installed: Option<(u32, u64)>,
+}
+
+/// An answer that only a voter may give.
+#[derive(Clone, Debug)]
+pub struct VoteSaid {
+    pub by: Holder,
+    pub parent: Digest,
+}
+
+/// What the log says, folded by rules written down here a second time.
+#[derive(Clone, Debug, Default)]
+pub struct LogTruth {
+    pub next: u64,
+    pub last: Digest,
+    /// Valid claims in order, with their slots; validity leaves the restored commit aside, which is
+    /// I6's to judge.
+    pub claims: Vec<(u64, Arc<Record>, Digest)>,
+    /// Valid commits by slot, and whether they were retired or rejected since.
+    pub commits: BTreeMap<u64, (CommitRef, bool)>,
+    /// For each claim, what it should restore.
+    pub due: BTreeMap<Digest, Option<CommitRef>>,
+    pub gap: Option<u64>,
+    pub broken: Option<u64>,
+}
+
+/// What was added since the invariants were last judged.
+#[derive(Clone, Debug, Default)]
+pub struct Fresh {
+    pub said: Vec<VoteSaid>,
+    pub proposed: BTreeSet<(Digest, Ballot)>,
+    /// Generations about whose successor or commits something was said.
+    pub parents: BTreeSet<Digest>,
+    pub announced: Vec<Digest>,
+    /// How many of each have been judged.
+    pub spawns: usize,
+    pub claims: usize,
+    pub committed: usize,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Truth {
+    pub records: BTreeMap<Digest, Arc<Record>>,
+    /// Every record that a state directory has held as its head.
+    pub heads: BTreeMap<Holder, BTreeSet<Digest>>,
+    /// What each node's disk holds now.
+    pub disks: BTreeMap<NodeId, (StateId, Durable)>,
+    /// Who accepted what, ever: parent, ballot, value.
+    pub votes: BTreeMap<Digest, BTreeMap<Ballot, BTreeMap<Digest, BTreeSet<Holder>>>>,
+    /// What each ballot proposed, ever.
+    pub proposed: BTreeMap<(Digest, Ballot), BTreeSet<Digest>>,
+    /// Who bound itself to a birth, ever.
+    pub bound: BTreeMap<Digest, BTreeSet<Holder>>,
+    /// Who acknowledged which commit of which generation, ever.
+    pub acks: BTreeMap<Digest, BTreeMap<u64, (CommitRef, BTreeSet<Holder>)>>,
+    /// Commits that a leader announced as done.
+    pub committed: Vec<CommitRef>,
+    /// Records that some agent announced as decided.
+    pub announced: BTreeMap<Digest, Arc<Record>>,
+    /// Values that a majority accepted at one ballot, by parent.
+    pub chosen: BTreeMap<Digest, BTreeSet<Digest>>,
+    pub spawns: Vec<Spawn>,
+    pub stops: Vec<StoppedAt>,
+    pub log: LogTruth,
+    /// The announced records that follow a record, by lineage and parent.
+    pub children: BTreeMap<(Digest, Digest), BTreeSet<Digest>>,
+    /// Whether anything changed since the invariants were last judged.
+    pub dirty: bool,
+    pub fresh: Fresh,
+}
+
+impl Truth {
+    pub fn learn(&mut self, record: &Arc<Record>) -> Digest {
+        let digest = record.digest();
+        self.records.entry(digest).or_insert_with(|| record.clone());
+        digest
+    }
+
+    /// A write of a job's state reached a disk.
+    pub fn persisted(&mut self, by: Holder, durable: Durable) {
+        self.dirty = true;
+        if let Some(bound) = &durable.bound {
+            let digest = self.learn(bound);
+            self.bound.entry(digest).or_default().insert(by);
+        }
+        if let Some(head) = &durable.head {
+            let parent = self.learn(head);
+            self.heads.entry(by).or_default().insert(parent);
+            if let Some((ballot, value)) = &durable.acceptor.accepted {
+                let value = self.learn(value);
+                self.propose(parent, *ballot, value);
+                self.vote(by, parent, *ballot, value);
+            }
+            if let Some(commit) = durable.acceptor.acked {
+                let of = self.acks.entry(parent).or_default();
+                let entry = of.entry(commit.number).or_insert((commit, BTreeSet::new()));
+                entry.1.insert(by);
+                self.fresh.parents.insert(parent);
+            }
+        }
+        self.disks.insert(by.0, (by.1, durable));
+    }
+
+    fn propose(&mut self, parent: Digest, ballot: Ballot, value: Digest) {
+        if self
+            .proposed
+            .entry((parent, ballot))
+            .or_default()
+            .insert(value)
+        {
+            self.fresh.proposed.insert((parent, ballot));
+        }
+    }
+
+    /// An agent said that this record is decided.
+    pub fn announce(&mut self, record: &Arc<Record>) {
+        let digest = self.learn(record);
+        if self.announced.insert(digest, record.clone()).is_none() {
+            self.dirty = true;
+            self.fresh.announced.push(digest);
+            if record.number > 1 {
+                let key = (record.lineage(), record.parent);
+                self.children.entry(key).or_default().insert(digest);
+            }
+        }
+    }
+
+    /// A leader said that this commit is done.
+    pub fn commit_announced(&mut self, commit: CommitRef) {
+        self.dirty = true;
+        self.committed.push(commit);
+    }
+
+    pub fn fresh_announced(&self) -> impl Iterator<Item = (&Digest, &Arc<Record>)> {
+        let fresh = self.fresh.announced.iter();
+        fresh.filter_map(|d| Some((d, self.announced.get(d)?)))
+    }
+
+    pub fn fresh_spawns(&self) -> impl Iterator<Item = &Spawn> {
+        self.spawns.iter().skip(self.fresh.spawns)
+    }
+
+    /// Everything so far has been judged.
+    pub fn judged(&mut self) {
+        self.fresh = Fresh {
+            spawns: self.spawns.len(),
+            claims: self.log.claims.len(),
+            committed: self.committed.len(),
+            ..Fresh::default()
+        };
+    }
+
+    fn vote(&mut self, by: Holder, parent: Digest, ballot: Ballot, value: Digest) {
+        let holders = self
+            .votes
+            .entry(parent)
+            .or_default()
+            .entry(ballot)
+            .or_default()
+            .entry(value)
+            .or_default();
+        if !holders.insert(by) {
+            return;
+        }
+        let holders = holders.clone();
+        let Some(record) = self.records.get(&parent) else {
+            return;
+        };
+        if record.arbiter == Arbiter::Members && majority(record, &holders) {
+            self.chosen.entry(parent).or_default().insert(value);
+            self.fresh.parents.insert(parent);
+        }
+    }
+
+    /// A message left an agent.
+    pub fn sent(&mut self, by: Holder, message: &JobMessage) {
+        match message {
+            JobMessage::Accept {
+                parent,
+                ballot,
+                record,
+            } => {
+                let value = self.learn(record);
+                self.propose(*parent, *ballot, value);
+                self.dirty = true;
+            }
+            JobMessage::Accepted { parent, ballot, .. } => {
+                self.fresh.said.push(VoteSaid {
+                    by,
+                    parent: *parent,
+                });
+                let of = self.proposed.get(&(*parent, *ballot));
+                if let Some(value) = of.filter(|v| v.len() == 1).and_then(|v| v.first().copied()) {
+                    self.vote(by, *parent, *ballot, value);
+                }
+                self.dirty = true;
+            }
+            JobMessage::Promise { parent, .. } => {
+                self.fresh.said.push(VoteSaid {
+                    by,
+                    parent: *parent,
+                });
+                self.dirty = true;
+            }
+            JobMessage::Committed { commit } => {
+                let of = self.acks.entry(commit.generation).or_default();
+                let entry = of
+                    .entry(commit.number)
+                    .or_insert((*commit, BTreeSet::new()));
+                entry.1.insert(by);
+                self.fresh.parents.insert(commit.generation);
+                self.dirty = true;
+            }
+            JobMessage::Birth { record } | JobMessage::Decided { record } => {
+                self.learn(record);
+            }
+            _ => {}
+        }
+    }
+
+    /// An object came to be in the store's log.
+    pub fn logged(&mut self, store: &super::store::Store) {
+        self.dirty = true;
+        if self.log.next == 0 {
+            self.log.next = 1;
+        }
+        while let Some(bytes) = store.get(self.log.next) {
+            let slot = self.log.next;
+            match Entry::decode(bytes) {
+                Ok(entry) if entry.seq == slot && entry.prev == self.log.last => {
+                    self.fold(entry, slot);
+                }
+                Ok(_) | Err(_) => {
+                    self.log.broken.get_or_insert(slot);
+                }
+            }
+            self.log.last = Entry::digest(bytes);
+            self.log.next += 1;
+        }
+        if store.iter().any(|(slot, _)| slot > self.log.next) {
+            self.log.gap.get_or_insert(self.log.next);
+        }
+    }
+
+    /// The newest commit that may be restored.
+    pub fn restorable(&self) -> Option<CommitRef> {
+        let mut all = self.log.commits.values().rev();
+        all.find(|(_, gone)| !gone).map(|(c, _)| *c)
+    }
+
+    pub fn latest_claim(&self) -> Option<&(u64, Arc<Record>, Digest)> {
+        self.log.claims.last()
+    }
+
+    fn fold(&mut self, entry: Entry, slot: u64) {
+        let latest = self.latest_claim().cloned();
+        let member = latest.as_ref().is_some_and(|(_, r, _)| r.has(entry.writer));
+        match entry.body {
+            Body::Claim(record) => {
+                let follows = match &latest {
+                    None => record.number == 1,
+                    Some((_, last, digest)) if last.kind.is_terminal() => {
+                        record.number == 1 && record.parent == *digest
+                    }
+                    Some((_, last, _)) => record.follows(last),
+                };
+                if follows && record.arbiter == Arbiter::Store(super::store::UUID) {
+                    let record = Arc::new(*record);
+                    let digest = self.learn(&record);
+                    let due = self.restorable();
+                    self.log.due.insert(digest, due);
+                    self.log.claims.push((slot, record, digest));
+                }
+            }
+            Body::Commit(commit) => {
+                let again = self.log.commits.values().any(|(c, _)| *c == commit);
+                let fits = latest.is_some_and(|(_, _, d)| d == commit.generation);
+                if fits && member && !again {
+                    self.log.commits.insert(slot, (commit, false));
+                }
+            }
+            Body::Retire { seq } | Body::Reject { seq, .. } => {
+                if member && let Some(commit) = self.log.commits.get_mut(&seq) {
+                    commit.1 = true;
+                }
+            }
+            Body::Pin { .. } => {}
+        }
+    }
+
+    /// Whether this record was decided by whoever may decide it.
+    pub fn is_decided(&self, digest: &Digest) -> bool {
+        let Some(record) = self.records.get(digest) else {
+            return false;
+        };
+        match record.arbiter {
+            Arbiter::Store(_) => self.log.claims.iter().any(|(_, _, d)| d == digest),
+            Arbiter::Members if record.number == 1 => {
+                let bound = self.bound.get(digest);
+                record
+                    .members
+                    .iter()
+                    .all(|m| bound.is_some_and(|b| b.contains(&(m.node, m.state))))
+            }
+            Arbiter::Members => self
+                .chosen
+                .get(&record.parent)
+                .is_some_and(|c| c.contains(digest)),
+        }
+    }
+
+    /// The commits of a generation without a store that a majority acknowledged, newest last.
+    pub fn acknowledged(&self, generation: &Digest) -> Vec<CommitRef> {
+        let Some(record) = self.records.get(generation) else {
+            return Vec::new();
+        };
+        let acks = self.acks.get(generation).into_iter().flatten();
+        acks.filter(|(_, (_, by))| majority(record, by))
+            .map(|(_, (c, _))| *c)
+            .collect()
+    }
+
+    /// The newest decided records: those that train and that no decided record follows.
+    pub fn tips(&self) -> Vec<(Digest, Arc<Record>)> {
+        let decided: BTreeMap<Digest, Arc<Record>> = self
+            .records
+            .iter()
+            .filter(|(d, r)| match r.number {
+                // Whether the proposer of a birth decided it shows only in what was announced.
+                1 => self.announced.contains_key(*d),
+                _ => self.is_decided(d),
+            })
+            .map(|(d, r)| (*d, r.clone()))
+            .collect();
+        let followed: BTreeSet<Digest> = decided.values().map(|r| r.parent).collect();
+        decided
+            .into_iter()
+            .filter(|(d, r)| r.kind == Kind::Next && !followed.contains(d))
+            .collect()
+    }
+}
+
+/// A majority of a record's voters, with the very state directories that the record names.
+pub fn majority(record: &Record, holders: &BTreeSet<Holder>) -> bool {
+    record.is_majority(|node| {
+        let voter = record.voters().find(|v| v.node == node);
+        voter.is_some_and(|v| holders.contains(&(v.node, v.state)))
+    })
+}

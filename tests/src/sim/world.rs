@@ -1,0 +1,829 @@
+//! The world: agents with their disks, launchers with their workers, one store. It carries out one
+//! [`Step`] after the other and draws nothing, so that the same steps give the same world.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use muster_protocol::agent::{self, Agent, ConnId, Effect, Event};
+use muster_protocol::job::Durable;
+use muster_protocol::local::ToAgent;
+use muster_protocol::membership::Answer;
+use muster_protocol::storelog;
+use muster_protocol::wire::Message;
+use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, Span, StateId};
+
+use super::clock::{Clock, MS};
+use super::coverage::Coverage;
+use super::invariants::{self, Violation};
+use super::launcher::{Launcher, NewLauncher, Out};
+use super::setup::{Setup, Torn};
+use super::step::{Found, Request, Step, StoreAnswer};
+use super::store::{Store, UUID};
+use super::truth::{Spawn, StoppedAt, Truth};
+
+/// More effects than this from one event count as running wild.
+const MAX_EFFECTS: usize = 100_000;
+
+/// What one node has.
+#[derive(Debug)]
+pub struct Node {
+    pub id: NodeId,
+    pub clock: Clock,
+    pub disk: Disk,
+    pub agent: Option<Agent>,
+    /// Counts every start of this node's agent, over all of its disks.
+    pub agent_token: u32,
+    pub paused: bool,
+    /// Since when the agent has been up, running, and connected to its launcher.
+    pub steady_since: u64,
+    pub launcher: Option<Launcher>,
+    pub full: bool,
+    armed: Option<(u32, Torn)>,
+}
+
+/// What survives a crash.
+#[derive(Clone, Debug)]
+pub struct Disk {
+    pub state: StateId,
+    pub boot: u64,
+    pub jobs: BTreeMap<JobKey, Vec<u8>>,
+    /// How many disks this node has had.
+    pub count: u8,
+}
+
+impl Disk {
+    fn new(id: NodeId, count: u8) -> Disk {
+        let mut state = [id.0[0]; 8];
+        state[7] = count;
+        Disk {
+            state: StateId(state),
+            boot: 0,
+            jobs: BTreeMap::new(),
+            count,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct World {
+    pub now: u64,
+    pub setup: Arc<Setup>,
+    pub key: JobKey,
+    pub nodes: Vec<Node>,
+    pub store: Store,
+    pub truth: Truth,
+    pub coverage: Coverage,
+    pub requests: Vec<Request>,
+    pub(super) overlaps: Vec<invariants::Overlap>,
+    conns: u64,
+    launchers: u32,
+}
+
+impl World {
+    pub fn new(setup: Arc<Setup>) -> World {
+        let nodes = setup.nodes.iter().enumerate().map(|(i, n)| {
+            let mut id = [i as u8 + 1; 32];
+            id[0] = n.tag;
+            let id = NodeId(id);
+            Node {
+                id,
+                clock: n.clock,
+                disk: Disk::new(id, 1),
+                agent: None,
+                agent_token: 0,
+                paused: false,
+                steady_since: u64::MAX,
+                launcher: None,
+                full: false,
+                armed: None,
+            }
+        });
+        World {
+            now: 0,
+            key: JobKey {
+                cluster: "c".into(),
+                owner: "u".into(),
+                id: "j".into(),
+            },
+            nodes: nodes.collect(),
+            store: Store::default(),
+            truth: Truth::default(),
+            coverage: Coverage::default(),
+            requests: Vec::new(),
+            overlaps: Vec::new(),
+            conns: 0,
+            launchers: 0,
+            setup,
+        }
+    }
+
+    pub fn index(&self, id: NodeId) -> Option<usize> {
+        self.nodes.iter().position(|n| n.id == id)
+    }
+
+    /// The times that agents keep, the same on all nodes.
+    pub fn config(setup: &Setup) -> agent::Config {
+        agent::Config {
+            node: NodeId::ZERO,
+            state: StateId::ZERO,
+            boot: Boot(0),
+            cluster: "c".into(),
+            host: String::new(),
+            version: "sim".into(),
+            pid: 1,
+            seed: 0,
+            suspect_after: Span::from_secs(2),
+            agent_grace: Span::from_secs(10),
+            birth_timeout: Span::from_secs(4),
+            start_timeout: Span::from_secs(15),
+            minority_wait: Span::from_secs(6),
+            orphan_after: Span::from_secs(12),
+            flaws: setup.flaws,
+        }
+    }
+
+    /// Carries a step out, and judges the world after it.
+    pub fn apply(&mut self, at: u64, step: Step) -> Result<(), Violation> {
+        self.now = at;
+        self.coverage.events += 1;
+        self.carry_out(step)?;
+        invariants::after_event(self)
+    }
+
+    fn carry_out(&mut self, step: Step) -> Result<(), Violation> {
+        match step {
+            Step::AgentStart { node } => self.agent_start(node),
+            Step::AgentKill { node } => {
+                self.agent_kill(node);
+                Ok(())
+            }
+            Step::Arm {
+                node,
+                effects,
+                torn,
+            } => {
+                self.nodes[node].armed = Some((effects, torn));
+                Ok(())
+            }
+            Step::NewDisk { node } => {
+                let n = &mut self.nodes[node];
+                if n.agent.is_none() {
+                    n.disk = Disk::new(n.id, n.disk.count + 1);
+                    self.truth.disks.remove(&n.id);
+                }
+                Ok(())
+            }
+            Step::DiskFull { node, full } => {
+                self.nodes[node].full = full;
+                Ok(())
+            }
+            Step::Pause { node, paused } => {
+                let n = &mut self.nodes[node];
+                n.paused = paused;
+                n.steady_since = self.now;
+                Ok(())
+            }
+            Step::Connect { node, agent, peer } => {
+                let (addr, observed) = (address(peer, 7000), address(node, 0).ip());
+                let peer = self.nodes[peer].id;
+                let event = Event::Connected {
+                    node: peer,
+                    addr,
+                    observed,
+                };
+                self.agent(node, agent, event)
+            }
+            Step::Disconnect { node, agent, peer } => {
+                let peer = self.nodes[peer].id;
+                self.agent(node, agent, Event::Disconnected { node: peer })
+            }
+            Step::Deliver { to, from, frame } => {
+                let from = self.nodes[from].id;
+                let message = Message::decode(&frame).map_err(Violation::own_frame)?;
+                self.coverage.messages += 1;
+                let agent = self.nodes[to].agent_token;
+                self.agent(to, agent, Event::Message { from, message })
+            }
+            Step::Timer { node, agent } => self.timer(node, agent),
+            Step::Probed {
+                node,
+                agent,
+                peer,
+                id,
+                agent_found,
+                guard_found,
+            } => {
+                let event = Event::Probed {
+                    node: peer,
+                    id,
+                    agent: answer(agent_found),
+                    guard: answer(guard_found),
+                };
+                self.agent(node, agent, event)
+            }
+            Step::Drain { node, grace_ms } => {
+                let agent = self.nodes[node].agent_token;
+                let reason = "drained".into();
+                self.agent(node, agent, Event::Drain { grace_ms, reason })
+            }
+            Step::Checkpoint {
+                node,
+                step,
+                manifest,
+            } => {
+                let agent = self.nodes[node].agent_token;
+                let key = self.key.clone();
+                self.agent(
+                    node,
+                    agent,
+                    Event::Commit {
+                        key,
+                        step,
+                        manifest,
+                    },
+                )
+            }
+            Step::StoreRead { .. }
+            | Step::StorePut { .. }
+            | Step::StoreAnswer { .. }
+            | Step::BeaconWrite { .. }
+            | Step::BeaconRead { .. }
+            | Step::BeaconAnswer { .. } => self.store_step(step),
+            other => self.launcher_step(other),
+        }
+    }
+
+    fn agent_start(&mut self, node: usize) -> Result<(), Violation> {
+        let now = self.now;
+        let n = &mut self.nodes[node];
+        if n.agent.is_some() {
+            return Ok(());
+        }
+        n.agent_token += 1;
+        n.disk.boot += 1;
+        n.paused = false;
+        n.armed = None;
+        n.steady_since = now;
+        let config = agent::Config {
+            node: n.id,
+            state: n.disk.state,
+            boot: Boot(n.disk.boot),
+            host: format!("n{node}"),
+            seed: self.setup.seed ^ ((node as u64) << 40) ^ (u64::from(n.agent_token) << 48),
+            ..World::config(&self.setup)
+        };
+        let jobs = n.disk.jobs.iter().map(|(k, b)| (k.clone(), b.clone()));
+        let agent = Agent::new(config, jobs.collect(), n.clock.local(now));
+        n.agent = Some(agent.map_err(Violation::cannot_start)?);
+        self.requests.push(Request::AgentUp { node });
+        self.effects(node)
+    }
+
+    fn agent_kill(&mut self, node: usize) {
+        let now = self.now;
+        let n = &mut self.nodes[node];
+        if n.agent.take().is_none() {
+            return;
+        }
+        n.armed = None;
+        n.paused = false;
+        n.steady_since = u64::MAX;
+        self.requests.push(Request::AgentDown { node });
+        if let Some(launcher) = &mut n.launcher
+            && launcher.conn.is_some()
+        {
+            let out = launcher.disconnected();
+            self.launcher_out(node, out, now);
+        }
+    }
+
+    fn timer(&mut self, node: usize, token: u32) -> Result<(), Violation> {
+        let n = &mut self.nodes[node];
+        if n.agent_token != token {
+            return Ok(());
+        }
+        let now = n.clock.local(self.now);
+        if let Some(agent) = &mut n.agent {
+            agent.handle_timeout(now);
+        }
+        self.effects(node)
+    }
+
+    /// Gives an event to one boot of an agent; an earlier boot's are lost.
+    pub(super) fn agent(&mut self, node: usize, token: u32, event: Event) -> Result<(), Violation> {
+        let n = &mut self.nodes[node];
+        if n.agent_token != token {
+            return Ok(());
+        }
+        let now = n.clock.local(self.now);
+        let Some(agent) = &mut n.agent else {
+            return Ok(());
+        };
+        if agent.handle(event, now).is_err() {
+            self.coverage.refused_events += 1;
+        }
+        self.effects(node)
+    }
+
+    /// Carries out what the agent wants, until it is through or the crash that it is armed with.
+    fn effects(&mut self, node: usize) -> Result<(), Violation> {
+        for _ in 0..MAX_EFFECTS {
+            let n = &mut self.nodes[node];
+            let Some(effect) = n.agent.as_mut().and_then(Agent::poll_effect) else {
+                return Ok(());
+            };
+            match &mut n.armed {
+                Some((0, torn)) => {
+                    if *torn == Torn::Between {
+                        self.agent_kill(node);
+                        return Ok(());
+                    }
+                    if let Effect::Persist { key, bytes } = effect {
+                        if *torn == Torn::New {
+                            self.write(node, key, bytes)?;
+                        }
+                        self.agent_kill(node);
+                        return Ok(());
+                    }
+                }
+                Some((left, _)) => *left -= 1,
+                None => {}
+            }
+            self.effect(node, effect)?;
+        }
+        Err(Violation::RunsWild { node })
+    }
+
+    fn effect(&mut self, node: usize, effect: Effect) -> Result<(), Violation> {
+        let agent = self.nodes[node].agent_token;
+        let by = (self.nodes[node].id, self.nodes[node].disk.state);
+        match effect {
+            Effect::Persist { key, bytes } => {
+                if self.nodes[node].full {
+                    self.coverage.failed_writes += 1;
+                    return self.persist_failed(node, key);
+                }
+                return self.write(node, key, bytes);
+            }
+            Effect::Forget { key } => {
+                self.nodes[node].disk.jobs.remove(&key);
+                self.truth.disks.remove(&by.0);
+                self.truth.dirty = true;
+            }
+            Effect::Send { to, message } => {
+                let frame = message.encode().map_err(Violation::unsendable)?;
+                if let Message::Job { body, .. } = &message {
+                    self.truth.sent(by, body);
+                }
+                self.coverage.sent(&message);
+                if let Some(to) = self.index(to) {
+                    self.requests.push(Request::Net {
+                        from: node,
+                        to,
+                        frame,
+                    });
+                }
+            }
+            Effect::Probe {
+                node: peer,
+                id,
+                guard,
+            } => {
+                let guard = guard.map(|(addr, _)| match addr.ip() {
+                    std::net::IpAddr::V4(ip) => (ip.octets()[3], addr.port()),
+                    std::net::IpAddr::V6(_) => (0, addr.port()),
+                });
+                self.requests.push(Request::Probe {
+                    node,
+                    agent,
+                    peer,
+                    id,
+                    guard,
+                });
+            }
+            Effect::ToLauncher { conn, frame } => {
+                self.coverage.to_launcher(&frame);
+                self.requests
+                    .push(Request::ToLauncher { node, conn, frame });
+            }
+            Effect::Store { effect, .. } => self.requests.push(match effect {
+                storelog::Effect::Read { op, slot } => Request::StoreRead {
+                    node,
+                    agent,
+                    op,
+                    slot,
+                },
+                storelog::Effect::Create { op, slot, bytes } => Request::StoreCreate {
+                    node,
+                    agent,
+                    op,
+                    slot,
+                    bytes,
+                },
+            }),
+            Effect::WriteBeacon { value, .. } => {
+                self.requests.push(Request::BeaconWrite { node, value });
+            }
+            Effect::ReadBeacon { .. } => self.requests.push(Request::BeaconRead { node, agent }),
+            Effect::Notice(notice) => {
+                self.coverage.notice(&notice);
+                match notice {
+                    agent::Notice::Decided { record, .. } => self.truth.announce(&record),
+                    agent::Notice::Committed { commit, .. } => self.truth.commit_announced(commit),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, node: usize, key: JobKey, bytes: Vec<u8>) -> Result<(), Violation> {
+        let n = &mut self.nodes[node];
+        let durable = Durable::decode(&bytes).map_err(Violation::own_state)?;
+        n.disk.jobs.insert(key, bytes);
+        let by = (n.id, n.disk.state);
+        self.truth.persisted(by, durable);
+        Ok(())
+    }
+
+    /// As the agent's driver: what follows a failed write for the same job is not done.
+    fn persist_failed(&mut self, node: usize, key: JobKey) -> Result<(), Violation> {
+        let n = &mut self.nodes[node];
+        let now = n.clock.local(self.now);
+        let Some(agent) = &mut n.agent else {
+            return Ok(());
+        };
+        let mut others = Vec::new();
+        for _ in 0..MAX_EFFECTS {
+            let Some(effect) = agent.poll_effect() else {
+                break;
+            };
+            if !concerns(&effect, &key) {
+                others.push(effect);
+            }
+        }
+        if agent.handle(Event::PersistFailed { key }, now).is_err() {
+            self.coverage.refused_events += 1;
+        }
+        for effect in others {
+            self.effect(node, effect)?;
+        }
+        Ok(())
+    }
+
+    fn launcher_step(&mut self, step: Step) -> Result<(), Violation> {
+        let now = self.now;
+        match step {
+            Step::LauncherStart { node } => self.launcher_start(node),
+            Step::LauncherKill { node } => self.launcher_kill(node),
+            Step::LauncherConnect { node, launcher } => self.launcher_connect(node, launcher),
+            Step::LauncherHiccup { node } => {
+                let n = &mut self.nodes[node];
+                n.steady_since = now;
+                let agent = n.agent_token;
+                if let Some(l) = &mut n.launcher
+                    && let Some(conn) = l.conn
+                {
+                    let out = l.disconnected();
+                    self.requests.push(Request::LauncherDown {
+                        node,
+                        agent,
+                        conn: Some(conn),
+                    });
+                    self.requests.push(Request::LauncherUp { node });
+                    self.launcher_out(node, out, now);
+                }
+            }
+            Step::LauncherHears { node, conn, frame } => {
+                let launcher = self.nodes[node].launcher.as_mut();
+                if let Some(l) = launcher.filter(|l| l.conn == Some(conn)) {
+                    let out = l.receive(frame, now);
+                    self.launcher_out(node, out, now);
+                }
+            }
+            Step::LauncherDue {
+                node,
+                launcher,
+                due,
+            } => {
+                let l = self.nodes[node].launcher.as_mut();
+                if let Some(l) = l.filter(|l| l.token == launcher) {
+                    let out = l.due(due, now);
+                    self.launcher_out(node, out, now);
+                }
+            }
+            Step::AgentHears {
+                node,
+                agent,
+                conn,
+                store,
+                frame,
+            } => {
+                let store = store.then_some(UUID);
+                let owner = "u".into();
+                return self.agent(
+                    node,
+                    agent,
+                    Event::Launcher {
+                        conn,
+                        owner,
+                        store,
+                        frame,
+                    },
+                );
+            }
+            Step::LauncherGone { node, agent, conn } => {
+                let alive = self.nodes[node].launcher.is_some();
+                return self.agent(node, agent, Event::LauncherGone { conn, alive });
+            }
+            Step::WorkerFail { node, code, digest } => {
+                let at_ms = (self.nodes[node].clock.local(now).0 / MS) % 1_000_000_000;
+                if let Some(l) = &mut self.nodes[node].launcher
+                    && (digest.is_none() || l.run.as_ref().map(|r| r.start.digest) == digest)
+                    && let Some(frame) = l.fail(code, at_ms)
+                {
+                    self.launcher_out(node, vec![Out::Say(frame)], now);
+                }
+            }
+            Step::Finish { node } => {
+                if let Some(l) = &mut self.nodes[node].launcher
+                    && let Some((digest, frame)) = l.finish()
+                {
+                    self.launcher_out(node, vec![Out::Died(digest), Out::Say(frame)], now);
+                }
+            }
+            Step::Stubborn { node } => {
+                if let Some(l) = &mut self.nodes[node].launcher {
+                    l.stubborn = true;
+                }
+            }
+            Step::StartTrouble { node, times } => {
+                if let Some(l) = &mut self.nodes[node].launcher {
+                    l.trouble = times;
+                }
+            }
+            Step::Leave { node, grace_ms } => {
+                if let Some(l) = &mut self.nodes[node].launcher {
+                    let out = l.wish(ToAgent::Leave { grace_ms });
+                    self.launcher_out(node, out, now);
+                }
+            }
+            Step::Cancel { node } => {
+                if let Some(l) = &mut self.nodes[node].launcher {
+                    let out = l.wish(ToAgent::Cancel);
+                    self.launcher_out(node, out, now);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn launcher_start(&mut self, node: usize) {
+        if self.nodes[node].launcher.is_some() {
+            return;
+        }
+        self.launchers += 1;
+        let mut id = [self.nodes[node].id.0[0]; 8];
+        id[4..].copy_from_slice(&self.launchers.to_be_bytes());
+        let new = NewLauncher {
+            id: LauncherId(id),
+            token: self.launchers,
+            node: self.nodes[node].id,
+            index: node,
+            slots: self.setup.nodes[node].slots,
+            stop_steps: self.setup.stop_steps,
+            stubborn: false,
+            trouble: 0,
+            agent_grace: World::config(&self.setup).agent_grace.0,
+        };
+        self.nodes[node].launcher = Some(Launcher::new(&new));
+        self.requests.push(Request::LauncherUp { node });
+    }
+
+    /// The launcher dies, its workers with it.
+    fn launcher_kill(&mut self, node: usize) {
+        let agent = self.nodes[node].agent_token;
+        if let Some(l) = self.nodes[node].launcher.take() {
+            self.truth.dirty = true;
+            self.requests.push(Request::LauncherDown {
+                node,
+                agent,
+                conn: l.last_conn,
+            });
+        }
+    }
+
+    fn launcher_connect(&mut self, node: usize, launcher: u32) {
+        let spec = self.setup.spec.clone();
+        let store = self.setup.store;
+        let job = self.key.id.clone();
+        let now = self.now;
+        let n = &mut self.nodes[node];
+        let agent = n.agent_token;
+        let Some(l) = n.launcher.as_mut().filter(|l| l.token == launcher) else {
+            return;
+        };
+        if n.agent.is_none() || l.conn.is_some() {
+            return;
+        }
+        self.conns += 1;
+        let conn = ConnId(self.conns);
+        if n.steady_since != u64::MAX {
+            n.steady_since = now;
+        }
+        for frame in l.connected(conn, &job, &spec, store) {
+            self.requests.push(Request::ToAgent {
+                node,
+                agent,
+                conn,
+                frame,
+            });
+        }
+    }
+
+    fn launcher_out(&mut self, node: usize, out: Vec<Out>, now: u64) {
+        for out in out {
+            let agent = self.nodes[node].agent_token;
+            let Some(l) = &self.nodes[node].launcher else {
+                return;
+            };
+            let (launcher, conn) = (l.token, l.conn);
+            match out {
+                Out::Say(frame) => {
+                    if let Some(conn) = conn {
+                        self.requests.push(Request::ToAgent {
+                            node,
+                            agent,
+                            conn,
+                            frame,
+                        });
+                    }
+                }
+                Out::Wait { due, ns, exact } => {
+                    self.requests.push(Request::LauncherWait {
+                        node,
+                        launcher,
+                        due,
+                        ns,
+                        exact,
+                    });
+                }
+                Out::Spawned(start) => {
+                    let restore = self.restores(node, &start.digest);
+                    self.coverage.spawns += 1;
+                    self.truth.dirty = true;
+                    self.truth.spawns.push(Spawn {
+                        node,
+                        launcher: l.id,
+                        token: launcher,
+                        start,
+                        at: now,
+                        restore,
+                    });
+                }
+                Out::Died(_) => self.truth.dirty = true,
+                Out::StoppedAt {
+                    digest,
+                    step,
+                    installed,
+                } => {
+                    self.truth.dirty = true;
+                    self.coverage.stop_steps += 1;
+                    self.truth.stops.push(StoppedAt {
+                        node,
+                        digest,
+                        step,
+                        installed,
+                    });
+                }
+                Out::Exit => {
+                    self.launcher_kill(node);
+                    self.requests.push(Request::LauncherEnded { node });
+                    return;
+                }
+            }
+        }
+    }
+
+    fn restores(
+        &self,
+        node: usize,
+        digest: &Digest,
+    ) -> Option<Option<muster_protocol::record::CommitRef>> {
+        let job = self.nodes[node].agent.as_ref()?.job(&self.key)?;
+        let (record, head) = job.head()?;
+        (head == *digest).then_some(record.restore)
+    }
+
+    fn store_step(&mut self, step: Step) -> Result<(), Violation> {
+        match step {
+            Step::StoreRead {
+                node,
+                agent,
+                op,
+                slot,
+            } => {
+                let answer = match self.store.get(slot) {
+                    Some(bytes) => StoreAnswer::Found(bytes.to_vec()),
+                    None => StoreAnswer::Absent,
+                };
+                self.requests.push(Request::StoreAnswer {
+                    node,
+                    agent,
+                    op,
+                    slot,
+                    answer,
+                });
+            }
+            Step::StorePut {
+                node,
+                agent,
+                op,
+                slot,
+                bytes,
+                answer,
+            } => {
+                let won = self.store.create(slot, &bytes);
+                if won {
+                    self.truth.logged(&self.store);
+                }
+                if answer {
+                    let answer = if won {
+                        StoreAnswer::Won
+                    } else {
+                        StoreAnswer::Exists
+                    };
+                    self.requests.push(Request::StoreAnswer {
+                        node,
+                        agent,
+                        op,
+                        slot,
+                        answer,
+                    });
+                }
+            }
+            Step::StoreAnswer {
+                node,
+                agent,
+                op,
+                slot,
+                answer,
+            } => {
+                use storelog::{CreateOutcome, ReadOutcome};
+                let read = |outcome| storelog::Event::Read { op, slot, outcome };
+                let created = |outcome| storelog::Event::Created { op, slot, outcome };
+                let event = match answer {
+                    StoreAnswer::Found(bytes) => read(ReadOutcome::Found(bytes)),
+                    StoreAnswer::Absent => read(ReadOutcome::Absent),
+                    StoreAnswer::ReadFailed => read(ReadOutcome::Failed),
+                    StoreAnswer::Won => created(CreateOutcome::Won),
+                    StoreAnswer::Exists => created(CreateOutcome::Exists),
+                    StoreAnswer::Unknown => created(CreateOutcome::Unknown),
+                };
+                let key = self.key.clone();
+                return self.agent(node, agent, Event::Store { key, event });
+            }
+            Step::BeaconWrite { value } => self.store.beacon = Some(value),
+            Step::BeaconRead { node, agent } => {
+                let value = self.store.beacon;
+                self.requests
+                    .push(Request::BeaconAnswer { node, agent, value });
+            }
+            Step::BeaconAnswer { node, agent, value } => {
+                let key = self.key.clone();
+                return self.agent(node, agent, Event::Beacon { key, value });
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// Whether an effect belongs to this job.
+fn concerns(effect: &Effect, of: &JobKey) -> bool {
+    match effect {
+        Effect::Persist { key, .. }
+        | Effect::Forget { key }
+        | Effect::Store { key, .. }
+        | Effect::WriteBeacon { key, .. }
+        | Effect::ReadBeacon { key } => key == of,
+        Effect::Send { message, .. } => matches!(message, Message::Job { key, .. } if key == of),
+        Effect::ToLauncher { .. } => true,
+        Effect::Probe { .. } => false,
+        Effect::Notice(notice) => !matches!(notice, agent::Notice::Peer { .. }),
+    }
+}
+
+fn address(index: usize, port: u16) -> std::net::SocketAddr {
+    std::net::SocketAddr::from(([10, 0, 0, index as u8 + 1], port))
+}
+
+fn answer(found: Found) -> Answer {
+    match found {
+        Found::Answered => Answer::Answered,
+        Found::Refused => Answer::Refused,
+        Found::Silent => Answer::Silent,
+        Found::Other => Answer::Other,
+    }
+}
