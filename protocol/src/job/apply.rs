@@ -55,11 +55,14 @@ impl Job {
 
     pub(super) fn drive_applicant(&mut self, ctx: &mut Ctx<'_>) {
         if !self.wants_in(ctx) {
-            self.applicant = Applicant::default();
+            self.applicant = Applicant {
+                told: std::mem::take(&mut self.applicant.told),
+                ..Applicant::default()
+            };
             return;
         }
         let since = *self.applicant.since.get_or_insert(ctx.now);
-        let Some(door) = self.door(ctx, since) else {
+        let Some(door) = self.door(ctx) else {
             self.wake_at(ctx.now + REPEAT, "look for somebody to join");
             return;
         };
@@ -75,6 +78,9 @@ impl Job {
             }
             self.applicant.asked = Some((door, ctx.now));
             if let Some(ticket) = self.ticket(ctx) {
+                if let Some(other) = self.other_door(ctx, since).filter(|n| *n != door) {
+                    self.send(ctx, other, JobMessage::Ticket(Box::new(ticket.clone())));
+                }
                 self.send(ctx, door, JobMessage::Ticket(Box::new(ticket)));
             }
             self.wake_at(ctx.now + REPEAT, "renew the ticket");
@@ -84,9 +90,8 @@ impl Job {
     }
 
     /// Whom to ask: the leader of the newest generation known; else, while none is known, the
-    /// lowest agent that is connected (all agents agree on it once they all are), and after a
-    /// while of no success the next ones in turn.
-    fn door(&self, ctx: &Ctx<'_>, since: Time) -> Option<NodeId> {
+    /// lowest agent that is connected (all agents agree on it once they all are).
+    fn door(&self, ctx: &Ctx<'_>) -> Option<NodeId> {
         if let Some(head) = self.live() {
             if let Some(leader) = self.acting_leader(ctx, &head.record) {
                 return Some(leader);
@@ -96,12 +101,20 @@ impl Job {
         } else if let Some(hint) = self.best_hint(ctx) {
             return Some(hint);
         }
+        ctx.peers.connected_nodes().chain([ctx.me()]).min()
+    }
+
+    /// Where there is no link to the lowest agent, not all can meet at one door: after a while of
+    /// no success the others are asked too, in turn.
+    fn other_door(&self, ctx: &Ctx<'_>, since: Time) -> Option<NodeId> {
+        let rounds = ctx.now.since(since).0 / ctx.cfg.birth_timeout.0.max(1);
+        if rounds < 2 || self.live().is_some() || self.applicant.referred.is_some() {
+            return None;
+        }
         let mut doors: Vec<NodeId> = ctx.peers.connected_nodes().chain([ctx.me()]).collect();
         doors.sort_unstable();
-        let rounds = ctx.now.since(since).0 / ctx.cfg.birth_timeout.0.max(1);
-        let turn = if rounds < 2 { 0 } else { rounds - 1 };
-        let at = usize::try_from(turn).unwrap_or(0) % doors.len().max(1);
-        doors.get(at).copied()
+        let turn = usize::try_from(rounds - 1).unwrap_or(0);
+        doors.get(turn % doors.len()).copied()
     }
 
     /// A connected agent that belongs to the newest generation which others speak of.
@@ -178,8 +191,11 @@ impl Job {
             if self.live().is_none() && reachable.is_some() {
                 self.applicant.referred = reachable;
             }
-        } else if self.applicant.referred != Some(from) {
+        } else if matches!(wait, Wait::Forming { .. } | Wait::Batching { .. }) {
+            // Others gather elsewhere, perhaps: who asked here once is not bound to this door.
             self.applicant.referred = None;
+        } else {
+            self.applicant.referred = Some(from).filter(|n| *n != ctx.me());
         }
         let text = self.explain(ctx, &wait);
         self.tell_waiting(text);

@@ -177,6 +177,8 @@ impl Job {
                 lead.run_at.get_or_insert(ctx.now);
                 return;
             }
+            // The launcher names another one once this one is used; a start that never got that
+            // far leaves it free.
             let port = local.master_port;
             lead.attempt = 1;
             lead.run_at = Some(ctx.now);

@@ -82,6 +82,8 @@ pub struct Job {
     hint: Option<Advert>,
     effects: VecDeque<Effect>,
     loopback: VecDeque<JobMessage>,
+    /// This agent's own votes: they count once what they say is on the disk.
+    own_votes: VecDeque<JobMessage>,
     wake: Option<(Time, &'static str)>,
     applicant: apply::Applicant,
     desk: birth::Desk,
@@ -127,6 +129,7 @@ impl Job {
             hint: None,
             effects: VecDeque::new(),
             loopback: VecDeque::new(),
+            own_votes: VecDeque::new(),
             wake: None,
             applicant: apply::Applicant::default(),
             desk: birth::Desk::default(),
@@ -241,6 +244,7 @@ impl Job {
     pub(crate) fn drive(&mut self, ctx: &mut Ctx<'_>) {
         self.wake = None;
         self.retry_persist(ctx);
+        self.count_own_votes(ctx);
         // Each round can only be started by a message to ourselves, and each of those is answered
         // by at most one more; the bound is a guard against a mistake, not a limit that is met.
         for _ in 0..64 {
@@ -269,7 +273,10 @@ impl Job {
 
     /// Says `body` to `to`; to ourselves by way of the queue.
     fn send(&mut self, ctx: &Ctx<'_>, to: NodeId, body: JobMessage) {
-        if to == ctx.me() {
+        if to == ctx.me() && is_vote(&body) {
+            self.own_votes.push_back(body);
+            self.wake_at(ctx.now, "own vote on its way to the disk");
+        } else if to == ctx.me() {
             self.loopback.push_back(body);
         } else if ctx.peers.connected(to) {
             self.effects.push_back(Effect::Send {
@@ -310,13 +317,35 @@ impl Job {
         }
     }
 
-    /// The disk refused a write: whatever it was to back was not said. This voter abstains, tries
-    /// again now and then, and says nothing until a write succeeds.
+    /// The disk refused a write: the votes that it was to back are not given. This voter abstains
+    /// and tries again now and then. What needs no durable state is said all the same.
     pub(crate) fn persist_failed(&mut self, ctx: &mut Ctx<'_>) {
         self.abstains_until = Some(ctx.now + REPEAT);
-        self.effects.clear();
+        self.effects.retain(|effect| match effect {
+            Effect::Persist { .. } => false,
+            Effect::Send {
+                message: Message::Job { body, .. },
+                ..
+            } => !is_vote(body),
+            _ => true,
+        });
+        self.own_votes.clear();
         self.proposal = None;
+        self.committing = None;
         self.drive(ctx);
+    }
+
+    /// Lets this agent's own votes count, unless the driver has yet to write what they say.
+    fn count_own_votes(&mut self, ctx: &Ctx<'_>) {
+        if self.own_votes.is_empty() {
+            return;
+        }
+        let writing = |e: &Effect| matches!(e, Effect::Persist { .. });
+        if self.effects.iter().any(writing) {
+            self.wake_at(ctx.now, "own vote on its way to the disk");
+        } else {
+            self.loopback.append(&mut self.own_votes);
+        }
     }
 
     fn retry_persist(&mut self, ctx: &mut Ctx<'_>) {
@@ -521,4 +550,18 @@ impl Job {
         self.store_event(ctx, event);
         self.drive(ctx);
     }
+}
+
+/// What may only be said on the strength of the durable state: votes, and what a leader must not
+/// forget that it said.
+fn is_vote(body: &JobMessage) -> bool {
+    matches!(
+        body,
+        JobMessage::Promise { .. }
+            | JobMessage::Accept { .. }
+            | JobMessage::Accepted { .. }
+            | JobMessage::Commit { .. }
+            | JobMessage::Committed { .. }
+            | JobMessage::BirthAccepted { .. }
+    )
 }

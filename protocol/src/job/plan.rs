@@ -94,7 +94,8 @@ impl Job {
             let finished = status.is_some_and(|s| s.finished);
             any_finished |= finished;
             let gone = status.is_some_and(|s| s.gone);
-            if self.is_lost(ctx, m) || gone {
+            // Back with another launcher before anybody missed it: the member's workers are dead.
+            if self.is_lost(ctx, m) || gone || self.replaced(m) {
                 if !finished {
                     a.lost.push(m.node);
                     all_finished = false;
@@ -126,7 +127,10 @@ impl Job {
             }
             if self.failed_to_start(m.node) {
                 a.not_started.push(m.node);
-                continue;
+                // Kept out for a while; if the job cannot go on without it, tried again then.
+                if self.parked_ms(ctx, m.node).is_some() {
+                    continue;
+                }
             }
             a.survivors.push(m.clone());
         }

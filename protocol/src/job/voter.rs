@@ -117,7 +117,6 @@ impl Job {
     pub(super) fn grants_lease(&self, ctx: &Ctx<'_>, digest: Digest) -> bool {
         let voter = ctx.voter();
         digest == self.head_digest()
-            && !self.abstains()
             && self.durable.acceptor.accepted.is_none()
             && self.live().is_some_and(|h| h.record.is_voter(voter))
     }

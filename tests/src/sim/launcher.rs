@@ -389,6 +389,10 @@ impl Launcher {
     fn spawn(&mut self, start: Start, out: &mut Vec<Out>) {
         if self.trouble > 0 {
             self.trouble -= 1;
+            if start.node_rank == 0 {
+                self.port += 1;
+                out.push(Out::Say(ToAgent::MasterPort { port: self.port }));
+            }
             return self.fact(refused(&start), out);
         }
         self.epochs += 1;

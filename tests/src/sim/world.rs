@@ -446,27 +446,14 @@ impl World {
         Ok(())
     }
 
-    /// As the agent's driver: what follows a failed write for the same job is not done.
+    /// As the agent's driver: the agent hears of it before anything that follows is done.
     fn persist_failed(&mut self, node: usize, key: JobKey) -> Result<(), Violation> {
         let n = &mut self.nodes[node];
         let now = n.clock.local(self.now);
-        let Some(agent) = &mut n.agent else {
-            return Ok(());
-        };
-        let mut others = Vec::new();
-        for _ in 0..MAX_EFFECTS {
-            let Some(effect) = agent.poll_effect() else {
-                break;
-            };
-            if !concerns(&effect, &key) {
-                others.push(effect);
-            }
-        }
-        if agent.handle(Event::PersistFailed { key }, now).is_err() {
+        if let Some(agent) = &mut n.agent
+            && agent.handle(Event::PersistFailed { key }, now).is_err()
+        {
             self.coverage.refused_events += 1;
-        }
-        for effect in others {
-            self.effect(node, effect)?;
         }
         Ok(())
     }
@@ -797,21 +784,6 @@ impl World {
             _ => {}
         }
         Ok(())
-    }
-}
-
-/// Whether an effect belongs to this job.
-fn concerns(effect: &Effect, of: &JobKey) -> bool {
-    match effect {
-        Effect::Persist { key, .. }
-        | Effect::Forget { key }
-        | Effect::Store { key, .. }
-        | Effect::WriteBeacon { key, .. }
-        | Effect::ReadBeacon { key } => key == of,
-        Effect::Send { message, .. } => matches!(message, Message::Job { key, .. } if key == of),
-        Effect::ToLauncher { .. } => true,
-        Effect::Probe { .. } => false,
-        Effect::Notice(notice) => !matches!(notice, agent::Notice::Peer { .. }),
     }
 }
 
