@@ -1,5 +1,6 @@
 //! The command line of Muster: the launcher (`muster run`), and the commands that ask agents.
 
+pub mod demo;
 pub mod query;
 pub mod run;
 mod slurm;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use muster_cli::{query, run};
+use muster_cli::{demo, query, run};
 use muster_daemon::{config::Flags, serve};
 
 /// Keeps a training job running while its nodes come and go.
@@ -23,6 +23,10 @@ enum Command {
     Agent(Box<Flags>),
     #[command(flatten)]
     Query(query::Query),
+    /// Train on this machine while nodes are killed, drained and added, and check the result.
+    Demo(demo::DemoArgs),
+    #[command(hide = true)]
+    DemoWorker(demo::DemoWorkerArgs),
 }
 
 fn main() -> ExitCode {
@@ -34,5 +38,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::main(*args, &std::env::args_os().collect::<Vec<_>>()),
         Command::Agent(flags) => serve::main(*flags),
         Command::Query(query) => query::main(query, Cli::command()),
+        Command::Demo(args) => demo::main(&args),
+        Command::DemoWorker(args) => demo::worker(args),
     }
 }
