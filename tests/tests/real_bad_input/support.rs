@@ -209,7 +209,10 @@ impl Bed {
         let file = fs::File::create(&log).unwrap();
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
-            if ["PET_", "MUSTER_", "SLURM_"].iter().any(|p| text.starts_with(p)) {
+            if ["PET_", "MUSTER_", "SLURM_"]
+                .iter()
+                .any(|p| text.starts_with(p))
+            {
                 command.env_remove(&name);
             }
         }
@@ -269,7 +272,11 @@ impl Bed {
 
     pub(crate) fn agent_and(&mut self, node: &str, first: &[&str], more: &[&str]) -> Proc {
         let flags = self.agent_flags(node, first);
-        let flags: Vec<&str> = flags.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        let flags: Vec<&str> = flags
+            .iter()
+            .map(String::as_str)
+            .chain(more.iter().copied())
+            .collect();
         let mut agent = self.agent_with(node, &flags);
         agent.until_says("serving");
         agent
@@ -288,7 +295,11 @@ impl Bed {
         env: &[(&str, &str)],
     ) -> Proc {
         let mut command = Command::new(muster());
-        command.args(["run", "--rdzv-id", JOB]).args(flags).arg("--").args(words);
+        command
+            .args(["run", "--rdzv-id", JOB])
+            .args(flags)
+            .arg("--")
+            .args(words);
         command.envs(env.iter().copied());
         self.spawn(node, "run", command)
     }
@@ -350,7 +361,11 @@ impl Bed {
 
     /// Lets all workers, present and future, exit with code 0.
     pub(crate) fn finish(&self) -> fs::File {
-        fs::OpenOptions::new().read(true).write(true).open(self.path("end")).unwrap()
+        fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(self.path("end"))
+            .unwrap()
     }
 }
 
@@ -381,17 +396,32 @@ pub(crate) fn cmdline(pid: u32) -> String {
 /// Asks an agent, as the command line does.
 pub(crate) fn query(socket: &Path, query: Query) -> Option<Value> {
     let mut stream = UnixStream::connect(socket).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
+    stream
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .ok()?;
     let frame = codec::encode_frame(&ToAgent::Query(query)).unwrap();
     stream.write_all(&codec::with_length(&frame)).ok()?;
     let mut deframer = Deframer::default();
     let mut buffer = [0; 4096];
+    let mut parts = Vec::new();
     loop {
         if let Some(frame) = deframer.next_frame().unwrap() {
-            return match codec::decode_frame(frame).unwrap() {
-                Answer::Json(text) => Some(serde_json::from_str(&text).unwrap()),
-                Answer::Error(_) => None,
-            };
+            match codec::decode_frame(frame).unwrap() {
+                Answer::Json(text) => {
+                    return Some(match serde_json::from_str(&text).unwrap() {
+                        Value::Array(last) => {
+                            parts.extend(last);
+                            Value::Array(parts)
+                        }
+                        other => other,
+                    });
+                }
+                Answer::Part(text) => {
+                    parts.extend(serde_json::from_str::<Vec<Value>>(&text).unwrap());
+                    continue;
+                }
+                Answer::Error(_) => return None,
+            }
         }
         let n = stream.read(&mut buffer).ok().filter(|n| *n > 0)?;
         deframer.push(&buffer[..n]);
@@ -410,8 +440,14 @@ pub(crate) fn events(socket: &Path) -> Vec<Value> {
 /// The answer to a GET, head and body; `None` when there is none in time.
 pub(crate) fn get(addr: SocketAddr, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect(addr).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").ok()?;
+    stream
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .ok()?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n"
+    )
+    .ok()?;
     let mut text = String::new();
     stream.read_to_string(&mut text).ok()?;
     Some(text)
