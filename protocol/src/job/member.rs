@@ -46,6 +46,8 @@ pub(super) struct Mine {
     /// A start that waits for the lease.
     pending: Option<Start>,
     barrier: barrier::Node,
+    /// Since when its workers are stopped.
+    paused: Option<Time>,
     /// When workers were adopted from the agent's last run, whose lease nobody remembers.
     adopted: Time,
 }
@@ -66,6 +68,7 @@ impl Mine {
             attempt: 0,
             pending: None,
             barrier: barrier::Node::new(digest),
+            paused: None,
             adopted: Time::ZERO,
         }
     }
@@ -395,6 +398,7 @@ impl Job {
         let cancel = self.local.as_ref().is_some_and(|l| l.cancel);
         self.seq += 1;
         let seq = self.seq;
+        self.explain_pause(ctx, &record);
         let Some(mine) = &mut self.member else {
             return;
         };
@@ -427,6 +431,25 @@ impl Job {
             self.wake_at(ctx.now + REPEAT, "say the status again");
         } else {
             self.wake_at(due, "say the status again");
+        }
+    }
+
+    /// A member whose workers are stopped, while no new generation comes, says what it waits for.
+    fn explain_pause(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let Some(mine) = self.member.as_mut().filter(|m| m.status.stopped) else {
+            return;
+        };
+        let since = *mine.paused.get_or_insert(ctx.now);
+        let due = since + REPEAT;
+        if ctx.now < due {
+            return self.wake_at(due, "say what the job waits for");
+        }
+        // The leader sees more, and tells its own launcher.
+        if self.acting_leader(ctx, record) != Some(ctx.me())
+            && let Some(wait) = self.live().map(|h| self.wait_of_running(ctx, h, ctx.me()))
+        {
+            let text = self.explain(ctx, &wait);
+            self.tell_waiting(text);
         }
     }
 

@@ -178,6 +178,10 @@ impl Job {
         self.local.as_ref().and_then(|l| l.conn)
     }
 
+    pub(crate) fn installed_at(&self) -> Time {
+        self.installed_at
+    }
+
     /// Why the job waits, for people; empty when it does not.
     pub fn waiting(&self) -> &str {
         &self.applicant.told

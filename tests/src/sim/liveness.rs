@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use muster_protocol::Digest;
 use muster_protocol::record::{Arbiter, Record};
-use muster_protocol::{Digest, NodeId};
 
 use super::clock::SEC;
 use super::truth::{Holder, majority};
