@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::{Ctx, Job, REPEAT};
 use crate::ids::{Digest, NodeId};
-use crate::record::{Cause, Record};
+use crate::record::{Arbiter, Cause, Record};
 use crate::time::Time;
 use crate::wire::{Advert, JobMessage};
 
@@ -70,7 +70,10 @@ impl Job {
 
     /// A first generation whose voters were bound elsewhere can never decide a second: it is left.
     fn leave_dead_birth(&mut self, ctx: &mut Ctx<'_>) {
-        let Some(head) = self.live().filter(|h| h.record.number == 1) else {
+        let Some(head) = self
+            .live()
+            .filter(|h| h.record.number == 1 && h.record.arbiter == Arbiter::Members)
+        else {
             return;
         };
         let mine = head.digest;
@@ -79,7 +82,7 @@ impl Job {
             return;
         }
         self.head = None;
-        self.durable = super::Durable::new(self.key.clone());
+        self.durable.leave();
         self.persist(ctx);
         self.member = None;
         self.lead = None;

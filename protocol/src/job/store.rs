@@ -326,6 +326,14 @@ impl Job {
         still && !self.is_member(ctx)
     }
 
+    /// Whether the data that this commit names may be deleted (R12): it is not in the log, and can
+    /// never be, or it is retired there.
+    pub fn may_delete_data(&self, commit: &CommitRef) -> bool {
+        self.store
+            .as_ref()
+            .is_some_and(|s| s.log.may_delete_data(commit))
+    }
+
     // ---- the beacon (R14) ----
 
     fn drive_beacon(&mut self, ctx: &mut Ctx<'_>) {
