@@ -2,7 +2,6 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::Duration;
 
 use muster_protocol::agent::{ConnId, Event};
@@ -13,7 +12,6 @@ use tokio::sync::mpsc;
 
 use super::{Client, Input, Node, probe, stores};
 use crate::socket::{Conn, Receiver};
-use crate::storedir::StoreDir;
 
 /// Between two looks at a launcher that has lost its connection.
 const LOOK: Duration = Duration::from_millis(100);
@@ -29,6 +27,7 @@ impl Node {
         let client = Client {
             sender,
             uid: peer.uid,
+            gid: peer.gid,
             pid: peer.pid,
             launcher: None,
         };
@@ -46,8 +45,10 @@ impl Node {
             Ok(ToAgent::Register(reg)) if reg.store => match fds.pop() {
                 Some(fd) => {
                     let tx = self.tx.clone();
+                    let rights = self.clients.get(&conn).map(|c| (c.uid, c.gid));
+                    let Some((uid, gid)) = rights else { return };
                     tokio::spawn(async move {
-                        let store = stores::open(fd).await.map_err(|e| e.to_string());
+                        let store = stores::open(fd, uid, gid).await.map_err(|e| e.to_string());
                         let input = Input::StoreOpened { conn, frame, store };
                         let _ended = tx.send(input).await;
                     });
@@ -65,7 +66,7 @@ impl Node {
         &mut self,
         conn: ConnId,
         frame: &[u8],
-        store: Result<Arc<StoreDir>, String>,
+        store: Result<stores::Store, String>,
     ) {
         match store {
             Ok(store) => {
@@ -85,8 +86,10 @@ impl Node {
         let owner = client.uid.to_string();
         match &frame {
             ToAgent::Query(query) => {
-                let answer = self.answer(query);
-                return self.reply(conn, &answer);
+                for answer in self.answer(query) {
+                    self.reply(conn, &answer);
+                }
+                return;
             }
             ToAgent::Command(command) => return self.command(conn, owner, command.clone()),
             ToAgent::Register(reg) => {
@@ -156,7 +159,7 @@ impl Node {
     fn refuse(&mut self, conn: ConnId, reason: &str) {
         tracing::warn!(reason, "a client was refused");
         let reason = reason.to_owned();
-        self.to_launcher(conn, &ToLauncher::Refused { reason });
+        self.tell_launcher(conn, &ToLauncher::Refused { reason });
     }
 
     fn drop_client(&mut self, conn: ConnId) {

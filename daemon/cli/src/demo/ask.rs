@@ -24,12 +24,25 @@ pub(super) fn ask(socket: &Path, query: Query) -> io::Result<Value> {
     stream.write_all(&codec::with_length(&frame))?;
     let mut deframer = Deframer::default();
     let mut buffer = vec![0; 16 * 1024];
+    // A long list comes in parts.
+    let mut parts = Vec::new();
     loop {
         if let Some(frame) = deframer.next_frame().map_err(io::Error::other)? {
-            return match codec::decode_frame(frame).map_err(io::Error::other)? {
-                Answer::Json(text) => serde_json::from_str(&text).map_err(io::Error::other),
-                Answer::Error(text) => Err(io::Error::other(text)),
+            let (text, last) = match codec::decode_frame(frame).map_err(io::Error::other)? {
+                Answer::Json(text) => (text, true),
+                Answer::Part(text) => (text, false),
+                Answer::Error(text) => return Err(io::Error::other(text)),
             };
+            let value: Value = serde_json::from_str(&text).map_err(io::Error::other)?;
+            match (value, last) {
+                (Value::Array(rows), false) => parts.extend(rows),
+                (Value::Array(rows), true) => {
+                    parts.extend(rows);
+                    return Ok(Value::Array(parts));
+                }
+                (value, _) => return Ok(value),
+            }
+            continue;
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
