@@ -70,13 +70,4 @@ impl Peers {
             None => node.to_string(),
         }
     }
-
-    /// Names of several nodes, for a sentence; at most eight are spelt out.
-    pub fn names(&self, nodes: &[NodeId]) -> String {
-        let mut text: Vec<String> = nodes.iter().take(8).map(|n| self.name(*n)).collect();
-        if nodes.len() > 8 {
-            text.push(format!("{} more", nodes.len() - 8));
-        }
-        text.join(", ")
-    }
 }

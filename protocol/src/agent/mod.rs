@@ -434,7 +434,8 @@ impl Agent {
         match command {
             Command::Drain { node, grace_ms } => {
                 let reason = "an operator drains it".to_owned();
-                if node.is_empty() || self.is_named(&node) {
+                let mine = node.is_empty() || self.is_named(&node);
+                if mine && !self.names_a_peer(&node) {
                     self.drain(Leave { grace_ms, reason }, now);
                     return Ok(());
                 }
@@ -442,14 +443,11 @@ impl Agent {
                     .peers
                     .map
                     .iter()
-                    .filter(|(id, p)| {
-                        let host = p.hello.as_ref().map(|h| h.host.as_str());
-                        p.connected && (id.hex().starts_with(&node) || host == Some(node.as_str()))
-                    })
+                    .filter(|(id, p)| p.connected && is_called(id, p, &node))
                     .map(|(id, _)| *id)
                     .collect();
                 match found.as_slice() {
-                    [one] => {
+                    [one] if !mine => {
                         self.send(*one, Message::DrainAsk { grace_ms, reason });
                         Ok(())
                     }
@@ -458,7 +456,7 @@ impl Agent {
                     ))),
                     _ => Err(Error::Refused(format!(
                         "{} nodes are called {node}: use more of the id",
-                        found.len()
+                        found.len() + usize::from(mine)
                     ))),
                 }
             }
@@ -485,6 +483,11 @@ impl Agent {
                 Ok(())
             }
         }
+    }
+
+    fn names_a_peer(&self, name: &str) -> bool {
+        let mut peers = self.peers.map.iter();
+        !name.is_empty() && peers.any(|(id, p)| p.connected && is_called(id, p, name))
     }
 
     fn is_named(&self, name: &str) -> bool {
@@ -737,6 +740,12 @@ impl Agent {
             }
         }
     }
+}
+
+/// Whether a peer's id begins like this, or its host has this name.
+fn is_called(id: &NodeId, peer: &Peer, name: &str) -> bool {
+    let host = peer.hello.as_ref().map(|h| h.host.as_str());
+    id.hex().starts_with(name) || host == Some(name)
 }
 
 fn leaving(leave: &Leave, until: Time, now: Time) -> Message {

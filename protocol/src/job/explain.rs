@@ -11,7 +11,7 @@ impl Job {
             if n == ctx.me() {
                 "this node".to_owned()
             } else {
-                ctx.peers.name(n)
+                ctx.name(n)
             }
         };
         match wait {
@@ -34,6 +34,9 @@ impl Job {
                     names.join(", "),
                     ctx.peers.connected_nodes().count(),
                 )
+            }
+            Wait::Batching { have, max } if have >= max => {
+                format!("all {max} nodes are here; starting")
             }
             Wait::Batching { have, max } => {
                 format!("{have} nodes are here; starting unless more (up to {max}) come at once")
@@ -78,7 +81,7 @@ impl Job {
 
     /// Why the members of `record` start, for the launcher and its log.
     pub(super) fn why(&self, ctx: &Ctx<'_>, record: &Record) -> String {
-        let names = |nodes: &[NodeId]| ctx.peers.names(nodes);
+        let names = |nodes: &[NodeId]| ctx.names(nodes);
         match &record.cause {
             Cause::Formed => format!("the job formed with {} nodes", record.members.len()),
             Cause::NodesLost { nodes } => format!("lost {}", names(nodes)),
@@ -88,7 +91,7 @@ impl Job {
             Cause::StartFailed { nodes } => format!("no workers on {}", names(nodes)),
             Cause::WorkerFailed { node, rank, code } => format!(
                 "rank {rank} on {} failed with code {code}; restart {} of {}",
-                ctx.peers.name(*node),
+                ctx.name(*node),
                 record.restarts_used,
                 record.spec.max_restarts
             ),
