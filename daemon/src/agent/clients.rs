@@ -1,7 +1,6 @@
 //! Clients of the socket: launchers and command lines.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,27 +35,16 @@ impl Node {
         tokio::spawn(read(receiver, id, self.tx.clone()));
     }
 
-    pub(super) fn on_frame(&mut self, conn: ConnId, frame: Vec<u8>, mut fds: Vec<OwnedFd>) {
-        let decoded = codec::decode_frame::<ToAgent>(&frame);
-        match decoded {
+    pub(super) fn on_frame(&mut self, conn: ConnId, frame: &[u8]) {
+        match codec::decode_frame::<ToAgent>(frame) {
             Err(error) => {
                 self.refuse(conn, &error.to_string());
                 self.drop_client(conn);
             }
-            Ok(ToAgent::Register(reg)) if reg.store => match fds.pop() {
-                Some(fd) => {
-                    let tx = self.tx.clone();
-                    tokio::spawn(async move {
-                        let store = stores::open(fd).await.map_err(|e| e.to_string());
-                        let input = Input::StoreOpened { conn, frame, store };
-                        let _ended = tx.send(input).await;
-                    });
-                }
-                None => self.refuse(
-                    conn,
-                    "the store's directory did not come with the registration",
-                ),
-            },
+            Ok(ToAgent::Register(reg)) if reg.store => self.refuse(
+                conn,
+                "the store's directory did not come with the registration",
+            ),
             Ok(frame) => self.act(conn, frame),
         }
     }
@@ -207,6 +195,11 @@ async fn look_for(
     }
 }
 
+/// Whether a frame is a registration that comes with a store's directory.
+fn brings_store(frame: &[u8]) -> bool {
+    matches!(codec::decode_frame(frame), Ok(ToAgent::Register(reg)) if reg.store)
+}
+
 async fn read(mut receiver: Receiver, conn: ConnId, tx: mpsc::Sender<Input>) {
     let mut first = true;
     loop {
@@ -220,8 +213,16 @@ async fn read(mut receiver: Receiver, conn: ConnId, tx: mpsc::Sender<Input>) {
         };
         first = false;
         match received {
-            Ok(Some((frame, fds))) => {
-                if tx.send(Input::Frame { conn, frame, fds }).await.is_err() {
+            Ok(Some((frame, mut fds))) => {
+                let input = match fds.pop().filter(|_| brings_store(&frame)) {
+                    // Opening takes a while; what the launcher says next waits behind it.
+                    Some(fd) => {
+                        let store = stores::open(fd).await.map_err(|e| e.to_string());
+                        Input::StoreOpened { conn, frame, store }
+                    }
+                    None => Input::Frame { conn, frame },
+                };
+                if tx.send(input).await.is_err() {
                     return;
                 }
             }

@@ -86,7 +86,6 @@ pub(crate) enum Input {
     Frame {
         conn: ConnId,
         frame: Vec<u8>,
-        fds: Vec<std::os::fd::OwnedFd>,
     },
     Closed(ConnId),
     /// A launcher whose connection closed was looked for at its guard.
@@ -380,7 +379,7 @@ impl Node {
     fn on_input(&mut self, input: Input) {
         match input {
             Input::Accepted(conn) => self.on_client(conn),
-            Input::Frame { conn, frame, fds } => self.on_frame(conn, frame, fds),
+            Input::Frame { conn, frame } => self.on_frame(conn, &frame),
             Input::Closed(conn) => self.on_closed(conn),
             Input::LauncherAlive { conn, alive } => {
                 self.apply(Event::LauncherGone { conn, alive });
