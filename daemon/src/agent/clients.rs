@@ -1,7 +1,6 @@
 //! Clients of the socket: launchers and command lines.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use muster_protocol::agent::{ConnId, Event};
@@ -27,7 +26,6 @@ impl Node {
         let client = Client {
             sender,
             uid: peer.uid,
-            gid: peer.gid,
             pid: peer.pid,
             launcher: None,
         };
@@ -35,29 +33,16 @@ impl Node {
         tokio::spawn(read(receiver, id, self.tx.clone()));
     }
 
-    pub(super) fn on_frame(&mut self, conn: ConnId, frame: Vec<u8>, mut fds: Vec<OwnedFd>) {
-        let decoded = codec::decode_frame::<ToAgent>(&frame);
-        match decoded {
+    pub(super) fn on_frame(&mut self, conn: ConnId, frame: &[u8]) {
+        match codec::decode_frame::<ToAgent>(frame) {
             Err(error) => {
                 self.refuse(conn, &error.to_string());
                 self.drop_client(conn);
             }
-            Ok(ToAgent::Register(reg)) if reg.store => match fds.pop() {
-                Some(fd) => {
-                    let tx = self.tx.clone();
-                    let rights = self.clients.get(&conn).map(|c| (c.uid, c.gid));
-                    let Some((uid, gid)) = rights else { return };
-                    tokio::spawn(async move {
-                        let store = stores::open(fd, uid, gid).await.map_err(|e| e.to_string());
-                        let input = Input::StoreOpened { conn, frame, store };
-                        let _ended = tx.send(input).await;
-                    });
-                }
-                None => self.refuse(
-                    conn,
-                    "the store's directory did not come with the registration",
-                ),
-            },
+            Ok(ToAgent::Register(reg)) if reg.store => self.refuse(
+                conn,
+                "the store's directory did not come with the registration",
+            ),
             Ok(frame) => self.act(conn, frame),
         }
     }
@@ -210,6 +195,11 @@ async fn look_for(
     }
 }
 
+/// Whether a frame is a registration that comes with a store's directory.
+fn brings_store(frame: &[u8]) -> bool {
+    matches!(codec::decode_frame(frame), Ok(ToAgent::Register(reg)) if reg.store)
+}
+
 async fn read(mut receiver: Receiver, conn: ConnId, tx: mpsc::Sender<Input>) {
     let mut first = true;
     loop {
@@ -223,8 +213,18 @@ async fn read(mut receiver: Receiver, conn: ConnId, tx: mpsc::Sender<Input>) {
         };
         first = false;
         match received {
-            Ok(Some((frame, fds))) => {
-                if tx.send(Input::Frame { conn, frame, fds }).await.is_err() {
+            Ok(Some((frame, mut fds))) => {
+                let input = match fds.pop().filter(|_| brings_store(&frame)) {
+                    // Opening takes a while; what the launcher says next waits behind it.
+                    Some(fd) => {
+                        let peer = receiver.peer();
+                        let store = stores::open(fd, peer.uid, peer.gid).await;
+                        let store = store.map_err(|e| e.to_string());
+                        Input::StoreOpened { conn, frame, store }
+                    }
+                    None => Input::Frame { conn, frame },
+                };
+                if tx.send(input).await.is_err() {
                     return;
                 }
             }

@@ -84,7 +84,6 @@ enum Input {
     Frame {
         conn: ConnId,
         frame: Vec<u8>,
-        fds: Vec<std::os::fd::OwnedFd>,
     },
     Closed(ConnId),
     /// A launcher whose connection closed was looked for at its guard.
@@ -143,7 +142,6 @@ impl Handle {
 struct Client {
     sender: Sender,
     uid: u32,
-    gid: u32,
     pid: i32,
     /// Set once it registered a launcher: its id and its guard.
     launcher: Option<(LauncherId, Vec<SocketAddr>)>,
@@ -388,7 +386,7 @@ impl Node {
     fn on_input(&mut self, input: Input) {
         match input {
             Input::Accepted(conn) => self.on_client(conn),
-            Input::Frame { conn, frame, fds } => self.on_frame(conn, frame, fds),
+            Input::Frame { conn, frame } => self.on_frame(conn, &frame),
             Input::Closed(conn) => self.on_closed(conn),
             Input::LauncherAlive { conn, alive } => {
                 self.apply(Event::LauncherGone { conn, alive });

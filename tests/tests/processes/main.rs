@@ -1,0 +1,8 @@
+//! Muster as its users run it: real agents, launchers and workers as processes, killed, stopped,
+//! cut off and brought back. The binaries are those that `cargo build --workspace --bins` leaves
+//! beside the tests.
+
+#[cfg(test)]
+mod harness;
+#[cfg(test)]
+mod real;

@@ -1,0 +1,3 @@
+//! On loopback, with a worker that needs no PyTorch.
+
+mod two_nodes;
