@@ -5,7 +5,11 @@ use crate::support::{Bed, JOB};
 #[test]
 fn other_parameters_are_refused_by_name_and_the_first_goes_on() {
     let mut bed = Bed::new();
-    let _agents = [bed.agent("a", &[]), bed.agent("b", &["a"]), bed.agent("c", &["a"])];
+    let _agents = [
+        bed.agent("a", &[]),
+        bed.agent("b", &["a"]),
+        bed.agent("c", &["a"]),
+    ];
     let mut first = bed.launch("a", &["--nnodes", "2"]);
     first.until_says("waiting for 1 more of 2 nodes");
     let mut other = bed.launch("b", &["--nnodes", "3", "--max-restarts", "5"]);
@@ -31,7 +35,11 @@ fn other_parameters_are_refused_by_name_and_the_first_goes_on() {
 #[test]
 fn fewer_than_the_minimum_says_who_is_here_waits_and_can_be_cancelled() {
     let mut bed = Bed::new();
-    let _agents = [bed.agent("a", &[]), bed.agent("b", &["a"]), bed.agent("c", &["a"])];
+    let _agents = [
+        bed.agent("a", &[]),
+        bed.agent("b", &["a"]),
+        bed.agent("c", &["a"]),
+    ];
     let mut first = bed.launch("a", &["--nnodes", "3"]);
     first.until_says("waiting for 2 more of 3 nodes");
     let mut second = bed.launch("b", &["--nnodes", "3"]);
@@ -40,7 +48,10 @@ fn fewer_than_the_minimum_says_who_is_here_waits_and_can_be_cancelled() {
     let said = second.log();
     assert!(said.contains("this node") && said.contains('a'), "{said}");
     assert!(said.contains(&format!("--rdzv-id")), "{said}");
-    assert!(said.contains("sees 2 others"), "names what the agent sees: {said}");
+    assert!(
+        said.contains("sees 2 others"),
+        "names what the agent sees: {said}"
+    );
     second.signal(libc::SIGINT);
     assert_eq!(second.code(), 130, "{}", second.log());
     // The one that still waits is told, and is not ended by the other's Ctrl-C.
