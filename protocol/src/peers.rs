@@ -27,6 +27,8 @@ pub struct Peer {
 /// All other agents.
 #[derive(Clone, Debug, Default)]
 pub struct Peers {
+    /// This agent and its host, to be called by the same name here as everywhere.
+    pub me: Option<(NodeId, String)>,
     pub map: BTreeMap<NodeId, Peer>,
 }
 
@@ -65,8 +67,10 @@ impl Peers {
 
     /// What people call a node.
     pub fn name(&self, node: NodeId) -> String {
-        match self.map.get(&node).and_then(|p| p.hello.as_ref()) {
-            Some(h) => format!("{} ({node})", h.host),
+        let mine = self.me.iter().find(|(me, _)| *me == node);
+        let hello = self.map.get(&node).and_then(|p| p.hello.as_ref());
+        match mine.map(|(_, host)| host).or(hello.map(|h| &h.host)) {
+            Some(host) => format!("{host} ({node})"),
             None => node.to_string(),
         }
     }

@@ -74,8 +74,11 @@ impl Agent {
         });
         let mut agent = Agent {
             rng: Rng::new(cfg.seed),
+            peers: Peers {
+                me: Some((cfg.node, cfg.host.clone())),
+                ..Peers::default()
+            },
             cfg,
-            peers: Peers::default(),
             detector,
             jobs,
             conns: BTreeMap::new(),

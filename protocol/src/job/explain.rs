@@ -2,7 +2,7 @@
 
 use super::{Ctx, Job};
 use crate::ids::NodeId;
-use crate::record::{Arbiter, Cause, Record};
+use crate::record::{Arbiter, Cause, Kind, Record};
 use crate::wire::Wait;
 
 impl Job {
@@ -89,12 +89,15 @@ impl Job {
             Cause::NodesJoined { nodes } => format!("{} joined", names(nodes)),
             Cause::LinksLost { nodes } => format!("no link to {}", names(nodes)),
             Cause::StartFailed { nodes } => format!("no workers on {}", names(nodes)),
-            Cause::WorkerFailed { node, rank, code } => format!(
-                "rank {rank} on {} failed with code {code}; restart {} of {}",
-                ctx.name(*node),
-                record.restarts_used,
-                record.spec.max_restarts
-            ),
+            Cause::WorkerFailed { node, rank, code } => {
+                let what = format!("rank {rank} on {} failed with code {code}", ctx.name(*node));
+                let (used, most) = (record.restarts_used, record.spec.max_restarts);
+                match record.kind {
+                    Kind::Failed { .. } if most == 0 => what,
+                    Kind::Failed { .. } => format!("{what}; all {most} restarts are used"),
+                    _ => format!("{what}; restart {used} of {most}"),
+                }
+            }
             Cause::Merged { other } => format!("another group of this job ({other}) joins"),
             Cause::Finished => "all ranks finished".into(),
             Cause::Cancelled => "the user stopped the job".into(),

@@ -165,9 +165,12 @@ impl Job {
         if record.leader() != Some(me) || lead.ending.is_some() || lead.planned.is_some() {
             return;
         }
+        if ctx.now < self.pause {
+            return self.wake_at(self.pause, "the pause in a crash loop");
+        }
         if let Some(until) = self.hold {
             if ctx.now < until {
-                return self.wake_at(until, "the lease of a lost member, or a crash loop");
+                return self.wake_at(until, "the lease of a lost member");
             }
             self.hold = None;
         }
@@ -298,9 +301,9 @@ impl Job {
         let why = match self.cause(record, a) {
             Some(cause) => {
                 let mut next = record.clone();
-                if let Cause::WorkerFailed { .. } = cause {
-                    next.restarts_used += 1;
-                }
+                let charge = budget::charge(&record.spec, record.restarts_used, &cause);
+                next.restarts_used = charge.restarts_used();
+                next.kind = charge.kind();
                 next.cause = cause;
                 self.why(ctx, &next)
             }
@@ -355,9 +358,9 @@ impl Job {
             return self.wake_at(ctx.now + REPEAT, "too few nodes");
         };
         if let Cause::WorkerFailed { .. } = next.cause {
-            let lived = ctx.now.since(self.installed_at);
-            let pause = self.crashes.pause_after(lived);
-            self.hold = Some(ctx.now + pause);
+            // The pause before the start is no part of a generation's life.
+            let lived = ctx.now.since(self.installed_at.max(self.pause));
+            self.pause = ctx.now + self.crashes.pause_after(lived);
         }
         self.propose(ctx, next);
     }

@@ -129,6 +129,8 @@ pub struct Job {
     was_stopped: Vec<NodeId>,
     installed_at: Time,
     crashes: lead::Crashes,
+    /// A job that keeps crashing is not started again before this.
+    pause: Time,
 }
 
 impl Job {
@@ -171,6 +173,7 @@ impl Job {
             was_stopped: Vec::new(),
             installed_at: Time::ZERO,
             crashes: lead::Crashes::default(),
+            pause: Time::ZERO,
         }
     }
 
