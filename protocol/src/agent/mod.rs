@@ -200,6 +200,7 @@ impl Agent {
                     peer.seen = now;
                 }
                 self.sent.remove(&node);
+                self.peers.prune();
                 self.detect(membership::Event::Disconnected { node }, now);
                 self.drive_all(now);
             }

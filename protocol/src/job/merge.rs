@@ -9,6 +9,9 @@ use crate::record::{Arbiter, Cause, Record};
 use crate::time::Time;
 use crate::wire::{Advert, JobMessage};
 
+/// Lineages beside ours that are remembered; with more, some wait for the next round.
+const MAX_OTHERS: usize = 16;
+
 #[derive(Debug, Default)]
 pub(super) struct Merge {
     /// Live lineages other than ours, and who leads them.
@@ -63,7 +66,10 @@ impl Job {
         }
         self.merge.elsewhere.insert(from, advert.lineage);
         if let Some(leader) = advert.leader {
-            self.merge.others.insert(advert.lineage, leader);
+            let known = self.merge.others.contains_key(&advert.lineage);
+            if known || self.merge.others.len() < MAX_OTHERS {
+                self.merge.others.insert(advert.lineage, leader);
+            }
         }
         self.leave_dead_birth(ctx);
     }

@@ -3,6 +3,7 @@
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
+use muster_protocol::control::Reason;
 use muster_protocol::local::{ToAgent, ToLauncher, WorkerExit};
 use muster_protocol::{Digest, LauncherId};
 
