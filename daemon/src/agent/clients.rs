@@ -1,7 +1,6 @@
 //! Clients of the socket: launchers and command lines.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
 use std::time::Duration;
 
 use muster_protocol::agent::{ConnId, Event};
@@ -12,7 +11,6 @@ use tokio::sync::mpsc;
 
 use super::{Client, Input, Node, probe, stores};
 use crate::socket::{Conn, Receiver};
-use crate::storedir::StoreDir;
 
 /// Between two looks at a launcher that has lost its connection.
 const LOOK: Duration = Duration::from_millis(100);
@@ -32,7 +30,7 @@ impl Node {
             launcher: None,
         };
         self.clients.insert(id, client);
-        tokio::spawn(read(receiver, id, self.tx.clone()));
+        tokio::spawn(read(receiver, id, (peer.uid, peer.gid), self.tx.clone()));
     }
 
     pub(super) fn on_frame(&mut self, conn: ConnId, frame: &[u8]) {
@@ -53,7 +51,7 @@ impl Node {
         &mut self,
         conn: ConnId,
         frame: &[u8],
-        store: Result<Arc<StoreDir>, String>,
+        store: Result<stores::Store, String>,
     ) {
         match store {
             Ok(store) => {
@@ -73,8 +71,10 @@ impl Node {
         let owner = client.uid.to_string();
         match &frame {
             ToAgent::Query(query) => {
-                let answer = self.answer(query);
-                return self.reply(conn, &answer);
+                for answer in self.answer(query) {
+                    self.reply(conn, &answer);
+                }
+                return;
             }
             ToAgent::Command(command) => return self.command(conn, owner, command.clone()),
             ToAgent::Register(reg) => {
@@ -144,7 +144,7 @@ impl Node {
     fn refuse(&mut self, conn: ConnId, reason: &str) {
         tracing::warn!(reason, "a client was refused");
         let reason = reason.to_owned();
-        self.to_launcher(conn, &ToLauncher::Refused { reason });
+        self.tell_launcher(conn, &ToLauncher::Refused { reason });
     }
 
     fn drop_client(&mut self, conn: ConnId) {
@@ -200,7 +200,12 @@ fn brings_store(frame: &[u8]) -> bool {
     matches!(codec::decode_frame(frame), Ok(ToAgent::Register(reg)) if reg.store)
 }
 
-async fn read(mut receiver: Receiver, conn: ConnId, tx: mpsc::Sender<Input>) {
+async fn read(
+    mut receiver: Receiver,
+    conn: ConnId,
+    (uid, gid): (u32, u32),
+    tx: mpsc::Sender<Input>,
+) {
     let mut first = true;
     loop {
         let received = if first {
@@ -217,7 +222,7 @@ async fn read(mut receiver: Receiver, conn: ConnId, tx: mpsc::Sender<Input>) {
                 let input = match fds.pop().filter(|_| brings_store(&frame)) {
                     // Opening takes a while; what the launcher says next waits behind it.
                     Some(fd) => {
-                        let store = stores::open(fd).await.map_err(|e| e.to_string());
+                        let store = stores::open(fd, uid, gid).await.map_err(|e| e.to_string());
                         Input::StoreOpened { conn, frame, store }
                     }
                     None => Input::Frame { conn, frame },

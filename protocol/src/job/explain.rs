@@ -2,7 +2,7 @@
 
 use super::{Ctx, Job};
 use crate::ids::NodeId;
-use crate::record::{Arbiter, Cause, Record};
+use crate::record::{Arbiter, Cause, Kind, Record};
 use crate::wire::Wait;
 
 impl Job {
@@ -78,6 +78,11 @@ impl Job {
 
     /// Why the members of `record` start, for the launcher and its log.
     pub(super) fn why(&self, ctx: &Ctx<'_>, record: &Record) -> String {
+        // Others read it too: this node goes by its name.
+        let name = |n: NodeId| match n == ctx.me() {
+            true => format!("{} ({n})", ctx.cfg.host),
+            false => ctx.peers.name(n),
+        };
         let names = |nodes: &[NodeId]| ctx.peers.names(nodes);
         match &record.cause {
             Cause::Formed => format!("the job formed with {} nodes", record.members.len()),
@@ -86,12 +91,17 @@ impl Job {
             Cause::NodesJoined { nodes } => format!("{} joined", names(nodes)),
             Cause::LinksLost { nodes } => format!("no link to {}", names(nodes)),
             Cause::StartFailed { nodes } => format!("no workers on {}", names(nodes)),
-            Cause::WorkerFailed { node, rank, code } => format!(
-                "rank {rank} on {} failed with code {code}; restart {} of {}",
-                ctx.peers.name(*node),
-                record.restarts_used,
-                record.spec.max_restarts
-            ),
+            Cause::WorkerFailed { node, rank, code } => {
+                let (used, max) = (record.restarts_used, record.spec.max_restarts);
+                let spent = used > max || matches!(record.kind, Kind::Failed { .. });
+                let next = match max {
+                    _ if !spent => format!("restart {used} of {max}"),
+                    0 => "it is not restarted (--max-restarts 0)".into(),
+                    max => format!("its restarts are used up (--max-restarts {max})"),
+                };
+                let node = name(*node);
+                format!("rank {rank} on {node} failed with code {code}; {next}")
+            }
             Cause::Merged { other } => format!("another group of this job ({other}) joins"),
             Cause::Finished => "all ranks finished".into(),
             Cause::Cancelled => "the user stopped the job".into(),
