@@ -36,7 +36,7 @@ impl Node {
             waiting: None,
         };
         self.clients.insert(id, client);
-        tokio::spawn(read(receiver, id, self.tx.clone()));
+        tokio::spawn(read(receiver, id, (peer.uid, peer.gid), self.tx.clone()));
     }
 
     pub(super) fn on_frame(&mut self, conn: ConnId, frame: &[u8]) {
@@ -246,7 +246,12 @@ fn brings_store(frame: &[u8]) -> bool {
     matches!(codec::decode_frame(frame), Ok(ToAgent::Register(reg)) if reg.store)
 }
 
-async fn read(mut receiver: Receiver, conn: ConnId, tx: mpsc::Sender<Input>) {
+async fn read(
+    mut receiver: Receiver,
+    conn: ConnId,
+    (uid, gid): (u32, u32),
+    tx: mpsc::Sender<Input>,
+) {
     let mut first = true;
     loop {
         let received = if first {
@@ -263,9 +268,7 @@ async fn read(mut receiver: Receiver, conn: ConnId, tx: mpsc::Sender<Input>) {
                 let input = match fds.pop().filter(|_| brings_store(&frame)) {
                     // Opening takes a while; what the launcher says next waits behind it.
                     Some(fd) => {
-                        let peer = receiver.peer();
-                        let store = stores::open(fd, peer.uid, peer.gid).await;
-                        let store = store.map_err(|e| e.to_string());
+                        let store = stores::open(fd, uid, gid).await.map_err(|e| e.to_string());
                         Input::StoreOpened { conn, frame, store }
                     }
                     None => Input::Frame { conn, frame },

@@ -90,13 +90,15 @@ impl Job {
             Cause::LinksLost { nodes } => format!("no link to {}", names(nodes)),
             Cause::StartFailed { nodes } => format!("no workers on {}", names(nodes)),
             Cause::WorkerFailed { node, rank, code } => {
-                let what = format!("rank {rank} on {} failed with code {code}", ctx.name(*node));
-                let (used, most) = (record.restarts_used, record.spec.max_restarts);
-                match record.kind {
-                    Kind::Failed { .. } if most == 0 => what,
-                    Kind::Failed { .. } => format!("{what}; all {most} restarts are used"),
-                    _ => format!("{what}; restart {used} of {most}"),
-                }
+                let (used, max) = (record.restarts_used, record.spec.max_restarts);
+                let spent = used > max || matches!(record.kind, Kind::Failed { .. });
+                let next = match max {
+                    _ if !spent => format!("restart {used} of {max}"),
+                    0 => "it is not restarted (--max-restarts 0)".into(),
+                    max => format!("its restarts are used up (--max-restarts {max})"),
+                };
+                let node = ctx.name(*node);
+                format!("rank {rank} on {node} failed with code {code}; {next}")
             }
             Cause::Merged { other } => format!("another group of this job ({other}) joins"),
             Cause::Finished => "all ranks finished".into(),

@@ -5,11 +5,11 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{self, Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use muster_protocol::codec::{self, Deframer};
-use muster_protocol::local::{Answer, Query, ToAgent};
+use muster_protocol::local::{Answer, Command, Query, ToAgent};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -42,7 +42,7 @@ impl Bed {
         let dir = tempfile::Builder::new().prefix("mst").tempdir().unwrap();
         std::fs::create_dir(dir.path().join("control")).unwrap();
         Bed {
-            mark: format!("MUSTER_TEST_BED={}-{}", std::process::id(), now_ns()),
+            mark: format!("TEST_BED={}-{}", process::id(), now_ns()),
             dir,
             flags: flags.iter().map(|f| (*f).to_owned()).collect(),
             ports: free_ports(NODES),
@@ -72,10 +72,10 @@ impl Bed {
         dir
     }
 
-    fn command(&self, node: usize, argv: &[String], log: &Path) -> Command {
+    fn command(&self, node: usize, argv: &[String], log: &Path) -> process::Command {
         let home = self.home(node);
         let log = File::options().create(true).append(true).open(log).unwrap();
-        let mut command = Command::new(&argv[0]);
+        let mut command = process::Command::new(&argv[0]);
         let (name, value) = self.mark.split_once('=').unwrap();
         let stale = std::env::vars().map(|(name, _)| name).filter(|name| {
             let ours = ["MUSTER_", "PET_", "SLURM_", "NEXTEST", "CARGO"];
@@ -152,7 +152,7 @@ impl Bed {
         let child = self.command(node, &argv, &log).spawn().unwrap();
         self.nodes[node].agent = Some(child);
         self.until("the agent serves", |bed| {
-            UnixStream::connect(bed.socket(node)).is_ok()
+            bed.query(node, Query::Status).is_some()
         });
     }
 
@@ -171,19 +171,35 @@ impl Bed {
 
     /// What the node's agent answers; `None` when none does.
     pub(crate) fn query(&self, node: usize, query: Query) -> Option<Value> {
+        self.ask(node, &ToAgent::Query(query))
+    }
+
+    /// Drains the node by its agent.
+    pub(crate) fn drain(&self, node: usize) {
+        let drain = Command::Drain {
+            node: String::new(),
+            grace_ms: 20_000,
+        };
+        let answer = self.ask(node, &ToAgent::Command(drain));
+        assert!(answer.is_some(), "n{node} does not answer");
+    }
+
+    fn ask(&self, node: usize, question: &ToAgent) -> Option<Value> {
         let mut socket = UnixStream::connect(self.socket(node)).ok()?;
         let timeout = Some(Duration::from_secs(5));
         socket.set_read_timeout(timeout).unwrap();
-        let frame = codec::encode_frame(&ToAgent::Query(query)).unwrap();
+        let frame = codec::encode_frame(question).unwrap();
         socket.write_all(&codec::with_length(&frame)).ok()?;
         let mut deframer = Deframer::default();
         let mut buffer = [0; 4096];
+        let mut parts = Vec::new();
         loop {
-            if let Some(frame) = deframer.next_frame().unwrap() {
-                return match codec::decode_frame(frame).unwrap() {
-                    Answer::Json(text) => Some(serde_json::from_str(&text).unwrap()),
+            while let Some(frame) = deframer.next_frame().unwrap() {
+                match codec::decode_frame(frame).unwrap() {
+                    Answer::Json(text) => return Some(joined(&parts, &text)),
+                    Answer::Part(text) => parts.push(text),
                     Answer::Error(text) => panic!("n{node} refuses: {text}"),
-                };
+                }
             }
             match socket.read(&mut buffer) {
                 Ok(0) | Err(_) => return None,
@@ -196,6 +212,10 @@ impl Bed {
     pub(crate) fn job(&self, node: usize) -> Value {
         let jobs = self.query(node, Query::Jobs).unwrap_or_default();
         jobs[0].clone()
+    }
+
+    pub(crate) fn status(&self, node: usize) -> Value {
+        self.query(node, Query::Status).unwrap_or_default()
     }
 
     /// The entries of one kind in the node's history of the job.
@@ -269,6 +289,13 @@ impl Bed {
         eventually(PATIENCE, "the launcher exits", || {
             launcher.try_wait().unwrap()
         })
+    }
+
+    /// The exit code of the node's agent.
+    pub(crate) fn agent_exit(&mut self, node: usize) -> Option<i32> {
+        let mut agent = self.nodes[node].agent.take().unwrap();
+        let status = eventually(PATIENCE, "the agent exits", || agent.try_wait().unwrap());
+        status.code()
     }
 
     /// The launcher's exit code, and nothing of the node's processes is left but its agent.
@@ -377,9 +404,23 @@ impl Bed {
     }
 }
 
+/// An answer that came in parts is a list, and so is each part.
+fn joined(parts: &[String], last: &str) -> Value {
+    let last: Value = serde_json::from_str(last).unwrap();
+    if parts.is_empty() {
+        return last;
+    }
+    let mut all: Vec<Value> = Vec::new();
+    for part in parts {
+        all.extend(serde_json::from_str::<Vec<Value>>(part).unwrap());
+    }
+    all.extend(last.as_array().cloned().unwrap_or_default());
+    all.into()
+}
+
 /// Ports that are free now, below those that the system gives to anyone.
 fn free_ports(count: usize) -> Vec<u16> {
-    let seed = now_ns() / 1000 + u64::from(std::process::id());
+    let seed = now_ns() / 1000 + u64::from(process::id());
     let start = 20_000 + (seed % 11_000) as u16;
     let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
     let found: Vec<u16> = (start..32_000).filter(free).take(count).collect();
