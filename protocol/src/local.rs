@@ -117,6 +117,9 @@ pub enum ToLauncher {
     Welcome {
         node: NodeId,
         agent_pid: u32,
+        /// How long workers may go on without an agent: after that the others count the node as
+        /// lost.
+        agent_grace_ms: u32,
     },
     /// It was not, and will not be: the launcher says why and exits.
     Refused {
@@ -212,4 +215,7 @@ pub enum Command {
 pub enum Answer {
     Json(String),
     Error(String),
+    /// A part of a list that does not fit into one frame: a JSON array. More parts follow, and the
+    /// last one is a [`Json`](Self::Json).
+    Part(String),
 }

@@ -1,5 +1,7 @@
-//! The command line of Muster: the launcher (`muster run`), and what the other subcommands need.
+//! The command line of Muster: the launcher (`muster run`), and the commands that ask agents.
 
+pub mod demo;
+pub mod query;
 pub mod run;
 mod slurm;
 pub mod sockets;

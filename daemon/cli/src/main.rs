@@ -2,13 +2,13 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-use muster_cli::run;
+use clap::{CommandFactory, Parser, Subcommand};
+use muster_cli::{demo, query, run};
 use muster_daemon::{config::Flags, serve};
 
 /// Keeps a training job running while its nodes come and go.
 #[derive(Debug, Parser)]
-#[command(name = "muster", version, max_term_width = 100)]
+#[command(name = "muster", version, max_term_width = 100, after_help = query::EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -21,6 +21,12 @@ enum Command {
     Run(Box<run::args::RunArgs>),
     /// Run an agent in the foreground: the same as `musterd`.
     Agent(Box<Flags>),
+    #[command(flatten)]
+    Query(query::Query),
+    /// Train on this machine while nodes are killed, drained and added, and check the result.
+    Demo(demo::DemoArgs),
+    #[command(hide = true)]
+    DemoWorker(demo::DemoWorkerArgs),
 }
 
 fn main() -> ExitCode {
@@ -31,5 +37,8 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Run(args) => run::main(*args, &std::env::args_os().collect::<Vec<_>>()),
         Command::Agent(flags) => serve::main(*flags),
+        Command::Query(query) => query::main(query, Cli::command()),
+        Command::Demo(args) => demo::main(&args),
+        Command::DemoWorker(args) => demo::worker(args),
     }
 }

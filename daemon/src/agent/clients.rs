@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::Duration;
 
 use muster_protocol::agent::{ConnId, Event};
@@ -16,7 +15,6 @@ use tokio::sync::mpsc;
 use super::{Client, Input, Node, probe, stores};
 use crate::net::Refusal;
 use crate::socket::{Conn, Receiver};
-use crate::storedir::StoreDir;
 
 /// Between two looks at a launcher that has lost its connection.
 const LOOK: Duration = Duration::from_millis(100);
@@ -34,6 +32,7 @@ impl Node {
         let client = Client {
             sender,
             uid: peer.uid,
+            gid: peer.gid,
             pid: peer.pid,
             launcher: None,
             waiting: None,
@@ -52,8 +51,10 @@ impl Node {
             Ok(ToAgent::Register(reg)) if reg.store => match fds.pop() {
                 Some(fd) => {
                     let tx = self.tx.clone();
+                    let rights = self.clients.get(&conn).map(|c| (c.uid, c.gid));
+                    let Some((uid, gid)) = rights else { return };
                     tokio::spawn(async move {
-                        let store = stores::open(fd).await.map_err(|e| e.to_string());
+                        let store = stores::open(fd, uid, gid).await.map_err(|e| e.to_string());
                         let input = Input::StoreOpened { conn, frame, store };
                         let _ended = tx.send(input).await;
                     });
@@ -71,7 +72,7 @@ impl Node {
         &mut self,
         conn: ConnId,
         frame: &[u8],
-        store: Result<Arc<StoreDir>, String>,
+        store: Result<stores::Store, String>,
     ) {
         match store {
             Ok(store) => {
@@ -91,8 +92,10 @@ impl Node {
         let owner = client.uid.to_string();
         match &frame {
             ToAgent::Query(query) => {
-                let answer = self.answer(query);
-                return self.reply(conn, &answer);
+                for answer in self.answer(query) {
+                    self.reply(conn, &answer);
+                }
+                return;
             }
             ToAgent::Command(command) => return self.command(conn, owner, command.clone()),
             ToAgent::Register(reg) => {
@@ -162,7 +165,7 @@ impl Node {
     fn refuse(&mut self, conn: ConnId, reason: &str) {
         tracing::warn!(reason, "a client was refused");
         let reason = reason.to_owned();
-        self.to_launcher(conn, &ToLauncher::Refused { reason });
+        self.tell_launcher(conn, &ToLauncher::Refused { reason });
     }
 
     /// An agent that was called cannot be talked to: launchers that wait are told, for it may be the
@@ -177,7 +180,7 @@ impl Node {
             .filter_map(|(conn, c)| Some((*conn, c.waiting.clone()?)))
             .collect();
         for (conn, text) in waiting {
-            self.to_launcher(conn, &ToLauncher::Waiting { text });
+            self.tell_launcher(conn, &ToLauncher::Waiting { text });
         }
     }
 

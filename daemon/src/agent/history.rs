@@ -2,16 +2,36 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use muster_protocol::JobKey;
 use muster_protocol::agent::{Notice, Phases};
 use muster_protocol::peers::Peers;
-use muster_protocol::record::{Kind, Record};
+use muster_protocol::record::{Cause, Kind, Record};
+use muster_protocol::{JobKey, NodeId};
 use serde_json::{Value, json};
 
 use super::clock;
 
 /// Entries kept for each job.
 const KEPT: usize = 1_000;
+/// Members spelt out in one entry, so that it fits into half a frame.
+const SPELT: usize = 256;
+
+/// What people call nodes, this one included.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Names<'a> {
+    pub(super) peers: &'a Peers,
+    pub(super) me: NodeId,
+    pub(super) host: &'a str,
+}
+
+impl Names<'_> {
+    fn of(&self, node: NodeId) -> String {
+        if node == self.me {
+            format!("{} ({node})", self.host)
+        } else {
+            self.peers.name(node)
+        }
+    }
+}
 
 #[derive(Debug, Default)]
 pub(super) struct History {
@@ -47,15 +67,20 @@ impl History {
         out
     }
 
+    /// Whether anything is kept of a job of this id.
+    pub(super) fn knows(&self, id: &str) -> bool {
+        self.jobs.keys().any(|key| key.id == id)
+    }
+
     /// Takes a notice in where it is about a job.
-    pub(super) fn take(&mut self, notice: &Notice, peers: &Peers) {
+    pub(super) fn take(&mut self, notice: &Notice, names: Names<'_>) {
         match notice {
             Notice::Decided {
                 key,
                 digest,
                 record,
             } => {
-                let mut fields = record_json(record, peers);
+                let mut fields = record_json(record, names);
                 fields["digest"] = json!(digest.hex());
                 self.add(key, "generation", fields);
             }
@@ -74,7 +99,7 @@ impl History {
                 key,
                 "worker_failed",
                 json!({
-                    "node": peers.name(*node), "rank": exit.rank, "local_rank": exit.local_rank,
+                    "node": names.of(*node), "rank": exit.rank, "local_rank": exit.local_rank,
                     "code": exit.code, "signal": exit.signal, "tail": exit.tail,
                 }),
             ),
@@ -90,14 +115,15 @@ impl History {
 }
 
 /// A generation, for people and programs.
-pub(super) fn record_json(record: &Record, peers: &Peers) -> Value {
+pub(super) fn record_json(record: &Record, names: Names<'_>) -> Value {
     let members: Vec<Value> = record
         .members
         .iter()
+        .take(SPELT)
         .map(|m| {
             let ranks = record.ranks_of(m.node);
             json!({
-                "node": m.node.hex(), "name": peers.name(m.node), "slots": m.slots,
+                "node": m.node.hex(), "name": names.of(m.node), "slots": m.slots,
                 "first_rank": ranks.map(|(first, _)| first),
             })
         })
@@ -112,8 +138,29 @@ pub(super) fn record_json(record: &Record, peers: &Peers) -> Value {
     };
     json!({
         "generation": record.number, "kind": kind, "cause": record.cause.word(),
-        "members": members, "world": record.world(), "restarts_used": record.restarts_used,
+        "about": about(&record.cause, names), "members": members, "nodes": record.members.len(),
+        "members_left_out": record.members.len().saturating_sub(SPELT),
+        "world": record.world(), "restarts_used": record.restarts_used,
     })
+}
+
+/// Whom a cause is about.
+fn about(cause: &Cause, names: Names<'_>) -> Value {
+    match cause {
+        Cause::NodesLost { nodes }
+        | Cause::NodesLeft { nodes }
+        | Cause::NodesJoined { nodes }
+        | Cause::LinksLost { nodes }
+        | Cause::StartFailed { nodes } => {
+            let all: Vec<String> = nodes.iter().take(SPELT).map(|n| names.of(*n)).collect();
+            json!({ "nodes": all })
+        }
+        Cause::WorkerFailed { node, rank, code } => {
+            json!({ "nodes": [names.of(*node)], "rank": rank, "code": code })
+        }
+        Cause::Merged { other } => json!({ "other": other.hex() }),
+        Cause::Formed | Cause::Finished | Cause::Cancelled => json!({}),
+    }
 }
 
 /// The phases of a change in milliseconds, each from the end of the one before it that happened.

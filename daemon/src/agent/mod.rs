@@ -10,7 +10,6 @@ mod stores;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use muster_protocol::agent::{Agent, Config, ConnId, Effect, Event, Flaws, Notice};
@@ -28,7 +27,6 @@ use crate::net::{Identity, Net, NetConfig, NetEvent, Refusal};
 use crate::notify::Notifier;
 use crate::socket::{Conn, Listener, Sender};
 use crate::state::StateDir;
-use crate::storedir::StoreDir;
 
 /// Inputs that may wait for the loop.
 const QUEUE: usize = 1_024;
@@ -81,7 +79,7 @@ pub enum StartError {
 
 /// What reaches the loop from its tasks.
 #[derive(Debug)]
-pub(crate) enum Input {
+enum Input {
     Accepted(Conn),
     Frame {
         conn: ConnId,
@@ -97,7 +95,7 @@ pub(crate) enum Input {
     StoreOpened {
         conn: ConnId,
         frame: Vec<u8>,
-        store: Result<Arc<StoreDir>, String>,
+        store: Result<stores::Store, String>,
     },
     Store {
         key: JobKey,
@@ -145,6 +143,7 @@ impl Handle {
 struct Client {
     sender: Sender,
     uid: u32,
+    gid: u32,
     pid: i32,
     /// Set once it registered a launcher: its id and its guard.
     launcher: Option<(LauncherId, Vec<SocketAddr>)>,
@@ -160,9 +159,10 @@ pub struct Node {
     state: StateDir,
     clients: BTreeMap<ConnId, Client>,
     next_conn: u64,
-    stores: BTreeMap<JobKey, Arc<StoreDir>>,
-    opened: BTreeMap<ConnId, Arc<StoreDir>>,
+    stores: BTreeMap<JobKey, stores::Store>,
+    opened: BTreeMap<ConnId, stores::Store>,
     history: history::History,
+    facts: query::Facts,
     metrics: Metrics,
     health: Health,
     tx: mpsc::Sender<Input>,
@@ -243,6 +243,7 @@ impl Node {
             stores: BTreeMap::new(),
             opened: BTreeMap::new(),
             history: history::History::default(),
+            facts: query::Facts::new(setup.net.secret.is_some()),
             metrics,
             health,
             tx,
@@ -369,7 +370,13 @@ impl Node {
             NetEvent::Message { from, bytes } => {
                 self.metrics.messages_received.inc();
                 match Message::decode(&bytes) {
-                    Ok(message) => self.apply(Event::Message { from, message }),
+                    Ok(message) => {
+                        let answer = matches!(message, Message::Pong { .. });
+                        self.apply(Event::Message { from, message });
+                        if answer && let Some(rtt) = self.core.rtt(from) {
+                            self.metrics.heartbeat_rtt(rtt.to_std());
+                        }
+                    }
                     Err(error) => {
                         tracing::warn!(%from, %error, "a message that cannot be used; cut off");
                         self.net.disconnect(from);
@@ -379,6 +386,7 @@ impl Node {
             NetEvent::Refused { addr, dialled, why } => {
                 tracing::warn!(%addr, %why, "refused");
                 self.metrics.auth_failure(refusal_word(&why));
+                self.facts.refused(addr, why.to_string());
                 // Who is not there yet may still come; anything else has to be put right.
                 let soon = Refusal::Unreachable(std::io::ErrorKind::ConnectionRefused);
                 if dialled && why != soon && why != Refusal::Full {
@@ -437,7 +445,7 @@ impl Node {
                 }
                 Effect::Send { to, message } => self.send(to, &message),
                 Effect::Probe { node, id, guard } => self.probe(node, id, guard),
-                Effect::ToLauncher { conn, frame } => self.to_launcher(conn, &frame),
+                Effect::ToLauncher { conn, frame } => self.tell_launcher(conn, &frame),
                 Effect::Store { key, effect } => self.store(key, effect),
                 Effect::WriteBeacon { key, value } => self.beacon(key, Some(value)),
                 Effect::ReadBeacon { key } => self.beacon(key, None),
@@ -493,7 +501,7 @@ impl Node {
         });
     }
 
-    fn to_launcher(&mut self, conn: ConnId, frame: &ToLauncher) {
+    fn tell_launcher(&mut self, conn: ConnId, frame: &ToLauncher) {
         let Some(client) = self.clients.get_mut(&conn) else {
             return;
         };
@@ -514,8 +522,8 @@ impl Node {
         };
         let (tx, metrics) = (self.tx.clone(), self.metrics.clone());
         let folder = stores::folder(&key);
-        tokio::task::spawn_blocking(move || {
-            let event = stores::carry_out(&store, &folder, effect, &metrics);
+        store.run(move |dir| {
+            let event = stores::carry_out(dir, &folder, effect, &metrics);
             let _ended = tx.blocking_send(Input::Store { key, event });
         });
     }
@@ -526,7 +534,7 @@ impl Node {
         };
         let tx = self.tx.clone();
         let folder = stores::folder(&key);
-        tokio::task::spawn_blocking(move || match write {
+        store.run(move |store| match write {
             Some(value) => {
                 if let Err(error) = store.write_beacon(&folder, value) {
                     tracing::warn!(job = %key, %error, "the beacon cannot be written");
@@ -542,7 +550,13 @@ impl Node {
     }
 
     fn on_notice(&mut self, notice: &Notice) {
-        self.history.take(notice, self.core.peers());
+        let config = self.core.config();
+        let names = history::Names {
+            peers: self.core.peers(),
+            me: config.node,
+            host: &config.host,
+        };
+        self.history.take(notice, names);
         let peers = self.core.peers();
         match notice {
             Notice::Peer { node, state } => {
@@ -606,7 +620,7 @@ impl Node {
     }
 
     fn uuid_of(&self, conn: ConnId) -> Option<StoreUuid> {
-        self.opened.get(&conn).map(|s| s.uuid())
+        self.opened.get(&conn).map(stores::Store::uuid)
     }
 }
 

@@ -1,30 +1,101 @@
 //! Answers to the command line, as JSON.
 
-use muster_protocol::NodeId;
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
 use muster_protocol::job::Job;
 use muster_protocol::local::{Answer, Query};
 use muster_protocol::membership::State;
+use muster_protocol::{NodeId, Time};
 use serde_json::{Value, json};
 
-use super::{Node, history};
+use super::{Node, clock, history};
+
+/// Bytes of JSON in one frame at most.
+const ROOM: usize = muster_protocol::codec::MAX_FRAME / 2;
+
+/// Jobs that a status names.
+const LISTED: usize = 256;
+/// Refusals that `muster doctor` can show.
+const REFUSALS: usize = 16;
+
+/// What the agent keeps for people only.
+#[derive(Debug)]
+pub(super) struct Facts {
+    /// Whether peers have to prove a secret.
+    pub(super) secret: bool,
+    since: Time,
+    /// The newest last; one for each address and reason.
+    refused: VecDeque<(SocketAddr, String, u64)>,
+}
+
+impl Facts {
+    pub(super) fn new(secret: bool) -> Facts {
+        Facts {
+            secret,
+            since: clock::now(),
+            refused: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn refused(&mut self, addr: SocketAddr, why: String) {
+        // The port of a peer that calls changes with every call.
+        self.refused
+            .retain(|(a, w, _)| (a.ip(), w) != (addr.ip(), &why));
+        self.refused.push_back((addr, why, clock::unix_ms()));
+        if self.refused.len() > REFUSALS {
+            self.refused.pop_front();
+        }
+    }
+}
+
+/// A list in as many frames as it needs: every frame but the last is a part.
+fn frames(rows: Vec<Value>) -> Vec<Answer> {
+    let mut out = Vec::new();
+    let mut part = String::from("[");
+    for row in rows {
+        let text = row.to_string();
+        if part.len() > 1 && part.len() + text.len() + 2 > ROOM {
+            part.push(']');
+            out.push(Answer::Part(std::mem::replace(&mut part, "[".into())));
+        }
+        if part.len() > 1 {
+            part.push(',');
+        }
+        part.push_str(&text);
+    }
+    part.push(']');
+    out.push(Answer::Json(part));
+    out
+}
 
 impl Node {
-    pub(super) fn answer(&self, query: &Query) -> Answer {
-        let value = match query {
-            Query::Status => self.status(),
-            Query::Nodes => self.nodes(),
-            Query::Jobs => self.jobs(),
+    pub(super) fn names(&self) -> history::Names<'_> {
+        let config = self.core.config();
+        history::Names {
+            peers: self.core.peers(),
+            me: config.node,
+            host: &config.host,
+        }
+    }
+
+    /// The frames of the answer, in order.
+    pub(super) fn answer(&self, query: &Query) -> Vec<Answer> {
+        match query {
+            Query::Status => vec![Answer::Json(self.status().to_string())],
+            Query::Nodes => frames(self.nodes()),
+            Query::Jobs => frames(self.jobs()),
             Query::Events { job, after } => {
                 let events = self.history.after(job, *after);
                 let known = self.core.jobs().any(|j| j.key().id == *job);
-                if events.is_empty() && !known {
-                    return Answer::Error(format!(
+                if events.is_empty() && !known && !self.history.knows(job) {
+                    return vec![Answer::Error(format!(
                         "no job {job} is known on this agent: `muster jobs` lists them"
-                    ));
+                    ))];
                 }
-                // The newest that fit into one frame; the rest is asked for with `after`.
+                // The oldest that fit into one frame; the rest is asked for with `after`.
                 let mut kept = Vec::new();
-                let mut room = muster_protocol::codec::MAX_FRAME / 2;
+                let mut room = ROOM;
                 for event in events {
                     let size = event.to_string().len() + 2;
                     if size > room {
@@ -33,55 +104,79 @@ impl Node {
                     room -= size;
                     kept.push(event);
                 }
-                Value::Array(kept)
+                vec![Answer::Json(Value::Array(kept).to_string())]
             }
-        };
-        Answer::Json(value.to_string())
+        }
     }
 
     fn status(&self) -> Value {
         let config = self.core.config();
+        let here: Vec<&str> = self
+            .core
+            .jobs()
+            .filter(|j| j.is_live() || j.launcher().is_some())
+            .take(LISTED)
+            .map(|j| j.key().id.as_str())
+            .collect();
+        let refused: Vec<Value> = self
+            .facts
+            .refused
+            .iter()
+            .map(|(addr, why, at)| json!({ "addr": addr, "why": why, "time_ms": at }))
+            .collect();
         json!({
             "node": config.node.hex(), "host": config.host, "version": config.version,
             "cluster": config.cluster, "pid": config.pid, "boot": config.boot.0,
             "listening": self.listening, "draining": self.core.is_draining(),
             "state_dir": self.state.path(),
             "peers_connected": self.core.peers().connected_nodes().count(),
-            "jobs": self.core.jobs().filter(|j| j.is_live() || j.launcher().is_some()).count(),
+            "jobs": here.len(), "job_ids": here,
+            "secret": self.facts.secret,
+            "uptime_ms": clock::now().since(self.facts.since).as_millis(),
+            "refused": refused,
         })
     }
 
-    fn nodes(&self) -> Value {
+    fn nodes(&self) -> Vec<Value> {
         let config = self.core.config();
         let me = json!({
             "node": config.node.hex(), "host": config.host, "self": true, "connected": true,
             "version": config.version, "state": "alive",
             "leaving": self.core.is_draining(),
         });
+        let now = clock::now();
         let others = self.core.peers().map.iter().map(|(node, p)| {
             json!({
                 "node": node.hex(), "self": false, "connected": p.connected, "addr": p.addr,
                 "host": p.hello.as_ref().map(|h| h.host.clone()),
                 "version": p.hello.as_ref().map(|h| h.version.clone()),
                 "state": p.state.map_or(if p.connected { "connected" } else { "unknown" }, state_word),
+                "seen_ms_ago": (p.seen != Time::default()).then(|| now.since(p.seen).as_millis()),
                 "leaving": p.leaving.is_some(),
+                "leaves_because": p.leaving.as_ref().map(|(leave, _)| leave.reason.clone()),
+                "leaves_within_ms": p.leaving.as_ref().map(|(_, until)| until.since(now).as_millis()),
             })
         });
-        Value::Array(std::iter::once(me).chain(others).collect())
+        std::iter::once(me).chain(others).collect()
     }
 
-    fn jobs(&self) -> Value {
-        let rows = self.core.jobs().map(|job| self.job(job));
-        Value::Array(rows.collect())
+    fn jobs(&self) -> Vec<Value> {
+        self.core.jobs().map(|job| self.job(job)).collect()
     }
 
     fn job(&self, job: &Job) -> Value {
         let key = job.key();
         let mut row = match job.head() {
             Some((record, digest)) => {
-                let mut row = history::record_json(record, self.core.peers());
+                let mut row = history::record_json(record, self.names());
                 row["digest"] = json!(digest.hex());
                 row["leader"] = json!(record.leader().map(|n: NodeId| n.hex()));
+                row["here"] = json!(
+                    record
+                        .ranks_of(self.core.config().node)
+                        .map(|(first, slots)| json!({ "first_rank": first, "slots": slots }))
+                );
+                row["max_restarts"] = json!(record.spec.max_restarts);
                 row["min_nodes"] = json!(record.spec.min_nodes);
                 row["max_nodes"] = json!(record.spec.max_nodes);
                 row
@@ -103,5 +198,44 @@ fn state_word(state: State) -> &'static str {
         State::Suspect => "suspect",
         State::Away { .. } => "away",
         State::Lost { .. } => "lost",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_list_comes_in_parts_that_each_fit() {
+        let rows: Vec<Value> = (0..1024)
+            .map(|n| json!({ "n": n, "text": "x".repeat(200) }))
+            .collect();
+        let all = frames(rows.clone());
+        assert!(all.len() > 2);
+        let mut joined = Vec::new();
+        for (at, answer) in all.iter().enumerate() {
+            assert!(muster_protocol::codec::encode_frame(answer).is_ok());
+            let text = match answer {
+                Answer::Part(text) if at + 1 < all.len() => text,
+                Answer::Json(text) if at + 1 == all.len() => text,
+                other => panic!("{at}: {other:?}"),
+            };
+            joined.extend(serde_json::from_str::<Vec<Value>>(text).unwrap());
+        }
+        assert_eq!(joined, rows);
+        assert_eq!(frames(Vec::new()), [Answer::Json("[]".into())]);
+    }
+
+    #[test]
+    fn refusals_are_kept_once_for_each_host_and_reason() {
+        let mut facts = Facts::new(false);
+        for port in 1..100 {
+            facts.refused(([10, 0, 0, 1], port).into(), "wrong secret".into());
+        }
+        assert_eq!(facts.refused.len(), 1);
+        for host in 1..100 {
+            facts.refused(([10, 0, 0, host], 1).into(), "wrong secret".into());
+        }
+        assert_eq!(facts.refused.len(), REFUSALS);
     }
 }

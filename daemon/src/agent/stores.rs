@@ -3,18 +3,75 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use muster_protocol::JobKey;
 use muster_protocol::storelog::{CreateOutcome, Effect, Event, ReadOutcome};
+use muster_protocol::{JobKey, StoreUuid};
 
 use crate::metrics::Metrics;
 use crate::storedir::{Create, Read, StoreDir, StoreError};
 
+/// A job's store, and whose rights apply in it: a descriptor carries none for creating files.
+#[derive(Clone, Debug)]
+pub(super) struct Store {
+    dir: Arc<StoreDir>,
+    uid: u32,
+    gid: u32,
+}
+
+impl Store {
+    pub(super) fn uuid(&self) -> StoreUuid {
+        self.dir.uuid()
+    }
+
+    /// Runs a blocking operation on a thread of its own, with the rights of the store's user.
+    pub(super) fn run(self, act: impl FnOnce(&StoreDir) + Send + 'static) {
+        tokio::task::spawn_blocking(move || {
+            let _rights = Rights::of(self.uid, self.gid);
+            act(&self.dir);
+        });
+    }
+}
+
 /// Opens the directory that a launcher passed, and probes that it keeps create-only promises.
-pub(super) async fn open(fd: OwnedFd) -> Result<Arc<StoreDir>, StoreError> {
-    let opened = tokio::task::spawn_blocking(move || StoreDir::open(fd)).await;
+pub(super) async fn open(fd: OwnedFd, uid: u32, gid: u32) -> Result<Store, StoreError> {
+    let opened = tokio::task::spawn_blocking(move || {
+        let _rights = Rights::of(uid, gid);
+        StoreDir::open(fd)
+    })
+    .await;
     match opened {
-        Ok(result) => result.map(Arc::new),
+        Ok(result) => result.map(|dir| Store {
+            dir: Arc::new(dir),
+            uid,
+            gid,
+        }),
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    }
+}
+
+/// The file-system rights of another user, for this thread, until dropped. Only root can take them
+/// on; any other agent works with its own.
+struct Rights(Option<(i32, i32)>);
+
+impl Rights {
+    fn of(uid: u32, gid: u32) -> Rights {
+        if !rustix::process::geteuid().is_root() || uid == 0 {
+            return Rights(None);
+        }
+        // Safety: both calls only change this thread's credentials and cannot fail harmfully: what
+        // they refuse is refused again, with an error, by the file operation.
+        Rights(Some(unsafe { (libc::setfsgid(gid), libc::setfsuid(uid)) }))
+    }
+}
+
+impl Drop for Rights {
+    fn drop(&mut self) {
+        if let Some((gid, uid)) = self.0 {
+            // Safety: as above; this goes back to the agent's own.
+            unsafe {
+                libc::setfsuid(uid.cast_unsigned());
+                libc::setfsgid(gid.cast_unsigned());
+            }
+        }
     }
 }
 

@@ -197,6 +197,24 @@ impl Inputs {
 
 /// Puts the layers together, checks every value, and reads the cluster secret.
 pub fn load(inputs: &Inputs) -> Result<(AgentConfig, Effective), ConfigError> {
+    let (config, effective) = read(inputs)?;
+    check_secret(&config)?;
+    Ok((config, effective))
+}
+
+/// Whether an agent may listen as it is told to: other hosts only with a secret, or `insecure`.
+pub fn check_secret(config: &AgentConfig) -> Result<(), ConfigError> {
+    if config.secret.is_none() && !config.insecure {
+        let reachable = config.listen.iter().find(|a| !a.ip().is_loopback());
+        if let Some(&listen) = reachable {
+            return Err(ConfigError::NoSecret { listen });
+        }
+    }
+    Ok(())
+}
+
+/// Like [`load`], without its last step, [`check_secret`]: for those who look and start no agent.
+pub fn read(inputs: &Inputs) -> Result<(AgentConfig, Effective), ConfigError> {
     let mut layers = Layers::new(inputs)?;
     let config = AgentConfig {
         cluster: layers.get("cluster", parse::cluster)?,
@@ -225,12 +243,6 @@ pub fn load(inputs: &Inputs) -> Result<(AgentConfig, Effective), ConfigError> {
         ));
     }
     let secret = secret::find(&mut layers, inputs)?;
-    if secret.is_none() && !config.insecure {
-        let reachable = config.listen.iter().find(|a| !a.ip().is_loopback());
-        if let Some(&listen) = reachable {
-            return Err(ConfigError::NoSecret { listen });
-        }
-    }
     Ok((AgentConfig { secret, ..config }, layers.into_effective()))
 }
 

@@ -35,6 +35,7 @@ use rustix::io::Errno;
 pub use blob::BlobError;
 pub use dir::MAX_BLOB;
 use dir::{BlobDir, Loaded, SaveError};
+pub use place::check as refused_file_system;
 
 const LOCK: &str = "lock";
 const IDENTITY: &str = "identity";

@@ -2,7 +2,10 @@
 //! an fsync that means it. Network file systems are refused, because a second agent on another
 //! host could hold "the same" lock.
 
-use std::os::fd::BorrowedFd;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 
 use rustix::fs::{fstat, fstatfs};
 
@@ -52,6 +55,12 @@ fn mount_type(mountinfo: &str, major: u32, minor: u32) -> Option<&str> {
         let (before, after) = line.split_once(" - ")?;
         (before.split(' ').nth(2) == Some(device.as_str())).then(|| after.split(' ').next())?
     })
+}
+
+/// The name of the file system of a directory when it is one that a state directory must not be on.
+pub fn check(dir: &Path) -> io::Result<Option<String>> {
+    let dir = File::open(dir)?;
+    Ok(refused_file_system(dir.as_fd())?)
 }
 
 /// The name of the file system of `dir` when it is one that a state directory must not be on.

@@ -19,6 +19,8 @@ use crate::wire::{Advert, Hello, JobMessage, Leave, MAX_JOBS, Message};
 
 /// Between heartbeats that a start waits for.
 const URGENT: Span = Span::from_millis(20);
+/// Jobs whose end is remembered.
+const MAX_ENDED: usize = MAX_JOBS / 2;
 /// Heartbeats under way that are remembered, per peer.
 const MAX_SENT: usize = 32;
 
@@ -110,6 +112,11 @@ impl Agent {
 
     pub fn peers(&self) -> &Peers {
         &self.peers
+    }
+
+    /// The smoothed round trip to a watched peer.
+    pub fn rtt(&self, node: NodeId) -> Option<Span> {
+        self.detector.peer(&node).and_then(|p| p.rtt)
     }
 
     pub fn is_draining(&self) -> bool {
@@ -419,6 +426,7 @@ impl Agent {
         let frame = ToLauncher::Welcome {
             node: self.cfg.node,
             agent_pid: self.cfg.pid,
+            agent_grace_ms: u32::try_from(self.cfg.agent_grace.as_millis()).unwrap_or(u32::MAX),
         };
         self.effects.push_back(Effect::ToLauncher { conn, frame });
         self.with_job(&key, now, Job::drive);
@@ -468,6 +476,11 @@ impl Agent {
                         "no job {job} of yours is known here: `muster jobs` lists them"
                     )));
                 };
+                if self.jobs.get(&key).is_none_or(|j| j.launcher().is_none()) {
+                    return Err(Error::Refused(format!(
+                        "job {job} has no launcher on this node: cancel it on a node where it runs"
+                    )));
+                }
                 self.with_job(&key, now, |job, ctx| {
                     job.cancel(ctx);
                     job.drive(ctx);
@@ -660,6 +673,7 @@ impl Agent {
         for key in forget {
             self.forget(&key);
         }
+        self.forget_oldest();
         self.ping_urgent(now);
     }
 
@@ -674,6 +688,21 @@ impl Agent {
         {
             self.jobs.remove(key);
             self.heads.remove(key);
+        }
+    }
+
+    /// The ends of jobs are remembered for nodes that missed them; of many only the newest.
+    fn forget_oldest(&mut self) {
+        let ended = |j: &Job| j.is_idle() && j.poll_effect_is_empty();
+        if self.jobs.values().filter(|j| ended(j)).count() <= MAX_ENDED {
+            return;
+        }
+        let oldest = self.jobs.iter().filter(|(_, j)| ended(j));
+        let oldest = oldest.min_by_key(|(_, j)| j.installed_at());
+        if let Some(key) = oldest.map(|(k, _)| k.clone()) {
+            self.jobs.remove(&key);
+            self.heads.remove(&key);
+            self.effects.push_back(Effect::Forget { key });
         }
     }
 

@@ -9,6 +9,9 @@ use crate::ids::{Boot, Digest, JobKey};
 use crate::paxos::Acceptor;
 use crate::record::{CommitRef, Record};
 
+/// The most ends of earlier lineages that are kept; such records are small.
+const MAX_ENDED: usize = 8;
+
 /// The durable state of one job on one agent. Written whole, before anything that depends on it is
 /// said to anybody.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -16,6 +19,9 @@ pub struct Durable {
     pub key: JobKey,
     /// The newest record known to be decided.
     pub head: Option<Arc<Record>>,
+    /// How the lineages before this one ended, the newest last: whoever comes back with a
+    /// generation of one of them learns it here, though nobody else may still hold it.
+    pub ended: Vec<Arc<Record>>,
     /// The boot in which the head was learnt (R7).
     pub learned: Boot,
     /// An undecided birth that this agent has accepted (R2).
@@ -31,6 +37,7 @@ impl Durable {
         Durable {
             key,
             head: None,
+            ended: Vec::new(),
             learned: Boot::default(),
             bound: None,
             acceptor: Acceptor::default(),
@@ -48,6 +55,13 @@ impl Durable {
 
     /// Makes `record` the head; whatever was voted about the one before is settled with it.
     pub fn install(&mut self, record: Arc<Record>, boot: Boot) {
+        if let Some(old) = self.head.take()
+            && old.kind.is_terminal()
+        {
+            self.ended.push(old);
+            let surplus = self.ended.len().saturating_sub(MAX_ENDED);
+            self.ended.drain(..surplus);
+        }
         self.head = Some(record);
         self.learned = boot;
         self.bound = None;

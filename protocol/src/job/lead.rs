@@ -168,11 +168,11 @@ impl Job {
         }
         if lead.attempt == 0 {
             // A generation that an earlier run of this agent has started goes on.
-            let running = lead.statuses.values().any(|(s, _)| s.started.is_some());
+            let running = lead.statuses.values().filter_map(|(s, _)| s.started).max();
             let local = self.local.as_mut().filter(|l| l.conn.is_some());
             let Some(local) = local else { return };
-            if local.running == Some(digest) && running {
-                lead.attempt = 1;
+            if let (true, Some(attempt)) = (local.running == Some(digest), running) {
+                lead.attempt = attempt;
                 lead.changed_told = true;
                 return;
             }
@@ -183,13 +183,17 @@ impl Job {
             // The launcher names another one once this one is used; a start that never got that
             // far leaves it free.
             let port = local.master_port;
-            lead.attempt = 1;
+            // Another boot, another attempt: the port of an order that an earlier run of this agent
+            // gave is not known any more.
+            let boots = ctx.cfg.boot.0.saturating_sub(self.durable.learned.0);
+            let attempt = u32::try_from(boots).unwrap_or(u32::MAX - 1) + 1;
+            lead.attempt = attempt;
             lead.run_at = Some(ctx.now);
             let why = self.why(ctx, record);
             let restart_count = u32::try_from(record.number - 1).unwrap_or(u32::MAX);
             for m in &record.members {
                 let action = Action::Run {
-                    attempt: 1,
+                    attempt,
                     master_port: port,
                     restart_count,
                     why: why.clone(),

@@ -46,6 +46,8 @@ pub(super) struct Mine {
     /// A start that waits for the lease.
     pending: Option<Start>,
     barrier: barrier::Node,
+    /// Since when its workers are stopped.
+    paused: Option<Time>,
     /// When workers were adopted from the agent's last run, whose lease nobody remembers.
     adopted: Time,
 }
@@ -66,6 +68,7 @@ impl Mine {
             attempt: 0,
             pending: None,
             barrier: barrier::Node::new(digest),
+            paused: None,
             adopted: Time::ZERO,
         }
     }
@@ -136,7 +139,9 @@ impl Job {
                 .get_or_insert_with(|| Mine::new(digest, ctx.cfg.boot));
             if running == Some(digest) {
                 mine.status.started = mine.status.started.or(Some(1));
-                mine.status.gone = false;
+                if std::mem::take(&mut mine.status.gone) {
+                    mine.status.stopped = false;
+                }
                 mine.changed = true;
                 mine.adopted = ctx.now;
             }
@@ -190,17 +195,24 @@ impl Job {
             }
             return;
         }
+        // Whatever runs is of an earlier generation, perhaps of one that the head before was to
+        // replace and never did: the launcher knows only those that it was told to start.
+        let running = self.local.as_ref().and_then(|l| l.running);
+        let running = running.or(before).filter(|old| *old != digest);
         if self.is_member(ctx) {
+            if let Some(old) = running {
+                let grace = record.spec.loss_grace_ms;
+                self.stop_launcher(old, grace, "the next generation was decided");
+            }
             self.member = Some(Mine::new(digest, ctx.cfg.boot));
             self.applicant.told.clear();
             return;
         }
+        if let Some(old) = running {
+            self.stop_launcher(old, 0, "this node is no longer a member");
+        }
         if was.is_none() {
             return;
-        }
-        // Decided without us.
-        if let Some(old) = before {
-            self.stop_launcher(old, 0, "this node is no longer a member");
         }
         let leaves = self
             .local
@@ -374,6 +386,7 @@ impl Job {
         };
         let record = head.record.clone();
         let lead = self.acting_leader(ctx, &record);
+        self.drive_vacant(ctx, &record);
         // This node's own voter acknowledges without a message.
         let digest = self.head_digest();
         if self.grants_lease(ctx, digest) {
@@ -385,6 +398,7 @@ impl Job {
         let cancel = self.local.as_ref().is_some_and(|l| l.cancel);
         self.seq += 1;
         let seq = self.seq;
+        self.explain_pause(ctx, &record);
         let Some(mine) = &mut self.member else {
             return;
         };
@@ -418,6 +432,53 @@ impl Job {
         } else {
             self.wake_at(due, "say the status again");
         }
+    }
+
+    /// A member whose workers are stopped, while no new generation comes, says what it waits for.
+    fn explain_pause(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let Some(mine) = self.member.as_mut().filter(|m| m.status.stopped) else {
+            return;
+        };
+        let since = *mine.paused.get_or_insert(ctx.now);
+        let due = since + REPEAT;
+        if ctx.now < due {
+            return self.wake_at(due, "say what the job waits for");
+        }
+        // The leader sees more, and tells its own launcher.
+        if self.acting_leader(ctx, record) != Some(ctx.me())
+            && let Some(wait) = self.live().map(|h| self.wait_of_running(ctx, h, ctx.me()))
+        {
+            let text = self.explain(ctx, &wait);
+            self.tell_waiting(text);
+        }
+    }
+
+    /// The generation counts on a launcher here, and there is none: it died while this agent was
+    /// away, or before the generation was decided. After a moment to come back it counts as dead.
+    fn drive_vacant(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let mine = record.member(ctx.me()).filter(|m| m.state == ctx.cfg.state);
+        let Some(member) = mine.filter(|m| self.launcher() != Some(m.launcher)) else {
+            self.vacant_since = None;
+            return;
+        };
+        if self.member.as_ref().is_some_and(|m| m.status.gone) {
+            return;
+        }
+        let since = *self.vacant_since.get_or_insert(ctx.now);
+        let dead = since + ctx.cfg.suspect_after.times(2);
+        if self.launcher().is_none() && ctx.now < dead {
+            return self.wake_at(dead, "a launcher that should come back");
+        }
+        let digest = self.head_digest();
+        let mut gone = Mine::new(digest, ctx.cfg.boot);
+        gone.status.gone = true;
+        gone.status.stopped = true;
+        self.member = Some(gone);
+        let launcher = member.launcher;
+        self.notice(Notice::Trouble {
+            key: self.key.clone(),
+            text: format!("launcher {launcher} of this node is gone"),
+        });
     }
 
     // ---- the lease (R16) ----
@@ -481,10 +542,6 @@ impl Job {
         }
         if let Some(local) = &mut self.local {
             local.running = Some(start.digest);
-            if local.master_port == start.master.port() {
-                // Used up: the launcher holds another one for the next generation.
-                local.master_port = 0;
-            }
         }
         self.tell_launcher(ToLauncher::Start(start));
     }

@@ -89,6 +89,8 @@ pub struct Job {
     desk: birth::Desk,
     local: Option<member::Local>,
     member: Option<member::Mine>,
+    /// Since when the launcher that the head counts on is missing here.
+    vacant_since: Option<Time>,
     voter: voter::Leases,
     lead: Option<lead::Lead>,
     proposal: Option<propose::Proposal>,
@@ -137,6 +139,7 @@ impl Job {
             desk: birth::Desk::default(),
             local: None,
             member: None,
+            vacant_since: None,
             voter: voter::Leases::default(),
             lead: None,
             proposal: None,
@@ -176,6 +179,10 @@ impl Job {
 
     pub(crate) fn conn(&self) -> Option<ConnId> {
         self.local.as_ref().and_then(|l| l.conn)
+    }
+
+    pub(crate) fn installed_at(&self) -> Time {
+        self.installed_at
     }
 
     /// Why the job waits, for people; empty when it does not.
@@ -423,8 +430,10 @@ impl Job {
         if let Some(head) = &self.head
             && head.digest != have
         {
-            let record = head.record.clone();
-            self.send(ctx, from, JobMessage::Decided { record });
+            let head = head.record.clone();
+            for record in self.durable.ended.clone().into_iter().chain([head]) {
+                self.send(ctx, from, JobMessage::Decided { record });
+            }
         }
     }
 

@@ -142,6 +142,18 @@ impl Job {
             a.survivors.retain(|m| !dropped.contains(&m.node));
             a.unlinked = dropped;
         }
+        let planned = self.lead.as_ref().is_some_and(|l| l.planned.is_some());
+        if !(planned || a.is_broken() || a.cancel || a.failed.is_some() || a.finished)
+            && a.leaving.is_empty()
+        {
+            // Stopped by a deputy, or by a cause that is gone by now: they do not come back by
+            // themselves.
+            let idle = |m: &&Member| {
+                let status = self.status_of(m.node);
+                status.is_some_and(|s| s.stopped && !s.finished)
+            };
+            a.dark = a.survivors.iter().filter(idle).map(|m| m.node).collect();
+        }
         a
     }
 

@@ -270,10 +270,13 @@ impl Job {
 
     /// A coordinator asks this node, as the first member of a birth, to claim it.
     pub(super) fn on_claim_birth(&mut self, ctx: &mut Ctx<'_>, record: Arc<Record>) {
+        let member = self.is_member(ctx);
+        let launcher = self.launcher();
         let Some(store) = self.store.as_mut() else {
             return;
         };
         if record.leader() != Some(ctx.cfg.node)
+            || record.members.first().map(|m| m.launcher) != launcher
             || record.arbiter != Arbiter::Store(store.uuid)
             || store.claiming.is_some()
             || store.broken.is_some()
@@ -281,12 +284,9 @@ impl Job {
             return;
         }
         let tail = store.log.tail();
-        if !tail.complete
-            || self
-                .head
-                .as_ref()
-                .is_some_and(|h| !h.record.kind.is_terminal())
-        {
+        // A member of what runs goes on by way of its leader; one that came back without its state
+        // is a stranger there like any other.
+        if !tail.complete || member {
             return;
         }
         let mut record = (*record).clone();
@@ -295,9 +295,9 @@ impl Job {
             Some((last, digest, _)) if last.kind.is_terminal() => record.parent = digest,
             Some((last, digest, _)) => {
                 // A running generation whose members are all away: a stranger takes it over (R14).
-                let orphan = store
-                    .seen
-                    .is_some_and(|(_, at)| ctx.now.since(at) >= ctx.cfg.orphan_after);
+                let orphan = store.seen.is_some_and(|(_, at)| {
+                    ctx.now.since(at.max(tail.last_changed)) >= ctx.cfg.orphan_after
+                });
                 if !orphan || last.spec != record.spec {
                     return;
                 }
@@ -319,10 +319,11 @@ impl Job {
 
     fn drive_beacon(&mut self, ctx: &mut Ctx<'_>) {
         let every = Span(ctx.cfg.orphan_after.0 / 5);
-        let leads = self
-            .live()
-            .is_some_and(|h| h.record.leader() == Some(ctx.me()));
-        let waits = self.live().is_none();
+        let waits = !self.is_member(ctx);
+        let leads = !waits
+            && self
+                .live()
+                .is_some_and(|h| h.record.leader() == Some(ctx.me()));
         let Some(store) = &mut self.store else { return };
         if !leads && !waits {
             return;

@@ -750,9 +750,10 @@ impl Conductor {
             let ns = every / 2 + self.rng.below(every);
             self.after(ns, Item::Checkpoint);
         }
-        let Some((leader, step)) = self.training_leader() else {
+        let Some((leader, _)) = self.training() else {
             return Ok(());
         };
+        let step = self.now / super::launcher::STEP;
         self.checkpoints += 1;
         let mut manifest = [0xc0; 32];
         manifest[24..].copy_from_slice(&self.checkpoints.to_be_bytes());
@@ -764,15 +765,14 @@ impl Conductor {
         }))
     }
 
-    /// The leader of a generation all of whose members train, and the step they are at.
-    fn training_leader(&self) -> Option<(usize, u64)> {
+    /// A generation all of whose members train, with its leader's index.
+    pub(super) fn training(&self) -> Option<(usize, muster_protocol::Digest)> {
         let trains = |n: &super::world::Node, d| {
             let run = n.launcher.as_ref().and_then(|l| l.training());
             run.is_some_and(|r| r.start.digest == d)
         };
         self.world.nodes.iter().enumerate().find_map(|(i, n)| {
-            let run = n.launcher.as_ref()?.training()?;
-            let digest = run.start.digest;
+            let digest = n.launcher.as_ref()?.training()?.start.digest;
             let record = self.world.truth.records.get(&digest)?;
             let all = |id| {
                 self.world
@@ -781,8 +781,7 @@ impl Conductor {
                     .any(|o| o.id == id && trains(o, digest))
             };
             let complete = record.members.iter().all(|m| all(m.node));
-            (record.leader() == Some(n.id) && n.agent.is_some() && complete)
-                .then_some((i, self.now / super::launcher::STEP))
+            (record.leader() == Some(n.id) && complete).then_some((i, digest))
         })
     }
 

@@ -141,9 +141,13 @@ impl Conductor {
             }
             Fault::Stubborn { node } => return self.step(Step::Stubborn { node }),
             Fault::Finish => {
+                // The last step is everybody's: only a generation that is whole gets there.
+                let Some(digest) = self.training().map(|(_, digest)| digest) else {
+                    return Ok(());
+                };
                 for node in 0..n {
                     let ns = self.rng.below(300 * MS);
-                    self.after(ns, Item::Do(Step::Finish { node }));
+                    self.after(ns, Item::Do(Step::Finish { node, digest }));
                 }
             }
             Fault::StartTrouble { node, times } => {

@@ -319,16 +319,15 @@ impl Launcher {
     }
 
     /// All workers exit 0.
-    pub fn finish(&mut self) -> Option<(Digest, ToAgent)> {
-        let run = self.run.as_ref()?;
+    pub fn finish(&mut self, digest: Digest) -> Option<ToAgent> {
+        let run = self.run.as_ref().filter(|r| r.start.digest == digest)?;
         if run.phase != Phase::Running || run.exit.is_some() || run.installed.is_some() {
             return None;
         }
-        let digest = run.start.digest;
         self.run = None;
         let frame = ToAgent::Finished { digest };
         self.facts.push(frame.clone());
-        Some((digest, frame))
+        Some(frame)
     }
 
     /// The user's wish, told to every agent that comes.

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use muster_protocol::Digest;
 use muster_protocol::record::{Arbiter, Record};
-use muster_protocol::{Digest, NodeId};
 
 use super::clock::SEC;
 use super::truth::{Holder, majority};
@@ -88,12 +88,7 @@ pub fn settled(world: &World) -> State {
     let launchers: Vec<usize> = (0..world.nodes.len())
         .filter(|i| world.nodes[*i].launcher.is_some())
         .collect();
-    let tips: Vec<(Digest, Arc<Record>)> = world
-        .truth
-        .tips()
-        .into_iter()
-        .filter(|(digest, record)| matters(world, digest, record))
-        .collect();
+    let tips = world.truth.tips();
     let min = world.setup.spec.min_nodes;
     let whole = tips.iter().find(|(d, r)| runs_whole(world, d, r).is_none());
     if let Some(error) = leftover(world, &tips) {
@@ -127,16 +122,6 @@ pub fn settled(world: &World) -> State {
         Some(node) if !full => State::Not(LivenessError::LeftOut { node: *node }),
         _ => State::Runs(*digest),
     }
-}
-
-/// Whether any agent still holds this generation, so that it could go on.
-fn matters(world: &World, digest: &Digest, record: &Record) -> bool {
-    let held = |node: NodeId| {
-        let disk = world.truth.disks.get(&node);
-        disk.is_some_and(|(_, d)| d.head_digest() == *digest)
-    };
-    let stored = matches!(record.arbiter, Arbiter::Store(_));
-    stored || world.nodes.iter().any(|n| held(n.id))
 }
 
 /// Whether the arbiter of what follows is still there.

@@ -138,6 +138,7 @@ pub enum Step {
     },
     Finish {
         node: usize,
+        digest: Digest,
     },
     Stubborn {
         node: usize,

@@ -354,22 +354,21 @@ impl Truth {
             .collect()
     }
 
-    /// The newest decided records: those that train and that no decided record follows.
+    /// What the job can go on from: in each lineage the newest record that any disk or the log
+    /// holds, where that is a generation that trains.
     pub fn tips(&self) -> Vec<(Digest, Arc<Record>)> {
-        let decided: BTreeMap<Digest, Arc<Record>> = self
-            .records
-            .iter()
-            .filter(|(d, r)| match r.number {
-                // Whether the proposer of a birth decided it shows only in what was announced.
-                1 => self.announced.contains_key(*d),
-                _ => self.is_decided(d),
-            })
-            .map(|(d, r)| (*d, r.clone()))
-            .collect();
-        let followed: BTreeSet<Digest> = decided.values().map(|r| r.parent).collect();
-        decided
-            .into_iter()
-            .filter(|(d, r)| r.kind == Kind::Next && !followed.contains(d))
+        let mut newest: BTreeMap<Digest, (Digest, Arc<Record>)> = BTreeMap::new();
+        let held = self.disks.values().filter_map(|(_, d)| d.head.clone());
+        let claimed = self.latest_claim().map(|(_, r, _)| r.clone());
+        for record in held.chain(claimed) {
+            let known = newest.get(&record.lineage());
+            if known.is_none_or(|(_, k)| k.number < record.number) {
+                newest.insert(record.lineage(), (record.digest(), record));
+            }
+        }
+        newest
+            .into_values()
+            .filter(|(_, r)| r.kind == Kind::Next)
             .collect()
     }
 }

@@ -532,9 +532,9 @@ impl World {
                     self.launcher_out(node, vec![Out::Say(frame)], now);
                 }
             }
-            Step::Finish { node } => {
+            Step::Finish { node, digest } => {
                 if let Some(l) = &mut self.nodes[node].launcher
-                    && let Some((digest, frame)) = l.finish()
+                    && let Some(frame) = l.finish(digest)
                 {
                     self.launcher_out(node, vec![Out::Died(digest), Out::Say(frame)], now);
                 }

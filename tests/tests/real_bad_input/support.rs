@@ -416,12 +416,25 @@ pub(crate) fn query(socket: &Path, query: Query) -> Option<Value> {
     stream.write_all(&codec::with_length(&frame)).ok()?;
     let mut deframer = Deframer::default();
     let mut buffer = [0; 4096];
+    let mut parts = Vec::new();
     loop {
         if let Some(frame) = deframer.next_frame().unwrap() {
-            return match codec::decode_frame(frame).unwrap() {
-                Answer::Json(text) => Some(serde_json::from_str(&text).unwrap()),
-                Answer::Error(_) => None,
-            };
+            match codec::decode_frame(frame).unwrap() {
+                Answer::Json(text) => {
+                    return Some(match serde_json::from_str(&text).unwrap() {
+                        Value::Array(last) => {
+                            parts.extend(last);
+                            Value::Array(parts)
+                        }
+                        other => other,
+                    });
+                }
+                Answer::Part(text) => {
+                    parts.extend(serde_json::from_str::<Vec<Value>>(&text).unwrap());
+                    continue;
+                }
+                Answer::Error(_) => return None,
+            }
         }
         let n = stream.read(&mut buffer).ok().filter(|n| *n > 0)?;
         deframer.push(&buffer[..n]);

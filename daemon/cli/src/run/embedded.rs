@@ -2,7 +2,7 @@
 //! several nodes need a first peer to call and the cluster secret, but no daemon.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -283,12 +283,6 @@ fn state(plan: &Plan) -> anyhow::Result<(StateDir, Option<tempfile::TempDir>)> {
 
 fn socket_path() -> anyhow::Result<PathBuf> {
     let dir = sockets::embedded_dir();
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&dir)
-        .with_context(|| format!("cannot create {}", dir.display()))?;
-    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o700))
-        .with_context(|| format!("{} belongs to another user", dir.display()))?;
-    Ok(dir.join(format!("run-{}.sock", std::process::id())))
+    sockets::prepare_dir(&dir).context("there is no place for the agent's socket")?;
+    Ok(sockets::embedded_socket(&dir, std::process::id()))
 }

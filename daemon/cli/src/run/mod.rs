@@ -183,8 +183,15 @@ fn register(plan: &Plan, launcher: LauncherId, guard_port: u16) -> Register {
         store: plan.store.is_some(),
         pid: std::process::id(),
         command: plan.command_line(),
-        log_dir: plan.logs.dir.as_ref().map(|d| d.display().to_string()),
+        log_dir: log_dir(plan, launcher),
     }
+}
+
+/// Where `muster logs` finds the output: the folder that [`logs::LogRoot`] makes, where the user named its place.
+fn log_dir(plan: &Plan, launcher: LauncherId) -> Option<String> {
+    let base = std::path::absolute(plan.logs.dir.as_ref()?).ok()?;
+    let dir = base.join(format!("{}_{launcher}", plan.job));
+    dir.into_os_string().into_string().ok()
 }
 
 /// Opens the store's directory, to hand it to the agent, which never opens a path that a user named.

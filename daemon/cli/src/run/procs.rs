@@ -36,6 +36,11 @@ fn parent_and_state(pid: i32) -> Option<(i32, u8)> {
     Some((parent, state))
 }
 
+/// A process's parent; `None` when it is gone.
+pub fn parent(pid: i32) -> Option<i32> {
+    parent_and_state(pid).map(|(parent, _)| parent)
+}
+
 /// Whether a process still runs: neither gone nor a zombie.
 pub fn is_running(pid: i32) -> bool {
     parent_and_state(pid).is_some_and(|(_, state)| state != b'Z' && state != b'X')

@@ -79,6 +79,7 @@ impl Agent {
         self.send(ToLauncher::Welcome {
             node: NodeId([1; 32]),
             agent_pid: std::process::id(),
+            agent_grace_ms: 30_000,
         });
     }
 

@@ -166,6 +166,9 @@ pub struct Session {
     failures: Vec<WorkerExit>,
     interrupts: u32,
     leave_by: Option<(Time, i32)>,
+    /// How long workers may go on without an agent, and until when they may now.
+    agent_grace: Option<Span>,
+    alone_by: Option<Time>,
     waiting: String,
     effects: VecDeque<Effect>,
 }
@@ -186,6 +189,8 @@ impl Session {
             failures: Vec::new(),
             interrupts: 0,
             leave_by: None,
+            agent_grace: None,
+            alone_by: None,
             waiting: String::new(),
             effects: VecDeque::new(),
         }
@@ -205,7 +210,11 @@ impl Session {
         let leave = self
             .leave_by
             .map(|(at, _)| (at, "the time to leave is over"));
-        kill.into_iter().chain(leave).min_by_key(|(at, _)| *at)
+        let alone = self.alone_by.map(|at| (at, "no agent for too long"));
+        kill.into_iter()
+            .chain(leave)
+            .chain(alone)
+            .min_by_key(|(at, _)| *at)
     }
 
     /// Whether workers were started and something of them may still run.
@@ -221,7 +230,10 @@ impl Session {
     pub fn handle(&mut self, event: Event, now: Time) {
         match event {
             Event::LinkUp => self.link_up(),
-            Event::LinkDown => self.link = false,
+            Event::LinkDown => {
+                self.link = false;
+                self.alone_by = self.agent_grace.map(|grace| now + grace);
+            }
             Event::Frame(frame) => self.frame(frame, now),
             Event::Verified {
                 digest,
@@ -260,6 +272,13 @@ impl Session {
         if let Some((_, code)) = self.leave_by.take_if(|(at, _)| now >= *at) {
             self.say("the agent did not take this node out in time: stopping its workers");
             self.end(code, String::new(), now);
+        }
+        if self.alone_by.take_if(|at| now >= *at).is_some()
+            && self.current.as_ref().is_some_and(|c| c.stopping.is_none())
+        {
+            self.say("the agent is away for too long: stopping the workers");
+            let grace = self.register.spec.loss_grace();
+            self.begin_stop(libc::SIGTERM, grace, None, now);
         }
         let Some(stopping) = self.current.as_mut().and_then(|c| c.stopping.as_mut()) else {
             return;
@@ -300,6 +319,7 @@ impl Session {
 
     fn link_up(&mut self) {
         self.link = true;
+        self.alone_by = None;
         let mut register = self.register.clone();
         register.running = self.current.as_ref().map(|c| c.start.digest);
         self.send(ToAgent::Register(register));
@@ -329,7 +349,11 @@ impl Session {
 
     fn frame(&mut self, frame: ToLauncher, now: Time) {
         match frame {
-            ToLauncher::Welcome { .. } => {}
+            ToLauncher::Welcome { agent_grace_ms, .. } => {
+                // The others wait this long for the agent: the workers have to be gone by then.
+                let grace = Span::from_millis(agent_grace_ms.into());
+                self.agent_grace = Some(Span(grace.0 / 4 * 3));
+            }
             ToLauncher::Refused { reason } => {
                 self.end(1, format!("the agent refused this launcher: {reason}"), now);
             }

@@ -1,0 +1,239 @@
+//! The agent, and whether it and its peers can work together.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use muster_daemon::config::{AgentConfig, check_secret};
+use muster_protocol::local::Query;
+use serde_json::Value;
+
+use super::super::client::Client;
+use super::super::output::{Failure, field, flag, list, short};
+use super::{Check, is_networked};
+
+pub(super) async fn checks(socket: Option<&Path>, config: Option<&AgentConfig>) -> Vec<Check> {
+    let client = match Client::find(socket, None).await {
+        Ok(client) => client,
+        Err(Failure::Usage(text)) => {
+            return vec![Check::warn(
+                "agent",
+                text,
+                "name one with --socket, to have it checked",
+            )];
+        }
+        Err(error) => return without_agent(socket, &error.to_string(), config),
+    };
+    let status = match client.query(Query::Status).await {
+        Ok(status) => status,
+        Err(why) => return without_agent(socket, &Failure::from(why).to_string(), config),
+    };
+    let mut all = vec![
+        Check::ok(
+            "agent",
+            format!(
+                "{} on {}, pid {}, answers on {}",
+                short(&field(&status, "node")),
+                field(&status, "host"),
+                field(&status, "pid"),
+                client.path.display()
+            ),
+        ),
+        version(&status, env!("CARGO_PKG_VERSION")),
+        secret(&status),
+        announce(&status),
+    ];
+    match client.query(Query::Nodes).await {
+        Ok(nodes) => all.extend(peers(&nodes, env!("CARGO_PKG_VERSION"))),
+        Err(why) => all.push(Check::fail(
+            "peers",
+            Failure::from(why).to_string(),
+            "look at the agent's log",
+        )),
+    }
+    all.extend(refusals(&status));
+    all
+}
+
+/// `muster run` brings its own agent: none is a mistake only where one is named.
+fn without_agent(socket: Option<&Path>, why: &str, config: Option<&AgentConfig>) -> Vec<Check> {
+    let first = match socket {
+        Some(_) => Check::fail("agent", why, "start musterd, or correct --socket"),
+        None => Check::warn(
+            "agent",
+            why,
+            "none is needed for `muster run`, which then carries one in itself; for a service: systemctl enable --now musterd",
+        ),
+    };
+    let secret = config.map(|config| match check_secret(config) {
+        Err(error) => Check::warn(
+            "cluster secret",
+            "none, and an agent that listens for other hosts does not start without one",
+            error.to_string(),
+        ),
+        Ok(()) if config.secret.is_some() => Check::ok("cluster secret", "configured"),
+        Ok(()) if !is_networked(config) => {
+            Check::ok("cluster secret", "none, and the agent stays on loopback")
+        }
+        Ok(()) => no_secret("insecure: an agent started here lets every host in that reaches it"),
+    });
+    std::iter::once(first).chain(secret).collect()
+}
+
+fn no_secret(detail: &str) -> Check {
+    Check::warn(
+        "cluster secret",
+        detail,
+        "head -c 32 /dev/urandom | base64 > FILE, the same FILE on every node, and secret_file = FILE in /etc/muster/musterd.toml",
+    )
+}
+
+fn version(status: &Value, own: &str) -> Check {
+    let agent = field(status, "version");
+    if agent == own {
+        return Check::ok("version", format!("{own}, as the agent's"));
+    }
+    Check::warn(
+        "version",
+        format!("the agent is {agent}, this command is {own}"),
+        "install the same version, then restart the agent: training goes on meanwhile",
+    )
+}
+
+fn listening(status: &Value) -> Vec<SocketAddr> {
+    list(status, "listening")
+        .iter()
+        .filter_map(|a| a.as_str()?.parse().ok())
+        .collect()
+}
+
+fn secret(status: &Value) -> Check {
+    if flag(status, "secret") {
+        return Check::ok("cluster secret", "every peer proves it");
+    }
+    if listening(status).iter().all(|a| a.ip().is_loopback()) {
+        return Check::ok("cluster secret", "none, and the agent stays on loopback");
+    }
+    no_secret("none: whoever reaches the agent's port is a member")
+}
+
+/// An agent on loopback is right for one node, and a mistake for several.
+fn announce(status: &Value) -> Check {
+    let all = listening(status);
+    let texts: Vec<String> = all.iter().map(SocketAddr::to_string).collect();
+    if all.is_empty() {
+        return Check::fail(
+            "listening",
+            "the agent accepts no peers",
+            "set listen = [\"0.0.0.0:7970\"] and restart it",
+        );
+    }
+    if all.iter().all(|a| a.ip().is_loopback()) {
+        return Check::warn(
+            "listening",
+            format!("{}: no other host can reach it", texts.join(", ")),
+            "right for a single node; for several: a cluster secret, and listen = [\"0.0.0.0:7970\"]",
+        );
+    }
+    Check::ok("listening", texts.join(", "))
+}
+
+fn peers(nodes: &Value, own: &str) -> Vec<Check> {
+    let others: Vec<&Value> = nodes
+        .as_array()
+        .map_or(&[][..], |v| v)
+        .iter()
+        .filter(|n| !flag(n, "self"))
+        .collect();
+    let name = |n: &Value| format!("{} ({})", field(n, "host"), short(&field(n, "node")));
+    let (here, gone): (Vec<&Value>, Vec<&Value>) =
+        others.iter().copied().partition(|n| flag(n, "connected"));
+    let mut all = Vec::new();
+    all.push(if here.is_empty() && gone.is_empty() {
+        Check::ok("peers", "none known: a single node")
+    } else if gone.is_empty() {
+        Check::ok("peers", format!("{} connected", here.len()))
+    } else {
+        let names: Vec<String> = gone.iter().take(8).map(|n| name(n)).collect();
+        Check::warn(
+            "peers",
+            format!(
+                "{} connected, {} not: {}",
+                here.len(),
+                gone.len(),
+                names.join(", ")
+            ),
+            "if they should be up: check that musterd runs there, and that TCP port 7970 is open in both directions",
+        )
+    });
+    let odd: Vec<String> = here
+        .iter()
+        .filter(|n| !field(n, "version").is_empty() && field(n, "version") != own)
+        .take(8)
+        .map(|n| format!("{} has {}", name(n), field(n, "version")))
+        .collect();
+    if !odd.is_empty() {
+        all.push(Check::warn(
+            "peers' versions",
+            odd.join(", "),
+            "finish the upgrade on every node",
+        ));
+    }
+    all
+}
+
+/// Whom the agent turned away, or who turned it away, since it was started.
+fn refusals(status: &Value) -> Vec<Check> {
+    let mut all = Vec::new();
+    for refusal in list(status, "refused").iter().take(8) {
+        all.push(Check::warn(
+            "refused",
+            format!("{}: {}", field(refusal, "addr"), field(refusal, "why")),
+            "see the agent's log; a peer that should be let in needs the same cluster, secret and version",
+        ));
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Verdict;
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_an_agents_status_says() {
+        let verdict = |check: Check| check.verdict;
+        let loopback = json!({ "version": "1", "listening": ["127.0.0.1:7970"], "secret": false });
+        assert_eq!(verdict(version(&loopback, "1")), Verdict::Ok);
+        assert_eq!(verdict(version(&loopback, "2")), Verdict::Warn);
+        assert_eq!(verdict(secret(&loopback)), Verdict::Ok);
+        assert_eq!(verdict(announce(&loopback)), Verdict::Warn);
+        let open = json!({ "listening": ["127.0.0.1:1", "10.0.0.1:7970"], "secret": false,
+                           "refused": [{ "addr": "10.0.0.9:1", "why": "the cluster secrets differ" }] });
+        assert_eq!(verdict(secret(&open)), Verdict::Warn);
+        assert_eq!(verdict(announce(&open)), Verdict::Ok);
+        assert!(refusals(&open)[0].detail.contains("secrets differ"));
+        let closed = json!({ "listening": ["10.0.0.1:7970"], "secret": true });
+        assert_eq!(verdict(secret(&closed)), Verdict::Ok);
+        assert_eq!(verdict(announce(&json!({}))), Verdict::Fail);
+    }
+
+    #[test]
+    fn peers_that_are_away_or_old_are_named() {
+        let peer = |host: &str, connected: bool, version: &str| json!({ "node": "ab".repeat(32), "host": host, "self": false, "connected": connected, "version": version });
+        let own = json!({ "self": true, "connected": true });
+        assert_eq!(peers(&json!([own]), "1")[0].verdict, Verdict::Ok);
+        let all = peers(
+            &json!([
+                own,
+                peer("a", true, "1"),
+                peer("b", false, "1"),
+                peer("c", true, "0")
+            ]),
+            "1",
+        );
+        assert_eq!(all.len(), 2);
+        assert!(all[0].detail.contains("2 connected, 1 not: b (abababab)"));
+        assert!(all[1].detail.contains("c (abababab) has 0"));
+    }
+}

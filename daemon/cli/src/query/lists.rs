@@ -1,0 +1,281 @@
+//! `muster status`, `nodes` and `jobs`.
+
+use muster_protocol::local::Query;
+use serde_json::Value;
+
+use super::Common;
+use super::client::Client;
+use super::output::{
+    Cell, Failure, Style, Table, Tone, clean, duration_ms, field, flag, list, member_count, pairs,
+    put, put_json, short,
+};
+
+pub(super) async fn status(common: &Common, style: &Style) -> Result<(), Failure> {
+    let client = Client::find(common.socket.as_deref(), None).await?;
+    let mut status = client.query(Query::Status).await?;
+    status["socket"] = client.path.to_string_lossy().into();
+    if common.out.json() {
+        return put_json(&status);
+    }
+    put(render_status(&status, env!("CARGO_PKG_VERSION"), style).as_bytes())
+}
+
+pub(super) async fn nodes(common: &Common, style: &Style) -> Result<(), Failure> {
+    let client = Client::find(common.socket.as_deref(), None).await?;
+    let nodes = client.query(Query::Nodes).await?;
+    if common.out.json() {
+        return put_json(&nodes);
+    }
+    put(render_nodes(&nodes, common.out.wide(), style).as_bytes())
+}
+
+pub(super) async fn jobs(common: &Common, style: &Style) -> Result<(), Failure> {
+    let client = Client::find(common.socket.as_deref(), None).await?;
+    let jobs = client.query(Query::Jobs).await?;
+    if common.out.json() {
+        return put_json(&jobs);
+    }
+    put(render_jobs(&jobs, common.out.wide(), style).as_bytes())
+}
+
+fn render_status(status: &Value, own_version: &str, style: &Style) -> String {
+    let get = |key: &str| clean(&field(status, key));
+    let mut version = get("version");
+    if version != own_version {
+        let note = format!("this command is {own_version}: install the same version");
+        version = format!("{version}  {}", style.paint(Tone::Warn, &note));
+    }
+    let state = if flag(status, "draining") {
+        style.paint(Tone::Warn, "draining: it leaves")
+    } else {
+        style.paint(Tone::Good, "in service")
+    };
+    let listening: Vec<String> = list(status, "listening")
+        .iter()
+        .filter_map(|a| a.as_str().map(clean))
+        .collect();
+    let mut rows = vec![
+        ("node", format!("{} ({})", get("host"), short(&get("node")))),
+        ("state", state),
+        ("cluster", get("cluster")),
+        ("version", version),
+        (
+            "process",
+            format!("pid {}, start {}", get("pid"), get("boot")),
+        ),
+        ("socket", get("socket")),
+        ("listening", listening.join(", ")),
+        ("peers", format!("{} connected", get("peers_connected"))),
+        ("jobs", get("jobs")),
+        ("state directory", get("state_dir")),
+    ];
+    if let Some(ms) = status.get("uptime_ms").and_then(Value::as_f64) {
+        rows.insert(5, ("up for", duration_ms(ms)));
+    }
+    if status.get("secret").is_some() {
+        let secret = if flag(status, "secret") {
+            "proven by every peer"
+        } else {
+            "none"
+        };
+        rows.insert(3, ("secret", secret.to_owned()));
+    }
+    pairs(&rows, style)
+}
+
+fn render_nodes(nodes: &Value, wide: bool, style: &Style) -> String {
+    let mut head = vec!["NODE", "HOST", "STATE", "VERSION", "ADDRESS"];
+    if wide {
+        head.push("SEEN");
+    }
+    let mut table = Table::new(&head);
+    for row in nodes.as_array().map_or(&[][..], |v| v) {
+        let id = field(row, "node");
+        let own = flag(row, "self");
+        let mut state = field(row, "state");
+        let tone = match state.as_str() {
+            "alive" | "connected" => Tone::Good,
+            "lost" => Tone::Bad,
+            "unknown" => Tone::Dim,
+            _ => Tone::Warn,
+        };
+        let mut tone = tone;
+        if flag(row, "leaving") {
+            state.push_str(", leaving");
+            if let Some(ms) = row.get("leaves_within_ms").and_then(Value::as_f64) {
+                state.push_str(&format!(" within {}", duration_ms(ms)));
+            }
+            tone = Tone::Warn;
+        }
+        let mut cells = vec![
+            Cell::from(if wide { id.as_str() } else { short(&id) }),
+            field(row, "host").into(),
+            Cell::new(tone, state),
+            field(row, "version").into(),
+            if own {
+                "this node".into()
+            } else {
+                field(row, "addr").into()
+            },
+        ];
+        if wide {
+            let seen = row.get("seen_ms_ago").and_then(Value::as_f64);
+            cells.push(
+                seen.map_or(String::new(), |ms| format!("{} ago", duration_ms(ms)))
+                    .into(),
+            );
+        }
+        table.row(cells);
+    }
+    table.render(style)
+}
+
+fn render_jobs(jobs: &Value, wide: bool, style: &Style) -> String {
+    let rows = jobs.as_array().map_or(&[][..], |v| v);
+    if rows.is_empty() {
+        return "no jobs: start one with `muster run`\n".into();
+    }
+    let mut head = vec![
+        "JOB",
+        "STATE",
+        "GENERATION",
+        "NODES",
+        "RANKS",
+        "RESTARTS",
+        "CAUSE",
+        "HERE",
+    ];
+    if wide {
+        head.extend(["OWNER", "LEADER", "DIGEST", "LOGS"]);
+    }
+    let mut table = Table::new(&head);
+    let mut notes = String::new();
+    for row in rows {
+        let waiting = field(row, "waiting");
+        let kind = field(row, "kind");
+        let live = kind == "runs";
+        let (state, tone) = if !waiting.is_empty() {
+            (format!("{kind}, waits"), Tone::Warn)
+        } else {
+            let tone = match kind.as_str() {
+                "runs" => Tone::Good,
+                "finished" | "cancelled" => Tone::Dim,
+                k if k.starts_with("failed") => Tone::Bad,
+                _ => Tone::Warn,
+            };
+            (kind, tone)
+        };
+        let members = member_count(row);
+        let of = match (field(row, "min_nodes"), field(row, "max_nodes")) {
+            (min, _) if min.is_empty() => String::new(),
+            (min, max) if min == max => format!(" of {max}"),
+            (min, max) => format!(" of {min}:{max}"),
+        };
+        let mut cells = vec![
+            Cell::new(Tone::Head, field(row, "job")),
+            Cell::new(tone, state),
+            field(row, "generation").into(),
+            if live {
+                format!("{members}{of}")
+            } else {
+                String::new()
+            }
+            .into(),
+            if live {
+                field(row, "world")
+            } else {
+                String::new()
+            }
+            .into(),
+            field(row, "restarts_used").into(),
+            field(row, "cause").into(),
+            if flag(row, "launcher_here") {
+                "yes"
+            } else {
+                "no"
+            }
+            .into(),
+        ];
+        if wide {
+            cells.push(field(row, "owner").into());
+            cells.push(short(&field(row, "leader")).into());
+            cells.push(short(&field(row, "digest")).into());
+            cells.push(field(row, "log_dir").into());
+        }
+        table.row(cells);
+        if !waiting.is_empty() {
+            let job = clean(&field(row, "job"));
+            notes.push_str(&format!(
+                "\n{}: {}\n",
+                style.paint(Tone::Head, &job),
+                clean(&waiting)
+            ));
+        }
+    }
+    table.render(style) + &notes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const PLAIN: Style = Style { colour: false };
+
+    #[test]
+    fn a_status_for_people() {
+        let status = json!({
+            "node": "ab".repeat(32), "host": "gpu-a", "version": "0.0.9", "cluster": "c1", "pid": 7, "boot": 3,
+            "listening": ["127.0.0.1:7970"], "draining": false, "state_dir": "/s", "peers_connected": 2,
+            "jobs": 1, "socket": "/s/sock",
+        });
+        assert_eq!(
+            render_status(&status, "0.1.0", &PLAIN),
+            "node             gpu-a (abababab)\n\
+             state            in service\n\
+             cluster          c1\n\
+             version          0.0.9  this command is 0.1.0: install the same version\n\
+             process          pid 7, start 3\n\
+             socket           /s/sock\n\
+             listening        127.0.0.1:7970\n\
+             peers            2 connected\n\
+             jobs             1\n\
+             state directory  /s\n"
+        );
+    }
+
+    #[test]
+    fn nodes_for_people() {
+        let nodes = json!([
+            { "node": "ab".repeat(32), "host": "gpu-a", "self": true, "state": "alive", "version": "0.1.0", "leaving": true },
+            { "node": "cd".repeat(32), "host": null, "self": false, "connected": false, "state": "lost",
+              "version": null, "leaving": false, "addr": "10.0.0.2:7970", "seen_ms_ago": 2500 },
+        ]);
+        assert_eq!(
+            render_nodes(&nodes, false, &PLAIN),
+            "NODE      HOST   STATE           VERSION  ADDRESS\n\
+             abababab  gpu-a  alive, leaving  0.1.0    this node\n\
+             cdcdcdcd  -      lost            -        10.0.0.2:7970\n"
+        );
+        let wide = render_nodes(&nodes, true, &PLAIN);
+        assert!(wide.contains(&"cd".repeat(32)) && wide.contains("2.50 s ago"));
+    }
+
+    #[test]
+    fn jobs_for_people() {
+        let jobs = json!([
+            { "job": "train", "kind": "runs", "generation": 2, "members": [{}, {}], "world": 4, "restarts_used": 0,
+              "cause": "nodes_lost", "launcher_here": true, "min_nodes": 2, "max_nodes": 3, "waiting": "" },
+            { "job": "next", "kind": "forming", "launcher_here": true, "waiting": "waiting for 1 more of 2 nodes" },
+        ]);
+        assert_eq!(
+            render_jobs(&jobs, false, &PLAIN),
+            "JOB    STATE           GENERATION  NODES     RANKS  RESTARTS  CAUSE       HERE\n\
+             train  runs            2           2 of 2:3  4      0         nodes_lost  yes\n\
+             next   forming, waits  -           -         -      -         -           yes\n\
+             \n\
+             next: waiting for 1 more of 2 nodes\n"
+        );
+        assert!(render_jobs(&json!([]), false, &PLAIN).contains("muster run"));
+    }
+}

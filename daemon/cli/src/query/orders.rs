@@ -1,0 +1,264 @@
+//! `muster drain` and `muster cancel`.
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use muster_daemon::config::{self, Inputs};
+use muster_protocol::Span;
+use muster_protocol::local::{Command, Query};
+use serde_json::{Value, json};
+
+use super::client::{Client, Unanswered, rows_of};
+use super::output::{Failure, clean, duration_ms, field, flag, put, put_json};
+
+/// Between two looks at whether an order is carried out.
+const POLL: Duration = Duration::from_millis(200);
+/// What comes on top of a grace before an order counts as not carried out: workers that are
+/// killed, and the others that must notice.
+const MARGIN: Duration = Duration::from_secs(15);
+/// A cancelled job's workers get its own grace, which this command does not know.
+const CANCEL_LIMIT: Duration = Duration::from_secs(300);
+
+/// `muster drain`
+#[derive(Debug, clap::Args)]
+pub struct DrainArgs {
+    /// The node: the beginning of its id, or its host name [default: this node]
+    node: Option<String>,
+    /// What jobs have to save and leave [default: the configuration's drain_deadline]
+    #[arg(long, value_name = "TIME", value_parser = grace)]
+    grace: Option<Span>,
+    /// Wait until the node is gone
+    #[arg(long)]
+    wait: bool,
+    #[command(flatten)]
+    common: super::Common,
+}
+
+/// `muster cancel`
+#[derive(Debug, clap::Args)]
+pub struct CancelArgs {
+    /// The job's id
+    job: String,
+    /// Wait until the job is over
+    #[arg(long)]
+    wait: bool,
+    #[command(flatten)]
+    common: super::Common,
+}
+
+/// `30s`, `500ms`, `2m`, `1h`; a plain number is seconds.
+fn grace(text: &str) -> Result<Span, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit: f64 = match text.get(digits.len()..) {
+        Some("ms") => 1.0,
+        Some("" | "s") => 1e3,
+        Some("m") => 60e3,
+        Some("h") => 3600e3,
+        _ => return Err("write a number and ms, s, m or h, such as 30s".into()),
+    };
+    let number: f64 = digits
+        .parse()
+        .map_err(|_| "write a number and ms, s, m or h, such as 30s")?;
+    let ms = number * unit;
+    if !(0.0..=7.0 * 86_400e3).contains(&ms) {
+        return Err("must be between 0 and 7 days".into());
+    }
+    Ok(Span::from_millis(ms.round() as u64))
+}
+
+/// What a drain leaves unless it says otherwise, as far as this node's configuration can be read.
+fn default_grace() -> Span {
+    match config::read(&Inputs::from_process(Default::default())) {
+        Ok((config, _)) => config.drain_deadline,
+        Err(_) => Span::from_secs(120),
+    }
+}
+
+pub(super) async fn drain(args: &DrainArgs) -> Result<(), Failure> {
+    let grace = args.grace.unwrap_or_else(default_grace);
+    let name = args.node.clone().unwrap_or_default();
+    let client = Client::find(args.common.socket.as_deref(), None).await?;
+    let target = target(&client, &name).await?;
+    let order = Command::Drain {
+        node: name,
+        grace_ms: u32::try_from(grace.as_millis()).unwrap_or(u32::MAX),
+    };
+    let began = Instant::now();
+    client.command(order).await?;
+    let mut waited = None;
+    if args.wait {
+        let limit = grace.to_std() + MARGIN;
+        let what = format!("draining {}", target.name);
+        wait(&what, limit, async || is_gone(&client, &target).await).await?;
+        waited = Some(began.elapsed());
+    }
+    if args.common.out.json() {
+        return put_json(&json!({
+            "ok": true, "node": target.id, "grace_ms": grace.as_millis(),
+            "gone": waited.is_some(), "waited_ms": waited.map(|w| w.as_millis() as u64),
+        }));
+    }
+    let text = match waited {
+        Some(time) => format!("{} is gone, after {}\n", target.name, ms(time)),
+        None => format!(
+            "{} leaves within {grace}; `muster nodes` shows it, --wait waits for it\n",
+            target.name
+        ),
+    };
+    put(text.as_bytes())
+}
+
+/// The node that an order is about.
+struct Target {
+    id: String,
+    name: String,
+    own: bool,
+}
+
+async fn target(client: &Client, name: &str) -> Result<Target, Failure> {
+    let nodes = client.query(Query::Nodes).await?;
+    let rows = nodes.as_array().map_or(&[][..], |v| v);
+    let meant = |row: &&Value| {
+        if name.is_empty() {
+            flag(row, "self")
+        } else {
+            field(row, "node").starts_with(name) || field(row, "host") == name
+        }
+    };
+    // As the agent understands the name: itself first, then the connected peers.
+    let found = rows
+        .iter()
+        .filter(|r| flag(r, "self"))
+        .find(meant)
+        .or_else(|| rows.iter().filter(|r| flag(r, "connected")).find(meant));
+    let Some(row) = found else {
+        return Err(Failure::Refused(format!(
+            "no connected node is called {}: `muster nodes` lists them",
+            clean(name)
+        )));
+    };
+    let id = field(row, "node");
+    let own = flag(row, "self");
+    let host = clean(&field(row, "host"));
+    let short = super::output::short(&id);
+    let name = format!("{host} ({short})");
+    Ok(Target { id, name, own })
+}
+
+async fn is_gone(client: &Client, target: &Target) -> Result<bool, Unanswered> {
+    match client.query(Query::Nodes).await {
+        Ok(nodes) => {
+            let rows = nodes.as_array().map_or(&[][..], |v| v);
+            let there = rows
+                .iter()
+                .any(|r| field(r, "node") == target.id && flag(r, "connected"));
+            Ok(!there)
+        }
+        Err(Unanswered::Silent(_)) if target.own => Ok(true),
+        Err(why) => Err(why),
+    }
+}
+
+pub(super) async fn cancel(args: &CancelArgs) -> Result<(), Failure> {
+    let client = Client::find(args.common.socket.as_deref(), Some(&args.job)).await?;
+    let order = Command::Cancel {
+        job: args.job.clone(),
+    };
+    let began = Instant::now();
+    client.command(order).await?;
+    let mut waited = None;
+    if args.wait {
+        let what = format!("stopping {}", clean(&args.job));
+        wait(&what, CANCEL_LIMIT, async || {
+            is_over(&client, &args.job).await
+        })
+        .await?;
+        waited = Some(began.elapsed());
+    }
+    if args.common.out.json() {
+        return put_json(&json!({
+            "ok": true, "job": args.job, "over": waited.is_some(),
+            "waited_ms": waited.map(|w| w.as_millis() as u64),
+        }));
+    }
+    let job = clean(&args.job);
+    let text = match waited {
+        Some(time) => format!("{job} is over, after {}\n", ms(time)),
+        None => {
+            format!("{job} stops; `muster events {job} --follow` shows how, --wait waits for it\n")
+        }
+    };
+    put(text.as_bytes())
+}
+
+async fn is_over(client: &Client, job: &str) -> Result<bool, Unanswered> {
+    match client.query(Query::Jobs).await {
+        Ok(jobs) => {
+            let over = |row: &Value| {
+                let kind = field(row, "kind");
+                kind != "runs" && !flag(row, "launcher_here")
+            };
+            Ok(rows_of(&jobs, job).all(over))
+        }
+        // An embedded agent ends with its job.
+        Err(Unanswered::Silent(_)) => Ok(true),
+        Err(why) => Err(why),
+    }
+}
+
+fn ms(time: Duration) -> String {
+    duration_ms(time.as_secs_f64() * 1e3)
+}
+
+/// Asks until the answer is yes; on a terminal a line says for how long already.
+async fn wait(
+    what: &str,
+    limit: Duration,
+    mut done: impl AsyncFnMut() -> Result<bool, Unanswered>,
+) -> Result<(), Failure> {
+    let began = Instant::now();
+    let terminal = std::io::stderr().is_terminal();
+    let result = loop {
+        match done().await {
+            Ok(true) => break Ok(()),
+            Ok(false) if began.elapsed() > limit => {
+                break Err(Failure::Refused(format!(
+                    "{what} takes longer than {}: `muster events` and the agent's log say what it waits for",
+                    ms(limit)
+                )));
+            }
+            Ok(false) => {}
+            Err(why) => break Err(why.into()),
+        }
+        if terminal {
+            eprint!(
+                "\r\x1b[Kmuster: {what}, {:.0} s",
+                began.elapsed().as_secs_f64()
+            );
+        }
+        tokio::time::sleep(POLL).await;
+    };
+    if terminal {
+        eprint!("\r\x1b[K");
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_on_the_command_line() {
+        let check = |text: &str, ms: u64| assert_eq!(grace(text), Ok(Span::from_millis(ms)));
+        check("30s", 30_000);
+        check("30", 30_000);
+        check("1.5m", 90_000);
+        check("250ms", 250);
+        check("1h", 3_600_000);
+        check("0", 0);
+        for wrong in ["", "s", "-1s", "1d", "8h x", "200h", "nan", "1e99s"] {
+            assert!(grace(wrong).is_err(), "{wrong}");
+        }
+    }
+}

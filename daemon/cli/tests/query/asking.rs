@@ -1,0 +1,210 @@
+//! Finding an agent, asking it, and what the exit codes say.
+
+use serde_json::Value;
+
+use crate::agents::{World, stderr, stdout, until};
+
+#[test]
+fn nobody_answers() {
+    let world = World::new();
+    for command in ["status", "nodes", "jobs"] {
+        let output = world.muster(&[command]);
+        assert_eq!(output.status.code(), Some(3), "{output:?}");
+        assert!(stderr(&output).contains("muster doctor"), "{output:?}");
+        assert!(output.stdout.is_empty());
+    }
+    let named = world.muster(&["status", "--socket", "/no/such/socket"]);
+    assert_eq!(named.status.code(), Some(3));
+    assert!(stderr(&named).contains("there is no such socket"));
+    // A socket that was left behind is no agent.
+    drop(std::os::unix::net::UnixListener::bind(world.socket()).unwrap());
+    assert_eq!(world.muster(&["status"]).status.code(), Some(3));
+    let by_name = world.muster(&["status", "--socket", world.socket().to_str().unwrap()]);
+    assert_eq!(by_name.status.code(), Some(3));
+    assert!(stderr(&by_name).contains("any more"), "{by_name:?}");
+}
+
+#[test]
+fn wrong_usage_is_told_apart() {
+    let world = World::new();
+    for args in [
+        &["nonsense"][..],
+        &["events"],
+        &["drain", "--grace", "soon"],
+    ] {
+        assert_eq!(world.muster(args).status.code(), Some(2), "{args:?}");
+    }
+}
+
+#[test]
+fn the_only_agent_is_found() {
+    let world = World::new();
+    let agent = world.agent("alone", &world.socket());
+    let status = world.json(&["status"]);
+    assert_eq!(status["node"], agent.id.as_str());
+    assert_eq!(status["host"], "alone");
+    assert_eq!(status["cluster"], "test");
+    assert_eq!(status["secret"], true);
+    assert_eq!(status["socket"], world.socket().to_str().unwrap());
+    let nodes = world.json(&["nodes"]);
+    assert_eq!(nodes.as_array().map(Vec::len), Some(1));
+    assert_eq!(world.json(&["jobs"]), Value::Array(Vec::new()));
+    // Nothing but text where nobody reads colours.
+    let text = stdout(&world.muster(&["nodes"]));
+    assert!(text.starts_with("NODE") && text.contains("alone") && !text.contains('\u{1b}'));
+}
+
+#[test]
+fn several_agents_are_listed_and_one_can_be_named() {
+    let world = World::new();
+    let embedded = world.dir.path().join("muster/run-4711.sock");
+    let _a = world.agent("a", &world.socket());
+    let b = world.agent("b", &embedded);
+    let output = world.muster(&["status"]);
+    assert_eq!(output.status.code(), Some(2));
+    let text = stderr(&output);
+    for socket in [&world.socket(), &embedded] {
+        assert!(
+            text.contains(&format!("--socket {}", socket.display())),
+            "{text}"
+        );
+    }
+    let named = world.json(&["status", "--socket", embedded.to_str().unwrap()]);
+    assert_eq!(named["node"], b.id.as_str());
+    let by_environment = world
+        .command(&["status", "-o", "json"])
+        .env("MUSTER_SOCKET", &embedded)
+        .output()
+        .unwrap();
+    assert!(stdout(&by_environment).contains(&b.id));
+}
+
+#[test]
+fn peers_see_each_other_and_one_is_drained() {
+    let world = World::new();
+    let other = world.dir.path().join("other.sock");
+    let a = world.agent("a", &world.socket());
+    let listening = until("a listens", || {
+        let status = world.json(&["status"]);
+        status["listening"][0].as_str().map(str::to_owned)
+    });
+    let b = world.agent_with("b", &other, vec![listening]);
+    until("they are connected", || {
+        let nodes = world.json(&["nodes"]);
+        let rows = nodes.as_array()?.clone();
+        let row = rows.iter().find(|r| r["node"] == b.id.as_str())?;
+        (row["connected"] == true && row["host"] == "b").then_some(())
+    });
+    let unknown = world.muster(&["drain", "nobody"]);
+    assert_eq!(unknown.status.code(), Some(1));
+    assert!(stderr(&unknown).contains("muster nodes"));
+    assert!(b.is_running());
+    let drained = world.json(&["drain", "b", "--grace", "1s", "--wait"]);
+    assert_eq!(drained["node"], b.id.as_str());
+    assert_eq!(
+        (&drained["gone"], &drained["grace_ms"]),
+        (&true.into(), &1000.into())
+    );
+    until("b ends", || (!b.is_running()).then_some(()));
+    assert!(a.is_running());
+}
+
+#[test]
+fn doctor_looks_at_the_agent_and_at_a_store() {
+    let world = World::new();
+    let _agent = world.agent("a", &world.socket());
+    until("it listens", || {
+        world.json(&["status"])["listening"][0].as_str().map(|_| ())
+    });
+    let store = world.dir.path().join("store");
+    std::fs::create_dir(&store).unwrap();
+    let report = world.json(&["doctor", "--store", store.to_str().unwrap()]);
+    let status = |name: &str| {
+        let all = report["checks"].as_array().unwrap();
+        let check = all.iter().find(|c| c["check"] == name);
+        check.unwrap_or_else(|| panic!("no check {name}: {report:#}"))["status"].clone()
+    };
+    for name in [
+        "agent",
+        "version",
+        "cluster secret",
+        "peers",
+        "store",
+        "state directory",
+        "date",
+    ] {
+        assert_eq!(status(name), "ok", "{name}: {report:#}");
+    }
+    assert_eq!(status("listening"), "warn");
+    assert_eq!(report["fail"], 0);
+    let broken = world.muster(&["doctor", "--store", "/no/such/store"]);
+    assert_eq!(broken.status.code(), Some(1));
+    assert!(stdout(&broken).contains("fail  store"));
+}
+
+#[test]
+fn doctor_without_an_agent_fails_only_where_one_is_named() {
+    let world = World::new();
+    let report = world.json(&["doctor"]);
+    assert_eq!(report["checks"][1]["check"], "agent", "{report:#}");
+    assert_eq!(report["checks"][1]["status"], "warn");
+    let named = world.muster(&["doctor", "--socket", "/no/such"]);
+    assert_eq!(named.status.code(), Some(1));
+}
+
+#[test]
+fn configuration_names_its_sources() {
+    let world = World::new();
+    let file = world.dir.path().join("m.toml");
+    std::fs::write(&file, "cluster = \"c9\"\n").unwrap();
+    let output = world
+        .command(&["config", "-o", "json", "--config", file.to_str().unwrap()])
+        .env("MUSTER_MDNS", "off")
+        .output()
+        .unwrap();
+    let config: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let row = |key: &str| {
+        let rows = config["rows"].as_array().unwrap();
+        rows.iter().find(|r| r["key"] == key).unwrap().clone()
+    };
+    assert_eq!(row("cluster")["value"], "\"c9\"");
+    assert_eq!(row("cluster")["source"], format!("file {}", file.display()));
+    assert_eq!(row("mdns")["source"], "environment MUSTER_MDNS");
+    // Without a secret no agent would start; what it would be told is shown all the same.
+    assert!(config["warnings"][0].as_str().unwrap().contains("secret"));
+    std::fs::write(&file, "clutser = \"c9\"\n").unwrap();
+    let wrong = world.muster(&["config", "--config", file.to_str().unwrap()]);
+    assert_eq!(wrong.status.code(), Some(1));
+    assert!(stderr(&wrong).contains("cluster"));
+}
+
+#[test]
+fn completions_and_pages_know_every_command() {
+    let world = World::new();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = stdout(&world.muster(&["completions", shell]));
+        for command in ["run", "events", "doctor", "cancel"] {
+            assert!(script.contains(command), "{shell} {command}");
+        }
+    }
+    assert!(stdout(&world.muster(&["man"])).contains(".SH SUBCOMMANDS"));
+    let dir = world.dir.path().to_str().unwrap();
+    assert!(world.muster(&["man", dir]).status.success());
+    let page = std::fs::read_to_string(world.dir.path().join("muster-events.1")).unwrap();
+    assert!(page.contains("follow"));
+}
+
+#[test]
+fn a_reader_that_has_enough_is_no_error() {
+    let world = World::new();
+    let mut child = world
+        .command(&["completions", "bash"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(output.stderr.is_empty(), "{output:?}");
+}
