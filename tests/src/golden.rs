@@ -385,7 +385,7 @@ pub fn job_messages() -> Vec<JobMessage> {
             barrier: 2,
             step: 400,
             grace_ms: 29_000,
-            why: "node3 leaves".into(),
+            reason: muster_protocol::control::Reason::Drain,
         }),
         JobMessage::Stop(ToNode::Confirm {
             digest: digest(5),
@@ -564,7 +564,7 @@ pub fn to_launcher() -> Vec<ToLauncher> {
             barrier: 2,
             step: 400,
             grace_ms: 29_000,
-            why: why(),
+            reason: muster_protocol::control::Reason::Drain,
         },
         ToLauncher::ConfirmStop {
             digest,

@@ -77,7 +77,8 @@ impl Node {
         let owner = client.uid.to_string();
         match &frame {
             ToAgent::Query(query) => {
-                for answer in self.answer(query) {
+                let asker = client.uid;
+                for answer in self.answer(query, asker) {
                     self.reply(conn, &answer);
                 }
                 return;
@@ -268,7 +269,7 @@ async fn read(
                 let input = match fds.pop().filter(|_| brings_store(&frame)) {
                     // Opening takes a while; what the launcher says next waits behind it.
                     Some(fd) => {
-                        let store = stores::open(fd, uid, gid).await.map_err(|e| e.to_string());
+                        let store = stores::open(fd, uid, gid).await;
                         Input::StoreOpened { conn, frame, store }
                     }
                     None => Input::Frame { conn, frame },

@@ -15,6 +15,7 @@ use std::time::Duration;
 use muster_protocol::agent::{Agent, Config, ConnId, Effect, Event, Flaws, Notice};
 use muster_protocol::local::ToLauncher;
 use muster_protocol::membership::{Answer, State};
+use muster_protocol::record::Place;
 use muster_protocol::wire::Message;
 use muster_protocol::{JobKey, LauncherId, NodeId, Span, StoreUuid, Time, codec, storelog};
 use tokio::sync::mpsc;
@@ -45,6 +46,10 @@ pub struct Setup {
     pub sigterm_grace: Span,
     /// Where the service manager listens; an embedded agent has none.
     pub notifier: Option<Notifier>,
+    /// The operator's labels, for people.
+    pub labels: BTreeMap<String, String>,
+    /// Where the node is; launchers that say nothing else are there too.
+    pub place: Place,
 }
 
 /// The network part of a [`Setup`].
@@ -223,6 +228,7 @@ impl Node {
                 start_timeout: Span::from_secs(30),
                 minority_wait: setup.suspect_after.times(3),
                 orphan_after: setup.suspect_after.times(5),
+                place: setup.place,
                 flaws: Flaws::default(),
             },
             restored,
@@ -241,7 +247,10 @@ impl Node {
             stores: BTreeMap::new(),
             opened: BTreeMap::new(),
             history: history::History::default(),
-            facts: query::Facts::new(setup.net.secret.is_some()),
+            facts: query::Facts::new(
+                setup.net.secret.is_some(),
+                std::mem::take(&mut setup.labels),
+            ),
             metrics,
             health,
             tx,

@@ -13,6 +13,7 @@ use crate::job::{Ctx, Durable, Job};
 use crate::local::{Command, Register, ToAgent, ToLauncher};
 use crate::membership::{self, Membership};
 use crate::peers::{Peer, Peers};
+use crate::record::Place;
 use crate::rng::Rng;
 use crate::time::{Span, Time};
 use crate::wire::{Advert, Hello, JobMessage, Leave, MAX_JOBS, Message};
@@ -379,9 +380,12 @@ impl Agent {
         conn: ConnId,
         owner: String,
         store: Option<crate::ids::StoreUuid>,
-        reg: Register,
+        mut reg: Register,
         now: Time,
     ) -> Result<(), Error> {
+        if reg.place == Place::default() {
+            reg.place = self.cfg.place;
+        }
         let key = JobKey {
             cluster: self.cfg.cluster.clone(),
             owner,

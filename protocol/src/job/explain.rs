@@ -35,6 +35,8 @@ impl Job {
                     ctx.peers.connected_nodes().count(),
                 )
             }
+            // Nobody else is awaited: nothing to say.
+            Wait::Batching { max: 1, .. } => String::new(),
             Wait::Batching { have, max } if have >= max => {
                 format!("all {max} nodes are here; starting")
             }

@@ -138,6 +138,7 @@ impl World {
             start_timeout: Span::from_secs(15),
             minority_wait: Span::from_secs(6),
             orphan_after: Span::from_secs(12),
+            place: muster_protocol::record::Place::default(),
             flaws: setup.flaws,
         }
     }

@@ -113,6 +113,8 @@ impl Agent {
                 .unwrap();
             runtime.block_on(async {
                 let setup = Setup {
+                    labels: std::collections::BTreeMap::new(),
+                    place: muster_protocol::record::Place::default(),
                     state: StateDir::open(&state).unwrap(),
                     listener: Some(Listener::bind(&socket).unwrap()),
                     net: NetSetup {
