@@ -40,7 +40,31 @@ fn three_voters_one_generation() {
 
 #[test]
 fn three_voters_two_generations() {
-    clean(LIMITS);
+    let limits = Limits {
+        crashes: 0,
+        commits: 0,
+        ..LIMITS
+    };
+    clean(limits);
+}
+
+#[test]
+fn three_voters_two_generations_crash() {
+    let limits = Limits {
+        crashes: 1,
+        commits: 0,
+        ..LIMITS
+    };
+    clean(limits);
+}
+
+#[test]
+fn three_voters_two_generations_commit() {
+    let limits = Limits {
+        crashes: 0,
+        ..LIMITS
+    };
+    clean(limits);
 }
 
 #[test]

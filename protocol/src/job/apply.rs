@@ -54,6 +54,7 @@ impl Job {
     }
 
     pub(super) fn drive_applicant(&mut self, ctx: &mut Ctx<'_>) {
+        self.dismiss_unwilling(ctx);
         if !self.wants_in(ctx) {
             self.applicant = Applicant {
                 told: std::mem::take(&mut self.applicant.told),
@@ -86,6 +87,22 @@ impl Job {
             self.wake_at(ctx.now + REPEAT, "renew the ticket");
         } else {
             self.wake_at(due, "renew the ticket");
+        }
+    }
+
+    /// A launcher that wants to go, and that no generation counts on any more, may go at once.
+    fn dismiss_unwilling(&mut self, ctx: &Ctx<'_>) {
+        let Some(local) = self.local.as_ref().filter(|l| l.conn.is_some() && !l.over) else {
+            return;
+        };
+        let (cancel, leave) = (local.cancel, local.leave.is_some());
+        if !(cancel || leave) || self.is_member(ctx) {
+            return;
+        }
+        if cancel {
+            self.dismiss(130, "stopped by the user".into());
+        } else {
+            self.dismiss(143, "left the job".into());
         }
     }
 

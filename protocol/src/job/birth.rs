@@ -33,6 +33,9 @@ pub(super) struct Desk {
     pub(super) last_new: Time,
     /// When a birth was last handed to its first member to be claimed.
     claim_asked: Option<Time>,
+    /// No birth is proposed before: two proposers that got into each other's way try again at
+    /// different times.
+    not_before: Time,
     /// When this agent bound itself to an undecided birth.
     bound_at: Option<Time>,
     bound_asked: bool,
@@ -196,6 +199,9 @@ impl Job {
             self.wake_at(quiet, "quiet before forming");
             return;
         }
+        if now < self.desk.not_before {
+            return self.wake_at(self.desk.not_before, "another birth");
+        }
         if let Some(at) = self.desk.claim_asked.map(|at| at + REPEAT)
             && now < at
         {
@@ -341,7 +347,9 @@ impl Job {
             let lineage = birth.lineage;
             self.send(ctx, m.node, JobMessage::BirthAbandoned { lineage });
         }
-        self.wake_at(ctx.now, "another birth");
+        let pause = ctx.rng.below(ctx.cfg.birth_timeout.0 / 2);
+        self.desk.not_before = ctx.now + crate::time::Span(pause);
+        self.wake_at(self.desk.not_before, "another birth");
     }
 
     /// A proposer asks this agent to bind itself.

@@ -247,7 +247,7 @@ impl Job {
         self.dismiss(code, report);
     }
 
-    fn dismiss(&mut self, code: i32, report: String) {
+    pub(super) fn dismiss(&mut self, code: i32, report: String) {
         self.tell_launcher(ToLauncher::End { code, report });
         if let Some(local) = &mut self.local {
             local.over = true;
