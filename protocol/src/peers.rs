@@ -8,6 +8,9 @@ use crate::membership::State as PeerState;
 use crate::time::Time;
 use crate::wire::{Hello, Leave};
 
+/// Peers that are remembered, connected ones and watched ones apart.
+pub const MAX_PEERS: usize = 2_048;
+
 /// One other agent.
 #[derive(Clone, Debug, Default)]
 pub struct Peer {
@@ -27,10 +30,27 @@ pub struct Peer {
 /// All other agents.
 #[derive(Clone, Debug, Default)]
 pub struct Peers {
+    /// This agent and its host, to be called by the same name here as everywhere.
+    pub me: Option<(NodeId, String)>,
     pub map: BTreeMap<NodeId, Peer>,
 }
 
 impl Peers {
+    /// Forgets those that have been away the longest, so that identities which come and go do not
+    /// add up.
+    pub fn prune(&mut self) {
+        while self.map.len() > MAX_PEERS {
+            let gone = self
+                .map
+                .iter()
+                .filter(|(_, p)| !p.connected && p.state.is_none());
+            let Some(oldest) = gone.min_by_key(|(_, p)| p.seen).map(|(n, _)| *n) else {
+                return;
+            };
+            self.map.remove(&oldest);
+        }
+    }
+
     pub fn get(&self, node: NodeId) -> Option<&Peer> {
         self.map.get(&node)
     }
@@ -65,18 +85,11 @@ impl Peers {
 
     /// What people call a node.
     pub fn name(&self, node: NodeId) -> String {
-        match self.map.get(&node).and_then(|p| p.hello.as_ref()) {
-            Some(h) => format!("{} ({node})", h.host),
+        let mine = self.me.iter().find(|(me, _)| *me == node);
+        let hello = self.map.get(&node).and_then(|p| p.hello.as_ref());
+        match mine.map(|(_, host)| host).or(hello.map(|h| &h.host)) {
+            Some(host) => format!("{host} ({node})"),
             None => node.to_string(),
         }
-    }
-
-    /// Names of several nodes, for a sentence; at most eight are spelt out.
-    pub fn names(&self, nodes: &[NodeId]) -> String {
-        let mut text: Vec<String> = nodes.iter().take(8).map(|n| self.name(*n)).collect();
-        if nodes.len() > 8 {
-            text.push(format!("{} more", nodes.len() - 8));
-        }
-        text.join(", ")
     }
 }

@@ -1,5 +1,7 @@
 //! Clients of the socket: launchers and command lines.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
@@ -10,10 +12,13 @@ use muster_protocol::{JobKey, LauncherId, codec};
 use tokio::sync::mpsc;
 
 use super::{Client, Input, Node, probe, stores};
+use crate::net::Refusal;
 use crate::socket::{Conn, Receiver};
 
 /// Between two looks at a launcher that has lost its connection.
 const LOOK: Duration = Duration::from_millis(100);
+/// Agents called in vain that launchers are told of.
+const MAX_REFUSED: usize = 8;
 /// A client that says nothing for this long after connecting is let go.
 const FIRST_FRAME: Duration = Duration::from_secs(10);
 
@@ -28,6 +33,7 @@ impl Node {
             uid: peer.uid,
             pid: peer.pid,
             launcher: None,
+            waiting: None,
         };
         self.clients.insert(id, client);
         tokio::spawn(read(receiver, id, (peer.uid, peer.gid), self.tx.clone()));
@@ -147,6 +153,22 @@ impl Node {
         self.tell_launcher(conn, &ToLauncher::Refused { reason });
     }
 
+    /// An agent that was called cannot be talked to: launchers that wait are told, for it may be the
+    /// one that they wait for.
+    pub(super) fn warn_launchers(&mut self, addr: SocketAddr, why: &Refusal) {
+        if self.refused.len() < MAX_REFUSED || self.refused.contains_key(&addr) {
+            self.refused.insert(addr, why.to_string());
+        }
+        let waiting: Vec<(ConnId, String)> = self
+            .clients
+            .iter()
+            .filter_map(|(conn, c)| Some((*conn, c.waiting.clone()?)))
+            .collect();
+        for (conn, text) in waiting {
+            self.tell_launcher(conn, &ToLauncher::Waiting { text });
+        }
+    }
+
     fn drop_client(&mut self, conn: ConnId) {
         if let Some(client) = self.clients.get(&conn) {
             client.sender.close();
@@ -162,6 +184,30 @@ impl Node {
         if let Some((launcher, guards)) = client.launcher {
             tokio::spawn(look_for(conn, launcher, guards, self.tx.clone()));
         }
+    }
+}
+
+/// Adds to what a launcher waits for whom this agent called in vain. `waiting` keeps the text
+/// without that, for as long as the launcher waits.
+pub(super) fn with_refusals<'a>(
+    frame: &'a ToLauncher,
+    refused: &BTreeMap<SocketAddr, String>,
+    waiting: &mut Option<String>,
+) -> Cow<'a, ToLauncher> {
+    match frame {
+        ToLauncher::Waiting { text } if !text.is_empty() => {
+            *waiting = Some(text.clone());
+            let mut text = text.clone();
+            for (addr, why) in refused {
+                text.push_str(&format!("\n{addr} was called, but {why}"));
+            }
+            Cow::Owned(ToLauncher::Waiting { text })
+        }
+        ToLauncher::Waiting { .. } | ToLauncher::Start(_) | ToLauncher::End { .. } => {
+            *waiting = None;
+            Cow::Borrowed(frame)
+        }
+        _ => Cow::Borrowed(frame),
     }
 }
 

@@ -23,7 +23,7 @@ pub use probe::{GUARD_MAGIC, GUARD_VERSION};
 
 use crate::http::{Health, Server};
 use crate::metrics::Metrics;
-use crate::net::{Identity, Net, NetConfig, NetEvent};
+use crate::net::{Identity, Net, NetConfig, NetEvent, Refusal};
 use crate::notify::Notifier;
 use crate::socket::{Conn, Listener, Sender};
 use crate::state::StateDir;
@@ -145,6 +145,8 @@ struct Client {
     pid: i32,
     /// Set once it registered a launcher: its id and its guard.
     launcher: Option<(LauncherId, Vec<SocketAddr>)>,
+    /// What its launcher was last told to wait for, until it was told to start.
+    waiting: Option<String>,
 }
 
 /// A running agent.
@@ -166,6 +168,8 @@ pub struct Node {
     net_rx: mpsc::Receiver<NetEvent>,
     sigterm_grace: Span,
     listening: BTreeSet<SocketAddr>,
+    /// What went wrong with the agents that this one called.
+    refused: BTreeMap<SocketAddr, String>,
     probe_limit: Duration,
     notifier: Option<Notifier>,
     peers_changed: bool,
@@ -245,6 +249,7 @@ impl Node {
             net_rx,
             sigterm_grace: setup.sigterm_grace,
             listening: BTreeSet::new(),
+            refused: BTreeMap::new(),
             probe_limit: setup.suspect_after.to_std() / 4,
             notifier: setup.notifier,
             peers_changed: false,
@@ -348,6 +353,7 @@ impl Node {
                 tracing::info!(%node, %addr, "connected");
                 self.metrics.peers_connected.inc();
                 self.peers_changed = true;
+                self.refused.remove(&addr);
                 self.apply(Event::Connected {
                     node,
                     addr,
@@ -375,10 +381,15 @@ impl Node {
                     }
                 }
             }
-            NetEvent::Refused { addr, why } => {
+            NetEvent::Refused { addr, dialled, why } => {
                 tracing::warn!(%addr, %why, "refused");
                 self.metrics.auth_failure(refusal_word(&why));
                 self.facts.refused(addr, why.to_string());
+                // Who is not there yet may still come; anything else has to be put right.
+                let soon = Refusal::Unreachable(std::io::ErrorKind::ConnectionRefused);
+                if dialled && why != soon && why != Refusal::Full {
+                    self.warn_launchers(addr, &why);
+                }
             }
         }
     }
@@ -489,10 +500,11 @@ impl Node {
     }
 
     fn tell_launcher(&mut self, conn: ConnId, frame: &ToLauncher) {
-        let Some(client) = self.clients.get(&conn) else {
+        let Some(client) = self.clients.get_mut(&conn) else {
             return;
         };
-        match codec::encode_frame(frame) {
+        let frame = clients::with_refusals(frame, &self.refused, &mut client.waiting);
+        match codec::encode_frame(&*frame) {
             Ok(bytes) => {
                 if let Err(error) = client.sender.send(bytes, Vec::new()) {
                     tracing::warn!(pid = client.pid, %error, "the launcher does not read");
@@ -651,7 +663,6 @@ fn blob_name(key: &JobKey) -> String {
 }
 
 fn refusal_word(why: &crate::net::Refusal) -> &'static str {
-    use crate::net::Refusal;
     match why {
         Refusal::WrongSecret => "wrong_secret",
         Refusal::NoSecret | Refusal::SecretWanted => "no_secret",

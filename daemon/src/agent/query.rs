@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use muster_protocol::job::Job;
 use muster_protocol::local::{Answer, Query};
 use muster_protocol::membership::State;
+use muster_protocol::peers::Peer;
 use muster_protocol::{NodeId, Time};
 use serde_json::{Value, json};
 
@@ -150,7 +151,7 @@ impl Node {
                 "node": node.hex(), "self": false, "connected": p.connected, "addr": p.addr,
                 "host": p.hello.as_ref().map(|h| h.host.clone()),
                 "version": p.hello.as_ref().map(|h| h.version.clone()),
-                "state": p.state.map_or(if p.connected { "connected" } else { "unknown" }, state_word),
+                "state": peer_word(p),
                 "seen_ms_ago": (p.seen != Time::default()).then(|| now.since(p.seen).as_millis()),
                 "leaving": p.leaving.is_some(),
                 "leaves_because": p.leaving.as_ref().map(|(leave, _)| leave.reason.clone()),
@@ -189,6 +190,16 @@ impl Node {
         row["log_dir"] = json!(job.log_dir());
         row["waiting"] = json!(job.waiting());
         row
+    }
+}
+
+fn peer_word(peer: &Peer) -> &'static str {
+    match peer.state {
+        Some(state) => state_word(state),
+        None if peer.connected => "connected",
+        // It said goodbye, and went.
+        None if peer.leaving.is_some() => "left",
+        None => "unknown",
     }
 }
 

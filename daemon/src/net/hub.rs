@@ -470,7 +470,11 @@ impl Hub {
     /// Tells the agent about a refusal that is news.
     fn report(&mut self, addr: SocketAddr, outbound: bool, why: Refusal) {
         if self.reported.is_news(addr, outbound, &why, Instant::now()) {
-            self.tell(NetEvent::Refused { addr, why });
+            self.tell(NetEvent::Refused {
+                addr,
+                dialled: outbound,
+                why,
+            });
         }
     }
 

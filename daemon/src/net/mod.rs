@@ -174,6 +174,8 @@ pub enum NetEvent {
     /// when the agent does not keep up with its events.
     Refused {
         addr: SocketAddr,
+        /// Whether this agent called.
+        dialled: bool,
         why: Refusal,
     },
 }

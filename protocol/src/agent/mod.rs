@@ -74,8 +74,11 @@ impl Agent {
         });
         let mut agent = Agent {
             rng: Rng::new(cfg.seed),
+            peers: Peers {
+                me: Some((cfg.node, cfg.host.clone())),
+                ..Peers::default()
+            },
             cfg,
-            peers: Peers::default(),
             detector,
             jobs,
             conns: BTreeMap::new(),
@@ -197,6 +200,7 @@ impl Agent {
                     peer.seen = now;
                 }
                 self.sent.remove(&node);
+                self.peers.prune();
                 self.detect(membership::Event::Disconnected { node }, now);
                 self.drive_all(now);
             }
@@ -434,7 +438,8 @@ impl Agent {
         match command {
             Command::Drain { node, grace_ms } => {
                 let reason = "an operator drains it".to_owned();
-                if node.is_empty() || self.is_named(&node) {
+                let mine = node.is_empty() || self.is_named(&node);
+                if mine && !self.names_a_peer(&node) {
                     self.drain(Leave { grace_ms, reason }, now);
                     return Ok(());
                 }
@@ -442,14 +447,11 @@ impl Agent {
                     .peers
                     .map
                     .iter()
-                    .filter(|(id, p)| {
-                        let host = p.hello.as_ref().map(|h| h.host.as_str());
-                        p.connected && (id.hex().starts_with(&node) || host == Some(node.as_str()))
-                    })
+                    .filter(|(id, p)| p.connected && is_called(id, p, &node))
                     .map(|(id, _)| *id)
                     .collect();
                 match found.as_slice() {
-                    [one] => {
+                    [one] if !mine => {
                         self.send(*one, Message::DrainAsk { grace_ms, reason });
                         Ok(())
                     }
@@ -458,7 +460,7 @@ impl Agent {
                     ))),
                     _ => Err(Error::Refused(format!(
                         "{} nodes are called {node}: use more of the id",
-                        found.len()
+                        found.len() + usize::from(mine)
                     ))),
                 }
             }
@@ -485,6 +487,11 @@ impl Agent {
                 Ok(())
             }
         }
+    }
+
+    fn names_a_peer(&self, name: &str) -> bool {
+        let mut peers = self.peers.map.iter();
+        !name.is_empty() && peers.any(|(id, p)| p.connected && is_called(id, p, name))
     }
 
     fn is_named(&self, name: &str) -> bool {
@@ -737,6 +744,12 @@ impl Agent {
             }
         }
     }
+}
+
+/// Whether a peer's id begins like this, or its host has this name.
+fn is_called(id: &NodeId, peer: &Peer, name: &str) -> bool {
+    let host = peer.hello.as_ref().map(|h| h.host.as_str());
+    id.hex().starts_with(name) || host == Some(name)
 }
 
 fn leaving(leave: &Leave, until: Time, now: Time) -> Message {

@@ -92,7 +92,9 @@ impl Job {
     /// Whom to ask: the leader of the newest generation known; else, while none is known, the
     /// lowest agent that is connected (all agents agree on it once they all are).
     fn door(&self, ctx: &Ctx<'_>) -> Option<NodeId> {
-        if let Some(head) = self.live() {
+        if self.is_orphaned(ctx) {
+            // Whoever led it is gone: those who are left meet at the lowest agent.
+        } else if let Some(head) = self.live() {
             if let Some(leader) = self.acting_leader(ctx, &head.record) {
                 return Some(leader);
             }

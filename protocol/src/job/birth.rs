@@ -68,7 +68,11 @@ impl Job {
         if ticket.member.node != from {
             return;
         }
-        if let Some(head) = self.live() {
+        if from != ctx.me() && !ticket.knows.is_zero() {
+            // It may still hold a generation that is long over.
+            self.on_ask(ctx, from, ticket.knows);
+        }
+        if let Some(head) = self.live().filter(|_| !self.is_orphaned(ctx)) {
             let lead = self.acting_leader(ctx, &head.record);
             if lead != Some(ctx.me()) {
                 if let Some(mut advert) = self.advert(ctx.cfg) {
@@ -169,7 +173,7 @@ impl Job {
             now.since(h.renewed) < TICKET_LIFE && (*node == me || peers.connected(*node))
         });
         self.drive_bound(ctx);
-        if self.live().is_some() {
+        if self.live().is_some() && !self.is_orphaned(ctx) {
             return;
         }
         if self.desk.birth.is_some() {

@@ -11,7 +11,7 @@ impl Job {
             if n == ctx.me() {
                 "this node".to_owned()
             } else {
-                ctx.peers.name(n)
+                ctx.name(n)
             }
         };
         match wait {
@@ -34,6 +34,9 @@ impl Job {
                     names.join(", "),
                     ctx.peers.connected_nodes().count(),
                 )
+            }
+            Wait::Batching { have, max } if have >= max => {
+                format!("all {max} nodes are here; starting")
             }
             Wait::Batching { have, max } => {
                 format!("{have} nodes are here; starting unless more (up to {max}) come at once")
@@ -78,12 +81,7 @@ impl Job {
 
     /// Why the members of `record` start, for the launcher and its log.
     pub(super) fn why(&self, ctx: &Ctx<'_>, record: &Record) -> String {
-        // Others read it too: this node goes by its name.
-        let name = |n: NodeId| match n == ctx.me() {
-            true => format!("{} ({n})", ctx.cfg.host),
-            false => ctx.peers.name(n),
-        };
-        let names = |nodes: &[NodeId]| ctx.peers.names(nodes);
+        let names = |nodes: &[NodeId]| ctx.names(nodes);
         match &record.cause {
             Cause::Formed => format!("the job formed with {} nodes", record.members.len()),
             Cause::NodesLost { nodes } => format!("lost {}", names(nodes)),
@@ -99,7 +97,7 @@ impl Job {
                     0 => "it is not restarted (--max-restarts 0)".into(),
                     max => format!("its restarts are used up (--max-restarts {max})"),
                 };
-                let node = name(*node);
+                let node = ctx.name(*node);
                 format!("rank {rank} on {node} failed with code {code}; {next}")
             }
             Cause::Merged { other } => format!("another group of this job ({other}) joins"),

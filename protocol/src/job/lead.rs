@@ -8,6 +8,7 @@ use super::{Ctx, Job, REPEAT};
 use crate::agent::Notice;
 use crate::barrier;
 use crate::budget;
+use crate::control::Reason;
 use crate::ids::NodeId;
 use crate::record::{Arbiter, Cause, Record};
 use crate::time::{Span, Time};
@@ -36,6 +37,13 @@ pub(super) struct Lead {
 struct Ordered {
     action: Action,
     said: Time,
+}
+
+/// Why a generation should stop in good order, and how long that may take.
+struct Wish {
+    why: String,
+    grace: Span,
+    reason: Reason,
 }
 
 /// A stop that was announced: a drain, a join, a cancel.
@@ -157,9 +165,12 @@ impl Job {
         if record.leader() != Some(me) || lead.ending.is_some() || lead.planned.is_some() {
             return;
         }
+        if ctx.now < self.pause {
+            return self.wake_at(self.pause, "the pause in a crash loop");
+        }
         if let Some(until) = self.hold {
             if ctx.now < until {
-                return self.wake_at(until, "the lease of a lost member, or a crash loop");
+                return self.wake_at(until, "the lease of a lost member");
             }
             self.hold = None;
         }
@@ -290,9 +301,9 @@ impl Job {
         let why = match self.cause(record, a) {
             Some(cause) => {
                 let mut next = record.clone();
-                if let Cause::WorkerFailed { .. } = cause {
-                    next.restarts_used += 1;
-                }
+                let charge = budget::charge(&record.spec, record.restarts_used, &cause);
+                next.restarts_used = charge.restarts_used();
+                next.kind = charge.kind();
                 next.cause = cause;
                 self.why(ctx, &next)
             }
@@ -347,9 +358,9 @@ impl Job {
             return self.wake_at(ctx.now + REPEAT, "too few nodes");
         };
         if let Cause::WorkerFailed { .. } = next.cause {
-            let lived = ctx.now.since(self.installed_at);
-            let pause = self.crashes.pause_after(lived);
-            self.hold = Some(ctx.now + pause);
+            // The pause before the start is no part of a generation's life.
+            let lived = ctx.now.since(self.installed_at.max(self.pause));
+            self.pause = ctx.now + self.crashes.pause_after(lived);
         }
         self.propose(ctx, next);
     }
@@ -359,10 +370,10 @@ impl Job {
     fn drive_planned(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
         let Some(lead) = &self.lead else { return };
         if lead.planned.is_none() {
-            let Some((why, grace)) = self.reason_to_stop(ctx, record, a) else {
+            let Some(wish) = self.reason_to_stop(ctx, record, a) else {
                 return;
             };
-            self.begin_stop(ctx, record, a, why, grace);
+            self.begin_stop(ctx, record, a, wish);
         }
         self.drive_barrier(ctx, a);
         if self.all_stopped(record, a) {
@@ -376,21 +387,30 @@ impl Job {
         ctx: &mut Ctx<'_>,
         record: &Record,
         a: &Assessment,
-    ) -> Option<(String, Span)> {
+    ) -> Option<Wish> {
         if a.cancel {
-            return Some(("the user stops the job".into(), record.spec.stop_grace()));
+            return Some(Wish {
+                why: "the user stops the job".into(),
+                grace: record.spec.stop_grace(),
+                reason: Reason::Interrupted,
+            });
         }
         if let Some((node, leave)) = a.leaving.iter().min_by_key(|(_, l)| l.grace_ms) {
             let given = Span::from_millis(leave.grace_ms.into());
             let kept = RESERVE.min(Span(given.0 / 4));
-            let why = format!("{} leaves: {}", ctx.peers.name(*node), leave.reason);
-            return Some((why, Span(given.0.saturating_sub(kept.0))));
+            let why = format!("{} leaves: {}", ctx.name(*node), leave.reason);
+            return Some(Wish {
+                why,
+                grace: Span(given.0.saturating_sub(kept.0)),
+                reason: Reason::Drain,
+            });
         }
         if self.merge.taking_in(record).is_some() {
-            return Some((
-                "another group of this job joins".into(),
-                record.spec.stop_grace(),
-            ));
+            return Some(Wish {
+                why: "another group of this job joins".into(),
+                grace: record.spec.stop_grace(),
+                reason: Reason::Join,
+            });
         }
         let room = usize::from(record.spec.max_nodes).saturating_sub(a.survivors.len());
         let joiners = self.joiners(ctx, record, room);
@@ -406,18 +426,15 @@ impl Job {
             return None;
         }
         let nodes: Vec<NodeId> = joiners.iter().map(|m| m.node).collect();
-        let why = format!("{} joins", ctx.peers.names(&nodes));
-        Some((why, record.spec.stop_grace()))
+        Some(Wish {
+            why: format!("{} joins", ctx.names(&nodes)),
+            grace: record.spec.stop_grace(),
+            reason: Reason::Join,
+        })
     }
 
-    fn begin_stop(
-        &mut self,
-        ctx: &mut Ctx<'_>,
-        record: &Record,
-        a: &Assessment,
-        why: String,
-        grace: Span,
-    ) {
+    fn begin_stop(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment, wish: Wish) {
+        let Wish { why, grace, reason } = wish;
         self.change_begins(ctx.now, ctx.now);
         let lead_digest = self.head_digest();
         let Some(lead) = &mut self.lead else { return };
@@ -447,7 +464,7 @@ impl Job {
                 step: 1,
                 deadline: ctx.now + grace,
                 save_time: Span(grace.0 / 2),
-                why: cut(&why, barrier::MAX_WHY),
+                reason,
             };
             self.at_lead_barrier(ctx, Some(event));
         } else {
@@ -605,15 +622,6 @@ impl Job {
             self.wake_at(at, "say the orders again");
         }
     }
-}
-
-/// At most `limit` bytes of a text, on a character's boundary.
-fn cut(text: &str, limit: usize) -> String {
-    let mut end = limit.min(text.len());
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text.get(..end).unwrap_or_default().to_owned()
 }
 
 /// The pause before a job that keeps crashing is started again.

@@ -5,9 +5,12 @@ use std::collections::BTreeMap;
 
 use super::{Ctx, Job, REPEAT};
 use crate::ids::{Digest, NodeId};
-use crate::record::{Cause, Record};
+use crate::record::{Arbiter, Cause, Record};
 use crate::time::Time;
 use crate::wire::{Advert, JobMessage};
+
+/// Lineages beside ours that are remembered; with more, some wait for the next round.
+const MAX_OTHERS: usize = 16;
 
 #[derive(Debug, Default)]
 pub(super) struct Merge {
@@ -63,14 +66,20 @@ impl Job {
         }
         self.merge.elsewhere.insert(from, advert.lineage);
         if let Some(leader) = advert.leader {
-            self.merge.others.insert(advert.lineage, leader);
+            let known = self.merge.others.contains_key(&advert.lineage);
+            if known || self.merge.others.len() < MAX_OTHERS {
+                self.merge.others.insert(advert.lineage, leader);
+            }
         }
         self.leave_dead_birth(ctx);
     }
 
     /// A first generation whose voters were bound elsewhere can never decide a second: it is left.
     fn leave_dead_birth(&mut self, ctx: &mut Ctx<'_>) {
-        let Some(head) = self.live().filter(|h| h.record.number == 1) else {
+        let Some(head) = self
+            .live()
+            .filter(|h| h.record.number == 1 && h.record.arbiter == Arbiter::Members)
+        else {
             return;
         };
         let mine = head.digest;
@@ -79,7 +88,7 @@ impl Job {
             return;
         }
         self.head = None;
-        self.durable = super::Durable::new(self.key.clone());
+        self.durable.leave();
         self.persist(ctx);
         self.member = None;
         self.lead = None;

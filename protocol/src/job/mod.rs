@@ -57,6 +57,24 @@ impl Ctx<'_> {
         }
     }
 
+    /// What people call a node.
+    fn name(&self, node: NodeId) -> String {
+        if node == self.cfg.node && !self.cfg.host.is_empty() {
+            format!("{} ({node})", self.cfg.host)
+        } else {
+            self.peers.name(node)
+        }
+    }
+
+    /// Names of several nodes, for a sentence; at most eight are spelt out.
+    fn names(&self, nodes: &[NodeId]) -> String {
+        let mut text: Vec<String> = nodes.iter().take(8).map(|n| self.name(*n)).collect();
+        if nodes.len() > 8 {
+            text.push(format!("{} more", nodes.len() - 8));
+        }
+        text.join(", ")
+    }
+
     /// This agent or a connected one.
     fn reachable(&self, node: NodeId) -> bool {
         node == self.cfg.node || self.peers.connected(node)
@@ -111,6 +129,8 @@ pub struct Job {
     was_stopped: Vec<NodeId>,
     installed_at: Time,
     crashes: lead::Crashes,
+    /// A job that keeps crashing is not started again before this.
+    pause: Time,
 }
 
 impl Job {
@@ -153,6 +173,7 @@ impl Job {
             was_stopped: Vec::new(),
             installed_at: Time::ZERO,
             crashes: lead::Crashes::default(),
+            pause: Time::ZERO,
         }
     }
 

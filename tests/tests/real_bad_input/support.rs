@@ -21,6 +21,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(45);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// From linux/capability.h: the right to write what the mode forbids.
+const CAP_DAC_OVERRIDE: libc::c_ulong = 1;
+
 /// The job that all tests run.
 pub(crate) const JOB: &str = "job";
 
@@ -156,6 +159,10 @@ pub(crate) struct Bed {
     pub(crate) dir: TempDir,
     ports: BTreeMap<String, u16>,
     starts: u32,
+    /// What is started while this is set may write only where the file modes let it, as root too.
+    pub(crate) without_root: bool,
+    /// Set for whatever is started.
+    pub(crate) env: Vec<(String, String)>,
 }
 
 /// Says where it runs, and waits until the test opens the pipe.
@@ -174,6 +181,8 @@ impl Bed {
             dir,
             ports: BTreeMap::new(),
             starts: 0,
+            without_root: false,
+            env: Vec::new(),
         };
         let end = std::ffi::CString::new(bed.path("end").to_str().unwrap()).unwrap();
         // SAFETY: mkfifo(3) with a path that ends in a zero.
@@ -217,14 +226,17 @@ impl Bed {
             }
         }
         let test = std::process::id();
+        let without_root = self.without_root;
         command
             .env("HOME", &home)
+            .env("TMPDIR", &home)
             .env("XDG_RUNTIME_DIR", home.join("run"))
             .env("XDG_STATE_HOME", home.join("state-home"))
             .env("XDG_CONFIG_HOME", home.join("config"))
             .env("NODE_NAME", node)
             .env("NODE", node)
             .env("BED", self.dir.path())
+            .envs(self.env.iter().map(|(k, v)| (k, v)))
             .stdin(Stdio::null())
             .stdout(file.try_clone().unwrap())
             .stderr(file);
@@ -232,6 +244,9 @@ impl Bed {
         unsafe {
             command.pre_exec(move || {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                if without_root {
+                    libc::prctl(libc::PR_CAPBSET_DROP, CAP_DAC_OVERRIDE);
+                }
                 if u32::try_from(libc::getppid()).unwrap_or(0) != test {
                     return Err(std::io::ErrorKind::NotFound.into());
                 }
@@ -242,15 +257,19 @@ impl Bed {
         Proc { child, log }
     }
 
-    /// An agent that is started with these flags only.
-    pub(crate) fn agent_with(&mut self, node: &str, flags: &[&str]) -> Proc {
+    /// An agent with the usual flags, and with these instead or besides.
+    pub(crate) fn try_agent(&mut self, node: &str, first: &[&str], more: &[&str]) -> Proc {
+        let name = |flag: &str| flag.split('=').next().unwrap_or_default().to_owned();
+        let mut flags = self.agent_flags(node, first);
+        flags.retain(|f| !more.iter().any(|m| name(m) == name(f)));
+        flags.extend(more.iter().map(|f| (*f).to_owned()));
         let mut command = Command::new(muster());
-        command.arg("agent").args(flags);
+        command.arg("agent").args(&flags);
         self.spawn(node, "agent", command)
     }
 
     /// The usual flags of an agent that calls these nodes first.
-    pub(crate) fn agent_flags(&mut self, node: &str, first: &[&str]) -> Vec<String> {
+    fn agent_flags(&mut self, node: &str, first: &[&str]) -> Vec<String> {
         let listen = format!("--listen=127.0.0.1:{}", self.port(node));
         let mut flags = vec![
             listen,
@@ -271,13 +290,7 @@ impl Bed {
     }
 
     pub(crate) fn agent_and(&mut self, node: &str, first: &[&str], more: &[&str]) -> Proc {
-        let flags = self.agent_flags(node, first);
-        let flags: Vec<&str> = flags
-            .iter()
-            .map(String::as_str)
-            .chain(more.iter().copied())
-            .collect();
-        let mut agent = self.agent_with(node, &flags);
+        let mut agent = self.try_agent(node, first, more);
         agent.until_says("serving");
         agent
     }

@@ -78,6 +78,7 @@ impl Embedded {
             let _ended = thread.join();
         }
         let _gone = std::fs::remove_file(&self.socket);
+        let _gone = std::fs::remove_file(self.socket.with_extension("sock.lock"));
     }
 }
 

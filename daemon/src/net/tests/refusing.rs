@@ -8,7 +8,7 @@ async fn check(one: NetConfig, other: NetConfig, told_one: Refusal, told_other: 
     let bootstrap = vec![a.addr().to_string()];
     let mut b = start(NetConfig { bootstrap, ..other }).await;
     let refused = |e: &NetEvent| match e {
-        NetEvent::Refused { addr, why } => Some((*addr, why.clone())),
+        NetEvent::Refused { addr, why, .. } => Some((*addr, why.clone())),
         NetEvent::Connected { .. } => panic!("they must not connect"),
         _ => None,
     };
@@ -111,7 +111,7 @@ async fn a_first_peer_that_does_not_answer_is_named() {
     .await;
     let why = a
         .until(|e| match e {
-            NetEvent::Refused { addr, why } if *addr == free => Some(why.clone()),
+            NetEvent::Refused { addr, why, .. } if *addr == free => Some(why.clone()),
             _ => None,
         })
         .await;

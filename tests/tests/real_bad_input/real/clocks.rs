@@ -1,1 +1,198 @@
+//! Time that does not pass as it should: an agent that stands still, and a wall clock that jumps.
 
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::support::{Bed, Proc, until};
+
+fn three(bed: &mut Bed, more: &[&str]) -> (Vec<Proc>, Vec<Proc>) {
+    let agents = vec![
+        bed.agent_and("a", &[], more),
+        bed.agent_and("b", &["a"], more),
+        bed.agent_and("c", &["a"], more),
+    ];
+    let flags = ["--nnodes=1:3", "--join-quiet=100ms", "--stop-grace=1s"];
+    let launchers = ["a", "b", "c"]
+        .iter()
+        .map(|n| bed.launch(n, &flags))
+        .collect();
+    (agents, launchers)
+}
+
+/// Lets this much time pass, and requires all the while that the same workers run.
+fn nothing_changes(bed: &Bed, time: Duration) {
+    let before = bed.workers();
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        assert_eq!(bed.workers(), before);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn an_agent_that_stands_still_for_less_than_suspect_after_is_not_lost() {
+    let mut bed = Bed::new();
+    let (agents, mut launchers) = three(&mut bed, &["--suspect-after=4s"]);
+    let before = bed.until_runs_on(&["a", "b", "c"]);
+    for agent in &agents {
+        agent.signal(libc::SIGSTOP);
+        nothing_changes(&bed, Duration::from_millis(800));
+        agent.signal(libc::SIGCONT);
+        nothing_changes(&bed, Duration::from_millis(300));
+    }
+    assert_eq!(bed.until_runs_on(&["a", "b", "c"]), before);
+    let _open = bed.finish();
+    for launcher in &mut launchers {
+        assert_eq!(launcher.code(), 0, "{}", launcher.log());
+    }
+}
+
+#[test]
+fn an_agent_that_stands_still_for_longer_is_lost_and_comes_back() {
+    let mut bed = Bed::new();
+    let (agents, mut launchers) = three(&mut bed, &["--suspect-after=1s"]);
+    let first = bed.until_runs_on(&["a", "b", "c"]);
+    // The leader, so that another one has to propose.
+    let leader = first[0].node.clone();
+    let others: Vec<&str> = ["a", "b", "c"]
+        .into_iter()
+        .filter(|n| *n != leader)
+        .collect();
+    let at = ["a", "b", "c"].iter().position(|n| *n == leader).unwrap();
+    agents[at].signal(libc::SIGSTOP);
+    until("the others go on without it", || {
+        let workers = bed.workers().unwrap_or_default();
+        let theirs: Vec<_> = workers.iter().filter(|w| w.node != leader).collect();
+        let ranks: BTreeSet<u32> = theirs.iter().map(|w| w.rank).collect();
+        theirs.len() == 2
+            && ranks.len() == 2
+            && theirs
+                .iter()
+                .all(|w| w.world == 2 && w.generation > first[0].generation)
+            && theirs.iter().all(|w| others.contains(&w.node.as_str()))
+    });
+    agents[at].signal(libc::SIGCONT);
+    let last = bed.until_runs_on(&["a", "b", "c"]);
+    assert!(
+        last.iter().all(|w| !first.contains(w)),
+        "everybody started anew"
+    );
+    let _open = bed.finish();
+    for launcher in &mut launchers {
+        assert_eq!(launcher.code(), 0, "{}", launcher.log());
+    }
+}
+
+/// Adds the seconds in the file that $WALL_CLOCK names to the wall clock of a program.
+const SHIM: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <stdio.h>
+#include <time.h>
+#include <sys/time.h>
+static long offset(void) {
+    const char *path = getenv("WALL_CLOCK");
+    FILE *file = path ? fopen(path, "re") : NULL;
+    long seconds = 0;
+    if (file) { if (fscanf(file, "%ld", &seconds) != 1) seconds = 0; fclose(file); }
+    return seconds;
+}
+int clock_gettime(clockid_t id, struct timespec *at) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int result = real(id, at);
+    if (result == 0 && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) at->tv_sec += offset();
+    return result;
+}
+"#;
+
+/// Builds the shim; `None` where there is no C compiler.
+fn shim(dir: &Path) -> Option<PathBuf> {
+    let (source, library) = (dir.join("shim.c"), dir.join("shim.so"));
+    std::fs::write(&source, SHIM).unwrap();
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-o"])
+        .arg(&library)
+        .arg(&source)
+        .arg("-ldl")
+        .status();
+    built
+        .is_ok_and(|status| status.success())
+        .then_some(library)
+}
+
+#[test]
+fn a_wall_clock_that_jumps_changes_nothing() {
+    let mut bed = Bed::new();
+    let Some(library) = shim(bed.dir.path()) else {
+        eprintln!("skipped: there is no C compiler for the false clock");
+        return;
+    };
+    let clock = bed.path("clock");
+    std::fs::write(&clock, "0").unwrap();
+    bed.env = vec![
+        ("LD_PRELOAD".into(), library.display().to_string()),
+        ("WALL_CLOCK".into(), clock.display().to_string()),
+    ];
+    let (mut agents, mut launchers) = three(&mut bed, &["--suspect-after=2s"]);
+    bed.until_runs_on(&["a", "b", "c"]);
+    // Written aside and renamed: nobody reads half a number.
+    let jump = |seconds: i64| {
+        std::fs::write(bed.path("clock.new"), seconds.to_string()).unwrap();
+        std::fs::rename(bed.path("clock.new"), &clock).unwrap();
+    };
+    for seconds in [86_400, -86_400, 400_000_000, -40_000_000] {
+        jump(seconds);
+        nothing_changes(&bed, Duration::from_millis(700));
+    }
+    // The false clock is in force, or this test proved nothing.
+    let time = |node: &str| crate::support::events(&bed.socket(node))[0]["time_ms"].as_u64();
+    let before = time("a");
+    agents.truncate(3);
+    let mut b = launchers.remove(1);
+    b.kill();
+    bed.until_runs_on(&["a", "c"]);
+    let after = crate::support::events(&bed.socket("a")).last().unwrap()["time_ms"].as_u64();
+    assert!(after < before, "{before:?} {after:?}");
+    let _open = bed.finish();
+    for launcher in &mut launchers {
+        assert_eq!(launcher.code(), 0, "{}", launcher.log());
+    }
+}
+
+/// Where the wall clock may be read: to show a time to people, to date a worker's end as torchrun's
+/// error files do, and to tell a worker its deadline. Anything else must not depend on it.
+#[test]
+fn the_wall_clock_is_read_in_few_places() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut found = BTreeSet::new();
+    let mut folders = vec![
+        root.join("protocol/src"),
+        root.join("daemon/src"),
+        root.join("daemon/cli/src"),
+    ];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            if text.contains("SystemTime") || text.contains("ClockId::Realtime") {
+                let name = path
+                    .strip_prefix(root)
+                    .unwrap()
+                    .to_str()
+                    .unwrap()
+                    .to_owned();
+                found.insert(name);
+            }
+        }
+    }
+    let allowed = ["daemon/cli/src/run/workers.rs", "daemon/src/agent/clock.rs"];
+    assert_eq!(found, BTreeSet::from(allowed.map(str::to_owned)));
+}

@@ -1,1 +1,150 @@
+//! State directories that cannot be written while a job runs.
 
+use std::ffi::CString;
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::support::{Bed, Proc, events, until};
+
+/// Three nodes, of which `b` has the disk. Node c dies while b cannot write: b abstains, and
+/// without it there is no majority; as soon as b can write again, the job goes on.
+fn abstains_and_recovers(
+    mut bed: Bed,
+    mut start_b: impl FnMut(&mut Bed) -> Proc,
+    fill: impl Fn(),
+    heal: impl Fn(),
+) {
+    let _a = bed.agent("a", &[]);
+    let mut b = start_b(&mut bed);
+    let mut c = bed.agent("c", &["a"]);
+    let flags = ["--nnodes=1:3", "--stop-grace=1s"];
+    let mut launchers: Vec<Proc> = ["a", "b"].iter().map(|n| bed.launch(n, &flags)).collect();
+    let mut lost = bed.launch("c", &flags);
+    let first = bed.until_runs_on(&["a", "b", "c"]);
+    fill();
+    lost.kill();
+    c.kill();
+    b.until_says("abstains");
+    until("the trouble is in the job's history", || {
+        events(&bed.socket("b"))
+            .iter()
+            .any(|e| e["event"] == "trouble")
+    });
+    // The old workers are stopped, and no new ones start: that would take b's vote.
+    until("the generation ended", || bed.worker_pids().is_empty());
+    let until = Instant::now() + Duration::from_secs(2);
+    while Instant::now() < until {
+        assert!(bed.worker_pids().is_empty(), "started without b's vote");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(b.is_alive());
+    for launcher in &mut launchers {
+        assert!(launcher.is_alive(), "{}", launcher.log());
+    }
+    heal();
+    let second = bed.until_runs_on(&["a", "b"]);
+    assert_eq!(second[0].generation, first[0].generation + 1);
+    let _open = bed.finish();
+    for launcher in &mut launchers {
+        assert_eq!(launcher.code(), 0, "{}", launcher.log());
+    }
+}
+
+fn mode(dir: &Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn a_voter_whose_state_directory_is_not_writable_abstains_and_recovers() {
+    let bed = Bed::new();
+    let state = bed.path("b/state");
+    let start = |bed: &mut Bed| {
+        // Root may write everywhere, unless this right is taken away.
+        bed.without_root = true;
+        let b = bed.agent("b", &["a"]);
+        bed.without_root = false;
+        b
+    };
+    let folders = || {
+        let inner = std::fs::read_dir(&state)
+            .unwrap()
+            .flatten()
+            .map(|e| e.path());
+        inner
+            .filter(|p| p.is_dir())
+            .chain([state.clone()])
+            .collect::<Vec<_>>()
+    };
+    let fill = || folders().iter().for_each(|dir| mode(dir, 0o500));
+    let heal = || folders().iter().for_each(|dir| mode(dir, 0o700));
+    abstains_and_recovers(bed, start, fill, heal);
+}
+
+/// Mounts a small disk that only this test sees; false without the right to.
+fn small_disk(at: &Path) -> bool {
+    std::fs::create_dir_all(at).unwrap();
+    let target = CString::new(at.to_str().unwrap()).unwrap();
+    // SAFETY: plain calls with strings that end in a zero. The new mount namespace is this thread's
+    // and its children's, and goes with them.
+    unsafe {
+        if libc::unshare(libc::CLONE_NEWNS) != 0 {
+            return false;
+        }
+        let private = libc::MS_REC | libc::MS_PRIVATE;
+        let none = std::ptr::null();
+        let made = libc::mount(none, c"/".as_ptr(), none, private, std::ptr::null());
+        let tmpfs = c"tmpfs".as_ptr();
+        let size = c"size=256k,mode=700".as_ptr().cast();
+        made == 0 && libc::mount(tmpfs, target.as_ptr(), tmpfs, 0, size) == 0
+    }
+}
+
+#[test]
+fn a_full_disk_holds_up_a_new_job_until_there_is_room_and_no_old_one() {
+    let mut bed = Bed::new();
+    let state = bed.path("b/state");
+    if !small_disk(&state) {
+        eprintln!("skipped: mounting a small disk takes root");
+        return;
+    }
+    let _agents = [bed.agent("a", &[]), bed.agent("c", &["a"])];
+    let mut b = bed.agent("b", &["a"]);
+    let ballast = state.join("ballast");
+    let fill = || {
+        let mut file = std::fs::File::create(&ballast).unwrap();
+        // Until the disk is full; it has 256 KiB.
+        for size in [4096, 1] {
+            while file.write_all(&vec![7; size]).is_ok() {}
+        }
+    };
+    fill();
+    let flags = ["--nnodes=2:3", "--form-quiet=1m", "--stop-grace=1s"];
+    let mut launchers: Vec<Proc> = ["a", "b", "c"]
+        .iter()
+        .map(|n| bed.launch(n, &flags))
+        .collect();
+    b.until_says("abstains");
+    until("the trouble is in the job's history", || {
+        let list = events(&bed.socket("b"));
+        list.iter()
+            .any(|e| e["event"] == "trouble" && e["text"].to_string().contains("free some space"))
+    });
+    assert!(
+        bed.worker_pids().is_empty(),
+        "nothing starts before all are bound"
+    );
+    std::fs::remove_file(&ballast).unwrap();
+    let first = bed.until_runs_on(&["a", "b", "c"]);
+
+    // What a job needs on the disk it keeps: a disk that fills up later does not hold it up.
+    fill();
+    launchers.pop().unwrap().kill();
+    let second = bed.until_runs_on(&["a", "b"]);
+    assert_eq!(second[0].generation, first[0].generation + 1);
+    let _open = bed.finish();
+    for launcher in &mut launchers {
+        assert_eq!(launcher.code(), 0, "{}", launcher.log());
+    }
+}

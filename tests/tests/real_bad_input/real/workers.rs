@@ -1,1 +1,140 @@
+//! Workers that do not do as they are told.
 
+use std::time::Duration;
+
+use crate::support::{Bed, cmdline, events, processes, until};
+
+/// Ignores SIGTERM, and leaves children in sessions of their own that ignore it as well.
+const STUBBORN: &str = r#"
+trap '' TERM
+setsid sh -c 'trap "" TERM; exec sleep 86321' &
+(setsid sh -c 'trap "" TERM; exec sleep 86321' &)
+f="$BED/w/$$"
+echo "$RANK $WORLD_SIZE $NODE $MUSTER_GENERATION_DIGEST $MUSTER_GENERATION" >"$f.new"
+mv "$f.new" "$f"
+: <"$BED/end"
+"#;
+
+/// The children of stubborn workers of this bed.
+fn children(bed: &Bed) -> Vec<u32> {
+    let mark = format!("BED={}\0", bed.dir.path().display());
+    processes()
+        .filter(|pid| cmdline(*pid) == "sleep\u{0}86321\u{0}")
+        .filter(|pid| {
+            let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            String::from_utf8_lossy(&environ).contains(&mark)
+        })
+        .collect()
+}
+
+#[test]
+fn stubborn_workers_and_their_children_end_with_their_generation() {
+    let mut bed = Bed::new();
+    bed.script("worker.sh", STUBBORN);
+    let _agents = [
+        bed.agent("a", &[]),
+        bed.agent("b", &["a"]),
+        bed.agent("c", &["a"]),
+    ];
+    let flags = ["--nnodes=1:3", "--loss-grace=100ms", "--stop-grace=500ms"];
+    let mut a = bed.launch("a", &flags);
+    let mut b = bed.launch("b", &flags);
+    let mut c = bed.launch("c", &flags);
+    let first = bed.until_runs_on(&["a", "b", "c"]);
+    until("each has two children", || children(&bed).len() == 6);
+    let old = children(&bed);
+
+    // A node is lost: the others' workers end although they ignore it; so do the lost one's.
+    b.kill();
+    let second = bed.until_runs_on(&["a", "c"]);
+    until("the next ones have their children", || {
+        children(&bed).len() == 4
+    });
+    assert!(children(&bed).iter().all(|pid| !old.contains(pid)));
+    for worker in &first {
+        assert!(cmdline(worker.pid).is_empty() || second.contains(worker));
+    }
+
+    // Ctrl-C ends the rest within the grace.
+    a.signal(libc::SIGINT);
+    assert_eq!((a.code(), c.code()), (130, 130), "{}\n{}", a.log(), c.log());
+    until("nothing is left", || {
+        bed.worker_pids().is_empty() && children(&bed).is_empty()
+    });
+}
+
+#[test]
+fn children_that_outlive_their_workers_are_gone_at_a_good_end() {
+    let mut bed = Bed::new();
+    let script = STUBBORN.replace(r#": <"$BED/end""#, "exit 0");
+    bed.script("worker.sh", &script);
+    let mut alone = bed.run(
+        "a",
+        &["--standalone"],
+        &["sh", bed.path("worker.sh").to_str().unwrap()],
+    );
+    assert_eq!(alone.code(), 0, "{}", alone.log());
+    assert_eq!(children(&bed), Vec::<u32>::new());
+}
+
+#[test]
+fn a_crash_loop_slows_down_and_ends_with_the_root_causes_code() {
+    let mut bed = Bed::new();
+    // Rank 1 fails, rank 0 would go on for ever.
+    bed.script(
+        "worker.sh",
+        r#"
+echo "$TORCHELASTIC_RESTART_COUNT $(date +%s%3N)" >>"$BED/starts-$RANK"
+[ "$RANK" = 0 ] && exec sleep 1000
+echo "$NODE" >"$BED/culprit"
+echo "the last words of rank $RANK" >&2
+exit 7
+"#,
+    );
+    let _agents = [bed.agent("a", &[]), bed.agent("b", &["a"])];
+    let flags = ["--nnodes=2", "--max-restarts=4", "--tee=2"];
+    let mut launchers = [bed.launch("a", &flags), bed.launch("b", &flags)];
+    for (launcher, node) in launchers.iter_mut().zip(["a", "b"]) {
+        assert_eq!(launcher.code(), 7, "{}", launcher.log());
+        let said = launcher.log();
+        let culprit = std::fs::read_to_string(bed.path("culprit")).unwrap();
+        let blames = format!("rank 1 on {} (", culprit.trim());
+        assert!(
+            said.contains(&blames) && said.contains("all 4 restarts are used"),
+            "{said}"
+        );
+        assert!(!said.contains("restart 5"), "{said}");
+        if node == culprit.trim() {
+            assert!(said.contains("    the last words of rank 1"), "{said}");
+        }
+    }
+    let text = std::fs::read_to_string(bed.path("starts-1")).unwrap();
+    let starts: Vec<(u32, u64)> = text
+        .lines()
+        .map(|l| {
+            let (count, ms) = l.split_once(' ').unwrap();
+            (count.parse().unwrap(), ms.parse().unwrap())
+        })
+        .collect();
+    let counts: Vec<u32> = starts.iter().map(|s| s.0).collect();
+    assert_eq!(counts, [0, 1, 2, 3, 4], "one start and four restarts");
+    let gaps: Vec<Duration> = starts
+        .windows(2)
+        .map(|w| Duration::from_millis(w[1].1 - w[0].1))
+        .collect();
+    // Pauses of 0, 250, 500 and 1,000 ms: only the lower bounds are certain on a busy machine.
+    for (gap, least) in gaps.iter().zip([0, 240, 490, 990]) {
+        assert!(*gap >= Duration::from_millis(least), "{gaps:?}");
+    }
+    let kinds: Vec<String> = events(&bed.socket("a"))
+        .iter()
+        .filter(|e| e["event"] == "generation")
+        .map(|e| e["kind"].as_str().unwrap_or_default().to_owned())
+        .collect();
+    assert_eq!(
+        kinds.last().map(String::as_str),
+        Some("failed with code 7"),
+        "{kinds:?}"
+    );
+    assert!(bed.worker_pids().is_empty());
+}
