@@ -609,13 +609,13 @@ impl Node {
         }
     }
 
-    /// Keeps the addresses of connected peers for the next start.
+    /// Keeps the addresses of peers for the next start: of those that are connected, then of those
+    /// seen last. A node that is cut off from all of them finds them again after a restart.
     fn remember(&mut self) {
-        let peers = self.core.peers();
+        let mut peers: Vec<_> = self.core.peers().map.values().collect();
+        peers.sort_by_key(|p| std::cmp::Reverse((p.connected, p.seen)));
         let addrs: Vec<SocketAddr> = peers
-            .map
-            .values()
-            .filter(|p| p.connected)
+            .into_iter()
             .filter_map(|p| p.addr)
             .take(REMEMBERED)
             .collect();

@@ -5,4 +5,8 @@
 #[cfg(test)]
 mod harness;
 #[cfg(test)]
+mod needs_netns;
+#[cfg(test)]
+mod needs_torch;
+#[cfg(test)]
 mod real;

@@ -14,6 +14,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use super::events::{self, Group, Noted};
+use super::hosts::Hosts;
 use super::{PATIENCE, eventually, now_ns, procs, program, project};
 
 /// Nodes of one bed.
@@ -32,7 +33,12 @@ pub(crate) struct Bed {
     dir: tempfile::TempDir,
     mark: String,
     flags: Vec<String>,
+    /// What the launchers run, with the flags that belong to it.
+    script: Vec<String>,
+    env: Vec<(String, String)>,
     ports: Vec<u16>,
+    /// The network in which node I is host I; none: all nodes are on loopback.
+    hosts: Option<Hosts>,
     nodes: Vec<Node>,
 }
 
@@ -41,13 +47,52 @@ impl Bed {
     pub(crate) fn new(flags: &[&str]) -> Bed {
         let dir = tempfile::Builder::new().prefix("mst").tempdir().unwrap();
         std::fs::create_dir(dir.path().join("control")).unwrap();
+        let text = |path: PathBuf| path.to_str().unwrap().to_owned();
+        let script = vec![
+            "--".into(),
+            "python3".into(),
+            project("tests/tests/processes/harness/worker.py"),
+            text(dir.path().join("events")),
+            text(dir.path().join("control")),
+        ];
         Bed {
+            script,
+            env: Vec::new(),
+            hosts: None,
             mark: format!("TEST_BED={}-{}", process::id(), now_ns()),
             dir,
             flags: flags.iter().map(|f| (*f).to_owned()).collect(),
             ports: free_ports(NODES),
             nodes: (0..NODES).map(|_| Node::default()).collect(),
         }
+    }
+
+    /// On hosts of their own, n1 to n3, which share a cluster secret. There is no node 0.
+    pub(crate) fn on_hosts(flags: &[&str]) -> Bed {
+        use std::os::unix::fs::OpenOptionsExt;
+        let mut bed = Bed::new(flags);
+        bed.hosts = Some(Hosts::up(3));
+        let path = bed.path("secret");
+        let mut options = File::options();
+        options.write(true).create_new(true).mode(0o600);
+        let mut file = options.open(&path).unwrap();
+        writeln!(file, "{}", "5ec2e7".repeat(10)).unwrap();
+        bed.env("MUSTER_SECRET_FILE", path.to_str().unwrap());
+        bed
+    }
+
+    /// Another script than `worker.py`, with the flags that belong to it.
+    pub(crate) fn script(&mut self, argv: &[&str]) {
+        self.script = argv.iter().map(|a| (*a).to_owned()).collect();
+    }
+
+    /// A variable for all that is started from now on.
+    pub(crate) fn env(&mut self, name: &str, value: &str) {
+        self.env.push((name.to_owned(), value.to_owned()));
+    }
+
+    pub(crate) fn hosts(&self) -> &Hosts {
+        self.hosts.as_ref().unwrap()
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -58,8 +103,11 @@ impl Bed {
         vec![self.mark.clone(), format!("NODE_NAME=n{node}")]
     }
 
-    /// `127.0.0.1:PORT` of the node's agent. Embedded ones get theirs only on the endpoint's node.
+    /// Where the node's agent listens. Embedded ones listen there only on the endpoint's node.
     pub(crate) fn address(&self, node: usize) -> String {
+        if self.hosts.is_some() {
+            return format!("10.77.0.{node}:7970");
+        }
         format!("127.0.0.1:{}", self.ports[node])
     }
 
@@ -75,10 +123,14 @@ impl Bed {
     fn command(&self, node: usize, argv: &[String], log: &Path) -> process::Command {
         let home = self.home(node);
         let log = File::options().create(true).append(true).open(log).unwrap();
+        let inside = self.hosts.as_ref().map(|h| h.exec(node));
+        let argv: Vec<String> = inside.into_iter().flatten().chain(argv.to_vec()).collect();
         let mut command = process::Command::new(&argv[0]);
         let (name, value) = self.mark.split_once('=').unwrap();
         let stale = std::env::vars().map(|(name, _)| name).filter(|name| {
-            let ours = ["MUSTER_", "PET_", "SLURM_", "NEXTEST", "CARGO"];
+            let ours = [
+                "MUSTER_", "PET_", "SLURM_", "NEXTEST", "CARGO", "GLOO_", "NCCL_",
+            ];
             ours.iter().any(|prefix| name.starts_with(prefix))
         });
         for name in stale {
@@ -94,6 +146,7 @@ impl Bed {
             .env("TMPDIR", home.join("tmp"))
             .env("MUSTER_LOG", "info")
             .env("MUSTER_MDNS", "false")
+            .envs(self.env.iter().cloned())
             .current_dir(home)
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
@@ -119,10 +172,7 @@ impl Bed {
         let mut argv = vec![program("muster"), "run".into(), "--rdzv-id=job".into()];
         argv.extend(how.iter().map(|h| (*h).to_owned()));
         argv.extend(self.flags.clone());
-        let worker = project("tests/tests/processes/harness/worker.py");
-        let (events, control) = (self.path("events"), self.path("control"));
-        let [events, control] = [events, control].map(|p| p.to_str().unwrap().to_owned());
-        argv.extend(["--", "python3", &worker, &events, &control].map(str::to_owned));
+        argv.extend(self.script.clone());
         self.nodes[node].launched += 1;
         let log = self.log(node);
         let child = self.command(node, &argv, &log).spawn().unwrap();
@@ -131,7 +181,8 @@ impl Bed {
 
     /// `musterd`, which calls the agents of all other nodes first; returns once it serves.
     pub(crate) fn agent(&mut self, node: usize) {
-        let others = (0..NODES).filter(|n| *n != node);
+        let all = if self.hosts.is_some() { 1..4 } else { 0..NODES };
+        let others = all.filter(|n| *n != node);
         let bootstrap: Vec<String> = others.map(|n| self.address(n)).collect();
         let home = self.home(node);
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();

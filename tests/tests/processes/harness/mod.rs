@@ -3,10 +3,13 @@
 
 mod bed;
 mod events;
+mod follow;
+mod hosts;
 mod procs;
 
 pub(crate) use bed::Bed;
 pub(crate) use events::Group;
+pub(crate) use follow::{Follow, Trained, python};
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};

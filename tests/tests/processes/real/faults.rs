@@ -72,7 +72,7 @@ fn a_killed_node_is_replaced_by_who_comes_next() {
     assert!(took < SOON, "{took:?} until the survivors' workers began");
     // It comes back and is a newcomer.
     let at = now_ns();
-    bed.run(nodes[1], nodes[0]);
+    bed.run(nodes[1], 0);
     let three = bed.group(&[0, 1, 2], at);
     assert_eq!(three.nodes(), [nodes[0], nodes[2], nodes[1]]);
     finish(bed, &[0, 1, 2]);
@@ -167,4 +167,23 @@ fn a_node_joins_and_a_spare_steps_in() {
         "the spare costs no generation"
     );
     finish(bed, &[0, 2, 3]);
+}
+
+#[test]
+fn a_node_that_comes_back_needs_no_first_peer() {
+    let (mut bed, group) = three(&["--nnodes=2:3"]);
+    let back = *group.nodes().iter().rfind(|n| **n != 0).unwrap();
+    let stays = 3 - back;
+    let remembered = bed.path(&format!("n{back}/state/muster/n{back}/job-0/peers"));
+    bed.until("the peers are remembered", |_| remembered.exists());
+    bed.kill(0);
+    bed.group(&[1, 2], 0);
+    bed.kill(back);
+    bed.until("the last node waits for another", |bed| {
+        bed.said(stays).contains("waiting for 1 more")
+    });
+    let at = now_ns();
+    bed.run(back, 0);
+    bed.group(&[1, 2], at);
+    finish(bed, &[1, 2]);
 }
