@@ -1,8 +1,9 @@
 //! SIGKILL of agents while generations change.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::support::{Bed, Proc, until};
+use crate::support::{Bed, Proc, query, until};
+use muster_protocol::local::Query;
 
 const NODES: [&str; 3] = ["a", "b", "c"];
 
@@ -41,19 +42,14 @@ impl Cluster {
         }
     }
 
-    fn decisions(&self) -> usize {
-        let count = |text: &str, log: &str| log.matches(text).count();
-        self.agents
-            .iter()
-            .map(|a| count("\"decided\"", &a.log()))
-            .sum()
-    }
-
-    /// One change with one crash of an agent in it.
-    fn round(&mut self, fault: Fault, node: usize, moment: Moment, victim: usize) {
-        let what = format!("{fault:?} {} {moment:?} {}", NODES[node], NODES[victim]);
+    /// One change with one crash of an agent in it, which comes back after `away`.
+    fn round(&mut self, fault: Fault, node: usize, moment: Moment, victim: usize, away: Duration) {
+        let what = format!(
+            "{fault:?} {} {moment:?} {} {away:?}",
+            NODES[node], NODES[victim]
+        );
         eprintln!("{what}");
-        let before = self.bed.workers().unwrap_or_default();
+        let before = self.bed.until_runs_on(&NODES);
         let said = match moment {
             Moment::Says(text) => self.count(text),
             Moment::After(_) => 0,
@@ -67,20 +63,25 @@ impl Cluster {
             Moment::Says(text) => until(text, || self.count(text) > said),
         }
         self.agents[victim].kill();
-        if let Fault::Leaves = fault {
-            // Nobody tells a launcher to go whose agent is away; the agent comes back at once.
-            self.restart(victim);
-            self.launchers[node].code();
-        } else {
-            self.restart(victim);
+        let back_first = away.is_zero() || matches!(fault, Fault::Leaves);
+        if !back_first {
+            // The next launcher comes while the agent is away.
+            self.launchers[node] = launch(&mut self.bed, NODES[node]);
         }
-        // The old node's launcher comes back while the change may still be under way.
-        self.launchers[node] = launch(&mut self.bed, NODES[node]);
+        std::thread::sleep(away);
+        self.agents[victim] = self.bed.agent(NODES[victim], &["a", "b"]);
+        if let Fault::Leaves = fault {
+            self.launchers[node].code();
+        }
+        if back_first {
+            self.launchers[node] = launch(&mut self.bed, NODES[node]);
+        }
+        until("a newer generation runs", || {
+            let now = self.bed.workers().unwrap_or_default();
+            now.iter().any(|w| w.generation > before[0].generation)
+        });
         let after = self.bed.until_runs_on(&NODES);
-        assert!(
-            after[0].generation > before.first().map_or(0, |w| w.generation),
-            "{what}"
-        );
+        assert!(before.iter().all(|w| !after.contains(w)), "{what}");
         for (launcher, node) in self.launchers.iter_mut().zip(NODES) {
             assert!(launcher.is_alive(), "{what}: {node}: {}", launcher.log());
         }
@@ -91,10 +92,6 @@ impl Cluster {
             .iter()
             .map(|a| a.log().matches(text).count())
             .sum()
-    }
-
-    fn restart(&mut self, victim: usize) {
-        self.agents[victim] = self.bed.agent(NODES[victim], &["a", "b"]);
     }
 }
 
@@ -109,7 +106,7 @@ fn launch(bed: &mut Bed, node: &str) -> Proc {
 fn an_agent_may_die_at_any_step_of_a_change() {
     let mut cluster = Cluster::new();
     cluster.bed.until_runs_on(&NODES);
-    assert!(cluster.decisions() >= 3);
+    assert!(cluster.count("\"decided\"") >= 3, "the logs can be read");
     let moments = [
         Moment::After(0),
         Moment::Says("\"decided\""),
@@ -131,7 +128,8 @@ fn an_agent_may_die_at_any_step_of_a_change() {
         // All pairs of the node that goes and the agent that dies are met.
         let (node, victim) = (round % 3, (round / 3) % 3);
         let moment = moments[round % moments.len()];
-        cluster.round(fault, node, moment, victim);
+        let away = Duration::from_millis([0, 100, 700][round % 7 % 3]);
+        cluster.round(fault, node, moment, victim, away);
     }
     let _open = cluster.bed.finish();
     for launcher in &mut cluster.launchers {
@@ -147,11 +145,27 @@ fn all_agents_may_die_at_once() {
         agent.kill();
     }
     for at in 0..3 {
-        cluster.restart(at);
+        cluster.agents[at] = cluster.bed.agent(NODES[at], &["a", "b"]);
     }
-    // Launchers that find their agents again go on; nothing else is asked than one whole generation.
-    let after = cluster.bed.until_runs_on(&NODES);
-    assert!(after[0].generation >= before[0].generation);
+    // The launchers register again, each as the member that it was, and nothing else happens.
+    let registered = |cluster: &Cluster, node: &str| {
+        let jobs = query(&cluster.bed.socket(node), Query::Jobs);
+        jobs.is_some_and(|jobs| jobs[0]["launcher_here"] == true)
+    };
+    for node in NODES {
+        until("the launcher is back at its agent", || {
+            registered(&cluster, node)
+        });
+    }
+    let end = Instant::now() + Duration::from_secs(3);
+    while Instant::now() < end {
+        assert_eq!(
+            cluster.bed.until_runs_on(&NODES),
+            before,
+            "the same workers run"
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
     let _open = cluster.bed.finish();
     for launcher in &mut cluster.launchers {
         assert_eq!(launcher.code(), 0, "{}", launcher.log());
