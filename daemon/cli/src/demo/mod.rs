@@ -268,6 +268,7 @@ impl Finished {
             let nodes: Vec<&str> = g.seats.iter().map(|s| s.node.as_str()).collect();
             json!({
                 "generation": g.number, "cause": g.cause, "world": g.world, "nodes": nodes,
+                "restarts_used": g.restarts_used,
                 "from_step": recording.workers_of(g.number).first().map(|w| w.from),
             })
         });
