@@ -102,7 +102,10 @@ impl Job {
                 if self.phases.detected > Time::ZERO {
                     self.phases.stopped = ctx.now;
                 }
-                return;
+                if status.seq == 0 {
+                    // A member that is in the new generation, about the one before.
+                    return;
+                }
             }
             return self.on_ask(ctx, from, status.digest);
         }

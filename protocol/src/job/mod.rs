@@ -453,6 +453,15 @@ impl Job {
 
     /// A decided record of a lineage that is not ours.
     fn consider_stranger(&mut self, ctx: &mut Ctx<'_>, from: NodeId, record: Arc<Record>) {
+        let lineage = record.lineage();
+        let ended = self.durable.ended.iter().find(|e| e.lineage() == lineage);
+        if let Some(ended) = ended.cloned() {
+            // That lineage is over, and what was voted in it is forgotten here.
+            if ended.digest() != record.digest() {
+                self.send(ctx, from, JobMessage::Decided { record: ended });
+            }
+            return;
+        }
         let concerns_me = record.has(ctx.me()) || record.is_voter(ctx.voter());
         if self.live().is_some() {
             let advert = Advert {
