@@ -112,6 +112,12 @@ impl Job {
         if !head.record.has(from) {
             return;
         }
+        if matches!(head.record.arbiter, Arbiter::Store(_)) {
+            match status.gone {
+                true => self.storeless.insert(from),
+                false => self.storeless.remove(&from),
+            };
+        }
         let Some(lead) = &mut self.lead else { return };
         if let Some((known, _)) = lead.statuses.get(&from)
             && (known.boot, known.seq) > (status.boot, status.seq)

@@ -89,6 +89,9 @@ pub struct Job {
     desk: birth::Desk,
     local: Option<member::Local>,
     member: Option<member::Mine>,
+    /// Members whose launcher is gone while their agent is there: where the store decides, they
+    /// have lost the way to it with the launcher, and do not lead.
+    storeless: std::collections::BTreeSet<NodeId>,
     /// Since when the launcher that the head counts on is missing here.
     vacant_since: Option<Time>,
     voter: voter::Leases,
@@ -137,6 +140,7 @@ impl Job {
             desk: birth::Desk::default(),
             local: None,
             member: None,
+            storeless: std::collections::BTreeSet::new(),
             vacant_since: None,
             voter: voter::Leases::default(),
             lead: None,
@@ -507,6 +511,7 @@ impl Job {
         self.before = before.as_ref().map(|h| h.record.clone());
         self.installed_at = ctx.now;
         self.lead = None;
+        self.storeless.clear();
         self.desk.birth = None;
         // Whoever is in has no ticket any more, whatever becomes of it later.
         self.desk
