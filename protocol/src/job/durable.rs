@@ -10,7 +10,7 @@ use crate::paxos::Acceptor;
 use crate::record::{CommitRef, Record};
 
 /// The most ends of earlier lineages that are kept; such records are small.
-const MAX_ENDED: usize = 8;
+const MAX_ENDED: usize = 16;
 
 /// The most forfeited votes that are remembered. One is added only when a whole first generation
 /// turns out dead, and matters only as long as somebody still holds that generation.

@@ -110,12 +110,21 @@ impl Job {
                 if self.phases.detected > Time::ZERO {
                     self.phases.stopped = ctx.now;
                 }
-                return;
+                if status.seq == 0 {
+                    // A member that is in the new generation, about the one before.
+                    return;
+                }
             }
             return self.on_ask(ctx, from, status.digest);
         }
         if !head.record.has(from) {
             return;
+        }
+        if matches!(head.record.arbiter, Arbiter::Store(_)) {
+            match status.gone {
+                true => self.storeless.insert(from),
+                false => self.storeless.remove(&from),
+            };
         }
         let Some(lead) = &mut self.lead else { return };
         if let Some((known, _)) = lead.statuses.get(&from)

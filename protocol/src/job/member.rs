@@ -446,6 +446,12 @@ impl Job {
             mine.changed = false;
             mine.status.seq = seq;
             let status = Box::new(mine.status.clone());
+            if status.gone && matches!(record.arbiter, Arbiter::Store(_)) {
+                // Without its launcher this node has no store: the others must not wait for it.
+                for m in record.members.iter().filter(|m| m.node != lead) {
+                    self.send(ctx, m.node, JobMessage::Status(status.clone()));
+                }
+            }
             self.send(ctx, lead, JobMessage::Status(status));
             self.wake_at(ctx.now + REPEAT, "say the status again");
         } else {

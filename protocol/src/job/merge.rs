@@ -39,8 +39,14 @@ impl Merge {
 impl Job {
     /// Another agent says what it knows of this job. A hint: it leads to questions only.
     pub(crate) fn on_advert(&mut self, ctx: &mut Ctx<'_>, from: NodeId, advert: &Advert) {
+        let leads = advert.belongs && advert.leader == Some(ctx.me());
         let Some(head) = &self.head else {
             self.hint = Some(advert.clone());
+            if leads {
+                // A generation that this node is to lead, decided without its knowledge.
+                let have = Digest::ZERO;
+                self.send(ctx, from, JobMessage::Ask { have });
+            }
             return;
         };
         let (mine, number) = (head.record.lineage(), head.record.number);
@@ -57,7 +63,11 @@ impl Job {
         }
         if head.record.kind.is_terminal() {
             if advert.belongs {
+                let have = head.digest;
                 self.hint = Some(advert.clone());
+                if leads {
+                    self.send(ctx, from, JobMessage::Ask { have });
+                }
             }
             return;
         }
@@ -146,7 +156,17 @@ impl Job {
     pub(super) fn on_merge_ask(&mut self, ctx: &mut Ctx<'_>, from: NodeId, loser: Digest) {
         let Some(head) = self.live() else { return };
         let mine = head.record.lineage();
-        if head.record.leader() != Some(ctx.me()) || loser <= mine {
+        if loser == mine {
+            // Asked as the leader of the winner, which was decided without this node's knowledge:
+            // the winner needs it, so its own group ends.
+            let me = ctx.me();
+            let led = |(l, n): &(&Digest, &NodeId)| **n == me && **l < loser;
+            if let Some(winner) = self.merge.others.iter().find(led).map(|(l, _)| *l) {
+                self.send(ctx, from, JobMessage::MergeGranted { loser, winner });
+            }
+            return;
+        }
+        if head.record.leader() != Some(ctx.me()) || loser < mine {
             return;
         }
         if self.merge.taken.contains(&loser) {

@@ -107,6 +107,9 @@ pub struct Job {
     desk: birth::Desk,
     local: Option<member::Local>,
     member: Option<member::Mine>,
+    /// Members whose launcher is gone while their agent is there: where the store decides, they
+    /// have lost the way to it with the launcher, and do not lead.
+    storeless: std::collections::BTreeSet<NodeId>,
     /// Since when the launcher that the head counts on is missing here.
     vacant_since: Option<Time>,
     voter: voter::Leases,
@@ -157,6 +160,7 @@ impl Job {
             desk: birth::Desk::default(),
             local: None,
             member: None,
+            storeless: std::collections::BTreeSet::new(),
             vacant_since: None,
             voter: voter::Leases::default(),
             lead: None,
@@ -474,6 +478,15 @@ impl Job {
 
     /// A decided record of a lineage that is not ours.
     fn consider_stranger(&mut self, ctx: &mut Ctx<'_>, from: NodeId, record: Arc<Record>) {
+        let lineage = record.lineage();
+        let ended = self.durable.ended.iter().find(|e| e.lineage() == lineage);
+        if let Some(ended) = ended.cloned() {
+            // That lineage is over, and what was voted in it is forgotten here.
+            if ended.digest() != record.digest() {
+                self.send(ctx, from, JobMessage::Decided { record: ended });
+            }
+            return;
+        }
         let concerns_me = record.has(ctx.me()) || record.is_voter(ctx.voter());
         if self.live().is_some() {
             let advert = Advert {
@@ -519,6 +532,7 @@ impl Job {
         self.before = before.as_ref().map(|h| h.record.clone());
         self.installed_at = ctx.now;
         self.lead = None;
+        self.storeless.clear();
         self.desk.birth = None;
         // Whoever is in has no ticket any more, whatever becomes of it later.
         self.desk
