@@ -10,7 +10,8 @@ use crate::barrier;
 use crate::budget;
 use crate::control::Reason;
 use crate::ids::NodeId;
-use crate::record::{Arbiter, Cause, Record};
+use crate::membership::State;
+use crate::record::{Arbiter, Cause, Member, Record};
 use crate::time::{Span, Time};
 use crate::wire::{Action, JobMessage, Order, Status};
 
@@ -279,12 +280,30 @@ impl Job {
             self.fault_seen(ctx, a);
             self.end(ctx, record, a);
             // Whether a lost node is behind the failure shows once everybody has answered.
-            if self.all_stopped(record, a) {
+            if self.all_stopped(record, a) && !self.doubts(ctx, record) {
                 self.decide(ctx, record);
             }
             return;
         }
         self.drive_planned(ctx, record, a);
+    }
+
+    /// Whether a member looks unwell, so that it may be the cause of another's failure: that shows
+    /// within a moment, which is worth waiting for before the job's budget is charged.
+    fn doubts(&mut self, ctx: &Ctx<'_>, record: &Record) -> bool {
+        let since = self.lead.as_ref().and_then(|l| l.ending);
+        let until = since.unwrap_or(ctx.now) + Span(ctx.cfg.suspect_after.0 / 4);
+        let unwell = |m: &Member| {
+            matches!(
+                ctx.peers.state(m.node),
+                Some(State::Suspect | State::Away { .. })
+            )
+        };
+        if ctx.now >= until || !record.members.iter().any(unwell) {
+            return false;
+        }
+        self.wake_at(until, "a member that looks unwell");
+        true
     }
 
     fn fault_seen(&mut self, ctx: &Ctx<'_>, a: &Assessment) {
