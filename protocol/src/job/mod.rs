@@ -10,10 +10,13 @@ mod birth;
 mod durable;
 mod explain;
 mod lead;
+mod lease;
 mod member;
 mod merge;
+mod orders;
 mod plan;
 mod propose;
+mod stop;
 mod store;
 mod voter;
 
