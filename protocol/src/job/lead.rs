@@ -319,7 +319,7 @@ impl Job {
         }
     }
 
-    fn all_stopped(&self, record: &Record, a: &Assessment) -> bool {
+    pub(super) fn all_stopped(&self, record: &Record, a: &Assessment) -> bool {
         let Some(lead) = &self.lead else { return false };
         record
             .members
