@@ -491,6 +491,21 @@ impl Job {
             return;
         }
         let concerns_me = record.has(ctx.me()) || record.is_voter(ctx.voter());
+        let launcher = self.launcher();
+        let names_me = |m: &&crate::record::Member| {
+            m.node == ctx.cfg.node && m.state == ctx.cfg.state && Some(m.launcher) == launcher
+        };
+        if self.live().is_some()
+            && !self.is_member(ctx)
+            && record.kind == Kind::Next
+            && record.members.iter().any(|m| names_me(&m))
+        {
+            // It asked to be let in there, and is; here it is a witness at most. One lineage per
+            // node (I2): the vote here is given up for good.
+            self.durable.leave();
+            self.head = None;
+            return self.install(ctx, record);
+        }
         if self.live().is_some() {
             let advert = Advert {
                 key: self.key.clone(),

@@ -270,6 +270,13 @@ impl Job {
         let cause = cause.or_else(|| {
             let nodes = joiners.iter().map(|m| m.node).collect::<Vec<_>>();
             (!nodes.is_empty()).then_some(Cause::NodesJoined { nodes })
+        });
+        // A planned stop whose reason is gone by now: everybody has stopped, so all start again.
+        let cause = cause.or_else(|| {
+            let nodes = survivors.iter().map(|m| m.node);
+            let nodes = nodes.take(crate::wire::MAX_LIST).collect();
+            let stopped = self.all_stopped(&record, &a);
+            stopped.then_some(Cause::LinksLost { nodes })
         })?;
         if survivors.is_empty() && joiners.is_empty() {
             let all_leave = !a.leaving.is_empty() && a.lost.is_empty() && a.away.is_empty();
