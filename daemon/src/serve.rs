@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use muster_protocol::Span;
+use muster_protocol::record::Place;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing_subscriber::EnvFilter;
@@ -57,12 +58,21 @@ async fn run(config: AgentConfig) -> anyhow::Result<()> {
         agent_grace: config.agent_grace,
         sigterm_grace: config.sigterm_deadline,
         notifier: Some(notifier),
+        labels: config.labels.clone(),
+        place: place(&config),
     };
     let node = Node::start(setup).await?;
     tracing::info!(node = %node.node_id(), socket = %config.socket.display(), "serving");
     watch_signals(node.handle())?;
     node.run().await;
     Ok(())
+}
+
+/// Outermost and innermost of the places that the operator named.
+fn place(config: &AgentConfig) -> Place {
+    let zone = config.place.first().map_or("", String::as_str);
+    let inner = config.place.get(1..).and_then(<[String]>::last);
+    Place::of(zone, inner.map_or("", String::as_str))
 }
 
 /// The network part of a configuration.

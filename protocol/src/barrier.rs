@@ -19,14 +19,12 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 
+use crate::control::Reason;
 use crate::ids::Digest;
 use crate::time::Span;
 
 pub use leader::{Effect as LeaderEffect, Event as LeaderEvent, GivenUp, Leader, Outcome};
 pub use node::{Effect as NodeEffect, Event as NodeEvent, Node};
-
-/// The most bytes of the text that says why ranks stop.
-pub const MAX_WHY: usize = 256;
 
 /// The most steps that a first proposal lies ahead of the furthest rank.
 const MAX_AHEAD: u64 = 1_000;
@@ -40,7 +38,7 @@ pub enum ToNode {
         step: u64,
         /// What is left until the deadline, when this is sent.
         grace_ms: u32,
-        why: String,
+        reason: Reason,
     },
     Confirm {
         digest: Digest,
@@ -77,8 +75,6 @@ pub enum Error {
     NotAMember,
     #[error("step {step} is confirmed, but step {installed:?} is installed here")]
     NotInstalled { step: u64, installed: Option<u64> },
-    #[error("the reason has {len} bytes, the limit is {MAX_WHY}")]
-    TooLong { len: usize },
 }
 
 /// The step to propose first: behind the furthest rank by what it will run until the answers are

@@ -37,6 +37,8 @@
 //! r, nobody has begun r, and all stop at r. What a worker acknowledges is where it stands:
 //! max(S, r). A worker whose work ends before S exits with 0 and acknowledges nothing.
 
+use serde::{Deserialize, Serialize};
+
 use std::fmt;
 
 /// Length of the page in bytes.
@@ -138,13 +140,15 @@ pub const fn decode_step(word: u64) -> Option<u64> {
 }
 
 /// Why the job is asked to stop. For people and logs; no rule depends on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
 pub enum Reason {
     #[default]
     Unknown,
     /// A cloud's notice that a node will be taken away.
     Preemption,
-    /// `muster drain`.
+    /// A node is drained.
     Drain,
     /// SIGTERM to an agent or a launcher.
     Terminated,

@@ -8,6 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
+use crate::control::Reason;
 use crate::ids::{Digest, LauncherId, NodeId};
 use crate::record::Place;
 use crate::spec::JobSpec;
@@ -150,7 +151,7 @@ pub enum ToLauncher {
         barrier: u32,
         step: u64,
         grace_ms: u32,
-        why: String,
+        reason: Reason,
     },
     /// All ranks of all nodes have installed this step: stop there.
     ConfirmStop {

@@ -401,7 +401,14 @@ impl Membership {
             return self.set(node, State::Alive);
         }
         w.refusals = 0;
-        w.next_probe = Some(now + config.ping_every);
+        // A process that is just dying still accepts for a moment: look again soon.
+        let dying = w.closed.is_some_and(|at| now.since(at) < config.ping_every);
+        let pause = if dying {
+            config.probe_again
+        } else {
+            config.ping_every
+        };
+        w.next_probe = Some(now + pause);
         if agent.is_gone() && w.guard_ok && !away {
             self.set(node, State::Away { since: now });
         }

@@ -8,6 +8,9 @@ use crate::membership::State as PeerState;
 use crate::time::Time;
 use crate::wire::{Hello, Leave};
 
+/// Peers that are remembered, connected ones and watched ones apart.
+pub const MAX_PEERS: usize = 2_048;
+
 /// One other agent.
 #[derive(Clone, Debug, Default)]
 pub struct Peer {
@@ -33,6 +36,21 @@ pub struct Peers {
 }
 
 impl Peers {
+    /// Forgets those that have been away the longest, so that identities which come and go do not
+    /// add up.
+    pub fn prune(&mut self) {
+        while self.map.len() > MAX_PEERS {
+            let gone = self
+                .map
+                .iter()
+                .filter(|(_, p)| !p.connected && p.state.is_none());
+            let Some(oldest) = gone.min_by_key(|(_, p)| p.seen).map(|(n, _)| *n) else {
+                return;
+            };
+            self.map.remove(&oldest);
+        }
+    }
+
     pub fn get(&self, node: NodeId) -> Option<&Peer> {
         self.map.get(&node)
     }
@@ -73,14 +91,5 @@ impl Peers {
             Some(host) => format!("{host} ({node})"),
             None => node.to_string(),
         }
-    }
-
-    /// Names of several nodes, for a sentence; at most eight are spelt out.
-    pub fn names(&self, nodes: &[NodeId]) -> String {
-        let mut text: Vec<String> = nodes.iter().take(8).map(|n| self.name(*n)).collect();
-        if nodes.len() > 8 {
-            text.push(format!("{} more", nodes.len() - 8));
-        }
-        text.join(", ")
     }
 }

@@ -29,6 +29,27 @@ pub struct Place {
     pub switch: [u8; 2],
 }
 
+impl Place {
+    /// From names, an empty one for unknown.
+    pub fn of(zone: &str, switch: &str) -> Place {
+        Place {
+            zone: short_hash(zone),
+            switch: short_hash(switch),
+        }
+    }
+}
+
+/// Two bytes of BLAKE3 over a name; zero stands for unknown, so a name never hashes to it.
+pub fn short_hash(name: &str) -> [u8; 2] {
+    if name.is_empty() {
+        return [0; 2];
+    }
+    match *blake3::hash(name.as_bytes()).as_bytes() {
+        [0, 0, ..] => [0, 1],
+        [a, b, ..] => [a, b],
+    }
+}
+
 /// One node's part in a job.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Member {

@@ -376,9 +376,6 @@ impl JobMessage {
                     limit("text", why.len(), MAX_TEXT)
                 }
             },
-            JobMessage::Stop(barrier::ToNode::Install { why, .. }) => {
-                limit("text", why.len(), barrier::MAX_WHY)
-            }
             JobMessage::Stop(_)
             | JobMessage::StopAnswer(_)
             | JobMessage::Withdraw

@@ -12,7 +12,7 @@ const LIMITS: Limits = Limits {
 };
 
 fn check(limits: Limits, rules: Rules) -> Explored {
-    let explored = explore(&Model::new(limits, rules), 20_000_000);
+    let explored = explore(&Model::new(limits, rules), 3_000_000);
     eprintln!(
         "{limits:?} {rules:?}: {} states, depth {}, decided {:?}, adopted {}, complete {}",
         explored.states, explored.deepest, explored.decided, explored.adopted, explored.complete
@@ -32,7 +32,7 @@ fn clean(limits: Limits) {
 fn three_voters_one_generation() {
     let limits = Limits {
         generations: 1,
-        rounds: 2,
+        rounds: 1,
         ..LIMITS
     };
     clean(limits);
@@ -40,7 +40,31 @@ fn three_voters_one_generation() {
 
 #[test]
 fn three_voters_two_generations() {
-    clean(LIMITS);
+    let limits = Limits {
+        crashes: 0,
+        commits: 0,
+        ..LIMITS
+    };
+    clean(limits);
+}
+
+#[test]
+fn three_voters_two_generations_crash() {
+    let limits = Limits {
+        crashes: 1,
+        commits: 0,
+        ..LIMITS
+    };
+    clean(limits);
+}
+
+#[test]
+fn three_voters_two_generations_commit() {
+    let limits = Limits {
+        crashes: 0,
+        ..LIMITS
+    };
+    clean(limits);
 }
 
 #[test]

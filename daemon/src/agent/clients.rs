@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use muster_protocol::agent::{ConnId, Event};
@@ -32,38 +31,24 @@ impl Node {
         let client = Client {
             sender,
             uid: peer.uid,
-            gid: peer.gid,
             pid: peer.pid,
             launcher: None,
             waiting: None,
         };
         self.clients.insert(id, client);
-        tokio::spawn(read(receiver, id, self.tx.clone()));
+        tokio::spawn(read(receiver, id, (peer.uid, peer.gid), self.tx.clone()));
     }
 
-    pub(super) fn on_frame(&mut self, conn: ConnId, frame: Vec<u8>, mut fds: Vec<OwnedFd>) {
-        let decoded = codec::decode_frame::<ToAgent>(&frame);
-        match decoded {
+    pub(super) fn on_frame(&mut self, conn: ConnId, frame: &[u8]) {
+        match codec::decode_frame::<ToAgent>(frame) {
             Err(error) => {
                 self.refuse(conn, &error.to_string());
                 self.drop_client(conn);
             }
-            Ok(ToAgent::Register(reg)) if reg.store => match fds.pop() {
-                Some(fd) => {
-                    let tx = self.tx.clone();
-                    let rights = self.clients.get(&conn).map(|c| (c.uid, c.gid));
-                    let Some((uid, gid)) = rights else { return };
-                    tokio::spawn(async move {
-                        let store = stores::open(fd, uid, gid).await.map_err(|e| e.to_string());
-                        let input = Input::StoreOpened { conn, frame, store };
-                        let _ended = tx.send(input).await;
-                    });
-                }
-                None => self.refuse(
-                    conn,
-                    "the store's directory did not come with the registration",
-                ),
-            },
+            Ok(ToAgent::Register(reg)) if reg.store => self.refuse(
+                conn,
+                "the store's directory did not come with the registration",
+            ),
             Ok(frame) => self.act(conn, frame),
         }
     }
@@ -92,7 +77,8 @@ impl Node {
         let owner = client.uid.to_string();
         match &frame {
             ToAgent::Query(query) => {
-                for answer in self.answer(query) {
+                let asker = client.uid;
+                for answer in self.answer(query, asker) {
                     self.reply(conn, &answer);
                 }
                 return;
@@ -256,7 +242,17 @@ async fn look_for(
     }
 }
 
-async fn read(mut receiver: Receiver, conn: ConnId, tx: mpsc::Sender<Input>) {
+/// Whether a frame is a registration that comes with a store's directory.
+fn brings_store(frame: &[u8]) -> bool {
+    matches!(codec::decode_frame(frame), Ok(ToAgent::Register(reg)) if reg.store)
+}
+
+async fn read(
+    mut receiver: Receiver,
+    conn: ConnId,
+    (uid, gid): (u32, u32),
+    tx: mpsc::Sender<Input>,
+) {
     let mut first = true;
     loop {
         let received = if first {
@@ -269,8 +265,16 @@ async fn read(mut receiver: Receiver, conn: ConnId, tx: mpsc::Sender<Input>) {
         };
         first = false;
         match received {
-            Ok(Some((frame, fds))) => {
-                if tx.send(Input::Frame { conn, frame, fds }).await.is_err() {
+            Ok(Some((frame, mut fds))) => {
+                let input = match fds.pop().filter(|_| brings_store(&frame)) {
+                    // Opening takes a while; what the launcher says next waits behind it.
+                    Some(fd) => {
+                        let store = stores::open(fd, uid, gid).await;
+                        Input::StoreOpened { conn, frame, store }
+                    }
+                    None => Input::Frame { conn, frame },
+                };
+                if tx.send(input).await.is_err() {
                     return;
                 }
             }

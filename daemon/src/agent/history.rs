@@ -53,12 +53,12 @@ impl History {
         }
     }
 
-    /// The entries of all jobs of this id after a sequence number, oldest first.
-    pub(super) fn after(&self, id: &str, seq: u64) -> Vec<Value> {
+    /// The entries of all jobs of this id that the asker may see, after a sequence number, oldest first.
+    pub(super) fn after(&self, id: &str, seq: u64, may: impl Fn(&JobKey) -> bool) -> Vec<Value> {
         let mut out: Vec<Value> = self
             .jobs
             .iter()
-            .filter(|(key, _)| key.id == id)
+            .filter(|(key, _)| key.id == id && may(key))
             .flat_map(|(_, list)| list.iter())
             .filter(|v| v["seq"].as_u64() > Some(seq))
             .cloned()
@@ -68,8 +68,8 @@ impl History {
     }
 
     /// Whether anything is kept of a job of this id.
-    pub(super) fn knows(&self, id: &str) -> bool {
-        self.jobs.keys().any(|key| key.id == id)
+    pub(super) fn knows(&self, id: &str, may: impl Fn(&JobKey) -> bool) -> bool {
+        self.jobs.keys().any(|key| key.id == id && may(key))
     }
 
     /// Takes a notice in where it is about a job.

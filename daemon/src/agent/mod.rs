@@ -15,6 +15,7 @@ use std::time::Duration;
 use muster_protocol::agent::{Agent, Config, ConnId, Effect, Event, Flaws, Notice};
 use muster_protocol::local::ToLauncher;
 use muster_protocol::membership::{Answer, State};
+use muster_protocol::record::Place;
 use muster_protocol::wire::Message;
 use muster_protocol::{JobKey, LauncherId, NodeId, Span, StoreUuid, Time, codec, storelog};
 use tokio::sync::mpsc;
@@ -45,6 +46,10 @@ pub struct Setup {
     pub sigterm_grace: Span,
     /// Where the service manager listens; an embedded agent has none.
     pub notifier: Option<Notifier>,
+    /// The operator's labels, for people.
+    pub labels: BTreeMap<String, String>,
+    /// Where the node is; launchers that say nothing else are there too.
+    pub place: Place,
 }
 
 /// The network part of a [`Setup`].
@@ -84,7 +89,6 @@ enum Input {
     Frame {
         conn: ConnId,
         frame: Vec<u8>,
-        fds: Vec<std::os::fd::OwnedFd>,
     },
     Closed(ConnId),
     /// A launcher whose connection closed was looked for at its guard.
@@ -143,7 +147,6 @@ impl Handle {
 struct Client {
     sender: Sender,
     uid: u32,
-    gid: u32,
     pid: i32,
     /// Set once it registered a launcher: its id and its guard.
     launcher: Option<(LauncherId, Vec<SocketAddr>)>,
@@ -225,6 +228,7 @@ impl Node {
                 start_timeout: Span::from_secs(30),
                 minority_wait: setup.suspect_after.times(3),
                 orphan_after: setup.suspect_after.times(5),
+                place: setup.place,
                 flaws: Flaws::default(),
             },
             restored,
@@ -243,7 +247,10 @@ impl Node {
             stores: BTreeMap::new(),
             opened: BTreeMap::new(),
             history: history::History::default(),
-            facts: query::Facts::new(setup.net.secret.is_some()),
+            facts: query::Facts::new(
+                setup.net.secret.is_some(),
+                std::mem::take(&mut setup.labels),
+            ),
             metrics,
             health,
             tx,
@@ -399,7 +406,7 @@ impl Node {
     fn on_input(&mut self, input: Input) {
         match input {
             Input::Accepted(conn) => self.on_client(conn),
-            Input::Frame { conn, frame, fds } => self.on_frame(conn, frame, fds),
+            Input::Frame { conn, frame } => self.on_frame(conn, &frame),
             Input::Closed(conn) => self.on_closed(conn),
             Input::LauncherAlive { conn, alive } => {
                 self.apply(Event::LauncherGone { conn, alive });
@@ -602,13 +609,13 @@ impl Node {
         }
     }
 
-    /// Keeps the addresses of connected peers for the next start.
+    /// Keeps the addresses of peers for the next start: of those that are connected, then of those
+    /// seen last. A node that is cut off from all of them finds them again after a restart.
     fn remember(&mut self) {
-        let peers = self.core.peers();
+        let mut peers: Vec<_> = self.core.peers().map.values().collect();
+        peers.sort_by_key(|p| std::cmp::Reverse((p.connected, p.seen)));
         let addrs: Vec<SocketAddr> = peers
-            .map
-            .values()
-            .filter(|p| p.connected)
+            .into_iter()
             .filter_map(|p| p.addr)
             .take(REMEMBERED)
             .collect();

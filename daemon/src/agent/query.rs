@@ -1,12 +1,13 @@
 //! Answers to the command line, as JSON.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
 use muster_protocol::job::Job;
 use muster_protocol::local::{Answer, Query};
 use muster_protocol::membership::State;
-use muster_protocol::{NodeId, Time};
+use muster_protocol::peers::Peer;
+use muster_protocol::{JobKey, NodeId, Time};
 use serde_json::{Value, json};
 
 use super::{Node, clock, history};
@@ -24,15 +25,18 @@ const REFUSALS: usize = 16;
 pub(super) struct Facts {
     /// Whether peers have to prove a secret.
     pub(super) secret: bool,
+    /// The operator's labels of this node.
+    labels: BTreeMap<String, String>,
     since: Time,
     /// The newest last; one for each address and reason.
     refused: VecDeque<(SocketAddr, String, u64)>,
 }
 
 impl Facts {
-    pub(super) fn new(secret: bool) -> Facts {
+    pub(super) fn new(secret: bool, labels: BTreeMap<String, String>) -> Facts {
         Facts {
             secret,
+            labels,
             since: clock::now(),
             refused: VecDeque::new(),
         }
@@ -79,18 +83,23 @@ impl Node {
         }
     }
 
-    /// The frames of the answer, in order.
-    pub(super) fn answer(&self, query: &Query) -> Vec<Answer> {
+    /// The frames of the answer, in order. A user's jobs are that user's alone; root and the agent's
+    /// own user see all.
+    pub(super) fn answer(&self, query: &Query, asker: u32) -> Vec<Answer> {
+        let all = asker == 0 || asker == rustix::process::getuid().as_raw();
+        let asker = asker.to_string();
+        let may = |key: &JobKey| all || key.owner == asker;
         match query {
-            Query::Status => vec![Answer::Json(self.status().to_string())],
+            Query::Status => vec![Answer::Json(self.status(may).to_string())],
             Query::Nodes => frames(self.nodes()),
-            Query::Jobs => frames(self.jobs()),
+            Query::Jobs => frames(self.jobs(may)),
             Query::Events { job, after } => {
-                let events = self.history.after(job, *after);
-                let known = self.core.jobs().any(|j| j.key().id == *job);
-                if events.is_empty() && !known && !self.history.knows(job) {
+                let events = self.history.after(job, *after, may);
+                let mut jobs = self.core.jobs();
+                let known = jobs.any(|j| j.key().id == *job && may(j.key()));
+                if events.is_empty() && !known && !self.history.knows(job, may) {
                     return vec![Answer::Error(format!(
-                        "no job {job} is known on this agent: `muster jobs` lists them"
+                        "no job {job} of yours is known on this agent: `muster jobs` lists them"
                     ))];
                 }
                 // The oldest that fit into one frame; the rest is asked for with `after`.
@@ -109,12 +118,12 @@ impl Node {
         }
     }
 
-    fn status(&self) -> Value {
+    fn status(&self, may: impl Fn(&JobKey) -> bool) -> Value {
         let config = self.core.config();
         let here: Vec<&str> = self
             .core
             .jobs()
-            .filter(|j| j.is_live() || j.launcher().is_some())
+            .filter(|j| (j.is_live() || j.launcher().is_some()) && may(j.key()))
             .take(LISTED)
             .map(|j| j.key().id.as_str())
             .collect();
@@ -131,7 +140,7 @@ impl Node {
             "state_dir": self.state.path(),
             "peers_connected": self.core.peers().connected_nodes().count(),
             "jobs": here.len(), "job_ids": here,
-            "secret": self.facts.secret,
+            "secret": self.facts.secret, "labels": self.facts.labels,
             "uptime_ms": clock::now().since(self.facts.since).as_millis(),
             "refused": refused,
         })
@@ -150,7 +159,7 @@ impl Node {
                 "node": node.hex(), "self": false, "connected": p.connected, "addr": p.addr,
                 "host": p.hello.as_ref().map(|h| h.host.clone()),
                 "version": p.hello.as_ref().map(|h| h.version.clone()),
-                "state": p.state.map_or(if p.connected { "connected" } else { "unknown" }, state_word),
+                "state": peer_word(p),
                 "seen_ms_ago": (p.seen != Time::default()).then(|| now.since(p.seen).as_millis()),
                 "leaving": p.leaving.is_some(),
                 "leaves_because": p.leaving.as_ref().map(|(leave, _)| leave.reason.clone()),
@@ -160,8 +169,9 @@ impl Node {
         std::iter::once(me).chain(others).collect()
     }
 
-    fn jobs(&self) -> Vec<Value> {
-        self.core.jobs().map(|job| self.job(job)).collect()
+    fn jobs(&self, may: impl Fn(&JobKey) -> bool) -> Vec<Value> {
+        let jobs = self.core.jobs().filter(|j| may(j.key()));
+        jobs.map(|job| self.job(job)).collect()
     }
 
     fn job(&self, job: &Job) -> Value {
@@ -189,6 +199,16 @@ impl Node {
         row["log_dir"] = json!(job.log_dir());
         row["waiting"] = json!(job.waiting());
         row
+    }
+}
+
+fn peer_word(peer: &Peer) -> &'static str {
+    match peer.state {
+        Some(state) => state_word(state),
+        None if peer.connected => "connected",
+        // It said goodbye, and went.
+        None if peer.leaving.is_some() => "left",
+        None => "unknown",
     }
 }
 
@@ -228,7 +248,7 @@ mod tests {
 
     #[test]
     fn refusals_are_kept_once_for_each_host_and_reason() {
-        let mut facts = Facts::new(false);
+        let mut facts = Facts::new(false, BTreeMap::new());
         for port in 1..100 {
             facts.refused(([10, 0, 0, 1], port).into(), "wrong secret".into());
         }

@@ -7,7 +7,7 @@ use muster_protocol::storelog::{CreateOutcome, Effect, Event, ReadOutcome};
 use muster_protocol::{JobKey, StoreUuid};
 
 use crate::metrics::Metrics;
-use crate::storedir::{Create, Read, StoreDir, StoreError};
+use crate::storedir::{Create, Read, StoreDir};
 
 /// A job's store, and whose rights apply in it: a descriptor carries none for creating files.
 #[derive(Clone, Debug)]
@@ -25,17 +25,24 @@ impl Store {
     /// Runs a blocking operation on a thread of its own, with the rights of the store's user.
     pub(super) fn run(self, act: impl FnOnce(&StoreDir) + Send + 'static) {
         tokio::task::spawn_blocking(move || {
-            let _rights = Rights::of(self.uid, self.gid);
-            act(&self.dir);
+            // It could when the store was opened; an operation that is not answered is retried.
+            if let Some(_rights) = Rights::of(self.uid, self.gid) {
+                act(&self.dir);
+            }
         });
     }
 }
 
 /// Opens the directory that a launcher passed, and probes that it keeps create-only promises.
-pub(super) async fn open(fd: OwnedFd, uid: u32, gid: u32) -> Result<Store, StoreError> {
+pub(super) async fn open(fd: OwnedFd, uid: u32, gid: u32) -> Result<Store, String> {
     let opened = tokio::task::spawn_blocking(move || {
-        let _rights = Rights::of(uid, gid);
-        StoreDir::open(fd)
+        let Some(_rights) = Rights::of(uid, gid) else {
+            return Err(format!(
+                "this agent cannot act for uid {uid}: run it as root with CAP_SETUID, or let \
+                 `muster run` use an agent of its own (--instance 1)"
+            ));
+        };
+        StoreDir::open(fd).map_err(|e| e.to_string())
     })
     .await;
     match opened {
@@ -53,13 +60,21 @@ pub(super) async fn open(fd: OwnedFd, uid: u32, gid: u32) -> Result<Store, Store
 struct Rights(Option<(i32, i32)>);
 
 impl Rights {
-    fn of(uid: u32, gid: u32) -> Rights {
-        if !rustix::process::geteuid().is_root() || uid == 0 {
-            return Rights(None);
+    /// `None` when this agent cannot act for the user: it must not work with its own rights then,
+    /// for whoever passes a descriptor may not be allowed to write there.
+    fn of(uid: u32, gid: u32) -> Option<Rights> {
+        let own = rustix::process::geteuid();
+        if own.as_raw() == uid {
+            return Some(Rights(None));
         }
-        // Safety: both calls only change this thread's credentials and cannot fail harmfully: what
-        // they refuse is refused again, with an error, by the file operation.
-        Rights(Some(unsafe { (libc::setfsgid(gid), libc::setfsuid(uid)) }))
+        // Safety: these calls change this thread's file-system credentials and nothing else. They
+        // report no error: what they return the second time tells whether they were obeyed.
+        let (before, obeyed) = unsafe {
+            let before = (libc::setfsgid(gid), libc::setfsuid(uid));
+            (before, libc::setfsuid(u32::MAX).cast_unsigned() == uid)
+        };
+        let rights = Rights(Some(before));
+        obeyed.then_some(rights)
     }
 }
 

@@ -42,6 +42,8 @@ pub struct Config {
     pub minority_wait: Span,
     /// With a store: a stranger claims when the leader's beacon has not moved for this long (R14).
     pub orphan_after: Span,
+    /// Where the node is, for launchers that do not say.
+    pub place: crate::record::Place,
     pub flaws: Flaws,
 }
 

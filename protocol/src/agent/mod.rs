@@ -13,6 +13,7 @@ use crate::job::{Ctx, Durable, Job};
 use crate::local::{Command, Register, ToAgent, ToLauncher};
 use crate::membership::{self, Membership};
 use crate::peers::{Peer, Peers};
+use crate::record::Place;
 use crate::rng::Rng;
 use crate::time::{Span, Time};
 use crate::wire::{Advert, Hello, JobMessage, Leave, MAX_JOBS, Message};
@@ -200,6 +201,7 @@ impl Agent {
                     peer.seen = now;
                 }
                 self.sent.remove(&node);
+                self.peers.prune();
                 self.detect(membership::Event::Disconnected { node }, now);
                 self.drive_all(now);
             }
@@ -378,9 +380,12 @@ impl Agent {
         conn: ConnId,
         owner: String,
         store: Option<crate::ids::StoreUuid>,
-        reg: Register,
+        mut reg: Register,
         now: Time,
     ) -> Result<(), Error> {
+        if reg.place == Place::default() {
+            reg.place = self.cfg.place;
+        }
         let key = JobKey {
             cluster: self.cfg.cluster.clone(),
             owner,
@@ -437,7 +442,8 @@ impl Agent {
         match command {
             Command::Drain { node, grace_ms } => {
                 let reason = "an operator drains it".to_owned();
-                if node.is_empty() || self.is_named(&node) {
+                let mine = node.is_empty() || self.is_named(&node);
+                if mine && !self.names_a_peer(&node) {
                     self.drain(Leave { grace_ms, reason }, now);
                     return Ok(());
                 }
@@ -445,14 +451,11 @@ impl Agent {
                     .peers
                     .map
                     .iter()
-                    .filter(|(id, p)| {
-                        let host = p.hello.as_ref().map(|h| h.host.as_str());
-                        p.connected && (id.hex().starts_with(&node) || host == Some(node.as_str()))
-                    })
+                    .filter(|(id, p)| p.connected && is_called(id, p, &node))
                     .map(|(id, _)| *id)
                     .collect();
                 match found.as_slice() {
-                    [one] => {
+                    [one] if !mine => {
                         self.send(*one, Message::DrainAsk { grace_ms, reason });
                         Ok(())
                     }
@@ -461,7 +464,7 @@ impl Agent {
                     ))),
                     _ => Err(Error::Refused(format!(
                         "{} nodes are called {node}: use more of the id",
-                        found.len()
+                        found.len() + usize::from(mine)
                     ))),
                 }
             }
@@ -488,6 +491,11 @@ impl Agent {
                 Ok(())
             }
         }
+    }
+
+    fn names_a_peer(&self, name: &str) -> bool {
+        let mut peers = self.peers.map.iter();
+        !name.is_empty() && peers.any(|(id, p)| p.connected && is_called(id, p, name))
     }
 
     fn is_named(&self, name: &str) -> bool {
@@ -740,6 +748,12 @@ impl Agent {
             }
         }
     }
+}
+
+/// Whether a peer's id begins like this, or its host has this name.
+fn is_called(id: &NodeId, peer: &Peer, name: &str) -> bool {
+    let host = peer.hello.as_ref().map(|h| h.host.as_str());
+    id.hex().starts_with(name) || host == Some(name)
 }
 
 fn leaving(leave: &Leave, until: Time, now: Time) -> Message {

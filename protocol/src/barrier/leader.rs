@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::{Error, MAX_WHY, ToLeader, ToNode};
+use super::{Error, ToLeader, ToNode};
+use crate::control::Reason;
 use crate::ids::{Digest, NodeId};
 use crate::time::{Span, Time};
 
@@ -22,8 +23,7 @@ pub enum Event {
         /// What saving takes at most: without a confirm this long before the deadline, the barrier
         /// is given up.
         save_time: Span,
-        /// For people; at most [`MAX_WHY`] bytes.
-        why: String,
+        reason: Reason,
     },
     Message {
         from: NodeId,
@@ -76,7 +76,7 @@ enum Phase {
         step: u64,
         deadline: Time,
         give_up: Time,
-        why: String,
+        reason: Reason,
     },
     Decided(Outcome),
 }
@@ -128,13 +128,9 @@ impl Leader {
                 step,
                 deadline,
                 save_time,
-                why,
+                reason,
             } => {
-                let len = why.len();
-                if len > MAX_WHY {
-                    return Err(Error::TooLong { len });
-                }
-                self.drain(step, deadline, save_time, why, now);
+                self.drain(step, deadline, save_time, reason, now);
             }
             Event::Message { from, message } => self.message(from, message, now)?,
             Event::NodeLost { node } => {
@@ -174,7 +170,7 @@ impl Leader {
         matches!(self.phase, Phase::Open { .. })
     }
 
-    fn drain(&mut self, first: u64, until: Time, save_time: Span, reason: String, now: Time) {
+    fn drain(&mut self, first: u64, until: Time, save_time: Span, reason: Reason, now: Time) {
         match &mut self.phase {
             Phase::Open {
                 deadline, give_up, ..
@@ -197,7 +193,7 @@ impl Leader {
                     step: first,
                     deadline: until,
                     give_up: until - save_time,
-                    why: reason,
+                    reason,
                 };
                 for answered in self.nodes.values_mut() {
                     *answered = Answered::default();
@@ -285,7 +281,7 @@ impl Leader {
             Phase::Open {
                 step,
                 deadline,
-                why,
+                reason,
                 ..
             } => {
                 let grace = deadline.since(now).as_millis();
@@ -294,7 +290,7 @@ impl Leader {
                     barrier,
                     step: *step,
                     grace_ms: u32::try_from(grace).unwrap_or(u32::MAX),
-                    why: why.clone(),
+                    reason: *reason,
                 };
                 (Some(*step), install)
             }

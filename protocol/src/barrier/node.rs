@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use super::{Error, MAX_WHY, ToLeader, ToNode};
+use super::{Error, ToLeader, ToNode};
+use crate::control::Reason;
 use crate::ids::Digest;
 use crate::local::ToLauncher;
 use crate::time::{Span, Time};
@@ -76,17 +77,14 @@ impl Node {
             return Err(Error::OtherGeneration { ours, theirs });
         }
         match event {
-            Event::Leader(ToNode::Install { why, .. }) if why.len() > MAX_WHY => {
-                Err(Error::TooLong { len: why.len() })
-            }
             Event::Leader(ToNode::Install {
                 barrier,
                 step,
                 grace_ms,
-                why,
+                reason,
                 ..
             }) => {
-                self.install(barrier, step, grace_ms, why, now);
+                self.install(barrier, step, grace_ms, reason, now);
                 Ok(())
             }
             Event::Leader(ToNode::Confirm { barrier, step, .. }) => self.confirm(barrier, step),
@@ -106,7 +104,7 @@ impl Node {
         self.effects.pop_front()
     }
 
-    fn install(&mut self, barrier: u32, step: u64, grace_ms: u32, why: String, now: Time) {
+    fn install(&mut self, barrier: u32, step: u64, grace_ms: u32, reason: Reason, now: Time) {
         let until = now + Span::from_millis(grace_ms.into());
         let asked = match self.phase {
             // An older install, or one that comes late.
@@ -149,7 +147,7 @@ impl Node {
             barrier,
             step: asked,
             grace_ms,
-            why,
+            reason,
         });
     }
 

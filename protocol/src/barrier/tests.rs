@@ -23,7 +23,7 @@ fn drain(step: u64, deadline: Time) -> LeaderEvent {
         step,
         deadline,
         save_time: Span::from_secs(1),
-        why: "spot notice".into(),
+        reason: crate::control::Reason::Preemption,
     }
 }
 

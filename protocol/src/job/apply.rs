@@ -54,6 +54,7 @@ impl Job {
     }
 
     pub(super) fn drive_applicant(&mut self, ctx: &mut Ctx<'_>) {
+        self.dismiss_unwilling(ctx);
         if !self.wants_in(ctx) {
             self.applicant = Applicant {
                 told: std::mem::take(&mut self.applicant.told),
@@ -89,10 +90,28 @@ impl Job {
         }
     }
 
+    /// A launcher that wants to go, and that no generation counts on any more, may go at once.
+    fn dismiss_unwilling(&mut self, ctx: &Ctx<'_>) {
+        let Some(local) = self.local.as_ref().filter(|l| l.conn.is_some() && !l.over) else {
+            return;
+        };
+        let (cancel, leave) = (local.cancel, local.leave.is_some());
+        if !(cancel || leave) || self.is_member(ctx) {
+            return;
+        }
+        if cancel {
+            self.dismiss(130, "stopped by the user".into());
+        } else {
+            self.dismiss(143, "left the job".into());
+        }
+    }
+
     /// Whom to ask: the leader of the newest generation known; else, while none is known, the
     /// lowest agent that is connected (all agents agree on it once they all are).
     fn door(&self, ctx: &Ctx<'_>) -> Option<NodeId> {
-        if let Some(head) = self.live() {
+        if self.is_orphaned(ctx) {
+            // Whoever led it is gone: those who are left meet at the lowest agent.
+        } else if let Some(head) = self.live() {
             if let Some(leader) = self.acting_leader(ctx, &head.record) {
                 return Some(leader);
             }

@@ -33,6 +33,9 @@ pub(super) struct Desk {
     pub(super) last_new: Time,
     /// When a birth was last handed to its first member to be claimed.
     claim_asked: Option<Time>,
+    /// No birth is proposed before: two proposers that got into each other's way try again at
+    /// different times.
+    not_before: Time,
     /// When this agent bound itself to an undecided birth.
     bound_at: Option<Time>,
     bound_asked: bool,
@@ -68,7 +71,11 @@ impl Job {
         if ticket.member.node != from {
             return;
         }
-        if let Some(head) = self.live() {
+        if from != ctx.me() && !ticket.knows.is_zero() {
+            // It may still hold a generation that is long over.
+            self.on_ask(ctx, from, ticket.knows);
+        }
+        if let Some(head) = self.live().filter(|_| !self.is_orphaned(ctx)) {
             let lead = self.acting_leader(ctx, &head.record);
             if lead != Some(ctx.me()) {
                 if let Some(mut advert) = self.advert(ctx.cfg) {
@@ -169,7 +176,7 @@ impl Job {
             now.since(h.renewed) < TICKET_LIFE && (*node == me || peers.connected(*node))
         });
         self.drive_bound(ctx);
-        if self.live().is_some() {
+        if self.live().is_some() && !self.is_orphaned(ctx) {
             return;
         }
         if self.desk.birth.is_some() {
@@ -191,6 +198,9 @@ impl Job {
         if have < usize::from(spec.max_nodes) && now < quiet {
             self.wake_at(quiet, "quiet before forming");
             return;
+        }
+        if now < self.desk.not_before {
+            return self.wake_at(self.desk.not_before, "another birth");
         }
         if let Some(at) = self.desk.claim_asked.map(|at| at + REPEAT)
             && now < at
@@ -337,7 +347,9 @@ impl Job {
             let lineage = birth.lineage;
             self.send(ctx, m.node, JobMessage::BirthAbandoned { lineage });
         }
-        self.wake_at(ctx.now, "another birth");
+        let pause = ctx.rng.below(ctx.cfg.birth_timeout.0 / 2);
+        self.desk.not_before = ctx.now + crate::time::Span(pause);
+        self.wake_at(self.desk.not_before, "another birth");
     }
 
     /// A proposer asks this agent to bind itself.

@@ -10,7 +10,11 @@ use crate::paxos::Acceptor;
 use crate::record::{CommitRef, Record};
 
 /// The most ends of earlier lineages that are kept; such records are small.
-const MAX_ENDED: usize = 8;
+const MAX_ENDED: usize = 16;
+
+/// The most forfeited votes that are remembered. One is added only when a whole first generation
+/// turns out dead, and matters only as long as somebody still holds that generation.
+const MAX_FORFEITED: usize = 64;
 
 /// The durable state of one job on one agent. Written whole, before anything that depends on it is
 /// said to anybody.
@@ -22,6 +26,9 @@ pub struct Durable {
     /// How the lineages before this one ended, the newest last: whoever comes back with a
     /// generation of one of them learns it here, though nobody else may still hold it.
     pub ended: Vec<Arc<Record>>,
+    /// Records on whose successors this agent will not vote again: it left them, and forgot with
+    /// them what it had promised, accepted and acknowledged.
+    pub forfeited: Vec<Digest>,
     /// The boot in which the head was learnt (R7).
     pub learned: Boot,
     /// An undecided birth that this agent has accepted (R2).
@@ -38,6 +45,7 @@ impl Durable {
             key,
             head: None,
             ended: Vec::new(),
+            forfeited: Vec::new(),
             learned: Boot::default(),
             bound: None,
             acceptor: Acceptor::default(),
@@ -67,6 +75,24 @@ impl Durable {
         self.bound = None;
         self.acceptor = Acceptor::default();
         self.sent = None;
+    }
+
+    /// Gives the head up, and with it the vote on what follows it, for good.
+    pub fn leave(&mut self) {
+        let mut forfeited = std::mem::take(&mut self.forfeited);
+        forfeited.push(self.head_digest());
+        let surplus = forfeited.len().saturating_sub(MAX_FORFEITED);
+        forfeited.drain(..surplus);
+        *self = Durable {
+            ended: std::mem::take(&mut self.ended),
+            forfeited,
+            ..Durable::new(self.key.clone())
+        };
+    }
+
+    /// Whether this agent may still vote on what follows the head.
+    pub fn may_vote(&self) -> bool {
+        self.forfeited.is_empty() || !self.forfeited.contains(&self.head_digest())
     }
 
     pub fn head_digest(&self) -> Digest {

@@ -11,7 +11,7 @@ impl Job {
             if n == ctx.me() {
                 "this node".to_owned()
             } else {
-                ctx.peers.name(n)
+                ctx.name(n)
             }
         };
         match wait {
@@ -34,6 +34,11 @@ impl Job {
                     names.join(", "),
                     ctx.peers.connected_nodes().count(),
                 )
+            }
+            // Nobody else is awaited: nothing to say.
+            Wait::Batching { max: 1, .. } => String::new(),
+            Wait::Batching { have, max } if have >= max => {
+                format!("all {max} nodes are here; starting")
             }
             Wait::Batching { have, max } => {
                 format!("{have} nodes are here; starting unless more (up to {max}) come at once")
@@ -78,7 +83,7 @@ impl Job {
 
     /// Why the members of `record` start, for the launcher and its log.
     pub(super) fn why(&self, ctx: &Ctx<'_>, record: &Record) -> String {
-        let names = |nodes: &[NodeId]| ctx.peers.names(nodes);
+        let names = |nodes: &[NodeId]| ctx.names(nodes);
         match &record.cause {
             Cause::Formed => format!("the job formed with {} nodes", record.members.len()),
             Cause::NodesLost { nodes } => format!("lost {}", names(nodes)),
@@ -87,16 +92,15 @@ impl Job {
             Cause::LinksLost { nodes } => format!("no link to {}", names(nodes)),
             Cause::StartFailed { nodes } => format!("no workers on {}", names(nodes)),
             Cause::WorkerFailed { node, rank, code } => {
-                let what = format!(
-                    "rank {rank} on {} failed with code {code}",
-                    ctx.peers.name(*node)
-                );
-                let (used, most) = (record.restarts_used, record.spec.max_restarts);
-                match record.kind {
-                    Kind::Failed { .. } if most == 0 => what,
-                    Kind::Failed { .. } => format!("{what}; all {most} restarts are used"),
-                    _ => format!("{what}; restart {used} of {most}"),
-                }
+                let (used, max) = (record.restarts_used, record.spec.max_restarts);
+                let spent = used > max || matches!(record.kind, Kind::Failed { .. });
+                let next = match max {
+                    _ if !spent => format!("restart {used} of {max}"),
+                    0 => "it is not restarted (--max-restarts 0)".into(),
+                    max => format!("its restarts are used up (--max-restarts {max})"),
+                };
+                let node = ctx.name(*node);
+                format!("rank {rank} on {node} failed with code {code}; {next}")
             }
             Cause::Merged { other } => format!("another group of this job ({other}) joins"),
             Cause::Finished => "all ranks finished".into(),

@@ -8,8 +8,10 @@ use super::{Ctx, Job, REPEAT};
 use crate::agent::Notice;
 use crate::barrier;
 use crate::budget;
+use crate::control::Reason;
 use crate::ids::NodeId;
-use crate::record::{Arbiter, Cause, Record};
+use crate::membership::State;
+use crate::record::{Arbiter, Cause, Member, Record};
 use crate::time::{Span, Time};
 use crate::wire::{Action, JobMessage, Order, Status};
 
@@ -36,6 +38,13 @@ pub(super) struct Lead {
 struct Ordered {
     action: Action,
     said: Time,
+}
+
+/// Why a generation should stop in good order, and how long that may take.
+struct Wish {
+    why: String,
+    grace: Span,
+    reason: Reason,
 }
 
 /// A stop that was announced: a drain, a join, a cancel.
@@ -102,12 +111,21 @@ impl Job {
                 if self.phases.detected > Time::ZERO {
                     self.phases.stopped = ctx.now;
                 }
-                return;
+                if status.seq == 0 {
+                    // A member that is in the new generation, about the one before.
+                    return;
+                }
             }
             return self.on_ask(ctx, from, status.digest);
         }
         if !head.record.has(from) {
             return;
+        }
+        if matches!(head.record.arbiter, Arbiter::Store(_)) {
+            match status.gone {
+                true => self.storeless.insert(from),
+                false => self.storeless.remove(&from),
+            };
         }
         let Some(lead) = &mut self.lead else { return };
         if let Some((known, _)) = lead.statuses.get(&from)
@@ -262,12 +280,30 @@ impl Job {
             self.fault_seen(ctx, a);
             self.end(ctx, record, a);
             // Whether a lost node is behind the failure shows once everybody has answered.
-            if self.all_stopped(record, a) {
+            if self.all_stopped(record, a) && !self.doubts(ctx, record) {
                 self.decide(ctx, record);
             }
             return;
         }
         self.drive_planned(ctx, record, a);
+    }
+
+    /// Whether a member looks unwell, so that it may be the cause of another's failure: that shows
+    /// within a moment, which is worth waiting for before the job's budget is charged.
+    fn doubts(&mut self, ctx: &Ctx<'_>, record: &Record) -> bool {
+        let since = self.lead.as_ref().and_then(|l| l.ending);
+        let until = since.unwrap_or(ctx.now) + Span(ctx.cfg.suspect_after.0 / 4);
+        let unwell = |m: &Member| {
+            matches!(
+                ctx.peers.state(m.node),
+                Some(State::Suspect | State::Away { .. })
+            )
+        };
+        if ctx.now >= until || !record.members.iter().any(unwell) {
+            return false;
+        }
+        self.wake_at(until, "a member that looks unwell");
+        true
     }
 
     fn fault_seen(&mut self, ctx: &Ctx<'_>, a: &Assessment) {
@@ -362,10 +398,10 @@ impl Job {
     fn drive_planned(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
         let Some(lead) = &self.lead else { return };
         if lead.planned.is_none() {
-            let Some((why, grace)) = self.reason_to_stop(ctx, record, a) else {
+            let Some(wish) = self.reason_to_stop(ctx, record, a) else {
                 return;
             };
-            self.begin_stop(ctx, record, a, why, grace);
+            self.begin_stop(ctx, record, a, wish);
         }
         self.drive_barrier(ctx, a);
         if self.all_stopped(record, a) {
@@ -379,21 +415,30 @@ impl Job {
         ctx: &mut Ctx<'_>,
         record: &Record,
         a: &Assessment,
-    ) -> Option<(String, Span)> {
+    ) -> Option<Wish> {
         if a.cancel {
-            return Some(("the user stops the job".into(), record.spec.stop_grace()));
+            return Some(Wish {
+                why: "the user stops the job".into(),
+                grace: record.spec.stop_grace(),
+                reason: Reason::Interrupted,
+            });
         }
         if let Some((node, leave)) = a.leaving.iter().min_by_key(|(_, l)| l.grace_ms) {
             let given = Span::from_millis(leave.grace_ms.into());
             let kept = RESERVE.min(Span(given.0 / 4));
-            let why = format!("{} leaves: {}", ctx.peers.name(*node), leave.reason);
-            return Some((why, Span(given.0.saturating_sub(kept.0))));
+            let why = format!("{} leaves: {}", ctx.name(*node), leave.reason);
+            return Some(Wish {
+                why,
+                grace: Span(given.0.saturating_sub(kept.0)),
+                reason: Reason::Drain,
+            });
         }
         if self.merge.taking_in(record).is_some() {
-            return Some((
-                "another group of this job joins".into(),
-                record.spec.stop_grace(),
-            ));
+            return Some(Wish {
+                why: "another group of this job joins".into(),
+                grace: record.spec.stop_grace(),
+                reason: Reason::Join,
+            });
         }
         let room = usize::from(record.spec.max_nodes).saturating_sub(a.survivors.len());
         let joiners = self.joiners(ctx, record, room);
@@ -409,18 +454,15 @@ impl Job {
             return None;
         }
         let nodes: Vec<NodeId> = joiners.iter().map(|m| m.node).collect();
-        let why = format!("{} joins", ctx.peers.names(&nodes));
-        Some((why, record.spec.stop_grace()))
+        Some(Wish {
+            why: format!("{} joins", ctx.names(&nodes)),
+            grace: record.spec.stop_grace(),
+            reason: Reason::Join,
+        })
     }
 
-    fn begin_stop(
-        &mut self,
-        ctx: &mut Ctx<'_>,
-        record: &Record,
-        a: &Assessment,
-        why: String,
-        grace: Span,
-    ) {
+    fn begin_stop(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment, wish: Wish) {
+        let Wish { why, grace, reason } = wish;
         self.change_begins(ctx.now, ctx.now);
         let lead_digest = self.head_digest();
         let Some(lead) = &mut self.lead else { return };
@@ -450,7 +492,7 @@ impl Job {
                 step: 1,
                 deadline: ctx.now + grace,
                 save_time: Span(grace.0 / 2),
-                why: cut(&why, barrier::MAX_WHY),
+                reason,
             };
             self.at_lead_barrier(ctx, Some(event));
         } else {
@@ -608,15 +650,6 @@ impl Job {
             self.wake_at(at, "say the orders again");
         }
     }
-}
-
-/// At most `limit` bytes of a text, on a character's boundary.
-fn cut(text: &str, limit: usize) -> String {
-    let mut end = limit.min(text.len());
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text.get(..end).unwrap_or_default().to_owned()
 }
 
 /// The pause before a job that keeps crashing is started again.

@@ -247,7 +247,7 @@ impl Job {
         self.dismiss(code, report);
     }
 
-    fn dismiss(&mut self, code: i32, report: String) {
+    pub(super) fn dismiss(&mut self, code: i32, report: String) {
         self.tell_launcher(ToLauncher::End { code, report });
         if let Some(local) = &mut self.local {
             local.over = true;
@@ -380,6 +380,22 @@ impl Job {
         }
     }
 
+    /// Whether nothing can be decided from here: the voters that are lost make up a majority.
+    fn is_stranded(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
+        let there = |n| n == ctx.me() || ctx.peers.lost(n).is_none();
+        record.arbiter == Arbiter::Members && !record.is_majority(there)
+    }
+
+    /// Nobody can decide that the job ends: the user's word holds for this node, and should the
+    /// others come back, they find it lost.
+    fn cancel_alone(&mut self) {
+        if self.local.as_ref().is_some_and(|l| !l.over) {
+            let report = "stopped by the user on this node alone: the nodes that decide for the \
+                          whole job cannot be reached";
+            self.dismiss(130, report.into());
+        }
+    }
+
     pub(super) fn drive_member(&mut self, ctx: &mut Ctx<'_>) {
         let Some(head) = self.live() else {
             return;
@@ -396,6 +412,9 @@ impl Job {
         self.drive_lease(ctx, &record);
         let leave = self.local.as_ref().and_then(|l| l.leave.clone());
         let cancel = self.local.as_ref().is_some_and(|l| l.cancel);
+        if cancel && self.is_stranded(ctx, &record) {
+            self.cancel_alone();
+        }
         self.seq += 1;
         let seq = self.seq;
         self.explain_pause(ctx, &record);
@@ -427,6 +446,12 @@ impl Job {
             mine.changed = false;
             mine.status.seq = seq;
             let status = Box::new(mine.status.clone());
+            if status.gone && matches!(record.arbiter, Arbiter::Store(_)) {
+                // Without its launcher this node has no store: the others must not wait for it.
+                for m in record.members.iter().filter(|m| m.node != lead) {
+                    self.send(ctx, m.node, JobMessage::Status(status.clone()));
+                }
+            }
             self.send(ctx, lead, JobMessage::Status(status));
             self.wake_at(ctx.now + REPEAT, "say the status again");
         } else {

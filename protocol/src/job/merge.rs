@@ -5,9 +5,12 @@ use std::collections::BTreeMap;
 
 use super::{Ctx, Job, REPEAT};
 use crate::ids::{Digest, NodeId};
-use crate::record::{Cause, Record};
+use crate::record::{Arbiter, Cause, Record};
 use crate::time::Time;
 use crate::wire::{Advert, JobMessage};
+
+/// Lineages beside ours that are remembered; with more, some wait for the next round.
+const MAX_OTHERS: usize = 16;
 
 #[derive(Debug, Default)]
 pub(super) struct Merge {
@@ -36,8 +39,14 @@ impl Merge {
 impl Job {
     /// Another agent says what it knows of this job. A hint: it leads to questions only.
     pub(crate) fn on_advert(&mut self, ctx: &mut Ctx<'_>, from: NodeId, advert: &Advert) {
+        let leads = advert.belongs && advert.leader == Some(ctx.me());
         let Some(head) = &self.head else {
             self.hint = Some(advert.clone());
+            if leads {
+                // A generation that this node is to lead, decided without its knowledge.
+                let have = Digest::ZERO;
+                self.send(ctx, from, JobMessage::Ask { have });
+            }
             return;
         };
         let (mine, number) = (head.record.lineage(), head.record.number);
@@ -54,7 +63,11 @@ impl Job {
         }
         if head.record.kind.is_terminal() {
             if advert.belongs {
+                let have = head.digest;
                 self.hint = Some(advert.clone());
+                if leads {
+                    self.send(ctx, from, JobMessage::Ask { have });
+                }
             }
             return;
         }
@@ -63,14 +76,20 @@ impl Job {
         }
         self.merge.elsewhere.insert(from, advert.lineage);
         if let Some(leader) = advert.leader {
-            self.merge.others.insert(advert.lineage, leader);
+            let known = self.merge.others.contains_key(&advert.lineage);
+            if known || self.merge.others.len() < MAX_OTHERS {
+                self.merge.others.insert(advert.lineage, leader);
+            }
         }
         self.leave_dead_birth(ctx);
     }
 
     /// A first generation whose voters were bound elsewhere can never decide a second: it is left.
     fn leave_dead_birth(&mut self, ctx: &mut Ctx<'_>) {
-        let Some(head) = self.live().filter(|h| h.record.number == 1) else {
+        let Some(head) = self
+            .live()
+            .filter(|h| h.record.number == 1 && h.record.arbiter == Arbiter::Members)
+        else {
             return;
         };
         let mine = head.digest;
@@ -79,7 +98,7 @@ impl Job {
             return;
         }
         self.head = None;
-        self.durable = super::Durable::new(self.key.clone());
+        self.durable.leave();
         self.persist(ctx);
         self.member = None;
         self.lead = None;
@@ -137,7 +156,17 @@ impl Job {
     pub(super) fn on_merge_ask(&mut self, ctx: &mut Ctx<'_>, from: NodeId, loser: Digest) {
         let Some(head) = self.live() else { return };
         let mine = head.record.lineage();
-        if head.record.leader() != Some(ctx.me()) || loser <= mine {
+        if loser == mine {
+            // Asked as the leader of the winner, which was decided without this node's knowledge:
+            // the winner needs it, so its own group ends.
+            let me = ctx.me();
+            let led = |(l, n): &(&Digest, &NodeId)| **n == me && **l < loser;
+            if let Some(winner) = self.merge.others.iter().find(led).map(|(l, _)| *l) {
+                self.send(ctx, from, JobMessage::MergeGranted { loser, winner });
+            }
+            return;
+        }
+        if head.record.leader() != Some(ctx.me()) || loser < mine {
             return;
         }
         if self.merge.taken.contains(&loser) {

@@ -57,6 +57,24 @@ impl Ctx<'_> {
         }
     }
 
+    /// What people call a node.
+    fn name(&self, node: NodeId) -> String {
+        if node == self.cfg.node && !self.cfg.host.is_empty() {
+            format!("{} ({node})", self.cfg.host)
+        } else {
+            self.peers.name(node)
+        }
+    }
+
+    /// Names of several nodes, for a sentence; at most eight are spelt out.
+    fn names(&self, nodes: &[NodeId]) -> String {
+        let mut text: Vec<String> = nodes.iter().take(8).map(|n| self.name(*n)).collect();
+        if nodes.len() > 8 {
+            text.push(format!("{} more", nodes.len() - 8));
+        }
+        text.join(", ")
+    }
+
     /// This agent or a connected one.
     fn reachable(&self, node: NodeId) -> bool {
         node == self.cfg.node || self.peers.connected(node)
@@ -89,6 +107,9 @@ pub struct Job {
     desk: birth::Desk,
     local: Option<member::Local>,
     member: Option<member::Mine>,
+    /// Members whose launcher is gone while their agent is there: where the store decides, they
+    /// have lost the way to it with the launcher, and do not lead.
+    storeless: std::collections::BTreeSet<NodeId>,
     /// Since when the launcher that the head counts on is missing here.
     vacant_since: Option<Time>,
     voter: voter::Leases,
@@ -139,6 +160,7 @@ impl Job {
             desk: birth::Desk::default(),
             local: None,
             member: None,
+            storeless: std::collections::BTreeSet::new(),
             vacant_since: None,
             voter: voter::Leases::default(),
             lead: None,
@@ -456,6 +478,15 @@ impl Job {
 
     /// A decided record of a lineage that is not ours.
     fn consider_stranger(&mut self, ctx: &mut Ctx<'_>, from: NodeId, record: Arc<Record>) {
+        let lineage = record.lineage();
+        let ended = self.durable.ended.iter().find(|e| e.lineage() == lineage);
+        if let Some(ended) = ended.cloned() {
+            // That lineage is over, and what was voted in it is forgotten here.
+            if ended.digest() != record.digest() {
+                self.send(ctx, from, JobMessage::Decided { record: ended });
+            }
+            return;
+        }
         let concerns_me = record.has(ctx.me()) || record.is_voter(ctx.voter());
         if self.live().is_some() {
             let advert = Advert {
@@ -501,6 +532,7 @@ impl Job {
         self.before = before.as_ref().map(|h| h.record.clone());
         self.installed_at = ctx.now;
         self.lead = None;
+        self.storeless.clear();
         self.desk.birth = None;
         // Whoever is in has no ticket any more, whatever becomes of it later.
         self.desk

@@ -52,7 +52,9 @@ impl Job {
             .members
             .iter()
             .find(|m| {
-                if m.node == ctx.me() {
+                if self.storeless.contains(&m.node) {
+                    false
+                } else if m.node == ctx.me() {
                     m.state == ctx.cfg.state
                 } else {
                     !self.is_lost(ctx, m) && !ctx.peers.away(m.node)

@@ -50,6 +50,7 @@ impl Job {
         // R7: the leader's own first word, in the boot in which it learnt the head, and never
         // after anything was promised.
         let first = leader == Some(ctx.me())
+            && self.durable.may_vote()
             && ((self.durable.learned == ctx.cfg.boot
                 && acceptor.accepted.is_none()
                 && acceptor.promised == Ballot::default())
@@ -250,7 +251,11 @@ impl Job {
         let Some(head) = self.live().filter(|h| h.record.leader() == Some(me)) else {
             return;
         };
-        if self.committing.is_some() || self.proposal.is_some() || self.abstains() {
+        if self.committing.is_some()
+            || self.proposal.is_some()
+            || self.abstains()
+            || !self.durable.may_vote()
+        {
             return;
         }
         let before = newest(head.record.restore, self.durable.sent);

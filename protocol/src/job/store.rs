@@ -271,6 +271,7 @@ impl Job {
     /// A coordinator asks this node, as the first member of a birth, to claim it.
     pub(super) fn on_claim_birth(&mut self, ctx: &mut Ctx<'_>, record: Arc<Record>) {
         let member = self.is_member(ctx);
+        let orphaned = self.is_orphaned(ctx);
         let launcher = self.launcher();
         let Some(store) = self.store.as_mut() else {
             return;
@@ -295,10 +296,7 @@ impl Job {
             Some((last, digest, _)) if last.kind.is_terminal() => record.parent = digest,
             Some((last, digest, _)) => {
                 // A running generation whose members are all away: a stranger takes it over (R14).
-                let orphan = store.seen.is_some_and(|(_, at)| {
-                    ctx.now.since(at.max(tail.last_changed)) >= ctx.cfg.orphan_after
-                });
-                if !orphan || last.spec != record.spec {
+                if !orphaned || last.spec != record.spec {
                     return;
                 }
                 let lost = last.members.iter().map(|m| m.node);
@@ -313,6 +311,27 @@ impl Job {
         }
         self.before = None;
         self.claim(ctx, record);
+    }
+
+    /// Whether a stranger may go on with what the store says is running: this node is no member,
+    /// and neither the leader's beacon nor the log has moved for `orphan_after` (R14).
+    pub(super) fn is_orphaned(&self, ctx: &Ctx<'_>) -> bool {
+        let Some(store) = self.store.as_ref().filter(|_| self.uses_store()) else {
+            return false;
+        };
+        let changed = store.log.tail().last_changed;
+        let still = store
+            .seen
+            .is_some_and(|(_, at)| ctx.now.since(at.max(changed)) >= ctx.cfg.orphan_after);
+        still && !self.is_member(ctx)
+    }
+
+    /// Whether the data that this commit names may be deleted (R12): it is not in the log, and can
+    /// never be, or it is retired there.
+    pub fn may_delete_data(&self, commit: &CommitRef) -> bool {
+        self.store
+            .as_ref()
+            .is_some_and(|s| s.log.may_delete_data(commit))
     }
 
     // ---- the beacon (R14) ----

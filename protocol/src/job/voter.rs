@@ -26,7 +26,7 @@ impl Leases {
 impl Job {
     /// Whether this agent may vote on what follows `parent`; if it lacks the record, it asks.
     fn may_vote(&mut self, ctx: &mut Ctx<'_>, from: NodeId, parent: Digest) -> bool {
-        if self.abstains() {
+        if self.abstains() || (parent == self.head_digest() && !self.durable.may_vote()) {
             return false;
         }
         if parent != self.head_digest() {
@@ -117,6 +117,7 @@ impl Job {
     pub(super) fn grants_lease(&self, ctx: &Ctx<'_>, digest: Digest) -> bool {
         let voter = ctx.voter();
         digest == self.head_digest()
+            && self.durable.may_vote()
             && self.durable.acceptor.accepted.is_none()
             && self.live().is_some_and(|h| h.record.is_voter(voter))
     }

@@ -321,7 +321,49 @@ impl Model {
             }
             Move::Deliver(me, step) => self.deliver(&mut next, *me, &step.0),
         }
-        (next != *state).then_some(next)
+        if next == *state {
+            return None;
+        }
+        self.tidy(&mut next);
+        Some(next)
+    }
+
+    /// Forgets what can have no effect any more, so that states that differ in nothing else are one:
+    /// promises whose proposer has gone on, and everything about generations that all voters have
+    /// left behind (nobody can vote there any more, so what was checked there stays true).
+    fn tidy(&self, state: &mut State) {
+        let voters = &state.voters;
+        let waits = |ballot: &Ballot| {
+            let at = voters.iter().find(|v| {
+                v.proposer
+                    .as_ref()
+                    .is_some_and(|p| p.ballot == *ballot && p.value().is_none())
+            });
+            at.is_some()
+        };
+        let oldest = voters
+            .iter()
+            .filter(|v| !v.lost)
+            .map(|v| v.head.number)
+            .min();
+        let oldest = oldest.unwrap_or(1);
+        state.messages.retain(|m| match m {
+            Message::Promise { parent, ballot, .. } => *parent >= oldest && waits(ballot),
+            Message::Prepare { parent, .. }
+            | Message::Accept { parent, .. }
+            | Message::Accepted { parent, .. }
+            | Message::Commit { parent, .. }
+            | Message::Acked { parent, .. } => *parent >= oldest,
+            Message::Decided { value } => value.number > oldest,
+        });
+        state.rounds.retain(|number, _| *number >= oldest);
+        state.commits.retain(|number, _| *number >= oldest);
+        if state.messages.is_empty() && state.voters.iter().all(|v| v.learned == v.boot) {
+            // A clean start: how often each was started before does not matter.
+            for v in &mut state.voters {
+                (v.boot, v.learned) = (1, 1);
+            }
+        }
     }
 
     fn zero(&self, state: &mut State, me: u8) {

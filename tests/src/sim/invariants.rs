@@ -132,6 +132,7 @@ fn facts(truth: &mut Truth) -> Result<(), Violation> {
     i02_one_lineage(truth)?;
     i03_only_the_arbiter_decides(truth)?;
     i06_commits_are_restored(truth)?;
+    i07_no_needed_data_deleted(truth)?;
     i08_all_restore_the_same(truth)?;
     i09_workers_only_for_decided(truth)?;
     i10_ranks_are_dense(truth)?;
@@ -430,12 +431,9 @@ pub struct DeletedDataError {
 }
 
 /// I7: no data of a valid, unretired commit is deleted.
-pub fn i07_no_needed_data_deleted(
-    truth: &Truth,
-    deleted: &BTreeSet<Digest>,
-) -> Result<(), DeletedDataError> {
+pub fn i07_no_needed_data_deleted(truth: &Truth) -> Result<(), DeletedDataError> {
     for (slot, (commit, gone)) in &truth.log.commits {
-        if !gone && deleted.contains(&commit.manifest) {
+        if !gone && truth.deleted.contains(&commit.manifest) {
             return Err(DeletedDataError {
                 commit: *commit,
                 slot: *slot,

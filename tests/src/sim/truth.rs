@@ -96,6 +96,10 @@ pub struct Truth {
     pub spawns: Vec<Spawn>,
     pub stops: Vec<StoppedAt>,
     pub log: LogTruth,
+    /// Commits that some agent tried to write to the log.
+    pub asked: Vec<CommitRef>,
+    /// Manifests whose data was deleted, because the agent that wrote it said that it may be.
+    pub deleted: BTreeSet<Digest>,
     /// The announced records that follow a record, by lineage and parent.
     pub children: BTreeMap<(Digest, Digest), BTreeSet<Digest>>,
     /// Whether anything changed since the invariants were last judged.

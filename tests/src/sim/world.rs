@@ -138,6 +138,7 @@ impl World {
             start_timeout: Span::from_secs(15),
             minority_wait: Span::from_secs(6),
             orphan_after: Span::from_secs(12),
+            place: muster_protocol::record::Place::default(),
             flaws: setup.flaws,
         }
     }
@@ -406,21 +407,26 @@ impl World {
                 self.requests
                     .push(Request::ToLauncher { node, conn, frame });
             }
-            Effect::Store { effect, .. } => self.requests.push(match effect {
-                storelog::Effect::Read { op, slot } => Request::StoreRead {
-                    node,
-                    agent,
-                    op,
-                    slot,
-                },
-                storelog::Effect::Create { op, slot, bytes } => Request::StoreCreate {
-                    node,
-                    agent,
-                    op,
-                    slot,
-                    bytes,
-                },
-            }),
+            Effect::Store { effect, .. } => {
+                if let storelog::Effect::Create { bytes, .. } = &effect {
+                    self.commit_asked(bytes);
+                }
+                self.requests.push(match effect {
+                    storelog::Effect::Read { op, slot } => Request::StoreRead {
+                        node,
+                        agent,
+                        op,
+                        slot,
+                    },
+                    storelog::Effect::Create { op, slot, bytes } => Request::StoreCreate {
+                        node,
+                        agent,
+                        op,
+                        slot,
+                        bytes,
+                    },
+                });
+            }
             Effect::WriteBeacon { value, .. } => {
                 self.requests.push(Request::BeaconWrite { node, value });
             }
@@ -435,6 +441,31 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// The checkpoint engine of this node has data for this commit.
+    fn commit_asked(&mut self, bytes: &[u8]) {
+        if let Ok(entry) = storelog::Entry::decode(bytes)
+            && let storelog::Body::Commit(commit) = entry.body
+            && !self.truth.asked.contains(&commit)
+        {
+            self.truth.asked.push(commit);
+        }
+    }
+
+    /// The checkpoint engine deletes whatever the agent lets it delete, as early as it can.
+    fn clean_up(&mut self, node: usize) {
+        let agent = self.nodes[node].agent.as_ref();
+        let Some(job) = agent.and_then(|a| a.job(&self.key)) else {
+            return;
+        };
+        let deleted = &mut self.truth.deleted;
+        for commit in &self.truth.asked {
+            if !deleted.contains(&commit.manifest) && job.may_delete_data(commit) {
+                deleted.insert(commit.manifest);
+                self.truth.dirty = true;
+            }
+        }
     }
 
     fn write(&mut self, node: usize, key: JobKey, bytes: Vec<u8>) -> Result<(), Violation> {
@@ -769,7 +800,8 @@ impl World {
                     StoreAnswer::Unknown => created(CreateOutcome::Unknown),
                 };
                 let key = self.key.clone();
-                return self.agent(node, agent, Event::Store { key, event });
+                self.agent(node, agent, Event::Store { key, event })?;
+                self.clean_up(node);
             }
             Step::BeaconWrite { value } => self.store.beacon = Some(value),
             Step::BeaconRead { node, agent } => {

@@ -16,7 +16,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -103,6 +103,12 @@ pub fn main(args: &DemoArgs) -> ExitCode {
         }
         Err(error) => {
             eprintln!("muster demo: {error:#}");
+            if args.output == Output::Json {
+                println!(
+                    "{}",
+                    json!({ "ok": false, "failures": [format!("{error:#}")] })
+                );
+            }
             match error.downcast_ref::<Trouble>() {
                 Some(Trouble::Interrupted) => ExitCode::from(130),
                 _ => ExitCode::FAILURE,
@@ -115,6 +121,10 @@ pub fn main(args: &DemoArgs) -> ExitCode {
 fn run(args: &DemoArgs) -> anyhow::Result<Vec<String>> {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // The second one, or one when nothing runs any more, ends this process at once; what it
+        // started dies with it.
+        signal_hook::flag::register_conditional_shutdown(signal, 130, interrupted.clone())
+            .context("cannot listen for signals")?;
         signal_hook::flag::register(signal, interrupted.clone())
             .context("cannot listen for signals")?;
     }
@@ -136,7 +146,12 @@ fn run(args: &DemoArgs) -> anyhow::Result<Vec<String>> {
     }
     let root = cluster.root().to_owned();
     let screen = Screen::new(args.quiet, args.output == Output::Json);
-    let mut stage = Stage::new(cluster, screen, (args.steps, save_every), interrupted);
+    let mut stage = Stage::new(
+        cluster,
+        screen,
+        (args.steps, save_every),
+        interrupted.clone(),
+    );
     let played = stage.play(args.nodes);
     let until_ms = unix_ms();
     stage.screen.end();
@@ -153,6 +168,7 @@ fn run(args: &DemoArgs) -> anyhow::Result<Vec<String>> {
     let left = stage.cluster.end();
     let recording = std::mem::take(&mut stage.recording);
     drop(stage);
+    interrupted.store(true, Ordering::Relaxed);
 
     let expected = undisturbed(args.seed, args.steps)?;
     let rows = table::rows(&recording);
@@ -252,6 +268,7 @@ impl Finished {
             let nodes: Vec<&str> = g.seats.iter().map(|s| s.node.as_str()).collect();
             json!({
                 "generation": g.number, "cause": g.cause, "world": g.world, "nodes": nodes,
+                "restarts_used": g.restarts_used,
                 "from_step": recording.workers_of(g.number).first().map(|w| w.from),
             })
         });

@@ -79,6 +79,8 @@ pub(super) struct Generation {
     /// Whether it trains, unlike the record that ends a job.
     pub(super) runs: bool,
     pub(super) world: u32,
+    /// Restarts charged to the job so far; the loss of a node is none.
+    pub(super) restarts_used: u32,
     pub(super) seats: Vec<Seat>,
     pub(super) decided_ms: u64,
     pub(super) phases: Option<Phases>,
@@ -424,6 +426,7 @@ impl Recording {
             cause: event["cause"].as_str()?.to_owned(),
             runs: event["kind"].as_str() == Some("runs"),
             world: number(&event["world"])?,
+            restarts_used: number(&event["restarts_used"]).unwrap_or(0),
             seats: seats.collect(),
             decided_ms: at,
             phases: self.phases.get(&digest).copied(),

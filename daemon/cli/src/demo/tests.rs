@@ -282,9 +282,10 @@ fn ranks_that_are_wrong_are_found() {
         &["was told a world of 3, which is 2"],
     );
     check_changed(
-        |_, line| match &mut line.event {
-            Event::Start { linked, .. } => *linked = false,
-            _ => {}
+        |_, line| {
+            if let Event::Start { linked, .. } = &mut line.event {
+                *linked = false;
+            }
         },
         &["did not link the runtime"],
     );

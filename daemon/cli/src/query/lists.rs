@@ -96,11 +96,11 @@ fn render_nodes(nodes: &Value, wide: bool, style: &Style) -> String {
         let tone = match state.as_str() {
             "alive" | "connected" => Tone::Good,
             "lost" => Tone::Bad,
-            "unknown" => Tone::Dim,
+            "unknown" | "left" => Tone::Dim,
             _ => Tone::Warn,
         };
         let mut tone = tone;
-        if flag(row, "leaving") {
+        if flag(row, "leaving") && state != "left" {
             state.push_str(", leaving");
             if let Some(ms) = row.get("leaves_within_ms").and_then(Value::as_f64) {
                 state.push_str(&format!(" within {}", duration_ms(ms)));
@@ -250,12 +250,15 @@ mod tests {
             { "node": "ab".repeat(32), "host": "gpu-a", "self": true, "state": "alive", "version": "0.1.0", "leaving": true },
             { "node": "cd".repeat(32), "host": null, "self": false, "connected": false, "state": "lost",
               "version": null, "leaving": false, "addr": "10.0.0.2:7970", "seen_ms_ago": 2500 },
+            { "node": "ef".repeat(32), "host": "gpu-c", "self": false, "connected": false, "state": "left",
+              "version": "0.1.0", "leaving": true, "leaves_within_ms": 7, "addr": "10.0.0.3:7970" },
         ]);
         assert_eq!(
             render_nodes(&nodes, false, &PLAIN),
             "NODE      HOST   STATE           VERSION  ADDRESS\n\
              abababab  gpu-a  alive, leaving  0.1.0    this node\n\
-             cdcdcdcd  -      lost            -        10.0.0.2:7970\n"
+             cdcdcdcd  -      lost            -        10.0.0.2:7970\n\
+             efefefef  gpu-c  left            0.1.0    10.0.0.3:7970\n"
         );
         let wide = render_nodes(&nodes, true, &PLAIN);
         assert!(wide.contains(&"cd".repeat(32)) && wide.contains("2.50 s ago"));

@@ -9,7 +9,7 @@ use muster_protocol::local::{Command, Query};
 use serde_json::{Value, json};
 
 use super::client::{Client, Unanswered, rows_of};
-use super::output::{Failure, clean, duration_ms, field, flag, put, put_json};
+use super::output::{Failure, clean, duration_ms, field, flag, put, put_json, short};
 
 /// Between two looks at whether an order is carried out.
 const POLL: Duration = Duration::from_millis(200);
@@ -76,11 +76,11 @@ fn default_grace() -> Span {
 
 pub(super) async fn drain(args: &DrainArgs) -> Result<(), Failure> {
     let grace = args.grace.unwrap_or_else(default_grace);
-    let name = args.node.clone().unwrap_or_default();
     let client = Client::find(args.common.socket.as_deref(), None).await?;
-    let target = target(&client, &name).await?;
+    let nodes = client.query(Query::Nodes).await?;
+    let target = target(&nodes, args.node.as_deref().unwrap_or_default())?;
     let order = Command::Drain {
-        node: name,
+        node: target.id.clone(),
         grace_ms: u32::try_from(grace.as_millis()).unwrap_or(u32::MAX),
     };
     let began = Instant::now();
@@ -109,40 +109,58 @@ pub(super) async fn drain(args: &DrainArgs) -> Result<(), Failure> {
 }
 
 /// The node that an order is about.
+#[derive(Debug, PartialEq, Eq)]
 struct Target {
     id: String,
     name: String,
     own: bool,
 }
 
-async fn target(client: &Client, name: &str) -> Result<Target, Failure> {
-    let nodes = client.query(Query::Nodes).await?;
-    let rows = nodes.as_array().map_or(&[][..], |v| v);
-    let meant = |row: &&Value| {
-        if name.is_empty() {
-            flag(row, "self")
-        } else {
-            field(row, "node").starts_with(name) || field(row, "host") == name
-        }
-    };
-    // As the agent understands the name: itself first, then the connected peers.
-    let found = rows
+/// The node that a name means: this one where there is no name; else the connected node of this
+/// host name; else the one whose id begins so. A host may be called `b` or `cafe`, which some id
+/// begins with too, and draining the wrong node is worse than refusing: the agent gets the whole id.
+fn target(nodes: &Value, name: &str) -> Result<Target, Failure> {
+    let rows: Vec<&Value> = nodes
+        .as_array()
+        .map_or(&[][..], |v| v)
         .iter()
-        .filter(|r| flag(r, "self"))
-        .find(meant)
-        .or_else(|| rows.iter().filter(|r| flag(r, "connected")).find(meant));
-    let Some(row) = found else {
-        return Err(Failure::Refused(format!(
+        .filter(|row| flag(row, "self") || flag(row, "connected"))
+        .collect();
+    let called = |wanted: &dyn Fn(&Value) -> bool| -> Vec<&Value> {
+        rows.iter().copied().filter(|row| wanted(row)).collect()
+    };
+    let mut found = if name.is_empty() {
+        called(&|row| flag(row, "self"))
+    } else {
+        called(&|row| field(row, "host") == name)
+    };
+    if found.is_empty() && !name.is_empty() {
+        found = called(&|row| field(row, "node").starts_with(name));
+    }
+    let full = |row: &Value| {
+        let id = field(row, "node");
+        format!("{} ({})", clean(&field(row, "host")), short(&id))
+    };
+    match found.as_slice() {
+        [row] => Ok(Target {
+            id: field(row, "node"),
+            name: full(row),
+            own: flag(row, "self"),
+        }),
+        [] => Err(Failure::Refused(format!(
             "no connected node is called {}: `muster nodes` lists them",
             clean(name)
-        )));
-    };
-    let id = field(row, "node");
-    let own = flag(row, "self");
-    let host = clean(&field(row, "host"));
-    let short = super::output::short(&id);
-    let name = format!("{host} ({short})");
-    Ok(Target { id, name, own })
+        ))),
+        several => {
+            let all: Vec<String> = several.iter().take(8).map(|r| full(r)).collect();
+            Err(Failure::Refused(format!(
+                "{} nodes are called {}: {}; use more of the id",
+                several.len(),
+                clean(name),
+                all.join(", ")
+            )))
+        }
+    }
 }
 
 async fn is_gone(client: &Client, target: &Target) -> Result<bool, Unanswered> {
@@ -247,6 +265,34 @@ async fn wait(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_means_one_node_or_is_refused() {
+        let node = |id: &str, host: &str, own: bool, connected: bool| json!({ "node": id.repeat(8), "host": host, "self": own, "connected": connected });
+        let nodes = json!([
+            node("b0000000", "a", true, true),
+            node("c1000000", "b", false, true),
+            node("c1111111", "twin", false, true),
+            node("d2222222", "twin", false, true),
+            node("e3333333", "gone", false, false),
+        ]);
+        let id = |name: &str| target(&nodes, name).map(|t| t.id.get(..8).unwrap().to_owned());
+        let check = |name: &str, expected: &str| assert_eq!(id(name).unwrap(), expected);
+        check("", "b0000000");
+        check("a", "b0000000");
+        // A host name goes before the beginning of an id, also of the agent's own.
+        check("b", "c1000000");
+        check("b0", "b0000000");
+        check("c11", "c1111111");
+        for (name, text) in [
+            ("c1", "2 nodes"),
+            ("twin", "2 nodes"),
+            ("gone", "no connected"),
+            ("f", "no connected"),
+        ] {
+            assert!(id(name).unwrap_err().to_string().contains(text), "{name}");
+        }
+    }
 
     #[test]
     fn times_on_the_command_line() {

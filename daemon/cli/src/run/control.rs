@@ -90,21 +90,6 @@ impl ControlPage {
     }
 }
 
-/// The reason for the page's word; the worker shows it, nothing depends on it.
-pub fn reason_of(why: &str) -> Reason {
-    let why = why.to_ascii_lowercase();
-    [
-        Reason::Preemption,
-        Reason::Drain,
-        Reason::Terminated,
-        Reason::Join,
-        Reason::Interrupted,
-    ]
-    .into_iter()
-    .find(|reason| why.starts_with(reason.as_str()))
-    .unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

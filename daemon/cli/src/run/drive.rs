@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use muster_protocol::control::Reason;
 use muster_protocol::local::{Start, ToAgent};
 use muster_protocol::{Digest, Span, Time};
 use nix::sys::signal::Signal;
@@ -14,7 +15,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use super::control::{ControlPage, reason_of};
+use super::control::ControlPage;
 use super::guard;
 use super::link::{Dial, LinkEvent, keep};
 use super::logs::has_files;
@@ -253,9 +254,9 @@ impl Driver {
                     barrier,
                     step,
                     grace,
-                    why,
+                    reason,
                 } => {
-                    if let Some(step) = self.install_stop(step, grace, &why) {
+                    if let Some(step) = self.install_stop(step, grace, reason) {
                         let event = Event::StopInstalled {
                             digest,
                             barrier,
@@ -301,7 +302,7 @@ impl Driver {
 
     /// Gates every worker and returns the step at which all of them can stop; `None` when one has
     /// no runtime attached, for it would not obey.
-    fn install_stop(&mut self, step: u64, grace: Span, why: &str) -> Option<u64> {
+    fn install_stop(&mut self, step: u64, grace: Span, reason: Reason) -> Option<u64> {
         if !self.linked() {
             return None;
         }
@@ -309,7 +310,6 @@ impl Driver {
             Span::ZERO => 0,
             grace => unix_ms().saturating_add(grace.as_millis()),
         };
-        let reason = reason_of(why);
         self.workers
             .pages()
             .map(|page| page.install(step, deadline_ms, reason))

@@ -78,6 +78,7 @@ impl Embedded {
             let _ended = thread.join();
         }
         let _gone = std::fs::remove_file(&self.socket);
+        let _gone = std::fs::remove_file(self.socket.with_extension("sock.lock"));
     }
 }
 
@@ -126,6 +127,9 @@ async fn start(config: AgentConfig, state: StateDir, socket: &Path) -> anyhow::R
         agent_grace: config.agent_grace,
         sigterm_grace: config.sigterm_deadline,
         notifier: None,
+        labels: config.labels.clone(),
+        // The launcher says itself where it is.
+        place: muster_protocol::record::Place::default(),
     };
     Ok(Node::start(setup).await?)
 }

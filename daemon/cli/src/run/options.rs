@@ -7,7 +7,7 @@ use std::net::{IpAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use muster_protocol::record::Place;
+use muster_protocol::record::{Place, short_hash};
 use muster_protocol::spec::{JobSpec, SpecError};
 use nix::sys::signal::Signal;
 
@@ -433,30 +433,17 @@ fn place(labels: &[String], short: Option<&str>) -> Result<Place, PlanError> {
     let mut place = Place::default();
     if let Some(short) = short {
         let (zone, switch) = short.split_once('/').unwrap_or((short, ""));
-        place.zone = place_hash(zone);
-        place.switch = place_hash(switch);
+        place.zone = short_hash(zone);
+        place.switch = short_hash(switch);
     }
     for label in labels {
         match label.split_once('=') {
-            Some(("zone", name)) => place.zone = place_hash(name),
-            Some(("switch", name)) => place.switch = place_hash(name),
+            Some(("zone", name)) => place.zone = short_hash(name),
+            Some(("switch", name)) => place.switch = short_hash(name),
             _ => return Err(PlanError::Label(label.clone())),
         }
     }
     Ok(place)
-}
-
-/// Two bytes of BLAKE3 over the name; zero stands for unknown, so a name never hashes to it.
-fn place_hash(name: &str) -> [u8; 2] {
-    if name.is_empty() {
-        return [0; 2];
-    }
-    let hash = blake3::hash(name.as_bytes());
-    let bytes = hash.as_bytes();
-    match [bytes[0], bytes[1]] {
-        [0, 0] => [0, 1],
-        other => other,
-    }
 }
 
 fn check_store(path: &Path) -> Result<(), PlanError> {

@@ -3,6 +3,7 @@
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
+use muster_protocol::control::Reason;
 use muster_protocol::local::{ToAgent, ToLauncher, WorkerExit};
 use muster_protocol::{Digest, LauncherId};
 
@@ -412,13 +413,12 @@ fn workers_stop_at_the_step_that_was_agreed() {
     agent.accept();
     let digest = agent.run(1);
     assert_eq!(agent.fact(), ToAgent::TakesStopSteps { digest, yes: true });
-    let why = String::from("drain of another node");
     agent.send(ToLauncher::InstallStop {
         digest,
         barrier: 1,
         step: 3,
         grace_ms: 60_000,
-        why: why.clone(),
+        reason: Reason::Drain,
     });
     let ToAgent::StopInstalled {
         step, barrier: 1, ..
@@ -434,7 +434,7 @@ fn workers_stop_at_the_step_that_was_agreed() {
         barrier: 2,
         step: step + 20,
         grace_ms: 0,
-        why,
+        reason: Reason::Drain,
     });
     let ToAgent::StopInstalled {
         step, barrier: 2, ..

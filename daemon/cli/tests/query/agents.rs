@@ -40,6 +40,11 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new() -> World {
+        let machines = std::os::unix::net::UnixStream::connect("/run/muster/musterd.sock");
+        assert!(
+            machines.is_err(),
+            "stop this machine's own musterd first: commands would find it"
+        );
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("muster")).unwrap();
         World { dir }
@@ -108,6 +113,8 @@ impl Agent {
                 .unwrap();
             runtime.block_on(async {
                 let setup = Setup {
+                    labels: std::collections::BTreeMap::new(),
+                    place: muster_protocol::record::Place::default(),
                     state: StateDir::open(&state).unwrap(),
                     listener: Some(Listener::bind(&socket).unwrap()),
                     net: NetSetup {

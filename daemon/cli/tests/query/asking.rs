@@ -208,3 +208,73 @@ fn a_reader_that_has_enough_is_no_error() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert!(output.stderr.is_empty(), "{output:?}");
 }
+
+/// Whoever listens there answers each question with these bytes and closes.
+fn answering(world: &World, bytes: &'static [u8]) {
+    use std::io::{Read, Write};
+    let listener = std::os::unix::net::UnixListener::bind(world.socket()).unwrap();
+    // Ends with the test's process.
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut length = [0; 4];
+            stream.read_exact(&mut length).unwrap();
+            let mut question = vec![0; u32::from_le_bytes(length) as usize];
+            stream.read_exact(&mut question).unwrap();
+            stream.write_all(bytes).unwrap();
+        }
+    });
+}
+
+#[test]
+fn answers_that_are_none_are_refused_by_name() {
+    let check = |bytes: &'static [u8], code: i32, text: &str| {
+        let world = World::new();
+        answering(&world, bytes);
+        let socket = world.socket();
+        let output = world.muster(&["jobs", "--socket", socket.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        assert!(stderr(&output).contains(text), "{output:?}");
+        // What does not speak Muster is no agent to choose either.
+        assert_eq!(world.muster(&["jobs"]).status.code(), Some(3));
+    };
+    // A length beyond every limit; a cut frame; another version; no JSON inside.
+    check(&[255, 255, 255, 255], 3, "the limit is");
+    check(&[9, 0, 0, 0, 1, 0], 3, "in the middle of a frame");
+    check(&[2, 0, 0, 0, 99, 0], 1, "version 99");
+    check(&[], 3, "closed the connection");
+    let version = muster_protocol::codec::WIRE_VERSION;
+    let frame: &'static [u8] = Vec::leak(vec![5, 0, 0, 0, version, 0, 2, b'{', b'x']);
+    check(frame, 1, "not JSON");
+}
+
+#[test]
+fn colours_only_on_a_terminal_and_never_with_no_color() {
+    let world = World::new();
+    let _agent = world.agent("a", &world.socket());
+    let on_terminal = |no_color: &str| {
+        let muster = env!("CARGO_BIN_EXE_muster");
+        let command = world
+            .command(&[])
+            .get_envs()
+            .fold(std::process::Command::new("script"), |mut c, (k, v)| {
+                c.env(k, v.unwrap_or_default());
+                c
+            })
+            .args(["-qec", &format!("{muster} nodes"), "/dev/null"])
+            .env("TERM", "xterm")
+            .env("NO_COLOR", no_color)
+            .output();
+        command.ok().map(|output| stdout(&output))
+    };
+    let Some(coloured) = on_terminal("") else {
+        eprintln!("SKIPPED: there is no `script` to make a terminal with");
+        return;
+    };
+    assert!(coloured.contains("\u{1b}[32malive"), "{coloured:?}");
+    let plain = on_terminal("1").unwrap();
+    assert!(
+        plain.contains("alive") && !plain.contains('\u{1b}'),
+        "{plain:?}"
+    );
+}

@@ -142,7 +142,7 @@ fn peers(nodes: &Value, own: &str) -> Vec<Check> {
         .as_array()
         .map_or(&[][..], |v| v)
         .iter()
-        .filter(|n| !flag(n, "self"))
+        .filter(|n| !flag(n, "self") && field(n, "state") != "left")
         .collect();
     let name = |n: &Value| format!("{} ({})", field(n, "host"), short(&field(n, "node")));
     let (here, gone): (Vec<&Value>, Vec<&Value>) =

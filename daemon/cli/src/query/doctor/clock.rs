@@ -79,7 +79,7 @@ fn adjtimex() -> Option<Discipline> {
         let state = libc::adjtimex(&raw mut timex);
         (state, timex)
     };
-    (state >= 0).then(|| Discipline {
+    (state >= 0).then_some(Discipline {
         synchronised: state != libc::TIME_ERROR && timex.status & libc::STA_UNSYNC == 0,
         max_error: timex.maxerror,
     })

@@ -86,8 +86,8 @@ fn shared_memory(path: &Path) -> Check {
     match statvfs(path) {
         Err(error) => Check::fail(SHM_NAME, format!("{}: {error}", path.display()), SHM_FIX),
         Ok(stat) => {
-            let size = stat.blocks() as u64 * stat.fragment_size() as u64;
-            let free = stat.blocks_available() as u64 * stat.fragment_size() as u64;
+            let size = stat.blocks() * stat.fragment_size();
+            let free = stat.blocks_available() * stat.fragment_size();
             judge_memory(size, free)
         }
     }

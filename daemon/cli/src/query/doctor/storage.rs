@@ -56,13 +56,11 @@ pub(super) fn state_dir(dir: &Path) -> Check {
         }
     }
     match statvfs(place) {
-        Ok(stat) if (stat.blocks_available() as u64 * stat.fragment_size() as u64) < FREE => {
-            Check::warn(
-                NAME,
-                format!("{shown}: less than {} MiB are free", FREE >> 20),
-                "free some space: an agent that cannot store its votes abstains",
-            )
-        }
+        Ok(stat) if (stat.blocks_available() * stat.fragment_size()) < FREE => Check::warn(
+            NAME,
+            format!("{shown}: less than {} MiB are free", FREE >> 20),
+            "free some space: an agent that cannot store its votes abstains",
+        ),
         Ok(_) => Check::ok(NAME, format!("{shown}: local and writable")),
         Err(error) => Check::fail(NAME, format!("{shown}: {error}"), elsewhere),
     }

@@ -11,6 +11,7 @@ mod leaving;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
+use muster_protocol::control::Reason;
 use muster_protocol::local::{Register, Start, ToAgent, ToLauncher, WorkerExit};
 use muster_protocol::{Digest, Span, Time};
 
@@ -94,7 +95,7 @@ pub enum Effect {
         barrier: u32,
         step: u64,
         grace: Span,
-        why: String,
+        reason: Reason,
     },
     ConfirmStop {
         step: u64,
@@ -389,7 +390,7 @@ impl Session {
                 barrier,
                 step,
                 grace_ms,
-                why,
+                reason,
             } => {
                 if self.runs(digest) {
                     let grace = Span::from_millis(grace_ms.into());
@@ -398,7 +399,7 @@ impl Session {
                         barrier,
                         step,
                         grace,
-                        why,
+                        reason,
                     });
                 }
             }

@@ -1,0 +1,625 @@
+//! One sample of every message and frame. Their bytes are kept under `golden/v1`, so that a later
+//! version is measured against what this one speaks.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use muster_protocol::barrier::{ToLeader, ToNode};
+use muster_protocol::local::{
+    Answer, Command, Query, Register, Start, ToAgent, ToLauncher, WorkerExit,
+};
+use muster_protocol::record::{Arbiter, Cause, CommitRef, Kind, Member, Place, Record, Voter};
+use muster_protocol::spec::JobSpec;
+use muster_protocol::storelog::{Body, Entry};
+use muster_protocol::wire::{
+    Action, Advert, Ballot, Grant, Hello, JobMessage, Leave, Message, Order, Status, Ticket, Wait,
+};
+use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, StateId, StoreUuid};
+
+/// Defines the name of every variant: a new variant does not compile until it has one, and a name
+/// without a sample fails the test.
+macro_rules! names {
+    ($function:ident, $all:ident, $type:ty, { $($pattern:pat $(if $guard:expr)? => $name:literal),+ $(,)? }) => {
+        pub const $all: &[&str] = &[$($name),+];
+
+        pub fn $function(value: &$type) -> &'static str {
+            match value { $($pattern $(if $guard)? => $name),+ }
+        }
+    };
+}
+
+names!(message_name, MESSAGES, Message, {
+    Message::Hello(_) => "hello",
+    Message::Ping { .. } => "ping",
+    Message::Pong { .. } => "pong",
+    Message::Leaving { .. } => "leaving",
+    Message::DrainAsk { .. } => "drain_ask",
+    Message::Job { .. } => "job",
+});
+
+names!(job_name, JOB_MESSAGES, JobMessage, {
+    JobMessage::Ticket(_) => "job.ticket",
+    JobMessage::TicketAck { wait: Wait::Forming { .. } } => "job.ticket_ack.forming",
+    JobMessage::TicketAck { wait: Wait::Batching { .. } } => "job.ticket_ack.batching",
+    JobMessage::TicketAck { wait: Wait::Spare { .. } } => "job.ticket_ack.spare",
+    JobMessage::TicketAck { wait: Wait::NoQuorum { .. } } => "job.ticket_ack.no_quorum",
+    JobMessage::TicketAck { wait: Wait::Parked { .. } } => "job.ticket_ack.parked",
+    JobMessage::TicketAck { wait: Wait::Elsewhere { .. } } => "job.ticket_ack.elsewhere",
+    JobMessage::TicketAck { wait: Wait::Changing } => "job.ticket_ack.changing",
+    JobMessage::TicketRefused { .. } => "job.ticket_refused",
+    JobMessage::Withdraw => "job.withdraw",
+    JobMessage::Birth { .. } => "job.birth",
+    JobMessage::BirthAccepted { .. } => "job.birth_accepted",
+    JobMessage::BirthRefused { .. } => "job.birth_refused",
+    JobMessage::BirthAbandoned { .. } => "job.birth_abandoned",
+    JobMessage::ClaimBirth { .. } => "job.claim_birth",
+    JobMessage::Prepare { .. } => "job.prepare",
+    JobMessage::Promise { .. } => "job.promise",
+    JobMessage::Accept { .. } => "job.accept",
+    JobMessage::Accepted { .. } => "job.accepted",
+    JobMessage::Rejected { .. } => "job.rejected",
+    JobMessage::Decided { .. } => "job.decided",
+    JobMessage::Ask { .. } => "job.ask",
+    JobMessage::Status(_) => "job.status",
+    JobMessage::Order(order) if matches!(order.action, Action::Run { .. }) => "job.order.run",
+    JobMessage::Order(order) if matches!(order.action, Action::Preempt { .. }) => "job.order.preempt",
+    JobMessage::Order(_) => "job.order.end",
+    JobMessage::Stop(ToNode::Install { .. }) => "job.stop.install",
+    JobMessage::Stop(ToNode::Confirm { .. }) => "job.stop.confirm",
+    JobMessage::Stop(ToNode::Cancel { .. }) => "job.stop.cancel",
+    JobMessage::StopAnswer(ToLeader::Installed { .. }) => "job.stop_answer.installed",
+    JobMessage::StopAnswer(ToLeader::Settled { .. }) => "job.stop_answer.settled",
+    JobMessage::Commit { .. } => "job.commit",
+    JobMessage::Committed { .. } => "job.committed",
+    JobMessage::MergeAsk { .. } => "job.merge_ask",
+    JobMessage::MergeGranted { .. } => "job.merge_granted",
+});
+
+names!(to_agent_name, TO_AGENT, ToAgent, {
+    ToAgent::Register(_) => "register",
+    ToAgent::MasterPort { .. } => "master_port",
+    ToAgent::Started { .. } => "started",
+    ToAgent::StartFailed { .. } => "start_failed",
+    ToAgent::Exited { .. } => "exited",
+    ToAgent::Finished { .. } => "finished",
+    ToAgent::Stopped { .. } => "stopped",
+    ToAgent::StopInstalled { .. } => "stop_installed",
+    ToAgent::TakesStopSteps { .. } => "takes_stop_steps",
+    ToAgent::Leave { .. } => "leave",
+    ToAgent::Cancel => "cancel",
+    ToAgent::Query(Query::Status) => "query.status",
+    ToAgent::Query(Query::Nodes) => "query.nodes",
+    ToAgent::Query(Query::Jobs) => "query.jobs",
+    ToAgent::Query(Query::Events { .. }) => "query.events",
+    ToAgent::Command(Command::Drain { .. }) => "command.drain",
+    ToAgent::Command(Command::Cancel { .. }) => "command.cancel",
+});
+
+names!(to_launcher_name, TO_LAUNCHER, ToLauncher, {
+    ToLauncher::Welcome { .. } => "welcome",
+    ToLauncher::Refused { .. } => "refused",
+    ToLauncher::Waiting { .. } => "waiting",
+    ToLauncher::Start(_) => "start",
+    ToLauncher::Stop { .. } => "stop",
+    ToLauncher::Preempt { .. } => "preempt",
+    ToLauncher::InstallStop { .. } => "install_stop",
+    ToLauncher::ConfirmStop { .. } => "confirm_stop",
+    ToLauncher::CancelStop { .. } => "cancel_stop",
+    ToLauncher::End { .. } => "end",
+});
+
+names!(answer_name, ANSWERS, Answer, {
+    Answer::Json(_) => "json",
+    Answer::Error(_) => "error",
+    Answer::Part(_) => "part",
+});
+
+names!(entry_name, ENTRIES, Body, {
+    Body::Claim(_) => "claim",
+    Body::Commit(_) => "commit",
+    Body::Retire { .. } => "retire",
+    Body::Reject { .. } => "reject",
+    Body::Pin { .. } => "pin",
+});
+
+pub fn key() -> JobKey {
+    JobKey {
+        cluster: "gold".into(),
+        owner: "1000".into(),
+        id: "digits".into(),
+    }
+}
+
+fn digest(n: u8) -> Digest {
+    Digest([n; 32])
+}
+
+fn node(n: u8) -> NodeId {
+    NodeId([n; 32])
+}
+
+fn member(n: u8) -> Member {
+    Member {
+        node: node(n),
+        state: StateId([n; 8]),
+        launcher: LauncherId([n + 100; 8]),
+        slots: 2,
+        guard: SocketAddr::from(([10, 0, 0, n], 7001)),
+        place: Place {
+            zone: [1, 2],
+            switch: [3, n],
+        },
+    }
+}
+
+fn ballot() -> Ballot {
+    Ballot {
+        round: 3,
+        node: node(2),
+        boot: Boot(9),
+    }
+}
+
+fn commit() -> CommitRef {
+    CommitRef {
+        generation: digest(5),
+        number: 7,
+        step: 1_200,
+        manifest: digest(6),
+    }
+}
+
+pub fn record(kind: Kind, cause: Cause, arbiter: Arbiter) -> Record {
+    let trains = kind == Kind::Next;
+    Record {
+        key: key(),
+        birth: digest(4),
+        number: 3,
+        parent: digest(5),
+        kind,
+        members: if trains {
+            vec![member(1), member(2)]
+        } else {
+            Vec::new()
+        },
+        witnesses: if trains {
+            vec![Voter {
+                node: node(3),
+                state: StateId([3; 8]),
+            }]
+        } else {
+            Vec::new()
+        },
+        arbiter,
+        spec: JobSpec {
+            min_nodes: 1,
+            max_nodes: 4,
+            max_restarts: 3,
+            ..JobSpec::default()
+        },
+        restarts_used: 1,
+        cause,
+        restore: Some(commit()),
+        nonce: 42,
+    }
+}
+
+/// A record of every kind and cause, and of both arbiters.
+pub fn records() -> Vec<Arc<Record>> {
+    let list = || vec![node(1), node(2)];
+    let causes = [
+        Cause::Formed,
+        Cause::NodesLost { nodes: list() },
+        Cause::NodesLeft { nodes: list() },
+        Cause::NodesJoined { nodes: list() },
+        Cause::LinksLost { nodes: list() },
+        Cause::StartFailed { nodes: list() },
+        Cause::WorkerFailed {
+            node: node(1),
+            rank: 3,
+            code: 139,
+        },
+        Cause::Merged { other: digest(9) },
+        Cause::Finished,
+        Cause::Cancelled,
+    ];
+    let kinds = [
+        Kind::End { cancelled: false },
+        Kind::End { cancelled: true },
+        Kind::Failed { code: 139 },
+        Kind::Dormant,
+        Kind::Tombstone { winner: digest(9) },
+    ];
+    let store = Arbiter::Store(StoreUuid([8; 16]));
+    let trains = causes
+        .into_iter()
+        .map(|cause| record(Kind::Next, cause, Arbiter::Members));
+    let ends = kinds
+        .into_iter()
+        .map(|kind| record(kind, Cause::Finished, store));
+    trains.chain(ends).map(Arc::new).collect()
+}
+
+fn advert() -> Advert {
+    Advert {
+        key: key(),
+        lineage: digest(4),
+        digest: digest(5),
+        number: 2,
+        leader: Some(node(1)),
+        belongs: true,
+    }
+}
+
+fn exit() -> WorkerExit {
+    WorkerExit {
+        rank: 3,
+        local_rank: 1,
+        pid: 4711,
+        code: 139,
+        signal: Some(11),
+        at_ms: 1_700_000_000_123,
+        tail: "Segmentation fault\n".into(),
+    }
+}
+
+fn waits() -> Vec<Wait> {
+    vec![
+        Wait::Forming {
+            have: 1,
+            min: 2,
+            max: 4,
+            who: vec![node(1)],
+        },
+        Wait::Batching { have: 2, max: 4 },
+        Wait::Spare { max: 4 },
+        Wait::NoQuorum {
+            missing: vec![node(2)],
+        },
+        Wait::Parked { ms: 1_500 },
+        Wait::Elsewhere { advert: advert() },
+        Wait::Changing,
+    ]
+}
+
+fn order(action: Action) -> JobMessage {
+    JobMessage::Order(Box::new(Order {
+        digest: digest(5),
+        boot: Boot(9),
+        seq: 17,
+        action,
+    }))
+}
+
+pub fn job_messages() -> Vec<JobMessage> {
+    let (parent, lineage) = (digest(5), digest(4));
+    let record = || Arc::new(record(Kind::Next, Cause::Formed, Arbiter::Members));
+    let mut all = vec![
+        JobMessage::Ticket(Box::new(Ticket {
+            member: member(2),
+            spec: JobSpec::default(),
+            knows: digest(5),
+            store: Some(StoreUuid([8; 16])),
+            host: "node2".into(),
+            command: "python train.py".into(),
+            unreachable: vec![node(3)],
+        })),
+        JobMessage::TicketRefused {
+            launcher: LauncherId([102; 8]),
+            why: "other flags".into(),
+        },
+        JobMessage::Withdraw,
+        JobMessage::Birth { record: record() },
+        JobMessage::BirthAccepted { lineage },
+        JobMessage::BirthRefused {
+            lineage,
+            bound: digest(9),
+        },
+        JobMessage::BirthAbandoned { lineage },
+        JobMessage::ClaimBirth { record: record() },
+        JobMessage::Prepare {
+            parent,
+            ballot: ballot(),
+        },
+        JobMessage::Promise {
+            parent,
+            ballot: ballot(),
+            accepted: Some((Ballot::default(), record())),
+            acked: Some(commit()),
+        },
+        JobMessage::Accept {
+            parent,
+            ballot: ballot(),
+            record: record(),
+        },
+        JobMessage::Accepted {
+            parent,
+            ballot: ballot(),
+            grants: vec![Grant {
+                node: node(3),
+                age_ms: 250,
+            }],
+        },
+        JobMessage::Rejected {
+            parent,
+            promised: ballot(),
+        },
+        JobMessage::Ask { have: digest(5) },
+        JobMessage::Status(Box::new(Status {
+            digest: digest(5),
+            boot: Boot(9),
+            seq: 17,
+            started: Some(1),
+            start_failed: Some((1, "no such file".into())),
+            stopped: true,
+            finished: false,
+            exit: Some(exit()),
+            gone: false,
+            leave: Some(Leave {
+                grace_ms: 30_000,
+                reason: "spot notice".into(),
+            }),
+            cancel: false,
+            unreachable: vec![node(3)],
+            takes_stop_steps: true,
+            lease_lost: false,
+        })),
+        order(Action::Run {
+            attempt: 1,
+            master_port: 29_500,
+            restart_count: 2,
+            why: "node3 was lost".into(),
+        }),
+        order(Action::Preempt {
+            signal: 15,
+            grace_ms: 30_000,
+            why: "node3 leaves".into(),
+        }),
+        order(Action::End {
+            grace_ms: 200,
+            why: "node3 was lost".into(),
+        }),
+        JobMessage::Stop(ToNode::Install {
+            digest: digest(5),
+            barrier: 2,
+            step: 400,
+            grace_ms: 29_000,
+            reason: muster_protocol::control::Reason::Drain,
+        }),
+        JobMessage::Stop(ToNode::Confirm {
+            digest: digest(5),
+            barrier: 2,
+            step: 400,
+        }),
+        JobMessage::Stop(ToNode::Cancel {
+            digest: digest(5),
+            barrier: 2,
+        }),
+        JobMessage::StopAnswer(ToLeader::Installed {
+            digest: digest(5),
+            barrier: 2,
+            step: 400,
+        }),
+        JobMessage::StopAnswer(ToLeader::Settled {
+            digest: digest(5),
+            barrier: 2,
+        }),
+        JobMessage::Commit { commit: commit() },
+        JobMessage::Committed { commit: commit() },
+        JobMessage::MergeAsk { loser: digest(9) },
+        JobMessage::MergeGranted {
+            loser: digest(9),
+            winner: digest(4),
+        },
+    ];
+    all.extend(
+        waits()
+            .into_iter()
+            .map(|wait| JobMessage::TicketAck { wait }),
+    );
+    all.extend(
+        records()
+            .into_iter()
+            .map(|record| JobMessage::Decided { record }),
+    );
+    all
+}
+
+pub fn messages() -> Vec<Message> {
+    let reason = String::from("maintenance");
+    let mut all = vec![
+        Message::Hello(Hello {
+            host: "node1".into(),
+            version: "0.1.0".into(),
+            state: StateId([1; 8]),
+            boot: Boot(9),
+            jobs: vec![advert()],
+        }),
+        Message::Ping {
+            seq: 300,
+            leases: vec![digest(5)],
+        },
+        Message::Pong {
+            seq: 300,
+            granted: vec![digest(5)],
+        },
+        Message::Leaving {
+            grace_ms: 30_000,
+            reason: reason.clone(),
+        },
+        Message::DrainAsk {
+            grace_ms: 30_000,
+            reason,
+        },
+    ];
+    all.extend(job_messages().into_iter().map(|body| Message::Job {
+        key: key(),
+        body: Box::new(body),
+    }));
+    all
+}
+
+pub fn to_agent() -> Vec<ToAgent> {
+    let digest = digest(5);
+    vec![
+        ToAgent::Register(Register {
+            launcher: LauncherId([101; 8]),
+            job: "digits".into(),
+            spec: JobSpec::default(),
+            slots: 2,
+            guard_port: 7001,
+            addrs: vec![
+                IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)),
+                IpAddr::from([0xfd; 16]),
+            ],
+            place: Place::default(),
+            running: Some(digest),
+            store: true,
+            pid: 4711,
+            command: "python train.py".into(),
+            log_dir: Some("/tmp/logs".into()),
+        }),
+        ToAgent::MasterPort { port: 29_500 },
+        ToAgent::Started { digest, attempt: 1 },
+        ToAgent::StartFailed {
+            digest,
+            attempt: 1,
+            reason: "no such file".into(),
+        },
+        ToAgent::Exited {
+            digest,
+            exit: exit(),
+        },
+        ToAgent::Finished { digest },
+        ToAgent::Stopped { digest },
+        ToAgent::StopInstalled {
+            digest,
+            barrier: 2,
+            step: 400,
+        },
+        ToAgent::TakesStopSteps { digest, yes: true },
+        ToAgent::Leave { grace_ms: 30_000 },
+        ToAgent::Cancel,
+        ToAgent::Query(Query::Status),
+        ToAgent::Query(Query::Nodes),
+        ToAgent::Query(Query::Jobs),
+        ToAgent::Query(Query::Events {
+            job: "digits".into(),
+            after: 12,
+        }),
+        ToAgent::Command(Command::Drain {
+            node: "node2".into(),
+            grace_ms: 30_000,
+        }),
+        ToAgent::Command(Command::Cancel {
+            job: "digits".into(),
+        }),
+    ]
+}
+
+pub fn to_launcher() -> Vec<ToLauncher> {
+    let digest = digest(5);
+    let why = || String::from("node3 was lost");
+    vec![
+        ToLauncher::Welcome {
+            node: node(1),
+            agent_pid: 99,
+            agent_grace_ms: 10_000,
+        },
+        ToLauncher::Refused {
+            reason: "other flags".into(),
+        },
+        ToLauncher::Waiting {
+            text: "waiting for 1 more of 2 nodes".into(),
+        },
+        ToLauncher::Start(Start {
+            digest,
+            attempt: 1,
+            number: 3,
+            node_rank: 1,
+            nodes: 2,
+            first_rank: 2,
+            slots: 2,
+            world: 4,
+            master: SocketAddr::from(([10, 0, 0, 1], 29_500)),
+            master_guard: SocketAddr::from(([10, 0, 0, 1], 7001)),
+            master_launcher: LauncherId([101; 8]),
+            restart_count: 2,
+            why: why(),
+        }),
+        ToLauncher::Stop {
+            digest,
+            grace_ms: 200,
+            why: why(),
+        },
+        ToLauncher::Preempt {
+            digest,
+            signal: 15,
+            grace_ms: 30_000,
+            why: why(),
+        },
+        ToLauncher::InstallStop {
+            digest,
+            barrier: 2,
+            step: 400,
+            grace_ms: 29_000,
+            reason: muster_protocol::control::Reason::Drain,
+        },
+        ToLauncher::ConfirmStop {
+            digest,
+            barrier: 2,
+            step: 400,
+        },
+        ToLauncher::CancelStop { digest, barrier: 2 },
+        ToLauncher::End {
+            code: 139,
+            report: "rank 3 on node2 failed with signal 11".into(),
+        },
+    ]
+}
+
+pub fn answers() -> Vec<Answer> {
+    vec![
+        Answer::Json("{\"jobs\":[]}".into()),
+        Answer::Error("no such job".into()),
+        Answer::Part("[1,2]".into()),
+    ]
+}
+
+pub fn entries() -> Vec<Entry> {
+    let store = Arbiter::Store(StoreUuid([8; 16]));
+    let bodies = [
+        Body::Claim(Box::new(record(Kind::Next, Cause::Formed, store))),
+        Body::Commit(commit()),
+        Body::Retire { seq: 2 },
+        Body::Reject {
+            seq: 2,
+            reason: "checksum of shard 3".into(),
+        },
+        Body::Pin { seq: 2 },
+    ];
+    let bodies = bodies.into_iter().enumerate();
+    bodies
+        .map(|(i, body)| Entry {
+            seq: i as u64 + 1,
+            prev: if i == 0 {
+                Digest::ZERO
+            } else {
+                digest(i as u8)
+            },
+            writer: node(1),
+            nonce: 77,
+            body,
+        })
+        .collect()
+}
+
+/// The lines of a golden file: a name and the bytes in hexadecimal.
+pub fn parse(text: &str) -> BTreeMap<String, Vec<u8>> {
+    text.lines()
+        .filter(|l| !l.starts_with('#'))
+        .filter_map(|l| l.split_once(' '))
+        .filter_map(|(name, hex)| Some((name.to_owned(), crate::sim::log::unhex(hex)?)))
+        .collect()
+}

@@ -1,0 +1,149 @@
+//! The frames of this version are as they were when they were first committed. After a deliberate
+//! change of the format, and of its version, `MUSTER_BLESS=1` writes the files anew.
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::path::PathBuf;
+
+use muster_protocol::codec;
+use muster_protocol::local::{Answer, ToAgent, ToLauncher};
+use muster_protocol::storelog::Entry;
+use muster_protocol::wire::Message;
+use muster_tests::golden;
+use muster_tests::sim::log::hex;
+
+/// A sample: its name, its bytes, and what they decode to again.
+struct Sample<T> {
+    name: String,
+    value: T,
+    bytes: Vec<u8>,
+}
+
+/// Compares samples with their file, both ways, and wants one of every name.
+#[track_caller]
+fn check<T: PartialEq + Debug>(
+    file: &str,
+    names: &[&str],
+    samples: Vec<Sample<T>>,
+    decode: impl Fn(&[u8]) -> T,
+) {
+    let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/golden/v1")).join(file);
+    let covered: BTreeSet<&str> = samples
+        .iter()
+        .map(|s| s.name.split('#').next().expect("a first part"))
+        .collect();
+    for name in names {
+        assert!(
+            covered.contains(name),
+            "`{name}` has no sample in golden.rs"
+        );
+    }
+    if std::env::var_os("MUSTER_BLESS").is_some() {
+        let lines = samples
+            .iter()
+            .map(|s| format!("{} {}\n", s.name, hex(&s.bytes)));
+        std::fs::write(&path, lines.collect::<String>()).expect("a writable folder");
+    }
+    let text = std::fs::read_to_string(&path).expect("the golden file");
+    let kept = golden::parse(&text);
+    for sample in samples {
+        let bytes = kept.get(&sample.name);
+        let bytes = bytes.unwrap_or_else(|| panic!("{file} has no `{}`", sample.name));
+        assert_eq!(hex(&sample.bytes), hex(bytes), "{file}: `{}`", sample.name);
+        assert_eq!(decode(bytes), sample.value, "{file}: `{}`", sample.name);
+    }
+}
+
+/// Numbers the samples of one name, so that each has a line of its own.
+fn samples<T>(
+    values: Vec<T>,
+    name: impl Fn(&T) -> &'static str,
+    encode: impl Fn(&T) -> Vec<u8>,
+) -> Vec<Sample<T>> {
+    let mut seen = std::collections::BTreeMap::<&str, u32>::new();
+    let values = values.into_iter();
+    values
+        .map(|value| {
+            let plain = name(&value);
+            let count = seen.entry(plain).or_default();
+            *count += 1;
+            Sample {
+                name: format!("{plain}#{count}"),
+                bytes: encode(&value),
+                value,
+            }
+        })
+        .collect()
+}
+
+fn frame<T: serde::Serialize>(value: &T) -> Vec<u8> {
+    codec::encode_frame(value).expect("a sample within the limits")
+}
+
+#[test]
+fn messages_between_agents() {
+    let name = |m: &Message| match m {
+        Message::Job { body, .. } => golden::job_name(body),
+        other => golden::message_name(other),
+    };
+    let names: Vec<&str> = golden::MESSAGES
+        .iter()
+        .filter(|n| **n != "job")
+        .chain(golden::JOB_MESSAGES)
+        .copied()
+        .collect();
+    let all = samples(golden::messages(), name, frame);
+    check("message.txt", &names, all, |b| {
+        Message::decode(b).expect("a message")
+    });
+}
+
+#[test]
+fn frames_to_the_agent() {
+    let all = samples(golden::to_agent(), golden::to_agent_name, frame);
+    check("to_agent.txt", golden::TO_AGENT, all, |b| {
+        codec::decode_frame::<ToAgent>(b).expect("a frame")
+    });
+}
+
+#[test]
+fn frames_to_the_launcher() {
+    let all = samples(golden::to_launcher(), golden::to_launcher_name, frame);
+    check("to_launcher.txt", golden::TO_LAUNCHER, all, |b| {
+        codec::decode_frame::<ToLauncher>(b).expect("a frame")
+    });
+}
+
+#[test]
+fn answers_to_the_command_line() {
+    let all = samples(golden::answers(), golden::answer_name, frame);
+    check("answer.txt", golden::ANSWERS, all, |b| {
+        codec::decode_frame::<Answer>(b).expect("a frame")
+    });
+}
+
+#[test]
+fn entries_of_the_log() {
+    let name = |e: &Entry| golden::entry_name(&e.body);
+    let encode = |e: &Entry| e.encode().expect("a sample within the limits");
+    let all = samples(golden::entries(), name, encode);
+    check("entry.txt", golden::ENTRIES, all, |b| {
+        Entry::decode(b).expect("an entry")
+    });
+}
+
+/// A record's digest names it for ever: it must not depend on the version of this program.
+#[test]
+fn digests_of_records() {
+    let all = golden::records();
+    let lines = all.iter().enumerate().map(|(i, r)| (i, r.digest().hex()));
+    let lines: String = lines.map(|(i, d)| format!("record#{i} {d}\n")).collect();
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/v1/digest.txt");
+    if std::env::var_os("MUSTER_BLESS").is_some() {
+        std::fs::write(path, &lines).expect("a writable folder");
+    }
+    assert_eq!(
+        std::fs::read_to_string(path).expect("the golden file"),
+        lines
+    );
+}

@@ -1,0 +1,480 @@
+//! One job's nodes.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{self, Child, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use muster_protocol::codec::{self, Deframer};
+use muster_protocol::local::{Answer, Command, Query, ToAgent};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use super::events::{self, Group, Noted};
+use super::hosts::Hosts;
+use super::{PATIENCE, eventually, now_ns, procs, program, project};
+
+/// Nodes of one bed.
+const NODES: usize = 6;
+
+#[derive(Default)]
+struct Node {
+    agent: Option<Child>,
+    launcher: Option<Child>,
+    /// How often a launcher was started: each has its own log.
+    launched: usize,
+}
+
+/// One job on nodes n0, n1 and so on, all on this machine. Dropping it ends every process.
+pub(crate) struct Bed {
+    dir: tempfile::TempDir,
+    mark: String,
+    flags: Vec<String>,
+    /// What the launchers run, with the flags that belong to it.
+    script: Vec<String>,
+    env: Vec<(String, String)>,
+    ports: Vec<u16>,
+    /// The network in which node I is host I; none: all nodes are on loopback.
+    hosts: Option<Hosts>,
+    nodes: Vec<Node>,
+}
+
+impl Bed {
+    /// `flags` are those of every `muster run`.
+    pub(crate) fn new(flags: &[&str]) -> Bed {
+        let dir = tempfile::Builder::new().prefix("mst").tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("control")).unwrap();
+        let text = |path: PathBuf| path.to_str().unwrap().to_owned();
+        let script = vec![
+            "--".into(),
+            "python3".into(),
+            project("tests/tests/processes/harness/worker.py"),
+            text(dir.path().join("events")),
+            text(dir.path().join("control")),
+        ];
+        Bed {
+            script,
+            env: Vec::new(),
+            hosts: None,
+            mark: format!("TEST_BED={}-{}", process::id(), now_ns()),
+            dir,
+            flags: flags.iter().map(|f| (*f).to_owned()).collect(),
+            ports: free_ports(NODES),
+            nodes: (0..NODES).map(|_| Node::default()).collect(),
+        }
+    }
+
+    /// On hosts of their own, n1 to n3, which share a cluster secret. There is no node 0.
+    pub(crate) fn on_hosts(flags: &[&str]) -> Bed {
+        use std::os::unix::fs::OpenOptionsExt;
+        let mut bed = Bed::new(flags);
+        bed.hosts = Some(Hosts::up(3));
+        let path = bed.path("secret");
+        let mut options = File::options();
+        options.write(true).create_new(true).mode(0o600);
+        let mut file = options.open(&path).unwrap();
+        writeln!(file, "{}", "5ec2e7".repeat(10)).unwrap();
+        bed.env("MUSTER_SECRET_FILE", path.to_str().unwrap());
+        bed
+    }
+
+    /// Another script than `worker.py`, with the flags that belong to it.
+    pub(crate) fn script(&mut self, argv: &[&str]) {
+        self.script = argv.iter().map(|a| (*a).to_owned()).collect();
+    }
+
+    /// A variable for all that is started from now on.
+    pub(crate) fn env(&mut self, name: &str, value: &str) {
+        self.env.push((name.to_owned(), value.to_owned()));
+    }
+
+    pub(crate) fn hosts(&self) -> &Hosts {
+        self.hosts.as_ref().unwrap()
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn marks(&self, node: usize) -> Vec<String> {
+        vec![self.mark.clone(), format!("NODE_NAME=n{node}")]
+    }
+
+    /// Where the node's agent listens. Embedded ones listen there only on the endpoint's node.
+    pub(crate) fn address(&self, node: usize) -> String {
+        if self.hosts.is_some() {
+            return format!("10.77.0.{node}:7970");
+        }
+        format!("127.0.0.1:{}", self.ports[node])
+    }
+
+    /// The node's folder; home, state and sockets lie in it.
+    fn home(&self, node: usize) -> PathBuf {
+        let dir = self.path(&format!("n{node}"));
+        for name in ["run", "state", "tmp"] {
+            std::fs::create_dir_all(dir.join(name)).unwrap();
+        }
+        dir
+    }
+
+    fn command(&self, node: usize, argv: &[String], log: &Path) -> process::Command {
+        let home = self.home(node);
+        let log = File::options().create(true).append(true).open(log).unwrap();
+        let inside = self.hosts.as_ref().map(|h| h.exec(node));
+        let argv: Vec<String> = inside.into_iter().flatten().chain(argv.to_vec()).collect();
+        let mut command = process::Command::new(&argv[0]);
+        let (name, value) = self.mark.split_once('=').unwrap();
+        let stale = std::env::vars().map(|(name, _)| name).filter(|name| {
+            let ours = [
+                "MUSTER_", "PET_", "SLURM_", "NEXTEST", "CARGO", "GLOO_", "NCCL_",
+            ];
+            ours.iter().any(|prefix| name.starts_with(prefix))
+        });
+        for name in stale {
+            command.env_remove(name);
+        }
+        command
+            .args(&argv[1..])
+            .env(name, value)
+            .env("NODE_NAME", format!("n{node}"))
+            .env("HOME", &home)
+            .env("XDG_RUNTIME_DIR", home.join("run"))
+            .env("XDG_STATE_HOME", home.join("state"))
+            .env("TMPDIR", home.join("tmp"))
+            .env("MUSTER_LOG", "info")
+            .env("MUSTER_MDNS", "false")
+            .envs(self.env.iter().cloned())
+            .current_dir(home)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log);
+        command
+    }
+
+    // ---- starting ----
+
+    /// `muster run` with an agent of its own; node `first` is the endpoint.
+    pub(crate) fn run(&mut self, node: usize, first: usize) {
+        let endpoint = self.address(first);
+        self.launch(node, &["--rdzv-endpoint", &endpoint]);
+    }
+
+    /// `muster run` attached to the node's agent.
+    pub(crate) fn attach(&mut self, node: usize) {
+        let socket = self.socket(node);
+        self.launch(node, &["--socket", socket.to_str().unwrap()]);
+    }
+
+    fn launch(&mut self, node: usize, how: &[&str]) {
+        let mut argv = vec![program("muster"), "run".into(), "--rdzv-id=job".into()];
+        argv.extend(how.iter().map(|h| (*h).to_owned()));
+        argv.extend(self.flags.clone());
+        argv.extend(self.script.clone());
+        self.nodes[node].launched += 1;
+        let log = self.log(node);
+        let child = self.command(node, &argv, &log).spawn().unwrap();
+        self.nodes[node].launcher = Some(child);
+    }
+
+    /// `musterd`, which calls the agents of all other nodes first; returns once it serves.
+    pub(crate) fn agent(&mut self, node: usize) {
+        let all = if self.hosts.is_some() { 1..4 } else { 0..NODES };
+        let others = all.filter(|n| *n != node);
+        let bootstrap: Vec<String> = others.map(|n| self.address(n)).collect();
+        let home = self.home(node);
+        let text = |path: PathBuf| path.to_str().unwrap().to_owned();
+        let argv = [
+            program("musterd"),
+            "--listen".into(),
+            self.address(node),
+            "--bootstrap".into(),
+            bootstrap.join(","),
+            "--state-dir".into(),
+            text(home.join("agent")),
+            "--socket".into(),
+            text(home.join("agent.sock")),
+            "--http".into(),
+            "off".into(),
+        ];
+        let log = self.path(&format!("n{node}.agent.log"));
+        let child = self.command(node, &argv, &log).spawn().unwrap();
+        self.nodes[node].agent = Some(child);
+        self.until("the agent serves", |bed| {
+            bed.query(node, Query::Status).is_some()
+        });
+    }
+
+    // ---- asking ----
+
+    /// The socket of the node's agent, of its own or embedded.
+    fn socket(&self, node: usize) -> PathBuf {
+        match (&self.nodes[node].agent, &self.nodes[node].launcher) {
+            (None, Some(launcher)) => {
+                let name = format!("n{node}/run/muster/run-{}.sock", launcher.id());
+                self.path(&name)
+            }
+            _ => self.path(&format!("n{node}/agent.sock")),
+        }
+    }
+
+    /// What the node's agent answers; `None` when none does.
+    pub(crate) fn query(&self, node: usize, query: Query) -> Option<Value> {
+        self.ask(node, &ToAgent::Query(query))
+    }
+
+    /// Drains the node by its agent.
+    pub(crate) fn drain(&self, node: usize) {
+        let drain = Command::Drain {
+            node: String::new(),
+            grace_ms: 20_000,
+        };
+        let answer = self.ask(node, &ToAgent::Command(drain));
+        assert!(answer.is_some(), "n{node} does not answer");
+    }
+
+    fn ask(&self, node: usize, question: &ToAgent) -> Option<Value> {
+        let mut socket = UnixStream::connect(self.socket(node)).ok()?;
+        let timeout = Some(Duration::from_secs(5));
+        socket.set_read_timeout(timeout).unwrap();
+        let frame = codec::encode_frame(question).unwrap();
+        socket.write_all(&codec::with_length(&frame)).ok()?;
+        let mut deframer = Deframer::default();
+        let mut buffer = [0; 4096];
+        let mut parts = Vec::new();
+        loop {
+            while let Some(frame) = deframer.next_frame().unwrap() {
+                match codec::decode_frame(frame).unwrap() {
+                    Answer::Json(text) => return Some(joined(&parts, &text)),
+                    Answer::Part(text) => parts.push(text),
+                    Answer::Error(text) => panic!("n{node} refuses: {text}"),
+                }
+            }
+            match socket.read(&mut buffer) {
+                Ok(0) | Err(_) => return None,
+                Ok(got) => deframer.push(&buffer[..got]),
+            }
+        }
+    }
+
+    /// The job as the node's agent sees it; null when there is none.
+    pub(crate) fn job(&self, node: usize) -> Value {
+        let jobs = self.query(node, Query::Jobs).unwrap_or_default();
+        jobs[0].clone()
+    }
+
+    pub(crate) fn status(&self, node: usize) -> Value {
+        self.query(node, Query::Status).unwrap_or_default()
+    }
+
+    /// The entries of one kind in the node's history of the job.
+    pub(crate) fn history(&self, node: usize, kind: &str) -> Vec<Value> {
+        let query = Query::Events {
+            job: "job".into(),
+            after: 0,
+        };
+        let all = self.query(node, query).unwrap_or_default();
+        let all = all.as_array().cloned().unwrap_or_default();
+        all.into_iter().filter(|e| e["event"] == kind).collect()
+    }
+
+    pub(crate) fn log(&self, node: usize) -> PathBuf {
+        let count = self.nodes[node].launched;
+        self.path(&format!("n{node}.run{count}.log"))
+    }
+
+    /// What the node's newest launcher and its workers wrote.
+    pub(crate) fn said(&self, node: usize) -> String {
+        std::fs::read_to_string(self.log(node)).unwrap_or_default()
+    }
+
+    pub(crate) fn events(&self) -> Vec<Noted> {
+        events::read(&self.path("events"))
+    }
+
+    pub(crate) fn is_alive(&self, pid: i32) -> bool {
+        procs::carries(pid, std::slice::from_ref(&self.mark))
+    }
+
+    pub(crate) fn agent_pid(&self, node: usize) -> i32 {
+        self.nodes[node].agent.as_ref().unwrap().id() as i32
+    }
+
+    pub(crate) fn launcher_pid(&self, node: usize) -> i32 {
+        self.nodes[node].launcher.as_ref().unwrap().id() as i32
+    }
+
+    // ---- waiting ----
+
+    pub(crate) fn until(&self, what: &str, mut holds: impl FnMut(&Bed) -> bool) {
+        eventually(PATIENCE, what, || holds(self).then_some(()));
+    }
+
+    /// The newest generation, once it is complete, on exactly these nodes, and all of its workers
+    /// began after `after`. No worker of an older one runs on them.
+    pub(crate) fn group(&self, nodes: &[usize], after: u64) -> Group {
+        let what = format!("a generation of {nodes:?}; logs below");
+        let group = eventually(PATIENCE, &what, || {
+            let group = events::groups(&self.events()).pop()?;
+            let mut have = group.nodes();
+            have.sort_unstable();
+            let new = group.ranks.iter().all(|r| r.t > after);
+            (new && have == nodes).then_some(group)
+        });
+        for old in self.events().iter().filter(|e| e.event == "start") {
+            let is_old = old.generation < group.generation;
+            let here = nodes.contains(&events::index(&old.node));
+            assert!(
+                !(is_old && here && self.is_alive(old.pid)),
+                "{old:?} runs beside {group:?}"
+            );
+        }
+        group
+    }
+
+    /// The exit status of the node's launcher.
+    pub(crate) fn exit(&mut self, node: usize) -> ExitStatus {
+        let launcher = self.nodes[node].launcher.as_mut().unwrap();
+        eventually(PATIENCE, "the launcher exits", || {
+            launcher.try_wait().unwrap()
+        })
+    }
+
+    /// The exit code of the node's agent.
+    pub(crate) fn agent_exit(&mut self, node: usize) -> Option<i32> {
+        let mut agent = self.nodes[node].agent.take().unwrap();
+        let status = eventually(PATIENCE, "the agent exits", || agent.try_wait().unwrap());
+        status.code()
+    }
+
+    /// The launcher's exit code, and nothing of the node's processes is left but its agent.
+    pub(crate) fn ended(&mut self, node: usize) -> Option<i32> {
+        let status = self.exit(node);
+        let agent = self.nodes[node].agent.as_ref().map(|a| a.id() as i32);
+        self.until("nothing of the node is left", |bed| {
+            let left = procs::carrying(&bed.marks(node));
+            left.into_iter().all(|pid| Some(pid) == agent)
+        });
+        status.code()
+    }
+
+    // ---- faults ----
+
+    pub(crate) fn signal(&self, pid: i32, signal: Signal) {
+        procs::signal(pid, std::slice::from_ref(&self.mark), signal);
+    }
+
+    /// SIGKILL to agent, launcher and workers at once. Returns the time just before.
+    pub(crate) fn kill(&mut self, node: usize) -> u64 {
+        let marks = self.marks(node);
+        let mut pids = procs::carrying(&marks);
+        let at = now_ns();
+        let deadline = Instant::now() + PATIENCE;
+        while !pids.is_empty() {
+            assert!(Instant::now() < deadline, "{pids:?} outlive SIGKILL");
+            for pid in pids {
+                procs::signal(pid, &marks, Signal::SIGKILL);
+            }
+            pids = procs::carrying(&marks);
+        }
+        self.reap(node);
+        at
+    }
+
+    /// SIGKILL to the node's agent alone.
+    pub(crate) fn kill_agent(&mut self, node: usize) {
+        let mut agent = self.nodes[node].agent.take().unwrap();
+        agent.kill().unwrap();
+        agent.wait().unwrap();
+    }
+
+    fn reap(&mut self, node: usize) {
+        let node = &mut self.nodes[node];
+        for mut child in node.agent.take().into_iter().chain(node.launcher.take()) {
+            child.wait().unwrap();
+        }
+    }
+
+    /// Makes every worker, or the one of a rank, exit with a code.
+    pub(crate) fn order(&self, rank: Option<u32>, code: i32) {
+        let name = match rank {
+            Some(rank) => format!("control/exit-{rank}"),
+            None => "control/exit".into(),
+        };
+        let aside = self.path("order");
+        std::fs::write(&aside, code.to_string()).unwrap();
+        std::fs::rename(aside, self.path(&name)).unwrap();
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let marks = std::slice::from_ref(&self.mark);
+            let left = procs::carrying(marks);
+            if left.is_empty() || Instant::now() > deadline {
+                break;
+            }
+            for pid in left {
+                procs::signal(pid, marks, Signal::SIGKILL);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        for child in self
+            .nodes
+            .iter_mut()
+            .flat_map(|n| n.agent.take().into_iter().chain(n.launcher.take()))
+        {
+            let mut child = child;
+            let _ = child.wait();
+        }
+        if std::thread::panicking() {
+            self.show();
+        }
+    }
+}
+
+impl Bed {
+    fn show(&self) {
+        let mut files: Vec<PathBuf> = std::fs::read_dir(self.dir.path())
+            .into_iter()
+            .flatten()
+            .filter_map(|e| Some(e.ok()?.path()))
+            .filter(|p| p.is_file())
+            .collect();
+        files.sort();
+        for file in files {
+            let text = std::fs::read_to_string(&file).unwrap_or_default();
+            let lines: Vec<&str> = text.lines().collect();
+            let from = lines.len().saturating_sub(60);
+            eprintln!("--- {}\n{}", file.display(), lines[from..].join("\n"));
+        }
+    }
+}
+
+/// An answer that came in parts is a list, and so is each part.
+fn joined(parts: &[String], last: &str) -> Value {
+    let last: Value = serde_json::from_str(last).unwrap();
+    if parts.is_empty() {
+        return last;
+    }
+    let mut all: Vec<Value> = Vec::new();
+    for part in parts {
+        all.extend(serde_json::from_str::<Vec<Value>>(part).unwrap());
+    }
+    all.extend(last.as_array().cloned().unwrap_or_default());
+    all.into()
+}
+
+/// Ports that are free now, below those that the system gives to anyone.
+fn free_ports(count: usize) -> Vec<u16> {
+    let seed = now_ns() / 1000 + u64::from(process::id());
+    let start = 20_000 + (seed % 11_000) as u16;
+    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    let found: Vec<u16> = (start..32_000).filter(free).take(count).collect();
+    assert_eq!(found.len(), count, "no free ports");
+    found
+}

@@ -1,0 +1,60 @@
+//! Hosts out of network namespaces, by `tests/tools/netns`.
+
+use std::process::Command;
+
+use super::project;
+
+/// Hosts 1 to N at 10.77.0.1 to N; gone when dropped.
+pub(crate) struct Hosts {
+    tool: String,
+    name: String,
+}
+
+impl Hosts {
+    pub(super) fn up(count: usize) -> Hosts {
+        let hosts = Hosts {
+            tool: project("tests/tools/netns"),
+            name: format!("t{}_{}", std::process::id(), super::now_ns() % 1_000_000),
+        };
+        hosts.run(&["up"], &[&count.to_string()]);
+        hosts
+    }
+
+    fn run(&self, verb: &[&str], rest: &[&str]) {
+        let done = Command::new(&self.tool)
+            .args(verb)
+            .arg(&self.name)
+            .args(rest)
+            .output()
+            .unwrap();
+        let errors = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "netns {verb:?} {rest:?}: {errors}");
+    }
+
+    /// What comes before a command that is to run on a host.
+    pub(super) fn exec(&self, host: usize) -> Vec<String> {
+        let host = host.to_string();
+        ["exec", &self.name, &host, "--"].into_iter().fold(
+            vec![self.tool.clone()],
+            |mut argv, word| {
+                argv.push(word.to_owned());
+                argv
+            },
+        )
+    }
+
+    /// Nothing passes to or from the host any more, and nobody is told.
+    pub(crate) fn cut(&self, host: usize) {
+        self.run(&["cut"], &[&host.to_string()]);
+    }
+
+    pub(crate) fn heal(&self) {
+        self.run(&["heal"], &[]);
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        let _ = Command::new(&self.tool).args(["down", &self.name]).status();
+    }
+}

@@ -1,0 +1,12 @@
+//! Muster as its users run it: real agents, launchers and workers as processes, killed, stopped,
+//! cut off and brought back. The binaries are those that `cargo build --workspace --bins` leaves
+//! beside the tests.
+
+#[cfg(test)]
+mod harness;
+#[cfg(test)]
+mod needs_netns;
+#[cfg(test)]
+mod needs_torch;
+#[cfg(test)]
+mod real;

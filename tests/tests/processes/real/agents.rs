@@ -1,0 +1,104 @@
+//! Three nodes with an agent each, and launchers that attach to it.
+
+use nix::sys::signal::Signal;
+
+use crate::harness::{Bed, Group, now_ns};
+
+fn three(flags: &[&str]) -> (Bed, Group) {
+    let mut bed = Bed::new(flags);
+    for node in 0..3 {
+        bed.agent(node);
+    }
+    for node in 0..3 {
+        bed.attach(node);
+    }
+    let group = bed.group(&[0, 1, 2], 0);
+    (bed, group)
+}
+
+fn others(of: usize) -> Vec<usize> {
+    (0..3).filter(|n| *n != of).collect()
+}
+
+#[test]
+fn an_agent_that_dies_alone_disturbs_nobody() {
+    let (mut bed, group) = three(&["--nnodes=2:3"]);
+    // Rank 0's: it leads.
+    for node in [group.rank0(), group.nodes()[2]] {
+        bed.kill_agent(node);
+        let witness = others(node)[0];
+        bed.until("the others see that the agent is away", |bed| {
+            let nodes = bed.query(witness, muster_protocol::local::Query::Nodes);
+            let nodes = nodes.unwrap_or_default();
+            let mut all = nodes.as_array().into_iter().flatten();
+            all.any(|n| n["state"] == "away")
+        });
+        bed.agent(node);
+        bed.until("the launcher is back at its agent", |bed| {
+            let job = bed.job(node);
+            job["launcher_here"] == true && job["generation"] == group.generation
+        });
+    }
+    for rank in &group.ranks {
+        assert!(bed.is_alive(rank.pid), "{rank:?} was restarted");
+    }
+    let starts = bed.events().into_iter().filter(|e| e.event == "start");
+    assert_eq!(starts.count(), 3);
+    // The job can still change: a node dies with everything.
+    let dies = group.nodes()[1];
+    let at = bed.kill(dies);
+    bed.group(&others(dies), at);
+    bed.order(None, 0);
+    for node in others(dies) {
+        assert_eq!(bed.ended(node), Some(0), "n{node}");
+    }
+}
+
+#[test]
+fn an_agent_that_is_told_to_stop_drains_its_node() {
+    let (mut bed, group) = three(&["--nnodes=1:3"]);
+    let nodes = group.nodes();
+    let at = now_ns();
+    bed.signal(bed.agent_pid(nodes[0]), Signal::SIGTERM);
+    let two = bed.group(&others(nodes[0]), at);
+    assert_eq!(two.nodes(), nodes[1..]);
+    assert_eq!(bed.ended(nodes[0]), Some(143));
+    assert_eq!(bed.agent_exit(nodes[0]), Some(0));
+    // The same by an operator's order; the agent stays.
+    bed.drain(nodes[1]);
+    let one = bed.group(&[nodes[2]], two.began());
+    assert_eq!(one.nodes(), [nodes[2]]);
+    assert_eq!(bed.ended(nodes[1]), Some(143));
+    assert_eq!(bed.status(nodes[1])["draining"], true);
+    bed.order(None, 0);
+    assert_eq!(bed.ended(nodes[2]), Some(0));
+}
+
+#[test]
+fn a_node_dies_with_agent_launcher_and_worker() {
+    let (mut bed, group) = three(&["--nnodes=2:3"]);
+    let zero = group.rank0();
+    let at = bed.kill(zero);
+    let two = bed.group(&others(zero), at);
+    assert_eq!(two.nodes(), group.nodes()[1..]);
+    // Each generation is in the history with its cause and the time of its phases.
+    let leader = two.rank0();
+    bed.until("the history has the change", |bed| {
+        let changed = bed.history(leader, "changed");
+        changed.iter().any(|e| e["total_ms"].as_f64() > Some(0.0))
+    });
+    let generations = bed.history(leader, "generation");
+    let causes: Vec<&str> = generations
+        .iter()
+        .filter_map(|e| e["cause"].as_str())
+        .collect();
+    assert_eq!(causes, ["formed", "nodes_lost"]);
+    bed.agent(zero);
+    bed.attach(zero);
+    let three = bed.group(&[0, 1, 2], two.began());
+    assert_eq!(three.nodes()[2], zero);
+    bed.order(None, 0);
+    for node in 0..3 {
+        assert_eq!(bed.ended(node), Some(0), "n{node}");
+    }
+}

@@ -1,0 +1,5 @@
+//! On loopback, with a worker that needs no PyTorch.
+
+mod agents;
+mod faults;
+mod two_nodes;

@@ -1,0 +1,129 @@
+//! Seeds of the simulation: a fixed budget of them, and what they must be like as a whole.
+
+use std::collections::BTreeMap;
+
+use muster_protocol::agent::Flaws;
+use muster_tests::sim::coverage::Coverage;
+use muster_tests::sim::log::Case;
+use muster_tests::sim::run::{self, Report, run_seed};
+use muster_tests::sim::setup::{Fault, Focus, Setup};
+
+/// Runs a seed and fails with what is needed to look at it.
+#[track_caller]
+fn clean(seed: u64) -> Report {
+    let report = run_seed(seed);
+    if let Some(violation) = &report.violation {
+        panic!(
+            "seed {seed}: {violation}\n  cargo run -p muster-tests --bin sim -- replay {seed} --out seed-{seed}.jsonl"
+        );
+    }
+    report
+}
+
+fn budget() -> u64 {
+    let set = std::env::var("MUSTER_SIM_SEEDS").ok();
+    set.and_then(|s| s.parse().ok()).unwrap_or(4_000)
+}
+
+/// Every rule in every seed. `MUSTER_SIM_SEEDS` sets how many.
+#[test]
+fn sim_budget() {
+    let mut coverage = Coverage::default();
+    for seed in 0..budget() {
+        coverage.add(&clean(seed).coverage);
+    }
+    // What the seeds must have come through, or they prove nothing.
+    for (name, count) in coverage.rows() {
+        eprintln!("{name:22} {count}");
+    }
+    let reached = [
+        coverage.commits,
+        coverage.births_refused,
+        coverage.accepts_above_zero,
+        coverage.promises_with_value,
+        coverage.merges,
+        coverage.tombstones,
+        coverage.dormant,
+        coverage.failed,
+        coverage.ended,
+        coverage.restarts,
+        coverage.stop_steps,
+        coverage.failed_writes,
+        coverage.start_failures,
+        coverage.links_lost,
+    ];
+    assert!(reached.iter().all(|n| *n > 0), "{coverage:?}");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    for seed in [1, 7, 42, 99] {
+        let (a, b) = (run_seed(seed), run_seed(seed));
+        assert_eq!((a.hash, a.ended, a.events()), (b.hash, b.ended, b.events()));
+    }
+    assert_ne!(run_seed(1).hash, run_seed(2).hash);
+}
+
+#[test]
+fn seeds_are_long_enough_and_meet_every_fault() {
+    const SEEDS: u64 = 400;
+    let mut events: Vec<u64> = (0..SEEDS).map(|s| run_seed(s).events()).collect();
+    events.sort_unstable();
+    assert!(
+        events[events.len() / 2] >= 500,
+        "{:?}",
+        events[events.len() / 2]
+    );
+
+    let mut met: BTreeMap<&str, u64> = BTreeMap::new();
+    for seed in 0..SEEDS {
+        let setup = Setup::generate(seed, Focus::Everything, Flaws::default());
+        let mut kinds: Vec<_> = setup.faults.iter().flat_map(|(_, f)| f.kinds()).collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        for kind in kinds {
+            *met.entry(kind).or_default() += 1;
+        }
+    }
+    for kind in Fault::KINDS {
+        let times = met.get(kind).copied().unwrap_or(0);
+        assert!(
+            times * 10 >= SEEDS,
+            "`{kind}` befalls {times} of {SEEDS} seeds"
+        );
+    }
+}
+
+#[test]
+fn a_log_is_carried_out_again_without_the_conductor() {
+    let setup = Setup::generate(5, Focus::Everything, Flaws::default());
+    let report = run::run(setup.clone(), true);
+    assert_eq!(report.violation, None);
+    let case = Case {
+        setup,
+        steps: report.log.unwrap_or_default(),
+    };
+    let text = case.write("clean").expect("a log can be written");
+    let again = Case::read(&text).expect("and read");
+    assert_eq!((&again.setup, &again.steps), (&case.setup, &case.steps));
+    let mut steps = 0u64;
+    assert_eq!(run::replay(&again, |_, _| steps += 1), Ok(()));
+    assert_eq!(steps, case.steps.len() as u64);
+}
+
+/// Logs of failures that were found and repaired; they replay as long as the frames in them are of
+/// this version.
+#[test]
+fn regressions_stay_repaired() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/regressions");
+    let Ok(files) = std::fs::read_dir(folder) else {
+        return;
+    };
+    for file in files {
+        let file = file.expect("a readable folder").path();
+        let setup = std::fs::read_to_string(&file).expect("a readable file");
+        let setup: Setup = serde_json::from_str(&setup).expect("a setup");
+        let report = run::run(setup, false);
+        assert_eq!(report.violation, None, "{}", file.display());
+    }
+}
