@@ -113,7 +113,9 @@ impl Job {
             return;
         }
         if matches!(head.record.arbiter, Arbiter::Store(_)) {
-            match status.gone {
+            // A launcher that replaced the member's brought the store again.
+            let here = from == ctx.me() && self.launcher().is_some();
+            match status.gone && !here {
                 true => self.storeless.insert(from),
                 false => self.storeless.remove(&from),
             };
@@ -375,7 +377,16 @@ impl Job {
         }
         self.drive_barrier(ctx, a);
         if self.all_stopped(record, a) {
-            self.decide(ctx, record);
+            return self.decide(ctx, record);
+        }
+        let planned = self.lead.as_ref().and_then(|l| l.planned.as_ref());
+        if let Some(due) = planned.map(|p| p.deadline + RESERVE) {
+            if ctx.now >= due {
+                // A node that heard of no stop, or of no confirmation, has none of its own.
+                self.end(ctx, record, a);
+            } else {
+                self.wake_at(due, "nodes that do not stop");
+            }
         }
     }
 
