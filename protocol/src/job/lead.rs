@@ -103,7 +103,9 @@ impl Job {
             return;
         }
         if matches!(head.record.arbiter, Arbiter::Store(_)) {
-            match status.gone {
+            // A launcher that replaced the member's brought the store again.
+            let here = from == ctx.me() && self.launcher().is_some();
+            match status.gone && !here {
                 true => self.storeless.insert(from),
                 false => self.storeless.remove(&from),
             };
@@ -302,7 +304,7 @@ impl Job {
 
     /// Ends the generation (END_GEN): the members stop their workers while the next generation is
     /// being decided.
-    fn end(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
+    pub(super) fn end(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
         let Some(lead) = &mut self.lead else { return };
         if lead.ending.is_none() {
             lead.ending = Some(ctx.now);

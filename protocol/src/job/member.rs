@@ -99,6 +99,7 @@ impl Job {
             ));
         }
         let running = reg.running;
+        self.storeless.remove(&ctx.me());
         let same = self
             .local
             .as_ref()

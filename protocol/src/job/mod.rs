@@ -165,7 +165,11 @@ impl Job {
             member: None,
             storeless: std::collections::BTreeSet::new(),
             vacant_since: None,
-            voter: voter::Leases::default(),
+            voter: if durable.head.is_some() {
+                voter::Leases::restored()
+            } else {
+                voter::Leases::default()
+            },
             lead: None,
             proposal: None,
             store: None,
@@ -278,6 +282,7 @@ impl Job {
     /// Looks at everything again. Called after every event and at every wake-up.
     pub(crate) fn drive(&mut self, ctx: &mut Ctx<'_>) {
         self.wake = None;
+        self.recall_leases(ctx.now);
         self.retry_persist(ctx);
         self.count_own_votes(ctx);
         // Each round can only be started by a message to ourselves, and each of those is answered

@@ -41,7 +41,16 @@ impl Job {
         }
         self.drive_barrier(ctx, a);
         if self.all_stopped(record, a) {
-            self.decide(ctx, record);
+            return self.decide(ctx, record);
+        }
+        let planned = self.lead.as_ref().and_then(|l| l.planned.as_ref());
+        if let Some(due) = planned.map(|p| p.deadline + RESERVE) {
+            if ctx.now >= due {
+                // A node that heard of no stop, or of no confirmation, has none of its own.
+                self.end(ctx, record, a);
+            } else {
+                self.wake_at(due, "nodes that do not stop");
+            }
         }
     }
 
