@@ -165,11 +165,7 @@ impl Job {
             member: None,
             storeless: std::collections::BTreeSet::new(),
             vacant_since: None,
-            voter: if durable.head.is_some() {
-                voter::Leases::restored()
-            } else {
-                voter::Leases::default()
-            },
+            voter: voter::Leases::restored(),
             lead: None,
             proposal: None,
             store: None,
