@@ -182,7 +182,8 @@ impl Conductor {
             self.world.now = at;
             self.item(item)?;
             if self.world.coverage.events > MAX_EVENTS {
-                return Err(Violation::RunsWild { node: 0 });
+                let events = self.world.coverage.events;
+                return Err(Violation::TooManyEvents { events });
             }
         }
         Ok(())
@@ -716,11 +717,9 @@ impl Conductor {
                     }),
                 );
             }
-            Request::BeaconWrite { node, value } => {
-                if self.store_cut[node] == 0 {
-                    let ns = self.store_delay();
-                    self.after(ns, Item::Do(Step::BeaconWrite { value }));
-                }
+            Request::BeaconWrite { node, value } if self.store_cut[node] == 0 => {
+                let ns = self.store_delay();
+                self.after(ns, Item::Do(Step::BeaconWrite { value }));
             }
             Request::BeaconRead { node, agent } => {
                 if self.store_cut[node] == 0 {

@@ -53,6 +53,8 @@ pub enum Violation {
     Liveness(#[from] super::liveness::LivenessError),
     #[error("node {node} gave more effects for one event than could be counted")]
     RunsWild { node: usize },
+    #[error("{events} events in one run: messages or timers feed on each other")]
+    TooManyEvents { events: u64 },
     #[error("node {node}'s timer was due again and again without time going by: {why}")]
     BusyTimer { node: usize, why: String },
     #[error("an agent sent a frame that does not decode: {0}")]
@@ -104,6 +106,7 @@ impl Violation {
             Violation::Log(_) => "R11",
             Violation::Liveness(_) => "liveness",
             Violation::RunsWild { .. } => "runs wild",
+            Violation::TooManyEvents { .. } => "too many events",
             Violation::BusyTimer { .. } => "busy timer",
             Violation::OwnFrame(_) => "own frame",
             Violation::Unsendable(_) => "unsendable",
@@ -407,17 +410,13 @@ pub fn i06_commits_are_restored(truth: &Truth) -> Result<(), LostCommitError> {
         let commit = *commit;
         let arbiter = truth.records.get(&commit.generation).map(|r| r.arbiter);
         match arbiter {
-            Some(Arbiter::Store(_)) => {
-                if !truth.log.commits.values().any(|(c, _)| *c == commit) {
-                    return Err(LostCommitError::NotInLog { commit });
-                }
+            Some(Arbiter::Store(_)) if !truth.log.commits.values().any(|(c, _)| *c == commit) => {
+                return Err(LostCommitError::NotInLog { commit });
             }
-            Some(Arbiter::Members) => {
-                if !truth.acknowledged(&commit.generation).contains(&commit) {
-                    return Err(LostCommitError::NotAcknowledged { commit });
-                }
+            Some(Arbiter::Members) if !truth.acknowledged(&commit.generation).contains(&commit) => {
+                return Err(LostCommitError::NotAcknowledged { commit });
             }
-            None => {}
+            Some(_) | None => {}
         }
     }
     Ok(())
