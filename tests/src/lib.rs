@@ -1,6 +1,11 @@
 //! What the tests share: the simulation of many agents, the explorer of the consensus core, a
 //! sample of every frame, and one door to every decoder.
 
+#![expect(
+    clippy::result_large_err,
+    reason = "a violation carries what a person wants to know, and ends the run"
+)]
+
 pub mod decoders;
 pub mod explore;
 pub mod golden;

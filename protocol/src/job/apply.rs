@@ -8,8 +8,11 @@ use crate::agent::Notice;
 use crate::ids::{LauncherId, NodeId};
 use crate::local::ToLauncher;
 use crate::record::{Member, Record};
-use crate::time::Time;
+use crate::time::{Span, Time};
 use crate::wire::{JobMessage, Ticket, Wait};
+
+/// The shortest time between tickets at two doors.
+const DOOR_CHANGE: Span = Span::from_millis(20);
 
 /// How this node's wish to join stands.
 #[derive(Debug, Default)]
@@ -69,7 +72,9 @@ impl Job {
         };
         let due = match self.applicant.asked {
             Some((to, at)) if to == door => at + REPEAT,
-            _ => ctx.now,
+            // Two doors that refer to each other must not make a storm.
+            Some((_, at)) => at + DOOR_CHANGE,
+            None => ctx.now,
         };
         if ctx.now >= due {
             if let Some((before, _)) = self.applicant.asked

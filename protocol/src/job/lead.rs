@@ -222,7 +222,8 @@ impl Job {
         }
         struck.retain(|n| !lead.struck.contains(n));
         lead.struck.extend(struck.iter().copied());
-        if let Some(at) = lead.run_at.filter(|_| waiting) {
+        let open = |at: &Time| waiting && ctx.now < *at + ctx.cfg.start_timeout;
+        if let Some(at) = lead.run_at.filter(open) {
             self.wake_at(at + ctx.cfg.start_timeout, "members that do not start");
         }
         for node in struck {

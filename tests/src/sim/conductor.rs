@@ -1,6 +1,9 @@
 //! Draws when and whether things happen: delays, losses, faults. Everything that it decides becomes
 //! a [`Step`] of the world, in one order.
 
+mod links;
+mod storage;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -14,7 +17,7 @@ use super::liveness::{self, Settling};
 use super::net::Net;
 use super::rng::{Fnv, Rng};
 use super::setup::{Fault, Setup};
-use super::step::{Found, Request, Step, StoreAnswer};
+use super::step::{Request, Step};
 use super::world::World;
 
 /// A timer that is due this often without time going by is a busy loop.
@@ -182,7 +185,8 @@ impl Conductor {
             self.world.now = at;
             self.item(item)?;
             if self.world.coverage.events > MAX_EVENTS {
-                return Err(Violation::RunsWild { node: 0 });
+                let events = self.world.coverage.events;
+                return Err(Violation::TooManyEvents { events });
             }
         }
         Ok(())
@@ -455,291 +459,6 @@ impl Conductor {
             let launcher = l.token;
             let ns = self.rng.between(5 * MS, 250 * MS);
             self.after(ns, Item::Do(Step::LauncherConnect { node, launcher }));
-        }
-    }
-
-    // Connections between agents.
-
-    pub(super) fn redial(&mut self, a: usize, b: usize) {
-        if a == b || self.net.conn(a, b).up {
-            return;
-        }
-        let epoch = self.net.conn(a, b).epoch;
-        let ns = self.rng.delay(60 * MS);
-        self.after(ns, Item::Dial { a, b, epoch });
-    }
-
-    fn dial(&mut self, a: usize, b: usize, epoch: u32) -> Result<(), Violation> {
-        let conn = *self.net.conn(a, b);
-        let ready = |c: &Conductor, i: usize| {
-            c.world.nodes[i].agent.is_some() && c.paused_until[i] <= c.now
-        };
-        if conn.up || conn.epoch != epoch {
-            return Ok(());
-        }
-        if !ready(self, a) || !ready(self, b) || !self.net.two_way(a, b) {
-            // An agent that comes up dials by itself; a link that heals is found by trying.
-            if self.world.nodes[a].agent.is_some() && self.world.nodes[b].agent.is_some() {
-                let ns = self.rng.between(100 * MS, SEC);
-                self.after(ns, Item::Dial { a, b, epoch });
-            }
-            return Ok(());
-        }
-        *self.net.conn(a, b) = super::net::Conn {
-            up: true,
-            epoch: epoch + 1,
-        };
-        for (node, peer) in [(a, b), (b, a)] {
-            let agent = self.world.nodes[node].agent_token;
-            let ns = self.net.latency(&mut self.rng, peer, node);
-            self.after(ns, Item::Do(Step::Connect { node, agent, peer }));
-        }
-        Ok(())
-    }
-
-    fn agent_down(&mut self, node: usize) {
-        for peer in 0..self.world.nodes.len() {
-            if peer == node {
-                continue;
-            }
-            let conn = self.net.conn(node, peer);
-            if !conn.up {
-                continue;
-            }
-            conn.up = false;
-            conn.epoch += 1;
-            let epoch = conn.epoch;
-            // The kernel says it at once, if it is there and gets through.
-            let ns = match self.net.passes(node, peer) {
-                true => self.net.latency(&mut self.rng, node, peer),
-                false => SILENT_CLOSE + self.rng.below(SILENT_CLOSE),
-            };
-            self.after(
-                ns,
-                Item::Reset {
-                    node: peer,
-                    peer: node,
-                    epoch,
-                },
-            );
-        }
-        let (down, new_disk) = std::mem::replace(&mut self.fate[node], (SEC, false));
-        if down != u64::MAX {
-            let down = if self.healed { SEC } else { down };
-            self.after(down, Item::Revive { node, new_disk });
-        }
-    }
-
-    /// A link was cut: unless it heals, both ends find out some time.
-    pub(super) fn watch_cut(&mut self, a: usize, b: usize) {
-        let conn = *self.net.conn(a, b);
-        if conn.up {
-            let ns = SILENT_CLOSE + self.rng.below(SILENT_CLOSE);
-            self.after(
-                ns,
-                Item::Silent {
-                    a,
-                    b,
-                    epoch: conn.epoch,
-                },
-            );
-        }
-    }
-
-    fn silent(&mut self, a: usize, b: usize, epoch: u32) -> Result<(), Violation> {
-        let whole = self.net.two_way(a, b);
-        let conn = self.net.conn(a, b);
-        if !conn.up || conn.epoch != epoch || whole {
-            return Ok(());
-        }
-        conn.up = false;
-        conn.epoch += 1;
-        let epoch = conn.epoch;
-        for (node, peer) in [(a, b), (b, a)] {
-            let ns = self.rng.below(SEC);
-            self.after(ns, Item::Reset { node, peer, epoch });
-        }
-        self.redial(a, b);
-        Ok(())
-    }
-
-    fn probed(&mut self, node: usize, agent: u32, peer: NodeId, id: u64, guard: Option<(u8, u16)>) {
-        let Some(to) = self.world.index(peer) else {
-            return;
-        };
-        let reached = self.net.two_way(node, to);
-        let at = |c: &Conductor, host: usize| {
-            let n = &c.world.nodes[host];
-            n.launcher.as_ref().map(|l| l.guard_port())
-        };
-        let agent_found = match &self.world.nodes[to].agent {
-            _ if !reached => Found::Silent,
-            None => Found::Refused,
-            Some(_) if self.paused_until[to] > self.now => Found::Silent,
-            Some(_) => Found::Answered,
-        };
-        let guard_found = match guard {
-            None => Found::Silent,
-            Some((host, port)) => {
-                let host = usize::from(host).saturating_sub(1);
-                match host < self.world.nodes.len() {
-                    true if !self.net.two_way(node, host) => Found::Silent,
-                    true if at(self, host) == Some(port) => Found::Answered,
-                    true => Found::Refused,
-                    false => Found::Silent,
-                }
-            }
-        };
-        let silent =
-            agent_found == Found::Silent || (guard.is_some() && guard_found == Found::Silent);
-        let back = match silent {
-            true => PROBE_LIMIT,
-            false => self.net.latency(&mut self.rng, to, node).min(PROBE_LIMIT),
-        };
-        let step = Step::Probed {
-            node,
-            agent,
-            peer,
-            id,
-            agent_found,
-            guard_found,
-        };
-        self.after(back, Item::Do(step));
-    }
-
-    // The store.
-
-    fn store_delay(&mut self) -> u64 {
-        self.rng.delay(3 * MS) + self.store_slow / 2 + self.rng.below(self.store_slow / 2 + 1)
-    }
-
-    fn store_request(&mut self, request: Request) {
-        match request {
-            Request::StoreRead {
-                node,
-                agent,
-                op,
-                slot,
-            } => {
-                let cut = self.store_cut[node] > 0;
-                if cut || self.rng.chance(self.reads_fail) {
-                    let answer = StoreAnswer::ReadFailed;
-                    let ns = if cut { STORE_LIMIT } else { self.store_delay() };
-                    self.after(
-                        ns,
-                        Item::Do(Step::StoreAnswer {
-                            node,
-                            agent,
-                            op,
-                            slot,
-                            answer,
-                        }),
-                    );
-                } else {
-                    let ns = self.store_delay();
-                    self.after(
-                        ns,
-                        Item::Do(Step::StoreRead {
-                            node,
-                            agent,
-                            op,
-                            slot,
-                        }),
-                    );
-                }
-            }
-            Request::StoreCreate {
-                node,
-                agent,
-                op,
-                slot,
-                bytes,
-            } => {
-                let cut = self.store_cut[node] > 0;
-                if !cut && !self.rng.chance(self.unknown.0) {
-                    let ns = self.store_delay();
-                    let step = Step::StorePut {
-                        node,
-                        agent,
-                        op,
-                        slot,
-                        bytes,
-                        answer: true,
-                    };
-                    return self.after(ns, Item::Do(step));
-                }
-                let answer = StoreAnswer::Unknown;
-                let ns = if cut { STORE_LIMIT } else { self.store_delay() };
-                self.after(
-                    ns,
-                    Item::Do(Step::StoreAnswer {
-                        node,
-                        agent,
-                        op,
-                        slot,
-                        answer,
-                    }),
-                );
-                // Cut off, it may still have left before; else it lands soon, late, or never.
-                let lands = match self.rng.below(4) {
-                    0 => return,
-                    _ if cut && !self.rng.chance(200) => return,
-                    1 => self.store_delay(),
-                    _ => ns + self.rng.below(self.unknown.1.max(100 * MS)),
-                };
-                let step = Step::StorePut {
-                    node,
-                    agent,
-                    op,
-                    slot,
-                    bytes,
-                    answer: false,
-                };
-                self.after(lands, Item::Do(step));
-            }
-            Request::StoreAnswer {
-                node,
-                agent,
-                op,
-                slot,
-                answer,
-            } => {
-                let ns = self.store_delay();
-                self.after(
-                    ns,
-                    Item::Do(Step::StoreAnswer {
-                        node,
-                        agent,
-                        op,
-                        slot,
-                        answer,
-                    }),
-                );
-            }
-            Request::BeaconWrite { node, value } => {
-                if self.store_cut[node] == 0 {
-                    let ns = self.store_delay();
-                    self.after(ns, Item::Do(Step::BeaconWrite { value }));
-                }
-            }
-            Request::BeaconRead { node, agent } => {
-                if self.store_cut[node] == 0 {
-                    let ns = self.store_delay();
-                    self.after(ns, Item::Do(Step::BeaconRead { node, agent }));
-                } else {
-                    let step = Step::BeaconAnswer {
-                        node,
-                        agent,
-                        value: None,
-                    };
-                    self.after(STORE_LIMIT, Item::Do(step));
-                }
-            }
-            Request::BeaconAnswer { node, agent, value } => {
-                let ns = self.store_delay();
-                self.after(ns, Item::Do(Step::BeaconAnswer { node, agent, value }));
-            }
-            _ => {}
         }
     }
 

@@ -230,14 +230,12 @@ impl Conductor {
             }
             Fault::Storm { .. } => self.net.storm = None,
             Fault::SlowLink { from, to, .. } => self.net.slow(from, to, 0),
-            Fault::AgentPause { node, .. } => {
-                if self.world.nodes[node].paused {
-                    self.pause(node, 0);
-                    return self.step(Step::Pause {
-                        node,
-                        paused: false,
-                    });
-                }
+            Fault::AgentPause { node, .. } if self.world.nodes[node].paused => {
+                self.pause(node, 0);
+                return self.step(Step::Pause {
+                    node,
+                    paused: false,
+                });
             }
             Fault::DiskFull { node, .. } => {
                 return self.step(Step::DiskFull { node, full: false });

@@ -1,0 +1,165 @@
+//! Connections between agents, and probes: when they come, break, and are found out.
+
+use muster_protocol::NodeId;
+
+use super::{Conductor, Item, PROBE_LIMIT, SILENT_CLOSE};
+use crate::sim::clock::{MS, SEC};
+use crate::sim::invariants::Violation;
+use crate::sim::net::Conn;
+use crate::sim::step::{Found, Step};
+
+impl Conductor {
+    pub(crate) fn redial(&mut self, a: usize, b: usize) {
+        if a == b || self.net.conn(a, b).up {
+            return;
+        }
+        let epoch = self.net.conn(a, b).epoch;
+        let ns = self.rng.delay(60 * MS);
+        self.after(ns, Item::Dial { a, b, epoch });
+    }
+
+    pub(super) fn dial(&mut self, a: usize, b: usize, epoch: u32) -> Result<(), Violation> {
+        let conn = *self.net.conn(a, b);
+        let ready = |c: &Conductor, i: usize| {
+            c.world.nodes[i].agent.is_some() && c.paused_until[i] <= c.now
+        };
+        if conn.up || conn.epoch != epoch {
+            return Ok(());
+        }
+        if !ready(self, a) || !ready(self, b) || !self.net.two_way(a, b) {
+            // An agent that comes up dials by itself; a link that heals is found by trying.
+            if self.world.nodes[a].agent.is_some() && self.world.nodes[b].agent.is_some() {
+                let ns = self.rng.between(100 * MS, SEC);
+                self.after(ns, Item::Dial { a, b, epoch });
+            }
+            return Ok(());
+        }
+        *self.net.conn(a, b) = Conn {
+            up: true,
+            epoch: epoch + 1,
+        };
+        for (node, peer) in [(a, b), (b, a)] {
+            let agent = self.world.nodes[node].agent_token;
+            let ns = self.net.latency(&mut self.rng, peer, node);
+            self.after(ns, Item::Do(Step::Connect { node, agent, peer }));
+        }
+        Ok(())
+    }
+
+    pub(super) fn agent_down(&mut self, node: usize) {
+        for peer in 0..self.world.nodes.len() {
+            if peer == node {
+                continue;
+            }
+            let conn = self.net.conn(node, peer);
+            if !conn.up {
+                continue;
+            }
+            conn.up = false;
+            conn.epoch += 1;
+            let epoch = conn.epoch;
+            // The kernel says it at once, if it is there and gets through.
+            let ns = match self.net.passes(node, peer) {
+                true => self.net.latency(&mut self.rng, node, peer),
+                false => SILENT_CLOSE + self.rng.below(SILENT_CLOSE),
+            };
+            self.after(
+                ns,
+                Item::Reset {
+                    node: peer,
+                    peer: node,
+                    epoch,
+                },
+            );
+        }
+        let (down, new_disk) = std::mem::replace(&mut self.fate[node], (SEC, false));
+        if down != u64::MAX {
+            let down = if self.healed { SEC } else { down };
+            self.after(down, Item::Revive { node, new_disk });
+        }
+    }
+
+    /// A link was cut: unless it heals, both ends find out some time.
+    pub(crate) fn watch_cut(&mut self, a: usize, b: usize) {
+        let conn = *self.net.conn(a, b);
+        if conn.up {
+            let ns = SILENT_CLOSE + self.rng.below(SILENT_CLOSE);
+            self.after(
+                ns,
+                Item::Silent {
+                    a,
+                    b,
+                    epoch: conn.epoch,
+                },
+            );
+        }
+    }
+
+    pub(super) fn silent(&mut self, a: usize, b: usize, epoch: u32) -> Result<(), Violation> {
+        let whole = self.net.two_way(a, b);
+        let conn = self.net.conn(a, b);
+        if !conn.up || conn.epoch != epoch || whole {
+            return Ok(());
+        }
+        conn.up = false;
+        conn.epoch += 1;
+        let epoch = conn.epoch;
+        for (node, peer) in [(a, b), (b, a)] {
+            let ns = self.rng.below(SEC);
+            self.after(ns, Item::Reset { node, peer, epoch });
+        }
+        self.redial(a, b);
+        Ok(())
+    }
+
+    pub(super) fn probed(
+        &mut self,
+        node: usize,
+        agent: u32,
+        peer: NodeId,
+        id: u64,
+        guard: Option<(u8, u16)>,
+    ) {
+        let Some(to) = self.world.index(peer) else {
+            return;
+        };
+        let reached = self.net.two_way(node, to);
+        let at = |c: &Conductor, host: usize| {
+            let n = &c.world.nodes[host];
+            n.launcher.as_ref().map(|l| l.guard_port())
+        };
+        let agent_found = match &self.world.nodes[to].agent {
+            _ if !reached => Found::Silent,
+            None => Found::Refused,
+            Some(_) if self.paused_until[to] > self.now => Found::Silent,
+            Some(_) => Found::Answered,
+        };
+        let guard_found = match guard {
+            None => Found::Silent,
+            Some((host, port)) => {
+                let host = usize::from(host).saturating_sub(1);
+                match host < self.world.nodes.len() {
+                    true if !self.net.two_way(node, host) => Found::Silent,
+                    true if at(self, host) == Some(port) => Found::Answered,
+                    true => Found::Refused,
+                    false => Found::Silent,
+                }
+            }
+        };
+        let silent =
+            agent_found == Found::Silent || (guard.is_some() && guard_found == Found::Silent);
+        let back = match silent {
+            true => PROBE_LIMIT,
+            false => self.net.latency(&mut self.rng, to, node).min(PROBE_LIMIT),
+        };
+        let step = Step::Probed {
+            node,
+            agent,
+            peer,
+            id,
+            agent_found,
+            guard_found,
+        };
+        self.after(back, Item::Do(step));
+    }
+}

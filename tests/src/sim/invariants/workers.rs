@@ -1,0 +1,212 @@
+//! I8 to I11: what runs where, and for which generation.
+
+use muster_protocol::Digest;
+use muster_protocol::record::CommitRef;
+
+use super::{SLACK, SUSPECT};
+use crate::sim::clock::MS;
+use crate::sim::truth::{Spawn, Truth};
+use crate::sim::world::World;
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("node {node} restores {theirs:?} for {digest}, whose record says {restores:?}")]
+pub struct RestoreError {
+    node: usize,
+    digest: Digest,
+    theirs: Option<CommitRef>,
+    restores: Option<CommitRef>,
+}
+
+/// I8: all ranks of a generation restore the same.
+pub fn i08_all_restore_the_same(truth: &Truth) -> Result<(), RestoreError> {
+    for spawn in truth.fresh_spawns() {
+        let digest = spawn.start.digest;
+        let restores = truth.records.get(&digest).and_then(|r| r.restore);
+        if let Some(theirs) = spawn.restore
+            && theirs != restores
+        {
+            return Err(RestoreError {
+                node: spawn.node,
+                digest,
+                theirs,
+                restores,
+            });
+        }
+    }
+    Ok(())
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum WorkersError {
+    #[error("node {node} runs workers for {digest}, which nobody decided")]
+    NotDecided { node: usize, digest: Digest },
+    #[error("node {node} runs workers for {digest} under a launcher that is not the member there")]
+    NotMember { node: usize, digest: Digest },
+    #[error("launcher {token} went back from number {before} to {after} of lineage {lineage}")]
+    Backwards {
+        token: u32,
+        lineage: Digest,
+        before: u64,
+        after: u64,
+    },
+}
+
+/// I9: workers run only for a decided digest, monotonic per launcher.
+pub fn i09_workers_only_for_decided(truth: &Truth) -> Result<(), WorkersError> {
+    for spawn in truth.fresh_spawns() {
+        let (node, digest) = (spawn.node, spawn.start.digest);
+        let record = truth.records.get(&digest);
+        let Some(record) = record.filter(|_| truth.is_decided(&digest)) else {
+            return Err(WorkersError::NotDecided { node, digest });
+        };
+        if !record.members.iter().any(|m| m.launcher == spawn.launcher) {
+            return Err(WorkersError::NotMember { node, digest });
+        }
+        let (token, lineage, after) = (spawn.token, record.lineage(), record.number);
+        let earlier = truth
+            .spawns
+            .iter()
+            .filter(|s| s.token == token && s.at < spawn.at);
+        for record in earlier.filter_map(|s| truth.records.get(&s.start.digest)) {
+            let before = record.number;
+            if before > after && record.lineage() == lineage {
+                return Err(WorkersError::Backwards {
+                    token,
+                    lineage,
+                    before,
+                    after,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RanksError {
+    #[error("node {node} was started with ranks that are not its own in {digest}")]
+    NotOwn { node: usize, digest: Digest },
+    #[error("two nodes of {digest}, attempt {attempt}, were given different masters")]
+    Masters { digest: Digest, attempt: u32 },
+    #[error("the record {digest} does not hold together: {why}")]
+    Record {
+        digest: Digest,
+        why: muster_protocol::record::RecordError,
+    },
+}
+
+/// I10: ranks are 0..world, one owner each.
+pub fn i10_ranks_are_dense(truth: &Truth) -> Result<(), RanksError> {
+    for (digest, record) in truth.fresh_announced() {
+        record.check().map_err(|why| RanksError::Record {
+            digest: *digest,
+            why,
+        })?;
+    }
+    for spawn in truth.fresh_spawns() {
+        let s = &spawn.start;
+        let (node, digest, attempt) = (spawn.node, s.digest, s.attempt);
+        let Some(record) = truth.records.get(&digest) else {
+            continue;
+        };
+        let position = record
+            .members
+            .iter()
+            .position(|m| m.launcher == spawn.launcher);
+        let ranks = position.and_then(|p| record.ranks_of(record.members.get(p)?.node));
+        let fits = position == Some(s.node_rank as usize)
+            && ranks == Some((s.first_rank, s.slots))
+            && s.world == record.world()
+            && s.nodes as usize == record.members.len()
+            && s.number == record.number
+            && record.members.first().map(|m| m.launcher) == Some(s.master_launcher);
+        if !fits {
+            return Err(RanksError::NotOwn { node, digest });
+        }
+        let same = |o: &&Spawn| o.start.digest == digest && o.start.attempt == attempt;
+        let other =
+            |o: &Spawn| (o.start.master, o.start.master_guard) != (s.master, s.master_guard);
+        if truth.spawns.iter().filter(same).any(other) {
+            return Err(RanksError::Masters { digest, attempt });
+        }
+    }
+    Ok(())
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "node {node}, no member of {next}, still runs workers of {old} {late_ms} ms after {next} started"
+)]
+pub struct OverlapError {
+    node: usize,
+    old: Digest,
+    next: Digest,
+    late_ms: u64,
+}
+
+/// Workers of a removed member that exist while those of a later generation do, or did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Overlap {
+    node: usize,
+    old: Digest,
+    next: Digest,
+    since: u64,
+}
+
+pub(super) fn overlaps(world: &World) -> Vec<Overlap> {
+    let mut out = Vec::new();
+    for (index, node) in world.nodes.iter().enumerate() {
+        let run = node.launcher.as_ref().and_then(|l| l.alive());
+        let old = run.and_then(|r| world.truth.records.get_key_value(&r.start.digest));
+        let Some((digest, old)) = old else {
+            continue;
+        };
+        for spawn in world.truth.spawns.iter().rev() {
+            let Some(next) = world.truth.records.get(&spawn.start.digest) else {
+                continue;
+            };
+            if next.number > old.number && !next.has(node.id) && next.lineage() == old.lineage() {
+                out.push(Overlap {
+                    node: index,
+                    old: *digest,
+                    next: spawn.start.digest,
+                    since: spawn.at,
+                });
+            }
+        }
+    }
+    out
+}
+
+/// I11: no worker of a removed member runs after START of the next. A node whose agent is down or
+/// stopped, or was just now, has until its lease must have run out again: the known limit.
+pub fn i11_no_removed_worker_runs(world: &World) -> Result<(), OverlapError> {
+    for overlap in &world.overlaps {
+        let Overlap {
+            node,
+            old,
+            next,
+            since,
+        } = *overlap;
+        let Some(n) = world.nodes.get(node) else {
+            continue;
+        };
+        if n.agent.is_none() || n.paused {
+            continue;
+        }
+        let mut limit = since + SLACK;
+        if n.steady_since.saturating_add(SUSPECT) > since {
+            limit = limit.max(n.steady_since.saturating_add(SUSPECT + SLACK));
+        }
+        if world.now > limit {
+            let late_ms = (world.now - since) / MS;
+            return Err(OverlapError {
+                node,
+                old,
+                next,
+                late_ms,
+            });
+        }
+    }
+    Ok(())
+}
