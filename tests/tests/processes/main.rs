@@ -7,6 +7,8 @@ mod harness;
 #[cfg(test)]
 mod needs_netns;
 #[cfg(test)]
+mod needs_slurm;
+#[cfg(test)]
 mod needs_torch;
 #[cfg(test)]
 mod real;

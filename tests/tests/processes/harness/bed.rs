@@ -86,6 +86,11 @@ impl Bed {
         self.script = argv.iter().map(|a| (*a).to_owned()).collect();
     }
 
+    /// What the launchers run, with the flags that belong to it.
+    pub(crate) fn job_command(&self) -> &[String] {
+        &self.script
+    }
+
     /// A variable for all that is started from now on.
     pub(crate) fn env(&mut self, name: &str, value: &str) {
         self.env.push((name.to_owned(), value.to_owned()));
@@ -173,9 +178,14 @@ impl Bed {
         argv.extend(how.iter().map(|h| (*h).to_owned()));
         argv.extend(self.flags.clone());
         argv.extend(self.script.clone());
+        self.start(node, &argv);
+    }
+
+    /// Any command in the launcher's place.
+    pub(crate) fn start(&mut self, node: usize, argv: &[String]) {
         self.nodes[node].launched += 1;
         let log = self.log(node);
-        let child = self.command(node, &argv, &log).spawn().unwrap();
+        let child = self.command(node, argv, &log).spawn().unwrap();
         self.nodes[node].launcher = Some(child);
     }
 

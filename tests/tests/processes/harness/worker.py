@@ -9,13 +9,14 @@ of SIGTERM, SIGUSR1 and SIGUSR2 with 128 and the signal's number.
 import json
 import os
 import signal
+import socket
 import sys
 import time
 
 EVENTS, CONTROL = sys.argv[1:3]
 COMMON = {
     "pid": os.getpid(),
-    "node": os.environ["NODE_NAME"],
+    "node": os.environ.get("NODE_NAME", socket.gethostname()),
     "rank": int(os.environ["RANK"]),
     "local_rank": int(os.environ["LOCAL_RANK"]),
     "node_rank": int(os.environ["GROUP_RANK"]),
