@@ -170,9 +170,10 @@ impl Node {
         }
     }
 
+    /// Ends a connection, but not before the client could read why.
     fn drop_client(&mut self, conn: ConnId) {
         if let Some(client) = self.clients.get(&conn) {
-            client.sender.close();
+            tokio::spawn(client.sender.clone().close_when_sent());
         }
     }
 

@@ -155,6 +155,14 @@ impl Sender {
         let _ = rustix::net::shutdown(&self.stream.socket, rustix::net::Shutdown::Both);
     }
 
+    /// Closes both directions once what is queued has been sent, or could not be sent in time.
+    pub async fn close_when_sent(self) {
+        let all = u32::try_from(MAX_QUEUED_BYTES).unwrap_or(u32::MAX);
+        // All room is free when nothing is queued; an error is impossible, for nobody closes it.
+        let _sent = self.room.acquire_many(all).await;
+        self.close();
+    }
+
     /// Waits until everything that was queued has been taken by the peer's socket, then ends the
     /// sending side; for a program that is about to exit. Other clones must be dropped before.
     pub async fn finish(self) {

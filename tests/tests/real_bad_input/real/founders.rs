@@ -73,3 +73,8 @@ fn two_single_founders_become_one_job() {
 fn two_groups_become_one_job() {
     meet(&[&["a", "b"], &["c", "d"]]);
 }
+
+#[test]
+fn three_founders_become_one_job() {
+    meet(&[&["a"], &["b"], &["c"]]);
+}

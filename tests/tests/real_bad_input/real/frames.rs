@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::support::{Bed, Proc, free_port, get, query};
 use muster_protocol::codec;
-use muster_protocol::local::{Query, Register, ToAgent};
+use muster_protocol::local::{Query, Register, ToAgent, ToLauncher};
 use muster_protocol::record::Place;
 use muster_protocol::spec::JobSpec;
 use muster_protocol::{Digest, LauncherId};
@@ -323,4 +323,33 @@ fn nonsense_on_the_socket_harms_nothing() {
         drop(crowd);
         assert!(query(&socket, Query::Status).is_some());
     });
+}
+
+#[test]
+fn a_launcher_of_another_version_is_told_so() {
+    let mut bed = Bed::new();
+    let _agent = bed.agent("a", &[]);
+    let mut bytes = codec::encode_frame(&register()).unwrap();
+    bytes[0] = codec::WIRE_VERSION + 1;
+    let mut stream = UnixStream::connect(bed.socket("a")).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    stream.write_all(&codec::with_length(&bytes)).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let mut deframer = codec::Deframer::default();
+    deframer.push(&answer);
+    let frame = deframer
+        .next_frame()
+        .unwrap()
+        .expect("an answer before the end");
+    let ToLauncher::Refused { reason } = codec::decode_frame(frame).unwrap() else {
+        panic!("refused");
+    };
+    let theirs = format!("wire version {}", codec::WIRE_VERSION + 1);
+    assert!(
+        reason.contains(&theirs) && reason.contains("same Muster version"),
+        "{reason}"
+    );
 }
