@@ -1,6 +1,8 @@
 //! The frames of this version are as they were when they were first committed. After a deliberate
 //! change of the format, and of its version, `MUSTER_BLESS=1` writes the files anew.
 
+#![expect(clippy::expect_used, clippy::panic, reason = "helpers of tests")]
+
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::path::PathBuf;

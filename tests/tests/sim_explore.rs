@@ -29,42 +29,35 @@ fn clean(limits: Limits) {
 }
 
 #[test]
-fn three_voters_one_generation() {
-    let limits = Limits {
+fn one_generation_with_crash_and_commit() {
+    clean(Limits {
         generations: 1,
-        rounds: 1,
         ..LIMITS
-    };
-    clean(limits);
+    });
 }
 
 #[test]
-fn three_voters_two_generations() {
-    let limits = Limits {
+fn two_generations_with_a_round() {
+    clean(Limits {
         crashes: 0,
         commits: 0,
         ..LIMITS
-    };
-    clean(limits);
+    });
 }
 
 #[test]
-fn three_voters_two_generations_crash() {
-    let limits = Limits {
-        crashes: 1,
-        commits: 0,
+fn two_generations_with_a_crash_and_a_commit() {
+    clean(Limits {
+        rounds: 0,
         ..LIMITS
-    };
-    clean(limits);
+    });
 }
 
+/// Hours of one core: `cargo test -- --ignored`.
 #[test]
-fn three_voters_two_generations_commit() {
-    let limits = Limits {
-        crashes: 0,
-        ..LIMITS
-    };
-    clean(limits);
+#[ignore = "takes long; tests/run --long"]
+fn two_generations_with_everything() {
+    clean(LIMITS);
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Each rule that RENDEZVOUS.md names is left out once, and the checker must find what comes of
 //! it; the same seeds with the rule are clean. So a checker that sees nothing cannot pass.
 
+#![expect(clippy::panic, reason = "helpers of tests")]
+
 use muster_protocol::agent::Flaws;
 use muster_tests::sim::run::{self, Report};
 use muster_tests::sim::setup::{Focus, Setup};

@@ -1,5 +1,7 @@
 //! Seeds of the simulation: a fixed budget of them, and what they must be like as a whole.
 
+#![expect(clippy::panic, reason = "helpers of tests")]
+
 use std::collections::BTreeMap;
 
 use muster_protocol::agent::Flaws;

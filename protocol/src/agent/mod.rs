@@ -2,18 +2,18 @@
 //! this node. The daemon and the simulation drive this type and nothing else.
 
 mod api;
+mod heartbeats;
+mod launchers;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
 pub use api::{Config, ConnId, Effect, Event, Flaws, Notice, Phases};
 
 use crate::ids::{Digest, JobKey, LauncherId, NodeId};
 use crate::job::{Ctx, Durable, Job};
-use crate::local::{Command, Register, ToAgent, ToLauncher};
 use crate::membership::{self, Membership};
-use crate::peers::{Peer, Peers};
-use crate::record::Place;
+use crate::peers::Peers;
 use crate::rng::Rng;
 use crate::time::{Span, Time};
 use crate::wire::{Advert, Hello, JobMessage, Leave, MAX_JOBS, Message};
@@ -353,155 +353,6 @@ impl Agent {
         }
     }
 
-    fn on_frame(
-        &mut self,
-        conn: ConnId,
-        owner: String,
-        store: Option<crate::ids::StoreUuid>,
-        frame: ToAgent,
-        now: Time,
-    ) -> Result<(), Error> {
-        match frame {
-            ToAgent::Register(reg) => self.register(conn, owner, store, reg, now),
-            ToAgent::Command(command) => self.command(&owner, command, now),
-            frame => {
-                let key = self.conns.get(&conn).ok_or(Error::NotRegistered)?.clone();
-                self.with_job(&key, now, |job, ctx| {
-                    job.on_launcher_frame(ctx, frame);
-                    job.drive(ctx);
-                });
-                Ok(())
-            }
-        }
-    }
-
-    fn register(
-        &mut self,
-        conn: ConnId,
-        owner: String,
-        store: Option<crate::ids::StoreUuid>,
-        mut reg: Register,
-        now: Time,
-    ) -> Result<(), Error> {
-        if reg.place == Place::default() {
-            reg.place = self.cfg.place;
-        }
-        let key = JobKey {
-            cluster: self.cfg.cluster.clone(),
-            owner,
-            id: reg.job.clone(),
-        };
-        let refuse = |agent: &mut Agent, reason: String| {
-            let frame = ToLauncher::Refused {
-                reason: reason.clone(),
-            };
-            agent.effects.push_back(Effect::ToLauncher { conn, frame });
-            Err(Error::Refused(reason))
-        };
-        if !key.is_valid() {
-            let reason = "--rdzv-id must have 1 to 64 characters, none of them a control character";
-            return refuse(self, reason.into());
-        }
-        if let Err(error) = reg.spec.check() {
-            return refuse(self, error.to_string());
-        }
-        if reg.slots == 0 || reg.addrs.is_empty() {
-            return refuse(self, "a launcher needs a worker and an address".into());
-        }
-        if self.draining.is_some() && reg.running.is_none() {
-            return refuse(
-                self,
-                "this node is being drained: start the job elsewhere".into(),
-            );
-        }
-        if !self.jobs.contains_key(&key) {
-            if self.jobs.len() >= MAX_JOBS {
-                return refuse(self, Error::TooManyJobs.to_string());
-            }
-            self.jobs.insert(key.clone(), Job::new(key.clone()));
-        }
-        let mut result = Ok(());
-        self.with_job(&key, now, |job, ctx| {
-            result = job.register(ctx, conn, reg, store);
-        });
-        if let Err(reason) = result {
-            return refuse(self, reason);
-        }
-        self.conns.insert(conn, key.clone());
-        let frame = ToLauncher::Welcome {
-            node: self.cfg.node,
-            agent_pid: self.cfg.pid,
-            agent_grace_ms: u32::try_from(self.cfg.agent_grace.as_millis()).unwrap_or(u32::MAX),
-        };
-        self.effects.push_back(Effect::ToLauncher { conn, frame });
-        self.with_job(&key, now, Job::drive);
-        Ok(())
-    }
-
-    fn command(&mut self, owner: &str, command: Command, now: Time) -> Result<(), Error> {
-        match command {
-            Command::Drain { node, grace_ms } => {
-                let reason = "an operator drains it".to_owned();
-                let mine = node.is_empty() || self.is_named(&node);
-                if mine && !self.names_a_peer(&node) {
-                    self.drain(Leave { grace_ms, reason }, now);
-                    return Ok(());
-                }
-                let found: Vec<NodeId> = self
-                    .peers
-                    .map
-                    .iter()
-                    .filter(|(id, p)| p.connected && is_called(id, p, &node))
-                    .map(|(id, _)| *id)
-                    .collect();
-                match found.as_slice() {
-                    [one] if !mine => {
-                        self.send(*one, Message::DrainAsk { grace_ms, reason });
-                        Ok(())
-                    }
-                    [] => Err(Error::Refused(format!(
-                        "no connected node is called {node}: `muster nodes` lists them"
-                    ))),
-                    _ => Err(Error::Refused(format!(
-                        "{} nodes are called {node}: use more of the id",
-                        found.len() + usize::from(mine)
-                    ))),
-                }
-            }
-            Command::Cancel { job } => {
-                let key = self
-                    .jobs
-                    .keys()
-                    .find(|k| k.id == job && (k.owner == owner || owner == "0"))
-                    .cloned();
-                let Some(key) = key else {
-                    return Err(Error::Refused(format!(
-                        "no job {job} of yours is known here: `muster jobs` lists them"
-                    )));
-                };
-                if self.jobs.get(&key).is_none_or(|j| j.launcher().is_none()) {
-                    return Err(Error::Refused(format!(
-                        "job {job} has no launcher on this node: cancel it on a node where it runs"
-                    )));
-                }
-                self.with_job(&key, now, |job, ctx| {
-                    job.cancel(ctx);
-                    job.drive(ctx);
-                });
-                Ok(())
-            }
-        }
-    }
-
-    fn names_a_peer(&self, name: &str) -> bool {
-        let mut peers = self.peers.map.iter();
-        !name.is_empty() && peers.any(|(id, p)| p.connected && is_called(id, p, name))
-    }
-
-    fn is_named(&self, name: &str) -> bool {
-        self.cfg.node.hex().starts_with(name) || self.cfg.host == name
-    }
-
     /// This node goes: everybody is told, and its part of every job ends in good order.
     fn drain(&mut self, leave: Leave, now: Time) {
         let until = now + Span::from_millis(leave.grace_ms.into());
@@ -516,97 +367,6 @@ impl Agent {
                 job.leave(ctx, leave);
                 job.drive(ctx);
             });
-        }
-    }
-
-    // ---- leases and heartbeats ----
-
-    fn grant(&mut self, from: NodeId, leases: &[Digest], now: Time) -> Vec<Digest> {
-        let mut granted = Vec::new();
-        for digest in leases {
-            for key in self.keys_of(*digest) {
-                self.with_job(&key, now, |job, ctx| {
-                    if job.ask_lease(ctx, from, *digest) {
-                        granted.push(*digest);
-                    }
-                });
-            }
-        }
-        granted
-    }
-
-    fn keys_of(&self, digest: Digest) -> Vec<JobKey> {
-        self.jobs
-            .iter()
-            .filter(|(_, j)| j.head().is_some_and(|(_, d)| d == digest))
-            .map(|(k, _)| k.clone())
-            .collect()
-    }
-
-    fn ping(&mut self, node: NodeId, seq: u64, now: Time) {
-        let leases = self
-            .jobs
-            .values()
-            .filter(|j| {
-                j.head()
-                    .is_some_and(|(r, _)| r.voters().any(|v| v.node == node))
-            })
-            .filter_map(Job::lease_wanted)
-            .take(MAX_JOBS)
-            .collect();
-        let sent = self.sent.entry(node).or_default();
-        sent.push_back((seq, now));
-        if sent.len() > MAX_SENT {
-            sent.pop_front();
-        }
-        self.send(node, Message::Ping { seq, leases });
-    }
-
-    /// A start that waits for its lease does not wait for the next regular heartbeat.
-    fn ping_urgent(&mut self, now: Time) {
-        if now < self.urgent_at {
-            return;
-        }
-        let me = self.cfg.node;
-        let nodes: BTreeSet<NodeId> = self
-            .jobs
-            .values()
-            .filter(|j| j.lease_urgent())
-            .filter_map(|j| j.head().map(|(r, _)| r))
-            .flat_map(|r| r.voters().map(|v| v.node).collect::<Vec<_>>())
-            .filter(|n| *n != me)
-            .collect();
-        self.urgent_at = now + URGENT;
-        for node in nodes {
-            self.seq += 1;
-            // Numbers apart from the failure detector's own.
-            let seq = self.seq | 1 << 63;
-            self.ping(node, seq, now);
-        }
-    }
-
-    fn detect(&mut self, event: membership::Event, now: Time) {
-        // Too many watched peers is the only refusal, and only a watch meets it.
-        if self.detector.handle(event, now).is_ok() {
-            self.pump_detector(now);
-        }
-    }
-
-    fn pump_detector(&mut self, now: Time) {
-        while let Some(effect) = self.detector.poll_effect() {
-            match effect {
-                membership::Effect::Ping { node, seq } => self.ping(node, seq, now),
-                membership::Effect::Probe { node, id, .. } => {
-                    let guard = self.watching.get(&node).copied().flatten();
-                    self.effects.push_back(Effect::Probe { node, id, guard });
-                }
-                membership::Effect::Verdict { node, state } => {
-                    self.peers.map.entry(node).or_default().state = Some(state);
-                    self.effects
-                        .push_back(Effect::Notice(Notice::Peer { node, state }));
-                    self.drive_all(now);
-                }
-            }
         }
     }
 
@@ -713,47 +473,6 @@ impl Agent {
             self.effects.push_back(Effect::Forget { key });
         }
     }
-
-    fn rewatch(&mut self, now: Time) {
-        let mut wanted = Watches::new();
-        for key in self.jobs.keys().cloned().collect::<Vec<_>>() {
-            self.with_job(&key, now, |job, ctx| wanted.extend(job.watches(ctx)));
-        }
-        let gone: Vec<NodeId> = self
-            .watching
-            .keys()
-            .filter(|n| !wanted.contains_key(n))
-            .copied()
-            .collect();
-        for node in gone {
-            self.detect(membership::Event::Unwatch { node }, now);
-            if let Some(peer) = self.peers.map.get_mut(&node) {
-                peer.state = None;
-            }
-        }
-        let before = std::mem::replace(&mut self.watching, wanted.clone());
-        for (node, guard) in wanted {
-            if before.get(&node) == Some(&guard) {
-                continue;
-            }
-            // A witness has no guard: an address that nobody answers at stands for it.
-            let none = SocketAddr::from(([0, 0, 0, 0], 0));
-            let guard = guard.map_or(none, |(addr, _)| addr);
-            let connected = self.peers.connected(node);
-            let peer: &mut Peer = self.peers.map.entry(node).or_default();
-            peer.state = None;
-            self.detect(membership::Event::Watch { node, guard }, now);
-            if connected {
-                self.detect(membership::Event::Connected { node }, now);
-            }
-        }
-    }
-}
-
-/// Whether a peer's id begins like this, or its host has this name.
-fn is_called(id: &NodeId, peer: &Peer, name: &str) -> bool {
-    let host = peer.hello.as_ref().map(|h| h.host.as_str());
-    id.hex().starts_with(name) || host == Some(name)
 }
 
 fn leaving(leave: &Leave, until: Time, now: Time) -> Message {

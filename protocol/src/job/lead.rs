@@ -4,19 +4,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::plan::Assessment;
+use super::stop::Planned;
 use super::{Ctx, Job, REPEAT};
 use crate::agent::Notice;
 use crate::barrier;
 use crate::budget;
-use crate::control::Reason;
 use crate::ids::NodeId;
 use crate::membership::State;
 use crate::record::{Arbiter, Cause, Member, Record};
 use crate::time::{Span, Time};
 use crate::wire::{Action, JobMessage, Order, Status};
-
-/// Of a notice's time, what is kept back for the decision and the way out.
-const RESERVE: Span = Span::from_millis(500);
 
 /// What the acting leader knows beside the head.
 #[derive(Debug)]
@@ -30,7 +27,7 @@ pub(super) struct Lead {
     pub(super) links: BTreeMap<(NodeId, NodeId), Time>,
     ending: Option<Time>,
     pub(super) planned: Option<Planned>,
-    barrier: Option<barrier::Leader>,
+    pub(super) barrier: Option<barrier::Leader>,
     changed_told: bool,
 }
 
@@ -38,22 +35,6 @@ pub(super) struct Lead {
 struct Ordered {
     action: Action,
     said: Time,
-}
-
-/// Why a generation should stop in good order, and how long that may take.
-struct Wish {
-    why: String,
-    grace: Span,
-    reason: Reason,
-}
-
-/// A stop that was announced: a drain, a join, a cancel.
-#[derive(Debug)]
-pub(super) struct Planned {
-    why: String,
-    deadline: Time,
-    /// By a stop step that all ranks agree on, else by the agreed signal.
-    by_step: bool,
 }
 
 impl Lead {
@@ -93,7 +74,7 @@ impl Lead {
         }
     }
 
-    fn status(&self, node: NodeId) -> Option<&Status> {
+    pub(super) fn status(&self, node: NodeId) -> Option<&Status> {
         self.statuses.get(&node).map(|(s, _)| s)
     }
 }
@@ -122,7 +103,9 @@ impl Job {
             return;
         }
         if matches!(head.record.arbiter, Arbiter::Store(_)) {
-            match status.gone {
+            // A launcher that replaced the member's brought the store again.
+            let here = from == ctx.me() && self.launcher().is_some();
+            match status.gone && !here {
                 true => self.storeless.insert(from),
                 false => self.storeless.remove(&from),
             };
@@ -321,7 +304,7 @@ impl Job {
 
     /// Ends the generation (END_GEN): the members stop their workers while the next generation is
     /// being decided.
-    fn end(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
+    pub(super) fn end(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
         let Some(lead) = &mut self.lead else { return };
         if lead.ending.is_none() {
             lead.ending = Some(ctx.now);
@@ -349,7 +332,7 @@ impl Job {
         }
     }
 
-    fn all_stopped(&self, record: &Record, a: &Assessment) -> bool {
+    pub(super) fn all_stopped(&self, record: &Record, a: &Assessment) -> bool {
         let Some(lead) = &self.lead else { return false };
         record
             .members
@@ -361,7 +344,7 @@ impl Job {
             })
     }
 
-    fn decide(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+    pub(super) fn decide(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
         match record.arbiter {
             Arbiter::Members => {
                 let missing = self.missing_voters(ctx, record);
@@ -393,203 +376,6 @@ impl Job {
         self.propose(ctx, next);
     }
 
-    // ---- planned stops ----
-
-    fn drive_planned(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
-        let Some(lead) = &self.lead else { return };
-        if lead.planned.is_none() {
-            let Some(wish) = self.reason_to_stop(ctx, record, a) else {
-                return;
-            };
-            self.begin_stop(ctx, record, a, wish);
-        }
-        self.drive_barrier(ctx, a);
-        if self.all_stopped(record, a) {
-            self.decide(ctx, record);
-        }
-    }
-
-    /// Why the generation should stop in good order, and how long that may take.
-    fn reason_to_stop(
-        &mut self,
-        ctx: &mut Ctx<'_>,
-        record: &Record,
-        a: &Assessment,
-    ) -> Option<Wish> {
-        if a.cancel {
-            return Some(Wish {
-                why: "the user stops the job".into(),
-                grace: record.spec.stop_grace(),
-                reason: Reason::Interrupted,
-            });
-        }
-        if let Some((node, leave)) = a.leaving.iter().min_by_key(|(_, l)| l.grace_ms) {
-            let given = Span::from_millis(leave.grace_ms.into());
-            let kept = RESERVE.min(Span(given.0 / 4));
-            let why = format!("{} leaves: {}", ctx.name(*node), leave.reason);
-            return Some(Wish {
-                why,
-                grace: Span(given.0.saturating_sub(kept.0)),
-                reason: Reason::Drain,
-            });
-        }
-        if self.merge.taking_in(record).is_some() {
-            return Some(Wish {
-                why: "another group of this job joins".into(),
-                grace: record.spec.stop_grace(),
-                reason: Reason::Join,
-            });
-        }
-        let room = usize::from(record.spec.max_nodes).saturating_sub(a.survivors.len());
-        let joiners = self.joiners(ctx, record, room);
-        let (first, newest) = (self.desk.first(), self.desk.last_new);
-        if joiners.is_empty() {
-            return None;
-        }
-        let quiet = newest + record.spec.join_quiet();
-        let latest = first.unwrap_or(newest) + record.spec.join_max();
-        let due = quiet.min(latest);
-        if joiners.len() < room && ctx.now < due {
-            self.wake_at(due, "quiet before taking nodes in");
-            return None;
-        }
-        let nodes: Vec<NodeId> = joiners.iter().map(|m| m.node).collect();
-        Some(Wish {
-            why: format!("{} joins", ctx.names(&nodes)),
-            grace: record.spec.stop_grace(),
-            reason: Reason::Join,
-        })
-    }
-
-    fn begin_stop(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment, wish: Wish) {
-        let Wish { why, grace, reason } = wish;
-        self.change_begins(ctx.now, ctx.now);
-        let lead_digest = self.head_digest();
-        let Some(lead) = &mut self.lead else { return };
-        let steps = record
-            .members
-            .iter()
-            .filter(|m| !a.lost.contains(&m.node))
-            .all(|m| lead.status(m.node).is_some_and(|s| s.takes_stop_steps));
-        lead.planned = Some(Planned {
-            why: why.clone(),
-            deadline: ctx.now + grace,
-            by_step: steps,
-        });
-        if steps {
-            let nodes = record.members.iter().map(|m| m.node);
-            let digest = lead_digest;
-            lead.barrier
-                .get_or_insert_with(|| barrier::Leader::new(digest, nodes));
-        }
-        self.notice(Notice::Stopping {
-            key: self.key.clone(),
-            why: why.clone(),
-        });
-        if steps {
-            let event = barrier::LeaderEvent::Drain {
-                // The nodes raise it to what their ranks can still stop at.
-                step: 1,
-                deadline: ctx.now + grace,
-                save_time: Span(grace.0 / 2),
-                reason,
-            };
-            self.at_lead_barrier(ctx, Some(event));
-        } else {
-            self.order_signal(ctx, record);
-        }
-    }
-
-    fn grace_left(&self, ctx: &Ctx<'_>) -> (u32, String) {
-        let planned = self.lead.as_ref().and_then(|l| l.planned.as_ref());
-        planned.map_or((0, String::new()), |p| {
-            let left = p.deadline.since(ctx.now).as_millis();
-            (u32::try_from(left).unwrap_or(u32::MAX), p.why.clone())
-        })
-    }
-
-    fn order_signal(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
-        let (grace_ms, why) = self.grace_left(ctx);
-        let signal = record.spec.preempt_signal;
-        for m in &record.members {
-            let why = why.clone();
-            let action = Action::Preempt {
-                signal,
-                grace_ms,
-                why,
-            };
-            self.order(ctx, m.node, action);
-        }
-    }
-
-    // ---- the stop barrier (R20) ----
-
-    pub(super) fn on_stop_answer(
-        &mut self,
-        ctx: &mut Ctx<'_>,
-        from: NodeId,
-        message: barrier::ToLeader,
-    ) {
-        self.at_lead_barrier(ctx, Some(barrier::LeaderEvent::Message { from, message }));
-    }
-
-    /// Hands an event, or the time, to the barrier, and carries its effects out.
-    fn at_lead_barrier(&mut self, ctx: &mut Ctx<'_>, event: Option<barrier::LeaderEvent>) {
-        let Some(barrier) = self.lead.as_mut().and_then(|l| l.barrier.as_mut()) else {
-            return;
-        };
-        match event {
-            // What is refused came late or twice, and nothing has changed.
-            Some(event) => drop(barrier.handle(event, ctx.now)),
-            None => barrier.handle_timeout(ctx.now),
-        }
-        let mut effects = Vec::new();
-        while let Some(effect) = barrier.poll_effect() {
-            effects.push(effect);
-        }
-        let next = barrier.poll_timeout();
-        for effect in effects {
-            match effect {
-                barrier::LeaderEffect::Send { to, message } => {
-                    self.send(ctx, to, JobMessage::Stop(message));
-                }
-                barrier::LeaderEffect::Decided {
-                    outcome: barrier::Outcome::Cancelled(_),
-                    ..
-                } => self.fall_back_to_signal(ctx),
-                barrier::LeaderEffect::Decided { .. } | barrier::LeaderEffect::Shared { .. } => {}
-            }
-        }
-        if let Some((at, why)) = next {
-            self.wake_at(at, why);
-        }
-    }
-
-    /// The ranks did not agree on a step in time: they are told by the signal instead.
-    fn fall_back_to_signal(&mut self, ctx: &mut Ctx<'_>) {
-        if let Some(planned) = self.lead.as_mut().and_then(|l| l.planned.as_mut()) {
-            planned.by_step = false;
-        }
-        if let Some(record) = self.live().map(|h| h.record.clone()) {
-            self.order_signal(ctx, &record);
-        }
-    }
-
-    fn drive_barrier(&mut self, ctx: &mut Ctx<'_>, a: &Assessment) {
-        if !self
-            .lead
-            .as_ref()
-            .and_then(|l| l.planned.as_ref())
-            .is_some_and(|p| p.by_step)
-        {
-            return;
-        }
-        for node in a.lost.clone() {
-            self.at_lead_barrier(ctx, Some(barrier::LeaderEvent::NodeLost { node }));
-        }
-        self.at_lead_barrier(ctx, None);
-    }
-
     // ---- orders ----
 
     fn is_ordered(&self, node: NodeId, is: impl Fn(&Action) -> bool) -> bool {
@@ -599,7 +385,7 @@ impl Job {
             .is_some_and(|o| is(&o.action))
     }
 
-    fn order(&mut self, ctx: &mut Ctx<'_>, node: NodeId, action: Action) {
+    pub(super) fn order(&mut self, ctx: &mut Ctx<'_>, node: NodeId, action: Action) {
         let Some(lead) = &mut self.lead else { return };
         let said = ctx.now;
         let ordered = Ordered {

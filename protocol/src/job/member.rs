@@ -10,7 +10,7 @@ use crate::ids::{Boot, Digest, NodeId, StoreUuid};
 use crate::local::{Register, Start, ToAgent, ToLauncher};
 use crate::record::{Arbiter, Kind, Record};
 use crate::time::{Span, Time};
-use crate::wire::{Action, JobMessage, Leave, Order, Status};
+use crate::wire::{JobMessage, Leave, Status};
 
 /// The launcher of this job on this node.
 #[derive(Debug)]
@@ -34,22 +34,22 @@ pub(super) struct Local {
 #[derive(Debug)]
 pub(super) struct Mine {
     pub(super) status: Status,
-    said: Option<(NodeId, Time)>,
-    changed: bool,
-    last_order: Option<(Boot, NodeId, u64)>,
+    pub(super) said: Option<(NodeId, Time)>,
+    pub(super) changed: bool,
+    pub(super) last_order: Option<(Boot, NodeId, u64)>,
     /// When each voter's newest acknowledged heartbeat was sent.
-    acks: BTreeMap<NodeId, Time>,
+    pub(super) acks: BTreeMap<NodeId, Time>,
     /// When the store's tail was last seen to be ours, by the time of asking.
-    tail_seen: Time,
+    pub(super) tail_seen: Time,
     /// The newest attempt whose start went to the launcher.
-    attempt: u32,
+    pub(super) attempt: u32,
     /// A start that waits for the lease.
-    pending: Option<Start>,
-    barrier: barrier::Node,
+    pub(super) pending: Option<Start>,
+    pub(super) barrier: barrier::Node,
     /// Since when its workers are stopped.
-    paused: Option<Time>,
+    pub(super) paused: Option<Time>,
     /// When workers were adopted from the agent's last run, whose lease nobody remembers.
-    adopted: Time,
+    pub(super) adopted: Time,
 }
 
 impl Mine {
@@ -74,7 +74,7 @@ impl Mine {
     }
 
     /// Whether workers may run by what this node knows of itself.
-    fn trains(&self) -> bool {
+    pub(super) fn trains(&self) -> bool {
         (self.attempt > 0 || self.status.started.is_some()) && !self.status.stopped
     }
 }
@@ -99,6 +99,7 @@ impl Job {
             ));
         }
         let running = reg.running;
+        self.storeless.remove(&ctx.me());
         let same = self
             .local
             .as_ref()
@@ -343,7 +344,7 @@ impl Job {
         self.send(ctx, leader, JobMessage::Status(Box::new(status)));
     }
 
-    fn update(&mut self, current: bool, change: impl FnOnce(&mut Status)) {
+    pub(super) fn update(&mut self, current: bool, change: impl FnOnce(&mut Status)) {
         if current && let Some(mine) = &mut self.member {
             change(&mut mine.status);
             mine.changed = true;
@@ -504,232 +505,5 @@ impl Job {
             key: self.key.clone(),
             text: format!("launcher {launcher} of this node is gone"),
         });
-    }
-
-    // ---- the lease (R16) ----
-
-    /// Generations whose lease this node asks its voters to acknowledge.
-    pub(crate) fn lease_wanted(&self) -> Option<Digest> {
-        let mine = self.member.as_ref()?;
-        let head = self.live()?;
-        (head.record.arbiter == Arbiter::Members && !mine.status.stopped).then_some(head.digest)
-    }
-
-    /// A voter acknowledged the heartbeat that was sent at `sent`.
-    pub(crate) fn lease_granted(&mut self, from: NodeId, digest: Digest, sent: Time) {
-        if digest == self.head_digest()
-            && let Some(mine) = &mut self.member
-        {
-            let at = mine.acks.entry(from).or_default();
-            *at = sent.max(*at);
-        }
-    }
-
-    pub(super) fn tail_seen(&mut self, asked: Time) {
-        if let Some(mine) = &mut self.member {
-            mine.tail_seen = mine.tail_seen.max(asked);
-        }
-    }
-
-    /// Until when this member may train.
-    fn lease_end(ctx: &Ctx<'_>, record: &Record, mine: &Mine) -> Time {
-        let from = match record.arbiter {
-            Arbiter::Store(_) => mine.tail_seen,
-            Arbiter::Members => {
-                let mut times: Vec<Time> = mine.acks.values().copied().collect();
-                times.sort_unstable_by(|a, b| b.cmp(a));
-                let held =
-                    |at: Time| record.is_majority(|n| mine.acks.get(&n).is_some_and(|t| *t >= at));
-                let newest = times.into_iter().find(|at| held(*at));
-                newest.unwrap_or(Time::ZERO)
-            }
-        };
-        from.max(mine.adopted) + ctx.cfg.lease()
-    }
-
-    /// Whether a start waits for this lease, so that it is worth asking for it more often.
-    pub(crate) fn lease_urgent(&self) -> bool {
-        self.member.as_ref().is_some_and(|m| m.pending.is_some())
-    }
-
-    /// Starts the workers that the leader ordered, once the lease to run them is held.
-    fn drive_pending(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
-        let Some(mine) = &self.member else { return };
-        let Some(start) = mine.pending.clone() else {
-            return;
-        };
-        if ctx.now >= Self::lease_end(ctx, record, mine) && !ctx.cfg.flaws.skip_r16 {
-            return;
-        }
-        if let Some(mine) = &mut self.member {
-            mine.pending = None;
-            mine.attempt = start.attempt;
-        }
-        if let Some(local) = &mut self.local {
-            local.running = Some(start.digest);
-        }
-        self.tell_launcher(ToLauncher::Start(start));
-    }
-
-    fn drive_lease(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
-        if ctx.cfg.flaws.skip_r16 {
-            return;
-        }
-        let Some(mine) = self.member.as_ref().filter(|m| m.trains()) else {
-            return;
-        };
-        let (end, digest) = (Self::lease_end(ctx, record, mine), mine.status.digest);
-        if ctx.now < end {
-            return self.wake_at(end, "the lease ends");
-        }
-        if mine.status.lease_lost {
-            return;
-        }
-        self.update(true, |s| s.lease_lost = true);
-        if let Some(mine) = &mut self.member {
-            mine.pending = None;
-        }
-        self.stop_launcher(digest, 0, "no majority of the job's nodes can be reached");
-        let missing = self.missing_voters(ctx, record);
-        let text = self.explain(ctx, &crate::wire::Wait::NoQuorum { missing });
-        self.tell_waiting(text);
-    }
-
-    // ---- orders ----
-
-    pub(super) fn on_order(&mut self, ctx: &mut Ctx<'_>, from: NodeId, order: Order) {
-        if order.digest != self.head_digest() {
-            let have = self.head_digest();
-            if from != ctx.me() {
-                self.send(ctx, from, JobMessage::Ask { have });
-            }
-            return;
-        }
-        let Some(head) = self.live() else { return };
-        let record = head.record.clone();
-        // A deputy is obeyed only by those who miss the leader too (R18).
-        if self.acting_leader(ctx, &record) != Some(from) {
-            return;
-        }
-        let Some(mine) = &mut self.member else { return };
-        if let Some((boot, node, seq)) = mine.last_order
-            && (boot, node) == (order.boot, from)
-            && order.seq <= seq
-        {
-            return;
-        }
-        mine.last_order = Some((order.boot, from, order.seq));
-        self.obey(ctx, &record, order);
-    }
-
-    fn obey(&mut self, ctx: &mut Ctx<'_>, record: &Record, order: Order) {
-        let digest = order.digest;
-        match order.action {
-            // The leader times the whole change; the others keep what a successor would need.
-            Action::Run { .. } if record.leader() != Some(ctx.me()) => {
-                self.phases = crate::agent::Phases::default();
-            }
-            Action::Run { .. } => {}
-            _ => self.change_begins(ctx.now, ctx.now),
-        }
-        let Some(mine) = &mut self.member else { return };
-        match order.action {
-            Action::Run {
-                attempt,
-                master_port,
-                restart_count,
-                why,
-            } => {
-                if mine.status.lease_lost || mine.status.stopped {
-                    return;
-                }
-                if mine.status.started >= Some(attempt) {
-                    mine.changed = true;
-                    return;
-                }
-                let start = self.start_frame(ctx, record, digest, attempt, master_port);
-                if let (Some(mut start), Some(mine)) = (start, &mut self.member) {
-                    start.restart_count = restart_count;
-                    start.why = why;
-                    mine.pending = Some(start);
-                }
-            }
-            Action::Preempt {
-                signal,
-                grace_ms,
-                why,
-            } => {
-                let frame = ToLauncher::Preempt {
-                    digest,
-                    signal,
-                    grace_ms,
-                    why,
-                };
-                self.tell_launcher(frame);
-            }
-            Action::End { grace_ms, why } => {
-                mine.pending = None;
-                self.stop_launcher(digest, grace_ms, &why);
-            }
-        }
-    }
-
-    // ---- the stop barrier (R20) ----
-
-    pub(super) fn on_stop(&mut self, ctx: &mut Ctx<'_>, from: NodeId, message: barrier::ToNode) {
-        let Some(head) = self.live() else { return };
-        if self.acting_leader(ctx, &head.record) == Some(from) {
-            self.change_begins(ctx.now, ctx.now);
-            self.at_barrier(ctx, barrier::NodeEvent::Leader(message));
-        }
-    }
-
-    fn at_barrier(&mut self, ctx: &mut Ctx<'_>, event: barrier::NodeEvent) {
-        let leader = self.live().and_then(|h| self.acting_leader(ctx, &h.record));
-        let Some(mine) = &mut self.member else { return };
-        // What is refused came late or twice, and nothing has changed.
-        let _refused = mine.barrier.handle(event, ctx.now);
-        let mut effects = Vec::new();
-        while let Some(effect) = mine.barrier.poll_effect() {
-            effects.push(effect);
-        }
-        for effect in effects {
-            match effect {
-                barrier::NodeEffect::ToLauncher(frame) => self.tell_launcher(frame),
-                barrier::NodeEffect::ToLeader(answer) => {
-                    if let Some(leader) = leader {
-                        self.send(ctx, leader, JobMessage::StopAnswer(answer));
-                    }
-                }
-            }
-        }
-    }
-
-    fn start_frame(
-        &self,
-        ctx: &Ctx<'_>,
-        record: &Record,
-        digest: Digest,
-        attempt: u32,
-        master_port: u16,
-    ) -> Option<Start> {
-        let (first_rank, slots) = record.ranks_of(ctx.me())?;
-        let first = record.members.first()?;
-        let node_rank = record.members.iter().position(|m| m.node == ctx.me())?;
-        Some(Start {
-            digest,
-            attempt,
-            number: record.number,
-            node_rank: u32::try_from(node_rank).ok()?,
-            nodes: u32::try_from(record.members.len()).ok()?,
-            first_rank,
-            slots,
-            world: record.world(),
-            master: std::net::SocketAddr::new(first.guard.ip(), master_port),
-            master_guard: first.guard,
-            master_launcher: first.launcher,
-            restart_count: 0,
-            why: String::new(),
-        })
     }
 }

@@ -10,10 +10,13 @@ mod birth;
 mod durable;
 mod explain;
 mod lead;
+mod lease;
 mod member;
 mod merge;
+mod orders;
 mod plan;
 mod propose;
+mod stop;
 mod store;
 mod voter;
 
@@ -162,7 +165,7 @@ impl Job {
             member: None,
             storeless: std::collections::BTreeSet::new(),
             vacant_since: None,
-            voter: voter::Leases::default(),
+            voter: voter::Leases::restored(),
             lead: None,
             proposal: None,
             store: None,
@@ -275,6 +278,7 @@ impl Job {
     /// Looks at everything again. Called after every event and at every wake-up.
     pub(crate) fn drive(&mut self, ctx: &mut Ctx<'_>) {
         self.wake = None;
+        self.recall_leases(ctx.now);
         self.retry_persist(ctx);
         self.count_own_votes(ctx);
         // Each round can only be started by a message to ourselves, and each of those is answered
@@ -488,6 +492,21 @@ impl Job {
             return;
         }
         let concerns_me = record.has(ctx.me()) || record.is_voter(ctx.voter());
+        let launcher = self.launcher();
+        let names_me = |m: &&crate::record::Member| {
+            m.node == ctx.cfg.node && m.state == ctx.cfg.state && Some(m.launcher) == launcher
+        };
+        if self.live().is_some()
+            && !self.is_member(ctx)
+            && record.kind == Kind::Next
+            && record.members.iter().any(|m| names_me(&m))
+        {
+            // It asked to be let in there, and is; here it is a witness at most. One lineage per
+            // node (I2): the vote here is given up for good.
+            self.durable.leave();
+            self.head = None;
+            return self.install(ctx, record);
+        }
         if self.live().is_some() {
             let advert = Advert {
                 key: self.key.clone(),

@@ -10,7 +10,7 @@ use crate::ids::NodeId;
 use crate::local::WorkerExit;
 use crate::membership::State;
 use crate::ranks;
-use crate::record::{Cause, Kind, Member, Record};
+use crate::record::{Cause, Kind, Member, Record, Voter};
 use crate::time::{Span, Time};
 use crate::wire::{Leave, Status};
 
@@ -61,6 +61,21 @@ impl Job {
                 }
             })
             .map(|m| m.node)
+            .or_else(|| self.acting_witness(ctx, record))
+    }
+
+    /// With no member left, a witness that is there has the next generation decided: from the
+    /// nodes that ask to be let in.
+    fn acting_witness(&self, ctx: &Ctx<'_>, record: &Record) -> Option<NodeId> {
+        let there = |w: &&Voter| {
+            if w.node == ctx.me() {
+                return w.state == ctx.cfg.state;
+            }
+            let peer = ctx.peers.get(w.node).filter(|p| p.connected);
+            let state = peer.and_then(|p| p.hello.as_ref()).map(|h| h.state);
+            state == Some(w.state)
+        };
+        record.witnesses.iter().find(there).map(|w| w.node)
     }
 
     /// Whether a member is lost as an agent: judged so, or back without its state.
@@ -270,6 +285,13 @@ impl Job {
         let cause = cause.or_else(|| {
             let nodes = joiners.iter().map(|m| m.node).collect::<Vec<_>>();
             (!nodes.is_empty()).then_some(Cause::NodesJoined { nodes })
+        });
+        // A planned stop whose reason is gone by now: everybody has stopped, so all start again.
+        let cause = cause.or_else(|| {
+            let nodes = survivors.iter().map(|m| m.node);
+            let nodes = nodes.take(crate::wire::MAX_LIST).collect();
+            let stopped = self.all_stopped(&record, &a);
+            stopped.then_some(Cause::LinksLost { nodes })
         })?;
         if survivors.is_empty() && joiners.is_empty() {
             let all_leave = !a.leaving.is_empty() && a.lost.is_empty() && a.away.is_empty();

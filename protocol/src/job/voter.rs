@@ -14,9 +14,19 @@ use crate::wire::{Ballot, Grant, JobMessage, MAX_LIST};
 #[derive(Debug, Default)]
 pub(super) struct Leases {
     granted: BTreeMap<NodeId, Time>,
+    /// What an earlier run of this agent acknowledged is not remembered yet.
+    restored: bool,
 }
 
 impl Leases {
+    /// Of an agent that starts again with this head.
+    pub(super) fn restored() -> Leases {
+        Leases {
+            granted: BTreeMap::new(),
+            restored: true,
+        }
+    }
+
     pub(super) fn on_install(&mut self, record: &Record) {
         // Kept for those that the new generation dropped until it starts; the others begin anew.
         self.granted.retain(|node, _| !record.has(*node));
@@ -112,6 +122,16 @@ impl Job {
     }
 
     // ---- leases ----
+
+    /// What the run before acknowledged is forgotten: it may have been as late as now, and to
+    /// anybody.
+    pub(super) fn recall_leases(&mut self, now: Time) {
+        if !std::mem::take(&mut self.voter.restored) {
+            return;
+        }
+        let members = self.head.iter().flat_map(|h| &h.record.members);
+        self.voter.granted = members.map(|m| (m.node, now)).collect();
+    }
 
     /// Whether this voter stands behind the generation (R16): one that accepted the next does not.
     pub(super) fn grants_lease(&self, ctx: &Ctx<'_>, digest: Digest) -> bool {

@@ -32,12 +32,12 @@ pub struct Limits {
     pub voters: u8,
     /// Generations that may be decided after the first.
     pub generations: u64,
-    /// Rounds above 0 in all, per generation.
+    /// Rounds above 0, in all generations together.
     pub rounds: u32,
     pub crashes: u8,
     /// State directories lost.
     pub losses: u8,
-    /// Commits per generation.
+    /// Commits, in all generations together.
     pub commits: u8,
 }
 
@@ -115,8 +115,8 @@ pub struct State {
     messages: BTreeSet<Message>,
     crashes: u8,
     losses: u8,
-    rounds: BTreeMap<u64, u32>,
-    commits: BTreeMap<u64, u8>,
+    rounds: u32,
+    commits: u8,
     /// The step that led here made a proposer adopt a value.
     pub adopted: bool,
 }
@@ -226,8 +226,8 @@ impl Model {
             messages: BTreeSet::new(),
             crashes: 0,
             losses: 0,
-            rounds: BTreeMap::new(),
-            commits: BTreeMap::new(),
+            rounds: 0,
+            commits: 0,
             adopted: false,
         }
     }
@@ -241,17 +241,15 @@ impl Model {
             if v.lost || v.head.number > self.limits.generations {
                 continue;
             }
-            let number = v.head.number;
             let leads = v.head.leader() == Some(node(me));
             if self.may_open(v, leads) {
                 moves.push(Move::Zero(me));
             }
-            if state.rounds.get(&number).copied().unwrap_or(0) < self.limits.rounds {
+            if state.rounds < self.limits.rounds {
                 moves.push(Move::Round(me));
             }
-            let commits = state.commits.get(&number).copied().unwrap_or(0);
             if leads
-                && commits < self.limits.commits
+                && state.commits < self.limits.commits
                 && v.learned == v.boot
                 && v.proposer.is_none()
                 && v.acceptor.accepted.is_none()
@@ -356,8 +354,6 @@ impl Model {
             | Message::Acked { parent, .. } => *parent >= oldest,
             Message::Decided { value } => value.number > oldest,
         });
-        state.rounds.retain(|number, _| *number >= oldest);
-        state.commits.retain(|number, _| *number >= oldest);
         if state.messages.is_empty() && state.voters.iter().all(|v| v.learned == v.boot) {
             // A clean start: how often each was started before does not matter.
             for v in &mut state.voters {
@@ -398,7 +394,7 @@ impl Model {
             boot: Boot(v.boot),
         };
         v.proposer = Some(Proposer::prepare(ballot));
-        *state.rounds.entry(number).or_default() += 1;
+        state.rounds += 1;
         state.messages.insert(Message::Prepare {
             parent: number,
             ballot,
@@ -414,7 +410,7 @@ impl Model {
             by: v.head.nonce,
         };
         v.sent = Some(commit(number, ack));
-        *state.commits.entry(number).or_default() += 1;
+        state.commits += 1;
         state.messages.insert(Message::Commit {
             parent: number,
             ack,

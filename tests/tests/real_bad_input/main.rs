@@ -1,4 +1,10 @@
 //! Bad input and faults, given to real agents, launchers and workers on loopback.
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test ends by panicking"
+)]
 
 mod support;
 

@@ -144,8 +144,8 @@ fn all_agents_may_die_at_once() {
     for agent in &mut cluster.agents {
         agent.kill();
     }
-    for at in 0..3 {
-        cluster.agents[at] = cluster.bed.agent(NODES[at], &["a", "b"]);
+    for (agent, node) in cluster.agents.iter_mut().zip(NODES) {
+        *agent = cluster.bed.agent(node, &["a", "b"]);
     }
     // The launchers register again, each as the member that it was, and nothing else happens.
     let registered = |cluster: &Cluster, node: &str| {

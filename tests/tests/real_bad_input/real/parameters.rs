@@ -47,7 +47,7 @@ fn fewer_than_the_minimum_says_who_is_here_waits_and_can_be_cancelled() {
     first.until_says("waiting for 1 more of 3 nodes");
     let said = second.log();
     assert!(said.contains("this node") && said.contains('a'), "{said}");
-    assert!(said.contains(&format!("--rdzv-id")), "{said}");
+    assert!(said.contains("--rdzv-id"), "{said}");
     assert!(
         said.contains("sees 2 others"),
         "names what the agent sees: {said}"

@@ -1,0 +1,97 @@
+//! The lease without which no worker of this node runs (R16).
+
+use super::member::Mine;
+use super::{Ctx, Job};
+use crate::ids::{Digest, NodeId};
+use crate::local::ToLauncher;
+use crate::record::{Arbiter, Record};
+use crate::time::Time;
+
+impl Job {
+    /// Generations whose lease this node asks its voters to acknowledge.
+    pub(crate) fn lease_wanted(&self) -> Option<Digest> {
+        let mine = self.member.as_ref()?;
+        let head = self.live()?;
+        (head.record.arbiter == Arbiter::Members && !mine.status.stopped).then_some(head.digest)
+    }
+
+    /// A voter acknowledged the heartbeat that was sent at `sent`.
+    pub(crate) fn lease_granted(&mut self, from: NodeId, digest: Digest, sent: Time) {
+        if digest == self.head_digest()
+            && let Some(mine) = &mut self.member
+        {
+            let at = mine.acks.entry(from).or_default();
+            *at = sent.max(*at);
+        }
+    }
+
+    pub(super) fn tail_seen(&mut self, asked: Time) {
+        if let Some(mine) = &mut self.member {
+            mine.tail_seen = mine.tail_seen.max(asked);
+        }
+    }
+
+    /// Until when this member may train.
+    fn lease_end(ctx: &Ctx<'_>, record: &Record, mine: &Mine) -> Time {
+        let from = match record.arbiter {
+            Arbiter::Store(_) => mine.tail_seen,
+            Arbiter::Members => {
+                let mut times: Vec<Time> = mine.acks.values().copied().collect();
+                times.sort_unstable_by(|a, b| b.cmp(a));
+                let held =
+                    |at: Time| record.is_majority(|n| mine.acks.get(&n).is_some_and(|t| *t >= at));
+                let newest = times.into_iter().find(|at| held(*at));
+                newest.unwrap_or(Time::ZERO)
+            }
+        };
+        from.max(mine.adopted) + ctx.cfg.lease()
+    }
+
+    /// Whether a start waits for this lease, so that it is worth asking for it more often.
+    pub(crate) fn lease_urgent(&self) -> bool {
+        self.member.as_ref().is_some_and(|m| m.pending.is_some())
+    }
+
+    /// Starts the workers that the leader ordered, once the lease to run them is held.
+    pub(super) fn drive_pending(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let Some(mine) = &self.member else { return };
+        let Some(start) = mine.pending.clone() else {
+            return;
+        };
+        if ctx.now >= Self::lease_end(ctx, record, mine) && !ctx.cfg.flaws.skip_r16 {
+            return;
+        }
+        if let Some(mine) = &mut self.member {
+            mine.pending = None;
+            mine.attempt = start.attempt;
+        }
+        if let Some(local) = &mut self.local {
+            local.running = Some(start.digest);
+        }
+        self.tell_launcher(ToLauncher::Start(start));
+    }
+
+    pub(super) fn drive_lease(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        if ctx.cfg.flaws.skip_r16 {
+            return;
+        }
+        let Some(mine) = self.member.as_ref().filter(|m| m.trains()) else {
+            return;
+        };
+        let (end, digest) = (Self::lease_end(ctx, record, mine), mine.status.digest);
+        if ctx.now < end {
+            return self.wake_at(end, "the lease ends");
+        }
+        if mine.status.lease_lost {
+            return;
+        }
+        self.update(true, |s| s.lease_lost = true);
+        if let Some(mine) = &mut self.member {
+            mine.pending = None;
+        }
+        self.stop_launcher(digest, 0, "no majority of the job's nodes can be reached");
+        let missing = self.missing_voters(ctx, record);
+        let text = self.explain(ctx, &crate::wire::Wait::NoQuorum { missing });
+        self.tell_waiting(text);
+    }
+}

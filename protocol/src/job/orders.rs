@@ -1,0 +1,144 @@
+//! What the leader orders, and how this node's launcher is told (R17, R18, R20).
+
+use super::{Ctx, Job};
+use crate::barrier;
+use crate::ids::{Digest, NodeId};
+use crate::local::{Start, ToLauncher};
+use crate::record::Record;
+use crate::wire::{Action, JobMessage, Order};
+
+impl Job {
+    pub(super) fn on_order(&mut self, ctx: &mut Ctx<'_>, from: NodeId, order: Order) {
+        if order.digest != self.head_digest() {
+            let have = self.head_digest();
+            if from != ctx.me() {
+                self.send(ctx, from, JobMessage::Ask { have });
+            }
+            return;
+        }
+        let Some(head) = self.live() else { return };
+        let record = head.record.clone();
+        // A deputy is obeyed only by those who miss the leader too (R18).
+        if self.acting_leader(ctx, &record) != Some(from) {
+            return;
+        }
+        let Some(mine) = &mut self.member else { return };
+        if let Some((boot, node, seq)) = mine.last_order
+            && (boot, node) == (order.boot, from)
+            && order.seq <= seq
+        {
+            return;
+        }
+        mine.last_order = Some((order.boot, from, order.seq));
+        self.obey(ctx, &record, order);
+    }
+
+    fn obey(&mut self, ctx: &mut Ctx<'_>, record: &Record, order: Order) {
+        let digest = order.digest;
+        match order.action {
+            // The leader times the whole change; the others keep what a successor would need.
+            Action::Run { .. } if record.leader() != Some(ctx.me()) => {
+                self.phases = crate::agent::Phases::default();
+            }
+            Action::Run { .. } => {}
+            _ => self.change_begins(ctx.now, ctx.now),
+        }
+        let Some(mine) = &mut self.member else { return };
+        match order.action {
+            Action::Run {
+                attempt,
+                master_port,
+                restart_count,
+                why,
+            } => {
+                if mine.status.lease_lost || mine.status.stopped {
+                    return;
+                }
+                if mine.status.started >= Some(attempt) {
+                    mine.changed = true;
+                    return;
+                }
+                let start = self.start_frame(ctx, record, digest, attempt, master_port);
+                if let (Some(mut start), Some(mine)) = (start, &mut self.member) {
+                    start.restart_count = restart_count;
+                    start.why = why;
+                    mine.pending = Some(start);
+                }
+            }
+            Action::Preempt {
+                signal,
+                grace_ms,
+                why,
+            } => {
+                let frame = ToLauncher::Preempt {
+                    digest,
+                    signal,
+                    grace_ms,
+                    why,
+                };
+                self.tell_launcher(frame);
+            }
+            Action::End { grace_ms, why } => {
+                mine.pending = None;
+                self.stop_launcher(digest, grace_ms, &why);
+            }
+        }
+    }
+
+    pub(super) fn on_stop(&mut self, ctx: &mut Ctx<'_>, from: NodeId, message: barrier::ToNode) {
+        let Some(head) = self.live() else { return };
+        if self.acting_leader(ctx, &head.record) == Some(from) {
+            self.change_begins(ctx.now, ctx.now);
+            self.at_barrier(ctx, barrier::NodeEvent::Leader(message));
+        }
+    }
+
+    pub(super) fn at_barrier(&mut self, ctx: &mut Ctx<'_>, event: barrier::NodeEvent) {
+        let leader = self.live().and_then(|h| self.acting_leader(ctx, &h.record));
+        let Some(mine) = &mut self.member else { return };
+        // What is refused came late or twice, and nothing has changed.
+        let _refused = mine.barrier.handle(event, ctx.now);
+        let mut effects = Vec::new();
+        while let Some(effect) = mine.barrier.poll_effect() {
+            effects.push(effect);
+        }
+        for effect in effects {
+            match effect {
+                barrier::NodeEffect::ToLauncher(frame) => self.tell_launcher(frame),
+                barrier::NodeEffect::ToLeader(answer) => {
+                    if let Some(leader) = leader {
+                        self.send(ctx, leader, JobMessage::StopAnswer(answer));
+                    }
+                }
+            }
+        }
+    }
+
+    fn start_frame(
+        &self,
+        ctx: &Ctx<'_>,
+        record: &Record,
+        digest: Digest,
+        attempt: u32,
+        master_port: u16,
+    ) -> Option<Start> {
+        let (first_rank, slots) = record.ranks_of(ctx.me())?;
+        let first = record.members.first()?;
+        let node_rank = record.members.iter().position(|m| m.node == ctx.me())?;
+        Some(Start {
+            digest,
+            attempt,
+            number: record.number,
+            node_rank: u32::try_from(node_rank).ok()?,
+            nodes: u32::try_from(record.members.len()).ok()?,
+            first_rank,
+            slots,
+            world: record.world(),
+            master: std::net::SocketAddr::new(first.guard.ip(), master_port),
+            master_guard: first.guard,
+            master_launcher: first.launcher,
+            restart_count: 0,
+            why: String::new(),
+        })
+    }
+}
