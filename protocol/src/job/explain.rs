@@ -47,6 +47,12 @@ impl Job {
                 "the job runs with all {max} nodes that it wants; this one is a spare and steps in at \
                  the next loss"
             ),
+            // The lease ends before the silence has told who is gone.
+            Wait::NoQuorum { missing } if missing.is_empty() => {
+                "the job cannot go on here: no majority of the nodes that decide answers this node \
+                 any more. What would help: check this node's network"
+                    .into()
+            }
             Wait::NoQuorum { missing } => {
                 let names: Vec<String> = missing.iter().take(8).map(|n| name(*n)).collect();
                 format!(

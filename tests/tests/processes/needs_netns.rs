@@ -96,7 +96,8 @@ mod needs_torch {
             !bed.is_alive(three.pid(silent)),
             "it trains without a lease"
         );
-        assert!(bed.said(silent).contains("the job cannot go on"));
+        let said = bed.said(silent);
+        assert!(said.contains("the job cannot go on here"), "{said}");
         let at = now_ns();
         bed.hosts().heal();
         follow.group(&[1, 2, 3], at)

@@ -9,7 +9,7 @@ use std::process::{self, Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use muster_protocol::codec::{self, Deframer};
-use muster_protocol::local::{Answer, Command, Query, ToAgent};
+use muster_protocol::local::{Answer, Query, ToAgent};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -232,24 +232,10 @@ impl Bed {
 
     /// What the node's agent answers; `None` when none does.
     pub(crate) fn query(&self, node: usize, query: Query) -> Option<Value> {
-        self.ask(node, &ToAgent::Query(query))
-    }
-
-    /// Drains the node by its agent.
-    pub(crate) fn drain(&self, node: usize) {
-        let drain = Command::Drain {
-            node: String::new(),
-            grace_ms: 20_000,
-        };
-        let answer = self.ask(node, &ToAgent::Command(drain));
-        assert!(answer.is_some(), "n{node} does not answer");
-    }
-
-    fn ask(&self, node: usize, question: &ToAgent) -> Option<Value> {
         let mut socket = UnixStream::connect(self.socket(node)).ok()?;
         let timeout = Some(Duration::from_secs(5));
         socket.set_read_timeout(timeout).unwrap();
-        let frame = codec::encode_frame(question).unwrap();
+        let frame = codec::encode_frame(&ToAgent::Query(query)).unwrap();
         socket.write_all(&codec::with_length(&frame)).ok()?;
         let mut deframer = Deframer::default();
         let mut buffer = [0; 4096];
@@ -267,6 +253,17 @@ impl Bed {
                 Ok(got) => deframer.push(&buffer[..got]),
             }
         }
+    }
+
+    /// `muster drain`.
+    pub(crate) fn drain(&self, node: usize) {
+        let done = process::Command::new(program("muster"))
+            .args(["drain", "--grace=20s", "--socket"])
+            .arg(self.socket(node))
+            .output()
+            .unwrap();
+        let errors = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "muster drain: {errors}");
     }
 
     /// The job as the node's agent sees it; null when there is none.
