@@ -482,6 +482,10 @@ impl Job {
             told.extend(parent.voters().map(|v| v.node));
             told.extend(parent.members.iter().map(|m| m.node));
         }
+        if record.kind.is_terminal() {
+            // Spares leave with the job.
+            told.extend(self.desk.tickets.keys().copied());
+        }
         told.remove(&ctx.me());
         for node in told {
             let record = record.clone();
