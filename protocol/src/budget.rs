@@ -5,8 +5,6 @@
 //! that are lost, drained, or taken in are free. Faults of a node are strikes against that node, and
 //! keep it out for a while.
 
-use serde::{Deserialize, Serialize};
-
 use crate::record::{Cause, Kind};
 use crate::spec::JobSpec;
 use crate::time::{Span, Time};
@@ -29,7 +27,7 @@ const STRIKE_HALVES: Span = Span::from_secs(600);
 const MAX_STRIKES: u32 = 10;
 
 /// What the end of a generation means for the job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Charge {
     /// The job goes on, and this is what its next record says was used so far.
     GoesOn { restarts_used: u32 },
@@ -80,8 +78,8 @@ pub fn charge(spec: &JobSpec, restarts_used: u32, cause: &Cause) -> Charge {
 }
 
 /// The pause before the next start after a fault of the script: none at first, then doubling while
-/// generations end soon after their start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// generations end soon after their start. The leader's own count: a new leader begins again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CrashLoop {
     short_lives: u32,
 }
@@ -103,8 +101,9 @@ impl CrashLoop {
     }
 }
 
-/// One node's faults: a start that was not acknowledged, links that were missing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// One node's faults: a start that was not acknowledged, links that were missing. Each agent counts
+/// on its own clock; the counts are not agreed upon and do not outlive the agent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Strikes {
     count: u32,
     /// When `count` was right.

@@ -70,7 +70,7 @@ pub enum GivenUp {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Phase {
+pub(super) enum Phase {
     Idle,
     Open {
         step: u64,
@@ -82,7 +82,7 @@ enum Phase {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Answered {
+pub(super) struct Answered {
     installed: Option<u64>,
     settled: bool,
 }
@@ -91,10 +91,10 @@ struct Answered {
 #[derive(Clone, Debug)]
 pub struct Leader {
     digest: Digest,
-    barrier: u32,
-    phase: Phase,
-    nodes: BTreeMap<NodeId, Answered>,
-    resend_at: Option<Time>,
+    pub(super) barrier: u32,
+    pub(super) phase: Phase,
+    pub(super) nodes: BTreeMap<NodeId, Answered>,
+    pub(super) resend_at: Option<Time>,
     effects: VecDeque<Effect>,
 }
 

@@ -26,7 +26,7 @@ pub enum Effect {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Phase {
+pub(super) enum Phase {
     /// Asked for, and installed where the launcher has answered.
     Open {
         step: u64,
@@ -43,8 +43,8 @@ enum Phase {
 pub struct Node {
     digest: Digest,
     /// The newest barrier heard of; 0 for none.
-    barrier: u32,
-    phase: Phase,
+    pub(super) barrier: u32,
+    pub(super) phase: Phase,
     effects: VecDeque<Effect>,
 }
 

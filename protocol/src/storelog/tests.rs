@@ -368,3 +368,46 @@ fn an_entry_that_contradicts_its_record_is_refused() {
         Err(EntryError::TooLong { len: MAX_ENTRY + 1 })
     );
 }
+
+/// The text of each small entry, as files on a store hold it: later versions have to read it.
+#[test]
+fn entries_are_written_as_they_always_were() {
+    let head = format!(
+        r#"{{"v":1,"seq":7,"prev":"{}","writer":"{}","nonce":"00000000000004d2","body":"#,
+        "05".repeat(32),
+        "a7".repeat(32)
+    );
+    let commit = commit_ref(Digest([9; 32]), 3, 4);
+    let reason = "checksum".to_owned();
+    let cases = [
+        (
+            Body::Commit(commit),
+            format!(
+                r#"{{"commit":{{"generation":"{}","number":3,"step":30,"manifest":"0000000000000004{}01"}}}}"#,
+                "09".repeat(32),
+                "00".repeat(23)
+            ),
+        ),
+        (
+            Body::Retire { seq: 2 },
+            r#"{"retire":{"seq":2}}"#.to_owned(),
+        ),
+        (
+            Body::Reject { seq: 2, reason },
+            r#"{"reject":{"seq":2,"reason":"checksum"}}"#.to_owned(),
+        ),
+        (Body::Pin { seq: 2 }, r#"{"pin":{"seq":2}}"#.to_owned()),
+    ];
+    for (body, text) in cases {
+        let entry = Entry {
+            seq: 7,
+            prev: Digest([5; 32]),
+            writer: NodeId([0xa7; 32]),
+            nonce: 1234,
+            body,
+        };
+        let stored = format!("{head}{text}}}\n");
+        assert_eq!(String::from_utf8(entry.encode().unwrap()).unwrap(), stored);
+        assert_eq!(Entry::decode(stored.as_bytes()), Ok(entry));
+    }
+}
