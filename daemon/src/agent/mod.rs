@@ -4,6 +4,7 @@
 mod clients;
 pub mod clock;
 mod history;
+mod listen;
 mod probe;
 mod query;
 mod stores;
@@ -204,12 +205,8 @@ impl Node {
             config.remembered = known.clone();
             config
         };
-        let (net, net_rx) = match Net::start(config(setup.net.listen.clone())).await {
-            Err(crate::net::StartError::Listen { .. }) if setup.net.otherwise.is_some() => {
-                Net::start(config(setup.net.otherwise.into_iter().collect())).await?
-            }
-            started => started?,
-        };
+        let (wanted, otherwise) = (setup.net.listen.clone(), setup.net.otherwise);
+        let (net, net_rx) = listen::start(config, wanted, otherwise).await?;
         let now = clock::now();
         let restored = restore(&mut setup.state);
         let core = Agent::new(

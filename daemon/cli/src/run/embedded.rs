@@ -1,7 +1,7 @@
 //! An agent inside the launcher, for where none is installed: a single node needs no set-up, and
 //! several nodes need a first peer to call and the cluster secret, but no daemon.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -170,6 +170,23 @@ fn with_port(endpoint: &str) -> String {
     }
 }
 
+/// Whether the address is this host's, and nobody listens there yet.
+fn is_ours(addr: SocketAddr) -> bool {
+    for _ in 0..8 {
+        match TcpListener::bind(addr) {
+            Ok(_) => return true,
+            Err(error) if error.kind() != std::io::ErrorKind::AddrInUse => return false,
+            Err(_) => {}
+        }
+        if TcpStream::connect_timeout(&addr, Duration::from_millis(200)).is_ok() {
+            return false;
+        }
+        // Two launchers that try at the same moment may both be refused: one of them must get it.
+        std::thread::sleep(Duration::from_millis(rand::random_range(1..=30)));
+    }
+    false
+}
+
 /// Where to listen: on loopback unless an endpoint of another host is named; at the endpoint's own
 /// port where that is this host's and free, else at any.
 fn listen(endpoints: &[String]) -> anyhow::Result<(SocketAddr, bool)> {
@@ -184,8 +201,7 @@ fn listen(endpoints: &[String]) -> anyhow::Result<(SocketAddr, bool)> {
         };
         for addr in addrs {
             far |= !addr.ip().is_loopback();
-            let ours = TcpListener::bind(addr).is_ok();
-            first = first.or(ours.then_some(addr));
+            first = first.or_else(|| is_ours(addr).then_some(addr));
         }
     }
     if !far {
