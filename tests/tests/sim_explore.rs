@@ -53,11 +53,12 @@ fn two_generations_with_a_crash_and_a_commit() {
     });
 }
 
-/// Hours of one core: `cargo test -- --ignored`.
-#[test]
-#[ignore = "takes long; tests/run --long"]
-fn two_generations_with_everything() {
-    clean(LIMITS);
+mod long {
+    /// Hours of one core.
+    #[test]
+    fn two_generations_with_everything() {
+        super::clean(super::LIMITS);
+    }
 }
 
 #[test]

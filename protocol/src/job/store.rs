@@ -259,6 +259,12 @@ impl Job {
         if record.is_majority(|n| ctx.reachable(n)) {
             return true;
         }
+        // The wait is for others that may be alive and claim too: none is left if all that cannot
+        // be reached are known to be dead.
+        let known = |n| ctx.reachable(n) || ctx.peers.lost(n) == Some(true);
+        if record.voters().all(|v| known(v.node)) {
+            return true;
+        }
         let since = store.log.tail().last_changed.max(self.fault_at(ctx));
         let at = since + ctx.cfg.minority_wait;
         if ctx.now >= at {
