@@ -32,7 +32,7 @@ struct Formed {
 }
 
 enum Item {
-    Event(Event),
+    Event(Box<Event>),
     Wake,
 }
 
@@ -131,7 +131,7 @@ impl World {
             log_dir: None,
         };
         for frame in [ToAgent::Register(reg), ToAgent::MasterPort { port: 9 }] {
-            self.put(at, agent, Item::Event(launcher(frame)));
+            self.put(at, agent, Item::Event(Box::new(launcher(frame))));
         }
     }
 
@@ -152,7 +152,7 @@ impl World {
                 Item::Event(event) => {
                     let now = at.max(self.busy[i]) + PROCESSING;
                     self.busy[i] = now;
-                    self.agents[i].handle(event, now).expect("taken");
+                    self.agents[i].handle(*event, now).expect("taken");
                     now
                 }
             };
@@ -175,7 +175,11 @@ impl World {
                     let from = node(i);
                     let to = (0..self.agents.len()).find(|j| node(*j) == to);
                     let event = Event::Message { from, message };
-                    self.put(now + ONE_WAY, to.expect("a node"), Item::Event(event));
+                    self.put(
+                        now + ONE_WAY,
+                        to.expect("a node"),
+                        Item::Event(Box::new(event)),
+                    );
                 }
                 Effect::ToLauncher {
                     frame: ToLauncher::Start(start),
@@ -186,7 +190,7 @@ impl World {
                         digest: start.digest,
                         attempt: start.attempt,
                     };
-                    self.put(now + START_TAKES, i, Item::Event(launcher(frame)));
+                    self.put(now + START_TAKES, i, Item::Event(Box::new(launcher(frame))));
                 }
                 _ => {}
             }
