@@ -192,6 +192,7 @@ def main():
             accuracy = (model.module(features).argmax(1) == labels).float().mean().item()
         print(f"step {step}: accuracy {accuracy:.4f}, world {world}", flush=True)
     EVENTS("stop", group=group, step=step, finished=step >= ARGS.steps)
+    dist.barrier()  # nobody leaves while another still talks to it
     dist.destroy_process_group()
     if step < ARGS.steps:
         sys.exit(128 + signal.SIGTERM)

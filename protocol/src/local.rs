@@ -73,6 +73,49 @@ pub enum ToAgent {
     Command(Command),
 }
 
+/// Bytes of a command line, and of a reason, that a launcher may send.
+pub const MAX_COMMAND: usize = 256;
+pub const MAX_REASON: usize = 1024;
+/// Bytes of a path and of a name.
+pub const MAX_PATH: usize = 4096;
+
+/// Why a frame of a client cannot be used. Nothing has changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what} has {len} entries or bytes, the limit is {limit}")]
+pub struct TooMuch {
+    pub what: &'static str,
+    pub len: usize,
+    pub limit: usize,
+}
+
+impl ToAgent {
+    /// Whether what the client says fits into what agents say to each other.
+    pub fn check(&self) -> Result<(), TooMuch> {
+        let fits = |what, len, limit| {
+            if len <= limit {
+                Ok(())
+            } else {
+                Err(TooMuch { what, len, limit })
+            }
+        };
+        match self {
+            ToAgent::Register(reg) => {
+                fits("the command", reg.command.len(), MAX_COMMAND)?;
+                fits("the addresses", reg.addrs.len(), MAX_ADDRS)?;
+                fits("--rdzv-id", reg.job.len(), crate::ids::JobKey::MAX_PART)?;
+                let log_dir = reg.log_dir.as_ref().map_or(0, String::len);
+                fits("--log-dir", log_dir, MAX_PATH)
+            }
+            ToAgent::StartFailed { reason, .. } => fits("the reason", reason.len(), MAX_REASON),
+            ToAgent::Exited { exit, .. } => fits("the output", exit.tail.len(), MAX_TAIL),
+            ToAgent::Query(Query::Events { job, .. })
+            | ToAgent::Command(Command::Cancel { job }) => fits("the job", job.len(), MAX_PATH),
+            ToAgent::Command(Command::Drain { node, .. }) => fits("the node", node.len(), MAX_PATH),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// A launcher's first frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Register {

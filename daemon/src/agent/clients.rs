@@ -71,6 +71,10 @@ impl Node {
     }
 
     fn act(&mut self, conn: ConnId, frame: ToAgent) {
+        if let Err(error) = frame.check() {
+            self.refuse(conn, &error.to_string());
+            return self.drop_client(conn);
+        }
         let Some(client) = self.clients.get_mut(&conn) else {
             return;
         };

@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 
 use super::clock;
 
+/// Jobs whose past is kept.
+const KEPT_JOBS: usize = 256;
 /// Entries kept for each job.
 const KEPT: usize = 1_000;
 /// Members spelt out in one entry, so that it fits into half a frame.
@@ -50,6 +52,13 @@ impl History {
         list.push_back(fields);
         if list.len() > KEPT {
             list.pop_front();
+        }
+        if self.jobs.len() > KEPT_JOBS {
+            let newest = |list: &VecDeque<Value>| list.back().and_then(|v| v["seq"].as_u64());
+            let oldest = self.jobs.iter().min_by_key(|(_, list)| newest(list));
+            if let Some(key) = oldest.map(|(k, _)| k.clone()) {
+                self.jobs.remove(&key);
+            }
         }
     }
 

@@ -407,6 +407,12 @@ impl Node {
             Input::Closed(conn) => self.on_closed(conn),
             Input::LauncherAlive { conn, alive } => {
                 self.apply(Event::LauncherGone { conn, alive });
+                if !alive {
+                    // A store is kept open for as long as a launcher here uses it.
+                    let core = &self.core;
+                    let used = |key: &JobKey| core.job(key).is_some_and(|j| j.launcher().is_some());
+                    self.stores.retain(|key, _| used(key));
+                }
             }
             Input::StoreOpened { conn, frame, store } => self.on_store_opened(conn, &frame, store),
             Input::Store { key, event } => self.apply(Event::Store { key, event }),

@@ -39,7 +39,7 @@ pub(super) async fn open(fd: OwnedFd, uid: u32, gid: u32) -> Result<Store, Strin
         let Some(_rights) = Rights::of(uid, gid) else {
             return Err(format!(
                 "this agent cannot act for uid {uid}: run it as root with CAP_SETUID, or let \
-                 `muster run` use an agent of its own (--instance 1)"
+                 `muster run` use an agent of its own (--instance 1 and --rdzv-endpoint)"
             ));
         };
         StoreDir::open(fd).map_err(|e| e.to_string())

@@ -473,10 +473,13 @@ fn open_root(path: &Path) -> Result<BlobDir, StateError> {
     }
     let fd = rustix::fs::open(path, DIRECTORY, Mode::empty())
         .map_err(|e| io_error("opening")(e.into()))?;
-    let mode = rustix::fs::fstat(&fd)
-        .map_err(|e| io_error("looking at")(e.into()))?
-        .st_mode;
-    if mode & 0o077 != 0 {
+    let stat = rustix::fs::fstat(&fd).map_err(|e| io_error("looking at")(e.into()))?;
+    if stat.st_uid != rustix::process::geteuid().as_raw() {
+        // Another user's directory is nothing to take over, even where root could.
+        let source = io::Error::from(io::ErrorKind::PermissionDenied);
+        return Err(io_error("taking over another user's directory,")(source));
+    }
+    if stat.st_mode & 0o077 != 0 {
         // systemd creates a StateDirectory= with 0755 unless it is told otherwise.
         rustix::fs::fchmod(&fd, Mode::RWXU)
             .map_err(|e| io_error("making private (mode 0700)")(e.into()))?;

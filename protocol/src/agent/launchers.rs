@@ -126,11 +126,14 @@ impl Agent {
                 }
             }
             Command::Cancel { job } => {
-                let key = self
+                // One's own job first, then one with a launcher here.
+                let mine = self
                     .jobs
-                    .keys()
-                    .find(|k| k.id == job && (k.owner == owner || owner == "0"))
-                    .cloned();
+                    .iter()
+                    .filter(|(k, _)| k.id == job && (k.owner == owner || owner == "0"));
+                let key = mine
+                    .max_by_key(|(k, j)| (k.owner == owner, j.launcher().is_some()))
+                    .map(|(k, _)| k.clone());
                 let Some(key) = key else {
                     return Err(Error::Refused(format!(
                         "no job {job} of yours is known here: `muster jobs` lists them"

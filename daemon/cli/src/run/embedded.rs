@@ -139,7 +139,13 @@ async fn start(config: AgentConfig, state: StateDir, socket: &Path) -> anyhow::R
 fn configuration(plan: &Plan, listen: SocketAddr, loopback: bool) -> anyhow::Result<AgentConfig> {
     let mut flags = Flags {
         listen: vec![listen.to_string()],
-        bootstrap: plan.endpoints.iter().map(|e| with_port(e)).collect(),
+        bootstrap: plan
+            .endpoints
+            .iter()
+            .map(|e| with_port(e))
+            // torchrun's way of saying "any port": nobody can be called there.
+            .filter(|e| !e.ends_with(":0"))
+            .collect(),
         http: Some("off".into()),
         ..Flags::default()
     };
@@ -194,13 +200,14 @@ fn listen(endpoints: &[String]) -> anyhow::Result<(SocketAddr, bool)> {
     let mut first: Option<SocketAddr> = None;
     let mut far = false;
     for endpoint in endpoints {
+        // Debian gives a host's own name a loopback address (127.0.1.1): other hosts are meant all
+        // the same, unless loopback is what was written.
+        far |= !says_loopback(endpoint);
         // A name that cannot be resolved yet is tried again by the agent; it is not this host's.
         let Ok(addrs) = with_port(endpoint).to_socket_addrs() else {
-            far = true;
             continue;
         };
         for addr in addrs {
-            far |= !addr.ip().is_loopback();
             first = first.or_else(|| is_ours(addr).then_some(addr));
         }
     }
@@ -213,6 +220,16 @@ fn listen(endpoints: &[String]) -> anyhow::Result<(SocketAddr, bool)> {
     let bound = TcpListener::bind(wanted).is_ok();
     let port = if bound { port } else { 0 };
     Ok((SocketAddr::new(any, port), false))
+}
+
+/// Whether an endpoint names this host alone: `localhost`, or a loopback address.
+fn says_loopback(endpoint: &str) -> bool {
+    let host = match endpoint.parse::<IpAddr>() {
+        Ok(_) => endpoint,
+        Err(_) => endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host),
+    };
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 /// The secret of a user's own cluster, made on first use. A home directory that the nodes share
@@ -271,8 +288,11 @@ fn state(plan: &Plan) -> anyhow::Result<(StateDir, Option<tempfile::TempDir>)> {
     }
     let base = match std::env::var_os("XDG_STATE_HOME").filter(|d| !d.is_empty()) {
         Some(dir) => PathBuf::from(dir),
-        None => PathBuf::from(std::env::var_os("HOME").unwrap_or_else(|| "/tmp".into()))
-            .join(".local/state"),
+        None => PathBuf::from(std::env::var_os("HOME").context(
+            "a job of several nodes needs a place for its state: set HOME, or name one with \
+             --state-dir",
+        )?)
+        .join(".local/state"),
     };
     let host = serve::host_name();
     for k in plan.instance..plan.instance.saturating_add(MAX_INSTANCES) {
@@ -285,11 +305,11 @@ fn state(plan: &Plan) -> anyhow::Result<(StateDir, Option<tempfile::TempDir>)> {
             Ok(state) => return Ok((state, None)),
             Err(StateError::InUse { .. }) => {}
             Err(StateError::NetworkFileSystem { .. }) => {
-                let local = std::env::temp_dir().join(format!(
-                    "muster-state-{}/{}-{k}",
-                    nix::unistd::getuid(),
-                    plan.job
-                ));
+                let own = format!("muster-state-{}", nix::unistd::getuid());
+                let own = std::env::temp_dir().join(own);
+                // Whoever may write there could put a link in our way.
+                sockets::prepare_dir(&own)?;
+                let local = own.join(format!("{}-{k}", plan.job));
                 return Ok((StateDir::open(&local)?, None));
             }
             Err(error) => return Err(error.into()),

@@ -96,7 +96,8 @@ fn agent(plan: &mut Plan) -> anyhow::Result<(PathBuf, Option<Embedded>)> {
     if let Some(socket) = &plan.socket {
         return Ok((socket.clone(), None));
     }
-    let environment = std::env::vars().collect();
+    let utf8 = |(k, v): (OsString, OsString)| Some((k.into_string().ok()?, v.into_string().ok()?));
+    let environment = std::env::vars_os().filter_map(utf8).collect();
     if !plan.standalone && plan.instance == 0 {
         let mut candidates = socket_candidates(&environment).into_iter();
         let answers = |path: &PathBuf| std::os::unix::net::UnixStream::connect(path).is_ok();
