@@ -177,6 +177,20 @@ impl Job {
             return self.send(ctx, from, body);
         }
         self.merge.asked = Some((loser, from));
+        if self.needs_voters_of(loser) {
+            let winner = mine;
+            self.send(ctx, from, JobMessage::MergeGranted { loser, winner });
+        }
+    }
+
+    /// Whether so many voters live in `other` that nothing can be decided here while it lasts: they
+    /// were named without being asked, and were bound there before they heard of it. Then the other
+    /// group has to end first, and its nodes are free to vote here.
+    fn needs_voters_of(&self, other: Digest) -> bool {
+        let lives_there = |n: NodeId| self.merge.elsewhere.get(&n) == Some(&other);
+        self.live().is_some_and(|h| {
+            h.record.arbiter == Arbiter::Members && !h.record.is_majority(|n| !lives_there(n))
+        })
     }
 
     pub(super) fn on_merge_granted(&mut self, ctx: &mut Ctx<'_>, loser: Digest, winner: Digest) {
