@@ -1,11 +1,11 @@
 //! Two lineages of one key (R10): groups that were born apart find each other. The one with the
 //! lower birth digest takes the other in; the other writes its own end first.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Ctx, Job, REPEAT};
 use crate::ids::{Digest, NodeId};
-use crate::record::{Arbiter, Cause, Record};
+use crate::record::{Arbiter, Cause, Record, Voter};
 use crate::time::Time;
 use crate::wire::{Advert, JobMessage};
 
@@ -28,6 +28,11 @@ pub(super) struct Merge {
 }
 
 impl Merge {
+    /// A node showed that it takes part in our own lineage.
+    pub(super) fn is_here(&mut self, node: NodeId) {
+        self.elsewhere.remove(&node);
+    }
+
     /// A lineage that the next generation should take in.
     pub(super) fn taking_in(&self, _record: &Record) -> Option<Digest> {
         self.asked
@@ -97,6 +102,26 @@ impl Job {
         if head.record.is_majority(|n| !elsewhere.contains_key(&n)) {
             return;
         }
+        self.leave_group(ctx, mine);
+    }
+
+    /// This group is to end for a winner, and cannot write that down: too many of its voters live
+    /// in the winner already, and never will vote here again while it lasts. It is left as a dead
+    /// birth is, with the vote forfeited; whoever is not its leader follows the leader.
+    fn leave_for_winner(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
+        let winner = match record.leader() {
+            Some(leader) if leader != ctx.me() => self.merge.elsewhere.get(&leader).copied(),
+            _ => self.merge.tombstone,
+        };
+        let goes = winner.is_some_and(|w| w < record.lineage() && self.needs_voters_of(ctx, w));
+        if goes {
+            let mine = self.head_digest();
+            self.leave_group(ctx, mine);
+        }
+        goes
+    }
+
+    fn leave_group(&mut self, ctx: &mut Ctx<'_>, mine: Digest) {
         self.head = None;
         self.durable.leave();
         self.persist(ctx);
@@ -126,7 +151,7 @@ impl Job {
         {
             self.merge.taken.push(other);
         }
-        if record.leader() != Some(ctx.me()) {
+        if self.leave_for_winner(ctx, &record) || record.leader() != Some(ctx.me()) {
             return;
         }
         if let Some((loser, from)) = self.merge.asked
@@ -177,20 +202,31 @@ impl Job {
             return self.send(ctx, from, body);
         }
         self.merge.asked = Some((loser, from));
-        if self.needs_voters_of(loser) {
+        if self.needs_voters_of(ctx, loser) {
             let winner = mine;
             self.send(ctx, from, JobMessage::MergeGranted { loser, winner });
         }
     }
 
-    /// Whether so many voters live in `other` that nothing can be decided here while it lasts: they
-    /// were named without being asked, and were bound there before they heard of it. Then the other
-    /// group has to end first, and its nodes are free to vote here.
-    fn needs_voters_of(&self, other: Digest) -> bool {
+    /// Whether nothing can be decided here without voters that live in `other`: they were named
+    /// without being asked, and were bound there before they heard of it. Then the other group has
+    /// to end first, and its nodes are free to vote here.
+    fn needs_voters_of(&self, ctx: &Ctx<'_>, other: Digest) -> bool {
+        let Some(head) = self.live() else {
+            return false;
+        };
+        let here = |v: &Voter| {
+            let hello = ctx.peers.get(v.node).filter(|p| p.connected);
+            let state = hello.and_then(|p| p.hello.as_ref()).map(|h| h.state);
+            *v == ctx.voter() || state == Some(v.state)
+        };
+        let here: BTreeSet<NodeId> = head.record.voters().filter(here).map(|v| v.node).collect();
         let lives_there = |n: NodeId| self.merge.elsewhere.get(&n) == Some(&other);
-        self.live().is_some_and(|h| {
-            h.record.arbiter == Arbiter::Members && !h.record.is_majority(|n| !lives_there(n))
-        })
+        head.record.arbiter == Arbiter::Members
+            && head.record.is_majority(|n| here.contains(&n))
+            && !head
+                .record
+                .is_majority(|n| here.contains(&n) && !lives_there(n))
     }
 
     pub(super) fn on_merge_granted(&mut self, ctx: &mut Ctx<'_>, loser: Digest, winner: Digest) {
