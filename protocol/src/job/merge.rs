@@ -202,10 +202,20 @@ impl Job {
             return self.send(ctx, from, body);
         }
         self.merge.asked = Some((loser, from));
-        if self.needs_voters_of(ctx, loser) {
+        // Whatever it was once named here: it lives there.
+        self.merge.elsewhere.insert(from, loser);
+        if self.shares_members_with(loser) || self.needs_voters_of(ctx, loser) {
             let winner = mine;
             self.send(ctx, from, JobMessage::MergeGranted { loser, winner });
         }
+    }
+
+    /// Whether members of this generation live in `other`: the generation can neither start nor stop
+    /// in good order without them, so the other group ends first.
+    fn shares_members_with(&self, other: Digest) -> bool {
+        let lives_there = |n: NodeId| self.merge.elsewhere.get(&n) == Some(&other);
+        let mut members = self.live().into_iter().flat_map(|h| &h.record.members);
+        members.any(|m| lives_there(m.node))
     }
 
     /// Whether nothing can be decided here without voters that live in `other`: they were named
