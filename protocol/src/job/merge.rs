@@ -89,6 +89,25 @@ impl Job {
         self.leave_dead_birth(ctx);
     }
 
+    /// Groups that spoke of themselves before there was one here were no concern then, and may never
+    /// speak again: the leader of a new lineage asks them. What they said may be long over.
+    pub(super) fn ask_other_groups(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(head) = self.live().filter(|h| h.record.leader() == Some(ctx.me())) else {
+            return;
+        };
+        let (mine, have) = (head.record.lineage(), head.digest);
+        let ended: BTreeSet<Digest> = self.durable.ended.iter().map(|r| r.lineage()).collect();
+        let other = |a: &Advert| {
+            a.key == self.key && a.belongs && a.lineage != mine && !ended.contains(&a.lineage)
+        };
+        let peers = ctx.peers.map.iter().filter(|(_, p)| p.connected);
+        let told = peers.filter(|(_, p)| p.hello.iter().flat_map(|h| &h.jobs).any(other));
+        let told: Vec<NodeId> = told.map(|(n, _)| *n).collect();
+        for node in told {
+            self.send(ctx, node, JobMessage::Ask { have });
+        }
+    }
+
     /// A first generation whose voters were bound elsewhere can never decide a second: it is left.
     fn leave_dead_birth(&mut self, ctx: &mut Ctx<'_>) {
         let Some(head) = self
