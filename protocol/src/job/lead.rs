@@ -102,7 +102,9 @@ impl Job {
         if !head.record.has(from) {
             return;
         }
-        if matches!(head.record.arbiter, Arbiter::Store(_)) {
+        let by_store = matches!(head.record.arbiter, Arbiter::Store(_));
+        self.merge.is_here(from);
+        if by_store {
             // A launcher that replaced the member's brought the store again.
             let here = from == ctx.me() && self.launcher().is_some();
             match status.gone && !here {

@@ -1,11 +1,11 @@
 //! Two lineages of one key (R10): groups that were born apart find each other. The one with the
 //! lower birth digest takes the other in; the other writes its own end first.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Ctx, Job, REPEAT};
 use crate::ids::{Digest, NodeId};
-use crate::record::{Arbiter, Cause, Record};
+use crate::record::{Arbiter, Cause, Record, Voter};
 use crate::time::Time;
 use crate::wire::{Advert, JobMessage};
 
@@ -28,6 +28,11 @@ pub(super) struct Merge {
 }
 
 impl Merge {
+    /// A node showed that it takes part in our own lineage.
+    pub(super) fn is_here(&mut self, node: NodeId) {
+        self.elsewhere.remove(&node);
+    }
+
     /// A lineage that the next generation should take in.
     pub(super) fn taking_in(&self, _record: &Record) -> Option<Digest> {
         self.asked
@@ -84,6 +89,25 @@ impl Job {
         self.leave_dead_birth(ctx);
     }
 
+    /// Groups that spoke of themselves before there was one here were no concern then, and may never
+    /// speak again: the leader of a new lineage asks them. What they said may be long over.
+    pub(super) fn ask_other_groups(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(head) = self.live().filter(|h| h.record.leader() == Some(ctx.me())) else {
+            return;
+        };
+        let (mine, have) = (head.record.lineage(), head.digest);
+        let ended: BTreeSet<Digest> = self.durable.ended.iter().map(|r| r.lineage()).collect();
+        let other = |a: &Advert| {
+            a.key == self.key && a.belongs && a.lineage != mine && !ended.contains(&a.lineage)
+        };
+        let peers = ctx.peers.map.iter().filter(|(_, p)| p.connected);
+        let told = peers.filter(|(_, p)| p.hello.iter().flat_map(|h| &h.jobs).any(other));
+        let told: Vec<NodeId> = told.map(|(n, _)| *n).collect();
+        for node in told {
+            self.send(ctx, node, JobMessage::Ask { have });
+        }
+    }
+
     /// A first generation whose voters were bound elsewhere can never decide a second: it is left.
     fn leave_dead_birth(&mut self, ctx: &mut Ctx<'_>) {
         let Some(head) = self
@@ -97,6 +121,26 @@ impl Job {
         if head.record.is_majority(|n| !elsewhere.contains_key(&n)) {
             return;
         }
+        self.leave_group(ctx, mine);
+    }
+
+    /// This group is to end for a winner, and cannot write that down: too many of its voters live
+    /// in the winner already, and never will vote here again while it lasts. It is left as a dead
+    /// birth is, with the vote forfeited; whoever is not its leader follows the leader.
+    fn leave_for_winner(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
+        let winner = match record.leader() {
+            Some(leader) if leader != ctx.me() => self.merge.elsewhere.get(&leader).copied(),
+            _ => self.merge.tombstone,
+        };
+        let goes = winner.is_some_and(|w| w < record.lineage() && self.needs_voters_of(ctx, w));
+        if goes {
+            let mine = self.head_digest();
+            self.leave_group(ctx, mine);
+        }
+        goes
+    }
+
+    fn leave_group(&mut self, ctx: &mut Ctx<'_>, mine: Digest) {
         self.head = None;
         self.durable.leave();
         self.persist(ctx);
@@ -126,7 +170,7 @@ impl Job {
         {
             self.merge.taken.push(other);
         }
-        if record.leader() != Some(ctx.me()) {
+        if self.leave_for_winner(ctx, &record) || record.leader() != Some(ctx.me()) {
             return;
         }
         if let Some((loser, from)) = self.merge.asked
@@ -177,6 +221,41 @@ impl Job {
             return self.send(ctx, from, body);
         }
         self.merge.asked = Some((loser, from));
+        // Whatever it was once named here: it lives there.
+        self.merge.elsewhere.insert(from, loser);
+        if self.shares_members_with(loser) || self.needs_voters_of(ctx, loser) {
+            let winner = mine;
+            self.send(ctx, from, JobMessage::MergeGranted { loser, winner });
+        }
+    }
+
+    /// Whether members of this generation live in `other`: the generation can neither start nor stop
+    /// in good order without them, so the other group ends first.
+    fn shares_members_with(&self, other: Digest) -> bool {
+        let lives_there = |n: NodeId| self.merge.elsewhere.get(&n) == Some(&other);
+        let mut members = self.live().into_iter().flat_map(|h| &h.record.members);
+        members.any(|m| lives_there(m.node))
+    }
+
+    /// Whether nothing can be decided here without voters that live in `other`: they were named
+    /// without being asked, and were bound there before they heard of it. Then the other group has
+    /// to end first, and its nodes are free to vote here.
+    fn needs_voters_of(&self, ctx: &Ctx<'_>, other: Digest) -> bool {
+        let Some(head) = self.live() else {
+            return false;
+        };
+        let here = |v: &Voter| {
+            let hello = ctx.peers.get(v.node).filter(|p| p.connected);
+            let state = hello.and_then(|p| p.hello.as_ref()).map(|h| h.state);
+            *v == ctx.voter() || state == Some(v.state)
+        };
+        let here: BTreeSet<NodeId> = head.record.voters().filter(here).map(|v| v.node).collect();
+        let lives_there = |n: NodeId| self.merge.elsewhere.get(&n) == Some(&other);
+        head.record.arbiter == Arbiter::Members
+            && head.record.is_majority(|n| here.contains(&n))
+            && !head
+                .record
+                .is_majority(|n| here.contains(&n) && !lives_there(n))
     }
 
     pub(super) fn on_merge_granted(&mut self, ctx: &mut Ctx<'_>, loser: Digest, winner: Digest) {

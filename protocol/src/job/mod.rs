@@ -563,7 +563,11 @@ impl Job {
             digest,
             record: record.clone(),
         });
+        let known = before.as_ref().map(|h| h.record.lineage());
         self.enter(ctx, before.map(|h| h.digest));
+        if known != Some(record.lineage()) {
+            self.ask_other_groups(ctx);
+        }
         if record.kind.is_terminal() {
             self.desk.tickets.clear();
         }

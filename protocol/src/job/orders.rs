@@ -18,6 +18,7 @@ impl Job {
         }
         let Some(head) = self.live() else { return };
         let record = head.record.clone();
+        self.merge.is_here(from);
         // A deputy is obeyed only by those who miss the leader too (R18).
         if self.acting_leader(ctx, &record) != Some(from) {
             return;

@@ -35,6 +35,10 @@ const STORE_LIMIT: u64 = SEC;
 #[derive(Clone, Debug)]
 pub(super) enum Item {
     Do(Step),
+    /// A pause is over, unless another has begun.
+    Awake {
+        node: usize,
+    },
     Fault(Fault),
     Undo(Fault),
     /// The agent is started again, perhaps on a new disk.
@@ -107,6 +111,8 @@ pub struct Conductor {
     timers: Vec<Option<(u32, u64)>>,
     busy: Vec<u32>,
     paused_until: Vec<u64>,
+    /// What came for an agent while it was paused, in order.
+    asleep: Vec<Vec<Item>>,
     /// How long an agent that dies now stays away, and whether it loses its disk.
     pub(super) fate: Vec<(u64, bool)>,
     socket_in: Vec<u64>,
@@ -137,6 +143,7 @@ impl Conductor {
             timers: vec![None; n],
             busy: vec![0; n],
             paused_until: vec![0; n],
+            asleep: vec![Vec::new(); n],
             fate: vec![(SEC, false); n],
             socket_in: vec![0; n],
             socket_out: vec![0; n],
@@ -251,8 +258,11 @@ impl Conductor {
                 if let Some(node) = for_agent(&step)
                     && self.paused_until[node] > self.now
                 {
-                    let at = self.paused_until[node];
-                    self.at(at, Item::Do(step));
+                    if self.asleep[node].is_empty() {
+                        let at = self.paused_until[node];
+                        self.at(at, Item::Awake { node });
+                    }
+                    self.asleep[node].push(Item::Do(step));
                     return Ok(());
                 }
                 if let Step::Deliver { to, from, .. } = step
@@ -279,6 +289,10 @@ impl Conductor {
                     Some((_, at)) if at <= self.now + 10 * US => self.busy[node] += 1,
                     _ => self.busy[node] = 0,
                 }
+                Ok(())
+            }
+            Item::Awake { node } => {
+                self.awake(node);
                 Ok(())
             }
             Item::Fault(fault) => self.befall(fault),
@@ -342,7 +356,7 @@ impl Conductor {
     fn request(&mut self, request: Request) -> Result<(), Violation> {
         match request {
             Request::AgentUp { node } => {
-                self.paused_until[node] = 0;
+                self.pause(node, 0);
                 for peer in 0..self.world.nodes.len() {
                     self.redial(node, peer);
                 }
@@ -506,6 +520,23 @@ impl Conductor {
 
     pub(super) fn pause(&mut self, node: usize, until: u64) {
         self.paused_until[node] = until;
+        self.awake(node);
+    }
+
+    /// Hands over what came during a pause, if it is over: in the order in which it came, and before
+    /// anything newer, however the pause ended. A network driver never reports the end of an old
+    /// connection after the beginning of the next one.
+    fn awake(&mut self, node: usize) {
+        if self.asleep[node].is_empty() {
+            return;
+        }
+        let until = self.paused_until[node];
+        if until > self.now {
+            return self.at(until, Item::Awake { node });
+        }
+        for item in std::mem::take(&mut self.asleep[node]) {
+            self.at(self.now, item);
+        }
     }
 
     fn heal(&mut self) -> Result<(), Violation> {
@@ -516,7 +547,7 @@ impl Conductor {
         self.unknown = (0, 0);
         self.store_cut.fill(0);
         for node in 0..self.world.nodes.len() {
-            self.paused_until[node] = 0;
+            self.pause(node, 0);
             if self.world.nodes[node].paused {
                 self.step(Step::Pause {
                     node,
