@@ -61,6 +61,8 @@ pub enum Message {
         key: JobKey,
         body: Box<JobMessage>,
     },
+    /// Say hello again: yours did not come over this connection.
+    HelloAsk,
 }
 
 /// The first message on every connection, said again when something in it changes.
@@ -324,6 +326,7 @@ impl Message {
                 key(k)?;
                 body.check(k)
             }
+            Message::HelloAsk => Ok(()),
         }
     }
 }

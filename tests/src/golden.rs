@@ -36,6 +36,7 @@ names!(message_name, MESSAGES, Message, {
     Message::Leaving { .. } => "leaving",
     Message::DrainAsk { .. } => "drain_ask",
     Message::Job { .. } => "job",
+    Message::HelloAsk => "hello_ask",
 });
 
 names!(job_name, JOB_MESSAGES, JobMessage, {
@@ -452,6 +453,7 @@ pub fn messages() -> Vec<Message> {
             grace_ms: 30_000,
             reason,
         },
+        Message::HelloAsk,
     ];
     all.extend(job_messages().into_iter().map(|body| Message::Job {
         key: key(),
