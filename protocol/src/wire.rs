@@ -171,6 +171,11 @@ pub enum JobMessage {
         loser: Digest,
         winner: Digest,
     },
+    /// This record ended the job after the one that you have did: so says one who had that before.
+    Follows {
+        have: Digest,
+        record: Arc<Record>,
+    },
 }
 
 /// When a voter last acknowledged the lease of a member that a proposal drops, as an age.
@@ -345,6 +350,7 @@ impl JobMessage {
             JobMessage::Birth { record: r }
             | JobMessage::ClaimBirth { record: r }
             | JobMessage::Decided { record: r }
+            | JobMessage::Follows { record: r, .. }
             | JobMessage::Accept { record: r, .. } => record(r),
             JobMessage::Promise { accepted, .. } => {
                 accepted.as_ref().map_or(Ok(()), |(_, r)| record(r))

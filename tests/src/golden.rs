@@ -61,6 +61,7 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::Accepted { .. } => "job.accepted",
     JobMessage::Rejected { .. } => "job.rejected",
     JobMessage::Decided { .. } => "job.decided",
+    JobMessage::Follows { .. } => "job.follows",
     JobMessage::Ask { .. } => "job.ask",
     JobMessage::Status(_) => "job.status",
     JobMessage::Order(order) if matches!(order.action, Action::Run { .. }) => "job.order.run",
@@ -414,6 +415,10 @@ pub fn job_messages() -> Vec<JobMessage> {
             winner: digest(4),
         },
     ];
+    all.extend(records().pop().map(|record| JobMessage::Follows {
+        have: digest(9),
+        record,
+    }));
     all.extend(
         waits()
             .into_iter()
