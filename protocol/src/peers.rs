@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
-use crate::ids::NodeId;
+use crate::ids::{NodeId, StateId};
 use crate::membership::State as PeerState;
 use crate::time::Time;
 use crate::wire::{Hello, Leave};
@@ -18,13 +18,27 @@ pub struct Peer {
     pub addr: Option<SocketAddr>,
     /// This node's own address as the peer sees it.
     pub observed: Option<IpAddr>,
+    /// What it said last, perhaps over an earlier connection.
     pub hello: Option<Hello>,
+    /// Its hello has come over the present connection.
+    pub greeted: bool,
+    /// When it is asked for a hello that did not come.
+    pub hello_due: Time,
     /// The failure detector's verdict, while the peer is watched.
     pub state: Option<PeerState>,
     /// When the peer was last heard, or its connection last changed.
     pub seen: Time,
     /// It announced that it goes, and when at the latest.
     pub leaving: Option<(Leave, Time)>,
+}
+
+impl Peer {
+    /// The state directory that it has now. What it said over an earlier connection says nothing
+    /// of it: it may have come back with another.
+    pub fn state_dir(&self) -> Option<StateId> {
+        let hello = self.hello.as_ref().filter(|_| self.greeted);
+        hello.map(|h| h.state)
+    }
 }
 
 /// All other agents.

@@ -61,6 +61,8 @@ pub enum Message {
         key: JobKey,
         body: Box<JobMessage>,
     },
+    /// Say hello again: yours did not come over this connection.
+    HelloAsk,
 }
 
 /// The first message on every connection, said again when something in it changes.
@@ -168,6 +170,11 @@ pub enum JobMessage {
     MergeGranted {
         loser: Digest,
         winner: Digest,
+    },
+    /// This record ended the job after the one that you have did: so says one who had that before.
+    Follows {
+        have: Digest,
+        record: Arc<Record>,
     },
 }
 
@@ -324,6 +331,7 @@ impl Message {
                 key(k)?;
                 body.check(k)
             }
+            Message::HelloAsk => Ok(()),
         }
     }
 }
@@ -342,6 +350,7 @@ impl JobMessage {
             JobMessage::Birth { record: r }
             | JobMessage::ClaimBirth { record: r }
             | JobMessage::Decided { record: r }
+            | JobMessage::Follows { record: r, .. }
             | JobMessage::Accept { record: r, .. } => record(r),
             JobMessage::Promise { accepted, .. } => {
                 accepted.as_ref().map_or(Ok(()), |(_, r)| record(r))

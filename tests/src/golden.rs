@@ -36,6 +36,7 @@ names!(message_name, MESSAGES, Message, {
     Message::Leaving { .. } => "leaving",
     Message::DrainAsk { .. } => "drain_ask",
     Message::Job { .. } => "job",
+    Message::HelloAsk => "hello_ask",
 });
 
 names!(job_name, JOB_MESSAGES, JobMessage, {
@@ -60,6 +61,7 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::Accepted { .. } => "job.accepted",
     JobMessage::Rejected { .. } => "job.rejected",
     JobMessage::Decided { .. } => "job.decided",
+    JobMessage::Follows { .. } => "job.follows",
     JobMessage::Ask { .. } => "job.ask",
     JobMessage::Status(_) => "job.status",
     JobMessage::Order(order) if matches!(order.action, Action::Run { .. }) => "job.order.run",
@@ -413,6 +415,10 @@ pub fn job_messages() -> Vec<JobMessage> {
             winner: digest(4),
         },
     ];
+    all.extend(records().pop().map(|record| JobMessage::Follows {
+        have: digest(9),
+        record,
+    }));
     all.extend(
         waits()
             .into_iter()
@@ -452,6 +458,7 @@ pub fn messages() -> Vec<Message> {
             grace_ms: 30_000,
             reason,
         },
+        Message::HelloAsk,
     ];
     all.extend(job_messages().into_iter().map(|body| Message::Job {
         key: key(),

@@ -20,6 +20,8 @@ use crate::wire::{Advert, Hello, JobMessage, Leave, MAX_JOBS, Message};
 
 /// Between heartbeats that a start waits for.
 const URGENT: Span = Span::from_millis(20);
+/// How long a peer's hello may take before it is asked for again.
+const HELLO_WAIT: Span = Span::from_millis(250);
 /// Jobs whose end is remembered.
 const MAX_ENDED: usize = MAX_JOBS / 2;
 /// Heartbeats under way that are remembered, per peer.
@@ -186,6 +188,8 @@ impl Agent {
                 peer.observed = Some(observed);
                 peer.seen = now;
                 peer.leaving = None;
+                peer.greeted = false;
+                peer.hello_due = now + HELLO_WAIT;
                 self.detect(membership::Event::Connected { node }, now);
                 let hello = self.hello();
                 self.send(node, hello);
@@ -208,6 +212,9 @@ impl Agent {
             Event::Message { from, message } => {
                 if let Some(peer) = self.peers.map.get_mut(&from) {
                     peer.seen = now;
+                }
+                if !matches!(message, Message::Hello(_)) {
+                    self.ask_hello(from, now);
                 }
                 self.detect(membership::Event::Heard { node: from }, now);
                 self.on_message(from, message, now)?;
@@ -269,7 +276,9 @@ impl Agent {
         match message {
             Message::Hello(hello) => {
                 let adverts = hello.jobs.clone();
-                self.peers.map.entry(from).or_default().hello = Some(hello);
+                let peer = self.peers.map.entry(from).or_default();
+                peer.hello = Some(hello);
+                peer.greeted = true;
                 for advert in adverts {
                     self.on_advert(from, &advert, now);
                 }
@@ -313,6 +322,10 @@ impl Agent {
             }
             Message::DrainAsk { grace_ms, reason } => {
                 self.drain(Leave { grace_ms, reason }, now);
+            }
+            Message::HelloAsk => {
+                let hello = self.hello();
+                self.send(from, hello);
             }
             Message::Job { key, body } => self.on_job_message(from, key, *body, now)?,
         }
@@ -393,6 +406,18 @@ impl Agent {
     fn send(&mut self, to: NodeId, message: Message) {
         if self.peers.connected(to) {
             self.effects.push_back(Effect::Send { to, message });
+        }
+    }
+
+    /// A peer that talks without having said hello over this connection is asked to: what it said
+    /// over an earlier one may be about another state directory.
+    fn ask_hello(&mut self, node: NodeId, now: Time) {
+        let Some(peer) = self.peers.map.get_mut(&node) else {
+            return;
+        };
+        if peer.connected && !peer.greeted && now >= peer.hello_due {
+            peer.hello_due = now + HELLO_WAIT;
+            self.send(node, Message::HelloAsk);
         }
     }
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use super::{Ctx, Job, REPEAT};
 use crate::agent::Notice;
-use crate::ids::{LauncherId, NodeId};
+use crate::ids::{Digest, LauncherId, NodeId};
 use crate::local::ToLauncher;
 use crate::record::{Member, Record};
 use crate::time::{Span, Time};
@@ -25,8 +25,18 @@ pub(super) struct Applicant {
     pub(super) told: String,
     /// A leader that another agent named.
     referred: Option<NodeId>,
+    /// Who leads the generation named, by the word of the member that is believed to: its members
+    /// know more of each other than a stranger does.
+    deputy: Option<Deputy>,
     /// The job said that it has all nodes that it wants.
     pub(super) spare: bool,
+}
+
+#[derive(Debug)]
+struct Deputy {
+    generation: Digest,
+    leader: NodeId,
+    leads: NodeId,
 }
 
 impl Job {
@@ -118,7 +128,10 @@ impl Job {
             // Whoever led it is gone: those who are left meet at the lowest agent.
         } else if let Some(head) = self.live() {
             if let Some(leader) = self.acting_leader(ctx, &head.record) {
-                return Some(leader);
+                let deputy = self.applicant.deputy.as_ref().filter(|d| {
+                    (d.generation, d.leader) == (head.digest, leader) && ctx.reachable(d.leads)
+                });
+                return Some(deputy.map_or(leader, |d| d.leads));
             }
         } else if let Some(leader) = self.applicant.referred.filter(|n| ctx.reachable(*n)) {
             return Some(leader);
@@ -212,8 +225,22 @@ impl Job {
         self.applicant.spare = matches!(wait, Wait::Spare { .. });
         if let Wait::Elsewhere { advert } = &wait {
             let reachable = advert.leader.filter(|n| ctx.reachable(*n) && *n != from);
-            if self.live().is_none() && reachable.is_some() {
-                self.applicant.referred = reachable;
+            match self.live() {
+                None if reachable.is_some() => self.applicant.referred = reachable,
+                None => {}
+                Some(head) => {
+                    let generation = head.digest;
+                    let asked = self.acting_leader(ctx, &head.record) == Some(from);
+                    let known = advert.digest == generation && head.record.has(from);
+                    self.applicant.deputy = reachable.filter(|_| asked && known).map(|leads| {
+                        let leader = from;
+                        Deputy {
+                            generation,
+                            leader,
+                            leads,
+                        }
+                    });
+                }
             }
         } else if matches!(wait, Wait::Forming { .. } | Wait::Batching { .. }) {
             // Others gather elsewhere, perhaps: who asked here once is not bound to this door.

@@ -275,13 +275,11 @@ impl Job {
         let up = |v: &Voter| {
             ctx.voter() == *v
                 || ctx.peers.get(v.node).is_some_and(|p| {
-                    p.connected
-                        && p.leaving.is_none()
-                        && p.hello.as_ref().is_some_and(|h| h.state == v.state)
+                    p.connected && p.leaving.is_none() && p.state_dir() == Some(v.state)
                 })
         };
         let others = ctx.peers.map.iter().filter_map(|(node, p)| {
-            let state = p.hello.as_ref()?.state;
+            let state = p.state_dir()?;
             Some(Voter { node: *node, state })
         });
         for v in before.iter().copied().chain([ctx.voter()]).chain(others) {

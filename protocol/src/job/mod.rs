@@ -433,6 +433,7 @@ impl Job {
             } => self.on_accepted(ctx, from, parent, ballot, &grants),
             JobMessage::Rejected { parent, promised } => self.on_rejected(ctx, parent, promised),
             JobMessage::Decided { record } => self.on_decided(ctx, from, record),
+            JobMessage::Follows { have, record } => self.on_follows(ctx, from, have, record),
             JobMessage::Ask { have } => self.on_ask(ctx, from, have),
             JobMessage::Status(status) => self.on_status(ctx, from, *status),
             JobMessage::Order(order) => self.on_order(ctx, from, *order),
@@ -457,10 +458,33 @@ impl Job {
             && head.digest != have
         {
             let head = head.record.clone();
+            if head.kind.is_terminal() && self.durable.ended.iter().any(|e| e.digest() == have) {
+                let record = head;
+                return self.send(ctx, from, JobMessage::Follows { have, record });
+            }
             for record in self.durable.ended.clone().into_iter().chain([head]) {
                 self.send(ctx, from, JobMessage::Decided { record });
             }
         }
+    }
+
+    /// The job was born and ended again since the end known here, all without this node. The ends
+    /// themselves do not tell which is the later one: who had both as its head does.
+    fn on_follows(&mut self, ctx: &mut Ctx<'_>, from: NodeId, have: Digest, record: Arc<Record>) {
+        let ended = |e: &Arc<Record>| e.lineage() == record.lineage();
+        let behind = self.head.as_ref().is_some_and(|h| {
+            h.digest == have
+                && h.record.kind.is_terminal()
+                && h.record.lineage() != record.lineage()
+        });
+        if behind
+            && record.kind.is_terminal()
+            && self.durable.bound.is_none()
+            && !self.durable.ended.iter().any(ended)
+        {
+            return self.install(ctx, record);
+        }
+        self.on_decided(ctx, from, record);
     }
 
     /// A record that somebody knows to be decided.

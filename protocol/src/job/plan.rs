@@ -9,6 +9,7 @@ use crate::clique;
 use crate::ids::NodeId;
 use crate::local::WorkerExit;
 use crate::membership::State;
+use crate::peers::Peer;
 use crate::ranks;
 use crate::record::{Cause, Kind, Member, Record, Voter};
 use crate::time::{Span, Time};
@@ -72,8 +73,7 @@ impl Job {
                 return w.state == ctx.cfg.state;
             }
             let peer = ctx.peers.get(w.node).filter(|p| p.connected);
-            let state = peer.and_then(|p| p.hello.as_ref()).map(|h| h.state);
-            state == Some(w.state)
+            peer.and_then(Peer::state_dir) == Some(w.state)
         };
         record.witnesses.iter().find(there).map(|w| w.node)
     }
@@ -83,11 +83,8 @@ impl Job {
         if m.node == ctx.me() {
             return m.state != ctx.cfg.state;
         }
-        let other_state = ctx
-            .peers
-            .get(m.node)
-            .and_then(|p| p.hello.as_ref())
-            .is_some_and(|h| h.state != m.state);
+        let state = ctx.peers.get(m.node).and_then(Peer::state_dir);
+        let other_state = state.is_some_and(|s| s != m.state);
         ctx.peers.lost(m.node).is_some() || other_state
     }
 

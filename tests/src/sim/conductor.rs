@@ -519,7 +519,10 @@ impl Conductor {
     }
 
     pub(super) fn pause(&mut self, node: usize, until: u64) {
-        self.paused_until[node] = until;
+        self.paused_until[node] = match until {
+            0 => 0,
+            until => until.max(self.paused_until[node]),
+        };
         self.awake(node);
     }
 
@@ -537,6 +540,10 @@ impl Conductor {
         for item in std::mem::take(&mut self.asleep[node]) {
             self.at(self.now, item);
         }
+    }
+
+    pub(super) fn is_paused(&self, node: usize) -> bool {
+        self.paused_until[node] > self.now
     }
 
     fn heal(&mut self) -> Result<(), Violation> {

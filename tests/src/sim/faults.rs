@@ -230,7 +230,11 @@ impl Conductor {
             }
             Fault::Storm { .. } => self.net.storm = None,
             Fault::SlowLink { from, to, .. } => self.net.slow(from, to, 0),
-            Fault::AgentPause { node, .. } if self.world.nodes[node].paused => {
+            // Of two pauses that overlap the longer one counts: it is until then that what came in
+            // between waits.
+            Fault::AgentPause { node, .. }
+                if self.world.nodes[node].paused && !self.is_paused(node) =>
+            {
                 self.pause(node, 0);
                 return self.step(Step::Pause {
                     node,

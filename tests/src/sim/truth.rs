@@ -249,7 +249,9 @@ impl Truth {
                 self.fresh.parents.insert(commit.generation);
                 self.dirty = true;
             }
-            JobMessage::Birth { record } | JobMessage::Decided { record } => {
+            JobMessage::Birth { record }
+            | JobMessage::Decided { record }
+            | JobMessage::Follows { record, .. } => {
                 self.learn(record);
             }
             _ => {}
