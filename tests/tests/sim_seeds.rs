@@ -24,7 +24,7 @@ fn clean(seed: u64) -> Report {
 
 fn budget() -> u64 {
     let set = std::env::var("MUSTER_SIM_SEEDS").ok();
-    set.and_then(|s| s.parse().ok()).unwrap_or(500)
+    set.and_then(|s| s.parse().ok()).unwrap_or(2_000)
 }
 
 /// Every rule in every seed. `MUSTER_SIM_SEEDS` sets how many.
