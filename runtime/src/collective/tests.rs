@@ -353,7 +353,9 @@ fn wrong_frames_from_a_rank_are_refused_without_allocating_for_them() {
             });
             let mut stream = impostor(port);
             stream.write_all(bytes).unwrap();
-            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            // A frame that is wrong at once may have ended the connection already.
+            let ended = stream.shutdown(std::net::Shutdown::Write);
+            assert!(ended.is_ok() || !cut, "{ended:?}");
             match zero.join().unwrap() {
                 GroupError::PeerLost { rank: 1, .. } if cut => {}
                 GroupError::Protocol { rank: 1, .. } if !cut => {}
