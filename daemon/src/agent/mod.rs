@@ -3,6 +3,7 @@
 
 mod clients;
 pub mod clock;
+mod effects;
 mod history;
 mod listen;
 mod probe;
@@ -13,9 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use muster_protocol::agent::{Agent, Config, ConnId, Effect, Event, Flaws, Notice};
-use muster_protocol::local::ToLauncher;
-use muster_protocol::membership::{Answer, State};
+use muster_protocol::agent::{Agent, Config, ConnId, Event, Flaws};
+use muster_protocol::membership::Answer;
 use muster_protocol::record::Place;
 use muster_protocol::wire::Message;
 use muster_protocol::{JobKey, LauncherId, NodeId, Span, StoreUuid, Time, codec, storelog};
@@ -438,177 +438,6 @@ impl Node {
                 });
             }
             Input::Quit => self.quit = true,
-        }
-    }
-
-    // ---- effects ----
-
-    /// Carries out what the core wants, in order. What follows a write of a job waits for it.
-    fn effects(&mut self) {
-        while let Some(effect) = self.core.poll_effect() {
-            match effect {
-                Effect::Persist { key, bytes } => self.persist(key, &bytes),
-                Effect::Forget { key } => {
-                    if let Err(error) = self.state.remove(&blob_name(&key)) {
-                        tracing::warn!(job = %key, %error, "old state stays");
-                    }
-                }
-                Effect::Send { to, message } => self.send(to, &message),
-                Effect::Probe { node, id, guard } => self.probe(node, id, guard),
-                Effect::ToLauncher { conn, frame } => self.tell_launcher(conn, &frame),
-                Effect::Store { key, effect } => self.store(key, effect),
-                Effect::WriteBeacon { key, value } => self.beacon(key, Some(value)),
-                Effect::ReadBeacon { key } => self.beacon(key, None),
-                Effect::Notice(notice) => self.on_notice(&notice),
-            }
-        }
-        let jobs = self.core.jobs().filter(|j| j.is_live()).count();
-        self.metrics
-            .jobs
-            .set(i64::try_from(jobs).unwrap_or(i64::MAX));
-    }
-
-    fn persist(&mut self, key: JobKey, bytes: &[u8]) {
-        let began = std::time::Instant::now();
-        let result = self.state.save(&blob_name(&key), bytes);
-        self.metrics.persisted(began.elapsed());
-        if let Err(error) = result {
-            tracing::error!(job = %key, %error, "the job's state cannot be stored; this agent abstains from votes");
-            self.history.add(
-                &key,
-                "trouble",
-                serde_json::json!({ "text": error.to_string() }),
-            );
-            self.apply(Event::PersistFailed { key });
-        }
-    }
-
-    fn send(&mut self, to: NodeId, message: &Message) {
-        match message.encode() {
-            Ok(bytes) => {
-                self.metrics.messages_sent.inc();
-                if let Err(error) = self.net.send(to, bytes) {
-                    tracing::debug!(%to, %error, "not sent");
-                }
-            }
-            Err(error) => tracing::error!(%to, %error, "a message that cannot be encoded"),
-        }
-    }
-
-    fn probe(&self, node: NodeId, id: u64, guard: Option<(SocketAddr, LauncherId)>) {
-        let addr = self.core.peers().get(node).and_then(|p| p.addr);
-        let (tx, limit) = (self.tx.clone(), self.probe_limit);
-        tokio::spawn(async move {
-            let (agent, guard) =
-                tokio::join!(probe::agent(addr, limit), probe::guard(guard, limit));
-            let input = Input::Probed {
-                node,
-                id,
-                agent,
-                guard,
-            };
-            let _ended = tx.send(input).await;
-        });
-    }
-
-    fn tell_launcher(&mut self, conn: ConnId, frame: &ToLauncher) {
-        let Some(client) = self.clients.get_mut(&conn) else {
-            return;
-        };
-        let frame = clients::with_refusals(frame, &self.refused, &mut client.waiting);
-        match codec::encode_frame(&*frame) {
-            Ok(bytes) => {
-                if let Err(error) = client.sender.send(bytes, Vec::new()) {
-                    tracing::warn!(pid = client.pid, %error, "the launcher does not read");
-                }
-            }
-            Err(error) => tracing::error!(%error, "a frame that cannot be encoded"),
-        }
-    }
-
-    fn store(&self, key: JobKey, effect: storelog::Effect) {
-        let Some(store) = self.stores.get(&key).cloned() else {
-            return;
-        };
-        let (tx, metrics) = (self.tx.clone(), self.metrics.clone());
-        let folder = stores::folder(&key);
-        store.run(move |dir| {
-            let event = stores::carry_out(dir, &folder, effect, &metrics);
-            let _ended = tx.blocking_send(Input::Store { key, event });
-        });
-    }
-
-    fn beacon(&self, key: JobKey, write: Option<u64>) {
-        let Some(store) = self.stores.get(&key).cloned() else {
-            return;
-        };
-        let tx = self.tx.clone();
-        let folder = stores::folder(&key);
-        store.run(move |store| match write {
-            Some(value) => {
-                if let Err(error) = store.write_beacon(&folder, value) {
-                    tracing::warn!(job = %key, %error, "the beacon cannot be written");
-                }
-            }
-            None => {
-                // What cannot be read says nothing: only a beacon that stands still counts.
-                if let Ok(value) = store.read_beacon(&folder) {
-                    let _ended = tx.blocking_send(Input::Beacon { key, value });
-                }
-            }
-        });
-    }
-
-    fn on_notice(&mut self, notice: &Notice) {
-        let config = self.core.config();
-        let names = history::Names {
-            peers: self.core.peers(),
-            me: config.node,
-            host: &config.host,
-        };
-        self.history.take(notice, names);
-        let peers = self.core.peers();
-        match notice {
-            Notice::Peer { node, state } => {
-                let name = peers.name(*node);
-                match state {
-                    State::Alive => tracing::info!(node = name, "alive"),
-                    State::Suspect => tracing::info!(node = name, "suspect"),
-                    State::Away { .. } => {
-                        tracing::warn!(node = name, "its agent is away, its launcher answers")
-                    }
-                    State::Lost { confirmed } => tracing::warn!(node = name, confirmed, "lost"),
-                }
-            }
-            Notice::Decided {
-                key,
-                digest,
-                record,
-            } => {
-                self.metrics.generation_change(record.cause.word());
-                tracing::info!(job = %key, generation = record.number, %digest, cause = record.cause.word(),
-                    members = record.members.len(), kind = ?record.kind, "decided");
-            }
-            Notice::Changed { key, phases, .. } => {
-                let p = history::phases_json(phases);
-                for phase in ["detect", "decide", "stop", "start", "total"] {
-                    let ms = p[format!("{phase}_ms")].as_f64().unwrap_or(0.0);
-                    self.metrics
-                        .recovery_phase(phase, Duration::from_secs_f64(ms / 1e3));
-                }
-                tracing::info!(job = %key, phases = %p, "started");
-            }
-            Notice::Waiting { key, text } => tracing::info!(job = %key, text, "waiting"),
-            Notice::Stopping { key, why } => {
-                tracing::info!(job = %key, why, "stopping in good order")
-            }
-            Notice::WorkerFailed { key, exit, .. } => {
-                tracing::warn!(job = %key, rank = exit.rank, code = exit.code, signal = exit.signal, "a worker failed");
-            }
-            Notice::Committed { key, commit } => {
-                tracing::info!(job = %key, step = commit.step, "committed")
-            }
-            Notice::Trouble { key, text } => tracing::error!(job = %key, text),
         }
     }
 
