@@ -6,6 +6,10 @@ use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
     num::NonZeroUsize,
+    os::{
+        linux::net::SocketAddrExt,
+        unix::net::{SocketAddr as UnixAddr, UnixListener},
+    },
     time::Duration,
 };
 
@@ -38,6 +42,9 @@ use super::{
 
 /// How long listening may take to begin.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How often, and how far apart, an agent asks for its turn to listen: a turn takes microseconds.
+const CLAIM_TRIES: u32 = 100;
+const CLAIM_PAUSE: Duration = Duration::from_millis(5);
 /// Substreams of one connection at once: one is used.
 const MAX_STREAMS: usize = 4;
 /// Bytes under way on a QUIC stream; a TCP connection's yamux stream starts with as many.
@@ -152,6 +159,26 @@ fn check_free(addr: SocketAddr) -> Result<(), StartError> {
     }
 }
 
+/// Held from [`check_free`] until libp2p listens, so that two agents that start at once do not both
+/// find the port free. A name in the network namespace, like the port itself; it goes with its
+/// process. Whoever squats on the name only takes this protection away: the wait ends.
+async fn one_at_a_time(port: u16) -> Option<UnixListener> {
+    if port == 0 {
+        return None;
+    }
+    let name = format!("muster-listen-{port}");
+    let name = UnixAddr::from_abstract_name(name).ok()?;
+    for _ in 0..CLAIM_TRIES {
+        match UnixListener::bind_addr(&name) {
+            Ok(held) => return Some(held),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            Err(_) => return None,
+        }
+        tokio::time::sleep(CLAIM_PAUSE).await;
+    }
+    None
+}
+
 /// Listens on every configured address and waits until each has begun.
 pub(super) async fn listen(
     swarm: &mut Swarm<Behaviour>,
@@ -160,8 +187,10 @@ pub(super) async fn listen(
 ) -> Result<(), StartError> {
     let mut waiting: HashMap<ListenerId, SocketAddr> = HashMap::new();
     for addr in &config.listen {
+        let held = one_at_a_time(addr.port()).await;
         check_free(*addr)?;
         let id = listen_on(swarm, *addr, Carrier::Tcp)?;
+        drop(held);
         waiting.insert(id, *addr);
     }
     let begun = tokio::time::timeout(PATIENCE, async {

@@ -177,3 +177,39 @@ async fn bad_configurations_are_refused_by_name() {
     .await;
     assert!(matches!(result, Err(StartError::Bootstrap { .. })));
 }
+
+#[test]
+fn of_agents_that_start_at_once_on_one_port_one_listens() {
+    const AGENTS: usize = 4;
+    for round in 0..10 {
+        let port = std::net::TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
+        let all_ready = std::sync::Barrier::new(AGENTS);
+        let all_tried = std::sync::Barrier::new(AGENTS);
+        let listening = std::thread::scope(|scope| {
+            let tries: Vec<_> = (0..AGENTS)
+                .map(|_| {
+                    scope.spawn(|| {
+                        let runtime = tokio::runtime::Builder::new_current_thread()
+                            .enable_all()
+                            .build()
+                            .unwrap();
+                        runtime.block_on(async {
+                            let listen = vec![port];
+                            let config = NetConfig { listen, ..config() };
+                            all_ready.wait();
+                            let started = Net::start(config).await;
+                            all_tried.wait();
+                            started.is_ok()
+                        })
+                    })
+                })
+                .collect();
+            let each = tries.into_iter().map(|t| t.join().unwrap());
+            each.filter(|listens| *listens).count()
+        });
+        assert_eq!(listening, 1, "in round {round}");
+    }
+}
