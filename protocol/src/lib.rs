@@ -13,6 +13,7 @@ pub mod codec;
 pub mod control;
 pub mod ids;
 pub mod job;
+pub mod live;
 pub mod local;
 pub mod membership;
 pub mod paxos;
