@@ -36,6 +36,10 @@
 //! any. All ranks of a generation begin with the same step r; when S turns out to lie at or below
 //! r, nobody has begun r, and all stop at r. What a worker acknowledges is where it stands:
 //! max(S, r). A worker whose work ends before S exits with 0 and acknowledges nothing.
+//!
+//! A worker that lives through a change of its generation uses more words: see [`live`].
+
+pub mod live;
 
 use serde::{Deserialize, Serialize};
 

@@ -8,6 +8,7 @@ pub mod checkpoint;
 pub mod collective;
 pub mod demo;
 pub mod env;
+pub mod live;
 mod page;
 pub mod session;
 

@@ -4,9 +4,10 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use memmap2::{MmapOptions, MmapRaw};
-use muster_protocol::control::{LAYOUT, MAGIC, PAGE_LEN, word};
+use muster_protocol::control::{LAYOUT, MAGIC, PAGE_LEN, live, word};
 
 use crate::session::SessionError;
 
@@ -67,8 +68,8 @@ impl Page {
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
-        debug_assert!(word::ALL.contains(&at));
-        // SAFETY: `at` is one of `word::ALL`, so it is aligned to 8 bytes and inside PAGE_LEN
+        debug_assert!(word::ALL.contains(&at) || live::word::all().any(|word| word == at));
+        // SAFETY: `at` is a word of the page, so it is aligned to 8 bytes and inside PAGE_LEN
         // bytes of a mapping that lives as long as `self`. Both processes only use atomics on it.
         unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
     }
@@ -87,5 +88,38 @@ impl Page {
             .compare_exchange(0, value.to_le(), Ordering::SeqCst, Ordering::SeqCst)
             .map(|_| ())
             .map_err(u64::from_le)
+    }
+
+    /// Sleeps while the word has this value, until [`wake`](Self::wake) in any process, or for this
+    /// long. May return early. Only the word's low half is compared: see there for what that costs.
+    pub(crate) fn wait_while(&self, at: usize, value: u64, longest: Duration) {
+        let limit = libc::timespec {
+            tv_sec: longest.as_secs().min(3600) as libc::time_t,
+            tv_nsec: libc::c_long::from(longest.subsec_nanos().cast_signed()),
+        };
+        // SAFETY: the low half of a word is an aligned u32 inside the mapping (words are little-
+        // endian, and so are the targets), which FUTEX_WAIT only reads; `limit` outlives the call.
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                self.word(at).as_ptr(),
+                libc::FUTEX_WAIT,
+                value as u32,
+                &raw const limit,
+            );
+        }
+    }
+
+    /// Wakes all that wait for a change of this word, in every process that maps the page.
+    pub(crate) fn wake(&self, at: usize) {
+        // SAFETY: FUTEX_WAKE reads no memory; the address is inside the mapping.
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                self.word(at).as_ptr(),
+                libc::FUTEX_WAKE,
+                i32::MAX,
+            );
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use muster_protocol::control::{
@@ -75,7 +76,7 @@ pub enum SessionError {
 /// up.
 #[derive(Debug)]
 pub struct Session {
-    page: Page,
+    page: Arc<Page>,
     pid: u32,
     last: Option<u64>,
 }
@@ -113,10 +114,14 @@ impl Session {
             .map_err(|pid| SessionError::AlreadyAttached { pid })?;
         page.store(word::LINKED, 1);
         Ok(Session {
-            page,
+            page: Arc::new(page),
             pid,
             last: None,
         })
+    }
+
+    pub(crate) fn page(&self) -> Arc<Page> {
+        self.page.clone()
     }
 
     /// Announces that `step` is about to begin, and asks whether it may. Usually two atomic
