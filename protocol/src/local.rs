@@ -218,6 +218,8 @@ pub enum ToLauncher {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
     pub digest: Digest,
+    /// The job's birth record: a state of another lineage is no state of this job.
+    pub lineage: Digest,
     pub attempt: u32,
     pub number: u64,
     /// Position of this node, and number of nodes.

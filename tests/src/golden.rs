@@ -542,6 +542,7 @@ pub fn to_launcher() -> Vec<ToLauncher> {
         },
         ToLauncher::Start(Start {
             digest,
+            lineage: digest,
             attempt: 1,
             number: 3,
             node_rank: 1,

@@ -128,6 +128,7 @@ impl Job {
         let node_rank = record.members.iter().position(|m| m.node == ctx.me())?;
         Some(Start {
             digest,
+            lineage: record.lineage(),
             attempt,
             number: record.number,
             node_rank: u32::try_from(node_rank).ok()?,

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
+use muster_protocol::control::live::{self, Assignment, CAN_REASSIGN, Term};
 use muster_protocol::control::{self, Gate, LAYOUT, MAGIC, PAGE_LEN, Reason, Stop, word};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -35,12 +36,13 @@ impl ControlPage {
         };
         page.store(word::MAGIC, MAGIC);
         page.store(word::LAYOUT, LAYOUT);
+        page.store(live::word::FEATURES, CAN_REASSIGN);
         Ok((page, file.into()))
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
-        debug_assert!(word::ALL.contains(&at));
-        // SAFETY: `at` is one of `word::ALL`, so it is aligned to 8 bytes and inside PAGE_LEN bytes
+        debug_assert!(word::ALL.contains(&at) || live::word::all().any(|word| word == at));
+        // SAFETY: `at` is a word of the page, so it is aligned to 8 bytes and inside PAGE_LEN bytes
         // of a mapping that lives as long as `self`. Both processes only use atomics on it.
         unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
     }
@@ -81,6 +83,50 @@ impl ControlPage {
             self.store(word::STOP, Stop::Confirmed(step).encode());
         }
         may
+    }
+
+    /// Gives the worker its place in the next generation. The worker has not begun, or has parked
+    /// from all before.
+    pub fn assign(&mut self, assignment: &Assignment) {
+        self.gate = Gate::default();
+        self.store(word::STOP, Stop::None.encode());
+        self.store(word::ACK, control::encode_step(None));
+        let sequence = self.load(live::word::SEQUENCE);
+        self.store(live::word::SEQUENCE, sequence | 1);
+        for (at, value) in live::word::assignment().zip(assignment.encode()) {
+            self.store(at, value);
+        }
+        self.store(live::word::SEQUENCE, (sequence | 1).wrapping_add(1));
+        self.wake(live::word::SEQUENCE);
+    }
+
+    /// Tells a live worker that this term is over.
+    pub fn end(&self, term: Term) {
+        self.store(live::word::ENDED, term.0);
+        self.wake(live::word::ENDED);
+    }
+
+    /// Whether the worker stays through a change of its generation.
+    pub fn is_live(&self) -> bool {
+        self.load(live::word::LIVE) == 1
+    }
+
+    /// Whether the worker has left this term for good, and waits for another.
+    pub fn has_parked(&self, term: Term) -> bool {
+        self.is_live() && Term(self.load(live::word::PARKED)) >= term
+    }
+
+    /// Wakes the worker where it waits for this word to change.
+    fn wake(&self, at: usize) {
+        // SAFETY: FUTEX_WAKE reads no memory; the address is inside the mapping.
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                self.word(at).as_ptr(),
+                libc::FUTEX_WAKE,
+                i32::MAX,
+            );
+        }
     }
 
     /// Lets the worker go on.

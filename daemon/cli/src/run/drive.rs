@@ -29,6 +29,9 @@ use super::workers::{Left, Workers, unix_ms};
 /// process that is not our child.
 const LOOK: Duration = Duration::from_millis(10);
 
+/// How often live workers that are to leave their generation are looked at.
+const PARKING: Duration = Duration::from_millis(1);
+
 /// How often the control pages are looked at for workers that attach a runtime.
 const PAGES: Duration = Duration::from_millis(100);
 
@@ -108,6 +111,8 @@ impl Driver {
         self.fresh_port(None, &mut session);
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut parking = tokio::time::interval(PARKING);
+        parking.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut pages = tokio::time::interval(PAGES);
         pages.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -129,8 +134,12 @@ impl Driver {
                     session.handle_timeout(now());
                 }
                 _ = look.tick(), if session.is_draining() => self.look(&mut session),
+                _ = parking.tick(), if self.workers.have_live() && session.awaits_parking() => {
+                    self.look_for_parked(&mut session);
+                }
                 _ = pages.tick(), if session.has_workers() => {
                     self.release_ports();
+                    self.look_for_parked(&mut session);
                     let linked = self.linked();
                     if linked != self.was_linked {
                         self.was_linked = linked;
@@ -173,6 +182,18 @@ impl Driver {
             self.workers.close_output();
         }
         session.handle(Event::Left(left), now());
+    }
+
+    /// Live workers leave no exit status behind: their pages say how far they are.
+    fn look_for_parked(&mut self, session: &mut Session) {
+        if !self.workers.have_parked() {
+            return;
+        }
+        let acknowledged = self.workers.pages().all(|p| p.acknowledged().is_some());
+        session.handle(Event::ParkedAlone { acknowledged }, now());
+        if session.awaits_parking() {
+            self.look(session);
+        }
     }
 
     fn link_event(&mut self, event: LinkEvent, session: &mut Session) {
@@ -247,6 +268,8 @@ impl Driver {
                     self.reap(session);
                 }
                 Effect::FreshPort { used } => self.fresh_port(used, session),
+                Effect::EndTerm(number) => self.workers.end_term(number),
+                Effect::KillUnparked => self.workers.kill_unparked(),
                 Effect::Signal(number) => self.workers.signal(number),
                 Effect::Kill => self.workers.kill_all(),
                 Effect::InstallStop {

@@ -111,6 +111,7 @@ mod tests {
     fn start() -> Start {
         Start {
             digest: Digest([0xab; 32]),
+            lineage: Digest([0xaa; 32]),
             attempt: 1,
             number: 3,
             node_rank: 1,

@@ -9,6 +9,7 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use muster_protocol::control::live::{Assignment, Term};
 use muster_protocol::local::{Start, WorkerExit};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
@@ -53,11 +54,44 @@ struct Worker {
     rank: u32,
     pid: i32,
     ended: bool,
+    /// The start that it works for, or worked for last.
+    term: Term,
     /// Its process group was seen empty after it was reaped: the number may be another's now.
     group_gone: bool,
     dir: PathBuf,
     tail: Option<Tail>,
     page: ControlPage,
+}
+
+impl Worker {
+    fn assign(&mut self, start: &Start) {
+        self.rank = start.first_rank + u32::from(self.local_rank);
+        self.term = Term::of(start.number, start.attempt);
+        self.page.assign(&Assignment {
+            term: self.term,
+            rank: self.rank,
+            world: start.world,
+            local_rank: self.local_rank.into(),
+            local_world: start.slots.into(),
+            node_rank: start.node_rank,
+            nodes: start.nodes,
+            restarts: start.restart_count,
+            master: start.master,
+            digest: start.digest,
+            lineage: start.lineage,
+        });
+    }
+
+    fn is_parked(&self) -> bool {
+        !self.ended && self.page.has_parked(self.term)
+    }
+
+    /// A signal to its process group.
+    fn signal(&self, signal: i32) {
+        // SAFETY: kill() has no memory effects. The group exists or existed under this number: its
+        // leader is not reaped, or members were seen since.
+        unsafe { libc::kill(-self.pid, signal) };
+    }
 }
 
 /// What is left of a generation.
@@ -69,6 +103,8 @@ pub enum Left {
     Groups,
     /// Only processes that left their group run.
     Escaped,
+    /// The workers that run are live ones that have left their generation; nothing else runs.
+    Parked,
     Nothing,
 }
 
@@ -111,10 +147,12 @@ impl Workers {
         &self.root
     }
 
-    /// Starts a generation's workers. On an error nothing of it is left running, except for what
-    /// [`left`](Self::left) still reports. Those before must be gone.
+    /// Starts a generation's workers: parked ones get their new place, for all others a process is
+    /// started. On an error nothing of it is left running, except for what [`left`](Self::left)
+    /// still reports. Those before must be gone or parked.
     pub fn spawn(&mut self, start: &Start, interface: Option<&str>) -> Result<(), String> {
-        self.workers.clear();
+        self.workers.retain(Worker::is_parked);
+        let stay: Vec<u16> = self.workers.iter().map(|w| w.local_rank).collect();
         let root = self.root.path().display().to_string();
         let attempt = self
             .root
@@ -123,7 +161,7 @@ impl Workers {
         let mut requests = Vec::new();
         let mut streams = Vec::new();
         let mut workers = Vec::new();
-        for local_rank in 0..start.slots {
+        for local_rank in (0..start.slots).filter(|local| !stay.contains(local)) {
             let (request, pipes, worker) = self
                 .prepare(
                     start,
@@ -152,6 +190,12 @@ impl Workers {
             }
         }
         let Some(error) = error else {
+            // Last, so that none of them begins when others cannot.
+            let stayed = self
+                .workers
+                .iter_mut()
+                .filter(|w| stay.contains(&w.local_rank));
+            stayed.for_each(|worker| worker.assign(start));
             return Ok(());
         };
         self.kill_all();
@@ -212,9 +256,10 @@ impl Workers {
             stderr,
             pass: Some(page_fd),
         };
-        let worker = Worker {
+        let mut worker = Worker {
             local_rank,
             rank,
+            term: Term::default(),
             pid: 0,
             ended: false,
             group_gone: false,
@@ -222,6 +267,7 @@ impl Workers {
             tail: piped.then_some(tail),
             page,
         };
+        worker.assign(start);
         Ok((request, pipes, worker))
     }
 
@@ -281,13 +327,42 @@ impl Workers {
         Ok(Out::To(write))
     }
 
+    /// Ends the workers' part in their generation: a live worker is told to park, any other gets the
+    /// signal.
+    pub fn end_term(&self, signal: i32) {
+        let (live, others): (Vec<&Worker>, Vec<&Worker>) = self
+            .workers
+            .iter()
+            .filter(|w| !w.group_gone)
+            .partition(|w| !w.ended && w.page.is_live());
+        live.iter().for_each(|worker| worker.page.end(worker.term));
+        others.iter().for_each(|worker| worker.signal(signal));
+    }
+
+    /// SIGKILL to the process groups of all that have not parked.
+    pub fn kill_unparked(&self) {
+        let unparked = self
+            .workers
+            .iter()
+            .filter(|w| !w.group_gone && !w.is_parked());
+        unparked.for_each(|worker| worker.signal(libc::SIGKILL));
+    }
+
+    /// Whether any worker stays through a change of its generation.
+    pub fn have_live(&self) -> bool {
+        self.workers.iter().any(|w| !w.ended && w.page.is_live())
+    }
+
+    /// Whether there are workers and all that run have parked.
+    pub fn have_parked(&self) -> bool {
+        let mut running = self.workers.iter().filter(|w| !w.ended).peekable();
+        running.peek().is_some() && running.all(Worker::is_parked)
+    }
+
     /// Sends a signal to every worker's process group.
     pub fn signal(&self, signal: i32) {
-        for worker in self.workers.iter().filter(|w| !w.group_gone) {
-            // SAFETY: kill() has no memory effects. The group exists or existed under this number:
-            // its leader is not reaped, or members were seen since.
-            unsafe { libc::kill(-worker.pid, signal) };
-        }
+        let there = self.workers.iter().filter(|w| !w.group_gone);
+        there.for_each(|worker| worker.signal(signal));
     }
 
     /// SIGKILL to every process group and to every process that descends from a worker.
@@ -370,16 +445,21 @@ impl Workers {
 
     /// What still runs. Cheap while workers run; looks through /proc once they are gone.
     pub fn left(&mut self) -> Left {
-        if self.workers.iter().any(|w| !w.ended) {
+        let parked = self.have_parked();
+        if !parked && self.workers.iter().any(|w| !w.ended) {
             return Left::Workers;
         }
-        for worker in self.workers.iter_mut().filter(|w| !w.group_gone) {
+        for worker in self.workers.iter_mut().filter(|w| w.ended && !w.group_gone) {
             // SAFETY: signal 0 only asks.
             worker.group_gone = unsafe { libc::kill(-worker.pid, 0) } < 0
                 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
         }
-        if self.workers.iter().any(|w| !w.group_gone) {
+        if self.workers.iter().any(|w| w.ended && !w.group_gone) {
             return Left::Groups;
+        }
+        if parked {
+            // What else descends from them belongs to them.
+            return Left::Parked;
         }
         let id = self.setup.job.launcher.hex();
         if procs::all_of(&id, &self.spared()).is_empty() {

@@ -156,6 +156,7 @@ impl Agent {
         let register = self.register.as_ref().unwrap();
         Start {
             digest: Digest([number; 32]),
+            lineage: Digest([1; 32]),
             attempt: 1,
             number: number.into(),
             node_rank: 0,

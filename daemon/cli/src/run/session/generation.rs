@@ -46,7 +46,7 @@ impl Session {
         self.facts.clear();
         self.failures.clear();
         self.waiting.clear();
-        if self.current.as_ref().is_some_and(|c| c.stopping.is_none()) {
+        if self.current.as_ref().is_some_and(Current::trains) {
             // A decided newer generation ends the one before, should its stop have been lost.
             let grace = self.register.spec.loss_grace();
             self.begin_stop(libc::SIGTERM, grace, None, now);
@@ -63,7 +63,8 @@ impl Session {
 
     /// Spawns once the master is verified and what ran before is gone.
     pub(super) fn try_spawn(&mut self) {
-        if self.current.is_some() || self.ending.is_some() {
+        let busy = self.current.as_ref().is_some_and(|c| !c.parked);
+        if busy || self.ending.is_some() {
             return;
         }
         let Some(Pending {
@@ -116,6 +117,9 @@ impl Session {
             acknowledged: false,
             unstarted: None,
             stopping: None,
+            confirmed: false,
+            alone_since: None,
+            parked: false,
         };
         match result {
             Ok(()) => self.fact(ToAgent::Started { digest, attempt }),
@@ -145,6 +149,11 @@ impl Session {
         current.acknowledged |= acknowledged;
         let all = current.running == 0;
         if current.stopping.is_some() {
+            return;
+        }
+        if current.parked {
+            // Its generation is over: the next one starts another in its place.
+            self.current.take_if(|_| all);
             return;
         }
         let digest = current.start.digest;
@@ -182,6 +191,7 @@ impl Session {
                     self.handle_timeout(now);
                 }
             }
+            Left::Parked => self.parked(now),
             Left::Nothing => {
                 let (finished, told) = (stopping.finished, stopping.told);
                 let (digest, attempt) = (current.start.digest, current.start.attempt);
@@ -236,6 +246,9 @@ impl Session {
         }
         let current = self.current.as_ref();
         match current.map(|c| (self.age(c.start.digest) <= Some(age), c.stopping.is_some())) {
+            Some((true, _)) if current.is_some_and(|c| c.parked) => {
+                self.fact(ToAgent::Stopped { digest });
+            }
             Some((true, already)) => {
                 if !already && !why.is_empty() {
                     self.say(format!("stopping the workers: {why}"));
@@ -265,6 +278,11 @@ impl Session {
             return;
         };
         let kill_at = now + grace;
+        // While the job goes on here, live workers stay.
+        let end = match self.ending {
+            Some(_) => Effect::Signal,
+            None => Effect::EndTerm,
+        };
         match &mut current.stopping {
             None => {
                 current.stopping = Some(Stopping {
@@ -274,12 +292,12 @@ impl Session {
                     finished: false,
                     told,
                 });
-                self.effects.push_back(Effect::Signal(signal));
+                self.effects.push_back(end(signal));
             }
             Some(stopping) => {
                 if stopping.since_kill.is_none() && kill_at < stopping.kill_at {
                     stopping.kill_at = kill_at;
-                    self.effects.push_back(Effect::Signal(signal));
+                    self.effects.push_back(end(signal));
                 }
                 stopping.told = told.or(stopping.told);
             }

@@ -7,6 +7,7 @@
 
 mod generation;
 mod leaving;
+mod parking;
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -26,6 +27,13 @@ const LEFTOVER_GRACE: Span = Span::from_millis(2_000);
 
 /// SIGKILL is sent again this often: a process that forks may have been missed.
 const KILL_AGAIN: Span = Span::from_millis(50);
+
+/// Live workers that lost each other may park before anybody here knows why. When no agent has told
+/// this launcher to stop after so long, it reports that they gave up.
+const ALONE: Span = Span::from_secs(5);
+
+/// What a worker that gave up counts as: EX_TEMPFAIL of sysexits.h.
+const GAVE_UP: i32 = 75;
 
 /// What cannot be killed for this long is named.
 const STUCK: Span = Span::from_secs(5);
@@ -63,6 +71,11 @@ pub enum Event {
     },
     /// Every worker has a runtime attached, or no longer.
     TakesStopSteps(bool),
+    /// All workers that run have left the generation by themselves: at a stop step that they
+    /// acknowledged, or because they lost each other.
+    ParkedAlone {
+        acknowledged: bool,
+    },
     /// Ctrl-C.
     Interrupt,
     /// Told to leave: SIGTERM, or another signal that was asked for.
@@ -86,7 +99,11 @@ pub enum Effect {
     FreshPort {
         used: Option<u16>,
     },
-    /// A signal to the workers' process groups.
+    /// The generation is over: live workers are told to park, the others get the signal.
+    EndTerm(i32),
+    /// SIGKILL to everything that has not parked.
+    KillUnparked,
+    /// A signal to the workers' process groups: the job is over here.
     Signal(i32),
     /// SIGKILL to everything.
     Kill,
@@ -145,6 +162,19 @@ struct Current {
     /// Its workers could not all be started, and why; told once nothing of it runs.
     unstarted: Option<String>,
     stopping: Option<Stopping>,
+    /// A stop step was confirmed.
+    confirmed: bool,
+    /// All that runs has parked since when, though nobody told it to.
+    alone_since: Option<Time>,
+    /// The generation is over here; its live workers wait for the next.
+    parked: bool,
+}
+
+impl Current {
+    /// Its workers may do steps.
+    fn trains(&self) -> bool {
+        self.stopping.is_none() && !self.parked
+    }
 }
 
 /// The launcher's core.
@@ -212,8 +242,11 @@ impl Session {
             .leave_by
             .map(|(at, _)| (at, "the time to leave is over"));
         let alone = self.alone_by.map(|at| (at, "no agent for too long"));
+        let since = self.current.as_ref().and_then(|c| c.alone_since);
+        let gave_up = since.map(|at| (at + ALONE, "the workers parked, and nobody says why"));
         kill.into_iter()
             .chain(leave)
+            .chain(gave_up)
             .chain(alone)
             .min_by_key(|(at, _)| *at)
     }
@@ -221,6 +254,12 @@ impl Session {
     /// Whether workers were started and something of them may still run.
     pub fn has_workers(&self) -> bool {
         self.current.is_some()
+    }
+
+    /// Whether live workers are about to leave their generation.
+    pub fn awaits_parking(&self) -> bool {
+        let current = self.current.as_ref();
+        current.is_some_and(|c| !c.parked && (c.stopping.is_some() || c.confirmed))
     }
 
     /// Whether what is left should be looked at: all workers ended.
@@ -264,6 +303,7 @@ impl Session {
                 }
             }
             Event::TakesStopSteps(yes) => self.takes_stop_steps(yes),
+            Event::ParkedAlone { acknowledged } => self.parked_alone(acknowledged, now),
             Event::Interrupt => self.interrupt(now),
             Event::Terminate { signal } => self.terminate(signal, now),
         }
@@ -275,19 +315,23 @@ impl Session {
             self.end(code, String::new(), now);
         }
         if self.alone_by.take_if(|at| now >= *at).is_some()
-            && self.current.as_ref().is_some_and(|c| c.stopping.is_none())
+            && self.current.as_ref().is_some_and(Current::trains)
         {
             self.say("the agent is away for too long: stopping the workers");
             let grace = self.register.spec.loss_grace();
             self.begin_stop(libc::SIGTERM, grace, None, now);
         }
+        self.gave_up(now);
         let Some(stopping) = self.current.as_mut().and_then(|c| c.stopping.as_mut()) else {
             return;
         };
         if now >= stopping.kill_at {
             let since = *stopping.since_kill.get_or_insert(now);
             stopping.kill_at = now + KILL_AGAIN;
-            self.effects.push_back(Effect::Kill);
+            self.effects.push_back(match self.ending {
+                Some(_) => Effect::Kill,
+                None => Effect::KillUnparked,
+            });
             if !stopping.named && now.since(since) >= STUCK {
                 stopping.named = true;
                 self.effects.push_back(Effect::NameSurvivors);
@@ -322,7 +366,8 @@ impl Session {
         self.link = true;
         self.alone_by = None;
         let mut register = self.register.clone();
-        register.running = self.current.as_ref().map(|c| c.start.digest);
+        let current = self.current.as_ref().filter(|c| !c.parked);
+        register.running = current.map(|c| c.start.digest);
         self.send(ToAgent::Register(register));
         if let Some(port) = self.port {
             self.send(ToAgent::MasterPort { port });
@@ -340,7 +385,7 @@ impl Session {
     fn runs(&self, digest: Digest) -> bool {
         self.current
             .as_ref()
-            .is_some_and(|c| c.start.digest == digest && c.stopping.is_none())
+            .is_some_and(|c| c.start.digest == digest && c.trains())
     }
 
     /// Position in the order of generations; `None` for one that never started here.
@@ -405,6 +450,9 @@ impl Session {
             }
             ToLauncher::ConfirmStop { digest, step, .. } => {
                 if self.runs(digest) {
+                    if let Some(current) = &mut self.current {
+                        current.confirmed = true;
+                    }
                     self.effects.push_back(Effect::ConfirmStop { step });
                 }
             }

@@ -22,6 +22,7 @@ fn start(n: u8, attempt: u32) -> Start {
     let addr = SocketAddr::from(([127, 0, 0, 1], 1000 + u16::from(n)));
     Start {
         digest: digest(n),
+        lineage: digest(1),
         attempt,
         number: n.into(),
         node_rank: 0,
