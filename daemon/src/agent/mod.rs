@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use muster_protocol::agent::{Agent, Config, ConnId, Event, Flaws};
 use muster_protocol::membership::Answer;
-use muster_protocol::record::Place;
+use muster_protocol::record::{Kind, Place};
 use muster_protocol::wire::Message;
 use muster_protocol::{JobKey, NodeId, Span, Time, codec};
 use tokio::sync::mpsc;
@@ -129,6 +129,15 @@ impl Handle {
     pub async fn quit(&self) {
         let _ended = self.tx.send(Input::Quit).await;
     }
+}
+
+/// What an agent leaves.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its state directory, still locked.
+    pub state: StateDir,
+    /// Every job that it knew is over: no vote in its state is asked for any more.
+    pub finished: bool,
 }
 
 /// One client of the socket.
@@ -262,7 +271,7 @@ impl Node {
     }
 
     /// Runs until told to quit, or until a drain is complete.
-    pub async fn run(mut self) {
+    pub async fn run(mut self) -> Ended {
         self.effects();
         self.tell_manager(|n| n.ready("serving"));
         let mut beat = tokio::time::interval(Duration::from_secs(2));
@@ -282,6 +291,13 @@ impl Node {
         }
         self.remember();
         self.net.close().await;
+        let over = |kind| matches!(kind, Kind::End { .. } | Kind::Failed { .. });
+        Ended {
+            finished: self.core.jobs().all(|job| {
+                job.durable().bound.is_none() && job.head().is_none_or(|(r, _)| over(r.kind))
+            }),
+            state: self.state,
+        }
     }
 
     /// Tells the service manager; a manager that does not listen is no reason to stop.

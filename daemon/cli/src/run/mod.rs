@@ -119,8 +119,7 @@ fn from_slurm(args: &mut RunArgs) -> anyhow::Result<()> {
         return Ok(());
     };
     if step.nodes.len() > 1 && !args.standalone {
-        args.rdzv_endpoint
-            .get_or_insert_with(|| step.nodes.join(","));
+        args.rdzv_endpoint.get_or_insert_with(|| step.peers());
         args.rdzv_id
             .get_or_insert_with(|| format!("slurm-{}.{}", step.job_id, step.step_id));
     }

@@ -312,6 +312,13 @@ impl Bed {
         all.into_iter().filter(|e| e["event"] == kind).collect()
     }
 
+    /// How many jobs' state the node's embedded agents have left.
+    pub(crate) fn state_folders(&self, node: usize) -> usize {
+        let hosts = std::fs::read_dir(self.path(&format!("n{node}/state/muster"))).unwrap();
+        let folders = |host: std::fs::DirEntry| std::fs::read_dir(host.path()).unwrap().count();
+        hosts.map(|host| folders(host.unwrap())).sum()
+    }
+
     pub(crate) fn log(&self, node: usize) -> PathBuf {
         let count = self.nodes[node].launched;
         self.path(&format!("n{node}.run{count}.log"))
