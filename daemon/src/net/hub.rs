@@ -67,6 +67,8 @@ struct Peer {
 
 pub(super) struct Hub {
     swarm: Swarm<Behaviour>,
+    /// Its addresses; given up after it.
+    _claims: Vec<transport::Claim>,
     config: NetConfig,
     node: NodeId,
     instance: u64,
@@ -120,7 +122,7 @@ impl Hub {
         for addr in config.remembered.drain(..) {
             book.add(addr, None, Some(book::FORGET), now);
         }
-        transport::listen(&mut swarm, &config, &shared).await?;
+        let claims = transport::listen(&mut swarm, &config, &shared).await?;
         for addr in shared.listening() {
             // There is room, or the agent asked for fewer events than it has addresses.
             let _ = events.try_send(NetEvent::Listening(addr));
@@ -142,6 +144,7 @@ impl Hub {
         let gossip_at = now + book::jitter(config.limits.gossip);
         let hub = Hub {
             swarm,
+            _claims: claims,
             config,
             node,
             instance: rand::random(),

@@ -6,6 +6,10 @@ use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
     num::NonZeroUsize,
+    os::{
+        linux::net::SocketAddrExt,
+        unix::net::{SocketAddr as UnixAddr, UnixDatagram},
+    },
     time::Duration,
 };
 
@@ -140,27 +144,40 @@ fn plain(upgrade: impl Error + Send + Sync + 'static) -> io::Error {
     io::Error::new(kind, upgrade)
 }
 
-/// libp2p lets several processes of one user listen on the same port (SO_REUSEPORT) and the kernel
-/// spreads connections over them: an agent started twice would go unnoticed. So a plain socket has
-/// to get the address first.
-fn check_free(addr: SocketAddr) -> Result<(), StartError> {
-    match addr.port() {
-        0 => Ok(()),
-        _ => std::net::TcpListener::bind(addr)
-            .map(drop)
-            .map_err(|source| StartError::Listen { addr, source }),
-    }
+/// Keeps an address to one agent for as long as it lives.
+#[derive(Debug)]
+pub(super) struct Claim {
+    _name: UnixDatagram,
 }
 
-/// Listens on every configured address and waits until each has begun.
+/// libp2p lets several processes of one user listen on the same port (SO_REUSEPORT) and the kernel
+/// spreads connections over them: an agent started twice would go unnoticed. So a plain socket has
+/// to get the address first. Two that start at the same moment could both get it, one after the
+/// other, before either listens: so they first have to get a name that only one can have, in the
+/// abstract unix namespace, which is that of the network (unix(7)).
+fn claim(addr: SocketAddr) -> Result<Option<Claim>, StartError> {
+    if addr.port() == 0 {
+        return Ok(None);
+    }
+    let failed = |source| StartError::Listen { addr, source };
+    let user = rustix::process::geteuid().as_raw();
+    let name = UnixAddr::from_abstract_name(format!("muster-listen-{user}-{addr}"));
+    let name = name.and_then(|name| UnixDatagram::bind_addr(&name));
+    std::net::TcpListener::bind(addr).map_err(failed)?;
+    name.map(|name| Some(Claim { _name: name })).map_err(failed)
+}
+
+/// Listens on every configured address and waits until each has begun. What comes back must be kept
+/// for as long as the swarm.
 pub(super) async fn listen(
     swarm: &mut Swarm<Behaviour>,
     config: &NetConfig,
     shared: &Shared,
-) -> Result<(), StartError> {
+) -> Result<Vec<Claim>, StartError> {
+    let mut claims = Vec::new();
     let mut waiting: HashMap<ListenerId, SocketAddr> = HashMap::new();
     for addr in &config.listen {
-        check_free(*addr)?;
+        claims.extend(claim(*addr)?);
         let id = listen_on(swarm, *addr, Carrier::Tcp)?;
         waiting.insert(id, *addr);
     }
@@ -186,7 +203,7 @@ pub(super) async fn listen(
         Ok(())
     });
     match begun.await {
-        Ok(result) => result,
+        Ok(result) => result.map(|()| claims),
         Err(_) => Err(StartError::Listen {
             addr: waiting
                 .into_values()
@@ -208,4 +225,39 @@ fn listen_on(
             addr,
             source: io::Error::other(error),
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_that_start_at_once_one_gets_the_address() {
+        // A loopback address that no other test of this host uses.
+        let [.., high, low] = std::process::id().to_be_bytes();
+        let addr = SocketAddr::from(([127, 77, high, low], 7971));
+        let probe = std::net::TcpListener::bind(addr).unwrap();
+        assert!(claim(addr).is_err(), "somebody listens there");
+        drop(probe);
+        for _ in 0..50 {
+            let barrier = std::sync::Barrier::new(8);
+            let claims: Vec<Option<Claim>> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..8)
+                    .map(|_| {
+                        scope.spawn(|| {
+                            barrier.wait();
+                            claim(addr).ok().flatten()
+                        })
+                    })
+                    .collect();
+                threads.into_iter().map(|t| t.join().unwrap()).collect()
+            });
+            // None of them, where each found another's probe: then they try again.
+            assert!(claims.iter().flatten().count() <= 1);
+        }
+        let held = claim(addr).unwrap();
+        assert!(claim(addr).is_err());
+        drop(held);
+        assert!(claim(addr).is_ok());
+    }
 }

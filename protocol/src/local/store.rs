@@ -60,7 +60,9 @@ pub enum StoreAnswer {
 impl StoreAnswer {
     /// A failure, its reason cut to what may be sent.
     pub fn failed(mut reason: String) -> StoreAnswer {
-        reason.truncate(reason.floor_char_boundary(MAX_REASON));
+        while reason.len() > MAX_REASON {
+            reason.pop();
+        }
         StoreAnswer::Failed { reason }
     }
 
