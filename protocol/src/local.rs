@@ -1,17 +1,20 @@
 //! Frames on the unix socket: launcher with agent, and command line with agent.
 //!
-//! The launcher is the client. Its first frame is [`ToAgent::Register`] (with the store's directory
-//! as a descriptor, if there is one); a command line's only frame is [`ToAgent::Query`] or
-//! [`ToAgent::Command`].
+//! The launcher is the client. Its first frame is [`ToAgent::Register`]; a command line's only frame
+//! is [`ToAgent::Query`] or [`ToAgent::Command`].
+
+mod store;
 
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
 use crate::control::Reason;
-use crate::ids::{Digest, LauncherId, NodeId};
+use crate::ids::{Digest, LauncherId, NodeId, StoreUuid};
 use crate::record::Place;
 use crate::spec::JobSpec;
+
+pub use store::{Assembly, MAX_PART, Part, STORE_HANGS, StoreAnswer, StoreAsk};
 
 /// The most bytes of a worker's last output that travel in a report.
 pub const MAX_TAIL: usize = 4096;
@@ -71,6 +74,11 @@ pub enum ToAgent {
     Cancel,
     Query(Query),
     Command(Command),
+    /// Answer to [`ToLauncher::Store`] of this id.
+    Store {
+        id: u64,
+        answer: StoreAnswer,
+    },
 }
 
 /// Bytes of a command line, and of a reason, that a launcher may send.
@@ -111,6 +119,7 @@ impl ToAgent {
             ToAgent::Query(Query::Events { job, .. })
             | ToAgent::Command(Command::Cancel { job }) => fits("the job", job.len(), MAX_PATH),
             ToAgent::Command(Command::Drain { node, .. }) => fits("the node", node.len(), MAX_PATH),
+            ToAgent::Store { answer, .. } => answer.check(),
             _ => Ok(()),
         }
     }
@@ -130,8 +139,9 @@ pub struct Register {
     pub place: Place,
     /// The generation whose workers run here, when the launcher comes back to an agent.
     pub running: Option<Digest>,
-    /// A store's directory comes with this frame as a descriptor.
-    pub store: bool,
+    /// The store that the launcher opened for the job: it carries out what [`ToLauncher::Store`]
+    /// asks.
+    pub store: Option<StoreUuid>,
     pub pid: u32,
     /// The command, for people; at most 256 bytes.
     pub command: String,
@@ -211,6 +221,11 @@ pub enum ToLauncher {
     End {
         code: i32,
         report: String,
+    },
+    /// Something to do in the job's store. The id is one of this link; an answer names it again.
+    Store {
+        id: u64,
+        ask: StoreAsk,
     },
 }
 

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use muster_protocol::barrier::{ToLeader, ToNode};
 use muster_protocol::local::{
-    Answer, Command, Query, Register, Start, ToAgent, ToLauncher, WorkerExit,
+    Answer, Command, Part, Query, Register, Start, StoreAnswer, StoreAsk, ToAgent, ToLauncher,
+    WorkerExit,
 };
 use muster_protocol::record::{Arbiter, Cause, CommitRef, Kind, Member, Place, Record, Voter};
 use muster_protocol::spec::JobSpec;
@@ -96,6 +97,13 @@ names!(to_agent_name, TO_AGENT, ToAgent, {
     ToAgent::Query(Query::Events { .. }) => "query.events",
     ToAgent::Command(Command::Drain { .. }) => "command.drain",
     ToAgent::Command(Command::Cancel { .. }) => "command.cancel",
+    ToAgent::Store { answer: StoreAnswer::Found(_), .. } => "store.found",
+    ToAgent::Store { answer: StoreAnswer::Absent, .. } => "store.absent",
+    ToAgent::Store { answer: StoreAnswer::Won, .. } => "store.won",
+    ToAgent::Store { answer: StoreAnswer::Exists, .. } => "store.exists",
+    ToAgent::Store { answer: StoreAnswer::Beacon(_), .. } => "store.beacon",
+    ToAgent::Store { answer: StoreAnswer::BeaconWritten, .. } => "store.beacon_written",
+    ToAgent::Store { answer: StoreAnswer::Failed { .. }, .. } => "store.failed",
 });
 
 names!(to_launcher_name, TO_LAUNCHER, ToLauncher, {
@@ -109,6 +117,10 @@ names!(to_launcher_name, TO_LAUNCHER, ToLauncher, {
     ToLauncher::ConfirmStop { .. } => "confirm_stop",
     ToLauncher::CancelStop { .. } => "cancel_stop",
     ToLauncher::End { .. } => "end",
+    ToLauncher::Store { ask: StoreAsk::Read { .. }, .. } => "store.read",
+    ToLauncher::Store { ask: StoreAsk::Create { .. }, .. } => "store.create",
+    ToLauncher::Store { ask: StoreAsk::WriteBeacon { .. }, .. } => "store.write_beacon",
+    ToLauncher::Store { ask: StoreAsk::ReadBeacon, .. } => "store.read_beacon",
 });
 
 names!(answer_name, ANSWERS, Answer, {
@@ -482,7 +494,7 @@ pub fn to_agent() -> Vec<ToAgent> {
             ],
             place: Place::default(),
             running: Some(digest),
-            store: true,
+            store: Some(StoreUuid([8; 16])),
             pid: 4711,
             command: "python train.py".into(),
             log_dir: Some("/tmp/logs".into()),
@@ -522,7 +534,25 @@ pub fn to_agent() -> Vec<ToAgent> {
         ToAgent::Command(Command::Cancel {
             job: "digits".into(),
         }),
+        to_store(StoreAnswer::Found(part())),
+        to_store(StoreAnswer::Absent),
+        to_store(StoreAnswer::Won),
+        to_store(StoreAnswer::Exists),
+        to_store(StoreAnswer::Beacon(Some(7))),
+        to_store(StoreAnswer::BeaconWritten),
+        to_store(StoreAnswer::failed("no space left".into())),
     ]
+}
+
+fn to_store(answer: StoreAnswer) -> ToAgent {
+    ToAgent::Store { id: 9, answer }
+}
+
+fn part() -> Part {
+    Part {
+        bytes: b"{}".to_vec(),
+        last: true,
+    }
 }
 
 pub fn to_launcher() -> Vec<ToLauncher> {
@@ -583,7 +613,18 @@ pub fn to_launcher() -> Vec<ToLauncher> {
             code: 139,
             report: "rank 3 on node2 failed with signal 11".into(),
         },
+        asks(StoreAsk::Read { slot: 3 }),
+        asks(StoreAsk::Create {
+            slot: 3,
+            part: part(),
+        }),
+        asks(StoreAsk::WriteBeacon { value: 7 }),
+        asks(StoreAsk::ReadBeacon),
     ]
+}
+
+fn asks(ask: StoreAsk) -> ToLauncher {
+    ToLauncher::Store { id: 9, ask }
 }
 
 pub fn answers() -> Vec<Answer> {

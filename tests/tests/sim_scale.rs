@@ -125,7 +125,7 @@ impl World {
             addrs: vec![HERE],
             place: Place::default(),
             running: None,
-            store: false,
+            store: None,
             pid: 1,
             command: String::new(),
             log_dir: None,
@@ -207,7 +207,6 @@ fn launcher(frame: ToAgent) -> Event {
     Event::Launcher {
         conn: ConnId(1),
         owner: "0".into(),
-        store: None,
         frame,
     }
 }

@@ -130,6 +130,18 @@ pub(crate) struct SlurmJob {
     pub(crate) restart_count: u32,
 }
 
+impl SlurmJob {
+    /// The agents of the step's launchers as first peers of each other. The port is the job's, so
+    /// that jobs of several users meet on one node without calling each other's agents; two jobs
+    /// whose numbers differ by a multiple of 9,000 share one. It lies below the ports that Linux
+    /// gives away by itself, and below torchrun's 29400.
+    pub(crate) fn peers(&self) -> String {
+        let port = 20_000 + self.job_id % 9_000;
+        let peers = self.nodes.iter().map(|node| format!("{node}:{port}"));
+        peers.collect::<Vec<_>>().join(",")
+    }
+}
+
 /// What Slurm says about this task, or `None` where it runs in no step (no Slurm, a login shell under `salloc`, the batch script itself:
 /// only `srun` starts tasks on the other nodes, so there is nobody to find without it).
 ///
@@ -373,6 +385,23 @@ mod tests {
 
     fn syntax(at: usize, expected: &'static str) -> NodeListError {
         NodeListError::Syntax { at, expected }
+    }
+
+    #[test]
+    fn each_job_has_a_port_of_its_own() {
+        let job = |job_id| SlurmJob {
+            job_id,
+            step_id: 0,
+            nodes: vec!["n1".into(), "n2".into()],
+            node_id: 0,
+            procid: 0,
+            ntasks: 2,
+            restart_count: 0,
+        };
+        assert_eq!(job(7).peers(), "n1:20007,n2:20007");
+        assert_eq!(job(8_999).peers(), "n1:28999,n2:28999");
+        assert_eq!(job(9_000).peers(), "n1:20000,n2:20000");
+        assert_eq!(job(u32::MAX).peers(), "n1:21295,n2:21295");
     }
 
     #[test]

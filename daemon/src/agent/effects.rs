@@ -7,9 +7,9 @@ use muster_protocol::agent::{ConnId, Effect, Event, Notice};
 use muster_protocol::local::ToLauncher;
 use muster_protocol::membership::State;
 use muster_protocol::wire::Message;
-use muster_protocol::{JobKey, LauncherId, NodeId, codec, storelog};
+use muster_protocol::{JobKey, LauncherId, NodeId, codec};
 
-use super::{Input, Node, blob_name, clients, history, probe, stores};
+use super::{Input, Node, blob_name, clients, history, probe};
 
 impl Node {
     /// Carries out what the core wants, in order. What follows a write of a job waits for it.
@@ -26,8 +26,8 @@ impl Node {
                 Effect::Probe { node, id, guard } => self.probe(node, id, guard),
                 Effect::ToLauncher { conn, frame } => self.tell_launcher(conn, &frame),
                 Effect::Store { key, effect } => self.store(key, effect),
-                Effect::WriteBeacon { key, value } => self.beacon(key, Some(value)),
-                Effect::ReadBeacon { key } => self.beacon(key, None),
+                Effect::WriteBeacon { key, value } => self.beacon(&key, Some(value)),
+                Effect::ReadBeacon { key } => self.beacon(&key, None),
                 Effect::Notice(notice) => self.on_notice(&notice),
             }
         }
@@ -93,39 +93,6 @@ impl Node {
             }
             Err(error) => tracing::error!(%error, "a frame that cannot be encoded"),
         }
-    }
-
-    fn store(&self, key: JobKey, effect: storelog::Effect) {
-        let Some(store) = self.stores.get(&key).cloned() else {
-            return;
-        };
-        let (tx, metrics) = (self.tx.clone(), self.metrics.clone());
-        let folder = stores::folder(&key);
-        store.run(move |dir| {
-            let event = stores::carry_out(dir, &folder, effect, &metrics);
-            let _ended = tx.blocking_send(Input::Store { key, event });
-        });
-    }
-
-    fn beacon(&self, key: JobKey, write: Option<u64>) {
-        let Some(store) = self.stores.get(&key).cloned() else {
-            return;
-        };
-        let tx = self.tx.clone();
-        let folder = stores::folder(&key);
-        store.run(move |store| match write {
-            Some(value) => {
-                if let Err(error) = store.write_beacon(&folder, value) {
-                    tracing::warn!(job = %key, %error, "the beacon cannot be written");
-                }
-            }
-            None => {
-                // What cannot be read says nothing: only a beacon that stands still counts.
-                if let Ok(value) = store.read_beacon(&folder) {
-                    let _ended = tx.blocking_send(Input::Beacon { key, value });
-                }
-            }
-        });
     }
 
     fn on_notice(&mut self, notice: &Notice) {

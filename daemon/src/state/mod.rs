@@ -228,6 +228,16 @@ impl StateDir {
         &self.path
     }
 
+    /// Removes the directory and all that is in it. Whoever opens it meanwhile finds it in use, or
+    /// makes a new one: another node and another voter.
+    pub fn remove_all(self) -> io::Result<()> {
+        let mut aside = self.path.clone().into_os_string();
+        aside.push(format!(".gone-{}", std::process::id()));
+        std::fs::rename(&self.path, &aside)?;
+        // The lock is held until all is gone.
+        std::fs::remove_dir_all(&aside)
+    }
+
     /// What was put aside when the directory was opened.
     pub fn quarantined(&self) -> &[Quarantined] {
         &self.quarantined
@@ -495,9 +505,16 @@ fn take_lock(path: &Path, root: &BlobDir) -> Result<File, StateError> {
         unchanged: true,
     };
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let fd = rustix::fs::openat(root.fd(), LOCK, flags, Mode::RUSR | Mode::WUSR)
-        .map_err(|e| io_error(e.into()))?;
-    let mut file = File::from(fd);
+    let in_use = |pid| StateError::InUse {
+        path: path.to_owned(),
+        pid,
+    };
+    let mut file = match rustix::fs::openat(root.fd(), LOCK, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(fd) => File::from(fd),
+        // The directory was removed a moment ago, by its agent.
+        Err(Errno::NOENT) => return Err(in_use(None)),
+        Err(e) => return Err(io_error(e.into())),
+    };
     match rustix::fs::flock(file.as_fd(), FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => {
@@ -506,12 +523,13 @@ fn take_lock(path: &Path, root: &BlobDir) -> Result<File, StateError> {
                 Ok(_) => text.trim().parse().ok(),
                 Err(_) => None,
             };
-            return Err(StateError::InUse {
-                path: path.to_owned(),
-                pid,
-            });
+            return Err(in_use(pid));
         }
         Err(e) => return Err(io_error(e.into())),
+    }
+    let status = rustix::fs::fstat(&file).map_err(|e| io_error(e.into()))?;
+    if status.st_nlink == 0 {
+        return Err(in_use(None));
     }
     // For the error message of the next agent only, so it need not be durable.
     file.set_len(0)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{Boot, Digest, JobKey, LauncherId, NodeId, StateId, StoreUuid};
+use crate::ids::{Boot, Digest, JobKey, LauncherId, NodeId, StateId};
 use crate::local::{ToAgent, ToLauncher};
 use crate::membership::Answer;
 use crate::record::{CommitRef, Record};
@@ -90,12 +90,10 @@ pub enum Event {
         agent: Answer,
         guard: Answer,
     },
-    /// A frame of a launcher. `owner` is who the socket says it is; `store` is the uuid of the
-    /// directory that came with a registration.
+    /// A frame of a launcher. `owner` is who the socket says it is.
     Launcher {
         conn: ConnId,
         owner: String,
-        store: Option<StoreUuid>,
         frame: ToAgent,
     },
     /// The launcher's connection closed. `alive`: its guard still answers; the driver then goes on

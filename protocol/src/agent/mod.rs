@@ -233,12 +233,7 @@ impl Agent {
                 };
                 self.detect(event, now);
             }
-            Event::Launcher {
-                conn,
-                owner,
-                store,
-                frame,
-            } => self.on_frame(conn, owner, store, frame, now)?,
+            Event::Launcher { conn, owner, frame } => self.on_frame(conn, owner, frame, now)?,
             Event::LauncherGone { conn, alive } => {
                 let key = self.conns.get(&conn).cloned();
                 if !alive {

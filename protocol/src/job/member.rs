@@ -86,7 +86,6 @@ impl Job {
         ctx: &mut Ctx<'_>,
         conn: ConnId,
         reg: Register,
-        store: Option<StoreUuid>,
     ) -> Result<(), String> {
         if let Some(local) = &self.local
             && local.reg.launcher != reg.launcher
@@ -98,7 +97,7 @@ impl Job {
                 self.key, local.reg.pid
             ));
         }
-        let running = reg.running;
+        let (running, store) = (reg.running, reg.store);
         self.storeless.remove(&ctx.me());
         let same = self
             .local
@@ -322,7 +321,10 @@ impl Job {
             ToAgent::TakesStopSteps { digest, yes } => {
                 self.update(digest == head, |s| s.takes_stop_steps = yes);
             }
-            ToAgent::Register(_) | ToAgent::Query(_) | ToAgent::Command(_) => {}
+            ToAgent::Register(_)
+            | ToAgent::Query(_)
+            | ToAgent::Command(_)
+            | ToAgent::Store { .. } => {}
         }
     }
 

@@ -202,7 +202,8 @@ impl Job {
         self.local.as_ref().map(|l| l.reg.launcher)
     }
 
-    pub(crate) fn conn(&self) -> Option<ConnId> {
+    /// The launcher's connection, while it stands.
+    pub fn conn(&self) -> Option<ConnId> {
         self.local.as_ref().and_then(|l| l.conn)
     }
 

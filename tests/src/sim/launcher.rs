@@ -7,7 +7,7 @@ use muster_protocol::agent::ConnId;
 use muster_protocol::local::{Register, Start, ToAgent, ToLauncher, WorkerExit};
 use muster_protocol::record::Place;
 use muster_protocol::spec::JobSpec;
-use muster_protocol::{Digest, LauncherId, NodeId};
+use muster_protocol::{Digest, LauncherId, NodeId, StoreUuid};
 use serde::{Deserialize, Serialize};
 
 use super::clock::MS;
@@ -170,7 +170,7 @@ impl Launcher {
         conn: ConnId,
         job: &str,
         spec: &JobSpec,
-        store: bool,
+        store: Option<StoreUuid>,
     ) -> Vec<ToAgent> {
         self.conn = Some(conn);
         self.last_conn = Some(conn);
@@ -216,7 +216,8 @@ impl Launcher {
     pub fn receive(&mut self, frame: ToLauncher, now: u64) -> Vec<Out> {
         let mut out = Vec::new();
         match frame {
-            ToLauncher::Welcome { .. } | ToLauncher::Waiting { .. } => {}
+            // The core speaks to its store by effects, which the world carries out.
+            ToLauncher::Welcome { .. } | ToLauncher::Waiting { .. } | ToLauncher::Store { .. } => {}
             ToLauncher::Refused { .. } | ToLauncher::End { .. } => {
                 self.ending = true;
                 self.next = None;

@@ -26,7 +26,7 @@ const NAMED: usize = 8;
 /// `muster events`
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The job's id
+    /// The job's id; UID/ID where several users have a job of that id
     job: String,
     /// Go on printing what happens, until the job is over. With -o json: one event a line
     #[arg(short, long)]

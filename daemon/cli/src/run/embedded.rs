@@ -46,9 +46,10 @@ impl Embedded {
         let socket = socket_path()?;
         let (told, ready) = oneshot::channel();
         let path = socket.clone();
+        let own_state = plan.state_dir.is_none() && temporary.is_none();
         let thread = std::thread::Builder::new()
             .name("muster-agent".into())
-            .spawn(move || agent(config, state, &path, told))
+            .spawn(move || agent(config, state, &path, own_state, told))
             .context("cannot start a thread")?;
         let handle = match ready.blocking_recv() {
             Ok(Ok(handle)) => handle,
@@ -86,6 +87,7 @@ fn agent(
     config: AgentConfig,
     state: StateDir,
     socket: &Path,
+    own_state: bool,
     told: oneshot::Sender<anyhow::Result<muster_daemon::agent::Handle>>,
 ) {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -102,7 +104,14 @@ fn agent(
         match start(config, state, socket).await {
             Ok(node) => {
                 let _gone = told.send(Ok(node.handle()));
-                node.run().await;
+                let ended = node.run().await;
+                // A job that goes on finds the same voter here when its launcher comes back.
+                if own_state
+                    && ended.finished
+                    && let Err(error) = ended.state.remove_all()
+                {
+                    tracing::warn!(%error, "the state of a job that is over stays");
+                }
             }
             Err(error) => {
                 let _gone = told.send(Err(error));

@@ -60,20 +60,13 @@ impl World {
                 agent,
                 conn,
                 store,
-                frame,
+                mut frame,
             } => {
-                let store = store.then_some(UUID);
+                if let ToAgent::Register(register) = &mut frame {
+                    register.store = store.then_some(UUID);
+                }
                 let owner = "u".into();
-                return self.agent(
-                    node,
-                    agent,
-                    Event::Launcher {
-                        conn,
-                        owner,
-                        store,
-                        frame,
-                    },
-                );
+                return self.agent(node, agent, Event::Launcher { conn, owner, frame });
             }
             Step::LauncherGone { node, agent, conn } => {
                 let alive = self.nodes[node].launcher.is_some();
@@ -159,7 +152,7 @@ impl World {
 
     pub(super) fn launcher_connect(&mut self, node: usize, launcher: u32) {
         let spec = self.setup.spec.clone();
-        let store = self.setup.store;
+        let store = self.setup.store.then_some(UUID);
         let job = self.key.id.clone();
         let now = self.now;
         let n = &mut self.nodes[node];

@@ -3,7 +3,9 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{self, Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -39,6 +41,8 @@ pub(crate) struct Bed {
     ports: Vec<u16>,
     /// The network in which node I is host I; none: all nodes are on loopback.
     hosts: Option<Hosts>,
+    /// Whom agents and launchers belong to; none: to whoever runs the test.
+    users: Option<(u32, u32)>,
     nodes: Vec<Node>,
 }
 
@@ -59,6 +63,7 @@ impl Bed {
             script,
             env: Vec::new(),
             hosts: None,
+            users: None,
             mark: format!("TEST_BED={}-{}", process::id(), now_ns()),
             dir,
             flags: flags.iter().map(|f| (*f).to_owned()).collect(),
@@ -78,6 +83,14 @@ impl Bed {
         let mut file = options.open(&path).unwrap();
         writeln!(file, "{}", "5ec2e7".repeat(10)).unwrap();
         bed.env("MUSTER_SECRET_FILE", path.to_str().unwrap());
+        bed
+    }
+
+    /// Agents that belong to one user, and launchers to another. Wants root.
+    pub(crate) fn of_users(flags: &[&str], agent: u32, launcher: u32) -> Bed {
+        let mut bed = Bed::new(flags);
+        bed.users = Some((agent, launcher));
+        open_to_all(bed.dir.path());
         bed
     }
 
@@ -121,6 +134,10 @@ impl Bed {
         let dir = self.path(&format!("n{node}"));
         for name in ["run", "state", "tmp"] {
             std::fs::create_dir_all(dir.join(name)).unwrap();
+            if self.users.is_some() {
+                open_to_all(&dir);
+                open_to_all(&dir.join(name));
+            }
         }
         dir
     }
@@ -185,7 +202,11 @@ impl Bed {
     pub(crate) fn start(&mut self, node: usize, argv: &[String]) {
         self.nodes[node].launched += 1;
         let log = self.log(node);
-        let child = self.command(node, argv, &log).spawn().unwrap();
+        let mut command = self.command(node, argv, &log);
+        if let Some((_, uid)) = self.users {
+            command.uid(uid).gid(uid);
+        }
+        let child = command.spawn().unwrap();
         self.nodes[node].launcher = Some(child);
     }
 
@@ -210,7 +231,11 @@ impl Bed {
             "off".into(),
         ];
         let log = self.path(&format!("n{node}.agent.log"));
-        let child = self.command(node, &argv, &log).spawn().unwrap();
+        let mut command = self.command(node, &argv, &log);
+        if let Some((uid, _)) = self.users {
+            command.uid(uid).gid(uid);
+        }
+        let child = command.spawn().unwrap();
         self.nodes[node].agent = Some(child);
         self.until("the agent serves", |bed| {
             bed.query(node, Query::Status).is_some()
@@ -285,6 +310,13 @@ impl Bed {
         let all = self.query(node, query).unwrap_or_default();
         let all = all.as_array().cloned().unwrap_or_default();
         all.into_iter().filter(|e| e["event"] == kind).collect()
+    }
+
+    /// How many jobs' state the node's embedded agents have left.
+    pub(crate) fn state_folders(&self, node: usize) -> usize {
+        let hosts = std::fs::read_dir(self.path(&format!("n{node}/state/muster"))).unwrap();
+        let folders = |host: std::fs::DirEntry| std::fs::read_dir(host.path()).unwrap().count();
+        hosts.map(|host| folders(host.unwrap())).sum()
     }
 
     pub(crate) fn log(&self, node: usize) -> PathBuf {
@@ -460,6 +492,11 @@ impl Bed {
             eprintln!("--- {}\n{}", file.display(), lines[from..].join("\n"));
         }
     }
+}
+
+fn open_to_all(dir: &Path) {
+    let mode = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(dir, mode).unwrap();
 }
 
 /// An answer that came in parts is a list, and so is each part.

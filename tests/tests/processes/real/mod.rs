@@ -3,3 +3,4 @@
 mod agents;
 mod faults;
 mod two_nodes;
+mod users;

@@ -414,6 +414,8 @@ impl Session {
                 }
             }
             ToLauncher::End { code, report } => self.end(code, report, now),
+            // The driver's: an answer changes nothing here.
+            ToLauncher::Store { .. } => {}
         }
     }
 
