@@ -62,7 +62,7 @@ impl Job {
         local.conn.is_some()
             && local.leave.is_none()
             && !local.cancel
-            && !local.over
+            && local.over.is_none()
             && !self.is_member(ctx)
     }
 
@@ -107,7 +107,7 @@ impl Job {
 
     /// A launcher that wants to go, and that no generation counts on any more, may go at once.
     fn dismiss_unwilling(&mut self, ctx: &Ctx<'_>) {
-        let Some(local) = self.local.as_ref().filter(|l| l.conn.is_some() && !l.over) else {
+        let Some(local) = self.local.as_ref().filter(|l| l.conn.is_some() && l.over.is_none()) else {
             return;
         };
         let (cancel, leave) = (local.cancel, local.leave.is_some());
@@ -274,10 +274,7 @@ impl Job {
         if self.launcher() != Some(launcher) || self.is_member(ctx) {
             return;
         }
-        if let Some(local) = &mut self.local {
-            local.over = true;
-        }
-        self.tell_launcher(ToLauncher::Refused { reason: why });
+        self.part(ToLauncher::Refused { reason: why });
     }
 }
 

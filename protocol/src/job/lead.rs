@@ -177,6 +177,9 @@ impl Job {
             if let (true, Some(attempt)) = (local.running == Some(digest), running) {
                 lead.attempt = attempt;
                 lead.changed_told = true;
+                // Whoever had no order to start when that run ended gets none any more, for nobody
+                // knows its port: it is missed in time, and the next generation starts with it.
+                lead.run_at = Some(ctx.now);
                 return;
             }
             if local.master_port == 0 {

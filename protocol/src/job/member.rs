@@ -26,8 +26,8 @@ pub(super) struct Local {
     pub(super) running: Option<Digest>,
     pub(super) leave: Option<(Leave, Time)>,
     pub(super) cancel: bool,
-    /// It was told to exit.
-    pub(super) over: bool,
+    /// It was told to exit, by this frame.
+    pub(super) over: Option<ToLauncher>,
 }
 
 /// This node's part in the head's generation.
@@ -120,13 +120,16 @@ impl Job {
                 running,
                 leave: None,
                 cancel: false,
-                over: false,
+                over: None,
             });
         }
         if let Some(uuid) = store {
             self.open_store(ctx, uuid);
         }
         self.adopt(ctx, running);
+        if let Some(frame) = self.local.as_ref().and_then(|l| l.over.clone()) {
+            self.tell_launcher(frame);
+        }
         Ok(())
     }
 
@@ -153,6 +156,11 @@ impl Job {
             && (old != digest || !self.is_member(ctx))
         {
             self.stop_launcher(old, 0, "this generation is over");
+            // Its job ended while it was away.
+            let ended = self.head.as_ref().map(|h| h.record.clone());
+            if let Some(end) = ended.filter(|r| r.kind.is_terminal() && r.parent == old) {
+                self.end_launcher(ctx, &end);
+            }
         }
     }
 
@@ -249,9 +257,15 @@ impl Job {
     }
 
     pub(super) fn dismiss(&mut self, code: i32, report: String) {
-        self.tell_launcher(ToLauncher::End { code, report });
+        self.part(ToLauncher::End { code, report });
+    }
+
+    /// The last word to the launcher. Should it be on its way back to this agent just now, or lose
+    /// the connection before it has read that, it hears it when it registers again.
+    pub(super) fn part(&mut self, frame: ToLauncher) {
+        self.tell_launcher(frame.clone());
         if let Some(local) = &mut self.local {
-            local.over = true;
+            local.over = Some(frame);
         }
     }
 
@@ -390,7 +404,7 @@ impl Job {
     /// Nobody can decide that the job ends: the user's word holds for this node, and should the
     /// others come back, they find it lost.
     fn cancel_alone(&mut self) {
-        if self.local.as_ref().is_some_and(|l| !l.over) {
+        if self.local.as_ref().is_some_and(|l| l.over.is_none()) {
             let report = "stopped by the user on this node alone: the nodes that decide for the \
                           whole job cannot be reached";
             self.dismiss(130, report.into());

@@ -332,6 +332,18 @@ impl Job {
         still && !self.is_member(ctx)
     }
 
+    /// Whether tickets for what the store says is running are gathered here, though this node is no
+    /// member and may not even have the store: nobody leads it that this node could name. Whether a
+    /// stranger may go on with it is for the one to say who is to claim it, and reads the store.
+    pub(super) fn is_leaderless(&self, ctx: &Ctx<'_>) -> bool {
+        let by_store = |h: &&super::Head| matches!(h.record.arbiter, Arbiter::Store(_));
+        let Some(head) = self.live().filter(by_store) else {
+            return false;
+        };
+        let lead = self.acting_leader(ctx, &head.record);
+        !self.is_member(ctx) && lead.is_none_or(|n| !ctx.reachable(n))
+    }
+
     /// Whether the data that this commit names may be deleted (R12): it is not in the log, and can
     /// never be, or it is retired there.
     pub fn may_delete_data(&self, commit: &CommitRef) -> bool {
