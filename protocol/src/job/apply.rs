@@ -124,10 +124,11 @@ impl Job {
     /// Whom to ask: the leader of the newest generation known; else, while none is known, the
     /// lowest agent that is connected (all agents agree on it once they all are).
     fn door(&self, ctx: &Ctx<'_>) -> Option<NodeId> {
-        if self.is_orphaned(ctx) {
-            // Whoever led it is gone: those who are left meet at the lowest agent.
-        } else if let Some(head) = self.live() {
-            if let Some(leader) = self.acting_leader(ctx, &head.record) {
+        if let Some(head) = self.live() {
+            // Once the generation counts as given up, those who are left meet at the lowest agent;
+            // unless some of its members still are there, waiting for others.
+            let here = |n: &NodeId| ctx.reachable(*n) || !self.is_orphaned(ctx);
+            if let Some(leader) = self.acting_leader(ctx, &head.record).filter(here) {
                 let deputy = self.applicant.deputy.as_ref().filter(|d| {
                     (d.generation, d.leader) == (head.digest, leader) && ctx.reachable(d.leads)
                 });

@@ -141,11 +141,15 @@ impl Job {
             let mine = self
                 .member
                 .get_or_insert_with(|| Mine::new(digest, ctx.cfg.boot));
-            if running == Some(digest) {
-                mine.status.started = mine.status.started.or(Some(1));
-                if std::mem::take(&mut mine.status.gone) {
-                    mine.status.stopped = false;
+            if std::mem::take(&mut mine.status.gone) {
+                // Missed for so long that it was given up, and its workers with it: that is what the
+                // others have heard, and it stays so. But it is here.
+                mine.changed = true;
+                if running == Some(digest) {
+                    self.stop_launcher(digest, 0, "this node was given up meanwhile");
                 }
+            } else if running == Some(digest) {
+                mine.status.started = mine.status.started.or(Some(1));
                 mine.changed = true;
                 mine.adopted = ctx.now;
             }
@@ -220,8 +224,10 @@ impl Job {
         if let Some(old) = running {
             self.stop_launcher(old, 0, "this node is no longer a member");
         }
-        if was.is_none() {
-            return;
+        let Some(was) = was else { return };
+        if was.status.stopped {
+            // Whoever leads now need not know it, and would wait for this node's lease to end.
+            self.old_stopped(ctx, was.status.digest);
         }
         let leaves = self
             .local
@@ -317,6 +323,9 @@ impl Job {
             ToAgent::Stopped { digest } => {
                 if digest == head {
                     self.update(true, |s| s.stopped = true);
+                    if let Some(mine) = &mut self.member {
+                        mine.pending = None;
+                    }
                 } else {
                     self.old_stopped(ctx, digest);
                 }
@@ -433,9 +442,16 @@ impl Job {
         self.seq += 1;
         let seq = self.seq;
         self.explain_pause(ctx, &record);
+        // A launcher that replaced the member's has brought the store again.
+        let brought = self.local.as_ref().is_some_and(|l| l.store.is_some());
+        let storeless = matches!(record.arbiter, Arbiter::Store(_)) && !brought;
         let Some(mine) = &mut self.member else {
             return;
         };
+        if mine.status.storeless != storeless {
+            mine.status.storeless = storeless;
+            mine.changed = true;
+        }
         let dark = super::apply::unreachable(ctx, &record);
         if mine.status.unreachable != dark || mine.status.cancel != cancel {
             mine.status.unreachable = dark;
@@ -462,7 +478,8 @@ impl Job {
             mine.status.seq = seq;
             let status = Box::new(mine.status.clone());
             if status.gone && matches!(record.arbiter, Arbiter::Store(_)) {
-                // Without its launcher this node has no store: the others must not wait for it.
+                // With its launcher the way to the store is gone, until another brings it: the
+                // others must not wait for it.
                 for m in record.members.iter().filter(|m| m.node != lead) {
                     self.send(ctx, m.node, JobMessage::Status(status.clone()));
                 }
@@ -494,7 +511,8 @@ impl Job {
     }
 
     /// The generation counts on a launcher here, and there is none: it died while this agent was
-    /// away, or before the generation was decided. After a moment to come back it counts as dead.
+    /// away, or before the generation was decided. If it only is late, it has stopped its workers
+    /// when `agent_grace` is over: then it counts as dead.
     fn drive_vacant(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
         let mine = record.member(ctx.me()).filter(|m| m.state == ctx.cfg.state);
         let Some(member) = mine.filter(|m| self.launcher() != Some(m.launcher)) else {
@@ -505,7 +523,7 @@ impl Job {
             return;
         }
         let since = *self.vacant_since.get_or_insert(ctx.now);
-        let dead = since + ctx.cfg.suspect_after.times(2);
+        let dead = since + ctx.cfg.agent_grace;
         if self.launcher().is_none() && ctx.now < dead {
             return self.wake_at(dead, "a launcher that should come back");
         }
