@@ -355,6 +355,15 @@ impl Job {
         self.wake_at(self.desk.not_before, "another birth");
     }
 
+    /// Abandons the birth that is being proposed here, and frees this agent from it at once.
+    pub(super) fn withdraw_birth(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(lineage) = self.desk.birth.as_ref().map(|b| b.lineage) else {
+            return;
+        };
+        self.abandon_birth(ctx);
+        self.on_birth_abandoned(ctx, lineage);
+    }
+
     /// A proposer asks this agent to bind itself.
     pub(super) fn on_birth(&mut self, ctx: &mut Ctx<'_>, from: NodeId, record: Arc<Record>) {
         let lineage = record.digest();

@@ -66,8 +66,13 @@ impl Job {
         let gone = gone.filter(|n| ctx.peers.lost(*n) != Some(true) && !self.stopped_for_good(*n));
         for node in gone.collect::<Vec<_>>() {
             let until = match &leases {
-                // The voters told whom they had acknowledged: nobody else holds a lease.
-                Some(leases) => leases.get(&node).copied(),
+                // The voters told whom they had acknowledged: nobody else holds a lease. But whoever
+                // was never heard in `before` may still train for the one before that.
+                Some(leases) => {
+                    let heard = before.number == 1 || self.status_of(node).is_some();
+                    let older = (!heard).then_some(self.installed_at + ctx.cfg.suspect_after);
+                    leases.get(&node).copied().max(older)
+                }
                 None => Some(ctx.now + ctx.cfg.suspect_after),
             };
             if let Some(until) = until {

@@ -149,9 +149,12 @@ impl Job {
                     self.stop_launcher(digest, 0, "this node was given up meanwhile");
                 }
             } else if running == Some(digest) {
+                if !mine.trains() {
+                    // Started by an earlier run of this agent, whose lease nobody remembers.
+                    mine.adopted = ctx.now;
+                }
                 mine.status.started = mine.status.started.or(Some(1));
                 mine.changed = true;
-                mine.adopted = ctx.now;
             }
         } else {
             self.member = None;

@@ -546,6 +546,10 @@ impl Job {
             self.on_advert(ctx, from, &advert);
             return;
         }
+        if record.kind.is_terminal() && self.head.is_none() {
+            // Our own birth must name this end as its parent, or nobody who knows it accepts it.
+            self.withdraw_birth(ctx);
+        }
         let bound = self.durable.bound.as_ref().map(|b| b.digest());
         let mine = bound == Some(record.lineage());
         let newer = self.head_digest() == record.parent && record.number == 1;

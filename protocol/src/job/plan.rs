@@ -88,7 +88,7 @@ impl Job {
         ctx.peers.lost(m.node).is_some() || other_state
     }
 
-    fn status_of(&self, node: NodeId) -> Option<&Status> {
+    pub(super) fn status_of(&self, node: NodeId) -> Option<&Status> {
         self.lead
             .as_ref()
             .and_then(|l| l.statuses.get(&node))
