@@ -75,7 +75,7 @@ impl Job {
             // It may still hold a generation that is long over.
             self.on_ask(ctx, from, ticket.knows);
         }
-        if let Some(head) = self.live().filter(|_| !self.gathers_anew(ctx)) {
+        if let Some(head) = self.live().filter(|_| !self.is_leaderless(ctx)) {
             let lead = self.acting_leader(ctx, &head.record);
             if lead != Some(ctx.me()) {
                 if let Some(mut advert) = self.advert(ctx.cfg) {
@@ -111,11 +111,6 @@ impl Job {
         self.desk.tickets.insert(from, held);
         let wait = self.wait_for(ctx, from);
         self.send(ctx, from, JobMessage::TicketAck { wait });
-    }
-
-    /// Whether the generation known here counts as one that nobody leads any more.
-    fn gathers_anew(&self, ctx: &Ctx<'_>) -> bool {
-        self.is_orphaned(ctx) || self.is_leaderless(ctx)
     }
 
     /// Why a ticket can never lead to membership.
@@ -181,7 +176,7 @@ impl Job {
             now.since(h.renewed) < TICKET_LIFE && (*node == me || peers.connected(*node))
         });
         self.drive_bound(ctx);
-        if self.live().is_some() && !self.gathers_anew(ctx) {
+        if self.live().is_some() && !self.is_leaderless(ctx) {
             return;
         }
         if self.desk.birth.is_some() {

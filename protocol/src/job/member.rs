@@ -155,6 +155,10 @@ impl Job {
                 }
                 mine.status.started = mine.status.started.or(Some(1));
                 mine.changed = true;
+                if mine.status.lease_lost {
+                    // It may not have heard of that on its way back.
+                    self.stop_launcher(digest, 0, "no majority of the job's nodes can be reached");
+                }
             }
         } else {
             self.member = None;

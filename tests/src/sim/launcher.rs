@@ -153,6 +153,11 @@ impl Launcher {
         10_000 + (self.token % 10_000) as u16
     }
 
+    /// Whether it has lost its agent, and no other has taken it up.
+    pub fn is_alone(&self) -> bool {
+        self.alone
+    }
+
     /// The workers that exist now.
     pub fn alive(&self) -> Option<&Run> {
         let run = self.run.as_ref()?;
