@@ -107,7 +107,11 @@ impl Job {
 
     /// A launcher that wants to go, and that no generation counts on any more, may go at once.
     fn dismiss_unwilling(&mut self, ctx: &Ctx<'_>) {
-        let Some(local) = self.local.as_ref().filter(|l| l.conn.is_some() && l.over.is_none()) else {
+        let Some(local) = self
+            .local
+            .as_ref()
+            .filter(|l| l.conn.is_some() && l.over.is_none())
+        else {
             return;
         };
         let (cancel, leave) = (local.cancel, local.leave.is_some());

@@ -275,7 +275,9 @@ impl Job {
         let up = |v: &Voter| {
             ctx.voter() == *v
                 || ctx.peers.get(v.node).is_some_and(|p| {
-                    p.connected && p.leaves(ctx.now, ctx.cfg.suspect_after).is_none() && p.state_dir() == Some(v.state)
+                    p.connected
+                        && p.leaves(ctx.now, ctx.cfg.suspect_after).is_none()
+                        && p.state_dir() == Some(v.state)
                 })
         };
         let others = ctx.peers.map.iter().filter_map(|(node, p)| {

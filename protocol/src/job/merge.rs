@@ -171,8 +171,7 @@ impl Job {
             self.merge.taken.push(other);
         }
         // Not the leader alone: it may be gone, and this group unable to decide another.
-        if self.leave_for_winner(ctx, &record)
-            || self.acting_leader(ctx, &record) != Some(ctx.me())
+        if self.leave_for_winner(ctx, &record) || self.acting_leader(ctx, &record) != Some(ctx.me())
         {
             return;
         }
