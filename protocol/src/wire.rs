@@ -247,6 +247,8 @@ pub struct Status {
     pub takes_stop_steps: bool,
     /// The member's lease ran out and its workers were killed.
     pub lease_lost: bool,
+    /// The store decides, and no launcher on this node has brought it: this member cannot lead.
+    pub storeless: bool,
 }
 
 /// A node goes, by a notice that leaves this much time.

@@ -377,6 +377,7 @@ pub fn job_messages() -> Vec<JobMessage> {
             cancel: false,
             unreachable: vec![node(3)],
             takes_stop_steps: true,
+            storeless: true,
             lease_lost: false,
         })),
         order(Action::Run {

@@ -58,6 +58,8 @@ pub struct Agent {
     sent: BTreeMap<NodeId, VecDeque<(u64, Time)>>,
     seq: u64,
     urgent_at: Time,
+    /// When to look again for connected peers that have not said hello.
+    greet_at: Option<Time>,
     draining: Option<(Leave, Time)>,
 }
 
@@ -92,6 +94,7 @@ impl Agent {
             seq: 0,
             sent: BTreeMap::new(),
             urgent_at: Time::ZERO,
+            greet_at: None,
             draining: None,
         };
         agent.seq = agent.rng.next_u64() >> 16;
@@ -146,11 +149,13 @@ impl Agent {
             .values()
             .any(Job::lease_urgent)
             .then_some((self.urgent_at, "ask for a lease"));
+        let greet = self.greet_at.map(|at| (at, "a peer without a hello"));
         self.jobs
             .values()
             .filter_map(Job::poll_timeout)
             .chain(self.detector.poll_timeout())
             .chain(urgent)
+            .chain(greet)
             .min_by_key(|(at, _)| *at)
     }
 
@@ -166,6 +171,7 @@ impl Agent {
         for key in due {
             self.with_job(&key, now, Job::drive);
         }
+        self.ask_hellos(now);
         self.settle(now);
     }
 
@@ -190,6 +196,7 @@ impl Agent {
                 peer.leaving = None;
                 peer.greeted = false;
                 peer.hello_due = now + HELLO_WAIT;
+                self.greet_at.get_or_insert(now + HELLO_WAIT);
                 self.detect(membership::Event::Connected { node }, now);
                 let hello = self.hello();
                 self.send(node, hello);
@@ -401,6 +408,21 @@ impl Agent {
     fn send(&mut self, to: NodeId, message: Message) {
         if self.peers.connected(to) {
             self.effects.push_back(Effect::Send { to, message });
+        }
+    }
+
+    /// Peers that are connected and have not said hello are asked to, those too that say nothing: each
+    /// may belong to a group of a job that only this one can bring together with its own.
+    fn ask_hellos(&mut self, now: Time) {
+        if self.greet_at.is_none_or(|at| now < at) {
+            return;
+        }
+        let silent = self.peers.map.iter();
+        let silent = silent.filter(|(_, p)| p.connected && !p.greeted);
+        let silent: Vec<NodeId> = silent.map(|(n, _)| *n).collect();
+        self.greet_at = (!silent.is_empty()).then_some(now + HELLO_WAIT);
+        for node in silent {
+            self.ask_hello(node, now);
         }
     }
 

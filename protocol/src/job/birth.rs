@@ -75,7 +75,7 @@ impl Job {
             // It may still hold a generation that is long over.
             self.on_ask(ctx, from, ticket.knows);
         }
-        if let Some(head) = self.live().filter(|_| !self.is_orphaned(ctx)) {
+        if let Some(head) = self.live().filter(|_| !self.is_leaderless(ctx)) {
             let lead = self.acting_leader(ctx, &head.record);
             if lead != Some(ctx.me()) {
                 if let Some(mut advert) = self.advert(ctx.cfg) {
@@ -176,7 +176,7 @@ impl Job {
             now.since(h.renewed) < TICKET_LIFE && (*node == me || peers.connected(*node))
         });
         self.drive_bound(ctx);
-        if self.live().is_some() && !self.is_orphaned(ctx) {
+        if self.live().is_some() && !self.is_leaderless(ctx) {
             return;
         }
         if self.desk.birth.is_some() {
@@ -275,7 +275,9 @@ impl Job {
         let up = |v: &Voter| {
             ctx.voter() == *v
                 || ctx.peers.get(v.node).is_some_and(|p| {
-                    p.connected && p.leaving.is_none() && p.state_dir() == Some(v.state)
+                    p.connected
+                        && p.leaves(ctx.now, ctx.cfg.suspect_after).is_none()
+                        && p.state_dir() == Some(v.state)
                 })
         };
         let others = ctx.peers.map.iter().filter_map(|(node, p)| {
@@ -350,6 +352,15 @@ impl Job {
         self.wake_at(self.desk.not_before, "another birth");
     }
 
+    /// Abandons the birth that is being proposed here, and frees this agent from it at once.
+    pub(super) fn withdraw_birth(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(lineage) = self.desk.birth.as_ref().map(|b| b.lineage) else {
+            return;
+        };
+        self.abandon_birth(ctx);
+        self.on_birth_abandoned(ctx, lineage);
+    }
+
     /// A proposer asks this agent to bind itself.
     pub(super) fn on_birth(&mut self, ctx: &mut Ctx<'_>, from: NodeId, record: Arc<Record>) {
         let lineage = record.digest();
@@ -388,7 +399,7 @@ impl Job {
                     && self
                         .local
                         .as_ref()
-                        .is_some_and(|l| l.conn.is_some() && l.leave.is_none() && !l.over)
+                        .is_some_and(|l| l.conn.is_some() && l.leave.is_none() && l.over.is_none())
             }
             None => record.is_voter(ctx.voter()),
         };

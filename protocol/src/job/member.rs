@@ -26,8 +26,8 @@ pub(super) struct Local {
     pub(super) running: Option<Digest>,
     pub(super) leave: Option<(Leave, Time)>,
     pub(super) cancel: bool,
-    /// It was told to exit.
-    pub(super) over: bool,
+    /// It was told to exit, by this frame.
+    pub(super) over: Option<ToLauncher>,
 }
 
 /// This node's part in the head's generation.
@@ -119,13 +119,16 @@ impl Job {
                 running,
                 leave: None,
                 cancel: false,
-                over: false,
+                over: None,
             });
         }
         if let Some(uuid) = store {
             self.open_store(ctx, uuid);
         }
         self.adopt(ctx, running);
+        if let Some(frame) = self.local.as_ref().and_then(|l| l.over.clone()) {
+            self.tell_launcher(frame);
+        }
         Ok(())
     }
 
@@ -137,13 +140,24 @@ impl Job {
             let mine = self
                 .member
                 .get_or_insert_with(|| Mine::new(digest, ctx.cfg.boot));
-            if running == Some(digest) {
-                mine.status.started = mine.status.started.or(Some(1));
-                if std::mem::take(&mut mine.status.gone) {
-                    mine.status.stopped = false;
-                }
+            if std::mem::take(&mut mine.status.gone) {
+                // Missed for so long that it was given up, and its workers with it: that is what the
+                // others have heard, and it stays so. But it is here.
                 mine.changed = true;
-                mine.adopted = ctx.now;
+                if running == Some(digest) {
+                    self.stop_launcher(digest, 0, "this node was given up meanwhile");
+                }
+            } else if running == Some(digest) {
+                if !mine.trains() {
+                    // Started by an earlier run of this agent, whose lease nobody remembers.
+                    mine.adopted = ctx.now;
+                }
+                mine.status.started = mine.status.started.or(Some(1));
+                mine.changed = true;
+                if mine.status.lease_lost {
+                    // It may not have heard of that on its way back.
+                    self.stop_launcher(digest, 0, "no majority of the job's nodes can be reached");
+                }
             }
         } else {
             self.member = None;
@@ -152,6 +166,11 @@ impl Job {
             && (old != digest || !self.is_member(ctx))
         {
             self.stop_launcher(old, 0, "this generation is over");
+            // Its job ended while it was away.
+            let ended = self.head.as_ref().map(|h| h.record.clone());
+            if let Some(end) = ended.filter(|r| r.kind.is_terminal() && r.parent == old) {
+                self.end_launcher(ctx, &end);
+            }
         }
     }
 
@@ -211,8 +230,10 @@ impl Job {
         if let Some(old) = running {
             self.stop_launcher(old, 0, "this node is no longer a member");
         }
-        if was.is_none() {
-            return;
+        let Some(was) = was else { return };
+        if was.status.stopped {
+            // Whoever leads now need not know it, and would wait for this node's lease to end.
+            self.old_stopped(ctx, was.status.digest);
         }
         let leaves = self
             .local
@@ -248,9 +269,15 @@ impl Job {
     }
 
     pub(super) fn dismiss(&mut self, code: i32, report: String) {
-        self.tell_launcher(ToLauncher::End { code, report });
+        self.part(ToLauncher::End { code, report });
+    }
+
+    /// The last word to the launcher. Should it be on its way back to this agent just now, or lose
+    /// the connection before it has read that, it hears it when it registers again.
+    pub(super) fn part(&mut self, frame: ToLauncher) {
+        self.tell_launcher(frame.clone());
         if let Some(local) = &mut self.local {
-            local.over = true;
+            local.over = Some(frame);
         }
     }
 
@@ -302,6 +329,9 @@ impl Job {
             ToAgent::Stopped { digest } => {
                 if digest == head {
                     self.update(true, |s| s.stopped = true);
+                    if let Some(mine) = &mut self.member {
+                        mine.pending = None;
+                    }
                 } else {
                     self.old_stopped(ctx, digest);
                 }
@@ -392,7 +422,7 @@ impl Job {
     /// Nobody can decide that the job ends: the user's word holds for this node, and should the
     /// others come back, they find it lost.
     fn cancel_alone(&mut self) {
-        if self.local.as_ref().is_some_and(|l| !l.over) {
+        if self.local.as_ref().is_some_and(|l| l.over.is_none()) {
             let report = "stopped by the user on this node alone: the nodes that decide for the \
                           whole job cannot be reached";
             self.dismiss(130, report.into());
@@ -421,9 +451,16 @@ impl Job {
         self.seq += 1;
         let seq = self.seq;
         self.explain_pause(ctx, &record);
+        // A launcher that replaced the member's has brought the store again.
+        let brought = self.local.as_ref().is_some_and(|l| l.store.is_some());
+        let storeless = matches!(record.arbiter, Arbiter::Store(_)) && !brought;
         let Some(mine) = &mut self.member else {
             return;
         };
+        if mine.status.storeless != storeless {
+            mine.status.storeless = storeless;
+            mine.changed = true;
+        }
         let dark = super::apply::unreachable(ctx, &record);
         if mine.status.unreachable != dark || mine.status.cancel != cancel {
             mine.status.unreachable = dark;
@@ -450,7 +487,8 @@ impl Job {
             mine.status.seq = seq;
             let status = Box::new(mine.status.clone());
             if status.gone && matches!(record.arbiter, Arbiter::Store(_)) {
-                // Without its launcher this node has no store: the others must not wait for it.
+                // With its launcher the way to the store is gone, until another brings it: the
+                // others must not wait for it.
                 for m in record.members.iter().filter(|m| m.node != lead) {
                     self.send(ctx, m.node, JobMessage::Status(status.clone()));
                 }
@@ -482,7 +520,8 @@ impl Job {
     }
 
     /// The generation counts on a launcher here, and there is none: it died while this agent was
-    /// away, or before the generation was decided. After a moment to come back it counts as dead.
+    /// away, or before the generation was decided. If it only is late, it has stopped its workers
+    /// when `agent_grace` is over: then it counts as dead.
     fn drive_vacant(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
         let mine = record.member(ctx.me()).filter(|m| m.state == ctx.cfg.state);
         let Some(member) = mine.filter(|m| self.launcher() != Some(m.launcher)) else {
@@ -493,7 +532,7 @@ impl Job {
             return;
         }
         let since = *self.vacant_since.get_or_insert(ctx.now);
-        let dead = since + ctx.cfg.suspect_after.times(2);
+        let dead = since + ctx.cfg.agent_grace;
         if self.launcher().is_none() && ctx.now < dead {
             return self.wake_at(dead, "a launcher that should come back");
         }

@@ -128,7 +128,7 @@ impl Job {
     /// in the winner already, and never will vote here again while it lasts. It is left as a dead
     /// birth is, with the vote forfeited; whoever is not its leader follows the leader.
     fn leave_for_winner(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
-        let winner = match record.leader() {
+        let winner = match self.acting_leader(ctx, record) {
             Some(leader) if leader != ctx.me() => self.merge.elsewhere.get(&leader).copied(),
             _ => self.merge.tombstone,
         };
@@ -170,7 +170,9 @@ impl Job {
         {
             self.merge.taken.push(other);
         }
-        if self.leave_for_winner(ctx, &record) || record.leader() != Some(ctx.me()) {
+        // Not the leader alone: it may be gone, and this group unable to decide another.
+        if self.leave_for_winner(ctx, &record) || self.acting_leader(ctx, &record) != Some(ctx.me())
+        {
             return;
         }
         if let Some((loser, from)) = self.merge.asked
@@ -210,7 +212,7 @@ impl Job {
             }
             return;
         }
-        if head.record.leader() != Some(ctx.me()) || loser < mine {
+        if self.acting_leader(ctx, &head.record) != Some(ctx.me()) || loser < mine {
             return;
         }
         if self.merge.taken.contains(&loser) {

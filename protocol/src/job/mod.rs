@@ -110,8 +110,7 @@ pub struct Job {
     desk: birth::Desk,
     local: Option<member::Local>,
     member: Option<member::Mine>,
-    /// Members whose launcher is gone while their agent is there: where the store decides, they
-    /// have lost the way to it with the launcher, and do not lead.
+    /// Members that say that they have no way to the store which decides: they do not lead.
     storeless: std::collections::BTreeSet<NodeId>,
     /// Since when the launcher that the head counts on is missing here.
     vacant_since: Option<Time>,
@@ -126,13 +125,16 @@ pub struct Job {
     seq: u64,
     /// The highest round that another proposer was seen to use.
     seen_round: u32,
-    /// A start is held back until then (R16).
-    hold: Option<Time>,
+    /// Until when members that were dropped without confirmation of their end may still be training
+    /// (R16).
+    dropped: BTreeMap<NodeId, Time>,
+    /// The same for whoever may have been dropped before this agent's last restart.
+    forgotten: Option<Time>,
+    /// The leases that the voters had acknowledged when they accepted what this agent decides now.
+    leases_ended: Option<BTreeMap<NodeId, Time>>,
     committing: Option<propose::Committing>,
     /// The record before the head, while this agent remembers it.
     before: Option<Arc<Record>>,
-    /// Nodes of the generation before whose workers are known to be gone.
-    was_stopped: Vec<NodeId>,
     installed_at: Time,
     crashes: lead::Crashes,
     /// A job that keeps crashing is not started again before this.
@@ -174,10 +176,11 @@ impl Job {
             strikes: BTreeMap::new(),
             seq: 0,
             seen_round: 0,
-            hold: None,
+            dropped: BTreeMap::new(),
+            forgotten: None,
+            leases_ended: None,
             committing: None,
             before: None,
-            was_stopped: Vec::new(),
             installed_at: Time::ZERO,
             crashes: lead::Crashes::default(),
             pause: Time::ZERO,
@@ -279,7 +282,7 @@ impl Job {
     /// Looks at everything again. Called after every event and at every wake-up.
     pub(crate) fn drive(&mut self, ctx: &mut Ctx<'_>) {
         self.wake = None;
-        self.recall_leases(ctx.now);
+        self.recall_leases(ctx);
         self.retry_persist(ctx);
         self.count_own_votes(ctx);
         // Each round can only be started by a message to ourselves, and each of those is answered
@@ -544,6 +547,10 @@ impl Job {
             self.on_advert(ctx, from, &advert);
             return;
         }
+        if record.kind.is_terminal() && self.head.is_none() {
+            // Our own birth must name this end as its parent, or nobody who knows it accepts it.
+            self.withdraw_birth(ctx);
+        }
         let bound = self.durable.bound.as_ref().map(|b| b.digest());
         let mine = bound == Some(record.lineage());
         let newer = self.head_digest() == record.parent && record.number == 1;
@@ -574,6 +581,7 @@ impl Job {
         self.seen_round = 0;
         self.committing = None;
         self.before = before.as_ref().map(|h| h.record.clone());
+        self.note_dropped(ctx, &record);
         self.installed_at = ctx.now;
         self.lead = None;
         self.storeless.clear();

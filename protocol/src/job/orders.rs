@@ -71,6 +71,7 @@ impl Job {
                 grace_ms,
                 why,
             } => {
+                mine.pending = None;
                 let frame = ToLauncher::Preempt {
                     digest,
                     signal,

@@ -88,7 +88,7 @@ impl Job {
         ctx.peers.lost(m.node).is_some() || other_state
     }
 
-    fn status_of(&self, node: NodeId) -> Option<&Status> {
+    pub(super) fn status_of(&self, node: NodeId) -> Option<&Status> {
         self.lead
             .as_ref()
             .and_then(|l| l.statuses.get(&node))
@@ -97,7 +97,8 @@ impl Job {
 
     /// Whether this node's workers of the present generation are known never to run again.
     pub(super) fn stopped_for_good(&self, node: NodeId) -> bool {
-        self.status_of(node).is_some_and(|s| s.stopped || s.gone)
+        self.status_of(node)
+            .is_some_and(|s| s.stopped || s.gone || s.finished)
     }
 
     pub(super) fn assess(&self, ctx: &Ctx<'_>, record: &Record) -> Assessment {
@@ -135,8 +136,9 @@ impl Job {
                 }
             }
             let peer = ctx.peers.get(m.node);
-            if let Some((leave, _)) = peer.and_then(|p| p.leaving.clone()) {
-                a.leaving.push((m.node, leave));
+            let leaves = peer.and_then(|p| p.leaves(ctx.now, ctx.cfg.suspect_after));
+            if let Some(leave) = leaves {
+                a.leaving.push((m.node, leave.clone()));
                 continue;
             }
             if self.failed_to_start(m.node) {

@@ -62,6 +62,11 @@ impl World {
                 store,
                 mut frame,
             } => {
+                let registers = matches!(frame, ToAgent::Register(_));
+                let n = &mut self.nodes[node];
+                if registers && n.agent_token == agent && n.steady_since != u64::MAX {
+                    n.steady_since = now;
+                }
                 if let ToAgent::Register(register) = &mut frame {
                     register.store = store.then_some(UUID);
                 }
@@ -154,7 +159,6 @@ impl World {
         let spec = self.setup.spec.clone();
         let store = self.setup.store.then_some(UUID);
         let job = self.key.id.clone();
-        let now = self.now;
         let n = &mut self.nodes[node];
         let agent = n.agent_token;
         let Some(l) = n.launcher.as_mut().filter(|l| l.token == launcher) else {
@@ -165,9 +169,6 @@ impl World {
         }
         self.conns += 1;
         let conn = ConnId(self.conns);
-        if n.steady_since != u64::MAX {
-            n.steady_since = now;
-        }
         for frame in l.connected(conn, &job, &spec, store) {
             self.requests.push(Request::ToAgent {
                 node,

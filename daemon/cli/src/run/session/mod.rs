@@ -233,7 +233,8 @@ impl Session {
             Event::LinkUp => self.link_up(),
             Event::LinkDown => {
                 self.link = false;
-                self.alone_by = self.agent_grace.map(|grace| now + grace);
+                let by = self.agent_grace.map(|grace| now + grace);
+                self.alone_by = self.alone_by.or(by);
             }
             Event::Frame(frame) => self.frame(frame, now),
             Event::Verified {
@@ -320,7 +321,6 @@ impl Session {
 
     fn link_up(&mut self) {
         self.link = true;
-        self.alone_by = None;
         let mut register = self.register.clone();
         register.running = self.current.as_ref().map(|c| c.start.digest);
         self.send(ToAgent::Register(register));
@@ -354,6 +354,8 @@ impl Session {
                 // The others wait this long for the agent: the workers have to be gone by then.
                 let grace = Span::from_millis(agent_grace_ms.into());
                 self.agent_grace = Some(Span(grace.0 / 4 * 3));
+                // Not before: an agent that is still busy opening the store does not know of us.
+                self.alone_by = None;
             }
             ToLauncher::Refused { reason } => {
                 self.end(1, format!("the agent refused this launcher: {reason}"), now);
