@@ -2,4 +2,5 @@
 
 mod agents;
 mod faults;
+mod growth;
 mod two_nodes;
