@@ -29,7 +29,7 @@ use crate::agent::{Config, ConnId, Effect, Notice, Phases};
 use crate::ids::{Digest, JobKey, LauncherId, NodeId};
 use crate::local::{ToAgent, ToLauncher};
 use crate::peers::Peers;
-use crate::record::{Kind, Record, Voter};
+use crate::record::{Cause, Kind, Record, Voter};
 use crate::rng::Rng;
 use crate::storelog;
 use crate::time::{Span, Time};
@@ -574,6 +574,12 @@ impl Job {
         self.committing = None;
         self.before = before.as_ref().map(|h| h.record.clone());
         self.installed_at = ctx.now;
+        if let Cause::LinksLost { nodes } = &record.cause {
+            // Everybody counts, for anybody may come to lead.
+            for node in nodes.iter().filter(|n| !record.has(**n)) {
+                self.strikes.entry(*node).or_default().strike(ctx.now);
+            }
+        }
         self.lead = None;
         self.storeless.clear();
         self.desk.birth = None;

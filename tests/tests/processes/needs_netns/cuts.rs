@@ -40,7 +40,9 @@ fn cut(bed: &Bed, group: &Group, candidates: &[usize], how: impl FnOnce(&Hosts))
     let stay: Vec<usize> = order.into_iter().filter(|n| *n != left_out).collect();
     assert_eq!(two.nodes(), stay, "survivors keep their order");
     let took = Duration::from_nanos(two.began() - at);
-    println!("n{left_out} is left out; {took:?} from the cut to the survivors' workers");
+    let made = two.generation - group.generation;
+    println!("n{left_out} is left out after {took:?}");
+    assert_eq!(made, 1, "it is not let in and dropped again");
     assert!(took < Duration::from_secs(30), "{took:?}");
     left_out
 }

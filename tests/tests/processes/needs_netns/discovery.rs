@@ -62,8 +62,8 @@ fn without_the_option_tcp_is_the_only_way() {
     bed.env("MUSTER_LOG", "muster_daemon=debug");
     bed.agent_that_calls(1, &[]);
     bed.agent_that_calls(2, &[1]);
-    // Two in a row: the second would have been QUIC.
-    bed.until("two dials came to nothing", |bed| {
+    // Some in a row: every second one would have been QUIC.
+    bed.until("dials came to nothing", |bed| {
         let log = std::fs::read_to_string(bed.path("n2.agent.log")).unwrap_or_default();
         log.matches("a dial came to nothing").count() >= 3
     });
