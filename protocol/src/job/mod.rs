@@ -91,6 +91,16 @@ struct Head {
     digest: Digest,
 }
 
+impl Head {
+    /// As [`Record::lineage`], without computing a digest.
+    fn lineage(&self) -> Digest {
+        match self.record.number {
+            1 => self.digest,
+            _ => self.record.birth,
+        }
+    }
+}
+
 /// The core of one job.
 #[derive(Debug)]
 pub struct Job {
@@ -254,7 +264,7 @@ impl Job {
         };
         Some(Advert {
             key: self.key.clone(),
-            lineage: head.record.lineage(),
+            lineage: head.lineage(),
             digest: head.digest,
             number: head.record.number,
             leader: head.record.leader(),
