@@ -113,7 +113,12 @@ impl Node {
                     State::Away { .. } => {
                         tracing::warn!(node = name, "its agent is away, its launcher answers")
                     }
-                    State::Lost { confirmed } => tracing::warn!(node = name, confirmed, "lost"),
+                    State::Lost { confirmed } => {
+                        tracing::warn!(node = name, confirmed, "lost");
+                        // Nothing passes on it any more. Whether the two reach each other is seen
+                        // by the next one.
+                        self.net.disconnect(*node);
+                    }
                 }
             }
             Notice::Decided {

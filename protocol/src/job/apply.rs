@@ -216,11 +216,18 @@ impl Job {
             store: local.store,
             host: ctx.cfg.host.clone(),
             command: local.reg.command.clone(),
-            unreachable: self
-                .live()
-                .map(|h| unreachable(ctx, &h.record))
-                .unwrap_or_default(),
+            unreachable: self.unlinked(ctx),
         })
+    }
+
+    /// Members of the generation that this node would join to which it has no connection (R19).
+    pub(super) fn unlinked(&self, ctx: &Ctx<'_>) -> Vec<NodeId> {
+        let members = self.live().into_iter().flat_map(|h| &h.record.members);
+        members
+            .map(|m| m.node)
+            .filter(|n| !ctx.reachable(*n))
+            .take(crate::wire::MAX_LIST)
+            .collect()
     }
 
     pub(super) fn on_ticket_ack(&mut self, ctx: &mut Ctx<'_>, from: NodeId, wait: Wait) {

@@ -40,11 +40,16 @@ impl Job {
                 times.sort_unstable_by(|a, b| b.cmp(a));
                 let held =
                     |at: Time| record.is_majority(|n| mine.acks.get(&n).is_some_and(|t| *t >= at));
-                let newest = times.into_iter().find(|at| held(*at));
-                newest.unwrap_or(Time::ZERO)
+                // The older the time, the more voters have acknowledged one at least as new.
+                let newest = times.partition_point(|at| !held(*at));
+                times.get(newest).copied().unwrap_or(Time::ZERO)
             }
         };
-        from.max(mine.adopted) + ctx.cfg.lease()
+        match from.max(mine.adopted) {
+            // Never: also on a machine that has just booted.
+            Time::ZERO => Time::ZERO,
+            at => at + ctx.cfg.lease(),
+        }
     }
 
     // ---- the leases of those who are no members any more ----

@@ -29,7 +29,7 @@ use crate::agent::{Config, ConnId, Effect, Notice, Phases};
 use crate::ids::{Digest, JobKey, LauncherId, NodeId};
 use crate::local::{ToAgent, ToLauncher};
 use crate::peers::Peers;
-use crate::record::{Kind, Record, Voter};
+use crate::record::{Cause, Kind, Record, Voter};
 use crate::rng::Rng;
 use crate::storelog;
 use crate::time::{Span, Time};
@@ -89,6 +89,16 @@ impl Ctx<'_> {
 struct Head {
     record: Arc<Record>,
     digest: Digest,
+}
+
+impl Head {
+    /// As [`Record::lineage`], without computing a digest.
+    fn lineage(&self) -> Digest {
+        match self.record.number {
+            1 => self.digest,
+            _ => self.record.birth,
+        }
+    }
 }
 
 /// The core of one job.
@@ -258,7 +268,7 @@ impl Job {
         };
         Some(Advert {
             key: self.key.clone(),
-            lineage: head.record.lineage(),
+            lineage: head.lineage(),
             digest: head.digest,
             number: head.record.number,
             leader: head.record.leader(),
@@ -583,6 +593,12 @@ impl Job {
         self.before = before.as_ref().map(|h| h.record.clone());
         self.note_dropped(ctx, &record);
         self.installed_at = ctx.now;
+        if let Cause::LinksLost { nodes } = &record.cause {
+            // Everybody counts, for anybody may come to lead.
+            for node in nodes.iter().filter(|n| !record.has(**n)) {
+                self.strikes.entry(*node).or_default().strike(ctx.now);
+            }
+        }
         self.lead = None;
         self.storeless.clear();
         self.desk.birth = None;

@@ -212,8 +212,10 @@ impl Job {
         (left > 0).then_some(left)
     }
 
-    /// Tickets that may become memberships now, oldest first.
+    /// Tickets that may become memberships now, oldest first: not of nodes that miss a link to a
+    /// member that is there, for they would be dropped again at once.
     pub(super) fn joiners(&self, ctx: &Ctx<'_>, record: &Record, room: usize) -> Vec<Member> {
+        let there = |n: &NodeId| record.has(*n) && ctx.reachable(*n);
         let mut held: Vec<_> = self
             .desk
             .tickets
@@ -221,6 +223,7 @@ impl Job {
             .filter(|h| ctx.reachable(h.ticket.member.node))
             .filter(|h| self.parked_ms(ctx, h.ticket.member.node).is_none())
             .filter(|h| record.member(h.ticket.member.node) != Some(&h.ticket.member))
+            .filter(|h| !h.ticket.unreachable.iter().any(there))
             .collect();
         held.sort_by_key(|h| (h.first, h.ticket.member.node));
         held.into_iter()

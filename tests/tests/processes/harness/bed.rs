@@ -19,8 +19,10 @@ use super::events::{self, Group, Noted};
 use super::hosts::Hosts;
 use super::{PATIENCE, eventually, now_ns, procs, program, project};
 
-/// Nodes of one bed.
+/// Nodes of a bed that does not say.
 const NODES: usize = 6;
+/// Hosts of a bed on hosts, numbered from 1.
+const HOSTS: usize = 3;
 
 #[derive(Default)]
 struct Node {
@@ -49,6 +51,11 @@ pub(crate) struct Bed {
 impl Bed {
     /// `flags` are those of every `muster run`.
     pub(crate) fn new(flags: &[&str]) -> Bed {
+        Bed::of(NODES, flags)
+    }
+
+    /// Up to so many nodes.
+    pub(crate) fn of(nodes: usize, flags: &[&str]) -> Bed {
         let dir = tempfile::Builder::new().prefix("mst").tempdir().unwrap();
         std::fs::create_dir(dir.path().join("control")).unwrap();
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();
@@ -67,8 +74,8 @@ impl Bed {
             mark: format!("TEST_BED={}-{}", process::id(), now_ns()),
             dir,
             flags: flags.iter().map(|f| (*f).to_owned()).collect(),
-            ports: free_ports(NODES),
-            nodes: (0..NODES).map(|_| Node::default()).collect(),
+            ports: free_ports(nodes),
+            nodes: (0..nodes).map(|_| Node::default()).collect(),
         }
     }
 
@@ -76,7 +83,7 @@ impl Bed {
     pub(crate) fn on_hosts(flags: &[&str]) -> Bed {
         use std::os::unix::fs::OpenOptionsExt;
         let mut bed = Bed::new(flags);
-        bed.hosts = Some(Hosts::up(3));
+        bed.hosts = Some(Hosts::up(HOSTS));
         let path = bed.path("secret");
         let mut options = File::options();
         options.write(true).create_new(true).mode(0o600);
@@ -212,17 +219,24 @@ impl Bed {
 
     /// `musterd`, which calls the agents of all other nodes first; returns once it serves.
     pub(crate) fn agent(&mut self, node: usize) {
-        let all = if self.hosts.is_some() { 1..4 } else { 0..NODES };
-        let others = all.filter(|n| *n != node);
-        let bootstrap: Vec<String> = others.map(|n| self.address(n)).collect();
+        let all = match self.hosts {
+            Some(_) => 1..HOSTS + 1,
+            None => 0..self.nodes.len(),
+        };
+        let others: Vec<usize> = all.filter(|n| *n != node).collect();
+        self.agent_that_calls(node, &others);
+    }
+
+    /// `musterd`, which calls the agents of these nodes first.
+    pub(crate) fn agent_that_calls(&mut self, node: usize, others: &[usize]) {
+        let bootstrap: Vec<String> = others.iter().map(|n| self.address(*n)).collect();
         let home = self.home(node);
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();
         let argv = [
             program("musterd"),
             "--listen".into(),
             self.address(node),
-            "--bootstrap".into(),
-            bootstrap.join(","),
+            format!("--bootstrap={}", bootstrap.join(",")),
             "--state-dir".into(),
             text(home.join("agent")),
             "--socket".into(),
@@ -301,6 +315,15 @@ impl Bed {
         self.query(node, Query::Status).unwrap_or_default()
     }
 
+    /// What the node's agent says of the agent on another host.
+    pub(crate) fn peer(&self, node: usize, host: usize) -> Value {
+        let nodes = self.query(node, Query::Nodes).unwrap_or_default();
+        let name = format!("n{host}");
+        let mut all = nodes.as_array().into_iter().flatten();
+        let found = all.rfind(|n| n["host"] == name.as_str());
+        found.cloned().unwrap_or_default()
+    }
+
     /// The entries of one kind in the node's history of the job.
     pub(crate) fn history(&self, node: usize, kind: &str) -> Vec<Value> {
         let query = Query::Events {
@@ -355,13 +378,22 @@ impl Bed {
     /// began after `after`. No worker of an older one runs on them.
     pub(crate) fn group(&self, nodes: &[usize], after: u64) -> Group {
         let what = format!("a generation of {nodes:?}; logs below");
-        let group = eventually(PATIENCE, &what, || {
-            let group = events::groups(&self.events()).pop()?;
-            let mut have = group.nodes();
-            have.sort_unstable();
-            let new = group.ranks.iter().all(|r| r.t > after);
-            (new && have == nodes).then_some(group)
-        });
+        let group = eventually(PATIENCE, &what, || self.newest(nodes, after));
+        self.runs_alone(&group, nodes);
+        group
+    }
+
+    /// The newest generation, if it is one as [`group`](Self::group) waits for.
+    pub(crate) fn newest(&self, nodes: &[usize], after: u64) -> Option<Group> {
+        let group = events::groups(&self.events()).pop()?;
+        let mut have = group.nodes();
+        have.sort_unstable();
+        let new = group.ranks.iter().all(|r| r.t > after);
+        (new && have == nodes).then_some(group)
+    }
+
+    /// No worker of an older generation runs on these nodes.
+    pub(crate) fn runs_alone(&self, group: &Group, nodes: &[usize]) {
         for old in self.events().iter().filter(|e| e.event == "start") {
             let is_old = old.generation < group.generation;
             let here = nodes.contains(&events::index(&old.node));
@@ -370,7 +402,6 @@ impl Bed {
                 "{old:?} runs beside {group:?}"
             );
         }
-        group
     }
 
     /// The exit status of the node's launcher.

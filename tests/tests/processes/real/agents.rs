@@ -1,5 +1,7 @@
 //! Three nodes with an agent each, and launchers that attach to it.
 
+use std::time::Duration;
+
 use nix::sys::signal::Signal;
 
 use crate::harness::{Bed, Group, now_ns};
@@ -72,6 +74,47 @@ fn an_agent_that_is_told_to_stop_drains_its_node() {
     assert_eq!(bed.agent_exit(nodes[1]), Some(0));
     bed.order(None, 0);
     assert_eq!(bed.ended(nodes[2]), Some(0));
+}
+
+/// Agent and launcher are stopped, each a process of its own: nothing of the node answers, and
+/// nothing is closed.
+#[test]
+fn a_node_whose_agent_and_launcher_are_stopped_is_lost_and_comes_back() {
+    let (mut bed, group) = three(&["--nnodes=2:3", "--join-quiet=200ms"]);
+    let silent = group.nodes()[2];
+    let leader = group.rank0();
+    let name = bed.status(silent)["node"].clone();
+    let at = now_ns();
+    for pid in [bed.agent_pid(silent), bed.launcher_pid(silent)] {
+        bed.signal(pid, Signal::SIGSTOP);
+    }
+    bed.until("the leader misses the node", |bed| {
+        let nodes = bed.query(leader, muster_protocol::local::Query::Nodes);
+        let nodes = nodes.unwrap_or_default();
+        let mut all = nodes.as_array().into_iter().flatten();
+        all.any(|n| n["node"] == name && n["state"] == "lost")
+    });
+    let missed = Duration::from_nanos(now_ns() - at);
+    let two = bed.group(&others(silent), at);
+    let took = Duration::from_nanos(two.began() - at);
+    println!("missed after {missed:?}, the survivors' workers began after {took:?}");
+    assert!(
+        missed < Duration::from_secs(25),
+        "{missed:?}; suspect_after is 2 s"
+    );
+
+    let at = now_ns();
+    for pid in [bed.agent_pid(silent), bed.launcher_pid(silent)] {
+        bed.signal(pid, Signal::SIGCONT);
+    }
+    // No worker of an older generation runs on any of the three by then.
+    let three = bed.group(&[0, 1, 2], at);
+    assert_eq!(three.nodes()[2], silent, "it comes back as a newcomer");
+    assert!(three.generation > two.generation);
+    bed.order(None, 0);
+    for node in 0..3 {
+        assert_eq!(bed.ended(node), Some(0), "n{node}");
+    }
 }
 
 #[test]
