@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
+use muster_protocol::agent::Phases;
 use muster_protocol::barrier::{ToLeader, ToNode};
 use muster_protocol::local::{
     Answer, Command, Query, Register, Start, ToAgent, ToLauncher, WorkerExit,
@@ -15,7 +16,7 @@ use muster_protocol::storelog::{Body, Entry};
 use muster_protocol::wire::{
     Action, Advert, Ballot, Grant, Hello, JobMessage, Leave, Message, Order, Status, Ticket, Wait,
 };
-use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, StateId, StoreUuid};
+use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, StateId, StoreUuid, Time};
 
 /// Defines the name of every variant: a new variant does not compile until it has one, and a name
 /// without a sample fails the test.
@@ -76,6 +77,8 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::Committed { .. } => "job.committed",
     JobMessage::MergeAsk { .. } => "job.merge_ask",
     JobMessage::MergeGranted { .. } => "job.merge_granted",
+    JobMessage::Changed { .. } => "job.changed",
+    JobMessage::Failure { .. } => "job.failure",
 });
 
 names!(to_agent_name, TO_AGENT, ToAgent, {
@@ -109,6 +112,7 @@ names!(to_launcher_name, TO_LAUNCHER, ToLauncher, {
     ToLauncher::ConfirmStop { .. } => "confirm_stop",
     ToLauncher::CancelStop { .. } => "cancel_stop",
     ToLauncher::End { .. } => "end",
+    ToLauncher::Failed { .. } => "failed",
 });
 
 names!(answer_name, ANSWERS, Answer, {
@@ -366,6 +370,7 @@ pub fn job_messages() -> Vec<JobMessage> {
             unreachable: vec![node(3)],
             takes_stop_steps: true,
             lease_lost: false,
+            knows_times: true,
         })),
         order(Action::Run {
             attempt: 1,
@@ -413,6 +418,21 @@ pub fn job_messages() -> Vec<JobMessage> {
         JobMessage::MergeGranted {
             loser: digest(9),
             winner: digest(4),
+        },
+        JobMessage::Changed {
+            digest: digest(5),
+            phases: Phases {
+                fault: Time(1_000_000),
+                detected: Time(2_000_000),
+                decided: Time(3_000_000),
+                stopped: Time(4_000_000),
+                started: Time(5_000_000),
+            },
+        },
+        JobMessage::Failure {
+            digest: digest(5),
+            node: node(2),
+            exit: Box::new(exit()),
         },
     ];
     all.extend(records().pop().map(|record| JobMessage::Follows {
@@ -582,6 +602,10 @@ pub fn to_launcher() -> Vec<ToLauncher> {
         ToLauncher::End {
             code: 139,
             report: "rank 3 on node2 failed with signal 11".into(),
+        },
+        ToLauncher::Failed {
+            node: "node2".into(),
+            exit: exit(),
         },
     ]
 }

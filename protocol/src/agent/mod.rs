@@ -8,7 +8,7 @@ mod launchers;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
-pub use api::{Config, ConnId, Effect, Event, Flaws, Notice, Phases};
+pub use api::{Config, ConnId, Effect, Event, Flaws, Notice, Phases, Told};
 
 use crate::ids::{Digest, JobKey, LauncherId, NodeId};
 use crate::job::{Ctx, Durable, Job};

@@ -301,6 +301,7 @@ impl Job {
             }
             ToAgent::Finished { digest } => self.update(digest == head, |s| s.finished = true),
             ToAgent::Stopped { digest } => {
+                self.old_workers_gone(ctx.now);
                 if digest == head {
                     self.update(true, |s| s.stopped = true);
                 } else {

@@ -13,6 +13,7 @@ mod lead;
 mod lease;
 mod member;
 mod merge;
+mod news;
 mod orders;
 mod plan;
 mod propose;
@@ -120,6 +121,7 @@ pub struct Job {
     proposal: Option<propose::Proposal>,
     store: Option<store::Store>,
     merge: merge::Merge,
+    news: news::News,
     /// Times of the change under way, carried from one generation's leader to the next.
     phases: Phases,
     strikes: BTreeMap<NodeId, crate::budget::Strikes>,
@@ -170,6 +172,7 @@ impl Job {
             proposal: None,
             store: None,
             merge: merge::Merge::default(),
+            news: news::News::default(),
             phases: Phases::default(),
             strikes: BTreeMap::new(),
             seq: 0,
@@ -445,6 +448,10 @@ impl Job {
             JobMessage::MergeGranted { loser, winner } => {
                 self.on_merge_granted(ctx, loser, winner);
             }
+            JobMessage::Changed { digest, phases } => self.on_changed(ctx, from, digest, phases),
+            JobMessage::Failure { digest, node, exit } => {
+                self.on_failure(ctx, from, digest, (node, *exit));
+            }
         }
     }
 
@@ -458,6 +465,7 @@ impl Job {
             && head.digest != have
         {
             let head = head.record.clone();
+            self.repeat_failure(ctx, from);
             if head.kind.is_terminal() && self.durable.ended.iter().any(|e| e.digest() == have) {
                 let record = head;
                 return self.send(ctx, from, JobMessage::Follows { have, record });
@@ -559,6 +567,9 @@ impl Job {
         let digest = record.digest();
         if digest == self.head_digest() {
             return;
+        }
+        if let Some(before) = self.head.as_ref().map(|h| h.digest) {
+            self.tell_unfinished(before);
         }
         let before = self.head.take();
         self.durable.install(record.clone(), ctx.cfg.boot);

@@ -216,7 +216,8 @@ impl Launcher {
     pub fn receive(&mut self, frame: ToLauncher, now: u64) -> Vec<Out> {
         let mut out = Vec::new();
         match frame {
-            ToLauncher::Welcome { .. } | ToLauncher::Waiting { .. } => {}
+            ToLauncher::Welcome { .. } | ToLauncher::Waiting { .. } | ToLauncher::Failed { .. } => {
+            }
             ToLauncher::Refused { .. } | ToLauncher::End { .. } => {
                 self.ending = true;
                 self.next = None;

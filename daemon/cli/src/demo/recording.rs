@@ -361,6 +361,8 @@ impl Recording {
         let text = |name: &str| self.with_names(event[name].as_str().unwrap_or_default());
         match event["event"].as_str()? {
             "generation" => self.take_generation(event),
+            // A generation that never ran whole has no times to show.
+            "changed" if event["complete"] == false => None,
             "changed" => self.take_phases(event),
             "waiting" => {
                 let at = event["time_ms"].as_u64()?;
