@@ -183,6 +183,7 @@ impl Node {
             Notice::Committed { key, commit } => {
                 tracing::info!(job = %key, step = commit.step, "committed")
             }
+            Notice::Warning { key, text } => tracing::warn!(job = %key, text),
             Notice::Trouble { key, text } => tracing::error!(job = %key, text),
         }
     }

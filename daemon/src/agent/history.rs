@@ -119,6 +119,7 @@ impl History {
                 "committed",
                 json!({ "step": commit.step, "number": commit.number }),
             ),
+            Notice::Warning { key, text } => self.add(key, "warning", json!({ "text": text })),
             Notice::Trouble { key, text } => self.add(key, "trouble", json!({ "text": text })),
             Notice::Peer { .. } => {}
         }

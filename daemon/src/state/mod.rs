@@ -51,7 +51,12 @@ pub enum StateError {
         "another agent{} uses the state directory {}: stop it, or give this agent its own --state-dir",
         .pid.map(|p| format!(" (pid {p})")).unwrap_or_default(), .path.display()
     )]
-    InUse { path: PathBuf, pid: Option<u32> },
+    InUse {
+        path: PathBuf,
+        pid: Option<u32>,
+        /// When the other agent started, in Unix milliseconds.
+        since_ms: Option<u64>,
+    },
     #[error(
         "the state directory {} is on {kind}: a network file system can be locked from two hosts at once; put --state-dir on a local disk",
         .path.display()
@@ -506,9 +511,13 @@ fn take_lock(path: &Path, root: &BlobDir) -> Result<File, StateError> {
                 Ok(_) => text.trim().parse().ok(),
                 Err(_) => None,
             };
+            // Who holds the lock wrote its pid when it took it.
+            let written = file.metadata().and_then(|m| m.modified()).ok();
+            let since = written.and_then(|t| t.duration_since(std::time::UNIX_EPOCH).ok());
             return Err(StateError::InUse {
                 path: path.to_owned(),
                 pid,
+                since_ms: since.and_then(|s| u64::try_from(s.as_millis()).ok()),
             });
         }
         Err(e) => return Err(io_error(e.into())),

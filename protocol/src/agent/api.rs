@@ -214,6 +214,11 @@ pub enum Notice {
         key: JobKey,
         commit: CommitRef,
     },
+    /// Something that may go wrong later, and what would prevent it.
+    Warning {
+        key: JobKey,
+        text: String,
+    },
     Trouble {
         key: JobKey,
         text: String,

@@ -598,6 +598,9 @@ impl Job {
             digest,
             record: record.clone(),
         });
+        if record.number == 1 && record.has(ctx.me()) {
+            self.warn_of_twins(&record);
+        }
         let known = before.as_ref().map(|h| h.record.lineage());
         self.enter(ctx, before.map(|h| h.digest));
         if known != Some(record.lineage()) {

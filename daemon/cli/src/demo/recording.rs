@@ -428,7 +428,7 @@ impl Recording {
             cause: event["cause"].as_str()?.to_owned(),
             runs: event["kind"].as_str() == Some("runs"),
             world: number(&event["world"])?,
-            restarts_used: number(&event["restarts_used"]).unwrap_or(0),
+            restarts_used: number(&event["restarts_used"])?,
             seats: seats.collect(),
             decided_ms: at,
             phases: self.phases.get(&digest).copied(),

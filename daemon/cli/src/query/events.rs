@@ -183,6 +183,7 @@ fn line(event: &Value) -> (Tone, String) {
                 text("step")
             ),
         ),
+        "warning" => (Tone::Warn, text("text")),
         "trouble" => (Tone::Bad, text("text")),
         // A newer agent may know more kinds.
         _ => (Tone::Plain, clean(&event.to_string())),
