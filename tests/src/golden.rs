@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
+use muster_protocol::agent::Phases;
 use muster_protocol::barrier::{ToLeader, ToNode};
 use muster_protocol::local::{
     Answer, Command, Part, Query, Register, Start, StoreAnswer, StoreAsk, ToAgent, ToLauncher,
@@ -16,7 +17,7 @@ use muster_protocol::storelog::{Body, Entry};
 use muster_protocol::wire::{
     Action, Advert, Ballot, Grant, Hello, JobMessage, Leave, Message, Order, Status, Ticket, Wait,
 };
-use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, StateId, StoreUuid};
+use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, StateId, StoreUuid, Time};
 
 /// Defines the name of every variant: a new variant does not compile until it has one, and a name
 /// without a sample fails the test.
@@ -77,6 +78,8 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::Committed { .. } => "job.committed",
     JobMessage::MergeAsk { .. } => "job.merge_ask",
     JobMessage::MergeGranted { .. } => "job.merge_granted",
+    JobMessage::Changed { .. } => "job.changed",
+    JobMessage::Failure { .. } => "job.failure",
 });
 
 names!(to_agent_name, TO_AGENT, ToAgent, {
@@ -121,6 +124,7 @@ names!(to_launcher_name, TO_LAUNCHER, ToLauncher, {
     ToLauncher::Store { ask: StoreAsk::Create { .. }, .. } => "store.create",
     ToLauncher::Store { ask: StoreAsk::WriteBeacon { .. }, .. } => "store.write_beacon",
     ToLauncher::Store { ask: StoreAsk::ReadBeacon, .. } => "store.read_beacon",
+    ToLauncher::Failed { .. } => "failed",
 });
 
 names!(answer_name, ANSWERS, Answer, {
@@ -379,6 +383,7 @@ pub fn job_messages() -> Vec<JobMessage> {
             takes_stop_steps: true,
             storeless: true,
             lease_lost: false,
+            knows_times: true,
         })),
         order(Action::Run {
             attempt: 1,
@@ -426,6 +431,21 @@ pub fn job_messages() -> Vec<JobMessage> {
         JobMessage::MergeGranted {
             loser: digest(9),
             winner: digest(4),
+        },
+        JobMessage::Changed {
+            digest: digest(5),
+            phases: Phases {
+                fault: Time(1_000_000),
+                detected: Time(2_000_000),
+                decided: Time(3_000_000),
+                stopped: Time(4_000_000),
+                started: Time(5_000_000),
+            },
+        },
+        JobMessage::Failure {
+            digest: digest(5),
+            node: node(2),
+            exit: Box::new(exit()),
         },
     ];
     all.extend(records().pop().map(|record| JobMessage::Follows {
@@ -621,6 +641,10 @@ pub fn to_launcher() -> Vec<ToLauncher> {
         }),
         asks(StoreAsk::WriteBeacon { value: 7 }),
         asks(StoreAsk::ReadBeacon),
+        ToLauncher::Failed {
+            node: "node2".into(),
+            exit: exit(),
+        },
     ]
 }
 

@@ -128,6 +128,8 @@ pub(crate) struct SlurmJob {
     pub(crate) ntasks: u32,
     /// SLURM_RESTART_COUNT: how often the job was requeued. Slurm leaves it unset on the first run, which is 0 here.
     pub(crate) restart_count: u32,
+    /// SLURM_LOCALID: this task's number among the step's tasks on this node.
+    pub(crate) local_id: u32,
 }
 
 impl SlurmJob {
@@ -186,6 +188,7 @@ pub(crate) fn peers_from_env(
             None => must("SLURM_NTASKS")?,
         },
         restart_count: number("SLURM_RESTART_COUNT")?.unwrap_or(0),
+        local_id: number("SLURM_LOCALID")?.unwrap_or(0),
         nodes,
     };
     let within = |variable, value, below| {
@@ -394,6 +397,7 @@ mod tests {
             step_id: 0,
             nodes: vec!["n1".into(), "n2".into()],
             node_id: 0,
+            local_id: 0,
             procid: 0,
             ntasks: 2,
             restart_count: 0,
@@ -531,13 +535,16 @@ mod tests {
             procid: 1,
             ntasks: 2,
             restart_count: 0,
+            local_id: 0,
         };
         assert_eq!(task(&[]), Ok(Some(job.clone())));
         let again = SlurmJob {
             restart_count: 1,
-            ..job
+            ..job.clone()
         };
         assert_eq!(task(&[("SLURM_RESTART_COUNT", "1")]), Ok(Some(again)));
+        let second = SlurmJob { local_id: 1, ..job };
+        assert_eq!(task(&[("SLURM_LOCALID", "1")]), Ok(Some(second)));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use muster_protocol::agent::{ConnId, Effect, Event, Notice};
+use muster_protocol::agent::{ConnId, Effect, Event, Notice, Told};
 use muster_protocol::local::ToLauncher;
 use muster_protocol::membership::State;
 use muster_protocol::wire::Message;
@@ -130,8 +130,14 @@ impl Node {
                 tracing::info!(job = %key, generation = record.number, %digest, cause = record.cause.word(),
                     members = record.members.len(), kind = ?record.kind, "decided");
             }
-            Notice::Changed { key, phases, .. } => {
+            Notice::Changed {
+                key, phases, told, ..
+            } => {
                 let p = history::phases_json(phases);
+                if *told != Told::Leading {
+                    // Each change counts once among all agents' metrics.
+                    return tracing::info!(job = %key, phases = %p, ?told, "times of the change");
+                }
                 for phase in ["detect", "decide", "stop", "start", "total"] {
                     let ms = p[format!("{phase}_ms")].as_f64().unwrap_or(0.0);
                     self.metrics
@@ -149,6 +155,7 @@ impl Node {
             Notice::Committed { key, commit } => {
                 tracing::info!(job = %key, step = commit.step, "committed")
             }
+            Notice::Warning { key, text } => tracing::warn!(job = %key, text),
             Notice::Trouble { key, text } => tracing::error!(job = %key, text),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use muster_protocol::agent::{Notice, Phases};
+use muster_protocol::agent::{Notice, Phases, Told};
 use muster_protocol::peers::Peers;
 use muster_protocol::record::{Cause, Kind, Record};
 use muster_protocol::{JobKey, NodeId};
@@ -90,8 +90,10 @@ impl History {
                 key,
                 digest,
                 phases,
+                told,
             } => {
                 let mut fields = phases_json(phases);
+                fields["complete"] = json!(*told != Told::Unfinished);
                 fields["digest"] = json!(digest.hex());
                 self.add(key, "changed", fields);
             }
@@ -110,6 +112,7 @@ impl History {
                 "committed",
                 json!({ "step": commit.step, "number": commit.number }),
             ),
+            Notice::Warning { key, text } => self.add(key, "warning", json!({ "text": text })),
             Notice::Trouble { key, text } => self.add(key, "trouble", json!({ "text": text })),
             Notice::Peer { .. } => {}
         }

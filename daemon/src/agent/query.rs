@@ -7,6 +7,7 @@ use muster_protocol::job::Job;
 use muster_protocol::local::{Answer, Query};
 use muster_protocol::membership::State;
 use muster_protocol::peers::Peer;
+use muster_protocol::record::Arbiter;
 use muster_protocol::{JobKey, NodeId, Time};
 use serde_json::{Value, json};
 
@@ -217,6 +218,11 @@ impl Node {
                 row["max_restarts"] = json!(record.spec.max_restarts);
                 row["min_nodes"] = json!(record.spec.min_nodes);
                 row["max_nodes"] = json!(record.spec.max_nodes);
+                row["birth_nodes"] = json!(record.spec.birth_nodes());
+                row["arbiter"] = json!(match record.arbiter {
+                    Arbiter::Members => "members",
+                    Arbiter::Store(_) => "store",
+                });
                 row
             }
             None => json!({ "kind": "forming" }),

@@ -80,7 +80,7 @@ fn a_second_agent_is_refused_naming_the_first() {
     let first = open(tmp.path());
     let error = StateDir::open(tmp.path()).unwrap_err();
     assert!(
-        matches!(&error, StateError::InUse { pid: Some(pid), .. } if *pid == std::process::id()),
+        matches!(&error, StateError::InUse { pid: Some(pid), since_ms: Some(_), .. } if *pid == std::process::id()),
         "{error}"
     );
     drop(first);

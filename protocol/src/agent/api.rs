@@ -185,11 +185,12 @@ pub enum Notice {
         digest: Digest,
         record: Arc<Record>,
     },
-    /// The leader's times of one change of generation.
+    /// The times of one change of generation.
     Changed {
         key: JobKey,
         digest: Digest,
         phases: Phases,
+        told: Told,
     },
     /// The job waits: text for people.
     Waiting {
@@ -211,10 +212,26 @@ pub enum Notice {
         key: JobKey,
         commit: CommitRef,
     },
+    /// Something that may go wrong later, and what would prevent it.
+    Warning {
+        key: JobKey,
+        text: String,
+    },
     Trouble {
         key: JobKey,
         text: String,
     },
+}
+
+/// Whose times of a change these are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// This node's: it leads the generation.
+    Leading,
+    /// The leader told them.
+    Heard,
+    /// The leader never did, so not all workers may ever have run: what this node saw itself.
+    Unfinished,
 }
 
 /// When each phase of a change of generation ended, on the leader's clock. Zero when the phase did

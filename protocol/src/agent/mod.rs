@@ -8,12 +8,12 @@ mod launchers;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
-pub use api::{Config, ConnId, Effect, Event, Flaws, Notice, Phases};
+pub use api::{Config, ConnId, Effect, Event, Flaws, Notice, Phases, Told};
 
-use crate::ids::{Digest, JobKey, LauncherId, NodeId};
+use crate::ids::{Digest, JobKey, LauncherId, NodeId, StateId};
 use crate::job::{Ctx, Durable, Job};
 use crate::membership::{self, Membership};
-use crate::peers::Peers;
+use crate::peers::{Peer, Peers};
 use crate::rng::Rng;
 use crate::time::{Span, Time};
 use crate::wire::{Advert, Hello, JobMessage, Leave, MAX_JOBS, Message};
@@ -353,11 +353,26 @@ impl Agent {
             }
             self.jobs.insert(key.clone(), Job::new(key.clone()));
         }
+        if let JobMessage::Ticket(ticket) = &body {
+            self.doubt_hello(from, ticket.member.state, now);
+        }
         self.with_job(&key, now, |job, ctx| {
             job.on_message(ctx, from, body);
             job.drive(ctx);
         });
         Ok(())
+    }
+
+    /// A peer asks to be let in with another state directory than it said hello with: a hello of an
+    /// earlier run came late, and would have the node counted as lost as soon as it is a member.
+    fn doubt_hello(&mut self, node: NodeId, state: StateId, now: Time) {
+        let said = self.peers.get(node).and_then(Peer::state_dir);
+        if said.is_some_and(|s| s != state)
+            && let Some(peer) = self.peers.map.get_mut(&node)
+        {
+            peer.greeted = false;
+            self.ask_hello(node, now);
+        }
     }
 
     fn on_advert(&mut self, from: NodeId, advert: &Advert, now: Time) {

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::{Ctx, Job, REPEAT, TICKET_LIFE};
+use crate::agent::Notice;
 use crate::ids::{Digest, NodeId};
 use crate::ranks;
 use crate::record::{Arbiter, Cause, Kind, Member, Record, Voter, WITNESSED_VOTERS};
@@ -154,7 +155,7 @@ impl Job {
             Some(head) => self.wait_of_running(ctx, head, from),
             None => {
                 let spec = self.desk.tickets.get(&from).map(|h| &h.ticket.spec);
-                let (min, max) = spec.map_or((0, 0), |s| (s.min_nodes, s.max_nodes));
+                let (min, max) = spec.map_or((0, 0), |s| (s.birth_nodes(), s.max_nodes));
                 if have < min {
                     let who = self.desk.tickets.keys().take(MAX_LIST).copied().collect();
                     Wait::Forming {
@@ -191,7 +192,7 @@ impl Job {
         };
         let spec = first.ticket.spec.clone();
         let have = self.desk.tickets.len();
-        if have < usize::from(spec.min_nodes) {
+        if have < usize::from(spec.birth_nodes()) {
             return;
         }
         let quiet = self.desk.last_new + spec.form_quiet();
@@ -260,6 +261,22 @@ impl Job {
             said: Time::ZERO,
         });
         self.drive_proposed(ctx);
+    }
+
+    /// Nothing but the members decides: two groups that do not see each other may both form the job.
+    pub(super) fn warn_of_twins(&mut self, record: &Record) {
+        let spec = &record.spec;
+        if record.arbiter == Arbiter::Members && spec.may_form_twice(spec.max_nodes) {
+            let text = format!(
+                "{} of at most {} nodes may form this job, so two groups that cannot reach each other \
+                 could each start it: name a directory that all share with --store, list all nodes and \
+                 add --birth-quorum, or raise the minimum of --nnodes",
+                spec.birth_nodes(),
+                spec.max_nodes
+            );
+            let key = self.key.clone();
+            self.notice(Notice::Warning { key, text });
+        }
     }
 
     /// Voters that fill a small job up (R4): those that were, then other connected agents.

@@ -6,7 +6,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::plan::Assessment;
 use super::stop::Planned;
 use super::{Ctx, Job, REPEAT};
-use crate::agent::Notice;
 use crate::barrier;
 use crate::budget;
 use crate::ids::NodeId;
@@ -121,7 +120,8 @@ impl Job {
             self.phases.stopped = ctx.now;
         }
         lead.note_links(from, &status, ctx.now);
-        lead.statuses.insert(from, (status, ctx.now));
+        lead.statuses.insert(from, (status.clone(), ctx.now));
+        self.repeat_times(ctx, from, &status);
     }
 
     pub(super) fn drive_lead(&mut self, ctx: &mut Ctx<'_>) {
@@ -234,15 +234,7 @@ impl Job {
         let Some(lead) = &mut self.lead else { return };
         if !waiting && !lead.changed_told && attempt > 0 {
             lead.changed_told = true;
-            self.phases.started = ctx.now;
-            if let Some(digest) = self.live().map(|h| h.digest) {
-                let phases = std::mem::take(&mut self.phases);
-                self.notice(Notice::Changed {
-                    key: self.key.clone(),
-                    digest,
-                    phases,
-                });
-            }
+            self.tell_times(ctx);
         }
     }
 
@@ -262,7 +254,8 @@ impl Job {
             return self.decide(ctx, record);
         }
         let planned = self.lead.as_ref().is_some_and(|l| l.planned.is_some());
-        if a.failed.is_some() && !planned {
+        if let Some((node, exit)) = a.failed.as_ref().filter(|_| !planned) {
+            self.tell_failure(ctx, *node, exit);
             self.fault_seen(ctx, a);
             self.end(ctx, record, a);
             // Whether a lost node is behind the failure shows once everybody has answered.

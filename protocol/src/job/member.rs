@@ -327,6 +327,7 @@ impl Job {
             }
             ToAgent::Finished { digest } => self.update(digest == head, |s| s.finished = true),
             ToAgent::Stopped { digest } => {
+                self.old_workers_gone(ctx.now);
                 if digest == head {
                     self.update(true, |s| s.stopped = true);
                     if let Some(mine) = &mut self.member {
@@ -419,13 +420,22 @@ impl Job {
         record.arbiter == Arbiter::Members && !record.is_majority(there)
     }
 
-    /// Nobody can decide that the job ends: the user's word holds for this node, and should the
-    /// others come back, they find it lost.
-    fn cancel_alone(&mut self) {
-        if self.local.as_ref().is_some_and(|l| l.over.is_none()) {
+    /// Nobody can decide that the job ends, or that this node leaves it: the user's word holds for
+    /// this node, and should the others come back, they find it lost. Who leaves has its workers
+    /// save and exit first.
+    fn part_alone(&mut self) {
+        let runs = self.member.as_ref().is_some_and(Mine::trains);
+        let Some(local) = self.local.as_ref().filter(|l| l.over.is_none()) else {
+            return;
+        };
+        if local.cancel {
             let report = "stopped by the user on this node alone: the nodes that decide for the \
                           whole job cannot be reached";
             self.dismiss(130, report.into());
+        } else if !runs {
+            let report = "left the job, and nothing runs here any more; the nodes that decide for \
+                          the whole job cannot be reached, and count this one as lost";
+            self.dismiss(143, report.into());
         }
     }
 
@@ -445,8 +455,8 @@ impl Job {
         self.drive_lease(ctx, &record);
         let leave = self.local.as_ref().and_then(|l| l.leave.clone());
         let cancel = self.local.as_ref().is_some_and(|l| l.cancel);
-        if cancel && self.is_stranded(ctx, &record) {
-            self.cancel_alone();
+        if (cancel || leave.is_some()) && self.is_stranded(ctx, &record) {
+            self.part_alone();
         }
         self.seq += 1;
         let seq = self.seq;

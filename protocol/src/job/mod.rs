@@ -13,6 +13,7 @@ mod lead;
 mod lease;
 mod member;
 mod merge;
+mod news;
 mod orders;
 mod plan;
 mod propose;
@@ -129,6 +130,7 @@ pub struct Job {
     proposal: Option<propose::Proposal>,
     store: Option<store::Store>,
     merge: merge::Merge,
+    news: news::News,
     /// Times of the change under way, carried from one generation's leader to the next.
     phases: Phases,
     strikes: BTreeMap<NodeId, crate::budget::Strikes>,
@@ -182,6 +184,7 @@ impl Job {
             proposal: None,
             store: None,
             merge: merge::Merge::default(),
+            news: news::News::default(),
             phases: Phases::default(),
             strikes: BTreeMap::new(),
             seq: 0,
@@ -459,6 +462,10 @@ impl Job {
             JobMessage::MergeGranted { loser, winner } => {
                 self.on_merge_granted(ctx, loser, winner);
             }
+            JobMessage::Changed { digest, phases } => self.on_changed(ctx, from, digest, phases),
+            JobMessage::Failure { digest, node, exit } => {
+                self.on_failure(ctx, from, digest, (node, *exit));
+            }
         }
     }
 
@@ -472,6 +479,7 @@ impl Job {
             && head.digest != have
         {
             let head = head.record.clone();
+            self.repeat_failure(ctx, from);
             if head.kind.is_terminal() && self.durable.ended.iter().any(|e| e.digest() == have) {
                 let record = head;
                 return self.send(ctx, from, JobMessage::Follows { have, record });
@@ -578,6 +586,9 @@ impl Job {
         if digest == self.head_digest() {
             return;
         }
+        if let Some(before) = self.head.as_ref().map(|h| h.digest) {
+            self.tell_unfinished(before);
+        }
         let before = self.head.take();
         self.durable.install(record.clone(), ctx.cfg.boot);
         self.persist(ctx);
@@ -612,6 +623,9 @@ impl Job {
             digest,
             record: record.clone(),
         });
+        if record.number == 1 && record.has(ctx.me()) {
+            self.warn_of_twins(&record);
+        }
         let known = before.as_ref().map(|h| h.record.lineage());
         self.enter(ctx, before.map(|h| h.digest));
         if known != Some(record.lineage()) {

@@ -415,7 +415,7 @@ impl Conductor {
                     store,
                     frame,
                 });
-                self.to_agent(node, store, 0, heard);
+                self.send_to_agent(node, store, 0, heard);
             }
             Request::LauncherWait {
                 node,
@@ -439,7 +439,7 @@ impl Conductor {
                 if let Some(conn) = conn {
                     let late = self.rng.below(10 * MS);
                     let gone = Item::Do(Step::LauncherGone { node, agent, conn });
-                    self.to_agent(node, false, late, gone);
+                    self.send_to_agent(node, false, late, gone);
                 }
             }
             Request::LauncherEnded { node } => {

@@ -230,7 +230,7 @@ impl Launcher {
             // Only now: an agent that is still opening the store does not know of this launcher.
             ToLauncher::Welcome { .. } => self.alone = false,
             // The core speaks to its store by effects, which the world carries out.
-            ToLauncher::Waiting { .. } | ToLauncher::Store { .. } => {}
+            ToLauncher::Waiting { .. } | ToLauncher::Store { .. } | ToLauncher::Failed { .. } => {}
             ToLauncher::Refused { .. } | ToLauncher::End { .. } => {
                 self.ending = true;
                 self.next = None;

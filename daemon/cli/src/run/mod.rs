@@ -122,6 +122,10 @@ fn from_slurm(args: &mut RunArgs) -> anyhow::Result<()> {
         args.rdzv_endpoint.get_or_insert_with(|| step.peers());
         args.rdzv_id
             .get_or_insert_with(|| format!("slurm-{}.{}", step.job_id, step.step_id));
+        if args.instance == 0 {
+            // Several tasks on one node are meant: each is a node of its own.
+            args.instance = u16::try_from(step.local_id).unwrap_or(u16::MAX);
+        }
     }
     Ok(())
 }

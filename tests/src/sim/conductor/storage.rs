@@ -12,7 +12,7 @@ impl Conductor {
     /// Hands over what a launcher says. As in the agent's driver, a registration that comes with a
     /// store waits until that is open, and what the launcher says next waits behind it: the agent's
     /// core never meets a launcher with a store that has not answered yet.
-    pub(super) fn to_agent(&mut self, node: usize, opens: bool, late: u64, item: Item) {
+    pub(super) fn send_to_agent(&mut self, node: usize, opens: bool, late: u64, item: Item) {
         let waits = opens && self.store_cut[node] > 0;
         if waits || !self.behind_open[node].is_empty() {
             return self.behind_open[node].push(item);

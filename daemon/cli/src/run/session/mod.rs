@@ -165,6 +165,8 @@ pub struct Session {
     /// Set once the job is over for this launcher.
     ending: Option<(i32, String)>,
     failures: Vec<WorkerExit>,
+    /// The failure from which those here follow, and the other node where it was.
+    elsewhere: Option<(String, WorkerExit)>,
     interrupts: u32,
     leave_by: Option<(Time, i32)>,
     /// How long workers may go on without an agent, and until when they may now.
@@ -188,6 +190,7 @@ impl Session {
             wishes: Vec::new(),
             ending: None,
             failures: Vec::new(),
+            elsewhere: None,
             interrupts: 0,
             leave_by: None,
             agent_grace: None,
@@ -418,6 +421,11 @@ impl Session {
             ToLauncher::End { code, report } => self.end(code, report, now),
             // The driver's: an answer changes nothing here.
             ToLauncher::Store { .. } => {}
+            ToLauncher::Failed { node, exit } => {
+                // Told once it is clear whether the job goes on or ends by it.
+                let here = self.failures.iter().any(|e| e.rank == exit.rank);
+                self.elsewhere = (!here).then_some((node, exit));
+            }
         }
     }
 
