@@ -64,7 +64,7 @@ async fn run(config: AgentConfig) -> anyhow::Result<()> {
     let node = Node::start(setup).await?;
     tracing::info!(node = %node.node_id(), socket = %config.socket.display(), "serving");
     watch_signals(node.handle())?;
-    node.run().await;
+    let _ended = node.run().await;
     Ok(())
 }
 

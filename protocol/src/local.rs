@@ -1,20 +1,73 @@
 //! Frames on the unix socket: launcher with agent, and command line with agent.
 //!
-//! The launcher is the client. Its first frame is [`ToAgent::Register`] (with the store's directory
-//! as a descriptor, if there is one); a command line's only frame is [`ToAgent::Query`] or
-//! [`ToAgent::Command`].
+//! The launcher is the client. Its first frame is [`ToAgent::Register`]; a command line's only frame
+//! is [`ToAgent::Query`] or [`ToAgent::Command`].
+
+mod store;
 
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
 use crate::control::Reason;
-use crate::ids::{Digest, LauncherId, NodeId};
+use crate::ids::{Digest, LauncherId, NodeId, StoreUuid};
 use crate::record::Place;
 use crate::spec::JobSpec;
 
+pub use store::{Assembly, MAX_PART, Part, STORE_HANGS, StoreAnswer, StoreAsk};
+
 /// The most bytes of a worker's last output that travel in a report.
 pub const MAX_TAIL: usize = 4096;
+
+/// The most lines of it.
+pub const MAX_TAIL_LINES: usize = 20;
+
+/// The end of a worker's output as it may be shown anywhere: the last lines, without control
+/// bytes or terminal sequences, within [`MAX_TAIL`] and [`MAX_TAIL_LINES`].
+pub fn plain_tail(text: &str) -> String {
+    let lines: Vec<&str> = text.trim_end().lines().collect();
+    let first = lines.len().saturating_sub(MAX_TAIL_LINES);
+    let mut kept: Vec<String> = Vec::new();
+    let mut room = MAX_TAIL;
+    for line in lines.into_iter().skip(first).rev() {
+        let mut line = plain_line(line);
+        if line.len() + 1 > room && !kept.is_empty() {
+            break;
+        }
+        // A single line that is too long keeps its end.
+        let mut from = line.len().saturating_sub(room.saturating_sub(1));
+        while !line.is_char_boundary(from) {
+            from += 1;
+        }
+        let line = line.split_off(from);
+        room = room.saturating_sub(line.len() + 1);
+        kept.push(line);
+    }
+    kept.reverse();
+    kept.join("\n")
+}
+
+/// A line without control characters; an escape sequence goes as a whole.
+fn plain_line(line: &str) -> String {
+    let mut out = String::with_capacity(line.len());
+    let mut chars = line.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '\t' => out.push(c),
+            '\u{1b}' if chars.peek() == Some(&'[') => {
+                chars.next();
+                for c in chars.by_ref() {
+                    if ('@'..='~').contains(&c) {
+                        break;
+                    }
+                }
+            }
+            c if c.is_control() => {}
+            c => out.push(c),
+        }
+    }
+    out
+}
 
 /// The most candidate addresses of a launcher.
 pub const MAX_ADDRS: usize = 8;
@@ -71,6 +124,11 @@ pub enum ToAgent {
     Cancel,
     Query(Query),
     Command(Command),
+    /// Answer to [`ToLauncher::Store`] of this id.
+    Store {
+        id: u64,
+        answer: StoreAnswer,
+    },
 }
 
 /// Bytes of a command line, and of a reason, that a launcher may send.
@@ -111,6 +169,7 @@ impl ToAgent {
             ToAgent::Query(Query::Events { job, .. })
             | ToAgent::Command(Command::Cancel { job }) => fits("the job", job.len(), MAX_PATH),
             ToAgent::Command(Command::Drain { node, .. }) => fits("the node", node.len(), MAX_PATH),
+            ToAgent::Store { answer, .. } => answer.check(),
             _ => Ok(()),
         }
     }
@@ -130,8 +189,9 @@ pub struct Register {
     pub place: Place,
     /// The generation whose workers run here, when the launcher comes back to an agent.
     pub running: Option<Digest>,
-    /// A store's directory comes with this frame as a descriptor.
-    pub store: bool,
+    /// The store that the launcher opened for the job: it carries out what [`ToLauncher::Store`]
+    /// asks.
+    pub store: Option<StoreUuid>,
     pub pid: u32,
     /// The command, for people; at most 256 bytes.
     pub command: String,
@@ -212,6 +272,17 @@ pub enum ToLauncher {
         code: i32,
         report: String,
     },
+    /// Something to do in the job's store. The id is one of this link; an answer names it again.
+    Store {
+        id: u64,
+        ask: StoreAsk,
+    },
+    /// For people: the failure of this generation from which the others follow, and what people
+    /// call its node.
+    Failed {
+        node: String,
+        exit: WorkerExit,
+    },
 }
 
 /// Start this generation's workers, as soon as the ones before are gone. Idempotent.
@@ -264,4 +335,30 @@ pub enum Answer {
     /// A part of a list that does not fit into one frame: a JSON array. More parts follow, and the
     /// last one is a [`Json`](Self::Json).
     Part(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tail_can_be_shown_anywhere() {
+        assert_eq!(plain_tail(""), "");
+        assert_eq!(plain_tail("one\r\ntwo\n\n"), "one\ntwo");
+        assert_eq!(
+            plain_tail("\u{1b}[31mred\u{1b}[0m\u{7}\tx\u{9b}2J\0"),
+            "red\tx2J"
+        );
+        assert_eq!(plain_tail("cut \u{1b}[12"), "cut ");
+        let many: String = (0..100).map(|n| format!("line {n}\n")).collect();
+        let tail = plain_tail(&many);
+        assert_eq!(tail.lines().count(), MAX_TAIL_LINES);
+        assert!(tail.starts_with("line 80") && tail.ends_with("line 99"));
+        let wide = format!("first\n{}", "ä".repeat(MAX_TAIL));
+        let tail = plain_tail(&wide);
+        assert!(tail.len() < MAX_TAIL && tail.len() > MAX_TAIL - 4);
+        let lines: String = (0..20).map(|_| "x".repeat(1_000) + "\n").collect();
+        assert_eq!(plain_tail(&lines).lines().count(), 4);
+        assert_eq!(plain_tail(&plain_tail(&lines)), plain_tail(&lines));
+    }
 }

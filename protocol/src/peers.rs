@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::ids::{NodeId, StateId};
 use crate::membership::State as PeerState;
-use crate::time::Time;
+use crate::time::{Span, Time};
 use crate::wire::{Hello, Leave};
 
 /// Peers that are remembered, connected ones and watched ones apart.
@@ -38,6 +38,13 @@ impl Peer {
     pub fn state_dir(&self) -> Option<StateId> {
         let hello = self.hello.as_ref().filter(|_| self.greeted);
         hello.map(|h| h.state)
+    }
+
+    /// Its announcement to go, unless it is still here long after the time that it named: then that
+    /// was taken back, or was the word of an agent that went and came again.
+    pub fn leaves(&self, now: Time, patience: Span) -> Option<&Leave> {
+        let (leave, until) = self.leaving.as_ref()?;
+        (!self.connected || now < *until + patience).then_some(leave)
     }
 }
 

@@ -26,6 +26,9 @@ pub struct JobSpec {
     pub stop_grace_ms: u32,
     /// The signal that tells every rank to save and leave.
     pub preempt_signal: i32,
+    /// Fewest nodes to form the job with, where that is more than the minimum: a majority of the
+    /// endpoints listed (R2). Zero: the minimum is enough.
+    pub birth_quorum: u16,
 }
 
 impl Default for JobSpec {
@@ -40,6 +43,7 @@ impl Default for JobSpec {
             loss_grace_ms: 200,
             stop_grace_ms: 30_000,
             preempt_signal: 15,
+            birth_quorum: 0,
         }
     }
 }
@@ -56,6 +60,11 @@ pub enum SpecError {
     TooManyNodes { max: u16 },
     #[error("--preempt-signal {0} is not a signal from 1 to 64")]
     Signal(i32),
+    #[error(
+        "--birth-quorum: a majority of the endpoints listed is {quorum} nodes, and --nnodes wants {max} \
+         at most: list each node of the job once, or raise the maximum"
+    )]
+    BirthQuorum { quorum: u16, max: u16 },
 }
 
 impl JobSpec {
@@ -70,7 +79,22 @@ impl JobSpec {
         if !(1..=64).contains(&self.preempt_signal) {
             return Err(SpecError::Signal(self.preempt_signal));
         }
+        if self.birth_quorum > max {
+            let quorum = self.birth_quorum;
+            return Err(SpecError::BirthQuorum { quorum, max });
+        }
         Ok(())
+    }
+
+    /// Fewest nodes to form the job with. Later it goes on with the minimum.
+    pub fn birth_nodes(&self) -> u16 {
+        self.min_nodes.max(self.birth_quorum)
+    }
+
+    /// Whether `nodes` nodes could, where nothing but themselves decides, form the job twice: in two
+    /// groups that do not see each other (R2).
+    pub fn may_form_twice(&self, nodes: u16) -> bool {
+        2 * u32::from(self.birth_nodes()) <= u32::from(nodes)
     }
 
     /// The flags in which `other` differs, as `--flag mine, theirs`, for the person who started
@@ -112,11 +136,19 @@ impl JobSpec {
                 self.preempt_signal.to_string(),
                 other.preempt_signal.to_string(),
             ),
+            ("--birth-quorum", self.quorum_text(), other.quorum_text()),
         ];
         rows.into_iter()
             .filter(|(_, mine, theirs)| mine != theirs)
             .map(|(flag, mine, theirs)| format!("{flag} {mine} here, {theirs} there"))
             .collect()
+    }
+
+    fn quorum_text(&self) -> String {
+        match self.birth_quorum {
+            0 => "off".into(),
+            nodes => format!("{nodes} nodes"),
+        }
     }
 
     pub fn form_quiet(&self) -> Span {
@@ -137,5 +169,44 @@ impl JobSpec {
 
     pub fn loss_grace(&self) -> Span {
         Span::from_millis(self.loss_grace_ms.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(min_nodes: u16, max_nodes: u16, birth_quorum: u16) -> JobSpec {
+        JobSpec {
+            min_nodes,
+            max_nodes,
+            birth_quorum,
+            ..JobSpec::default()
+        }
+    }
+
+    #[test]
+    fn a_quorum_of_births_leaves_room_for_one_only() {
+        assert!(spec(1, 2, 0).may_form_twice(2));
+        assert!(spec(2, 8, 0).may_form_twice(8));
+        assert!(!spec(2, 3, 0).may_form_twice(3) && !spec(1, 1, 0).may_form_twice(1));
+        for endpoints in 1..=16 {
+            let wanted = spec(1, 16, endpoints / 2 + 1);
+            assert!(!wanted.may_form_twice(endpoints), "{endpoints}");
+            assert_eq!(wanted.birth_nodes(), endpoints / 2 + 1);
+        }
+        assert_eq!(spec(4, 8, 3).birth_nodes(), 4);
+        assert_eq!(
+            spec(1, 2, 3).check(),
+            Err(SpecError::BirthQuorum { quorum: 3, max: 2 })
+        );
+        assert_eq!(spec(1, 3, 2).check(), Ok(()));
+    }
+
+    #[test]
+    fn another_quorum_is_another_job() {
+        let differences = spec(1, 3, 2).differences(&spec(1, 3, 0));
+        assert_eq!(differences, ["--birth-quorum 2 nodes here, off there"]);
+        assert!(spec(1, 3, 2).differences(&spec(1, 3, 2)).is_empty());
     }
 }

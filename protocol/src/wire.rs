@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::agent::Phases;
 use crate::barrier;
 use crate::codec::{self, CodecError};
 use crate::ids::{Boot, Digest, JobKey, NodeId, StateId, StoreUuid};
@@ -176,6 +177,18 @@ pub enum JobMessage {
         have: Digest,
         record: Arc<Record>,
     },
+    /// For people: how long the change took that made this generation. Said by its leader once all
+    /// workers run, and again while a member's status does not show that it knows.
+    Changed {
+        digest: Digest,
+        phases: Phases,
+    },
+    /// For people: the failure on this node from which the others of the generation follow.
+    Failure {
+        digest: Digest,
+        node: NodeId,
+        exit: Box<WorkerExit>,
+    },
 }
 
 /// When a voter last acknowledged the lease of a member that a proposal drops, as an age.
@@ -247,6 +260,10 @@ pub struct Status {
     pub takes_stop_steps: bool,
     /// The member's lease ran out and its workers were killed.
     pub lease_lost: bool,
+    /// The store decides, and no launcher on this node has brought it: this member cannot lead.
+    pub storeless: bool,
+    /// It heard how long the change took that made this generation.
+    pub knows_times: bool,
 }
 
 /// A node goes, by a notice that leaves this much time.
@@ -380,6 +397,7 @@ impl JobMessage {
                 let tail = s.exit.as_ref().map_or(0, |e| e.tail.len());
                 limit("output", tail, MAX_TEXT)
             }
+            JobMessage::Failure { exit, .. } => limit("output", exit.tail.len(), MAX_TEXT),
             JobMessage::Order(o) => match &o.action {
                 Action::Run { why, .. } | Action::Preempt { why, .. } | Action::End { why, .. } => {
                     limit("text", why.len(), MAX_TEXT)
@@ -397,7 +415,8 @@ impl JobMessage {
             | JobMessage::Commit { .. }
             | JobMessage::Committed { .. }
             | JobMessage::MergeAsk { .. }
-            | JobMessage::MergeGranted { .. } => Ok(()),
+            | JobMessage::MergeGranted { .. }
+            | JobMessage::Changed { .. } => Ok(()),
         }
     }
 }

@@ -1,12 +1,16 @@
 //! Every decoder that bytes from outside reach, behind one door: fuzzers and tests push bytes
 //! through it and want nothing but an answer.
 
+use std::fmt::Debug;
+
 use muster_protocol::codec::{self, Deframer};
 use muster_protocol::control::{Reason, decode_step};
 use muster_protocol::job::Durable;
 use muster_protocol::local::{Answer, Register, ToAgent, ToLauncher};
 use muster_protocol::storelog::Entry;
 use muster_protocol::wire::Message;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 /// The names of the decoders, as [`decode`] takes them.
 pub const DECODERS: [&str; 8] = [
@@ -20,28 +24,42 @@ pub const DECODERS: [&str; 8] = [
     "stream",
 ];
 
-/// Decodes with the decoder of this name; says whether the bytes were a value. Whatever was decoded
-/// must encode again, to the same bytes where the encoding is canonical.
+/// Decodes with the decoder of this name; says whether the bytes were a value.
+///
+/// # Panics
+/// What was decoded does not encode again, or not to the same value.
 pub fn decode(decoder: &str, bytes: &[u8]) -> bool {
     match decoder {
-        "message" => match Message::decode(bytes) {
-            Ok(message) => message
-                .encode()
-                .is_ok_and(|b| Message::decode(&b) == Ok(message)),
-            Err(_) => false,
-        },
-        "to_agent" => codec::decode_frame::<ToAgent>(bytes).is_ok(),
-        "to_launcher" => codec::decode_frame::<ToLauncher>(bytes).is_ok(),
-        "register" => codec::decode_frame::<Register>(bytes).is_ok(),
-        "answer" => codec::decode_frame::<Answer>(bytes).is_ok(),
-        "entry" => match Entry::decode(bytes) {
-            Ok(entry) => entry.encode().is_ok(),
-            Err(_) => false,
-        },
-        "durable" => Durable::decode(bytes).is_ok(),
+        "message" => again(Message::decode(bytes), Message::encode, Message::decode),
+        "to_agent" => frame::<ToAgent>(bytes),
+        "to_launcher" => frame::<ToLauncher>(bytes),
+        "register" => frame::<Register>(bytes),
+        "answer" => frame::<Answer>(bytes),
+        "entry" => again(Entry::decode(bytes), Entry::encode, Entry::decode),
+        "durable" => frame::<Durable>(bytes),
         "stream" => stream(bytes),
         _ => words(bytes),
     }
+}
+
+fn frame<T: Serialize + DeserializeOwned + Debug + PartialEq>(bytes: &[u8]) -> bool {
+    let decode = |b: &[u8]| codec::decode_frame::<T>(b);
+    again(decode(bytes), |v| codec::encode_frame(v), decode)
+}
+
+/// Whether there is a value; if so, it must encode, and come back the same.
+fn again<T: Debug + PartialEq, D: Debug, E: Debug>(
+    decoded: Result<T, D>,
+    encode: impl Fn(&T) -> Result<Vec<u8>, E>,
+    decode: impl Fn(&[u8]) -> Result<T, D>,
+) -> bool {
+    let Ok(value) = decoded else { return false };
+    let back = encode(&value).map(|bytes| decode(&bytes));
+    assert!(
+        matches!(&back, Ok(Ok(same)) if *same == value),
+        "{value:?} comes back as {back:?}"
+    );
+    true
 }
 
 /// Takes a stream apart, in pieces whose length the first byte says.

@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
+use muster_protocol::agent::Phases;
 use muster_protocol::barrier::{ToLeader, ToNode};
 use muster_protocol::local::{
-    Answer, Command, Query, Register, Start, ToAgent, ToLauncher, WorkerExit,
+    Answer, Command, Part, Query, Register, Start, StoreAnswer, StoreAsk, ToAgent, ToLauncher,
+    WorkerExit,
 };
 use muster_protocol::record::{Arbiter, Cause, CommitRef, Kind, Member, Place, Record, Voter};
 use muster_protocol::spec::JobSpec;
@@ -15,7 +17,7 @@ use muster_protocol::storelog::{Body, Entry};
 use muster_protocol::wire::{
     Action, Advert, Ballot, Grant, Hello, JobMessage, Leave, Message, Order, Status, Ticket, Wait,
 };
-use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, StateId, StoreUuid};
+use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, StateId, StoreUuid, Time};
 
 /// Defines the name of every variant: a new variant does not compile until it has one, and a name
 /// without a sample fails the test.
@@ -76,6 +78,8 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::Committed { .. } => "job.committed",
     JobMessage::MergeAsk { .. } => "job.merge_ask",
     JobMessage::MergeGranted { .. } => "job.merge_granted",
+    JobMessage::Changed { .. } => "job.changed",
+    JobMessage::Failure { .. } => "job.failure",
 });
 
 names!(to_agent_name, TO_AGENT, ToAgent, {
@@ -96,6 +100,13 @@ names!(to_agent_name, TO_AGENT, ToAgent, {
     ToAgent::Query(Query::Events { .. }) => "query.events",
     ToAgent::Command(Command::Drain { .. }) => "command.drain",
     ToAgent::Command(Command::Cancel { .. }) => "command.cancel",
+    ToAgent::Store { answer: StoreAnswer::Found(_), .. } => "store.found",
+    ToAgent::Store { answer: StoreAnswer::Absent, .. } => "store.absent",
+    ToAgent::Store { answer: StoreAnswer::Won, .. } => "store.won",
+    ToAgent::Store { answer: StoreAnswer::Exists, .. } => "store.exists",
+    ToAgent::Store { answer: StoreAnswer::Beacon(_), .. } => "store.beacon",
+    ToAgent::Store { answer: StoreAnswer::BeaconWritten, .. } => "store.beacon_written",
+    ToAgent::Store { answer: StoreAnswer::Failed { .. }, .. } => "store.failed",
 });
 
 names!(to_launcher_name, TO_LAUNCHER, ToLauncher, {
@@ -109,6 +120,11 @@ names!(to_launcher_name, TO_LAUNCHER, ToLauncher, {
     ToLauncher::ConfirmStop { .. } => "confirm_stop",
     ToLauncher::CancelStop { .. } => "cancel_stop",
     ToLauncher::End { .. } => "end",
+    ToLauncher::Store { ask: StoreAsk::Read { .. }, .. } => "store.read",
+    ToLauncher::Store { ask: StoreAsk::Create { .. }, .. } => "store.create",
+    ToLauncher::Store { ask: StoreAsk::WriteBeacon { .. }, .. } => "store.write_beacon",
+    ToLauncher::Store { ask: StoreAsk::ReadBeacon, .. } => "store.read_beacon",
+    ToLauncher::Failed { .. } => "failed",
 });
 
 names!(answer_name, ANSWERS, Answer, {
@@ -365,7 +381,9 @@ pub fn job_messages() -> Vec<JobMessage> {
             cancel: false,
             unreachable: vec![node(3)],
             takes_stop_steps: true,
+            storeless: true,
             lease_lost: false,
+            knows_times: true,
         })),
         order(Action::Run {
             attempt: 1,
@@ -413,6 +431,21 @@ pub fn job_messages() -> Vec<JobMessage> {
         JobMessage::MergeGranted {
             loser: digest(9),
             winner: digest(4),
+        },
+        JobMessage::Changed {
+            digest: digest(5),
+            phases: Phases {
+                fault: Time(1_000_000),
+                detected: Time(2_000_000),
+                decided: Time(3_000_000),
+                stopped: Time(4_000_000),
+                started: Time(5_000_000),
+            },
+        },
+        JobMessage::Failure {
+            digest: digest(5),
+            node: node(2),
+            exit: Box::new(exit()),
         },
     ];
     all.extend(records().pop().map(|record| JobMessage::Follows {
@@ -482,7 +515,7 @@ pub fn to_agent() -> Vec<ToAgent> {
             ],
             place: Place::default(),
             running: Some(digest),
-            store: true,
+            store: Some(StoreUuid([8; 16])),
             pid: 4711,
             command: "python train.py".into(),
             log_dir: Some("/tmp/logs".into()),
@@ -522,7 +555,25 @@ pub fn to_agent() -> Vec<ToAgent> {
         ToAgent::Command(Command::Cancel {
             job: "digits".into(),
         }),
+        to_store(StoreAnswer::Found(part())),
+        to_store(StoreAnswer::Absent),
+        to_store(StoreAnswer::Won),
+        to_store(StoreAnswer::Exists),
+        to_store(StoreAnswer::Beacon(Some(7))),
+        to_store(StoreAnswer::BeaconWritten),
+        to_store(StoreAnswer::failed("no space left".into())),
     ]
+}
+
+fn to_store(answer: StoreAnswer) -> ToAgent {
+    ToAgent::Store { id: 9, answer }
+}
+
+fn part() -> Part {
+    Part {
+        bytes: b"{}".to_vec(),
+        last: true,
+    }
 }
 
 pub fn to_launcher() -> Vec<ToLauncher> {
@@ -584,7 +635,22 @@ pub fn to_launcher() -> Vec<ToLauncher> {
             code: 139,
             report: "rank 3 on node2 failed with signal 11".into(),
         },
+        asks(StoreAsk::Read { slot: 3 }),
+        asks(StoreAsk::Create {
+            slot: 3,
+            part: part(),
+        }),
+        asks(StoreAsk::WriteBeacon { value: 7 }),
+        asks(StoreAsk::ReadBeacon),
+        ToLauncher::Failed {
+            node: "node2".into(),
+            exit: exit(),
+        },
     ]
+}
+
+fn asks(ask: StoreAsk) -> ToLauncher {
+    ToLauncher::Store { id: 9, ask }
 }
 
 pub fn answers() -> Vec<Answer> {

@@ -4,8 +4,9 @@
 #![expect(clippy::panic, reason = "helpers of tests")]
 
 use muster_protocol::agent::Flaws;
+use muster_tests::sim::focus::Focus;
 use muster_tests::sim::run::{self, Report};
-use muster_tests::sim::setup::{Focus, Setup};
+use muster_tests::sim::setup::Setup;
 
 /// A planted bug has to show within this many seeds.
 const SEEDS: u64 = 2_000;

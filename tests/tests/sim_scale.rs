@@ -1,13 +1,14 @@
 //! A thousand agents form a generation: how long it takes in virtual time, and how many messages.
+//! And fifty nodes that join a running job within two seconds: how many generations that costs.
 //!
 //! Every agent is connected with every other (round trip 50 ms), takes 50 us for each message, and
-//! its launcher answers a START after a millisecond. Nothing is lost here: the faults are the
-//! simulation's matter, the cost is this test's.
+//! its launcher answers a START after a millisecond, and a stop after a tenth of a second. Nothing
+//! is lost here: the faults are the simulation's matter, the cost is this test's.
 
 #![expect(clippy::expect_used, reason = "helpers of tests")]
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use muster_protocol::agent::{Agent, Config, ConnId, Effect, Event, Flaws};
@@ -15,11 +16,12 @@ use muster_protocol::local::{Register, ToAgent, ToLauncher};
 use muster_protocol::record::Place;
 use muster_protocol::spec::JobSpec;
 use muster_protocol::wire::Message;
-use muster_protocol::{Boot, LauncherId, NodeId, Span, StateId, Time};
+use muster_protocol::{Boot, Digest, LauncherId, NodeId, Span, StateId, Time};
 
 const ONE_WAY: Span = Span::from_millis(25);
 const PROCESSING: Span = Span(50_000);
 const START_TAKES: Span = Span::from_millis(1);
+const STOP_TAKES: Span = Span::from_millis(100);
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 
 /// What a world came to.
@@ -29,6 +31,8 @@ struct Formed {
     took: Span,
     /// About the job, between agents, until then.
     messages: usize,
+    /// Heartbeats and their answers until then: each member asks each voter for its lease.
+    heartbeats: usize,
 }
 
 enum Item {
@@ -38,13 +42,18 @@ enum Item {
 
 struct World {
     agents: Vec<Agent>,
+    /// Where each node stands in `agents`.
+    places: BTreeMap<NodeId, usize>,
+    nodes: (u16, u16),
     /// When each agent has worked off what it took on.
     busy: Vec<Time>,
     wakes: Vec<Option<Time>>,
     queue: BinaryHeap<Reverse<(Time, u64, usize)>>,
     items: Vec<Option<Item>>,
     messages: usize,
-    started: usize,
+    heartbeats: usize,
+    /// The generations that were started, in order, with the nodes that have.
+    generations: Vec<(Digest, usize)>,
 }
 
 fn node(i: usize) -> NodeId {
@@ -77,8 +86,11 @@ fn config(i: usize) -> Config {
 }
 
 impl World {
-    fn new(n: usize) -> World {
-        let mut world = World {
+    /// `n` agents that know nobody yet; `nodes` is what their launchers say, `--nnodes MIN:MAX`.
+    fn new(n: usize, nodes: (u16, u16)) -> World {
+        World {
+            nodes,
+            places: (0..n).map(|i| (node(i), i)).collect(),
             agents: (0..n)
                 .map(|i| Agent::new(config(i), Vec::new(), Time::ZERO).expect("nothing stored"))
                 .collect(),
@@ -87,21 +99,29 @@ impl World {
             queue: BinaryHeap::new(),
             items: Vec::new(),
             messages: 0,
-            started: 0,
-        };
+            heartbeats: 0,
+            generations: Vec::new(),
+        }
+    }
+
+    /// All agents know each other, and none of them a job: the greetings say nothing yet.
+    fn connect_all(&mut self) {
+        let n = self.agents.len();
         for i in 0..n {
             for j in (0..n).filter(|j| *j != i) {
-                let event = Event::Connected {
-                    node: node(j),
-                    addr: SocketAddr::new(HERE, 1),
-                    observed: HERE,
-                };
-                world.agents[i].handle(event, Time::ZERO).expect("taken");
+                let taken = self.agents[i].handle(connected(j), Time::ZERO);
+                taken.expect("taken");
             }
-            // The greetings say nothing yet: no agent knows a job.
-            while world.agents[i].poll_effect().is_some() {}
+            while self.agents[i].poll_effect().is_some() {}
         }
-        world
+    }
+
+    /// The agent comes up and is connected with those before it.
+    fn connect(&mut self, i: usize, at: Time) {
+        for j in 0..i {
+            self.put(at, i, Item::Event(Box::new(connected(j))));
+            self.put(at, j, Item::Event(Box::new(connected(i))));
+        }
     }
 
     fn put(&mut self, at: Time, agent: usize, item: Item) {
@@ -111,13 +131,13 @@ impl World {
     }
 
     fn launch(&mut self, agent: usize, at: Time) {
-        let n = u16::try_from(self.agents.len()).expect("at most a thousand");
+        let (min_nodes, max_nodes) = self.nodes;
         let reg = Register {
             launcher: LauncherId((agent as u64 + 1).to_le_bytes()),
             job: "job".into(),
             spec: JobSpec {
-                min_nodes: n,
-                max_nodes: n,
+                min_nodes,
+                max_nodes,
                 ..JobSpec::default()
             },
             slots: 8,
@@ -125,7 +145,7 @@ impl World {
             addrs: vec![HERE],
             place: Place::default(),
             running: None,
-            store: false,
+            store: None,
             pid: 1,
             command: String::new(),
             log_dir: None,
@@ -135,8 +155,8 @@ impl World {
         }
     }
 
-    /// Runs until every node's workers run; `None` when that takes too long.
-    fn run(&mut self, until: Time) -> Option<Time> {
+    /// Runs until so many nodes' workers run in one generation; `None` when that takes too long.
+    fn run(&mut self, nodes: usize, until: Time) -> Option<Time> {
         while let Some(Reverse((at, seq, i))) = self.queue.pop() {
             let Some(item) = self.items[usize::try_from(seq).expect("an index")].take() else {
                 continue;
@@ -160,11 +180,41 @@ impl World {
                 return None;
             }
             self.carry_out(i, now);
-            if self.started == self.agents.len() {
+            if self.newest() == nodes {
                 return Some(now);
             }
         }
         None
+    }
+
+    /// The nodes that have started the newest generation.
+    fn newest(&self) -> usize {
+        self.generations.last().map_or(0, |(_, nodes)| *nodes)
+    }
+
+    fn answer(&mut self, i: usize, at: Time, frame: ToAgent) {
+        self.put(at, i, Item::Event(Box::new(launcher(frame))));
+    }
+
+    fn tell_launcher(&mut self, i: usize, now: Time, frame: ToLauncher) {
+        match frame {
+            ToLauncher::Start(start) => {
+                let digest = start.digest;
+                match self.generations.iter_mut().find(|(d, _)| *d == digest) {
+                    Some((_, nodes)) => *nodes += 1,
+                    None => self.generations.push((digest, 1)),
+                }
+                let attempt = start.attempt;
+                let started = ToAgent::Started { digest, attempt };
+                self.answer(i, now + START_TAKES, started);
+                // The port is used; the next generation gets another one.
+                self.answer(i, now + START_TAKES, ToAgent::MasterPort { port: 10 });
+            }
+            ToLauncher::Preempt { digest, .. } | ToLauncher::Stop { digest, .. } => {
+                self.answer(i, now + STOP_TAKES, ToAgent::Stopped { digest });
+            }
+            _ => {}
+        }
     }
 
     fn carry_out(&mut self, i: usize, now: Time) {
@@ -172,8 +222,10 @@ impl World {
             match effect {
                 Effect::Send { to, message } => {
                     self.messages += usize::from(matches!(message, Message::Job { .. }));
+                    let beat = matches!(message, Message::Ping { .. } | Message::Pong { .. });
+                    self.heartbeats += usize::from(beat);
                     let from = node(i);
-                    let to = (0..self.agents.len()).find(|j| node(*j) == to);
+                    let to = self.places.get(&to).copied();
                     let event = Event::Message { from, message };
                     self.put(
                         now + ONE_WAY,
@@ -181,17 +233,7 @@ impl World {
                         Item::Event(Box::new(event)),
                     );
                 }
-                Effect::ToLauncher {
-                    frame: ToLauncher::Start(start),
-                    ..
-                } => {
-                    self.started += 1;
-                    let frame = ToAgent::Started {
-                        digest: start.digest,
-                        attempt: start.attempt,
-                    };
-                    self.put(now + START_TAKES, i, Item::Event(Box::new(launcher(frame))));
-                }
+                Effect::ToLauncher { frame, .. } => self.tell_launcher(i, now, frame),
                 _ => {}
             }
         }
@@ -203,27 +245,37 @@ impl World {
     }
 }
 
+fn connected(i: usize) -> Event {
+    Event::Connected {
+        node: node(i),
+        addr: SocketAddr::new(HERE, 1),
+        observed: HERE,
+    }
+}
+
 fn launcher(frame: ToAgent) -> Event {
     Event::Launcher {
         conn: ConnId(1),
         owner: "0".into(),
-        store: None,
         frame,
     }
 }
 
 fn form(n: usize) -> Formed {
-    let mut world = World::new(n);
+    let nodes = u16::try_from(n).expect("at most a thousand");
+    let mut world = World::new(n, (nodes, nodes));
+    world.connect_all();
     let start = Time::ZERO + Span::from_secs(1);
     for i in 0..n {
         world.launch(i, start);
     }
-    let end = world.run(start + Span::from_secs(20));
-    let started = world.started;
+    let end = world.run(n, start + Span::from_secs(20));
+    let started = world.newest();
     let end = end.unwrap_or_else(|| unreachable!("{started} of {n} started"));
     Formed {
         took: end.since(start),
         messages: world.messages,
+        heartbeats: world.heartbeats,
     }
 }
 
@@ -233,8 +285,8 @@ fn a_thousand_agents_form_in_two_seconds_with_linear_messages() {
     let formed: Vec<Formed> = sizes.iter().map(|n| form(*n)).collect();
     for (n, formed) in sizes.iter().zip(&formed) {
         println!(
-            "{n} agents: {} and {} messages",
-            formed.took, formed.messages
+            "{n} agents: {}, {} messages about the job, {} heartbeats",
+            formed.took, formed.messages, formed.heartbeats
         );
     }
     assert!(formed[2].took <= Span::from_secs(2), "{formed:?}");
@@ -246,5 +298,42 @@ fn a_thousand_agents_form_in_two_seconds_with_linear_messages() {
     assert!(
         each[2] <= each[0] + each[0] / 5,
         "messages per agent: {each:?}"
+    );
+}
+
+/// Nodes come up one after the other, agent and launcher at once, to a job that runs on ten.
+#[test]
+fn fifty_joins_within_two_seconds_make_one_generation_or_two() {
+    let (before, joins) = (10, 50);
+    let all = before + joins;
+    // More room than nodes: the job cannot know which join is the last.
+    let mut world = World::new(all, (1, 64));
+    let mut at = Time::ZERO + Span::from_secs(1);
+    for i in 0..before {
+        world.connect(i, at);
+        world.launch(i, at + ONE_WAY);
+    }
+    let until = at + Span::from_secs(20);
+    let runs = world.run(before, until).expect("the first ten run");
+    assert_eq!(world.generations.len(), 1);
+
+    // Heartbeats and leases for a while, so that the joins meet a job at its work.
+    let first = runs + Span::from_secs(3);
+    let spread = Span::from_secs(2);
+    for k in 0..joins {
+        at = first + Span(spread.0 / joins as u64 * k as u64);
+        world.connect(before + k, at);
+        world.launch(before + k, at + ONE_WAY);
+    }
+    let end = world.run(all, first + Span::from_secs(30));
+    let generations: Vec<usize> = world.generations[1..].iter().map(|(_, n)| *n).collect();
+    let end = end.unwrap_or_else(|| unreachable!("nodes of the generations: {generations:?}"));
+    println!(
+        "{joins} joins within {spread}: generations of {generations:?} nodes, the last complete {} after the first join",
+        end.since(first)
+    );
+    assert!(
+        matches!(generations.len(), 1 | 2),
+        "one new generation, or two: {generations:?}"
     );
 }

@@ -72,29 +72,55 @@ fn lengths_that_lie() {
     all(&huge);
 }
 
-/// A short run of what the fuzzers do: damage upon damage.
-#[test]
-fn a_walk_from_valid_frames() {
-    let mut rng = Rng::new(7);
-    let corpus = corpus();
-    for _ in 0..20_000 {
-        let mut frame = rng.pick(&corpus).cloned().unwrap_or_default();
-        for _ in 0..rng.between(1, 6) {
-            if frame.is_empty() {
-                break;
-            }
-            let at = rng.index(frame.len());
-            match rng.below(4) {
-                0 => frame[at] = rng.next_u64() as u8,
-                1 => frame.truncate(at),
-                2 => frame.insert(at, rng.next_u64() as u8),
-                _ => {
-                    let other = rng.pick(&corpus).cloned().unwrap_or_default();
-                    let from = rng.index(other.len());
-                    frame.extend_from_slice(&other[from..]);
-                }
+/// Damage upon damage, from a valid frame.
+fn walk(rng: &mut Rng, corpus: &[Vec<u8>]) {
+    let mut frame = rng.pick(corpus).cloned().unwrap_or_default();
+    for _ in 0..rng.between(1, 6) {
+        if frame.is_empty() {
+            break;
+        }
+        let at = rng.index(frame.len());
+        match rng.below(4) {
+            0 => frame[at] = rng.next_u64() as u8,
+            1 => frame.truncate(at),
+            2 => frame.insert(at, rng.next_u64() as u8),
+            _ => {
+                let other = rng.pick(corpus).cloned().unwrap_or_default();
+                let from = rng.index(other.len());
+                frame.extend_from_slice(&other[from..]);
             }
         }
-        all(&frame);
+    }
+    all(&frame);
+}
+
+/// A short run of what the fuzzers do.
+#[test]
+fn a_walk_from_valid_frames() {
+    let (mut rng, corpus) = (Rng::new(7), corpus());
+    for _ in 0..20_000 {
+        walk(&mut rng, &corpus);
+    }
+}
+
+mod long {
+    use super::*;
+    use std::time::{Duration, Instant, SystemTime};
+
+    /// From a seed that is new in each run, and named: for `MUSTER_TEST_FUZZ_SECONDS`, or a minute.
+    #[test]
+    fn a_long_walk_from_valid_frames() {
+        let seconds = std::env::var("MUSTER_TEST_FUZZ_SECONDS");
+        let seconds = seconds.map_or(60, |s| {
+            s.parse().expect("MUSTER_TEST_FUZZ_SECONDS is a number")
+        });
+        let end = Instant::now() + Duration::from_secs(seconds);
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let seed = now.map_or(0, |d| d.as_nanos() as u64);
+        println!("seed {seed}");
+        let (mut rng, corpus) = (Rng::new(seed), corpus());
+        while Instant::now() < end {
+            walk(&mut rng, &corpus);
+        }
     }
 }

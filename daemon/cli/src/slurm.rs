@@ -128,6 +128,20 @@ pub(crate) struct SlurmJob {
     pub(crate) ntasks: u32,
     /// SLURM_RESTART_COUNT: how often the job was requeued. Slurm leaves it unset on the first run, which is 0 here.
     pub(crate) restart_count: u32,
+    /// SLURM_LOCALID: this task's number among the step's tasks on this node.
+    pub(crate) local_id: u32,
+}
+
+impl SlurmJob {
+    /// The agents of the step's launchers as first peers of each other. The port is the job's, so
+    /// that jobs of several users meet on one node without calling each other's agents; two jobs
+    /// whose numbers differ by a multiple of 9,000 share one. It lies below the ports that Linux
+    /// gives away by itself, and below torchrun's 29400.
+    pub(crate) fn peers(&self) -> String {
+        let port = 20_000 + self.job_id % 9_000;
+        let peers = self.nodes.iter().map(|node| format!("{node}:{port}"));
+        peers.collect::<Vec<_>>().join(",")
+    }
 }
 
 /// What Slurm says about this task, or `None` where it runs in no step (no Slurm, a login shell under `salloc`, the batch script itself:
@@ -174,6 +188,7 @@ pub(crate) fn peers_from_env(
             None => must("SLURM_NTASKS")?,
         },
         restart_count: number("SLURM_RESTART_COUNT")?.unwrap_or(0),
+        local_id: number("SLURM_LOCALID")?.unwrap_or(0),
         nodes,
     };
     let within = |variable, value, below| {
@@ -376,6 +391,24 @@ mod tests {
     }
 
     #[test]
+    fn each_job_has_a_port_of_its_own() {
+        let job = |job_id| SlurmJob {
+            job_id,
+            step_id: 0,
+            nodes: vec!["n1".into(), "n2".into()],
+            node_id: 0,
+            local_id: 0,
+            procid: 0,
+            ntasks: 2,
+            restart_count: 0,
+        };
+        assert_eq!(job(7).peers(), "n1:20007,n2:20007");
+        assert_eq!(job(8_999).peers(), "n1:28999,n2:28999");
+        assert_eq!(job(9_000).peers(), "n1:20000,n2:20000");
+        assert_eq!(job(u32::MAX).peers(), "n1:21295,n2:21295");
+    }
+
+    #[test]
     fn plain_names_keep_their_order_and_repetitions() {
         check("n1", &["n1"]);
         check("b,a,b", &["b", "a", "b"]);
@@ -502,13 +535,16 @@ mod tests {
             procid: 1,
             ntasks: 2,
             restart_count: 0,
+            local_id: 0,
         };
         assert_eq!(task(&[]), Ok(Some(job.clone())));
         let again = SlurmJob {
             restart_count: 1,
-            ..job
+            ..job.clone()
         };
         assert_eq!(task(&[("SLURM_RESTART_COUNT", "1")]), Ok(Some(again)));
+        let second = SlurmJob { local_id: 1, ..job };
+        assert_eq!(task(&[("SLURM_LOCALID", "1")]), Ok(Some(second)));
     }
 
     #[test]

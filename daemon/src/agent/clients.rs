@@ -6,21 +6,45 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use muster_protocol::agent::{ConnId, Event};
-use muster_protocol::local::{Answer, Command, ToAgent, ToLauncher};
-use muster_protocol::membership::Answer as Probe;
-use muster_protocol::{JobKey, LauncherId, codec};
+use muster_protocol::local::{
+    Answer, Command, Register, STORE_HANGS, StoreAnswer, ToAgent, ToLauncher,
+};
+use muster_protocol::{JobKey, LauncherId, codec, storelog};
 use tokio::sync::mpsc;
 
-use super::{Client, Input, Node, probe, stores};
+use super::stores::{self, Asked, Told};
+use super::{Client, Input, Node, clock};
 use crate::net::Refusal;
 use crate::socket::{Conn, Receiver};
 
-/// Between two looks at a launcher that has lost its connection.
-const LOOK: Duration = Duration::from_millis(100);
 /// Agents called in vain that launchers are told of.
 const MAX_REFUSED: usize = 8;
 /// A client that says nothing for this long after connecting is let go.
 const FIRST_FRAME: Duration = Duration::from_secs(10);
+
+/// A launcher that was taken in.
+#[derive(Debug)]
+pub(super) struct Launcher {
+    id: LauncherId,
+    guards: Vec<SocketAddr>,
+    key: JobKey,
+    /// What it was asked to do in the store that it brought.
+    store: Option<Asked>,
+}
+
+impl Launcher {
+    fn new(reg: &Register, key: JobKey) -> Launcher {
+        let local = SocketAddr::from((Ipv4Addr::LOCALHOST, reg.guard_port));
+        let addrs = reg.addrs.iter();
+        let addrs = addrs.map(|ip| SocketAddr::new(*ip, reg.guard_port));
+        Launcher {
+            id: reg.launcher,
+            guards: std::iter::once(local).chain(addrs).collect(),
+            key,
+            store: reg.store.map(|_| Asked::default()),
+        }
+    }
+}
 
 impl Node {
     pub(super) fn on_client(&mut self, conn: Conn) {
@@ -36,7 +60,7 @@ impl Node {
             waiting: None,
         };
         self.clients.insert(id, client);
-        tokio::spawn(read(receiver, id, (peer.uid, peer.gid), self.tx.clone()));
+        tokio::spawn(read(receiver, id, self.tx.clone()));
     }
 
     pub(super) fn on_frame(&mut self, conn: ConnId, frame: &[u8]) {
@@ -45,28 +69,7 @@ impl Node {
                 self.refuse(conn, &error.to_string());
                 self.drop_client(conn);
             }
-            Ok(ToAgent::Register(reg)) if reg.store => self.refuse(
-                conn,
-                "the store's directory did not come with the registration",
-            ),
             Ok(frame) => self.act(conn, frame),
-        }
-    }
-
-    pub(super) fn on_store_opened(
-        &mut self,
-        conn: ConnId,
-        frame: &[u8],
-        store: Result<stores::Store, String>,
-    ) {
-        match store {
-            Ok(store) => {
-                self.opened.insert(conn, store);
-                if let Ok(frame) = codec::decode_frame::<ToAgent>(frame) {
-                    self.act(conn, frame);
-                }
-            }
-            Err(why) => self.refuse(conn, &format!("--store cannot be used: {why}")),
         }
     }
 
@@ -75,45 +78,57 @@ impl Node {
             self.refuse(conn, &error.to_string());
             return self.drop_client(conn);
         }
-        let Some(client) = self.clients.get_mut(&conn) else {
+        let Some(client) = self.clients.get(&conn) else {
             return;
         };
-        let owner = client.uid.to_string();
-        match &frame {
+        let (uid, owner) = (client.uid, client.uid.to_string());
+        match frame {
             ToAgent::Query(query) => {
-                let asker = client.uid;
-                for answer in self.answer(query, asker) {
+                for answer in self.answer(&query, uid) {
                     self.reply(conn, &answer);
                 }
-                return;
             }
-            ToAgent::Command(command) => return self.command(conn, owner, command.clone()),
-            ToAgent::Register(reg) => {
-                let local = SocketAddr::from((Ipv4Addr::LOCALHOST, reg.guard_port));
-                let addrs = reg
-                    .addrs
-                    .iter()
-                    .map(|ip| SocketAddr::new(*ip, reg.guard_port));
-                let guards = std::iter::once(local).chain(addrs).collect();
-                client.launcher = Some((reg.launcher, guards));
-                let key = JobKey {
-                    cluster: self.core.config().cluster.clone(),
-                    owner: owner.clone(),
-                    id: reg.job.clone(),
-                };
-                if let Some(store) = self.opened.get(&conn) {
-                    self.stores.insert(key, store.clone());
-                }
-            }
-            _ => {}
+            ToAgent::Command(command) => self.command(conn, owner, command),
+            ToAgent::Register(reg) => self.register(conn, owner, reg),
+            ToAgent::Store { id, answer } => self.on_store_answer(conn, id, answer),
+            frame => self.apply(Event::Launcher { conn, owner, frame }),
         }
-        let store = self.uuid_of(conn);
-        self.apply(Event::Launcher {
+    }
+
+    /// What this agent knows of a launcher counts from when the core has taken it in.
+    fn register(&mut self, conn: ConnId, owner: String, reg: Register) {
+        let key = JobKey {
+            cluster: self.core.config().cluster.clone(),
+            owner: owner.clone(),
+            id: reg.job.clone(),
+        };
+        let launcher = Launcher::new(&reg, key);
+        let Some(client) = self.clients.get(&conn) else {
+            return;
+        };
+        let uid = client.uid;
+        let other = |l: &Launcher| l.id != launcher.id || l.key != launcher.key;
+        if client.launcher.as_ref().is_some_and(other) {
+            self.refuse(conn, "a connection carries one launcher of one job");
+            return self.drop_client(conn);
+        }
+        let event = Event::Launcher {
             conn,
             owner,
-            store,
-            frame,
-        });
+            frame: ToAgent::Register(reg),
+        };
+        if let Err(error) = self.core.handle(event, clock::now()) {
+            return tracing::warn!(%error, "refused");
+        }
+        self.give_up_store(conn);
+        let id = launcher.id;
+        if let Some(client) = self.clients.get_mut(&conn) {
+            client.launcher = Some(launcher);
+        }
+        for conn in self.looks.back(uid, id) {
+            let alive = false;
+            self.apply(Event::LauncherGone { conn, alive });
+        }
     }
 
     /// An operator's order: draining a node is root's and the agent's own user's.
@@ -126,10 +141,9 @@ impl Node {
         let event = Event::Launcher {
             conn,
             owner,
-            store: None,
             frame: ToAgent::Command(command),
         };
-        let answer = match self.core.handle(event, super::clock::now()) {
+        let answer = match self.core.handle(event, clock::now()) {
             Ok(()) => Answer::Json("{\"ok\":true}".into()),
             Err(error) => Answer::Error(error.to_string()),
         };
@@ -183,12 +197,138 @@ impl Node {
 
     /// A connection closed. A launcher may have lost it, or be dead: its guard knows.
     pub(super) fn on_closed(&mut self, conn: ConnId) {
-        self.opened.remove(&conn);
+        self.give_up_store(conn);
         let Some(client) = self.clients.remove(&conn) else {
             return;
         };
-        if let Some((launcher, guards)) = client.launcher {
-            tokio::spawn(look_for(conn, launcher, guards, self.tx.clone()));
+        let Some(Launcher { id, guards, .. }) = client.launcher else {
+            return;
+        };
+        let tx = self.tx.clone();
+        if !self.looks.start(conn, client.uid, id, guards, tx) {
+            tracing::warn!(
+                uid = client.uid,
+                "too many launchers of this user are looked for: one more counts as gone"
+            );
+            let alive = false;
+            self.apply(Event::LauncherGone { conn, alive });
+        }
+    }
+
+    // ---- stores ----
+
+    /// The launcher of a job, and what it was asked to do in the store that it brought.
+    fn store_of(&mut self, key: &JobKey) -> Option<(ConnId, &mut Asked)> {
+        let conn = self.core.job(key)?.conn()?;
+        let launcher = self.clients.get_mut(&conn)?.launcher.as_mut()?;
+        Some((conn, launcher.store.as_mut()?))
+    }
+
+    /// Has the job's launcher carry out an operation of the log.
+    pub(super) fn store(&mut self, key: JobKey, effect: storelog::Effect) {
+        let asks = match self.store_of(&key) {
+            Some((conn, asked)) => asked.log(effect, clock::now()).map(|asks| (conn, asks)),
+            // Nobody here can reach the store now.
+            None => Err(stores::unknown(&effect)),
+        };
+        match asks {
+            Ok((conn, asks)) => {
+                for (id, ask) in asks {
+                    self.tell_launcher(conn, &ToLauncher::Store { id, ask });
+                }
+            }
+            Err(event) => self.apply(Event::Store { key, event }),
+        }
+    }
+
+    /// Has the job's launcher write the beacon, or read it.
+    pub(super) fn beacon(&mut self, key: &JobKey, write: Option<u64>) {
+        let now = clock::now();
+        let ask = self
+            .store_of(key)
+            .and_then(|(conn, asked)| Some((conn, asked.beacon(write, now)?)));
+        if let Some((conn, (id, ask))) = ask {
+            self.tell_launcher(conn, &ToLauncher::Store { id, ask });
+        }
+    }
+
+    fn on_store_answer(&mut self, conn: ConnId, id: u64, answer: StoreAnswer) {
+        let launcher = self
+            .clients
+            .get_mut(&conn)
+            .and_then(|c| c.launcher.as_mut());
+        let Some((key, asked)) = launcher.and_then(|l| Some((l.key.clone(), l.store.as_mut()?)))
+        else {
+            return;
+        };
+        let failed = match &answer {
+            StoreAnswer::Failed { reason } => Some(reason.clone()),
+            _ => None,
+        };
+        let news = asked.note(failed.as_deref());
+        let told = asked.answer(id, answer);
+        self.store_trouble(&key, news);
+        match told {
+            Some(Told::Log(event)) => self.store_event(key, event),
+            Some(Told::Beacon(value)) => self.apply(Event::Beacon { key, value }),
+            None => {}
+        }
+    }
+
+    /// When the first launcher has had long enough for what it was asked.
+    pub(super) fn stores_due(&self) -> Option<muster_protocol::Time> {
+        let launchers = self.clients.values().filter_map(|c| c.launcher.as_ref());
+        launchers.filter_map(|l| l.store.as_ref()?.due()).min()
+    }
+
+    /// Gives up what launchers take too long for.
+    pub(super) fn expire_stores(&mut self) {
+        let now = clock::now();
+        let mut late = Vec::new();
+        for launcher in self
+            .clients
+            .values_mut()
+            .filter_map(|c| c.launcher.as_mut())
+        {
+            if let Some(asked) = launcher.store.as_mut()
+                && let Some(event) = asked.expire(now)
+            {
+                let news = asked.note(Some(STORE_HANGS));
+                late.push((launcher.key.clone(), event, news));
+            }
+        }
+        for (key, event, news) in late {
+            self.store_trouble(&key, news);
+            self.store_event(key, event);
+        }
+    }
+
+    /// What a launcher was asked for and can no longer answer.
+    fn give_up_store(&mut self, conn: ConnId) {
+        let launcher = self
+            .clients
+            .get_mut(&conn)
+            .and_then(|c| c.launcher.as_mut());
+        if let Some(launcher) = launcher
+            && let Some(event) = launcher.store.as_mut().and_then(Asked::give_up)
+        {
+            let key = launcher.key.clone();
+            self.store_event(key, event);
+        }
+    }
+
+    fn store_event(&mut self, key: JobKey, event: storelog::Event) {
+        let (op, result) = stores::words(&event);
+        self.metrics.store_op(op, result);
+        self.apply(Event::Store { key, event });
+    }
+
+    fn store_trouble(&mut self, key: &JobKey, news: Option<String>) {
+        if let Some(text) = news {
+            tracing::warn!(job = %key, text, "the job's store");
+            let text = format!("the job's store: {text}");
+            self.history
+                .add(key, "trouble", serde_json::json!({ "text": text }));
         }
     }
 }
@@ -217,47 +357,7 @@ pub(super) fn with_refusals<'a>(
     }
 }
 
-/// Reports whether the launcher answers at its guard, and keeps looking until it does not. A
-/// launcher that comes back has a new connection, so that what is said of the old one is ignored.
-async fn look_for(
-    conn: ConnId,
-    launcher: LauncherId,
-    guards: Vec<SocketAddr>,
-    tx: mpsc::Sender<Input>,
-) {
-    let mut told = false;
-    // A day: a launcher that lives without its agent for longer is found by its own time-outs.
-    for _ in 0..864_000 {
-        let mut alive = false;
-        for guard in &guards {
-            let answer = probe::guard(Some((*guard, launcher)), LOOK * 5).await;
-            alive |= answer == Probe::Answered;
-            if alive {
-                break;
-            }
-        }
-        if !alive || !told {
-            told = true;
-            let input = Input::LauncherAlive { conn, alive };
-            if tx.send(input).await.is_err() || !alive {
-                return;
-            }
-        }
-        tokio::time::sleep(LOOK).await;
-    }
-}
-
-/// Whether a frame is a registration that comes with a store's directory.
-fn brings_store(frame: &[u8]) -> bool {
-    matches!(codec::decode_frame(frame), Ok(ToAgent::Register(reg)) if reg.store)
-}
-
-async fn read(
-    mut receiver: Receiver,
-    conn: ConnId,
-    (uid, gid): (u32, u32),
-    tx: mpsc::Sender<Input>,
-) {
+async fn read(mut receiver: Receiver, conn: ConnId, tx: mpsc::Sender<Input>) {
     let mut first = true;
     loop {
         let received = if first {
@@ -270,16 +370,9 @@ async fn read(
         };
         first = false;
         match received {
-            Ok(Some((frame, mut fds))) => {
-                let input = match fds.pop().filter(|_| brings_store(&frame)) {
-                    // Opening takes a while; what the launcher says next waits behind it.
-                    Some(fd) => {
-                        let store = stores::open(fd, uid, gid).await;
-                        Input::StoreOpened { conn, frame, store }
-                    }
-                    None => Input::Frame { conn, frame },
-                };
-                if tx.send(input).await.is_err() {
+            // No frame of a client brings a descriptor: one that came is closed here.
+            Ok(Some((frame, _))) => {
+                if tx.send(Input::Frame { conn, frame }).await.is_err() {
                     return;
                 }
             }

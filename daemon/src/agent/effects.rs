@@ -3,13 +3,13 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use muster_protocol::agent::{ConnId, Effect, Event, Notice};
+use muster_protocol::agent::{ConnId, Effect, Event, Notice, Told};
 use muster_protocol::local::ToLauncher;
 use muster_protocol::membership::State;
 use muster_protocol::wire::Message;
-use muster_protocol::{JobKey, LauncherId, NodeId, codec, storelog};
+use muster_protocol::{JobKey, LauncherId, NodeId, codec};
 
-use super::{Input, Node, blob_name, clients, history, probe, stores};
+use super::{Input, Node, blob_name, clients, history, probe};
 
 impl Node {
     /// Carries out what the core wants, in order. What follows a write of a job waits for it.
@@ -26,8 +26,8 @@ impl Node {
                 Effect::Probe { node, id, guard } => self.probe(node, id, guard),
                 Effect::ToLauncher { conn, frame } => self.tell_launcher(conn, &frame),
                 Effect::Store { key, effect } => self.store(key, effect),
-                Effect::WriteBeacon { key, value } => self.beacon(key, Some(value)),
-                Effect::ReadBeacon { key } => self.beacon(key, None),
+                Effect::WriteBeacon { key, value } => self.beacon(&key, Some(value)),
+                Effect::ReadBeacon { key } => self.beacon(&key, None),
                 Effect::Notice(notice) => self.on_notice(&notice),
             }
         }
@@ -95,39 +95,6 @@ impl Node {
         }
     }
 
-    fn store(&self, key: JobKey, effect: storelog::Effect) {
-        let Some(store) = self.stores.get(&key).cloned() else {
-            return;
-        };
-        let (tx, metrics) = (self.tx.clone(), self.metrics.clone());
-        let folder = stores::folder(&key);
-        store.run(move |dir| {
-            let event = stores::carry_out(dir, &folder, effect, &metrics);
-            let _ended = tx.blocking_send(Input::Store { key, event });
-        });
-    }
-
-    fn beacon(&self, key: JobKey, write: Option<u64>) {
-        let Some(store) = self.stores.get(&key).cloned() else {
-            return;
-        };
-        let tx = self.tx.clone();
-        let folder = stores::folder(&key);
-        store.run(move |store| match write {
-            Some(value) => {
-                if let Err(error) = store.write_beacon(&folder, value) {
-                    tracing::warn!(job = %key, %error, "the beacon cannot be written");
-                }
-            }
-            None => {
-                // What cannot be read says nothing: only a beacon that stands still counts.
-                if let Ok(value) = store.read_beacon(&folder) {
-                    let _ended = tx.blocking_send(Input::Beacon { key, value });
-                }
-            }
-        });
-    }
-
     fn on_notice(&mut self, notice: &Notice) {
         let config = self.core.config();
         let names = history::Names {
@@ -146,7 +113,12 @@ impl Node {
                     State::Away { .. } => {
                         tracing::warn!(node = name, "its agent is away, its launcher answers")
                     }
-                    State::Lost { confirmed } => tracing::warn!(node = name, confirmed, "lost"),
+                    State::Lost { confirmed } => {
+                        tracing::warn!(node = name, confirmed, "lost");
+                        // Nothing passes on it any more. Whether the two reach each other is seen
+                        // by the next one.
+                        self.net.disconnect(*node);
+                    }
                 }
             }
             Notice::Decided {
@@ -158,8 +130,14 @@ impl Node {
                 tracing::info!(job = %key, generation = record.number, %digest, cause = record.cause.word(),
                     members = record.members.len(), kind = ?record.kind, "decided");
             }
-            Notice::Changed { key, phases, .. } => {
+            Notice::Changed {
+                key, phases, told, ..
+            } => {
                 let p = history::phases_json(phases);
+                if *told != Told::Leading {
+                    // Each change counts once among all agents' metrics.
+                    return tracing::info!(job = %key, phases = %p, ?told, "times of the change");
+                }
                 for phase in ["detect", "decide", "stop", "start", "total"] {
                     let ms = p[format!("{phase}_ms")].as_f64().unwrap_or(0.0);
                     self.metrics
@@ -177,6 +155,7 @@ impl Node {
             Notice::Committed { key, commit } => {
                 tracing::info!(job = %key, step = commit.step, "committed")
             }
+            Notice::Warning { key, text } => tracing::warn!(job = %key, text),
             Notice::Trouble { key, text } => tracing::error!(job = %key, text),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use muster_protocol::agent::{Notice, Phases};
+use muster_protocol::agent::{Notice, Phases, Told};
 use muster_protocol::peers::Peers;
 use muster_protocol::record::{Cause, Kind, Record};
 use muster_protocol::{JobKey, NodeId};
@@ -62,23 +62,16 @@ impl History {
         }
     }
 
-    /// The entries of all jobs of this id that the asker may see, after a sequence number, oldest first.
-    pub(super) fn after(&self, id: &str, seq: u64, may: impl Fn(&JobKey) -> bool) -> Vec<Value> {
-        let mut out: Vec<Value> = self
-            .jobs
-            .iter()
-            .filter(|(key, _)| key.id == id && may(key))
-            .flat_map(|(_, list)| list.iter())
-            .filter(|v| v["seq"].as_u64() > Some(seq))
-            .cloned()
-            .collect();
-        out.sort_by_key(|v| v["seq"].as_u64());
-        out
+    /// A job's entries after a sequence number, oldest first.
+    pub(super) fn after(&self, key: &JobKey, seq: u64) -> Vec<Value> {
+        let all = self.jobs.get(key).into_iter().flatten();
+        let new = all.filter(|v| v["seq"].as_u64() > Some(seq));
+        new.cloned().collect()
     }
 
-    /// Whether anything is kept of a job of this id.
-    pub(super) fn knows(&self, id: &str, may: impl Fn(&JobKey) -> bool) -> bool {
-        self.jobs.keys().any(|key| key.id == id && may(key))
+    /// The jobs of which anything is kept.
+    pub(super) fn jobs(&self) -> impl Iterator<Item = &JobKey> {
+        self.jobs.keys()
     }
 
     /// Takes a notice in where it is about a job.
@@ -97,8 +90,10 @@ impl History {
                 key,
                 digest,
                 phases,
+                told,
             } => {
                 let mut fields = phases_json(phases);
+                fields["complete"] = json!(*told != Told::Unfinished);
                 fields["digest"] = json!(digest.hex());
                 self.add(key, "changed", fields);
             }
@@ -117,6 +112,7 @@ impl History {
                 "committed",
                 json!({ "step": commit.step, "number": commit.number }),
             ),
+            Notice::Warning { key, text } => self.add(key, "warning", json!({ "text": text })),
             Notice::Trouble { key, text } => self.add(key, "trouble", json!({ "text": text })),
             Notice::Peer { .. } => {}
         }

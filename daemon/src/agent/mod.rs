@@ -6,6 +6,7 @@ pub mod clock;
 mod effects;
 mod history;
 mod listen;
+mod looks;
 mod probe;
 mod query;
 mod stores;
@@ -16,9 +17,9 @@ use std::time::Duration;
 
 use muster_protocol::agent::{Agent, Config, ConnId, Event, Flaws};
 use muster_protocol::membership::Answer;
-use muster_protocol::record::Place;
+use muster_protocol::record::{Kind, Place};
 use muster_protocol::wire::Message;
-use muster_protocol::{JobKey, LauncherId, NodeId, Span, StoreUuid, Time, codec, storelog};
+use muster_protocol::{JobKey, NodeId, Span, Time, codec};
 use tokio::sync::mpsc;
 
 pub use probe::{GUARD_MAGIC, GUARD_VERSION};
@@ -97,19 +98,6 @@ enum Input {
         conn: ConnId,
         alive: bool,
     },
-    StoreOpened {
-        conn: ConnId,
-        frame: Vec<u8>,
-        store: Result<stores::Store, String>,
-    },
-    Store {
-        key: JobKey,
-        event: storelog::Event,
-    },
-    Beacon {
-        key: JobKey,
-        value: Option<u64>,
-    },
     Probed {
         node: NodeId,
         id: u64,
@@ -143,14 +131,22 @@ impl Handle {
     }
 }
 
+/// What an agent leaves.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its state directory, still locked.
+    pub state: StateDir,
+    /// Every job that it knew is over: no vote in its state is asked for any more.
+    pub finished: bool,
+}
+
 /// One client of the socket.
 #[derive(Debug)]
 struct Client {
     sender: Sender,
     uid: u32,
     pid: i32,
-    /// Set once it registered a launcher: its id and its guard.
-    launcher: Option<(LauncherId, Vec<SocketAddr>)>,
+    launcher: Option<clients::Launcher>,
     /// What its launcher was last told to wait for, until it was told to start.
     waiting: Option<String>,
 }
@@ -163,8 +159,7 @@ pub struct Node {
     state: StateDir,
     clients: BTreeMap<ConnId, Client>,
     next_conn: u64,
-    stores: BTreeMap<JobKey, stores::Store>,
-    opened: BTreeMap<ConnId, stores::Store>,
+    looks: looks::Looks,
     history: history::History,
     facts: query::Facts,
     metrics: Metrics,
@@ -241,8 +236,7 @@ impl Node {
             state: setup.state,
             clients: BTreeMap::new(),
             next_conn: 0,
-            stores: BTreeMap::new(),
-            opened: BTreeMap::new(),
+            looks: looks::Looks::default(),
             history: history::History::default(),
             facts: query::Facts::new(
                 setup.net.secret.is_some(),
@@ -277,7 +271,7 @@ impl Node {
     }
 
     /// Runs until told to quit, or until a drain is complete.
-    pub async fn run(mut self) {
+    pub async fn run(mut self) -> Ended {
         self.effects();
         self.tell_manager(|n| n.ready("serving"));
         let mut beat = tokio::time::interval(Duration::from_secs(2));
@@ -291,11 +285,19 @@ impl Node {
                 _ = beat.tick() => self.beat(),
             }
             self.health.watchdog.touch();
+            self.expire_stores();
             self.effects();
             self.leave_when_done();
         }
         self.remember();
         self.net.close().await;
+        let over = |kind| matches!(kind, Kind::End { .. } | Kind::Failed { .. });
+        Ended {
+            finished: self.core.jobs().all(|job| {
+                job.durable().bound.is_none() && job.head().is_none_or(|(r, _)| over(r.kind))
+            }),
+            state: self.state,
+        }
     }
 
     /// Tells the service manager; a manager that does not listen is no reason to stop.
@@ -319,10 +321,8 @@ impl Node {
 
     fn due(&self) -> Option<Time> {
         let core = self.core.poll_timeout().map(|(at, _)| at);
-        match (core, self.linger) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        let all = core.into_iter().chain(self.linger).chain(self.stores_due());
+        all.min()
     }
 
     /// A drained agent goes once its launchers are gone; the others have what they need by then.
@@ -408,15 +408,9 @@ impl Node {
             Input::LauncherAlive { conn, alive } => {
                 self.apply(Event::LauncherGone { conn, alive });
                 if !alive {
-                    // A store is kept open for as long as a launcher here uses it.
-                    let core = &self.core;
-                    let used = |key: &JobKey| core.job(key).is_some_and(|j| j.launcher().is_some());
-                    self.stores.retain(|key, _| used(key));
+                    self.looks.end(conn);
                 }
             }
-            Input::StoreOpened { conn, frame, store } => self.on_store_opened(conn, &frame, store),
-            Input::Store { key, event } => self.apply(Event::Store { key, event }),
-            Input::Beacon { key, value } => self.apply(Event::Beacon { key, value }),
             Input::Probed {
                 node,
                 id,
@@ -456,10 +450,6 @@ impl Node {
         {
             tracing::warn!(%error, "the peers' addresses are not remembered");
         }
-    }
-
-    fn uuid_of(&self, conn: ConnId) -> Option<StoreUuid> {
-        self.opened.get(&conn).map(stores::Store::uuid)
     }
 }
 

@@ -1,12 +1,13 @@
 //! Answers to the command line, as JSON.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 
 use muster_protocol::job::Job;
 use muster_protocol::local::{Answer, Query};
 use muster_protocol::membership::State;
 use muster_protocol::peers::Peer;
+use muster_protocol::record::Arbiter;
 use muster_protocol::{JobKey, NodeId, Time};
 use serde_json::{Value, json};
 
@@ -53,6 +54,35 @@ impl Facts {
     }
 }
 
+/// The job that is called by its id, or by its owner's uid and its id (`1000/train`) where several
+/// users have one of that id: `muster run` makes no id with a slash.
+fn named<'a>(jobs: impl Iterator<Item = &'a JobKey>, text: &str) -> Result<&'a JobKey, String> {
+    let (owner, id) = match text.split_once('/') {
+        Some((owner, id)) => (Some(owner), id),
+        None => (None, text),
+    };
+    let is_meant = |key: &&JobKey| key.id == id && owner.is_none_or(|o| key.owner == o);
+    let found: BTreeSet<&JobKey> = jobs.filter(is_meant).collect();
+    let mut each = found.iter();
+    match (each.next(), each.next()) {
+        (Some(key), None) => Ok(key),
+        (None, _) => Err(format!(
+            "no job {text} of yours is known on this agent: `muster jobs` lists them"
+        )),
+        (Some(_), Some(_)) => {
+            let names: Vec<String> = found
+                .iter()
+                .take(16)
+                .map(|key| format!("{}/{}", key.owner, key.id))
+                .collect();
+            Err(format!(
+                "several users have a job {id}: name one as {}",
+                names.join(" or ")
+            ))
+        }
+    }
+}
+
 /// A list in as many frames as it needs: every frame but the last is a part.
 fn frames(rows: Vec<Value>) -> Vec<Answer> {
     let mut out = Vec::new();
@@ -94,14 +124,13 @@ impl Node {
             Query::Nodes => frames(self.nodes()),
             Query::Jobs => frames(self.jobs(may)),
             Query::Events { job, after } => {
-                let events = self.history.after(job, *after, may);
-                let mut jobs = self.core.jobs();
-                let known = jobs.any(|j| j.key().id == *job && may(j.key()));
-                if events.is_empty() && !known && !self.history.knows(job, may) {
-                    return vec![Answer::Error(format!(
-                        "no job {job} of yours is known on this agent: `muster jobs` lists them"
-                    ))];
-                }
+                let known = self.core.jobs().map(|j| j.key());
+                let known = known.chain(self.history.jobs()).filter(|key| may(key));
+                let key = match named(known, job) {
+                    Ok(key) => key,
+                    Err(why) => return vec![Answer::Error(why)],
+                };
+                let events = self.history.after(key, *after);
                 // The oldest that fit into one frame; the rest is asked for with `after`.
                 let mut kept = Vec::new();
                 let mut room = ROOM;
@@ -189,6 +218,11 @@ impl Node {
                 row["max_restarts"] = json!(record.spec.max_restarts);
                 row["min_nodes"] = json!(record.spec.min_nodes);
                 row["max_nodes"] = json!(record.spec.max_nodes);
+                row["birth_nodes"] = json!(record.spec.birth_nodes());
+                row["arbiter"] = json!(match record.arbiter {
+                    Arbiter::Members => "members",
+                    Arbiter::Store(_) => "store",
+                });
                 row
             }
             None => json!({ "kind": "forming" }),
@@ -244,6 +278,29 @@ mod tests {
         }
         assert_eq!(joined, rows);
         assert_eq!(frames(Vec::new()), [Answer::Json("[]".into())]);
+    }
+
+    #[test]
+    fn a_name_that_several_users_gave_is_no_job() {
+        let key = |owner: &str, id: &str| JobKey {
+            cluster: "c".into(),
+            owner: owner.into(),
+            id: id.into(),
+        };
+        let all = [
+            key("0", "train"),
+            key("1000", "train"),
+            key("1000", "train"),
+            key("1000", "eval"),
+        ];
+        assert_eq!(named(all.iter(), "eval"), Ok(&all[3]));
+        assert_eq!(named(all.iter(), "1000/train"), Ok(&all[1]));
+        assert_eq!(named(all[1..].iter(), "train"), Ok(&all[1]));
+        let why = named(all.iter(), "train").unwrap_err();
+        assert!(why.contains("0/train or 1000/train"), "{why}");
+        for none in ["other", "2/train", "/train", "1000/"] {
+            assert!(named(all.iter(), none).unwrap_err().contains(none));
+        }
     }
 
     #[test]

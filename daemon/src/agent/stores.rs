@@ -1,139 +1,309 @@
-//! Jobs' stores: blocking file operations, each on a thread of its own, answered as events.
+//! Jobs' stores, which their launchers reach: what was asked of each, and what came back. Never
+//! touches a file.
+//!
+//! A launcher that does not answer in time leaves a read without a result and a create unknown
+//! (R12); so does one whose connection ends, and one that brought no store. Every operation of the
+//! log has exactly one event.
 
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
-
+use muster_protocol::local::{Assembly, Part, StoreAnswer, StoreAsk};
 use muster_protocol::storelog::{CreateOutcome, Effect, Event, ReadOutcome};
-use muster_protocol::{JobKey, StoreUuid};
+use muster_protocol::{Span, Time};
 
-use crate::metrics::Metrics;
-use crate::storedir::{Create, Read, StoreDir};
+/// How long a launcher may take for one operation. Its own file system may hang for longer: it does
+/// no second one meanwhile.
+const PATIENCE: Span = Span::from_secs(10);
 
-/// A job's store, and whose rights apply in it: a descriptor carries none for creating files.
-#[derive(Clone, Debug)]
-pub(super) struct Store {
-    dir: Arc<StoreDir>,
-    uid: u32,
-    gid: u32,
+/// What one launcher was asked for: one operation on the log and one on the beacon at most.
+#[derive(Debug, Default)]
+pub(super) struct Asked {
+    ids: u64,
+    log: Option<LogOp>,
+    beacon: Option<(u64, Time)>,
+    /// What last went wrong, until something goes right.
+    trouble: Option<String>,
 }
 
-impl Store {
-    pub(super) fn uuid(&self) -> StoreUuid {
-        self.dir.uuid()
-    }
-
-    /// Runs a blocking operation on a thread of its own, with the rights of the store's user.
-    pub(super) fn run(self, act: impl FnOnce(&StoreDir) + Send + 'static) {
-        tokio::task::spawn_blocking(move || {
-            // It could when the store was opened; an operation that is not answered is retried.
-            if let Some(_rights) = Rights::of(self.uid, self.gid) {
-                act(&self.dir);
-            }
-        });
-    }
-}
-
-/// Opens the directory that a launcher passed, and probes that it keeps create-only promises.
-pub(super) async fn open(fd: OwnedFd, uid: u32, gid: u32) -> Result<Store, String> {
-    let opened = tokio::task::spawn_blocking(move || {
-        let Some(_rights) = Rights::of(uid, gid) else {
-            return Err(format!(
-                "this agent cannot act for uid {uid}: run it as root with CAP_SETUID, or let \
-                 `muster run` use an agent of its own (--instance 1 and --rdzv-endpoint)"
-            ));
-        };
-        StoreDir::open(fd).map_err(|e| e.to_string())
-    })
-    .await;
-    match opened {
-        Ok(result) => result.map(|dir| Store {
-            dir: Arc::new(dir),
-            uid,
-            gid,
-        }),
-        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-    }
-}
-
-/// The file-system rights of another user, for this thread, until dropped. Only root can take them
-/// on; any other agent works with its own.
-struct Rights(Option<(i32, i32)>);
-
-impl Rights {
-    /// `None` when this agent cannot act for the user: it must not work with its own rights then,
-    /// for whoever passes a descriptor may not be allowed to write there.
-    fn of(uid: u32, gid: u32) -> Option<Rights> {
-        let own = rustix::process::geteuid();
-        if own.as_raw() == uid {
-            return Some(Rights(None));
-        }
-        // Safety: these calls change this thread's file-system credentials and nothing else. They
-        // report no error: what they return the second time tells whether they were obeyed.
-        let (before, obeyed) = unsafe {
-            let before = (libc::setfsgid(gid), libc::setfsuid(uid));
-            (before, libc::setfsuid(u32::MAX).cast_unsigned() == uid)
-        };
-        let rights = Rights(Some(before));
-        obeyed.then_some(rights)
-    }
-}
-
-impl Drop for Rights {
-    fn drop(&mut self) {
-        if let Some((gid, uid)) = self.0 {
-            // Safety: as above; this goes back to the agent's own.
-            unsafe {
-                libc::setfsuid(uid.cast_unsigned());
-                libc::setfsgid(gid.cast_unsigned());
-            }
-        }
-    }
-}
-
-/// The folder of a job in its store: its id where that is a plain file name, else a digest of it.
-pub(super) fn folder(key: &JobKey) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let id = &key.id;
-    if id.chars().all(plain) && !id.starts_with('.') {
-        id.clone()
-    } else {
-        let hash = blake3::hash(id.as_bytes()).to_hex();
-        format!("job-{}", hash.get(..32).unwrap_or_default())
-    }
-}
-
-/// Carries out one operation of the log.
-pub(super) fn carry_out(
-    store: &StoreDir,
-    folder: &str,
+#[derive(Debug)]
+struct LogOp {
+    id: u64,
     effect: Effect,
-    metrics: &Metrics,
-) -> Event {
-    match effect {
-        Effect::Read { op, slot } => {
-            let (outcome, word) = match store.read(folder, slot) {
-                Read::Found(bytes) => (ReadOutcome::Found(bytes), "found"),
-                Read::NotFound => (ReadOutcome::Absent, "absent"),
-                Read::Failed(error) => {
-                    tracing::warn!(slot, %error, "the store cannot be read");
-                    (ReadOutcome::Failed, "failed")
-                }
-            };
-            metrics.store_op("read", word);
-            Event::Read { op, slot, outcome }
+    due: Time,
+    found: Assembly,
+}
+
+/// What an answer of a launcher means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    Log(Event),
+    Beacon(Option<u64>),
+}
+
+/// The event for an operation of which nothing is known.
+pub(super) fn unknown(effect: &Effect) -> Event {
+    match *effect {
+        Effect::Read { op, slot } => Event::Read {
+            op,
+            slot,
+            outcome: ReadOutcome::Failed,
+        },
+        Effect::Create { op, slot, .. } => Event::Created {
+            op,
+            slot,
+            outcome: CreateOutcome::Unknown,
+        },
+    }
+}
+
+/// The operation and its result, as the metrics call them.
+pub(super) fn words(event: &Event) -> (&'static str, &'static str) {
+    match event {
+        Event::Read { outcome, .. } => (
+            "read",
+            match outcome {
+                ReadOutcome::Found(_) => "found",
+                ReadOutcome::Absent => "absent",
+                ReadOutcome::Failed => "failed",
+            },
+        ),
+        Event::Created { outcome, .. } => (
+            "create",
+            match outcome {
+                CreateOutcome::Won => "won",
+                CreateOutcome::Exists => "exists",
+                CreateOutcome::Unknown => "unknown",
+            },
+        ),
+    }
+}
+
+impl Asked {
+    /// What to send for an operation of the log. The error is its event: another one is under way.
+    pub(super) fn log(&mut self, effect: Effect, now: Time) -> Result<Vec<(u64, StoreAsk)>, Event> {
+        if self.log.is_some() {
+            return Err(unknown(&effect));
         }
-        Effect::Create { op, slot, bytes } => {
-            let (outcome, word) = match store.create(folder, slot, &bytes) {
-                Create::Won => (CreateOutcome::Won, "won"),
-                Create::AlreadyExists => (CreateOutcome::Exists, "exists"),
-                // Nothing was written, but the log's rule for an unknown outcome is safe for it too.
-                Create::Failed(error) | Create::Unknown(error) => {
-                    tracing::warn!(slot, %error, "the store cannot be written");
-                    (CreateOutcome::Unknown, "unknown")
-                }
-            };
-            metrics.store_op("create", word);
-            Event::Created { op, slot, outcome }
+        let id = self.next_id();
+        let asks = match &effect {
+            Effect::Read { slot, .. } => vec![(id, StoreAsk::Read { slot: *slot })],
+            Effect::Create { slot, bytes, .. } => Part::all(bytes)
+                .into_iter()
+                .map(|part| (id, StoreAsk::Create { slot: *slot, part }))
+                .collect(),
+        };
+        self.log = Some(LogOp {
+            id,
+            effect,
+            due: now + PATIENCE,
+            found: Assembly::default(),
+        });
+        Ok(asks)
+    }
+
+    /// What to send for a beacon that is to be written, or read; nothing while one is under way.
+    pub(super) fn beacon(&mut self, write: Option<u64>, now: Time) -> Option<(u64, StoreAsk)> {
+        if self.beacon.is_some() {
+            return None;
         }
+        let id = self.next_id();
+        self.beacon = Some((id, now + PATIENCE));
+        let ask = match write {
+            Some(value) => StoreAsk::WriteBeacon { value },
+            None => StoreAsk::ReadBeacon,
+        };
+        Some((id, ask))
+    }
+
+    /// Takes an answer in. One that was not asked for, or comes too late, means nothing.
+    pub(super) fn answer(&mut self, id: u64, answer: StoreAnswer) -> Option<Told> {
+        if let Some((asked, _)) = self.beacon
+            && asked == id
+        {
+            self.beacon = None;
+            return match answer {
+                StoreAnswer::Beacon(value) => Some(Told::Beacon(value)),
+                // What cannot be read says nothing: only a beacon that stands still counts.
+                _ => None,
+            };
+        }
+        let mut asked = self.log.take_if(|l| l.id == id)?;
+        let event = match (&asked.effect, answer) {
+            (Effect::Read { op, slot }, StoreAnswer::Found(part)) => {
+                let outcome = match asked.found.take(&part) {
+                    Ok(Some(bytes)) => ReadOutcome::Found(bytes),
+                    Ok(None) => {
+                        self.log = Some(asked);
+                        return None;
+                    }
+                    Err(_) => ReadOutcome::Failed,
+                };
+                let (op, slot) = (*op, *slot);
+                Event::Read { op, slot, outcome }
+            }
+            (Effect::Read { op, slot }, StoreAnswer::Absent) => Event::Read {
+                op: *op,
+                slot: *slot,
+                outcome: ReadOutcome::Absent,
+            },
+            (Effect::Create { op, slot, .. }, StoreAnswer::Won) => Event::Created {
+                op: *op,
+                slot: *slot,
+                outcome: CreateOutcome::Won,
+            },
+            (Effect::Create { op, slot, .. }, StoreAnswer::Exists) => Event::Created {
+                op: *op,
+                slot: *slot,
+                outcome: CreateOutcome::Exists,
+            },
+            (effect, _) => unknown(effect),
+        };
+        Some(Told::Log(event))
+    }
+
+    pub(super) fn due(&self) -> Option<Time> {
+        let log = self.log.as_ref().map(|l| l.due);
+        let beacon = self.beacon.map(|(_, due)| due);
+        log.into_iter().chain(beacon).min()
+    }
+
+    /// Gives up what took too long; the event of the log's operation, if it did.
+    pub(super) fn expire(&mut self, now: Time) -> Option<Event> {
+        self.beacon.take_if(|(_, due)| now >= *due);
+        let late = self.log.take_if(|l| now >= l.due)?;
+        Some(unknown(&late.effect))
+    }
+
+    /// The launcher is gone: the event of what it was asked for.
+    pub(super) fn give_up(&mut self) -> Option<Event> {
+        self.beacon = None;
+        Some(unknown(&self.log.take()?.effect))
+    }
+
+    /// Notes how an operation went. The text, if it is news that something goes wrong.
+    pub(super) fn note(&mut self, failed: Option<&str>) -> Option<String> {
+        let news = failed.filter(|text| self.trouble.as_deref() != Some(*text));
+        let news = news.map(str::to_owned);
+        self.trouble = failed.map(str::to_owned);
+        news
+    }
+
+    fn next_id(&mut self) -> u64 {
+        self.ids += 1;
+        self.ids
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_protocol::local::MAX_PART;
+    use muster_protocol::storelog::MAX_ENTRY;
+
+    use super::*;
+
+    const START: Time = Time(7);
+
+    fn read(op: u64) -> Effect {
+        Effect::Read { op, slot: 3 }
+    }
+
+    fn create(op: u64, len: usize) -> Effect {
+        Effect::Create {
+            op,
+            slot: 3,
+            bytes: vec![1; len],
+        }
+    }
+
+    /// The answer to a read of slot 3.
+    fn outcome(op: u64, outcome: ReadOutcome) -> Option<Told> {
+        let slot = 3;
+        Some(Told::Log(Event::Read { op, slot, outcome }))
+    }
+
+    #[test]
+    fn a_long_object_travels_in_parts_both_ways() {
+        let mut asked = Asked::default();
+        let sent = asked.log(create(1, MAX_ENTRY), START).unwrap();
+        let mut assembly = Assembly::default();
+        let mut whole = None;
+        for (id, ask) in &sent {
+            assert_eq!(*id, 1);
+            let StoreAsk::Create { slot: 3, part } = ask else {
+                panic!("{ask:?}")
+            };
+            assert!(part.bytes.len() <= MAX_PART);
+            whole = assembly.take(part).unwrap();
+        }
+        assert_eq!(whole.map(|w| w.len()), Some(MAX_ENTRY));
+        assert!(matches!(
+            asked.answer(1, StoreAnswer::Won),
+            Some(Told::Log(Event::Created {
+                op: 1,
+                outcome: CreateOutcome::Won,
+                ..
+            }))
+        ));
+
+        asked.log(read(2), START).unwrap();
+        let parts = Part::all(&vec![2; MAX_ENTRY]);
+        let (last, first) = parts.split_last().unwrap();
+        for part in first {
+            assert_eq!(asked.answer(2, StoreAnswer::Found(part.clone())), None);
+        }
+        let found = ReadOutcome::Found(vec![2; MAX_ENTRY]);
+        assert_eq!(
+            asked.answer(2, StoreAnswer::Found(last.clone())),
+            outcome(2, found)
+        );
+        assert_eq!(asked.due(), None);
+    }
+
+    #[test]
+    fn one_operation_of_a_kind_is_under_way_and_each_has_one_event() {
+        let mut asked = Asked::default();
+        asked.log(create(1, 5), START).unwrap();
+        assert_eq!(asked.log(read(2), START), Err(unknown(&read(2))));
+        let (beacon, _) = asked.beacon(Some(9), START).unwrap();
+        assert_eq!(asked.beacon(None, START), None);
+        assert_eq!(asked.due(), Some(START + PATIENCE));
+        assert_eq!(asked.expire(START), None);
+        assert_eq!(asked.expire(START + PATIENCE), Some(unknown(&create(1, 5))));
+        // Both are free again, and what comes late changes nothing.
+        assert_eq!(asked.due(), None);
+        assert_eq!(asked.answer(1, StoreAnswer::Won), None);
+        assert_eq!(asked.answer(beacon, StoreAnswer::Beacon(Some(1))), None);
+        asked.log(read(3), START).unwrap();
+        assert_eq!(asked.give_up(), Some(unknown(&read(3))));
+        assert_eq!(asked.give_up(), None);
+    }
+
+    #[test]
+    fn an_answer_that_does_not_fit_tells_nothing() {
+        let mut asked = Asked::default();
+        for (effect, answer) in [
+            (read(1), StoreAnswer::Won),
+            (create(1, 1), StoreAnswer::Absent),
+            (read(1), StoreAnswer::failed("no".into())),
+            (create(1, 1), StoreAnswer::Beacon(None)),
+        ] {
+            let (id, _) = asked.log(effect.clone(), START).unwrap()[0];
+            assert_eq!(asked.answer(id, answer), Some(Told::Log(unknown(&effect))));
+        }
+        // An object without an end.
+        let (id, _) = asked.log(read(1), START).unwrap()[0];
+        let part = Part {
+            bytes: vec![0; MAX_PART],
+            last: false,
+        };
+        let told = (0..100).find_map(|_| asked.answer(id, StoreAnswer::Found(part.clone())));
+        assert_eq!(told, outcome(1, ReadOutcome::Failed));
+    }
+
+    #[test]
+    fn trouble_is_news_once() {
+        let mut asked = Asked::default();
+        assert_eq!(asked.note(Some("full")), Some("full".into()));
+        assert_eq!(asked.note(Some("full")), None);
+        assert_eq!(asked.note(None), None);
+        assert_eq!(asked.note(Some("full")), Some("full".into()));
     }
 }

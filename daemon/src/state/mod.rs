@@ -51,7 +51,12 @@ pub enum StateError {
         "another agent{} uses the state directory {}: stop it, or give this agent its own --state-dir",
         .pid.map(|p| format!(" (pid {p})")).unwrap_or_default(), .path.display()
     )]
-    InUse { path: PathBuf, pid: Option<u32> },
+    InUse {
+        path: PathBuf,
+        pid: Option<u32>,
+        /// When the other agent started, in Unix milliseconds.
+        since_ms: Option<u64>,
+    },
     #[error(
         "the state directory {} is on {kind}: a network file system can be locked from two hosts at once; put --state-dir on a local disk",
         .path.display()
@@ -226,6 +231,16 @@ impl StateDir {
 
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Removes the directory and all that is in it. Whoever opens it meanwhile finds it in use, or
+    /// makes a new one: another node and another voter.
+    pub fn remove_all(self) -> io::Result<()> {
+        let mut aside = self.path.clone().into_os_string();
+        aside.push(format!(".gone-{}", std::process::id()));
+        std::fs::rename(&self.path, &aside)?;
+        // The lock is held until all is gone.
+        std::fs::remove_dir_all(&aside)
     }
 
     /// What was put aside when the directory was opened.
@@ -495,9 +510,17 @@ fn take_lock(path: &Path, root: &BlobDir) -> Result<File, StateError> {
         unchanged: true,
     };
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let fd = rustix::fs::openat(root.fd(), LOCK, flags, Mode::RUSR | Mode::WUSR)
-        .map_err(|e| io_error(e.into()))?;
-    let mut file = File::from(fd);
+    let in_use = |pid, since_ms| StateError::InUse {
+        path: path.to_owned(),
+        pid,
+        since_ms,
+    };
+    let mut file = match rustix::fs::openat(root.fd(), LOCK, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(fd) => File::from(fd),
+        // The directory was removed a moment ago, by its agent.
+        Err(Errno::NOENT) => return Err(in_use(None, None)),
+        Err(e) => return Err(io_error(e.into())),
+    };
     match rustix::fs::flock(file.as_fd(), FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => {
@@ -506,12 +529,17 @@ fn take_lock(path: &Path, root: &BlobDir) -> Result<File, StateError> {
                 Ok(_) => text.trim().parse().ok(),
                 Err(_) => None,
             };
-            return Err(StateError::InUse {
-                path: path.to_owned(),
-                pid,
-            });
+            // Who holds the lock wrote its pid when it took it.
+            let written = file.metadata().and_then(|m| m.modified()).ok();
+            let since = written.and_then(|t| t.duration_since(std::time::UNIX_EPOCH).ok());
+            let since = since.and_then(|s| u64::try_from(s.as_millis()).ok());
+            return Err(in_use(pid, since));
         }
         Err(e) => return Err(io_error(e.into())),
+    }
+    let status = rustix::fs::fstat(&file).map_err(|e| io_error(e.into()))?;
+    if status.st_nlink == 0 {
+        return Err(in_use(None, None));
     }
     // For the error message of the next agent only, so it need not be durable.
     file.set_len(0)

@@ -55,12 +55,32 @@ fn what_was_saved_is_there_after_a_restart() {
 }
 
 #[test]
+fn what_is_removed_is_made_anew() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("state");
+    let mut first = open(&path);
+    first.save("aa", b"a vote").unwrap();
+    let node = first.node_id();
+    // Another agent that opened the directory just before, and takes its lock just after.
+    let late = open_root(&path).unwrap();
+    first.remove_all().unwrap();
+    assert!(matches!(
+        take_lock(&path, &late),
+        Err(StateError::InUse { .. })
+    ));
+    assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
+    let again = open(&path);
+    assert_ne!(again.node_id(), node);
+    assert_eq!(again.boot(), Boot(1));
+}
+
+#[test]
 fn a_second_agent_is_refused_naming_the_first() {
     let tmp = tempfile::tempdir().unwrap();
     let first = open(tmp.path());
     let error = StateDir::open(tmp.path()).unwrap_err();
     assert!(
-        matches!(&error, StateError::InUse { pid: Some(pid), .. } if *pid == std::process::id()),
+        matches!(&error, StateError::InUse { pid: Some(pid), since_ms: Some(_), .. } if *pid == std::process::id()),
         "{error}"
     );
     drop(first);

@@ -15,6 +15,7 @@ impl StoreDir {
     /// Blocking.
     pub fn write_beacon(&self, job: &str, value: u64) -> io::Result<()> {
         check_job(job)?;
+        self.still_there()?;
         let dir = make_dir(&self.root, job)?;
         let flags = OFlags::WRONLY
             .union(OFlags::CREATE)
@@ -38,7 +39,7 @@ impl StoreDir {
                 let text = bytes.get(..n).and_then(|b| std::str::from_utf8(b).ok());
                 Ok(text.and_then(|t| u64::from_str_radix(t, 16).ok()))
             }
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => self.still_there().map(|()| None),
             Err(e) => Err(e),
         }
     }

@@ -4,9 +4,9 @@
 //! muster-store            {"format":1,"uuid":"<32 hex>"}, created once
 //! <job>/log/<slot>.json   create-only, never changed, never deleted
 //! ```
-//! The directory is reached through a descriptor that the launcher opened, never by a path: every
-//! name is one component, and no symbolic link is followed, so that whoever owns the directory
-//! cannot lead the agent out of it.
+//! The launcher opens the directory and does all that is done in it, with its user's rights; the
+//! agent asks for operations over the socket. Everything is done relative to the one descriptor:
+//! every name is one component, and no symbolic link is followed.
 //!
 //! A create writes a temporary file, makes it durable and `link(2)`s it to its name: the link is
 //! atomic on local file systems and on NFS, and fails when the name exists. Its answer can be lost
@@ -37,8 +37,8 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-/// The most bytes of one object.
-pub const MAX_OBJECT: usize = 1 << 20;
+/// The most bytes of one object: what the log takes for an entry.
+pub const MAX_OBJECT: usize = muster_protocol::storelog::MAX_ENTRY;
 /// The most bytes of a job's name in the store.
 pub const MAX_JOB: usize = 128;
 
@@ -78,10 +78,11 @@ pub enum StoreError {
     Random(String),
 }
 
-fn fix(error: &io::Error) -> String {
+/// What to do about an error of a store, for people.
+pub fn fix(error: &io::Error) -> String {
     if error.kind() == io::ErrorKind::PermissionDenied {
         return format!(
-            "let the agent's user {} write there on every node",
+            "let user {} write there on every node",
             rustix::process::geteuid().as_raw()
         );
     }
@@ -236,8 +237,17 @@ impl StoreDir {
                 self.settle(job, &log, slot)?;
                 Ok(Some(bytes))
             }
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => self.still_there().map(|()| None),
             Err(e) => Err(e),
+        }
+    }
+
+    /// That nothing is found in a directory that was removed or emptied says nothing.
+    fn still_there(&self) -> io::Result<()> {
+        match rustix::fs::statat(&self.root, UUID_NAME, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(_) => Ok(()),
+            Err(Errno::NOENT) => Err(io::ErrorKind::StaleNetworkFileHandle.into()),
+            Err(e) => Err(e.into()),
         }
     }
 
@@ -275,6 +285,7 @@ impl StoreDir {
 
     fn open_log_for_create(&self, job: &str) -> io::Result<OwnedFd> {
         check_job(job)?;
+        self.still_there()?;
         let dir = make_dir(&self.root, job)?;
         let log = make_dir(&dir, LOG)?;
         let directory = identity(&log)?;
@@ -345,6 +356,17 @@ const DIRECTORY: OFlags = OFlags::RDONLY
 /// Eight digits keep a listing in order; beyond them names only grow.
 fn slot_name(slot: u64) -> String {
     format!("{slot:08}.json")
+}
+
+/// The folder of a job in its store: its id where that is a plain file name, else a digest of it.
+pub fn job_folder(id: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if id.chars().all(plain) && !id.starts_with('.') {
+        id.to_owned()
+    } else {
+        let hash = blake3::hash(id.as_bytes()).to_hex();
+        format!("job-{}", hash.get(..32).unwrap_or_default())
+    }
 }
 
 fn check_job(job: &str) -> io::Result<()> {
@@ -498,7 +520,7 @@ fn link(dir: &OwnedFd, temporary: &str, file: &File, name: &str) -> Create {
 }
 
 fn read_object(dir: &OwnedFd, name: &str) -> io::Result<Vec<u8>> {
-    // NONBLOCK: a FIFO of that name must not hang the agent.
+    // NONBLOCK: a FIFO of that name must not hang the launcher.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = File::from(rustix::fs::openat(dir, name, flags, Mode::empty())?);
     let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("{name} {what}"));
@@ -506,7 +528,7 @@ fn read_object(dir: &OwnedFd, name: &str) -> io::Result<Vec<u8>> {
     if !metadata.is_file() {
         return Err(bad("is not a regular file"));
     }
-    let too_large = || bad("is larger than 1 MiB: it is none of Muster's objects");
+    let too_large = || bad("is larger than 512 KiB: it is none of Muster's objects");
     if metadata.len() > MAX_OBJECT as u64 {
         return Err(too_large());
     }

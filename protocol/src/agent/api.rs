@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{Boot, Digest, JobKey, LauncherId, NodeId, StateId, StoreUuid};
+use crate::ids::{Boot, Digest, JobKey, LauncherId, NodeId, StateId};
 use crate::local::{ToAgent, ToLauncher};
 use crate::membership::Answer;
 use crate::record::{CommitRef, Record};
@@ -90,12 +90,10 @@ pub enum Event {
         agent: Answer,
         guard: Answer,
     },
-    /// A frame of a launcher. `owner` is who the socket says it is; `store` is the uuid of the
-    /// directory that came with a registration.
+    /// A frame of a launcher. `owner` is who the socket says it is.
     Launcher {
         conn: ConnId,
         owner: String,
-        store: Option<StoreUuid>,
         frame: ToAgent,
     },
     /// The launcher's connection closed. `alive`: its guard still answers; the driver then goes on
@@ -187,11 +185,12 @@ pub enum Notice {
         digest: Digest,
         record: Arc<Record>,
     },
-    /// The leader's times of one change of generation.
+    /// The times of one change of generation.
     Changed {
         key: JobKey,
         digest: Digest,
         phases: Phases,
+        told: Told,
     },
     /// The job waits: text for people.
     Waiting {
@@ -213,10 +212,26 @@ pub enum Notice {
         key: JobKey,
         commit: CommitRef,
     },
+    /// Something that may go wrong later, and what would prevent it.
+    Warning {
+        key: JobKey,
+        text: String,
+    },
     Trouble {
         key: JobKey,
         text: String,
     },
+}
+
+/// Whose times of a change these are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// This node's: it leads the generation.
+    Leading,
+    /// The leader told them.
+    Heard,
+    /// The leader never did, so not all workers may ever have run: what this node saw itself.
+    Unfinished,
 }
 
 /// When each phase of a change of generation ended, on the leader's clock. Zero when the phase did

@@ -1,7 +1,7 @@
 //! Launchers and command lines on this node: registrations, frames, orders.
 
 use super::{Agent, ConnId, Effect, Error};
-use crate::ids::{JobKey, NodeId, StoreUuid};
+use crate::ids::{JobKey, NodeId};
 use crate::job::Job;
 use crate::local::{Command, Register, ToAgent, ToLauncher};
 use crate::peers::Peer;
@@ -14,12 +14,11 @@ impl Agent {
         &mut self,
         conn: ConnId,
         owner: String,
-        store: Option<StoreUuid>,
         frame: ToAgent,
         now: Time,
     ) -> Result<(), Error> {
         match frame {
-            ToAgent::Register(reg) => self.register(conn, owner, store, reg, now),
+            ToAgent::Register(reg) => self.register(conn, owner, reg, now),
             ToAgent::Command(command) => self.command(&owner, command, now),
             frame => {
                 let key = self.conns.get(&conn).ok_or(Error::NotRegistered)?.clone();
@@ -36,7 +35,6 @@ impl Agent {
         &mut self,
         conn: ConnId,
         owner: String,
-        store: Option<StoreUuid>,
         mut reg: Register,
         now: Time,
     ) -> Result<(), Error> {
@@ -79,7 +77,7 @@ impl Agent {
         }
         let mut result = Ok(());
         self.with_job(&key, now, |job, ctx| {
-            result = job.register(ctx, conn, reg, store);
+            result = job.register(ctx, conn, reg);
         });
         if let Err(reason) = result {
             return refuse(self, reason);

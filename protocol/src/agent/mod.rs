@@ -8,12 +8,12 @@ mod launchers;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
-pub use api::{Config, ConnId, Effect, Event, Flaws, Notice, Phases};
+pub use api::{Config, ConnId, Effect, Event, Flaws, Notice, Phases, Told};
 
-use crate::ids::{Digest, JobKey, LauncherId, NodeId};
+use crate::ids::{Digest, JobKey, LauncherId, NodeId, StateId};
 use crate::job::{Ctx, Durable, Job};
 use crate::membership::{self, Membership};
-use crate::peers::Peers;
+use crate::peers::{Peer, Peers};
 use crate::rng::Rng;
 use crate::time::{Span, Time};
 use crate::wire::{Advert, Hello, JobMessage, Leave, MAX_JOBS, Message};
@@ -58,6 +58,8 @@ pub struct Agent {
     sent: BTreeMap<NodeId, VecDeque<(u64, Time)>>,
     seq: u64,
     urgent_at: Time,
+    /// When to look again for connected peers that have not said hello.
+    greet_at: Option<Time>,
     draining: Option<(Leave, Time)>,
 }
 
@@ -92,6 +94,7 @@ impl Agent {
             seq: 0,
             sent: BTreeMap::new(),
             urgent_at: Time::ZERO,
+            greet_at: None,
             draining: None,
         };
         agent.seq = agent.rng.next_u64() >> 16;
@@ -146,11 +149,13 @@ impl Agent {
             .values()
             .any(Job::lease_urgent)
             .then_some((self.urgent_at, "ask for a lease"));
+        let greet = self.greet_at.map(|at| (at, "a peer without a hello"));
         self.jobs
             .values()
             .filter_map(Job::poll_timeout)
             .chain(self.detector.poll_timeout())
             .chain(urgent)
+            .chain(greet)
             .min_by_key(|(at, _)| *at)
     }
 
@@ -166,6 +171,7 @@ impl Agent {
         for key in due {
             self.with_job(&key, now, Job::drive);
         }
+        self.ask_hellos(now);
         self.settle(now);
     }
 
@@ -190,6 +196,7 @@ impl Agent {
                 peer.leaving = None;
                 peer.greeted = false;
                 peer.hello_due = now + HELLO_WAIT;
+                self.greet_at.get_or_insert(now + HELLO_WAIT);
                 self.detect(membership::Event::Connected { node }, now);
                 let hello = self.hello();
                 self.send(node, hello);
@@ -233,12 +240,7 @@ impl Agent {
                 };
                 self.detect(event, now);
             }
-            Event::Launcher {
-                conn,
-                owner,
-                store,
-                frame,
-            } => self.on_frame(conn, owner, store, frame, now)?,
+            Event::Launcher { conn, owner, frame } => self.on_frame(conn, owner, frame, now)?,
             Event::LauncherGone { conn, alive } => {
                 let key = self.conns.get(&conn).cloned();
                 if !alive {
@@ -351,11 +353,26 @@ impl Agent {
             }
             self.jobs.insert(key.clone(), Job::new(key.clone()));
         }
+        if let JobMessage::Ticket(ticket) = &body {
+            self.doubt_hello(from, ticket.member.state, now);
+        }
         self.with_job(&key, now, |job, ctx| {
             job.on_message(ctx, from, body);
             job.drive(ctx);
         });
         Ok(())
+    }
+
+    /// A peer asks to be let in with another state directory than it said hello with: a hello of an
+    /// earlier run came late, and would have the node counted as lost as soon as it is a member.
+    fn doubt_hello(&mut self, node: NodeId, state: StateId, now: Time) {
+        let said = self.peers.get(node).and_then(Peer::state_dir);
+        if said.is_some_and(|s| s != state)
+            && let Some(peer) = self.peers.map.get_mut(&node)
+        {
+            peer.greeted = false;
+            self.ask_hello(node, now);
+        }
     }
 
     fn on_advert(&mut self, from: NodeId, advert: &Advert, now: Time) {
@@ -406,6 +423,21 @@ impl Agent {
     fn send(&mut self, to: NodeId, message: Message) {
         if self.peers.connected(to) {
             self.effects.push_back(Effect::Send { to, message });
+        }
+    }
+
+    /// Peers that are connected and have not said hello are asked to, those too that say nothing: each
+    /// may belong to a group of a job that only this one can bring together with its own.
+    fn ask_hellos(&mut self, now: Time) {
+        if self.greet_at.is_none_or(|at| now < at) {
+            return;
+        }
+        let silent = self.peers.map.iter();
+        let silent = silent.filter(|(_, p)| p.connected && !p.greeted);
+        let silent: Vec<NodeId> = silent.map(|(n, _)| *n).collect();
+        self.greet_at = (!silent.is_empty()).then_some(now + HELLO_WAIT);
+        for node in silent {
+            self.ask_hello(node, now);
         }
     }
 

@@ -62,7 +62,7 @@ impl Job {
         local.conn.is_some()
             && local.leave.is_none()
             && !local.cancel
-            && !local.over
+            && local.over.is_none()
             && !self.is_member(ctx)
     }
 
@@ -107,7 +107,11 @@ impl Job {
 
     /// A launcher that wants to go, and that no generation counts on any more, may go at once.
     fn dismiss_unwilling(&mut self, ctx: &Ctx<'_>) {
-        let Some(local) = self.local.as_ref().filter(|l| l.conn.is_some() && !l.over) else {
+        let Some(local) = self
+            .local
+            .as_ref()
+            .filter(|l| l.conn.is_some() && l.over.is_none())
+        else {
             return;
         };
         let (cancel, leave) = (local.cancel, local.leave.is_some());
@@ -124,10 +128,11 @@ impl Job {
     /// Whom to ask: the leader of the newest generation known; else, while none is known, the
     /// lowest agent that is connected (all agents agree on it once they all are).
     fn door(&self, ctx: &Ctx<'_>) -> Option<NodeId> {
-        if self.is_orphaned(ctx) {
-            // Whoever led it is gone: those who are left meet at the lowest agent.
-        } else if let Some(head) = self.live() {
-            if let Some(leader) = self.acting_leader(ctx, &head.record) {
+        if let Some(head) = self.live() {
+            // Once the generation counts as given up, those who are left meet at the lowest agent;
+            // unless some of its members still are there, waiting for others.
+            let here = |n: &NodeId| ctx.reachable(*n) || !self.is_orphaned(ctx);
+            if let Some(leader) = self.acting_leader(ctx, &head.record).filter(here) {
                 let deputy = self.applicant.deputy.as_ref().filter(|d| {
                     (d.generation, d.leader) == (head.digest, leader) && ctx.reachable(d.leads)
                 });
@@ -211,11 +216,18 @@ impl Job {
             store: local.store,
             host: ctx.cfg.host.clone(),
             command: local.reg.command.clone(),
-            unreachable: self
-                .live()
-                .map(|h| unreachable(ctx, &h.record))
-                .unwrap_or_default(),
+            unreachable: self.unlinked(ctx),
         })
+    }
+
+    /// Members of the generation that this node would join to which it has no connection (R19).
+    pub(super) fn unlinked(&self, ctx: &Ctx<'_>) -> Vec<NodeId> {
+        let members = self.live().into_iter().flat_map(|h| &h.record.members);
+        members
+            .map(|m| m.node)
+            .filter(|n| !ctx.reachable(*n))
+            .take(crate::wire::MAX_LIST)
+            .collect()
     }
 
     pub(super) fn on_ticket_ack(&mut self, ctx: &mut Ctx<'_>, from: NodeId, wait: Wait) {
@@ -274,10 +286,7 @@ impl Job {
         if self.launcher() != Some(launcher) || self.is_member(ctx) {
             return;
         }
-        if let Some(local) = &mut self.local {
-            local.over = true;
-        }
-        self.tell_launcher(ToLauncher::Refused { reason: why });
+        self.part(ToLauncher::Refused { reason: why });
     }
 }
 

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::{Ctx, Job, REPEAT, TICKET_LIFE};
+use crate::agent::Notice;
 use crate::ids::{Digest, NodeId};
 use crate::ranks;
 use crate::record::{Arbiter, Cause, Kind, Member, Record, Voter, WITNESSED_VOTERS};
@@ -75,7 +76,7 @@ impl Job {
             // It may still hold a generation that is long over.
             self.on_ask(ctx, from, ticket.knows);
         }
-        if let Some(head) = self.live().filter(|_| !self.is_orphaned(ctx)) {
+        if let Some(head) = self.live().filter(|_| !self.is_leaderless(ctx)) {
             let lead = self.acting_leader(ctx, &head.record);
             if lead != Some(ctx.me()) {
                 if let Some(mut advert) = self.advert(ctx.cfg) {
@@ -154,7 +155,7 @@ impl Job {
             Some(head) => self.wait_of_running(ctx, head, from),
             None => {
                 let spec = self.desk.tickets.get(&from).map(|h| &h.ticket.spec);
-                let (min, max) = spec.map_or((0, 0), |s| (s.min_nodes, s.max_nodes));
+                let (min, max) = spec.map_or((0, 0), |s| (s.birth_nodes(), s.max_nodes));
                 if have < min {
                     let who = self.desk.tickets.keys().take(MAX_LIST).copied().collect();
                     Wait::Forming {
@@ -176,7 +177,7 @@ impl Job {
             now.since(h.renewed) < TICKET_LIFE && (*node == me || peers.connected(*node))
         });
         self.drive_bound(ctx);
-        if self.live().is_some() && !self.is_orphaned(ctx) {
+        if self.live().is_some() && !self.is_leaderless(ctx) {
             return;
         }
         if self.desk.birth.is_some() {
@@ -191,7 +192,7 @@ impl Job {
         };
         let spec = first.ticket.spec.clone();
         let have = self.desk.tickets.len();
-        if have < usize::from(spec.min_nodes) {
+        if have < usize::from(spec.birth_nodes()) {
             return;
         }
         let quiet = self.desk.last_new + spec.form_quiet();
@@ -262,6 +263,22 @@ impl Job {
         self.drive_proposed(ctx);
     }
 
+    /// Nothing but the members decides: two groups that do not see each other may both form the job.
+    pub(super) fn warn_of_twins(&mut self, record: &Record) {
+        let spec = &record.spec;
+        if record.arbiter == Arbiter::Members && spec.may_form_twice(spec.max_nodes) {
+            let text = format!(
+                "{} of at most {} nodes may form this job, so two groups that cannot reach each other \
+                 could each start it: name a directory that all share with --store, list all nodes and \
+                 add --birth-quorum, or raise the minimum of --nnodes",
+                spec.birth_nodes(),
+                spec.max_nodes
+            );
+            let key = self.key.clone();
+            self.notice(Notice::Warning { key, text });
+        }
+    }
+
     /// Voters that fill a small job up (R4): those that were, then other connected agents.
     pub(super) fn witnesses(
         &self,
@@ -275,7 +292,9 @@ impl Job {
         let up = |v: &Voter| {
             ctx.voter() == *v
                 || ctx.peers.get(v.node).is_some_and(|p| {
-                    p.connected && p.leaving.is_none() && p.state_dir() == Some(v.state)
+                    p.connected
+                        && p.leaves(ctx.now, ctx.cfg.suspect_after).is_none()
+                        && p.state_dir() == Some(v.state)
                 })
         };
         let others = ctx.peers.map.iter().filter_map(|(node, p)| {
@@ -350,6 +369,15 @@ impl Job {
         self.wake_at(self.desk.not_before, "another birth");
     }
 
+    /// Abandons the birth that is being proposed here, and frees this agent from it at once.
+    pub(super) fn withdraw_birth(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(lineage) = self.desk.birth.as_ref().map(|b| b.lineage) else {
+            return;
+        };
+        self.abandon_birth(ctx);
+        self.on_birth_abandoned(ctx, lineage);
+    }
+
     /// A proposer asks this agent to bind itself.
     pub(super) fn on_birth(&mut self, ctx: &mut Ctx<'_>, from: NodeId, record: Arc<Record>) {
         let lineage = record.digest();
@@ -388,7 +416,7 @@ impl Job {
                     && self
                         .local
                         .as_ref()
-                        .is_some_and(|l| l.conn.is_some() && l.leave.is_none() && !l.over)
+                        .is_some_and(|l| l.conn.is_some() && l.leave.is_none() && l.over.is_none())
             }
             None => record.is_voter(ctx.voter()),
         };

@@ -83,6 +83,10 @@ impl Job {
                 ),
                 None => "the job has no leader at the moment".into(),
             },
+            Wait::Changing if !self.unlinked(ctx).is_empty() => format!(
+                "this node has no link to {} of the job: check the network between them",
+                ctx.names(&self.unlinked(ctx))
+            ),
             Wait::Changing => "the job changes its members; this node joins next".into(),
         }
     }

@@ -6,7 +6,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::plan::Assessment;
 use super::stop::Planned;
 use super::{Ctx, Job, REPEAT};
-use crate::agent::Notice;
 use crate::barrier;
 use crate::budget;
 use crate::ids::NodeId;
@@ -89,6 +88,7 @@ impl Job {
         };
         if status.digest != head.digest {
             if status.digest == head.record.parent && status.stopped {
+                self.dropped.remove(&from);
                 if self.phases.detected > Time::ZERO {
                     self.phases.stopped = ctx.now;
                 }
@@ -105,9 +105,7 @@ impl Job {
         let by_store = matches!(head.record.arbiter, Arbiter::Store(_));
         self.merge.is_here(from);
         if by_store {
-            // A launcher that replaced the member's brought the store again.
-            let here = from == ctx.me() && self.launcher().is_some();
-            match status.gone && !here {
+            match status.storeless {
                 true => self.storeless.insert(from),
                 false => self.storeless.remove(&from),
             };
@@ -122,7 +120,8 @@ impl Job {
             self.phases.stopped = ctx.now;
         }
         lead.note_links(from, &status, ctx.now);
-        lead.statuses.insert(from, (status, ctx.now));
+        lead.statuses.insert(from, (status.clone(), ctx.now));
+        self.repeat_times(ctx, from, &status);
     }
 
     pub(super) fn drive_lead(&mut self, ctx: &mut Ctx<'_>) {
@@ -163,12 +162,6 @@ impl Job {
         if ctx.now < self.pause {
             return self.wake_at(self.pause, "the pause in a crash loop");
         }
-        if let Some(until) = self.hold {
-            if ctx.now < until {
-                return self.wake_at(until, "the lease of a lost member");
-            }
-            self.hold = None;
-        }
         if lead.attempt == 0 {
             // A generation that an earlier run of this agent has started goes on.
             let running = lead.statuses.values().filter_map(|(s, _)| s.started).max();
@@ -177,6 +170,9 @@ impl Job {
             if let (true, Some(attempt)) = (local.running == Some(digest), running) {
                 lead.attempt = attempt;
                 lead.changed_told = true;
+                // Whoever had no order to start when that run ended gets none any more, for nobody
+                // knows its port: it is missed in time, and the next generation starts with it.
+                lead.run_at = Some(ctx.now);
                 return;
             }
             if local.master_port == 0 {
@@ -186,6 +182,10 @@ impl Job {
             // The launcher names another one once this one is used; a start that never got that
             // far leaves it free.
             let port = local.master_port;
+            if let Some(until) = self.held_until(ctx) {
+                return self.wake_at(until, "the lease of a lost member");
+            }
+            let Some(lead) = &mut self.lead else { return };
             // Another boot, another attempt: the port of an order that an earlier run of this agent
             // gave is not known any more.
             let boots = ctx.cfg.boot.0.saturating_sub(self.durable.learned.0);
@@ -234,15 +234,7 @@ impl Job {
         let Some(lead) = &mut self.lead else { return };
         if !waiting && !lead.changed_told && attempt > 0 {
             lead.changed_told = true;
-            self.phases.started = ctx.now;
-            if let Some(digest) = self.live().map(|h| h.digest) {
-                let phases = std::mem::take(&mut self.phases);
-                self.notice(Notice::Changed {
-                    key: self.key.clone(),
-                    digest,
-                    phases,
-                });
-            }
+            self.tell_times(ctx);
         }
     }
 
@@ -262,7 +254,8 @@ impl Job {
             return self.decide(ctx, record);
         }
         let planned = self.lead.as_ref().is_some_and(|l| l.planned.is_some());
-        if a.failed.is_some() && !planned {
+        if let Some((node, exit)) = a.failed.as_ref().filter(|_| !planned) {
+            self.tell_failure(ctx, *node, exit);
             self.fault_seen(ctx, a);
             self.end(ctx, record, a);
             // Whether a lost node is behind the failure shows once everybody has answered.

@@ -40,11 +40,58 @@ impl Job {
                 times.sort_unstable_by(|a, b| b.cmp(a));
                 let held =
                     |at: Time| record.is_majority(|n| mine.acks.get(&n).is_some_and(|t| *t >= at));
-                let newest = times.into_iter().find(|at| held(*at));
-                newest.unwrap_or(Time::ZERO)
+                // The older the time, the more voters have acknowledged one at least as new.
+                let newest = times.partition_point(|at| !held(*at));
+                times.get(newest).copied().unwrap_or(Time::ZERO)
             }
         };
-        from.max(mine.adopted) + ctx.cfg.lease()
+        match from.max(mine.adopted) {
+            // Never: also on a machine that has just booted.
+            Time::ZERO => Time::ZERO,
+            at => at + ctx.cfg.lease(),
+        }
+    }
+
+    // ---- the leases of those who are no members any more ----
+
+    /// A new head, `before` being set already: whoever was dropped and is not known to have stopped
+    /// may go on until its lease ends. Who leads the new generation need not be who decided it, and
+    /// the next one may follow at once: so every agent keeps this for itself.
+    pub(super) fn note_dropped(&mut self, ctx: &Ctx<'_>, record: &Record) {
+        let leases = self.leases_ended.take();
+        let before = self.before.clone();
+        let Some(before) = before.filter(|b| b.lineage() == record.lineage()) else {
+            self.dropped.clear();
+            return;
+        };
+        self.dropped
+            .retain(|node, until| !record.has(*node) && ctx.now < *until);
+        let gone = before.members.iter().map(|m| m.node);
+        let gone = gone.filter(|n| *n != ctx.me() && !record.has(*n));
+        let gone = gone.filter(|n| ctx.peers.lost(*n) != Some(true) && !self.stopped_for_good(*n));
+        for node in gone.collect::<Vec<_>>() {
+            let until = match &leases {
+                // The voters told whom they had acknowledged: nobody else holds a lease. But whoever
+                // was never heard in `before` may still train for the one before that.
+                Some(leases) => {
+                    let heard = before.number == 1 || self.status_of(node).is_some();
+                    let older = (!heard).then_some(self.installed_at + ctx.cfg.suspect_after);
+                    leases.get(&node).copied().max(older)
+                }
+                None => Some(ctx.now + ctx.cfg.suspect_after),
+            };
+            if let Some(until) = until {
+                self.dropped.insert(node, until);
+            }
+        }
+    }
+
+    /// Until when a start is held back, for those who may still be training (R16).
+    pub(super) fn held_until(&self, ctx: &Ctx<'_>) -> Option<Time> {
+        let dropped = self.dropped.iter();
+        let dropped = dropped.filter(|(node, _)| ctx.peers.lost(**node) != Some(true));
+        let until = dropped.map(|(_, at)| *at).chain(self.forgotten).max();
+        until.filter(|at| ctx.now < *at && !ctx.cfg.flaws.skip_r16)
     }
 
     /// Whether a start waits for this lease, so that it is worth asking for it more often.

@@ -26,8 +26,8 @@ pub(super) struct Local {
     pub(super) running: Option<Digest>,
     pub(super) leave: Option<(Leave, Time)>,
     pub(super) cancel: bool,
-    /// It was told to exit.
-    pub(super) over: bool,
+    /// It was told to exit, by this frame.
+    pub(super) over: Option<ToLauncher>,
 }
 
 /// This node's part in the head's generation.
@@ -86,7 +86,6 @@ impl Job {
         ctx: &mut Ctx<'_>,
         conn: ConnId,
         reg: Register,
-        store: Option<StoreUuid>,
     ) -> Result<(), String> {
         if let Some(local) = &self.local
             && local.reg.launcher != reg.launcher
@@ -98,7 +97,7 @@ impl Job {
                 self.key, local.reg.pid
             ));
         }
-        let running = reg.running;
+        let (running, store) = (reg.running, reg.store);
         self.storeless.remove(&ctx.me());
         let same = self
             .local
@@ -120,13 +119,16 @@ impl Job {
                 running,
                 leave: None,
                 cancel: false,
-                over: false,
+                over: None,
             });
         }
         if let Some(uuid) = store {
             self.open_store(ctx, uuid);
         }
         self.adopt(ctx, running);
+        if let Some(frame) = self.local.as_ref().and_then(|l| l.over.clone()) {
+            self.tell_launcher(frame);
+        }
         Ok(())
     }
 
@@ -138,13 +140,24 @@ impl Job {
             let mine = self
                 .member
                 .get_or_insert_with(|| Mine::new(digest, ctx.cfg.boot));
-            if running == Some(digest) {
-                mine.status.started = mine.status.started.or(Some(1));
-                if std::mem::take(&mut mine.status.gone) {
-                    mine.status.stopped = false;
-                }
+            if std::mem::take(&mut mine.status.gone) {
+                // Missed for so long that it was given up, and its workers with it: that is what the
+                // others have heard, and it stays so. But it is here.
                 mine.changed = true;
-                mine.adopted = ctx.now;
+                if running == Some(digest) {
+                    self.stop_launcher(digest, 0, "this node was given up meanwhile");
+                }
+            } else if running == Some(digest) {
+                if !mine.trains() {
+                    // Started by an earlier run of this agent, whose lease nobody remembers.
+                    mine.adopted = ctx.now;
+                }
+                mine.status.started = mine.status.started.or(Some(1));
+                mine.changed = true;
+                if mine.status.lease_lost {
+                    // It may not have heard of that on its way back.
+                    self.stop_launcher(digest, 0, "no majority of the job's nodes can be reached");
+                }
             }
         } else {
             self.member = None;
@@ -153,6 +166,11 @@ impl Job {
             && (old != digest || !self.is_member(ctx))
         {
             self.stop_launcher(old, 0, "this generation is over");
+            // Its job ended while it was away.
+            let ended = self.head.as_ref().map(|h| h.record.clone());
+            if let Some(end) = ended.filter(|r| r.kind.is_terminal() && r.parent == old) {
+                self.end_launcher(ctx, &end);
+            }
         }
     }
 
@@ -212,8 +230,10 @@ impl Job {
         if let Some(old) = running {
             self.stop_launcher(old, 0, "this node is no longer a member");
         }
-        if was.is_none() {
-            return;
+        let Some(was) = was else { return };
+        if was.status.stopped {
+            // Whoever leads now need not know it, and would wait for this node's lease to end.
+            self.old_stopped(ctx, was.status.digest);
         }
         let leaves = self
             .local
@@ -249,9 +269,15 @@ impl Job {
     }
 
     pub(super) fn dismiss(&mut self, code: i32, report: String) {
-        self.tell_launcher(ToLauncher::End { code, report });
+        self.part(ToLauncher::End { code, report });
+    }
+
+    /// The last word to the launcher. Should it be on its way back to this agent just now, or lose
+    /// the connection before it has read that, it hears it when it registers again.
+    pub(super) fn part(&mut self, frame: ToLauncher) {
+        self.tell_launcher(frame.clone());
         if let Some(local) = &mut self.local {
-            local.over = true;
+            local.over = Some(frame);
         }
     }
 
@@ -301,8 +327,12 @@ impl Job {
             }
             ToAgent::Finished { digest } => self.update(digest == head, |s| s.finished = true),
             ToAgent::Stopped { digest } => {
+                self.old_workers_gone(ctx.now);
                 if digest == head {
                     self.update(true, |s| s.stopped = true);
+                    if let Some(mine) = &mut self.member {
+                        mine.pending = None;
+                    }
                 } else {
                     self.old_stopped(ctx, digest);
                 }
@@ -322,7 +352,10 @@ impl Job {
             ToAgent::TakesStopSteps { digest, yes } => {
                 self.update(digest == head, |s| s.takes_stop_steps = yes);
             }
-            ToAgent::Register(_) | ToAgent::Query(_) | ToAgent::Command(_) => {}
+            ToAgent::Register(_)
+            | ToAgent::Query(_)
+            | ToAgent::Command(_)
+            | ToAgent::Store { .. } => {}
         }
     }
 
@@ -387,13 +420,22 @@ impl Job {
         record.arbiter == Arbiter::Members && !record.is_majority(there)
     }
 
-    /// Nobody can decide that the job ends: the user's word holds for this node, and should the
-    /// others come back, they find it lost.
-    fn cancel_alone(&mut self) {
-        if self.local.as_ref().is_some_and(|l| !l.over) {
+    /// Nobody can decide that the job ends, or that this node leaves it: the user's word holds for
+    /// this node, and should the others come back, they find it lost. Who leaves has its workers
+    /// save and exit first.
+    fn part_alone(&mut self) {
+        let runs = self.member.as_ref().is_some_and(Mine::trains);
+        let Some(local) = self.local.as_ref().filter(|l| l.over.is_none()) else {
+            return;
+        };
+        if local.cancel {
             let report = "stopped by the user on this node alone: the nodes that decide for the \
                           whole job cannot be reached";
             self.dismiss(130, report.into());
+        } else if !runs {
+            let report = "left the job, and nothing runs here any more; the nodes that decide for \
+                          the whole job cannot be reached, and count this one as lost";
+            self.dismiss(143, report.into());
         }
     }
 
@@ -413,15 +455,22 @@ impl Job {
         self.drive_lease(ctx, &record);
         let leave = self.local.as_ref().and_then(|l| l.leave.clone());
         let cancel = self.local.as_ref().is_some_and(|l| l.cancel);
-        if cancel && self.is_stranded(ctx, &record) {
-            self.cancel_alone();
+        if (cancel || leave.is_some()) && self.is_stranded(ctx, &record) {
+            self.part_alone();
         }
         self.seq += 1;
         let seq = self.seq;
         self.explain_pause(ctx, &record);
+        // A launcher that replaced the member's has brought the store again.
+        let brought = self.local.as_ref().is_some_and(|l| l.store.is_some());
+        let storeless = matches!(record.arbiter, Arbiter::Store(_)) && !brought;
         let Some(mine) = &mut self.member else {
             return;
         };
+        if mine.status.storeless != storeless {
+            mine.status.storeless = storeless;
+            mine.changed = true;
+        }
         let dark = super::apply::unreachable(ctx, &record);
         if mine.status.unreachable != dark || mine.status.cancel != cancel {
             mine.status.unreachable = dark;
@@ -448,7 +497,8 @@ impl Job {
             mine.status.seq = seq;
             let status = Box::new(mine.status.clone());
             if status.gone && matches!(record.arbiter, Arbiter::Store(_)) {
-                // Without its launcher this node has no store: the others must not wait for it.
+                // With its launcher the way to the store is gone, until another brings it: the
+                // others must not wait for it.
                 for m in record.members.iter().filter(|m| m.node != lead) {
                     self.send(ctx, m.node, JobMessage::Status(status.clone()));
                 }
@@ -480,7 +530,8 @@ impl Job {
     }
 
     /// The generation counts on a launcher here, and there is none: it died while this agent was
-    /// away, or before the generation was decided. After a moment to come back it counts as dead.
+    /// away, or before the generation was decided. If it only is late, it has stopped its workers
+    /// when `agent_grace` is over: then it counts as dead.
     fn drive_vacant(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
         let mine = record.member(ctx.me()).filter(|m| m.state == ctx.cfg.state);
         let Some(member) = mine.filter(|m| self.launcher() != Some(m.launcher)) else {
@@ -491,7 +542,7 @@ impl Job {
             return;
         }
         let since = *self.vacant_since.get_or_insert(ctx.now);
-        let dead = since + ctx.cfg.suspect_after.times(2);
+        let dead = since + ctx.cfg.agent_grace;
         if self.launcher().is_none() && ctx.now < dead {
             return self.wake_at(dead, "a launcher that should come back");
         }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Ctx, Job, REPEAT};
+use super::{Ctx, Head, Job, REPEAT};
 use crate::ids::{Digest, NodeId};
 use crate::record::{Arbiter, Cause, Record, Voter};
 use crate::time::Time;
@@ -54,7 +54,7 @@ impl Job {
             }
             return;
         };
-        let (mine, number) = (head.record.lineage(), head.record.number);
+        let (mine, number) = (head.lineage(), head.record.number);
         if advert.lineage == mine {
             self.merge.elsewhere.remove(&from);
             if advert.number > number {
@@ -95,7 +95,7 @@ impl Job {
         let Some(head) = self.live().filter(|h| h.record.leader() == Some(ctx.me())) else {
             return;
         };
-        let (mine, have) = (head.record.lineage(), head.digest);
+        let (mine, have) = (head.lineage(), head.digest);
         let ended: BTreeSet<Digest> = self.durable.ended.iter().map(|r| r.lineage()).collect();
         let other = |a: &Advert| {
             a.key == self.key && a.belongs && a.lineage != mine && !ended.contains(&a.lineage)
@@ -128,7 +128,7 @@ impl Job {
     /// in the winner already, and never will vote here again while it lasts. It is left as a dead
     /// birth is, with the vote forfeited; whoever is not its leader follows the leader.
     fn leave_for_winner(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
-        let winner = match record.leader() {
+        let winner = match self.acting_leader(ctx, record) {
             Some(leader) if leader != ctx.me() => self.merge.elsewhere.get(&leader).copied(),
             _ => self.merge.tombstone,
         };
@@ -163,14 +163,15 @@ impl Job {
             };
             return;
         };
-        let record = head.record.clone();
-        let mine = record.lineage();
+        let (record, mine) = (head.record.clone(), head.lineage());
         if let Cause::Merged { other } = record.cause
             && !self.merge.taken.contains(&other)
         {
             self.merge.taken.push(other);
         }
-        if self.leave_for_winner(ctx, &record) || record.leader() != Some(ctx.me()) {
+        // Not the leader alone: it may be gone, and this group unable to decide another.
+        if self.leave_for_winner(ctx, &record) || self.acting_leader(ctx, &record) != Some(ctx.me())
+        {
             return;
         }
         if let Some((loser, from)) = self.merge.asked
@@ -199,7 +200,7 @@ impl Job {
 
     pub(super) fn on_merge_ask(&mut self, ctx: &mut Ctx<'_>, from: NodeId, loser: Digest) {
         let Some(head) = self.live() else { return };
-        let mine = head.record.lineage();
+        let mine = head.lineage();
         if loser == mine {
             // Asked as the leader of the winner, which was decided without this node's knowledge:
             // the winner needs it, so its own group ends.
@@ -210,7 +211,7 @@ impl Job {
             }
             return;
         }
-        if head.record.leader() != Some(ctx.me()) || loser < mine {
+        if self.acting_leader(ctx, &head.record) != Some(ctx.me()) || loser < mine {
             return;
         }
         if self.merge.taken.contains(&loser) {
@@ -259,7 +260,7 @@ impl Job {
     }
 
     pub(super) fn on_merge_granted(&mut self, ctx: &mut Ctx<'_>, loser: Digest, winner: Digest) {
-        let mine = self.live().map(|h| h.record.lineage());
+        let mine = self.live().map(Head::lineage);
         if mine == Some(loser) && winner < loser {
             self.merge.tombstone = Some(winner);
             self.wake_at(ctx.now, "end this group");

@@ -13,6 +13,7 @@ mod lead;
 mod lease;
 mod member;
 mod merge;
+mod news;
 mod orders;
 mod plan;
 mod propose;
@@ -29,7 +30,7 @@ use crate::agent::{Config, ConnId, Effect, Notice, Phases};
 use crate::ids::{Digest, JobKey, LauncherId, NodeId};
 use crate::local::{ToAgent, ToLauncher};
 use crate::peers::Peers;
-use crate::record::{Kind, Record, Voter};
+use crate::record::{Cause, Kind, Record, Voter};
 use crate::rng::Rng;
 use crate::storelog;
 use crate::time::{Span, Time};
@@ -91,6 +92,16 @@ struct Head {
     digest: Digest,
 }
 
+impl Head {
+    /// As [`Record::lineage`], without computing a digest.
+    fn lineage(&self) -> Digest {
+        match self.record.number {
+            1 => self.digest,
+            _ => self.record.birth,
+        }
+    }
+}
+
 /// The core of one job.
 #[derive(Debug)]
 pub struct Job {
@@ -110,8 +121,7 @@ pub struct Job {
     desk: birth::Desk,
     local: Option<member::Local>,
     member: Option<member::Mine>,
-    /// Members whose launcher is gone while their agent is there: where the store decides, they
-    /// have lost the way to it with the launcher, and do not lead.
+    /// Members that say that they have no way to the store which decides: they do not lead.
     storeless: std::collections::BTreeSet<NodeId>,
     /// Since when the launcher that the head counts on is missing here.
     vacant_since: Option<Time>,
@@ -120,19 +130,23 @@ pub struct Job {
     proposal: Option<propose::Proposal>,
     store: Option<store::Store>,
     merge: merge::Merge,
+    news: news::News,
     /// Times of the change under way, carried from one generation's leader to the next.
     phases: Phases,
     strikes: BTreeMap<NodeId, crate::budget::Strikes>,
     seq: u64,
     /// The highest round that another proposer was seen to use.
     seen_round: u32,
-    /// A start is held back until then (R16).
-    hold: Option<Time>,
+    /// Until when members that were dropped without confirmation of their end may still be training
+    /// (R16).
+    dropped: BTreeMap<NodeId, Time>,
+    /// The same for whoever may have been dropped before this agent's last restart.
+    forgotten: Option<Time>,
+    /// The leases that the voters had acknowledged when they accepted what this agent decides now.
+    leases_ended: Option<BTreeMap<NodeId, Time>>,
     committing: Option<propose::Committing>,
     /// The record before the head, while this agent remembers it.
     before: Option<Arc<Record>>,
-    /// Nodes of the generation before whose workers are known to be gone.
-    was_stopped: Vec<NodeId>,
     installed_at: Time,
     crashes: lead::Crashes,
     /// A job that keeps crashing is not started again before this.
@@ -170,14 +184,16 @@ impl Job {
             proposal: None,
             store: None,
             merge: merge::Merge::default(),
+            news: news::News::default(),
             phases: Phases::default(),
             strikes: BTreeMap::new(),
             seq: 0,
             seen_round: 0,
-            hold: None,
+            dropped: BTreeMap::new(),
+            forgotten: None,
+            leases_ended: None,
             committing: None,
             before: None,
-            was_stopped: Vec::new(),
             installed_at: Time::ZERO,
             crashes: lead::Crashes::default(),
             pause: Time::ZERO,
@@ -202,7 +218,8 @@ impl Job {
         self.local.as_ref().map(|l| l.reg.launcher)
     }
 
-    pub(crate) fn conn(&self) -> Option<ConnId> {
+    /// The launcher's connection, while it stands.
+    pub fn conn(&self) -> Option<ConnId> {
         self.local.as_ref().and_then(|l| l.conn)
     }
 
@@ -254,7 +271,7 @@ impl Job {
         };
         Some(Advert {
             key: self.key.clone(),
-            lineage: head.record.lineage(),
+            lineage: head.lineage(),
             digest: head.digest,
             number: head.record.number,
             leader: head.record.leader(),
@@ -278,7 +295,7 @@ impl Job {
     /// Looks at everything again. Called after every event and at every wake-up.
     pub(crate) fn drive(&mut self, ctx: &mut Ctx<'_>) {
         self.wake = None;
-        self.recall_leases(ctx.now);
+        self.recall_leases(ctx);
         self.retry_persist(ctx);
         self.count_own_votes(ctx);
         // Each round can only be started by a message to ourselves, and each of those is answered
@@ -445,6 +462,10 @@ impl Job {
             JobMessage::MergeGranted { loser, winner } => {
                 self.on_merge_granted(ctx, loser, winner);
             }
+            JobMessage::Changed { digest, phases } => self.on_changed(ctx, from, digest, phases),
+            JobMessage::Failure { digest, node, exit } => {
+                self.on_failure(ctx, from, digest, (node, *exit));
+            }
         }
     }
 
@@ -458,6 +479,7 @@ impl Job {
             && head.digest != have
         {
             let head = head.record.clone();
+            self.repeat_failure(ctx, from);
             if head.kind.is_terminal() && self.durable.ended.iter().any(|e| e.digest() == have) {
                 let record = head;
                 return self.send(ctx, from, JobMessage::Follows { have, record });
@@ -543,6 +565,10 @@ impl Job {
             self.on_advert(ctx, from, &advert);
             return;
         }
+        if record.kind.is_terminal() && self.head.is_none() {
+            // Our own birth must name this end as its parent, or nobody who knows it accepts it.
+            self.withdraw_birth(ctx);
+        }
         let bound = self.durable.bound.as_ref().map(|b| b.digest());
         let mine = bound == Some(record.lineage());
         let newer = self.head_digest() == record.parent && record.number == 1;
@@ -560,6 +586,9 @@ impl Job {
         if digest == self.head_digest() {
             return;
         }
+        if let Some(before) = self.head.as_ref().map(|h| h.digest) {
+            self.tell_unfinished(before);
+        }
         let before = self.head.take();
         self.durable.install(record.clone(), ctx.cfg.boot);
         self.persist(ctx);
@@ -573,7 +602,14 @@ impl Job {
         self.seen_round = 0;
         self.committing = None;
         self.before = before.as_ref().map(|h| h.record.clone());
+        self.note_dropped(ctx, &record);
         self.installed_at = ctx.now;
+        if let Cause::LinksLost { nodes } = &record.cause {
+            // Everybody counts, for anybody may come to lead.
+            for node in nodes.iter().filter(|n| !record.has(**n)) {
+                self.strikes.entry(*node).or_default().strike(ctx.now);
+            }
+        }
         self.lead = None;
         self.storeless.clear();
         self.desk.birth = None;
@@ -587,6 +623,9 @@ impl Job {
             digest,
             record: record.clone(),
         });
+        if record.number == 1 && record.has(ctx.me()) {
+            self.warn_of_twins(&record);
+        }
         let known = before.as_ref().map(|h| h.record.lineage());
         self.enter(ctx, before.map(|h| h.digest));
         if known != Some(record.lineage()) {

@@ -39,7 +39,7 @@ impl Job {
         match order.action {
             // The leader times the whole change; the others keep what a successor would need.
             Action::Run { .. } if record.leader() != Some(ctx.me()) => {
-                self.phases = crate::agent::Phases::default();
+                self.keep_own_times();
             }
             Action::Run { .. } => {}
             _ => self.change_begins(ctx.now, ctx.now),
@@ -71,6 +71,7 @@ impl Job {
                 grace_ms,
                 why,
             } => {
+                mine.pending = None;
                 let frame = ToLauncher::Preempt {
                     digest,
                     signal,

@@ -88,7 +88,7 @@ impl Job {
         ctx.peers.lost(m.node).is_some() || other_state
     }
 
-    fn status_of(&self, node: NodeId) -> Option<&Status> {
+    pub(super) fn status_of(&self, node: NodeId) -> Option<&Status> {
         self.lead
             .as_ref()
             .and_then(|l| l.statuses.get(&node))
@@ -97,7 +97,8 @@ impl Job {
 
     /// Whether this node's workers of the present generation are known never to run again.
     pub(super) fn stopped_for_good(&self, node: NodeId) -> bool {
-        self.status_of(node).is_some_and(|s| s.stopped || s.gone)
+        self.status_of(node)
+            .is_some_and(|s| s.stopped || s.gone || s.finished)
     }
 
     pub(super) fn assess(&self, ctx: &Ctx<'_>, record: &Record) -> Assessment {
@@ -135,8 +136,9 @@ impl Job {
                 }
             }
             let peer = ctx.peers.get(m.node);
-            if let Some((leave, _)) = peer.and_then(|p| p.leaving.clone()) {
-                a.leaving.push((m.node, leave));
+            let leaves = peer.and_then(|p| p.leaves(ctx.now, ctx.cfg.suspect_after));
+            if let Some(leave) = leaves {
+                a.leaving.push((m.node, leave.clone()));
                 continue;
             }
             if self.failed_to_start(m.node) {
@@ -210,8 +212,10 @@ impl Job {
         (left > 0).then_some(left)
     }
 
-    /// Tickets that may become memberships now, oldest first.
+    /// Tickets that may become memberships now, oldest first: not of nodes that miss a link to a
+    /// member that is there, for they would be dropped again at once.
     pub(super) fn joiners(&self, ctx: &Ctx<'_>, record: &Record, room: usize) -> Vec<Member> {
+        let there = |n: &NodeId| record.has(*n) && ctx.reachable(*n);
         let mut held: Vec<_> = self
             .desk
             .tickets
@@ -219,6 +223,7 @@ impl Job {
             .filter(|h| ctx.reachable(h.ticket.member.node))
             .filter(|h| self.parked_ms(ctx, h.ticket.member.node).is_none())
             .filter(|h| record.member(h.ticket.member.node) != Some(&h.ticket.member))
+            .filter(|h| !h.ticket.unreachable.iter().any(there))
             .collect();
         held.sort_by_key(|h| (h.first, h.ticket.member.node));
         held.into_iter()

@@ -212,22 +212,8 @@ impl Job {
         let Some(value) = proposal.proposer.on_accepted(&record, from, ballot) else {
             return;
         };
-        let held = std::mem::take(&mut proposal.grants);
-        self.hold_for(ctx, &value, &held);
+        self.leases_ended = Some(std::mem::take(&mut proposal.grants));
         self.decided(ctx, &value, false);
-    }
-
-    /// The new leader waits out the lease of members that were removed without confirmation of
-    /// their death (R16).
-    fn hold_for(&mut self, ctx: &Ctx<'_>, value: &Record, held: &BTreeMap<NodeId, Time>) {
-        let until = held
-            .iter()
-            .filter(|(node, _)| !value.has(**node))
-            .filter(|(node, _)| ctx.peers.lost(**node) != Some(true))
-            .filter(|(node, _)| !self.stopped_for_good(**node))
-            .map(|(_, at)| *at)
-            .max();
-        self.hold = until.filter(|_| !ctx.cfg.flaws.skip_r16);
     }
 
     pub(super) fn on_rejected(&mut self, ctx: &mut Ctx<'_>, parent: Digest, promised: Ballot) {

@@ -164,10 +164,6 @@ impl Job {
             store.claiming = None;
             let claimed = store.log.tail().claim.map(|(r, _, _)| Arc::new(r.clone()));
             if let (Outcome::Won { .. }, Some(record)) = (outcome, claimed) {
-                // The lease of whoever was removed without confirmation is waited out from here.
-                let until = ctx.now + ctx.cfg.suspect_after;
-                let removed = self.unconfirmed(ctx, &record);
-                self.hold = (removed && !ctx.cfg.flaws.skip_r16).then_some(until);
                 self.decided_by_store(ctx, &record);
             }
         } else if let Some((_, commit)) = store.committing.filter(|(i, _)| *i == id) {
@@ -198,27 +194,8 @@ impl Job {
         }
     }
 
-    /// Whether the claim removes members that may still be training.
-    fn unconfirmed(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
-        let before = self.before.as_ref();
-        before.is_some_and(|b| {
-            b.members.iter().any(|m| {
-                !record.has(m.node)
-                    && ctx.peers.lost(m.node) != Some(true)
-                    && !self.was_stopped.contains(&m.node)
-            })
-        })
-    }
-
     /// Claims the generation that follows the head, or a birth.
     pub(super) fn claim(&mut self, ctx: &mut Ctx<'_>, record: Record) {
-        let head = self.live().map(|h| h.record.clone());
-        let stopped: Vec<_> = head
-            .iter()
-            .flat_map(|r| r.members.iter())
-            .map(|m| m.node)
-            .filter(|n| self.stopped_for_good(*n))
-            .collect();
         let Some(store) = &mut self.store else { return };
         if store.claiming.is_some() || store.broken.is_some() {
             return;
@@ -226,7 +203,6 @@ impl Job {
         store.ids += 1;
         store.claiming = Some(store.ids);
         store.log.claim(store.ids, record, ctx.now);
-        self.was_stopped = stopped;
         self.pump_store(ctx);
     }
 
@@ -330,6 +306,18 @@ impl Job {
             .seen
             .is_some_and(|(_, at)| ctx.now.since(at.max(changed)) >= ctx.cfg.orphan_after);
         still && !self.is_member(ctx)
+    }
+
+    /// Whether tickets for what the store says is running are gathered here, though this node is no
+    /// member and may not even have the store: nobody leads it that this node could name. Whether a
+    /// stranger may go on with it is for the one to say who is to claim it, and reads the store.
+    pub(super) fn is_leaderless(&self, ctx: &Ctx<'_>) -> bool {
+        let by_store = |h: &&super::Head| matches!(h.record.arbiter, Arbiter::Store(_));
+        let Some(head) = self.live().filter(by_store) else {
+            return false;
+        };
+        let lead = self.acting_leader(ctx, &head.record);
+        !self.is_member(ctx) && lead.is_none_or(|n| !ctx.reachable(n))
     }
 
     /// Whether the data that this commit names may be deleted (R12): it is not in the log, and can

@@ -125,12 +125,14 @@ impl Job {
 
     /// What the run before acknowledged is forgotten: it may have been as late as now, and to
     /// anybody.
-    pub(super) fn recall_leases(&mut self, now: Time) {
+    pub(super) fn recall_leases(&mut self, ctx: &Ctx<'_>) {
         if !std::mem::take(&mut self.voter.restored) {
             return;
         }
         let members = self.head.iter().flat_map(|h| &h.record.members);
-        self.voter.granted = members.map(|m| (m.node, now)).collect();
+        self.voter.granted = members.map(|m| (m.node, ctx.now)).collect();
+        let again = self.live().is_some_and(|h| h.record.number > 1);
+        self.forgotten = again.then_some(ctx.now + ctx.cfg.suspect_after);
     }
 
     /// Whether this voter stands behind the generation (R16): one that accepted the next does not.

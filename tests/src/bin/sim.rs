@@ -14,9 +14,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use anyhow::{Context, Result, bail};
 use muster_protocol::agent::Flaws;
 use muster_tests::sim::coverage::Coverage;
+use muster_tests::sim::focus::Focus;
 use muster_tests::sim::log::{Case, describe};
 use muster_tests::sim::run::{self, Report};
-use muster_tests::sim::setup::{Focus, Setup};
+use muster_tests::sim::setup::Setup;
 
 fn main() -> std::process::ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -47,16 +48,8 @@ fn option<'a>(args: &'a [String], name: &str) -> Option<&'a str> {
 }
 
 fn focus(args: &[String]) -> Result<Focus> {
-    Ok(match option(args, "--focus").unwrap_or("everything") {
-        "everything" => Focus::Everything,
-        "disks" => Focus::Disks,
-        "leaders" => Focus::Leaders,
-        "commits" => Focus::Commits,
-        "late-puts" => Focus::LatePuts,
-        "store-races" => Focus::StoreRaces,
-        "leases" => Focus::Leases,
-        other => bail!("--focus {other}: no such focus"),
-    })
+    let name = option(args, "--focus").unwrap_or("everything");
+    Focus::named(name).with_context(|| format!("--focus {name}: no such focus"))
 }
 
 fn flaws(args: &[String]) -> Result<Flaws> {

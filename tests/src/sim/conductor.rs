@@ -125,6 +125,8 @@ pub struct Conductor {
     pub(super) reads_fail: u32,
     pub(super) unknown: (u32, u64),
     pub(super) store_cut: Vec<u32>,
+    /// What a launcher said while its agent was opening a store that does not answer, in order.
+    behind_open: Vec<Vec<Item>>,
 }
 
 impl Conductor {
@@ -155,6 +157,7 @@ impl Conductor {
             reads_fail: 0,
             unknown: (0, 0),
             store_cut: vec![0; n],
+            behind_open: vec![Vec::new(); n],
             setup: setup.clone(),
         };
         for (node, n) in setup.nodes.iter().enumerate() {
@@ -403,20 +406,16 @@ impl Conductor {
                 conn,
                 frame,
             } => {
-                let at = self.socket(node, false);
-                let store = self.setup.store
-                    && self.store_cut[node] == 0
-                    && matches!(frame, ToAgent::Register(_));
-                self.at(
-                    at,
-                    Item::Do(Step::AgentHears {
-                        node,
-                        agent,
-                        conn,
-                        store,
-                        frame,
-                    }),
-                );
+                let registers = matches!(frame, ToAgent::Register(_));
+                let store = self.setup.store && registers;
+                let heard = Item::Do(Step::AgentHears {
+                    node,
+                    agent,
+                    conn,
+                    store,
+                    frame,
+                });
+                self.send_to_agent(node, store, 0, heard);
             }
             Request::LauncherWait {
                 node,
@@ -438,9 +437,9 @@ impl Conductor {
             Request::LauncherUp { node } => self.seek_agent(node),
             Request::LauncherDown { node, agent, conn } => {
                 if let Some(conn) = conn {
-                    let at = self.socket(node, false) + self.rng.below(10 * MS);
-                    self.socket_in[node] = at;
-                    self.at(at, Item::Do(Step::LauncherGone { node, agent, conn }));
+                    let late = self.rng.below(10 * MS);
+                    let gone = Item::Do(Step::LauncherGone { node, agent, conn });
+                    self.send_to_agent(node, false, late, gone);
                 }
             }
             Request::LauncherEnded { node } => {
@@ -555,6 +554,7 @@ impl Conductor {
         self.store_cut.fill(0);
         for node in 0..self.world.nodes.len() {
             self.pause(node, 0);
+            self.store_opens(node);
             if self.world.nodes[node].paused {
                 self.step(Step::Pause {
                     node,

@@ -249,6 +249,9 @@ impl Conductor {
             Fault::StoreUnknown { .. } => self.unknown = (0, 0),
             Fault::StoreCut { node, .. } => {
                 self.store_cut[node] = self.store_cut[node].saturating_sub(1);
+                if self.store_cut[node] == 0 {
+                    self.store_opens(node);
+                }
             }
             _ => {}
         }

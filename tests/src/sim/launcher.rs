@@ -7,7 +7,7 @@ use muster_protocol::agent::ConnId;
 use muster_protocol::local::{Register, Start, ToAgent, ToLauncher, WorkerExit};
 use muster_protocol::record::Place;
 use muster_protocol::spec::JobSpec;
-use muster_protocol::{Digest, LauncherId, NodeId};
+use muster_protocol::{Digest, LauncherId, NodeId, StoreUuid};
 use serde::{Deserialize, Serialize};
 
 use super::clock::MS;
@@ -100,6 +100,8 @@ pub struct Launcher {
     port: u16,
     epochs: u64,
     absences: u64,
+    /// No agent has taken this launcher up since it lost the last one.
+    alone: bool,
     grace: u64,
     ending: bool,
 }
@@ -140,13 +142,20 @@ impl Launcher {
             port: 20_000,
             epochs: 0,
             absences: 0,
-            grace: new.agent_grace,
+            alone: false,
+            // As the real one: gone well before the others stop waiting for its agent.
+            grace: new.agent_grace / 4 * 3,
             ending: false,
         }
     }
 
     pub fn guard_port(&self) -> u16 {
         10_000 + (self.token % 10_000) as u16
+    }
+
+    /// Whether it has lost its agent, and no other has taken it up.
+    pub fn is_alone(&self) -> bool {
+        self.alone
     }
 
     /// The workers that exist now.
@@ -170,11 +179,10 @@ impl Launcher {
         conn: ConnId,
         job: &str,
         spec: &JobSpec,
-        store: bool,
+        store: Option<StoreUuid>,
     ) -> Vec<ToAgent> {
         self.conn = Some(conn);
         self.last_conn = Some(conn);
-        self.absences += 1;
         let running = self
             .run
             .as_ref()
@@ -205,6 +213,9 @@ impl Launcher {
     /// The agent is gone, or the connection to it.
     pub fn disconnected(&mut self) -> Vec<Out> {
         self.conn = None;
+        if std::mem::replace(&mut self.alone, true) {
+            return Vec::new();
+        }
         self.absences += 1;
         vec![Out::Wait {
             due: Due::AgentGone(self.absences),
@@ -216,7 +227,10 @@ impl Launcher {
     pub fn receive(&mut self, frame: ToLauncher, now: u64) -> Vec<Out> {
         let mut out = Vec::new();
         match frame {
-            ToLauncher::Welcome { .. } | ToLauncher::Waiting { .. } => {}
+            // Only now: an agent that is still opening the store does not know of this launcher.
+            ToLauncher::Welcome { .. } => self.alone = false,
+            // The core speaks to its store by effects, which the world carries out.
+            ToLauncher::Waiting { .. } | ToLauncher::Store { .. } | ToLauncher::Failed { .. } => {}
             ToLauncher::Refused { .. } | ToLauncher::End { .. } => {
                 self.ending = true;
                 self.next = None;
@@ -285,7 +299,7 @@ impl Launcher {
                 }
             }
             Due::AgentGone(absence) => {
-                if absence == self.absences && self.conn.is_none() {
+                if absence == self.absences && self.alone {
                     self.next = None;
                     self.end_run(0, None, now, &mut out);
                 }

@@ -1,7 +1,7 @@
 //! The simulation: many agents, virtual time, one seed.
 //!
 //! ```text
-//! setup      what a run begins with, and its faults: drawn from the seed
+//! setup      what a run begins with, and its faults: drawn from the seed, as `focus` says
 //! conductor  draws when and whether things happen, and turns that into steps
 //! step       one concrete thing that happens
 //! world      carries a step out: agents, disks, launchers, store
@@ -16,6 +16,7 @@ pub mod clock;
 pub mod conductor;
 pub mod coverage;
 mod faults;
+pub mod focus;
 pub mod invariants;
 pub mod launcher;
 pub mod liveness;

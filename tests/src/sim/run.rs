@@ -6,9 +6,10 @@ use muster_protocol::agent::Flaws;
 
 use super::conductor::Conductor;
 use super::coverage::Coverage;
+use super::focus::Focus;
 use super::invariants::Violation;
 use super::log;
-use super::setup::{Focus, Setup};
+use super::setup::Setup;
 use super::step::Step;
 
 /// What came of a run.

@@ -6,6 +6,7 @@ use muster_protocol::spec::JobSpec;
 use serde::{Deserialize, Serialize};
 
 use super::clock::{Clock, MS, SEC};
+use super::focus::{self, Focus};
 use super::rng::Rng;
 
 /// When all faults have stopped and the cluster begins to heal (nanoseconds).
@@ -189,25 +190,6 @@ pub enum Torn {
     New,
 }
 
-/// Where a case should be at its most interesting.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Focus {
-    #[default]
-    Everything,
-    /// Disks that are replaced, with decisions under way (R5).
-    Disks,
-    /// Leaders that crash around their decision (R7).
-    Leaders,
-    /// Commits without a store while the leader loses its followers (R8).
-    Commits,
-    /// Stores whose puts land late (R12).
-    LatePuts,
-    /// Commits and claims that race in the store (R13).
-    StoreRaces,
-    /// Cut links under running workers (R16).
-    Leases,
-}
-
 impl Fault {
     pub const KINDS: [&'static str; 24] = [
         "cut one way",
@@ -287,7 +269,7 @@ impl Setup {
             Focus::Disks | Focus::Leaders | Focus::Commits => false,
             Focus::Everything | Focus::Leases => rng.chance(400),
         };
-        let count = node_count(&mut rng, focus);
+        let count = focus::node_count(&mut rng, focus);
         let nodes = nodes(&mut rng, count);
         let launchers = nodes.iter().filter(|n| n.launcher_at.is_some()).count() as u16;
         let spec = spec(&mut rng, launchers);
@@ -324,7 +306,7 @@ impl Setup {
 
     fn draw_faults(&mut self, rng: &mut Rng, focus: Focus) {
         let n = self.nodes.len();
-        let focused = focused_kinds(focus);
+        let focused = focus::kinds(focus);
         let mut kinds: Vec<&'static str> = Vec::new();
         if focus == Focus::Everything {
             for kind in Fault::KINDS {
@@ -484,75 +466,6 @@ impl Setup {
             },
         }
     }
-}
-
-fn focused_kinds(focus: Focus) -> &'static [&'static str] {
-    match focus {
-        Focus::Everything => &Fault::KINDS,
-        Focus::Disks => &[
-            "new disk",
-            "new disk",
-            "new disk",
-            "cut both",
-            "partition",
-            "agent crash",
-        ],
-        Focus::Leaders => &[
-            "agent crash",
-            "agent crash",
-            "torn write",
-            "partition",
-            "cut both",
-            "worker fail",
-            "launcher crash",
-            "cut one way",
-        ],
-        Focus::Commits => &[
-            "partition",
-            "cut one way",
-            "cut both",
-            "slow link",
-            "storm",
-            "agent pause",
-            "agent crash",
-            "launcher crash",
-        ],
-        Focus::LatePuts => &[
-            "store late put",
-            "store late put",
-            "store trouble",
-            "launcher crash",
-            "worker fail",
-            "agent crash",
-        ],
-        Focus::StoreRaces => &[
-            "store late put",
-            "store trouble",
-            "partition",
-            "launcher crash",
-            "worker fail",
-            "cut both",
-            "agent pause",
-        ],
-        Focus::Leases => &[
-            "partition",
-            "cut one way",
-            "cut both",
-            "slow link",
-            "storm",
-            "flap",
-        ],
-    }
-}
-
-fn node_count(rng: &mut Rng, focus: Focus) -> usize {
-    let sizes: &[usize] = match focus {
-        Focus::Everything => &[1, 2, 2, 2, 3, 3, 3, 4, 4, 5, 5, 6, 7],
-        Focus::Disks | Focus::Leaders | Focus::Commits => &[3, 3, 3, 4, 5],
-        Focus::LatePuts | Focus::StoreRaces => &[2, 3, 3, 4],
-        Focus::Leases => &[2, 3, 3, 4, 5],
-    };
-    *rng.pick(sizes).unwrap_or(&3)
 }
 
 fn nodes(rng: &mut Rng, count: usize) -> Vec<NodeSetup> {

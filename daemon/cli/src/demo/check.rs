@@ -25,6 +25,7 @@ pub(super) fn check(
             ));
         }
         seats(generation, &mut faults);
+        free(generation, &mut faults);
         members(recording, generation, &mut faults);
     }
     for (number, workers) in &recording.workers {
@@ -63,6 +64,17 @@ fn seats(generation: &Generation, faults: &mut Vec<String>) {
         faults.push(format!(
             "generation {number} has {next} seats in a world of {}",
             generation.world
+        ));
+    }
+}
+
+/// What befalls nodes is free: only a script's own failure uses the job's restarts up, and none fails
+/// here.
+fn free(generation: &Generation, faults: &mut Vec<String>) {
+    if generation.restarts_used != 0 {
+        faults.push(format!(
+            "generation {} ({}) counts {} restarts as used, and no worker failed by itself",
+            generation.number, generation.cause, generation.restarts_used
         ));
     }
 }

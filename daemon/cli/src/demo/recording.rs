@@ -361,6 +361,8 @@ impl Recording {
         let text = |name: &str| self.with_names(event[name].as_str().unwrap_or_default());
         match event["event"].as_str()? {
             "generation" => self.take_generation(event),
+            // A generation that never ran whole has no times to show.
+            "changed" if event["complete"] == false => None,
             "changed" => self.take_phases(event),
             "waiting" => {
                 let at = event["time_ms"].as_u64()?;
@@ -426,7 +428,7 @@ impl Recording {
             cause: event["cause"].as_str()?.to_owned(),
             runs: event["kind"].as_str() == Some("runs"),
             world: number(&event["world"])?,
-            restarts_used: number(&event["restarts_used"]).unwrap_or(0),
+            restarts_used: number(&event["restarts_used"])?,
             seats: seats.collect(),
             decided_ms: at,
             phases: self.phases.get(&digest).copied(),

@@ -23,7 +23,7 @@ fn generation(number: u64, cause: &str, nodes: &[u32], at: u64) -> Value {
     json!({
         "event": "generation", "time_ms": at, "digest": format!("d{number}"),
         "generation": number, "kind": if nodes.is_empty() { "finished" } else { "runs" },
-        "cause": cause, "world": nodes.len(),
+        "cause": cause, "world": nodes.len(), "restarts_used": 0,
         "members": nodes.iter().enumerate().map(member).collect::<Vec<_>>(),
     })
 }
@@ -306,6 +306,30 @@ fn a_wrong_world_is_found() {
     check_found(
         &faults(&told),
         &["gives n3 the rank Some(1), which should be 2"],
+    );
+}
+
+#[test]
+fn a_node_that_costs_a_restart_is_found() {
+    let charged = |number: u64| {
+        let mut told = story();
+        for t in &mut told {
+            if let Told::Agent(event) = t
+                && event["event"] == "generation"
+                && event["generation"].as_u64() >= Some(number)
+            {
+                event["restarts_used"] = json!(1);
+            }
+        }
+        faults(&told)
+    };
+    assert!(charged(9).is_empty());
+    let found = charged(2);
+    assert!(
+        found
+            .iter()
+            .any(|f| f.contains("generation 2 (nodes_lost) counts 1 restarts")),
+        "{found:?}"
     );
 }
 

@@ -173,10 +173,16 @@ impl From<Unanswered> for Failure {
     }
 }
 
-/// The rows of a list of jobs that have this id.
+/// The rows of a list of jobs that have this id, or this `OWNER/ID`.
 pub(super) fn rows_of<'a>(jobs: &'a Value, job: &'a str) -> impl Iterator<Item = &'a Value> {
     let rows = jobs.as_array().map_or(&[][..], |v| v);
-    rows.iter().filter(move |row| field(row, "job") == job)
+    let (owner, id) = match job.split_once('/') {
+        Some((owner, id)) => (Some(owner), id),
+        None => (None, job),
+    };
+    rows.iter().filter(move |row| {
+        field(row, "job") == id && owner.is_none_or(|owner| field(row, "owner") == owner)
+    })
 }
 
 fn existing() -> Vec<PathBuf> {

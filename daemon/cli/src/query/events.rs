@@ -26,7 +26,7 @@ const NAMED: usize = 8;
 /// `muster events`
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The job's id
+    /// The job's id; UID/ID where several users have a job of that id
     job: String,
     /// Go on printing what happens, until the job is over. With -o json: one event a line
     #[arg(short, long)]
@@ -151,6 +151,13 @@ fn line(event: &Value) -> (Tone, String) {
     let text = |key: &str| clean(&field(event, key));
     match text("event").as_str() {
         "generation" => generation_line(event),
+        "changed" if is_unfinished(event) => (
+            Tone::Warn,
+            format!(
+                "the leader went before it told that all workers run; known here: {}",
+                phases(event)
+            ),
+        ),
         "changed" => (Tone::Good, format!("workers run: {}", phases(event))),
         "waiting" if text("text").is_empty() => (Tone::Plain, "no longer waits".into()),
         "waiting" => (Tone::Warn, text("text")),
@@ -176,6 +183,7 @@ fn line(event: &Value) -> (Tone, String) {
                 text("step")
             ),
         ),
+        "warning" => (Tone::Warn, text("text")),
         "trouble" => (Tone::Bad, text("text")),
         // A newer agent may know more kinds.
         _ => (Tone::Plain, clean(&event.to_string())),
@@ -227,6 +235,11 @@ fn cause(event: &Value) -> String {
     } else {
         format!("{word} ({})", parts.join(", "))
     }
+}
+
+/// Whether the leader of a generation never said how long its change took.
+fn is_unfinished(change: &Value) -> bool {
+    change.get("complete").and_then(Value::as_bool) == Some(false)
 }
 
 /// A phase in milliseconds; `None` when it did not happen.
@@ -310,17 +323,13 @@ fn generations(
     }
     head.push("MEMBERS");
     let mut table = Table::new(&head);
-    let (mut any, mut elsewhere) = (false, None);
+    let (mut any, mut untold) = (false, false);
     for event in events.iter().filter(|e| e["event"] == "generation") {
         any = true;
         let digest = field(event, "digest");
         let change = changes.get(&digest).copied();
         let runs = event["kind"] == "runs";
-        if runs && change.is_none() {
-            elsewhere = list(event, "members")
-                .first()
-                .map(|m| clean(&field(m, "name")));
-        }
+        untold |= runs && change.is_none_or(is_unfinished);
         let ms = |name: &str| {
             let ms = change.and_then(|c| phase(c, name));
             Cell::from(ms.map_or(String::new(), duration_ms))
@@ -356,11 +365,10 @@ fn generations(
         return String::new();
     }
     let mut out = table.render(style);
-    if let Some(leader) = elsewhere {
-        let note = format!(
-            "Times are kept by each generation's leader; those that are missing here may be on {leader}."
-        );
-        out.push_str(&style.paint(Tone::Dim, &note));
+    if untold {
+        let note = "The leader tells the times once all workers run; what is missing was never told, or \
+                    comes yet.";
+        out.push_str(&style.paint(Tone::Dim, note));
         out.push('\n');
     }
     out
@@ -463,11 +471,22 @@ mod tests {
     }
 
     #[test]
-    fn times_that_another_node_keeps_are_said_to_be_there() {
+    fn times_that_were_never_told_are_said_to_be_missing() {
+        const NOTE: &str = "was never told";
         let mut events = history();
+        assert!(!render("train", &events, false, &PLAIN).contains(NOTE));
+        // The leader died while the workers started: what is known is shown.
+        events[5]["complete"] = json!(false);
+        events[5]["start_ms"] = json!(0.0);
+        events[5]["total_ms"] = json!(0.0);
+        let text = render("train", &events, false, &PLAIN);
+        assert!(text.contains(NOTE));
+        assert!(
+            text.contains("known here: detect 200 ms, decide 50 ms, stop 100 ms\n"),
+            "{text}"
+        );
         events.retain(|e| e["event"] != "changed");
-        assert!(render("train", &events, false, &PLAIN).contains("may be on a."));
-        assert!(!render("train", &history(), false, &PLAIN).contains("may be on"));
+        assert!(render("train", &events, false, &PLAIN).contains(NOTE));
     }
 
     #[test]

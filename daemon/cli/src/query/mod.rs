@@ -16,6 +16,7 @@ mod shell;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+pub(crate) use output::utc;
 use output::{Failure, Format, Style};
 
 /// What the exit codes mean; shown by `--help`.

@@ -253,7 +253,7 @@ pub(super) fn duration_ms(ms: f64) -> String {
 }
 
 /// Unix milliseconds as date and time, UTC: the same on every node. The calendar is Howard Hinnant's `civil_from_days`.
-pub(super) fn utc(ms: u64) -> (String, String) {
+pub(crate) fn utc(ms: u64) -> (String, String) {
     let (days, rest) = (ms / 86_400_000, ms % 86_400_000);
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);

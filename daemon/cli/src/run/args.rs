@@ -258,6 +258,16 @@ pub struct RunArgs {
     #[arg(long, alias = "join_max", env = "PET_JOIN_MAX", default_value = "5s", value_parser = duration, value_name = "TIME")]
     pub join_max: Duration,
 
+    /// Form the job only with a majority of the nodes that --rdzv-endpoint lists (list them all), so
+    /// that two groups which cannot reach each other do not both start it
+    #[arg(
+        long,
+        alias = "birth_quorum",
+        env = "PET_BIRTH_QUORUM",
+        value_parser = FalseyValueParser::new()
+    )]
+    pub birth_quorum: bool,
+
     /// Directory of the job's log, shared by its nodes
     #[arg(long, env = "PET_STORE", value_name = "DIR")]
     pub store: Option<PathBuf>,

@@ -3,11 +3,10 @@
 
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use muster_protocol::control::Reason;
-use muster_protocol::local::{Start, ToAgent};
+use muster_protocol::local::{Start, StoreAnswer, ToAgent, ToLauncher};
 use muster_protocol::{Digest, Span, Time};
 use nix::sys::signal::Signal;
 use nix::time::{ClockId, clock_gettime};
@@ -23,6 +22,7 @@ use super::net;
 use super::options::Handled;
 use super::port::ReservedPort;
 use super::session::{Effect, Event, Session};
+use super::store::{self, JobStore, Keeper};
 use super::workers::{Left, Workers, unix_ms};
 
 /// How often what the workers left behind is looked at while it ends: nothing signals the end of a
@@ -59,13 +59,13 @@ pub fn now() -> Time {
 pub struct Driver {
     pub workers: Workers,
     pub handled: Handled,
-    /// The store's directory, for the registration.
-    pub store: Option<OwnedFd>,
+    /// Carries out what the agent asks of the job's store.
+    store: Option<Keeper<JobStore>>,
     /// The unspecified address of the family that peers use.
     unspecified: IpAddr,
     next_port: Option<ReservedPort>,
     used_ports: Vec<(Instant, ReservedPort)>,
-    link: Option<mpsc::Sender<(ToAgent, Option<OwnedFd>)>>,
+    link: Option<mpsc::Sender<ToAgent>>,
     was_linked: bool,
     verdicts: (mpsc::Sender<Verdict>, mpsc::Receiver<Verdict>),
 }
@@ -83,7 +83,7 @@ impl Driver {
     pub fn new(
         workers: Workers,
         handled: Handled,
-        store: Option<OwnedFd>,
+        store: Option<Keeper<JobStore>>,
         best: Option<IpAddr>,
     ) -> Driver {
         Driver {
@@ -127,6 +127,7 @@ impl Driver {
                 _ = children.recv() => self.reap(&mut session),
                 Some(number) = signals.recv() => session.handle(asked(number), now()),
                 Some(event) = link_events.recv() => self.link_event(event, &mut session),
+                done = store::next(&mut self.store) => self.stored(done),
                 Some((digest, attempt, result)) = self.verdicts.1.recv() => {
                     session.handle(Event::Verified { digest, attempt, result }, now());
                 }
@@ -200,6 +201,9 @@ impl Driver {
         match event {
             LinkEvent::Up(queue) => {
                 self.link = Some(queue);
+                if let Some(store) = &mut self.store {
+                    store.link_up();
+                }
                 session.handle(Event::LinkUp, now());
             }
             LinkEvent::Down => {
@@ -209,21 +213,36 @@ impl Driver {
                     say("the agent is away; the workers go on");
                 }
             }
+            LinkEvent::Frame(ToLauncher::Store { id, ask }) => {
+                let answer = match &mut self.store {
+                    Some(store) => store.ask(id, ask),
+                    None => Some(StoreAnswer::failed("this launcher has no store".into())),
+                };
+                if let Some(answer) = answer {
+                    self.send(ToAgent::Store { id, answer });
+                }
+            }
             LinkEvent::Frame(frame) => session.handle(Event::Frame(frame), now()),
             LinkEvent::Away(why) => say(&format!("no agent answers, trying again: {why}")),
         }
     }
 
+    /// An operation on the store ended.
+    fn stored(&mut self, done: store::Done) {
+        let Some(store) = &mut self.store else { return };
+        let (answers, news) = store.done(done);
+        if let Some(text) = news {
+            say(&text);
+        }
+        for frame in answers {
+            self.send(frame);
+        }
+    }
+
     fn send(&mut self, frame: ToAgent) {
-        let fd = match &frame {
-            ToAgent::Register(r) if r.store => {
-                self.store.as_ref().and_then(|fd| fd.try_clone().ok())
-            }
-            _ => None,
-        };
         if let Some(queue) = &self.link {
             // A full queue means an agent that hangs; the facts are told again on the next link.
-            if queue.try_send((frame, fd)).is_err() {
+            if queue.try_send(frame).is_err() {
                 self.link = None;
             }
         }

@@ -16,10 +16,8 @@ use rand::TryRngCore;
 use tokio::sync::oneshot;
 
 use super::options::Plan;
+use crate::query::utc;
 use crate::sockets;
-
-/// State directories tried for several launchers of one job on one host.
-const MAX_INSTANCES: u16 = 64;
 
 /// A running embedded agent.
 #[derive(Debug)]
@@ -46,9 +44,10 @@ impl Embedded {
         let socket = socket_path()?;
         let (told, ready) = oneshot::channel();
         let path = socket.clone();
+        let own_state = plan.state_dir.is_none() && temporary.is_none();
         let thread = std::thread::Builder::new()
             .name("muster-agent".into())
-            .spawn(move || agent(config, state, &path, told))
+            .spawn(move || agent(config, state, &path, own_state, told))
             .context("cannot start a thread")?;
         let handle = match ready.blocking_recv() {
             Ok(Ok(handle)) => handle,
@@ -86,6 +85,7 @@ fn agent(
     config: AgentConfig,
     state: StateDir,
     socket: &Path,
+    own_state: bool,
     told: oneshot::Sender<anyhow::Result<muster_daemon::agent::Handle>>,
 ) {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -102,7 +102,14 @@ fn agent(
         match start(config, state, socket).await {
             Ok(node) => {
                 let _gone = told.send(Ok(node.handle()));
-                node.run().await;
+                let ended = node.run().await;
+                // A job that goes on finds the same voter here when its launcher comes back.
+                if own_state
+                    && ended.finished
+                    && let Err(error) = ended.state.remove_all()
+                {
+                    tracing::warn!(%error, "the state of a job that is over stays");
+                }
             }
             Err(error) => {
                 let _gone = told.send(Err(error));
@@ -277,7 +284,8 @@ fn home_secret() -> anyhow::Result<PathBuf> {
 }
 
 /// The state directory. A job of several nodes keeps its votes over a restart of the launcher, so
-/// that a node that comes back is the voter that it was; a job of one node needs none.
+/// that a node that comes back is the voter that it was; a job of one node needs none. Its lock also
+/// refuses a second launcher of the job on this node.
 fn state(plan: &Plan) -> anyhow::Result<(StateDir, Option<tempfile::TempDir>)> {
     if let Some(dir) = &plan.state_dir {
         return Ok((StateDir::open(dir)?, None));
@@ -294,30 +302,40 @@ fn state(plan: &Plan) -> anyhow::Result<(StateDir, Option<tempfile::TempDir>)> {
         )?)
         .join(".local/state"),
     };
-    let host = serve::host_name();
-    for k in plan.instance..plan.instance.saturating_add(MAX_INSTANCES) {
-        // A home directory may be shared between hosts, a state directory never is.
-        let dir = base
-            .join("muster")
-            .join(&host)
-            .join(format!("{}-{k}", plan.job));
-        match StateDir::open(&dir) {
-            Ok(state) => return Ok((state, None)),
-            Err(StateError::InUse { .. }) => {}
-            Err(StateError::NetworkFileSystem { .. }) => {
-                let own = format!("muster-state-{}", nix::unistd::getuid());
-                let own = std::env::temp_dir().join(own);
-                // Whoever may write there could put a link in our way.
-                sockets::prepare_dir(&own)?;
-                let local = own.join(format!("{}-{k}", plan.job));
-                return Ok((StateDir::open(&local)?, None));
-            }
-            Err(error) => return Err(error.into()),
+    let name = format!("{}-{}", plan.job, plan.instance);
+    // A home directory may be shared between hosts, a state directory never is.
+    let dir = base.join("muster").join(serve::host_name()).join(&name);
+    let opened = match StateDir::open(&dir) {
+        Err(StateError::NetworkFileSystem { .. }) => {
+            let own = format!("muster-state-{}", nix::unistd::getuid());
+            let own = std::env::temp_dir().join(own);
+            // Whoever may write there could put a link in our way.
+            sockets::prepare_dir(&own)?;
+            StateDir::open(&own.join(&name))
         }
+        opened => opened,
+    };
+    match opened {
+        Err(StateError::InUse { pid, since_ms, .. }) => bail!(second_launcher(plan, pid, since_ms)),
+        opened => Ok((opened?, None)),
     }
-    bail!(
-        "{MAX_INSTANCES} launchers of job {} run on this host",
-        plan.job
+}
+
+/// Why the same command is not started twice on one node.
+fn second_launcher(plan: &Plan, pid: Option<u32>, since_ms: Option<u64>) -> String {
+    let first = match (pid, since_ms) {
+        (Some(pid), Some(ms)) => {
+            let (date, time) = utc(ms);
+            format!(" (pid {pid}, started {date} {time} UTC)")
+        }
+        (Some(pid), None) => format!(" (pid {pid})"),
+        (None, _) => String::new(),
+    };
+    format!(
+        "job {} already has a launcher on this node{first}: stop it first, or start this one as a node \
+         of its own with --instance {}",
+        plan.job,
+        plan.instance.saturating_add(1)
     )
 }
 

@@ -5,7 +5,6 @@
 
 use std::future::Future;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -26,12 +25,8 @@ const MAX_WAITING: usize = 1024;
 
 /// A connection to an agent.
 pub trait Link: Send + 'static {
-    /// Sends one frame, with a descriptor if it carries one.
-    fn send(
-        &mut self,
-        frame: ToAgent,
-        fd: Option<OwnedFd>,
-    ) -> impl Future<Output = io::Result<()>> + Send;
+    /// Sends one frame.
+    fn send(&mut self, frame: ToAgent) -> impl Future<Output = io::Result<()>> + Send;
 
     /// The next frame; `None` when the agent closed the link. Must be safe to drop half-way: no
     /// frame is lost then.
@@ -49,7 +44,7 @@ pub trait Dial: Send + 'static {
 #[derive(Debug)]
 pub enum LinkEvent {
     /// A new link; frames for it go into this queue, which ends with the link.
-    Up(mpsc::Sender<(ToAgent, Option<OwnedFd>)>),
+    Up(mpsc::Sender<ToAgent>),
     Down,
     Frame(ToLauncher),
     /// The agent cannot be reached; told once per time away.
@@ -95,14 +90,14 @@ pub async fn keep<D: Dial>(mut dialer: D, events: mpsc::Sender<LinkEvent>) {
 
 async fn carry<L: Link>(
     mut link: L,
-    mut outbox: mpsc::Receiver<(ToAgent, Option<OwnedFd>)>,
+    mut outbox: mpsc::Receiver<ToAgent>,
     events: &mpsc::Sender<LinkEvent>,
 ) {
     loop {
         tokio::select! {
             out = outbox.recv() => {
-                let Some((frame, fd)) = out else { return };
-                match timeout(SEND_PATIENCE, link.send(frame, fd)).await {
+                let Some(frame) = out else { return };
+                match timeout(SEND_PATIENCE, link.send(frame)).await {
                     Ok(Ok(())) => {}
                     Ok(Err(_)) | Err(_) => return,
                 }
@@ -146,11 +141,9 @@ impl Dial for SocketDial {
 }
 
 impl Link for SocketLink {
-    async fn send(&mut self, frame: ToAgent, fd: Option<OwnedFd>) -> io::Result<()> {
+    async fn send(&mut self, frame: ToAgent) -> io::Result<()> {
         let frame = codec::encode_frame(&frame).map_err(io::Error::other)?;
-        self.0
-            .send(frame, fd.into_iter().collect())
-            .map_err(io::Error::other)
+        self.0.send(frame, Vec::new()).map_err(io::Error::other)
     }
 
     async fn recv(&mut self) -> io::Result<Option<ToLauncher>> {

@@ -19,17 +19,17 @@ pub mod report;
 pub mod session;
 pub mod sidecar;
 pub mod spawn;
+pub mod store;
 pub mod workers;
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use muster_protocol::LauncherId;
 use muster_protocol::local::Register;
+use muster_protocol::{LauncherId, StoreUuid};
 use rand::TryRngCore;
 use rand::rngs::OsRng;
 
@@ -44,6 +44,7 @@ use link::{Dial, SocketDial};
 use muster_daemon::config::socket_candidates;
 use options::{Host, Plan};
 use session::Session;
+use store::{JobStore, Keeper};
 use workers::{Setup, Workers};
 
 /// `muster run`: checks the flags and runs this node's part of the job.
@@ -118,10 +119,13 @@ fn from_slurm(args: &mut RunArgs) -> anyhow::Result<()> {
         return Ok(());
     };
     if step.nodes.len() > 1 && !args.standalone {
-        args.rdzv_endpoint
-            .get_or_insert_with(|| step.nodes.join(","));
+        args.rdzv_endpoint.get_or_insert_with(|| step.peers());
         args.rdzv_id
             .get_or_insert_with(|| format!("slurm-{}.{}", step.job_id, step.step_id));
+        if args.instance == 0 {
+            // Several tasks on one node are meant: each is a node of its own.
+            args.instance = u16::try_from(step.local_id).unwrap_or(u16::MAX);
+        }
     }
     Ok(())
 }
@@ -143,8 +147,12 @@ pub async fn launch(plan: Plan, dialer: impl Dial) -> anyhow::Result<i32> {
         Ipv4Addr::UNSPECIFIED
     };
     let guard = Guard::open(IpAddr::V4(bind), launcher).context("cannot open the guard port")?;
-    let store = plan.store.as_deref().map(open_dir).transpose()?;
-    let register = register(&plan, launcher, guard.port());
+    let store = match &plan.store {
+        Some(path) => Some(JobStore::open(path.clone(), &plan.job).await?),
+        None => None,
+    };
+    let uuid = store.as_ref().map(JobStore::uuid);
+    let register = register(&plan, launcher, guard.port(), uuid);
     let best = register.addrs.first().copied();
     let setup = Setup {
         job: Job {
@@ -162,12 +170,22 @@ pub async fn launch(plan: Plan, dialer: impl Dial) -> anyhow::Result<i32> {
     };
     let console = Console::start(std::io::stdout(), std::io::stderr())?;
     let workers = Workers::open(setup, console).context("cannot prepare for workers")?;
-    let driver = Driver::new(workers, plan.handled, store, best);
+    let driver = Driver::new(
+        workers,
+        plan.handled,
+        store.map(Keeper::start).transpose()?,
+        best,
+    );
     let outcome = driver.run(Session::new(register), dialer).await?;
     Ok(outcome.code)
 }
 
-fn register(plan: &Plan, launcher: LauncherId, guard_port: u16) -> Register {
+fn register(
+    plan: &Plan,
+    launcher: LauncherId,
+    guard_port: u16,
+    store: Option<StoreUuid>,
+) -> Register {
     Register {
         launcher,
         job: plan.job.clone(),
@@ -181,7 +199,7 @@ fn register(plan: &Plan, launcher: LauncherId, guard_port: u16) -> Register {
         },
         place: plan.place,
         running: None,
-        store: plan.store.is_some(),
+        store,
         pid: std::process::id(),
         command: plan.command_line(),
         log_dir: log_dir(plan, launcher),
@@ -193,17 +211,6 @@ fn log_dir(plan: &Plan, launcher: LauncherId) -> Option<String> {
     let base = std::path::absolute(plan.logs.dir.as_ref()?).ok()?;
     let dir = base.join(format!("{}_{launcher}", plan.job));
     dir.into_os_string().into_string().ok()
-}
-
-/// Opens the store's directory, to hand it to the agent, which never opens a path that a user named.
-fn open_dir(path: &Path) -> anyhow::Result<OwnedFd> {
-    use std::os::unix::fs::OpenOptionsExt;
-    std::fs::OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_DIRECTORY)
-        .open(path)
-        .map(OwnedFd::from)
-        .with_context(|| format!("--store {}: cannot open the directory", path.display()))
 }
 
 /// What the plan needs to know about this machine.

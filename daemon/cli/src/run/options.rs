@@ -138,6 +138,10 @@ pub enum PlanError {
     LocalAddr(String),
     #[error("--rdzv-endpoint {0}: write HOST or HOST:PORT, several separated by commas")]
     Endpoint(String),
+    #[error(
+        "--birth-quorum: a majority of no endpoints; list every node of the job with --rdzv-endpoint"
+    )]
+    NoEndpoints,
     #[error("--label {0}: write zone=NAME or switch=NAME")]
     Label(String),
     #[error("--shutdown-timeout {0}: write a number of seconds from 0 to 86400")]
@@ -168,6 +172,7 @@ impl Plan {
             loss_grace_ms: millis(args.loss_grace),
             stop_grace_ms: millis(stop_grace),
             preempt_signal: preempt as i32,
+            birth_quorum: birth_quorum(&args, max_nodes)?,
         };
         spec.check()?;
         if args.standalone && max_nodes > 1 {
@@ -311,6 +316,18 @@ fn job_name(args: &RunArgs, max_nodes: u16, host: &Host) -> Result<String, PlanE
         return Err(PlanError::Job(name));
     }
     Ok(name)
+}
+
+/// A majority of the endpoints listed, if asked for.
+fn birth_quorum(args: &RunArgs, max_nodes: u16) -> Result<u16, PlanError> {
+    if !args.birth_quorum {
+        return Ok(0);
+    }
+    let listed: BTreeSet<String> = endpoints(args, max_nodes)?.into_iter().collect();
+    match u16::try_from(listed.len()).unwrap_or(u16::MAX) {
+        0 => Err(PlanError::NoEndpoints),
+        count => Ok(count / 2 + 1),
+    }
 }
 
 fn endpoints(args: &RunArgs, max_nodes: u16) -> Result<Vec<String>, PlanError> {

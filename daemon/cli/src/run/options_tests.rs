@@ -196,3 +196,31 @@ fn bad_input_names_the_flag() {
         assert!(error.contains(flag), "{line}: {error}");
     }
 }
+
+#[test]
+fn a_quorum_counts_the_endpoints_listed() {
+    let quorum = |line: &str| plan_on(line, &host()).map(|p| p.spec.birth_quorum);
+    assert_eq!(quorum("--nnodes 1:4 --rdzv-endpoint a,b,c,d t.py"), Ok(0));
+    for (endpoints, nodes) in [
+        ("a", 1),
+        ("a,b", 2),
+        ("a,b,c", 2),
+        ("a,b,c,d", 3),
+        ("a,a,b", 2),
+    ] {
+        let line = format!("--nnodes 1:4 --birth-quorum --rdzv-endpoint {endpoints} t.py");
+        assert_eq!(quorum(&line), Ok(nodes), "{endpoints}");
+    }
+    assert_eq!(
+        quorum("--nnodes 1:4 --birth_quorum t.py"),
+        Err(PlanError::NoEndpoints)
+    );
+    let few = quorum("--nnodes 1:2 --birth-quorum --rdzv-endpoint a,b,c,d t.py");
+    assert!(matches!(
+        few,
+        Err(PlanError::Spec(SpecError::BirthQuorum {
+            quorum: 3,
+            max: 2
+        }))
+    ));
+}

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use muster_protocol::local::WorkerExit;
+use muster_protocol::local::{WorkerExit, plain_tail};
 
 /// The most exits that are listed.
 const MAX_LISTED: usize = 16;
@@ -29,12 +29,38 @@ pub fn root_cause(exits: &[WorkerExit]) -> Option<&WorkerExit> {
         .min_by_key(|e| (e.at_ms, e.tail.is_empty(), e.rank))
 }
 
-/// The agent's report about the whole job, followed by what failed on this node where the report
-/// does not name it yet.
-pub fn with_local(report: &str, code: i32, failures: &[WorkerExit]) -> String {
+/// The failure on another node from which those here follow, with its last lines.
+pub fn root_elsewhere(node: &str, exit: &WorkerExit) -> String {
+    let mut text = format!(
+        "the cause: rank {} (local rank {}, pid {}) on {node}: {}",
+        exit.rank,
+        exit.local_rank,
+        exit.pid,
+        how(exit)
+    );
+    for line in plain_tail(&exit.tail).lines() {
+        let _ = write!(text, "\n    {line}");
+    }
+    text
+}
+
+/// The agent's report about the whole job, followed by the root cause where it was on another node,
+/// and by what failed on this one.
+pub fn whole(
+    report: &str,
+    code: i32,
+    elsewhere: Option<&(String, WorkerExit)>,
+    failures: &[WorkerExit],
+) -> String {
     let mut text = report.trim_end().to_owned();
     if code == 0 {
         return text;
+    }
+    if let Some((node, exit)) = elsewhere {
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        text.push_str(&root_elsewhere(node, exit));
     }
     let Some(root) = root_cause(failures) else {
         return text;
@@ -93,7 +119,7 @@ mod tests {
             exit(1, 1_000, 139, ""),
             exit(2, 1_300, 143, ""),
         ];
-        let text = with_local("the job failed", 139, &exits);
+        let text = whole("the job failed", 139, None, &exits);
         assert_eq!(
             text,
             "the job failed\n\
@@ -101,10 +127,28 @@ mod tests {
              \x20 then, 200 ms later: rank 0: exit code 1\n\
              \x20 then, 300 ms later: rank 2: killed by SIGTERM"
         );
-        assert_eq!(with_local("done", 0, &exits), "done");
+        assert_eq!(whole("done", 0, None, &exits), "done");
         assert_eq!(
-            with_local("", 1, &[exit(3, 1, 1, "a\nb")]).lines().last(),
+            whole("", 1, None, &[exit(3, 1, 1, "a\nb")]).lines().last(),
             Some("    b")
         );
+    }
+    #[test]
+    fn a_root_cause_on_another_node_is_told_with_its_last_lines() {
+        let root = (
+            "b (22)".to_owned(),
+            exit(2, 900, 3, "Traceback\n\u{1b}[31mboom"),
+        );
+        let here = [exit(0, 1_200, 1, "")];
+        assert_eq!(
+            whole("the job failed", 3, Some(&root), &here),
+            "the job failed\n\
+             the cause: rank 2 (local rank 2, pid 102) on b (22): exit code 3\n\
+             \x20   Traceback\n\
+             \x20   boom\n\
+             on this node, first: rank 0 (local rank 0, pid 100): exit code 1"
+        );
+        assert_eq!(whole("done", 0, Some(&root), &here), "done");
+        assert!(!whole("", 3, Some(&root), &[]).starts_with('\n'));
     }
 }

@@ -1,17 +1,15 @@
 //! An agent that only speaks the local frames, and a launcher process to talk to.
 
-use std::io::{IoSliceMut, Write};
+use std::io::{Read, Write};
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use muster_protocol::codec::{self, Deframer};
-use muster_protocol::local::{Register, Start, ToAgent, ToLauncher};
+use muster_protocol::local::{Register, Start, StoreAnswer, StoreAsk, ToAgent, ToLauncher};
 use muster_protocol::{Digest, LauncherId, NodeId};
-use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use tempfile::TempDir;
 
 /// The bound of every wait.
@@ -32,8 +30,6 @@ pub(crate) struct Agent {
     deframer: Deframer,
     pub(crate) register: Option<Register>,
     pub(crate) port: u16,
-    /// Descriptors that came with frames.
-    pub(crate) fds: Vec<OwnedFd>,
     pub(crate) dir: TempDir,
 }
 
@@ -47,7 +43,6 @@ impl Agent {
             deframer: Deframer::default(),
             register: None,
             port: 0,
-            fds: Vec::new(),
             dir,
         }
     }
@@ -102,26 +97,9 @@ impl Agent {
             let socket = self.socket.as_mut().unwrap();
             socket.set_read_timeout(Some(left)).unwrap();
             let mut buffer = [0; 4096];
-            let mut pieces = [IoSliceMut::new(&mut buffer)];
-            let mut rights = nix::cmsg_space!([RawFd; 4]);
-            let fd = socket.as_raw_fd();
-            let got = recvmsg::<()>(
-                fd,
-                &mut pieces,
-                Some(&mut rights),
-                MsgFlags::MSG_CMSG_CLOEXEC,
-            );
-            let Ok(got) = got else { return None };
-            for message in got.cmsgs().unwrap() {
-                if let ControlMessageOwned::ScmRights(fds) = message {
-                    // SAFETY: the kernel just made these descriptors for us.
-                    self.fds.extend(
-                        fds.into_iter()
-                            .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }),
-                    );
-                }
-            }
-            let length = got.bytes;
+            let Ok(length) = socket.read(&mut buffer) else {
+                return None;
+            };
             if length == 0 {
                 return None;
             }
@@ -144,6 +122,20 @@ impl Agent {
                 ToAgent::MasterPort { port } => self.port = port,
                 other => return Some(other),
             }
+        }
+    }
+
+    /// Asks something of the store; the answer, or its first part.
+    pub(crate) fn store(&mut self, id: u64, ask: StoreAsk) -> StoreAnswer {
+        self.send(ToLauncher::Store { id, ask });
+        self.stored(id)
+    }
+
+    /// The next answer, or part of one.
+    pub(crate) fn stored(&mut self, id: u64) -> StoreAnswer {
+        match self.fact() {
+            ToAgent::Store { id: of, answer } if of == id => answer,
+            other => panic!("no answer to {id}: {other:?}"),
         }
     }
 

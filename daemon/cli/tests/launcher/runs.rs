@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use muster_protocol::local::{ToAgent, ToLauncher};
+use muster_protocol::local::{Assembly, Part, StoreAnswer, StoreAsk, ToAgent, ToLauncher};
 
 use crate::fake::{Agent, Launcher, nothing_left, read, until};
 
@@ -278,20 +277,76 @@ fn on_a_terminal_every_line_names_its_rank() {
 }
 
 #[test]
-fn the_store_is_passed_as_a_descriptor() {
+fn the_launcher_carries_out_what_the_agent_asks_of_the_store() {
     let mut agent = Agent::new();
     fs::create_dir(agent.path("store")).unwrap();
-    fs::write(agent.path("store/mark"), "").unwrap();
-    let _launcher = Launcher::start(&agent, &["--store", "store", "x.py"]);
-    for _ in 0..2 {
-        agent.accept();
-        assert!(agent.register.as_ref().unwrap().store);
-        let fd = agent.fds.pop().unwrap();
-        let mark = format!("/proc/self/fd/{}/mark", fd.as_raw_fd());
-        assert!(fs::exists(mark).unwrap());
-        // An agent that comes back gets it again.
-        agent.hang_up();
+    let flags = ["--store=store", "--rdzv-id=digits", "x.py"];
+    let mut launcher = Launcher::start(&agent, &flags);
+    agent.accept();
+    let uuid = agent.register.as_ref().unwrap().store.unwrap();
+    let object = read(&agent.path("store/muster-store"));
+    assert!(object.contains(&uuid.hex()), "{object}");
+
+    let entry = vec![b'x'; 200_000];
+    assert_eq!(
+        agent.store(1, StoreAsk::Read { slot: 1 }),
+        StoreAnswer::Absent
+    );
+    let parts = Part::all(&entry);
+    let (last, first) = parts.split_last().unwrap();
+    for (id, end) in [(2, StoreAnswer::Won), (3, StoreAnswer::Exists)] {
+        for part in first.iter().cloned() {
+            let ask = StoreAsk::Create { slot: 1, part };
+            agent.send(ToLauncher::Store { id, ask });
+        }
+        let part = last.clone();
+        assert_eq!(agent.store(id, StoreAsk::Create { slot: 1, part }), end);
     }
+    let file = agent.path("store/digits/log/00000001.json");
+    assert_eq!(fs::read(file).unwrap(), entry);
+    let beacon = agent.store(4, StoreAsk::WriteBeacon { value: 7 });
+    assert_eq!(beacon, StoreAnswer::BeaconWritten);
+
+    // An agent that comes back finds the same store.
+    agent.hang_up();
+    agent.accept();
+    assert_eq!(agent.register.as_ref().unwrap().store, Some(uuid));
+    let beacon = agent.store(1, StoreAsk::ReadBeacon);
+    assert_eq!(beacon, StoreAnswer::Beacon(Some(7)));
+    let mut whole = Assembly::default();
+    let mut answer = agent.store(2, StoreAsk::Read { slot: 1 });
+    let found = loop {
+        let StoreAnswer::Found(part) = answer else {
+            panic!("{answer:?}")
+        };
+        if let Some(found) = whole.take(&part).unwrap() {
+            break found;
+        }
+        answer = agent.stored(2);
+    };
+    assert_eq!(found, entry);
+
+    // Its user reads what is wrong, once.
+    fs::remove_dir_all(agent.path("store")).unwrap();
+    for id in 3..6 {
+        let answer = agent.store(id, StoreAsk::Read { slot: 1 });
+        assert!(matches!(answer, StoreAnswer::Failed { .. }), "{answer:?}");
+    }
+    agent.end(0, "");
+    assert!(launcher.wait().success());
+    let said = launcher.err();
+    assert_eq!(said.matches("the store store: ").count(), 1, "{said}");
+    assert!(said.contains("restart the job"), "{said}");
+}
+
+#[test]
+fn a_store_that_cannot_be_used_ends_the_launcher_and_names_the_fix() {
+    let agent = Agent::new();
+    // Nothing can be created there, not even by root.
+    let mut launcher = Launcher::start(&agent, &["--store=/proc", "x.py"]);
+    assert_eq!(launcher.wait().code(), Some(1));
+    let said = launcher.err();
+    assert!(said.contains("--store /proc cannot be used"), "{said}");
 }
 
 #[test]

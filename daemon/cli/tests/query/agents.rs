@@ -197,7 +197,7 @@ impl Launcher {
             addrs: vec![[127, 0, 0, 1].into()],
             place: Place::default(),
             running: None,
-            store: false,
+            store: None,
             pid: std::process::id(),
             command: "train".into(),
             log_dir: log_dir.map(|d| d.to_str().unwrap().to_owned()),

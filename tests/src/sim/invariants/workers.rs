@@ -179,7 +179,8 @@ pub(super) fn overlaps(world: &World) -> Vec<Overlap> {
 }
 
 /// I11: no worker of a removed member runs after START of the next. A node whose agent is down or
-/// stopped, or was just now, has until its lease must have run out again: the known limit.
+/// stopped, or has not taken its launcher up yet, or was so just now, has until its lease must have
+/// run out again: the known limit. A launcher that no agent takes up ends its workers by itself.
 pub fn i11_no_removed_worker_runs(world: &World) -> Result<(), OverlapError> {
     for overlap in &world.overlaps {
         let Overlap {
@@ -191,7 +192,7 @@ pub fn i11_no_removed_worker_runs(world: &World) -> Result<(), OverlapError> {
         let Some(n) = world.nodes.get(node) else {
             continue;
         };
-        if n.agent.is_none() || n.paused {
+        if n.agent.is_none() || n.paused || n.launcher.as_ref().is_some_and(|l| l.is_alone()) {
             continue;
         }
         let mut limit = since + SLACK;

@@ -60,20 +60,18 @@ impl World {
                 agent,
                 conn,
                 store,
-                frame,
+                mut frame,
             } => {
-                let store = store.then_some(UUID);
+                let registers = matches!(frame, ToAgent::Register(_));
+                let n = &mut self.nodes[node];
+                if registers && n.agent_token == agent && n.steady_since != u64::MAX {
+                    n.steady_since = now;
+                }
+                if let ToAgent::Register(register) = &mut frame {
+                    register.store = store.then_some(UUID);
+                }
                 let owner = "u".into();
-                return self.agent(
-                    node,
-                    agent,
-                    Event::Launcher {
-                        conn,
-                        owner,
-                        store,
-                        frame,
-                    },
-                );
+                return self.agent(node, agent, Event::Launcher { conn, owner, frame });
             }
             Step::LauncherGone { node, agent, conn } => {
                 let alive = self.nodes[node].launcher.is_some();
@@ -159,9 +157,8 @@ impl World {
 
     pub(super) fn launcher_connect(&mut self, node: usize, launcher: u32) {
         let spec = self.setup.spec.clone();
-        let store = self.setup.store;
+        let store = self.setup.store.then_some(UUID);
         let job = self.key.id.clone();
-        let now = self.now;
         let n = &mut self.nodes[node];
         let agent = n.agent_token;
         let Some(l) = n.launcher.as_mut().filter(|l| l.token == launcher) else {
@@ -172,9 +169,6 @@ impl World {
         }
         self.conns += 1;
         let conn = ConnId(self.conns);
-        if n.steady_since != u64::MAX {
-            n.steady_since = now;
-        }
         for frame in l.connected(conn, &job, &spec, store) {
             self.requests.push(Request::ToAgent {
                 node,

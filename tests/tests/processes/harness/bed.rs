@@ -3,7 +3,9 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{self, Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -17,8 +19,10 @@ use super::events::{self, Group, Noted};
 use super::hosts::Hosts;
 use super::{PATIENCE, eventually, now_ns, procs, program, project};
 
-/// Nodes of one bed.
+/// Nodes of a bed that does not say.
 const NODES: usize = 6;
+/// Hosts of a bed on hosts, numbered from 1.
+const HOSTS: usize = 3;
 
 #[derive(Default)]
 struct Node {
@@ -39,12 +43,19 @@ pub(crate) struct Bed {
     ports: Vec<u16>,
     /// The network in which node I is host I; none: all nodes are on loopback.
     hosts: Option<Hosts>,
+    /// Whom agents and launchers belong to; none: to whoever runs the test.
+    users: Option<(u32, u32)>,
     nodes: Vec<Node>,
 }
 
 impl Bed {
     /// `flags` are those of every `muster run`.
     pub(crate) fn new(flags: &[&str]) -> Bed {
+        Bed::of(NODES, flags)
+    }
+
+    /// Up to so many nodes.
+    pub(crate) fn of(nodes: usize, flags: &[&str]) -> Bed {
         let dir = tempfile::Builder::new().prefix("mst").tempdir().unwrap();
         std::fs::create_dir(dir.path().join("control")).unwrap();
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();
@@ -59,11 +70,12 @@ impl Bed {
             script,
             env: Vec::new(),
             hosts: None,
+            users: None,
             mark: format!("TEST_BED={}-{}", process::id(), now_ns()),
             dir,
             flags: flags.iter().map(|f| (*f).to_owned()).collect(),
-            ports: free_ports(NODES),
-            nodes: (0..NODES).map(|_| Node::default()).collect(),
+            ports: free_ports(nodes),
+            nodes: (0..nodes).map(|_| Node::default()).collect(),
         }
     }
 
@@ -71,13 +83,21 @@ impl Bed {
     pub(crate) fn on_hosts(flags: &[&str]) -> Bed {
         use std::os::unix::fs::OpenOptionsExt;
         let mut bed = Bed::new(flags);
-        bed.hosts = Some(Hosts::up(3));
+        bed.hosts = Some(Hosts::up(HOSTS));
         let path = bed.path("secret");
         let mut options = File::options();
         options.write(true).create_new(true).mode(0o600);
         let mut file = options.open(&path).unwrap();
         writeln!(file, "{}", "5ec2e7".repeat(10)).unwrap();
         bed.env("MUSTER_SECRET_FILE", path.to_str().unwrap());
+        bed
+    }
+
+    /// Agents that belong to one user, and launchers to another. Wants root.
+    pub(crate) fn of_users(flags: &[&str], agent: u32, launcher: u32) -> Bed {
+        let mut bed = Bed::new(flags);
+        bed.users = Some((agent, launcher));
+        open_to_all(bed.dir.path());
         bed
     }
 
@@ -121,6 +141,10 @@ impl Bed {
         let dir = self.path(&format!("n{node}"));
         for name in ["run", "state", "tmp"] {
             std::fs::create_dir_all(dir.join(name)).unwrap();
+            if self.users.is_some() {
+                open_to_all(&dir);
+                open_to_all(&dir.join(name));
+            }
         }
         dir
     }
@@ -185,23 +209,34 @@ impl Bed {
     pub(crate) fn start(&mut self, node: usize, argv: &[String]) {
         self.nodes[node].launched += 1;
         let log = self.log(node);
-        let child = self.command(node, argv, &log).spawn().unwrap();
+        let mut command = self.command(node, argv, &log);
+        if let Some((_, uid)) = self.users {
+            command.uid(uid).gid(uid);
+        }
+        let child = command.spawn().unwrap();
         self.nodes[node].launcher = Some(child);
     }
 
     /// `musterd`, which calls the agents of all other nodes first; returns once it serves.
     pub(crate) fn agent(&mut self, node: usize) {
-        let all = if self.hosts.is_some() { 1..4 } else { 0..NODES };
-        let others = all.filter(|n| *n != node);
-        let bootstrap: Vec<String> = others.map(|n| self.address(n)).collect();
+        let all = match self.hosts {
+            Some(_) => 1..HOSTS + 1,
+            None => 0..self.nodes.len(),
+        };
+        let others: Vec<usize> = all.filter(|n| *n != node).collect();
+        self.agent_that_calls(node, &others);
+    }
+
+    /// `musterd`, which calls the agents of these nodes first.
+    pub(crate) fn agent_that_calls(&mut self, node: usize, others: &[usize]) {
+        let bootstrap: Vec<String> = others.iter().map(|n| self.address(*n)).collect();
         let home = self.home(node);
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();
         let argv = [
             program("musterd"),
             "--listen".into(),
             self.address(node),
-            "--bootstrap".into(),
-            bootstrap.join(","),
+            format!("--bootstrap={}", bootstrap.join(",")),
             "--state-dir".into(),
             text(home.join("agent")),
             "--socket".into(),
@@ -210,7 +245,11 @@ impl Bed {
             "off".into(),
         ];
         let log = self.path(&format!("n{node}.agent.log"));
-        let child = self.command(node, &argv, &log).spawn().unwrap();
+        let mut command = self.command(node, &argv, &log);
+        if let Some((uid, _)) = self.users {
+            command.uid(uid).gid(uid);
+        }
+        let child = command.spawn().unwrap();
         self.nodes[node].agent = Some(child);
         self.until("the agent serves", |bed| {
             bed.query(node, Query::Status).is_some()
@@ -276,6 +315,15 @@ impl Bed {
         self.query(node, Query::Status).unwrap_or_default()
     }
 
+    /// What the node's agent says of the agent on another host.
+    pub(crate) fn peer(&self, node: usize, host: usize) -> Value {
+        let nodes = self.query(node, Query::Nodes).unwrap_or_default();
+        let name = format!("n{host}");
+        let mut all = nodes.as_array().into_iter().flatten();
+        let found = all.rfind(|n| n["host"] == name.as_str());
+        found.cloned().unwrap_or_default()
+    }
+
     /// The entries of one kind in the node's history of the job.
     pub(crate) fn history(&self, node: usize, kind: &str) -> Vec<Value> {
         let query = Query::Events {
@@ -285,6 +333,13 @@ impl Bed {
         let all = self.query(node, query).unwrap_or_default();
         let all = all.as_array().cloned().unwrap_or_default();
         all.into_iter().filter(|e| e["event"] == kind).collect()
+    }
+
+    /// How many jobs' state the node's embedded agents have left.
+    pub(crate) fn state_folders(&self, node: usize) -> usize {
+        let hosts = std::fs::read_dir(self.path(&format!("n{node}/state/muster"))).unwrap();
+        let folders = |host: std::fs::DirEntry| std::fs::read_dir(host.path()).unwrap().count();
+        hosts.map(|host| folders(host.unwrap())).sum()
     }
 
     pub(crate) fn log(&self, node: usize) -> PathBuf {
@@ -323,13 +378,22 @@ impl Bed {
     /// began after `after`. No worker of an older one runs on them.
     pub(crate) fn group(&self, nodes: &[usize], after: u64) -> Group {
         let what = format!("a generation of {nodes:?}; logs below");
-        let group = eventually(PATIENCE, &what, || {
-            let group = events::groups(&self.events()).pop()?;
-            let mut have = group.nodes();
-            have.sort_unstable();
-            let new = group.ranks.iter().all(|r| r.t > after);
-            (new && have == nodes).then_some(group)
-        });
+        let group = eventually(PATIENCE, &what, || self.newest(nodes, after));
+        self.runs_alone(&group, nodes);
+        group
+    }
+
+    /// The newest generation, if it is one as [`group`](Self::group) waits for.
+    pub(crate) fn newest(&self, nodes: &[usize], after: u64) -> Option<Group> {
+        let group = events::groups(&self.events()).pop()?;
+        let mut have = group.nodes();
+        have.sort_unstable();
+        let new = group.ranks.iter().all(|r| r.t > after);
+        (new && have == nodes).then_some(group)
+    }
+
+    /// No worker of an older generation runs on these nodes.
+    pub(crate) fn runs_alone(&self, group: &Group, nodes: &[usize]) {
         for old in self.events().iter().filter(|e| e.event == "start") {
             let is_old = old.generation < group.generation;
             let here = nodes.contains(&events::index(&old.node));
@@ -338,7 +402,6 @@ impl Bed {
                 "{old:?} runs beside {group:?}"
             );
         }
-        group
     }
 
     /// The exit status of the node's launcher.
@@ -460,6 +523,11 @@ impl Bed {
             eprintln!("--- {}\n{}", file.display(), lines[from..].join("\n"));
         }
     }
+}
+
+fn open_to_all(dir: &Path) {
+    let mode = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(dir, mode).unwrap();
 }
 
 /// An answer that came in parts is a list, and so is each part.

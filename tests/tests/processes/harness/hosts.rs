@@ -48,6 +48,23 @@ impl Hosts {
         self.run(&["cut"], &[&host.to_string()]);
     }
 
+    /// The same between two hosts only.
+    pub(crate) fn cut_pair(&self, one: usize, other: usize) {
+        self.run(&["cut"], &[&one.to_string(), &other.to_string()]);
+    }
+
+    /// What the first sends to the second is lost; what the second sends arrives.
+    pub(crate) fn cut_one_way(&self, from: usize, to: usize) {
+        let (from, to) = (from.to_string(), to.to_string());
+        self.run(&["cut"], &[&from, &to, "--one-way"]);
+    }
+
+    /// What is sent to the host by this protocol (`tcp`, `udp`, `both`) is lost from now on, and
+    /// only that.
+    pub(crate) fn drop(&self, host: usize, protocol: &str) {
+        self.run(&["drop"], &[&host.to_string(), protocol]);
+    }
+
     pub(crate) fn heal(&self) {
         self.run(&["heal"], &[]);
     }

@@ -10,6 +10,8 @@ mod procs;
 pub(crate) use bed::Bed;
 pub(crate) use events::Group;
 pub(crate) use follow::{Follow, Trained, python};
+pub(crate) use hosts::Hosts;
+pub(crate) use procs::started;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};

@@ -29,3 +29,22 @@ pub(super) fn signal(pid: i32, marks: &[String], signal: Signal) {
         let _ = kill(Pid::from_raw(pid), signal);
     }
 }
+
+/// When the process was started, in nanoseconds since 1970, to a hundredth of a second; `None` when
+/// it is gone.
+pub(crate) fn started(pid: i32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // proc(5): field 22, counted in clock ticks since the machine started; the name may hold spaces.
+    let ticks: u64 = stat
+        .rsplit_once(')')?
+        .1
+        .split_whitespace()
+        .nth(19)?
+        .parse()
+        .ok()?;
+    let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok()??;
+    let at = u128::from(ticks) * 1_000_000_000 / u128::try_from(per_second).ok()?;
+    let up = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME).ok()?;
+    let up = std::time::Duration::from(up).as_nanos();
+    super::now_ns().checked_sub(u64::try_from(up.checked_sub(at)?).ok()?)
+}

@@ -1,5 +1,7 @@
 //! Three nodes with an agent each, and launchers that attach to it.
 
+use std::time::Duration;
+
 use nix::sys::signal::Signal;
 
 use crate::harness::{Bed, Group, now_ns};
@@ -74,6 +76,47 @@ fn an_agent_that_is_told_to_stop_drains_its_node() {
     assert_eq!(bed.ended(nodes[2]), Some(0));
 }
 
+/// Agent and launcher are stopped, each a process of its own: nothing of the node answers, and
+/// nothing is closed.
+#[test]
+fn a_node_whose_agent_and_launcher_are_stopped_is_lost_and_comes_back() {
+    let (mut bed, group) = three(&["--nnodes=2:3", "--join-quiet=200ms"]);
+    let silent = group.nodes()[2];
+    let leader = group.rank0();
+    let name = bed.status(silent)["node"].clone();
+    let at = now_ns();
+    for pid in [bed.agent_pid(silent), bed.launcher_pid(silent)] {
+        bed.signal(pid, Signal::SIGSTOP);
+    }
+    bed.until("the leader misses the node", |bed| {
+        let nodes = bed.query(leader, muster_protocol::local::Query::Nodes);
+        let nodes = nodes.unwrap_or_default();
+        let mut all = nodes.as_array().into_iter().flatten();
+        all.any(|n| n["node"] == name && n["state"] == "lost")
+    });
+    let missed = Duration::from_nanos(now_ns() - at);
+    let two = bed.group(&others(silent), at);
+    let took = Duration::from_nanos(two.began() - at);
+    println!("missed after {missed:?}, the survivors' workers began after {took:?}");
+    assert!(
+        missed < Duration::from_secs(25),
+        "{missed:?}; suspect_after is 2 s"
+    );
+
+    let at = now_ns();
+    for pid in [bed.agent_pid(silent), bed.launcher_pid(silent)] {
+        bed.signal(pid, Signal::SIGCONT);
+    }
+    // No worker of an older generation runs on any of the three by then.
+    let three = bed.group(&[0, 1, 2], at);
+    assert_eq!(three.nodes()[2], silent, "it comes back as a newcomer");
+    assert!(three.generation > two.generation);
+    bed.order(None, 0);
+    for node in 0..3 {
+        assert_eq!(bed.ended(node), Some(0), "n{node}");
+    }
+}
+
 #[test]
 fn a_node_dies_with_agent_launcher_and_worker() {
     let (mut bed, group) = three(&["--nnodes=2:3"]);
@@ -81,12 +124,34 @@ fn a_node_dies_with_agent_launcher_and_worker() {
     let at = bed.kill(zero);
     let two = bed.group(&others(zero), at);
     assert_eq!(two.nodes(), group.nodes()[1..]);
-    // Each generation is in the history with its cause and the time of its phases.
+    // Each generation is in the history of every member with its cause and the time of its phases,
+    // whoever led it: generation 1 was led by the node that is dead now.
     let leader = two.rank0();
-    bed.until("the history has the change", |bed| {
-        let changed = bed.history(leader, "changed");
-        changed.iter().any(|e| e["total_ms"].as_f64() > Some(0.0))
-    });
+    let times = |bed: &Bed, node| -> Vec<(String, String)> {
+        let changed = bed.history(node, "changed");
+        let whole = changed.iter().filter(|e| {
+            e["complete"] == true && e["start_ms"].as_f64() > Some(0.0) && e["total_ms"].is_f64()
+        });
+        let shown = |e: &serde_json::Value| {
+            let ms = ["detect", "decide", "stop", "start", "total"]
+                .map(|p| e[format!("{p}_ms")].clone());
+            (e["digest"].to_string(), format!("{ms:?}"))
+        };
+        whole.map(shown).collect()
+    };
+    for node in others(zero) {
+        bed.until("the history has the changes", |bed| {
+            times(bed, node).len() == 2
+        });
+    }
+    let [a, b] = others(zero)[..] else {
+        panic!("three nodes")
+    };
+    assert_eq!(
+        times(&bed, a),
+        times(&bed, b),
+        "the leader's times on every node"
+    );
     let generations = bed.history(leader, "generation");
     let causes: Vec<&str> = generations
         .iter()
@@ -101,4 +166,34 @@ fn a_node_dies_with_agent_launcher_and_worker() {
     for node in 0..3 {
         assert_eq!(bed.ended(node), Some(0), "n{node}");
     }
+}
+
+#[test]
+fn the_times_of_a_leader_that_dies_too_early_are_those_that_the_others_saw() {
+    let mut bed = Bed::new(&["--nnodes=2:4"]);
+    for node in 0..4 {
+        bed.agent(node);
+    }
+    for node in 0..4 {
+        bed.attach(node);
+    }
+    let group = bed.group(&[0, 1, 2, 3], 0);
+    let [zero, one, two, three] = group.nodes()[..] else {
+        panic!("four nodes: {group:?}")
+    };
+    // One launcher starts nothing any more, so the next generation never runs whole.
+    bed.signal(bed.launcher_pid(three), Signal::SIGSTOP);
+    bed.kill(zero);
+    bed.until("the next generation is decided and begins", |bed| {
+        bed.events().iter().any(|e| {
+            e.event == "start" && e.generation > group.generation && e.node == format!("n{two}")
+        })
+    });
+    bed.kill(one);
+    bed.until("what was seen of it is told", |bed| {
+        let changed = bed.history(two, "changed");
+        changed.iter().any(|e| {
+            e["complete"] == false && e["decide_ms"].as_f64() > Some(0.0) && e["start_ms"] == 0.0
+        })
+    });
 }

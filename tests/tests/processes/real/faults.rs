@@ -57,6 +57,11 @@ fn a_killed_worker_is_restarted_until_the_budget_is_spent() {
             said.contains(&report) && said.contains("its restarts are used up"),
             "n{node}: {said}"
         );
+        // Whoever reads one log only finds the reason in it: the worker's last words.
+        assert!(
+            said.contains("worker of rank 2 ends with 7"),
+            "n{node}: {said}"
+        );
     }
     assert!(bed.said(failed).contains("worker of rank 2 ends with 7"));
 }

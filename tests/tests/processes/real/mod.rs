@@ -2,4 +2,6 @@
 
 mod agents;
 mod faults;
+mod growth;
 mod two_nodes;
+mod users;

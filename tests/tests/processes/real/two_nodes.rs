@@ -1,6 +1,8 @@
 //! The two-node job: one dies. It goes on with a shared directory, with a witness, or where rank 0
 //! survives; else it waits and says what would help.
 
+use std::time::{Duration, Instant};
+
 use nix::sys::signal::Signal;
 
 use crate::harness::Bed;
@@ -56,6 +58,8 @@ fn rank_0_goes_on_alone() {
     bed.group(&[zero], at);
     bed.order(None, 0);
     assert_eq!(bed.ended(zero), Some(0));
+    // The votes of a job that is over are nobody's; those of a node that died may be asked for.
+    assert_eq!((bed.state_folders(zero), bed.state_folders(one)), (0, 1));
 }
 
 /// Rank 0's node dies, nobody else can decide: the other stops its worker and says what would help.
@@ -79,6 +83,26 @@ fn the_other_waits_and_can_be_cancelled() {
     let (_, one) = stranded(&mut bed);
     bed.signal(bed.launcher_pid(one), Signal::SIGINT);
     assert_eq!(bed.ended(one), Some(130));
+}
+
+#[test]
+fn the_other_leaves_at_once_when_it_is_told_to() {
+    let mut bed = Bed::new(&FLAGS);
+    let (_, one) = stranded(&mut bed);
+    let told = Instant::now();
+    bed.signal(bed.launcher_pid(one), Signal::SIGTERM);
+    assert_eq!(bed.ended(one), Some(143));
+    // Not after the 30 s of --stop-grace: nothing runs here that could still save.
+    assert!(
+        told.elapsed() < Duration::from_secs(15),
+        "{:?}",
+        told.elapsed()
+    );
+    let said = bed.said(one);
+    assert!(
+        said.contains("left the job, and nothing runs here any more"),
+        "{said}"
+    );
 }
 
 #[test]

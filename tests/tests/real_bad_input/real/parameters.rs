@@ -76,3 +76,93 @@ fn the_same_command_twice_on_one_node_is_refused_naming_the_first() {
     let _open = bed.finish();
     assert_eq!(first.code(), 0);
 }
+
+/// The same without a daemon: the first launcher's own agent holds the state of the job here.
+#[test]
+fn the_same_command_twice_with_agents_of_their_own_is_refused_naming_the_first() {
+    let mut bed = Bed::new();
+    let endpoint = format!("127.0.0.1:{}", bed.port("a"));
+    let worker = bed.path("worker.sh");
+    let words = ["sh", worker.to_str().unwrap()];
+    let flags = ["--nnodes", "1:2", "--rdzv-endpoint", endpoint.as_str()];
+    let mut first = bed.run("a", &flags, &words);
+    let before = bed.until_runs_on(&["a"]);
+    let mut second = bed.run("a", &flags, &words);
+    assert_eq!(second.code(), 1, "{}", second.log());
+    let said = second.log();
+    let named = format!(
+        "job {JOB} already has a launcher on this node (pid {}, started 20",
+        first.pid()
+    );
+    assert!(
+        said.contains(&named) && said.contains("--instance 1"),
+        "{said}"
+    );
+    assert_eq!(
+        bed.until_runs_on(&["a"]),
+        before,
+        "the first is not disturbed"
+    );
+    // Where a second node on this host is meant, it says so, and is let in.
+    let mut more = flags.to_vec();
+    more.extend(["--instance", "1"]);
+    let mut other = bed.run("a", &more, &words);
+    crate::support::until("both run", || {
+        bed.workers()
+            .is_some_and(|w| w.len() == 2 && w.iter().all(|w| w.world == 2))
+    });
+    let mut again = bed.run("a", &more, &words);
+    assert_eq!(again.code(), 1, "{}", again.log());
+    assert!(again.log().contains("--instance 2"), "{}", again.log());
+    let _open = bed.finish();
+    assert_eq!((first.code(), other.code()), (0, 0));
+}
+
+/// Nothing but the nodes decides here: with a quorum one of three does not start the job, though it
+/// may go on alone later, and all have to ask for the same.
+#[test]
+fn a_quorum_for_the_birth_is_waited_for_and_is_the_same_on_all_nodes() {
+    let mut bed = Bed::new();
+    let _agents = [
+        bed.agent("a", &[]),
+        bed.agent("b", &["a"]),
+        bed.agent("c", &["a"]),
+    ];
+    let warned = |bed: &Bed| {
+        let events = crate::support::events(&bed.socket("a"));
+        events.iter().any(|e| {
+            e["event"] == "warning" && e["text"].as_str().is_some_and(|t| t.contains("two groups"))
+        })
+    };
+    let quorum = [
+        "--nnodes",
+        "1:3",
+        "--birth-quorum",
+        "--rdzv-endpoint",
+        "a,b,c",
+    ];
+    let mut first = bed.launch("a", &quorum);
+    first.until_says("waiting for 1 more of 2 to 3 nodes");
+    let mut other = bed.launch("c", &["--nnodes", "1:3"]);
+    assert_eq!(other.code(), 1, "{}", other.log());
+    let said = other.log();
+    assert!(
+        said.contains("--birth-quorum off here, 2 nodes there"),
+        "{said}"
+    );
+    let mut second = bed.launch("b", &quorum);
+    bed.until_runs_on(&["a", "b"]);
+    assert!(!warned(&bed));
+    second.kill();
+    bed.until_runs_on(&["a"]);
+    let open = bed.finish();
+    assert_eq!(first.code(), 0);
+    drop(open);
+
+    // Without it one node is enough, and that two groups could form is said.
+    let mut alone = bed.launch("a", &["--nnodes", "1:3"]);
+    bed.until_runs_on(&["a"]);
+    assert!(warned(&bed));
+    let _open = bed.finish();
+    assert_eq!(alone.code(), 0);
+}

@@ -50,8 +50,37 @@ pub(super) async fn checks(socket: Option<&Path>, config: Option<&AgentConfig>) 
             "look at the agent's log",
         )),
     }
+    if let Ok(jobs) = client.query(Query::Jobs).await {
+        all.extend(twins(&jobs));
+    }
     all.extend(refusals(&status));
     all
+}
+
+/// Jobs that two groups of nodes which do not see each other could both start.
+fn twins(jobs: &Value) -> Vec<Check> {
+    let number = |job: &Value, name: &str| job.get(name).and_then(Value::as_u64);
+    let may = |job: &&Value| {
+        let (needs, most) = (number(job, "birth_nodes"), number(job, "max_nodes"));
+        let twice = needs
+            .zip(most)
+            .is_some_and(|(n, m)| n.saturating_mul(2) <= m);
+        twice && field(job, "arbiter") == "members" && field(job, "kind") == "runs"
+    };
+    let jobs = jobs.as_array().map_or(&[][..], |v| v);
+    let warn = |job: &Value| {
+        Check::warn(
+            "two groups",
+            format!(
+                "{}: {} of at most {} nodes may form it, so two groups that cannot reach each other could each start it",
+                field(job, "job"),
+                field(job, "birth_nodes"),
+                field(job, "max_nodes")
+            ),
+            "name a directory that all nodes share with --store, or list all nodes and add --birth-quorum",
+        )
+    };
+    jobs.iter().filter(may).take(8).map(warn).collect()
 }
 
 /// `muster run` brings its own agent: none is a mistake only where one is named.
@@ -216,6 +245,22 @@ mod tests {
         let closed = json!({ "listening": ["10.0.0.1:7970"], "secret": true });
         assert_eq!(verdict(secret(&closed)), Verdict::Ok);
         assert_eq!(verdict(announce(&json!({}))), Verdict::Fail);
+    }
+
+    #[test]
+    fn jobs_that_could_start_twice_are_named() {
+        let job = |needs: u16, most: u16, arbiter: &str| json!({ "job": "digits", "kind": "runs", "arbiter": arbiter, "birth_nodes": needs, "max_nodes": most });
+        let jobs = json!([
+            job(1, 2, "members"),
+            job(2, 3, "members"),
+            job(1, 2, "store"),
+            { "job": "forming", "kind": "forming" }
+        ]);
+        let found = twins(&jobs);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].verdict, Verdict::Warn);
+        assert!(found[0].detail.contains("digits: 1 of at most 2 nodes"));
+        assert!(twins(&json!(null)).is_empty());
     }
 
     #[test]

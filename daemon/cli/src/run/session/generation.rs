@@ -3,10 +3,11 @@
 
 use std::net::IpAddr;
 
-use muster_protocol::local::{Start, ToAgent, WorkerExit};
+use muster_protocol::local::{Start, ToAgent, WorkerExit, plain_tail};
 use muster_protocol::{Digest, Span, Time};
 
 use super::{Current, Effect, LEFTOVER_GRACE, Pending, REMEMBERED, Session, Stopping};
+use crate::run::report;
 use crate::run::workers::Left;
 
 impl Session {
@@ -45,6 +46,9 @@ impl Session {
         self.newest = Some((start.digest, start.number, start.attempt));
         self.facts.clear();
         self.failures.clear();
+        if let Some((node, exit)) = self.elsewhere.take() {
+            self.say(report::root_elsewhere(&node, &exit));
+        }
         self.waiting.clear();
         if self.current.as_ref().is_some_and(Current::trains) {
             // A decided newer generation ends the one before, should its stop have been lost.
@@ -160,6 +164,8 @@ impl Session {
         if exit.code != 0 {
             current.failed.push(exit.clone());
             self.failures.push(exit.clone());
+            let tail = plain_tail(&exit.tail);
+            let exit = WorkerExit { tail, ..exit };
             self.fact(ToAgent::Exited { digest, exit });
         }
         if all {

@@ -12,7 +12,7 @@ impl Session {
         if self.ending.is_some() {
             return;
         }
-        let report = report::with_local(&report, code, &self.failures);
+        let report = report::whole(&report, code, self.elsewhere.as_ref(), &self.failures);
         self.pending = None;
         self.leave_by = None;
         self.ending = Some((code, report.clone()));

@@ -195,6 +195,8 @@ pub struct Session {
     /// Set once the job is over for this launcher.
     ending: Option<(i32, String)>,
     failures: Vec<WorkerExit>,
+    /// The failure from which those here follow, and the other node where it was.
+    elsewhere: Option<(String, WorkerExit)>,
     interrupts: u32,
     leave_by: Option<(Time, i32)>,
     /// How long workers may go on without an agent, and until when they may now.
@@ -218,6 +220,7 @@ impl Session {
             wishes: Vec::new(),
             ending: None,
             failures: Vec::new(),
+            elsewhere: None,
             interrupts: 0,
             leave_by: None,
             agent_grace: None,
@@ -272,7 +275,8 @@ impl Session {
             Event::LinkUp => self.link_up(),
             Event::LinkDown => {
                 self.link = false;
-                self.alone_by = self.agent_grace.map(|grace| now + grace);
+                let by = self.agent_grace.map(|grace| now + grace);
+                self.alone_by = self.alone_by.or(by);
             }
             Event::Frame(frame) => self.frame(frame, now),
             Event::Verified {
@@ -364,7 +368,6 @@ impl Session {
 
     fn link_up(&mut self) {
         self.link = true;
-        self.alone_by = None;
         let mut register = self.register.clone();
         let current = self.current.as_ref().filter(|c| !c.parked);
         register.running = current.map(|c| c.start.digest);
@@ -399,6 +402,8 @@ impl Session {
                 // The others wait this long for the agent: the workers have to be gone by then.
                 let grace = Span::from_millis(agent_grace_ms.into());
                 self.agent_grace = Some(Span(grace.0 / 4 * 3));
+                // Not before: an agent that is still busy opening the store does not know of us.
+                self.alone_by = None;
             }
             ToLauncher::Refused { reason } => {
                 self.end(1, format!("the agent refused this launcher: {reason}"), now);
@@ -462,6 +467,13 @@ impl Session {
                 }
             }
             ToLauncher::End { code, report } => self.end(code, report, now),
+            // The driver's: an answer changes nothing here.
+            ToLauncher::Store { .. } => {}
+            ToLauncher::Failed { node, exit } => {
+                // Told once it is clear whether the job goes on or ends by it.
+                let here = self.failures.iter().any(|e| e.rank == exit.rank);
+                self.elsewhere = (!here).then_some((node, exit));
+            }
         }
     }
 

@@ -65,7 +65,7 @@ impl World {
             addrs: vec![LOCAL],
             place: Place::default(),
             running: None,
-            store: false,
+            store: None,
             pid: 1,
             log_dir: None,
             command: String::new(),

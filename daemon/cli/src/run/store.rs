@@ -1,0 +1,446 @@
+//! The job's store, as this launcher reaches it: with its user's rights and mounts. The agent asks,
+//! two threads do what blocks, and the driver never waits for them.
+//!
+//! There is one thread for the log and one for the beacon, and each has one operation at a time: a
+//! network file system that hangs holds two threads, however long it does. What is asked of a thread
+//! that is busy fails at once.
+
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::Duration;
+
+use anyhow::Context;
+use muster_daemon::storedir::{self, Create, Read, StoreDir};
+use muster_protocol::StoreUuid;
+use muster_protocol::local::{Assembly, Part, STORE_HANGS, StoreAnswer, StoreAsk, ToAgent};
+use tokio::sync::mpsc;
+
+use super::drive::say;
+
+/// Between two words about a store that does not open.
+const SLOW: Duration = Duration::from_secs(5);
+
+/// Operations on one job's part of a store. All of them may block.
+pub trait Operations: Send + Sync + 'static {
+    fn carry_out(&self, task: Task) -> Outcome;
+
+    /// What it is called in front of its user.
+    fn name(&self) -> String;
+}
+
+/// An operation, with all of its bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Task {
+    Read { slot: u64 },
+    Create { slot: u64, bytes: Vec<u8> },
+    WriteBeacon { value: u64 },
+    ReadBeacon,
+}
+
+/// How an operation ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Found(Vec<u8>),
+    Answer(StoreAnswer),
+}
+
+/// One job's folder in an open store.
+#[derive(Debug)]
+pub struct JobStore {
+    dir: StoreDir,
+    path: PathBuf,
+    folder: String,
+}
+
+impl JobStore {
+    /// Opens the directory, and probes that it keeps create-only promises. Says so when that takes
+    /// long.
+    pub async fn open(path: PathBuf, job: &str) -> anyhow::Result<JobStore> {
+        let shown = path.display().to_string();
+        let folder = storedir::job_folder(job);
+        let mut opening = tokio::task::spawn_blocking(move || open(&path).map(|dir| (dir, path)));
+        let opened = loop {
+            match tokio::time::timeout(SLOW, &mut opening).await {
+                Ok(opened) => break opened?,
+                Err(_) => say(&format!("--store {shown}: {STORE_HANGS}")),
+            }
+        };
+        let (dir, path) = opened.with_context(|| format!("--store {shown} cannot be used"))?;
+        Ok(JobStore { dir, path, folder })
+    }
+
+    pub fn uuid(&self) -> StoreUuid {
+        self.dir.uuid()
+    }
+}
+
+fn open(path: &Path) -> anyhow::Result<StoreDir> {
+    let dir = std::fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_DIRECTORY)
+        .open(path)?;
+    Ok(StoreDir::open(dir.into())?)
+}
+
+impl Operations for JobStore {
+    fn carry_out(&self, task: Task) -> Outcome {
+        let failed = |what: &str, error: &std::io::Error| {
+            let fix = storedir::fix(error);
+            StoreAnswer::failed(format!("{what}: {error}; {fix}"))
+        };
+        Outcome::Answer(match task {
+            Task::Read { slot } => match self.dir.read(&self.folder, slot) {
+                Read::Found(bytes) => return Outcome::Found(bytes),
+                Read::NotFound => StoreAnswer::Absent,
+                Read::Failed(error) => failed("it cannot be read", &error),
+            },
+            Task::Create { slot, bytes } => match self.dir.create(&self.folder, slot, &bytes) {
+                Create::Won => StoreAnswer::Won,
+                Create::AlreadyExists => StoreAnswer::Exists,
+                // Nothing was written, but the log's rule for an unknown outcome is safe for it too.
+                Create::Failed(error) | Create::Unknown(error) => {
+                    failed("it cannot be written", &error)
+                }
+            },
+            Task::WriteBeacon { value } => match self.dir.write_beacon(&self.folder, value) {
+                Ok(()) => StoreAnswer::BeaconWritten,
+                Err(error) => failed("it cannot be written", &error),
+            },
+            Task::ReadBeacon => match self.dir.read_beacon(&self.folder) {
+                Ok(value) => StoreAnswer::Beacon(value),
+                Err(error) => failed("it cannot be read", &error),
+            },
+        })
+    }
+
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+}
+
+/// A thread, and whether it is at work.
+#[derive(Debug)]
+struct Lane {
+    tasks: SyncSender<(Asked, Task)>,
+    busy: bool,
+}
+
+/// Which of an agent's asks a task is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Asked {
+    /// Counts the links: another agent counts its asks anew.
+    link: u64,
+    id: u64,
+    beacon: bool,
+}
+
+/// An operation that ended.
+#[derive(Debug)]
+pub struct Done {
+    asked: Asked,
+    outcome: Outcome,
+}
+
+/// Carries out what the agent asks.
+#[derive(Debug)]
+pub struct Keeper<S> {
+    store: Arc<S>,
+    log: Lane,
+    beacon: Lane,
+    ended: mpsc::Receiver<Done>,
+    link: u64,
+    /// What is to be created, as it arrives.
+    arriving: Option<(u64, Assembly)>,
+    /// What the user was last told to be wrong.
+    trouble: Option<String>,
+}
+
+impl<S: Operations> Keeper<S> {
+    pub fn start(store: S) -> std::io::Result<Keeper<S>> {
+        let store = Arc::new(store);
+        // Each thread has one task at a time, so that neither ever waits to say that it is done.
+        let (done, ended) = mpsc::channel(2);
+        Ok(Keeper {
+            log: Lane::start("store-log", &store, &done)?,
+            beacon: Lane::start("store-beacon", &store, &done)?,
+            store,
+            ended,
+            link: 0,
+            arriving: None,
+            trouble: None,
+        })
+    }
+
+    /// A new link: nothing that an earlier one asked for is answered on it.
+    pub fn link_up(&mut self) {
+        self.link += 1;
+        self.arriving = None;
+    }
+
+    /// Takes what the agent asks. An answer at once where nothing can be done.
+    pub fn ask(&mut self, id: u64, ask: StoreAsk) -> Option<StoreAnswer> {
+        let task = match ask {
+            StoreAsk::Read { slot } => Task::Read { slot },
+            StoreAsk::Create { slot, part } => {
+                let bytes = match self.arrives(id, &part) {
+                    Ok(bytes) => bytes?,
+                    Err(reason) => return Some(StoreAnswer::failed(reason)),
+                };
+                Task::Create { slot, bytes }
+            }
+            StoreAsk::WriteBeacon { value } => Task::WriteBeacon { value },
+            StoreAsk::ReadBeacon => Task::ReadBeacon,
+        };
+        let beacon = matches!(task, Task::WriteBeacon { .. } | Task::ReadBeacon);
+        let lane = if beacon {
+            &mut self.beacon
+        } else {
+            &mut self.log
+        };
+        let link = self.link;
+        let asked = Asked { link, id, beacon };
+        if lane.busy || lane.tasks.try_send((asked, task)).is_err() {
+            let answer = StoreAnswer::failed(STORE_HANGS.into());
+            if let Some(text) = self.news(&answer) {
+                say(&text);
+            }
+            return Some(answer);
+        }
+        lane.busy = true;
+        None
+    }
+
+    /// The next part of an object that is to be created; the whole with the last one.
+    fn arrives(&mut self, id: u64, part: &Part) -> Result<Option<Vec<u8>>, String> {
+        let (_, mut assembly) = self
+            .arriving
+            .take_if(|(arriving, _)| *arriving == id)
+            .unwrap_or_default();
+        let whole = assembly.take(part).map_err(|e| e.to_string())?;
+        if whole.is_none() {
+            self.arriving = Some((id, assembly));
+        }
+        Ok(whole)
+    }
+
+    /// What to tell the agent about an operation that ended, and the user, where it is news.
+    pub fn done(&mut self, done: Done) -> (Vec<ToAgent>, Option<String>) {
+        let Done { asked, outcome } = done;
+        let lane = if asked.beacon {
+            &mut self.beacon
+        } else {
+            &mut self.log
+        };
+        lane.busy = false;
+        let answers = match outcome {
+            Outcome::Found(bytes) => Part::all(&bytes)
+                .into_iter()
+                .map(StoreAnswer::Found)
+                .collect(),
+            Outcome::Answer(answer) => vec![answer],
+        };
+        let news = answers.first().and_then(|answer| self.news(answer));
+        let id = asked.id;
+        let mut frames = Vec::new();
+        if asked.link == self.link {
+            frames.extend(
+                answers
+                    .into_iter()
+                    .map(|answer| ToAgent::Store { id, answer }),
+            );
+        }
+        (frames, news)
+    }
+
+    fn news(&mut self, answer: &StoreAnswer) -> Option<String> {
+        let name = self.store.name();
+        match answer {
+            StoreAnswer::Failed { reason } if self.trouble.as_ref() == Some(reason) => None,
+            StoreAnswer::Failed { reason } => {
+                self.trouble = Some(reason.clone());
+                Some(format!("the store {name}: {reason}"))
+            }
+            _ => {
+                self.trouble.take()?;
+                Some(format!("the store {name} answers again"))
+            }
+        }
+    }
+}
+
+/// The next operation that ends; never, where there is no store.
+pub async fn next<S>(keeper: &mut Option<Keeper<S>>) -> Done {
+    if let Some(keeper) = keeper
+        && let Some(done) = keeper.ended.recv().await
+    {
+        return done;
+    }
+    std::future::pending().await
+}
+
+impl Lane {
+    fn start<S: Operations>(
+        name: &str,
+        store: &Arc<S>,
+        done: &mpsc::Sender<Done>,
+    ) -> std::io::Result<Lane> {
+        let (tasks, queue) = sync_channel(1);
+        let (store, done) = (Arc::clone(store), done.clone());
+        // Not joined: it may hang for as long as the file system does.
+        std::thread::Builder::new()
+            .name(name.into())
+            .spawn(move || {
+                for (asked, task) in queue {
+                    let outcome = store.carry_out(task);
+                    if done.blocking_send(Done { asked, outcome }).is_err() {
+                        return;
+                    }
+                }
+            })?;
+        Ok(Lane { tasks, busy: false })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::mpsc::Receiver;
+
+    use super::*;
+
+    /// A store whose log says when an operation began, and hangs until it is let go.
+    struct Hanging {
+        began: SyncSender<Task>,
+        leave: Mutex<Receiver<Outcome>>,
+    }
+
+    impl Operations for Hanging {
+        fn carry_out(&self, task: Task) -> Outcome {
+            if task == Task::ReadBeacon {
+                return Outcome::Answer(StoreAnswer::Beacon(Some(5)));
+            }
+            self.began.send(task).unwrap();
+            self.leave.lock().unwrap().recv().unwrap()
+        }
+
+        fn name(&self) -> String {
+            "/x".into()
+        }
+    }
+
+    fn hanging() -> (Keeper<Hanging>, Receiver<Task>, SyncSender<Outcome>) {
+        let (began, tasks) = sync_channel(8);
+        let (leave, wait) = sync_channel(8);
+        let leaves = Mutex::new(wait);
+        let store = Hanging {
+            began,
+            leave: leaves,
+        };
+        let mut keeper = Keeper::start(store).unwrap();
+        keeper.link_up();
+        (keeper, tasks, leave)
+    }
+
+    #[tokio::test]
+    async fn a_store_that_hangs_holds_one_thread_and_no_answer_goes_to_another_link() {
+        let (mut keeper, tasks, leave) = hanging();
+        let hangs = Some(StoreAnswer::failed(STORE_HANGS.into()));
+        assert_eq!(keeper.ask(1, StoreAsk::Read { slot: 7 }), None);
+        assert_eq!(tasks.recv().unwrap(), Task::Read { slot: 7 });
+        // While it hangs, everything of its kind fails at once, and nothing waits.
+        for id in 2..1000 {
+            assert_eq!(keeper.ask(id, StoreAsk::Read { slot: id }), hangs);
+        }
+        assert_eq!(keeper.trouble.as_deref(), Some(STORE_HANGS));
+        // The agent comes back; what its predecessor asked for ends only now.
+        keeper.link_up();
+        assert_eq!(keeper.ask(1, StoreAsk::Read { slot: 7 }), hangs);
+        leave.send(Outcome::Answer(StoreAnswer::Absent)).unwrap();
+        let done = keeper.ended.recv().await.unwrap();
+        let (frames, news) = keeper.done(done);
+        assert_eq!(frames, []);
+        assert_eq!(news.as_deref(), Some("the store /x answers again"));
+        // The thread is free, and nothing was left in its queue.
+        assert_eq!(keeper.ask(2, StoreAsk::Read { slot: 8 }), None);
+        assert_eq!(tasks.recv().unwrap(), Task::Read { slot: 8 });
+        leave.send(Outcome::Found(b"{}".to_vec())).unwrap();
+        let done = keeper.ended.recv().await.unwrap();
+        let answer = StoreAnswer::Found(Part {
+            bytes: b"{}".to_vec(),
+            last: true,
+        });
+        let found = ToAgent::Store { id: 2, answer };
+        assert_eq!(keeper.done(done), (vec![found], None));
+    }
+
+    #[tokio::test]
+    async fn the_beacon_does_not_wait_for_the_log() {
+        let (mut keeper, tasks, _leave) = hanging();
+        assert_eq!(keeper.ask(1, StoreAsk::Read { slot: 7 }), None);
+        tasks.recv().unwrap();
+        for id in 2..10 {
+            assert_eq!(keeper.ask(id, StoreAsk::ReadBeacon), None);
+            let done = keeper.ended.recv().await.unwrap();
+            let answer = StoreAnswer::Beacon(Some(5));
+            let frame = ToAgent::Store { id, answer };
+            assert_eq!(keeper.done(done).0, [frame]);
+        }
+    }
+
+    #[tokio::test]
+    async fn an_object_is_created_once_it_is_whole() {
+        let (mut keeper, tasks, _leave) = hanging();
+        let bytes = vec![9; muster_protocol::storelog::MAX_ENTRY];
+        let parts = Part::all(&bytes);
+        let create = |part: &Part| StoreAsk::Create {
+            slot: 3,
+            part: part.clone(),
+        };
+        // The first half of one that never ends, on a link that does.
+        assert_eq!(keeper.ask(1, create(&parts[0])), None);
+        keeper.link_up();
+        for part in &parts {
+            assert_eq!(tasks.try_recv().ok(), None);
+            assert_eq!(keeper.ask(1, create(part)), None);
+        }
+        assert_eq!(tasks.recv().unwrap(), Task::Create { slot: 3, bytes });
+        // More than an entry may have is never kept.
+        let endless = Part {
+            last: false,
+            ..parts[0].clone()
+        };
+        let told = (0..20).find_map(|_| keeper.ask(2, create(&endless)));
+        assert!(matches!(told, Some(StoreAnswer::Failed { .. })), "{told:?}");
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_vanishes_says_nothing_and_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store");
+        std::fs::create_dir(&path).unwrap();
+        let store = JobStore::open(path.clone(), "job").await.unwrap();
+        let read = |slot| store.carry_out(Task::Read { slot });
+        let bytes = b"{}".to_vec();
+        let create = || {
+            let bytes = bytes.clone();
+            store.carry_out(Task::Create { slot: 1, bytes })
+        };
+        assert_eq!(read(1), Outcome::Answer(StoreAnswer::Absent));
+        assert_eq!(create(), Outcome::Answer(StoreAnswer::Won));
+        assert_eq!(create(), Outcome::Answer(StoreAnswer::Exists));
+        assert_eq!(read(1), Outcome::Found(bytes.clone()));
+        std::fs::remove_dir_all(&path).unwrap();
+        let beacon = store.carry_out(Task::WriteBeacon { value: 1 });
+        let seen = store.carry_out(Task::ReadBeacon);
+        for outcome in [read(1), read(2), create(), beacon, seen] {
+            let Outcome::Answer(StoreAnswer::Failed { reason }) = outcome else {
+                panic!("{outcome:?}")
+            };
+            assert!(reason.contains("restart the job"), "{reason}");
+        }
+        let again = JobStore::open(path, "job").await;
+        assert!(format!("{:#}", again.unwrap_err()).contains("--store"));
+    }
+}
