@@ -343,15 +343,20 @@ fn timers_end_with_the_session() {
 #[test]
 fn workers_end_when_the_agent_stays_away() {
     let mut world = World::running(1);
-    world.frame(ToLauncher::Welcome {
+    let welcome = || ToLauncher::Welcome {
         node: muster_protocol::NodeId([1; 32]),
         agent_pid: 1,
         agent_grace_ms: 4_000,
-    });
+    };
+    world.frame(welcome());
     world.on(Event::LinkDown);
     assert_eq!(world.pass(2_999), []);
     world.on(Event::LinkUp);
+    world.frame(welcome());
     assert_eq!(world.pass(10_000), []);
     world.on(Event::LinkDown);
-    assert_eq!(world.pass(3_000), [Effect::Signal(libc::SIGTERM)]);
+    assert_eq!(world.pass(2_000), []);
+    // One that takes the call but not the launcher does not watch over the workers.
+    world.on(Event::LinkUp);
+    assert_eq!(world.pass(1_000), [Effect::Signal(libc::SIGTERM)]);
 }
