@@ -1,5 +1,14 @@
-//! Live membership: a worker that stays in its process while nodes come and go.
+//! Live membership: a worker that stays in its process while nodes come and go, and loses no step.
+//!
+//! A [`Training`] says what a step is; [`Worker`] drives it by the rule of
+//! [`muster_protocol::live`]: survivors regroup in place, commit the step in doubt if any of them
+//! holds all its results and else do it again, and newcomers copy a frozen state while the others go
+//! on. The number of collectives per step grows by one, an all-gather of three words.
 
+mod hand;
+mod run;
 mod seat;
 
+pub use hand::FetchError;
+pub use run::{LiveError, Outcome, Patience, Share, Training, Worker};
 pub use seat::{Seat, Watch};

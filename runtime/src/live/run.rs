@@ -1,0 +1,624 @@
+//! The live loop: one step or one change of the generation at a time.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::time::{Duration, Instant, SystemTime};
+
+use muster_protocol::codec;
+use muster_protocol::control::Reason;
+use muster_protocol::control::live::Assignment;
+use muster_protocol::live::{Effect, Error as RuleError, Event, Live, Report};
+
+use super::hand::{FetchError, Hand, Thing, fetch};
+use super::seat::{Seat, Watch};
+use crate::collective::{Aborter, Group, GroupConfig, GroupError, Sharing};
+use crate::session::{Directive, Session, SessionError};
+
+/// Bit in a step's header: this rank has caught up.
+const READY: u64 = 1;
+
+/// What a live worker trains. Inside a step nothing that [`encode_state`](Self::encode_state) shows
+/// may change; [`commit`](Self::commit) changes it, by the results alone.
+pub trait Training {
+    /// What a step's collectives yield: all that its commit needs.
+    type Results;
+
+    /// Computes this rank's share of step `step` and does all its collectives. Every rank calls the
+    /// same ones, those without samples too: they contribute nothing and keep the results.
+    ///
+    /// # Errors
+    /// A collective failed. The state is unchanged.
+    fn results(
+        &mut self,
+        step: u64,
+        share: &Share,
+        group: &mut Group,
+    ) -> Result<Self::Results, GroupError>;
+
+    /// Applies a step's results: the same bits on every rank, without any collective.
+    fn commit(&mut self, step: u64, results: &Self::Results);
+
+    fn encode_results(&self, results: &Self::Results) -> Vec<u8>;
+
+    /// The inverse of [`encode_results`](Self::encode_results); `None` for anything else.
+    fn decode_results(&self, bytes: &[u8]) -> Option<Self::Results>;
+
+    /// The whole state, of which newcomers get a copy.
+    fn encode_state(&self) -> Vec<u8>;
+
+    /// Becomes that state; false, and nothing changed, if it is none.
+    fn decode_state(&mut self, bytes: &[u8]) -> bool;
+
+    /// No rank holds a state: all load the same checkpoint, or begin anew. Returns the number of
+    /// steps that are committed to it.
+    ///
+    /// # Errors
+    /// A collective failed.
+    fn restore(&mut self, group: &mut Group) -> Result<u64, GroupError>;
+}
+
+/// Who works on a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// The ranks whose samples count, in order; the others listen.
+    pub entered: Vec<u32>,
+    pub rank: u32,
+    pub world: u32,
+}
+
+impl Share {
+    /// This rank's part of `count` things that are dealt to the ranks that count: contiguous, all in
+    /// order of ranks, the parts as long as each other up to one.
+    pub fn part(&self, count: usize) -> Range<usize> {
+        self.part_of(self.rank, count)
+    }
+
+    /// The part of another rank; empty for one that listens.
+    pub fn part_of(&self, rank: u32, count: usize) -> Range<usize> {
+        let n = self.entered.len();
+        match self.entered.binary_search(&rank) {
+            Ok(i) => i * count / n..(i + 1) * count / n,
+            Err(_) => 0..0,
+        }
+    }
+}
+
+/// What one call of [`Worker::advance`] did.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// A step's results are here; they are committed, unless this rank still waits for its copy.
+    Stepped { step: u64, committed: u64 },
+    /// This rank is in a new generation.
+    Regrouped {
+        place: Assignment,
+        /// Steps that are committed here; for a newcomer, where its copy begins.
+        committed: u64,
+        /// This rank kept its state.
+        survived: bool,
+        /// From the end of the generation before, as this rank saw it, to now.
+        took: Duration,
+    },
+    /// A newcomer's copy is here, and what it missed is committed.
+    CaughtUp { committed: u64, took: Duration },
+    /// The generation is over for this rank; the next call waits for the next one.
+    Ended { why: String },
+    /// All ranks stop before this step, for the node of one of them goes, or others come. The state
+    /// may be saved; the next call leaves the generation and waits for the next.
+    Boundary {
+        step: u64,
+        reason: Reason,
+        deadline: Option<SystemTime>,
+    },
+    /// Still no generation for this rank. Call again.
+    Waiting,
+}
+
+/// How long a live worker waits for what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// For all ranks of a new generation.
+    pub form: Duration,
+    /// For one operation, until steps were measured; then [`Patience::STEPS`] times the slowest of
+    /// the last ones, but not less than a tenth of this.
+    pub operation: Duration,
+    /// For results or a state from survivors.
+    pub copy: Duration,
+    /// The longest that a call waits for the next generation before it returns
+    /// [`Outcome::Waiting`].
+    pub assignment: Duration,
+}
+
+impl Patience {
+    /// An operation may take so many times the slowest step that was measured.
+    pub const STEPS: u32 = 30;
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        Patience {
+            form: Duration::from_secs(30),
+            operation: Duration::from_secs(60),
+            copy: Duration::from_secs(600),
+            assignment: Duration::from_secs(1),
+        }
+    }
+}
+
+/// A live worker cannot go on; its process should end, and be started again from a checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum LiveError {
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    #[error(transparent)]
+    Rule(#[from] RuleError),
+    #[error(transparent)]
+    Group(#[from] GroupError),
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    #[error("what rank {rank} said at the start of the generation is no report; are all workers of one release?")]
+    NoReport { rank: u32 },
+    #[error("the {what} that came from another rank cannot be used; do all ranks train the same?")]
+    Useless { what: &'static str },
+    #[error("rank {rank} begins step {theirs} and this one step {ours}: restore a checkpoint")]
+    OutOfStep { rank: u32, theirs: u64, ours: u64 },
+    #[error("cannot start what a live worker needs: {0}")]
+    Io(#[from] std::io::Error),
+}
+
+/// Whether another generation mends it.
+fn passes(error: &GroupError) -> bool {
+    matches!(
+        error,
+        GroupError::PeerLost { .. }
+            | GroupError::Incomplete { .. }
+            | GroupError::MasterUnreachable { .. }
+            | GroupError::Refused { .. }
+            | GroupError::Aborted { .. }
+            | GroupError::Bind { .. }
+    )
+}
+
+/// One generation, formed.
+struct Formed {
+    group: Group,
+    hand: Hand,
+    peers: Vec<SocketAddr>,
+    token: [u8; 32],
+    over: Arc<AtomicBool>,
+    _watch: Watch,
+}
+
+impl Drop for Formed {
+    fn drop(&mut self) {
+        // A copy under way is for nothing.
+        self.over.store(true, Ordering::Release);
+    }
+}
+
+/// A copy that is under way.
+struct Copying {
+    came: Receiver<Result<Vec<u8>, FetchError>>,
+    since: Instant,
+}
+
+/// A rank that lives through changes of its generation.
+pub struct Worker<'a, T: Training> {
+    session: &'a mut Session,
+    seat: Seat,
+    place: Assignment,
+    live: Live,
+    pub training: T,
+    patience: Patience,
+    formed: Option<Formed>,
+    kept: BTreeMap<u64, T::Results>,
+    next: Option<u64>,
+    copying: Option<Copying>,
+    say_ready: bool,
+    /// A boundary at which all stop.
+    stopped_at: Option<u64>,
+    /// The first assignment is taken up without waiting.
+    fresh: bool,
+    over_since: Option<Instant>,
+    /// The slowest of the last steps, decaying.
+    slowest: Duration,
+}
+
+impl<T: Training> std::fmt::Debug for Worker<'_, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Worker")
+            .field("place", &self.place)
+            .field("live", &self.live)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a, T: Training> Worker<'a, T> {
+    /// Takes the process's seat. `None` where the launcher restarts workers with every generation;
+    /// the training is given back.
+    pub fn join(session: &'a mut Session, training: T, patience: Patience) -> Result<Self, T> {
+        let Some((seat, place)) = Seat::take(session) else {
+            return Err(training);
+        };
+        Ok(Worker {
+            session,
+            seat,
+            live: Live::new(place.lineage),
+            place,
+            training,
+            patience,
+            formed: None,
+            kept: BTreeMap::new(),
+            next: None,
+            copying: None,
+            say_ready: false,
+            stopped_at: None,
+            fresh: true,
+            over_since: None,
+            slowest: Duration::ZERO,
+        })
+    }
+
+    /// Steps that are committed here.
+    pub fn committed(&self) -> u64 {
+        self.live.committed()
+    }
+
+    /// This rank's place in the newest generation.
+    pub fn place(&self) -> &Assignment {
+        &self.place
+    }
+
+    /// The collectives of the generation, while there is one.
+    pub fn group(&mut self) -> Option<&mut Group> {
+        self.formed.as_mut().map(|f| &mut f.group)
+    }
+
+    /// Whether this rank holds the state of its generation.
+    pub fn is_settled(&self) -> bool {
+        self.live.is_settled()
+    }
+
+    /// Does the next step, or takes part in the next change.
+    ///
+    /// # Errors
+    /// This process cannot go on; see [`LiveError`].
+    pub fn advance(&mut self) -> Result<Outcome, LiveError> {
+        if let Some(step) = self.stopped_at.take() {
+            self.session.acknowledge(step);
+            self.leave();
+        }
+        if self.formed.is_none() {
+            return self.regroup();
+        }
+        if self.seat.has_ended() {
+            return Ok(self.ended("the launcher ended it".into()));
+        }
+        if let Some(outcome) = self.copied()? {
+            return Ok(outcome);
+        }
+        let Some(step) = self.next else {
+            return Ok(self.ended("no step is to be done".into()));
+        };
+        if let Directive::Stop { deadline, reason } = self.session.step(step)? {
+            self.stopped_at = Some(step);
+            return Ok(Outcome::Boundary {
+                step,
+                reason,
+                deadline,
+            });
+        }
+        let began = Instant::now();
+        match self.step(step) {
+            Ok(()) => {
+                self.slowest = (self.slowest * 15 / 16).max(began.elapsed());
+                Ok(Outcome::Stepped {
+                    step,
+                    committed: self.live.committed(),
+                })
+            }
+            Err(LiveError::Group(error)) if passes(&error) => Ok(self.ended(error.to_string())),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Leaves the generation for good.
+    fn leave(&mut self) -> u64 {
+        let number = self.place.term.0;
+        // Dropped first: nothing of this generation is sent once the seat is parked.
+        self.formed = None;
+        self.copying = None;
+        self.next = None;
+        self.over_since.get_or_insert_with(Instant::now);
+        self.seat.park();
+        number
+    }
+
+    fn ended(&mut self, why: String) -> Outcome {
+        let number = self.leave();
+        // Cannot fail: a loss is expected in every phase.
+        let _parked = self.live.handle(Event::Lost { number });
+        Outcome::Ended { why }
+    }
+
+    fn regroup(&mut self) -> Result<Outcome, LiveError> {
+        if !std::mem::take(&mut self.fresh) {
+            match self.seat.next(self.patience.assignment) {
+                Some(place) => self.place = place,
+                None => return Ok(Outcome::Waiting),
+            }
+        }
+        let since = self.over_since.unwrap_or_else(Instant::now);
+        if self.live.report().lineage != self.place.lineage {
+            // Another job took this one in: what was trained here belongs to neither.
+            self.live = Live::new(self.place.lineage);
+            self.kept.clear();
+        }
+        match self.form() {
+            Ok(survived) => {
+                self.over_since = None;
+                Ok(Outcome::Regrouped {
+                    place: self.place,
+                    committed: self.live.committed(),
+                    survived,
+                    took: since.elapsed(),
+                })
+            }
+            Err(LiveError::Group(error)) if passes(&error) => Ok(self.ended(error.to_string())),
+            // The holder may be lost, or the generation over.
+            Err(LiveError::Fetch(error)) => Ok(self.ended(error.to_string())),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Forms the group, exchanges reports and carries out the verdict. Whether this rank survived.
+    fn form(&mut self) -> Result<bool, LiveError> {
+        let place = self.place;
+        let number = place.term.0;
+        let rank = place.rank;
+        self.live.handle(Event::Assigned { number, rank })?;
+        let report = self.begin_exchange();
+        // Two starts of one generation are two groups.
+        let mut hasher = blake3::Hasher::new_derive_key("muster live group v1");
+        hasher.update(&place.digest.0).update(&number.to_le_bytes());
+        let token = *hasher.finalize().as_bytes();
+        let aborter = Aborter::new()?;
+        let over = Arc::new(AtomicBool::new(false));
+        let (ends, ended) = (aborter.clone(), over.clone());
+        let watch = self.seat.watch(move || {
+            ended.store(true, Ordering::Release);
+            ends.abort();
+        })?;
+        let config = GroupConfig {
+            rank,
+            world: place.world,
+            master: Some((place.master.ip().to_string(), place.master.port())),
+            token,
+            digest: token,
+            sharing: Sharing::Auto,
+            form_within: self.patience.form,
+            op_within: self.operation(),
+        };
+        let mut group = Group::form_abortable(&config, &aborter)?;
+        let hand = Hand::open(towards(place.master), token)?;
+        let mut hello = codec::encode_body(&(report, hand.address()))
+            .map_err(|_| LiveError::NoReport { rank })?;
+        hello.truncate(1024);
+        let mut reports = Vec::new();
+        let mut peers = Vec::new();
+        for (rank, bytes) in (0..).zip(group.all_gather_bytes(&hello)?) {
+            let (report, address): (Report, SocketAddr) =
+                codec::decode_body(&bytes).map_err(|_| LiveError::NoReport { rank })?;
+            reports.push(report);
+            peers.push(address);
+        }
+        self.formed = Some(Formed {
+            group,
+            hand,
+            peers,
+            token,
+            over,
+            _watch: watch,
+        });
+        self.live.handle(Event::Reported { number, reports })?;
+        self.carry_out()?;
+        Ok(self.copying.is_none())
+    }
+
+    /// The report that the core wants exchanged.
+    fn begin_exchange(&mut self) -> Report {
+        let mut report = self.live.report();
+        while let Some(effect) = self.live.poll_effect() {
+            match effect {
+                Effect::Exchange(said) => report = said,
+                // Results that are not whole were never kept.
+                Effect::Discard => self.next = None,
+                _ => {}
+            }
+        }
+        self.kept.retain(|step, _| report.holds == Some(*step));
+        report
+    }
+
+    fn operation(&self) -> Duration {
+        let most = self.patience.operation;
+        match self.slowest {
+            Duration::ZERO => most,
+            slowest => (slowest * Patience::STEPS).clamp(most / 10, most),
+        }
+    }
+
+    fn step(&mut self, step: u64) -> Result<(), LiveError> {
+        let number = self.place.term.0;
+        let share = Share {
+            entered: self.live.entered().collect(),
+            rank: self.place.rank,
+            world: self.place.world,
+        };
+        let operation = self.operation();
+        let flags = if std::mem::take(&mut self.say_ready) { READY } else { 0 };
+        let Some(formed) = &mut self.formed else {
+            return Ok(());
+        };
+        formed.group.set_op_within(operation);
+        let mut headers = vec![0u64; 2 * share.world as usize];
+        formed.group.all_gather(&[step, flags], &mut headers)?;
+        let mut ready = Vec::new();
+        for (rank, header) in (0..).zip(headers.as_chunks::<2>().0) {
+            if header[0] != step {
+                return Err(LiveError::OutOfStep {
+                    rank,
+                    theirs: header[0],
+                    ours: step,
+                });
+            }
+            if header[1] & READY != 0 {
+                ready.push(rank);
+            }
+        }
+        self.live.handle(Event::UnderWay {
+            number,
+            step,
+            ready,
+        })?;
+        self.carry_out()?;
+        let Some(formed) = &mut self.formed else {
+            return Ok(());
+        };
+        let results = self.training.results(step, &share, &mut formed.group)?;
+        self.kept.insert(step, results);
+        self.live.handle(Event::Complete { number, step })?;
+        self.carry_out()
+    }
+
+    /// Takes in a copy that is complete.
+    fn copied(&mut self) -> Result<Option<Outcome>, LiveError> {
+        let Some(copying) = &self.copying else {
+            return Ok(None);
+        };
+        let (came, since) = (copying.came.try_recv(), copying.since);
+        let bytes = match came {
+            Err(TryRecvError::Empty) => return Ok(None),
+            Ok(Ok(bytes)) => bytes,
+            // Every source is lost: the next generation finds another way.
+            Ok(Err(error)) => return Ok(Some(self.ended(error.to_string()))),
+            Err(TryRecvError::Disconnected) => {
+                return Ok(Some(self.ended("the copy was cut short".into())));
+            }
+        };
+        self.copying = None;
+        if !self.training.decode_state(&bytes) {
+            return Err(LiveError::Useless { what: "state" });
+        }
+        let number = self.place.term.0;
+        self.live.handle(Event::Copied { number })?;
+        self.carry_out()?;
+        Ok(Some(Outcome::CaughtUp {
+            committed: self.live.committed(),
+            took: since.elapsed(),
+        }))
+    }
+
+    fn carry_out(&mut self) -> Result<(), LiveError> {
+        while let Some(effect) = self.live.poll_effect() {
+            self.effect(effect)?;
+        }
+        Ok(())
+    }
+
+    fn effect(&mut self, effect: Effect) -> Result<(), LiveError> {
+        let number = self.place.term.0;
+        match effect {
+            // Done before the group was formed.
+            Effect::Exchange(_) | Effect::Discard => {}
+            // Kept by the step already.
+            Effect::Keep { .. } => {}
+            Effect::Begin { step, .. } => self.next = Some(step),
+            Effect::SayReady => self.say_ready = true,
+            Effect::Commit { step } => {
+                if let Some(results) = self.kept.get(&step) {
+                    self.training.commit(step, results);
+                }
+            }
+            Effect::Release { step } => {
+                self.kept.remove(&step);
+            }
+            Effect::HandResults { step, .. } => {
+                if let (Some(formed), Some(results)) = (&self.formed, self.kept.get(&step)) {
+                    let bytes = self.training.encode_results(results);
+                    formed.hand.offer(Thing::Results(step), bytes);
+                }
+            }
+            Effect::HandState { boundary, .. } => {
+                if let Some(formed) = &self.formed {
+                    let bytes = self.training.encode_state();
+                    formed.hand.offer(Thing::State(boundary), bytes);
+                }
+            }
+            Effect::Fetch { step, from } => {
+                let Some(formed) = &self.formed else {
+                    return Ok(());
+                };
+                let thing = Thing::Results(step);
+                let from: Vec<SocketAddr> = formed.peers.get(from as usize).copied().into_iter().collect();
+                let bytes = fetch(thing, &from, formed.token, self.patience.copy, &formed.over)?;
+                let results = self
+                    .training
+                    .decode_results(&bytes)
+                    .ok_or(LiveError::Useless { what: "results" })?;
+                self.kept.insert(step, results);
+                self.live.handle(Event::Fetched { number })?;
+            }
+            Effect::CopyState { boundary, from } => {
+                self.kept.clear();
+                self.copying = Some(self.copy(boundary, &from)?);
+            }
+            Effect::Restore => {
+                self.kept.clear();
+                let Some(formed) = &mut self.formed else {
+                    return Ok(());
+                };
+                let committed = self.training.restore(&mut formed.group)?;
+                self.live.handle(Event::Restored { number, committed })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts a copy of the frozen state on a thread of its own.
+    fn copy(&self, boundary: u64, from: &[u32]) -> Result<Copying, LiveError> {
+        let (told, came) = channel();
+        let since = Instant::now();
+        if let Some(formed) = &self.formed {
+            let sources: Vec<SocketAddr> = from
+                .iter()
+                .filter_map(|rank| formed.peers.get(*rank as usize).copied())
+                .collect();
+            let (token, over, within) = (formed.token, formed.over.clone(), self.patience.copy);
+            std::thread::Builder::new()
+                .name("muster-copy".into())
+                .spawn(move || {
+                    let state = fetch(Thing::State(boundary), &sources, token, within, &over);
+                    // Nobody waits for it any more when the generation is over.
+                    let _gone = told.send(state);
+                })?;
+        }
+        Ok(Copying { came, since })
+    }
+}
+
+/// The address of this host from which the master is reached; no packet is sent.
+fn towards(master: SocketAddr) -> IpAddr {
+    let any: IpAddr = match master {
+        SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let local = UdpSocket::bind((any, 0)).and_then(|socket| {
+        socket.connect(master)?;
+        socket.local_addr()
+    });
+    local.map_or(any, |local| local.ip())
+}
