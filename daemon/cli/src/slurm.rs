@@ -405,7 +405,7 @@ mod tests {
         assert_eq!(job(7).peers(), "n1:20007,n2:20007");
         assert_eq!(job(8_999).peers(), "n1:28999,n2:28999");
         assert_eq!(job(9_000).peers(), "n1:20000,n2:20000");
-        assert_eq!(job(u32::MAX).peers(), "n1:21295,n2:21295");
+        assert_eq!(job(u32::MAX).peers(), "n1:25295,n2:25295");
     }
 
     #[test]
