@@ -7,7 +7,7 @@ use super::{Ctx, Head, Job, REPEAT};
 use crate::ids::{Digest, NodeId};
 use crate::record::{Arbiter, Cause, Record, Voter};
 use crate::time::Time;
-use crate::wire::{Advert, JobMessage};
+use crate::wire::{Advert, JobMessage, MAX_LIST};
 
 /// Lineages beside ours that are remembered; with more, some wait for the next round.
 const MAX_OTHERS: usize = 16;
@@ -185,7 +185,7 @@ impl Job {
             self.send(ctx, from, body);
         }
         let winner = self.merge.others.iter().find(|(other, _)| **other < mine);
-        let Some((_, leader)) = winner.map(|(l, n)| (*l, *n)) else {
+        let Some((winner, leader)) = winner.map(|(l, n)| (*l, *n)) else {
             return;
         };
         if self.merge.tombstone.is_some() {
@@ -193,7 +193,13 @@ impl Job {
         }
         if ctx.now >= self.merge.said + REPEAT || self.merge.said == Time::ZERO {
             self.merge.said = ctx.now;
-            self.send(ctx, leader, JobMessage::MergeAsk { loser: mine });
+            // Its leader may be gone: whoever acts in its place is among those who live there.
+            let there = self.merge.elsewhere.iter();
+            let there = there.filter(|(n, l)| **l == winner && **n != leader);
+            let asked: Vec<NodeId> = there.map(|(n, _)| *n).take(MAX_LIST).collect();
+            for node in asked.into_iter().chain([leader]) {
+                self.send(ctx, node, JobMessage::MergeAsk { loser: mine });
+            }
         }
         self.wake_at(self.merge.said + REPEAT, "ask the other group again");
     }

@@ -342,20 +342,21 @@ fn timers_end_with_the_session() {
 #[test]
 fn workers_end_when_the_agent_stays_away() {
     let mut world = World::running(1);
-    let welcome = || ToLauncher::Welcome {
+    let welcome = ToLauncher::Welcome {
         node: muster_protocol::NodeId([1; 32]),
         agent_pid: 1,
         agent_grace_ms: 4_000,
     };
-    world.frame(welcome());
+    world.frame(welcome.clone());
     world.on(Event::LinkDown);
-    assert_eq!(world.pass(2_999), []);
+    assert_eq!(world.pass(2_998), []);
     world.on(Event::LinkUp);
-    world.frame(welcome());
+    assert_eq!(world.pass(1), []);
+    world.frame(welcome);
     assert_eq!(world.pass(10_000), []);
+    // An agent that does not take it up, since it is still opening the store, is none.
     world.on(Event::LinkDown);
     assert_eq!(world.pass(2_000), []);
-    // One that takes the call but not the launcher does not watch over the workers.
     world.on(Event::LinkUp);
     assert_eq!(world.pass(1_000), [Effect::Signal(libc::SIGTERM)]);
 }
