@@ -3,7 +3,7 @@
 //! Nothing here decides about a job. What the agent answers is JSON, and `-o json` prints it as it
 //! came; the tables are made from the same values.
 
-mod client;
+pub(crate) mod client;
 mod config;
 mod doctor;
 mod events;
