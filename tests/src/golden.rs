@@ -80,6 +80,8 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::MergeGranted { .. } => "job.merge_granted",
     JobMessage::Changed { .. } => "job.changed",
     JobMessage::Failure { .. } => "job.failure",
+    JobMessage::Continue { .. } => "job.continue",
+    JobMessage::Superseded { .. } => "job.superseded",
 });
 
 names!(to_agent_name, TO_AGENT, ToAgent, {
@@ -100,6 +102,7 @@ names!(to_agent_name, TO_AGENT, ToAgent, {
     ToAgent::Query(Query::Events { .. }) => "query.events",
     ToAgent::Command(Command::Drain { .. }) => "command.drain",
     ToAgent::Command(Command::Cancel { .. }) => "command.cancel",
+    ToAgent::Command(Command::Continue { .. }) => "command.continue",
     ToAgent::Store { answer: StoreAnswer::Found(_), .. } => "store.found",
     ToAgent::Store { answer: StoreAnswer::Absent, .. } => "store.absent",
     ToAgent::Store { answer: StoreAnswer::Won, .. } => "store.won",
@@ -241,6 +244,7 @@ pub fn records() -> Vec<Arc<Record>> {
         Cause::Merged { other: digest(9) },
         Cause::Finished,
         Cause::Cancelled,
+        Cause::Continued { nodes: list() },
     ];
     let kinds = [
         Kind::End { cancelled: false },
@@ -442,6 +446,11 @@ pub fn job_messages() -> Vec<JobMessage> {
                 started: Time(5_000_000),
             },
         },
+        JobMessage::Continue {
+            parent,
+            without: vec![node(3)],
+        },
+        JobMessage::Superseded { lineage },
         JobMessage::Failure {
             digest: digest(5),
             node: node(2),
@@ -554,6 +563,10 @@ pub fn to_agent() -> Vec<ToAgent> {
         }),
         ToAgent::Command(Command::Cancel {
             job: "digits".into(),
+        }),
+        ToAgent::Command(Command::Continue {
+            job: "digits".into(),
+            dead: vec!["node3".into()],
         }),
         to_store(StoreAnswer::Found(part())),
         to_store(StoreAnswer::Absent),

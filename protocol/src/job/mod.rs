@@ -17,6 +17,7 @@ mod news;
 mod orders;
 mod plan;
 mod propose;
+mod resume;
 mod stop;
 mod store;
 mod voter;
@@ -25,6 +26,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 pub use durable::Durable;
+pub use resume::Continues;
 
 use crate::agent::{Config, ConnId, Effect, Notice, Phases};
 use crate::ids::{Digest, JobKey, LauncherId, NodeId};
@@ -463,6 +465,10 @@ impl Job {
                 self.on_merge_granted(ctx, loser, winner);
             }
             JobMessage::Changed { digest, phases } => self.on_changed(ctx, from, digest, phases),
+            JobMessage::Continue { parent, without } => {
+                self.on_continue(ctx, from, parent, without);
+            }
+            JobMessage::Superseded { lineage } => self.on_superseded(ctx, lineage),
             JobMessage::Failure { digest, node, exit } => {
                 self.on_failure(ctx, from, digest, (node, *exit));
             }
@@ -529,6 +535,9 @@ impl Job {
     /// A decided record of a lineage that is not ours.
     fn consider_stranger(&mut self, ctx: &mut Ctx<'_>, from: NodeId, record: Arc<Record>) {
         let lineage = record.lineage();
+        if self.is_superseded(ctx, from, lineage) {
+            return;
+        }
         let ended = self.durable.ended.iter().find(|e| e.lineage() == lineage);
         if let Some(ended) = ended.cloned() {
             // That lineage is over, and what was voted in it is forgotten here.
