@@ -116,7 +116,7 @@ impl World {
             addrs: vec![HERE],
             place: Place::default(),
             running: None,
-            store: false,
+            store: None,
             pid: 1,
             command: String::new(),
             log_dir: None,
@@ -169,7 +169,6 @@ impl World {
         let event = Event::Launcher {
             conn,
             owner: "0".into(),
-            store: None,
             frame,
         };
         self.put(i, event);
@@ -190,7 +189,6 @@ impl World {
         let event = Event::Launcher {
             conn: ConnId(999),
             owner: "0".into(),
-            store: None,
             frame,
         };
         let agent = self.agents[i].as_mut().expect("a live node");
