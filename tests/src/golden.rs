@@ -83,6 +83,8 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::MergeGranted { .. } => "job.merge_granted",
     JobMessage::Changed { .. } => "job.changed",
     JobMessage::Failure { .. } => "job.failure",
+    JobMessage::Continue { .. } => "job.continue",
+    JobMessage::Superseded { .. } => "job.superseded",
 });
 
 names!(to_agent_name, TO_AGENT, ToAgent, {
@@ -103,6 +105,7 @@ names!(to_agent_name, TO_AGENT, ToAgent, {
     ToAgent::Query(Query::Events { .. }) => "query.events",
     ToAgent::Command(Command::Drain { .. }) => "command.drain",
     ToAgent::Command(Command::Cancel { .. }) => "command.cancel",
+    ToAgent::Command(Command::Continue { .. }) => "command.continue",
     ToAgent::Store { answer: StoreAnswer::Found(_), .. } => "store.found",
     ToAgent::Store { answer: StoreAnswer::Absent, .. } => "store.absent",
     ToAgent::Store { answer: StoreAnswer::Won, .. } => "store.won",
@@ -244,6 +247,7 @@ pub fn records() -> Vec<Arc<Record>> {
         Cause::Merged { other: digest(9) },
         Cause::Finished,
         Cause::Cancelled,
+        Cause::Continued { nodes: list() },
     ];
     let kinds = [
         Kind::End { cancelled: false },
@@ -445,6 +449,11 @@ pub fn job_messages() -> Vec<JobMessage> {
                 started: Time(5_000_000),
             },
         },
+        JobMessage::Continue {
+            parent,
+            without: vec![node(3)],
+        },
+        JobMessage::Superseded { lineage },
         JobMessage::Failure {
             digest: digest(5),
             node: node(2),

@@ -73,6 +73,9 @@ impl Job {
     /// A decided record of a lineage that is not ours.
     fn consider_stranger(&mut self, ctx: &mut Ctx<'_>, from: NodeId, record: Arc<Record>) {
         let lineage = record.lineage();
+        if self.is_superseded(ctx, from, lineage) {
+            return;
+        }
         let ended = self.durable.ended.iter().find(|e| e.lineage() == lineage);
         if let Some(ended) = ended.cloned() {
             // That lineage is over, and what was voted in it is forgotten here.

@@ -18,6 +18,7 @@ mod news;
 mod orders;
 mod plan;
 mod propose;
+mod resume;
 mod stop;
 mod store;
 mod voter;
@@ -26,6 +27,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 pub use durable::Durable;
+pub use resume::Continues;
 
 use crate::agent::{Config, ConnId, Effect, Notice, Phases};
 use crate::ids::{Digest, JobKey, LauncherId, NodeId};
@@ -464,6 +466,10 @@ impl Job {
                 self.on_merge_granted(ctx, loser, winner);
             }
             JobMessage::Changed { digest, phases } => self.on_changed(ctx, from, digest, phases),
+            JobMessage::Continue { parent, without } => {
+                self.on_continue(ctx, from, parent, without);
+            }
+            JobMessage::Superseded { lineage } => self.on_superseded(ctx, lineage),
             JobMessage::Failure { digest, node, exit } => {
                 self.on_failure(ctx, from, digest, (node, *exit));
             }

@@ -66,6 +66,10 @@ pub fn to_agent() -> Vec<ToAgent> {
         ToAgent::Command(Command::Cancel {
             job: "digits".into(),
         }),
+        ToAgent::Command(Command::Continue {
+            job: "digits".into(),
+            dead: vec!["node3".into()],
+        }),
         to_store(StoreAnswer::Found(part())),
         to_store(StoreAnswer::Absent),
         to_store(StoreAnswer::Won),

@@ -276,6 +276,21 @@ impl Bed {
         assert!(done.status.success(), "muster drain: {errors}");
     }
 
+    /// `muster job continue`: whether it was done, and what it said.
+    pub(crate) fn go_on(&self, node: usize, more: &[&str]) -> (bool, String) {
+        let done = process::Command::new(program("muster"))
+            .args(["job", "continue", "job", "--socket"])
+            .arg(self.socket(node))
+            .args(more)
+            .output()
+            .unwrap();
+        let said = [done.stdout, done.stderr].concat();
+        (
+            done.status.success(),
+            String::from_utf8_lossy(&said).into_owned(),
+        )
+    }
+
     /// The job as the node's agent sees it; null when there is none.
     pub(crate) fn job(&self, node: usize) -> Value {
         let jobs = self.query(node, Query::Jobs).unwrap_or_default();
