@@ -66,6 +66,7 @@ pub fn charge(spec: &JobSpec, restarts_used: u32, cause: &Cause) -> Charge {
             restarts_used: restarts_used + 1,
         },
         Cause::Formed
+        | Cause::Continued { .. }
         | Cause::NodesLost { .. }
         | Cause::NodesLeft { .. }
         | Cause::NodesJoined { .. }

@@ -168,6 +168,12 @@ impl ToAgent {
             ToAgent::Exited { exit, .. } => fits("the output", exit.tail.len(), MAX_TAIL),
             ToAgent::Query(Query::Events { job, .. })
             | ToAgent::Command(Command::Cancel { job }) => fits("the job", job.len(), MAX_PATH),
+            ToAgent::Command(Command::Continue { job, dead }) => {
+                fits("the job", job.len(), MAX_PATH)?;
+                fits("the dead nodes", dead.len(), crate::wire::MAX_LIST)?;
+                let longest = dead.iter().map(String::len).max();
+                fits("a node's name", longest.unwrap_or(0), MAX_PATH)
+            }
             ToAgent::Command(Command::Drain { node, .. }) => fits("the node", node.len(), MAX_PATH),
             ToAgent::Store { answer, .. } => answer.check(),
             _ => Ok(()),
@@ -325,6 +331,8 @@ pub enum Command {
     Drain { node: String, grace_ms: u32 },
     /// Stop a job.
     Cancel { job: String },
+    /// Go on with a job without the nodes that are lost (by id prefix or host name).
+    Continue { job: String, dead: Vec<String> },
 }
 
 /// The answer to a query or command: JSON, so that it is what `-o json` prints.

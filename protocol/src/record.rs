@@ -139,6 +139,10 @@ pub enum Cause {
     },
     Finished,
     Cancelled,
+    /// A birth with which the job goes on, by an operator's word, without these nodes.
+    Continued {
+        nodes: Vec<NodeId>,
+    },
 }
 
 impl Cause {
@@ -155,6 +159,7 @@ impl Cause {
             Cause::Merged { .. } => "merged",
             Cause::Finished => "finished",
             Cause::Cancelled => "cancelled",
+            Cause::Continued { .. } => "continued",
         }
     }
 }

@@ -183,6 +183,15 @@ pub enum JobMessage {
         digest: Digest,
         phases: Phases,
     },
+    /// An operator has the job go on without these nodes, from this generation (R9, R10).
+    Continue {
+        parent: Digest,
+        without: Vec<NodeId>,
+    },
+    /// An operator had the job go on without the nodes that still hold this lineage: leave it, and join.
+    Superseded {
+        lineage: Digest,
+    },
     /// For people: the failure on this node from which the others of the generation follow.
     Failure {
         digest: Digest,
@@ -397,6 +406,7 @@ impl JobMessage {
                 let tail = s.exit.as_ref().map_or(0, |e| e.tail.len());
                 limit("output", tail, MAX_TEXT)
             }
+            JobMessage::Continue { without, .. } => limit("nodes", without.len(), MAX_LIST),
             JobMessage::Failure { exit, .. } => limit("output", exit.tail.len(), MAX_TEXT),
             JobMessage::Order(o) => match &o.action {
                 Action::Run { why, .. } | Action::Preempt { why, .. } | Action::End { why, .. } => {
@@ -416,6 +426,7 @@ impl JobMessage {
             | JobMessage::Committed { .. }
             | JobMessage::MergeAsk { .. }
             | JobMessage::MergeGranted { .. }
+            | JobMessage::Superseded { .. }
             | JobMessage::Changed { .. } => Ok(()),
         }
     }

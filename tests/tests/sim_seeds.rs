@@ -1,39 +1,53 @@
 //! Seeds of the simulation: a fixed budget of them, and what they must be like as a whole.
 
-#![expect(clippy::panic, reason = "helpers of tests")]
-
 use std::collections::BTreeMap;
+use std::num::NonZero;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use muster_protocol::agent::Flaws;
 use muster_tests::sim::coverage::Coverage;
 use muster_tests::sim::focus::Focus;
 use muster_tests::sim::log::Case;
-use muster_tests::sim::run::{self, Report, run_seed};
+use muster_tests::sim::run::{self, run_seed};
 use muster_tests::sim::setup::{Fault, Setup};
-
-/// Runs a seed and fails with what is needed to look at it.
-#[track_caller]
-fn clean(seed: u64) -> Report {
-    let report = run_seed(seed);
-    if let Some(violation) = &report.violation {
-        panic!(
-            "seed {seed}: {violation}\n  cargo run -p muster-tests --bin sim -- replay {seed} --out seed-{seed}.jsonl"
-        );
-    }
-    report
-}
 
 fn budget() -> u64 {
     let set = std::env::var("MUSTER_SIM_SEEDS").ok();
-    set.and_then(|s| s.parse().ok()).unwrap_or(2_000)
+    set.and_then(|s| s.parse().ok()).unwrap_or(4_000)
 }
 
 /// Every rule in every seed. `MUSTER_SIM_SEEDS` sets how many.
 #[test]
 fn sim_budget() {
-    let mut coverage = Coverage::default();
-    for seed in 0..budget() {
-        coverage.add(&clean(seed).coverage);
+    let (seeds, next) = (budget(), AtomicU64::new(0));
+    let total = Mutex::new((Coverage::default(), BTreeMap::new()));
+    let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds {
+                        return;
+                    }
+                    let report = run_seed(seed);
+                    let mut total = total.lock().expect("no other thread panicked");
+                    total.0.add(&report.coverage);
+                    if let Some(violation) = report.violation {
+                        total.1.insert(seed, violation.to_string());
+                    }
+                }
+            });
+        }
+    });
+    let (coverage, failed) = total.into_inner().expect("no thread panicked");
+    if let Some((seed, violation)) = failed.first_key_value() {
+        panic!(
+            "{} of {seeds} seeds fail; seed {seed}: {violation}\n  cargo run -p muster-tests --bin sim -- \
+             replay {seed} --out seed-{seed}.jsonl",
+            failed.len()
+        );
     }
     // What the seeds must have come through, or they prove nothing.
     for (name, count) in coverage.rows() {

@@ -156,7 +156,8 @@ fn about(cause: &Cause, names: Names<'_>) -> Value {
         | Cause::NodesLeft { nodes }
         | Cause::NodesJoined { nodes }
         | Cause::LinksLost { nodes }
-        | Cause::StartFailed { nodes } => {
+        | Cause::StartFailed { nodes }
+        | Cause::Continued { nodes } => {
             let all: Vec<String> = nodes.iter().take(SPELT).map(|n| names.of(*n)).collect();
             json!({ "nodes": all })
         }

@@ -124,31 +124,45 @@ impl Agent {
                 }
             }
             Command::Cancel { job } => {
-                // One's own job first, then one with a launcher here.
-                let mine = self
-                    .jobs
-                    .iter()
-                    .filter(|(k, _)| k.id == job && (k.owner == owner || owner == "0"));
-                let key = mine
-                    .max_by_key(|(k, j)| (k.owner == owner, j.launcher().is_some()))
-                    .map(|(k, _)| k.clone());
-                let Some(key) = key else {
-                    return Err(Error::Refused(format!(
-                        "no job {job} of yours is known here: `muster jobs` lists them"
-                    )));
-                };
-                if self.jobs.get(&key).is_none_or(|j| j.launcher().is_none()) {
-                    return Err(Error::Refused(format!(
-                        "job {job} has no launcher on this node: cancel it on a node where it runs"
-                    )));
-                }
+                let key = self.job_here(owner, &job)?;
                 self.with_job(&key, now, |job, ctx| {
                     job.cancel(ctx);
                     job.drive(ctx);
                 });
                 Ok(())
             }
+            Command::Continue { job, dead } => {
+                let key = self.job_here(owner, &job)?;
+                let mut result = Ok(());
+                self.with_job(&key, now, |job, ctx| {
+                    result = job.go_on_without(ctx, &dead);
+                    job.drive(ctx);
+                });
+                result.map_err(Error::Refused)
+            }
         }
+    }
+
+    /// The job that an owner means by an id: the own one first, then one with a launcher here.
+    fn job_here(&self, owner: &str, id: &str) -> Result<JobKey, Error> {
+        let mine = self
+            .jobs
+            .iter()
+            .filter(|(k, _)| k.id == id && (k.owner == owner || owner == "0"));
+        let key = mine
+            .max_by_key(|(k, j)| (k.owner == owner, j.launcher().is_some()))
+            .map(|(k, _)| k.clone());
+        let Some(key) = key else {
+            return Err(Error::Refused(format!(
+                "no job {id} of yours is known here: `muster jobs` lists them"
+            )));
+        };
+        if self.jobs.get(&key).is_none_or(|j| j.launcher().is_none()) {
+            return Err(Error::Refused(format!(
+                "job {id} has no launcher on this node: say it on a node where it runs"
+            )));
+        }
+        Ok(key)
     }
 
     fn names_a_peer(&self, name: &str) -> bool {

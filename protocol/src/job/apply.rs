@@ -160,12 +160,13 @@ impl Job {
     }
 
     /// A connected agent that belongs to the newest generation which others speak of.
-    fn best_hint(&self, ctx: &Ctx<'_>) -> Option<NodeId> {
+    pub(super) fn best_hint(&self, ctx: &Ctx<'_>) -> Option<NodeId> {
         let adverts = ctx.peers.map.iter().filter(|(_, p)| p.connected);
         let (node, advert) = adverts
             .filter_map(|(n, p)| Some((*n, p.hello.as_ref()?)))
             .flat_map(|(n, h)| h.jobs.iter().map(move |a| (n, a)))
             .filter(|(_, a)| a.key == self.key && a.belongs)
+            .filter(|(_, a)| !self.durable.superseded.contains(&a.lineage))
             .max_by_key(|(n, a)| (a.number, a.lineage, *n))?;
         advert.leader.filter(|n| ctx.reachable(*n)).or(Some(node))
     }

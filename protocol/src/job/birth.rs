@@ -76,6 +76,7 @@ impl Job {
             // It may still hold a generation that is long over.
             self.on_ask(ctx, from, ticket.knows);
         }
+        self.tell_superseded(ctx, from);
         if let Some(head) = self.live().filter(|_| !self.is_leaderless(ctx)) {
             let lead = self.acting_leader(ctx, &head.record);
             if lead != Some(ctx.me()) {
@@ -187,12 +188,20 @@ impl Job {
             return;
         }
         self.wake_at(now + REPEAT, "look at the tickets");
+        if self.joins_successor(ctx) {
+            return;
+        }
         let Some(first) = self.desk.tickets.values().min_by_key(|h| h.first) else {
             return;
         };
         let spec = first.ticket.spec.clone();
         let have = self.desk.tickets.len();
-        if have < usize::from(spec.birth_nodes()) {
+        // An operator's word replaces the quorum.
+        let least = match self.durable.continues {
+            Some(_) => spec.min_nodes,
+            None => spec.birth_nodes(),
+        };
+        if have < usize::from(least) {
             return;
         }
         let quiet = self.desk.last_new + spec.form_quiet();
@@ -231,18 +240,25 @@ impl Job {
             Arbiter::Members => self.witnesses(ctx, &members, &[]),
             Arbiter::Store(_) => Vec::new(),
         };
+        let (parent, cause) = match &self.durable.continues {
+            Some(from) => {
+                let nodes = from.without.clone();
+                (from.parent, Cause::Continued { nodes })
+            }
+            None => (self.head_digest(), Cause::Formed),
+        };
         let record = Arc::new(Record {
             key: self.key.clone(),
             birth: Digest::ZERO,
             number: 1,
-            parent: self.head_digest(),
+            parent,
             kind: Kind::Next,
             members,
             witnesses,
             arbiter,
             spec,
             restarts_used: 0,
-            cause: Cause::Formed,
+            cause,
             restore: None,
             nonce: ctx.rng.next_u64(),
         });

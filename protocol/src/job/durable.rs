@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::Continues;
 use crate::codec::{self, CodecError};
 use crate::ids::{Boot, Digest, JobKey};
 use crate::paxos::Acceptor;
@@ -37,6 +38,11 @@ pub struct Durable {
     pub acceptor: Acceptor,
     /// The newest commit that this agent, as the head's leader, has sent out (R8).
     pub sent: Option<CommitRef>,
+    /// Lineages that an operator gave up, the newest last: whoever comes back with one of them learns
+    /// it here.
+    pub superseded: Vec<Digest>,
+    /// What the next birth goes on from, by an operator's word.
+    pub continues: Option<Continues>,
 }
 
 impl Durable {
@@ -50,6 +56,8 @@ impl Durable {
             bound: None,
             acceptor: Acceptor::default(),
             sent: None,
+            superseded: Vec::new(),
+            continues: None,
         }
     }
 
@@ -73,6 +81,7 @@ impl Durable {
         self.head = Some(record);
         self.learned = boot;
         self.bound = None;
+        self.continues = None;
         self.acceptor = Acceptor::default();
         self.sent = None;
     }
@@ -86,6 +95,8 @@ impl Durable {
         *self = Durable {
             ended: std::mem::take(&mut self.ended),
             forfeited,
+            superseded: std::mem::take(&mut self.superseded),
+            continues: self.continues.take(),
             ..Durable::new(self.key.clone())
         };
     }

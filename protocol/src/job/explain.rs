@@ -59,9 +59,11 @@ impl Job {
                     "the job cannot go on: {} of the nodes that decide cannot be reached ({}), and \
                      without a majority two halves could both go on. What would help: bring one of \
                      them back; or, next time, a third agent as witness, or a shared directory \
-                     (--store). If they are gone for good, start anew with another --rdzv-id",
+                     (--store). If they are gone for good, `muster job continue {}` goes on without \
+                     them",
                     missing.len(),
                     names.join(", "),
+                    self.key.id,
                 )
             }
             Wait::Parked { ms } => format!(
@@ -96,6 +98,9 @@ impl Job {
         let names = |nodes: &[NodeId]| ctx.names(nodes);
         match &record.cause {
             Cause::Formed => format!("the job formed with {} nodes", record.members.len()),
+            Cause::Continued { nodes } => {
+                format!("an operator gave up {}; the others go on", names(nodes))
+            }
             Cause::NodesLost { nodes } => format!("lost {}", names(nodes)),
             Cause::NodesLeft { nodes } => format!("{} left", names(nodes)),
             Cause::NodesJoined { nodes } => format!("{} joined", names(nodes)),

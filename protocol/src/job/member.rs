@@ -415,7 +415,7 @@ impl Job {
     }
 
     /// Whether nothing can be decided from here: the voters that are lost make up a majority.
-    fn is_stranded(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
+    pub(super) fn is_stranded(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
         let there = |n| n == ctx.me() || ctx.peers.lost(n).is_none();
         record.arbiter == Arbiter::Members && !record.is_majority(there)
     }

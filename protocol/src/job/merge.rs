@@ -7,10 +7,13 @@ use super::{Ctx, Head, Job, REPEAT};
 use crate::ids::{Digest, NodeId};
 use crate::record::{Arbiter, Cause, Record, Voter};
 use crate::time::Time;
-use crate::wire::{Advert, JobMessage};
+use crate::wire::{Advert, JobMessage, MAX_LIST};
 
 /// Lineages beside ours that are remembered; with more, some wait for the next round.
 const MAX_OTHERS: usize = 16;
+
+/// Why the workers of a group that is left are ended.
+const TO_ANOTHER_GROUP: &str = "this group lost its nodes to another group of the job";
 
 #[derive(Debug, Default)]
 pub(super) struct Merge {
@@ -45,6 +48,9 @@ impl Job {
     /// Another agent says what it knows of this job. A hint: it leads to questions only.
     pub(crate) fn on_advert(&mut self, ctx: &mut Ctx<'_>, from: NodeId, advert: &Advert) {
         let leads = advert.belongs && advert.leader == Some(ctx.me());
+        if self.is_superseded(ctx, from, advert.lineage) {
+            return;
+        }
         let Some(head) = &self.head else {
             self.hint = Some(advert.clone());
             if leads {
@@ -121,7 +127,7 @@ impl Job {
         if head.record.is_majority(|n| !elsewhere.contains_key(&n)) {
             return;
         }
-        self.leave_group(ctx, mine);
+        self.leave_group(ctx, mine, TO_ANOTHER_GROUP);
     }
 
     /// This group is to end for a winner, and cannot write that down: too many of its voters live
@@ -135,12 +141,13 @@ impl Job {
         let goes = winner.is_some_and(|w| w < record.lineage() && self.needs_voters_of(ctx, w));
         if goes {
             let mine = self.head_digest();
-            self.leave_group(ctx, mine);
+            self.leave_group(ctx, mine, TO_ANOTHER_GROUP);
         }
         goes
     }
 
-    fn leave_group(&mut self, ctx: &mut Ctx<'_>, mine: Digest) {
+    /// Gives the head up for good, and with it the vote on what follows it.
+    pub(super) fn leave_group(&mut self, ctx: &mut Ctx<'_>, mine: Digest, why: &str) {
         self.head = None;
         self.durable.leave();
         self.persist(ctx);
@@ -148,11 +155,7 @@ impl Job {
         self.lead = None;
         self.proposal = None;
         self.merge = Merge::default();
-        self.stop_launcher(
-            mine,
-            0,
-            "this group lost its nodes to another group of the job",
-        );
+        self.stop_launcher(mine, 0, why);
     }
 
     pub(super) fn drive_merge(&mut self, ctx: &mut Ctx<'_>) {
@@ -185,7 +188,7 @@ impl Job {
             self.send(ctx, from, body);
         }
         let winner = self.merge.others.iter().find(|(other, _)| **other < mine);
-        let Some((_, leader)) = winner.map(|(l, n)| (*l, *n)) else {
+        let Some((winner, leader)) = winner.map(|(l, n)| (*l, *n)) else {
             return;
         };
         if self.merge.tombstone.is_some() {
@@ -193,12 +196,21 @@ impl Job {
         }
         if ctx.now >= self.merge.said + REPEAT || self.merge.said == Time::ZERO {
             self.merge.said = ctx.now;
-            self.send(ctx, leader, JobMessage::MergeAsk { loser: mine });
+            // Its leader may be gone: whoever acts in its place is among those who live there.
+            let there = self.merge.elsewhere.iter();
+            let there = there.filter(|(n, l)| **l == winner && **n != leader);
+            let asked: Vec<NodeId> = there.map(|(n, _)| *n).take(MAX_LIST).collect();
+            for node in asked.into_iter().chain([leader]) {
+                self.send(ctx, node, JobMessage::MergeAsk { loser: mine });
+            }
         }
         self.wake_at(self.merge.said + REPEAT, "ask the other group again");
     }
 
     pub(super) fn on_merge_ask(&mut self, ctx: &mut Ctx<'_>, from: NodeId, loser: Digest) {
+        if self.is_superseded(ctx, from, loser) {
+            return;
+        }
         let Some(head) = self.live() else { return };
         let mine = head.lineage();
         if loser == mine {

@@ -7,6 +7,7 @@
 
 mod apply;
 mod birth;
+mod chain;
 mod durable;
 mod explain;
 mod lead;
@@ -17,6 +18,7 @@ mod news;
 mod orders;
 mod plan;
 mod propose;
+mod resume;
 mod stop;
 mod store;
 mod voter;
@@ -25,12 +27,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 pub use durable::Durable;
+pub use resume::Continues;
 
 use crate::agent::{Config, ConnId, Effect, Notice, Phases};
 use crate::ids::{Digest, JobKey, LauncherId, NodeId};
 use crate::local::{ToAgent, ToLauncher};
 use crate::peers::Peers;
-use crate::record::{Cause, Kind, Record, Voter};
+use crate::record::{Kind, Record, Voter};
 use crate::rng::Rng;
 use crate::storelog;
 use crate::time::{Span, Time};
@@ -463,6 +466,10 @@ impl Job {
                 self.on_merge_granted(ctx, loser, winner);
             }
             JobMessage::Changed { digest, phases } => self.on_changed(ctx, from, digest, phases),
+            JobMessage::Continue { parent, without } => {
+                self.on_continue(ctx, from, parent, without);
+            }
+            JobMessage::Superseded { lineage } => self.on_superseded(ctx, lineage),
             JobMessage::Failure { digest, node, exit } => {
                 self.on_failure(ctx, from, digest, (node, *exit));
             }
@@ -471,180 +478,6 @@ impl Job {
 
     pub(crate) fn on_launcher_frame(&mut self, ctx: &mut Ctx<'_>, frame: ToAgent) {
         self.on_launcher(ctx, frame);
-    }
-
-    /// Somebody asks for the newest record, or shows that it holds an old one.
-    fn on_ask(&mut self, ctx: &mut Ctx<'_>, from: NodeId, have: Digest) {
-        if let Some(head) = &self.head
-            && head.digest != have
-        {
-            let head = head.record.clone();
-            self.repeat_failure(ctx, from);
-            if head.kind.is_terminal() && self.durable.ended.iter().any(|e| e.digest() == have) {
-                let record = head;
-                return self.send(ctx, from, JobMessage::Follows { have, record });
-            }
-            for record in self.durable.ended.clone().into_iter().chain([head]) {
-                self.send(ctx, from, JobMessage::Decided { record });
-            }
-        }
-    }
-
-    /// The job was born and ended again since the end known here, all without this node. The ends
-    /// themselves do not tell which is the later one: who had both as its head does.
-    fn on_follows(&mut self, ctx: &mut Ctx<'_>, from: NodeId, have: Digest, record: Arc<Record>) {
-        let ended = |e: &Arc<Record>| e.lineage() == record.lineage();
-        let behind = self.head.as_ref().is_some_and(|h| {
-            h.digest == have
-                && h.record.kind.is_terminal()
-                && h.record.lineage() != record.lineage()
-        });
-        if behind
-            && record.kind.is_terminal()
-            && self.durable.bound.is_none()
-            && !self.durable.ended.iter().any(ended)
-        {
-            return self.install(ctx, record);
-        }
-        self.on_decided(ctx, from, record);
-    }
-
-    /// A record that somebody knows to be decided.
-    fn on_decided(&mut self, ctx: &mut Ctx<'_>, from: NodeId, record: Arc<Record>) {
-        let Some(head) = &self.head else {
-            return self.consider_stranger(ctx, from, record);
-        };
-        if head.record.lineage() == record.lineage() {
-            if record.number > head.record.number {
-                self.install(ctx, record);
-            } else if record.number < head.record.number {
-                let record = head.record.clone();
-                self.send(ctx, from, JobMessage::Decided { record });
-            }
-            return;
-        }
-        self.consider_stranger(ctx, from, record);
-    }
-
-    /// A decided record of a lineage that is not ours.
-    fn consider_stranger(&mut self, ctx: &mut Ctx<'_>, from: NodeId, record: Arc<Record>) {
-        let lineage = record.lineage();
-        let ended = self.durable.ended.iter().find(|e| e.lineage() == lineage);
-        if let Some(ended) = ended.cloned() {
-            // That lineage is over, and what was voted in it is forgotten here.
-            if ended.digest() != record.digest() {
-                self.send(ctx, from, JobMessage::Decided { record: ended });
-            }
-            return;
-        }
-        let concerns_me = record.has(ctx.me()) || record.is_voter(ctx.voter());
-        let launcher = self.launcher();
-        let names_me = |m: &&crate::record::Member| {
-            m.node == ctx.cfg.node && m.state == ctx.cfg.state && Some(m.launcher) == launcher
-        };
-        if self.live().is_some()
-            && !self.is_member(ctx)
-            && record.kind == Kind::Next
-            && record.members.iter().any(|m| names_me(&m))
-        {
-            // It asked to be let in there, and is; here it is a witness at most. One lineage per
-            // node (I2): the vote here is given up for good.
-            self.durable.leave();
-            self.head = None;
-            return self.install(ctx, record);
-        }
-        if self.live().is_some() {
-            let advert = Advert {
-                key: self.key.clone(),
-                lineage: record.lineage(),
-                digest: record.digest(),
-                number: record.number,
-                leader: record.leader(),
-                belongs: record.kind == Kind::Next,
-            };
-            self.on_advert(ctx, from, &advert);
-            return;
-        }
-        if record.kind.is_terminal() && self.head.is_none() {
-            // Our own birth must name this end as its parent, or nobody who knows it accepts it.
-            self.withdraw_birth(ctx);
-        }
-        let bound = self.durable.bound.as_ref().map(|b| b.digest());
-        let mine = bound == Some(record.lineage());
-        let newer = self.head_digest() == record.parent && record.number == 1;
-        if mine || (bound.is_none() && concerns_me && (record.kind == Kind::Next || newer)) {
-            self.install(ctx, record);
-        } else if bound.is_none() && self.head.is_none() && record.kind.is_terminal() {
-            // Births name the terminal record before them.
-            self.install(ctx, record);
-        }
-    }
-
-    /// Makes a decided record the head. The one place where a generation changes.
-    fn install(&mut self, ctx: &mut Ctx<'_>, record: Arc<Record>) {
-        let digest = record.digest();
-        if digest == self.head_digest() {
-            return;
-        }
-        if let Some(before) = self.head.as_ref().map(|h| h.digest) {
-            self.tell_unfinished(before);
-        }
-        let before = self.head.take();
-        self.durable.install(record.clone(), ctx.cfg.boot);
-        self.persist(ctx);
-        self.phases.decided = ctx.now;
-        self.head = Some(Head {
-            record: record.clone(),
-            digest,
-        });
-        self.hint = None;
-        self.proposal = None;
-        self.seen_round = 0;
-        self.committing = None;
-        self.before = before.as_ref().map(|h| h.record.clone());
-        self.note_dropped(ctx, &record);
-        self.installed_at = ctx.now;
-        if let Cause::LinksLost { nodes } = &record.cause {
-            // Everybody counts, for anybody may come to lead.
-            for node in nodes.iter().filter(|n| !record.has(**n)) {
-                self.strikes.entry(*node).or_default().strike(ctx.now);
-            }
-        }
-        self.lead = None;
-        self.storeless.clear();
-        self.desk.birth = None;
-        // Whoever is in has no ticket any more, whatever becomes of it later.
-        self.desk
-            .tickets
-            .retain(|n, h| record.member(*n) != Some(&h.ticket.member));
-        self.voter.on_install(&record);
-        self.notice(Notice::Decided {
-            key: self.key.clone(),
-            digest,
-            record: record.clone(),
-        });
-        if record.number == 1 && record.has(ctx.me()) {
-            self.warn_of_twins(&record);
-        }
-        let known = before.as_ref().map(|h| h.record.lineage());
-        self.enter(ctx, before.map(|h| h.digest));
-        if known != Some(record.lineage()) {
-            self.ask_other_groups(ctx);
-        }
-        if record.kind.is_terminal() {
-            self.desk.tickets.clear();
-        }
-    }
-
-    /// A change of generation begins, as this node sees it.
-    fn change_begins(&mut self, now: Time, fault: Time) {
-        if self.phases.detected == Time::ZERO {
-            self.phases = Phases {
-                fault,
-                detected: now,
-                ..Phases::default()
-            };
-        }
     }
 
     /// Who this job wants the failure detector to watch, with guards. Up to 64 members everybody

@@ -2,6 +2,7 @@
 //! a [`Step`] of the world, in one order.
 
 mod links;
+mod pauses;
 mod storage;
 
 use std::collections::BTreeMap;
@@ -258,7 +259,7 @@ impl Conductor {
     fn item(&mut self, item: Item) -> Result<(), Violation> {
         match item {
             Item::Do(step) => {
-                if let Some(node) = for_agent(&step)
+                if let Some(node) = pauses::for_agent(&step)
                     && self.paused_until[node] > self.now
                 {
                     if self.asleep[node].is_empty() {
@@ -517,34 +518,6 @@ impl Conductor {
         })
     }
 
-    pub(super) fn pause(&mut self, node: usize, until: u64) {
-        self.paused_until[node] = match until {
-            0 => 0,
-            until => until.max(self.paused_until[node]),
-        };
-        self.awake(node);
-    }
-
-    /// Hands over what came during a pause, if it is over: in the order in which it came, and before
-    /// anything newer, however the pause ended. A network driver never reports the end of an old
-    /// connection after the beginning of the next one.
-    fn awake(&mut self, node: usize) {
-        if self.asleep[node].is_empty() {
-            return;
-        }
-        let until = self.paused_until[node];
-        if until > self.now {
-            return self.at(until, Item::Awake { node });
-        }
-        for item in std::mem::take(&mut self.asleep[node]) {
-            self.at(self.now, item);
-        }
-    }
-
-    pub(super) fn is_paused(&self, node: usize) -> bool {
-        self.paused_until[node] > self.now
-    }
-
     fn heal(&mut self) -> Result<(), Violation> {
         self.healed = true;
         self.net.heal();
@@ -590,24 +563,5 @@ impl Conductor {
             Err(error) => return Err(error.into()),
         }
         Ok(())
-    }
-}
-
-/// The node whose agent has to be awake for this step.
-fn for_agent(step: &Step) -> Option<usize> {
-    match step {
-        Step::Connect { node, .. }
-        | Step::Disconnect { node, .. }
-        | Step::Deliver { to: node, .. }
-        | Step::Timer { node, .. }
-        | Step::Probed { node, .. }
-        | Step::Drain { node, .. }
-        | Step::Checkpoint { node, .. }
-        | Step::LauncherConnect { node, .. }
-        | Step::AgentHears { node, .. }
-        | Step::LauncherGone { node, .. }
-        | Step::StoreAnswer { node, .. }
-        | Step::BeaconAnswer { node, .. } => Some(*node),
-        _ => None,
     }
 }

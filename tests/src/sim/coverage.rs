@@ -109,7 +109,10 @@ impl Coverage {
                     Cause::NodesJoined { .. } => self.nodes_joined += 1,
                     Cause::LinksLost { .. } => self.links_lost += 1,
                     Cause::StartFailed { .. } => self.start_failures += 1,
-                    Cause::Formed | Cause::Finished | Cause::Cancelled => {}
+                    Cause::Formed
+                    | Cause::Continued { .. }
+                    | Cause::Finished
+                    | Cause::Cancelled => {}
                 }
             }
             Notice::Committed { .. } => self.commits += 1,

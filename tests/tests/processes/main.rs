@@ -3,6 +3,9 @@
 //! beside the tests.
 
 #[cfg(test)]
+#[path = "../ground/mod.rs"]
+mod ground;
+#[cfg(test)]
 mod harness;
 #[cfg(test)]
 mod needs_netns;

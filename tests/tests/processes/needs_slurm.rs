@@ -5,7 +5,8 @@ use std::process::Command;
 
 use nix::sys::signal::Signal;
 
-use crate::harness::{Bed, now_ns, program, project};
+use crate::ground::program;
+use crate::harness::{Bed, now_ns, project};
 
 /// A cluster of nodes n1 to n3; gone when dropped.
 struct Slurm {

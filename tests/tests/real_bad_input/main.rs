@@ -6,6 +6,8 @@
     reason = "a test ends by panicking"
 )]
 
+#[path = "../ground/mod.rs"]
+mod ground;
 mod support;
 
 /// Tests of real processes: one at a time.

@@ -4,22 +4,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::unix::net::UnixStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use muster_protocol::codec::{self, Deframer};
-use muster_protocol::local::{Answer, Query, ToAgent};
+use muster_protocol::local::Query;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The bound of every wait.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(45);
-/// Between two looks.
-const LOOK: Duration = Duration::from_millis(20);
+use crate::ground::{
+    LOOK, PATIENCE, ask, eventually, free_port, pids, program, without_our_environment,
+};
 
 /// From linux/capability.h: the right to write what the mode forbids.
 const CAP_DAC_OVERRIDE: libc::c_ulong = 1;
@@ -29,40 +26,7 @@ pub(crate) const JOB: &str = "job";
 
 /// Polls until the condition holds.
 pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < deadline, "never came true: {what}");
-        std::thread::sleep(LOOK);
-    }
-}
-
-/// The command `muster`, as built with these tests.
-pub(crate) fn muster() -> PathBuf {
-    let path = match std::env::var_os("MUSTER_TEST_BIN") {
-        Some(path) => PathBuf::from(path),
-        None => {
-            let test = std::env::current_exe().unwrap();
-            test.ancestors().nth(2).unwrap().join("muster")
-        }
-    };
-    assert!(
-        path.exists(),
-        "{} is missing: cargo build -p muster-cli",
-        path.display()
-    );
-    path
-}
-
-/// A port that nobody has, below those that the kernel gives to outgoing connections: an agent that
-/// is away for a moment finds it free again.
-pub(crate) fn free_port() -> u16 {
-    use std::sync::atomic::{AtomicU16, Ordering};
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let spread = u16::try_from(std::process::id() % 10_000).unwrap();
-    (0..1_000)
-        .map(|_| 20_000 + (spread + NEXT.fetch_add(1, Ordering::Relaxed) * 7) % 12_000)
-        .find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok())
-        .expect("a free port")
+    eventually(PATIENCE, what, || holds().then_some(()));
 }
 
 /// A child of the test; killed when it is dropped.
@@ -216,15 +180,7 @@ impl Bed {
         fs::create_dir_all(home.join("run")).unwrap();
         let log = home.join(format!("{what}-{}.log", self.starts));
         let file = fs::File::create(&log).unwrap();
-        for (name, _) in std::env::vars_os() {
-            let text = name.to_string_lossy();
-            if ["PET_", "MUSTER_", "SLURM_"]
-                .iter()
-                .any(|p| text.starts_with(p))
-            {
-                command.env_remove(&name);
-            }
-        }
+        without_our_environment(&mut command);
         let test = std::process::id();
         let without_root = self.without_root;
         command
@@ -263,7 +219,7 @@ impl Bed {
         let mut flags = self.agent_flags(node, first);
         flags.retain(|f| !more.iter().any(|m| name(m) == name(f)));
         flags.extend(more.iter().map(|f| (*f).to_owned()));
-        let mut command = Command::new(muster());
+        let mut command = Command::new(program("muster"));
         command.arg("agent").args(&flags);
         self.spawn(node, "agent", command)
     }
@@ -307,7 +263,7 @@ impl Bed {
         words: &[&str],
         env: &[(&str, &str)],
     ) -> Proc {
-        let mut command = Command::new(muster());
+        let mut command = Command::new(program("muster"));
         command
             .args(["run", "--rdzv-id", JOB])
             .args(flags)
@@ -394,10 +350,7 @@ fn is_whole(workers: &[Worker], nodes: &BTreeSet<&str>) -> bool {
 }
 
 pub(crate) fn processes() -> impl Iterator<Item = u32> {
-    fs::read_dir("/proc")
-        .unwrap()
-        .flatten()
-        .filter_map(|e| e.file_name().to_str()?.parse().ok())
+    pids().map(i32::cast_unsigned)
 }
 
 /// The words of a process' command line, each with a zero behind it; empty for a zombie.
@@ -406,39 +359,9 @@ pub(crate) fn cmdline(pid: u32) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Asks an agent, as the command line does.
+/// What an agent answers; `None` when it does not, or refuses.
 pub(crate) fn query(socket: &Path, query: Query) -> Option<Value> {
-    let mut stream = UnixStream::connect(socket).ok()?;
-    stream
-        .set_read_timeout(Some(Duration::from_secs(10)))
-        .ok()?;
-    let frame = codec::encode_frame(&ToAgent::Query(query)).unwrap();
-    stream.write_all(&codec::with_length(&frame)).ok()?;
-    let mut deframer = Deframer::default();
-    let mut buffer = [0; 4096];
-    let mut parts = Vec::new();
-    loop {
-        if let Some(frame) = deframer.next_frame().unwrap() {
-            match codec::decode_frame(frame).unwrap() {
-                Answer::Json(text) => {
-                    return Some(match serde_json::from_str(&text).unwrap() {
-                        Value::Array(last) => {
-                            parts.extend(last);
-                            Value::Array(parts)
-                        }
-                        other => other,
-                    });
-                }
-                Answer::Part(text) => {
-                    parts.extend(serde_json::from_str::<Vec<Value>>(&text).unwrap());
-                    continue;
-                }
-                Answer::Error(_) => return None,
-            }
-        }
-        let n = stream.read(&mut buffer).ok().filter(|n| *n > 0)?;
-        deframer.push(&buffer[..n]);
-    }
+    ask(socket, query)?.ok()
 }
 
 /// What the agent says of the job's past, oldest first.

@@ -17,15 +17,17 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use rand::TryRngCore;
 
-use super::ask::ask;
 use super::follow::last_lines;
 use super::recording::Down;
+use crate::query::client::ask_now;
 use crate::run::{procs, sidecar, spawn};
 
 /// The job's name.
 pub(super) const JOB: &str = "demo";
 /// What an agent's SIGTERM leaves for a drain.
 const SIGTERM_DEADLINE: &str = "10s";
+/// The longest that an agent may take for an answer.
+pub(super) const ANSWER: Duration = Duration::from_secs(2);
 /// The longest that what was killed takes to be gone.
 const GONE: Duration = Duration::from_secs(5);
 
@@ -88,7 +90,7 @@ impl Node {
     /// Asks the agent for its address and id.
     pub(super) fn learn(&mut self) -> bool {
         if self.known.is_none()
-            && let Ok(status) = ask(&self.socket(), Query::Status)
+            && let Some(status) = ask_now(&self.socket(), Query::Status, ANSWER)
         {
             let addr = status["listening"][0].as_str().and_then(|a| a.parse().ok());
             let id = status["node"].as_str().map(str::to_owned);
@@ -99,8 +101,7 @@ impl Node {
 
     /// How many other agents this one is connected with.
     pub(super) fn peers(&self) -> usize {
-        ask(&self.socket(), Query::Status)
-            .ok()
+        ask_now(&self.socket(), Query::Status, ANSWER)
             .and_then(|s| s["peers_connected"].as_u64())
             .map_or(0, |n| n as usize)
     }

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use muster_protocol::local::Query;
 use muster_runtime::demo::Line;
 
-use super::ask::ask;
+use super::cluster::ANSWER;
 use super::recording::Recording;
+use crate::query::client::ask_now;
 
 /// The most that is read of one file at once; the rest comes the next time.
 const CHUNK: u64 = 1 << 20;
@@ -102,7 +103,7 @@ impl Follower {
             after: *seen,
         };
         let mut news = Vec::new();
-        if let Ok(answer) = ask(socket, query) {
+        if let Some(answer) = ask_now(socket, query, ANSWER) {
             for event in answer.as_array().into_iter().flatten() {
                 *seen = (*seen).max(event["seq"].as_u64().unwrap_or(0));
                 news.extend(recording.take_event(event));

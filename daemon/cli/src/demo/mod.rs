@@ -2,7 +2,6 @@
 //! network while nodes are killed, drained and added, and the result is compared, bit for bit, with
 //! the same training undisturbed.
 
-mod ask;
 mod check;
 mod cluster;
 mod follow;

@@ -153,6 +153,20 @@ impl Client {
     }
 }
 
+/// Asks one agent from code that is not asynchronous, with this bound on all of it; `None` when it
+/// does not answer, or refuses.
+pub(crate) fn ask_now(socket: &Path, query: Query, within: Duration) -> Option<Value> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .ok()?;
+    let client = Client {
+        path: socket.to_owned(),
+    };
+    let asked = async { tokio::time::timeout(within, client.query(query)).await };
+    runtime.block_on(asked).ok()?.ok()
+}
+
 /// Why there is no answer.
 #[derive(Debug)]
 pub(super) enum Unanswered {

@@ -3,7 +3,7 @@
 //! Nothing here decides about a job. What the agent answers is JSON, and `-o json` prints it as it
 //! came; the tables are made from the same values.
 
-mod client;
+pub(crate) mod client;
 mod config;
 mod doctor;
 mod events;
@@ -74,6 +74,8 @@ pub enum Query {
     Drain(orders::DrainArgs),
     /// Stop a job on all its nodes
     Cancel(orders::CancelArgs),
+    /// Orders for a job in trouble
+    Job(orders::JobArgs),
     /// Check this node, and say how to mend what is wrong
     Doctor(doctor::Args),
     /// Show the agent's configuration, and where each value comes from
@@ -107,6 +109,7 @@ pub fn main(query: Query, whole: clap::Command) -> ExitCode {
             Query::Logs(args) => logs::main(&args).await,
             Query::Drain(args) => orders::drain(&args).await,
             Query::Cancel(args) => orders::cancel(&args).await,
+            Query::Job(args) => orders::job(&args).await,
             Query::Doctor(args) => doctor::main(&args, &style).await,
             Query::Config(args) => config::main(&args, &style),
             Query::Completions(args) => shell::completions(&args, whole),

@@ -46,6 +46,34 @@ pub struct CancelArgs {
     common: super::Common,
 }
 
+/// `muster job`
+#[derive(Debug, clap::Args)]
+pub struct JobArgs {
+    #[command(subcommand)]
+    order: JobOrder,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum JobOrder {
+    /// Go on with a job that has lost the majority of its nodes for good
+    Continue(ContinueArgs),
+}
+
+/// `muster job continue`
+#[derive(Debug, clap::Args)]
+struct ContinueArgs {
+    /// The job's id
+    job: String,
+    /// Every node that is lost and is given up: the beginning of its id, or its host name
+    #[arg(long, value_name = "NODE,..", value_delimiter = ',')]
+    dead: Vec<String>,
+    /// Do it: those nodes are dead, and what only they have may be lost
+    #[arg(long)]
+    yes: bool,
+    #[command(flatten)]
+    common: super::Common,
+}
+
 /// `30s`, `500ms`, `2m`, `1h`; a plain number is seconds.
 fn grace(text: &str) -> Result<Span, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -161,6 +189,47 @@ fn target(nodes: &Value, name: &str) -> Result<Target, Failure> {
             )))
         }
     }
+}
+
+pub(super) async fn job(args: &JobArgs) -> Result<(), Failure> {
+    let JobOrder::Continue(args) = &args.order;
+    let client = Client::find(args.common.socket.as_deref(), Some(&args.job)).await?;
+    if !args.yes {
+        return Err(Failure::Usage(risks(args)));
+    }
+    client
+        .command(Command::Continue {
+            job: args.job.clone(),
+            dead: args.dead.clone(),
+        })
+        .await?;
+    if args.common.out.json() {
+        return put_json(&json!({ "ok": true, "job": args.job, "given_up": args.dead }));
+    }
+    let text = format!(
+        "{} goes on without {}; `muster events {}` shows it\n",
+        clean(&args.job),
+        clean(&args.dead.join(", ")),
+        clean(&args.job)
+    );
+    put(text.as_bytes())
+}
+
+/// What an operator has to know before the job goes on.
+fn risks(args: &ContinueArgs) -> String {
+    let dead = match args.dead.as_slice() {
+        [] => "the nodes named with --dead".to_owned(),
+        dead => clean(&dead.join(", ")),
+    };
+    format!(
+        "continuing {} gives up {dead}. Only you can know that they are dead: one that merely cannot be \
+         reached may train on until it is, and write the same files.\n\
+         What may be lost: whatever they did that is in no checkpoint which the nodes that are left can \
+         read. The job starts again from such a checkpoint, with a fresh count of restarts.\n\
+         When they come back they stop their workers and join.\n\
+         If that is what you want, add --yes",
+        clean(&args.job)
+    )
 }
 
 async fn is_gone(client: &Client, target: &Target) -> Result<bool, Unanswered> {

@@ -166,6 +166,28 @@ impl Drop for Agent {
     }
 }
 
+/// What a launcher registers with.
+pub(crate) fn registration(job: &str, nodes: (u16, u16)) -> Register {
+    Register {
+        launcher: LauncherId([9; 8]),
+        job: job.into(),
+        spec: JobSpec {
+            min_nodes: nodes.0,
+            max_nodes: nodes.1,
+            ..JobSpec::default()
+        },
+        slots: 2,
+        guard_port: 1,
+        addrs: vec![[127, 0, 0, 1].into()],
+        place: Place::default(),
+        running: None,
+        store: None,
+        pid: std::process::id(),
+        command: "train".into(),
+        log_dir: None,
+    }
+}
+
 /// A launcher that only speaks: it says that workers run which nobody started.
 pub(crate) struct Launcher {
     runtime: tokio::runtime::Runtime,
@@ -179,29 +201,18 @@ impl Launcher {
         nodes: (u16, u16),
         log_dir: Option<&Path>,
     ) -> Launcher {
+        let mut register = registration(job, nodes);
+        register.log_dir = log_dir.map(|d| d.to_str().unwrap().to_owned());
+        Launcher::say(socket, register)
+    }
+
+    /// Connects and registers.
+    pub(crate) fn say(socket: &Path, register: Register) -> Launcher {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
             .build()
             .unwrap();
-        let register = Register {
-            launcher: LauncherId([9; 8]),
-            job: job.into(),
-            spec: JobSpec {
-                min_nodes: nodes.0,
-                max_nodes: nodes.1,
-                ..JobSpec::default()
-            },
-            slots: 2,
-            guard_port: 1,
-            addrs: vec![[127, 0, 0, 1].into()],
-            place: Place::default(),
-            running: None,
-            store: None,
-            pid: std::process::id(),
-            command: "train".into(),
-            log_dir: log_dir.map(|d| d.to_str().unwrap().to_owned()),
-        };
         let conn = runtime.block_on(async {
             let conn = connect(socket).await.unwrap();
             let frames = [ToAgent::Register(register), ToAgent::MasterPort { port: 2 }];
@@ -214,13 +225,13 @@ impl Launcher {
         Launcher { runtime, conn }
     }
 
-    fn recv(&mut self) -> ToLauncher {
+    pub(crate) fn recv(&mut self) -> ToLauncher {
         let received = async { tokio::time::timeout(PATIENCE, self.conn.recv()).await };
         let frame = self.runtime.block_on(received).unwrap().unwrap().unwrap().0;
         codec::decode_frame(&frame).unwrap()
     }
 
-    fn send(&mut self, frame: &ToAgent) {
+    pub(crate) fn send(&mut self, frame: &ToAgent) {
         let frame = codec::encode_frame(frame).unwrap();
         let Launcher { runtime, conn } = self;
         runtime.block_on(async { conn.send(frame, Vec::new()).unwrap() });

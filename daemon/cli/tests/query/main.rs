@@ -7,3 +7,5 @@ mod agents;
 mod asking;
 #[cfg(test)]
 mod jobs;
+#[cfg(test)]
+mod stores;

@@ -1,23 +1,21 @@
 //! One job's nodes.
 
 use std::fs::File;
-use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{self, Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use muster_protocol::codec::{self, Deframer};
-use muster_protocol::local::{Answer, Query, ToAgent};
+use muster_protocol::local::Query;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use super::events::{self, Group, Noted};
 use super::hosts::Hosts;
-use super::{PATIENCE, eventually, now_ns, procs, program, project};
+use super::{now_ns, procs, project};
+use crate::ground::{PATIENCE, ask, eventually, free_port, program, without_our_environment};
 
 /// Nodes of a bed that does not say.
 const NODES: usize = 6;
@@ -74,7 +72,7 @@ impl Bed {
             mark: format!("TEST_BED={}-{}", process::id(), now_ns()),
             dir,
             flags: flags.iter().map(|f| (*f).to_owned()).collect(),
-            ports: free_ports(nodes),
+            ports: (0..nodes).map(|_| free_port()).collect(),
             nodes: (0..nodes).map(|_| Node::default()).collect(),
         }
     }
@@ -156,15 +154,7 @@ impl Bed {
         let argv: Vec<String> = inside.into_iter().flatten().chain(argv.to_vec()).collect();
         let mut command = process::Command::new(&argv[0]);
         let (name, value) = self.mark.split_once('=').unwrap();
-        let stale = std::env::vars().map(|(name, _)| name).filter(|name| {
-            let ours = [
-                "MUSTER_", "PET_", "SLURM_", "NEXTEST", "CARGO", "GLOO_", "NCCL_",
-            ];
-            ours.iter().any(|prefix| name.starts_with(prefix))
-        });
-        for name in stale {
-            command.env_remove(name);
-        }
+        without_our_environment(&mut command);
         command
             .args(&argv[1..])
             .env(name, value)
@@ -271,27 +261,8 @@ impl Bed {
 
     /// What the node's agent answers; `None` when none does.
     pub(crate) fn query(&self, node: usize, query: Query) -> Option<Value> {
-        let mut socket = UnixStream::connect(self.socket(node)).ok()?;
-        let timeout = Some(Duration::from_secs(5));
-        socket.set_read_timeout(timeout).unwrap();
-        let frame = codec::encode_frame(&ToAgent::Query(query)).unwrap();
-        socket.write_all(&codec::with_length(&frame)).ok()?;
-        let mut deframer = Deframer::default();
-        let mut buffer = [0; 4096];
-        let mut parts = Vec::new();
-        loop {
-            while let Some(frame) = deframer.next_frame().unwrap() {
-                match codec::decode_frame(frame).unwrap() {
-                    Answer::Json(text) => return Some(joined(&parts, &text)),
-                    Answer::Part(text) => parts.push(text),
-                    Answer::Error(text) => panic!("n{node} refuses: {text}"),
-                }
-            }
-            match socket.read(&mut buffer) {
-                Ok(0) | Err(_) => return None,
-                Ok(got) => deframer.push(&buffer[..got]),
-            }
-        }
+        let answer = ask(&self.socket(node), query)?;
+        Some(answer.unwrap_or_else(|text| panic!("n{node} refuses: {text}")))
     }
 
     /// `muster drain`.
@@ -303,6 +274,21 @@ impl Bed {
             .unwrap();
         let errors = String::from_utf8_lossy(&done.stderr);
         assert!(done.status.success(), "muster drain: {errors}");
+    }
+
+    /// `muster job continue`: whether it was done, and what it said.
+    pub(crate) fn go_on(&self, node: usize, more: &[&str]) -> (bool, String) {
+        let done = process::Command::new(program("muster"))
+            .args(["job", "continue", "job", "--socket"])
+            .arg(self.socket(node))
+            .args(more)
+            .output()
+            .unwrap();
+        let said = [done.stdout, done.stderr].concat();
+        (
+            done.status.success(),
+            String::from_utf8_lossy(&said).into_owned(),
+        )
     }
 
     /// The job as the node's agent sees it; null when there is none.
@@ -528,28 +514,4 @@ impl Bed {
 fn open_to_all(dir: &Path) {
     let mode = std::fs::Permissions::from_mode(0o777);
     std::fs::set_permissions(dir, mode).unwrap();
-}
-
-/// An answer that came in parts is a list, and so is each part.
-fn joined(parts: &[String], last: &str) -> Value {
-    let last: Value = serde_json::from_str(last).unwrap();
-    if parts.is_empty() {
-        return last;
-    }
-    let mut all: Vec<Value> = Vec::new();
-    for part in parts {
-        all.extend(serde_json::from_str::<Vec<Value>>(part).unwrap());
-    }
-    all.extend(last.as_array().cloned().unwrap_or_default());
-    all.into()
-}
-
-/// Ports that are free now, below those that the system gives to anyone.
-fn free_ports(count: usize) -> Vec<u16> {
-    let seed = now_ns() / 1000 + u64::from(process::id());
-    let start = 20_000 + (seed % 11_000) as u16;
-    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    let found: Vec<u16> = (start..32_000).filter(free).take(count).collect();
-    assert_eq!(found.len(), count, "no free ports");
-    found
 }

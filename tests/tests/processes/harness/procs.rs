@@ -3,18 +3,11 @@
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::ground::pids;
+
 /// Live processes that carry all of these `NAME=VALUE`.
 pub(super) fn carrying(marks: &[String]) -> Vec<i32> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else {
-            continue;
-        };
-        if carries(pid, marks) {
-            found.push(pid);
-        }
-    }
-    found
+    pids().filter(|pid| carries(*pid, marks)).collect()
 }
 
 pub(super) fn carries(pid: i32, marks: &[String]) -> bool {

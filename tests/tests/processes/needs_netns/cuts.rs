@@ -59,32 +59,28 @@ fn heal(mut bed: Bed, left_out: usize) {
     }
 }
 
+/// Something is lost between two of the three, given by the place of their ranks.
+fn check(places: [usize; 2], how: fn(&Hosts, usize, usize)) {
+    let (bed, group) = three();
+    let pair = places.map(|place| group.nodes()[place]);
+    let left_out = cut(&bed, &group, &pair, |h| how(h, pair[0], pair[1]));
+    heal(bed, left_out);
+}
+
+/// Rank 0's node reaches both.
 #[test]
 fn two_nodes_that_do_not_reach_each_other() {
-    let (bed, group) = three();
-    let nodes = group.nodes();
-    // Rank 0's node reaches both and stays.
-    let pair = [nodes[1], nodes[2]];
-    let left_out = cut(&bed, &group, &pair, |h| h.cut_pair(pair[0], pair[1]));
-    heal(bed, left_out);
+    check([1, 2], Hosts::cut_pair);
 }
 
 #[test]
 fn rank_0s_node_and_another_do_not_reach_each_other() {
-    let (bed, group) = three();
-    let nodes = group.nodes();
-    let pair = [nodes[0], nodes[2]];
-    let left_out = cut(&bed, &group, &pair, |h| h.cut_pair(pair[0], pair[1]));
-    heal(bed, left_out);
+    check([0, 2], Hosts::cut_pair);
 }
 
 #[test]
 fn a_link_that_is_cut_one_way() {
-    let (bed, group) = three();
-    let nodes = group.nodes();
-    let pair = [nodes[1], nodes[2]];
-    let left_out = cut(&bed, &group, &pair, |h| h.cut_one_way(pair[1], pair[0]));
-    heal(bed, left_out);
+    check([2, 1], Hosts::cut_one_way);
 }
 
 #[test]

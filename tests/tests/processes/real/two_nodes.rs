@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::harness::Bed;
+use crate::harness::{Bed, now_ns};
 
 const FLAGS: [&str; 1] = ["--nnodes=1:2"];
 
@@ -113,6 +113,57 @@ fn the_other_goes_on_when_rank_0_comes_back() {
     bed.run(zero, 0);
     let last = bed.events()[before - 1].t;
     bed.group(&[0, 1], last);
+    bed.order(None, 0);
+    assert_eq!((bed.ended(zero), bed.ended(one)), (Some(0), Some(0)));
+}
+
+#[test]
+fn the_other_goes_on_by_an_operators_word_and_rank_0_joins_when_it_comes_back() {
+    let mut bed = Bed::new(&FLAGS);
+    let (zero, one) = stranded(&mut bed);
+    assert!(
+        bed.said(one).contains("muster job continue job"),
+        "{}",
+        bed.said(one)
+    );
+    let dead = format!("n{zero}");
+    // Not by mistake: what may be lost is said first, and every node that is given up is named.
+    let (done, said) = bed.go_on(one, &["--dead", dead.as_str()]);
+    assert!(
+        !done && said.contains("What may be lost") && said.contains("--yes"),
+        "{said}"
+    );
+    let (done, said) = bed.go_on(one, &["--yes"]);
+    assert!(
+        !done && said.contains("--dead") && said.contains(&dead),
+        "{said}"
+    );
+    let at = now_ns();
+    let (done, said) = bed.go_on(one, &["--yes", "--dead", dead.as_str()]);
+    assert!(done, "{said}");
+    bed.until("the other trains alone", |bed| {
+        let mut starts = bed.events().into_iter();
+        let last = starts.rfind(|e| e.event == "start" && e.t > at);
+        last.is_some_and(|e| e.node == format!("n{one}") && e.world == 1)
+    });
+    let causes = bed.history(one, "generation");
+    assert_eq!(causes.last().unwrap()["cause"], "continued", "{causes:?}");
+    // Rank 0's node, whose vote alone was the majority of what was given up, comes back.
+    let at = now_ns();
+    bed.run(zero, 0);
+    bed.until("both train", |bed| {
+        let new = bed
+            .events()
+            .into_iter()
+            .filter(|e| e.event == "start" && e.t > at);
+        let pair: Vec<_> = new
+            .filter(|e| e.world == 2 && bed.is_alive(e.pid))
+            .collect();
+        pair.len() == 2 && pair[0].master == pair[1].master
+    });
+    let (a, b) = (bed.job(zero), bed.job(one));
+    assert_eq!(a["digest"], b["digest"]);
+    assert_eq!(b["cause"], "nodes_joined");
     bed.order(None, 0);
     assert_eq!((bed.ended(zero), bed.ended(one)), (Some(0), Some(0)));
 }

@@ -7,7 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::support::{Bed, Proc, free_port, get, query};
+use crate::ground::free_port;
+use crate::support::{Bed, Proc, get, query};
 use muster_protocol::codec;
 use muster_protocol::local::{Query, Register, ToAgent, ToLauncher};
 use muster_protocol::record::Place;

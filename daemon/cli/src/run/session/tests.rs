@@ -312,6 +312,69 @@ fn the_end_waits_for_the_workers() {
 }
 
 #[test]
+fn a_failure_elsewhere_is_told_once_it_is_clear_what_follows() {
+    let failed = |rank: u32| {
+        let exit = WorkerExit {
+            rank,
+            local_rank: 0,
+            pid: 77,
+            code: 3,
+            signal: None,
+            at_ms: 5,
+            tail: "Traceback\nboom".into(),
+        };
+        let node = "b (22)".into();
+        Event::Frame(ToLauncher::Failed { node, exit })
+    };
+    let says = |world: &mut World| -> Vec<String> {
+        let all = std::iter::from_fn(|| world.session.poll_effect());
+        all.filter_map(|e| match e {
+            Effect::Say(text) | Effect::Exit { report: text, .. } => Some(text),
+            _ => None,
+        })
+        .filter(|text| text.contains("the cause"))
+        .collect()
+    };
+    let cause =
+        "the cause: rank 5 (local rank 0, pid 77) on b (22): exit code 3\n    Traceback\n    boom";
+    // The job goes on: said before the next generation, and not again.
+    let mut world = World::running(1);
+    let now = world.now;
+    world.session.handle(failed(5), now);
+    assert!(
+        says(&mut world).is_empty(),
+        "it may be the end, which tells it"
+    );
+    world
+        .session
+        .handle(Event::Frame(ToLauncher::Start(start(2, 1))), now);
+    assert_eq!(says(&mut world), [cause]);
+    // It ends: told in the report.
+    let mut world = World::new();
+    world.session.handle(failed(5), now);
+    let end = ToLauncher::End {
+        code: 3,
+        report: "r".into(),
+    };
+    world.session.handle(Event::Frame(end.clone()), now);
+    assert_eq!(says(&mut world), [format!("r\n{cause}")]);
+    // The failure was here: the report tells it as this node's own.
+    let mut world = World::running(1);
+    world.on(exit(0, 3));
+    world.session.handle(failed(0), now);
+    world.session.handle(Event::Frame(end), now);
+    let report = world.gone().into_iter().find_map(|e| match e {
+        Effect::Exit { report, .. } => Some(report),
+        _ => None,
+    });
+    let report = report.unwrap();
+    assert!(
+        report.contains("on this node, first: rank 0") && !report.contains("the cause"),
+        "{report}"
+    );
+}
+
+#[test]
 fn told_to_leave_it_goes_even_if_the_agent_does_nothing() {
     let mut world = World::running(1);
     let leave = Effect::Send(ToAgent::Leave { grace_ms: 30_000 });
@@ -343,20 +406,21 @@ fn timers_end_with_the_session() {
 #[test]
 fn workers_end_when_the_agent_stays_away() {
     let mut world = World::running(1);
-    let welcome = || ToLauncher::Welcome {
+    let welcome = ToLauncher::Welcome {
         node: muster_protocol::NodeId([1; 32]),
         agent_pid: 1,
         agent_grace_ms: 4_000,
     };
-    world.frame(welcome());
+    world.frame(welcome.clone());
     world.on(Event::LinkDown);
-    assert_eq!(world.pass(2_999), []);
+    assert_eq!(world.pass(2_998), []);
     world.on(Event::LinkUp);
-    world.frame(welcome());
+    assert_eq!(world.pass(1), []);
+    world.frame(welcome);
     assert_eq!(world.pass(10_000), []);
+    // An agent that does not take it up, since it is still opening the store, is none.
     world.on(Event::LinkDown);
     assert_eq!(world.pass(2_000), []);
-    // One that takes the call but not the launcher does not watch over the workers.
     world.on(Event::LinkUp);
     assert_eq!(world.pass(1_000), [Effect::Signal(libc::SIGTERM)]);
 }

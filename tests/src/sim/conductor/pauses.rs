@@ -1,0 +1,53 @@
+//! Agents that are stopped for a while: what comes for them meanwhile waits.
+
+use super::{Conductor, Item};
+use crate::sim::step::Step;
+
+impl Conductor {
+    pub(crate) fn pause(&mut self, node: usize, until: u64) {
+        self.paused_until[node] = match until {
+            0 => 0,
+            until => until.max(self.paused_until[node]),
+        };
+        self.awake(node);
+    }
+
+    /// Hands over what came during a pause, if it is over: in the order in which it came, and before
+    /// anything newer, however the pause ended. A network driver never reports the end of an old
+    /// connection after the beginning of the next one.
+    pub(super) fn awake(&mut self, node: usize) {
+        if self.asleep[node].is_empty() {
+            return;
+        }
+        let until = self.paused_until[node];
+        if until > self.now {
+            return self.at(until, Item::Awake { node });
+        }
+        for item in std::mem::take(&mut self.asleep[node]) {
+            self.at(self.now, item);
+        }
+    }
+
+    pub(crate) fn is_paused(&self, node: usize) -> bool {
+        self.paused_until[node] > self.now
+    }
+}
+
+/// The node whose agent has to be awake for this step.
+pub(super) fn for_agent(step: &Step) -> Option<usize> {
+    match step {
+        Step::Connect { node, .. }
+        | Step::Disconnect { node, .. }
+        | Step::Deliver { to: node, .. }
+        | Step::Timer { node, .. }
+        | Step::Probed { node, .. }
+        | Step::Drain { node, .. }
+        | Step::Checkpoint { node, .. }
+        | Step::LauncherConnect { node, .. }
+        | Step::AgentHears { node, .. }
+        | Step::LauncherGone { node, .. }
+        | Step::StoreAnswer { node, .. }
+        | Step::BeaconAnswer { node, .. } => Some(*node),
+        _ => None,
+    }
+}
