@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-/// A collective or a formation failed. The caller's buffers are as they were.
+/// A collective or a formation failed. Inputs are as they were; outputs hold nothing of use.
 #[derive(Debug, thiserror::Error)]
 pub enum GroupError {
     /// An ordinary outcome in an elastic job: leave this group, and form the next generation's.
@@ -21,8 +21,27 @@ pub enum GroupError {
         waited: Duration,
         last: String,
     },
-    #[error("rank 0 refused this rank: {0}")]
-    Refused(Refusal),
+    #[error("rank {by} refused this rank: {refusal}")]
+    Refused { by: u32, refusal: Refusal },
+    /// The next generation is coming: [`Aborter::abort`](super::Aborter::abort) was called, here or at the
+    /// rank in `by`.
+    #[error("the group was ended {}; form the next generation's", match by { Some(rank) => format!("by rank {rank}"), None => "in this process".to_owned() })]
+    Aborted { by: Option<u32> },
+    #[error(
+        "this rank cannot share memory with rank {rank} of the same host ({what}); set `Sharing::Off` on all ranks"
+    )]
+    SharedMemory {
+        rank: u32,
+        what: String,
+        #[source]
+        source: Option<io::Error>,
+    },
+    #[error("{what}: {got} elements, not {expected}")]
+    Length {
+        what: &'static str,
+        got: usize,
+        expected: usize,
+    },
     #[error("cannot listen at {master}; is the port taken, or the address another host's?")]
     Bind {
         master: String,
@@ -41,6 +60,8 @@ pub enum GroupError {
     BadPlace { rank: u32, world: u32, most: u32 },
     #[error("a world of {world} needs a master address; set MASTER_ADDR and MASTER_PORT")]
     NoMaster { world: u32 },
+    #[error("a mistake in Muster: {what}; please report it")]
+    Internal { what: &'static str },
     #[error("the sockets of this group cannot be used")]
     Socket(#[source] io::Error),
 }
@@ -54,7 +75,7 @@ pub enum LossCause {
     Broken(io::ErrorKind),
     /// Connected, but silent for as long as an operation may take.
     Silent(Duration),
-    /// Rank 0 said so.
+    /// Another rank said so.
     Reported,
 }
 
@@ -64,12 +85,12 @@ impl std::fmt::Display for LossCause {
             LossCause::Closed => f.write_str("it closed its connection"),
             LossCause::Broken(kind) => write!(f, "its connection broke ({kind})"),
             LossCause::Silent(for_) => write!(f, "nothing from it for {for_:?}"),
-            LossCause::Reported => f.write_str("rank 0 reports it"),
+            LossCause::Reported => f.write_str("another rank reports it"),
         }
     }
 }
 
-/// Why rank 0 does not let a connection in.
+/// Why a rank does not let a connection in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     Version,
@@ -79,7 +100,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    const ALL: [Refusal; 4] = [
+    pub(super) const ALL: [Refusal; 4] = [
         Refusal::Version,
         Refusal::Token,
         Refusal::World,

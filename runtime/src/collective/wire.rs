@@ -1,31 +1,67 @@
-//! The bytes between ranks: a hello, its answer, and frames. All numbers are little-endian.
+//! The bytes between ranks: the handshake, cards, notices, and the head of a stream. All numbers are
+//! little-endian, as the elements themselves are.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::error::Refusal;
 
-const MAGIC: [u8; 8] = *b"MUSTERDP";
-pub(super) const VERSION: u32 = 1;
-pub(super) const HELLO_LEN: usize = 56;
-pub(super) const ANSWER_LEN: usize = 16;
-pub(super) const HEADER_LEN: usize = 16;
+#[cfg(target_endian = "big")]
+compile_error!("elements travel as they are in memory, which must be little-endian");
 
-/// Bytes that one frame carries at most.
-pub const MAX_PAYLOAD: usize = 64 << 20;
+const MAGIC: [u8; 8] = *b"MUSTERDP";
+pub(super) const VERSION: u32 = 2;
+pub(super) const HELLO_LEN: usize = 104;
+pub(super) const CHALLENGE_LEN: usize = 80;
+pub(super) const PROOF_LEN: usize = 32 + CARD_LEN;
+pub(super) const VERDICT_LEN: usize = 16;
+pub(super) const CARD_LEN: usize = 64;
+pub(super) const NOTICE_LEN: usize = 16;
+pub(super) const HEAD_LEN: usize = 48;
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    let mut four = [0; 4];
-    for (to, from) in four.iter_mut().zip(bytes.iter().skip(at)) {
-        *to = *from;
-    }
-    u32::from_le_bytes(four)
+    u32::from_le_bytes(array(bytes, at))
 }
 
-/// The first bytes on a connection, from the joining rank.
+/// `N` bytes from `at`; zeros where there are none.
+fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut out = [0; N];
+    for (to, from) in out.iter_mut().zip(bytes.iter().skip(at)) {
+        *to = *from;
+    }
+    out
+}
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u32)]
+pub(super) enum Purpose {
+    /// With rank 0, while the addresses are gathered.
+    Rendezvous = 1,
+    /// Notices, and the sign of life that an open connection is.
+    Control,
+    /// Elements.
+    Data,
+}
+
+impl Purpose {
+    fn from_code(code: u32) -> Option<Purpose> {
+        [Purpose::Rendezvous, Purpose::Control, Purpose::Data]
+            .into_iter()
+            .find(|purpose| *purpose as u32 == code)
+    }
+}
+
+/// The first bytes on a connection, from the rank that opened it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) version: u32,
-    pub(super) rank: u32,
+    pub(super) from: u32,
+    pub(super) to: u32,
     pub(super) world: u32,
-    pub(super) token: [u8; 32],
+    pub(super) purpose: Purpose,
+    /// A number for the generation, from which its digest cannot be computed.
+    pub(super) generation: [u8; 32],
+    pub(super) nonce: [u8; 32],
 }
 
 impl Hello {
@@ -33,37 +69,62 @@ impl Hello {
         let mut out = [0; HELLO_LEN];
         out[..8].copy_from_slice(&MAGIC);
         out[8..12].copy_from_slice(&self.version.to_le_bytes());
-        out[12..16].copy_from_slice(&self.rank.to_le_bytes());
-        out[16..20].copy_from_slice(&self.world.to_le_bytes());
-        out[24..].copy_from_slice(&self.token);
+        out[12..16].copy_from_slice(&self.from.to_le_bytes());
+        out[16..20].copy_from_slice(&self.to.to_le_bytes());
+        out[20..24].copy_from_slice(&self.world.to_le_bytes());
+        out[24..28].copy_from_slice(&(self.purpose as u32).to_le_bytes());
+        out[40..72].copy_from_slice(&self.generation);
+        out[72..].copy_from_slice(&self.nonce);
         out
     }
 
     /// `None`: not one of ours, or bits set that this version keeps zero.
     pub(super) fn decode(bytes: &[u8; HELLO_LEN]) -> Option<Hello> {
-        if bytes[..8] != MAGIC || u32_at(bytes, 20) != 0 {
+        if bytes[..8] != MAGIC || bytes[28..40] != [0; 12] {
             return None;
         }
-        let mut token = [0; 32];
-        token.copy_from_slice(&bytes[24..]);
         Some(Hello {
             version: u32_at(bytes, 8),
-            rank: u32_at(bytes, 12),
-            world: u32_at(bytes, 16),
-            token,
+            from: u32_at(bytes, 12),
+            to: u32_at(bytes, 16),
+            world: u32_at(bytes, 20),
+            purpose: Purpose::from_code(u32_at(bytes, 24))?,
+            generation: array(bytes, 40),
+            nonce: array(bytes, 72),
         })
     }
 }
 
-pub(super) fn encode_answer(refusal: Option<Refusal>) -> [u8; ANSWER_LEN] {
-    let mut out = [0; ANSWER_LEN];
+/// The answer to a hello: a refusal, or the listener's own proof and a question.
+pub(super) fn encode_challenge(
+    refusal: Option<Refusal>,
+    nonce: &[u8; 32],
+    proof: &[u8; 32],
+) -> [u8; CHALLENGE_LEN] {
+    let mut out = [0; CHALLENGE_LEN];
+    out[..VERDICT_LEN].copy_from_slice(&encode_verdict(refusal));
+    out[16..48].copy_from_slice(nonce);
+    out[48..].copy_from_slice(proof);
+    out
+}
+
+/// The listener's nonce and proof. `None`: not one of ours.
+pub(super) fn decode_challenge(
+    bytes: &[u8; CHALLENGE_LEN],
+) -> Option<Result<([u8; 32], [u8; 32]), Refusal>> {
+    let verdict = decode_verdict(&array(bytes, 0))?;
+    Some(verdict.map(|()| (array(bytes, 16), array(bytes, 48))))
+}
+
+pub(super) fn encode_verdict(refusal: Option<Refusal>) -> [u8; VERDICT_LEN] {
+    let mut out = [0; VERDICT_LEN];
     out[..8].copy_from_slice(&MAGIC);
     out[8..12].copy_from_slice(&refusal.map_or(0, Refusal::code).to_le_bytes());
     out
 }
 
 /// `None`: not one of ours. A code that is unknown here comes from another version.
-pub(super) fn decode_answer(bytes: &[u8; ANSWER_LEN]) -> Option<Result<(), Refusal>> {
+pub(super) fn decode_verdict(bytes: &[u8; VERDICT_LEN]) -> Option<Result<(), Refusal>> {
     if bytes[..8] != MAGIC {
         return None;
     }
@@ -73,64 +134,134 @@ pub(super) fn decode_answer(bytes: &[u8; ANSWER_LEN]) -> Option<Result<(), Refus
     })
 }
 
-/// What a frame belongs to.
+/// What a rank says about itself: where it listens, and what it can share memory with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    SumF32,
-    SumF64,
-    Broadcast,
-    Barrier,
-    Gather,
-    /// From rank 0 alone: the group is over, because of the rank in `arg`.
-    Abort,
+pub(super) struct Card {
+    /// `None`: where the asker has reached it.
+    pub(super) address: Option<SocketAddr>,
+    /// Ranks with the same key share memory.
+    pub(super) host: [u8; 32],
 }
 
-impl Kind {
-    const ALL: [Kind; 6] = [
-        Kind::SumF32,
-        Kind::SumF64,
-        Kind::Broadcast,
-        Kind::Barrier,
-        Kind::Gather,
-        Kind::Abort,
-    ];
-}
-
-/// Before each payload. `seq` counts a group's operations, so that ranks that lost step are told
-/// apart from ranks that are in step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
-    pub(super) kind: Kind,
-    pub(super) seq: u32,
-    pub(super) len: u32,
-    pub(super) arg: u32,
-}
-
-impl Header {
-    pub(super) fn encode(&self) -> [u8; HEADER_LEN] {
-        let mut out = [0; HEADER_LEN];
-        out[..4].copy_from_slice(&(self.kind as u32).to_le_bytes());
-        out[4..8].copy_from_slice(&self.seq.to_le_bytes());
-        out[8..12].copy_from_slice(&self.len.to_le_bytes());
-        out[12..].copy_from_slice(&self.arg.to_le_bytes());
+impl Card {
+    pub(super) fn encode(&self) -> [u8; CARD_LEN] {
+        let mut out = [0; CARD_LEN];
+        if let Some(address) = self.address {
+            let ip = match address.ip() {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                IpAddr::V6(ip) => ip,
+            };
+            out[..16].copy_from_slice(&ip.octets());
+            out[16..18].copy_from_slice(&address.port().to_le_bytes());
+            out[18] = 1;
+        }
+        out[32..].copy_from_slice(&self.host);
         out
     }
 
-    pub(super) fn decode(bytes: &[u8; HEADER_LEN]) -> Option<Header> {
-        let kind = Kind::ALL
-            .into_iter()
-            .find(|kind| *kind as u32 == u32_at(bytes, 0))?;
-        Some(Header {
-            kind,
-            seq: u32_at(bytes, 4),
-            len: u32_at(bytes, 8),
-            arg: u32_at(bytes, 12),
+    pub(super) fn decode(bytes: &[u8; CARD_LEN]) -> Option<Card> {
+        let ip = Ipv6Addr::from(array::<16>(bytes, 0)).to_canonical();
+        let address = match bytes[18] {
+            0 => None,
+            1 => Some(SocketAddr::new(ip, u16::from_le_bytes(array(bytes, 16)))),
+            _ => return None,
+        };
+        Some(Card {
+            address,
+            host: array(bytes, 32),
         })
     }
 }
 
+/// What a rank tells all that it is connected to, when something is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Notice {
+    /// This rank was lost.
+    Lost(u32),
+    /// This rank was told to leave.
+    Aborted(u32),
+    /// The sender does not understand this rank.
+    Protocol(u32),
+    /// The sender's time for the operation is over, and it waits for this rank. It does not leave yet.
+    Waits(u32),
+}
+
+impl Notice {
+    pub(super) fn encode(self) -> [u8; NOTICE_LEN] {
+        let (code, rank) = match self {
+            Notice::Lost(rank) => (1u32, rank),
+            Notice::Aborted(rank) => (2, rank),
+            Notice::Protocol(rank) => (3, rank),
+            Notice::Waits(rank) => (4, rank),
+        };
+        let mut out = [0; NOTICE_LEN];
+        out[..8].copy_from_slice(&MAGIC);
+        out[8..12].copy_from_slice(&code.to_le_bytes());
+        out[12..].copy_from_slice(&rank.to_le_bytes());
+        out
+    }
+
+    pub(super) fn decode(bytes: &[u8; NOTICE_LEN], world: u32) -> Option<Notice> {
+        let rank = u32_at(bytes, 12);
+        if bytes[..8] != MAGIC || rank >= world {
+            return None;
+        }
+        match u32_at(bytes, 8) {
+            1 => Some(Notice::Lost(rank)),
+            2 => Some(Notice::Aborted(rank)),
+            3 => Some(Notice::Protocol(rank)),
+            4 => Some(Notice::Waits(rank)),
+            _ => None,
+        }
+    }
+}
+
+/// The operation that the bytes after it belong to. Ranks in step say the same head, so a receiver
+/// compares it with its own: nothing in it is used otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    /// Counts a group's operations.
+    pub(super) seq: u32,
+    pub(super) kind: u8,
+    pub(super) dtype: u8,
+    pub(super) op: u8,
+    pub(super) root: u32,
+    /// Bytes of the whole operation.
+    pub(super) len: u64,
+    /// Which part of an operation that is done in parts.
+    pub(super) part: u64,
+}
+
+impl Head {
+    pub(super) fn encode(&self) -> [u8; HEAD_LEN] {
+        let mut out = [0; HEAD_LEN];
+        out[..8].copy_from_slice(&MAGIC);
+        out[8..12].copy_from_slice(&self.seq.to_le_bytes());
+        out[12] = self.kind;
+        out[13] = self.dtype;
+        out[14] = self.op;
+        out[16..20].copy_from_slice(&self.root.to_le_bytes());
+        out[24..32].copy_from_slice(&self.len.to_le_bytes());
+        out[32..40].copy_from_slice(&self.part.to_le_bytes());
+        out
+    }
+
+    /// What is wrong with another rank's head, if this one is right.
+    pub(super) fn differs(own: &[u8; HEAD_LEN], got: &[u8; HEAD_LEN]) -> Option<&'static str> {
+        if own == got {
+            None
+        } else if got[..8] != MAGIC {
+            Some("an unknown frame")
+        } else if own[8..24] != got[8..24] {
+            Some("a frame of another operation")
+        } else {
+            Some("a payload of another size")
+        }
+    }
+}
+
 /// Equality that takes as long for a near miss as for a far one.
-pub(super) fn same_token(a: &[u8; 32], b: &[u8; 32]) -> bool {
+pub(super) fn same_secret(a: &[u8; 32], b: &[u8; 32]) -> bool {
     a.iter().zip(b).fold(0, |diff, (x, y)| diff | (x ^ y)) == 0
 }
 
@@ -141,36 +272,68 @@ mod tests {
     #[test]
     fn frames_survive_the_way_there_and_back() {
         let hello = Hello {
-            version: 1,
-            rank: 2,
+            version: VERSION,
+            from: 2,
+            to: 0,
             world: 3,
-            token: [7; 32],
+            purpose: Purpose::Data,
+            generation: [7; 32],
+            nonce: [8; 32],
         };
         assert_eq!(Hello::decode(&hello.encode()), Some(hello));
         assert_eq!(Hello::decode(&[0; HELLO_LEN]), None);
-        for kind in Kind::ALL {
-            let header = Header {
-                kind,
-                seq: 9,
-                len: 10,
-                arg: 11,
+        let challenge = encode_challenge(None, &[1; 32], &[2; 32]);
+        assert_eq!(decode_challenge(&challenge), Some(Ok(([1; 32], [2; 32]))));
+        for refusal in Refusal::ALL {
+            let bytes = encode_challenge(Some(refusal), &[0; 32], &[0; 32]);
+            assert_eq!(decode_challenge(&bytes), Some(Err(refusal)));
+        }
+        assert_eq!(decode_verdict(&[1; VERDICT_LEN]), None);
+        for address in ["10.1.2.3:4", "[fe80::1]:65535"] {
+            let card = Card {
+                address: Some(address.parse().unwrap()),
+                host: [3; 32],
             };
-            assert_eq!(Header::decode(&header.encode()), Some(header));
+            assert_eq!(Card::decode(&card.encode()), Some(card));
         }
-        assert_eq!(Header::decode(&[0xff; HEADER_LEN]), None);
-        assert_eq!(decode_answer(&encode_answer(None)), Some(Ok(())));
-        for refusal in [
-            Refusal::Version,
-            Refusal::Token,
-            Refusal::World,
-            Refusal::Rank,
+        assert_eq!(Card::decode(&[9; CARD_LEN]), None);
+        for notice in [
+            Notice::Lost(2),
+            Notice::Aborted(0),
+            Notice::Protocol(1),
+            Notice::Waits(2),
         ] {
-            assert_eq!(
-                decode_answer(&encode_answer(Some(refusal))),
-                Some(Err(refusal))
-            );
+            assert_eq!(Notice::decode(&notice.encode(), 3), Some(notice));
         }
-        assert_eq!(decode_answer(&[1; ANSWER_LEN]), None);
-        assert!(same_token(&[1; 32], &[1; 32]) && !same_token(&[1; 32], &[2; 32]));
+        assert_eq!(Notice::decode(&Notice::Lost(3).encode(), 3), None);
+        assert!(same_secret(&[1; 32], &[1; 32]) && !same_secret(&[1; 32], &[2; 32]));
+    }
+
+    #[test]
+    fn a_head_that_differs_is_explained() {
+        let head = Head {
+            seq: 1,
+            kind: 2,
+            dtype: 3,
+            op: 4,
+            root: 5,
+            len: 6,
+            part: 7,
+        };
+        let own = head.encode();
+        let other = |head: Head| Head::differs(&own, &head.encode());
+        assert_eq!(other(head), None);
+        assert_eq!(
+            other(Head { seq: 2, ..head }),
+            Some("a frame of another operation")
+        );
+        assert_eq!(
+            other(Head { len: 2, ..head }),
+            Some("a payload of another size")
+        );
+        assert_eq!(
+            Head::differs(&own, &[0xff; HEAD_LEN]),
+            Some("an unknown frame")
+        );
     }
 }

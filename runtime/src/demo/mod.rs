@@ -20,7 +20,7 @@ pub use events::{Event, EventLog, Line};
 pub use train::{BATCH, MICRO_BATCHES, Outcome, State, StepError, Trainer};
 pub use worker::{Ending, WorkerError, run, worker};
 
-use crate::collective::{Group, GroupConfig};
+use crate::collective::{Group, GroupConfig, Sharing};
 
 /// The same training in this process alone: what every disturbed one must end with.
 ///
@@ -33,6 +33,8 @@ pub fn undisturbed(seed: u64, steps: u64) -> Result<Outcome, WorkerError> {
         world: 1,
         master: None,
         token: [0; 32],
+        digest: [0; 32],
+        sharing: Sharing::Auto,
         form_within: Duration::ZERO,
         op_within: Duration::ZERO,
     })?;

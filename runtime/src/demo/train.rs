@@ -158,7 +158,7 @@ impl<'a> Trainer<'a> {
         let world = group.world() as usize;
         let batch = self.sampler.batch(step);
         let own = self.results(&batch, part(group.rank() as usize, world));
-        let all = group.all_gather(&own)?;
+        let all = group.all_gather_bytes(&own)?;
 
         let mut gradient = [0.0; PARAMETERS];
         let mut loss = 0.0;

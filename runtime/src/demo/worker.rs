@@ -123,7 +123,7 @@ fn restore(args: &WorkerArgs, group: &mut Group) -> Result<(State, Option<u64>),
         );
     }
     let held = own.as_ref().map_or(0, |own| own.step + 1);
-    let all = group.all_gather(&held.to_le_bytes())?;
+    let all = group.all_gather_bytes(&held.to_le_bytes())?;
     let mut newest = (0, 0);
     for (rank, bytes) in (0..).zip(&all) {
         let held = bytes.as_slice().try_into().map_or(0, u64::from_le_bytes);
@@ -136,7 +136,7 @@ fn restore(args: &WorkerArgs, group: &mut Group) -> Result<(State, Option<u64>),
         return Ok((State::new(args.seed), None));
     }
     let payload = own.map_or_else(Vec::new, |own| own.payload);
-    let payload = group.broadcast(owner, &payload)?;
+    let payload = group.broadcast_bytes(owner, &payload)?;
     match State::decode(&payload) {
         Some(state) if state.seed == args.seed && state.step + 1 == held => {
             let step = state.step;
