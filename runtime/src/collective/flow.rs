@@ -14,13 +14,14 @@ use nix::poll::{PollFd, PollFlags};
 use super::Over;
 use super::error::{LossCause, would_block};
 use super::reduce::Fold;
+use super::spin::Spin;
 use super::watch::{Fault, Watch, broken};
 use super::wire::{HEAD_LEN, Head};
 
 /// Bytes of a chunk: reduced, and relayed, as soon as it has come from everybody.
 pub(super) const CHUNK: usize = 256 << 10;
 /// Bytes that one call to the kernel moves at most, so that no peer is served long while others wait.
-const GULP: usize = 1 << 20;
+const GULP: usize = 256 << 10;
 
 /// What comes first from a peer, before the bytes for this rank alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +107,7 @@ pub(super) struct Traffic<'a> {
     pub(super) own: Own<'a>,
     pub(super) head: [u8; HEAD_LEN],
     pub(super) until: Instant,
-    pub(super) spin: Duration,
+    pub(super) spin: &'a mut Spin,
 }
 
 enum Moved {
@@ -117,7 +118,8 @@ enum Moved {
 impl Traffic<'_> {
     /// Until everything is sent and received.
     pub(super) fn run(mut self, watch: &mut Watch) -> Result<(), Fault> {
-        let mut idle_since: Option<Instant> = None;
+        // While nothing moves: since when, and how long to spin.
+        let mut idle: Option<(Instant, Duration)> = None;
         loop {
             watch.check_abort()?;
             let mut moved = false;
@@ -126,6 +128,9 @@ impl Traffic<'_> {
                 moved |= receive(flow, &mut self.own, &self.head, watch)?;
             }
             moved |= self.reduce()?;
+            if moved && idle.take().is_some_and(|(_, budget)| !budget.is_zero()) {
+                self.spin.learn(true);
+            }
             if self.is_done() {
                 return Ok(());
             }
@@ -135,14 +140,17 @@ impl Traffic<'_> {
                 return Err(watch.overdue(behind));
             }
             if moved {
-                idle_since = None;
                 continue;
             }
-            let since = *idle_since.get_or_insert(now);
-            if now - since < self.spin {
+            let (since, budget) = *idle.get_or_insert_with(|| (now, self.spin.budget()));
+            if now - since < budget {
                 std::hint::spin_loop();
                 continue;
             }
+            if !budget.is_zero() {
+                self.spin.learn(false);
+            }
+            idle = None;
             watch.wait(&self.wanted(), self.until)?;
         }
     }
@@ -283,7 +291,7 @@ fn send(
 ) -> Result<bool, Fault> {
     let may = flow.may_send(own);
     let mut any = false;
-    while flow.sent < may {
+    while flow.sent < may && (!any || flow.sent <= HEAD_LEN) {
         let mut stream = flow.stream;
         let fixed = HEAD_LEN + flow.send.len();
         let result = if flow.sent < HEAD_LEN {
@@ -315,7 +323,7 @@ fn receive(
     let total = flow.to_receive(part);
     let before = flow.before(part);
     let mut any = false;
-    while flow.got < total && !flow.is_stage_full(own) {
+    while flow.got < total && !flow.is_stage_full(own) && (!any || flow.got <= HEAD_LEN) {
         let mut stream = flow.stream;
         let was = flow.got;
         let result = if was < HEAD_LEN {

@@ -23,6 +23,7 @@ mod layout;
 mod reduce;
 mod setup;
 mod shm;
+mod spin;
 mod tcp;
 mod transport;
 mod watch;

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use super::flow::{CHUNK, First, Flow, Own, Traffic};
 use super::reduce::Fold;
+use super::spin::Spin;
 use super::transport::{Call, Scratch, Transport, Work, even_cuts, split_mut};
 use super::watch::{Fault, Watch};
 use super::wire::Head;
@@ -32,7 +33,7 @@ pub(super) struct Net {
     /// In the order of places; `None` for this one.
     peers: Vec<Option<(u32, TcpStream)>>,
     me: usize,
-    spin: Duration,
+    spin: Spin,
     scratch: Scratch,
 }
 
@@ -41,7 +42,7 @@ impl Net {
         Net {
             peers,
             me,
-            spin,
+            spin: Spin::new(spin),
             scratch: Scratch::default(),
         }
     }
@@ -55,7 +56,7 @@ impl Net {
 struct At<'w> {
     head: Head,
     until: std::time::Instant,
-    spin: Duration,
+    spin: &'w mut Spin,
     watch: &'w mut Watch,
 }
 
@@ -66,7 +67,7 @@ impl At<'_> {
             own,
             head: self.head.encode(),
             until: self.until,
-            spin: self.spin,
+            spin: &mut *self.spin,
         };
         traffic.run(self.watch)
     }
@@ -232,7 +233,7 @@ impl Transport for Net {
         let at = &mut At {
             head: call.head,
             until: call.until,
-            spin: self.spin,
+            spin: &mut self.spin,
             watch,
         };
         match call.work {
