@@ -19,9 +19,9 @@ use super::watch::{Fault, Watch, broken};
 use super::wire::{HEAD_LEN, Head};
 
 /// Bytes of a chunk: reduced, and relayed, as soon as it has come from everybody.
-pub(super) const CHUNK: usize = 256 << 10;
+pub(super) const CHUNK: usize = 1 << 20;
 /// Bytes that one call to the kernel moves at most, so that no peer is served long while others wait.
-const GULP: usize = 256 << 10;
+const GULP: usize = 1 << 20;
 
 /// What comes first from a peer, before the bytes for this rank alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
