@@ -20,6 +20,7 @@ mod formation;
 mod handshake;
 mod hier;
 mod layout;
+mod outgoing;
 mod reduce;
 mod setup;
 mod shm;
