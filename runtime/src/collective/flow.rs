@@ -22,10 +22,15 @@ use super::spin::Spin;
 use super::watch::{Fault, Watch, broken};
 use super::wire::{HEAD_LEN, Head};
 
-/// Bytes of a chunk: reduced, and relayed, as soon as it has come from everybody.
-pub(super) const CHUNK: usize = 1 << 20;
+/// Bytes of a chunk from one peer; it is reduced, and relayed, as soon as it has come from everybody.
+const CHUNK: usize = 1 << 20;
 /// Bytes to send from which a second thread pays.
-const MUCH: usize = 1 << 20;
+const MUCH: usize = 2 << 20;
+
+/// Bytes of a chunk with so many peers: what comes from all of them stays in the cache.
+pub(super) fn chunk(peers: usize) -> usize {
+    (CHUNK / peers.max(1)).max(CHUNK / 8) & !63
+}
 
 /// What comes first from a peer, before the bytes for this rank alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,11 +83,17 @@ pub(super) struct Own<'a> {
     rest: &'a mut [u8],
     /// Bytes received into the rest.
     filled: usize,
+    /// Bytes of a chunk.
+    chunk: usize,
 }
 
 impl<'a> Own<'a> {
     /// To be reduced, or, without a reduction, to be received.
-    pub(super) fn coming(fold: Option<(Fold, usize, &'a [u8])>, part: &'a mut [u8]) -> Own<'a> {
+    pub(super) fn coming(
+        fold: Option<(Fold, usize, &'a [u8])>,
+        part: &'a mut [u8],
+        chunk: usize,
+    ) -> Own<'a> {
         Own {
             fold,
             len: part.len(),
@@ -90,6 +101,7 @@ impl<'a> Own<'a> {
             ready: 0,
             rest: part,
             filled: 0,
+            chunk,
         }
     }
 
@@ -102,6 +114,7 @@ impl<'a> Own<'a> {
             ready: part.len(),
             rest: &mut [],
             filled: 0,
+            chunk: CHUNK,
         }
     }
 
@@ -112,7 +125,7 @@ impl<'a> Own<'a> {
 
     /// Bytes of the chunk that comes next; 0 at the end.
     fn next_len(&self) -> usize {
-        CHUNK.min(self.len - self.ready)
+        self.chunk.min(self.len - self.ready)
     }
 
     /// The next chunk is final.

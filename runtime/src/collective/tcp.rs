@@ -10,7 +10,7 @@
 use std::net::TcpStream;
 use std::time::Duration;
 
-use super::flow::{CHUNK, First, Incoming, Own, Traffic};
+use super::flow::{First, Incoming, Own, Traffic, chunk};
 use super::outgoing::Outgoing;
 use super::reduce::Fold;
 use super::spin::Spin;
@@ -153,7 +153,8 @@ fn reduce_parts<'a>(
     (part, rest): (&'a mut [u8], Option<Vec<&'a mut [u8]>>),
 ) -> Result<(), Fault> {
     let n = peers.len();
-    let stage = CHUNK.min(part.len());
+    let chunk = chunk(n - 1);
+    let stage = chunk.min(part.len());
     // Whole words, so that each stage is aligned.
     let stride = stage.next_multiple_of(64);
     let stages = stages.bytes(n * stride).chunks_mut(stride.max(1));
@@ -169,7 +170,7 @@ fn reduce_parts<'a>(
         incoming.first = First::Contribution;
         incoming.stage = stage;
     }
-    let own = Own::coming(Some((fold, me, piece(me))), part);
+    let own = Own::coming(Some((fold, me, piece(me))), part, chunk);
     at.run((outgoing, incoming), own)
 }
 
@@ -203,7 +204,7 @@ fn broadcast_parts(
         outgoing.relay = true;
     }
     incoming[nth].first = First::Part;
-    at.run((outgoing, incoming), Own::coming(None, part))
+    at.run((outgoing, incoming), Own::coming(None, part, chunk(n - 1)))
 }
 
 impl Transport for Net {
