@@ -3,18 +3,31 @@
 //! SYSTEM is `shm`, `tcp`, `mixed` (two ranks a host), or `bare`: the same bytes as an all-reduce moves,
 //! over plain sockets, without arithmetic. CASE is `operation:bytes:iterations`. Rank 0 prints one line of
 //! JSON for each case: the median and the least time of one operation in microseconds.
+//!
+//! `collectives arithmetic` needs no place: it times the reduction alone, of two inputs that stay in the
+//! cache, beside a copy of one of them.
 
 use std::error::Error;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use half::{bf16, f16};
 use muster_runtime::WorkerEnv;
-use muster_runtime::collective::{Group, GroupConfig, Op, Sharing};
+use muster_runtime::collective::{Element, Group, GroupConfig, Layout, Op, Sharing};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let system = args.next().ok_or("which system?")?;
+    if system == "arithmetic" {
+        reduction::<f32>("f32");
+        reduction::<f64>("f64");
+        reduction::<f16>("f16");
+        reduction::<bf16>("bf16");
+        reduction::<i8>("i8");
+        reduction::<u64>("u64");
+        return Ok(());
+    }
     let env = WorkerEnv::from_env()?;
     let sharing = match system.as_str() {
         "shm" => Sharing::Auto,
@@ -58,6 +71,30 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     Ok(())
+}
+
+/// Times the reduction of two inputs of 64 KiB, its allocation included, and a copy with the same.
+fn reduction<T: Element>(name: &str) {
+    let input = vec![T::zeroed(); (64 << 10) / size_of::<T>()];
+    let layout = Layout::new(vec![vec![0, 1]]);
+    let best = |work: &dyn Fn() -> Option<Vec<T>>| {
+        let times = (0..2000).map(|_| {
+            let began = Instant::now();
+            std::hint::black_box(work());
+            began.elapsed()
+        });
+        let least = times.min().unwrap_or_default();
+        (64 << 10) as f64 / least.as_secs_f64() / 1e9
+    };
+    let reduced = best(&|| layout.as_ref()?.reduce(Op::Sum, &[&input, &input]));
+    let copied = best(&|| {
+        let mut out = vec![T::zeroed(); input.len()];
+        out.copy_from_slice(std::hint::black_box(&input));
+        Some(out)
+    });
+    println!(
+        "{{\"case\": \"{name}\", \"reduced\": {reduced:.1}, \"copied\": {copied:.1}, \"unit\": \"GB/s\"}}"
+    );
 }
 
 /// The sorted times of so many operations, after some that do not count.

@@ -10,8 +10,10 @@
 use std::net::TcpStream;
 use std::time::Duration;
 
-use super::flow::{CHUNK, First, Flow, Own, Traffic};
+use super::flow::{First, Incoming, Own, Traffic, chunk};
+use super::outgoing::Outgoing;
 use super::reduce::Fold;
+use super::spin::Spin;
 use super::transport::{Call, Scratch, Transport, Work, even_cuts, split_mut};
 use super::watch::{Fault, Watch};
 use super::wire::Head;
@@ -32,7 +34,7 @@ pub(super) struct Net {
     /// In the order of places; `None` for this one.
     peers: Vec<Option<(u32, TcpStream)>>,
     me: usize,
-    spin: Duration,
+    spin: Spin,
     scratch: Scratch,
 }
 
@@ -41,7 +43,7 @@ impl Net {
         Net {
             peers,
             me,
-            spin,
+            spin: Spin::new(spin),
             scratch: Scratch::default(),
         }
     }
@@ -55,18 +57,20 @@ impl Net {
 struct At<'w> {
     head: Head,
     until: std::time::Instant,
-    spin: Duration,
+    spin: &'w mut Spin,
     watch: &'w mut Watch,
 }
 
 impl At<'_> {
-    fn run(&mut self, flows: Vec<Flow<'_>>, own: Own<'_>) -> Result<(), Fault> {
+    fn run<'b>(&'b mut self, flows: Flows<'b>, own: Own<'b>) -> Result<(), Fault> {
+        let (outgoing, incoming) = flows;
         let traffic = Traffic {
-            flows,
+            outgoing,
+            incoming,
             own,
             head: self.head.encode(),
             until: self.until,
-            spin: self.spin,
+            spin: &mut *self.spin,
         };
         traffic.run(self.watch)
     }
@@ -74,17 +78,27 @@ impl At<'_> {
 
 type Peers = [Option<(u32, TcpStream)>];
 
-/// With every peer its own piece of `recv`; `send` says what it gets.
-fn exchange<'a>(
-    peers: &'a Peers,
-    send: impl Fn(usize) -> &'a [u8],
-    recv: Vec<&'a mut [u8]>,
-) -> Vec<Flow<'a>> {
-    let pairs = peers.iter().zip(recv).enumerate();
-    pairs
-        .filter_map(|(place, (peer, recv))| {
+/// To whom, and from whom.
+type Flows<'a> = (Vec<Outgoing<'a>>, Vec<Incoming<'a>>);
+
+/// To every peer what `send` says.
+fn to_all<'a>(peers: &'a Peers, send: impl Fn(usize) -> &'a [u8]) -> Vec<Outgoing<'a>> {
+    let peers = peers.iter().enumerate();
+    peers
+        .filter_map(|(place, peer)| {
             let (rank, stream) = peer.as_ref()?;
-            Some(Flow::exchange(*rank, stream, send(place), recv))
+            Some(Outgoing::new(*rank, stream, send(place)))
+        })
+        .collect()
+}
+
+/// From every peer its own piece of `recv`.
+fn from_all<'a>(peers: &'a Peers, recv: Vec<&'a mut [u8]>) -> Vec<Incoming<'a>> {
+    let pairs = peers.iter().zip(recv);
+    pairs
+        .filter_map(|(peer, recv)| {
+            let (rank, stream) = peer.as_ref()?;
+            Some(Incoming::new(*rank, stream, recv))
         })
         .collect()
 }
@@ -102,7 +116,10 @@ fn gather_small(
     blocks[me * len..(me + 1) * len].copy_from_slice(own);
     if n <= DIRECT {
         let pieces = split_mut(blocks, &even_cuts(n * len, n, 1));
-        return at.run(exchange(peers, |_| own, pieces), Own::none());
+        return at.run(
+            (to_all(peers, |_| own), from_all(peers, pieces)),
+            Own::none(),
+        );
     }
     // Rotated, so that this place's block is the first.
     blocks.rotate_left(me * len);
@@ -113,22 +130,12 @@ fn gather_small(
         let (from, to) = ((me + have) % n, (me + n - have) % n);
         let (held, rest) = blocks.split_at_mut(have * len);
         let (send, recv) = (&held[..count * len], &mut rest[..count * len]);
-        let mut flows = Vec::with_capacity(2);
-        for (place, peer) in peers.iter().enumerate() {
-            let Some((rank, stream)) = peer else { continue };
-            if place == to && place != from {
-                let mut flow = Flow::exchange(*rank, stream, send, &mut []);
-                flow.listens = false;
-                flows.push(flow);
-            }
-        }
-        if let Some(Some((rank, stream))) = peers.get(from) {
-            let bytes = if from == to { send } else { &[] };
-            let mut flow = Flow::exchange(*rank, stream, bytes, recv);
-            flow.talks = from == to;
-            flows.push(flow);
-        }
-        at.run(flows, Own::none())?;
+        let (Some(Some(to)), Some(Some(from))) = (peers.get(to), peers.get(from)) else {
+            return Err(Fault::misfit());
+        };
+        let outgoing = vec![Outgoing::new(to.0, &to.1, send)];
+        let incoming = vec![Incoming::new(from.0, &from.1, recv)];
+        at.run((outgoing, incoming), Own::none())?;
         have += count;
     }
     blocks.rotate_right(me * len);
@@ -146,26 +153,25 @@ fn reduce_parts<'a>(
     (part, rest): (&'a mut [u8], Option<Vec<&'a mut [u8]>>),
 ) -> Result<(), Fault> {
     let n = peers.len();
-    let stage = CHUNK.min(part.len());
+    let chunk = chunk(n - 1);
+    let stage = chunk.min(part.len());
     // Whole words, so that each stage is aligned.
     let stride = stage.next_multiple_of(64);
     let stages = stages.bytes(n * stride).chunks_mut(stride.max(1));
     let relay = rest.is_some();
     let recv = rest.unwrap_or_else(|| peers.iter().map(|_| &mut [][..]).collect());
-    let mut flows = exchange(peers, |place| &input[cuts[place]..cuts[place + 1]], recv);
-    for flow in &mut flows {
-        flow.first = First::Contribution;
-        flow.relay = relay;
+    let piece = |place: usize| &input[cuts[place]..cuts[place + 1]];
+    let mut outgoing = to_all(peers, piece);
+    for outgoing in &mut outgoing {
+        outgoing.relay = relay;
     }
-    for (flow, stage) in flows.iter_mut().zip(stages) {
-        flow.stage = stage;
+    let mut incoming = from_all(peers, recv);
+    for (incoming, stage) in incoming.iter_mut().zip(stages) {
+        incoming.first = First::Contribution;
+        incoming.stage = stage;
     }
-    let own = Own {
-        fold: Some((fold, me, &input[cuts[me]..cuts[me + 1]])),
-        part,
-        ready: 0,
-    };
-    at.run(flows, own)
+    let own = Own::coming(Some((fold, me, piece(me))), part, chunk);
+    at.run((outgoing, incoming), own)
 }
 
 /// The root gives each place its part, and all relay theirs to the others.
@@ -179,50 +185,26 @@ fn broadcast_parts(
     let n = peers.len();
     let cuts = even_cuts(output.len(), n, 1);
     let piece = |place: usize| &input[cuts[place]..cuts[place + 1]];
+    if root == me {
+        output.copy_from_slice(input);
+        let mut outgoing = to_all(peers, piece);
+        for outgoing in &mut outgoing {
+            outgoing.relay = true;
+        }
+        return at.run((outgoing, Vec::new()), Own::there(piece(me)));
+    }
     let mut pieces = split_mut(output, &cuts);
     let part = std::mem::take(&mut pieces[me]);
-    if root == me {
-        part.copy_from_slice(piece(me));
-        let ready = part.len();
-        let none = peers.iter().map(|_| &mut [][..]).collect();
-        let mut flows = exchange(peers, piece, none);
-        for flow in &mut flows {
-            flow.relay = true;
-            flow.listens = false;
-        }
-        let own = Own {
-            fold: None,
-            part,
-            ready,
-        };
-        at.run(flows, own)?;
-        // Its own output is what it sent.
-        for (place, to) in pieces.into_iter().enumerate() {
-            if place != me {
-                to.copy_from_slice(piece(place));
-            }
-        }
-        return Ok(());
+    let mut outgoing = to_all(peers, |_| &[]);
+    let mut incoming = from_all(peers, pieces);
+    // Both are in the order of peers, of which this place is not one.
+    let nth = root - usize::from(root > me);
+    outgoing.remove(nth);
+    for outgoing in &mut outgoing {
+        outgoing.relay = true;
     }
-    let pairs = peers.iter().zip(pieces).enumerate();
-    let flows = pairs.filter_map(|(place, (peer, recv))| {
-        let (rank, stream) = peer.as_ref()?;
-        let mut flow = Flow::exchange(*rank, stream, &[], recv);
-        if place == root {
-            flow.talks = false;
-            flow.first = First::Part;
-        } else {
-            flow.relay = true;
-        }
-        Some(flow)
-    });
-    let flows = flows.collect();
-    let own = Own {
-        fold: None,
-        part,
-        ready: 0,
-    };
-    at.run(flows, own)
+    incoming[nth].first = First::Part;
+    at.run((outgoing, incoming), Own::coming(None, part, chunk(n - 1)))
 }
 
 impl Transport for Net {
@@ -232,7 +214,7 @@ impl Transport for Net {
         let at = &mut At {
             head: call.head,
             until: call.until,
-            spin: self.spin,
+            spin: &mut self.spin,
             watch,
         };
         match call.work {
@@ -280,7 +262,10 @@ impl Transport for Net {
             } => {
                 output[cuts[me]..cuts[me + 1]].copy_from_slice(input);
                 let pieces = split_mut(output, cuts);
-                at.run(exchange(peers, |_| input, pieces), Own::none())
+                at.run(
+                    (to_all(peers, |_| input), from_all(peers, pieces)),
+                    Own::none(),
+                )
             }
             Work::Broadcast {
                 root,
@@ -293,16 +278,10 @@ impl Transport for Net {
                 }
                 let Some((rank, stream)) = peers.get(root).and_then(Option::as_ref) else {
                     output.copy_from_slice(input);
-                    let none = peers.iter().map(|_| &mut [][..]).collect();
-                    let mut flows = exchange(peers, |_| input, none);
-                    for flow in &mut flows {
-                        flow.listens = false;
-                    }
-                    return at.run(flows, Own::none());
+                    return at.run((to_all(peers, |_| input), Vec::new()), Own::none());
                 };
-                let mut flow = Flow::exchange(*rank, stream, &[], output);
-                flow.talks = false;
-                at.run(vec![flow], Own::none())
+                let incoming = vec![Incoming::new(*rank, stream, output)];
+                at.run((Vec::new(), incoming), Own::none())
             }
             Work::AllToAll {
                 input,
@@ -314,7 +293,7 @@ impl Transport for Net {
                 output[from[me]..from[me + 1]].copy_from_slice(&input[to[me]..to[me + 1]]);
                 let pieces = split_mut(output, from);
                 let send = |place: usize| &input[to[place]..to[place + 1]];
-                at.run(exchange(peers, send, pieces), Own::none())
+                at.run((to_all(peers, send), from_all(peers, pieces)), Own::none())
             }
             Work::Barrier => gather_small(at, peers, me, 0, &[], &mut []),
         }

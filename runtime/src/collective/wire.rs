@@ -112,9 +112,7 @@ pub(super) fn encode_challenge(
 pub(super) type Question = ([u8; 32], [u8; 32]);
 
 /// The listener's nonce and proof. `None`: not one of ours.
-pub(super) fn decode_challenge(
-    bytes: &[u8; CHALLENGE_LEN],
-) -> Option<Result<Question, Refusal>> {
+pub(super) fn decode_challenge(bytes: &[u8; CHALLENGE_LEN]) -> Option<Result<Question, Refusal>> {
     let verdict = decode_verdict(&array(bytes, 0))?;
     Some(verdict.map(|()| (array(bytes, 16), array(bytes, 48))))
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::Over;
 use super::reduce::Fold;
+use super::spin::Spin;
 use super::transport::{Call, Transport, Work};
 use super::watch::{Fault, Watch};
 use super::wire::{HEAD_LEN, Head};
@@ -29,7 +30,7 @@ pub(super) struct Local {
     /// The ranks of the places.
     ranks: Vec<u32>,
     me: usize,
-    spin: Duration,
+    spin: Spin,
 }
 
 impl Local {
@@ -38,7 +39,7 @@ impl Local {
             port: Port::new(region, me),
             ranks,
             me,
-            spin,
+            spin: Spin::new(spin),
         }
     }
 
@@ -66,8 +67,10 @@ impl Local {
         Ok(())
     }
 
-    fn wait_all(&self, until: Instant, watch: &mut Watch) -> Result<(), Fault> {
-        if self.spin_all() {
+    fn wait_all(&mut self, until: Instant, watch: &mut Watch) -> Result<(), Fault> {
+        let (port, places) = (&self.port, self.ranks.len());
+        let all = || (0..places).all(|place| port.is_posted(place));
+        if self.spin.until(all) {
             return Ok(());
         }
         for (place, rank) in self.ranks.iter().enumerate() {
@@ -87,29 +90,6 @@ impl Local {
             }
         }
         Ok(())
-    }
-
-    /// Spins for a while. True: all have posted.
-    fn spin_all(&self) -> bool {
-        let all = || (0..self.ranks.len()).all(|place| self.port.is_posted(place));
-        if all() {
-            return true;
-        }
-        if self.spin.is_zero() {
-            return false;
-        }
-        let until = Instant::now() + self.spin;
-        loop {
-            for _ in 0..32 {
-                std::hint::spin_loop();
-                if all() {
-                    return true;
-                }
-            }
-            if Instant::now() >= until {
-                return false;
-            }
-        }
     }
 
     fn all_reduce(

@@ -211,3 +211,25 @@ fn nothing_is_left_behind_by_many_groups() {
         assert_eq!(after, before);
     }
 }
+
+#[test]
+fn something_else_at_the_master_address_is_said() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let short = GroupConfig {
+        form_within: Duration::from_millis(300),
+        ..config(1, 2, port)
+    };
+    std::thread::scope(|scope| {
+        let one = scope.spawn(move || Group::form(&short).unwrap_err());
+        let mut stream = listener.accept().unwrap().0;
+        stream.write_all(&[b'H'; 200]).unwrap();
+        drop(listener);
+        let error = one.join().unwrap();
+        let GroupError::MasterUnreachable { last, .. } = &error else {
+            panic!("{error}");
+        };
+        assert!(!last.is_empty());
+        drop(stream);
+    });
+}

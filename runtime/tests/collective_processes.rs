@@ -1,0 +1,185 @@
+//! Collectives between real processes: the same bits everywhere, and ranks that are killed or stopped in
+//! the middle of an operation.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test's helpers fail the test"
+)]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use muster_runtime::WorkerEnv;
+use muster_runtime::collective::{Group, GroupConfig, GroupError, LossCause, Op, Sharing};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const WORKER_ENV: &str = "MUSTER_TEST_COLLECTIVE";
+const BOUND: Duration = Duration::from_secs(60);
+/// Elements of 64 MiB.
+const LEN: usize = 16 << 20;
+
+/// Not a test of its own: what the other tests start as a rank. It says what it does in lines that begin
+/// with `@`.
+#[test]
+fn rank_process() {
+    let Some(plan) = std::env::var_os(WORKER_ENV) else {
+        return;
+    };
+    let plan = plan.into_string().unwrap();
+    let (hosts, within) = plan.split_once(' ').unwrap();
+    let env = WorkerEnv::from_env().unwrap();
+    let sharing = match hosts {
+        "tcp" => Sharing::Off,
+        "shm" => Sharing::Auto,
+        _ => Sharing::Among(u64::from(env.rank / 2)),
+    };
+    let mut group = Group::form(&GroupConfig {
+        sharing,
+        op_within: Duration::from_millis(within.parse().unwrap()),
+        ..GroupConfig::from_env(&env)
+    })
+    .unwrap();
+    let input: Vec<f32> = (0..LEN)
+        .map(|i| (i % 1000) as f32 * 0.1 + env.rank as f32 / 3.0)
+        .collect();
+    let hash = |values: &[f32]| blake3::hash(bytemuck::cast_slice(values)).to_hex();
+    let (before, mut output) = (hash(&input), vec![0.0; LEN]);
+    loop {
+        match group.all_reduce(Op::Mean, &input, &mut output) {
+            Ok(()) => println!("@done {}", hash(&output)),
+            Err(GroupError::PeerLost { rank, cause }) => {
+                let silent = matches!(cause, LossCause::Silent(_) | LossCause::Reported);
+                println!("@lost {rank} {silent} {}", before == hash(&input));
+                std::process::exit(0);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+struct Rank {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Rank {
+    /// The next line that the rank says.
+    fn line(&self) -> String {
+        match self.lines.recv_timeout(BOUND) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Timeout) => panic!("nothing said within {BOUND:?}"),
+            Err(RecvTimeoutError::Disconnected) => panic!("ended without a word"),
+        }
+    }
+
+    /// The next line that is not about an operation that went well.
+    fn end(&self) -> String {
+        loop {
+            let line = self.line();
+            if !line.starts_with("@done") {
+                return line;
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id().cast_signed()), signal).unwrap();
+    }
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        if self.child.kill().is_ok() {
+            self.child.wait().unwrap();
+        }
+    }
+}
+
+fn start(plan: &str, world: u32) -> Vec<Rank> {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    drop(listener);
+    (0..world)
+        .map(|rank| {
+            let mut child = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "rank_process", "--nocapture"])
+                .env(WORKER_ENV, plan)
+                .env("RANK", rank.to_string())
+                .env("WORLD_SIZE", world.to_string())
+                .env("MASTER_ADDR", "127.0.0.1")
+                .env("MASTER_PORT", port.to_string())
+                .env("MUSTER_GENERATION_DIGEST", "ab".repeat(32))
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let stdout = BufReader::new(child.stdout.take().unwrap());
+            let (said, lines) = channel();
+            std::thread::spawn(move || {
+                for line in stdout.lines().map_while(Result::ok) {
+                    // The harness may have written before it on the same line.
+                    if let Some(at) = line.find('@')
+                        && said.send(line[at..].to_owned()).is_err()
+                    {
+                        return;
+                    }
+                }
+            });
+            Rank { child, lines }
+        })
+        .collect()
+}
+
+mod real {
+    use super::*;
+
+    const WAYS: [&str; 3] = ["tcp", "shm", "mixed"];
+
+    #[test]
+    fn a_rank_killed_in_the_middle_is_named_by_all_others() {
+        for way in WAYS {
+            // The first rank of a host, and another one.
+            for dead in [0, 3] {
+                let ranks = start(&format!("{way} 30000"), 4);
+                let first: Vec<String> = ranks.iter().map(Rank::line).collect();
+                assert!(first.iter().all(|line| *line == first[0]), "{first:?}");
+                assert!(first[0].starts_with("@done"), "{first:?}");
+                // All are in operations of tens of milliseconds, one after the other.
+                ranks[dead].signal(Signal::SIGKILL);
+                let began = Instant::now();
+                for (rank, process) in ranks.iter().enumerate().filter(|(rank, _)| *rank != dead) {
+                    let end = process.end();
+                    let expected = format!("@lost {dead} ");
+                    assert!(
+                        end.starts_with(&expected) && end.ends_with("true"),
+                        "{way}: rank {rank} says {end}, not {expected}"
+                    );
+                }
+                println!(
+                    "{way}: rank {dead} named by all after {:?}",
+                    began.elapsed()
+                );
+                assert!(began.elapsed() < Duration::from_secs(10), "{way}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_rank_that_stops_is_named_when_the_time_is_over() {
+        for way in WAYS {
+            for dead in [0, 3] {
+                let ranks = start(&format!("{way} 1500"), 4);
+                let first: Vec<String> = ranks.iter().map(Rank::line).collect();
+                assert!(first.iter().all(|line| *line == first[0]), "{first:?}");
+                ranks[dead].signal(Signal::SIGSTOP);
+                for (rank, process) in ranks.iter().enumerate().filter(|(rank, _)| *rank != dead) {
+                    let (end, expected) = (process.end(), format!("@lost {dead} true true"));
+                    assert_eq!(end, expected, "{way}: rank {rank}");
+                }
+            }
+        }
+    }
+}
