@@ -56,14 +56,18 @@ impl Thing {
 /// A thing did not come.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    #[error("{thing:?} did not come from any of {sources} ranks within {waited:?}; the last said: {last}")]
+    #[error(
+        "{thing:?} did not come from any of {sources} ranks within {waited:?}; the last said: {last}"
+    )]
     NotThere {
         thing: Thing,
         sources: usize,
         waited: Duration,
         last: String,
     },
-    #[error("ranks at {one} and {other} hold different bytes for {thing:?}: one of them deviates from the rule of the live step; restore a checkpoint")]
+    #[error(
+        "ranks at {one} and {other} hold different bytes for {thing:?}: one of them deviates from the rule of the live step; restore a checkpoint"
+    )]
     Differ {
         thing: Thing,
         one: SocketAddr,
@@ -85,7 +89,7 @@ struct Offer {
 
 /// Hands out what this rank offers, until it is dropped.
 #[derive(Debug)]
-pub struct Hand {
+pub(super) struct Hand {
     address: SocketAddr,
     offers: Offers,
     over: Arc<AtomicBool>,
@@ -97,7 +101,7 @@ impl Hand {
     ///
     /// # Errors
     /// The address is not this host's, or no thread can be started.
-    pub fn open(ip: IpAddr, token: [u8; 32]) -> io::Result<Hand> {
+    pub(super) fn open(ip: IpAddr, token: [u8; 32]) -> io::Result<Hand> {
         let listener = TcpListener::bind((ip, 0))?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
@@ -114,19 +118,19 @@ impl Hand {
         })
     }
 
-    pub fn address(&self) -> SocketAddr {
+    pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// Offers a thing until it is withdrawn.
-    pub fn offer(&self, thing: Thing, bytes: Vec<u8>) {
+    pub(super) fn offer(&self, thing: Thing, bytes: Vec<u8>) {
         let digest = *blake3::hash(&bytes).as_bytes();
         let offer = Arc::new(Offer { bytes, digest });
         lock(&self.offers).insert(thing, offer);
     }
 
     /// Offers nothing any more; copies under way are cut short.
-    pub fn withdraw_all(&self) {
+    pub(super) fn withdraw_all(&self) {
         lock(&self.offers).clear();
     }
 }
@@ -266,7 +270,7 @@ impl Source {
 ///
 /// # Errors
 /// No source has it in time, sources contradict each other, or `cancelled` was set.
-pub fn fetch(
+pub(super) fn fetch(
     thing: Thing,
     sources: &[SocketAddr],
     token: [u8; 32],
@@ -337,7 +341,9 @@ fn gather(
 ) -> io::Result<Vec<u8>> {
     let len = usize::try_from(total).map_err(|_| io::ErrorKind::OutOfMemory)?;
     let mut bytes = Vec::new();
-    bytes.try_reserve_exact(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    bytes
+        .try_reserve_exact(len)
+        .map_err(|_| io::ErrorKind::OutOfMemory)?;
     bytes.resize(len, 0);
     // Parts that nobody has taken yet; one that failed is put back.
     let parts: Mutex<Vec<(u64, &mut [u8])>> = Mutex::new(
@@ -399,21 +405,38 @@ mod tests {
     #[test]
     fn several_sources_give_one_copy() {
         for len in [0, 1, (PART as usize) - 1, 3 * PART as usize + 7] {
-            let hands = [Hand::open(HERE, TOKEN).unwrap(), Hand::open(HERE, TOKEN).unwrap()];
-            hands.iter().for_each(|h| h.offer(Thing::State(5), bytes(len)));
-            assert_eq!(get(Thing::State(5), &[&hands[0], &hands[1]], SOON).unwrap(), bytes(len));
+            let hands = [
+                Hand::open(HERE, TOKEN).unwrap(),
+                Hand::open(HERE, TOKEN).unwrap(),
+            ];
+            hands
+                .iter()
+                .for_each(|h| h.offer(Thing::State(5), bytes(len)));
+            assert_eq!(
+                get(Thing::State(5), &[&hands[0], &hands[1]], SOON).unwrap(),
+                bytes(len)
+            );
         }
     }
 
     #[test]
     fn one_that_is_gone_or_late_is_made_up_for() {
-        let (gone, here) = (Hand::open(HERE, TOKEN).unwrap(), Hand::open(HERE, TOKEN).unwrap());
+        let (gone, here) = (
+            Hand::open(HERE, TOKEN).unwrap(),
+            Hand::open(HERE, TOKEN).unwrap(),
+        );
         let address = gone.address();
         drop(gone);
         let late = std::thread::scope(|scope| {
             let asked = scope.spawn(|| {
                 let sources = [address, here.address()];
-                fetch(Thing::Results(3), &sources, TOKEN, SOON, &AtomicBool::new(false))
+                fetch(
+                    Thing::Results(3),
+                    &sources,
+                    TOKEN,
+                    SOON,
+                    &AtomicBool::new(false),
+                )
             });
             here.offer(Thing::Results(3), bytes(10));
             asked.join().unwrap()
@@ -423,16 +446,28 @@ mod tests {
 
     #[test]
     fn what_differs_is_named_and_what_is_not_there_too() {
-        let hands = [Hand::open(HERE, TOKEN).unwrap(), Hand::open(HERE, TOKEN).unwrap()];
+        let hands = [
+            Hand::open(HERE, TOKEN).unwrap(),
+            Hand::open(HERE, TOKEN).unwrap(),
+        ];
         hands[0].offer(Thing::State(1), bytes(5));
         hands[1].offer(Thing::State(1), bytes(6));
         let both = [&hands[0], &hands[1]];
-        assert!(matches!(get(Thing::State(1), &both, SOON), Err(FetchError::Differ { .. })));
+        assert!(matches!(
+            get(Thing::State(1), &both, SOON),
+            Err(FetchError::Differ { .. })
+        ));
         let short = Duration::from_millis(20);
         let missing = get(Thing::State(2), &both, short).unwrap_err();
-        assert!(missing.to_string().contains("does not have it yet"), "{missing}");
+        assert!(
+            missing.to_string().contains("does not have it yet"),
+            "{missing}"
+        );
         hands.iter().for_each(Hand::withdraw_all);
-        assert!(matches!(get(Thing::State(1), &both, short), Err(FetchError::NotThere { .. })));
+        assert!(matches!(
+            get(Thing::State(1), &both, short),
+            Err(FetchError::NotThere { .. })
+        ));
         let cancelled = AtomicBool::new(true);
         let all = [hands[0].address()];
         let none = fetch(Thing::State(1), &all, TOKEN, SOON, &cancelled);

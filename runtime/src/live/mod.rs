@@ -9,6 +9,9 @@ mod hand;
 mod run;
 mod seat;
 
+#[cfg(test)]
+mod tests;
+
 pub use hand::FetchError;
 pub use run::{LiveError, Outcome, Patience, Share, Training, Worker};
 pub use seat::{Seat, Watch};

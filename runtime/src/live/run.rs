@@ -159,7 +159,9 @@ pub enum LiveError {
     Group(#[from] GroupError),
     #[error(transparent)]
     Fetch(#[from] FetchError),
-    #[error("what rank {rank} said at the start of the generation is no report; are all workers of one release?")]
+    #[error(
+        "what rank {rank} said at the start of the generation is no report; are all workers of one release?"
+    )]
     NoReport { rank: u32 },
     #[error("the {what} that came from another rank cannot be used; do all ranks train the same?")]
     Useless { what: &'static str },
@@ -459,7 +461,11 @@ impl<'a, T: Training> Worker<'a, T> {
             world: self.place.world,
         };
         let operation = self.operation();
-        let flags = if std::mem::take(&mut self.say_ready) { READY } else { 0 };
+        let flags = if std::mem::take(&mut self.say_ready) {
+            READY
+        } else {
+            0
+        };
         let Some(formed) = &mut self.formed else {
             return Ok(());
         };
@@ -478,6 +484,10 @@ impl<'a, T: Training> Worker<'a, T> {
             if header[1] & READY != 0 {
                 ready.push(rank);
             }
+        }
+        if share.entered.len() == share.world as usize {
+            // All have what they asked for, and no frozen copy is needed any more.
+            formed.hand.withdraw_all();
         }
         self.live.handle(Event::UnderWay {
             number,
@@ -563,7 +573,12 @@ impl<'a, T: Training> Worker<'a, T> {
                     return Ok(());
                 };
                 let thing = Thing::Results(step);
-                let from: Vec<SocketAddr> = formed.peers.get(from as usize).copied().into_iter().collect();
+                let from: Vec<SocketAddr> = formed
+                    .peers
+                    .get(from as usize)
+                    .copied()
+                    .into_iter()
+                    .collect();
                 let bytes = fetch(thing, &from, formed.token, self.patience.copy, &formed.over)?;
                 let results = self
                     .training

@@ -1,0 +1,507 @@
+//! Proof by replay: ranks are killed at every point of a step, and what the survivors hold at the
+//! end is, bit for bit, what one process gets that replays the log of who worked on which step.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsRawFd;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use muster_protocol::Digest;
+use muster_protocol::control::fresh_page;
+use muster_protocol::control::live::{Assignment, CAN_REASSIGN, Term, word};
+
+use super::*;
+use crate::collective::{Group, GroupError, Op};
+use crate::page::Page;
+use crate::session::Session;
+
+const BUCKETS: usize = 3;
+const WIDTH: usize = 5;
+const SAMPLES: usize = 12;
+const LONG: Duration = Duration::from_secs(60);
+
+/// Where a rank is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Point {
+    BeforeStep,
+    /// Its part of this bucket is never sent.
+    BeforeBucket(usize),
+    AfterBucket(usize),
+    BeforeCommit,
+    InsideCommit,
+}
+
+/// Who worked on a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Entry {
+    step: u64,
+    entered: Vec<u32>,
+}
+
+#[derive(Clone, Debug)]
+struct Results {
+    entry: Entry,
+    sums: Vec<f32>,
+}
+
+#[derive(Debug)]
+struct Model {
+    parameters: Vec<f32>,
+    log: Vec<Entry>,
+    kill: Option<(u64, Point)>,
+}
+
+/// One sample's gradient: rounding makes the sum depend on who adds what to what.
+fn gradient(parameters: &[f32], step: u64, sample: usize, bucket: usize) -> Vec<f32> {
+    let at = bucket * WIDTH;
+    let mix = (step as f32 + 1.37) * (sample as f32 + 0.71);
+    parameters[at..at + WIDTH]
+        .iter()
+        .map(|p| (p * 0.31 + mix.sin()) / 7.0)
+        .collect()
+}
+
+/// A rank's part of a bucket.
+fn part(parameters: &[f32], step: u64, share: &Share, rank: u32, bucket: usize) -> Vec<f32> {
+    let mut sum = vec![0.0; WIDTH];
+    for sample in share.part_of(rank, SAMPLES) {
+        for (sum, g) in sum
+            .iter_mut()
+            .zip(gradient(parameters, step, sample, bucket))
+        {
+            *sum += g;
+        }
+    }
+    sum
+}
+
+fn apply(parameters: &mut [f32], sums: &[f32]) {
+    for (p, sum) in parameters.iter_mut().zip(sums) {
+        *p -= 0.05 * sum / SAMPLES as f32;
+    }
+}
+
+fn initial() -> Vec<f32> {
+    (0..BUCKETS * WIDTH).map(|i| (i as f32).cos()).collect()
+}
+
+/// One process that does what the log says. All ranks share memory here, so sums go by rank.
+fn replay(log: &[Entry]) -> Vec<f32> {
+    let mut parameters = initial();
+    for entry in log {
+        let share = Share {
+            entered: entry.entered.clone(),
+            rank: 0,
+            world: 0,
+        };
+        let mut sums = Vec::new();
+        for bucket in 0..BUCKETS {
+            let mut sum = vec![0.0; WIDTH];
+            for (i, rank) in entry.entered.iter().enumerate() {
+                let own = part(&parameters, entry.step, &share, *rank, bucket);
+                for (sum, own) in sum.iter_mut().zip(own) {
+                    *sum = if i == 0 { own } else { *sum + own };
+                }
+            }
+            sums.extend(sum);
+        }
+        apply(&mut parameters, &sums);
+    }
+    parameters
+}
+
+impl Model {
+    fn new(kill: Option<(u64, Point)>) -> Model {
+        Model {
+            parameters: Vec::new(),
+            log: Vec::new(),
+            kill,
+        }
+    }
+
+    /// Ends this rank like SIGKILL: nothing it would still say is said.
+    fn die_at(&self, step: u64, point: Point) {
+        if self.kill == Some((step, point)) {
+            std::panic::resume_unwind(Box::new("killed"));
+        }
+    }
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|b| f32::from_le_bytes(*b))
+        .collect()
+}
+
+impl Training for Model {
+    type Results = Results;
+
+    fn results(
+        &mut self,
+        step: u64,
+        share: &Share,
+        group: &mut Group,
+    ) -> Result<Results, GroupError> {
+        self.die_at(step, Point::BeforeStep);
+        let mut sums = vec![0.0; BUCKETS * WIDTH];
+        for bucket in 0..BUCKETS {
+            self.die_at(step, Point::BeforeBucket(bucket));
+            // A listener has no state yet, and adds nothing.
+            let own = match share.part(SAMPLES).is_empty() {
+                true => vec![0.0; WIDTH],
+                false => part(&self.parameters, step, share, share.rank, bucket),
+            };
+            let out = &mut sums[bucket * WIDTH..(bucket + 1) * WIDTH];
+            group.all_reduce(Op::Sum, &own, out)?;
+            self.die_at(step, Point::AfterBucket(bucket));
+        }
+        self.die_at(step, Point::BeforeCommit);
+        let entered = share.entered.clone();
+        let entry = Entry { step, entered };
+        Ok(Results { entry, sums })
+    }
+
+    fn commit(&mut self, step: u64, results: &Results) {
+        assert_eq!(step, results.entry.step);
+        assert_eq!(step, self.log.len() as u64, "in order, each once");
+        let half = results.sums.len() / 2;
+        apply(&mut self.parameters[..half], &results.sums[..half]);
+        self.die_at(step, Point::InsideCommit);
+        apply(&mut self.parameters[half..], &results.sums[half..]);
+        self.log.push(results.entry.clone());
+    }
+
+    fn encode_results(&self, results: &Results) -> Vec<u8> {
+        let mut out = encode_log(std::slice::from_ref(&results.entry));
+        out.extend(results.sums.iter().flat_map(|x| x.to_le_bytes()));
+        out
+    }
+
+    fn decode_results(&self, bytes: &[u8]) -> Option<Results> {
+        let (log, rest) = decode_log(bytes)?;
+        Some(Results {
+            entry: log.into_iter().next()?,
+            sums: floats(rest),
+        })
+    }
+
+    fn encode_state(&self) -> Vec<u8> {
+        let mut out = encode_log(&self.log);
+        out.extend(self.parameters.iter().flat_map(|x| x.to_le_bytes()));
+        out
+    }
+
+    fn decode_state(&mut self, bytes: &[u8]) -> bool {
+        let Some((log, rest)) = decode_log(bytes) else {
+            return false;
+        };
+        (self.log, self.parameters) = (log, floats(rest));
+        true
+    }
+
+    fn restore(&mut self, group: &mut Group) -> Result<u64, GroupError> {
+        group.barrier()?;
+        (self.log, self.parameters) = (Vec::new(), initial());
+        Ok(0)
+    }
+}
+
+fn encode_log(log: &[Entry]) -> Vec<u8> {
+    let list: Vec<(u64, &Vec<u32>)> = log.iter().map(|e| (e.step, &e.entered)).collect();
+    let body = serde_json::to_vec(&list).unwrap();
+    let mut out = (body.len() as u64).to_le_bytes().to_vec();
+    out.extend(body);
+    out
+}
+
+fn decode_log(bytes: &[u8]) -> Option<(Vec<Entry>, &[u8])> {
+    let (len, rest) = bytes.split_first_chunk()?;
+    let (body, rest) = rest.split_at_checked(u64::from_le_bytes(*len) as usize)?;
+    let list: Vec<(u64, Vec<u32>)> = serde_json::from_slice(body).ok()?;
+    let log = list
+        .into_iter()
+        .map(|(step, entered)| Entry { step, entered });
+    Some((log.collect(), rest))
+}
+
+/// What a rank says to the test.
+#[derive(Debug)]
+enum Said {
+    Committed,
+    Regrouped {
+        survived: bool,
+    },
+    CaughtUp,
+    /// It has lost the others, or was told.
+    Ended,
+}
+
+struct Rank {
+    page: Page,
+    _file: File,
+    said: Receiver<(Said, u64)>,
+    orders: Sender<()>,
+    thread: JoinHandle<(Vec<f32>, Vec<Entry>)>,
+    term: Term,
+    /// The newest step that it has committed.
+    committed: u64,
+}
+
+impl Rank {
+    fn start(assignment: &Assignment, kill: Option<(u64, Point)>) -> Rank {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&fresh_page()).unwrap();
+        let page = Page::from_file(&file).unwrap();
+        page.store(word::FEATURES, CAN_REASSIGN);
+        assign(&page, assignment);
+        let (tell, said) = channel();
+        let (orders, stop) = channel();
+        let fd = file.as_raw_fd();
+        let (ready, started) = channel();
+        let thread = std::thread::spawn(move || {
+            let mut session = Session::from_fd(fd).unwrap();
+            let patience = Patience {
+                form: Duration::from_secs(20),
+                ..Patience::default()
+            };
+            let mut worker = Worker::join(&mut session, Model::new(kill), patience).unwrap();
+            ready.send(()).unwrap();
+            while stop.try_recv() != Err(std::sync::mpsc::TryRecvError::Disconnected) {
+                let said = match worker.advance().unwrap() {
+                    Outcome::Stepped { .. } => Said::Committed,
+                    Outcome::Regrouped { survived, .. } => Said::Regrouped { survived },
+                    Outcome::CaughtUp { .. } => Said::CaughtUp,
+                    Outcome::Ended { .. } => Said::Ended,
+                    Outcome::Boundary { .. } | Outcome::Waiting => continue,
+                };
+                let _gone = tell.send((said, worker.committed()));
+            }
+            let model = worker.training;
+            (model.parameters, model.log)
+        });
+        started.recv_timeout(LONG).unwrap();
+        Rank {
+            page,
+            _file: file,
+            said,
+            orders,
+            thread,
+            term: assignment.term,
+            committed: 0,
+        }
+    }
+
+    /// Takes in what it said. Whether it is still there.
+    fn listen(&mut self) -> bool {
+        while let Ok((said, committed)) = self.said.try_recv() {
+            // Holds for every rank that keeps its state; a newcomer has none before.
+            if let Said::Regrouped { survived: true } = said {
+                assert!(committed >= self.committed, "a committed step is undone");
+            }
+            self.committed = committed;
+        }
+        !self.thread.is_finished()
+    }
+
+    /// Parks it, as a launcher does.
+    fn end(&self) {
+        self.page.store(word::ENDED, self.term.0);
+        self.page.wake(word::ENDED);
+        eventually("parked", || Term(self.page.load(word::PARKED)) >= self.term);
+    }
+}
+
+fn assign(page: &Page, assignment: &Assignment) {
+    let sequence = page.load(word::SEQUENCE);
+    page.store(word::SEQUENCE, sequence + 1);
+    for (at, value) in word::assignment().zip(assignment.encode()) {
+        page.store(at, value);
+    }
+    page.store(word::SEQUENCE, sequence + 2);
+    page.wake(word::SEQUENCE);
+}
+
+#[track_caller]
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + LONG;
+    while !holds() {
+        assert!(Instant::now() < until, "not within {LONG:?}: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Launchers and agents of one job, in one.
+struct Job {
+    ranks: Vec<Rank>,
+    number: u64,
+}
+
+impl Job {
+    fn assignment(number: u64, rank: usize, world: usize, master: SocketAddr) -> Assignment {
+        Assignment {
+            term: Term::of(number, 0),
+            rank: rank as u32,
+            world: world as u32,
+            local_rank: 0,
+            local_world: 1,
+            node_rank: rank as u32,
+            nodes: world as u32,
+            restarts: 0,
+            master,
+            digest: Digest([number as u8; 32]),
+            lineage: Digest([1; 32]),
+        }
+    }
+
+    fn master() -> SocketAddr {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        free.local_addr().unwrap()
+    }
+
+    /// The first generation. `kill`: which rank is killed where.
+    fn start(world: usize, kills: &BTreeMap<usize, (u64, Point)>) -> Job {
+        let master = Job::master();
+        let ranks = (0..world)
+            .map(|rank| {
+                let assignment = Job::assignment(1, rank, world, master);
+                Rank::start(&assignment, kills.get(&rank).copied())
+            })
+            .collect();
+        Job { ranks, number: 1 }
+    }
+
+    /// The next generation: all that live keep their order, `join` others come after them.
+    fn regroup(&mut self, join: usize) {
+        let (living, dead): (Vec<Rank>, Vec<Rank>) =
+            self.ranks.drain(..).partition(|r| !r.thread.is_finished());
+        for rank in dead {
+            assert!(rank.thread.join().is_err(), "only a kill ends a rank");
+        }
+        self.ranks = living;
+        self.ranks.iter().for_each(Rank::end);
+        self.number += 1;
+        let (world, master) = (self.ranks.len() + join, Job::master());
+        for (i, rank) in self.ranks.iter_mut().enumerate() {
+            let assignment = Job::assignment(self.number, i, world, master);
+            rank.term = assignment.term;
+            assign(&rank.page, &assignment);
+        }
+        for i in world - join..world {
+            let assignment = Job::assignment(self.number, i, world, master);
+            self.ranks.push(Rank::start(&assignment, None));
+        }
+    }
+
+    /// Until `count` ranks are dead.
+    fn until_dead(&mut self, count: usize) {
+        eventually("a rank is dead", || {
+            let dead = self.ranks.iter_mut().filter(|r| r.thread.is_finished());
+            dead.count() >= count
+        });
+    }
+
+    /// Until every rank has committed this many steps.
+    fn until(&mut self, steps: u64) {
+        eventually("all get on", || {
+            self.ranks
+                .iter_mut()
+                .all(|r| r.listen() && r.committed >= steps)
+        });
+    }
+
+    fn newest(&mut self) -> u64 {
+        self.ranks.iter_mut().for_each(|r| {
+            r.listen();
+        });
+        self.ranks.iter().map(|r| r.committed).max().unwrap()
+    }
+
+    /// Stops all at a boundary they share, and compares each with a replay of its log.
+    fn finish(mut self, case: &str) {
+        let then = self.newest() + 5;
+        self.until(then);
+        self.ranks.iter().for_each(Rank::end);
+        let mut ends = Vec::new();
+        for rank in self.ranks {
+            drop(rank.orders);
+            ends.push(rank.thread.join().expect("lives"));
+        }
+        let shortest = ends.iter().map(|(_, log)| log.len()).min().unwrap();
+        for (parameters, log) in &ends {
+            assert_eq!(
+                log[..shortest],
+                ends[0].1[..shortest],
+                "{case}: one history"
+            );
+            let replayed = replay(log);
+            let bits = |p: &[f32]| p.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(parameters), bits(&replayed), "{case}: {log:?}");
+        }
+        let steps: Vec<u64> = ends[0].1.iter().map(|e| e.step).collect();
+        assert!(steps.iter().copied().eq(0..steps.len() as u64), "{case}");
+    }
+}
+
+#[test]
+fn survivors_go_on_bit_identical_wherever_a_rank_is_killed() {
+    let mut points = vec![Point::BeforeStep, Point::BeforeCommit, Point::InsideCommit];
+    points.extend((0..BUCKETS).flat_map(|b| [Point::BeforeBucket(b), Point::AfterBucket(b)]));
+    for point in points {
+        for victim in 0..3 {
+            let case = format!("rank {victim} killed at {point:?}");
+            let mut job = Job::start(3, &BTreeMap::from([(victim, (4, point))]));
+            job.until_dead(1);
+            job.regroup(0);
+            job.until(8);
+            // Another comes, while the two go on.
+            job.regroup(1);
+            job.finish(&case);
+        }
+    }
+}
+
+#[test]
+fn two_at_once_and_one_more_in_the_next_step() {
+    let kills = BTreeMap::from([
+        (1, (3, Point::AfterBucket(0))),
+        (2, (3, Point::AfterBucket(1))),
+        (0, (4, Point::BeforeBucket(2))),
+    ]);
+    let mut job = Job::start(5, &kills);
+    job.until_dead(1);
+    job.regroup(0);
+    // Ranks that were to be killed in step 3 or 4 meet it again when it is redone.
+    while job.ranks.len() > 2 {
+        job.until_dead(1);
+        job.regroup(0);
+    }
+    job.until(8);
+    job.finish("three of five are killed");
+}
+
+#[test]
+fn a_newcomer_comes_while_another_is_copying() {
+    let mut job = Job::start(2, &BTreeMap::new());
+    job.until(3);
+    for _ in 0..4 {
+        job.regroup(1);
+    }
+    job.finish("four join at once");
+}
+
+#[test]
+fn who_is_alone_goes_on_and_hands_its_state_to_who_comes() {
+    let mut job = Job::start(2, &BTreeMap::from([(0, (2, Point::InsideCommit))]));
+    job.until_dead(1);
+    job.regroup(0);
+    job.until(6);
+    job.regroup(2);
+    job.finish("one is left, two come");
+}
