@@ -269,6 +269,7 @@ impl Rank {
             let mut session = Session::from_fd(fd).unwrap();
             let patience = Patience {
                 form: Duration::from_secs(20),
+                assignment: Duration::from_millis(20),
                 ..Patience::default()
             };
             let mut worker = Worker::join(&mut session, Model::new(kill), patience).unwrap();
