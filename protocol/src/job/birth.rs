@@ -94,6 +94,17 @@ impl Job {
                 return;
             }
         }
+        if self.is_leaderless(ctx)
+            && let Some(lowest) = ctx.peers.connected_nodes().chain([ctx.me()]).min()
+            && lowest != ctx.me()
+            && lowest != from
+            && let Some(mut advert) = self.advert(ctx.cfg)
+        {
+            // Those who know that nobody leads meet at the lowest agent; this one took me for it.
+            advert.leader = Some(lowest);
+            let wait = Wait::Elsewhere { advert };
+            return self.send(ctx, from, JobMessage::TicketAck { wait });
+        }
         if let Some(why) = self.refusal(&ticket) {
             let launcher = ticket.member.launcher;
             self.send(ctx, from, JobMessage::TicketRefused { launcher, why });
