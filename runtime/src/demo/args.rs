@@ -21,13 +21,15 @@ pub struct WorkerArgs {
     pub save_every: u64,
     /// `--report-every N`: steps between events with the loss (10).
     pub report_every: u64,
+    /// `--live`: stay in this process while the generations change.
+    pub live: bool,
 }
 
 /// The command line is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArgsError {
     #[error(
-        "unknown argument {0:?}; known are --checkpoints, --events, --steps, --seed, --pause-ms, --save-every, --report-every"
+        "unknown argument {0:?}; known are --checkpoints, --events, --steps, --seed, --pause-ms, --save-every, --report-every, --live"
     )]
     Unknown(OsString),
     #[error("{0} needs a value after it")]
@@ -45,6 +47,7 @@ const SEED: &str = "--seed";
 const PAUSE: &str = "--pause-ms";
 const SAVE_EVERY: &str = "--save-every";
 const REPORT_EVERY: &str = "--report-every";
+const LIVE: &str = "--live";
 
 impl WorkerArgs {
     /// The defaults, with these directories.
@@ -57,6 +60,7 @@ impl WorkerArgs {
             pause: Duration::ZERO,
             save_every: 50,
             report_every: 10,
+            live: false,
         }
     }
 
@@ -83,6 +87,7 @@ impl WorkerArgs {
                 Some(REPORT_EVERY) => {
                     parsed.report_every = number(REPORT_EVERY, value(REPORT_EVERY)?, 1)?;
                 }
+                Some(LIVE) => parsed.live = true,
                 _ => return Err(ArgsError::Unknown(arg)),
             }
         }
@@ -113,6 +118,9 @@ impl WorkerArgs {
             args.push(name.into());
             args.push(number.to_string().into());
         }
+        if self.live {
+            args.push(LIVE.into());
+        }
         args
     }
 }
@@ -142,6 +150,7 @@ mod tests {
             pause: Duration::from_millis(9),
             save_every: 10,
             report_every: 11,
+            live: true,
             ..WorkerArgs::new("/a b", "c")
         };
         assert_eq!(WorkerArgs::parse(args.to_args()), Ok(args));

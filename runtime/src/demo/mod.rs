@@ -7,6 +7,7 @@
 mod args;
 mod data;
 mod events;
+mod live;
 mod model;
 mod sampler;
 mod train;
@@ -17,7 +18,7 @@ use std::time::Duration;
 pub use args::{ArgsError, WorkerArgs};
 pub use data::{DataError, Digits, HELD_OUT_EVERY, Sample};
 pub use events::{Event, EventLog, Line};
-pub use train::{BATCH, MICRO_BATCHES, Outcome, State, StepError, Trainer};
+pub use train::{BATCH, MICRO_BATCHES, Outcome, State, StepError, Sums, Trainer};
 pub use worker::{Ending, WorkerError, run, worker};
 
 use crate::collective::{Group, GroupConfig, Sharing};

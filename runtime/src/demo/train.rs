@@ -12,6 +12,7 @@ use super::data::{Digits, Sample};
 use super::model::{PARAMETERS, backward, correct, initial};
 use super::sampler::Sampler;
 use crate::collective::{Group, GroupError};
+use crate::live::Share;
 
 /// Samples a step, over all ranks.
 pub const BATCH: usize = 128;
@@ -60,7 +61,7 @@ pub enum StepError {
         "rank {rank} sent {bytes} bytes for its part of step {step}, not {expected}; are all workers of one release?"
     )]
     WrongPart {
-        rank: usize,
+        rank: u32,
         step: u64,
         bytes: usize,
         expected: usize,
@@ -127,9 +128,34 @@ fn read_floats(bytes: &[u8], to: &mut [f32]) {
     }
 }
 
-/// The micro-batches of a rank.
-fn part(rank: usize, world: usize) -> Range<usize> {
-    rank * MICRO_BATCHES / world..(rank + 1) * MICRO_BATCHES / world
+/// A step's results: sums over its whole batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sums {
+    gradient: Box<[f32; PARAMETERS]>,
+    loss: f32,
+}
+
+impl Sums {
+    pub fn mean_loss(&self) -> f32 {
+        self.loss / BATCH as f32
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        let numbers = self.gradient.iter().chain(std::iter::once(&self.loss));
+        numbers.flat_map(|value| value.to_le_bytes()).collect()
+    }
+
+    /// The inverse of [`encode`](Self::encode); `None` for anything else.
+    pub fn decode(bytes: &[u8]) -> Option<Sums> {
+        let (gradient, loss) = bytes.split_at_checked(RESULT_LEN - size_of::<f32>())?;
+        let loss = f32::from_le_bytes(loss.try_into().ok()?);
+        let mut sums = Sums {
+            gradient: Box::new([0.0; PARAMETERS]),
+            loss,
+        };
+        read_floats(gradient, sums.gradient.as_mut_slice());
+        Some(sums)
+    }
 }
 
 /// One rank's training.
@@ -154,16 +180,29 @@ impl<'a> Trainer<'a> {
     /// # Errors
     /// A peer is lost or disagrees; the state is that before the step.
     pub fn step(&mut self, group: &mut Group) -> Result<f32, StepError> {
-        let step = self.state.step;
-        let world = group.world() as usize;
+        let share = Share {
+            entered: (0..group.world()).collect(),
+            rank: group.rank(),
+            world: group.world(),
+        };
+        let sums = self.sums(self.state.step, &share, group)?;
+        self.commit(&sums);
+        Ok(sums.mean_loss())
+    }
+
+    /// The sums of a step, on every rank; nothing changes. A rank without a part needs no state.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step).
+    pub fn sums(&mut self, step: u64, share: &Share, group: &mut Group) -> Result<Sums, StepError> {
         let batch = self.sampler.batch(step);
-        let own = self.results(&batch, part(group.rank() as usize, world));
+        let own = self.results(&batch, share.part(MICRO_BATCHES));
         let all = group.all_gather_bytes(&own)?;
 
-        let mut gradient = [0.0; PARAMETERS];
+        let mut gradient = Box::new([0.0; PARAMETERS]);
         let mut loss = 0.0;
-        for (rank, results) in all.iter().enumerate() {
-            let expected = part(rank, world).len() * RESULT_LEN;
+        for (rank, results) in (0..).zip(&all) {
+            let expected = share.part_of(rank, MICRO_BATCHES).len() * RESULT_LEN;
             if results.len() != expected {
                 return Err(StepError::WrongPart {
                     rank,
@@ -185,8 +224,7 @@ impl<'a> Trainer<'a> {
         if !loss.is_finite() {
             return Err(StepError::Diverged { step });
         }
-        self.commit(&gradient);
-        Ok(loss / BATCH as f32)
+        Ok(Sums { gradient, loss })
     }
 
     /// The results of some micro-batches, one after the other.
@@ -204,10 +242,10 @@ impl<'a> Trainer<'a> {
     }
 
     /// Stochastic gradient descent with momentum; the only place where the state changes.
-    fn commit(&mut self, gradient: &[f32; PARAMETERS]) {
+    pub fn commit(&mut self, sums: &Sums) {
         let state = &mut self.state;
         let moving = state.parameters.iter_mut().zip(state.velocity.iter_mut());
-        for ((parameter, velocity), sum) in moving.zip(gradient) {
+        for ((parameter, velocity), sum) in moving.zip(sums.gradient.iter()) {
             *velocity = MOMENTUM * *velocity + sum / BATCH as f32;
             *parameter -= LEARNING_RATE * *velocity;
         }

@@ -3,10 +3,12 @@
 use super::args::WorkerArgs;
 use super::data::{DataError, Digits};
 use super::events::{Event, EventLog};
+use super::live;
 use super::train::{Outcome, State, StepError, Trainer};
 use crate::checkpoint::{self, CheckpointError};
 use crate::collective::{Group, GroupConfig, GroupError};
 use crate::env::{EnvError, WorkerEnv};
+use crate::live::LiveError;
 use crate::session::{Directive, Session, SessionError};
 
 /// How a worker ended that did what it was asked to.
@@ -26,6 +28,8 @@ pub enum WorkerError {
     Session(#[from] SessionError),
     #[error(transparent)]
     Group(#[from] GroupError),
+    #[error(transparent)]
+    Live(#[from] LiveError),
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     #[error(transparent)]
@@ -83,9 +87,14 @@ pub fn worker(args: &WorkerArgs) -> u8 {
 pub fn run(
     args: &WorkerArgs,
     env: &WorkerEnv,
-    session: Option<&mut Session>,
+    mut session: Option<&mut Session>,
 ) -> Result<Ending, WorkerError> {
     let digits = Digits::load()?;
+    if let Some(session) = session.as_mut().filter(|_| args.live)
+        && let Some(ending) = live::run(args, session, &digits)?
+    {
+        return Ok(ending);
+    }
     let mut log = EventLog::open(&args.events, env.generation, env.rank)?;
     let mut group = Group::form(&GroupConfig::from_env(env))?;
     let (state, restored_from) = restore(args, &mut group)?;
@@ -113,7 +122,10 @@ pub fn run(
 
 /// The newest state that any rank holds, on every rank. Each looks in its own directory, which
 /// need not be shared; the lowest rank that has the newest hands it out.
-fn restore(args: &WorkerArgs, group: &mut Group) -> Result<(State, Option<u64>), WorkerError> {
+pub(super) fn restore(
+    args: &WorkerArgs,
+    group: &mut Group,
+) -> Result<(State, Option<u64>), WorkerError> {
     let (own, skipped) = checkpoint::load_newest(&args.checkpoints)?;
     for skipped in skipped {
         let (path, why) = (skipped.path.display(), skipped.why);

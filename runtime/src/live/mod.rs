@@ -13,5 +13,5 @@ mod seat;
 mod tests;
 
 pub use hand::FetchError;
-pub use run::{LiveError, Outcome, Patience, Share, Training, Worker};
+pub use run::{Fault, LiveError, Outcome, Patience, Share, Training, Worker};
 pub use seat::{Seat, Watch};

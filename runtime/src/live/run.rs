@@ -21,6 +21,17 @@ use crate::session::{Directive, Session, SessionError};
 /// Bit in a step's header: this rank has caught up.
 const READY: u64 = 1;
 
+/// Why a training could not do its part.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// A collective failed: an ordinary outcome, which the next generation mends.
+    #[error(transparent)]
+    Group(#[from] GroupError),
+    /// The training itself cannot go on.
+    #[error(transparent)]
+    Training(Box<dyn std::error::Error + Send + Sync>),
+}
+
 /// What a live worker trains. Inside a step nothing that [`encode_state`](Self::encode_state) shows
 /// may change; [`commit`](Self::commit) changes it, by the results alone.
 pub trait Training {
@@ -31,13 +42,13 @@ pub trait Training {
     /// same ones, those without samples too: they contribute nothing and keep the results.
     ///
     /// # Errors
-    /// A collective failed. The state is unchanged.
+    /// A collective failed, or the training cannot go on. The state is unchanged.
     fn results(
         &mut self,
         step: u64,
         share: &Share,
         group: &mut Group,
-    ) -> Result<Self::Results, GroupError>;
+    ) -> Result<Self::Results, Fault>;
 
     /// Applies a step's results: the same bits on every rank, without any collective.
     fn commit(&mut self, step: u64, results: &Self::Results);
@@ -57,8 +68,8 @@ pub trait Training {
     /// steps that are committed to it.
     ///
     /// # Errors
-    /// A collective failed.
-    fn restore(&mut self, group: &mut Group) -> Result<u64, GroupError>;
+    /// A collective failed, or there is a checkpoint that cannot be used.
+    fn restore(&mut self, group: &mut Group) -> Result<u64, Fault>;
 }
 
 /// Who works on a step.
@@ -105,7 +116,11 @@ pub enum Outcome {
     /// A newcomer's copy is here, and what it missed is committed.
     CaughtUp { committed: u64, took: Duration },
     /// The generation is over for this rank; the next call waits for the next one.
-    Ended { why: String },
+    Ended {
+        why: String,
+        /// The rank that this one missed first.
+        lost: Option<u32>,
+    },
     /// All ranks stop before this step, for the node of one of them goes, or others come. The state
     /// may be saved; the next call leaves the generation and waits for the next.
     Boundary {
@@ -159,6 +174,8 @@ pub enum LiveError {
     Group(#[from] GroupError),
     #[error(transparent)]
     Fetch(#[from] FetchError),
+    #[error("the training cannot go on: {0}")]
+    Training(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error(
         "what rank {rank} said at the start of the generation is no report; are all workers of one release?"
     )]
@@ -169,6 +186,15 @@ pub enum LiveError {
     OutOfStep { rank: u32, theirs: u64, ours: u64 },
     #[error("cannot start what a live worker needs: {0}")]
     Io(#[from] std::io::Error),
+}
+
+impl From<Fault> for LiveError {
+    fn from(fault: Fault) -> LiveError {
+        match fault {
+            Fault::Group(error) => LiveError::Group(error),
+            Fault::Training(error) => LiveError::Training(error),
+        }
+    }
 }
 
 /// Whether another generation mends it.
@@ -297,13 +323,13 @@ impl<'a, T: Training> Worker<'a, T> {
             return self.regroup();
         }
         if self.seat.has_ended() {
-            return Ok(self.ended("the launcher ended it".into()));
+            return Ok(self.ended("the launcher ended it".into(), None));
         }
         if let Some(outcome) = self.copied()? {
             return Ok(outcome);
         }
         let Some(step) = self.next else {
-            return Ok(self.ended("no step is to be done".into()));
+            return Ok(self.ended("no step is to be done".into(), None));
         };
         if let Directive::Stop { deadline, reason } = self.session.step(step)? {
             self.stopped_at = Some(step);
@@ -322,7 +348,7 @@ impl<'a, T: Training> Worker<'a, T> {
                     committed: self.live.committed(),
                 })
             }
-            Err(LiveError::Group(error)) if passes(&error) => Ok(self.ended(error.to_string())),
+            Err(LiveError::Group(error)) if passes(&error) => Ok(self.ended_by(&error)),
             Err(error) => Err(error),
         }
     }
@@ -339,11 +365,19 @@ impl<'a, T: Training> Worker<'a, T> {
         number
     }
 
-    fn ended(&mut self, why: String) -> Outcome {
+    fn ended_by(&mut self, error: &GroupError) -> Outcome {
+        let lost = match error {
+            GroupError::PeerLost { rank, .. } => Some(*rank),
+            _ => None,
+        };
+        self.ended(error.to_string(), lost)
+    }
+
+    fn ended(&mut self, why: String, lost: Option<u32>) -> Outcome {
         let number = self.leave();
         // Cannot fail: a loss is expected in every phase.
         let _parked = self.live.handle(Event::Lost { number });
-        Outcome::Ended { why }
+        Outcome::Ended { why, lost }
     }
 
     fn regroup(&mut self) -> Result<Outcome, LiveError> {
@@ -369,9 +403,9 @@ impl<'a, T: Training> Worker<'a, T> {
                     took: since.elapsed(),
                 })
             }
-            Err(LiveError::Group(error)) if passes(&error) => Ok(self.ended(error.to_string())),
+            Err(LiveError::Group(error)) if passes(&error) => Ok(self.ended_by(&error)),
             // The holder may be lost, or the generation over.
-            Err(LiveError::Fetch(error)) => Ok(self.ended(error.to_string())),
+            Err(LiveError::Fetch(error)) => Ok(self.ended(error.to_string(), None)),
             Err(error) => Err(error),
         }
     }
@@ -514,9 +548,9 @@ impl<'a, T: Training> Worker<'a, T> {
             Err(TryRecvError::Empty) => return Ok(None),
             Ok(Ok(bytes)) => bytes,
             // Every source is lost: the next generation finds another way.
-            Ok(Err(error)) => return Ok(Some(self.ended(error.to_string()))),
+            Ok(Err(error)) => return Ok(Some(self.ended(error.to_string(), None))),
             Err(TryRecvError::Disconnected) => {
-                return Ok(Some(self.ended("the copy was cut short".into())));
+                return Ok(Some(self.ended("the copy was cut short".into(), None)));
             }
         };
         self.copying = None;

@@ -15,7 +15,7 @@ use muster_protocol::control::fresh_page;
 use muster_protocol::control::live::{Assignment, CAN_REASSIGN, Term, word};
 
 use super::*;
-use crate::collective::{Group, GroupError, Op};
+use crate::collective::{Group, Op};
 use crate::page::Page;
 use crate::session::Session;
 
@@ -143,12 +143,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 impl Training for Model {
     type Results = Results;
 
-    fn results(
-        &mut self,
-        step: u64,
-        share: &Share,
-        group: &mut Group,
-    ) -> Result<Results, GroupError> {
+    fn results(&mut self, step: u64, share: &Share, group: &mut Group) -> Result<Results, Fault> {
         self.die_at(step, Point::BeforeStep);
         let mut sums = vec![0.0; BUCKETS * WIDTH];
         for bucket in 0..BUCKETS {
@@ -206,7 +201,7 @@ impl Training for Model {
         true
     }
 
-    fn restore(&mut self, group: &mut Group) -> Result<u64, GroupError> {
+    fn restore(&mut self, group: &mut Group) -> Result<u64, Fault> {
         group.barrier()?;
         (self.log, self.parameters) = (Vec::new(), initial());
         Ok(0)

@@ -49,6 +49,10 @@ pub struct DemoArgs {
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
 
+    /// Train on live membership: workers stay in their processes while nodes come and go
+    #[arg(long)]
+    live: bool,
+
     /// Leave the folder with logs, events and checkpoints, and say where it is
     #[arg(long)]
     keep: bool,
@@ -136,6 +140,7 @@ fn run(args: &DemoArgs) -> anyhow::Result<Vec<String>> {
         save_every,
         // Every step is told, so that the checks see each one.
         report_every: 1,
+        live: args.live,
         // Each node has its own folder of events, which the cluster names.
         ..WorkerArgs::new(checkpoints, "")
     })
