@@ -73,8 +73,24 @@ mod real {
 
     #[test]
     fn it_survives_its_nodes_and_ends_as_if_undisturbed() {
+        survives_its_nodes(&[]);
+    }
+
+    #[test]
+    fn live_workers_survive_in_their_processes() {
+        let result = survives_its_nodes(&["--live"]);
+        for change in result["changes"].as_array().unwrap() {
+            assert!(
+                change["steps_redone"].as_u64().unwrap_or(0) <= 1,
+                "{change}"
+            );
+        }
+    }
+
+    fn survives_its_nodes(more: &[&str]) -> Value {
         let tmp = tempfile::tempdir().unwrap();
-        let mut demo = start(tmp.path(), &["--steps", "400", "--seed", "7", "-o", "json"]);
+        let args = ["--steps", "400", "--seed", "7", "-o", "json"];
+        let mut demo = start(tmp.path(), &[&args, more].concat());
         let status = end(&mut demo, tmp.path());
         let mut text = String::new();
         demo.stdout
@@ -114,6 +130,7 @@ mod real {
         until("every process is gone", tmp.path(), || {
             running(tmp.path()) == 0
         });
+        result
     }
 
     #[test]

@@ -339,8 +339,11 @@ impl Workers {
         others.iter().for_each(|worker| worker.signal(signal));
     }
 
-    /// SIGKILL to the process groups of all that have not parked.
+    /// SIGKILL to the process groups of all that have not parked; to everything, where none has.
     pub fn kill_unparked(&self) {
+        if !self.workers.iter().any(Worker::is_parked) {
+            return self.kill_all();
+        }
         let unparked = self
             .workers
             .iter()

@@ -144,10 +144,10 @@ fn finished(n: u8) -> Effect {
 #[test]
 fn a_newer_start_ends_the_older_workers_first() {
     let mut world = World::running(1);
-    assert_eq!(world.start(2), [Effect::Signal(libc::SIGTERM)]);
+    assert_eq!(world.start(2), [Effect::EndTerm(libc::SIGTERM)]);
     assert_eq!(world.pass(199), []);
-    assert_eq!(world.pass(1), [Effect::Kill]);
-    assert_eq!(world.pass(50), [Effect::Kill]);
+    assert_eq!(world.pass(1), [Effect::KillUnparked]);
+    assert_eq!(world.pass(50), [Effect::KillUnparked]);
     assert_eq!(world.gone(), [stopped(1), spawn(2)]);
 }
 
@@ -181,10 +181,10 @@ fn a_lineage_with_lower_numbers_is_joined_when_nothing_runs() {
 #[test]
 fn a_grace_is_only_ever_shortened() {
     let mut world = World::running(1);
-    assert_eq!(world.stop(1, 30_000), [Effect::Signal(libc::SIGTERM)]);
+    assert_eq!(world.stop(1, 30_000), [Effect::EndTerm(libc::SIGTERM)]);
     assert_eq!(world.stop(1, 60_000), []);
-    assert_eq!(world.stop(1, 100), [Effect::Signal(libc::SIGTERM)]);
-    assert_eq!(world.pass(100), [Effect::Kill]);
+    assert_eq!(world.stop(1, 100), [Effect::EndTerm(libc::SIGTERM)]);
+    assert_eq!(world.pass(100), [Effect::KillUnparked]);
     assert_eq!(world.stop(1, 60_000), []);
     assert_eq!(world.gone(), [stopped(1)]);
 }
@@ -217,10 +217,10 @@ fn the_facts_are_told_again_to_an_agent_that_comes_back() {
 fn finished_means_that_all_ended_well_and_nothing_is_left() {
     let mut world = World::running(1);
     assert_eq!(world.on(exit(0, 0)), []);
-    assert_eq!(world.on(exit(1, 0)), [Effect::Signal(libc::SIGTERM)]);
+    assert_eq!(world.on(exit(1, 0)), [Effect::EndTerm(libc::SIGTERM)]);
     assert_eq!(world.on(Event::Left(Left::Groups)), []);
     // What left its group got no signal.
-    assert_eq!(world.on(Event::Left(Left::Escaped)), [Effect::Kill]);
+    assert_eq!(world.on(Event::Left(Left::Escaped)), [Effect::KillUnparked]);
     assert_eq!(world.on(Event::Left(Left::Nothing)), [finished(1)]);
 
     let mut world = World::running(1);
@@ -261,7 +261,7 @@ fn a_failed_start_is_told_when_nothing_of_it_runs() {
         result: Err("no".into()),
     });
     assert_eq!(told, [Effect::FreshPort { used: Some(1001) }]);
-    assert_eq!(world.pass(0), [Effect::Kill]);
+    assert_eq!(world.pass(0), [Effect::KillUnparked]);
     let failed = Effect::Send(ToAgent::StartFailed {
         digest: digest(1),
         attempt: 1,
@@ -422,5 +422,94 @@ fn workers_end_when_the_agent_stays_away() {
     world.on(Event::LinkDown);
     assert_eq!(world.pass(2_000), []);
     world.on(Event::LinkUp);
-    assert_eq!(world.pass(1_000), [Effect::Signal(libc::SIGTERM)]);
+    assert_eq!(world.pass(1_000), [Effect::EndTerm(libc::SIGTERM)]);
+}
+
+/// Both workers are live and have parked from generation `n`, which they were told to leave.
+fn parked(n: u8) -> World {
+    let mut world = World::running(n);
+    assert_eq!(world.stop(n, 200), [Effect::EndTerm(libc::SIGTERM)]);
+    assert!(world.session.awaits_parking());
+    assert_eq!(world.on(Event::Left(Left::Workers)), []);
+    assert_eq!(world.on(Event::Left(Left::Parked)), [stopped(n)]);
+    assert!(!world.session.awaits_parking());
+    world
+}
+
+#[test]
+fn parked_workers_get_the_next_generation() {
+    let mut world = parked(1);
+    assert_eq!(world.pass(10_000), [], "they wait without end");
+    // Told again, it says so again.
+    assert_eq!(world.stop(1, 200), [stopped(1)]);
+    assert_eq!(world.start(2), [spawn(2)]);
+    world.on(Event::Spawned { result: Ok(()) });
+    assert_eq!(world.stop(2, 200), [Effect::EndTerm(libc::SIGTERM)]);
+    // One does not park in time.
+    assert_eq!(world.pass(200), [Effect::KillUnparked]);
+    world.on(exit(1, 137));
+    assert_eq!(world.on(Event::Left(Left::Parked)), [stopped(2)]);
+    assert_eq!(world.start(3), [spawn(3)]);
+}
+
+#[test]
+fn parked_workers_end_with_the_job() {
+    let mut world = parked(1);
+    let end = ToLauncher::End {
+        code: 0,
+        report: String::new(),
+    };
+    assert_eq!(world.frame(end.clone()), [Effect::Signal(libc::SIGTERM)]);
+    let exits = |effects: Vec<Effect>| matches!(effects[..], [.., Effect::Exit { code: 0, .. }]);
+    assert!(exits(world.gone()));
+    // Said while they park.
+    let mut world = World::running(1);
+    assert_eq!(world.stop(1, 200), [Effect::EndTerm(libc::SIGTERM)]);
+    world.frame(end);
+    let effects = world.on(Event::Left(Left::Parked));
+    assert!(
+        effects.contains(&Effect::Signal(libc::SIGTERM)),
+        "{effects:?}"
+    );
+    assert!(exits(world.gone()));
+}
+
+#[test]
+fn a_stop_step_may_end_in_parking() {
+    let mut world = World::running(1);
+    world.on(Event::ParkedAlone { acknowledged: true });
+    assert!(world.session.awaits_parking());
+    assert_eq!(world.on(Event::Left(Left::Parked)), [stopped(1)]);
+}
+
+#[test]
+fn workers_that_lose_each_other_for_no_reason_are_reported() {
+    let mut world = World::running(1);
+    let alone = || Event::ParkedAlone {
+        acknowledged: false,
+    };
+    assert_eq!(world.on(alone()), []);
+    assert_eq!(world.pass(4_000), []);
+    assert_eq!(world.on(alone()), []);
+    let said = world.pass(1_000);
+    assert!(
+        matches!(&said[..], [Effect::Send(ToAgent::Exited { exit, .. })] if exit.code == 75),
+        "{said:?}"
+    );
+    // A stop that comes first is the explanation.
+    let mut world = World::running(1);
+    world.on(alone());
+    world.stop(1, 200);
+    world.on(Event::Left(Left::Parked));
+    assert_eq!(world.pass(10_000), []);
+}
+
+#[test]
+fn a_parked_worker_that_dies_is_started_anew() {
+    let mut world = parked(1);
+    assert_eq!(world.on(exit(0, 137)), []);
+    assert!(world.session.has_workers());
+    assert_eq!(world.on(exit(1, 137)), []);
+    assert!(!world.session.has_workers());
+    assert_eq!(world.start(2), [spawn(2)]);
 }
