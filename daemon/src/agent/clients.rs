@@ -261,6 +261,10 @@ impl Node {
         else {
             return;
         };
+        // What nobody asked for is no news either: it would fill the log as fast as it comes.
+        if !asked.waits_for(id) {
+            return;
+        }
         let failed = match &answer {
             StoreAnswer::Failed { reason } => Some(reason.clone()),
             _ => None,

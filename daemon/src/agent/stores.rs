@@ -113,6 +113,11 @@ impl Asked {
         Some((id, ask))
     }
 
+    /// Whether an answer of this id is waited for.
+    pub(super) fn waits_for(&self, id: u64) -> bool {
+        self.log.as_ref().is_some_and(|l| l.id == id) || self.beacon.is_some_and(|(b, _)| b == id)
+    }
+
     /// Takes an answer in. One that was not asked for, or comes too late, means nothing.
     pub(super) fn answer(&mut self, id: u64, answer: StoreAnswer) -> Option<Told> {
         if let Some((asked, _)) = self.beacon
@@ -260,15 +265,18 @@ mod tests {
     #[test]
     fn one_operation_of_a_kind_is_under_way_and_each_has_one_event() {
         let mut asked = Asked::default();
+        assert!(!asked.waits_for(1));
         asked.log(create(1, 5), START).unwrap();
         assert_eq!(asked.log(read(2), START), Err(unknown(&read(2))));
         let (beacon, _) = asked.beacon(Some(9), START).unwrap();
+        assert!(asked.waits_for(1) && asked.waits_for(beacon) && !asked.waits_for(beacon + 1));
         assert_eq!(asked.beacon(None, START), None);
         assert_eq!(asked.due(), Some(START + PATIENCE));
         assert_eq!(asked.expire(START), None);
         assert_eq!(asked.expire(START + PATIENCE), Some(unknown(&create(1, 5))));
         // Both are free again, and what comes late changes nothing.
         assert_eq!(asked.due(), None);
+        assert!(!asked.waits_for(1) && !asked.waits_for(beacon));
         assert_eq!(asked.answer(1, StoreAnswer::Won), None);
         assert_eq!(asked.answer(beacon, StoreAnswer::Beacon(Some(1))), None);
         asked.log(read(3), START).unwrap();
