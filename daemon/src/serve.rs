@@ -152,6 +152,9 @@ pub fn log_to_stderr(config: &AgentConfig) -> anyhow::Result<()> {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // A line that cannot be written (a full disk, a reader that went away) is lost. Left on, this
+        // says so on stderr, and the agent dies of that failing too.
+        .log_internal_errors(false)
         .with_ansi(terminal);
     if json {
         builder.json().init();

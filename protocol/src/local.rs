@@ -14,7 +14,7 @@ use crate::ids::{Digest, LauncherId, NodeId, StoreUuid};
 use crate::record::Place;
 use crate::spec::JobSpec;
 
-pub use store::{Assembly, MAX_PART, Part, STORE_HANGS, StoreAnswer, StoreAsk};
+pub use store::{Assembly, MAX_PART, News, Part, STORE_HANGS, StoreAnswer, StoreAsk, Troubles};
 
 /// The most bytes of a worker's last output that travel in a report.
 pub const MAX_TAIL: usize = 4096;

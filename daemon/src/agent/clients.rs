@@ -261,11 +261,15 @@ impl Node {
         else {
             return;
         };
+        // What nobody asked for is no news either: it would fill the log as fast as it comes.
+        let Some(writes) = asked.writes(id) else {
+            return;
+        };
         let failed = match &answer {
             StoreAnswer::Failed { reason } => Some(reason.clone()),
             _ => None,
         };
-        let news = asked.note(failed.as_deref());
+        let news = asked.note(writes, failed.as_deref());
         let told = asked.answer(id, answer);
         self.store_trouble(&key, news);
         match told {
@@ -293,7 +297,8 @@ impl Node {
             if let Some(asked) = launcher.store.as_mut()
                 && let Some(event) = asked.expire(now)
             {
-                let news = asked.note(Some(STORE_HANGS));
+                let (op, _) = stores::words(&event);
+                let news = asked.note(op == "create", Some(STORE_HANGS));
                 late.push((launcher.key.clone(), event, news));
             }
         }

@@ -53,13 +53,25 @@ impl History {
         if list.len() > KEPT {
             list.pop_front();
         }
-        if self.jobs.len() > KEPT_JOBS {
-            let newest = |list: &VecDeque<Value>| list.back().and_then(|v| v["seq"].as_u64());
-            let oldest = self.jobs.iter().min_by_key(|(_, list)| newest(list));
-            if let Some(key) = oldest.map(|(k, _)| k.clone()) {
-                self.jobs.remove(&key);
-            }
+        if self.jobs.len() > KEPT_JOBS
+            && let Some(key) = self.oldest_of_most()
+        {
+            self.jobs.remove(&key);
         }
+    }
+
+    /// The job that is forgotten first: of the user with the most jobs the one without news for the
+    /// longest time, so that nobody can have the past of others' jobs forgotten.
+    fn oldest_of_most(&self) -> Option<JobKey> {
+        let mut users: BTreeMap<&str, usize> = BTreeMap::new();
+        for key in self.jobs.keys() {
+            *users.entry(&key.owner).or_default() += 1;
+        }
+        let (most, _) = users.into_iter().max_by_key(|(_, count)| *count)?;
+        let newest = |list: &VecDeque<Value>| list.back().and_then(|v| v["seq"].as_u64());
+        let jobs = self.jobs.iter().filter(|(key, _)| key.owner == most);
+        let oldest = jobs.min_by_key(|(_, list)| newest(list));
+        oldest.map(|(key, _)| key.clone())
     }
 
     /// A job's entries after a sequence number, oldest first.
@@ -187,4 +199,27 @@ pub(super) fn phases_json(p: &Phases) -> Value {
         "start_ms": ms(ready, p.started),
         "total_ms": ms(p.fault, p.started),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_with_many_jobs_has_only_the_own_ones_forgotten() {
+        let key = |owner: &str, id: usize| JobKey {
+            cluster: "c".into(),
+            owner: owner.into(),
+            id: id.to_string(),
+        };
+        let mut history = History::default();
+        history.add(&key("1000", 0), "waiting", json!({}));
+        for id in 0..2 * KEPT_JOBS {
+            history.add(&key("1001", id), "waiting", json!({}));
+        }
+        assert_eq!(history.jobs().count(), KEPT_JOBS);
+        assert_eq!(history.after(&key("1000", 0), 0).len(), 1);
+        assert!(history.after(&key("1001", 0), 0).is_empty());
+        assert_eq!(history.after(&key("1001", 2 * KEPT_JOBS - 1), 0).len(), 1);
+    }
 }

@@ -5,7 +5,7 @@
 //! (R12); so does one whose connection ends, and one that brought no store. Every operation of the
 //! log has exactly one event.
 
-use muster_protocol::local::{Assembly, Part, StoreAnswer, StoreAsk};
+use muster_protocol::local::{Assembly, News, Part, StoreAnswer, StoreAsk, Troubles};
 use muster_protocol::storelog::{CreateOutcome, Effect, Event, ReadOutcome};
 use muster_protocol::{Span, Time};
 
@@ -18,9 +18,8 @@ const PATIENCE: Span = Span::from_secs(10);
 pub(super) struct Asked {
     ids: u64,
     log: Option<LogOp>,
-    beacon: Option<(u64, Time)>,
-    /// What last went wrong, until something goes right.
-    trouble: Option<String>,
+    beacon: Option<Beacon>,
+    troubles: Troubles,
 }
 
 #[derive(Debug)]
@@ -29,6 +28,13 @@ struct LogOp {
     effect: Effect,
     due: Time,
     found: Assembly,
+}
+
+#[derive(Debug)]
+struct Beacon {
+    id: u64,
+    writes: bool,
+    due: Time,
 }
 
 /// What an answer of a launcher means.
@@ -105,7 +111,11 @@ impl Asked {
             return None;
         }
         let id = self.next_id();
-        self.beacon = Some((id, now + PATIENCE));
+        self.beacon = Some(Beacon {
+            id,
+            writes: write.is_some(),
+            due: now + PATIENCE,
+        });
         let ask = match write {
             Some(value) => StoreAsk::WriteBeacon { value },
             None => StoreAsk::ReadBeacon,
@@ -113,12 +123,17 @@ impl Asked {
         Some((id, ask))
     }
 
+    /// Whether the operation of this id writes; `None` where no answer of that id is waited for.
+    pub(super) fn writes(&self, id: u64) -> Option<bool> {
+        let log = self.log.as_ref().filter(|l| l.id == id);
+        let log = log.map(|l| matches!(l.effect, Effect::Create { .. }));
+        let beacon = self.beacon.as_ref().filter(|b| b.id == id);
+        log.or(beacon.map(|b| b.writes))
+    }
+
     /// Takes an answer in. One that was not asked for, or comes too late, means nothing.
     pub(super) fn answer(&mut self, id: u64, answer: StoreAnswer) -> Option<Told> {
-        if let Some((asked, _)) = self.beacon
-            && asked == id
-        {
-            self.beacon = None;
+        if self.beacon.take_if(|b| b.id == id).is_some() {
             return match answer {
                 StoreAnswer::Beacon(value) => Some(Told::Beacon(value)),
                 // What cannot be read says nothing: only a beacon that stands still counts.
@@ -161,13 +176,13 @@ impl Asked {
 
     pub(super) fn due(&self) -> Option<Time> {
         let log = self.log.as_ref().map(|l| l.due);
-        let beacon = self.beacon.map(|(_, due)| due);
+        let beacon = self.beacon.as_ref().map(|b| b.due);
         log.into_iter().chain(beacon).min()
     }
 
     /// Gives up what took too long; the event of the log's operation, if it did.
     pub(super) fn expire(&mut self, now: Time) -> Option<Event> {
-        self.beacon.take_if(|(_, due)| now >= *due);
+        self.beacon.take_if(|b| now >= b.due);
         let late = self.log.take_if(|l| now >= l.due)?;
         Some(unknown(&late.effect))
     }
@@ -179,11 +194,11 @@ impl Asked {
     }
 
     /// Notes how an operation went. The text, if it is news that something goes wrong.
-    pub(super) fn note(&mut self, failed: Option<&str>) -> Option<String> {
-        let news = failed.filter(|text| self.trouble.as_deref() != Some(*text));
-        let news = news.map(str::to_owned);
-        self.trouble = failed.map(str::to_owned);
-        news
+    pub(super) fn note(&mut self, writes: bool, failed: Option<&str>) -> Option<String> {
+        match self.troubles.note(writes, failed) {
+            Some(News::Fails) => failed.map(str::to_owned),
+            Some(News::Well) | None => None,
+        }
     }
 
     fn next_id(&mut self) -> u64 {
@@ -260,18 +275,24 @@ mod tests {
     #[test]
     fn one_operation_of_a_kind_is_under_way_and_each_has_one_event() {
         let mut asked = Asked::default();
+        assert_eq!(asked.writes(1), None);
         asked.log(create(1, 5), START).unwrap();
         assert_eq!(asked.log(read(2), START), Err(unknown(&read(2))));
         let (beacon, _) = asked.beacon(Some(9), START).unwrap();
+        assert_eq!(asked.writes(1), Some(true));
+        assert_eq!(asked.writes(beacon), Some(true));
+        assert_eq!(asked.writes(beacon + 1), None);
         assert_eq!(asked.beacon(None, START), None);
         assert_eq!(asked.due(), Some(START + PATIENCE));
         assert_eq!(asked.expire(START), None);
         assert_eq!(asked.expire(START + PATIENCE), Some(unknown(&create(1, 5))));
         // Both are free again, and what comes late changes nothing.
         assert_eq!(asked.due(), None);
+        assert_eq!((asked.writes(1), asked.writes(beacon)), (None, None));
         assert_eq!(asked.answer(1, StoreAnswer::Won), None);
         assert_eq!(asked.answer(beacon, StoreAnswer::Beacon(Some(1))), None);
-        asked.log(read(3), START).unwrap();
+        let (id, _) = asked.log(read(3), START).unwrap()[0];
+        assert_eq!(asked.writes(id), Some(false));
         assert_eq!(asked.give_up(), Some(unknown(&read(3))));
         assert_eq!(asked.give_up(), None);
     }
@@ -296,14 +317,5 @@ mod tests {
         };
         let told = (0..100).find_map(|_| asked.answer(id, StoreAnswer::Found(part.clone())));
         assert_eq!(told, outcome(1, ReadOutcome::Failed));
-    }
-
-    #[test]
-    fn trouble_is_news_once() {
-        let mut asked = Asked::default();
-        assert_eq!(asked.note(Some("full")), Some("full".into()));
-        assert_eq!(asked.note(Some("full")), None);
-        assert_eq!(asked.note(None), None);
-        assert_eq!(asked.note(Some("full")), Some("full".into()));
     }
 }

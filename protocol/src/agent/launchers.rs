@@ -143,26 +143,43 @@ impl Agent {
         }
     }
 
-    /// The job that an owner means by an id: the own one first, then one with a launcher here.
-    fn job_here(&self, owner: &str, id: &str) -> Result<JobKey, Error> {
-        let mine = self
-            .jobs
-            .iter()
-            .filter(|(k, _)| k.id == id && (k.owner == owner || owner == "0"));
-        let key = mine
-            .max_by_key(|(k, j)| (k.owner == owner, j.launcher().is_some()))
-            .map(|(k, _)| k.clone());
-        let Some(key) = key else {
-            return Err(Error::Refused(format!(
-                "no job {id} of yours is known here: `muster jobs` lists them"
-            )));
+    /// The job that somebody means by an id or by `OWNER/ID`: one with a launcher here, if there is
+    /// any. Root may order every job, and says whose it is where several users have one of that id.
+    fn job_here(&self, owner: &str, name: &str) -> Result<JobKey, Error> {
+        let (whose, id) = match name.split_once('/') {
+            Some((whose, id)) => (Some(whose), id),
+            None => (None, name),
         };
-        if self.jobs.get(&key).is_none_or(|j| j.launcher().is_none()) {
-            return Err(Error::Refused(format!(
-                "job {id} has no launcher on this node: say it on a node where it runs"
-            )));
+        let is_meant = |k: &JobKey| {
+            let may = k.owner == owner || owner == "0";
+            may && k.id == id && whose.is_none_or(|w| k.owner == w)
+        };
+        let known: Vec<_> = self.jobs.iter().filter(|(k, _)| is_meant(k)).collect();
+        let here: Vec<&JobKey> = known
+            .iter()
+            .filter(|(_, j)| j.launcher().is_some())
+            .map(|(k, _)| *k)
+            .collect();
+        match here.as_slice() {
+            [key] => Ok((*key).clone()),
+            [] if known.is_empty() => Err(Error::Refused(format!(
+                "no job {name} of yours is known here: `muster jobs` lists them"
+            ))),
+            [] => Err(Error::Refused(format!(
+                "job {name} has no launcher on this node: say it on a node where it runs"
+            ))),
+            several => {
+                let names = several
+                    .iter()
+                    .take(16)
+                    .map(|k| format!("{}/{}", k.owner, k.id));
+                let names: Vec<String> = names.collect();
+                Err(Error::Refused(format!(
+                    "several users have a job {id} here: name one as {}",
+                    names.join(" or ")
+                )))
+            }
         }
-        Ok(key)
     }
 
     fn names_a_peer(&self, name: &str) -> bool {
@@ -179,4 +196,92 @@ impl Agent {
 fn is_called(id: &NodeId, peer: &Peer, name: &str) -> bool {
     let host = peer.hello.as_ref().map(|h| h.host.as_str());
     id.hex().starts_with(name) || host == Some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use super::*;
+    use crate::agent::{Config, Event, Flaws};
+    use crate::ids::{Boot, LauncherId, StateId};
+    use crate::spec::JobSpec;
+    use crate::time::Span;
+
+    fn agent() -> Agent {
+        let config = Config {
+            node: NodeId([1; 32]),
+            state: StateId([2; 8]),
+            boot: Boot(1),
+            cluster: "c".into(),
+            host: "a".into(),
+            version: String::new(),
+            pid: 1,
+            seed: 1,
+            suspect_after: Span::from_secs(2),
+            agent_grace: Span::from_secs(30),
+            birth_timeout: Span::from_secs(4),
+            start_timeout: Span::from_secs(30),
+            minority_wait: Span::from_secs(6),
+            orphan_after: Span::from_secs(10),
+            place: Place::default(),
+            flaws: Flaws::default(),
+        };
+        Agent::new(config, Vec::new(), Time(1)).unwrap()
+    }
+
+    fn register(agent: &mut Agent, conn: u64, owner: &str, job: &str) {
+        let reg = Register {
+            launcher: LauncherId(conn.to_be_bytes()),
+            job: job.into(),
+            spec: JobSpec {
+                min_nodes: 2,
+                max_nodes: 2,
+                ..JobSpec::default()
+            },
+            slots: 1,
+            guard_port: 1,
+            addrs: vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
+            place: Place::default(),
+            running: None,
+            store: None,
+            pid: 1,
+            command: String::new(),
+            log_dir: None,
+        };
+        let event = Event::Launcher {
+            conn: ConnId(conn),
+            owner: owner.into(),
+            frame: ToAgent::Register(reg),
+        };
+        agent.handle(event, Time(2)).unwrap();
+    }
+
+    #[test]
+    fn an_order_never_reaches_another_job_than_the_one_that_was_meant() {
+        let mut agent = agent();
+        register(&mut agent, 1, "1000", "train");
+        register(&mut agent, 2, "1001", "train");
+        register(&mut agent, 3, "1001", "eval");
+        let meant = |owner: &str, name: &str| {
+            let key = agent.job_here(owner, name);
+            key.map(|k| format!("{}/{}", k.owner, k.id))
+        };
+        assert_eq!(meant("1000", "train"), Ok("1000/train".into()));
+        assert_eq!(meant("1000", "1000/train"), Ok("1000/train".into()));
+        assert_eq!(meant("0", "1001/train"), Ok("1001/train".into()));
+        assert_eq!(meant("0", "eval"), Ok("1001/eval".into()));
+        let Err(Error::Refused(why)) = meant("0", "train") else {
+            panic!("one of two was chosen")
+        };
+        assert!(why.contains("1000/train or 1001/train"), "{why}");
+        for (owner, name) in [
+            ("1000", "1001/train"),
+            ("1000", "eval"),
+            ("1000", "/train"),
+            ("0", "train/1000"),
+        ] {
+            assert!(meant(owner, name).is_err(), "{owner} {name}");
+        }
+    }
 }

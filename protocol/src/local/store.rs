@@ -79,6 +79,40 @@ impl StoreAnswer {
     }
 }
 
+/// What is wrong with a store, as far as known: the same is told once, also where reads go well and
+/// writes fail in turns.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Troubles {
+    reads: Option<String>,
+    writes: Option<String>,
+}
+
+/// What is to be told of an operation that ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum News {
+    /// The store fails, in a way that was not told yet.
+    Fails,
+    /// Everything that failed goes well again.
+    Well,
+}
+
+impl Troubles {
+    /// Notes how an operation ended: why it failed, if it did.
+    pub fn note(&mut self, writes: bool, failed: Option<&str>) -> Option<News> {
+        let (mine, other) = match writes {
+            true => (&mut self.writes, &self.reads),
+            false => (&mut self.reads, &self.writes),
+        };
+        let Some(text) = failed else {
+            let had = mine.take().is_some();
+            return (had && other.is_none()).then_some(News::Well);
+        };
+        let known = mine.as_deref() == Some(text) || other.as_deref() == Some(text);
+        *mine = Some(text.to_owned());
+        (!known).then_some(News::Fails)
+    }
+}
+
 /// A piece of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
@@ -158,6 +192,24 @@ mod tests {
         }
         assert!(assembly.take(&part).is_err());
         assert_eq!(assembly, Assembly::default());
+    }
+
+    #[test]
+    fn trouble_is_news_once() {
+        let (mut all, read, write) = (Troubles::default(), false, true);
+        assert_eq!(all.note(read, None), None);
+        assert_eq!(all.note(write, Some("full")), Some(News::Fails));
+        // Reads go well meanwhile, again and again.
+        for _ in 0..3 {
+            assert_eq!(all.note(read, None), None);
+            assert_eq!(all.note(write, Some("full")), None);
+        }
+        assert_eq!(all.note(read, Some("full")), None);
+        assert_eq!(all.note(read, Some("gone")), Some(News::Fails));
+        assert_eq!(all.note(write, None), None);
+        assert_eq!(all.note(read, None), Some(News::Well));
+        assert_eq!(all.note(read, None), None);
+        assert_eq!(all.note(write, Some("full")), Some(News::Fails));
     }
 
     #[test]

@@ -225,7 +225,7 @@ impl Bed {
     }
 
     /// The usual flags of an agent that calls these nodes first.
-    fn agent_flags(&mut self, node: &str, first: &[&str]) -> Vec<String> {
+    pub(crate) fn agent_flags(&mut self, node: &str, first: &[&str]) -> Vec<String> {
         let listen = format!("--listen=127.0.0.1:{}", self.port(node));
         let mut flags = vec![
             listen,

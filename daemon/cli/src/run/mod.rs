@@ -58,6 +58,11 @@ pub fn main(mut args: RunArgs, argv: &[OsString]) -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if let Err(error) = spawn::find(&plan.program, std::env::var_os("PATH").as_deref()) {
+        let why = spawn::why_not_run(&plan.program, &error);
+        drive::print(&format!("muster run: {why}"));
+        return ExitCode::from(2);
+    }
     let (socket, embedded) = match agent(&mut plan) {
         Ok(found) => found,
         Err(error) => {

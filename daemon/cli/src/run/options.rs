@@ -108,6 +108,10 @@ pub enum PlanError {
         "no script given: write `muster run [FLAGS] train.py ARGS` or `muster run [FLAGS] -- PROGRAM ARGS`"
     )]
     NoCommand,
+    #[error(
+        "{0} is no flag of `muster run`: see --help; what belongs to the script stands behind it"
+    )]
+    UnknownFlag(String),
     #[error("--nnodes {0}: write a number of nodes, or MIN:MAX such as 2:8")]
     Nnodes(String),
     #[error(transparent)]
@@ -267,6 +271,10 @@ fn command(
     python: &OsStr,
 ) -> Result<(OsString, Vec<OsString>), PlanError> {
     let (first, rest) = args.command.split_first().ok_or(PlanError::NoCommand)?;
+    // Whatever the parser does not know is taken for the beginning of the command.
+    if !explicit && first.as_encoded_bytes().starts_with(b"-") {
+        return Err(PlanError::UnknownFlag(first.to_string_lossy().into_owned()));
+    }
     if args.module && args.no_python {
         return Err(PlanError::ModuleWithoutPython);
     }

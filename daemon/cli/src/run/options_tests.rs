@@ -60,6 +60,22 @@ fn what_is_run() {
 }
 
 #[test]
+fn an_unknown_flag_is_no_script() {
+    for (line, flag) in [
+        ("--nprocs 2 train.py", "--nprocs"),
+        (
+            "--nnodes 2 --max-restart-count=3 train.py",
+            "--max-restart-count=3",
+        ),
+        ("-x train.py", "-x"),
+    ] {
+        let error = plan_on(line, &host()).unwrap_err();
+        assert_eq!(error, PlanError::UnknownFlag(flag.into()), "{line}");
+    }
+    assert_eq!(words(&plan("-- -odd -x")), "-odd -x");
+}
+
+#[test]
 fn dash_underscore_and_abbreviation_are_one() {
     for line in [
         "--nproc-per-node 2 --max-restarts 5 x.py",

@@ -4,10 +4,11 @@
 //! from a pool's thread, it would be killed when that thread ends. There are a few threads, because
 //! one waits for each program to be executed before it starts the next.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, Sender};
 
@@ -124,6 +125,44 @@ fn spawn_one(request: Request) -> io::Result<i32> {
     command.spawn().map(|child| child.id() as i32)
 }
 
+/// Why a program cannot be run, for people.
+pub fn why_not_run(program: &OsStr, error: &io::Error) -> String {
+    let program = program.to_string_lossy();
+    match error.kind() {
+        io::ErrorKind::NotFound => format!(
+            "cannot run `{program}`: not found; check the spelling and PATH (for Python: PYTHON_EXEC)"
+        ),
+        io::ErrorKind::PermissionDenied => {
+            format!("cannot run `{program}`: {error}; is it executable?")
+        }
+        _ => format!("cannot run `{program}`: {error}"),
+    }
+}
+
+/// Whether a program is there, found as execvp(3) finds it. A name that is misspelt can be said at
+/// once; a start that fails later is tried again, for it may be the node's fault.
+pub fn find(program: &OsStr, path: Option<&OsStr>) -> io::Result<()> {
+    let executable = |file: &Path| {
+        if file.is_dir() {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        nix::unistd::access(file, nix::unistd::AccessFlags::X_OK).map_err(io::Error::from)
+    };
+    if program.as_encoded_bytes().contains(&b'/') {
+        return executable(Path::new(program));
+    }
+    let mut refused = io::Error::from(io::ErrorKind::NotFound);
+    let path = path.unwrap_or_else(|| OsStr::new("/bin:/usr/bin"));
+    for dir in std::env::split_paths(path) {
+        match executable(&dir.join(program)) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => refused = error,
+            Err(_) => {}
+        }
+    }
+    Err(refused)
+}
+
 /// Makes orphans of workers children of this process, so that they can be found and reaped.
 pub fn become_subreaper() -> io::Result<()> {
     // SAFETY: prctl with these arguments reads no memory.
@@ -131,4 +170,38 @@ pub fn become_subreaper() -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_program_is_found_as_it_will_be_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let (bin, plain) = (dir.path().join("bin"), dir.path().join("plain"));
+        for (at, mode) in [(&bin, 0o755), (&plain, 0o644)] {
+            std::fs::create_dir(at).unwrap();
+            let file = at.join("tool");
+            std::fs::write(&file, "#!/bin/sh\n").unwrap();
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let kind = |program: &Path, path: &[&Path]| {
+            let path = std::env::join_paths(path).unwrap();
+            find(program.as_os_str(), Some(&path)).map_err(|e| e.kind())
+        };
+        let tool = Path::new("tool");
+        assert_eq!(kind(tool, &[&plain, &bin]), Ok(()));
+        assert_eq!(kind(&bin.join("tool"), &[]), Ok(()));
+        let denied = Err(io::ErrorKind::PermissionDenied);
+        assert_eq!(kind(tool, &[&plain]), denied);
+        assert_eq!(kind(&plain.join("tool"), &[]), denied);
+        assert_eq!(kind(&bin, &[]), denied, "a directory");
+        let missing = Err(io::ErrorKind::NotFound);
+        assert_eq!(kind(Path::new("other"), &[&bin]), missing);
+        assert_eq!(kind(&bin.join("other"), &[&bin]), missing);
+        assert_eq!(find(OsStr::new("sh"), None).map_err(|e| e.kind()), Ok(()));
+    }
 }

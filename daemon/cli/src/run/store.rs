@@ -14,7 +14,9 @@ use std::time::Duration;
 use anyhow::Context;
 use muster_daemon::storedir::{self, Create, Read, StoreDir};
 use muster_protocol::StoreUuid;
-use muster_protocol::local::{Assembly, Part, STORE_HANGS, StoreAnswer, StoreAsk, ToAgent};
+use muster_protocol::local::{
+    Assembly, News, Part, STORE_HANGS, StoreAnswer, StoreAsk, ToAgent, Troubles,
+};
 use tokio::sync::mpsc;
 
 use super::drive::say;
@@ -134,6 +136,7 @@ struct Asked {
     link: u64,
     id: u64,
     beacon: bool,
+    writes: bool,
 }
 
 /// An operation that ended.
@@ -153,8 +156,7 @@ pub struct Keeper<S> {
     link: u64,
     /// What is to be created, as it arrives.
     arriving: Option<(u64, Assembly)>,
-    /// What the user was last told to be wrong.
-    trouble: Option<String>,
+    troubles: Troubles,
 }
 
 impl<S: Operations> Keeper<S> {
@@ -169,7 +171,7 @@ impl<S: Operations> Keeper<S> {
             ended,
             link: 0,
             arriving: None,
-            trouble: None,
+            troubles: Troubles::default(),
         })
     }
 
@@ -194,16 +196,21 @@ impl<S: Operations> Keeper<S> {
             StoreAsk::ReadBeacon => Task::ReadBeacon,
         };
         let beacon = matches!(task, Task::WriteBeacon { .. } | Task::ReadBeacon);
+        let writes = matches!(task, Task::WriteBeacon { .. } | Task::Create { .. });
         let lane = if beacon {
             &mut self.beacon
         } else {
             &mut self.log
         };
-        let link = self.link;
-        let asked = Asked { link, id, beacon };
+        let asked = Asked {
+            link: self.link,
+            id,
+            beacon,
+            writes,
+        };
         if lane.busy || lane.tasks.try_send((asked, task)).is_err() {
             let answer = StoreAnswer::failed(STORE_HANGS.into());
-            if let Some(text) = self.news(&answer) {
+            if let Some(text) = self.news(writes, &answer) {
                 say(&text);
             }
             return Some(answer);
@@ -241,7 +248,9 @@ impl<S: Operations> Keeper<S> {
                 .collect(),
             Outcome::Answer(answer) => vec![answer],
         };
-        let news = answers.first().and_then(|answer| self.news(answer));
+        let news = answers
+            .first()
+            .and_then(|answer| self.news(asked.writes, answer));
         let id = asked.id;
         let mut frames = Vec::new();
         if asked.link == self.link {
@@ -254,18 +263,16 @@ impl<S: Operations> Keeper<S> {
         (frames, news)
     }
 
-    fn news(&mut self, answer: &StoreAnswer) -> Option<String> {
+    fn news(&mut self, writes: bool, answer: &StoreAnswer) -> Option<String> {
+        let failed = match answer {
+            StoreAnswer::Failed { reason } => Some(reason.as_str()),
+            _ => None,
+        };
+        let news = self.troubles.note(writes, failed)?;
         let name = self.store.name();
-        match answer {
-            StoreAnswer::Failed { reason } if self.trouble.as_ref() == Some(reason) => None,
-            StoreAnswer::Failed { reason } => {
-                self.trouble = Some(reason.clone());
-                Some(format!("the store {name}: {reason}"))
-            }
-            _ => {
-                self.trouble.take()?;
-                Some(format!("the store {name} answers again"))
-            }
+        match (news, failed) {
+            (News::Fails, Some(reason)) => Some(format!("the store {name}: {reason}")),
+            _ => Some(format!("the store {name} answers again")),
         }
     }
 }
@@ -353,7 +360,7 @@ mod tests {
         for id in 2..1000 {
             assert_eq!(keeper.ask(id, StoreAsk::Read { slot: id }), hangs);
         }
-        assert_eq!(keeper.trouble.as_deref(), Some(STORE_HANGS));
+        assert_ne!(keeper.troubles, Troubles::default());
         // The agent comes back; what its predecessor asked for ends only now.
         keeper.link_up();
         assert_eq!(keeper.ask(1, StoreAsk::Read { slot: 7 }), hangs);

@@ -9,6 +9,7 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use anyhow::Context;
 use muster_protocol::control::live::{Assignment, Term};
 use muster_protocol::local::{Start, WorkerExit};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -22,7 +23,7 @@ use super::options::Logs;
 use super::output::{Pump, Stream, Tail, pipe};
 use super::procs;
 use super::sidecar::Sidecar;
-use super::spawn::{Out, Request, Spawner, become_subreaper};
+use super::spawn::{self, Out, Request, Spawner, become_subreaper};
 
 /// How long a worker's last output is waited for when it is reaped.
 const DRAIN: Duration = Duration::from_millis(200);
@@ -125,8 +126,8 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Starts the threads and the sidecar. No worker yet.
-    pub fn open(setup: Setup, console: Console) -> io::Result<Workers> {
+    /// Starts the threads and the sidecar, and makes the folder for logs. No worker yet.
+    pub fn open(setup: Setup, console: Console) -> anyhow::Result<Workers> {
         let bystanders = procs::descendants(&[]);
         become_subreaper()?;
         let sidecar = Sidecar::start(&setup.muster, &setup.job.launcher.hex())?;
@@ -137,7 +138,16 @@ impl Workers {
             bystanders,
             sidecar: Some(sidecar),
             sidecar_restarts: 0,
-            root: LogRoot::create(setup.logs.dir.as_deref(), &setup.job.id, setup.job.launcher)?,
+            root: LogRoot::create(setup.logs.dir.as_deref(), &setup.job.id, setup.job.launcher)
+                .with_context(|| match &setup.logs.dir {
+                    Some(dir) => {
+                        format!("--log-dir {}: no folder can be made there", dir.display())
+                    }
+                    None => format!(
+                        "no folder for logs can be made in {}; name a place with --log-dir",
+                        std::env::temp_dir().display()
+                    ),
+                })?,
             workers: Vec::new(),
             setup,
         })
@@ -199,16 +209,7 @@ impl Workers {
             return Ok(());
         };
         self.kill_all();
-        let program = self.setup.program.to_string_lossy();
-        Err(match error.kind() {
-            io::ErrorKind::NotFound => format!(
-                "cannot run `{program}`: not found; check the spelling and PATH (for Python: PYTHON_EXEC)"
-            ),
-            io::ErrorKind::PermissionDenied => {
-                format!("cannot run `{program}`: {error}; is it executable?")
-            }
-            _ => format!("cannot run `{program}`: {error}"),
-        })
+        Err(spawn::why_not_run(&self.setup.program, &error))
     }
 
     fn prepare(

@@ -184,8 +184,15 @@ fn much_output_arrives_whole_and_in_order() {
 #[test]
 fn what_cannot_be_run_is_reported() {
     let mut agent = Agent::new();
+    let mut misspelt = Launcher::start(&agent, &["--", "./no-such-program"]);
+    assert_eq!(misspelt.wait().code(), Some(2));
+    assert!(misspelt.err().contains("PATH"), "{}", misspelt.err());
+    // It may still go away later.
+    let program = agent.path("no-such-program");
+    fs::copy("/bin/true", &program).unwrap();
     let _launcher = Launcher::start(&agent, &["--", "./no-such-program"]);
     agent.accept();
+    fs::remove_file(&program).unwrap();
     let start = agent.start(1);
     agent.send(ToLauncher::Start(start));
     let ToAgent::StartFailed { reason, .. } = agent.fact() else {
@@ -337,6 +344,15 @@ fn the_launcher_carries_out_what_the_agent_asks_of_the_store() {
     let said = launcher.err();
     assert_eq!(said.matches("the store store: ").count(), 1, "{said}");
     assert!(said.contains("restart the job"), "{said}");
+}
+
+#[test]
+fn a_log_dir_that_cannot_be_used_is_named() {
+    let agent = Agent::new();
+    let mut launcher = Launcher::start(&agent, &["--log-dir=/proc/x", "x.py"]);
+    assert_eq!(launcher.wait().code(), Some(1));
+    let said = launcher.err();
+    assert!(said.contains("--log-dir /proc/x: no folder"), "{said}");
 }
 
 #[test]

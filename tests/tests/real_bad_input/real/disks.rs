@@ -1,10 +1,14 @@
-//! State directories that cannot be written while a job runs.
+//! State directories, and logs, that cannot be written while a job runs.
 
 use std::ffi::CString;
 use std::io::Write;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use muster_protocol::local::Query;
+
+use crate::ground::{ask, program, without_our_environment};
 use crate::support::{Bed, Proc, events, until};
 
 /// Three nodes, of which `b` has the disk. Node c dies while b cannot write: b abstains, and
@@ -147,4 +151,53 @@ fn a_full_disk_holds_up_a_new_job_until_there_is_room_and_no_old_one() {
     for launcher in &mut launchers {
         assert_eq!(launcher.code(), 0, "{}", launcher.log());
     }
+}
+
+/// Every write to its stderr fails, as on a full disk or after its reader went away.
+fn unheard(mut command: Command, bed: &Bed) -> std::process::Child {
+    without_our_environment(&mut command);
+    let full = std::fs::File::options().write(true).open("/dev/full");
+    command
+        .env("HOME", bed.path("home"))
+        .env("XDG_RUNTIME_DIR", bed.path("home"))
+        .env("MUSTER_LOG", "debug")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(full.unwrap())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn an_agent_whose_log_cannot_be_written_goes_on() {
+    let mut bed = Bed::new();
+    std::fs::create_dir(bed.path("a")).unwrap();
+    let mut command = Command::new(program("muster"));
+    command.arg("agent").args(bed.agent_flags("a", &[]));
+    let mut agent = unheard(command, &bed);
+    until("it serves", || {
+        assert_eq!(agent.try_wait().unwrap(), None, "it ended");
+        matches!(ask(&bed.socket("a"), Query::Status), Some(Ok(_)))
+    });
+    let mut launcher = bed.launch("a", &[]);
+    bed.until_runs_on(&["a"]);
+    let _open = bed.finish();
+    assert_eq!(launcher.code(), 0);
+    assert_eq!(agent.try_wait().unwrap(), None, "it ended");
+    agent.kill().unwrap();
+    agent.wait().unwrap();
+}
+
+#[test]
+fn a_launcher_whose_agents_log_cannot_be_written_ends_with_its_job() {
+    let bed = Bed::new();
+    let mut command = Command::new(program("muster"));
+    command.args(["run", "--standalone", "--", "true"]);
+    let mut launcher = unheard(command, &bed);
+    let mut ended = None;
+    until("it ends", || {
+        ended = launcher.try_wait().unwrap();
+        ended.is_some()
+    });
+    assert_eq!(ended.and_then(|status| status.code()), Some(0));
 }
