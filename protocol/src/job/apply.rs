@@ -94,7 +94,12 @@ impl Job {
             }
             self.applicant.asked = Some((door, ctx.now));
             if let Some(ticket) = self.ticket(ctx) {
-                if let Some(other) = self.other_door(ctx, since).filter(|n| *n != door) {
+                let other = self.other_door(ctx, since);
+                for other in other
+                    .into_iter()
+                    .chain(self.named_by())
+                    .filter(|n| *n != door)
+                {
                     self.send(ctx, other, JobMessage::Ticket(Box::new(ticket.clone())));
                 }
                 self.send(ctx, door, JobMessage::Ticket(Box::new(ticket)));
@@ -144,6 +149,13 @@ impl Job {
             return Some(hint);
         }
         ctx.peers.connected_nodes().chain([ctx.me()]).min()
+    }
+
+    /// Whoever named the deputy is asked all along: it may lead itself by now, and nobody else knows
+    /// that.
+    fn named_by(&self) -> Option<NodeId> {
+        let deputy = self.applicant.deputy.as_ref()?;
+        (deputy.generation == self.head_digest()).then_some(deputy.leader)
     }
 
     /// Where there is no link to the lowest agent, not all can meet at one door: after a while of
@@ -236,6 +248,10 @@ impl Job {
             return;
         }
         self.applicant.spare = matches!(wait, Wait::Spare { .. });
+        if !matches!(wait, Wait::Elsewhere { .. }) {
+            // Who gathers tickets itself refers to nobody any more.
+            self.applicant.deputy.take_if(|d| d.leader == from);
+        }
         if let Wait::Elsewhere { advert } = &wait {
             let reachable = advert.leader.filter(|n| ctx.reachable(*n) && *n != from);
             match self.live() {
