@@ -134,8 +134,8 @@ impl Job {
     /// lowest agent that is connected (all agents agree on it once they all are).
     fn door(&self, ctx: &Ctx<'_>) -> Option<NodeId> {
         if let Some(head) = self.live() {
-            // Once the generation counts as given up, those who are left meet at the lowest agent;
-            // unless some of its members still are there, waiting for others.
+            // Once the generation counts as given up, those who are left meet elsewhere; unless some
+            // of its members still are there, waiting for others.
             let here = |n: &NodeId| ctx.reachable(*n) || !self.is_orphaned(ctx);
             if let Some(leader) = self.acting_leader(ctx, &head.record).filter(here) {
                 let deputy = self.applicant.deputy.as_ref().filter(|d| {
@@ -148,7 +148,18 @@ impl Job {
         } else if let Some(hint) = self.best_hint(ctx) {
             return Some(hint);
         }
-        ctx.peers.connected_nodes().chain([ctx.me()]).min()
+        self.meeting_place(ctx)
+    }
+
+    /// Where those meet whom nobody leads: at the first agent of the generation that is there, though
+    /// it may be without its launcher, for who knows less takes that one for the leader; else at the
+    /// lowest agent.
+    pub(super) fn meeting_place(&self, ctx: &Ctx<'_>) -> Option<NodeId> {
+        let mut members = self.live().into_iter().flat_map(|h| &h.record.members);
+        let there =
+            |m: &&Member| ctx.reachable(m.node) && !self.is_lost(ctx, m) && !ctx.peers.away(m.node);
+        let lowest = || ctx.peers.connected_nodes().chain([ctx.me()]).min();
+        members.find(there).map(|m| m.node).or_else(lowest)
     }
 
     /// Whoever named the deputy is asked all along: it may lead itself by now, and nobody else knows
