@@ -306,6 +306,7 @@ impl Job {
         self.recall_leases(ctx);
         self.retry_persist(ctx);
         self.count_own_votes(ctx);
+        self.drive_welcome(ctx);
         // Each round can only be started by a message to ourselves, and each of those is answered
         // by at most one more; the bound is a guard against a mistake, not a limit that is met.
         for _ in 0..64 {

@@ -301,8 +301,7 @@ impl World {
         if let Some(launcher) = &mut n.launcher
             && launcher.conn.is_some()
         {
-            let out = launcher.disconnected();
-            self.launcher_out(node, out, now);
+            launcher.disconnected();
         }
     }
 

@@ -27,6 +27,10 @@ const LEFTOVER_GRACE: Span = Span::from_millis(2_000);
 /// SIGKILL is sent again this often: a process that forks may have been missed.
 const KILL_AGAIN: Span = Span::from_millis(50);
 
+/// A deadline that is missed by this much shows that the machine slept; and the time that the agent has
+/// to say something after that. Twice what it leaves between two words.
+const AWAKE: Span = Span::from_millis(2_000);
+
 /// What cannot be killed for this long is named.
 const STUCK: Span = Span::from_secs(5);
 
@@ -278,6 +282,13 @@ impl Session {
             self.say("the agent did not take this node out in time: stopping its workers");
             self.end(code, String::new(), now);
         }
+        if let Some(at) = self.alone_by
+            && self.link
+            && now >= at + AWAKE
+        {
+            // The machine slept, and the agent with it: it is asked for a word first.
+            self.alone_by = Some(now + AWAKE);
+        }
         if self.alone_by.take_if(|at| now >= *at).is_some()
             && self.current.as_ref().is_some_and(|c| c.stopping.is_none())
         {
@@ -357,8 +368,9 @@ impl Session {
                 // The others wait this long for the agent: the workers have to be gone by then.
                 let grace = Span::from_millis(agent_grace_ms.into());
                 self.agent_grace = Some(Span(grace.0 / 4 * 3));
-                // Not before: an agent that is still busy opening the store does not know of us.
-                self.alone_by = None;
+                // Counted from the last word, not from the end of the connection: an agent that is
+                // stopped, or hangs, keeps it.
+                self.alone_by = self.agent_grace.map(|grace| now + grace);
             }
             ToLauncher::Refused { reason } => {
                 self.end(1, format!("the agent refused this launcher: {reason}"), now);
