@@ -223,12 +223,13 @@ pub struct WorkerExit {
 /// From the agent to a launcher.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToLauncher {
-    /// The launcher was taken in.
+    /// The launcher was taken in. Said again every second: an agent that is stopped keeps its
+    /// connections, and shows by its silence alone that it is away.
     Welcome {
         node: NodeId,
         agent_pid: u32,
-        /// How long workers may go on without an agent: after that the others count the node as
-        /// lost.
+        /// How long workers may go on without an agent, counted from its last word: after that the
+        /// others count the node as lost.
         agent_grace_ms: u32,
     },
     /// It was not, and will not be: the launcher says why and exits.

@@ -83,12 +83,10 @@ impl Agent {
             return refuse(self, reason);
         }
         self.conns.insert(conn, key.clone());
-        let frame = ToLauncher::Welcome {
-            node: self.cfg.node,
-            agent_pid: self.cfg.pid,
-            agent_grace_ms: u32::try_from(self.cfg.agent_grace.as_millis()).unwrap_or(u32::MAX),
-        };
-        self.effects.push_back(Effect::ToLauncher { conn, frame });
+        let mut frame = None;
+        self.with_job(&key, now, |_, ctx| frame = Some(Job::welcome(ctx)));
+        let welcome = frame.map(|frame| Effect::ToLauncher { conn, frame });
+        self.effects.extend(welcome);
         self.with_job(&key, now, Job::drive);
         Ok(())
     }

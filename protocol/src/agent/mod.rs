@@ -22,6 +22,9 @@ use crate::wire::{Advert, Hello, JobMessage, Leave, MAX_JOBS, Message};
 const URGENT: Span = Span::from_millis(20);
 /// How long a peer's hello may take before it is asked for again.
 const HELLO_WAIT: Span = Span::from_millis(250);
+/// Between the hellos of an agent that leads a generation: each may be lost, and no other message
+/// tells two groups of a job of each other.
+const GREET_EVERY: Span = Span::from_secs(10);
 /// Jobs whose end is remembered.
 const MAX_ENDED: usize = MAX_JOBS / 2;
 /// Heartbeats under way that are remembered, per peer.
@@ -60,6 +63,8 @@ pub struct Agent {
     urgent_at: Time,
     /// When to look again for connected peers that have not said hello.
     greet_at: Option<Time>,
+    /// When all are greeted again, while a generation is led from here.
+    greet_again: Option<Time>,
     draining: Option<(Leave, Time)>,
 }
 
@@ -95,6 +100,7 @@ impl Agent {
             sent: BTreeMap::new(),
             urgent_at: Time::ZERO,
             greet_at: None,
+            greet_again: None,
             draining: None,
         };
         agent.seq = agent.rng.next_u64() >> 16;
@@ -156,6 +162,7 @@ impl Agent {
             .chain(self.detector.poll_timeout())
             .chain(urgent)
             .chain(greet)
+            .chain(self.greet_again.map(|at| (at, "greet again")))
             .min_by_key(|(at, _)| *at)
     }
 
@@ -486,6 +493,7 @@ impl Agent {
                 forget.push(key.clone());
             }
         }
+        greet |= self.greet_again.is_some_and(|at| at <= now);
         if changed {
             self.rewatch(now);
         }
@@ -494,6 +502,12 @@ impl Agent {
             for node in self.peers.connected_nodes().collect::<Vec<_>>() {
                 self.send(node, hello.clone());
             }
+            self.greet_again = None;
+        }
+        if self.jobs.values().any(Job::is_led_here) {
+            self.greet_again.get_or_insert(now + GREET_EVERY);
+        } else {
+            self.greet_again = None;
         }
         for key in forget {
             self.forget(&key);

@@ -94,7 +94,12 @@ impl Job {
             }
             self.applicant.asked = Some((door, ctx.now));
             if let Some(ticket) = self.ticket(ctx) {
-                if let Some(other) = self.other_door(ctx, since).filter(|n| *n != door) {
+                let other = self.other_door(ctx, since);
+                for other in other
+                    .into_iter()
+                    .chain(self.named_by())
+                    .filter(|n| *n != door)
+                {
                     self.send(ctx, other, JobMessage::Ticket(Box::new(ticket.clone())));
                 }
                 self.send(ctx, door, JobMessage::Ticket(Box::new(ticket)));
@@ -129,8 +134,8 @@ impl Job {
     /// lowest agent that is connected (all agents agree on it once they all are).
     fn door(&self, ctx: &Ctx<'_>) -> Option<NodeId> {
         if let Some(head) = self.live() {
-            // Once the generation counts as given up, those who are left meet at the lowest agent;
-            // unless some of its members still are there, waiting for others.
+            // Once the generation counts as given up, those who are left meet elsewhere; unless some
+            // of its members still are there, waiting for others.
             let here = |n: &NodeId| ctx.reachable(*n) || !self.is_orphaned(ctx);
             if let Some(leader) = self.acting_leader(ctx, &head.record).filter(here) {
                 let deputy = self.applicant.deputy.as_ref().filter(|d| {
@@ -143,7 +148,25 @@ impl Job {
         } else if let Some(hint) = self.best_hint(ctx) {
             return Some(hint);
         }
-        ctx.peers.connected_nodes().chain([ctx.me()]).min()
+        self.meeting_place(ctx)
+    }
+
+    /// Where those meet whom nobody leads: at the first agent of the generation that is there, though
+    /// it may be without its launcher, for who knows less takes that one for the leader; else at the
+    /// lowest agent.
+    pub(super) fn meeting_place(&self, ctx: &Ctx<'_>) -> Option<NodeId> {
+        let mut members = self.live().into_iter().flat_map(|h| &h.record.members);
+        let there =
+            |m: &&Member| ctx.reachable(m.node) && !self.is_lost(ctx, m) && !ctx.peers.away(m.node);
+        let lowest = || ctx.peers.connected_nodes().chain([ctx.me()]).min();
+        members.find(there).map(|m| m.node).or_else(lowest)
+    }
+
+    /// Whoever named the deputy is asked all along: it may lead itself by now, and nobody else knows
+    /// that.
+    fn named_by(&self) -> Option<NodeId> {
+        let deputy = self.applicant.deputy.as_ref()?;
+        (deputy.generation == self.head_digest()).then_some(deputy.leader)
     }
 
     /// Where there is no link to the lowest agent, not all can meet at one door: after a while of
@@ -236,6 +259,10 @@ impl Job {
             return;
         }
         self.applicant.spare = matches!(wait, Wait::Spare { .. });
+        if !matches!(wait, Wait::Elsewhere { .. }) {
+            // Who gathers tickets itself refers to nobody any more.
+            self.applicant.deputy.take_if(|d| d.leader == from);
+        }
         if let Wait::Elsewhere { advert } = &wait {
             let reachable = advert.leader.filter(|n| ctx.reachable(*n) && *n != from);
             match self.live() {

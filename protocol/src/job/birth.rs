@@ -95,13 +95,13 @@ impl Job {
             }
         }
         if self.is_leaderless(ctx)
-            && let Some(lowest) = ctx.peers.connected_nodes().chain([ctx.me()]).min()
-            && lowest != ctx.me()
-            && lowest != from
+            && let Some(door) = self.meeting_place(ctx)
+            && door != ctx.me()
+            && door != from
             && let Some(mut advert) = self.advert(ctx.cfg)
         {
-            // Those who know that nobody leads meet at the lowest agent; this one took me for it.
-            advert.leader = Some(lowest);
+            // Those who know that nobody leads meet elsewhere; this one took me for the leader.
+            advert.leader = Some(door);
             let wait = Wait::Elsewhere { advert };
             return self.send(ctx, from, JobMessage::TicketAck { wait });
         }

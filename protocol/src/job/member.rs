@@ -19,6 +19,8 @@ pub(super) struct Local {
     pub(super) conn: Option<ConnId>,
     /// The newest connection, open or not.
     was: ConnId,
+    /// When it was last told that this agent is there.
+    welcomed: Time,
     pub(super) reg: Register,
     pub(super) store: Option<StoreUuid>,
     pub(super) master_port: u16,
@@ -107,12 +109,14 @@ impl Job {
             if let Some(local) = &mut self.local {
                 local.conn = Some(conn);
                 local.was = conn;
+                local.welcomed = ctx.now;
                 local.reg = reg;
             }
         } else {
             self.local = Some(Local {
                 conn: Some(conn),
                 was: conn,
+                welcomed: ctx.now,
                 reg,
                 store,
                 master_port: 0,
@@ -130,6 +134,32 @@ impl Job {
             self.tell_launcher(frame);
         }
         Ok(())
+    }
+
+    /// Tells the launcher that this agent is there and answers for it. It is told again and again, for
+    /// an agent that is stopped or hangs keeps its connections: the launcher ends its workers by itself
+    /// when it has not heard this for most of `agent_grace`.
+    pub(crate) fn welcome(ctx: &Ctx<'_>) -> ToLauncher {
+        ToLauncher::Welcome {
+            node: ctx.cfg.node,
+            agent_pid: ctx.cfg.pid,
+            agent_grace_ms: u32::try_from(ctx.cfg.agent_grace.as_millis()).unwrap_or(u32::MAX),
+        }
+    }
+
+    pub(super) fn drive_welcome(&mut self, ctx: &Ctx<'_>) {
+        let Some(local) = self.local.as_mut().filter(|l| l.conn.is_some()) else {
+            return;
+        };
+        let again = ctx.now >= local.welcomed + REPEAT;
+        if again {
+            local.welcomed = ctx.now;
+        }
+        let due = local.welcomed + REPEAT;
+        if again {
+            self.tell_launcher(Self::welcome(ctx));
+        }
+        self.wake_at(due, "tell the launcher that this agent is there");
     }
 
     /// A launcher came back with workers running (R17): they go on only as the same member of the

@@ -251,6 +251,11 @@ impl Job {
         self.live().is_some()
     }
 
+    /// Whether this agent leads the generation that trains, for good or in its leader's place.
+    pub(crate) fn is_led_here(&self) -> bool {
+        self.lead.is_some()
+    }
+
     /// Where the launcher here says that its workers' output goes.
     pub fn log_dir(&self) -> Option<&str> {
         self.local.as_ref().and_then(|l| l.reg.log_dir.as_deref())
@@ -301,6 +306,7 @@ impl Job {
         self.recall_leases(ctx);
         self.retry_persist(ctx);
         self.count_own_votes(ctx);
+        self.drive_welcome(ctx);
         // Each round can only be started by a message to ourselves, and each of those is answered
         // by at most one more; the bound is a guard against a mistake, not a limit that is met.
         for _ in 0..64 {

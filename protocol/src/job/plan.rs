@@ -79,7 +79,7 @@ impl Job {
     }
 
     /// Whether a member is lost as an agent: judged so, or back without its state.
-    fn is_lost(&self, ctx: &Ctx<'_>, m: &Member) -> bool {
+    pub(super) fn is_lost(&self, ctx: &Ctx<'_>, m: &Member) -> bool {
         if m.node == ctx.me() {
             return m.state != ctx.cfg.state;
         }

@@ -126,8 +126,10 @@ pub struct Conductor {
     pub(super) reads_fail: u32,
     pub(super) unknown: (u32, u64),
     pub(super) store_cut: Vec<u32>,
-    /// What a launcher said while its agent was opening a store that does not answer, in order.
-    behind_open: Vec<Vec<Item>>,
+    /// The launcher that last opened its store, and the one that waits for a store that does not
+    /// answer; 0 for none.
+    opened: Vec<u32>,
+    behind_open: Vec<u32>,
 }
 
 impl Conductor {
@@ -158,7 +160,8 @@ impl Conductor {
             reads_fail: 0,
             unknown: (0, 0),
             store_cut: vec![0; n],
-            behind_open: vec![Vec::new(); n],
+            opened: vec![0; n],
+            behind_open: vec![0; n],
             setup: setup.clone(),
         };
         for (node, n) in setup.nodes.iter().enumerate() {
@@ -267,6 +270,11 @@ impl Conductor {
                         self.at(at, Item::Awake { node });
                     }
                     self.asleep[node].push(Item::Do(step));
+                    return Ok(());
+                }
+                if let Step::LauncherConnect { node, launcher } = step
+                    && self.opens_store(node, launcher)
+                {
                     return Ok(());
                 }
                 if let Step::Deliver { to, from, .. } = step
@@ -407,8 +415,7 @@ impl Conductor {
                 conn,
                 frame,
             } => {
-                let registers = matches!(frame, ToAgent::Register(_));
-                let store = self.setup.store && registers;
+                let store = self.setup.store && matches!(frame, ToAgent::Register(_));
                 let heard = Item::Do(Step::AgentHears {
                     node,
                     agent,
@@ -416,7 +423,8 @@ impl Conductor {
                     store,
                     frame,
                 });
-                self.send_to_agent(node, store, 0, heard);
+                let at = self.socket(node, false);
+                self.at(at, heard);
             }
             Request::LauncherWait {
                 node,
@@ -440,7 +448,9 @@ impl Conductor {
                 if let Some(conn) = conn {
                     let late = self.rng.below(10 * MS);
                     let gone = Item::Do(Step::LauncherGone { node, agent, conn });
-                    self.send_to_agent(node, false, late, gone);
+                    let at = self.socket(node, false) + late;
+                    self.socket_in[node] = at;
+                    self.at(at, gone);
                 }
             }
             Request::LauncherEnded { node } => {
@@ -471,9 +481,13 @@ impl Conductor {
             && n.agent.is_some()
         {
             let launcher = l.token;
-            let ns = self.rng.between(5 * MS, 250 * MS);
-            self.after(ns, Item::Do(Step::LauncherConnect { node, launcher }));
+            self.seek(node, launcher);
         }
+    }
+
+    pub(super) fn seek(&mut self, node: usize, launcher: u32) {
+        let ns = self.rng.between(5 * MS, 250 * MS);
+        self.after(ns, Item::Do(Step::LauncherConnect { node, launcher }));
     }
 
     /// The workers of the running generation have a checkpoint ready, and tell their leader.

@@ -22,6 +22,8 @@ pub use workers::{
 const SLACK: u64 = 150 * MS;
 /// The agents' `suspect_after`.
 const SUSPECT: u64 = 2 * SEC;
+/// The agents' `agent_grace`.
+const AGENT_GRACE: u64 = 10 * SEC;
 
 /// A rule that was broken, or a core that misbehaved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -24,8 +24,8 @@ pub enum Due {
     Dead(u64),
     /// The stop step is reached and what the worker saves is saved.
     AtStop(u64),
-    /// The agent has been away for longer than its grace; the number is the absence's.
-    AgentGone(u64),
+    /// The agent may not have been heard for longer than its grace.
+    AgentGone,
 }
 
 /// What a launcher wants done.
@@ -99,7 +99,9 @@ pub struct Launcher {
     wishes: Vec<ToAgent>,
     port: u16,
     epochs: u64,
-    absences: u64,
+    /// When an agent last said that it is there.
+    heard: u64,
+    watching: bool,
     /// No agent has taken this launcher up since it lost the last one.
     alone: bool,
     grace: u64,
@@ -141,7 +143,8 @@ impl Launcher {
             wishes: Vec::new(),
             port: 20_000,
             epochs: 0,
-            absences: 0,
+            heard: 0,
+            watching: false,
             alone: false,
             // As the real one: gone well before the others stop waiting for its agent.
             grace: new.agent_grace / 4 * 3,
@@ -211,24 +214,31 @@ impl Launcher {
     }
 
     /// The agent is gone, or the connection to it.
-    pub fn disconnected(&mut self) -> Vec<Out> {
+    pub fn disconnected(&mut self) {
         self.conn = None;
-        if std::mem::replace(&mut self.alone, true) {
-            return Vec::new();
-        }
-        self.absences += 1;
-        vec![Out::Wait {
-            due: Due::AgentGone(self.absences),
-            ns: self.grace,
+        self.alone = true;
+    }
+
+    /// Waits for the agent's next word.
+    fn watch(&mut self, now: u64, out: &mut Vec<Out>) {
+        self.watching = true;
+        out.push(Out::Wait {
+            due: Due::AgentGone,
+            ns: (self.heard + self.grace).saturating_sub(now),
             exact: true,
-        }]
+        });
     }
 
     pub fn receive(&mut self, frame: ToLauncher, now: u64) -> Vec<Out> {
         let mut out = Vec::new();
         match frame {
-            // Only now: an agent that is still opening the store does not know of this launcher.
-            ToLauncher::Welcome { .. } => self.alone = false,
+            ToLauncher::Welcome { .. } => {
+                self.alone = false;
+                self.heard = now;
+                if !self.watching {
+                    self.watch(now, &mut out);
+                }
+            }
             // The core speaks to its store by effects, which the world carries out.
             ToLauncher::Waiting { .. } | ToLauncher::Store { .. } | ToLauncher::Failed { .. } => {}
             ToLauncher::Refused { .. } | ToLauncher::End { .. } => {
@@ -298,11 +308,12 @@ impl Launcher {
                     self.died(&mut out);
                 }
             }
-            Due::AgentGone(absence) => {
-                if absence == self.absences && self.alone {
-                    self.next = None;
-                    self.end_run(0, None, now, &mut out);
-                }
+            // An agent that is stopped keeps the connection, and says nothing.
+            Due::AgentGone if now < self.heard + self.grace => self.watch(now, &mut out),
+            Due::AgentGone => {
+                self.watching = false;
+                self.next = None;
+                self.end_run(0, None, now, &mut out);
             }
         }
         out

@@ -37,6 +37,8 @@ pub struct Node {
     pub paused: bool,
     /// Since when the agent has been up, running, and connected to its launcher.
     pub steady_since: u64,
+    /// When the agent last crashed or was stopped.
+    pub left: Option<u64>,
     pub launcher: Option<Launcher>,
     pub full: bool,
     armed: Option<(u32, Torn)>,
@@ -94,6 +96,7 @@ impl World {
                 agent_token: 0,
                 paused: false,
                 steady_since: u64::MAX,
+                left: None,
                 launcher: None,
                 full: false,
                 armed: None,
@@ -183,6 +186,9 @@ impl World {
                 let n = &mut self.nodes[node];
                 n.paused = paused;
                 n.steady_since = self.now;
+                if paused {
+                    n.left = Some(self.now);
+                }
                 Ok(())
             }
             Step::Connect { node, agent, peer } => {
@@ -290,12 +296,12 @@ impl World {
         n.armed = None;
         n.paused = false;
         n.steady_since = u64::MAX;
+        n.left = Some(now);
         self.requests.push(Request::AgentDown { node });
         if let Some(launcher) = &mut n.launcher
             && launcher.conn.is_some()
         {
-            let out = launcher.disconnected();
-            self.launcher_out(node, out, now);
+            launcher.disconnected();
         }
     }
 

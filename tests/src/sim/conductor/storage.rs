@@ -9,24 +9,26 @@ impl Conductor {
         self.rng.delay(3 * MS) + self.store_slow / 2 + self.rng.below(self.store_slow / 2 + 1)
     }
 
-    /// Hands over what a launcher says. As in the agent's driver, a registration that comes with a
-    /// store waits until that is open, and what the launcher says next waits behind it: the agent's
-    /// core never meets a launcher with a store that has not answered yet.
-    pub(super) fn send_to_agent(&mut self, node: usize, opens: bool, late: u64, item: Item) {
-        let waits = opens && self.store_cut[node] > 0;
-        if waits || !self.behind_open[node].is_empty() {
-            return self.behind_open[node].push(item);
+    /// Whether a launcher that looks for its agent still waits for its store. As the real one, it opens
+    /// the store before it registers for the first time, and never again: when it reconnects, the
+    /// store may hang without holding it up.
+    pub(super) fn opens_store(&mut self, node: usize, launcher: u32) -> bool {
+        if !self.setup.store || self.opened[node] == launcher {
+            return false;
         }
-        let at = self.socket(node, false) + late;
-        self.socket_in[node] = at;
-        self.at(at, item);
+        if self.store_cut[node] == 0 {
+            self.opened[node] = launcher;
+            return false;
+        }
+        self.behind_open[node] = launcher;
+        true
     }
 
     /// The store answers again.
     pub(crate) fn store_opens(&mut self, node: usize) {
-        for item in std::mem::take(&mut self.behind_open[node]) {
-            let at = self.socket(node, false);
-            self.at(at, item);
+        let launcher = std::mem::take(&mut self.behind_open[node]);
+        if launcher > 0 {
+            self.seek(node, launcher);
         }
     }
 

@@ -3,7 +3,7 @@
 use muster_protocol::Digest;
 use muster_protocol::record::CommitRef;
 
-use super::{SLACK, SUSPECT};
+use super::{AGENT_GRACE, SLACK, SUSPECT};
 use crate::sim::clock::MS;
 use crate::sim::truth::{Spawn, Truth};
 use crate::sim::world::World;
@@ -178,9 +178,11 @@ pub(super) fn overlaps(world: &World) -> Vec<Overlap> {
     out
 }
 
-/// I11: no worker of a removed member runs after START of the next. A node whose agent is down or
-/// stopped, or has not taken its launcher up yet, or was so just now, has until its lease must have
-/// run out again: the known limit. A launcher that no agent takes up ends its workers by itself.
+/// I11: no worker of a removed member runs after START of the next. The known limit: an agent that
+/// crashed or was stopped cannot have its workers ended. They have until `agent_grace` is over, counted
+/// from that; or, when the agent has taken its launcher up again, until its lease must have run out
+/// anew, whichever is sooner. Nothing else excuses an overlap, a broken connection between launcher
+/// and agent neither.
 pub fn i11_no_removed_worker_runs(world: &World) -> Result<(), OverlapError> {
     for overlap in &world.overlaps {
         let Overlap {
@@ -192,13 +194,16 @@ pub fn i11_no_removed_worker_runs(world: &World) -> Result<(), OverlapError> {
         let Some(n) = world.nodes.get(node) else {
             continue;
         };
-        if n.agent.is_none() || n.paused || n.launcher.as_ref().is_some_and(|l| l.is_alone()) {
-            continue;
-        }
-        let mut limit = since + SLACK;
-        if n.steady_since.saturating_add(SUSPECT) > since {
-            limit = limit.max(n.steady_since.saturating_add(SUSPECT + SLACK));
-        }
+        let away =
+            n.agent.is_none() || n.paused || n.launcher.as_ref().is_some_and(|l| l.is_alone());
+        let excused = n.left.map_or(0, |left| {
+            let grace = left + AGENT_GRACE;
+            match away {
+                true => grace,
+                false => grace.min(n.steady_since.saturating_add(SUSPECT)),
+            }
+        });
+        let limit = since.max(excused) + SLACK;
         if world.now > limit {
             let late_ms = (world.now - since) / MS;
             return Err(OverlapError {

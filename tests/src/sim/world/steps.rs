@@ -27,14 +27,13 @@ impl World {
                 if let Some(l) = &mut n.launcher
                     && let Some(conn) = l.conn
                 {
-                    let out = l.disconnected();
+                    l.disconnected();
                     self.requests.push(Request::LauncherDown {
                         node,
                         agent,
                         conn: Some(conn),
                     });
                     self.requests.push(Request::LauncherUp { node });
-                    self.launcher_out(node, out, now);
                 }
             }
             Step::LauncherHears { node, conn, frame } => {

@@ -35,6 +35,10 @@ const ALONE: Span = Span::from_secs(5);
 /// What a worker that gave up counts as: EX_TEMPFAIL of sysexits.h.
 const GAVE_UP: i32 = 75;
 
+/// A deadline that is missed by this much shows that the machine slept; and the time that the agent has
+/// to say something after that. Twice what it leaves between two words.
+const AWAKE: Span = Span::from_millis(2_000);
+
 /// What cannot be killed for this long is named.
 const STUCK: Span = Span::from_secs(5);
 
@@ -318,6 +322,13 @@ impl Session {
             self.say("the agent did not take this node out in time: stopping its workers");
             self.end(code, String::new(), now);
         }
+        if let Some(at) = self.alone_by
+            && self.link
+            && now >= at + AWAKE
+        {
+            // The machine slept, and the agent with it: it is asked for a word first.
+            self.alone_by = Some(now + AWAKE);
+        }
         if self.alone_by.take_if(|at| now >= *at).is_some()
             && self.current.as_ref().is_some_and(Current::trains)
         {
@@ -402,8 +413,9 @@ impl Session {
                 // The others wait this long for the agent: the workers have to be gone by then.
                 let grace = Span::from_millis(agent_grace_ms.into());
                 self.agent_grace = Some(Span(grace.0 / 4 * 3));
-                // Not before: an agent that is still busy opening the store does not know of us.
-                self.alone_by = None;
+                // Counted from the last word, not from the end of the connection: an agent that is
+                // stopped, or hangs, keeps it.
+                self.alone_by = self.agent_grace.map(|grace| now + grace);
             }
             ToLauncher::Refused { reason } => {
                 self.end(1, format!("the agent refused this launcher: {reason}"), now);
