@@ -2,8 +2,10 @@
 started with; by these marks, and by nothing else, processes are found, signalled and cleaned up."""
 
 import os
+import select
 import signal
 import subprocess
+import threading
 import time
 import uuid
 
@@ -93,6 +95,41 @@ class Bed:
         for process in self.launched:
             process.wait()
         self.launched.clear()
+
+
+class Ends:
+    """When each of some processes ended, in time.time_ns(): a pidfd becomes readable then, so nothing is polled for."""
+
+    def __init__(self, pids):
+        self.at = {}
+        self.handles = {}
+        for pid in pids:
+            try:
+                self.handles[os.pidfd_open(pid)] = pid
+            except ProcessLookupError:
+                self.at[pid] = time.time_ns()
+        self.stop, self.wake = os.pipe()
+        self.thread = threading.Thread(target=self.watch, daemon=True)
+        self.thread.start()
+
+    def watch(self):
+        waiting = {self.stop, *self.handles}
+        while len(waiting) > 1:
+            ready, _, _ = select.select(waiting, [], [])
+            now = time.time_ns()
+            if self.stop in ready:
+                return
+            for handle in ready:
+                self.at[self.handles[handle]] = now
+                waiting.discard(handle)
+
+    def close(self):
+        """Ends the watch. Returns the last end of all, or None when some process still runs."""
+        os.write(self.wake, b"x")
+        self.thread.join()
+        for handle in (self.stop, self.wake, *self.handles):
+            os.close(handle)
+        return max(self.at.values(), default=None) if set(self.handles.values()) <= set(self.at) else None
 
 
 def environment(pid):

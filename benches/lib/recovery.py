@@ -21,7 +21,7 @@ from events import EventLog  # noqa: E402
 NODES = 3
 POLL_SECONDS = 0.05
 SETTLE_STEPS = 40
-METRICS = ["workers_started", "script_running", "first_allreduce", "survivors_exited", "steps_redone", "extra_groups"]
+METRICS = ["workers_started", "old_workers_ended", "restart_after_end", "script_running", "first_allreduce", "survivors_exited", "steps_redone", "extra_groups"]
 
 FORM_MAX = "form_max"
 FORM_SOME = "form_2_of_3"
@@ -84,11 +84,20 @@ class Trial:
         if group is None or not self.settle(group):
             self.add(self.case, "not_reached", 1, "attempts")
             return
-        nodes, at, hurt = self.act(group)
-        old = [m for m in group.members if m.pid not in hurt and node_index(m) in nodes]
-        after = self.await_group(self.case, nodes, at)
+        ends = procs.Ends([m.pid for m in group.members])
+        try:
+            nodes, at, hurt = self.act(group)
+            old = [m for m in group.members if m.pid not in hurt and node_index(m) in nodes]
+            after = self.await_group(self.case, nodes, at)
+        finally:
+            ended = ends.close()
         if after is None:
             return
+        started = max(procs.started_at(m.pid) or m.start for m in after.members)
+        if ended is not None and ended >= at:
+            # Between the two lies what the script does when it is told to stop: its step, its save, its exit.
+            self.add(self.case, "old_workers_ended", (ended - at) / 1e9, "s")
+            self.add(self.case, "restart_after_end", (started - ended) / 1e9, "s")
         alive = set(self.bed.pids())
         self.add(self.case, "survivors_exited", sum(m.pid not in alive for m in old), "processes")
         reached = max(m.last_step or 0 for m in group.members)
