@@ -21,7 +21,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
 use crate::ids::NodeId;
-use crate::record::{MAX_MEMBERS, WITNESSED_VOTERS};
+use crate::record::WITNESSED_VOTERS;
+use crate::spec::MAX_MEMBERS;
 use crate::time::{Span, Time};
 
 /// The most peers that one agent watches: everybody of the largest job.

@@ -7,10 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::codec;
 use crate::ids::{Digest, JobKey, LauncherId, NodeId, StateId, StoreUuid};
-use crate::spec::JobSpec;
-
-/// The most nodes of one job: the bound that keeps a record within one frame.
-pub const MAX_MEMBERS: usize = 1024;
+use crate::spec::{JobSpec, MAX_MEMBERS};
 
 /// The most voters of one generation. Beyond it the members of the lowest ranks vote for all, so
 /// that the cost of a decision and of the leases grows linearly.

@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::time::Span;
 
+/// The most nodes of one job: the bound that keeps a record within one frame.
+pub const MAX_MEMBERS: usize = 1024;
+
 /// The parameters that all nodes of one job must agree on. Times are in milliseconds.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct JobSpec {
@@ -53,10 +56,7 @@ impl Default for JobSpec {
 pub enum SpecError {
     #[error("--nnodes {min}:{max}: the minimum must be at least 1 and at most the maximum")]
     Nodes { min: u16, max: u16 },
-    #[error(
-        "--nnodes asks for {max} nodes, a job has at most {}",
-        crate::record::MAX_MEMBERS
-    )]
+    #[error("--nnodes asks for {max} nodes, a job has at most {}", MAX_MEMBERS)]
     TooManyNodes { max: u16 },
     #[error("--preempt-signal {0} is not a signal from 1 to 64")]
     Signal(i32),
@@ -73,7 +73,7 @@ impl JobSpec {
         if min == 0 || min > max {
             return Err(SpecError::Nodes { min, max });
         }
-        if usize::from(max) > crate::record::MAX_MEMBERS {
+        if usize::from(max) > MAX_MEMBERS {
             return Err(SpecError::TooManyNodes { max });
         }
         if !(1..=64).contains(&self.preempt_signal) {

@@ -8,10 +8,12 @@
 mod hand;
 mod run;
 mod seat;
+mod training;
 
 #[cfg(test)]
 mod tests;
 
 pub use hand::FetchError;
-pub use run::{Fault, LiveError, Outcome, Patience, Share, Training, Worker};
+pub use run::{LiveError, Outcome, Patience, Worker};
 pub use seat::{Seat, Watch};
+pub use training::{Fault, Share, Training};

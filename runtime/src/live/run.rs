@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
@@ -15,88 +14,12 @@ use muster_protocol::live::{Effect, Error as RuleError, Event, Live, Report};
 
 use super::hand::{FetchError, Hand, Thing, fetch};
 use super::seat::{Seat, Watch};
+use super::training::{Fault, Share, Training};
 use crate::collective::{Aborter, Group, GroupConfig, GroupError, Sharing};
 use crate::session::{Directive, Session, SessionError};
 
 /// Bit in a step's header: this rank has caught up.
 const READY: u64 = 1;
-
-/// Why a training could not do its part.
-#[derive(Debug, thiserror::Error)]
-pub enum Fault {
-    /// A collective failed: an ordinary outcome, which the next generation mends.
-    #[error(transparent)]
-    Group(#[from] GroupError),
-    /// The training itself cannot go on.
-    #[error(transparent)]
-    Training(Box<dyn std::error::Error + Send + Sync>),
-}
-
-/// What a live worker trains. Inside a step nothing that [`encode_state`](Self::encode_state) shows
-/// may change; [`commit`](Self::commit) changes it, by the results alone.
-pub trait Training {
-    /// What a step's collectives yield: all that its commit needs.
-    type Results;
-
-    /// Computes this rank's share of step `step` and does all its collectives. Every rank calls the
-    /// same ones, those without samples too: they contribute nothing and keep the results.
-    ///
-    /// # Errors
-    /// A collective failed, or the training cannot go on. The state is unchanged.
-    fn results(
-        &mut self,
-        step: u64,
-        share: &Share,
-        group: &mut Group,
-    ) -> Result<Self::Results, Fault>;
-
-    /// Applies a step's results: the same bits on every rank, without any collective.
-    fn commit(&mut self, step: u64, results: &Self::Results);
-
-    fn encode_results(&self, results: &Self::Results) -> Vec<u8>;
-
-    /// The inverse of [`encode_results`](Self::encode_results); `None` for anything else.
-    fn decode_results(&self, bytes: &[u8]) -> Option<Self::Results>;
-
-    /// The whole state, of which newcomers get a copy.
-    fn encode_state(&self) -> Vec<u8>;
-
-    /// Becomes that state; false, and nothing changed, if it is none.
-    fn decode_state(&mut self, bytes: &[u8]) -> bool;
-
-    /// No rank holds a state: all load the same checkpoint, or begin anew. Returns the number of
-    /// steps that are committed to it.
-    ///
-    /// # Errors
-    /// A collective failed, or there is a checkpoint that cannot be used.
-    fn restore(&mut self, group: &mut Group) -> Result<u64, Fault>;
-}
-
-/// Who works on a step.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Share {
-    /// The ranks whose samples count, in order; the others listen.
-    pub entered: Vec<u32>,
-    pub rank: u32,
-    pub world: u32,
-}
-
-impl Share {
-    /// This rank's part of `count` things that are dealt to the ranks that count: contiguous, all in
-    /// order of ranks, the parts as long as each other up to one.
-    pub fn part(&self, count: usize) -> Range<usize> {
-        self.part_of(self.rank, count)
-    }
-
-    /// The part of another rank; empty for one that listens.
-    pub fn part_of(&self, rank: u32, count: usize) -> Range<usize> {
-        let n = self.entered.len();
-        match self.entered.binary_search(&rank) {
-            Ok(i) => i * count / n..(i + 1) * count / n,
-            Err(_) => 0..0,
-        }
-    }
-}
 
 /// What one call of [`Worker::advance`] did.
 #[derive(Clone, Debug, PartialEq)]
