@@ -79,6 +79,8 @@ pub enum Event {
     /// acknowledged, or because they lost each other.
     ParkedAlone {
         acknowledged: bool,
+        /// Unix milliseconds.
+        at_ms: u64,
     },
     /// Ctrl-C.
     Interrupt,
@@ -169,7 +171,7 @@ struct Current {
     /// A stop step was confirmed.
     confirmed: bool,
     /// All that runs has parked since when, though nobody told it to.
-    alone_since: Option<Time>,
+    alone_since: Option<(Time, u64)>,
     /// The generation is over here; its live workers wait for the next.
     parked: bool,
 }
@@ -250,7 +252,7 @@ impl Session {
             .map(|(at, _)| (at, "the time to leave is over"));
         let alone = self.alone_by.map(|at| (at, "no agent for too long"));
         let since = self.current.as_ref().and_then(|c| c.alone_since);
-        let gave_up = since.map(|at| (at + ALONE, "the workers parked, and nobody says why"));
+        let gave_up = since.map(|(at, _)| (at + ALONE, "the workers parked, and nobody says why"));
         kill.into_iter()
             .chain(leave)
             .chain(gave_up)
@@ -311,7 +313,10 @@ impl Session {
                 }
             }
             Event::TakesStopSteps(yes) => self.takes_stop_steps(yes),
-            Event::ParkedAlone { acknowledged } => self.parked_alone(acknowledged, now),
+            Event::ParkedAlone {
+                acknowledged,
+                at_ms,
+            } => self.parked_alone(acknowledged, at_ms, now),
             Event::Interrupt => self.interrupt(now),
             Event::Terminate { signal } => self.terminate(signal, now),
         }
