@@ -6,10 +6,14 @@
 
 pub mod checkpoint;
 pub mod collective;
+pub mod data;
 pub mod demo;
 pub mod env;
+pub mod gradient;
 pub mod live;
 mod page;
+mod random;
+pub mod schedule;
 pub mod session;
 
 pub use env::{EnvError, WorkerEnv};
