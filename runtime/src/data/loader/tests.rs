@@ -29,7 +29,7 @@ fn share(world: u32, rank: u32) -> Share {
 }
 
 fn plain(config: LoaderConfig) -> Loader<u64> {
-    Loader::new(config, |index| Ok::<_, io::Error>(index)).unwrap()
+    Loader::new(config, Ok::<_, io::Error>).unwrap()
 }
 
 fn expected(plan: &Plan, share: &Share) -> Vec<Microbatch<u64>> {
