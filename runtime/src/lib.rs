@@ -18,3 +18,6 @@ pub mod session;
 
 pub use env::{EnvError, WorkerEnv};
 pub use session::{Directive, Session, SessionError};
+
+#[cfg(test)]
+mod needs_torch;

@@ -32,14 +32,14 @@ impl Largest {
         self.candidates.clear();
         if count >= values.len() {
             self.candidates.extend(0..values.len() as u32);
-        } else if count > 0 && !self.from_sample(values, count) {
-            self.from_histograms(values, count);
+        } else if count > 0 && !self.by_sample(values, count) {
+            self.by_histograms(values, count);
         }
         &self.candidates
     }
 
     /// False, if the sample's bound was none.
-    fn from_sample(&mut self, values: &[f32], count: usize) -> bool {
+    fn by_sample(&mut self, values: &[f32], count: usize) -> bool {
         // So many of the sample are expected to be wanted; four standard deviations more are taken.
         let size = SAMPLE.min(values.len());
         let expected = size as f64 * count as f64 / values.len() as f64;
@@ -101,7 +101,7 @@ impl Largest {
         });
     }
 
-    fn from_histograms(&mut self, values: &[f32], count: usize) {
+    fn by_histograms(&mut self, values: &[f32], count: usize) {
         let upper = values.iter().map(|value| absolute(*value) >> 16);
         let (high, left) = nth_bucket(upper, count);
         let lower = values.iter().map(|value| absolute(*value));
@@ -156,7 +156,7 @@ mod tests {
         let mut largest = Largest::default();
         assert_eq!(largest.choose(values, count), expected);
         if (1..values.len()).contains(&count) {
-            largest.from_histograms(values, count);
+            largest.by_histograms(values, count);
             assert_eq!(largest.candidates, expected);
         }
     }
@@ -207,7 +207,7 @@ mod tests {
             .collect();
         for count in [1000, 10_000, 100_000] {
             let mut largest = Largest::default();
-            assert!(largest.from_sample(&values, count));
+            assert!(largest.by_sample(&values, count));
             assert_eq!(largest.candidates.len(), count);
         }
     }

@@ -179,7 +179,7 @@ fn top_k_is_deep_gradient_compression() {
                 let (u, v) = (&mut u[rank as usize], &mut v[rank as usize]);
                 for (i, g) in gradient(LEN, rank, step as u64).iter().enumerate() {
                     u[i] = g + momentum.unwrap_or(0.0) * u[i];
-                    v[i] = u[i] + v[i];
+                    v[i] += u[i];
                 }
                 let mut order: Vec<usize> = (0..LEN).collect();
                 order.sort_by(|a, b| v[*b].abs().total_cmp(&v[*a].abs()));
