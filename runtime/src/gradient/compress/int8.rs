@@ -3,8 +3,7 @@
 
 use std::ops::Range;
 
-use super::compensate;
-use super::state::Own;
+use super::{Step, compensate};
 use crate::collective::{Group, GroupError};
 
 const SCALE: usize = size_of::<f32>();
@@ -56,19 +55,15 @@ impl Int8 {
         }
     }
 
-    pub(super) fn reduce(
-        &mut self,
-        group: &mut Group,
-        input: &[f32],
-        own: &Own,
-        next: &mut Own,
-        sum: &mut [f32],
-    ) -> Result<(), GroupError> {
+    pub(super) fn reduce(&mut self, group: &mut Group, step: Step<'_>) -> Result<(), GroupError> {
+        let Step {
+            input, next, sum, ..
+        } = step;
         let world = group.world() as usize;
         let cut = Cut::new(input.len(), world, self.block);
         let feedback = !next.residual.is_empty();
         if feedback {
-            compensate(&mut next.residual, input, &own.residual);
+            compensate(&mut next.residual, input, &step.own.residual);
         }
         self.send.clear();
         self.send.resize(world * cut.bytes(), 0);
@@ -98,6 +93,7 @@ impl Int8 {
         } else {
             encode(&self.part, self.block, own_bytes);
         }
+        *step.prepared = true;
         group.all_gather(own_bytes, &mut self.receive)?;
         for (rank, from) in self.receive.chunks_exact(cut.bytes().max(1)).enumerate() {
             decode(from, self.block, &mut sum[cut.part(rank)], |to, value| {

@@ -96,7 +96,8 @@ pub struct Bucket {
     len: usize,
     work: Work,
     own: Own,
-    /// What `own` becomes at commit.
+    /// What `own` becomes at commit, if it is `prepared`: from the beginning of the step's last
+    /// collective on, whether or not this rank sees that one's end.
     next: Own,
     prepared: bool,
     /// The same on every rank; empty but for PowerSGD.
@@ -111,6 +112,17 @@ enum Work {
     Int8(Int8),
     TopK(TopK),
     PowerSgd(PowerSgd),
+}
+
+/// What a codec works on in one step.
+struct Step<'a> {
+    input: &'a [f32],
+    /// Empty, for zero.
+    own: &'a Own,
+    next: &'a mut Own,
+    /// To be set when `next` is complete, before the last collective.
+    prepared: &'a mut bool,
+    sum: &'a mut [f32],
 }
 
 impl Bucket {
@@ -201,7 +213,6 @@ impl Bucket {
         let own = std::mem::take(&mut self.own);
         let done = self.run(group, input, &own, into);
         self.own = own;
-        self.prepared = done.is_ok();
         done
     }
 
@@ -212,9 +223,10 @@ impl Bucket {
     /// # Errors
     /// A peer is lost or out of step.
     pub fn listen(&mut self, group: &mut Group, into: &mut Reduced) -> Result<(), GroupError> {
-        self.prepared = false;
         let zeros = vec![0.0; self.len];
-        self.run(group, &zeros, &Own::default(), into)
+        let done = self.run(group, &zeros, &Own::default(), into);
+        self.prepared = false;
+        done
     }
 
     /// An `own` without values counts as zero.
@@ -228,17 +240,20 @@ impl Bucket {
         let Reduced { sum, shared } = into;
         sum.resize(self.len, 0.0);
         shared.resize(self.shared.len(), 0.0);
-        let next = &mut self.next;
+        let step = Step {
+            input,
+            own,
+            next: &mut self.next,
+            prepared: &mut self.prepared,
+            sum,
+        };
         match &mut self.work {
-            Work::Plain => group.all_reduce(Op::Sum, input, sum),
-            Work::Fp16(cast) => cast.reduce(group, input, sum),
-            Work::Bf16(cast) => cast.reduce(group, input, sum),
-            Work::Int8(int8) => int8.reduce(group, input, own, next, sum),
-            Work::TopK(topk) => topk.reduce(group, input, own, next, sum),
-            Work::PowerSgd(power) => {
-                let last = &self.shared;
-                power.reduce(group, input, last, own, next, sum, shared)
-            }
+            Work::Plain => group.all_reduce(Op::Sum, step.input, step.sum),
+            Work::Fp16(cast) => cast.reduce(group, step.input, step.sum),
+            Work::Bf16(cast) => cast.reduce(group, step.input, step.sum),
+            Work::Int8(int8) => int8.reduce(group, step),
+            Work::TopK(topk) => topk.reduce(group, step),
+            Work::PowerSgd(power) => power.reduce(group, step, &self.shared, shared),
         }
     }
 
@@ -251,6 +266,12 @@ impl Bucket {
         if reduced.shared.len() == self.shared.len() {
             self.shared.copy_from_slice(&reduced.shared);
         }
+    }
+
+    /// Keeps nothing back any more: for a rank that was left out, and returns as a newcomer.
+    pub fn clear_own(&mut self) {
+        self.prepared = false;
+        self.own.clear();
     }
 
     /// The step is skipped on all ranks: nothing changes.

@@ -6,8 +6,7 @@
 
 use std::ops::Range;
 
-use super::compensate;
-use super::state::Own;
+use super::{Step, compensate};
 use crate::collective::{Group, GroupError, Op};
 use crate::random::{SplitMix, seed_of};
 
@@ -103,20 +102,21 @@ impl PowerSgd {
         }
     }
 
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the parts of a bucket, borrowed apart"
-    )]
+    /// `last` is the last step's Q; `shared` becomes the next one's.
     pub(super) fn reduce(
         &mut self,
         group: &mut Group,
-        input: &[f32],
+        step: Step<'_>,
         last: &[f32],
-        own: &Own,
-        next: &mut Own,
-        sum: &mut [f32],
         shared: &mut [f32],
     ) -> Result<(), GroupError> {
+        let Step {
+            input,
+            own,
+            next,
+            sum,
+            ..
+        } = step;
         let kept = &mut next.residual;
         compensate(kept, input, &own.residual);
         for m in &self.matrices {
@@ -155,6 +155,7 @@ impl PowerSgd {
             kept[range.clone()].fill(0.0);
             at += range.len();
         }
+        *step.prepared = true;
         group.all_reduce(Op::Sum, &self.own_second, &mut self.sum_second)?;
 
         let (q, plain) = self.sum_second.split_at(self.q_len);

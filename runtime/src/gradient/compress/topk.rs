@@ -1,8 +1,7 @@
 //! The largest values of each rank, and the rest kept back.
 
-use super::compensate;
 use super::select::Largest;
-use super::state::Own;
+use super::{Step, compensate};
 use crate::collective::{Group, GroupError};
 
 #[derive(Debug)]
@@ -26,14 +25,14 @@ impl TopK {
         }
     }
 
-    pub(super) fn reduce(
-        &mut self,
-        group: &mut Group,
-        input: &[f32],
-        own: &Own,
-        next: &mut Own,
-        sum: &mut [f32],
-    ) -> Result<(), GroupError> {
+    pub(super) fn reduce(&mut self, group: &mut Group, step: Step<'_>) -> Result<(), GroupError> {
+        let Step {
+            input,
+            own,
+            next,
+            sum,
+            ..
+        } = step;
         let (residual, velocity) = (&mut next.residual, &mut next.velocity);
         match self.momentum {
             None => compensate(residual, input, &own.residual),
@@ -60,6 +59,7 @@ impl TopK {
         }
         self.receive
             .resize(self.send.len() * group.world() as usize, 0);
+        *step.prepared = true;
         group.all_gather(&self.send, &mut self.receive)?;
 
         sum.fill(0.0);

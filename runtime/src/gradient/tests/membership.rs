@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::collective::Op;
 use crate::gradient::compress::{Own, reshard};
 
 const LEN: usize = 300;
@@ -110,6 +111,54 @@ fn a_lost_peer_changes_nothing() {
             assert!(lost.is_err(), "{codec:?}");
             assert_eq!((bucket.own(), bucket.encode_shared()), (&own, shared));
             assert_eq!(input, gradient(LEN, 0, 2));
+        });
+    }
+}
+
+/// Where the other ranks end a step and this one sees a loss in its last collective, it commits their
+/// results: what it has sent is in them, and not sent again.
+#[test]
+fn who_misses_the_end_of_a_step_commits_it_all_the_same() {
+    // In the first collective of two, the other one contributes nothing.
+    let first: fn(&mut Group, &Codec) = |group, codec| match codec {
+        Codec::Int8 { block, .. } => {
+            let part = (LEN / 2).div_ceil(*block) * (4 + block);
+            let zeros = vec![0u8; 2 * part];
+            group.all_to_all(&zeros, &mut vec![1; 2 * part]).unwrap();
+        }
+        Codec::PowerSgd { rank, shapes } => {
+            let zeros = vec![0.0f32; rank * shapes[0].rows];
+            group
+                .all_reduce(Op::Sum, &zeros, &mut zeros.clone())
+                .unwrap();
+        }
+        _ => {}
+    };
+    for codec in all_codecs(LEN) {
+        let input = gradient(LEN, 0, 0);
+        let whole = on_ranks(2, HOSTS[1], |mut group| {
+            let mut bucket = bucket(&codec, LEN);
+            let mut reduced = Reduced::default();
+            if group.rank() == 0 {
+                bucket.reduce(&mut group, &input, &mut reduced).unwrap();
+            } else {
+                bucket.listen(&mut group, &mut reduced).unwrap();
+            }
+            bucket.commit(&reduced);
+            (reduced, bucket)
+        });
+        let (results, undisturbed) = &whole[0];
+        on_ranks(2, HOSTS[1], |mut group| {
+            if group.rank() == 1 {
+                return first(&mut group, &codec);
+            }
+            let mut bucket = bucket(&codec, LEN);
+            let lost = bucket.reduce(&mut group, &input, &mut Reduced::default());
+            assert!(lost.is_err());
+            assert_eq!(bucket.own().norm(), 0.0);
+            bucket.commit(results);
+            assert_eq!(bucket.own(), undisturbed.own(), "{codec:?}");
+            assert_eq!(bucket.encode_shared(), undisturbed.encode_shared());
         });
     }
 }
