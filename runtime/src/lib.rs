@@ -1,8 +1,10 @@
-//! What a worker links: the agreed stop step, and collectives between ranks.
+//! What a worker links: the agreed stop step, collectives between ranks, live membership, and what a
+//! training loop needs around them ([`data`], [`schedule`], [`gradient`]).
 //!
 //! The runtime talks to its launcher through one page of shared memory ([`session`]) and to other
-//! ranks over TCP ([`collective`]). It starts no thread, installs no signal handler and never
-//! exits the process: every failure, the loss of a peer among them, is a value that the caller gets.
+//! ranks over TCP ([`collective`]). It installs no signal handler and never exits the process: every
+//! failure, the loss of a peer among them, is a value that the caller gets. Only [`live`] and
+//! [`data::Loader`] start threads, which end with their owner.
 
 pub mod checkpoint;
 pub mod collective;
