@@ -1,16 +1,25 @@
-//! What a worker links: the agreed stop step, and collectives between ranks.
+//! What a worker links: the agreed stop step, collectives between ranks, live membership, and what a
+//! training loop needs around them ([`data`], [`schedule`], [`gradient`]).
 //!
 //! The runtime talks to its launcher through one page of shared memory ([`session`]) and to other
-//! ranks over TCP ([`collective`]). It starts no thread, installs no signal handler and never
-//! exits the process: every failure, the loss of a peer among them, is a value that the caller gets.
+//! ranks over TCP ([`collective`]). It installs no signal handler and never exits the process: every
+//! failure, the loss of a peer among them, is a value that the caller gets. Only [`live`] and
+//! [`data::Loader`] start threads, which end with their owner.
 
 pub mod checkpoint;
 pub mod collective;
+pub mod data;
 pub mod demo;
 pub mod env;
+pub mod gradient;
 pub mod live;
 mod page;
+mod random;
+pub mod schedule;
 pub mod session;
 
 pub use env::{EnvError, WorkerEnv};
 pub use session::{Directive, Session, SessionError};
+
+#[cfg(test)]
+mod needs_torch;

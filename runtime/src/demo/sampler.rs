@@ -1,32 +1,6 @@
 //! Which samples a step trains on: a pure function of the seed and the step, whatever the world.
 
-/// SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
-#[derive(Clone, Debug)]
-pub(super) struct SplitMix(u64);
-
-impl SplitMix {
-    pub(super) fn new(seed: u64) -> SplitMix {
-        SplitMix(seed)
-    }
-
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Uniform in 0..below, for `below` far below 2^32 (the bias is below 2^-32).
-    pub(super) fn below(&mut self, below: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(below)) >> 64) as u64
-    }
-
-    /// Uniform in -1..1, with the 24 bits that an `f32` holds.
-    pub(super) fn signed_unit(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    }
-}
+pub(super) use crate::random::SplitMix;
 
 /// Cuts the endless sequence of shuffled epochs into batches; each sample comes once an epoch.
 #[derive(Debug)]

@@ -191,7 +191,12 @@ impl Driver {
             return;
         }
         let acknowledged = self.workers.pages().all(|p| p.acknowledged().is_some());
-        session.handle(Event::ParkedAlone { acknowledged }, now());
+        let at_ms = unix_ms();
+        let parked = Event::ParkedAlone {
+            acknowledged,
+            at_ms,
+        };
+        session.handle(parked, now());
         if session.awaits_parking() {
             self.look(session);
         }

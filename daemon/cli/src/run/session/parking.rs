@@ -28,7 +28,7 @@ impl Session {
     }
 
     /// They parked by themselves.
-    pub(super) fn parked_alone(&mut self, acknowledged: bool, now: Time) {
+    pub(super) fn parked_alone(&mut self, acknowledged: bool, at_ms: u64, now: Time) {
         let Some(current) = self.current.as_mut().filter(|c| c.trains()) else {
             return;
         };
@@ -36,7 +36,7 @@ impl Session {
             current.acknowledged = true;
             self.begin_stop(libc::SIGTERM, LEFTOVER_GRACE, None, now);
         } else {
-            current.alone_since.get_or_insert(now);
+            current.alone_since.get_or_insert((now, at_ms));
         }
     }
 
@@ -46,13 +46,10 @@ impl Session {
         let Some(current) = self.current.as_mut().filter(|c| c.trains()) else {
             return;
         };
-        if current
-            .alone_since
-            .take_if(|at| now >= *at + ALONE)
-            .is_none()
-        {
+        let since = current.alone_since.take_if(|(at, _)| now >= *at + ALONE);
+        let Some((_, at_ms)) = since else {
             return;
-        }
+        };
         let digest = current.start.digest;
         let exit = WorkerExit {
             rank: current.start.first_rank,
@@ -60,7 +57,7 @@ impl Session {
             pid: 0,
             code: GAVE_UP,
             signal: None,
-            at_ms: crate::run::workers::unix_ms(),
+            at_ms,
             tail: "the workers of this node lost a peer, though no node and no process was lost: look for what cuts connections between workers (a firewall, a proxy, a full conntrack table)".to_owned(),
         };
         current.failed.push(exit.clone());

@@ -479,7 +479,10 @@ fn parked_workers_end_with_the_job() {
 #[test]
 fn a_stop_step_may_end_in_parking() {
     let mut world = World::running(1);
-    world.on(Event::ParkedAlone { acknowledged: true });
+    world.on(Event::ParkedAlone {
+        acknowledged: true,
+        at_ms: 7,
+    });
     assert!(world.session.awaits_parking());
     assert_eq!(world.on(Event::Left(Left::Parked)), [stopped(1)]);
 }
@@ -489,13 +492,14 @@ fn workers_that_lose_each_other_for_no_reason_are_reported() {
     let mut world = World::running(1);
     let alone = || Event::ParkedAlone {
         acknowledged: false,
+        at_ms: 7,
     };
     assert_eq!(world.on(alone()), []);
     assert_eq!(world.pass(4_000), []);
     assert_eq!(world.on(alone()), []);
     let said = world.pass(1_000);
     assert!(
-        matches!(&said[..], [Effect::Send(ToAgent::Exited { exit, .. })] if exit.code == 75),
+        matches!(&said[..], [Effect::Send(ToAgent::Exited { exit, .. })] if exit.code == 75 && exit.at_ms == 7),
         "{said:?}"
     );
     // A stop that comes first is the explanation.
