@@ -102,6 +102,37 @@ impl CrashLoop {
     }
 }
 
+/// So many failed starts in a row, all for one reason, and the next one would fail as well.
+const HOPELESS_STARTS: u32 = 3;
+
+/// One node's starts that failed in a row. The leader's own count: a new leader begins again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FailedStarts {
+    reason: String,
+    count: u32,
+}
+
+impl FailedStarts {
+    /// Another start failed for this reason.
+    pub fn failed(&mut self, reason: &str) {
+        if self.reason != reason {
+            self.reason = reason.to_owned();
+            self.count = 0;
+        }
+        self.count = self.count.saturating_add(1);
+    }
+
+    /// Whether there is no hope that the reason passes.
+    pub fn hopeless(&self) -> bool {
+        self.count >= HOPELESS_STARTS
+    }
+
+    /// Why the newest one failed.
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
+}
+
 /// One node's faults: a start that was not acknowledged, links that were missing. Each agent counts
 /// on its own clock; the counts are not agreed upon and do not outlive the agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -216,6 +247,19 @@ mod tests {
         for _ in 0..100 {
             assert!(crashes.pause_after(short) <= PAUSE_MAX);
         }
+    }
+
+    #[test]
+    fn a_start_is_hopeless_after_three_failures_for_one_reason() {
+        let mut starts = FailedStarts::default();
+        for reason in ["a", "a", "b", "b"] {
+            starts.failed(reason);
+            assert!(!starts.hopeless());
+        }
+        starts.failed("b");
+        assert!(starts.hopeless() && starts.reason() == "b");
+        starts.failed("a");
+        assert!(!starts.hopeless());
     }
 
     #[test]

@@ -137,6 +137,27 @@ pub const MAX_REASON: usize = 1024;
 /// Bytes of a path and of a name.
 pub const MAX_PATH: usize = 4096;
 
+/// How a reason begins that lies with the program itself: no node's fault, and no passing one.
+const CANNOT_RUN: &str = "cannot run `";
+/// What such a reason goes on with when there is no such program.
+const NOT_FOUND: &str = "`: not found";
+
+/// The reason of a [`ToAgent::StartFailed`] whose program can never be executed as it is: it is not
+/// there (`why` is none), or the kernel refuses it. `fix` says what to look at.
+pub fn cannot_run(program: &str, why: Option<&str>, fix: &str) -> String {
+    match why {
+        None => format!("{CANNOT_RUN}{program}{NOT_FOUND}; {fix}"),
+        Some(why) => format!("{CANNOT_RUN}{program}`: {why}; {fix}"),
+    }
+}
+
+/// The exit code of a job that ends for this reason, as a shell's: 127 for a program that was not
+/// found, 126 for one that cannot be executed. `None` for a reason that may pass.
+pub fn cannot_run_code(reason: &str) -> Option<i32> {
+    let rest = reason.strip_prefix(CANNOT_RUN)?;
+    Some(if rest.contains(NOT_FOUND) { 127 } else { 126 })
+}
+
 /// Why a frame of a client cannot be used. Nothing has changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} has {len} entries or bytes, the limit is {limit}")]

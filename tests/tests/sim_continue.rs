@@ -10,7 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use muster_protocol::agent::{Agent, Config, ConnId, Effect, Event, Flaws};
-use muster_protocol::local::{Command, Register, Start, ToAgent, ToLauncher};
+use muster_protocol::job::Durable;
+use muster_protocol::local::{Command, Register, Start, ToAgent, ToLauncher, cannot_run};
 use muster_protocol::membership::Answer;
 use muster_protocol::record::{Cause, Place, Record};
 use muster_protocol::spec::JobSpec;
@@ -29,6 +30,13 @@ struct World {
     stored: Vec<BTreeMap<JobKey, Vec<u8>>>,
     /// The generation whose workers run on each node.
     running: Vec<Option<Start>>,
+    /// Why nothing can be started on a node.
+    unstartable: Vec<Option<String>>,
+    /// The last words to each node's launcher.
+    ended: Vec<Option<(i32, String)>>,
+    /// What each node's launcher was told to say.
+    told: Vec<Vec<String>>,
+    spec: JobSpec,
     cut: BTreeSet<(usize, usize)>,
     queue: BTreeMap<(Time, u64), (usize, Event)>,
     seq: u64,
@@ -70,21 +78,29 @@ fn config(i: usize, boot: u64) -> Config {
 impl World {
     /// Nodes whose job asks for one of `n` at least, once all of them train.
     fn training(n: usize) -> World {
-        let mut world = World {
-            now: Time::ZERO + Span::from_secs(1),
-            agents: (0..n).map(|_| None).collect(),
-            boots: vec![0; n],
-            stored: vec![BTreeMap::new(); n],
-            running: (0..n).map(|_| None).collect(),
-            cut: BTreeSet::new(),
-            queue: BTreeMap::new(),
-            seq: 0,
-        };
+        let mut world = World::new(n, World::spec(n));
         for i in 0..n {
             world.start(i);
         }
         world.until("all train", |w| w.trains(&(0..n).collect::<Vec<_>>()));
         world
+    }
+
+    fn new(n: usize, spec: JobSpec) -> World {
+        World {
+            now: Time::ZERO + Span::from_secs(1),
+            agents: (0..n).map(|_| None).collect(),
+            boots: vec![0; n],
+            stored: vec![BTreeMap::new(); n],
+            running: (0..n).map(|_| None).collect(),
+            unstartable: vec![None; n],
+            ended: vec![None; n],
+            told: vec![Vec::new(); n],
+            spec,
+            cut: BTreeSet::new(),
+            queue: BTreeMap::new(),
+            seq: 0,
+        }
     }
 
     fn spec(n: usize) -> JobSpec {
@@ -107,10 +123,15 @@ impl World {
                 self.connect(i, j);
             }
         }
+        self.launch(i, self.boots[i]);
+    }
+
+    /// A launcher of the job registers at a node's agent.
+    fn launch(&mut self, i: usize, count: u64) {
         let reg = Register {
-            launcher: LauncherId([(i as u64 * 10 + self.boots[i]) as u8; 8]),
+            launcher: LauncherId([(i as u64 * 10 + count) as u8; 8]),
             job: "job".into(),
-            spec: World::spec(self.agents.len()),
+            spec: self.spec.clone(),
             slots: 1,
             guard_port: 7,
             addrs: vec![HERE],
@@ -288,6 +309,14 @@ impl World {
         match frame {
             ToLauncher::Start(start) => {
                 let (digest, attempt) = (start.digest, start.attempt);
+                if let Some(reason) = self.unstartable[i].clone() {
+                    let failed = ToAgent::StartFailed {
+                        digest,
+                        attempt,
+                        reason,
+                    };
+                    return self.hears(i, failed);
+                }
                 let old = self.running[i].replace(start);
                 assert!(
                     old.is_none_or(|o| o.digest == digest),
@@ -299,7 +328,12 @@ impl World {
                 self.running[i].take_if(|r| r.digest == digest);
                 self.hears(i, ToAgent::Stopped { digest });
             }
-            ToLauncher::End { .. } | ToLauncher::Refused { .. } => self.running[i] = None,
+            ToLauncher::End { code, report } => {
+                self.running[i] = None;
+                self.ended[i] = Some((code, report));
+            }
+            ToLauncher::Waiting { text } => self.told[i].push(text),
+            ToLauncher::Refused { .. } => self.running[i] = None,
             _ => {}
         }
     }
@@ -462,4 +496,108 @@ fn all_that_are_left_change_over_together_and_only_if_none_reaches_the_dead() {
         w.trains(&[0, 1, 2, 3, 4])
     });
     assert!((0..5).all(|i| world.lineage(i) == new));
+}
+
+/// A job that forms with all its nodes, whose rank 0 died; what is left may go on without it.
+fn stranded_with_quorum() -> (World, usize, usize) {
+    let spec = JobSpec {
+        birth_quorum: 2,
+        ..World::spec(2)
+    };
+    let mut world = World::new(2, spec);
+    for i in 0..2 {
+        world.start(i);
+    }
+    world.until("both train", |w| w.trains(&[0, 1]));
+    let (zero, rest) = world.ranks();
+    world.kill(zero);
+    world.until("the workers stop", |w| w.running[rest[0]].is_none());
+    world.pass(Span::from_secs(5));
+    (world, zero, rest[0])
+}
+
+#[test]
+fn an_operators_word_ends_with_the_last_launcher_that_heard_it() {
+    // With the word, one node is enough.
+    let (mut world, zero, one) = stranded_with_quorum();
+    world.go_on(one, &[&name(zero)]).expect("taken");
+    world.until("it trains alone", |w| w.trains(&[one]));
+    for restart in [false, true] {
+        let (mut world, zero, one) = stranded_with_quorum();
+        world.go_on(one, &[&name(zero)]).expect("taken");
+        // At once, before anything can be born.
+        if !restart {
+            world.hears(one, ToAgent::Cancel);
+            world.until("it ends", |w| w.ended[one].is_some());
+        }
+        let stored = |w: &World| Durable::decode(&w.stored[one][&key()]).expect("what was stored");
+        if restart {
+            // Everything died at once.
+            assert!(stored(&world).continues.is_some());
+        } else {
+            assert_eq!(stored(&world).continues, None, "cancelled");
+        }
+        world.kill(one);
+        world.start(one);
+        world.pass(Span::from_secs(60));
+        assert_eq!(world.head(one), None, "it waits for the quorum");
+        assert_eq!(stored(&world).continues, None);
+    }
+}
+
+#[test]
+fn a_program_that_runs_nowhere_ends_the_job() {
+    for (n, min) in [(1, 1), (2, 2), (3, 1)] {
+        let spec = JobSpec {
+            min_nodes: min,
+            ..World::spec(n)
+        };
+        let mut world = World::new(n, spec);
+        let reason = cannot_run("./x", Some("Exec format error"), "check it");
+        for i in 0..n {
+            world.unstartable[i] = Some(reason.clone());
+            world.start(i);
+        }
+        world.until("it ends everywhere", |w| {
+            w.ended.iter().all(Option::is_some)
+        });
+        assert!(
+            world.now < Time::ZERO + Span::from_secs(120),
+            "{:?}",
+            world.now
+        );
+        for (code, report) in world.ended.iter().flatten() {
+            assert_eq!(*code, 126);
+            assert!(report.contains(&reason), "{report}");
+        }
+    }
+}
+
+#[test]
+fn what_may_pass_and_a_single_bad_node_are_tried_again() {
+    // A reason that may pass.
+    let mut world = World::new(1, World::spec(1));
+    world.unstartable[0] = Some("cannot make a folder: the disk is full".into());
+    world.start(0);
+    world.pass(Span::from_secs(60));
+    assert_eq!(world.ended[0], None);
+    world.unstartable[0] = None;
+    world.until("it trains", |w| w.trains(&[0]));
+    // One node of two cannot run it, for good.
+    let mut world = World::new(2, World::spec(2));
+    world.unstartable[0] = Some(cannot_run("./x", None, "check PATH"));
+    world.start(0);
+    world.start(1);
+    world.until("the other trains", |w| w.running[1].is_some());
+    world.pass(Span::from_secs(600));
+    assert!(world.running[1].is_some());
+    assert_eq!(world.ended, [None, None]);
+}
+
+#[test]
+fn a_stranded_node_says_the_whole_command() {
+    let (world, zero, one) = stranded_with_quorum();
+    let said = &world.told[one];
+    let wanted = format!("`muster job continue job --dead {} --yes`", name(zero));
+    assert!(said.iter().any(|t| t.contains(&wanted)), "{said:?}");
 }

@@ -518,7 +518,7 @@ impl Agent {
 
     /// A job that nobody here takes part in needs no memory, unless its end must be remembered.
     fn forget(&mut self, key: &JobKey) {
-        let nothing = self.jobs.get(key).is_some_and(|j| j.head().is_none());
+        let nothing = self.jobs.get(key).is_some_and(Job::is_blank);
         if nothing
             && self
                 .jobs

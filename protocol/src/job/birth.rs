@@ -188,6 +188,7 @@ impl Job {
         self.desk.tickets.retain(|node, h| {
             now.since(h.renewed) < TICKET_LIFE && (*node == me || peers.connected(*node))
         });
+        self.drive_continues(ctx);
         self.drive_bound(ctx);
         if self.live().is_some() && !self.is_leaderless(ctx) {
             return;

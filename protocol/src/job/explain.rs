@@ -41,7 +41,11 @@ impl Job {
                 format!("all {max} nodes are here; starting")
             }
             Wait::Batching { have, max } => {
-                format!("{have} nodes are here; starting unless more (up to {max}) come at once")
+                let here = match have {
+                    1 => "1 node is here".to_owned(),
+                    have => format!("{have} nodes are here"),
+                };
+                format!("{here}; starting unless more (up to {max}) come at once")
             }
             Wait::Spare { max } => format!(
                 "the job runs with all {max} nodes that it wants; this one is a spare and steps in at \
@@ -55,15 +59,18 @@ impl Job {
             }
             Wait::NoQuorum { missing } => {
                 let names: Vec<String> = missing.iter().take(8).map(|n| name(*n)).collect();
+                let mut dead: Vec<String> = missing.iter().map(|n| ctx.called(*n)).collect();
+                dead.dedup();
                 format!(
                     "the job cannot go on: {} of the nodes that decide cannot be reached ({}), and \
                      without a majority two halves could both go on. What would help: bring one of \
                      them back; or, next time, a third agent as witness, or a shared directory \
-                     (--store). If they are gone for good, `muster job continue {}` goes on without \
-                     them",
+                     (--store). If they are gone for good, `muster job continue {} --dead {} --yes` \
+                     goes on without them",
                     missing.len(),
                     names.join(", "),
                     self.key.id,
+                    dead.join(","),
                 )
             }
             Wait::Parked { ms } => format!(

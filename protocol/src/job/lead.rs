@@ -119,6 +119,14 @@ impl Job {
         if status.stopped && self.phases.detected > Time::ZERO {
             self.phases.stopped = ctx.now;
         }
+        let known = lead.status(from).and_then(|s| s.start_failed.as_ref());
+        let failed = status.start_failed.as_ref().filter(|f| known != Some(f));
+        if let Some((_, reason)) = failed {
+            self.failed_starts.entry(from).or_default().failed(reason);
+        } else if status.started.is_some() {
+            // The program runs somewhere: wherever it does not, the node is at fault.
+            self.failed_starts.clear();
+        }
         lead.note_links(from, &status, ctx.now);
         lead.statuses.insert(from, (status.clone(), ctx.now));
         self.repeat_times(ctx, from, &status);
@@ -247,6 +255,12 @@ impl Job {
     fn drive_change(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
         if a.finished || self.merge.tombstone.is_some() {
             return self.decide(ctx, record);
+        }
+        let run_at = self.lead.as_ref().and_then(|l| l.run_at);
+        if a.only_unstarted()
+            && let Some(due) = run_at.and_then(|at| self.tries_due(ctx, record, at))
+        {
+            return self.wake_at(due, "others that may fail to start");
         }
         if a.is_broken() {
             self.fault_seen(ctx, a);

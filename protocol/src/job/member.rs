@@ -8,7 +8,7 @@ use crate::agent::{ConnId, Notice};
 use crate::barrier;
 use crate::ids::{Boot, Digest, NodeId, StoreUuid};
 use crate::local::{Register, Start, ToAgent, ToLauncher};
-use crate::record::{Arbiter, Kind, Record};
+use crate::record::{Arbiter, Cause, Kind, Record};
 use crate::time::{Span, Time};
 use crate::wire::{JobMessage, Leave, Status};
 
@@ -100,6 +100,7 @@ impl Job {
             ));
         }
         let (running, store) = (reg.running, reg.store);
+        self.continue_for(ctx, reg.launcher);
         self.storeless.remove(&ctx.me());
         let same = self
             .local
@@ -282,7 +283,13 @@ impl Job {
         let (code, report) = match record.kind {
             Kind::End { cancelled: true } => (130, "stopped by the user".to_owned()),
             Kind::End { cancelled: false } => (0, String::new()),
-            Kind::Failed { code } => (code, self.why(ctx, record)),
+            Kind::Failed { code } => match record.cause {
+                Cause::StartFailed { .. } if !self.unstarted.is_empty() => {
+                    let text = "the job cannot start anywhere, and every try fails for one reason";
+                    (code, format!("{text}: {}", self.unstarted))
+                }
+                _ => (code, self.why(ctx, record)),
+            },
             Kind::Dormant if leaving => (143, "left the job; no node remains".into()),
             Kind::Dormant => (143, "every node left the job".into()),
             Kind::Tombstone { .. } => {
@@ -340,7 +347,10 @@ impl Job {
                 digest,
                 attempt,
                 reason,
-            } => self.update(digest == head, |s| s.start_failed = Some((attempt, reason))),
+            } => {
+                self.unstarted.clone_from(&reason);
+                self.update(digest == head, |s| s.start_failed = Some((attempt, reason)));
+            }
             ToAgent::Exited { digest, exit } => {
                 let known = self
                     .member

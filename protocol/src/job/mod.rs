@@ -73,6 +73,18 @@ impl Ctx<'_> {
         }
     }
 
+    /// What a command line calls a node: its host, else the beginning of its id.
+    fn called(&self, node: NodeId) -> String {
+        let hello = self.peers.get(node).and_then(|p| p.hello.as_ref());
+        let host = hello.map_or("", |h| h.host.as_str());
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if !host.is_empty() && host.chars().all(plain) {
+            host.to_owned()
+        } else {
+            node.to_string()
+        }
+    }
+
     /// Names of several nodes, for a sentence; at most eight are spelt out.
     fn names(&self, nodes: &[NodeId]) -> String {
         let mut text: Vec<String> = nodes.iter().take(8).map(|n| self.name(*n)).collect();
@@ -137,6 +149,12 @@ pub struct Job {
     /// Times of the change under way, carried from one generation's leader to the next.
     phases: Phases,
     strikes: BTreeMap<NodeId, crate::budget::Strikes>,
+    /// Starts that failed since one last went well anywhere, for a leader.
+    failed_starts: BTreeMap<NodeId, crate::budget::FailedStarts>,
+    /// Why the newest start failed here.
+    unstarted: String,
+    /// Whether somebody who may go on by an operator's word has been here.
+    continuing: bool,
     seq: u64,
     /// The highest round that another proposer was seen to use.
     seen_round: u32,
@@ -190,6 +208,9 @@ impl Job {
             news: news::News::default(),
             phases: Phases::default(),
             strikes: BTreeMap::new(),
+            failed_starts: BTreeMap::new(),
+            unstarted: String::new(),
+            continuing: false,
             seq: 0,
             seen_round: 0,
             dropped: BTreeMap::new(),
@@ -240,10 +261,18 @@ impl Job {
         self.local.is_none()
             && self.desk.is_empty()
             && self.durable.bound.is_none()
+            && self.durable.continues.is_none()
             && self
                 .head
                 .as_ref()
                 .is_none_or(|h| h.record.kind.is_terminal())
+    }
+
+    /// Whether there is nothing that anybody could ask for, or that binds this agent.
+    pub(crate) fn is_blank(&self) -> bool {
+        self.head.is_none()
+            && self.durable.forfeited.is_empty()
+            && self.durable.superseded.is_empty()
     }
 
     /// Whether a generation trains, or should.

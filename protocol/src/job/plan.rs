@@ -44,6 +44,12 @@ impl Assessment {
             && self.dark.is_empty()
             && self.unlinked.is_empty())
     }
+
+    /// Members that did not start are all that is wrong.
+    pub(super) fn only_unstarted(&self) -> bool {
+        let others = self.lost.is_empty() && self.dark.is_empty() && self.unlinked.is_empty();
+        others && !self.not_started.is_empty() && !self.cancel && self.leaving.is_empty()
+    }
 }
 
 impl Job {
@@ -275,6 +281,11 @@ impl Job {
         if let Some(budget::Charge::Failed { code, .. }) = charge {
             return cause.map(|cause| next(Kind::Failed { code }, cause, nonce));
         }
+        if let Some(Cause::StartFailed { .. }) = cause
+            && let Some(code) = self.hopeless(&record)
+        {
+            return cause.map(|cause| next(Kind::Failed { code }, cause, nonce));
+        }
         let survivors: Vec<Member> = a
             .survivors
             .iter()
@@ -313,6 +324,37 @@ impl Job {
             out.restarts_used = charge.restarts_used();
         }
         Some(out)
+    }
+
+    /// The code that the job ends with when its program runs nowhere: each member, and whoever asks
+    /// to be let in, has failed to start it for one reason, and one of them several times in a row.
+    fn hopeless(&self, record: &Record) -> Option<i32> {
+        let members = record.members.iter().map(|m| m.node);
+        let nodes = members.chain(self.desk.tickets.keys().copied());
+        let mut starts = nodes.map(|n| self.failed_starts.get(&n));
+        let first = starts.next()??;
+        let code = crate::local::cannot_run_code(first.reason())?;
+        let mut hopeless = first.hopeless();
+        for other in starts {
+            hopeless |= other?.hopeless();
+            if other?.reason() != first.reason() {
+                return None;
+            }
+        }
+        hopeless.then_some(code)
+    }
+
+    /// Until when the members that have not tried to start are waited for, because one has failed so
+    /// often that their answers tell whether its program runs at all.
+    pub(super) fn tries_due(&self, ctx: &Ctx<'_>, record: &Record, run_at: Time) -> Option<Time> {
+        let members = || record.members.iter().map(|m| m.node);
+        let hopeless = |n| self.failed_starts.get(&n).is_some_and(|f| f.hopeless());
+        let tried = |n| {
+            let status = self.status_of(n);
+            status.is_some_and(|s| s.start_failed.is_some() || s.started.is_some() || s.gone)
+        };
+        let due = run_at + ctx.cfg.suspect_after;
+        (ctx.now < due && members().any(hopeless) && !members().all(tried)).then_some(due)
     }
 
     /// A member whose node holds a ticket for another launcher by now.

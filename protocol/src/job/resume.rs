@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Ctx, Job};
 use crate::agent::Notice;
-use crate::ids::{Digest, NodeId};
+use crate::ids::{Digest, LauncherId, NodeId};
 use crate::record::{Arbiter, Record};
 use crate::wire::JobMessage;
 
@@ -23,6 +23,8 @@ pub struct Continues {
     pub parent: Digest,
     /// The nodes that were given up with it.
     pub without: Vec<NodeId>,
+    /// The launcher that was here when the operator said so; none on a witness.
+    pub launcher: Option<LauncherId>,
 }
 
 impl Job {
@@ -171,7 +173,11 @@ impl Job {
                 ctx.names(&without)
             ),
         });
-        self.durable.continues = Some(Continues { parent, without });
+        self.durable.continues = Some(Continues {
+            parent,
+            without,
+            launcher: self.launcher(),
+        });
         self.supersede(lineage);
         self.leave_group(
             ctx,
@@ -179,6 +185,33 @@ impl Job {
             "an operator has the job go on without the nodes that are lost",
         );
         self.wake_at(ctx.now, "a new lineage");
+    }
+
+    /// An operator's word is for those who heard it: when the last of them has left before anything
+    /// was decided, whoever starts the job later forms it as always.
+    pub(super) fn drive_continues(&mut self, ctx: &mut Ctx<'_>) {
+        let stays = self.local.as_ref().is_some_and(|l| l.over.is_none());
+        if stays || !self.desk.is_empty() {
+            self.continuing = true;
+        } else if std::mem::take(&mut self.continuing) {
+            self.forget_continue(ctx);
+        }
+    }
+
+    /// A launcher registers. One that was not here when the operator spoke, after an agent's restart
+    /// say, starts the job anew, unless there are others here who go on.
+    pub(super) fn continue_for(&mut self, ctx: &mut Ctx<'_>, launcher: LauncherId) {
+        let heard = self.durable.continues.as_ref().and_then(|c| c.launcher);
+        let others = self.desk.tickets.keys().any(|n| *n != ctx.me());
+        if heard.is_some_and(|l| l != launcher) && !others {
+            self.forget_continue(ctx);
+        }
+    }
+
+    fn forget_continue(&mut self, ctx: &mut Ctx<'_>) {
+        if self.durable.continues.take().is_some() {
+            self.persist(ctx);
+        }
     }
 
     fn supersede(&mut self, lineage: Digest) {
