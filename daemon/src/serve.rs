@@ -1,5 +1,6 @@
 //! `musterd`, also reachable as `muster agent`: configuration, logs, signals, and the loop.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use muster_protocol::Span;
@@ -19,7 +20,8 @@ pub fn main(flags: Flags) -> ExitCode {
     match serve(flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("musterd: {error:#}");
+            // That nobody reads it is no reason to end otherwise.
+            let _gone = writeln!(std::io::stderr(), "musterd: {error:#}");
             ExitCode::FAILURE
         }
     }

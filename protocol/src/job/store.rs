@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::{Ctx, Job, REPEAT};
 use crate::agent::{Effect, Notice};
 use crate::ids::StoreUuid;
+use crate::local::ToLauncher;
 use crate::record::{Arbiter, Cause, CommitRef, Record};
 use crate::storelog::{self, Body, Log, Outcome, Output};
 use crate::time::{Span, Time};
@@ -114,8 +115,13 @@ impl Job {
     fn on_log(&mut self, ctx: &mut Ctx<'_>, output: Output) {
         match output {
             Output::Entry { entry, valid, .. } => {
-                if let (Body::Claim(record), true) = (entry.body, valid) {
-                    self.on_claimed(ctx, Arc::new(*record));
+                let seq = entry.seq;
+                match (entry.body, valid) {
+                    (Body::Claim(record), true) => self.on_claimed(ctx, Arc::new(*record)),
+                    (Body::Claim(record), false) if seq == 1 && record.key != self.key => {
+                        self.refuse_store(&record);
+                    }
+                    _ => {}
                 }
             }
             Output::TailConfirmed { asked_at } => {
@@ -139,6 +145,20 @@ impl Job {
                 });
             }
         }
+    }
+
+    /// The log was begun by a job of another owner that has the same name: a folder is named by the
+    /// job's id alone, for a user may have another number on another node.
+    fn refuse_store(&mut self, first: &Record) {
+        let reason = format!(
+            "in the directory of --store, the log of a job called {} belongs to user {} (cluster {}): \
+             choose another --rdzv-id, or another directory",
+            self.key.id, first.key.owner, first.key.cluster
+        );
+        if let Some(store) = &mut self.store {
+            store.broken = Some(reason.clone());
+        }
+        self.part(ToLauncher::Refused { reason });
     }
 
     /// A claim was read: it decides its generation for everybody.

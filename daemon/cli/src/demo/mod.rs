@@ -12,6 +12,7 @@ mod table;
 mod timeline;
 
 use std::ffi::OsString;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use anyhow::Context;
 use muster_runtime::demo::{Outcome, WorkerArgs, undisturbed, worker as run_worker};
 use serde_json::json;
 
+use crate::run::drive::print;
 use crate::run::workers::unix_ms;
 use cluster::Cluster;
 use recording::Recording;
@@ -88,7 +90,7 @@ pub fn worker(args: DemoWorkerArgs) -> ExitCode {
     match WorkerArgs::parse(args.args) {
         Ok(args) => ExitCode::from(run_worker(&args)),
         Err(error) => {
-            eprintln!("muster demo-worker: {error}");
+            print(&format!("muster demo-worker: {error}"));
             ExitCode::from(2)
         }
     }
@@ -100,17 +102,15 @@ pub fn main(args: &DemoArgs) -> ExitCode {
         Ok(faults) if faults.is_empty() => ExitCode::SUCCESS,
         Ok(faults) => {
             for fault in faults {
-                eprintln!("muster demo: FAILED: {fault}");
+                print(&format!("muster demo: FAILED: {fault}"));
             }
             ExitCode::FAILURE
         }
         Err(error) => {
-            eprintln!("muster demo: {error:#}");
+            print(&format!("muster demo: {error:#}"));
             if args.output == Output::Json {
-                println!(
-                    "{}",
-                    json!({ "ok": false, "failures": [format!("{error:#}")] })
-                );
+                let result = json!({ "ok": false, "failures": [format!("{error:#}")] });
+                put(&format!("{result}\n"));
             }
             match error.downcast_ref::<Trouble>() {
                 Some(Trouble::Interrupted) => ExitCode::from(130),
@@ -162,9 +162,9 @@ fn run(args: &DemoArgs) -> anyhow::Result<Vec<String>> {
     if let Err(trouble) = played {
         if !matches!(trouble, Trouble::Interrupted) {
             for node in &stage.cluster.nodes {
-                eprint!("{}", node.logs());
+                print(node.logs().trim_end());
             }
-            eprint!("{}", timeline::text(&stage.recording, until_ms));
+            print(timeline::text(&stage.recording, until_ms).trim_end());
         }
         told_where(args, &root);
         return Err(trouble.into());
@@ -191,8 +191,8 @@ fn run(args: &DemoArgs) -> anyhow::Result<Vec<String>> {
         kept: args.keep.then_some(root.clone()),
     };
     match args.output {
-        Output::Text => print!("{}", result.text(&recording)),
-        Output::Json => println!("{}", result.to_json(args, &recording)),
+        Output::Text => put(&result.text(&recording)),
+        Output::Json => put(&format!("{}\n", result.to_json(args, &recording))),
     }
     if args.output == Output::Text {
         told_where(args, &root);
@@ -200,9 +200,15 @@ fn run(args: &DemoArgs) -> anyhow::Result<Vec<String>> {
     Ok(result.faults)
 }
 
+/// The result, on stdout. That nobody reads it changes nothing about it.
+fn put(text: &str) {
+    let mut out = io::stdout().lock();
+    let _gone = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
 fn told_where(args: &DemoArgs, root: &std::path::Path) {
     if args.keep {
-        eprintln!("logs, events and checkpoints: {}", root.display());
+        print(&format!("logs, events and checkpoints: {}", root.display()));
     }
 }
 

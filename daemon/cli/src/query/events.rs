@@ -11,6 +11,7 @@ use super::output::{
     Cell, Failure, Style, Table, Tone, clean, counted, duration_ms, field, list, member_count, put,
     put_json, short, utc,
 };
+use crate::run::drive::say;
 
 /// Between two questions while following.
 const POLL: Duration = Duration::from_millis(300);
@@ -114,7 +115,7 @@ async fn follow(client: &Client, args: &Args, style: &Style) -> Result<(), Failu
             // An agent that is upgraded comes back; one that never was there does not.
             Err(Unanswered::Silent(why)) if !agent.is_empty() => {
                 let since = *away.get_or_insert_with(|| {
-                    eprintln!("muster: the agent is away; waiting for it");
+                    say("the agent is away; waiting for it");
                     Instant::now()
                 });
                 if since.elapsed() > AWAY {

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use super::client::{Client, rows_of};
 use super::output::{Failure, clean, field, flag, list, put, put_json};
+use crate::run::drive::say;
 use files::{Attempt, LogFile, Source, Tailer};
 
 /// Between two looks at files that are followed.
@@ -286,7 +287,7 @@ async fn follow(
             for tailer in &mut tailers {
                 tailer.pump(prefixed, true, &mut |bytes| put(bytes))?;
             }
-            eprintln!("muster: attempt {}", last.name);
+            say(&format!("attempt {}", last.name));
             tailers.clear();
             attempt = last;
         }

@@ -16,6 +16,7 @@ mod shell;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::run::drive::{print, say};
 pub(crate) use output::utc;
 use output::{Failure, Format, Style};
 
@@ -95,7 +96,7 @@ pub fn main(query: Query, whole: clap::Command) -> ExitCode {
     {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("muster: cannot start: {error}");
+            say(&format!("cannot start: {error}"));
             return ExitCode::FAILURE;
         }
     };
@@ -125,7 +126,7 @@ pub fn main(query: Query, whole: clap::Command) -> ExitCode {
         Err(failure) => {
             let text = failure.to_string();
             if !text.is_empty() {
-                eprintln!("muster: {}", output::clean_lines(&text));
+                print(&format!("muster: {}", output::clean_lines(&text)));
             }
             ExitCode::from(failure.code())
         }

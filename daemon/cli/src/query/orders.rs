@@ -1,6 +1,6 @@
 //! `muster drain` and `muster cancel`.
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use muster_daemon::config::{self, Inputs};
@@ -318,7 +318,8 @@ async fn wait(
             Err(why) => break Err(why.into()),
         }
         if terminal {
-            eprint!(
+            let _gone = write!(
+                io::stderr(),
                 "\r\x1b[Kmuster: {what}, {:.0} s",
                 began.elapsed().as_secs_f64()
             );
@@ -326,7 +327,7 @@ async fn wait(
         tokio::time::sleep(POLL).await;
     };
     if terminal {
-        eprint!("\r\x1b[K");
+        let _gone = write!(io::stderr(), "\r\x1b[K");
     }
     result
 }

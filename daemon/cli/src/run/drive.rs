@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
 use super::control::ControlPage;
+use super::embedded::Gone;
 use super::guard;
 use super::link::{Dial, LinkEvent, keep};
 use super::logs::has_files;
@@ -43,6 +44,12 @@ const HOLD_PORT: Duration = Duration::from_secs(60);
 
 /// The longest that an abort waits for what it killed.
 const ABORT: Duration = Duration::from_secs(5);
+
+/// The exit code when the agent inside this process is gone: the job goes on elsewhere, if at all.
+const AGENT_GONE: i32 = 1;
+
+/// How long the last words of an agent that ended may take to arrive.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// `CLOCK_BOOTTIME`, the clock of [`Time`].
 pub fn now() -> Time {
@@ -103,10 +110,19 @@ impl Driver {
     }
 
     /// Runs until the job is over for this launcher. An error means that it could not start at all.
-    pub async fn run(mut self, mut session: Session, dialer: impl Dial) -> io::Result<Outcome> {
+    /// Once `agent` resolves there is none to wait for, and the job ends here.
+    pub async fn run(
+        mut self,
+        mut session: Session,
+        dialer: impl Dial,
+        agent: Option<Gone>,
+    ) -> io::Result<Outcome> {
         let mut children = signal(SignalKind::child())?;
         let mut signals = self.listen()?;
         let (events, mut link_events) = mpsc::channel(64);
+        if let Some(agent) = agent {
+            tokio::spawn(watch(agent, events.clone()));
+        }
         tokio::spawn(keep(dialer, events));
         self.fresh_port(None, &mut session);
         let mut look = tokio::time::interval(LOOK);
@@ -228,6 +244,12 @@ impl Driver {
                 }
             }
             LinkEvent::Frame(frame) => session.handle(Event::Frame(frame), now()),
+            LinkEvent::Gone(why) => {
+                self.link = None;
+                let (code, report) = (AGENT_GONE, format!("muster: {why}"));
+                let end = ToLauncher::End { code, report };
+                session.handle(Event::Frame(end), now());
+            }
             LinkEvent::Away(why) => say(&format!("no agent answers, trying again: {why}")),
         }
     }
@@ -407,6 +429,18 @@ impl Driver {
             let _ = verdicts.blocking_send((digest, attempt, result));
         });
     }
+}
+
+/// Says when the agent in this process has ended. One that was told to end has said so to its
+/// launcher before.
+async fn watch(agent: Gone, events: mpsc::Sender<LinkEvent>) {
+    let why = match agent.await {
+        Ok(()) => "the agent inside this process ended",
+        Err(_) => "the agent inside this process failed; the lines above say why",
+    };
+    tokio::time::sleep(LAST_WORDS).await;
+    let why = format!("{why}: this node's part of the job ends; start it again to join anew");
+    let _over = events.send(LinkEvent::Gone(why)).await;
 }
 
 fn asked(number: i32) -> Event {

@@ -19,6 +19,9 @@ use super::options::Plan;
 use crate::query::utc;
 use crate::sockets;
 
+/// Resolves when the agent's thread has ended; to an error if it panicked.
+pub type Gone = oneshot::Receiver<()>;
+
 /// A running embedded agent.
 #[derive(Debug)]
 pub struct Embedded {
@@ -27,6 +30,7 @@ pub struct Embedded {
     pub loopback: bool,
     handle: muster_daemon::agent::Handle,
     thread: Option<std::thread::JoinHandle<()>>,
+    ended: Option<Gone>,
     _temporary: Option<tempfile::TempDir>,
 }
 
@@ -34,10 +38,10 @@ impl Embedded {
     /// Starts an agent on a thread of its own, and waits until it serves.
     pub fn start(plan: &Plan) -> anyhow::Result<Embedded> {
         // The terminal is the user's: the agent's log shows only when it is asked for.
-        let logs = std::env::var("MUSTER_LOG");
+        let logs = std::env::var_os("MUSTER_LOG").is_some_and(|filter| !filter.is_empty());
         let (listen, loopback) = listen(&plan.endpoints)?;
         let config = configuration(plan, listen, loopback)?;
-        if logs.is_ok() {
+        if logs {
             serve::log_to_stderr(&config)?;
         }
         let (state, temporary) = state(plan)?;
@@ -45,9 +49,7 @@ impl Embedded {
         let (told, ready) = oneshot::channel();
         let path = socket.clone();
         let own_state = plan.state_dir.is_none() && temporary.is_none();
-        let thread = std::thread::Builder::new()
-            .name("muster-agent".into())
-            .spawn(move || agent(config, state, &path, own_state, told))
+        let (thread, ended) = watched(move || agent(config, state, &path, own_state, told))
             .context("cannot start a thread")?;
         let handle = match ready.blocking_recv() {
             Ok(Ok(handle)) => handle,
@@ -59,8 +61,14 @@ impl Embedded {
             loopback,
             handle,
             thread: Some(thread),
+            ended: Some(ended),
             _temporary: temporary,
         })
+    }
+
+    /// What resolves when the agent has ended; for the first who asks.
+    pub fn ended(&mut self) -> Option<Gone> {
+        self.ended.take()
     }
 
     /// Lets the agent say what it still has to say, and ends it.
@@ -79,6 +87,22 @@ impl Embedded {
         let _gone = std::fs::remove_file(&self.socket);
         let _gone = std::fs::remove_file(self.socket.with_extension("sock.lock"));
     }
+}
+
+/// Starts the agent's thread, and tells when it has ended.
+fn watched(
+    work: impl FnOnce() + Send + 'static,
+) -> std::io::Result<(std::thread::JoinHandle<()>, Gone)> {
+    let (over, ended) = oneshot::channel();
+    let thread = std::thread::Builder::new()
+        .name("muster-agent".into())
+        .spawn(move || {
+            // A panic drops it, which the other side sees too.
+            let over = over;
+            work();
+            let _gone = over.send(());
+        })?;
+    Ok((thread, ended))
 }
 
 fn agent(
@@ -343,4 +367,19 @@ fn socket_path() -> anyhow::Result<PathBuf> {
     let dir = sockets::embedded_dir();
     sockets::prepare_dir(&dir).context("there is no place for the agent's socket")?;
     Ok(sockets::embedded_socket(&dir, std::process::id()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_ends_is_noticed_and_told_from_one_that_panics() {
+        let (thread, ended) = watched(|| {}).unwrap();
+        assert_eq!(ended.blocking_recv(), Ok(()));
+        thread.join().unwrap();
+        let (thread, ended) = watched(|| panic!("meant")).unwrap();
+        assert!(ended.blocking_recv().is_err());
+        assert!(thread.join().is_err());
+    }
 }

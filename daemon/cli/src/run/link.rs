@@ -49,6 +49,8 @@ pub enum LinkEvent {
     Frame(ToLauncher),
     /// The agent cannot be reached; told once per time away.
     Away(String),
+    /// No agent will ever answer: why.
+    Gone(String),
 }
 
 /// Dials and carries frames until the session is gone.

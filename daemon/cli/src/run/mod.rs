@@ -22,9 +22,9 @@ pub mod spawn;
 pub mod store;
 pub mod workers;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -50,6 +50,7 @@ use workers::{Setup, Workers};
 /// `muster run`: checks the flags and runs this node's part of the job.
 pub fn main(mut args: RunArgs, argv: &[OsString]) -> ExitCode {
     let explicit = args.is_explicit(argv);
+    embeds_alone(&mut args, std::env::var_os("MUSTER_SOCKET").as_deref());
     let plan = from_slurm(&mut args).and_then(|()| Ok(Plan::new(args, explicit, &host())?));
     let mut plan = match plan {
         Ok(plan) => plan,
@@ -63,7 +64,7 @@ pub fn main(mut args: RunArgs, argv: &[OsString]) -> ExitCode {
         drive::print(&format!("muster run: {why}"));
         return ExitCode::from(2);
     }
-    let (socket, embedded) = match agent(&mut plan) {
+    let (socket, mut embedded) = match agent(&mut plan) {
         Ok(found) => found,
         Err(error) => {
             drive::print(&format!("muster run: {error:#}"));
@@ -81,7 +82,8 @@ pub fn main(mut args: RunArgs, argv: &[OsString]) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let result = runtime.block_on(launch(plan, SocketDial(socket)));
+    let ended = embedded.as_mut().and_then(Embedded::ended);
+    let result = runtime.block_on(launch(plan, SocketDial(socket), ended));
     // A dial to a guard may still wait on its thread; nobody waits for it.
     runtime.shutdown_background();
     if let Some(embedded) = embedded {
@@ -117,6 +119,13 @@ fn agent(plan: &mut Plan) -> anyhow::Result<(PathBuf, Option<Embedded>)> {
     Ok((embedded.socket.clone(), Some(embedded)))
 }
 
+/// `--standalone` brings its own agent, whatever the environment names for other jobs.
+fn embeds_alone(args: &mut RunArgs, named: Option<&OsStr>) {
+    if args.standalone && args.socket.as_deref().map(Path::as_os_str) == named {
+        args.socket = None;
+    }
+}
+
 /// Under `srun` the step names its nodes: they are the first peers, and the step is the job, unless
 /// the flags say otherwise.
 fn from_slurm(args: &mut RunArgs) -> anyhow::Result<()> {
@@ -135,8 +144,13 @@ fn from_slurm(args: &mut RunArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs this node's part of a job over an agent's link, and returns the exit code.
-pub async fn launch(plan: Plan, dialer: impl Dial) -> anyhow::Result<i32> {
+/// Runs this node's part of a job over an agent's link, and returns the exit code. `ended` resolves
+/// when no agent will ever answer there again.
+pub async fn launch(
+    plan: Plan,
+    dialer: impl Dial,
+    ended: Option<embedded::Gone>,
+) -> anyhow::Result<i32> {
     for note in &plan.notes {
         drive::say(note);
     }
@@ -181,7 +195,7 @@ pub async fn launch(plan: Plan, dialer: impl Dial) -> anyhow::Result<i32> {
         store.map(Keeper::start).transpose()?,
         best,
     );
-    let outcome = driver.run(Session::new(register), dialer).await?;
+    let outcome = driver.run(Session::new(register), dialer, ended).await?;
     Ok(outcome.code)
 }
 
@@ -235,5 +249,77 @@ fn host() -> Host {
         python: std::env::var_os("PYTHON_EXEC").unwrap_or_else(|| "python3".into()),
         // Only a name hangs on it: without entropy the process id has to do.
         random: OsRng.try_next_u32().unwrap_or_else(|_| std::process::id()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use clap::Parser;
+    use muster_protocol::local::{ToAgent, ToLauncher};
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        run: RunArgs,
+    }
+
+    fn args(line: &[&str]) -> RunArgs {
+        let line = std::iter::once(&"muster").chain(line);
+        Line::try_parse_from(line).unwrap().run
+    }
+
+    #[test]
+    fn standalone_embeds_unless_a_flag_names_an_agent() {
+        let named = Some(OsStr::new("/s"));
+        let socket = |line: &[&str]| {
+            let mut args = args(line);
+            embeds_alone(&mut args, named);
+            args.socket
+        };
+        // As the environment gives it, which clap reads in front.
+        assert_eq!(socket(&["--standalone", "--socket=/s", "x"]), None);
+        assert_eq!(socket(&["--socket=/s", "x"]), Some("/s".into()));
+        let other = socket(&["--standalone", "--socket=/t", "x"]);
+        assert_eq!(other, Some("/t".into()));
+    }
+
+    /// Nobody serves there.
+    struct Nobody;
+
+    #[expect(clippy::unused_async_trait_impl, reason = "a double of a trait")]
+    impl link::Link for Nobody {
+        async fn send(&mut self, _: ToAgent) -> io::Result<()> {
+            Err(io::ErrorKind::BrokenPipe.into())
+        }
+        async fn recv(&mut self) -> io::Result<Option<ToLauncher>> {
+            Ok(None)
+        }
+    }
+
+    impl Dial for Nobody {
+        type Link = Nobody;
+        async fn dial(&mut self) -> io::Result<Nobody> {
+            Err(io::ErrorKind::ConnectionRefused.into())
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn a_launcher_whose_embedded_agent_is_gone_ends() {
+        let mut args = args(&["--standalone", "x"]);
+        args.socket = None;
+        let plan = Plan::new(args, false, &host()).unwrap();
+        let (agent, ended) = tokio::sync::oneshot::channel();
+        // As when its thread panics.
+        drop(agent);
+        let launched = launch(plan, Nobody, Some(ended));
+        let limit = std::time::Duration::from_secs(60);
+        let code = tokio::time::timeout(limit, launched)
+            .await
+            .expect("it ends");
+        assert_eq!(code.unwrap(), 1);
     }
 }

@@ -12,6 +12,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, Sender};
 
+use muster_protocol::local;
+
 /// Where a stream of a worker goes.
 #[derive(Debug)]
 pub enum Out {
@@ -125,17 +127,34 @@ fn spawn_one(request: Request) -> io::Result<i32> {
     command.spawn().map(|child| child.id() as i32)
 }
 
-/// Why a program cannot be run, for people.
+/// Why a program cannot be run, for people. What lies with the program, and will be the same at the
+/// next try, is said as [`local::cannot_run`] does.
 pub fn why_not_run(program: &OsStr, error: &io::Error) -> String {
+    let here = find(program, std::env::var_os("PATH").as_deref()).is_ok();
     let program = program.to_string_lossy();
-    match error.kind() {
-        io::ErrorKind::NotFound => format!(
-            "cannot run `{program}`: not found; check the spelling and PATH (for Python: PYTHON_EXEC)"
+    match (error.kind(), error.raw_os_error()) {
+        (io::ErrorKind::NotFound, _) if here => local::cannot_run(
+            &program,
+            Some("its interpreter is not there"),
+            "check its first line (#!)",
         ),
-        io::ErrorKind::PermissionDenied => {
-            format!("cannot run `{program}`: {error}; is it executable?")
+        (io::ErrorKind::NotFound, _) => local::cannot_run(
+            &program,
+            None,
+            "check the spelling and PATH (for Python: PYTHON_EXEC)",
+        ),
+        (io::ErrorKind::PermissionDenied, _) => {
+            local::cannot_run(&program, Some(&error.to_string()), "is it executable?")
         }
-        _ => format!("cannot run `{program}`: {error}"),
+        (_, Some(libc::ENOEXEC)) => local::cannot_run(
+            &program,
+            Some(&error.to_string()),
+            "a script needs a first line like #!/bin/sh, and a binary this machine's architecture",
+        ),
+        (_, Some(libc::E2BIG | libc::ELOOP | libc::ENOTDIR | libc::EISDIR | libc::ELIBBAD)) => {
+            local::cannot_run(&program, Some(&error.to_string()), "correct the command")
+        }
+        _ => format!("cannot start `{program}`: {error}"),
     }
 }
 
@@ -177,6 +196,34 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn what_lies_with_the_program_is_told_from_what_may_pass() {
+        let dir = tempfile::tempdir().unwrap();
+        let why = |name: &str, text: &str| {
+            let program = dir.path().join(name);
+            std::fs::write(&program, text).unwrap();
+            std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+            let error = Command::new(&program).spawn().unwrap_err();
+            why_not_run(program.as_os_str(), &error)
+        };
+        let interpreter = why("a", "#!/no/such/shell\n");
+        assert!(interpreter.contains("first line"), "{interpreter}");
+        let format = why("b", "no program\n");
+        assert!(format.contains("Exec format error"), "{format}");
+        for reason in [&interpreter, &format] {
+            assert_eq!(local::cannot_run_code(reason), Some(126), "{reason}");
+        }
+        let of = |errno| {
+            let error = io::Error::from_raw_os_error(errno);
+            local::cannot_run_code(&why_not_run(OsStr::new("/no/such/tool"), &error))
+        };
+        assert_eq!(of(libc::ENOENT), Some(127));
+        assert_eq!(of(libc::EACCES), Some(126));
+        for passing in [libc::EAGAIN, libc::ENOMEM, libc::EMFILE, libc::ETXTBSY] {
+            assert_eq!(of(passing), None);
+        }
+    }
 
     #[test]
     fn a_program_is_found_as_it_will_be_run() {

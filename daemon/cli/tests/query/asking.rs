@@ -110,6 +110,50 @@ fn peers_see_each_other_and_one_is_drained() {
 }
 
 #[test]
+fn doctor_looks_at_the_state_of_the_agent_that_it_asked() {
+    let world = World::new();
+    let _agent = world.agent("a", &world.socket());
+    let asked = world.json(&["status"])["state_dir"].clone();
+    let elsewhere = world.dir.path().join("configured");
+    let output = world
+        .command(&["doctor", "-o", "json"])
+        .env("MUSTER_STATE_DIR", &elsewhere)
+        .output()
+        .unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let checks = report["checks"].as_array().unwrap();
+    let found = checks.iter().find(|c| c["check"] == "state directory");
+    let detail = found.unwrap()["detail"].as_str().unwrap();
+    assert!(detail.contains(asked.as_str().unwrap()), "{detail}");
+}
+
+/// A stderr that nobody reads any more must not turn an answer into a crash.
+#[test]
+fn nothing_panics_where_nobody_reads() {
+    let world = World::new();
+    for line in [
+        &["status"][..],
+        &["agent", "--state-dir=/proc/none"],
+        &["demo", "--nodes=0"],
+        &["demo-worker", "x"],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let status = world
+            .command(line)
+            .stdout(writer.try_clone().unwrap())
+            .stderr(writer)
+            .status()
+            .unwrap();
+        // 101: a panic.
+        assert!(
+            matches!(status.code(), Some(code) if code != 101),
+            "{line:?}: {status}"
+        );
+    }
+}
+
+#[test]
 fn doctor_looks_at_the_agent_and_at_a_store() {
     let world = World::new();
     let _agent = world.agent("a", &world.socket());

@@ -1,7 +1,7 @@
 //! The agent, and whether it and its peers can work together.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use muster_daemon::config::{AgentConfig, check_secret};
 use muster_protocol::local::Query;
@@ -11,21 +11,41 @@ use super::super::client::Client;
 use super::super::output::{Failure, field, flag, list, short};
 use super::{Check, is_networked};
 
-pub(super) async fn checks(socket: Option<&Path>, config: Option<&AgentConfig>) -> Vec<Check> {
+/// What there is to say, and where the agent that was asked keeps its state.
+pub(super) async fn checks(
+    socket: Option<&Path>,
+    config: Option<&AgentConfig>,
+) -> (Vec<Check>, Option<PathBuf>) {
+    match ask(socket, config).await {
+        Ok((checks, status)) => {
+            let dir = status.get("state_dir").and_then(Value::as_str);
+            (checks, dir.map(PathBuf::from))
+        }
+        Err(checks) => (checks, None),
+    }
+}
+
+async fn ask(
+    socket: Option<&Path>,
+    config: Option<&AgentConfig>,
+) -> Result<(Vec<Check>, Value), Vec<Check>> {
     let client = match Client::find(socket, None).await {
         Ok(client) => client,
         Err(Failure::Usage(text)) => {
-            return vec![Check::warn(
+            return Err(vec![Check::warn(
                 "agent",
                 text,
                 "name one with --socket, to have it checked",
-            )];
+            )]);
         }
-        Err(error) => return without_agent(socket, &error.to_string(), config),
+        Err(error) => return Err(without_agent(socket, &error.to_string(), config)),
     };
     let status = match client.query(Query::Status).await {
         Ok(status) => status,
-        Err(why) => return without_agent(socket, &Failure::from(why).to_string(), config),
+        Err(why) => {
+            let why = Failure::from(why).to_string();
+            return Err(without_agent(socket, &why, config));
+        }
     };
     let mut all = vec![
         Check::ok(
@@ -54,7 +74,7 @@ pub(super) async fn checks(socket: Option<&Path>, config: Option<&AgentConfig>) 
         all.extend(twins(&jobs));
     }
     all.extend(refusals(&status));
-    all
+    Ok((all, status))
 }
 
 /// Jobs that two groups of nodes which do not see each other could both start.

@@ -105,13 +105,16 @@ pub(super) async fn main(args: &Args, style: &Style) -> Result<(), Failure> {
             )],
         ),
     };
-    checks.extend(agent::checks(args.common.socket.as_deref(), config.as_ref()).await);
+    let (agent, state_dir) = agent::checks(args.common.socket.as_deref(), config.as_ref()).await;
+    checks.extend(agent);
     checks.extend(clock::checks());
     checks.extend(limits::checks());
     checks.extend(within("host name", network::host_name).await);
     checks.push(network::interfaces());
-    if let Some(config) = &config {
-        checks.push(storage::state_dir(&config.state_dir));
+    // An agent that answers has its own, whatever is configured here.
+    let state_dir = state_dir.or_else(|| config.map(|c| c.state_dir));
+    if let Some(dir) = &state_dir {
+        checks.push(storage::state_dir(dir));
     }
     checks.push(gpu::check());
     if let Some(dir) = args.store.clone() {
