@@ -290,11 +290,11 @@ mod tests {
     /// Nobody serves there.
     struct Nobody;
 
-    #[expect(clippy::unused_async_trait_impl, reason = "a double of a trait")]
     impl link::Link for Nobody {
         async fn send(&mut self, _: ToAgent) -> io::Result<()> {
             Err(io::ErrorKind::BrokenPipe.into())
         }
+
         async fn recv(&mut self) -> io::Result<Option<ToLauncher>> {
             Ok(None)
         }
