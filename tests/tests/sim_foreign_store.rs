@@ -3,6 +3,7 @@
 #![expect(clippy::expect_used, reason = "helpers of tests")]
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::net::{IpAddr, Ipv4Addr};
 
 use muster_protocol::agent::{Agent, Config, ConnId, Effect, Event, Flaws};
@@ -28,11 +29,12 @@ fn answer(effect: storelog::Effect, store: &mut BTreeMap<u64, Vec<u8>>) -> store
         storelog::Effect::Create { op, slot, bytes } => storelog::Event::Created {
             op,
             slot,
-            outcome: if store.contains_key(&slot) {
-                CreateOutcome::Exists
-            } else {
-                store.insert(slot, bytes);
-                CreateOutcome::Won
+            outcome: match store.entry(slot) {
+                Entry::Occupied(_) => CreateOutcome::Exists,
+                Entry::Vacant(place) => {
+                    place.insert(bytes);
+                    CreateOutcome::Won
+                }
             },
         },
     }
