@@ -244,7 +244,7 @@ pub struct WorkerExit {
 /// From the agent to a launcher.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToLauncher {
-    /// The launcher was taken in. Said again every second: an agent that is stopped keeps its
+    /// The launcher was taken in. Said again every second or more often: an agent that is stopped keeps its
     /// connections, and shows by its silence alone that it is away.
     Welcome {
         node: NodeId,

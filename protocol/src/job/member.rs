@@ -152,11 +152,12 @@ impl Job {
         let Some(local) = self.local.as_mut().filter(|l| l.conn.is_some()) else {
             return;
         };
-        let again = ctx.now >= local.welcomed + REPEAT;
+        let every = REPEAT.min(Span(ctx.cfg.agent_grace.0 / 8));
+        let again = ctx.now >= local.welcomed + every;
         if again {
             local.welcomed = ctx.now;
         }
-        let due = local.welcomed + REPEAT;
+        let due = local.welcomed + every;
         if again {
             self.tell_launcher(Self::welcome(ctx));
         }

@@ -27,6 +27,7 @@ pub(super) struct Merge {
     taken: Vec<Digest>,
     /// Our lineage was granted its end.
     pub(super) tombstone: Option<Digest>,
+    granted_at: Time,
     said: Time,
 }
 
@@ -132,13 +133,22 @@ impl Job {
 
     /// This group is to end for a winner, and cannot write that down: too many of its voters live
     /// in the winner already, and never will vote here again while it lasts. It is left as a dead
-    /// birth is, with the vote forfeited; whoever is not its leader follows the leader.
+    /// birth is, with the vote forfeited; whoever is not its leader follows the leader. So is a group
+    /// whose end was granted long ago and is not decided: its voters may have forfeited their votes,
+    /// which nobody tells.
     fn leave_for_winner(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
         let winner = match self.acting_leader(ctx, record) {
             Some(leader) if leader != ctx.me() => self.merge.elsewhere.get(&leader).copied(),
             _ => self.merge.tombstone,
         };
-        let goes = winner.is_some_and(|w| w < record.lineage() && self.needs_voters_of(ctx, w));
+        let due = self.merge.granted_at + ctx.cfg.birth_timeout.times(2);
+        let granted = self.merge.tombstone.is_some() && record.arbiter == Arbiter::Members;
+        let stuck = granted && ctx.now >= due;
+        if granted && !stuck {
+            self.wake_at(due, "an end that is not decided");
+        }
+        let goes =
+            winner.is_some_and(|w| w < record.lineage() && (stuck || self.needs_voters_of(ctx, w)));
         if goes {
             let mine = self.head_digest();
             self.leave_group(ctx, mine, TO_ANOTHER_GROUP);
@@ -274,7 +284,9 @@ impl Job {
     pub(super) fn on_merge_granted(&mut self, ctx: &mut Ctx<'_>, loser: Digest, winner: Digest) {
         let mine = self.live().map(Head::lineage);
         if mine == Some(loser) && winner < loser {
-            self.merge.tombstone = Some(winner);
+            if self.merge.tombstone.replace(winner).is_none() {
+                self.merge.granted_at = ctx.now;
+            }
             self.wake_at(ctx.now, "end this group");
         }
     }

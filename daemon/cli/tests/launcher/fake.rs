@@ -74,7 +74,8 @@ impl Agent {
         self.send(ToLauncher::Welcome {
             node: NodeId([1; 32]),
             agent_pid: std::process::id(),
-            agent_grace_ms: 30_000,
+            // It says this only once.
+            agent_grace_ms: 600_000,
         });
     }
 

@@ -52,7 +52,7 @@ fn an_agent_that_stands_still_for_less_than_suspect_after_is_not_lost() {
 #[test]
 fn an_agent_that_stands_still_is_away_then_lost_and_comes_back() {
     let mut bed = Bed::new();
-    let grace = ["--suspect-after=1s", "--agent-grace=4s"];
+    let grace = ["--suspect-after=1s", "--agent-grace=6s"];
     let (agents, mut launchers) = three(&mut bed, &grace);
     let first = bed.until_runs_on(&["a", "b", "c"]);
     // The leader, so that another one has to propose.
