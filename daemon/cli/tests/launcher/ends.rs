@@ -150,8 +150,8 @@ fn a_killed_launcher_leaves_nothing() {
     until("both workers have their children", || {
         agent.path("up0").exists() && agent.path("up1").exists()
     });
-    let carry = left_of(agent.me());
-    assert!(carry.len() >= 9, "{carry:?}");
+    // A grandchild that forks twice may be between two processes still.
+    until("all of them are up", || left_of(agent.me()).len() >= 9);
     launcher.signal(libc::SIGKILL);
     launcher.wait();
     nothing_left(agent.me());
