@@ -27,9 +27,10 @@ pub struct Durable {
     /// How the lineages before this one ended, the newest last: whoever comes back with a
     /// generation of one of them learns it here, though nobody else may still hold it.
     pub ended: Vec<Arc<Record>>,
-    /// Records on whose successors this agent will not vote again: it left them, and forgot with
-    /// them what it had promised, accepted and acknowledged.
-    pub forfeited: Vec<Digest>,
+    /// Lineages that this agent left, each with the number of the newest record that it held there. It
+    /// will not vote again on what follows that one or an earlier one: with the record it forgot what
+    /// it had promised, accepted and acknowledged, and may be taught an earlier one anew.
+    pub forfeited: Vec<(Digest, u64)>,
     /// The boot in which the head was learnt (R7).
     pub learned: Boot,
     /// An undecided birth that this agent has accepted (R2).
@@ -89,7 +90,11 @@ impl Durable {
     /// Gives the head up, and with it the vote on what follows it, for good.
     pub fn leave(&mut self) {
         let mut forfeited = std::mem::take(&mut self.forfeited);
-        forfeited.push(self.head_digest());
+        if let Some(head) = &self.head {
+            let (lineage, number) = (head.lineage(), head.number);
+            forfeited.retain(|(l, n)| *l != lineage || *n > number);
+            forfeited.push((lineage, number));
+        }
         let surplus = forfeited.len().saturating_sub(MAX_FORFEITED);
         forfeited.drain(..surplus);
         *self = Durable {
@@ -103,7 +108,19 @@ impl Durable {
 
     /// Whether this agent may still vote on what follows the head.
     pub fn may_vote(&self) -> bool {
-        self.forfeited.is_empty() || !self.forfeited.contains(&self.head_digest())
+        let Some(head) = self.head.as_ref().filter(|_| !self.forfeited.is_empty()) else {
+            return true;
+        };
+        let lineage = head.lineage();
+        let left = |(l, n): &(Digest, u64)| *l == lineage && head.number <= *n;
+        !self.forfeited.iter().any(left)
+    }
+
+    /// Whether this agent once held a newer record of the same lineage, and left it.
+    pub fn left_later(&self, record: &Record) -> bool {
+        let lineage = record.lineage();
+        let mut left = self.forfeited.iter();
+        left.any(|(l, n)| *l == lineage && record.number < *n)
     }
 
     pub fn head_digest(&self) -> Digest {
