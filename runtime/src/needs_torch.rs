@@ -2,9 +2,8 @@
 
 use std::io::Write;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
-use crate::collective::{Group, GroupConfig, Sharing};
+use crate::collective::{Group, GroupConfig};
 use crate::gradient::compress::{Bucket, Codec, Reduced};
 use crate::gradient::{Scaler, ScalerConfig};
 use crate::random::SplitMix;
@@ -153,17 +152,7 @@ print(json.dumps(sorted(torch.topk(values.abs(), len(values) // 100).indices.tol
         .collect();
     let expected = python(script, &bytes);
 
-    let mut group = Group::form(&GroupConfig {
-        rank: 0,
-        world: 1,
-        master: None,
-        token: [0; 32],
-        digest: [0; 32],
-        sharing: Sharing::Auto,
-        form_within: Duration::ZERO,
-        op_within: Duration::ZERO,
-    })
-    .unwrap();
+    let mut group = Group::form(&GroupConfig::alone()).unwrap();
     let codec = Codec::TopK {
         density: 0.01,
         momentum: None,

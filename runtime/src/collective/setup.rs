@@ -59,6 +59,20 @@ pub struct GroupConfig {
 }
 
 impl GroupConfig {
+    /// A group of this process alone: nothing is connected, and nothing is waited for.
+    pub fn alone() -> GroupConfig {
+        GroupConfig {
+            rank: 0,
+            world: 1,
+            master: None,
+            token: [0; 32],
+            digest: [0; 32],
+            sharing: Sharing::Auto,
+            form_within: Duration::ZERO,
+            op_within: Duration::ZERO,
+        }
+    }
+
     /// The place that the launcher gave, with a minute to form and a minute for each operation. The
     /// generation's digest, which only its workers are told, is the token too.
     pub fn from_env(env: &WorkerEnv) -> GroupConfig {

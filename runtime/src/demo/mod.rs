@@ -13,15 +13,13 @@ mod sampler;
 mod train;
 mod worker;
 
-use std::time::Duration;
-
 pub use args::{ArgsError, WorkerArgs};
 pub use data::{DataError, Digits, HELD_OUT_EVERY, Sample};
 pub use events::{Event, EventLog, Line};
 pub use train::{BATCH, MICRO_BATCHES, Outcome, State, StepError, Sums, Trainer};
 pub use worker::{Ending, WorkerError, run, worker};
 
-use crate::collective::{Group, GroupConfig, Sharing};
+use crate::collective::{Group, GroupConfig};
 
 /// The same training in this process alone: what every disturbed one must end with.
 ///
@@ -29,16 +27,7 @@ use crate::collective::{Group, GroupConfig, Sharing};
 /// The data set in this program is damaged, or the training diverges.
 pub fn undisturbed(seed: u64, steps: u64) -> Result<Outcome, WorkerError> {
     let digits = Digits::load()?;
-    let mut group = Group::form(&GroupConfig {
-        rank: 0,
-        world: 1,
-        master: None,
-        token: [0; 32],
-        digest: [0; 32],
-        sharing: Sharing::Auto,
-        form_within: Duration::ZERO,
-        op_within: Duration::ZERO,
-    })?;
+    let mut group = Group::form(&GroupConfig::alone())?;
     let mut trainer = Trainer::new(&digits, State::new(seed));
     while trainer.state.step < steps {
         trainer.step(&mut group)?;

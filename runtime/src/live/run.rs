@@ -277,15 +277,13 @@ impl<'a, T: Training> Worker<'a, T> {
     }
 
     /// Leaves the generation for good.
-    fn leave(&mut self) -> u64 {
-        let number = self.place.term.0;
+    fn leave(&mut self) {
         // Dropped first: nothing of this generation is sent once the seat is parked.
         self.formed = None;
         self.copying = None;
         self.next = None;
         self.over_since.get_or_insert_with(Instant::now);
         self.seat.park();
-        number
     }
 
     fn ended_by(&mut self, error: &GroupError) -> Outcome {
@@ -297,7 +295,8 @@ impl<'a, T: Training> Worker<'a, T> {
     }
 
     fn ended(&mut self, why: String, lost: Option<u32>) -> Outcome {
-        let number = self.leave();
+        let number = self.place.term.0;
+        self.leave();
         // Cannot fail: a loss is expected in every phase.
         let _parked = self.live.handle(Event::Lost { number });
         Outcome::Ended { why, lost }
@@ -363,9 +362,8 @@ impl<'a, T: Training> Worker<'a, T> {
         };
         let mut group = Group::form_abortable(&config, &aborter)?;
         let hand = Hand::open(towards(place.master), token)?;
-        let mut hello = codec::encode_body(&(report, hand.address()))
+        let hello = codec::encode_body(&(report, hand.address()))
             .map_err(|_| LiveError::NoReport { rank })?;
-        hello.truncate(1024);
         let mut reports = Vec::new();
         let mut peers = Vec::new();
         for (rank, bytes) in (0..).zip(group.all_gather_bytes(&hello)?) {
@@ -506,9 +504,11 @@ impl<'a, T: Training> Worker<'a, T> {
             Effect::Begin { step, .. } => self.next = Some(step),
             Effect::SayReady => self.say_ready = true,
             Effect::Commit { step } => {
-                if let Some(results) = self.kept.get(&step) {
-                    self.training.commit(step, results);
-                }
+                // Skipped in silence, it would leave this rank another state than the core counts.
+                let results = self.kept.get(&step).ok_or(RuleError::Unexpected {
+                    what: "a commit without results",
+                })?;
+                self.training.commit(step, results);
             }
             Effect::Release { step } => {
                 self.kept.remove(&step);

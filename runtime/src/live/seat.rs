@@ -147,7 +147,7 @@ fn read(page: &Page) -> Option<Assignment> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::fs::File;
     use std::io::Write;
     use std::net::SocketAddr;
@@ -178,7 +178,7 @@ mod tests {
     }
 
     /// What a launcher does.
-    fn assign(page: &Page, assignment: &Assignment) {
+    pub(in crate::live) fn assign(page: &Page, assignment: &Assignment) {
         let sequence = page.load(word::SEQUENCE);
         page.store(word::SEQUENCE, sequence + 1);
         for (at, value) in word::assignment().zip(assignment.encode()) {

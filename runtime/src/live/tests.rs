@@ -14,6 +14,7 @@ use muster_protocol::Digest;
 use muster_protocol::control::fresh_page;
 use muster_protocol::control::live::{Assignment, CAN_REASSIGN, Term, word};
 
+use super::seat::tests::assign;
 use super::*;
 use crate::collective::{Group, Op};
 use crate::page::Page;
@@ -312,16 +313,6 @@ impl Rank {
         self.page.wake(word::ENDED);
         eventually("parked", || Term(self.page.load(word::PARKED)) >= self.term);
     }
-}
-
-fn assign(page: &Page, assignment: &Assignment) {
-    let sequence = page.load(word::SEQUENCE);
-    page.store(word::SEQUENCE, sequence + 1);
-    for (at, value) in word::assignment().zip(assignment.encode()) {
-        page.store(at, value);
-    }
-    page.store(word::SEQUENCE, sequence + 2);
-    page.wake(word::SEQUENCE);
 }
 
 #[track_caller]
