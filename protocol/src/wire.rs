@@ -198,6 +198,10 @@ pub enum JobMessage {
         node: NodeId,
         exit: Box<WorkerExit>,
     },
+    /// A voter that was asked says that it gave up its vote on what follows this record, for good.
+    Forfeited {
+        parent: Digest,
+    },
 }
 
 /// When a voter last acknowledged the lease of a member that a proposal drops, as an age.
@@ -426,6 +430,7 @@ impl JobMessage {
             | JobMessage::Committed { .. }
             | JobMessage::MergeAsk { .. }
             | JobMessage::MergeGranted { .. }
+            | JobMessage::Forfeited { .. }
             | JobMessage::Superseded { .. }
             | JobMessage::Changed { .. } => Ok(()),
         }

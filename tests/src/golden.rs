@@ -81,6 +81,7 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::Committed { .. } => "job.committed",
     JobMessage::MergeAsk { .. } => "job.merge_ask",
     JobMessage::MergeGranted { .. } => "job.merge_granted",
+    JobMessage::Forfeited { .. } => "job.forfeited",
     JobMessage::Changed { .. } => "job.changed",
     JobMessage::Failure { .. } => "job.failure",
     JobMessage::Continue { .. } => "job.continue",
@@ -439,6 +440,7 @@ pub fn job_messages() -> Vec<JobMessage> {
             loser: digest(9),
             winner: digest(4),
         },
+        JobMessage::Forfeited { parent: digest(6) },
         JobMessage::Changed {
             digest: digest(5),
             phases: Phases {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Ctx, Head, Job, REPEAT};
 use crate::ids::{Digest, NodeId};
+use crate::peers::Peer;
 use crate::record::{Arbiter, Cause, Record, Voter};
 use crate::time::Time;
 use crate::wire::{Advert, JobMessage, MAX_LIST};
@@ -29,6 +30,8 @@ pub(super) struct Merge {
     pub(super) tombstone: Option<Digest>,
     granted_at: Time,
     said: Time,
+    /// Voters that said that they gave up their vote on what follows the head named.
+    forfeited: (Digest, BTreeSet<NodeId>),
 }
 
 impl Merge {
@@ -131,6 +134,45 @@ impl Job {
         self.leave_group(ctx, mine, TO_ANOTHER_GROUP);
     }
 
+    pub(super) fn on_forfeited(&mut self, from: NodeId, parent: Digest) {
+        let Some(head) = self.live().filter(|h| h.digest == parent) else {
+            return;
+        };
+        if head.record.voters().any(|v| v.node == from) {
+            let (of, voters) = &mut self.merge.forfeited;
+            if *of != parent {
+                (*of, *voters) = (parent, BTreeSet::new());
+            }
+            voters.insert(from);
+        }
+    }
+
+    /// Voters of this group forfeited their votes when it was to end for another, others lost their
+    /// disks, and those that are left are no majority: nothing can follow here, whoever comes back.
+    /// Nobody's word is needed to give such a group up, and all who still hold it are told.
+    fn leave_without_voters(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
+        let (of, told) = &self.merge.forfeited;
+        let head = self.head_digest();
+        if record.arbiter != Arbiter::Members || *of != head || told.is_empty() {
+            return false;
+        }
+        let has_vote = |n: NodeId| {
+            let voter = record.voters().find(|v| v.node == n);
+            if n == ctx.me() {
+                return self.durable.may_vote() && voter == Some(ctx.voter());
+            }
+            let there = ctx.peers.get(n).and_then(Peer::state_dir);
+            !told.contains(&n) && voter.is_some_and(|v| there.is_none_or(|s| s == v.state))
+        };
+        if record.is_majority(has_vote) {
+            return false;
+        }
+        self.supersede(record.lineage());
+        self.leave_group(ctx, head, "nothing can be decided in this group any more");
+        self.wake_at(ctx.now, "join another group");
+        true
+    }
+
     /// This group is to end for a winner, and cannot write that down: too many of its voters live
     /// in the winner already, and never will vote here again while it lasts. It is left as a dead
     /// birth is, with the vote forfeited; whoever is not its leader follows the leader. So is a group
@@ -183,7 +225,9 @@ impl Job {
             self.merge.taken.push(other);
         }
         // Not the leader alone: it may be gone, and this group unable to decide another.
-        if self.leave_for_winner(ctx, &record) || self.acting_leader(ctx, &record) != Some(ctx.me())
+        if self.leave_without_voters(ctx, &record)
+            || self.leave_for_winner(ctx, &record)
+            || self.acting_leader(ctx, &record) != Some(ctx.me())
         {
             return;
         }

@@ -500,6 +500,7 @@ impl Job {
             JobMessage::MergeGranted { loser, winner } => {
                 self.on_merge_granted(ctx, loser, winner);
             }
+            JobMessage::Forfeited { parent } => self.on_forfeited(from, parent),
             JobMessage::Changed { digest, phases } => self.on_changed(ctx, from, digest, phases),
             JobMessage::Continue { parent, without } => {
                 self.on_continue(ctx, from, parent, without);

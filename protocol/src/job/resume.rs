@@ -214,7 +214,7 @@ impl Job {
         }
     }
 
-    fn supersede(&mut self, lineage: Digest) {
+    pub(super) fn supersede(&mut self, lineage: Digest) {
         let list = &mut self.durable.superseded;
         if !list.contains(&lineage) {
             list.push(lineage);
@@ -223,7 +223,7 @@ impl Job {
         }
     }
 
-    /// Whether an operator gave this lineage up; whoever still holds it is told.
+    /// Whether this lineage was given up; whoever still holds it is told.
     pub(super) fn is_superseded(&mut self, ctx: &Ctx<'_>, from: NodeId, lineage: Digest) -> bool {
         let given_up = self.durable.superseded.contains(&lineage);
         if given_up && from != ctx.me() {
@@ -256,11 +256,7 @@ impl Job {
         };
         let mine = head.digest;
         self.supersede(lineage);
-        self.leave_group(
-            ctx,
-            mine,
-            "an operator had the job go on without this node; joining it",
-        );
+        self.leave_group(ctx, mine, "the job goes on in another group; joining it");
         self.wake_at(ctx.now, "join the new lineage");
     }
 }

@@ -36,7 +36,13 @@ impl Leases {
 impl Job {
     /// Whether this agent may vote on what follows `parent`; if it lacks the record, it asks.
     fn may_vote(&mut self, ctx: &mut Ctx<'_>, from: NodeId, parent: Digest) -> bool {
-        if self.abstains() || (parent == self.head_digest() && !self.durable.may_vote()) {
+        if self.abstains() {
+            return false;
+        }
+        if parent == self.head_digest() && !self.durable.may_vote() {
+            if from != ctx.me() {
+                self.send(ctx, from, JobMessage::Forfeited { parent });
+            }
             return false;
         }
         if parent != self.head_digest() {
