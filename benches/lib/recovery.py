@@ -21,7 +21,7 @@ from events import EventLog  # noqa: E402
 NODES = 3
 POLL_SECONDS = 0.05
 SETTLE_STEPS = 40
-METRICS = ["workers_started", "old_workers_ended", "restart_after_end", "script_running", "first_allreduce", "survivors_exited", "steps_redone", "extra_groups"]
+METRICS = ["workers_started", "script_stopped", "old_workers_ended", "restart_after_end", "script_running", "first_allreduce", "survivors_exited", "steps_redone", "extra_groups"]
 
 FORM_MAX = "form_max"
 FORM_SOME = "form_2_of_3"
@@ -95,7 +95,11 @@ class Trial:
             return
         started = max(procs.started_at(m.pid) or m.start for m in after.members)
         if ended is not None and ended >= at:
-            # Between the two lies what the script does when it is told to stop: its step, its save, its exit.
+            # What the script does when it is told to stop lies before: its step and its save, up to its own last word;
+            # then the exit of its interpreter.
+            said = [m.stopped["t"] for m in group.members if m.stopped is not None and m.stopped["t"] >= at]
+            if said and len(said) == len(group.members):
+                self.add(self.case, "script_stopped", (max(said) - at) / 1e9, "s")
             self.add(self.case, "old_workers_ended", (ended - at) / 1e9, "s")
             self.add(self.case, "restart_after_end", (started - ended) / 1e9, "s")
         alive = set(self.bed.pids())
