@@ -6,6 +6,7 @@ pub mod http;
 pub mod metrics;
 pub mod net;
 pub mod notify;
+mod seldom;
 pub mod serve;
 pub mod socket;
 pub mod state;

@@ -57,15 +57,20 @@ pub(crate) fn on_tiny_disk(kib: u32, test: impl FnOnce(&TinyDisk) + Send) {
 
 /// Runs `test` in a thread that has no rights (user 65534). Skipped, and says so, unless root.
 pub(crate) fn as_nobody(test: impl FnOnce() + Send) {
+    as_user(65534, test);
+}
+
+/// As [`as_nobody`], of any user.
+pub(crate) fn as_user(uid: u32, test: impl FnOnce() + Send) {
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: only root can become another user");
         return;
     }
     std::thread::scope(|scope| {
         let done = scope.spawn(|| {
-            let nobody = rustix::process::Uid::from_raw(65534);
+            let user = rustix::process::Uid::from_raw(uid);
             // The system call changes this thread only, and the thread ends here.
-            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
             test();
         });
         if let Err(panic) = done.join() {

@@ -10,3 +10,4 @@ pub mod decoders;
 pub mod explore;
 pub mod golden;
 pub mod sim;
+pub mod usual;

@@ -9,13 +9,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use muster_protocol::agent::{Agent, Config, ConnId, Effect, Event, Flaws};
+use muster_protocol::agent::{Agent, Config, ConnId, Effect, Event};
 use muster_protocol::job::Durable;
 use muster_protocol::local::{Command, Register, Start, ToAgent, ToLauncher, cannot_run};
 use muster_protocol::membership::Answer;
 use muster_protocol::record::{Cause, Place, Record};
 use muster_protocol::spec::JobSpec;
-use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, Span, StateId, Time};
+use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, Span, Time};
+use muster_tests::usual;
 
 const HOP: Span = Span::from_millis(1);
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
@@ -56,22 +57,9 @@ fn key() -> JobKey {
 
 fn config(i: usize, boot: u64) -> Config {
     Config {
-        node: node(i),
-        state: StateId([i as u8 + 1; 8]),
         boot: Boot(boot),
-        cluster: "c".into(),
-        host: format!("h{i}"),
-        version: "1".into(),
-        pid: 1,
         seed: i as u64 + 100 * boot,
-        suspect_after: Span::from_secs(2),
-        agent_grace: Span::from_secs(10),
-        birth_timeout: Span::from_secs(4),
-        start_timeout: Span::from_secs(10),
-        minority_wait: Span::from_secs(6),
-        orphan_after: Span::from_secs(10),
-        place: Place::default(),
-        flaws: Flaws::default(),
+        ..usual::config(i)
     }
 }
 

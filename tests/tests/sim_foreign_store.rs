@@ -6,12 +6,13 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::{IpAddr, Ipv4Addr};
 
-use muster_protocol::agent::{Agent, Config, ConnId, Effect, Event, Flaws};
+use muster_protocol::agent::{Agent, ConnId, Effect, Event};
 use muster_protocol::local::{Register, ToAgent, ToLauncher};
 use muster_protocol::record::Place;
 use muster_protocol::spec::JobSpec;
 use muster_protocol::storelog::{self, CreateOutcome, ReadOutcome};
-use muster_protocol::{Boot, LauncherId, NodeId, Span, StateId, StoreUuid, Time};
+use muster_protocol::{LauncherId, Span, StoreUuid, Time};
+use muster_tests::usual;
 
 /// Steps of an agent at most until its launcher is told what is waited for.
 const STEPS: usize = 10_000;
@@ -44,24 +45,7 @@ fn answer(effect: storelog::Effect, store: &mut BTreeMap<u64, Vec<u8>>) -> store
 /// a start, or a refusal.
 fn run(owner: u8, store: &mut BTreeMap<u64, Vec<u8>>) -> ToLauncher {
     let mut now = Time::ZERO + Span::from_secs(1);
-    let config = Config {
-        node: NodeId([owner; 32]),
-        state: StateId([owner; 8]),
-        boot: Boot(1),
-        cluster: "c".into(),
-        host: format!("h{owner}"),
-        version: "1".into(),
-        pid: 1,
-        seed: owner.into(),
-        suspect_after: Span::from_secs(2),
-        agent_grace: Span::from_secs(10),
-        birth_timeout: Span::from_secs(4),
-        start_timeout: Span::from_secs(10),
-        minority_wait: Span::from_secs(6),
-        orphan_after: Span::from_secs(10),
-        place: Place::default(),
-        flaws: Flaws::default(),
-    };
+    let config = usual::config(owner.into());
     let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let register = Register {
         launcher: LauncherId([owner; 8]),

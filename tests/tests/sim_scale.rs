@@ -11,12 +11,13 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use muster_protocol::agent::{Agent, Config, ConnId, Effect, Event, Flaws};
+use muster_protocol::agent::{Agent, Config, ConnId, Effect, Event};
 use muster_protocol::local::{Register, ToAgent, ToLauncher};
 use muster_protocol::record::Place;
 use muster_protocol::spec::JobSpec;
 use muster_protocol::wire::Message;
-use muster_protocol::{Boot, Digest, LauncherId, NodeId, Span, StateId, Time};
+use muster_protocol::{Digest, LauncherId, NodeId, Span, StateId, Time};
+use muster_tests::usual;
 
 const ONE_WAY: Span = Span::from_millis(25);
 const PROCESSING: Span = Span(50_000);
@@ -68,20 +69,7 @@ fn config(i: usize) -> Config {
     Config {
         node: node(i),
         state: StateId((i as u64 + 1).to_le_bytes()),
-        boot: Boot(1),
-        cluster: "c".into(),
-        host: format!("h{i}"),
-        version: "1".into(),
-        pid: 1,
-        seed: i as u64,
-        suspect_after: Span::from_secs(2),
-        agent_grace: Span::from_secs(10),
-        birth_timeout: Span::from_secs(4),
-        start_timeout: Span::from_secs(10),
-        minority_wait: Span::from_secs(6),
-        orphan_after: Span::from_secs(10),
-        place: Place::default(),
-        flaws: Flaws::default(),
+        ..usual::config(i)
     }
 }
 

@@ -118,7 +118,7 @@ impl Node {
             frame: ToAgent::Register(reg),
         };
         if let Err(error) = self.core.handle(event, clock::now()) {
-            return tracing::warn!(%error, "refused");
+            return self.warn_refused(&error.to_string());
         }
         self.give_up_store(conn);
         let id = launcher.id;
@@ -166,8 +166,15 @@ impl Node {
         }
     }
 
+    /// Whoever may connect can have himself refused as often as he likes.
+    pub(super) fn warn_refused(&mut self, reason: &str) {
+        if let Some(left_out) = self.seldom.due() {
+            tracing::warn!(reason, left_out, "refused");
+        }
+    }
+
     fn refuse(&mut self, conn: ConnId, reason: &str) {
-        tracing::warn!(reason, "a client was refused");
+        self.warn_refused(reason);
         let reason = reason.to_owned();
         self.tell_launcher(conn, &ToLauncher::Refused { reason });
     }

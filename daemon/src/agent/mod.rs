@@ -28,6 +28,7 @@ use crate::http::{Health, Server};
 use crate::metrics::Metrics;
 use crate::net::{Identity, Net, NetConfig, NetEvent, Refusal};
 use crate::notify::Notifier;
+use crate::seldom::Seldom;
 use crate::socket::{Conn, Listener, Sender};
 use crate::state::StateDir;
 
@@ -160,6 +161,7 @@ pub struct Node {
     clients: BTreeMap<ConnId, Client>,
     next_conn: u64,
     looks: looks::Looks,
+    seldom: Seldom,
     history: history::History,
     facts: query::Facts,
     metrics: Metrics,
@@ -237,6 +239,7 @@ impl Node {
             clients: BTreeMap::new(),
             next_conn: 0,
             looks: looks::Looks::default(),
+            seldom: Seldom::default(),
             history: history::History::default(),
             facts: query::Facts::new(
                 setup.net.secret.is_some(),
@@ -341,7 +344,7 @@ impl Node {
 
     fn apply(&mut self, event: Event) {
         if let Err(error) = self.core.handle(event, clock::now()) {
-            tracing::warn!(%error, "refused");
+            self.warn_refused(&error.to_string());
         }
     }
 

@@ -1,6 +1,7 @@
 //! The listening side: one agent per path, a stale socket file is replaced, and the number of
 //! connections is bounded.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::FlockOperation;
@@ -17,9 +18,10 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 use tokio::net::UnixListener;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{Conn, MAX_CONNECTIONS, RESERVED_CONNECTIONS, SocketError};
+use super::{CONNECTIONS_PER_USER, Conn, MAX_CONNECTIONS, RESERVED_CONNECTIONS, SocketError};
+use crate::seldom::Seldom;
 
 /// `sun_path` holds 108 bytes with its end (unix(7)).
 const MAX_PATH: usize = 107;
@@ -38,6 +40,9 @@ pub struct Listener {
     _lock: File,
     all: Arc<Semaphore>,
     unprivileged: Arc<Semaphore>,
+    /// The places of each user who has any, or had.
+    users: Mutex<BTreeMap<u32, Arc<Semaphore>>>,
+    refusals: Mutex<Seldom>,
 }
 
 impl Listener {
@@ -79,6 +84,8 @@ impl Listener {
             _lock: lock,
             all: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
             unprivileged: Arc::new(Semaphore::new(MAX_CONNECTIONS - RESERVED_CONNECTIONS)),
+            users: Mutex::default(),
+            refusals: Mutex::default(),
         })
     }
 
@@ -93,7 +100,9 @@ impl Listener {
             let stream = match self.socket.accept().await {
                 Ok((stream, _)) => stream,
                 Err(e) if is_exhausted(&e) => {
-                    tracing::warn!(error = %e, "no descriptor left for a local connection");
+                    if let Some(left_out) = seldom(&self.refusals) {
+                        tracing::warn!(error = %e, left_out, "no descriptor left for a local connection");
+                    }
                     tokio::time::sleep(OUT_OF_FDS_PAUSE).await;
                     continue;
                 }
@@ -103,23 +112,31 @@ impl Listener {
             let Ok(uid) = stream.peer_cred().map(|c| c.uid()) else {
                 continue;
             };
-            let Ok(permit) = Arc::clone(&self.all).try_acquire_owned() else {
-                tracing::warn!(
-                    uid,
-                    "refused a local connection: {MAX_CONNECTIONS} are open"
-                );
-                continue;
-            };
-            let mut permits = vec![permit];
-            if uid != 0 && uid != rustix::process::geteuid().as_raw() {
-                let Ok(permit) = Arc::clone(&self.unprivileged).try_acquire_owned() else {
-                    tracing::warn!(uid, "refused a local connection: the rest is reserved");
-                    continue;
-                };
-                permits.push(permit);
+            match self.admit(uid) {
+                Ok(permits) => return Conn::new(stream, permits),
+                Err(why) => {
+                    if let Some(left_out) = seldom(&self.refusals) {
+                        tracing::warn!(uid, left_out, "refused a local connection: {why}");
+                    }
+                }
             }
-            return Conn::new(stream, permits);
         }
+    }
+
+    /// The places that a connection of this user takes, or why it gets none.
+    fn admit(&self, uid: u32) -> Result<Vec<OwnedSemaphorePermit>, &'static str> {
+        let take = |of: &Arc<Semaphore>| Arc::clone(of).try_acquire_owned().ok();
+        let mut permits = vec![take(&self.all).ok_or("all places are taken")?];
+        if uid != 0 && uid != rustix::process::geteuid().as_raw() {
+            permits.push(take(&self.unprivileged).ok_or("the other places are reserved")?);
+            let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+            users.retain(|_, places| places.available_permits() < CONNECTIONS_PER_USER);
+            let places = users
+                .entry(uid)
+                .or_insert_with(|| Arc::new(Semaphore::new(CONNECTIONS_PER_USER)));
+            permits.push(take(places).ok_or("this user has half of all places")?);
+        }
+        Ok(permits)
     }
 }
 
@@ -132,6 +149,10 @@ impl Drop for Listener {
             let _ = std::fs::remove_file(&self.path);
         }
     }
+}
+
+fn seldom(of: &Mutex<Seldom>) -> Option<u64> {
+    of.lock().unwrap_or_else(PoisonError::into_inner).due()
 }
 
 fn is_exhausted(error: &io::Error) -> bool {

@@ -27,6 +27,8 @@ pub const MAX_CONNECTIONS: usize = 256;
 /// How many of them are kept for root and the agent's own user, so that another user's jobs
 /// cannot lock the operator out.
 pub const RESERVED_CONNECTIONS: usize = 32;
+/// How many of the others one user has at most, so that he cannot lock another one out.
+pub const CONNECTIONS_PER_USER: usize = (MAX_CONNECTIONS - RESERVED_CONNECTIONS) / 2;
 /// Frames that wait to be taken by a peer at most, and their bytes.
 pub const MAX_QUEUED_FRAMES: usize = 256;
 pub const MAX_QUEUED_BYTES: usize = 1 << 20;

@@ -361,38 +361,57 @@ async fn connections_beyond_the_limit_are_closed_at_once() {
     }
 }
 
-/// Connects as user 65534, `count` times.
-fn connect_as_nobody(path: &Path, count: usize) -> Vec<std::os::unix::net::UnixStream> {
-    let mut open = Vec::new();
-    crate::testing::as_nobody(|| {
-        for _ in 0..count {
-            open.push(std::os::unix::net::UnixStream::connect(path).unwrap());
-        }
+/// Connects as this user; `None` without the right to become him.
+fn connect_as(uid: u32, path: &Path) -> Option<std::os::unix::net::UnixStream> {
+    let mut stream = None;
+    crate::testing::as_user(uid, || {
+        stream = Some(std::os::unix::net::UnixStream::connect(path).unwrap());
     });
-    open
+    stream
 }
 
 #[tokio::test]
-async fn another_user_may_connect_but_not_take_every_place() {
+async fn other_users_may_connect_but_not_take_every_place() {
     let tmp = tempfile::tempdir().unwrap();
     std::fs::set_permissions(tmp.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let path = tmp.path().join("s");
     let listener = Listener::bind(&path).unwrap();
-    let mut open = Vec::new();
-    for _ in 0..MAX_CONNECTIONS - RESERVED_CONNECTIONS {
-        let Some(client) = connect_as_nobody(&path, 1).pop() else {
-            return;
-        };
+    let (one, two) = (65534, 65533);
+    let turned_away = |mut stream: std::os::unix::net::UnixStream| {
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+    };
+    let mut open: Vec<(_, Conn)> = Vec::new();
+    for uid in [one, two] {
+        let has = open.iter().filter(|(_, s)| s.peer().uid == uid).count();
+        for _ in has..CONNECTIONS_PER_USER {
+            let Some(client) = connect_as(uid, &path) else {
+                return;
+            };
+            let server = soon(listener.accept()).await.unwrap();
+            assert_eq!(server.peer().uid, uid);
+            open.push((client, server));
+        }
+        // The next user, or the operator, gets in past the one that is turned away.
+        let extra = connect_as(uid, &path).unwrap();
+        let next = if uid == one { two } else { 0 };
+        let client = connect_as(next, &path).unwrap();
         let server = soon(listener.accept()).await.unwrap();
-        assert_eq!(server.peer().uid, 65534);
+        assert_eq!(server.peer().uid, next);
+        turned_away(extra);
         open.push((client, server));
     }
-    let mut extra = connect_as_nobody(&path, 1);
-    // The operator still gets in, past the one that is turned away.
-    let _operator = connect(&path).await.unwrap();
-    assert_eq!(soon(listener.accept()).await.unwrap().peer().uid, 0);
-    extra[0].set_read_timeout(Some(LONG)).unwrap();
-    assert_eq!(extra[0].read(&mut [0]).unwrap(), 0);
+    // A place that is given back is taken again, as soon as its task has ended.
+    open.remove(0);
+    let again = async {
+        loop {
+            let _client = connect_as(one, &path).unwrap();
+            if let Ok(server) = timeout(Duration::from_millis(200), listener.accept()).await {
+                return server.unwrap().peer().uid;
+            }
+        }
+    };
+    assert_eq!(soon(again).await, one);
 }
 
 #[tokio::test]

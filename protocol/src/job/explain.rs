@@ -1,11 +1,30 @@
 //! Sentences for people: for whom the job waits, why, and what would help.
 
-use super::{Ctx, Job};
+use super::{Ctx, Job, REPEAT};
 use crate::ids::NodeId;
 use crate::record::{Arbiter, Cause, Kind, Record};
 use crate::wire::Wait;
 
 impl Job {
+    /// A member whose workers are stopped, while no new generation comes, says what it waits for.
+    pub(super) fn explain_pause(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let Some(mine) = self.member.as_mut().filter(|m| m.status.stopped) else {
+            return;
+        };
+        let since = *mine.paused.get_or_insert(ctx.now);
+        let due = since + REPEAT;
+        if ctx.now < due {
+            return self.wake_at(due, "say what the job waits for");
+        }
+        // The leader sees more, and tells its own launcher.
+        if self.acting_leader(ctx, record) != Some(ctx.me())
+            && let Some(wait) = self.live().map(|h| self.wait_of_running(ctx, h, ctx.me()))
+        {
+            let text = self.explain(ctx, &wait);
+            self.tell_waiting(text);
+        }
+    }
+
     pub(super) fn explain(&self, ctx: &Ctx<'_>, wait: &Wait) -> String {
         let name = |n: NodeId| {
             if n == ctx.me() {

@@ -551,25 +551,6 @@ impl Job {
         }
     }
 
-    /// A member whose workers are stopped, while no new generation comes, says what it waits for.
-    fn explain_pause(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
-        let Some(mine) = self.member.as_mut().filter(|m| m.status.stopped) else {
-            return;
-        };
-        let since = *mine.paused.get_or_insert(ctx.now);
-        let due = since + REPEAT;
-        if ctx.now < due {
-            return self.wake_at(due, "say what the job waits for");
-        }
-        // The leader sees more, and tells its own launcher.
-        if self.acting_leader(ctx, record) != Some(ctx.me())
-            && let Some(wait) = self.live().map(|h| self.wait_of_running(ctx, h, ctx.me()))
-        {
-            let text = self.explain(ctx, &wait);
-            self.tell_waiting(text);
-        }
-    }
-
     /// The generation counts on a launcher here, and there is none: it died while this agent was
     /// away, or before the generation was decided. If it only is late, it has stopped its workers
     /// when `agent_grace` is over: then it counts as dead.

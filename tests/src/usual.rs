@@ -1,0 +1,28 @@
+//! An agent as the tests of a few cores configure it.
+
+use muster_protocol::agent::{Config, Flaws};
+use muster_protocol::record::Place;
+use muster_protocol::{Boot, NodeId, Span, StateId};
+
+/// Node `i` of 255 at most (beyond, set `node` and `state`), in its first boot, with the times that agents keep by default.
+pub fn config(i: usize) -> Config {
+    let tag = (i as u8).wrapping_add(1);
+    Config {
+        node: NodeId([tag; 32]),
+        state: StateId([tag; 8]),
+        boot: Boot(1),
+        cluster: "c".into(),
+        host: format!("h{i}"),
+        version: "1".into(),
+        pid: 1,
+        seed: i as u64,
+        suspect_after: Span::from_secs(2),
+        agent_grace: Span::from_secs(10),
+        birth_timeout: Span::from_secs(4),
+        start_timeout: Span::from_secs(10),
+        minority_wait: Span::from_secs(6),
+        orphan_after: Span::from_secs(10),
+        place: Place::default(),
+        flaws: Flaws::default(),
+    }
+}
