@@ -2,7 +2,7 @@
 //!
 //! This core never decides anything by itself that two nodes must see alike: that is the arbiter's
 //! (a majority of voters, or the store's log). It never waits for an answer either: after every
-//! event it looks at all that it knows ([`Job::drive`]), says what is now to be said, and names the
+//! event it looks at all that it knows (`Job::drive`), says what is now to be said, and names the
 //! time at which it wants to look again. So a lost or repeated message never leaves it stuck.
 
 mod apply;

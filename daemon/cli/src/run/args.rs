@@ -39,7 +39,7 @@ pub struct RunArgs {
     #[arg(long, alias = "rdzv_id", env = "PET_RDZV_ID", value_name = "NAME")]
     pub rdzv_id: Option<String>,
 
-    /// First peers to call, HOST[:PORT], separated by commas; none of them is a master
+    /// First peers to call, HOST or HOST:PORT, separated by commas; none of them is a master
     #[arg(
         long,
         alias = "rdzv_endpoint",

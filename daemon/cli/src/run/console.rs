@@ -80,7 +80,7 @@ impl Console {
         Ok(Console { shared })
     }
 
-    /// Queues bytes. Waits while the queue is full, but at most [`PATIENCE`] without progress; then
+    /// Queues bytes. Waits while the queue is full, but at most `PATIENCE` without progress; then
     /// the bytes are dropped, and so are all further ones until the console moves again.
     pub fn write(&self, target: Target, bytes: Vec<u8>) {
         if bytes.is_empty() {
