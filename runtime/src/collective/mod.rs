@@ -20,6 +20,8 @@ mod formation;
 mod handshake;
 mod hier;
 mod layout;
+#[cfg(feature = "nccl")]
+pub mod nccl;
 mod outgoing;
 mod reduce;
 mod setup;
@@ -27,6 +29,7 @@ mod shm;
 mod spin;
 mod tcp;
 mod transport;
+mod vigil;
 mod watch;
 mod wire;
 
@@ -37,6 +40,7 @@ pub use element::{DType, Element, Op};
 pub use error::{GroupError, LossCause, Refusal};
 pub use layout::Layout;
 pub use setup::{GroupConfig, Seat, Sharing, Topology};
+pub use vigil::{Seen, Vigil};
 pub use watch::Aborter;
 
 use reduce::Fold;
@@ -105,6 +109,7 @@ impl Group {
     /// How long each later operation may take.
     pub fn set_op_within(&mut self, within: Duration) {
         self.watch.within = within;
+        self.watch.known.set_within(within);
     }
 
     /// Ends this group from any thread.
@@ -316,6 +321,7 @@ impl Group {
     /// The group is over: remembers why, and tells the others.
     fn end(&mut self, over: Over) -> GroupError {
         let over = *self.over.get_or_insert(over);
+        self.watch.known.set_over(over);
         self.watch.tell(over);
         over.into()
     }
