@@ -88,7 +88,10 @@ fn operations<T: Element + PartialEq + std::fmt::Debug>(
     let whole = LEN * world;
     let input: Vec<T> = (0..whole).map(|i| of(((i + rank) % 7) as i32)).collect();
     let device = nccl.device().clone();
-    let (from, to) = (device.upload(&input)?, device.alloc(size_of_val(&input[..]))?);
+    let (from, to) = (
+        device.upload(&input)?,
+        device.alloc(size_of_val(&input[..]))?,
+    );
     let parts = device.alloc(LEN * size_of::<T>())?;
     // SAFETY: all three outlive the operations, which are waited for below.
     let (input_there, output_there, part_there) = unsafe {
@@ -157,12 +160,8 @@ fn time(nccl: &mut Communicator) -> Result<(), Failure> {
     for (bytes, times) in [(4, 200), (LARGE, 20)] {
         let (from, to) = (device.upload(&vec![0f32; bytes / 4])?, device.alloc(bytes)?);
         // SAFETY: both outlive the operations, which are waited for below.
-        let (from_there, to_there) = unsafe {
-            (
-                from.elements(f32::DTYPE),
-                to.elements(f32::DTYPE),
-            )
-        };
+        let (from_there, to_there) =
+            unsafe { (from.elements(f32::DTYPE), to.elements(f32::DTYPE)) };
         let mut took = Vec::new();
         for _ in 0..times {
             let began = Instant::now();

@@ -99,7 +99,6 @@ struct Line {
 /// Looks at a [`Group`] from any thread. Made by [`Group::vigil`].
 #[derive(Debug)]
 pub struct Vigil {
-    rank: u32,
     world: u32,
     aborter: Aborter,
     lines: Vec<Line>,
@@ -122,10 +121,11 @@ impl Group {
             })
         });
         Ok(Vigil {
-            rank: self.rank,
             world: self.world,
             aborter: self.aborter(),
-            lines: lines.collect::<io::Result<_>>().map_err(GroupError::Socket)?,
+            lines: lines
+                .collect::<io::Result<_>>()
+                .map_err(GroupError::Socket)?,
             known: self.watch.known.clone(),
         })
     }
@@ -153,15 +153,17 @@ impl Vigil {
         gone.min_by_key(|(_, since, _)| *since)
     }
 
-    /// Tells the others that a rank is lost.
+    /// Tells the others that a rank is lost, with which the operations of the devices are given up too.
     pub fn tell_lost(&self, rank: u32) {
+        self.known.gave_up.store(true, Ordering::Release);
         self.say(Notice::Lost(rank));
     }
 
-    /// Tells the others that this rank gave up an operation of the devices, and notes it in the group.
-    pub fn tell_gave_up(&self) {
+    /// Tells the others that a rank, this one or one that said so, gave up an operation of the devices,
+    /// and notes it in the group.
+    pub fn tell_gave_up(&self, rank: u32) {
         self.known.gave_up.store(true, Ordering::Release);
-        self.say(Notice::GaveUp(self.rank));
+        self.say(Notice::GaveUp(rank));
     }
 
     fn say(&self, notice: Notice) {

@@ -1,2 +1,15 @@
-//! The NCCL backend over the stand-ins for NCCL and CUDA in `tests/standin-nccl`: no GPU is needed, and
-//! nothing is said about the real ones.
+//! The NCCL backend over stand-ins for NCCL and CUDA (`tests/standin-nccl`, which cc compiles): no GPU
+//! is needed, and nothing is said about the real ones.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test's helpers fail the test"
+)]
+
+mod faults;
+mod misuse;
+mod needs_torch;
+mod processes;
+mod results;
+mod support;

@@ -10,6 +10,7 @@ use cudarc::nccl::sys as nc;
 use super::super::element::{DType, Op};
 use super::super::vigil::Known;
 use super::super::{Aborter, Group};
+use super::Config;
 use super::device::{Device, Elements, Event, Memory, RawStream, Stream};
 use super::error::NcclError;
 use super::forming::{Own, introduce, share_id};
@@ -17,7 +18,6 @@ use super::library::{IN_PROGRESS, Library, SUCCESS};
 use super::state::{Issued, Phase, Shared, Trouble, trouble_of};
 use super::sys::{Code, Nccl};
 use super::watchdog::Watchdog;
-use super::Config;
 
 /// Operations that are in the stream at most; a further one waits for the first of them. The driver holds
 /// about a thousand launches, and a call that waits for it would look like one that hangs.
@@ -69,10 +69,9 @@ impl Communicator {
             scratch,
         } = introduce(library, ordinal, group)?;
         let id = share_id(&device, group)?;
-        let number = |rank: u32| c_int::try_from(rank).unwrap_or(c_int::MAX);
         let shared = Shared::new(device);
         let bell = Aborter::new()?;
-        let place = (number(group.rank()), number(group.world()));
+        let place = (group.rank(), group.world());
         let watchdog = Watchdog::start(&shared, group.vigil()?, &bell, config, id, place)?;
         // From here on everything is given back by dropping it.
         let communicator = Communicator {
@@ -132,7 +131,15 @@ impl Communicator {
         self.launch("an all-reduce", input.len, after, |nccl, comm, stream| {
             // SAFETY: both buffers are of this device and so long, by the word of who made them.
             unsafe {
-                (nccl.all_reduce)(from(input), to(output), input.len, dtype, reduction, comm, stream)
+                (nccl.all_reduce)(
+                    from(input),
+                    to(output),
+                    input.len,
+                    dtype,
+                    reduction,
+                    comm,
+                    stream,
+                )
             }
         })
     }
@@ -154,7 +161,15 @@ impl Communicator {
         self.launch("a reduce-scatter", part, after, |nccl, comm, stream| {
             // SAFETY: as in `all_reduce`; the input is a part for each rank.
             unsafe {
-                (nccl.reduce_scatter)(from(input), to(output), part, dtype, reduction, comm, stream)
+                (nccl.reduce_scatter)(
+                    from(input),
+                    to(output),
+                    part,
+                    dtype,
+                    reduction,
+                    comm,
+                    stream,
+                )
             }
         })
     }
@@ -320,7 +335,9 @@ impl Communicator {
     pub fn join(&self, ticket: Ticket, stream: RawStream) -> Result<(), NcclError> {
         let state = self.shared.state();
         if let Some(ahead) = ticket.0.checked_sub(state.completed)
-            && let Some(issued) = state.issued.get(usize::try_from(ahead).unwrap_or(usize::MAX))
+            && let Some(issued) = state
+                .issued
+                .get(usize::try_from(ahead).unwrap_or(usize::MAX))
         {
             let _current = self.shared.device.enter()?;
             issued.done.hold(stream)?;

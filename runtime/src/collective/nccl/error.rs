@@ -39,9 +39,13 @@ pub enum NcclError {
         #[source]
         source: libloading::Error,
     },
-    #[error("NCCL {found} is too old; {least} is the first that can be aborted from another thread")]
+    #[error(
+        "NCCL {found} is too old; {least} is the first that can be aborted from another thread"
+    )]
     TooOld { found: Version, least: Version },
-    #[error("rank {rank} has NCCL {theirs} and rank 0 has {zeros}; install one version on all nodes")]
+    #[error(
+        "rank {rank} has NCCL {theirs} and rank 0 has {zeros}; install one version on all nodes"
+    )]
     Versions {
         rank: u32,
         theirs: Version,
@@ -77,7 +81,10 @@ pub enum NcclError {
         text: String,
     },
     #[error("{what} took longer than {within:?}, and no rank is known to be lost")]
-    TimedOut { what: &'static str, within: Duration },
+    TimedOut {
+        what: &'static str,
+        within: Duration,
+    },
     #[error("rank {by} gave up an operation of the devices")]
     GivenUp { by: u32 },
     /// Found by [`blame`](super::blame).
@@ -110,7 +117,9 @@ pub enum NcclError {
     },
     #[error("NCCL has no {0:?}; use a wider type")]
     Unsupported(DType),
-    #[error("input and output overlap; operations are out of place, so that an input outlives an abort")]
+    #[error(
+        "input and output overlap; operations are out of place, so that an input outlives an abort"
+    )]
     Overlap,
     #[error("there is no rank {rank} in a world of {world}")]
     NoRank { rank: u32, world: u32 },

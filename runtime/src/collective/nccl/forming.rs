@@ -166,7 +166,14 @@ mod tests {
         assert!(check(&[a.clone(), b.clone()]).is_ok());
         let error = check(&[a.clone(), b.clone(), c]).unwrap_err();
         assert!(
-            matches!(error, NcclError::Versions { rank: 2, theirs: Version(22_703), .. }),
+            matches!(
+                error,
+                NcclError::Versions {
+                    rank: 2,
+                    theirs: Version(22_703),
+                    ..
+                }
+            ),
             "{error}"
         );
         assert!(error.to_string().contains("2.27.3"), "{error}");
@@ -177,7 +184,11 @@ mod tests {
         assert_eq!((ranks, device.as_str()), (vec![0, 2], "0000:01:00.0"));
         let missing = check(&[a.clone(), Vec::new()]).unwrap_err();
         assert!(matches!(missing, NcclError::NotReady { rank: 1 }));
-        for nonsense in [&a[..10], &[&a[..], &[0xff]].concat(), &[&a[..], &[b'x'; 40]].concat()] {
+        for nonsense in [
+            &a[..10],
+            &[&a[..], &[0xff]].concat(),
+            &[&a[..], &[b'x'; 40]].concat(),
+        ] {
             let error = check(&[b.clone(), nonsense.to_vec()]).unwrap_err();
             assert!(matches!(error, NcclError::Nonsense { rank: 1 }), "{error}");
         }

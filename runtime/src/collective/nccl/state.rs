@@ -194,8 +194,7 @@ impl Shared {
         let mut told = SUCCESS;
         // SAFETY: the communicator is there while `calls` is held; the pointer is to a live integer of
         // the size and alignment of the enum.
-        let code =
-            unsafe { (library.nccl.async_error)(self.comm(), (&raw mut told).cast()) };
+        let code = unsafe { (library.nccl.async_error)(self.comm(), (&raw mut told).cast()) };
         library.check_nccl("ncclCommGetAsyncError", code)?;
         Ok(told)
     }

@@ -5,6 +5,7 @@
 //! first can give up on it. The owner is told only when the abort has returned: until then kernels may
 //! read its inputs and write its outputs.
 
+use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -32,8 +33,8 @@ const WORD: Duration = Duration::from_millis(200);
 enum Job {
     Make {
         id: nc::ncclUniqueId,
-        rank: i32,
-        world: i32,
+        rank: c_int,
+        world: c_int,
     },
     Abort(Comm),
 }
@@ -119,6 +120,7 @@ fn config() -> nc::ncclConfig_t {
 
 /// The watchdog's side of a communicator.
 pub(super) struct Watchdog {
+    rank: u32,
     shared: Arc<Shared>,
     vigil: Vigil,
     /// Rung when the owner has failed, or is done.
@@ -141,10 +143,17 @@ impl Watchdog {
         bell: &Aborter,
         config: Config,
         id: nc::ncclUniqueId,
-        (rank, world): (i32, i32),
+        (rank, world): (u32, u32),
     ) -> Result<JoinHandle<()>, NcclError> {
         let caller = Caller::start(shared)?;
+        let number = |rank: u32| c_int::try_from(rank).unwrap_or(c_int::MAX);
+        let make = Job::Make {
+            id,
+            rank: number(rank),
+            world: number(world),
+        };
         let watchdog = Watchdog {
+            rank,
             shared: shared.clone(),
             vigil,
             bell: bell.clone(),
@@ -156,7 +165,7 @@ impl Watchdog {
         };
         std::thread::Builder::new()
             .name("muster-nccl-watch".into())
-            .spawn(move || watchdog.run(Job::Make { id, rank, world }))
+            .spawn(move || watchdog.run(make))
             .map_err(NcclError::Thread)
     }
 
@@ -185,9 +194,7 @@ impl Watchdog {
                 Seen::Aborted { by: Some(rank) } => Trouble::Group(Over::AbortedBy(rank)),
                 Seen::GaveUp(by) => Trouble::GivenUp { by },
                 Seen::Left => Trouble::Left,
-                Seen::Nonsense(rank) => {
-                    Trouble::Group(Over::Protocol(rank, "an unknown notice"))
-                }
+                Seen::Nonsense(rank) => Trouble::Group(Over::Protocol(rank, "an unknown notice")),
                 Seen::Failed => Trouble::Group(Over::Broken),
             });
         }
@@ -292,7 +299,8 @@ impl Watchdog {
             Trouble::Left => {}
             Trouble::Group(Over::Lost(rank, _)) => self.vigil.tell_lost(*rank),
             // NCCL wants all ranks of a host to abort (pytorch/pytorch pull request 118692).
-            _ => self.vigil.tell_gave_up(),
+            Trouble::GivenUp { by } => self.vigil.tell_gave_up(*by),
+            _ => self.vigil.tell_gave_up(self.rank),
         }
         let began = Instant::now();
         let stuck = self.abort(began);
