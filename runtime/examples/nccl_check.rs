@@ -1,5 +1,5 @@
-//! What NCCL does on this machine: `nccl_check [LIBNCCL [LIBCUDA]]`, alone with one GPU, or as a worker
-//! of `muster run` with one GPU for each.
+//! What NCCL does on this machine: `nccl_check [LIBNCCL [LIBCUDA [MIB]]]`, alone with one GPU, or as a worker
+//! of `muster run` with one GPU for each. MIB is the size of the large all-reduce.
 //!
 //! Every operation with fp16, bf16 and the other types against the group's own on host memory, the time
 //! of a small and a large all-reduce, the time of an abort, and forming again after it. Ends with code
@@ -19,7 +19,6 @@ type Failure = Box<dyn std::error::Error>;
 
 /// Elements of each rank's part.
 const LEN: usize = 1000;
-const LARGE: usize = 64 << 20;
 
 fn main() -> ExitCode {
     match check() {
@@ -40,6 +39,8 @@ fn check() -> Result<(), Failure> {
     let mut args = std::env::args_os().skip(1);
     let nccl = args.next().unwrap_or_else(|| "libnccl.so.2".into());
     let cuda = args.next().unwrap_or_else(|| "libcuda.so.1".into());
+    let mib = args.next().map(|mib| mib.to_string_lossy().parse());
+    let large = mib.unwrap_or(Ok(64))? << 20;
     let library = Library::load_from(Path::new(&nccl), Path::new(&cuda))?;
     let (config, ordinal) = if std::env::var_os("RANK").is_some() {
         let env = WorkerEnv::from_env()?;
@@ -73,8 +74,8 @@ fn check() -> Result<(), Failure> {
     operations::<i64>(&mut nccl, &mut group, i64::from)?;
     operations::<u8>(&mut nccl, &mut group, |x| x as u8)?;
 
-    time(&mut nccl)?;
-    abort(&library, ordinal, nccl, &mut group)
+    time(&mut nccl, large)?;
+    abort(&library, ordinal, nccl, &mut group, large)
 }
 
 /// All operations with one type. The numbers are small and whole, so that every order of summation gives
@@ -155,9 +156,9 @@ fn operations<T: Element + PartialEq + std::fmt::Debug>(
     Ok(())
 }
 
-fn time(nccl: &mut Communicator) -> Result<(), Failure> {
+fn time(nccl: &mut Communicator, large: usize) -> Result<(), Failure> {
     let device = nccl.device().clone();
-    for (bytes, times) in [(4, 200), (LARGE, 20)] {
+    for (bytes, times) in [(4, 200), (large, 20)] {
         let (from, to) = (device.upload(&vec![0f32; bytes / 4])?, device.alloc(bytes)?);
         // SAFETY: both outlive the operations, which are waited for below.
         let (from_there, to_there) =
@@ -187,6 +188,7 @@ fn abort(
     ordinal: u32,
     mut nccl: Communicator,
     group: &mut Group,
+    large: usize,
 ) -> Result<(), Failure> {
     let rank = nccl.rank();
     let ticket = nccl.barrier(RawStream::DEFAULT)?;
@@ -198,7 +200,7 @@ fn abort(
     let mut nccl = Communicator::form(library, ordinal, group, Config::default())?;
     println!("rank {rank}: formed again in {:.1?}", began.elapsed());
     let device = nccl.device().clone();
-    let (from, to) = (device.upload(&vec![0f32; LARGE / 4])?, device.alloc(LARGE)?);
+    let (from, to) = (device.upload(&vec![0f32; large / 4])?, device.alloc(large)?);
     for _ in 0..16 {
         // SAFETY: both are dropped after the communicator.
         let (from, to) = unsafe { (from.elements(f32::DTYPE), to.elements(f32::DTYPE)) };

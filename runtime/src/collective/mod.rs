@@ -1,8 +1,10 @@
 //! Collectives between the ranks of one generation.
 //!
 //! Ranks of one host talk through shared memory, hosts over TCP, and a group with several ranks on some
-//! of its hosts does both. Nothing here starts a thread that outlives the call: the calling thread serves
-//! all connections, so leaving a group is closing its descriptors.
+//! of its hosts does both. No operation of a group starts a thread that outlives the call: the calling
+//! thread serves all connections, so leaving a group is closing its descriptors. Between GPUs the
+//! feature `nccl` has a module of its own, for which the group is the control plane; a [`Vigil`] looks
+//! at a group from another thread.
 //!
 //! - **Out of place**: inputs are never written. After an error an output holds nothing of use.
 //! - **The same bits on every rank**, in an order of summation that the [`Layout`] alone decides.

@@ -177,12 +177,15 @@ impl Vigil {
     ///
     /// # Errors
     /// The system refuses to wait.
-    pub fn look(&mut self, also: &Aborter, until: Instant) -> Result<Option<Seen>, GroupError> {
-        let bell = PollFlags::POLLIN;
-        let mut fds = vec![
-            PollFd::new(self.aborter.bell(), bell),
-            PollFd::new(also.bell(), bell),
-        ];
+    pub fn look(
+        &mut self,
+        also: Option<&Aborter>,
+        until: Instant,
+    ) -> Result<Option<Seen>, GroupError> {
+        let bells = [Some(&self.aborter), also].into_iter().flatten();
+        let mut fds: Vec<PollFd<'_>> = bells
+            .map(|bell| PollFd::new(bell.bell(), PollFlags::POLLIN))
+            .collect();
         let open = self.lines.iter().filter(|line| line.gone.is_none());
         fds.extend(open.map(|line| {
             let flags = if line.unread {

@@ -148,3 +148,33 @@ fn buffers_that_do_not_fit_are_refused_and_change_nothing() {
         },
     );
 }
+
+/// The example program, built beside this test.
+fn check(nccl: &str) -> std::process::Output {
+    let tests = std::env::current_exe().unwrap();
+    let built = tests.parent().unwrap().parent().unwrap();
+    std::process::Command::new(built.join("examples/nccl_check"))
+        .args([nccl.as_ref(), standin().as_os_str(), "2".as_ref()])
+        .env_remove("RANK")
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn the_example_checks_what_is_there_and_says_what_is_missing() {
+    let output = check(standin().to_str().unwrap());
+    let said = String::from_utf8(output.stdout).unwrap();
+    println!("{said}");
+    assert!(output.status.success());
+    for dtype in ["F16", "Bf16", "F32", "F64", "I32", "I64", "U8"] {
+        assert!(said.contains(&format!("all operations of {dtype} are right")));
+    }
+    assert!(said.contains("aborted with operations in the stream"));
+    let output = check("libnccl-that-is-not-there.so.2");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("cannot load libnccl-that-is-not-there.so.2"),
+        "{said}"
+    );
+}

@@ -64,10 +64,25 @@ impl From<Trouble> for NcclError {
     }
 }
 
-/// The trouble that an error of a call means.
+/// `ncclInvalidArgument` and `ncclInvalidUsage`: a mistake of this process, which comes again in the next
+/// generation.
+const MISTAKES: [Code; 2] = [
+    nc::ncclResult_t::ncclInvalidArgument as Code,
+    nc::ncclResult_t::ncclInvalidUsage as Code,
+];
+
+/// The trouble that an error of a call means, with a communicator that was formed: a call also reports
+/// what went wrong in the background, for example that another rank is gone.
 pub(super) fn trouble_of(error: NcclError) -> Trouble {
     match error {
-        NcclError::Nccl { call, code, text } => Trouble::Nccl { call, code, text },
+        NcclError::Nccl { call, code, text } if MISTAKES.contains(&code) => {
+            Trouble::Nccl { call, code, text }
+        }
+        NcclError::Nccl { call, code, text } => Trouble::Late {
+            what: call,
+            code,
+            text,
+        },
         NcclError::Cuda { call, code, text } => Trouble::Cuda { call, code, text },
         // Calls have no other errors.
         _ => Trouble::Group(Over::Broken),

@@ -118,13 +118,18 @@ fn config() -> nc::ncclConfig_t {
     }
 }
 
+/// Whether it is this rank's own, so that nobody else knows more of it.
+fn is_own(trouble: &Trouble) -> bool {
+    !matches!(trouble, Trouble::Late { .. } | Trouble::TimedOut { .. })
+}
+
 /// The watchdog's side of a communicator.
 pub(super) struct Watchdog {
     rank: u32,
     shared: Arc<Shared>,
     vigil: Vigil,
-    /// Rung when the owner has failed, or is done.
-    bell: Aborter,
+    /// Rung when the owner has failed, or is done; `None` once it was heard.
+    bell: Option<Aborter>,
     config: Config,
     caller: Caller,
     /// Until when it is to be formed.
@@ -156,7 +161,7 @@ impl Watchdog {
             rank,
             shared: shared.clone(),
             vigil,
-            bell: bell.clone(),
+            bell: Some(bell.clone()),
             until: Instant::now() + config.form_within,
             config,
             caller,
@@ -173,7 +178,8 @@ impl Watchdog {
         // The other thread listens until the sender is dropped.
         let _sent = self.caller.jobs.send(make);
         let trouble = loop {
-            let seen = self.vigil.look(&self.bell, Instant::now() + TICK);
+            let bell = self.bell.as_ref();
+            let seen = self.vigil.look(bell, Instant::now() + TICK);
             let trouble = match seen {
                 Ok(seen) => self.judge(seen),
                 Err(_) => Some(Trouble::Group(Over::Broken)),
@@ -201,7 +207,11 @@ impl Watchdog {
         let (busy, forming) = {
             let mut state = self.shared.state();
             if let Some(failed) = state.failed.take() {
-                return Some(failed);
+                if is_own(&failed) {
+                    return Some(failed);
+                }
+                self.bell = None;
+                self.suspect.get_or_insert((Instant::now(), failed));
             }
             if let Err(error) = state.advance() {
                 return Some(trouble_of(error));
@@ -224,9 +234,7 @@ impl Watchdog {
             self.suspect = wrong.map(|wrong| (Instant::now(), wrong));
         }
         let (since, trouble) = self.suspect.as_ref()?;
-        // Of an error that this rank made itself nobody else knows more.
-        let known = !matches!(trouble, Trouble::Late { .. } | Trouble::TimedOut { .. });
-        (known || since.elapsed() >= WORD).then(|| trouble.clone())
+        (is_own(trouble) || since.elapsed() >= WORD).then(|| trouble.clone())
     }
 
     /// Goes on with the forming.
@@ -253,7 +261,11 @@ impl Watchdog {
     fn made(&mut self, done: Done) -> Option<Trouble> {
         self.making = false;
         self.shared.comm.store(done.comm.0, Ordering::Release);
-        done.result.err().map(trouble_of)
+        // Nobody else is needed for this call: what is wrong is wrong here.
+        Some(match done.result.err()? {
+            NcclError::Nccl { call, code, text } => Trouble::Nccl { call, code, text },
+            error => trouble_of(error),
+        })
     }
 
     fn late(&self, what: &'static str, code: Code) -> Trouble {
