@@ -1,6 +1,6 @@
 //! A communicator, as its owner uses it.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -11,7 +11,8 @@ use super::super::element::{DType, Op};
 use super::super::vigil::Known;
 use super::super::{Aborter, Group};
 use super::Config;
-use super::device::{Device, Elements, Event, Memory, RawStream, Stream};
+use super::device::{Device, Event, Memory, RawStream, Stream};
+use super::elements::{BYTES, Elements, fits, from, number_of, reduction, to};
 use super::error::NcclError;
 use super::forming::{Own, introduce, share_id};
 use super::library::{IN_PROGRESS, Library, SUCCESS};
@@ -540,68 +541,4 @@ impl Drop for Communicator {
             std::mem::forget((self.stream.take(), self.scratch.take()));
         }
     }
-}
-
-/// What only moves is moved as bytes, so that NCCL need not know the type.
-const BYTES: nc::ncclDataType_t = nc::ncclDataType_t::ncclUint8;
-
-fn number_of(dtype: DType) -> Result<nc::ncclDataType_t, NcclError> {
-    Ok(match dtype {
-        DType::F32 => nc::ncclDataType_t::ncclFloat32,
-        DType::F64 => nc::ncclDataType_t::ncclFloat64,
-        DType::F16 => nc::ncclDataType_t::ncclFloat16,
-        DType::Bf16 => nc::ncclDataType_t::ncclBfloat16,
-        DType::I8 => nc::ncclDataType_t::ncclInt8,
-        DType::I32 => nc::ncclDataType_t::ncclInt32,
-        DType::I64 => nc::ncclDataType_t::ncclInt64,
-        DType::U8 => nc::ncclDataType_t::ncclUint8,
-        DType::U32 => nc::ncclDataType_t::ncclUint32,
-        DType::U64 => nc::ncclDataType_t::ncclUint64,
-        DType::I16 | DType::U16 => return Err(NcclError::Unsupported(dtype)),
-    })
-}
-
-fn reduction(op: Op) -> nc::ncclRedOp_t {
-    match op {
-        Op::Sum => nc::ncclRedOp_t::ncclSum,
-        Op::Mean => nc::ncclRedOp_t::ncclAvg,
-        Op::Min => nc::ncclRedOp_t::ncclMin,
-        Op::Max => nc::ncclRedOp_t::ncclMax,
-    }
-}
-
-fn from(elements: Elements) -> *const c_void {
-    std::ptr::with_exposed_provenance(usize::try_from(elements.address).unwrap_or(0))
-}
-
-fn to(elements: Elements) -> *mut c_void {
-    std::ptr::with_exposed_provenance_mut(usize::try_from(elements.address).unwrap_or(0))
-}
-
-/// The output is `len` elements of the input's type, and lies elsewhere.
-fn fits(
-    what: &'static str,
-    input: Elements,
-    output: Elements,
-    len: usize,
-) -> Result<(), NcclError> {
-    if output.dtype != input.dtype {
-        return Err(NcclError::Types {
-            what,
-            got: output.dtype,
-            expected: input.dtype,
-        });
-    }
-    if output.len != len {
-        return Err(NcclError::Length {
-            what,
-            got: output.len,
-            expected: len,
-        });
-    }
-    let ends = |elements: Elements| elements.address.saturating_add(elements.bytes());
-    if input.address < ends(output) && output.address < ends(input) {
-        return Err(NcclError::Overlap);
-    }
-    Ok(())
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::sys as cu;
 
 use super::super::element::{DType, Element};
+use super::elements::Elements;
 use super::error::NcclError;
 use super::library::{Library, NOT_READY, SUCCESS};
 
@@ -272,34 +273,6 @@ impl Drop for Memory {
             // SAFETY: allocated when this was made.
             let _code = unsafe { (self.device.library.cuda.free)(self.address) };
         }
-    }
-}
-
-/// Elements in a device's memory, which an operation reads or writes: an address that somebody else
-/// keeps, for example a tensor's `data_ptr`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Elements {
-    pub(super) address: u64,
-    pub(super) len: usize,
-    pub(super) dtype: DType,
-}
-
-impl Elements {
-    /// `len` elements of a type at an address.
-    ///
-    /// # Safety
-    /// They lie in the memory of the communicator's device, and stay there, used by nobody else, until
-    /// each operation that was given them is waited for or its communicator is dropped.
-    pub unsafe fn new(address: u64, len: usize, dtype: DType) -> Elements {
-        Elements {
-            address,
-            len,
-            dtype,
-        }
-    }
-
-    pub(super) fn bytes(&self) -> u64 {
-        self.len as u64 * self.dtype.size() as u64
     }
 }
 

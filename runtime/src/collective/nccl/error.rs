@@ -87,7 +87,7 @@ pub enum NcclError {
     },
     #[error("rank {by} gave up an operation of the devices")]
     GivenUp { by: u32 },
-    /// Found by [`blame`](super::blame).
+    /// Found by [`Communicator::blame`](super::Communicator::blame).
     #[error(
         "rank {rank} called {theirs} operations between devices, and others {most}: all ranks must call the same operations in the same order"
     )]

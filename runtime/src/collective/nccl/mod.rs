@@ -70,6 +70,7 @@
 
 mod communicator;
 mod device;
+mod elements;
 mod error;
 mod forming;
 mod library;
@@ -82,7 +83,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use communicator::{Communicator, Ticket};
-pub use device::{Device, Elements, Memory, RawStream, Stream};
+pub use device::{Device, Memory, RawStream, Stream};
+pub use elements::Elements;
 pub use error::{NcclError, Version};
 pub use library::{LEAST_VERSION, Library};
 
