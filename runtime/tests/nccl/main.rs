@@ -8,6 +8,7 @@
 )]
 
 mod faults;
+mod live;
 mod misuse;
 mod needs_torch;
 mod processes;
