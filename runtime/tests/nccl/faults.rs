@@ -223,6 +223,7 @@ fn a_rank_that_comes_late_is_told_that_it_is_behind() {
         },
     );
     for error in errors {
+        assert!(error.passes(), "{error}");
         assert!(
             matches!(
                 error,

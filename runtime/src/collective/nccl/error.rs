@@ -89,7 +89,7 @@ pub enum NcclError {
     GivenUp { by: u32 },
     /// Found by [`Communicator::blame`](super::Communicator::blame).
     #[error(
-        "rank {rank} called {theirs} operations between devices, and others {most}: all ranks must call the same operations in the same order"
+        "rank {rank} called {theirs} operations between devices, and others {most}: it is slower than an operation may take, or does not call the same ones"
     )]
     Behind { rank: u32, theirs: u64, most: u64 },
     #[error("the group was dropped while its communicator was in use")]
@@ -128,8 +128,8 @@ pub enum NcclError {
 }
 
 impl NcclError {
-    /// Whether the next generation mends it: a rank is lost, or an operation did not complete. All
-    /// others need a person.
+    /// Whether the next generation mends it: a rank is lost or leaves, or an operation did not complete.
+    /// All others need a person, or another process.
     pub fn passes(&self) -> bool {
         match self {
             NcclError::Group(error) => matches!(
@@ -138,9 +138,12 @@ impl NcclError {
                     | GroupError::Aborted { .. }
                     | GroupError::Incomplete { .. }
             ),
-            NcclError::TimedOut { .. }
+            // The rank itself gets another error, and leaves.
+            NcclError::NotReady { .. }
+            | NcclError::TimedOut { .. }
             | NcclError::Late { .. }
             | NcclError::GivenUp { .. }
+            | NcclError::Behind { .. }
             | NcclError::Left
             | NcclError::Spoiled => true,
             _ => false,
