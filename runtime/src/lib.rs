@@ -2,9 +2,10 @@
 //! training loop needs around them ([`data`], [`schedule`], [`gradient`]).
 //!
 //! The runtime talks to its launcher through one page of shared memory ([`session`]) and to other
-//! ranks over TCP ([`collective`]). It installs no signal handler and never exits the process: every
-//! failure, the loss of a peer among them, is a value that the caller gets. Only [`live`] and
-//! [`data::Loader`] start threads, which end with their owner.
+//! ranks over TCP ([`collective`]), or between GPUs by NCCL. It installs no signal handler, and exits the
+//! process only where NCCL cannot be made to let go: every other failure, the loss of a peer among
+//! them, is a value that the caller gets. Only [`live`], [`data::Loader`] and a communicator of NCCL
+//! start threads, which end with their owner.
 
 pub mod checkpoint;
 pub mod collective;

@@ -1,6 +1,8 @@
 //! Both ways together: within each host through its shared memory, and between the hosts' first ranks
 //! over TCP.
 
+mod exchange;
+
 use std::ops::Range;
 use std::time::Instant;
 
@@ -10,6 +12,7 @@ use super::tcp::Net;
 use super::transport::{Call, Scratch, Transport, Work};
 use super::watch::{Fault, Watch};
 use super::wire::Head;
+use exchange::Buffers;
 
 /// Bytes that go through all stages before the next ones.
 const PIECE: usize = 4 << 20;
@@ -27,6 +30,7 @@ pub(super) struct Hier {
     net: Option<Net>,
     own: Scratch,
     all: Scratch,
+    buffers: Buffers,
 }
 
 /// An operation's head and deadline, for each of its stages.
@@ -75,11 +79,8 @@ impl Hier {
             net,
             own: Scratch::default(),
             all: Scratch::default(),
+            buffers: Buffers::default(),
         })
-    }
-
-    fn world(&self) -> usize {
-        self.layout.world()
     }
 
     fn members(&self) -> &[u32] {
@@ -253,105 +254,6 @@ impl Hier {
         }
         self.hand_out(stage, 1, output, watch)
     }
-
-    /// Everything to the first rank of the host, from there to the other hosts, and back. `each` is the
-    /// bytes from one rank to one other.
-    fn all_to_all(
-        &mut self,
-        stage: &Stage,
-        (input, output): (&[u8], &mut [u8]),
-        watch: &mut Watch,
-    ) -> Result<(), Fault> {
-        let world = self.world();
-        let (whole, each) = (input.len(), input.len() / world);
-        let members = self.members().len();
-        let first = self.place == 0;
-        let to_first = cuts_of((0..members).map(|place| if place == 0 { whole } else { 0 }));
-        let by_first = cuts_of((0..members).map(|_| if first { whole } else { 0 }));
-        let held = if first { members * whole } else { 0 };
-        let block: &[u8] = match &mut self.local {
-            Some(local) => {
-                let block = self.own.bytes(held);
-                let work = Work::AllToAll {
-                    input,
-                    output: block,
-                    to: &to_first,
-                    from: &by_first,
-                    most: whole,
-                };
-                local.run(stage.with(0, work), watch)?;
-                block
-            }
-            None => input,
-        };
-        let mut answers = Vec::new();
-        if let Some(net) = &mut self.net {
-            answers = turn(net, &self.layout, self.host, (block, each), stage, watch)?;
-        }
-        match &mut self.local {
-            Some(local) => {
-                let work = Work::AllToAll {
-                    input: &answers,
-                    output,
-                    to: &by_first,
-                    from: &to_first,
-                    most: whole,
-                };
-                local.run(stage.with(2, work), watch)
-            }
-            None => {
-                output.copy_from_slice(&answers);
-                Ok(())
-            }
-        }
-    }
-}
-
-/// Between the hosts' first ranks: `block` is what the host's members send, one member after the other;
-/// the result what each gets, in the same form. From one rank to another go `each` bytes.
-fn turn(
-    net: &mut Net,
-    layout: &Layout,
-    host: usize,
-    (block, each): (&[u8], usize),
-    stage: &Stage,
-    watch: &mut Watch,
-) -> Result<Vec<u8>, Fault> {
-    let (hosts, world) = (layout.hosts(), layout.world());
-    let members = &hosts[host];
-    let sizes = || hosts.iter().map(|there| there.len() * members.len() * each);
-    // To and from a host goes the same: every member's bytes for, or from, every rank there.
-    let cuts = cuts_of(sizes());
-    let mut send = Vec::with_capacity(block.len());
-    for there in hosts {
-        for member in 0..members.len() {
-            for rank in there {
-                let at = (member * world + *rank as usize) * each;
-                send.extend_from_slice(&block[at..at + each]);
-            }
-        }
-    }
-    let mut got = vec![0; send.len()];
-    let work = Work::AllToAll {
-        input: &send,
-        output: &mut got,
-        to: &cuts,
-        from: &cuts,
-        most: sizes().max().unwrap_or(0),
-    };
-    net.run(stage.with(1, work), watch)?;
-    // From a host comes, one of its ranks after the other, what that rank sends to each member here.
-    let mut answers = vec![0; send.len()];
-    for (there, start) in hosts.iter().zip(&cuts) {
-        for (i, rank) in there.iter().enumerate() {
-            for member in 0..members.len() {
-                let from = start + (i * members.len() + member) * each;
-                let to = (member * world + *rank as usize) * each;
-                answers[to..to + each].copy_from_slice(&got[from..from + each]);
-            }
-        }
-    }
-    Ok(answers)
 }
 
 impl Transport for Hier {

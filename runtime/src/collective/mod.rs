@@ -1,8 +1,10 @@
 //! Collectives between the ranks of one generation.
 //!
 //! Ranks of one host talk through shared memory, hosts over TCP, and a group with several ranks on some
-//! of its hosts does both. Nothing here starts a thread that outlives the call: the calling thread serves
-//! all connections, so leaving a group is closing its descriptors.
+//! of its hosts does both. No operation of a group starts a thread that outlives the call: the calling
+//! thread serves all connections, so leaving a group is closing its descriptors. Between GPUs the
+//! feature `nccl` has a module of its own, for which the group is the control plane; a [`Vigil`] looks
+//! at a group from another thread.
 //!
 //! - **Out of place**: inputs are never written. After an error an output holds nothing of use.
 //! - **The same bits on every rank**, in an order of summation that the [`Layout`] alone decides.
@@ -20,6 +22,8 @@ mod formation;
 mod handshake;
 mod hier;
 mod layout;
+#[cfg(feature = "nccl")]
+pub mod nccl;
 mod outgoing;
 mod reduce;
 mod setup;
@@ -27,6 +31,7 @@ mod shm;
 mod spin;
 mod tcp;
 mod transport;
+mod vigil;
 mod watch;
 mod wire;
 
@@ -37,6 +42,7 @@ pub use element::{DType, Element, Op};
 pub use error::{GroupError, LossCause, Refusal};
 pub use layout::Layout;
 pub use setup::{GroupConfig, Seat, Sharing, Topology};
+pub use vigil::{Seen, Vigil};
 pub use watch::Aborter;
 
 use reduce::Fold;
@@ -105,6 +111,7 @@ impl Group {
     /// How long each later operation may take.
     pub fn set_op_within(&mut self, within: Duration) {
         self.watch.within = within;
+        self.watch.known.set_within(within);
     }
 
     /// Ends this group from any thread.
@@ -316,6 +323,7 @@ impl Group {
     /// The group is over: remembers why, and tells the others.
     fn end(&mut self, over: Over) -> GroupError {
         let over = *self.over.get_or_insert(over);
+        self.watch.known.set_over(over);
         self.watch.tell(over);
         over.into()
     }

@@ -15,6 +15,7 @@ use super::layout::Layout;
 use super::shm::{Local, Region};
 use super::tcp::Net;
 use super::transport::Transport;
+use super::vigil::Known;
 use super::watch::{Aborter, Control, Watch};
 use super::wire::Purpose;
 use super::{Group, MAX_WORLD};
@@ -275,6 +276,7 @@ fn establish(
             controls,
             within: topology.op_within,
             grace: if stages { GRACE } else { Duration::ZERO },
+            known: Known::new(topology.op_within),
         },
         over: None,
     })

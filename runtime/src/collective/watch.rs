@@ -16,6 +16,7 @@ use socket2::{SockRef, TcpKeepalive};
 use super::Over;
 use super::error::{GroupError, LossCause, would_block};
 use super::shm::Region;
+use super::vigil::Known;
 use super::wire::{NOTICE_LEN, Notice};
 
 /// Bytes that stay unacknowledged this long end the connection: a cut cable, a frozen host.
@@ -157,6 +158,8 @@ impl Control {
                 self.got = 0;
                 match Notice::decode(&self.notice, world) {
                     Some(Notice::Waits(rank)) => self.waits = Some(rank),
+                    // Of the devices, not of this group.
+                    Some(Notice::GaveUp(_)) => {}
                     Some(Notice::Lost(rank)) => {
                         return Some(Over::Lost(rank, LossCause::Reported));
                     }
@@ -213,6 +216,14 @@ pub(super) struct Watch {
     /// How long to wait for another rank's word at the end of that time, where a rank may be silent
     /// because it waits itself.
     pub(super) grace: Duration,
+    /// What is known to those who watch this group from the side.
+    pub(super) known: Arc<Known>,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.known.leave(&self.controls);
+    }
 }
 
 impl Watch {

@@ -9,7 +9,7 @@ use super::error::Refusal;
 compile_error!("elements travel as they are in memory, which must be little-endian");
 
 const MAGIC: [u8; 8] = *b"MUSTERDP";
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 pub(super) const HELLO_LEN: usize = 104;
 pub(super) const CHALLENGE_LEN: usize = 80;
 pub(super) const PROOF_LEN: usize = 32 + CARD_LEN;
@@ -185,6 +185,9 @@ pub(super) enum Notice {
     Protocol(u32),
     /// The sender's time for the operation is over, and it waits for this rank. It does not leave yet.
     Waits(u32),
+    /// The sender gave up an operation of its device, which will not complete anywhere; the group
+    /// goes on.
+    GaveUp(u32),
 }
 
 impl Notice {
@@ -194,6 +197,7 @@ impl Notice {
             Notice::Aborted(rank) => (2, rank),
             Notice::Protocol(rank) => (3, rank),
             Notice::Waits(rank) => (4, rank),
+            Notice::GaveUp(rank) => (5, rank),
         };
         let mut out = [0; NOTICE_LEN];
         out[..8].copy_from_slice(&MAGIC);
@@ -212,6 +216,7 @@ impl Notice {
             2 => Some(Notice::Aborted(rank)),
             3 => Some(Notice::Protocol(rank)),
             4 => Some(Notice::Waits(rank)),
+            5 => Some(Notice::GaveUp(rank)),
             _ => None,
         }
     }
@@ -303,6 +308,7 @@ mod tests {
             Notice::Aborted(0),
             Notice::Protocol(1),
             Notice::Waits(2),
+            Notice::GaveUp(1),
         ] {
             assert_eq!(Notice::decode(&notice.encode(), 3), Some(notice));
         }
