@@ -32,7 +32,8 @@ pub(crate) fn tiling(shape: &[u64], seed: u64) -> Vec<Slice> {
         let dims: Vec<usize> = (0..slice.extent.len())
             .filter(|dim| slice.extent[*dim] > 1)
             .collect();
-        if dims.is_empty() || random.below(4) < depth {
+        // An empty tensor is one slice.
+        if slice.extent.contains(&0) || dims.is_empty() || random.below(4) < depth {
             return into.push(slice);
         }
         let dim = dims[random.below(dims.len() as u64) as usize];

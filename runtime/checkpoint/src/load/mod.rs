@@ -219,4 +219,4 @@ fn tensors_in(manifest: &Manifest, file: usize, begin: u64, end: u64) -> Vec<Str
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

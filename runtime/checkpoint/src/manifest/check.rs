@@ -26,6 +26,8 @@ pub enum ManifestError {
     NotCanonical,
     #[error("chunks of {0} bytes; version {VERSION} has {CHUNK}")]
     Chunk(u64),
+    #[error("`{0}` is missing, or not as the plan has it: some rank saved by another plan")]
+    Unplanned(String),
     #[error("`{0}` is not in ascending order, or there twice")]
     Order(String),
     #[error("the path `{0}` is not one that Muster writes")]

@@ -9,8 +9,7 @@ mod assign;
 use std::collections::BTreeMap;
 
 use crate::Dtype;
-use crate::manifest::{Blob, DataFile, Manifest, Origin, Placed, Tensor};
-use crate::persist::Written;
+use crate::manifest::{Blob, DataFile, Manifest, ManifestError, Origin, Placed, Tensor};
 use crate::shard::{Layout, LayoutError, Part, check_name};
 use crate::slice::{Slice, SliceError, tile};
 use crate::sum::CHUNK;
@@ -168,27 +167,28 @@ impl Plan {
         self.tensors.get(piece.tensor).map_or("", |(name, ..)| name)
     }
 
-    /// The manifest of a save. `written` has the outcome of each rank's file, in their order, at
-    /// `<directory>/<file>` of the checkpoint directory; of ranks that write nothing it is ignored.
-    /// The caller checks it by encoding it.
+    /// The path of a rank's file, in a save's directory; none if the rank writes nothing.
+    pub fn path(&self, directory: &str, rank: usize) -> Option<String> {
+        let shard = self
+            .shards
+            .get(rank)
+            .filter(|shard| !shard.pieces.is_empty())?;
+        Some(format!("{directory}/{}", shard.file))
+    }
+
+    /// The manifest of a save to this directory, from what each rank that writes has written, in
+    /// any order.
+    ///
+    /// # Errors
+    /// A file is missing, too many, or not of its planned length.
     pub fn manifest(
         &self,
         origin: Origin,
         directory: &str,
-        written: &[Written],
+        mut files: Vec<DataFile>,
         mut blobs: Vec<Blob>,
-    ) -> Manifest {
-        let mut files: Vec<(String, &Shard, Option<&Written>)> = (self.shards.iter().enumerate())
-            .filter(|(_, shard)| !shard.pieces.is_empty())
-            .map(|(rank, shard)| {
-                (
-                    format!("{directory}/{}", shard.file),
-                    shard,
-                    written.get(rank),
-                )
-            })
-            .collect();
-        files.sort_unstable_by(|(a, ..), (b, ..)| a.cmp(b));
+    ) -> Result<Manifest, ManifestError> {
+        files.sort_unstable_by(|a, b| a.path.cmp(&b.path));
         let mut tensors: Vec<Tensor> = (self.tensors.iter())
             .map(|(name, dtype, shape)| Tensor {
                 name: name.clone(),
@@ -197,7 +197,17 @@ impl Plan {
                 slices: Vec::new(),
             })
             .collect();
-        for (file, (_, shard, _)) in (0..).zip(&files) {
+        let mut expected = 0;
+        for (rank, shard) in self.shards.iter().enumerate() {
+            let Some(path) = self.path(directory, rank) else {
+                continue;
+            };
+            expected += 1;
+            let file = files.binary_search_by(|file| file.path.cmp(&path));
+            let file = match file.map(|at| (u32::try_from(at), files[at].bytes)) {
+                Ok((Ok(at), bytes)) if bytes == shard.layout.bytes => at,
+                _ => return Err(ManifestError::Unplanned(path)),
+            };
             for piece in &shard.pieces {
                 tensors[piece.tensor].slices.push(Placed {
                     slice: piece.slice.clone(),
@@ -207,29 +217,22 @@ impl Plan {
                 });
             }
         }
+        if expected != files.len() {
+            return Err(ManifestError::Unplanned(directory.to_owned()));
+        }
         for tensor in &mut tensors {
             tensor.slices.sort_unstable_by(|a, b| a.slice.cmp(&b.slice));
         }
         blobs.sort_by(|a, b| a.name.cmp(&b.name));
-        let files = (files.into_iter())
-            .map(|(path, shard, written)| match written {
-                Some(written) => written.data_file(path),
-                // Without checksums it will not pass the check.
-                None => DataFile {
-                    path,
-                    bytes: shard.layout.bytes,
-                    digest: crate::hex::Bytes([0; 16]),
-                    chunks: Vec::new(),
-                },
-            })
-            .collect();
-        Manifest {
+        let manifest = Manifest {
             origin,
             chunk: CHUNK,
             files,
             tensors,
             blobs,
-        }
+        };
+        manifest.check()?;
+        Ok(manifest)
     }
 }
 
