@@ -60,8 +60,8 @@ impl Dir {
     pub fn make(&self, name: &str) -> io::Result<Self> {
         check_component(name)?;
         match unix::mkdirat(&*self.fd, name, Mode::from_raw_mode(0o777)) {
-            Ok(()) => unix::fsync(&*self.fd)?,
-            Err(Errno::EXIST) => {}
+            // Whoever made it may have died before it was durable.
+            Ok(()) | Err(Errno::EXIST) => unix::fsync(&*self.fd)?,
             Err(error) => return Err(error.into()),
         }
         self.enter(name)
@@ -117,7 +117,8 @@ impl Dir {
     pub fn collect_temporaries(&self) -> io::Result<Vec<String>> {
         let mut removed = Vec::new();
         for name in self.list(|name| name.starts_with(TEMPORARY))? {
-            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            // For writing: NFS locks no file exclusively that is open for reading.
+            let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
             let file = match unix::openat(&*self.fd, &*name, flags, Mode::empty()) {
                 Ok(file) => file,
                 Err(Errno::NOENT) => continue,

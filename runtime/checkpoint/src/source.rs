@@ -27,6 +27,9 @@ pub trait Source: Sync {
     fn read(&self, path: &str, at: u64, into: &mut [u8]) -> io::Result<()>;
 }
 
+/// Files that a directory keeps open at most; each may have two descriptors.
+const OPEN: usize = 64;
+
 /// A directory on this machine or a shared file system.
 #[derive(Debug)]
 pub struct Directory {
@@ -72,6 +75,10 @@ impl Directory {
             false => None,
         };
         let opened = Arc::new(Opened { cached, direct });
+        if open.len() >= OPEN {
+            // Files are read one after the other, by their names: the first is done with.
+            open.pop_first();
+        }
         open.insert(path.to_owned(), Arc::clone(&opened));
         Ok(opened)
     }
