@@ -11,10 +11,11 @@ use muster_checkpoint::dir::Dir;
 use muster_checkpoint::hex::Bytes;
 use muster_checkpoint::manifest::{Manifest, Origin};
 use muster_checkpoint::persist::{Options, persist};
+use muster_checkpoint::plan::{Held, Plan, Rank};
 use muster_checkpoint::source::Directory;
 use muster_checkpoint::sum::{CHUNK, ChunkSum, crc};
 use muster_checkpoint::verify::{Depth, verify};
-use muster_checkpoint::{PAGE, Pages};
+use muster_checkpoint::{Dtype, PAGE, Pages, Slice};
 use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, fdatasync, open};
 use rustix::io::pwrite;
 use rustix::time::{ClockId, clock_gettime};
@@ -35,6 +36,7 @@ fn main() -> Result<()> {
         state ^= state << 17;
         word.copy_from_slice(&state.to_le_bytes());
     }
+    plans()?;
     let mut copy = Pages::new(bytes)?;
     measure("memcpy into fresh memory", bytes, || {
         Ok(copy.copy_from_slice(&image))
@@ -122,6 +124,58 @@ fn measure(what: &str, bytes: usize, run: impl FnOnce() -> Result<()>) -> Result
     println!(
         "{what:48} {speed:6.2} GB/s {seconds:7.3} s {:7.3} CPU s",
         cpu() - cpu_began
+    );
+    Ok(())
+}
+
+/// How long it takes to find out who writes what.
+fn plans() -> Result<()> {
+    let tensor = |number: u64, slice: Slice| Held {
+        name: format!("model.layers.{number}.weight"),
+        dtype: Dtype::BF16,
+        shape: vec![8192, 4096],
+        slices: vec![slice],
+    };
+    let model: Vec<Held> = (0..2000)
+        .map(|number| tensor(number, Slice::whole(&[8192, 4096])))
+        .collect();
+    let replicated: Vec<Rank<'_>> = (0..1024)
+        .map(|rank| Rank {
+            node: rank / 8,
+            held: &model,
+        })
+        .collect();
+    let began = Instant::now();
+    Plan::new(&replicated)?;
+    println!(
+        "plan: 1024 ranks, 2000 replicated tensors {:>9.3} s",
+        began.elapsed().as_secs_f64()
+    );
+
+    let rows = 8192 / 256;
+    let shards: Vec<Vec<Held>> = (0..256)
+        .map(|rank| {
+            let slice = Slice {
+                offset: vec![rank * rows, 0],
+                extent: vec![rows, 4096],
+            };
+            (0..2000)
+                .map(|number| tensor(number, slice.clone()))
+                .collect()
+        })
+        .collect();
+    let sharded: Vec<Rank<'_>> = (0..)
+        .zip(&shards)
+        .map(|(rank, held)| Rank {
+            node: rank / 8,
+            held,
+        })
+        .collect();
+    let began = Instant::now();
+    Plan::new(&sharded)?;
+    println!(
+        "plan: 256 ranks, 2000 tensors in 256 slices each {:>2.3} s",
+        began.elapsed().as_secs_f64()
     );
     Ok(())
 }

@@ -3,6 +3,7 @@
 //! Two steps, so that nothing is deleted that anyone may still restore: first a RETIRE in the log,
 //! then, once that has been read there, the data.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 /// What is kept beyond pinned checkpoints and those in use.
@@ -132,7 +133,7 @@ pub fn review(policy: Policy, view: View<'_>) -> Decision {
 /// The slots of what is not retired.
 fn kept(policy: Policy, commits: &[Commit]) -> BTreeSet<u64> {
     let mut live: Vec<&Commit> = commits.iter().filter(|commit| !commit.retired).collect();
-    live.sort_unstable_by(|a, b| b.seq.cmp(&a.seq));
+    live.sort_unstable_by_key(|commit| Reverse(commit.seq));
     let usable = || live.iter().filter(|commit| commit.state != State::Rejected);
 
     let mut kept: BTreeSet<u64> = (live.iter())

@@ -28,11 +28,11 @@ pub enum SliceError {
     #[error("more elements than fit into 2^63 bytes")]
     TooLarge,
     #[error("slice {slice} does not lie inside the shape {shape:?}")]
-    Outside { slice: Slice, shape: Vec<u64> },
+    Outside { slice: Box<Slice>, shape: Vec<u64> },
     #[error("slice {0} is empty")]
     Empty(Slice),
-    #[error("slices {0} and {1} overlap")]
-    Overlap(Slice, Slice),
+    #[error("slices {} and {} overlap", .0.0, .0.1)]
+    Overlap(Box<(Slice, Slice)>),
     #[error("{covered} of {elements} elements are covered by slices")]
     Hole { covered: u64, elements: u64 },
 }
@@ -89,7 +89,7 @@ impl Slice {
             });
         if !inside {
             return Err(SliceError::Outside {
-                slice: self.clone(),
+                slice: Box::new(self.clone()),
                 shape: shape.to_vec(),
             });
         }
@@ -169,7 +169,7 @@ pub fn tile(shape: &[u64], slices: &[&Slice]) -> Result<(), SliceError> {
 fn disjoint(dims: usize, slices: &[&Slice]) -> Result<(), SliceError> {
     if dims == 0 {
         return match slices {
-            [a, b, ..] => Err(SliceError::Overlap((*a).clone(), (*b).clone())),
+            [a, b, ..] => Err(SliceError::Overlap(Box::new(((*a).clone(), (*b).clone())))),
             _ => Ok(()),
         };
     }
@@ -189,7 +189,7 @@ fn disjoint(dims: usize, slices: &[&Slice]) -> Result<(), SliceError> {
                 break;
             }
             if a.intersect(b).is_some() {
-                return Err(SliceError::Overlap((*a).clone(), (*b).clone()));
+                return Err(SliceError::Overlap(Box::new(((*a).clone(), (*b).clone()))));
             }
         }
     }

@@ -22,7 +22,7 @@ impl Random {
 pub(crate) fn ramp(shape: &[u64], size: u64) -> Vec<u8> {
     let count = shape.iter().product::<u64>() * size;
     (0..count)
-        .map(|at| (at % 251 ^ at / 251 % 256) as u8)
+        .map(|at| ((at % 251) ^ (at / 251 % 256)) as u8)
         .collect()
 }
 

@@ -20,7 +20,9 @@ pub enum Depth {
 /// # Errors
 /// The first damage found, or what keeps it from being looked for.
 pub fn verify(manifest: &Manifest, source: &impl Source, depth: Depth) -> Result<(), LoadError> {
-    manifest.check().map_err(LoadError::Manifest)?;
+    manifest
+        .check()
+        .map_err(|error| LoadError::Manifest(Box::new(error)))?;
     check_sizes(manifest, source, 0..manifest.files.len())?;
     let Depth::Everything { threads } = depth else {
         return Ok(());

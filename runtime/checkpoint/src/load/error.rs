@@ -14,7 +14,7 @@ pub enum LoadError {
     #[error(transparent)]
     Damage(#[from] Damage),
     #[error("the manifest: {0}")]
-    Manifest(#[source] ManifestError),
+    Manifest(#[source] Box<ManifestError>),
     #[error(
         "the checkpoint has no tensor `{name}`: was the model changed since? Load only what both have"
     )]

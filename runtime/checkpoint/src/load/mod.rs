@@ -54,7 +54,9 @@ pub fn load(
     threads: usize,
 ) -> Result<Loaded, LoadError> {
     // Threads write to the wants' memory on the strength of it.
-    manifest.check().map_err(LoadError::Manifest)?;
+    manifest
+        .check()
+        .map_err(|error| LoadError::Manifest(Box::new(error)))?;
     // For each chunk of each file the overlaps that it holds something of.
     let mut found: Vec<(usize, Overlap)> = Vec::new();
     for (index, want) in wants.iter().enumerate() {

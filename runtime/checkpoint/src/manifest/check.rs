@@ -51,7 +51,7 @@ pub enum ManifestError {
     )]
     Range {
         name: String,
-        slice: Slice,
+        slice: Box<Slice>,
         file: u32,
         at: u64,
         bytes: u64,
@@ -122,7 +122,7 @@ impl Manifest {
                 if !self.fits(placed, tensor.dtype.size()) {
                     return Err(ManifestError::Range {
                         name: tensor.name.clone(),
-                        slice: placed.slice.clone(),
+                        slice: Box::new(placed.slice.clone()),
                         file: placed.file,
                         at: placed.at,
                         bytes: placed.bytes,

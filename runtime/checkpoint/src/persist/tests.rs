@@ -36,12 +36,14 @@ fn all_names(dir: &std::path::Path) -> Vec<String> {
     names
 }
 
+/// What the nth write answers in place of the kernel, if anything: how much of it is written.
+type AtWrite = fn(usize, &[u8]) -> Option<Result<usize, Errno>>;
+
 /// Answers in place of the kernel where a test says so.
 #[derive(Default)]
 struct Faulty {
     writes: AtomicUsize,
-    /// What the nth write answers.
-    write: Option<fn(usize, &[u8]) -> Option<Result<usize, Errno>>>,
+    write: Option<AtWrite>,
     allocate: Option<Errno>,
     create: Option<Errno>,
     sync: Option<Errno>,

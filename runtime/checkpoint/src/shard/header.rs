@@ -1,6 +1,7 @@
 //! Reading a safetensors header: everything is checked, and nothing is believed.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry as Slot;
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -111,7 +112,7 @@ impl Header {
                 )));
             }
         };
-        tensors.sort_by(|(_, a), (_, b)| a.data_offsets.cmp(&b.data_offsets));
+        tensors.sort_by_key(|(_, raw)| raw.data_offsets);
         let begin = 8 + json.len() as u64;
         let mut end = 0;
         let mut entries = Vec::with_capacity(tensors.len());
@@ -206,11 +207,16 @@ impl<'de> Deserialize<'de> for Raw {
                         if metadata.replace(map.next_value()?).is_some() {
                             return Err(A::Error::duplicate_field(METADATA));
                         }
-                    } else if tensors.contains_key(&name) {
-                        return Err(A::Error::custom(format_args!("`{name}` comes twice")));
                     } else {
-                        let entry = map.next_value()?;
-                        tensors.insert(name, entry);
+                        match tensors.entry(name) {
+                            Slot::Vacant(slot) => {
+                                slot.insert(map.next_value()?);
+                            }
+                            Slot::Occupied(slot) => {
+                                let name = slot.key();
+                                return Err(A::Error::custom(format_args!("`{name}` comes twice")));
+                            }
+                        }
                     }
                 }
                 Ok(Raw {

@@ -89,72 +89,85 @@ impl Layout {
             (large(*a), &keys[*a]).cmp(&(large(*b), &keys[*b]))
         });
 
-        let mut json = String::from(r#"{"__metadata__":{"format":"pt","muster":"1"}"#);
-        let mut entry = |key: &str, dtype: Dtype, shape: &[u64], from: u64, to: u64| {
-            json.push(',');
-            json.push_str(&serde_json::Value::from(key).to_string());
-            json.push_str(&format!(
-                r#":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{from},{to}]}}"#
-            ));
+        let mut file = Draft {
+            json: String::from(r#"{"__metadata__":{"format":"pt","muster":"1"}"#),
+            end: 0,
+            pads: 0,
         };
         let mut at = vec![0; parts.len()];
-        let mut end = 0u64;
-        let mut pads = 0;
-        let mut pad_to =
-            |end: &mut u64, align: u64, entry: &mut dyn FnMut(&str, Dtype, &[u64], u64, u64)| {
-                let to = end
-                    .checked_next_multiple_of(align)
-                    .ok_or(LayoutError::TooLarge)?;
-                if to > *end {
-                    entry(&format!("{PAD}{pads}"), Dtype::U8, &[to - *end], *end, to);
-                    pads += 1;
-                    *end = to;
-                }
-                Ok(())
-            };
         for part in order {
-            let bytes = sizes[part];
-            let align = match bytes {
+            let align = match sizes[part] {
                 0 => 1,
                 LARGE.. => PAGE as u64,
                 _ => SMALL_ALIGN,
             };
-            pad_to(&mut end, align, &mut entry)?;
-            let to = end
-                .checked_add(bytes)
-                .filter(|to| *to < 1 << 62)
-                .ok_or(LayoutError::TooLarge)?;
-            entry(
-                &keys[part],
-                parts[part].dtype,
-                &parts[part].slice.extent,
-                end,
-                to,
-            );
-            at[part] = end;
-            end = to;
+            file.pad_to(align)?;
+            at[part] = file.end;
+            let (dtype, shape) = (parts[part].dtype, &parts[part].slice.extent);
+            file.append(&keys[part], dtype, shape, sizes[part])?;
         }
-        pad_to(&mut end, PAGE as u64, &mut entry)?;
-        json.push('}');
+        file.pad_to(PAGE as u64)?;
+        file.json.push('}');
 
-        let mut header = (json.len() + 8).next_multiple_of(PAGE);
-        let length = (header - 8) as u64;
-        if length > MAX_HEADER {
-            return Err(LayoutError::Header(length));
+        let header_bytes = (file.json.len() + 8).next_multiple_of(PAGE);
+        let json_bytes = (header_bytes - 8) as u64;
+        if json_bytes > MAX_HEADER {
+            return Err(LayoutError::Header(json_bytes));
         }
-        let mut bytes = Vec::with_capacity(header);
-        bytes.extend_from_slice(&length.to_le_bytes());
-        bytes.extend_from_slice(json.as_bytes());
-        bytes.resize(header, b' ');
-        header = bytes.len();
+        let mut header = Vec::with_capacity(header_bytes);
+        header.extend_from_slice(&json_bytes.to_le_bytes());
+        header.extend_from_slice(file.json.as_bytes());
+        header.resize(header_bytes, b' ');
         for part in &mut at {
-            *part += header as u64;
+            *part += header_bytes as u64;
         }
         Ok(Self {
-            header: bytes,
+            header,
             at,
-            bytes: header as u64 + end,
+            bytes: header_bytes as u64 + file.end,
         })
+    }
+}
+
+/// A file's header as it grows.
+struct Draft {
+    json: String,
+    /// Bytes of data so far.
+    end: u64,
+    pads: u64,
+}
+
+impl Draft {
+    fn append(
+        &mut self,
+        key: &str,
+        dtype: Dtype,
+        shape: &[u64],
+        bytes: u64,
+    ) -> Result<(), LayoutError> {
+        let from = self.end;
+        let to = from
+            .checked_add(bytes)
+            .filter(|to| *to < 1 << 62)
+            .ok_or(LayoutError::TooLarge)?;
+        self.json.push(',');
+        self.json
+            .push_str(&serde_json::Value::from(key).to_string());
+        self.json.push_str(&format!(
+            r#":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{from},{to}]}}"#
+        ));
+        self.end = to;
+        Ok(())
+    }
+
+    fn pad_to(&mut self, align: u64) -> Result<(), LayoutError> {
+        // The end is below 2^62.
+        let bytes = self.end.next_multiple_of(align) - self.end;
+        if bytes > 0 {
+            self.append(&format!("{PAD}{}", self.pads), Dtype::U8, &[bytes], bytes)?;
+            self.pads += 1;
+        }
+        Ok(())
     }
 }
 
