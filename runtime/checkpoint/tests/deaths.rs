@@ -1,5 +1,7 @@
 //! Writers that are killed, and disks that are full: with real processes.
 
+#![expect(clippy::unwrap_used, reason = "a test's helpers fail the test")]
+
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;

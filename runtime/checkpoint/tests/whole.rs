@@ -1,5 +1,7 @@
 //! A checkpoint's whole way: plan, images, files, manifest, and back to another number of ranks.
 
+#![expect(clippy::unwrap_used, reason = "a test's helpers fail the test")]
+
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;

@@ -5,8 +5,8 @@
 //! its name, which must be free, and its directory synced. Before that moment a crash leaves at
 //! most a temporary file ([`Dir::collect_temporaries`]); after it, the whole file.
 //!
-//! io_uring would save nothing but a few threads' worth of system calls (see docs/checkpoints.md),
-//! and containers forbid it.
+//! Not by io_uring, which containers forbid: a few threads keep a disk as busy (the figures are in
+//! docs/checkpoints.md).
 
 mod disk;
 mod error;
