@@ -41,7 +41,7 @@ mod real {
             return;
         };
         let dir = Dir::open(Path::new(&place)).unwrap();
-        for number in 0.. {
+        for number in 0..100 {
             let go_on = |_| ControlFlow::Continue(());
             persist(
                 &dir,
@@ -52,6 +52,8 @@ mod real {
             )
             .unwrap();
         }
+        // Killed by then, or its parent is dead.
+        std::thread::sleep(Duration::from_secs(60));
     }
 
     #[test]

@@ -40,8 +40,7 @@ pub(super) trait Disk: Sync {
         match unix::renameat_with(dir, temporary, dir, name, RenameFlags::NOREPLACE) {
             // Some network file systems cannot.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-                unix::linkat(dir, temporary, dir, name, AtFlags::empty())?;
-                unix::unlinkat(dir, temporary, AtFlags::empty())
+                publish_by_link(dir, temporary, name)
             }
             other => other,
         }
@@ -52,7 +51,37 @@ pub(super) trait Disk: Sync {
     }
 }
 
+/// As a rename that replaces nothing, where there is none.
+fn publish_by_link(dir: BorrowedFd<'_>, temporary: &str, name: &str) -> Result<(), Errno> {
+    unix::linkat(dir, temporary, dir, name, AtFlags::empty())?;
+    // The file has its name. The other one, if it stays, is a temporary file that can be collected.
+    let _ = unix::unlinkat(dir, temporary, AtFlags::empty());
+    Ok(())
+}
+
 /// The kernel.
 pub(super) struct Real;
 
 impl Disk for Real {}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn a_link_replaces_nothing_either() {
+        let place = tempfile::tempdir().unwrap();
+        let dir = fs::File::open(place.path()).unwrap();
+        let temporary = |content: &str| fs::write(place.path().join(".tmp-x"), content).unwrap();
+        temporary("one");
+        publish_by_link(dir.as_fd(), ".tmp-x", "file").unwrap();
+        assert!(!place.path().join(".tmp-x").exists());
+        temporary("two");
+        let again = publish_by_link(dir.as_fd(), ".tmp-x", "file");
+        assert_eq!(again, Err(Errno::EXIST));
+        assert_eq!(fs::read(place.path().join("file")).unwrap(), b"one");
+    }
+}
