@@ -294,7 +294,7 @@ fn a_checkpoint_is_exported_to_one_file() {
 fn the_golden_checkpoint() {
     let place = tempfile::tempdir().unwrap();
     let digest = save(place.path(), 2, 9, 400);
-    if std::env::var_os("MUSTER_WRITE_GOLDEN").is_some() {
+    if std::env::var_os("MUSTER_BLESS").is_some() {
         save(Path::new(GOLDEN), 2, 9, 400);
     }
     for file in [

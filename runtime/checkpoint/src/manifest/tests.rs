@@ -88,7 +88,7 @@ fn sample() -> Manifest {
 #[test]
 fn the_golden_manifest_reads_and_is_written_again() {
     let bytes = sample().encode().unwrap();
-    if std::env::var_os("MUSTER_WRITE_GOLDEN").is_some() {
+    if std::env::var_os("MUSTER_BLESS").is_some() {
         std::fs::write(
             concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/v1/manifest.json"),
             &bytes,
