@@ -1,0 +1,224 @@
+//! Reading what a rank needs, of a checkpoint that any other world wrote.
+//!
+//! Only the chunks that hold something wanted are read, by several threads; each is verified before
+//! anything of it is used.
+
+mod error;
+mod scatter;
+
+use std::collections::BTreeMap;
+use std::io;
+
+use crate::hex::Bytes;
+use crate::manifest::Manifest;
+use crate::reshard::{Overlap, overlaps};
+use crate::slice::Slice;
+use crate::source::Source;
+use crate::sum::{CHUNK, crc};
+use crate::{Dtype, Pages, pool};
+
+pub use error::{Damage, LoadError};
+use scatter::Targets;
+
+/// A slice of a tensor, and the memory that it is to fill.
+#[derive(Debug)]
+pub struct Want<'a> {
+    pub name: &'a str,
+    /// Must be the saved one: nothing is converted.
+    pub dtype: Dtype,
+    /// The whole tensor's shape; must be the saved one.
+    pub shape: &'a [u64],
+    pub slice: Slice,
+    /// Exactly the slice's bytes, in C order. After an error its content is undefined.
+    pub into: &'a mut [u8],
+}
+
+/// What a load did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loaded {
+    /// Bytes that were asked for.
+    pub wanted: u64,
+    /// Bytes that were read and verified for it.
+    pub read: u64,
+}
+
+/// Fills all wants from the checkpoint.
+///
+/// # Errors
+/// The wants do not fit the checkpoint, or something of it is damaged, missing or unreadable:
+/// [`LoadError::damage`] tells which.
+pub fn load(
+    manifest: &Manifest,
+    source: &impl Source,
+    wants: &mut [Want<'_>],
+    threads: usize,
+) -> Result<Loaded, LoadError> {
+    // Threads write to the wants' memory on the strength of it.
+    manifest
+        .check()
+        .map_err(|error| LoadError::Manifest(Box::new(error)))?;
+    // For each chunk of each file the overlaps that it holds something of.
+    let mut found: Vec<(usize, Overlap)> = Vec::new();
+    for (index, want) in wants.iter().enumerate() {
+        found.extend(overlaps_of(manifest, want)?.map(|overlap| (index, overlap)));
+    }
+    let mut chunks: BTreeMap<(u32, u64), Vec<usize>> = BTreeMap::new();
+    for (at, (_, overlap)) in found.iter().enumerate() {
+        let (begin, end) = overlap.span();
+        for chunk in begin / CHUNK..end.div_ceil(CHUNK) {
+            if overlap
+                .within(chunk * CHUNK, (chunk + 1) * CHUNK)
+                .next()
+                .is_some()
+            {
+                chunks.entry((overlap.file, chunk)).or_default().push(at);
+            }
+        }
+    }
+    check_sizes(
+        manifest,
+        source,
+        chunks.keys().map(|(file, _)| *file as usize),
+    )?;
+
+    let wanted = wants
+        .iter()
+        .fold(0, |sum, want| sum + want.into.len() as u64);
+    let targets = Targets::new(wants.iter_mut().map(|want| &mut *want.into));
+    let work: Vec<((u32, u64), Vec<usize>)> = chunks.into_iter().collect();
+    let read = pool::each(threads, work.len(), buffer, |buffer, at| {
+        let ((file, chunk), overlaps) = &work[at];
+        let bytes = read_chunk(manifest, source, *file as usize, *chunk, buffer)?;
+        let begin = chunk * CHUNK;
+        for (want, overlap) in overlaps.iter().map(|at| &found[*at]) {
+            for run in overlap.within(begin, begin + bytes.len() as u64) {
+                // Within the chunk, which is in memory.
+                let src = &bytes[(run.src - begin) as usize..][..run.bytes as usize];
+                targets.copy(*want, run.dst as usize, src);
+            }
+        }
+        Ok(bytes.len() as u64)
+    })?;
+    Ok(Loaded {
+        wanted,
+        read: read.iter().sum(),
+    })
+}
+
+/// Memory for one chunk.
+pub(crate) fn buffer() -> Result<Pages, LoadError> {
+    Pages::new(CHUNK as usize).map_err(LoadError::Memory)
+}
+
+fn overlaps_of<'a>(
+    manifest: &'a Manifest,
+    want: &'a Want<'_>,
+) -> Result<impl Iterator<Item = Overlap> + 'a, LoadError> {
+    let name = || want.name.to_owned();
+    let Some(tensor) = manifest.tensor(want.name) else {
+        return Err(LoadError::Missing { name: name() });
+    };
+    if tensor.dtype != want.dtype || tensor.shape != want.shape {
+        return Err(LoadError::Differs {
+            name: name(),
+            saved: (tensor.dtype, tensor.shape.clone()),
+            wanted: (want.dtype, want.shape.to_vec()),
+        });
+    }
+    let count = want
+        .slice
+        .check(&tensor.shape)
+        .map_err(|why| LoadError::Slice { name: name(), why })?;
+    if want.into.len() as u64 != count * want.dtype.size() {
+        return Err(LoadError::Buffer {
+            name: name(),
+            slice: count * want.dtype.size(),
+            given: want.into.len() as u64,
+        });
+    }
+    Ok(overlaps(tensor, &want.slice))
+}
+
+/// That these files are as long as the manifest says.
+pub(crate) fn check_sizes(
+    manifest: &Manifest,
+    source: &impl Source,
+    files: impl Iterator<Item = usize>,
+) -> Result<(), LoadError> {
+    let mut before = None;
+    for index in files {
+        if before.replace(index) == Some(index) {
+            continue;
+        }
+        let file = &manifest.files[index];
+        match source.size(&file.path) {
+            Ok(found) if found == file.bytes => {}
+            Ok(found) => {
+                let (path, expected) = (file.path.clone(), file.bytes);
+                return Err(Damage::Size {
+                    path,
+                    expected,
+                    found,
+                }
+                .into());
+            }
+            Err(error) => return Err(LoadError::reading(&file.path, error)),
+        }
+    }
+    Ok(())
+}
+
+/// Reads and verifies a chunk.
+pub(crate) fn read_chunk<'b>(
+    manifest: &Manifest,
+    source: &impl Source,
+    index: usize,
+    chunk: u64,
+    buffer: &'b mut [u8],
+) -> Result<&'b [u8], LoadError> {
+    let file = &manifest.files[index];
+    let begin = chunk * CHUNK;
+    let bytes = (file.bytes - begin).min(CHUNK) as usize;
+    let buffer = &mut buffer[..bytes];
+    if let Err(error) = source.read(&file.path, begin, buffer) {
+        return Err(match error.kind() {
+            io::ErrorKind::UnexpectedEof => Damage::Cut {
+                path: file.path.clone(),
+                at: begin,
+            }
+            .into(),
+            _ => LoadError::reading(&file.path, error),
+        });
+    }
+    let found = Bytes(crc(buffer).to_be_bytes());
+    let expected = file.chunks[chunk as usize];
+    if found != expected {
+        return Err(Damage::Chunk {
+            path: file.path.clone(),
+            chunk,
+            begin,
+            end: begin + bytes as u64,
+            tensors: tensors_in(manifest, index, begin, begin + bytes as u64),
+            expected,
+            found,
+        }
+        .into());
+    }
+    Ok(buffer)
+}
+
+/// Names of tensors that have bytes in this range of a file; a few of them.
+fn tensors_in(manifest: &Manifest, file: usize, begin: u64, end: u64) -> Vec<String> {
+    (manifest.tensors.iter())
+        .filter(|tensor| {
+            tensor.slices.iter().any(|placed| {
+                placed.file as usize == file && placed.at < end && placed.at + placed.bytes > begin
+            })
+        })
+        .map(|tensor| tensor.name.clone())
+        .take(8)
+        .collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
