@@ -25,6 +25,12 @@ pub struct Seat {
 }
 
 impl Seat {
+    /// Whether the launcher has a seat for this process.
+    pub fn is_offered(session: &Session) -> bool {
+        let page = session.page();
+        page.load(word::FEATURES) & CAN_REASSIGN != 0 && read(&page).is_some()
+    }
+
     /// Takes the seat that the launcher has for this process: from now on the launcher parks it
     /// at the end of a generation, where it would end another. `None`: this launcher cannot, and
     /// the worker is restarted with each generation.

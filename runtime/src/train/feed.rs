@@ -1,30 +1,39 @@
 //! Where samples come from.
 
+use std::time::{Duration, Instant};
+
 use super::model::BoxError;
-use crate::data::{LoadError, Loader, LoaderConfig};
+use crate::data::{LoadError, Loader, LoaderConfig, Microbatch, Sampler};
+use crate::live::Share;
 
-/// Samples by their index.
-pub struct Feed<S>(pub(super) Source<S>);
+/// A data set's samples, by their index.
+pub struct Feed<S>(Source<S>);
 
-pub(super) enum Source<S> {
-    /// In the calling thread, when they are needed.
-    Direct(Box<dyn FnMut(u64) -> Result<S, BoxError> + Send>),
-    /// By threads, ahead of time.
+type Load<S> = Box<dyn FnMut(u64) -> Result<S, BoxError> + Send>;
+
+enum Source<S> {
+    Direct(Load<S>),
     Ahead(Loader<S>),
 }
 
 impl<S> std::fmt::Debug for Feed<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match &self.0 {
-            Source::Direct(_) => "Feed::Direct",
-            Source::Ahead(_) => "Feed::Ahead",
+            Source::Direct(_) => "Feed::direct",
+            Source::Ahead(_) => "Feed::ahead",
         })
     }
 }
 
+impl Feed<u64> {
+    /// Nothing is to be loaded: a sample is its own index, and the model has the data in memory.
+    pub fn indices() -> Feed<u64> {
+        Feed::direct(Ok)
+    }
+}
+
 impl<S: Send + 'static> Feed<S> {
-    /// Loads a sample when it is needed, in the training's own thread. For data in memory:
-    /// `Feed::direct(|index| Ok(index))`, and the model looks there.
+    /// Loads a sample when it is needed, in the training's own thread.
     pub fn direct(load: impl FnMut(u64) -> Result<S, BoxError> + Send + 'static) -> Feed<S> {
         Feed(Source::Direct(Box::new(load)))
     }
@@ -38,5 +47,31 @@ impl<S: Send + 'static> Feed<S> {
         load: impl Fn(u64) -> Result<S, BoxError> + Send + Sync + 'static,
     ) -> Result<Feed<S>, LoadError> {
         Ok(Feed(Source::Ahead(Loader::new(config, load)?)))
+    }
+
+    /// This rank's microbatches of the step that comes next, and how long that took.
+    pub(super) fn step(
+        &mut self,
+        sampler: &Sampler,
+        share: &Share,
+    ) -> Result<(Vec<Microbatch<S>>, Duration), LoadError> {
+        let load = match &mut self.0 {
+            Source::Ahead(loader) => {
+                let loaded = loader.step(sampler, share)?;
+                return Ok((loaded.microbatches, loaded.waited));
+            }
+            Source::Direct(load) => load,
+        };
+        let began = Instant::now();
+        let plan = sampler.plan(share.entered.len());
+        let mut microbatches = Vec::new();
+        for number in plan.part(share) {
+            let samples = plan
+                .indices(number)
+                .map(|index| load(index).map_err(|source| LoadError::Sample { index, source }))
+                .collect::<Result<_, _>>()?;
+            microbatches.push(Microbatch { number, samples });
+        }
+        Ok((microbatches, began.elapsed()))
     }
 }

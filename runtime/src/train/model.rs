@@ -1,6 +1,7 @@
 //! What the trainer asks of a model: gradients of samples, and a step of its optimizer.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Any failure of a user's code.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -141,7 +142,7 @@ pub struct Gradients<'a> {
     ranges: &'a [Range<usize>],
     buffers: &'a mut [Vec<f32>],
     /// Takes the buckets that are complete. `None`: more microbatches come.
-    sink: Option<&'a mut Sink>,
+    sink: Option<(&'a mut Sink, &'a AtomicUsize)>,
 }
 
 pub(super) type Sink = dyn FnMut(usize, Vec<f32>) + Send;
@@ -169,9 +170,10 @@ impl<'a> Gradients<'a> {
         ranges: &'a [Range<usize>],
         buffers: &'a mut [Vec<f32>],
         sink: &'a mut Sink,
+        done: &'a AtomicUsize,
     ) -> Gradients<'a> {
         Gradients {
-            sink: Some(sink),
+            sink: Some((sink, done)),
             ..Gradients::new(ranges, buffers)
         }
     }
@@ -204,11 +206,19 @@ impl<'a> Gradients<'a> {
         self.sink.is_some()
     }
 
+    /// How many buckets of this step are reduced by now.
+    pub fn reduced(&self) -> usize {
+        let done = self.sink.as_ref().map(|(_, done)| done);
+        done.map_or(0, |done| done.load(Ordering::Acquire))
+    }
+
     /// The bucket has its last addition: it is reduced from now on, in the order of numbers, after those
     /// before it. Has no effect before the last microbatch, and when it is said again. Buckets of which it was
     /// never said are reduced when backward returns.
     pub fn ready(&mut self, bucket: usize) {
-        let Some(sink) = &mut self.sink else { return };
+        let Some((sink, _)) = &mut self.sink else {
+            return;
+        };
         if let Some(buffer) = self.buffers.get_mut(bucket)
             && !buffer.is_empty()
         {
