@@ -22,3 +22,6 @@ pub use outcome::{LiveError, Outcome, Patience};
 pub use run::Worker;
 pub use seat::{Seat, Watch};
 pub use training::{Fault, Share, Training};
+
+#[cfg(test)]
+pub(crate) use seat::tests::assign;

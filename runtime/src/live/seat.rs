@@ -153,7 +153,7 @@ fn read(page: &Page) -> Option<Assignment> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use std::fs::File;
     use std::io::Write;
     use std::net::SocketAddr;
@@ -184,7 +184,7 @@ pub(super) mod tests {
     }
 
     /// What a launcher does.
-    pub(in crate::live) fn assign(page: &Page, assignment: &Assignment) {
+    pub(crate) fn assign(page: &Page, assignment: &Assignment) {
         let sequence = page.load(word::SEQUENCE);
         page.store(word::SEQUENCE, sequence + 1);
         for (at, value) in word::assignment().zip(assignment.encode()) {

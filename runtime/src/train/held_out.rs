@@ -11,12 +11,20 @@ use crate::schedule::Span;
 ///
 /// An evaluation is a part of the step that comes next: all ranks share the work, and if one of them is
 /// lost, it is done again with that step. So all ranks know its result, newcomers included.
-#[derive(Debug)]
 pub struct HeldOut<S> {
     feed: Feed<S>,
     samples: u64,
     microbatch: u64,
     pub(super) every: Span,
+}
+
+impl<S> std::fmt::Debug for HeldOut<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HeldOut")
+            .field("samples", &self.samples)
+            .field("every", &self.every)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<S: Send + 'static> HeldOut<S> {

@@ -142,10 +142,10 @@ pub struct Gradients<'a> {
     ranges: &'a [Range<usize>],
     buffers: &'a mut [Vec<f32>],
     /// Takes the buckets that are complete. `None`: more microbatches come.
-    sink: Option<(&'a mut Sink, &'a AtomicUsize)>,
+    sink: Option<(&'a mut Sink<'a>, &'a AtomicUsize)>,
 }
 
-pub(super) type Sink = dyn FnMut(usize, Vec<f32>) + Send;
+pub(super) type Sink<'a> = dyn FnMut(usize, Vec<f32>) + Send + 'a;
 
 impl std::fmt::Debug for Gradients<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -169,7 +169,7 @@ impl<'a> Gradients<'a> {
     pub(super) fn last(
         ranges: &'a [Range<usize>],
         buffers: &'a mut [Vec<f32>],
-        sink: &'a mut Sink,
+        sink: &'a mut Sink<'a>,
         done: &'a AtomicUsize,
     ) -> Gradients<'a> {
         Gradients {

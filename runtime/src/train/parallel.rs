@@ -33,7 +33,6 @@ use crate::schedule::{At, Rate};
 /// **What lasts** and is the same everywhere: the model, sampler, learning rate, loss scale, the codecs' shared
 /// part, counters, and the best evaluation. What a rank has not sent yet (residuals of error feedback) is its
 /// own. It goes with a rank that is lost, and stays in the world when ranks leave in good order.
-#[derive(Debug)]
 pub struct Parallel<M: Model> {
     pub(super) model: M,
     pub(super) config: Config,
@@ -59,6 +58,15 @@ pub struct Parallel<M: Model> {
     timed: Option<(u64, Instant, Times)>,
     /// A commit cannot fail; what went wrong in it is told by the next step.
     fault: Option<TrainError>,
+}
+
+impl<M: Model> std::fmt::Debug for Parallel<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Parallel")
+            .field("config", &self.config)
+            .field("progress", &self.progress)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<M: Model> Parallel<M> {

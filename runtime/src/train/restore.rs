@@ -13,7 +13,7 @@ use crate::live::Fault;
 const PIECE: usize = 16 << 20;
 
 /// Where states are kept for the day when every rank dies. Each rank has its own, which may lead to one place.
-pub trait Store: std::fmt::Debug {
+pub trait Store: std::fmt::Debug + Send {
     /// The newest state that is whole, and the step that it was saved with.
     ///
     /// # Errors

@@ -158,19 +158,26 @@ pub enum Ending {
 /// assert!((a - 3.0).abs() < 0.05 && (b - 1.0).abs() < 0.05);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug)]
 pub struct Trainer<M: Model, H = ()> {
     training: Parallel<M>,
     aside: Aside<H>,
 }
 
+impl<M: Model, H> std::fmt::Debug for Trainer<M, H> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Trainer")
+            .field("training", &self.training)
+            .finish_non_exhaustive()
+    }
+}
+
 /// What goes on beside the steps.
 #[derive(Debug)]
-struct Aside<H> {
-    hooks: H,
-    options: Options,
+pub(super) struct Aside<H> {
+    pub(super) hooks: H,
+    pub(super) options: Options,
     /// The steps of the newest state that this process saved.
-    saved: Option<u64>,
+    pub(super) saved: Option<u64>,
 }
 
 impl<M: Model> Trainer<M> {
@@ -225,7 +232,7 @@ impl<M: Model, H: Hooks<M>> Trainer<M, H> {
                     Err(_) => Err(RunError::Seat),
                 }
             }
-            session => in_place(training, aside, session),
+            session => in_place(training, aside, session, &WorkerEnv::from_env()?),
         }
     }
 }
@@ -344,13 +351,13 @@ fn live<M: Model, H: Hooks<M>>(
 }
 
 /// In one generation: until the end, a stop that was agreed, or a loss.
-fn in_place<M: Model, H: Hooks<M>>(
+pub(super) fn in_place<M: Model, H: Hooks<M>>(
     mut training: Parallel<M>,
     mut aside: Aside<H>,
     mut session: Option<&mut Session>,
+    env: &WorkerEnv,
 ) -> Result<(Ending, Parallel<M>), RunError> {
-    let env = WorkerEnv::from_env()?;
-    let mut group = Group::form(&GroupConfig::from_env(&env))?;
+    let mut group = Group::form(&GroupConfig::from_env(env))?;
     let mut step = training.restore(&mut group)?;
     let place = Place {
         rank: env.rank,
