@@ -160,7 +160,10 @@ fn last_backward<M: Model>(
     // The other end is there until this one is gone.
     let send = |bucket, buffer| drop(ready.send((bucket, buffer)));
     let mut sink = send;
-    let measured = model.backward(micro, &mut Gradients::last(ranges, buffers, &mut sink, done))?;
+    let measured = model.backward(
+        micro,
+        &mut Gradients::last(ranges, buffers, &mut sink, done),
+    )?;
     let mut sink = send;
     let mut into = Gradients::last(ranges, buffers, &mut sink, done);
     (0..ranges.len()).for_each(|bucket| into.ready(bucket));
