@@ -115,7 +115,7 @@ fn survivors_and_newcomers_end_as_a_replay_of_the_log_wherever_a_rank_is_killed(
         for victim in 0..3 {
             let case = format!("rank {victim} killed at {point:?}");
             let faults = Faults {
-                kill: Some((4, point)),
+                kill: Some((3, point)),
                 ..Faults::default()
             };
             let mut job = Job::start(Options::default(), with(&config, 3, victim, faults));
@@ -127,7 +127,7 @@ fn survivors_and_newcomers_end_as_a_replay_of_the_log_wherever_a_rank_is_killed(
             job.until_steps(14);
             let (trainings, heard) = alike(job, &case);
             let ranks = log(&heard[0], &case);
-            assert_eq!((ranks.len(), ranks[0]), (30, 3), "{case}");
+            assert_eq!((ranks.len() as u64, ranks[0]), (STEPS, 3), "{case}");
             assert_eq!(
                 (ranks[5], *ranks.last().unwrap()),
                 (2, 3),
@@ -188,7 +188,7 @@ fn a_rank_whose_state_deviates_is_named_and_fed_anew() {
         let named = heard.iter().filter(|h| matches!(h, Heard::Quarantined(_)));
         assert_eq!(named.collect::<Vec<_>>(), [&Heard::Quarantined(vec![1])]);
         let steps = log(heard, "one deviates");
-        assert_eq!((steps.len(), steps[7], steps[8]), (30, 3, 2));
+        assert_eq!((steps.len(), steps[7], steps[8]), (STEPS as usize, 3, 2));
         assert_eq!(*steps.last().unwrap(), 3, "it counts again: {steps:?}");
         assert_eq!(
             heard[0],
@@ -256,10 +256,12 @@ fn who_cannot_stay_is_restarted_from_a_checkpoint_in_another_world() {
         .map(|end| end.unwrap().unwrap())
         .collect();
     let mut replayed = Net::new(1, Faults::default());
-    let worlds: Vec<u32> = (0..30).map(|step| if step < 10 { 2 } else { 3 }).collect();
+    let worlds: Vec<u32> = (0..STEPS)
+        .map(|step| if step < 10 { 2 } else { 3 })
+        .collect();
     replay(&mut replayed, &config, &worlds);
     for (ending, training) in &ends {
-        assert_eq!((*ending, training.steps()), (Ending::Complete, 30));
+        assert_eq!((*ending, training.steps()), (Ending::Complete, STEPS));
         assert_eq!(training.model().encode(), replayed.encode());
     }
     // It is complete: started once more, it ends at once, alone too.
@@ -314,7 +316,7 @@ fn alone_without_a_launcher_it_trains_by_the_same_call() {
     let (ending, training) = trainer.run(None).unwrap();
     assert_eq!(ending, Ending::Complete);
     let mut replayed = Net::new(1, Faults::default());
-    replay(&mut replayed, &config, &[1; 30]);
+    replay(&mut replayed, &config, &[1; STEPS as usize]);
     assert_eq!(training.model().encode(), replayed.encode());
     assert_eq!(training.model().parameters.len(), PARAMETERS);
 }
