@@ -1,9 +1,9 @@
 //! What a worker links: the agreed stop step, collectives between ranks, live membership, and what a
-//! training loop needs around them ([`data`], [`schedule`], [`gradient`]).
+//! training loop needs around them ([`data`], [`schedule`], [`gradient`]), with the loop itself ([`train`]).
 //!
 //! The runtime talks to its launcher through one page of shared memory ([`session`]) and to other
 //! ranks over TCP ([`collective`]). It installs no signal handler and never exits the process: every
-//! failure, the loss of a peer among them, is a value that the caller gets. Only [`live`] and
+//! failure, the loss of a peer among them, is a value that the caller gets. Only [`live`], [`train`] and
 //! [`data::Loader`] start threads, which end with their owner.
 
 pub mod checkpoint;

@@ -98,6 +98,8 @@ pub enum TrainError {
         #[source]
         source: BoxError,
     },
+    #[error("no thread can be started to reduce gradients; is the limit on processes reached?")]
+    Thread(#[source] std::io::Error),
     #[error("the model gave {got} extra sums, not the {expected} that it announced")]
     Extras { got: usize, expected: usize },
     #[error(

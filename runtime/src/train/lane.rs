@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use super::config::TrainError;
 use super::model::{BoxError, Gradients, Measured, Micro, Model};
 use super::sums::Sums;
 use crate::collective::{Group, GroupError};
@@ -88,7 +89,8 @@ pub(super) fn step<M: Model>(
     micros: &[(Range<u64>, Micro<M::Sample>)],
     sums: &mut Sums,
     mut lane: Lane<'_>,
-) -> Result<(Result<Seen, GroupError>, Times), BoxError> {
+) -> Result<(Result<Seen, GroupError>, Times), TrainError> {
+    let failed = |step| move |source| TrainError::Model { step, source };
     let mut times = Times::default();
     let began = Instant::now();
     let alone = lane.group.world() == 1;
@@ -96,7 +98,8 @@ pub(super) fn step<M: Model>(
         // Nothing to compute, or nobody to talk to meanwhile.
         for (places, micro) in micros {
             let mut into = Gradients::new(ranges, &mut sums.buffers);
-            let measured = model.backward(micro, &mut into)?;
+            let measured = model.backward(micro, &mut into);
+            let measured = measured.map_err(failed(micro.step))?;
             sums.added(places, &measured);
         }
         times.computing = began.elapsed();
@@ -107,7 +110,8 @@ pub(super) fn step<M: Model>(
     };
     for (places, micro) in first {
         let mut into = Gradients::new(ranges, &mut sums.buffers);
-        let measured = model.backward(micro, &mut into)?;
+        let measured = model.backward(micro, &mut into);
+        let measured = measured.map_err(failed(micro.step))?;
         sums.added(places, &measured);
     }
     let (ready, came) = channel();
@@ -115,13 +119,14 @@ pub(super) fn step<M: Model>(
     let (computed, back) = std::thread::scope(|scope| {
         let lane = std::thread::Builder::new()
             .name("muster-reduce".into())
-            .spawn_scoped(scope, move || serve(lane, &came))?;
+            .spawn_scoped(scope, move || serve(lane, &came))
+            .map_err(TrainError::Thread)?;
         let computed = last_backward(model, last, ranges, &mut sums.buffers, &ready, done);
         drop(ready);
         times.computing = began.elapsed();
         let back = lane.join();
         times.exposed = began.elapsed() - times.computing;
-        Ok::<_, std::io::Error>((computed, back))
+        Ok::<_, TrainError>((computed, back))
     })?;
     let back = match back {
         Ok(back) => back,
@@ -133,7 +138,8 @@ pub(super) fn step<M: Model>(
         }
     }
     times.communicating = back.busy;
-    sums.added(last_places, &computed?);
+    let measured = computed.map_err(failed(last.step))?;
+    sums.added(last_places, &measured);
     Ok((back.outcome, times))
 }
 

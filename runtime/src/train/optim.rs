@@ -16,6 +16,8 @@ pub struct Sgd {
     dampening: f32,
     nesterov: bool,
     weight_decay: f32,
+    /// -1, to maximize.
+    sign: f32,
     steps: u64,
     /// Empty without momentum.
     velocity: Vec<f32>,
@@ -30,6 +32,7 @@ impl Sgd {
             dampening: 0.0,
             nesterov: false,
             weight_decay: 0.0,
+            sign: 1.0,
             steps: 0,
             velocity: Vec::new(),
             len: parameters,
@@ -64,6 +67,13 @@ impl Sgd {
         self
     }
 
+    /// Goes uphill.
+    #[must_use]
+    pub fn maximize(mut self) -> Sgd {
+        self.sign = -1.0;
+        self
+    }
+
     /// One step of all parameters.
     pub fn step(&mut self, parameters: &mut [f32], gradient: &[f32], rate: f64) {
         let all = 0..parameters.len();
@@ -83,14 +93,14 @@ impl Sgd {
         let (momentum, decay) = (self.momentum, self.weight_decay);
         // The first velocity is the gradient itself.
         let enters = if first { 1.0 } else { 1.0 - self.dampening };
-        let nesterov = self.nesterov;
+        let (nesterov, sign) = (self.nesterov, self.sign);
         for (range, gradient) in parts {
             let Some(parameters) = fitting(parameters, &range, gradient) else {
                 continue;
             };
             if momentum == 0.0 {
                 for (p, g) in parameters.iter_mut().zip(gradient) {
-                    *p -= rate * decayed(*g, *p, decay);
+                    *p -= rate * decayed(sign * g, *p, decay);
                 }
                 continue;
             }
@@ -98,7 +108,7 @@ impl Sgd {
                 continue;
             };
             for ((p, g), v) in parameters.iter_mut().zip(gradient).zip(velocity) {
-                let g = decayed(*g, *p, decay);
+                let g = decayed(sign * g, *p, decay);
                 *v = momentum * *v + enters * g;
                 *p -= rate * if nesterov { g + momentum * *v } else { *v };
             }
@@ -131,6 +141,8 @@ pub struct Adam {
     epsilon: f32,
     weight_decay: f64,
     decoupled: bool,
+    /// -1, to maximize.
+    sign: f32,
     steps: u64,
     mean: Vec<f32>,
     square: Vec<f32>,
@@ -146,6 +158,7 @@ impl Adam {
             epsilon: 1e-8,
             weight_decay: 0.0,
             decoupled: false,
+            sign: 1.0,
             steps: 0,
             mean: vec![0.0; parameters],
             square: vec![0.0; parameters],
@@ -177,6 +190,13 @@ impl Adam {
     #[must_use]
     pub fn weight_decay(mut self, weight_decay: f64) -> Adam {
         self.weight_decay = weight_decay;
+        self
+    }
+
+    /// Goes uphill.
+    #[must_use]
+    pub fn maximize(mut self) -> Adam {
+        self.sign = -1.0;
         self
     }
 
@@ -212,7 +232,7 @@ impl Adam {
             true => (0.0, (1.0 - rate * self.weight_decay) as f32),
             false => (self.weight_decay as f32, 1.0),
         };
-        let epsilon = self.epsilon;
+        let (epsilon, sign) = (self.epsilon, self.sign);
         for (range, gradient) in parts {
             let (Some(parameters), Some(mean), Some(square)) = (
                 fitting(parameters, &range, gradient),
@@ -224,7 +244,7 @@ impl Adam {
             let moments = mean.iter_mut().zip(square);
             let each = parameters.iter_mut().zip(gradient).zip(moments);
             let moved = |p: f32, g: f32, m: &mut f32, v: &mut f32| {
-                let g = decayed(g, p, added);
+                let g = decayed(sign * g, p, added);
                 *m += enters * (g - *m);
                 *v = keeps * *v + squared * (g * g);
                 p * shrinks

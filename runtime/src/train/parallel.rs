@@ -285,9 +285,9 @@ impl<M: Model> Parallel<M> {
                 self.spare = reduced;
                 return Err(error.into());
             }
-            Err(source) => {
+            Err(error) => {
                 self.sums.forget();
-                return Err(fault(TrainError::Model { step, source }));
+                return Err(fault(error));
             }
         };
         let given = self.sums.measured.extra.len();
@@ -324,6 +324,8 @@ impl<M: Model> Parallel<M> {
 
     /// The part of a rank that has no state yet: it contributes nothing, and keeps the results.
     fn listen(&mut self, share: &Share, group: &mut Group) -> Result<Results, Fault> {
+        // Of a state that it held before, if any.
+        self.buckets.iter_mut().for_each(Bucket::clear_own);
         let done = AtomicUsize::new(0);
         let mut reduced = vec![Reduced::default(); self.buckets.len()];
         let mut lane = Lane {

@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn what_is_summed_and_still_ours_is_not_computed_again() {
-        let mut sums = Sums::new(&[0..1]);
+        let mut sums = Sums::new(std::slice::from_ref(&(0..1)));
         let four = micros(8..16, 2);
         assert_eq!(sums.begin(3, 0, &four), 0);
         add(&mut sums, &four[..2]);

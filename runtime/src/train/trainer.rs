@@ -293,16 +293,20 @@ fn live<M: Model, H: Hooks<M>>(
         match outcome {
             Outcome::Regrouped {
                 place,
+                committed,
                 survived,
                 took,
-                ..
             } => {
                 let place = Place {
                     rank: place.rank,
                     world: place.world,
                     local_rank: place.local_rank,
                     generation: place.term.number(),
-                    steps: worker.training.steps(),
+                    steps: if survived {
+                        worker.training.steps()
+                    } else {
+                        committed
+                    },
                     survived,
                     took: Some(took),
                 };
@@ -428,12 +432,12 @@ fn compare_states<M: Model, H: Hooks<M>>(
         Comparison::Undecided { groups } => Err(LiveError::StatesDiffer { step, groups }.into()),
         Comparison::Deviating { ranks, right } => {
             let root = right.first().copied().unwrap_or(0);
-            let own = group.rank() == root;
-            let state = hand_out(
-                group,
-                root,
-                own.then(|| training.encode()).unwrap_or_default(),
-            )?;
+            let own = if group.rank() == root {
+                training.encode()
+            } else {
+                Vec::new()
+            };
+            let state = hand_out(group, root, own)?;
             if ranks.contains(&group.rank()) && !training.decode(&state) {
                 return Err(LiveError::Useless { what: "state" }.into());
             }

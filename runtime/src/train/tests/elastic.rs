@@ -5,7 +5,7 @@ use muster_protocol::control::Reason;
 use super::harness::{Heard, Job};
 use super::model::{PARAMETERS, Point};
 use super::*;
-use crate::data::Sampler;
+use crate::data::{LoaderConfig, Sampler};
 use crate::live::LiveError;
 
 /// One process that does what the log says: in each step so many ranks had samples, the first ones of the
@@ -67,8 +67,11 @@ pub(super) fn replay(model: &mut Net, config: &Config, ranks: &[u32]) {
 fn some(config: &Config, count: usize) -> Vec<Parallel<Net>> {
     // Each begins with values of its own: rank 0's are handed out.
     let nets = (0..count as u64).map(|seed| Net::new(seed + 1, Faults::default()));
-    nets.map(|net| Parallel::new(net, Feed::indices(), config.clone()).unwrap())
-        .collect()
+    nets.map(|net| {
+        let feed = Feed::ahead(LoaderConfig::default(), Ok).unwrap();
+        Parallel::new(net, feed, config.clone()).unwrap()
+    })
+    .collect()
 }
 
 fn with(config: &Config, count: usize, who: usize, faults: Faults) -> Vec<Parallel<Net>> {

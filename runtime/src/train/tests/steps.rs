@@ -379,7 +379,7 @@ fn other_trainings_states_are_refused_and_change_nothing() {
             let state = parallel(theirs, Faults::default()).encode();
             assert_eq!(training.decode(&state), i == j, "{i} {j}");
             assert!(!training.decode(&state[..state.len() - 1]));
-            assert!(!training.decode_results(&state).is_some());
+            assert!(training.decode_results(&state).is_none());
         }
         for len in 0..before.len() {
             assert!(!training.decode(&before[..len]), "{len} bytes");
@@ -395,7 +395,7 @@ fn buckets_that_do_not_cover_the_parameters_are_refused() {
         (vec![0..3, 4..6], 6),
         (vec![0..3, 2..6], 6),
         (vec![0..3, 3..3, 3..6], 6),
-        (vec![0..7], 6),
+        (vec![0..3, 3..7], 6),
         (vec![], 1),
     ] {
         let refused = config::check(&buckets, parameters);
