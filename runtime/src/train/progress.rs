@@ -98,9 +98,33 @@ impl Better {
             let sum = measured.extra.get(at).copied();
             sum.map_or(f64::NAN, |sum| sum / measured.samples as f64)
         };
-        match self {
-            Better::LowerLoss => new.mean_loss() < old.mean_loss(),
-            Better::Higher(at) => mean(new, at) > mean(old, at),
+        let (new, old) = match self {
+            Better::LowerLoss => (-new.mean_loss(), -old.mean_loss()),
+            Better::Higher(at) => (mean(new, at), mean(old, at)),
+        };
+        // What is no number is worse than any.
+        new > old || (old.is_nan() && !new.is_nan())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn better_is_better_than_not_a_number() {
+        let of = |value: f64| Measured {
+            loss: 2.0 * value,
+            samples: 2,
+            extra: vec![0.0, -2.0 * value],
+        };
+        for better in [Better::LowerLoss, Better::Higher(1)] {
+            assert!(better.prefers(&of(1.0), &of(1.5)));
+            assert!(!better.prefers(&of(1.5), &of(1.0)) && !better.prefers(&of(1.0), &of(1.0)));
+            assert!(better.prefers(&of(1.5), &of(f64::NAN)));
+            assert!(!better.prefers(&of(f64::NAN), &of(1.5)));
         }
+        // No such sum.
+        assert!(!Better::Higher(2).prefers(&of(1.0), &of(2.0)));
     }
 }

@@ -1,12 +1,17 @@
 //! Ranks that die, leave, join and deviate, under the loop that a user runs.
 
-use muster_protocol::control::Reason;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+
+use muster_protocol::control::{Reason, Stop, encode_step, fresh_page, word};
 
 use super::harness::{Heard, Job};
 use super::model::{PARAMETERS, Point};
 use super::*;
 use crate::data::{LoaderConfig, Sampler};
 use crate::live::LiveError;
+use crate::page::Page;
+use crate::session::Session;
 
 /// One process that does what the log says: in each step so many ranks had samples, the first ones of the
 /// world. All ranks of a test share memory, so their sums are added in the order of ranks.
@@ -310,6 +315,34 @@ fn in_one_generation_too_a_rank_that_deviates_is_fed_anew() {
     for (state, named) in &ends {
         assert_eq!((state, named), (&ends[0].0, &vec![vec![0]]));
     }
+}
+
+/// A launcher that restarts workers: they stop at the agreed step, with the state saved, and go on from there.
+#[test]
+fn a_stop_that_was_agreed_is_kept_and_resumed() {
+    let config = config();
+    let dir = tempfile::tempdir().unwrap();
+    let training = |seed| {
+        let training = some(&config, seed).remove(seed - 1);
+        training.restored_from(Files(dir.path().to_owned()))
+    };
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&fresh_page()).unwrap();
+    let page = Page::from_file(&file).unwrap();
+    page.store(word::STOP, Stop::Confirmed(7).encode());
+    let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
+    let stopped = Trainer::new(training(1)).run(Some(&mut session)).unwrap();
+    assert_eq!((stopped.0, stopped.1.steps()), (Ending::Stopped, 7));
+    assert_eq!(page.load(word::ACK), encode_step(Some(7)));
+    drop(session);
+
+    page.store(word::STOP, 0);
+    let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
+    let ended = Trainer::new(training(2)).run(Some(&mut session)).unwrap();
+    assert_eq!((ended.0, ended.1.steps()), (Ending::Complete, STEPS));
+    let mut replayed = Net::new(1, Faults::default());
+    replay(&mut replayed, &config, &[1; STEPS as usize]);
+    assert_eq!(ended.1.model().encode(), replayed.encode());
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! A small network for the tests: two layers, three buckets, a running mean, and whatever goes wrong.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,6 +49,8 @@ pub(super) struct Net {
     pub(super) faults: Faults,
     /// Microbatches that were computed with gradients.
     pub(super) computed: u64,
+    /// Where the sums, and then the mean, of bucket 2 lay.
+    pub(super) places: BTreeSet<usize>,
 }
 
 impl Net {
@@ -59,6 +62,7 @@ impl Net {
             running: 0.0,
             faults,
             computed: 0,
+            places: BTreeSet::new(),
         }
     }
 
@@ -152,6 +156,7 @@ impl Model for Net {
             self.die_at(micro.step, Point::Begin);
         }
         self.computed += 1;
+        self.places.insert(into.bucket(2).as_ptr().addr());
         let before = self.encode();
         // Dropout that scales nothing away for good.
         let mut random = SplitMix::new(micro.seed);
@@ -234,6 +239,7 @@ impl Model for Net {
     }
 
     fn update(&mut self, update: &Update<'_>) {
+        self.places.insert(update.gradient[2].as_ptr().addr());
         let ranges = buckets_of(&TENSORS, [4, 20]);
         let parts = ranges
             .into_iter()

@@ -266,6 +266,10 @@ fn the_best_model_is_found_by_all_ranks_together() {
     assert_eq!(best.evaluation.step, first_best.step);
     let model = &models[0][best.evaluation.step as usize];
     assert_eq!(best.model.as_ref(), Some(model));
+    let mut copy = parallel(&config, Faults::default());
+    assert!(copy.decode(&training.encode()));
+    assert_eq!(copy.encode(), training.encode());
+    assert_eq!(copy.best().unwrap().evaluation, best.evaluation);
     let epochs = news.iter().filter(|news| matches!(news, News::Epoch(_)));
     assert_eq!(epochs.count(), 2);
 }
@@ -357,6 +361,25 @@ fn what_a_rank_has_computed_is_not_computed_again() {
         .collect();
     assert_eq!(then, computed, "the sums of step 2 were there");
     assert_eq!(states(&again), states(&trained(new(&config(), 3), 3)));
+}
+
+/// A framework's tensors are views into the buckets: these never move.
+#[test]
+fn buckets_stay_where_they_are() {
+    let scaled = Config {
+        mixed: Some(ScalerConfig::default()),
+        ..config()
+    };
+    for config in [config(), scaled] {
+        let mut three = trained(new(&config, 3), 4);
+        three.truncate(2);
+        let two = trained(three, 8);
+        let state = two[1].encode();
+        let mut alone: Vec<_> = two.into_iter().take(1).collect();
+        assert!(alone[0].decode(&state));
+        let alone = trained(alone, 12);
+        assert_eq!(alone[0].model().places.len(), 1);
+    }
 }
 
 #[test]
