@@ -353,6 +353,7 @@ impl<'a, T: Training> Worker<'a, T> {
     fn operation(&self) -> Duration {
         let most = self.patience.operation;
         match self.slowest {
+            _ if self.training.has_long_steps() => most,
             Duration::ZERO => most,
             slowest => (slowest * Patience::STEPS).clamp(most / 10, most),
         }

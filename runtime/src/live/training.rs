@@ -59,6 +59,12 @@ pub trait Training {
         *blake3::hash(&self.encode_state()).as_bytes()
     }
 
+    /// Whether some steps take far longer than most, on this rank or another (they evaluate, say). Then each
+    /// operation is given [`Patience::operation`](super::Patience::operation), and not what the last steps took.
+    fn has_long_steps(&self) -> bool {
+        false
+    }
+
     /// Results that are not needed any more: their memory may be used again.
     fn recycle(&mut self, results: Self::Results) {
         drop(results);

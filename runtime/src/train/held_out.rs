@@ -11,6 +11,9 @@ use crate::schedule::Span;
 ///
 /// An evaluation is a part of the step that comes next: all ranks share the work, and if one of them is
 /// lost, it is done again with that step. So all ranks know its result, newcomers included.
+///
+/// A newcomer that still listens waits for the others meanwhile: one evaluation must take less than
+/// [`Patience::operation`](crate::live::Patience::operation), a minute by default.
 pub struct HeldOut<S> {
     feed: Feed<S>,
     samples: u64,

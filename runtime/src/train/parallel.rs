@@ -494,6 +494,10 @@ impl<M: Model> Training for Parallel<M> {
         Results::decode(bytes, self.ranges.iter().map(Range::len))
     }
 
+    fn has_long_steps(&self) -> bool {
+        self.held_out.is_some()
+    }
+
     fn recycle(&mut self, results: Results) {
         self.spare = results.buckets;
     }

@@ -22,7 +22,7 @@ pub struct Options {
     /// All ranks compare their states each so many steps, and one that deviates gets the state of the others.
     /// Each time costs a digest of the whole state.
     pub compare_every: Option<u64>,
-    /// How long is waited for what, on live membership.
+    /// How long is waited for what. Without live membership, only how long an operation may take counts.
     pub patience: Patience,
 }
 
@@ -362,6 +362,7 @@ pub(super) fn in_place<M: Model, H: Hooks<M>>(
     env: &WorkerEnv,
 ) -> Result<(Ending, Parallel<M>), RunError> {
     let mut group = Group::form(&GroupConfig::from_env(env))?;
+    group.set_op_within(aside.options.patience.operation);
     let mut step = training.restore(&mut group)?;
     let place = Place {
         rank: env.rank,
