@@ -178,6 +178,46 @@ fn with_every_codec_survivors_and_newcomers_are_alike() {
     }
 }
 
+/// A rank dies in the step that begins with an evaluation, so this is done again; another comes, and catches up
+/// when the training is over already.
+#[test]
+fn evaluations_are_known_to_all_whatever_the_world_does() {
+    let config = Config {
+        until: Span::Steps(25),
+        ..config()
+    };
+    let evaluated = |trainings: Vec<Parallel<Net>>| -> Vec<Parallel<Net>> {
+        let held_out = || HeldOut::new(Feed::indices(), 23, 4, Span::Steps(8));
+        let each = trainings.into_iter();
+        each.map(|training| training.evaluated_by(held_out()))
+            .collect()
+    };
+    let faults = Faults {
+        kill: Some((16, Point::AfterReady(1))),
+        ..Faults::default()
+    };
+    let job = with(&config, 3, 0, faults);
+    let mut job = Job::start(Options::default(), evaluated(job));
+    job.allow(u64::MAX);
+    job.until_dead();
+    job.allow(0);
+    job.regroup(Vec::new());
+    job.until_steps(20);
+    job.allow(0);
+    job.regroup(evaluated(some(&config, 1)));
+    let (trainings, heard) = alike(job, "evaluated");
+    for heard in &heard[..2] {
+        let evaluations = heard.iter().filter_map(|heard| match heard {
+            Heard::Evaluated(step) => Some(*step),
+            _ => None,
+        });
+        assert_eq!(evaluations.collect::<Vec<_>>(), [8, 16, 24, 25]);
+        assert_eq!(log(heard, "evaluated").len(), 25);
+    }
+    assert_eq!(heard[2][0], Heard::Regrouped(false));
+    assert!(trainings.iter().all(|t| t.best().is_some()));
+}
+
 #[test]
 fn a_rank_whose_state_deviates_is_named_and_fed_anew() {
     let config = config();

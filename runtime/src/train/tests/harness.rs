@@ -29,6 +29,7 @@ pub(super) enum Heard {
     Regrouped(bool),
     Boundary(Reason),
     Quarantined(Vec<u32>),
+    Evaluated(u64),
 }
 
 /// Goes on only as far as the test wants, but never holds up the end of a generation.
@@ -57,6 +58,11 @@ impl Hooks<Net> for Tell {
         {
             std::thread::sleep(Duration::from_millis(1));
         }
+        Ok(())
+    }
+
+    fn on_evaluate(&mut self, _: &Net, evaluation: &Evaluation) -> Result<(), BoxError> {
+        self.hear(Heard::Evaluated(evaluation.step));
         Ok(())
     }
 
@@ -264,15 +270,25 @@ impl Job {
         });
     }
 
-    /// Until all ranks have committed this many steps. A newcomer may need some more to catch up.
+    /// Until all ranks have committed this many steps. A newcomer may need some more to catch up: they come
+    /// slowly.
     pub(super) fn until_steps(&self, steps: u64) {
-        let began = Instant::now();
+        const SLOWLY: Duration = Duration::from_millis(20);
+        self.allow(steps);
+        let mut reached = Instant::now();
+        let mut limit = steps;
         eventually("all get on", || {
-            let more = began.elapsed().as_millis() as u64 / 10;
-            self.allow(steps + more);
             let each = self.ranks.iter();
-            let done = each.map(|rank| rank.steps.load(Ordering::Acquire));
-            done.min().is_none_or(|least| least >= steps)
+            let done: Vec<u64> = each
+                .map(|rank| rank.steps.load(Ordering::Acquire))
+                .collect();
+            if done.iter().all(|done| *done < limit) {
+                reached = Instant::now();
+            } else if reached.elapsed() > SLOWLY {
+                limit += 1;
+                self.allow(limit);
+            }
+            done.iter().all(|done| *done >= steps)
         });
     }
 
