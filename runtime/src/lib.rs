@@ -1,11 +1,11 @@
 //! What a worker links: the agreed stop step, collectives between ranks, live membership, and what a
-//! training loop needs around them ([`data`], [`schedule`], [`gradient`]).
+//! training loop needs around them ([`data`], [`schedule`], [`gradient`]), with the loop itself ([`train`]).
 //!
 //! The runtime talks to its launcher through one page of shared memory ([`session`]) and to other
 //! ranks over TCP ([`collective`]), or between GPUs by NCCL. It installs no signal handler, and exits the
 //! process only where NCCL cannot be made to let go: every other failure, the loss of a peer among
-//! them, is a value that the caller gets. Only [`live`], [`data::Loader`] and a communicator of NCCL
-//! start threads, which end with their owner.
+//! them, is a value that the caller gets. Only [`live`], [`train`],
+//! [`data::Loader`] and a communicator of NCCL start threads, which end with their owner.
 
 pub mod checkpoint;
 pub mod collective;
@@ -18,6 +18,7 @@ mod page;
 mod random;
 pub mod schedule;
 pub mod session;
+pub mod train;
 
 pub use env::{EnvError, WorkerEnv};
 pub use session::{Directive, Session, SessionError};

@@ -1,4 +1,4 @@
-//! Schedules, loss scaling and top-k, against PyTorch's own.
+//! Schedules, loss scaling, top-k and optimizers, against PyTorch's own.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -8,6 +8,7 @@ use crate::gradient::compress::{Bucket, Codec, Reduced};
 use crate::gradient::{Scaler, ScalerConfig};
 use crate::random::SplitMix;
 use crate::schedule::{At, Base, Scaling, Schedule, Span, WarmUp, WarmUpFrom};
+use crate::train::optim::{Adam, Sgd};
 
 /// What a script prints, as a list of numbers in JSON.
 fn python(script: &str, input: &[u8]) -> Vec<f64> {
@@ -162,4 +163,107 @@ print(json.dumps(sorted(torch.topk(values.abs(), len(values) // 100).indices.tol
     bucket.reduce(&mut group, &values, &mut reduced).unwrap();
     let sent = (0..LEN).filter(|i| reduced.sum[*i] != 0.0);
     assert_eq!(sent.map(|i| i as f64).collect::<Vec<_>>(), expected);
+}
+
+/// One step of an optimizer: parameters, gradient, rate.
+type Step = Box<dyn FnMut(&mut [f32], &[f32], f64)>;
+
+/// Nine steps of 500 parameters, at a rate that changes, with gradients of all sizes.
+fn check_optimizers(optimizers: Vec<(&str, Step)>) {
+    const LEN: usize = 500;
+    const STEPS: usize = 9;
+    let theirs: Vec<String> = optimizers
+        .iter()
+        .map(|(optimizer, _)| format!("lambda p: torch.optim.{optimizer}"))
+        .collect();
+    let script = format!(
+        "import json, sys, torch
+numbers = torch.frombuffer(bytearray(sys.stdin.buffer.read()), dtype=torch.float32).reshape({STEPS} + 1, {LEN})
+seen = []
+for make in [{}]:
+    parameter = torch.nn.Parameter(numbers[0].clone())
+    optimizer = make([parameter])
+    for i in range({STEPS}):
+        optimizer.param_groups[0]['lr'] = 0.01 * (1 + i % 3)
+        parameter.grad = numbers[i + 1].clone()
+        optimizer.step()
+        seen += parameter.tolist()
+print(json.dumps(seen))",
+        theirs.join(", ")
+    );
+    let mut random = SplitMix::new(4);
+    let mut numbers = vec![0.0f32; (STEPS + 1) * LEN];
+    numbers.fill_with(|| random.signed_unit());
+    let gradients = numbers.iter_mut().skip(LEN);
+    gradients.step_by(7).for_each(|value| *value *= 1000.0);
+    let gradients = numbers.iter_mut().skip(LEN);
+    gradients.step_by(11).for_each(|value| *value *= 1e-6);
+    let expected = python(&script, bytemuck::cast_slice(&numbers));
+    assert_eq!(expected.len(), optimizers.len() * STEPS * LEN);
+    for ((optimizer, mut step), expected) in
+        optimizers.into_iter().zip(expected.chunks(STEPS * LEN))
+    {
+        let (initial, gradients) = numbers.split_at(LEN);
+        let mut parameters = initial.to_vec();
+        let steps = gradients.chunks(LEN).zip(expected.chunks(LEN));
+        for (i, (gradient, expected)) in steps.enumerate() {
+            step(&mut parameters, gradient, 0.01 * (1 + i % 3) as f64);
+            for (at, (got, expected)) in parameters.iter().zip(expected).enumerate() {
+                assert!(
+                    (f64::from(*got) - expected).abs() < 2e-6 * (1.0 + expected.abs()),
+                    "{optimizer}, step {i}, parameter {at}: {got}, not {expected}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn optimizers_are_those_of_torch() {
+    let sgd = || Sgd::new(500);
+    let adam = || Adam::new(500);
+    let decoupled = || Adam::decoupled(500);
+    fn descends(mut sgd: Sgd) -> Step {
+        Box::new(move |p, g, rate| sgd.step(p, g, rate))
+    }
+    fn adapts(mut adam: Adam) -> Step {
+        Box::new(move |p, g, rate| adam.step(p, g, rate))
+    }
+    check_optimizers(vec![
+        ("SGD(p)", descends(sgd())),
+        ("SGD(p, maximize=True)", descends(sgd().maximize())),
+        (
+            "SGD(p, weight_decay=0.1)",
+            descends(sgd().weight_decay(0.1)),
+        ),
+        ("SGD(p, momentum=0.9)", descends(sgd().momentum(0.9))),
+        (
+            "SGD(p, momentum=0.8, dampening=0.3, weight_decay=0.05)",
+            descends(sgd().momentum(0.8).dampening(0.3).weight_decay(0.05)),
+        ),
+        (
+            "SGD(p, momentum=0.9, nesterov=True, weight_decay=0.05, maximize=True)",
+            descends(sgd().momentum(0.9).nesterov().weight_decay(0.05).maximize()),
+        ),
+        ("Adam(p)", adapts(adam())),
+        (
+            "Adam(p, betas=(0.8, 0.95), eps=1e-3, weight_decay=0.1, maximize=True)",
+            adapts(
+                adam()
+                    .betas(0.8, 0.95)
+                    .epsilon(1e-3)
+                    .weight_decay(0.1)
+                    .maximize(),
+            ),
+        ),
+        (
+            "Adam(p, betas=(0.4, 0.9), amsgrad=True)",
+            adapts(adam().betas(0.4, 0.9).amsgrad()),
+        ),
+        ("AdamW(p)", adapts(decoupled())),
+        (
+            "AdamW(p, weight_decay=0.2, amsgrad=True, maximize=True)",
+            adapts(decoupled().weight_decay(0.2).amsgrad().maximize()),
+        ),
+    ]);
 }

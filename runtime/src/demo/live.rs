@@ -140,7 +140,8 @@ impl Run<'_, '_> {
                     }
                 }
                 Outcome::CaughtUp { .. } => self.stepped()?,
-                Outcome::Waiting => {}
+                // Its state is compared with nobody's.
+                Outcome::Waiting | Outcome::Quarantined { .. } => {}
                 Outcome::Ended { why: _, lost } => {
                     let step = self.worker.committed();
                     if let Some(peer) = lost {

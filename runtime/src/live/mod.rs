@@ -5,7 +5,10 @@
 //! holds all its results and else do it again, and newcomers copy a frozen state while the others go
 //! on. The number of collectives per step grows by one, an all-gather of three words.
 
+mod compare;
 mod hand;
+mod outcome;
+mod quarantine;
 mod run;
 mod seat;
 mod training;
@@ -13,7 +16,12 @@ mod training;
 #[cfg(test)]
 mod tests;
 
+pub use compare::{Comparison, compare};
 pub use hand::FetchError;
-pub use run::{LiveError, Outcome, Patience, Worker};
+pub use outcome::{LiveError, Outcome, Patience};
+pub use run::Worker;
 pub use seat::{Seat, Watch};
 pub use training::{Fault, Share, Training};
+
+#[cfg(test)]
+pub(crate) use seat::tests::assign;

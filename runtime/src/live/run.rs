@@ -5,138 +5,26 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use muster_protocol::codec;
-use muster_protocol::control::Reason;
 use muster_protocol::control::live::Assignment;
 use muster_protocol::live::{Effect, Error as RuleError, Event, Live, Report};
 
 use super::hand::{FetchError, Hand, Thing, fetch};
+use super::outcome::{LiveError, Outcome, Patience, passes};
 use super::seat::{Seat, Watch};
 use super::training::{Fault, Share, Training};
 use crate::collective::{Aborter, Group, GroupConfig, GroupError, Sharing};
-use crate::session::{Directive, Session, SessionError};
+use crate::session::{Directive, Session};
 
 /// Bit in a step's header: this rank has caught up.
 const READY: u64 = 1;
 
-/// What one call of [`Worker::advance`] did.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
-    /// A step's results are here; they are committed, unless this rank still waits for its copy.
-    Stepped { step: u64, committed: u64 },
-    /// This rank is in a new generation.
-    Regrouped {
-        place: Assignment,
-        /// Steps that are committed here; for a newcomer, where its copy begins.
-        committed: u64,
-        /// This rank kept its state.
-        survived: bool,
-        /// From the end of the generation before, as this rank saw it, to now.
-        took: Duration,
-    },
-    /// A newcomer's copy is here, and what it missed is committed.
-    CaughtUp { committed: u64, took: Duration },
-    /// The generation is over for this rank; the next call waits for the next one.
-    Ended {
-        why: String,
-        /// The rank that this one missed first.
-        lost: Option<u32>,
-    },
-    /// All ranks stop before this step, for the node of one of them goes, or others come. The state
-    /// may be saved; the next call leaves the generation and waits for the next.
-    Boundary {
-        step: u64,
-        reason: Reason,
-        deadline: Option<SystemTime>,
-    },
-    /// Still no generation for this rank. Call again.
-    Waiting,
-}
-
-/// How long a live worker waits for what.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Patience {
-    /// For all ranks of a new generation.
-    pub form: Duration,
-    /// For one operation, until steps were measured; then [`Patience::STEPS`] times the slowest of
-    /// the last ones, but not less than a tenth of this.
-    pub operation: Duration,
-    /// For results or a state from survivors.
-    pub copy: Duration,
-    /// The longest that a call waits for the next generation before it returns
-    /// [`Outcome::Waiting`].
-    pub assignment: Duration,
-}
-
-impl Patience {
-    /// An operation may take so many times the slowest step that was measured.
-    pub const STEPS: u32 = 30;
-}
-
-impl Default for Patience {
-    fn default() -> Patience {
-        Patience {
-            form: Duration::from_secs(30),
-            operation: Duration::from_secs(60),
-            copy: Duration::from_secs(600),
-            assignment: Duration::from_secs(1),
-        }
-    }
-}
-
-/// A live worker cannot go on; its process should end, and be started again from a checkpoint.
-#[derive(Debug, thiserror::Error)]
-pub enum LiveError {
-    #[error(transparent)]
-    Session(#[from] SessionError),
-    #[error(transparent)]
-    Rule(#[from] RuleError),
-    #[error(transparent)]
-    Group(#[from] GroupError),
-    #[error(transparent)]
-    Fetch(#[from] FetchError),
-    #[error("the training cannot go on: {0}")]
-    Training(#[source] Box<dyn std::error::Error + Send + Sync>),
-    #[error(
-        "what rank {rank} said at the start of the generation is no report; are all workers of one release?"
-    )]
-    NoReport { rank: u32 },
-    #[error("the {what} that came from another rank cannot be used; do all ranks train the same?")]
-    Useless { what: &'static str },
-    #[error("rank {rank} begins step {theirs} and this one step {ours}: restore a checkpoint")]
-    OutOfStep { rank: u32, theirs: u64, ours: u64 },
-    #[error("cannot start what a live worker needs: {0}")]
-    Io(#[from] std::io::Error),
-}
-
-impl From<Fault> for LiveError {
-    fn from(fault: Fault) -> LiveError {
-        match fault {
-            Fault::Group(error) => LiveError::Group(error),
-            Fault::Training(error) => LiveError::Training(error),
-        }
-    }
-}
-
-/// Whether another generation mends it.
-fn passes(error: &GroupError) -> bool {
-    matches!(
-        error,
-        GroupError::PeerLost { .. }
-            | GroupError::Incomplete { .. }
-            | GroupError::MasterUnreachable { .. }
-            | GroupError::Refused { .. }
-            | GroupError::Aborted { .. }
-            | GroupError::Bind { .. }
-    )
-}
-
 /// One generation, formed.
-struct Formed {
-    group: Group,
-    hand: Hand,
+pub(super) struct Formed {
+    pub(super) group: Group,
+    pub(super) hand: Hand,
     peers: Vec<SocketAddr>,
     token: [u8; 32],
     over: Arc<AtomicBool>,
@@ -154,18 +42,37 @@ impl Drop for Formed {
 struct Copying {
     came: Receiver<Result<Vec<u8>, FetchError>>,
     since: Instant,
+    /// Nobody waits for it any more.
+    over: Arc<AtomicBool>,
+}
+
+impl Drop for Copying {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Release);
+    }
+}
+
+/// How a step ended that was not lost.
+enum Stepped {
+    Complete,
+    /// It was not begun: these ranks held another state, and are newcomers now.
+    Quarantined(Vec<u32>),
 }
 
 /// A rank that lives through changes of its generation.
 pub struct Worker<'a, T: Training> {
     session: &'a mut Session,
     seat: Seat,
-    place: Assignment,
-    live: Live,
+    pub(super) place: Assignment,
+    pub(super) live: Live,
+    /// Counts the times that this generation's ranks began anew in place.
+    pub(super) turn: u64,
+    /// The ranks' states are compared before each step that is a multiple of this.
+    pub(super) compare_every: Option<u64>,
     pub training: T,
     patience: Patience,
-    formed: Option<Formed>,
-    kept: BTreeMap<u64, T::Results>,
+    pub(super) formed: Option<Formed>,
+    pub(super) kept: BTreeMap<u64, T::Results>,
     next: Option<u64>,
     copying: Option<Copying>,
     say_ready: bool,
@@ -199,6 +106,8 @@ impl<'a, T: Training> Worker<'a, T> {
             seat,
             live: Live::new(place.lineage),
             place,
+            turn: 0,
+            compare_every: None,
             training,
             patience,
             formed: None,
@@ -221,6 +130,15 @@ impl<'a, T: Training> Worker<'a, T> {
     /// This rank's place in the newest generation.
     pub fn place(&self) -> &Assignment {
         &self.place
+    }
+
+    /// Who works on the step that comes next: the same on every rank, between two steps.
+    pub fn share(&self) -> Share {
+        Share {
+            entered: self.live.entered().collect(),
+            rank: self.place.rank,
+            world: self.place.world,
+        }
     }
 
     /// The collectives of the generation, while there is one.
@@ -254,8 +172,17 @@ impl<'a, T: Training> Worker<'a, T> {
         let Some(step) = self.next else {
             return Ok(self.ended("no step is to be done".into(), None));
         };
+        let operation = self.operation();
         if let Directive::Stop { deadline, reason } = self.session.step(step)? {
             self.stopped_at = Some(step);
+            if let Some(formed) = &mut self.formed {
+                formed.group.set_op_within(operation);
+                match self.training.boundary(&mut formed.group) {
+                    // Whoever is lost now would have left anyway.
+                    Ok(()) | Err(Fault::Group(_)) => {}
+                    Err(fault) => return Err(fault.into()),
+                }
+            }
             return Ok(Outcome::Boundary {
                 step,
                 reason,
@@ -264,13 +191,14 @@ impl<'a, T: Training> Worker<'a, T> {
         }
         let began = Instant::now();
         match self.step(step) {
-            Ok(()) => {
+            Ok(Stepped::Complete) => {
                 self.slowest = (self.slowest * 15 / 16).max(began.elapsed());
                 Ok(Outcome::Stepped {
                     step,
                     committed: self.live.committed(),
                 })
             }
+            Ok(Stepped::Quarantined(ranks)) => Ok(Outcome::Quarantined { ranks, step }),
             Err(LiveError::Group(error)) if passes(&error) => Ok(self.ended_by(&error)),
             Err(error) => Err(error),
         }
@@ -280,7 +208,7 @@ impl<'a, T: Training> Worker<'a, T> {
     fn leave(&mut self) {
         // Dropped first: nothing of this generation is sent once the seat is parked.
         self.formed = None;
-        self.copying = None;
+        self.forget_copy();
         self.next = None;
         self.over_since.get_or_insert_with(Instant::now);
         self.seat.park();
@@ -295,7 +223,7 @@ impl<'a, T: Training> Worker<'a, T> {
     }
 
     fn ended(&mut self, why: String, lost: Option<u32>) -> Outcome {
-        let number = self.place.term.0;
+        let number = self.number();
         self.leave();
         // Cannot fail: a loss is expected in every phase.
         let _parked = self.live.handle(Event::Lost { number });
@@ -305,7 +233,7 @@ impl<'a, T: Training> Worker<'a, T> {
     fn regroup(&mut self) -> Result<Outcome, LiveError> {
         if !std::mem::take(&mut self.fresh) {
             match self.seat.next(self.patience.assignment) {
-                Some(place) => self.place = place,
+                Some(place) => (self.place, self.turn) = (place, 0),
                 None => return Ok(Outcome::Waiting),
             }
         }
@@ -335,13 +263,15 @@ impl<'a, T: Training> Worker<'a, T> {
     /// Forms the group, exchanges reports and carries out the verdict. Whether this rank survived.
     fn form(&mut self) -> Result<bool, LiveError> {
         let place = self.place;
-        let number = place.term.0;
+        let number = self.number();
         let rank = place.rank;
         self.live.handle(Event::Assigned { number, rank })?;
         let report = self.begin_exchange();
         // Two starts of one generation are two groups.
         let mut hasher = blake3::Hasher::new_derive_key("muster live group v1");
-        hasher.update(&place.digest.0).update(&number.to_le_bytes());
+        hasher
+            .update(&place.digest.0)
+            .update(&place.term.0.to_le_bytes());
         let token = *hasher.finalize().as_bytes();
         let aborter = Aborter::new()?;
         let over = Arc::new(AtomicBool::new(false));
@@ -360,33 +290,53 @@ impl<'a, T: Training> Worker<'a, T> {
             form_within: self.patience.form,
             op_within: self.operation(),
         };
-        let mut group = Group::form_abortable(&config, &aborter)?;
+        let group = Group::form_abortable(&config, &aborter)?;
         let hand = Hand::open(towards(place.master), token)?;
-        let hello = codec::encode_body(&(report, hand.address()))
-            .map_err(|_| LiveError::NoReport { rank })?;
-        let mut reports = Vec::new();
-        let mut peers = Vec::new();
-        for (rank, bytes) in (0..).zip(group.all_gather_bytes(&hello)?) {
-            let (report, address): (Report, SocketAddr) =
-                codec::decode_body(&bytes).map_err(|_| LiveError::NoReport { rank })?;
-            reports.push(report);
-            peers.push(address);
-        }
         self.formed = Some(Formed {
             group,
             hand,
-            peers,
+            peers: Vec::new(),
             token,
             over,
             _watch: watch,
         });
+        self.exchange(report)?;
+        let survived = self.copying.is_none();
+        if let Some(formed) = &mut self.formed {
+            self.training.regrouped(&mut formed.group, survived)?;
+        }
+        Ok(survived)
+    }
+
+    /// All ranks tell each other what they hold; what the rule makes of that is carried out.
+    pub(super) fn exchange(&mut self, report: Report) -> Result<(), LiveError> {
+        let (number, rank) = (self.number(), self.place.rank);
+        let Some(formed) = &mut self.formed else {
+            return Ok(());
+        };
+        formed.hand.withdraw_all();
+        let hello = codec::encode_body(&(report, formed.hand.address()))
+            .map_err(|_| LiveError::NoReport { rank })?;
+        let mut reports = Vec::new();
+        formed.peers.clear();
+        for (rank, bytes) in (0..).zip(formed.group.all_gather_bytes(&hello)?) {
+            let (report, address): (Report, SocketAddr) =
+                codec::decode_body(&bytes).map_err(|_| LiveError::NoReport { rank })?;
+            reports.push(report);
+            formed.peers.push(address);
+        }
         self.live.handle(Event::Reported { number, reports })?;
-        self.carry_out()?;
-        Ok(self.copying.is_none())
+        self.carry_out()
+    }
+
+    /// Waits for no copy of a state any more.
+    pub(super) fn forget_copy(&mut self) {
+        self.copying = None;
+        self.say_ready = false;
     }
 
     /// The report that the core wants exchanged.
-    fn begin_exchange(&mut self) -> Report {
+    pub(super) fn begin_exchange(&mut self) -> Report {
         let mut report = self.live.report();
         while let Some(effect) = self.live.poll_effect() {
             match effect {
@@ -403,18 +353,15 @@ impl<'a, T: Training> Worker<'a, T> {
     fn operation(&self) -> Duration {
         let most = self.patience.operation;
         match self.slowest {
+            _ if self.training.has_long_steps() => most,
             Duration::ZERO => most,
             slowest => (slowest * Patience::STEPS).clamp(most / 10, most),
         }
     }
 
-    fn step(&mut self, step: u64) -> Result<(), LiveError> {
-        let number = self.place.term.0;
-        let share = Share {
-            entered: self.live.entered().collect(),
-            rank: self.place.rank,
-            world: self.place.world,
-        };
+    fn step(&mut self, step: u64) -> Result<Stepped, LiveError> {
+        let number = self.number();
+        let share = self.share();
         let operation = self.operation();
         let flags = if std::mem::take(&mut self.say_ready) {
             READY
@@ -422,7 +369,7 @@ impl<'a, T: Training> Worker<'a, T> {
             0
         };
         let Some(formed) = &mut self.formed else {
-            return Ok(());
+            return Ok(Stepped::Complete);
         };
         formed.group.set_op_within(operation);
         let mut headers = vec![0u64; 2 * share.world as usize];
@@ -450,13 +397,18 @@ impl<'a, T: Training> Worker<'a, T> {
             ready,
         })?;
         self.carry_out()?;
+        if let Some(ranks) = self.deviating(step)? {
+            self.quarantine(&ranks)?;
+            return Ok(Stepped::Quarantined(ranks));
+        }
         let Some(formed) = &mut self.formed else {
-            return Ok(());
+            return Ok(Stepped::Complete);
         };
         let results = self.training.results(step, &share, &mut formed.group)?;
         self.kept.insert(step, results);
         self.live.handle(Event::Complete { number, step })?;
-        self.carry_out()
+        self.carry_out()?;
+        Ok(Stepped::Complete)
     }
 
     /// Takes in a copy that is complete.
@@ -478,7 +430,7 @@ impl<'a, T: Training> Worker<'a, T> {
         if !self.training.decode_state(&bytes) {
             return Err(LiveError::Useless { what: "state" });
         }
-        let number = self.place.term.0;
+        let number = self.number();
         self.live.handle(Event::Copied { number })?;
         self.carry_out()?;
         Ok(Some(Outcome::CaughtUp {
@@ -487,7 +439,7 @@ impl<'a, T: Training> Worker<'a, T> {
         }))
     }
 
-    fn carry_out(&mut self) -> Result<(), LiveError> {
+    pub(super) fn carry_out(&mut self) -> Result<(), LiveError> {
         while let Some(effect) = self.live.poll_effect() {
             self.effect(effect)?;
         }
@@ -495,7 +447,7 @@ impl<'a, T: Training> Worker<'a, T> {
     }
 
     fn effect(&mut self, effect: Effect) -> Result<(), LiveError> {
-        let number = self.place.term.0;
+        let number = self.number();
         match effect {
             // Done before the group was formed.
             Effect::Exchange(_) | Effect::Discard => {}
@@ -511,7 +463,9 @@ impl<'a, T: Training> Worker<'a, T> {
                 self.training.commit(step, results);
             }
             Effect::Release { step } => {
-                self.kept.remove(&step);
+                if let Some(results) = self.kept.remove(&step) {
+                    self.training.recycle(results);
+                }
             }
             Effect::HandResults { step, .. } => {
                 if let (Some(formed), Some(results)) = (&self.formed, self.kept.get(&step)) {
@@ -563,13 +517,17 @@ impl<'a, T: Training> Worker<'a, T> {
     /// Starts a copy of the frozen state on a thread of its own.
     fn copy(&self, boundary: u64, from: &[u32]) -> Result<Copying, LiveError> {
         let (told, came) = channel();
-        let since = Instant::now();
+        let copying = Copying {
+            came,
+            since: Instant::now(),
+            over: Arc::default(),
+        };
         if let Some(formed) = &self.formed {
             let sources: Vec<SocketAddr> = from
                 .iter()
                 .filter_map(|rank| formed.peers.get(*rank as usize).copied())
                 .collect();
-            let (token, over, within) = (formed.token, formed.over.clone(), self.patience.copy);
+            let (token, over, within) = (formed.token, copying.over.clone(), self.patience.copy);
             std::thread::Builder::new()
                 .name("muster-copy".into())
                 .spawn(move || {
@@ -578,7 +536,7 @@ impl<'a, T: Training> Worker<'a, T> {
                     let _gone = told.send(state);
                 })?;
         }
-        Ok(Copying { came, since })
+        Ok(copying)
     }
 }
 

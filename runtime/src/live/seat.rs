@@ -25,6 +25,12 @@ pub struct Seat {
 }
 
 impl Seat {
+    /// Whether the launcher has a seat for this process.
+    pub fn is_offered(session: &Session) -> bool {
+        let page = session.page();
+        page.load(word::FEATURES) & CAN_REASSIGN != 0 && read(&page).is_some()
+    }
+
     /// Takes the seat that the launcher has for this process: from now on the launcher parks it
     /// at the end of a generation, where it would end another. `None`: this launcher cannot, and
     /// the worker is restarted with each generation.
@@ -147,7 +153,7 @@ fn read(page: &Page) -> Option<Assignment> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use std::fs::File;
     use std::io::Write;
     use std::net::SocketAddr;
@@ -178,7 +184,7 @@ pub(super) mod tests {
     }
 
     /// What a launcher does.
-    pub(in crate::live) fn assign(page: &Page, assignment: &Assignment) {
+    pub(crate) fn assign(page: &Page, assignment: &Assignment) {
         let sequence = page.load(word::SEQUENCE);
         page.store(word::SEQUENCE, sequence + 1);
         for (at, value) in word::assignment().zip(assignment.encode()) {

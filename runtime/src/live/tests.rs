@@ -276,7 +276,9 @@ impl Rank {
                     Outcome::Regrouped { survived, .. } => Said::Regrouped { survived },
                     Outcome::CaughtUp { .. } => Said::CaughtUp,
                     Outcome::Ended { .. } => Said::Ended,
-                    Outcome::Boundary { .. } | Outcome::Waiting => continue,
+                    Outcome::Boundary { .. } | Outcome::Waiting | Outcome::Quarantined { .. } => {
+                        continue;
+                    }
                 };
                 let _gone = tell.send((said, worker.committed()));
             }

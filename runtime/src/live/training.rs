@@ -53,6 +53,40 @@ pub trait Training {
     /// # Errors
     /// A collective failed, or there is a checkpoint that cannot be used.
     fn restore(&mut self, group: &mut Group) -> Result<u64, Fault>;
+
+    /// A name of the state by which ranks are compared ([`Worker::compare_every`](super::Worker::compare_every)).
+    fn digest_state(&self) -> [u8; 32] {
+        *blake3::hash(&self.encode_state()).as_bytes()
+    }
+
+    /// Whether some steps take far longer than most, on this rank or another (they evaluate, say). Then each
+    /// operation is given [`Patience::operation`](super::Patience::operation), and not what the last steps took.
+    fn has_long_steps(&self) -> bool {
+        false
+    }
+
+    /// Results that are not needed any more: their memory may be used again.
+    fn recycle(&mut self, results: Self::Results) {
+        drop(results);
+    }
+
+    /// All ranks stop before a step, and some may leave for good: the last chance to talk with them. No more
+    /// than a chance, for a rank may be lost meanwhile. Every rank calls it, those without a state too.
+    ///
+    /// # Errors
+    /// A collective failed, which is taken for granted; or the training cannot go on.
+    fn boundary(&mut self, _group: &mut Group) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    /// A generation begins, before its first step. Every rank calls it; `survived`: with a state. What is
+    /// registered must not change.
+    ///
+    /// # Errors
+    /// A collective failed, or the training cannot go on.
+    fn regrouped(&mut self, _group: &mut Group, _survived: bool) -> Result<(), Fault> {
+        Ok(())
+    }
 }
 
 /// Who works on a step.
@@ -69,6 +103,11 @@ impl Share {
     /// order of ranks, the parts as long as each other up to one.
     pub fn part(&self, count: usize) -> Range<usize> {
         self.part_of(self.rank, count)
+    }
+
+    /// Whether this rank's samples count: it holds the state.
+    pub fn is_entered(&self) -> bool {
+        self.entered.binary_search(&self.rank).is_ok()
     }
 
     /// The part of another rank; empty for one that listens.

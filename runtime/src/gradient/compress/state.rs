@@ -25,6 +25,16 @@ impl Own {
         &self.residual
     }
 
+    /// Whether the codec keeps nothing back.
+    pub fn is_empty(&self) -> bool {
+        self.residual.is_empty() && self.velocity.is_empty()
+    }
+
+    /// All that is kept, list by list.
+    pub(crate) fn lists_mut(&mut self) -> [&mut Vec<f32>; 2] {
+        [&mut self.residual, &mut self.velocity]
+    }
+
     /// Its size, to report when it is dropped with a rank that is lost.
     pub fn norm(&self) -> f64 {
         super::super::clip::norm(&[&self.residual])

@@ -1,0 +1,157 @@
+//! What a training is told, and why it cannot be.
+
+use std::ops::Range;
+
+use super::model::BoxError;
+use crate::data::{LoadError, SamplerConfig, SamplerError};
+use crate::gradient::ScalerConfig;
+use crate::gradient::compress::{Codec, CodecError};
+use crate::schedule::{Schedule, Span};
+
+/// How a model is trained. The same on every rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// The data set's size, the seed, and the sizes of batches and microbatches.
+    pub sampler: SamplerConfig,
+    /// The training's length.
+    pub until: Span,
+    /// The learning rate, scaled by the global batch as it says.
+    pub schedule: Schedule,
+    /// How long the rise to a larger batch's rate takes, when the world grows.
+    pub ramp: Span,
+    /// How gradients travel.
+    pub codecs: Codecs,
+    /// Dynamic loss scaling, for gradients in 16 bits. Without it, a gradient that is not finite ends the
+    /// training.
+    pub mixed: Option<ScalerConfig>,
+    /// The mean gradient is shortened to this norm at most, over all buckets.
+    pub max_norm: Option<f64>,
+    /// Which evaluation is the best one.
+    pub better: Better,
+    /// Whether the best model is kept, as [`Model::encode`](super::Model::encode) gives it: a copy in the memory
+    /// of every rank.
+    pub keep_best: bool,
+}
+
+impl Config {
+    /// Uncompressed, in single precision, without clipping; a larger world's rate is reached within an epoch.
+    pub fn new(sampler: SamplerConfig, until: Span, schedule: Schedule) -> Config {
+        Config {
+            sampler,
+            until,
+            schedule,
+            ramp: Span::Epochs(1.0),
+            codecs: Codecs::All(Codec::None),
+            mixed: None,
+            max_norm: None,
+            better: Better::LowerLoss,
+            keep_best: false,
+        }
+    }
+}
+
+/// The codec of each bucket.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Codecs {
+    /// One for all.
+    All(Codec),
+    /// By the number of the bucket.
+    Each(Vec<Codec>),
+}
+
+/// Which of two evaluations is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Better {
+    /// The one with the lower mean loss.
+    LowerLoss,
+    /// The one with the higher mean of [`Measured::extra`](super::Measured::extra) at this place, such as right
+    /// answers per sample.
+    Higher(usize),
+}
+
+/// A training cannot be set up, or cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    #[error(transparent)]
+    Sampler(#[from] SamplerError),
+    #[error("bucket {bucket}")]
+    Codec {
+        bucket: usize,
+        #[source]
+        source: CodecError,
+    },
+    #[error("{codecs} codecs were given for {buckets} buckets")]
+    Codecs { codecs: usize, buckets: usize },
+    #[error(
+        "bucket {bucket} of the model is {range:?}; buckets must cover 0..{parameters} once, and none is empty"
+    )]
+    Buckets {
+        bucket: usize,
+        range: Range<usize>,
+        parameters: usize,
+    },
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error("the model failed in step {step}")]
+    Model {
+        step: u64,
+        #[source]
+        source: BoxError,
+    },
+    #[error("no thread can be started to reduce gradients; is the limit on processes reached?")]
+    Thread(#[source] std::io::Error),
+    #[error("the model gave {got} extra sums, not the {expected} that it announced")]
+    Extras { got: usize, expected: usize },
+    #[error(
+        "a gradient of step {step} is not finite; lower the learning rate, clip (`max_norm`), or scale the loss (`mixed`)"
+    )]
+    NotFinite { step: u64 },
+    #[error(
+        "the ranks trained on {got} samples in step {step}, not on the {expected} of its batch: their states differ; restore a checkpoint"
+    )]
+    Samples { step: u64, got: u64, expected: u64 },
+    #[error("cannot look for a checkpoint")]
+    Store(#[source] BoxError),
+    #[error(
+        "no rank has a checkpoint, and none is at a training's beginning; give the trainer a `Store`, or start the workers anew"
+    )]
+    Nothing,
+    #[error(
+        "the state that rank {rank} gave (step {step}) is not of this training; use another place for its checkpoints, or the configuration and model that it was saved with"
+    )]
+    Foreign { step: u64, rank: u32 },
+    #[error(
+        "this rank's state has {ours} steps, the step is number {theirs}: restore a checkpoint"
+    )]
+    OutOfStep { ours: u64, theirs: u64 },
+}
+
+/// Ranges that cover the arena once, none of them empty.
+pub(super) fn check(buckets: &[Range<usize>], parameters: usize) -> Result<(), TrainError> {
+    let mut sorted: Vec<(usize, &Range<usize>)> = buckets.iter().enumerate().collect();
+    sorted.sort_by_key(|(_, range)| range.start);
+    let mut end = 0;
+    for (bucket, range) in &sorted {
+        if range.start != end || range.end <= range.start {
+            return Err(TrainError::Buckets {
+                bucket: *bucket,
+                range: (*range).clone(),
+                parameters,
+            });
+        }
+        end = range.end;
+    }
+    match sorted.last() {
+        Some((bucket, range)) if end != parameters => Err(TrainError::Buckets {
+            bucket: *bucket,
+            range: (*range).clone(),
+            parameters,
+        }),
+        None if parameters > 0 => Err(TrainError::Buckets {
+            bucket: 0,
+            range: 0..0,
+            parameters,
+        }),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,96 @@
+//! What a user hears of a training.
+
+use std::time::{Duration, SystemTime};
+
+use muster_protocol::control::Reason;
+
+use super::model::{BoxError, Model};
+use super::report::{Best, Evaluation, Report};
+
+/// This rank's place, at the beginning of a generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub rank: u32,
+    pub world: u32,
+    pub local_rank: u32,
+    /// The generation's number; 0 without Muster.
+    pub generation: u64,
+    /// Steps that are over; for a newcomer, where its copy begins.
+    pub steps: u64,
+    /// This process kept its state.
+    pub survived: bool,
+    /// From the end of the generation before, as this rank saw it.
+    pub took: Option<Duration>,
+}
+
+/// All ranks stop before a step: a node goes, or others come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Boundary {
+    pub reason: Reason,
+    /// When the process may be killed, if a limit was given.
+    pub deadline: Option<SystemTime>,
+}
+
+/// Called on every rank, in the training's own thread. An error ends the training on this rank.
+#[expect(unused_variables, reason = "the names document what is given")]
+pub trait Hooks<M: Model> {
+    /// A step is committed.
+    ///
+    /// # Errors
+    /// Whatever the training shall end with.
+    fn on_step(&mut self, model: &M, report: &Report) -> Result<(), BoxError> {
+        Ok(())
+    }
+
+    /// An epoch is over: so many are now.
+    ///
+    /// # Errors
+    /// Whatever the training shall end with.
+    fn on_epoch(&mut self, model: &M, epochs: u64) -> Result<(), BoxError> {
+        Ok(())
+    }
+
+    /// The held-out samples were gone through. The result comes with the step after the evaluated one, so
+    /// `model` is one step ahead of it.
+    ///
+    /// # Errors
+    /// Whatever the training shall end with.
+    fn on_evaluate(&mut self, model: &M, evaluation: &Evaluation) -> Result<(), BoxError> {
+        Ok(())
+    }
+
+    /// An evaluation was better than all before.
+    ///
+    /// # Errors
+    /// Whatever the training shall end with.
+    fn on_best(&mut self, best: &Best) -> Result<(), BoxError> {
+        Ok(())
+    }
+
+    /// A generation begins.
+    ///
+    /// # Errors
+    /// Whatever the training shall end with.
+    fn on_regroup(&mut self, model: &M, place: &Place) -> Result<(), BoxError> {
+        Ok(())
+    }
+
+    /// All ranks have stopped. If there is a [`Store`](super::Store), rank 0 has saved the state.
+    ///
+    /// # Errors
+    /// Whatever the training shall end with.
+    fn on_boundary(&mut self, model: &M, boundary: &Boundary) -> Result<(), BoxError> {
+        Ok(())
+    }
+
+    /// These ranks held another state than the majority, and get its state now.
+    ///
+    /// # Errors
+    /// Whatever the training shall end with.
+    fn on_quarantine(&mut self, ranks: &[u32]) -> Result<(), BoxError> {
+        Ok(())
+    }
+}
+
+/// Hears nothing.
+impl<M: Model> Hooks<M> for () {}

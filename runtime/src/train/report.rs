@@ -1,0 +1,83 @@
+//! What becomes known of a training as it goes on.
+
+use std::time::Duration;
+
+use super::model::Measured;
+
+/// A step that is committed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// Steps that are over, this one included.
+    pub step: u64,
+    /// Epochs that are over, with the part of the one under way.
+    pub epochs: f64,
+    /// Ranks whose samples counted.
+    pub ranks: u32,
+    /// Samples of the step, over all ranks.
+    pub samples: u64,
+    /// The mean loss over them.
+    pub training_loss: f64,
+    /// The learning rate.
+    pub rate: f64,
+    /// What the loss was multiplied with, if it was.
+    pub scale: Option<f32>,
+    /// A gradient overflowed, and the step changed no parameter.
+    pub skipped: bool,
+    /// The norm of the mean gradient before clipping, if it is clipped.
+    pub norm: Option<f64>,
+    /// On this rank. `None`: it was not there, and committed the results of others.
+    pub times: Option<Times>,
+}
+
+impl Report {
+    /// Samples a second, of all ranks.
+    pub fn throughput(&self) -> Option<f64> {
+        let total = self.times.as_ref()?.total.as_secs_f64();
+        (total > 0.0).then(|| self.samples as f64 / total)
+    }
+}
+
+/// How long a step took on one rank, and what for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// From its beginning to the end of its commit, without evaluations.
+    pub total: Duration,
+    /// Waiting for samples.
+    pub loading: Duration,
+    /// Forward and backward.
+    pub computing: Duration,
+    /// In collectives, most of it beside the computation.
+    pub communicating: Duration,
+    /// Of that, with nothing left to compute: what synchronizing gradients costs.
+    pub exposed: Duration,
+    /// Clipping, and the optimizer.
+    pub updating: Duration,
+}
+
+/// Held-out samples, gone through by all ranks together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Evaluation {
+    /// Of the model after so many steps.
+    pub step: u64,
+    pub epochs: f64,
+    pub measured: Measured,
+    /// Better than all before.
+    pub best: bool,
+}
+
+/// The best evaluation, and its model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Best {
+    pub evaluation: Evaluation,
+    /// As [`Model::encode`](super::Model::encode) gave it, if it was to be kept and this rank was there.
+    pub model: Option<Vec<u8>>,
+}
+
+/// What a commit brought.
+#[derive(Clone, Debug, PartialEq)]
+pub enum News {
+    Step(Report),
+    /// An epoch is over; so many are now.
+    Epoch(u64),
+    Evaluated(Evaluation),
+}

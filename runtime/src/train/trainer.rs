@@ -1,0 +1,448 @@
+//! The loop around a training, with Muster or without.
+
+use super::config::TrainError;
+use super::hooks::{Boundary, Hooks, Place};
+use super::model::{BoxError, Model};
+use super::parallel::Parallel;
+use super::report::News;
+use super::restore::hand_out;
+use crate::collective::{Group, GroupConfig, GroupError};
+use crate::env::{EnvError, WorkerEnv};
+use crate::live::{
+    Comparison, Fault, LiveError, Outcome, Patience, Seat, Share, Training, Worker, compare,
+};
+use crate::session::{Directive, Session, SessionError};
+
+/// How often, beside the training itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Rank 0 saves the state each time so many steps are over, at planned boundaries, and at the end, if there
+    /// is a [`Store`](super::Store).
+    pub save_every: Option<u64>,
+    /// All ranks compare their states each so many steps, and one that deviates gets the state of the others.
+    /// Each time costs a digest of the whole state.
+    pub compare_every: Option<u64>,
+    /// How long is waited for what. Without live membership, only how long an operation may take counts.
+    pub patience: Patience,
+}
+
+/// A training that did not end as it should.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error(transparent)]
+    Train(#[from] TrainError),
+    #[error(transparent)]
+    Live(#[from] LiveError),
+    #[error(transparent)]
+    Group(#[from] GroupError),
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    #[error(transparent)]
+    Env(#[from] EnvError),
+    #[error("the launcher took this worker's seat back; start the worker again")]
+    Seat,
+    #[error("a hook ended the training")]
+    Hook(#[source] BoxError),
+    #[error("the state of step {step} cannot be saved")]
+    Save {
+        step: u64,
+        #[source]
+        source: BoxError,
+    },
+}
+
+impl From<Fault> for RunError {
+    fn from(fault: Fault) -> RunError {
+        match fault {
+            Fault::Group(error) => RunError::Group(error),
+            Fault::Training(error) => match error.downcast() {
+                Ok(error) => RunError::Train(*error),
+                Err(error) => RunError::Live(LiveError::Training(error)),
+            },
+        }
+    }
+}
+
+/// How a training ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    Complete,
+    /// All ranks stopped as agreed, with the state saved: this launcher starts them again.
+    Stopped,
+}
+
+/// A training with its loop.
+///
+/// ```
+/// use muster_runtime::data::{Batch, SamplerConfig, Tail};
+/// use muster_runtime::schedule::{Base, Scaling, Schedule, Span};
+/// use muster_runtime::train::optim::Sgd;
+/// use muster_runtime::train::{
+///     BoxError, Config, Ending, Feed, Gradients, Measured, Micro, Model, Parallel, Trainer, Update,
+/// };
+///
+/// /// A line through points (x, 3x + 1).
+/// struct Line {
+///     parameters: [f32; 2],
+///     optimizer: Sgd,
+/// }
+///
+/// impl Model for Line {
+///     type Sample = (f32, f32);
+///
+///     fn parameters(&self) -> usize {
+///         2
+///     }
+///
+///     fn buckets(&self) -> Vec<std::ops::Range<usize>> {
+///         vec![0..2]
+///     }
+///
+///     fn backward(&mut self, micro: &Micro<(f32, f32)>, into: &mut Gradients<'_>) -> Result<Measured, BoxError> {
+///         let mut measured = self.evaluate(micro)?;
+///         let [a, b] = self.parameters;
+///         let gradient = into.bucket(0);
+///         for (x, y) in &micro.samples {
+///             let error = a * x + b - y;
+///             gradient[0] += micro.scale * 2.0 * error * x;
+///             gradient[1] += micro.scale * 2.0 * error;
+///         }
+///         into.ready(0);
+///         Ok(measured)
+///     }
+///
+///     fn evaluate(&mut self, micro: &Micro<(f32, f32)>) -> Result<Measured, BoxError> {
+///         let [a, b] = self.parameters;
+///         let losses = micro.samples.iter().map(|(x, y)| f64::from(a * x + b - y).powi(2));
+///         Ok(Measured { loss: losses.sum(), samples: micro.samples.len() as u64, extra: Vec::new() })
+///     }
+///
+///     fn update(&mut self, update: &Update<'_>) {
+///         self.optimizer.step(&mut self.parameters, &update.gradient[0], update.rate);
+///     }
+///
+///     fn encode(&self) -> Vec<u8> {
+///         let mut bytes = self.optimizer.encode();
+///         bytes.extend(self.parameters.iter().flat_map(|p| p.to_le_bytes()));
+///         bytes
+///     }
+///
+///     fn decode(&mut self, bytes: &[u8]) -> bool {
+///         let Some((optimizer, [a, b])) = bytes.split_last_chunk::<8>().map(|(rest, last)| {
+///             (rest, [0, 4].map(|i| f32::from_le_bytes([last[i], last[i + 1], last[i + 2], last[i + 3]])))
+///         }) else {
+///             return false;
+///         };
+///         let fits = self.optimizer.decode(optimizer);
+///         if fits {
+///             self.parameters = [a, b];
+///         }
+///         fits
+///     }
+/// }
+///
+/// let sampler = SamplerConfig { samples: 64, seed: 7, batch: Batch::Global(16), microbatch: 4, tail: Tail::Keep };
+/// let schedule = Schedule { rate: 0.1, base: Base::Constant, scaling: Scaling::None, warm_up: None };
+/// let config = Config::new(sampler, Span::Epochs(50.0), schedule);
+/// let feed = Feed::direct(|index| {
+///     let x = index as f32 / 64.0;
+///     Ok((x, 3.0 * x + 1.0))
+/// });
+/// let line = Line { parameters: [0.0; 2], optimizer: Sgd::new(2).momentum(0.9) };
+/// let trainer = Trainer::new(Parallel::new(line, feed, config)?);
+///
+/// // Under `muster run` the session is `Session::from_env()?`; everything else is the same.
+/// let (ending, training) = trainer.run(None)?;
+/// assert_eq!(ending, Ending::Complete);
+/// let [a, b] = training.model().parameters;
+/// assert!((a - 3.0).abs() < 0.05 && (b - 1.0).abs() < 0.05);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Trainer<M: Model, H = ()> {
+    training: Parallel<M>,
+    aside: Aside<H>,
+}
+
+impl<M: Model, H> std::fmt::Debug for Trainer<M, H> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Trainer")
+            .field("training", &self.training)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What goes on beside the steps.
+#[derive(Debug)]
+pub(super) struct Aside<H> {
+    pub(super) hooks: H,
+    pub(super) options: Options,
+    /// The steps of the newest state that this process saved.
+    pub(super) saved: Option<u64>,
+}
+
+impl<M: Model> Trainer<M> {
+    pub fn new(training: Parallel<M>) -> Trainer<M> {
+        let aside = Aside {
+            hooks: (),
+            options: Options::default(),
+            saved: None,
+        };
+        Trainer { training, aside }
+    }
+}
+
+impl<M: Model, H: Hooks<M>> Trainer<M, H> {
+    /// Tells these hooks, instead of those before.
+    #[must_use]
+    pub fn hooks<T: Hooks<M>>(self, hooks: T) -> Trainer<M, T> {
+        let Aside { options, saved, .. } = self.aside;
+        Trainer {
+            training: self.training,
+            aside: Aside {
+                hooks,
+                options,
+                saved,
+            },
+        }
+    }
+
+    #[must_use]
+    pub fn options(mut self, options: Options) -> Self {
+        self.aside.options = options;
+        self
+    }
+
+    /// Trains until the end.
+    ///
+    /// - With the session of a launcher that keeps workers alive: stays in this process while nodes come and go.
+    /// - With another session: forms the generation's group, resumes from the [`Store`](super::Store), stops where
+    ///   all ranks agree to, and ends with an error when a rank is lost, to be started again.
+    /// - Without one: the same at the place that the environment names (as torchrun sets it), or else alone.
+    ///
+    /// # Errors
+    /// See [`RunError`]. The process should end, and start again from a checkpoint.
+    pub fn run(self, session: Option<&mut Session>) -> Result<(Ending, Parallel<M>), RunError> {
+        let Trainer { training, aside } = self;
+        match session {
+            Some(session) if Seat::is_offered(session) => {
+                let patience = aside.options.patience;
+                match Worker::join(session, training, patience) {
+                    Ok(worker) => live(worker, aside),
+                    // Taken back between the two questions.
+                    Err(_) => Err(RunError::Seat),
+                }
+            }
+            session => in_place(training, aside, session, &WorkerEnv::from_env()?),
+        }
+    }
+}
+
+impl<H> Aside<H> {
+    /// Passes on what was committed, and saves if it is time.
+    fn news<M: Model>(&mut self, training: &mut Parallel<M>) -> Result<(), RunError>
+    where
+        H: Hooks<M>,
+    {
+        for news in training.take_news() {
+            let model = training.model();
+            let told = match &news {
+                News::Step(report) => self.hooks.on_step(model, report),
+                News::Epoch(epochs) => self.hooks.on_epoch(model, *epochs),
+                News::Evaluated(evaluation) => self.hooks.on_evaluate(model, evaluation),
+            };
+            told.map_err(RunError::Hook)?;
+            let best = matches!(&news, News::Evaluated(evaluation) if evaluation.best);
+            if let Some(best) = training.best().filter(|_| best) {
+                self.hooks.on_best(&best).map_err(RunError::Hook)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the state is to be saved after this many steps.
+    fn is_due(&self, steps: u64) -> bool {
+        let every = self.options.save_every.filter(|every| *every > 0);
+        every.is_some_and(|every| steps > 0 && steps.is_multiple_of(every))
+    }
+
+    /// Saves the state, on the one rank that does.
+    fn save<M: Model>(&mut self, training: &mut Parallel<M>) -> Result<(), RunError> {
+        let step = training.steps();
+        if self.saved == Some(step) || training.store.is_none() {
+            return Ok(());
+        }
+        let state = training.encode();
+        if let Some(store) = &mut training.store {
+            let saved = store.save(step, &state);
+            saved.map_err(|source| RunError::Save { step, source })?;
+        }
+        self.saved = Some(step);
+        Ok(())
+    }
+}
+
+/// Stays in this process, whatever becomes of the others.
+fn live<M: Model, H: Hooks<M>>(
+    mut worker: Worker<'_, Parallel<M>>,
+    mut aside: Aside<H>,
+) -> Result<(Ending, Parallel<M>), RunError> {
+    worker.compare_every(aside.options.compare_every);
+    loop {
+        let outcome = worker.advance()?;
+        let saves = worker.place().rank == 0 && worker.is_settled();
+        match outcome {
+            Outcome::Regrouped {
+                place,
+                committed,
+                survived,
+                took,
+            } => {
+                let place = Place {
+                    rank: place.rank,
+                    world: place.world,
+                    local_rank: place.local_rank,
+                    generation: place.term.number(),
+                    steps: if survived {
+                        worker.training.steps()
+                    } else {
+                        committed
+                    },
+                    survived,
+                    took: Some(took),
+                };
+                let told = aside.hooks.on_regroup(worker.training.model(), &place);
+                told.map_err(RunError::Hook)?;
+                aside.news(&mut worker.training)?;
+            }
+            Outcome::Stepped { .. } | Outcome::CaughtUp { .. } => {
+                aside.news(&mut worker.training)?;
+                if saves && aside.is_due(worker.training.steps()) {
+                    aside.save(&mut worker.training)?;
+                }
+            }
+            Outcome::Quarantined { ranks, .. } => {
+                aside.hooks.on_quarantine(&ranks).map_err(RunError::Hook)?;
+            }
+            Outcome::Boundary {
+                reason, deadline, ..
+            } => {
+                if saves {
+                    aside.save(&mut worker.training)?;
+                }
+                let boundary = Boundary { reason, deadline };
+                let told = aside.hooks.on_boundary(worker.training.model(), &boundary);
+                told.map_err(RunError::Hook)?;
+                continue;
+            }
+            Outcome::Ended { .. } | Outcome::Waiting => continue,
+        }
+        // All ranks see this alike: nobody ends while a newcomer still has to catch up.
+        let share = worker.share();
+        let ranks = share.entered.len();
+        if ranks == share.world as usize
+            && share.is_entered()
+            && worker.training.is_complete(ranks)
+            && let Some(group) = worker.group()
+        {
+            // Nobody leaves while another is still in the last step. Who is gone by then had all.
+            let _gone = group.barrier();
+            if worker.place().rank == 0 {
+                aside.save(&mut worker.training)?;
+            }
+            return Ok((Ending::Complete, worker.training));
+        }
+    }
+}
+
+/// In one generation: until the end, a stop that was agreed, or a loss.
+pub(super) fn in_place<M: Model, H: Hooks<M>>(
+    mut training: Parallel<M>,
+    mut aside: Aside<H>,
+    mut session: Option<&mut Session>,
+    env: &WorkerEnv,
+) -> Result<(Ending, Parallel<M>), RunError> {
+    let mut group = Group::form(&GroupConfig::from_env(env))?;
+    group.set_op_within(aside.options.patience.operation);
+    let mut step = training.restore(&mut group)?;
+    let place = Place {
+        rank: env.rank,
+        world: env.world,
+        local_rank: env.local_rank,
+        generation: env.generation,
+        steps: training.steps(),
+        survived: false,
+        took: None,
+    };
+    let told = aside.hooks.on_regroup(training.model(), &place);
+    told.map_err(RunError::Hook)?;
+    let share = Share {
+        entered: (0..env.world).collect(),
+        rank: env.rank,
+        world: env.world,
+    };
+    while !training.is_complete(env.world as usize) {
+        if let Some(session) = session.as_mut()
+            && let Directive::Stop { deadline, reason } = session.step(step)?
+        {
+            save_together(&mut training, &mut aside, &mut group)?;
+            let boundary = Boundary { reason, deadline };
+            let told = aside.hooks.on_boundary(training.model(), &boundary);
+            told.map_err(RunError::Hook)?;
+            session.acknowledge(step);
+            return Ok((Ending::Stopped, training));
+        }
+        compare_states(&mut training, &mut aside, &mut group, step)?;
+        let results = training.results(step, &share, &mut group)?;
+        training.commit(step, &results);
+        training.recycle(results);
+        step += 1;
+        aside.news(&mut training)?;
+        if aside.is_due(training.steps()) {
+            save_together(&mut training, &mut aside, &mut group)?;
+        }
+    }
+    save_together(&mut training, &mut aside, &mut group)?;
+    Ok((Ending::Complete, training))
+}
+
+/// Rank 0 saves; all go on when it has.
+fn save_together<M: Model, H>(
+    training: &mut Parallel<M>,
+    aside: &mut Aside<H>,
+    group: &mut Group,
+) -> Result<(), RunError> {
+    if group.rank() == 0 {
+        aside.save(training)?;
+    }
+    Ok(group.barrier()?)
+}
+
+/// If it is time: a rank whose state deviates gets the state of the others.
+fn compare_states<M: Model, H: Hooks<M>>(
+    training: &mut Parallel<M>,
+    aside: &mut Aside<H>,
+    group: &mut Group,
+    step: u64,
+) -> Result<(), RunError> {
+    let every = aside.options.compare_every.filter(|every| *every > 0);
+    if !every.is_some_and(|every| step.is_multiple_of(every)) {
+        return Ok(());
+    }
+    match compare(group, Some(training.digest_state()))? {
+        Comparison::Same => Ok(()),
+        Comparison::Undecided { groups } => Err(LiveError::StatesDiffer { step, groups }.into()),
+        Comparison::Deviating { ranks, right } => {
+            let root = right.first().copied().unwrap_or(0);
+            let own = if group.rank() == root {
+                training.encode()
+            } else {
+                Vec::new()
+            };
+            let state = hand_out(group, root, own)?;
+            if ranks.contains(&group.rank()) && !training.decode(&state) {
+                return Err(LiveError::Useless { what: "state" }.into());
+            }
+            aside.hooks.on_quarantine(&ranks).map_err(RunError::Hook)
+        }
+    }
+}
