@@ -17,6 +17,7 @@ mod page;
 mod random;
 pub mod schedule;
 pub mod session;
+mod wide;
 
 pub use env::{EnvError, WorkerEnv};
 pub use session::{Directive, Session, SessionError};
