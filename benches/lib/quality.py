@@ -18,7 +18,7 @@ def main(argv):
     parser = argparse.ArgumentParser(prog="benches/run quality", description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--out", default=str(setup.ROOT / "target" / "bench-quality.jsonl"), help="file for the JSON lines")
     options = parser.parse_args(argv)
-    command = ["cargo", "test", "--release", "--quiet", "-p", "muster-runtime", "--lib", "--", "--exact", TEST, "--nocapture"]
+    command = ["cargo", "test", "--quiet", "-p", "muster-runtime", "--lib", "--", "--exact", TEST, "--nocapture"]
     ran = subprocess.run(command, cwd=setup.ROOT, check=False, stdout=subprocess.PIPE, text=True)
     # The harness may have written before it on the same line.
     lines = [json.loads(line[line.index("{") :]) for line in ran.stdout.splitlines() if '{"seed"' in line]

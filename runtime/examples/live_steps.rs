@@ -51,6 +51,7 @@ fn main() -> Result<(), Failure> {
         listener: Vec::new(),
         state: vec![0.0; state],
         spare: Rc::default(),
+        all_in: false,
         tried: None,
         quiet: options.contains_key("pairs"),
         who,
@@ -74,6 +75,8 @@ struct Steps {
     listener: Vec<f32>,
     state: Vec<f32>,
     spare: Spare,
+    /// All ranks' samples counted in the newest step.
+    all_in: bool,
     /// The newest step that was begun.
     tried: Option<u64>,
     /// Commits are not noted: the loop without live membership notes none either.
@@ -142,6 +145,7 @@ impl Training for Steps {
             &self.listener
         };
         group.all_reduce(Op::Sum, own, &mut sums.values)?;
+        self.all_in = share.entered.len() == share.world as usize;
         Ok(sums)
     }
 
@@ -187,7 +191,8 @@ impl Training for Steps {
 }
 
 fn train(mut worker: Worker<'_, Steps>, steps: u64) -> Result<(), Failure> {
-    while worker.committed() < steps || !worker.is_settled() {
+    // Nobody leaves while another one copies or listens: all see alike who has entered.
+    while worker.committed() < steps || !worker.training.all_in {
         match worker.advance()? {
             Outcome::Regrouped {
                 place,
