@@ -110,9 +110,26 @@ pub enum FetchError {
     Cancelled,
 }
 
-/// Bytes that do not change while they are offered.
-type Frozen = Box<dyn AsRef<[u8]> + Send + Sync>;
-type Offers = Arc<Mutex<BTreeMap<Thing, Arc<Frozen>>>>;
+/// Bytes that do not change while they are offered; they need not lie in one piece.
+pub(super) trait Frozen: Send + Sync {
+    /// Bytes of all pieces.
+    fn total(&self) -> usize;
+
+    /// What lies in one piece from this byte on: not empty, if there are any more.
+    fn piece(&self, byte: usize) -> &[u8];
+}
+
+impl Frozen for Vec<u8> {
+    fn total(&self) -> usize {
+        self.len()
+    }
+
+    fn piece(&self, byte: usize) -> &[u8] {
+        self.get(byte..).unwrap_or_default()
+    }
+}
+
+type Offers = Arc<Mutex<BTreeMap<Thing, Arc<dyn Frozen>>>>;
 
 /// Hands out what this rank offers, until it is dropped.
 pub(super) struct Hand {
@@ -161,8 +178,8 @@ impl Hand {
     }
 
     /// Offers a thing until it is withdrawn. Takes no time, whatever its length.
-    pub(super) fn offer(&self, thing: Thing, bytes: impl AsRef<[u8]> + Send + Sync + 'static) {
-        lock(&self.offers).insert(thing, Arc::new(Box::new(bytes)));
+    pub(super) fn offer(&self, thing: Thing, bytes: impl Frozen + 'static) {
+        lock(&self.offers).insert(thing, Arc::new(bytes));
     }
 
     /// Offers nothing any more; parts that are being sent are sent to their end.
@@ -255,23 +272,33 @@ fn serve(
             return Ok(());
         };
         let offer = lock(offers).get(&thing).cloned();
-        let bytes: &[u8] = offer.as_deref().map_or(&[], |bytes| (**bytes).as_ref());
-        let total = bytes.len() as u64;
-        let length = if offer.is_some() { total + 1 } else { 0 };
+        let total = offer.as_ref().map(|bytes| bytes.total() as u64);
+        let length = total.map_or(0, |total| total + 1);
         stream.write_all(&length.to_le_bytes())?;
-        if offer.is_none() || want == Want::Length {
+        let (Some(offer), Some(total)) = (offer, total) else {
+            continue;
+        };
+        if want == Want::Length {
             continue;
         }
-        let (from, until) = (from.min(total), from.saturating_add(len).min(total));
+        let until = from.saturating_add(len).min(total) as usize;
+        let mut at = from.min(total) as usize;
         let mut hasher = blake3::Hasher::new();
-        for chunk in bytes[from as usize..until as usize].chunks(CHUNK) {
+        while at < until {
             if over.load(Ordering::Acquire) {
                 return Ok(());
+            }
+            let piece = offer.piece(at);
+            let chunk = &piece[..piece.len().min(CHUNK).min(until - at)];
+            if chunk.is_empty() {
+                // Shorter than it said: this connection is of no use.
+                return Err(io::ErrorKind::InvalidData.into());
             }
             hasher.update(chunk);
             if want == Want::Bytes {
                 stream.write_all(chunk)?;
             }
+            at += chunk.len();
         }
         stream.write_all(hasher.finalize().as_bytes())?;
     }

@@ -187,3 +187,28 @@ fn a_source_that_dies_or_sends_damaged_bytes_is_taken_over_from() {
         served.join().unwrap();
     }
 }
+
+/// Bytes in pieces of one length.
+struct Pieces(Vec<Vec<u8>>, usize);
+
+impl Frozen for Pieces {
+    fn total(&self) -> usize {
+        self.0.iter().map(Vec::len).sum()
+    }
+
+    fn piece(&self, byte: usize) -> &[u8] {
+        let piece = self.0.get(byte / self.1);
+        piece.map_or(&[], |piece| &piece[byte % self.1..])
+    }
+}
+
+#[test]
+fn what_lies_in_pieces_is_copied_as_one() {
+    let len = PART as usize + 12_345;
+    let hands = [(); 2].map(|()| Hand::open(HERE, TOKEN).unwrap());
+    let pieces = bytes(len).chunks(777).map(<[u8]>::to_vec).collect();
+    hands[0].offer(Thing::State(1), Pieces(pieces, 777));
+    hands[1].offer(Thing::State(1), bytes(len));
+    let got = get(Thing::State(1), &[&hands[0], &hands[1]], SOON).unwrap();
+    assert!(got == bytes(len));
+}
