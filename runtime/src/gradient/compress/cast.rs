@@ -23,14 +23,32 @@ pub trait Half: Element {
 
 /// Rounds to 16 bits, to the nearest, ties to even: as many values as both have.
 pub fn narrow<T: Half>(from: &[f32], to: &mut [T]) {
-    let len = from.len().min(to.len());
-    T::narrow_by(&from[..len], 1.0, &mut to[..len]);
+    narrow_scaled(from, 1.0, to);
 }
 
 /// The inverse, which is exact: as many values as both have.
 pub fn widen<T: Half>(from: &[T], to: &mut [f32]) {
+    widen_scaled(from, 1.0, to);
+}
+
+fn narrow_scaled<T: Half>(from: &[f32], factor: f32, to: &mut [T]) {
     let len = from.len().min(to.len());
-    T::widen_by(&from[..len], 1.0, &mut to[..len]);
+    let at = unaligned(&to[..len]);
+    T::narrow_by(&from[..at], factor, &mut to[..at]);
+    T::narrow_by(&from[at..len], factor, &mut to[at..len]);
+}
+
+fn widen_scaled<T: Half>(from: &[T], factor: f32, to: &mut [f32]) {
+    let len = from.len().min(to.len());
+    let at = unaligned(&to[..len]);
+    T::widen_by(&from[..at], factor, &mut to[..at]);
+    T::widen_by(&from[at..len], factor, &mut to[at..len]);
+}
+
+/// Elements before the first one that begins a line of the cache. From there on no vector is written across two
+/// lines, which costs a fifth where the memory is the limit.
+fn unaligned<T>(to: &[T]) -> usize {
+    to.as_ptr().align_offset(64).min(to.len())
 }
 
 impl Half for f16 {
@@ -267,9 +285,9 @@ impl<T: Half> Cast<T> {
         self.own.resize(input.len(), T::zeroed());
         self.sum.resize(input.len(), T::zeroed());
         let divisor = T::divisor(group.world());
-        T::narrow_by(input, 1.0 / divisor, &mut self.own);
+        narrow_scaled(input, 1.0 / divisor, &mut self.own);
         group.all_reduce(Op::Sum, &self.own, &mut self.sum)?;
-        T::widen_by(&self.sum, divisor, sum);
+        widen_scaled(&self.sum, divisor, sum);
         Ok(())
     }
 }
