@@ -19,9 +19,9 @@ from . import procs, report, setup
 
 SYSTEMS = ["shm", "tcp", "mixed", "gloo", "bare"]
 OPERATIONS = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"]
-SIZES = [4, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
+SIZES = [4, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
 # Where an operation gives every rank as much again from each other one, the largest sizes are left out.
-LARGEST = {"all_gather": 16 << 20}
+LARGEST = {"all_gather": 64 << 20}
 BOUND = 600.0
 
 
@@ -107,6 +107,37 @@ def show(figures, worlds, chosen, systems):
         print("\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in table) + "\n")
 
 
+def bounds(figures, worlds):
+    """How the figures stand to what the runtime is to reach; of the median of the turns."""
+    rows = []
+
+    def median(world, size, system):
+        found = figures.values.get((f"world {world} all_reduce {size_name(size)}", "median", system))
+        return statistics.median(found) if found else None
+
+    def judge(text, value, holds, bound):
+        if value is not None:
+            rows.append(f"{text}: {value:.2f}, to be {bound}: {'yes' if holds(value) else 'NO'}")
+
+    def ratio(a, b):
+        return a / b if a and b else None
+
+    for world in worlds:
+        for size in (16 << 20, 64 << 20, 256 << 20):
+            name = f"world {world}, {size_name(size)}"
+            tcp, gloo = median(world, size, "tcp"), median(world, size, "gloo")
+            if size <= 64 << 20:
+                judge(f"{name}: speed of tcp by a bare exchange's", ratio(median(world, size, "bare"), tcp), lambda v: v >= 0.7, "0.7 or more")
+                judge(f"{name}: speed of tcp by gloo's", ratio(gloo, tcp), lambda v: v > 1, "above 1")
+                judge(f"{name}: speed of shm by gloo's", ratio(gloo, median(world, size, "shm")), lambda v: v >= 2, "2 or more")
+        if world == 2:
+            judge("world 2, 1 KiB: time of tcp by a bare exchange's", ratio(median(2, 1024, "tcp"), median(2, 1024, "bare")), lambda v: v <= 3, "3 or less")
+        if world == 4:
+            judge("world 4, 1 KiB: time of tcp by gloo's", ratio(median(4, 1024, "tcp"), median(4, 1024, "gloo")), lambda v: v <= 0.1, "0.1 or less")
+            judge("world 4, 1 KiB: time of shm by gloo's", ratio(median(4, 1024, "shm"), median(4, 1024, "gloo")), lambda v: v <= 0.1, "0.1 or less")
+    print("\n".join(rows))
+
+
 def listed(convert):
     return lambda text: [convert(part) for part in text.split(",")]
 
@@ -155,5 +186,6 @@ def main(argv):
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     show(figures, options.worlds, chosen, options.systems)
+    bounds(figures, options.worlds)
     print(f"JSON lines: {options.out}")
     return status

@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 VENV = TARGET / "venv"  # where tests/run has it, too
 TORCH = "2.11.0"
+TORCHFT = "0.2.0"
 
 
 def venv():
@@ -20,6 +21,19 @@ def venv():
         print(f"installing torch {TORCH} into {VENV} (once; 5 GB)", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", VENV], check=True)
         subprocess.run([programs / "pip", "install", "--quiet", f"torch=={TORCH}", "numpy"], check=True)
+    return programs
+
+
+def venv_torchft():
+    """The programs of a second environment with torchft, which sees the first one's PyTorch; made when it is absent."""
+    torch, programs = venv(), TARGET / "venv-torchft" / "bin"
+    if not (programs / "torchft_lighthouse").exists():
+        print(f"installing torchft {TORCHFT} into {programs.parent} (once)", file=sys.stderr)
+        subprocess.run([torch / "python", "-m", "venv", programs.parent], check=True)
+        paths = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        there = [subprocess.run([p / "python", "-c", paths], check=True, capture_output=True, text=True).stdout.strip() for p in (torch, programs)]
+        Path(there[1], "torch.pth").write_text(there[0] + "\n", encoding="utf-8")
+        subprocess.run([programs / "pip", "install", "--quiet", f"torchft=={TORCHFT}"], check=True)
     return programs
 
 

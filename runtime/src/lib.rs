@@ -19,6 +19,7 @@ mod random;
 pub mod schedule;
 pub mod session;
 pub mod train;
+mod wide;
 
 pub use env::{EnvError, WorkerEnv};
 pub use session::{Directive, Session, SessionError};

@@ -8,7 +8,7 @@ mod args;
 mod data;
 mod events;
 mod live;
-mod model;
+pub(crate) mod model;
 mod sampler;
 mod train;
 mod worker;

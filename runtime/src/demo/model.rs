@@ -9,7 +9,7 @@ pub(super) const HIDDEN: usize = 64;
 pub(super) const CLASSES: usize = 10;
 
 /// Parameters in all: both layers' weights (row by input) and biases.
-pub(super) const PARAMETERS: usize = INPUTS * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES;
+pub(crate) const PARAMETERS: usize = INPUTS * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES;
 
 /// The parts of a parameter vector, or of its gradient.
 struct Layers<'a> {
@@ -51,7 +51,7 @@ fn layers_mut(all: &mut [f32; PARAMETERS]) -> LayersMut<'_> {
 }
 
 /// Uniform weights after Glorot and Bengio (2010), zero biases.
-pub(super) fn initial(seed: u64) -> [f32; PARAMETERS] {
+pub(crate) fn initial(seed: u64) -> [f32; PARAMETERS] {
     let mut random = SplitMix::new(seed);
     let mut all = [0.0; PARAMETERS];
     let parts = layers_mut(&mut all);
@@ -95,7 +95,7 @@ fn forward(parts: &Layers<'_>, sample: &Sample) -> ([f32; HIDDEN], [f32; CLASSES
 }
 
 /// Adds the gradient of the loss, summed over `batch`, to `gradient`; returns the loss, summed.
-pub(super) fn backward(
+pub(crate) fn backward(
     parameters: &[f32; PARAMETERS],
     batch: &[&Sample],
     gradient: &mut [f32; PARAMETERS],
@@ -138,7 +138,7 @@ pub(super) fn backward(
 }
 
 /// How many samples are classified correctly: their own class scores highest, alone.
-pub(super) fn correct(parameters: &[f32; PARAMETERS], samples: &[Sample]) -> usize {
+pub(crate) fn correct(parameters: &[f32; PARAMETERS], samples: &[Sample]) -> usize {
     let parts = layers(parameters);
     samples
         .iter()

@@ -1,31 +1,45 @@
 //! Bytes that one rank hands to others of its generation while the training goes on: a frozen state
 //! for newcomers, and results for survivors that lack them. Plain TCP on threads of its own, so
 //! that a copy disturbs no collective. Every request proves the generation's token first.
+//!
+//! Nothing is hashed before it is asked for: what is offered is there at once. A part's bytes are hashed as they
+//! are sent, the digest follows them, and whoever gets them hashes them as they come. Then another source is
+//! asked for the digest of its own, so that no copy is made of two states that differ.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
 /// Bytes of one part of a copy.
 const PART: u64 = 4 << 20;
+/// Bytes that are hashed and sent, or received and hashed, at once: they stay in the second-level cache.
+const CHUNK: usize = 256 << 10;
 /// The most bytes of a thing that is handed over: a bound on what a length from the network may ask for.
 const MAX_LEN: u64 = 1 << 40;
 /// Connections that are served at once.
 const MAX_SERVED: usize = 32;
 /// The longest silence on a connection.
 const SILENCE: Duration = Duration::from_secs(10);
-/// How long a source that has nothing yet is left alone.
+/// How long sources that have nothing yet are left alone.
 const AGAIN: Duration = Duration::from_millis(3);
-/// How often the listener looks whether it is still wanted.
-const LOOK: Duration = Duration::from_millis(5);
+/// How long a source with nothing to do waits for another one's part, which it may have to check or to take over.
+const LOOK: Duration = Duration::from_micros(500);
+/// How long the listener rests when no connection can be taken.
+const REST: Duration = Duration::from_millis(20);
 
-const MAGIC: [u8; 8] = *b"MUSTERH1";
-const REQUEST_LEN: usize = 8 + 32 + 8 + 8 + 8 + 8;
-const ANSWER_LEN: usize = 8 + 32;
+const MAGIC: [u8; 8] = *b"MUSTERH2";
+const TOKEN_LEN: usize = 32;
+const REQUEST_LEN: usize = 8 + TOKEN_LEN + 5 * 8;
+const DIGEST_LEN: usize = 32;
 
 /// What is handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,6 +67,25 @@ impl Thing {
     }
 }
 
+/// What of a part is asked for. The answer begins with the length of the whole, plus one; 0, if it is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Want {
+    /// No more than that.
+    Length = 0,
+    /// The part's bytes, then their digest.
+    Bytes = 1,
+    /// The digest alone.
+    Digest = 2,
+}
+
+impl Want {
+    fn from_word(word: u64) -> Option<Want> {
+        [Want::Length, Want::Bytes, Want::Digest]
+            .into_iter()
+            .find(|want| *want as u64 == word)
+    }
+}
+
 /// A thing did not come.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
@@ -73,27 +106,47 @@ pub enum FetchError {
         one: SocketAddr,
         other: SocketAddr,
     },
-    #[error("the bytes of {thing:?} do not have the digest that their source named")]
-    Damaged { thing: Thing },
     #[error("not wanted any more")]
     Cancelled,
 }
 
-type Offers = Arc<Mutex<BTreeMap<Thing, Arc<Offer>>>>;
+/// Bytes that do not change while they are offered; they need not lie in one piece.
+pub(super) trait Frozen: Send + Sync {
+    /// Bytes of all pieces.
+    fn total(&self) -> usize;
 
-#[derive(Debug)]
-struct Offer {
-    bytes: Vec<u8>,
-    digest: [u8; 32],
+    /// What lies in one piece from this byte on: not empty, if there are any more.
+    fn piece(&self, byte: usize) -> &[u8];
 }
 
+impl Frozen for Vec<u8> {
+    fn total(&self) -> usize {
+        self.len()
+    }
+
+    fn piece(&self, byte: usize) -> &[u8] {
+        self.get(byte..).unwrap_or_default()
+    }
+}
+
+type Offers = Arc<Mutex<BTreeMap<Thing, Arc<dyn Frozen>>>>;
+
 /// Hands out what this rank offers, until it is dropped.
-#[derive(Debug)]
 pub(super) struct Hand {
     address: SocketAddr,
     offers: Offers,
     over: Arc<AtomicBool>,
+    /// Closed to wake the listener.
+    bell: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
+}
+
+impl fmt::Debug for Hand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hand")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Hand {
@@ -101,19 +154,21 @@ impl Hand {
     ///
     /// # Errors
     /// The address is not this host's, or no thread can be started.
-    pub(super) fn open(ip: IpAddr, token: [u8; 32]) -> io::Result<Hand> {
+    pub(super) fn open(ip: IpAddr, token: [u8; TOKEN_LEN]) -> io::Result<Hand> {
         let listener = TcpListener::bind((ip, 0))?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
+        let (bell, rung) = UnixStream::pair()?;
         let (offers, over) = (Offers::default(), Arc::new(AtomicBool::new(false)));
         let (theirs, stop) = (offers.clone(), over.clone());
         let thread = std::thread::Builder::new()
             .name("muster-hand".into())
-            .spawn(move || accept(&listener, &theirs, &token, &stop))?;
+            .spawn(move || accept(&listener, &rung, &theirs, &token, &stop))?;
         Ok(Hand {
             address,
             offers,
             over,
+            bell: Some(bell),
             thread: Some(thread),
         })
     }
@@ -122,14 +177,12 @@ impl Hand {
         self.address
     }
 
-    /// Offers a thing until it is withdrawn.
-    pub(super) fn offer(&self, thing: Thing, bytes: Vec<u8>) {
-        let digest = *blake3::hash(&bytes).as_bytes();
-        let offer = Arc::new(Offer { bytes, digest });
-        lock(&self.offers).insert(thing, offer);
+    /// Offers a thing until it is withdrawn. Takes no time, whatever its length.
+    pub(super) fn offer(&self, thing: Thing, bytes: impl Frozen + 'static) {
+        lock(&self.offers).insert(thing, Arc::new(bytes));
     }
 
-    /// Offers nothing any more; copies under way are cut short.
+    /// Offers nothing any more; parts that are being sent are sent to their end.
     pub(super) fn withdraw_all(&self) {
         lock(&self.offers).clear();
     }
@@ -138,6 +191,7 @@ impl Hand {
 impl Drop for Hand {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Release);
+        drop(self.bell.take());
         if let Some(thread) = self.thread.take() {
             let _ended = thread.join();
         }
@@ -148,29 +202,54 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn accept(listener: &TcpListener, offers: &Offers, token: &[u8; 32], over: &Arc<AtomicBool>) {
+fn accept(
+    listener: &TcpListener,
+    rung: &UnixStream,
+    offers: &Offers,
+    token: &[u8; TOKEN_LEN],
+    over: &Arc<AtomicBool>,
+) {
     let served = Arc::new(AtomicUsize::new(0));
     while !over.load(Ordering::Acquire) {
-        let Ok((stream, _)) = listener.accept() else {
-            // Nobody there, or no descriptor left: either way, look again a little later.
-            std::thread::sleep(LOOK);
-            continue;
-        };
-        if served.fetch_add(1, Ordering::AcqRel) >= MAX_SERVED {
-            served.fetch_sub(1, Ordering::AcqRel);
-            continue;
+        match listener.accept() {
+            Ok((stream, _)) => serve_apart(stream, &served, offers, token, over),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let mut fds = [
+                    PollFd::new(listener.as_fd(), PollFlags::POLLIN),
+                    PollFd::new(rung.as_fd(), PollFlags::POLLIN),
+                ];
+                if poll(&mut fds, PollTimeout::NONE).is_err() {
+                    std::thread::sleep(REST);
+                }
+            }
+            // No descriptor is left, or who came is gone again.
+            Err(_) => std::thread::sleep(REST),
         }
-        let (offers, token, over) = (offers.clone(), *token, over.clone());
-        let count = served.clone();
-        let spawned = std::thread::Builder::new()
-            .name("muster-hand-out".into())
-            .spawn(move || {
-                let _gone = serve(stream, &offers, &token, &over);
-                count.fetch_sub(1, Ordering::AcqRel);
-            });
-        if spawned.is_err() {
-            served.fetch_sub(1, Ordering::AcqRel);
-        }
+    }
+}
+
+/// Serves a connection on a thread of its own, or drops it when there are too many.
+fn serve_apart(
+    stream: TcpStream,
+    served: &Arc<AtomicUsize>,
+    offers: &Offers,
+    token: &[u8; TOKEN_LEN],
+    over: &Arc<AtomicBool>,
+) {
+    if served.fetch_add(1, Ordering::AcqRel) >= MAX_SERVED {
+        served.fetch_sub(1, Ordering::AcqRel);
+        return;
+    }
+    let (offers, token, over) = (offers.clone(), *token, over.clone());
+    let count = served.clone();
+    let spawned = std::thread::Builder::new()
+        .name("muster-hand-out".into())
+        .spawn(move || {
+            let _gone = serve(stream, &offers, &token, &over);
+            count.fetch_sub(1, Ordering::AcqRel);
+        });
+    if spawned.is_err() {
+        served.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -178,7 +257,7 @@ fn accept(listener: &TcpListener, offers: &Offers, token: &[u8; 32], over: &Arc<
 fn serve(
     mut stream: TcpStream,
     offers: &Offers,
-    token: &[u8; 32],
+    token: &[u8; TOKEN_LEN],
     over: &AtomicBool,
 ) -> io::Result<()> {
     stream.set_nonblocking(false)?;
@@ -188,52 +267,81 @@ fn serve(
     loop {
         let mut request = [0; REQUEST_LEN];
         stream.read_exact(&mut request)?;
-        let Some((thing, from, len)) = parse(&request, token) else {
+        let Some((thing, want, from, len)) = parse(&request, token) else {
             // A stranger, or a worker of another generation: no answer.
             return Ok(());
         };
         let offer = lock(offers).get(&thing).cloned();
-        let mut answer = [0; ANSWER_LEN];
-        if let Some(offer) = &offer {
-            answer[..8].copy_from_slice(&(offer.bytes.len() as u64 + 1).to_le_bytes());
-            answer[8..].copy_from_slice(&offer.digest);
+        let total = offer.as_ref().map(|bytes| bytes.total() as u64);
+        let length = total.map_or(0, |total| total + 1);
+        stream.write_all(&length.to_le_bytes())?;
+        let (Some(offer), Some(total)) = (offer, total) else {
+            continue;
+        };
+        if want == Want::Length {
+            continue;
         }
-        stream.write_all(&answer)?;
-        let Some(offer) = offer else { continue };
-        let total = offer.bytes.len() as u64;
-        let (from, until) = (from.min(total), from.saturating_add(len).min(total));
-        for part in offer.bytes[from as usize..until as usize].chunks(256 << 10) {
+        let until = from.saturating_add(len).min(total) as usize;
+        let mut at = from.min(total) as usize;
+        let mut hasher = blake3::Hasher::new();
+        while at < until {
             if over.load(Ordering::Acquire) {
                 return Ok(());
             }
-            stream.write_all(part)?;
+            let piece = offer.piece(at);
+            let chunk = &piece[..piece.len().min(CHUNK).min(until - at)];
+            if chunk.is_empty() {
+                // Shorter than it said: this connection is of no use.
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            hasher.update(chunk);
+            if want == Want::Bytes {
+                stream.write_all(chunk)?;
+            }
+            at += chunk.len();
         }
+        stream.write_all(hasher.finalize().as_bytes())?;
     }
 }
 
-fn parse(request: &[u8; REQUEST_LEN], token: &[u8; 32]) -> Option<(Thing, u64, u64)> {
-    let word = |at: usize| {
-        let bytes = request.get(at..at + 8)?;
-        Some(u64::from_le_bytes(bytes.try_into().ok()?))
-    };
+fn parse(request: &[u8; REQUEST_LEN], token: &[u8; TOKEN_LEN]) -> Option<(Thing, Want, u64, u64)> {
+    let (magic, rest) = request.split_first_chunk::<8>()?;
+    let (theirs, words) = rest.split_first_chunk::<TOKEN_LEN>()?;
     // Compared as a whole, so that the time tells nothing about how much of it was right.
-    let theirs = blake3::Hash::from_bytes(request[8..40].try_into().ok()?);
-    if request[..8] != MAGIC || theirs != blake3::Hash::from_bytes(*token) {
+    if *magic != MAGIC || blake3::Hash::from_bytes(*theirs) != blake3::Hash::from_bytes(*token) {
         return None;
     }
-    let thing = Thing::from_words(word(40)?, word(48)?)?;
-    Some((thing, word(56)?, word(64)?))
+    let words: Vec<u64> = words
+        .as_chunks()
+        .0
+        .iter()
+        .map(|word| u64::from_le_bytes(*word))
+        .collect();
+    let [kind, number, want, from, len] = words[..] else {
+        return None;
+    };
+    Some((
+        Thing::from_words(kind, number)?,
+        Want::from_word(want)?,
+        from,
+        len,
+    ))
 }
 
 /// A connection to one source.
 struct Source {
     at: SocketAddr,
     stream: TcpStream,
-    token: [u8; 32],
+    token: [u8; TOKEN_LEN],
+}
+
+/// What a source that answered well does not have, or not any more, or does not send as it said.
+fn not_right() -> io::Error {
+    io::ErrorKind::InvalidData.into()
 }
 
 impl Source {
-    fn connect(at: SocketAddr, token: [u8; 32]) -> io::Result<Source> {
+    fn connect(at: SocketAddr, token: [u8; TOKEN_LEN]) -> io::Result<Source> {
         let stream = TcpStream::connect_timeout(&at, SILENCE)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(SILENCE))?;
@@ -241,55 +349,97 @@ impl Source {
         Ok(Source { at, stream, token })
     }
 
-    /// Asks for a part. The whole's length and digest, or `None` when it is not there (yet).
-    fn ask(&mut self, thing: Thing, from: u64, len: u64) -> io::Result<Option<(u64, [u8; 32])>> {
+    /// The whole's length, or `None` when it is not there (yet); what was asked for follows.
+    fn ask(&mut self, thing: Thing, want: Want, from: u64, len: u64) -> io::Result<Option<u64>> {
         let (kind, number) = thing.words();
         let mut request = Vec::with_capacity(REQUEST_LEN);
         request.extend_from_slice(&MAGIC);
         request.extend_from_slice(&self.token);
-        for word in [kind, number, from, len] {
+        for word in [kind, number, want as u64, from, len] {
             request.extend_from_slice(&word.to_le_bytes());
         }
         self.stream.write_all(&request)?;
-        let mut answer = [0; ANSWER_LEN];
-        self.stream.read_exact(&mut answer)?;
-        let mut total = [0; 8];
-        total.copy_from_slice(&answer[..8]);
-        let mut digest = [0; 32];
-        digest.copy_from_slice(&answer[8..]);
-        match u64::from_le_bytes(total).checked_sub(1) {
-            None => Ok(None),
-            Some(total) if total > MAX_LEN => Err(io::ErrorKind::InvalidData.into()),
-            Some(total) => Ok(Some((total, digest))),
+        let mut length = [0; 8];
+        self.stream.read_exact(&mut length)?;
+        match u64::from_le_bytes(length).checked_sub(1) {
+            Some(total) if total > MAX_LEN => Err(not_right()),
+            total => Ok(total),
+        }
+    }
+
+    fn digest(&mut self) -> io::Result<[u8; DIGEST_LEN]> {
+        let mut digest = [0; DIGEST_LEN];
+        self.stream.read_exact(&mut digest)?;
+        Ok(digest)
+    }
+
+    /// Gets a part, and checks it; its digest.
+    fn get(
+        &mut self,
+        thing: Thing,
+        total: u64,
+        part: &mut Part<'_>,
+    ) -> io::Result<[u8; DIGEST_LEN]> {
+        if self.ask(thing, Want::Bytes, part.from, part.to.len() as u64)? != Some(total) {
+            return Err(not_right());
+        }
+        let mut hasher = blake3::Hasher::new();
+        for chunk in part.to.chunks_mut(CHUNK) {
+            self.stream.read_exact(chunk)?;
+            hasher.update(chunk);
+        }
+        let digest = self.digest()?;
+        if blake3::Hash::from_bytes(digest) != hasher.finalize() {
+            return Err(not_right());
+        }
+        Ok(digest)
+    }
+
+    /// The digest of this source's own part.
+    fn other(
+        &mut self,
+        thing: Thing,
+        total: u64,
+        (from, len): (u64, u64),
+    ) -> io::Result<[u8; DIGEST_LEN]> {
+        match self.ask(thing, Want::Digest, from, len)? {
+            Some(now) if now == total => self.digest(),
+            _ => Err(not_right()),
         }
     }
 }
 
 /// Gets a thing from these sources, which all have it or will, in parallel: each gives the next part
-/// that is missing, so a slow one gives fewer, and the parts of one that is lost come from others.
+/// that is missing, so a slow one gives fewer, and the parts of one that is lost come from others. Every part is
+/// checked by its digest, and by that of another source, while there is one.
 ///
 /// # Errors
 /// No source has it in time, sources contradict each other, or `cancelled` was set.
 pub(super) fn fetch(
     thing: Thing,
     sources: &[SocketAddr],
-    token: [u8; 32],
+    token: [u8; TOKEN_LEN],
     within: Duration,
     cancelled: &AtomicBool,
 ) -> Result<Vec<u8>, FetchError> {
     let (until, mut last) = (Instant::now() + within, String::from("nothing"));
+    let mut connected: Vec<(SocketAddr, Option<Source>)> =
+        sources.iter().map(|at| (*at, None)).collect();
     loop {
-        let found = ready_sources(thing, sources, token, &mut last);
-        if let Some((one, other)) = differing(&found) {
-            return Err(FetchError::Differ { thing, one, other });
-        }
-        if let Some((_, (total, digest))) = found.first() {
-            let (total, digest) = (*total, *digest);
+        let found = ready_sources(thing, &mut connected, token, &mut last);
+        if let Some(((first, total), others)) = found.split_first() {
+            if let Some((other, _)) = others.iter().find(|(_, theirs)| theirs != total) {
+                let (one, other) = (first.at, other.at);
+                return Err(FetchError::Differ { thing, one, other });
+            }
+            let total = *total;
             let ready: Vec<Source> = found.into_iter().map(|(source, _)| source).collect();
             match gather(thing, ready, total, cancelled) {
-                Ok(bytes) if *blake3::hash(&bytes).as_bytes() == digest => return Ok(bytes),
-                Ok(_) => return Err(FetchError::Damaged { thing }),
-                Err(error) => last = error.to_string(),
+                Ok(bytes) => return Ok(bytes),
+                Err(Missing::Differ(one, other)) => {
+                    return Err(FetchError::Differ { thing, one, other });
+                }
+                Err(Missing::Io(error)) => last = error.to_string(),
             }
         }
         if cancelled.load(Ordering::Acquire) {
@@ -307,29 +457,64 @@ pub(super) fn fetch(
     }
 }
 
-type Found = Vec<(Source, (u64, [u8; 32]))>;
-
-/// The sources that have the thing, each with its length and digest.
-fn ready_sources(thing: Thing, at: &[SocketAddr], token: [u8; 32], last: &mut String) -> Found {
+/// The sources that have the thing, each with its length; the connections with the others are kept.
+fn ready_sources(
+    thing: Thing,
+    all: &mut [(SocketAddr, Option<Source>)],
+    token: [u8; TOKEN_LEN],
+    last: &mut String,
+) -> Vec<(Source, u64)> {
     let mut found = Vec::new();
-    for at in at {
-        let asked = Source::connect(*at, token).and_then(|mut source| {
-            let answer = source.ask(thing, 0, 0)?;
-            Ok((source, answer))
+    for (at, kept) in all {
+        let connected = kept.take().map_or_else(|| Source::connect(*at, token), Ok);
+        let asked = connected.and_then(|mut source| {
+            let total = source.ask(thing, Want::Length, 0, 0)?;
+            Ok((source, total))
         });
         match asked {
-            Ok((source, Some(whole))) => found.push((source, whole)),
-            Ok((_, None)) => *last = format!("{at} does not have it yet"),
+            Ok((source, Some(total))) => found.push((source, total)),
+            Ok((source, None)) => {
+                *last = format!("{at} does not have it yet");
+                *kept = Some(source);
+            }
             Err(error) => *last = format!("{at}: {error}"),
         }
     }
     found
 }
 
-fn differing(found: &Found) -> Option<(SocketAddr, SocketAddr)> {
-    let (first, whole) = found.first()?;
-    let other = found.iter().find(|(_, other)| other != whole)?;
-    Some((first.at, other.0.at))
+/// A part's place in the whole, and where it is to be written.
+struct Part<'a> {
+    from: u64,
+    to: &'a mut [u8],
+}
+
+/// A part that has come, whose digest another source than `by` has to have too.
+struct Check {
+    part: (u64, u64),
+    digest: [u8; DIGEST_LEN],
+    by: SocketAddr,
+}
+
+enum Missing {
+    Differ(SocketAddr, SocketAddr),
+    Io(io::Error),
+}
+
+/// What is to be done yet by all sources of one copy.
+struct Todo<'a> {
+    parts: Vec<Part<'a>>,
+    checks: Vec<Check>,
+    /// Parts that some source is just sending.
+    coming: usize,
+    failure: Option<Missing>,
+}
+
+impl<'a> Todo<'a> {
+    fn next_check(&mut self, not_by: SocketAddr) -> Option<Check> {
+        let at = self.checks.iter().position(|check| check.by != not_by)?;
+        Some(self.checks.swap_remove(at))
+    }
 }
 
 /// All parts, from whoever gives them.
@@ -338,157 +523,112 @@ fn gather(
     sources: Vec<Source>,
     total: u64,
     cancelled: &AtomicBool,
-) -> io::Result<Vec<u8>> {
-    let len = usize::try_from(total).map_err(|_| io::ErrorKind::OutOfMemory)?;
-    let mut bytes = Vec::new();
-    bytes
+) -> Result<Vec<u8>, Missing> {
+    let too_large = || Missing::Io(io::ErrorKind::OutOfMemory.into());
+    let len = usize::try_from(total).map_err(|_| too_large())?;
+    // That there is as much is an error here and not the end of the process; the pages come as they are written.
+    Vec::<u8>::new()
         .try_reserve_exact(len)
-        .map_err(|_| io::ErrorKind::OutOfMemory)?;
-    bytes.resize(len, 0);
-    // Parts that nobody has taken yet; one that failed is put back.
-    let parts: Mutex<Vec<(u64, &mut [u8])>> = Mutex::new(
-        (0..)
-            .step_by(PART as usize)
-            .zip(bytes.chunks_mut(PART as usize))
-            .collect(),
-    );
-    let failure = Mutex::new(None);
+        .map_err(|_| too_large())?;
+    let mut bytes = vec![0; len];
+    let cut = (0..)
+        .step_by(PART as usize)
+        .zip(bytes.chunks_mut(PART as usize));
+    let todo = Mutex::new(Todo {
+        parts: cut.map(|(from, to)| Part { from, to }).collect(),
+        checks: Vec::new(),
+        coming: 0,
+        failure: None,
+    });
     std::thread::scope(|scope| {
-        for mut source in sources {
-            let (parts, failure) = (&parts, &failure);
-            scope.spawn(move || {
-                while !cancelled.load(Ordering::Acquire) {
-                    let Some((from, to)) = lock(parts).pop() else {
-                        return;
-                    };
-                    let asked = source.ask(thing, from, to.len() as u64);
-                    let read = match asked {
-                        Ok(Some((now, _))) if now == total => source.stream.read_exact(to),
-                        Ok(_) => Err(io::ErrorKind::NotFound.into()),
-                        Err(error) => Err(error),
-                    };
-                    if let Err(error) = read {
-                        lock(parts).push((from, to));
-                        lock(failure).replace(error);
-                        return;
-                    }
-                }
-            });
+        for source in sources {
+            scope.spawn(|| copy_from(source, thing, total, &todo, cancelled));
         }
     });
-    let missing = !lock(&parts).is_empty();
-    drop(parts);
-    if missing {
-        let error = lock(&failure).take();
-        return Err(error.unwrap_or_else(|| io::ErrorKind::Interrupted.into()));
+    let Todo { parts, failure, .. } = todo.into_inner().unwrap_or_else(PoisonError::into_inner);
+    match failure {
+        Some(Missing::Differ(one, other)) => return Err(Missing::Differ(one, other)),
+        failure if !parts.is_empty() => {
+            return Err(failure.unwrap_or(Missing::Io(io::ErrorKind::Interrupted.into())));
+        }
+        // What one source did not give another one did.
+        _ => {}
     }
+    drop(parts);
     Ok(bytes)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const TOKEN: [u8; 32] = [9; 32];
-    const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
-    const SOON: Duration = Duration::from_secs(20);
-
-    fn bytes(len: usize) -> Vec<u8> {
-        (0..len).map(|i| (i * 31 % 251) as u8).collect()
-    }
-
-    fn get(thing: Thing, from: &[&Hand], within: Duration) -> Result<Vec<u8>, FetchError> {
-        let sources: Vec<SocketAddr> = from.iter().map(|h| h.address()).collect();
-        fetch(thing, &sources, TOKEN, within, &AtomicBool::new(false))
-    }
-
-    #[test]
-    fn several_sources_give_one_copy() {
-        for len in [0, 1, (PART as usize) - 1, 3 * PART as usize + 7] {
-            let hands = [
-                Hand::open(HERE, TOKEN).unwrap(),
-                Hand::open(HERE, TOKEN).unwrap(),
-            ];
-            hands
-                .iter()
-                .for_each(|h| h.offer(Thing::State(5), bytes(len)));
-            assert_eq!(
-                get(Thing::State(5), &[&hands[0], &hands[1]], SOON).unwrap(),
-                bytes(len)
-            );
+/// One source's share of a copy: parts while there are any, and checks of what others gave.
+fn copy_from(
+    mut source: Source,
+    thing: Thing,
+    total: u64,
+    todo: &Mutex<Todo<'_>>,
+    cancelled: &AtomicBool,
+) {
+    let at = source.at;
+    while !cancelled.load(Ordering::Acquire) {
+        let mut list = lock(todo);
+        if matches!(list.failure, Some(Missing::Differ(..))) {
+            return;
+        }
+        let (part, check) = (list.parts.pop(), list.next_check(at));
+        list.coming += usize::from(part.is_some());
+        let idle = part.is_none() && check.is_none();
+        let over = idle && list.coming == 0;
+        drop(list);
+        if over {
+            return;
+        }
+        if idle {
+            std::thread::sleep(LOOK);
+        }
+        let mut failed = None;
+        if let Some(mut part) = part {
+            let got = source.get(thing, total, &mut part);
+            let mut list = lock(todo);
+            list.coming -= 1;
+            match got {
+                Ok(digest) => {
+                    let part = (part.from, part.to.len() as u64);
+                    list.checks.push(Check {
+                        part,
+                        digest,
+                        by: at,
+                    });
+                }
+                Err(error) => {
+                    list.parts.push(part);
+                    failed = Some(error);
+                }
+            }
+        }
+        if let Some(check) = check {
+            let theirs = match &failed {
+                None => source.other(thing, total, check.part),
+                Some(_) => Err(not_right()),
+            };
+            match theirs {
+                Ok(theirs) if theirs == check.digest => {}
+                Ok(_) => {
+                    lock(todo).failure = Some(Missing::Differ(check.by, at));
+                    return;
+                }
+                Err(error) => {
+                    lock(todo).checks.push(check);
+                    failed = failed.or(Some(error));
+                }
+            }
+        }
+        if let Some(error) = failed {
+            let mut list = lock(todo);
+            if list.failure.is_none() {
+                list.failure = Some(Missing::Io(error));
+            }
+            return;
         }
     }
-
-    #[test]
-    fn one_that_is_gone_or_late_is_made_up_for() {
-        let (gone, here) = (
-            Hand::open(HERE, TOKEN).unwrap(),
-            Hand::open(HERE, TOKEN).unwrap(),
-        );
-        let address = gone.address();
-        drop(gone);
-        let late = std::thread::scope(|scope| {
-            let asked = scope.spawn(|| {
-                let sources = [address, here.address()];
-                fetch(
-                    Thing::Results(3),
-                    &sources,
-                    TOKEN,
-                    SOON,
-                    &AtomicBool::new(false),
-                )
-            });
-            here.offer(Thing::Results(3), bytes(10));
-            asked.join().unwrap()
-        });
-        assert_eq!(late.unwrap(), bytes(10));
-    }
-
-    #[test]
-    fn what_differs_is_named_and_what_is_not_there_too() {
-        let hands = [
-            Hand::open(HERE, TOKEN).unwrap(),
-            Hand::open(HERE, TOKEN).unwrap(),
-        ];
-        hands[0].offer(Thing::State(1), bytes(5));
-        hands[1].offer(Thing::State(1), bytes(6));
-        let both = [&hands[0], &hands[1]];
-        assert!(matches!(
-            get(Thing::State(1), &both, SOON),
-            Err(FetchError::Differ { .. })
-        ));
-        let short = Duration::from_millis(20);
-        let missing = get(Thing::State(2), &both, short).unwrap_err();
-        assert!(
-            missing.to_string().contains("does not have it yet"),
-            "{missing}"
-        );
-        hands.iter().for_each(Hand::withdraw_all);
-        assert!(matches!(
-            get(Thing::State(1), &both, short),
-            Err(FetchError::NotThere { .. })
-        ));
-        let cancelled = AtomicBool::new(true);
-        let all = [hands[0].address()];
-        let none = fetch(Thing::State(1), &all, TOKEN, SOON, &cancelled);
-        assert!(matches!(none, Err(FetchError::Cancelled)));
-    }
-
-    #[test]
-    fn strangers_and_nonsense_get_no_answer() {
-        let hand = Hand::open(HERE, TOKEN).unwrap();
-        hand.offer(Thing::State(1), bytes(5));
-        let mut wrong = Source::connect(hand.address(), [8; 32]).unwrap();
-        assert!(wrong.ask(Thing::State(1), 0, 5).is_err());
-        let mut noise = TcpStream::connect(hand.address()).unwrap();
-        noise.write_all(&[0xff; REQUEST_LEN]).unwrap();
-        assert_eq!(noise.read(&mut [0; 8]).unwrap_or(0), 0);
-        // Any part of what is there may be asked for, and nothing beyond it.
-        let mut right = Source::connect(hand.address(), TOKEN).unwrap();
-        let (total, _) = right.ask(Thing::State(1), 3, u64::MAX).unwrap().unwrap();
-        let mut rest = [0; 2];
-        right.stream.read_exact(&mut rest).unwrap();
-        assert_eq!((total, rest.as_slice()), (5, &bytes(5)[3..]));
-        assert_eq!(right.ask(Thing::State(1), 9, 1).unwrap().unwrap().0, 5);
-    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,29 +1,21 @@
 //! Proof by replay: ranks are killed at every point of a step, and what the survivors hold at the
 //! end is, bit for bit, what one process gets that replays the log of who worked on which step.
 
+mod bed;
+mod leaks;
+mod quality;
+mod transfer;
+
+use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Write;
-use std::net::{SocketAddr, TcpListener};
-use std::os::fd::AsRawFd;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-use muster_protocol::Digest;
-use muster_protocol::control::fresh_page;
-use muster_protocol::control::live::{Assignment, CAN_REASSIGN, Term, word};
-
-use super::seat::tests::assign;
 use super::*;
 use crate::collective::{Group, Op};
-use crate::page::Page;
-use crate::session::Session;
+use bed::{Job, Rank};
 
 const BUCKETS: usize = 3;
 const WIDTH: usize = 5;
 const SAMPLES: usize = 12;
-const LONG: Duration = Duration::from_secs(60);
 
 /// Where a rank is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +26,11 @@ enum Point {
     AfterBucket(usize),
     BeforeCommit,
     InsideCommit,
+    /// Whatever the step: where the state is to be handed to a newcomer, and in the step after.
+    Handing,
+    AfterHanding,
+    /// Whatever the step: where the copy of the state is complete.
+    Copied,
 }
 
 /// Who worked on a step.
@@ -54,6 +51,7 @@ struct Model {
     parameters: Vec<f32>,
     log: Vec<Entry>,
     kill: Option<(u64, Point)>,
+    handed: Cell<bool>,
 }
 
 /// One sample's gradient: rounding makes the sum depend on who adds what to what.
@@ -121,6 +119,7 @@ impl Model {
             parameters: Vec::new(),
             log: Vec::new(),
             kill,
+            handed: Cell::new(false),
         }
     }
 
@@ -149,6 +148,9 @@ impl Training for Model {
         let mut sums = vec![0.0; BUCKETS * WIDTH];
         for bucket in 0..BUCKETS {
             self.die_at(step, Point::BeforeBucket(bucket));
+            if bucket == 1 && self.handed.get() {
+                self.die_at(0, Point::AfterHanding);
+            }
             // A listener has no state yet, and adds nothing.
             let own = match share.part(SAMPLES).is_empty() {
                 true => vec![0.0; WIDTH],
@@ -189,12 +191,15 @@ impl Training for Model {
     }
 
     fn encode_state(&self) -> Vec<u8> {
+        self.die_at(0, Point::Handing);
+        self.handed.set(true);
         let mut out = encode_log(&self.log);
         out.extend(self.parameters.iter().flat_map(|x| x.to_le_bytes()));
         out
     }
 
     fn decode_state(&mut self, bytes: &[u8]) -> bool {
+        self.die_at(0, Point::Copied);
         let Some((log, rest)) = decode_log(bytes) else {
             return false;
         };
@@ -227,189 +232,11 @@ fn decode_log(bytes: &[u8]) -> Option<(Vec<Entry>, &[u8])> {
     Some((log.collect(), rest))
 }
 
-/// What a rank says to the test.
-#[derive(Debug)]
-enum Said {
-    Committed,
-    Regrouped {
-        survived: bool,
-    },
-    CaughtUp,
-    /// It has lost the others, or was told.
-    Ended,
-}
-
-struct Rank {
-    page: Page,
-    _file: File,
-    said: Receiver<(Said, u64)>,
-    orders: Sender<()>,
-    thread: JoinHandle<(Vec<f32>, Vec<Entry>)>,
-    term: Term,
-    /// The newest step that it has committed.
-    committed: u64,
-}
-
-impl Rank {
-    fn start(assignment: &Assignment, kill: Option<(u64, Point)>) -> Rank {
-        let mut file = tempfile::tempfile().unwrap();
-        file.write_all(&fresh_page()).unwrap();
-        let page = Page::from_file(&file).unwrap();
-        page.store(word::FEATURES, CAN_REASSIGN);
-        assign(&page, assignment);
-        let (tell, said) = channel();
-        let (orders, stop) = channel();
-        let fd = file.as_raw_fd();
-        let (ready, started) = channel();
-        let thread = std::thread::spawn(move || {
-            let mut session = Session::from_fd(fd).unwrap();
-            let patience = Patience {
-                form: Duration::from_secs(20),
-                assignment: Duration::from_millis(20),
-                ..Patience::default()
-            };
-            let mut worker = Worker::join(&mut session, Model::new(kill), patience).unwrap();
-            ready.send(()).unwrap();
-            while stop.try_recv() != Err(std::sync::mpsc::TryRecvError::Disconnected) {
-                let said = match worker.advance().unwrap() {
-                    Outcome::Stepped { .. } => Said::Committed,
-                    Outcome::Regrouped { survived, .. } => Said::Regrouped { survived },
-                    Outcome::CaughtUp { .. } => Said::CaughtUp,
-                    Outcome::Ended { .. } => Said::Ended,
-                    Outcome::Boundary { .. } | Outcome::Waiting | Outcome::Quarantined { .. } => {
-                        continue;
-                    }
-                };
-                let _gone = tell.send((said, worker.committed()));
-            }
-            let model = worker.training;
-            (model.parameters, model.log)
-        });
-        started.recv_timeout(LONG).unwrap();
-        Rank {
-            page,
-            _file: file,
-            said,
-            orders,
-            thread,
-            term: assignment.term,
-            committed: 0,
-        }
-    }
-
-    /// Takes in what it said. Whether it is still there.
-    fn listen(&mut self) -> bool {
-        while let Ok((said, committed)) = self.said.try_recv() {
-            // Holds for every rank that keeps its state; a newcomer has none before.
-            if let Said::Regrouped { survived: true } = said {
-                assert!(committed >= self.committed, "a committed step is undone");
-            }
-            self.committed = committed;
-        }
-        !self.thread.is_finished()
-    }
-
-    /// Parks it, as a launcher does.
-    fn end(&self) {
-        self.page.store(word::ENDED, self.term.0);
-        self.page.wake(word::ENDED);
-        eventually("parked", || Term(self.page.load(word::PARKED)) >= self.term);
-    }
-}
-
-#[track_caller]
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let until = Instant::now() + LONG;
-    while !holds() {
-        assert!(Instant::now() < until, "not within {LONG:?}: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Launchers and agents of one job, in one.
-struct Job {
-    ranks: Vec<Rank>,
-    number: u64,
-}
-
-impl Job {
-    fn assignment(number: u64, rank: usize, world: usize, master: SocketAddr) -> Assignment {
-        Assignment {
-            term: Term::of(number, 0),
-            rank: rank as u32,
-            world: world as u32,
-            local_rank: 0,
-            local_world: 1,
-            node_rank: rank as u32,
-            nodes: world as u32,
-            restarts: 0,
-            master,
-            digest: Digest([number as u8; 32]),
-            lineage: Digest([1; 32]),
-        }
-    }
-
-    fn master() -> SocketAddr {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        free.local_addr().unwrap()
-    }
-
-    /// The first generation. `kill`: which rank is killed where.
-    fn start(world: usize, kills: &BTreeMap<usize, (u64, Point)>) -> Job {
-        let master = Job::master();
-        let ranks = (0..world)
-            .map(|rank| {
-                let assignment = Job::assignment(1, rank, world, master);
-                Rank::start(&assignment, kills.get(&rank).copied())
-            })
-            .collect();
-        Job { ranks, number: 1 }
-    }
-
-    /// The next generation: all that live keep their order, `join` others come after them.
-    fn regroup(&mut self, join: usize) {
-        let (living, dead): (Vec<Rank>, Vec<Rank>) =
-            self.ranks.drain(..).partition(|r| !r.thread.is_finished());
-        for rank in dead {
-            assert!(rank.thread.join().is_err(), "only a kill ends a rank");
-        }
-        self.ranks = living;
-        self.ranks.iter().for_each(Rank::end);
-        self.number += 1;
-        let (world, master) = (self.ranks.len() + join, Job::master());
-        for (i, rank) in self.ranks.iter_mut().enumerate() {
-            let assignment = Job::assignment(self.number, i, world, master);
-            rank.term = assignment.term;
-            assign(&rank.page, &assignment);
-        }
-        for i in world - join..world {
-            let assignment = Job::assignment(self.number, i, world, master);
-            self.ranks.push(Rank::start(&assignment, None));
-        }
-    }
-
-    /// Until `count` ranks are dead.
-    fn until_dead(&mut self, count: usize) {
-        eventually("a rank is dead", || {
-            let dead = self.ranks.iter_mut().filter(|r| r.thread.is_finished());
-            dead.count() >= count
-        });
-    }
-
-    /// Until every rank has committed this many steps.
-    fn until(&mut self, steps: u64) {
-        eventually("all get on", || {
-            self.ranks
-                .iter_mut()
-                .all(|r| r.listen() && r.committed >= steps)
-        });
-    }
-
-    fn newest(&mut self) -> u64 {
-        self.ranks.iter_mut().for_each(|r| {
-            r.listen();
-        });
-        self.ranks.iter().map(|r| r.committed).max().unwrap()
+impl Job<Model> {
+    /// The first generation. `kills`: which rank is killed where.
+    fn start(world: usize, kills: &BTreeMap<usize, (u64, Point)>) -> Job<Model> {
+        let first = (0..world).map(|rank| Model::new(kills.get(&rank).copied()));
+        Job::of(first.collect(), || Model::new(None))
     }
 
     /// Stops all at a boundary they share, and compares each with a replay of its log.
@@ -420,7 +247,8 @@ impl Job {
         let mut ends = Vec::new();
         for rank in self.ranks {
             drop(rank.orders);
-            ends.push(rank.thread.join().expect("lives"));
+            let model = rank.thread.join().expect("lives");
+            ends.push((model.parameters, model.log));
         }
         let shortest = ends.iter().map(|(_, log)| log.len()).min().unwrap();
         for (parameters, log) in &ends {

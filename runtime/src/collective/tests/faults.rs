@@ -66,6 +66,35 @@ fn a_silent_peer_is_named_after_the_time_for_an_operation() {
 }
 
 #[test]
+fn a_peer_that_stops_reading_is_named() {
+    // More than any socket buffer holds. In a broadcast the others only take, so nothing but that is missed.
+    const LEN: usize = 48 << 20;
+    for hosts in HOSTS {
+        for world in [2, 3] {
+            let quick = |config: GroupConfig| GroupConfig {
+                sharing: hosts(config.rank),
+                op_within: Duration::from_millis(700),
+                ..config
+            };
+            let done = std::sync::Barrier::new(world as usize);
+            let errors = on_ranks(world, quick, |mut group| {
+                let input = vec![3u8; if group.rank() == 0 { LEN } else { 0 }];
+                let mut output = vec![0; LEN];
+                let outcome = (group.rank() != 1)
+                    .then(|| group.broadcast(0, &input, &mut output).unwrap_err());
+                done.wait();
+                outcome
+            });
+            let errors: Vec<GroupError> = errors.into_iter().flatten().collect();
+            assert_eq!(errors.len(), world as usize - 1);
+            for error in errors {
+                assert_eq!(lost(&error), Some(1), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_rank_that_leaves_after_the_last_operation_disturbs_nobody() {
     for _ in 0..20 {
         on_all_hosts(4, |mut group| {

@@ -79,12 +79,29 @@ fn impostor(listener: &TcpListener, zero: std::net::SocketAddr) -> [TcpStream; 2
 #[test]
 fn wrong_bytes_from_a_rank_are_its_fault_and_nothing_panics() {
     type Say = fn(&mut [TcpStream; 2]);
-    let cases: [(Say, bool); 6] = [
+    let cases: [(Say, bool); 7] = [
         (|[_, data]| data.write_all(&[0xff; 4096]).unwrap(), false),
         (
             |[_, data]| {
                 data.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n and more, as long as a head")
                     .unwrap()
+            },
+            false,
+        ),
+        // What was under way in the generation before: the same operation, counted on.
+        (
+            |[_, data]| {
+                let before = Head {
+                    seq: 41,
+                    kind: 0,
+                    dtype: 0,
+                    op: 0,
+                    root: 0,
+                    len: 400_000,
+                    part: 0,
+                };
+                data.write_all(&before.encode()).unwrap();
+                data.write_all(&[0; 4096]).unwrap();
             },
             false,
         ),
@@ -141,4 +158,51 @@ fn wrong_bytes_from_a_rank_are_its_fault_and_nothing_panics() {
             }
         });
     }
+}
+
+#[test]
+fn a_peer_of_the_previous_generation_is_not_let_in() {
+    let listeners = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+    let seat = |rank: usize| Seat {
+        rank: rank as u32,
+        address: listeners[rank].local_addr().unwrap(),
+    };
+    let topology = Topology {
+        rank: 0,
+        hosts: vec![vec![seat(0)], vec![seat(1)]],
+        token: [9; 32],
+        digest: [7; 32],
+        form_within: Duration::from_secs(20),
+        op_within: Duration::from_secs(20),
+    };
+    let (zero, listener) = (seat(0).address, &listeners[0]);
+    std::thread::scope(|scope| {
+        let group = scope.spawn(move || {
+            let aborter = Aborter::new().unwrap();
+            let mut group = Group::connect(&topology, listener, &aborter).unwrap();
+            group.barrier().unwrap_err()
+        });
+        let (aborter, until) = (
+            Aborter::new().unwrap(),
+            Instant::now() + Duration::from_secs(20),
+        );
+        let card = |_: &TcpStream| {
+            Ok(Card {
+                address: None,
+                host: [0; 32],
+            })
+        };
+        let before = Place::new(1, 2, &[9; 32], &[6; 32]);
+        for purpose in [Purpose::Control, Purpose::Data] {
+            let called = call(&before, 0, zero, purpose, card, &aborter, until);
+            assert!(!matches!(called, Ok(Ok(_))), "{called:?}");
+        }
+        // This generation's comes in all the same.
+        drop(impostor(&listeners[1], zero));
+        let error = group.join().unwrap();
+        assert!(
+            matches!(error, GroupError::PeerLost { rank: 1, .. }),
+            "{error}"
+        );
+    });
 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::{Step, compensate};
 use crate::collective::{Group, GroupError};
+use crate::wide::widest;
 
 const SCALE: usize = size_of::<f32>();
 
@@ -81,7 +82,7 @@ impl Int8 {
         self.part.clear();
         self.part.resize(mine.len(), 0.0);
         for from in self.receive.chunks_exact(cut.bytes().max(1)) {
-            decode(from, self.block, &mut self.part, |sum, value| *sum += value);
+            decode(from, self.block, &mut self.part, How::Add);
         }
         let own_bytes = &mut self.send[..cut.bytes()];
         own_bytes.fill(0);
@@ -96,41 +97,46 @@ impl Int8 {
         *step.prepared = true;
         group.all_gather(own_bytes, &mut self.receive)?;
         for (rank, from) in self.receive.chunks_exact(cut.bytes().max(1)).enumerate() {
-            decode(from, self.block, &mut sum[cut.part(rank)], |to, value| {
-                *to = value
-            });
+            decode(from, self.block, &mut sum[cut.part(rank)], How::Put);
         }
         Ok(())
     }
 }
 
+/// Adding it rounds a value of less than 2^22 to a whole number, ties to even, and leaves that in the low bits.
+const ROUND: f32 = 12_582_912.0;
+
 /// The scale of a block: its largest absolute becomes 127. NaN, if a value is not finite, and so the whole
 /// block is. 0, if all are too small for a normal scale.
+#[inline(always)]
 fn scale_of(values: &[f32]) -> f32 {
-    let largest = values.iter().fold(0.0f32, |most, value| {
-        let value = value.abs();
-        // Keeps a NaN: no comparison with it is true.
-        if value <= most { most } else { value }
-    });
-    let finite = values
+    // Without the sign, bits are of numbers that compare as the values do, infinity and NaN above all others.
+    let largest = values
         .iter()
-        .fold(true, |all, value| all & value.is_finite());
+        .fold(0u32, |most, value| most.max(value.to_bits() & 0x7fff_ffff));
+    let largest = f32::from_bits(largest);
     match largest / 127.0 {
-        _ if !finite => f32::NAN,
+        _ if !largest.is_finite() => f32::NAN,
         scale if scale < f32::MIN_POSITIVE => 0.0,
         scale => scale,
     }
 }
 
-fn encode(values: &[f32], block: usize, to: &mut [u8]) {
-    for (values, to) in values.chunks(block).zip(to.chunks_exact_mut(SCALE + block)) {
-        let scale = scale_of(values);
-        let (head, to) = to.split_at_mut(SCALE);
-        head.copy_from_slice(&scale.to_le_bytes());
-        let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-        for (to, value) in to.iter_mut().zip(values) {
-            // Within -127..=127, but for the rounding of the inverse; `as` saturates.
-            *to = (value * inverse).round_ties_even() as i8 as u8;
+widest! {
+    fn encode(values: &[f32], block: usize, to: &mut [u8]) {
+        for (values, to) in values.chunks(block).zip(to.chunks_exact_mut(SCALE + block)) {
+            let scale = scale_of(values);
+            let (head, to) = to.split_at_mut(SCALE);
+            head.copy_from_slice(&scale.to_le_bytes());
+            if scale > 0.0 {
+                let inverse = 1.0 / scale;
+                for (to, value) in to.iter_mut().zip(values) {
+                    // Within -127..=127, but for the rounding of the inverse, which is rounded away here.
+                    *to = (value * inverse + ROUND).to_bits() as u8;
+                }
+            } else {
+                to[..values.len()].fill(0);
+            }
         }
     }
 }
@@ -138,10 +144,29 @@ fn encode(values: &[f32], block: usize, to: &mut [u8]) {
 /// The same; `values` become what was lost.
 fn encode_exact(values: &mut [f32], block: usize, to: &mut [u8]) {
     encode(values, block, to);
-    decode(to, block, values, |value, sent| *value -= sent);
+    decode(to, block, values, How::Subtract);
 }
 
-fn decode(from: &[u8], block: usize, to: &mut [f32], put: impl Fn(&mut f32, f32)) {
+/// What becomes of a place when a value comes for it.
+#[derive(Clone, Copy, Debug)]
+enum How {
+    Put,
+    Add,
+    Subtract,
+}
+
+widest! {
+    fn decode(from: &[u8], block: usize, to: &mut [f32], how: How) {
+        match how {
+            How::Put => each(from, block, to, |to, value| *to = value),
+            How::Add => each(from, block, to, |to, value| *to += value),
+            How::Subtract => each(from, block, to, |to, value| *to -= value),
+        }
+    }
+}
+
+#[inline(always)]
+fn each(from: &[u8], block: usize, to: &mut [f32], put: impl Fn(&mut f32, f32)) {
     for (to, from) in to.chunks_mut(block).zip(from.chunks_exact(SCALE + block)) {
         let Some((scale, from)) = from.split_first_chunk() else {
             continue;
@@ -171,7 +196,7 @@ mod tests {
             let mut left = values.clone();
             encode_exact(&mut left, block, &mut bytes);
             let mut got = vec![0.0; values.len()];
-            decode(&bytes, block, &mut got, |to, value| *to = value);
+            decode(&bytes, block, &mut got, How::Put);
             for (i, block) in values.chunks(block).enumerate().flat_map(|(b, c)| {
                 (0..c.len()).map(move |i| (b * block + i, c))
             }) {
@@ -191,7 +216,7 @@ mod tests {
             let mut bytes = vec![0; 4 * (SCALE + 10)];
             encode(&values, 10, &mut bytes);
             let mut got = vec![0.0; 40];
-            decode(&bytes, 10, &mut got, |to, value| *to = value);
+            decode(&bytes, 10, &mut got, How::Put);
             for (i, got) in got.iter().enumerate() {
                 prop_assert_eq!(got.is_nan(), i / 10 == at / 10);
             }

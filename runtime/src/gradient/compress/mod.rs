@@ -32,7 +32,9 @@ mod topk;
 
 use half::{bf16, f16};
 
+pub use cast::{Half, narrow, widen};
 pub use powersgd::Shape;
+pub use select::Largest;
 pub use state::{Own, Reduced, reshard};
 
 use crate::collective::{Group, GroupError, Op};
@@ -336,10 +338,12 @@ impl Bucket {
     }
 }
 
-/// `to` becomes the input with what was kept back.
+/// `to` becomes the input with what was kept back: all of one length, or nothing kept.
 fn compensate(to: &mut [f32], input: &[f32], residual: &[f32]) {
-    to.copy_from_slice(input);
-    for (to, kept) in to.iter_mut().zip(residual) {
-        *to += kept;
+    if residual.is_empty() {
+        return to.copy_from_slice(input);
+    }
+    for ((to, input), kept) in to.iter_mut().zip(input).zip(residual) {
+        *to = input + kept;
     }
 }

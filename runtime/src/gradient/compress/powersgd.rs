@@ -9,6 +9,7 @@ use std::ops::Range;
 use super::{Step, compensate};
 use crate::collective::{Group, GroupError, Op};
 use crate::random::{SplitMix, seed_of};
+use crate::wide::widest;
 
 /// One of a bucket's matrices, row by row. A vector has one column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,16 +121,8 @@ impl PowerSgd {
         let kept = &mut next.residual;
         compensate(kept, input, &own.residual);
         for m in &self.matrices {
-            let (rows, p) = (
-                kept[m.at.clone()].chunks_exact(m.columns),
-                &mut self.p_own[m.p.clone()],
-            );
-            for (i, row) in rows.enumerate() {
-                let columns = last[m.q.clone()].chunks_exact(m.columns);
-                for (p, q) in p.chunks_exact_mut(m.rows).zip(columns) {
-                    p[i] = dot(row, q);
-                }
-            }
+            let p = &mut self.p_own[m.p.clone()];
+            times_thin(&kept[m.at.clone()], m, &last[m.q.clone()], p);
         }
         group.all_reduce(Op::Sum, &self.p_own, &mut self.p)?;
 
@@ -139,14 +132,7 @@ impl PowerSgd {
             let p = &mut self.p[m.p.clone()];
             orthonormalize(p, m.rows, None);
             let matrix = &mut kept[m.at.clone()];
-            for (p, q) in p
-                .chunks_exact(m.rows)
-                .zip(q_own[m.q.clone()].chunks_exact_mut(m.columns))
-            {
-                for (p, row) in p.iter().zip(matrix.chunks_exact(m.columns)) {
-                    add_scaled(q, *p, row);
-                }
-            }
+            transposed_times_thin(matrix, m, p, &mut q_own[m.q.clone()]);
             add_product(matrix, m, p, &q_own[m.q.clone()], -1.0);
         }
         let mut at = 0;
@@ -178,16 +164,41 @@ impl PowerSgd {
     }
 }
 
-/// to += sign P Q^T.
-fn add_product(to: &mut [f32], m: &Matrix, p: &[f32], q: &[f32], sign: f32) {
-    for (i, row) in to.chunks_exact_mut(m.columns).enumerate() {
-        for (p, q) in p.chunks_exact(m.rows).zip(q.chunks_exact(m.columns)) {
-            add_scaled(row, sign * p[i], q);
+widest! {
+    /// P becomes M Q.
+    fn times_thin(matrix: &[f32], m: &Matrix, q: &[f32], p: &mut [f32]) {
+        for (i, row) in matrix.chunks_exact(m.columns).enumerate() {
+            for (p, q) in p.chunks_exact_mut(m.rows).zip(q.chunks_exact(m.columns)) {
+                p[i] = dot(row, q);
+            }
+        }
+    }
+}
+
+widest! {
+    /// Q += M^T P, in one pass over the matrix.
+    fn transposed_times_thin(matrix: &[f32], m: &Matrix, p: &[f32], q: &mut [f32]) {
+        for (i, row) in matrix.chunks_exact(m.columns).enumerate() {
+            for (p, q) in p.chunks_exact(m.rows).zip(q.chunks_exact_mut(m.columns)) {
+                add_scaled(q, p[i], row);
+            }
+        }
+    }
+}
+
+widest! {
+    /// to += sign P Q^T.
+    fn add_product(to: &mut [f32], m: &Matrix, p: &[f32], q: &[f32], sign: f32) {
+        for (i, row) in to.chunks_exact_mut(m.columns).enumerate() {
+            for (p, q) in p.chunks_exact(m.rows).zip(q.chunks_exact(m.columns)) {
+                add_scaled(row, sign * p[i], q);
+            }
         }
     }
 }
 
 /// to += factor * from.
+#[inline(always)]
 fn add_scaled(to: &mut [f32], factor: f32, from: &[f32]) {
     for (to, from) in to.iter_mut().zip(from) {
         *to += factor * from;
@@ -195,6 +206,7 @@ fn add_scaled(to: &mut [f32], factor: f32, from: &[f32]) {
 }
 
 /// Sixteen sums side by side, always added in the same order.
+#[inline(always)]
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0; 16];
     let (a, rest_a) = a.as_chunks::<16>();

@@ -7,6 +7,8 @@
 //! inner loop the compiler turns into vector instructions, collects those, and the choice is among them.
 //! When the sample was wrong, or too many are equal, two histograms of 16 bits each give the bound exactly.
 
+use crate::wide::widest;
+
 /// Values that the sample has.
 const SAMPLE: usize = 1 << 14;
 /// Values that are compared with the bound at once.
@@ -18,9 +20,10 @@ fn absolute(value: f32) -> i32 {
     (value.to_bits() & ABSOLUTE) as i32
 }
 
-/// Chooses, and keeps its buffers.
+/// Chooses the largest values by their absolute, and keeps its buffers. NaN is larger than infinity, and that
+/// than all numbers; of equal ones the first are chosen.
 #[derive(Debug, Default)]
-pub(super) struct Largest {
+pub struct Largest {
     candidates: Vec<u32>,
     bits: Vec<i32>,
 }
@@ -28,7 +31,7 @@ pub(super) struct Largest {
 impl Largest {
     /// The indices of the `count` largest, ascending; of all, if there are not more. There are at most 2^32
     /// values.
-    pub(super) fn choose(&mut self, values: &[f32], count: usize) -> &[u32] {
+    pub fn choose(&mut self, values: &[f32], count: usize) -> &[u32] {
         self.candidates.clear();
         if count >= values.len() {
             self.candidates.extend(0..values.len() as u32);
@@ -70,23 +73,7 @@ impl Largest {
     /// All that reach the bound; false, if there are more than `most`.
     fn collect(&mut self, values: &[f32], bound: i32, most: usize) -> bool {
         self.candidates.clear();
-        for (i, chunk) in values.chunks(CHUNK).enumerate() {
-            let any = chunk
-                .iter()
-                .fold(false, |any, value| any | (absolute(*value) >= bound));
-            if !any {
-                continue;
-            }
-            let first = (i * CHUNK) as u32;
-            let reach = (first..)
-                .zip(chunk)
-                .filter(|(_, value)| absolute(**value) >= bound);
-            self.candidates.extend(reach.map(|(index, _)| index));
-            if self.candidates.len() > most {
-                return false;
-            }
-        }
-        true
+        reaching(values, bound, most, &mut self.candidates)
     }
 
     /// Of the candidates, those above `exact`, and the first `equal` ones that are the same.
@@ -118,6 +105,29 @@ impl Largest {
                 self.candidates.push(index);
             }
         }
+    }
+}
+
+widest! {
+    /// Adds the places of those that reach the bound; false, if there are more than `most`.
+    fn reaching(values: &[f32], bound: i32, most: usize, places: &mut Vec<u32>) -> bool {
+        for (i, chunk) in values.chunks(CHUNK).enumerate() {
+            let any = chunk
+                .iter()
+                .fold(false, |any, value| any | (absolute(*value) >= bound));
+            if !any {
+                continue;
+            }
+            let first = (i * CHUNK) as u32;
+            let reach = (first..)
+                .zip(chunk)
+                .filter(|(_, value)| absolute(**value) >= bound);
+            places.extend(reach.map(|(index, _)| index));
+            if places.len() > most {
+                return false;
+            }
+        }
+        true
     }
 }
 

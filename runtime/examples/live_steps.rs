@@ -1,0 +1,316 @@
+//! One worker of the benches `regroup` and `transfer`: live steps of a given size, without a model.
+//!
+//! - `live_steps --log DIR --gradient BYTES --state BYTES --step-ms MS --steps N`, started by `muster run`: every
+//!   commit and every change of the generation goes to a file of this process in DIR, one line of JSON each.
+//! - `live_steps --pairs N --world W ...`: waits for W ranks, then does each step twice, once live and once as a
+//!   loop without live membership does it (the same all-reduce and update, nothing else), by turns first and
+//!   second; rank 0 notes both times.
+//! - `live_steps --tcp BYTES` needs no place: so many bytes over one plain loopback connection.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::error::Error;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::rc::Rc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use muster_runtime::Session;
+use muster_runtime::collective::{Group, Op};
+use muster_runtime::live::{Fault, Outcome, Patience, Share, Training, Worker};
+
+type Failure = Box<dyn Error>;
+
+fn main() -> Result<(), Failure> {
+    let mut options = HashMap::new();
+    let mut args = std::env::args().skip(1);
+    while let Some(name) = args.next() {
+        let value = args.next().ok_or("every option has a value")?;
+        options.insert(name.trim_start_matches("--").to_owned(), value);
+    }
+    let number = |name: &str, default: u64| {
+        let value = options.get(name).map(|text| text.parse::<u64>());
+        value.unwrap_or(Ok(default))
+    };
+    let tcp = number("tcp", 0)? as usize;
+    if tcp > 0 {
+        return plain_tcp(tcp);
+    }
+    let gradient = (number("gradient", 1 << 20)? as usize / 4).max(1);
+    let state = (number("state", 0)? as usize / 4).max(gradient);
+    let directory = options.get("log").ok_or("--log is needed")?;
+    // A process id may be one of a namespace, so it names nobody alone.
+    let node = std::env::var("BENCH_NODE").unwrap_or_default();
+    let who = format!("{node}.{}.{}", std::process::id(), now());
+    let log = File::create(Path::new(directory).join(format!("{who}.jsonl")))?;
+    let training = Steps {
+        pause: Duration::from_millis(number("step-ms", 0)?),
+        gradient: vec![1e-3; gradient],
+        listener: Vec::new(),
+        state: vec![0.0; state],
+        spare: Rc::default(),
+        all_in: false,
+        tried: None,
+        quiet: options.contains_key("pairs"),
+        who,
+        log,
+    };
+    let mut session = Session::from_env()?.ok_or("start me with `muster run`")?;
+    let worker = Worker::join(&mut session, training, Patience::default())
+        .map_err(|_| "this launcher restarts workers")?;
+    match number("pairs", 0)? {
+        0 => train(worker, number("steps", u64::MAX)?),
+        pairs => compare(worker, pairs, number("world", 2)? as u32),
+    }
+}
+
+/// What is trained: a state of which each step changes as much as the gradient is long, the next part each time.
+struct Steps {
+    /// In the place of a forward and a backward pass.
+    pause: Duration,
+    gradient: Vec<f32>,
+    /// What a rank contributes that only listens.
+    listener: Vec<f32>,
+    state: Vec<f32>,
+    spare: Spare,
+    /// All ranks' samples counted in the newest step.
+    all_in: bool,
+    /// The newest step that was begun.
+    tried: Option<u64>,
+    /// Commits are not noted: the loop without live membership notes none either.
+    quiet: bool,
+    who: String,
+    log: File,
+}
+
+/// Buffers of results that are kept no longer, so that no step allocates.
+type Spare = Rc<RefCell<Vec<Vec<f32>>>>;
+
+struct Sums {
+    values: Vec<f32>,
+    spare: Spare,
+}
+
+impl Drop for Sums {
+    fn drop(&mut self) {
+        let values = std::mem::take(&mut self.values);
+        self.spare.borrow_mut().push(values);
+    }
+}
+
+fn now() -> u128 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.unwrap_or_default().as_nanos()
+}
+
+fn update(state: &mut [f32], step: u64, sums: &[f32]) {
+    let parts = (state.len() / sums.len()) as u64;
+    let at = (step % parts) as usize * sums.len();
+    for (value, sum) in state[at..].iter_mut().zip(sums) {
+        *value -= 0.1 * sum;
+    }
+}
+
+impl Steps {
+    fn note(&mut self, event: &str, step: u64, more: &str) {
+        // A bench whose log cannot be written has no figures, and says so by that.
+        let _shown = writeln!(
+            self.log,
+            "{{\"event\": \"{event}\", \"t\": {}, \"who\": \"{}\", \"step\": {step}{more}}}",
+            now(),
+            self.who
+        );
+    }
+}
+
+impl Training for Steps {
+    type Results = Sums;
+
+    fn results(&mut self, step: u64, share: &Share, group: &mut Group) -> Result<Sums, Fault> {
+        if self.tried.replace(step) == Some(step) {
+            self.note("again", step, "");
+        }
+        std::thread::sleep(self.pause);
+        let values = self.spare.borrow_mut().pop();
+        let mut sums = Sums {
+            values: values.unwrap_or_else(|| vec![0.0; self.gradient.len()]),
+            spare: self.spare.clone(),
+        };
+        let own = if share.entered.contains(&share.rank) {
+            &self.gradient
+        } else {
+            self.listener.resize(self.gradient.len(), 0.0);
+            &self.listener
+        };
+        group.all_reduce(Op::Sum, own, &mut sums.values)?;
+        self.all_in = share.entered.len() == share.world as usize;
+        Ok(sums)
+    }
+
+    fn commit(&mut self, step: u64, sums: &Sums) {
+        update(&mut self.state, step, &sums.values);
+        if !self.quiet {
+            self.note("commit", step, "");
+        }
+    }
+
+    fn encode_results(&self, sums: &Sums) -> Vec<u8> {
+        bytemuck::cast_slice(&sums.values).to_vec()
+    }
+
+    fn decode_results(&self, bytes: &[u8]) -> Option<Sums> {
+        let mut values = vec![0.0; self.gradient.len()];
+        let into: &mut [u8] = bytemuck::cast_slice_mut(&mut values);
+        (into.len() == bytes.len()).then(|| into.copy_from_slice(bytes))?;
+        Some(Sums {
+            values,
+            spare: self.spare.clone(),
+        })
+    }
+
+    fn encode_state(&self) -> Vec<u8> {
+        bytemuck::cast_slice(&self.state).to_vec()
+    }
+
+    fn decode_state(&mut self, bytes: &[u8]) -> bool {
+        let into: &mut [u8] = bytemuck::cast_slice_mut(&mut self.state);
+        let fits = into.len() == bytes.len();
+        if fits {
+            into.copy_from_slice(bytes);
+        }
+        fits
+    }
+
+    fn restore(&mut self, group: &mut Group) -> Result<u64, Fault> {
+        group.barrier()?;
+        self.state.fill(0.0);
+        Ok(0)
+    }
+}
+
+fn train(mut worker: Worker<'_, Steps>, steps: u64) -> Result<(), Failure> {
+    // Nobody leaves while another one copies or listens: all see alike who has entered.
+    while worker.committed() < steps || !worker.training.all_in {
+        match worker.advance()? {
+            Outcome::Regrouped {
+                place,
+                committed,
+                survived,
+                took,
+            } => {
+                let more = format!(
+                    ", \"rank\": {}, \"world\": {}, \"survived\": {survived}, \"took\": {}",
+                    place.rank,
+                    place.world,
+                    took.as_secs_f64()
+                );
+                worker.training.note("regrouped", committed, &more);
+            }
+            Outcome::CaughtUp { committed, took } => {
+                let more = format!(", \"took\": {}", took.as_secs_f64());
+                worker.training.note("caught_up", committed, &more);
+            }
+            Outcome::Ended { .. } => {
+                let committed = worker.committed();
+                worker.training.note("ended", committed, "");
+            }
+            Outcome::Stepped { .. } | Outcome::Boundary { .. } | Outcome::Waiting => {}
+        }
+    }
+    if let Some(group) = worker.group() {
+        // Nobody leaves while another is still in the last step.
+        let _gone = group.barrier();
+    }
+    let digest = blake3::hash(bytemuck::cast_slice(&worker.training.state));
+    let more = format!(", \"digest\": \"{}\"", digest.to_hex());
+    let committed = worker.committed();
+    worker.training.note("done", committed, &more);
+    Ok(())
+}
+
+/// The same steps twice, and the times of both.
+fn compare(mut worker: Worker<'_, Steps>, pairs: u64, world: u32) -> Result<(), Failure> {
+    while worker.committed() < 5 || worker.place().world != world {
+        worker.advance()?;
+    }
+    let gradient = worker.training.gradient.clone();
+    let (mut state, mut sums) = (worker.training.state.clone(), vec![0.0; gradient.len()]);
+    let (first, rank) = (worker.committed(), worker.place().rank);
+    let mut times = Vec::with_capacity(pairs as usize);
+    for pair in 0..pairs + pairs / 10 {
+        let step = first + pair;
+        let mut took = [Duration::ZERO; 2];
+        for turn in 0..2 {
+            let live = (turn + pair) % 2 == 0;
+            let began = Instant::now();
+            if live {
+                let outcome = worker.advance()?;
+                if outcome
+                    != (Outcome::Stepped {
+                        step,
+                        committed: step + 1,
+                    })
+                {
+                    return Err(format!("disturbed: {outcome:?}").into());
+                }
+            } else {
+                let group = worker.group().ok_or("the group is over")?;
+                group.all_reduce(Op::Sum, &gradient, &mut sums)?;
+                update(&mut state, step, &sums);
+            }
+            took[usize::from(!live)] = began.elapsed();
+        }
+        // The first ones warm up.
+        if pair >= pairs / 10 {
+            times.push(took.map(|t| t.as_secs_f64() * 1e6));
+        }
+    }
+    if rank == 0 {
+        for [live, plain] in times {
+            let more = format!(", \"live\": {live:.2}, \"plain\": {plain:.2}");
+            worker.training.note("pair", 0, &more);
+        }
+    }
+    let committed = worker.committed();
+    worker.training.note("done", committed, "");
+    // All ranks end with the job.
+    worker.group().ok_or("the group is over")?.barrier()?;
+    Ok(())
+}
+
+/// Seconds for so many bytes from memory over one connection: into one small buffer again and again, and into
+/// memory that was never touched before.
+fn plain_tcp(len: usize) -> Result<(), Failure> {
+    let from = vec![7u8; len];
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    let mut seconds = [0.0; 2];
+    for (fresh, seconds) in seconds.iter_mut().enumerate() {
+        let mut to = TcpStream::connect(address)?;
+        let (mut stream, _) = listener.accept()?;
+        let began = Instant::now();
+        std::thread::scope(|scope| {
+            let sent = scope.spawn(|| from.chunks(1 << 20).try_for_each(|part| to.write_all(part)));
+            let mut into = vec![0u8; if fresh == 1 { len } else { 1 << 20 }];
+            let mut got = 0;
+            while got < len {
+                let at = got % into.len();
+                let end = into.len().min(at + (1 << 20));
+                let n = stream.read(&mut into[at..end])?;
+                if n == 0 {
+                    return Err(std::io::ErrorKind::UnexpectedEof.into());
+                }
+                got += n;
+            }
+            sent.join()
+                .map_err(|_| "the sender panicked")
+                .map_err(std::io::Error::other)?
+        })?;
+        *seconds = began.elapsed().as_secs_f64();
+    }
+    let [again, fresh] = seconds;
+    println!("{{\"again\": {again:.4}, \"fresh\": {fresh:.4}}}");
+    Ok(())
+}
