@@ -37,9 +37,11 @@
 //! r, nobody has begun r, and all stop at r. What a worker acknowledges is where it stands:
 //! max(S, r). A worker whose work ends before S exits with 0 and acknowledges nothing.
 //!
-//! A worker that lives through a change of its generation uses more words: see [`live`].
+//! A worker that lives through a change of its generation uses more words: see [`live`]. How it
+//! trains it tells by those of [`report`].
 
 pub mod live;
+pub mod report;
 
 use serde::{Deserialize, Serialize};
 

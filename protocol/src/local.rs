@@ -10,6 +10,8 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 
 use crate::control::Reason;
+use crate::control::report::{MAX_RANKS, RankMetrics};
+use crate::hang::{MAX_STANDINGS, Standing};
 use crate::ids::{Digest, LauncherId, NodeId, StoreUuid};
 use crate::record::Place;
 use crate::spec::JobSpec;
@@ -129,6 +131,25 @@ pub enum ToAgent {
         id: u64,
         answer: StoreAnswer,
     },
+    /// A local worker of this generation makes no progress, or all do again.
+    Stalled {
+        digest: Digest,
+        yes: bool,
+    },
+    /// Answer to [`ToLauncher::Look`] of this number.
+    Standings {
+        digest: Digest,
+        number: u32,
+        list: Vec<Standing>,
+    },
+    /// How the workers of this generation train, those that say so; at most once in two seconds, and
+    /// empty once none does. More than [`MAX_RANKS`] come in several frames: `first` is set in the
+    /// first of them.
+    Metrics {
+        digest: Digest,
+        first: bool,
+        ranks: Vec<RankMetrics>,
+    },
 }
 
 /// Bytes of a command line, and of a reason, that a launcher may send.
@@ -197,6 +218,8 @@ impl ToAgent {
             }
             ToAgent::Command(Command::Drain { node, .. }) => fits("the node", node.len(), MAX_PATH),
             ToAgent::Store { answer, .. } => answer.check(),
+            ToAgent::Standings { list, .. } => fits("the ranks", list.len(), MAX_STANDINGS),
+            ToAgent::Metrics { ranks, .. } => fits("the ranks", ranks.len(), MAX_RANKS),
             _ => Ok(()),
         }
     }
@@ -310,6 +333,17 @@ pub enum ToLauncher {
     Failed {
         node: String,
         exit: WorkerExit,
+    },
+    /// Some rank of the job makes no progress: say where the local ones stand.
+    Look {
+        digest: Digest,
+        number: u32,
+    },
+    /// For whom everybody waits, in words, and which of them are local; no text: all move again.
+    Hung {
+        digest: Digest,
+        text: String,
+        ranks: Vec<u32>,
     },
 }
 

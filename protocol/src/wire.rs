@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::agent::Phases;
 use crate::barrier;
 use crate::codec::{self, CodecError};
+use crate::hang::{Hang, MAX_STANDINGS, Standing};
 use crate::ids::{Boot, Digest, JobKey, NodeId, StateId, StoreUuid};
 use crate::local::WorkerExit;
 use crate::record::{CommitRef, Member, Record, RecordError};
@@ -202,6 +203,24 @@ pub enum JobMessage {
     Forfeited {
         parent: Digest,
     },
+    /// Some rank makes no progress: the leader asks where a member's ranks stand.
+    Look {
+        digest: Digest,
+        number: u32,
+    },
+    /// The answer to a [`Look`](Self::Look) of this number.
+    Standings {
+        digest: Digest,
+        number: u32,
+        list: Vec<Standing>,
+    },
+    /// For whom everybody waits; none: all move again. Said by the leader, and again while a member's
+    /// status names another number.
+    Hang {
+        digest: Digest,
+        number: u32,
+        hang: Option<Box<Hang>>,
+    },
 }
 
 /// When a voter last acknowledged the lease of a member that a proposal drops, as an age.
@@ -277,6 +296,10 @@ pub struct Status {
     pub storeless: bool,
     /// It heard how long the change took that made this generation.
     pub knows_times: bool,
+    /// A rank of this member makes no progress.
+    pub stalled: bool,
+    /// The number of the newest [`JobMessage::Hang`] that it heard.
+    pub heard_hang: u32,
 }
 
 /// A node goes, by a notice that leaves this much time.
@@ -410,6 +433,11 @@ impl JobMessage {
                 let tail = s.exit.as_ref().map_or(0, |e| e.tail.len());
                 limit("output", tail, MAX_TEXT)
             }
+            JobMessage::Standings { list, .. } => limit("ranks", list.len(), MAX_STANDINGS),
+            JobMessage::Hang { hang, .. } => hang.as_ref().map_or(Ok(()), |hang| {
+                limit("ranks", hang.ranks.len(), MAX_STANDINGS)?;
+                limit("nodes", hang.silent.len(), MAX_LIST)
+            }),
             JobMessage::Continue { without, .. } => limit("nodes", without.len(), MAX_LIST),
             JobMessage::Failure { exit, .. } => limit("output", exit.tail.len(), MAX_TEXT),
             JobMessage::Order(o) => match &o.action {
@@ -431,6 +459,7 @@ impl JobMessage {
             | JobMessage::MergeAsk { .. }
             | JobMessage::MergeGranted { .. }
             | JobMessage::Forfeited { .. }
+            | JobMessage::Look { .. }
             | JobMessage::Superseded { .. }
             | JobMessage::Changed { .. } => Ok(()),
         }

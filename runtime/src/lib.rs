@@ -19,7 +19,7 @@ pub mod schedule;
 pub mod session;
 
 pub use env::{EnvError, WorkerEnv};
-pub use session::{Directive, Session, SessionError};
+pub use session::{Directive, Metrics, Session, SessionError, Waits};
 
 #[cfg(test)]
 mod needs_torch;

@@ -5,11 +5,14 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use muster_protocol::control::report;
 use muster_protocol::control::{
     self, Decision, LAYOUT, MAX_STEP, Reason, Stop, encode_step, word, worker_decision,
 };
 
 use crate::page::Page;
+
+pub use muster_protocol::control::report::Metrics;
 
 /// How long a worker waits at an installed stop step when the launcher gave no deadline.
 pub const WAIT_WITHOUT_DEADLINE: Duration = Duration::from_secs(60);
@@ -178,6 +181,57 @@ impl Session {
     /// process then exits with 0.
     pub fn acknowledge(&self, step: u64) {
         self.page.store(word::ACK, encode_step(Some(step)));
+    }
+}
+
+impl Session {
+    /// Tells how this rank trains: the agent of its node shows it on `/metrics`, every two seconds or
+    /// so the newest. Costs some ten stores to memory, never a system call, so it may be called every
+    /// step.
+    pub fn report(&mut self, metrics: &Metrics) {
+        self.page.report(metrics);
+    }
+
+    /// The mark by which others see whether this rank waits for the others. Without it a rank that
+    /// hangs inside a step may not be told from those that wait for it.
+    pub fn waits(&self) -> Waits {
+        Waits {
+            page: self.page.clone(),
+        }
+    }
+
+    /// Says that this rank is busy with something long inside a step (an evaluation, a save), and gets
+    /// on: call it now and then, on all ranks alike, so that they do not count as hung.
+    pub fn alive(&mut self) {
+        self.page.add(report::word::OPERATION, 2);
+    }
+}
+
+/// Marks the times at which this rank waits for others, for whoever looks for one that hangs.
+#[derive(Clone, Debug)]
+pub struct Waits {
+    page: Arc<Page>,
+}
+
+impl Waits {
+    /// The rank enters an operation in which it waits for others, until this is dropped. One at a
+    /// time: of several at once, as on several threads, nobody could tell which is behind.
+    #[must_use = "the rank waits until this is dropped"]
+    pub fn enter(&self) -> Waiting<'_> {
+        self.page.add(report::word::OPERATION, 1);
+        Waiting { page: &self.page }
+    }
+}
+
+/// This rank waits for others, until this is dropped.
+#[derive(Debug)]
+pub struct Waiting<'a> {
+    page: &'a Page,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.page.add(report::word::OPERATION, 1);
     }
 }
 

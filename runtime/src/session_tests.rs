@@ -214,6 +214,71 @@ fn a_worker_at_full_speed_never_passes_what_was_reported_for_it() {
     }
 }
 
+/// A reader beside a writer at full speed never takes half of one report with half of another.
+#[test]
+fn a_report_is_never_torn() {
+    const REPORTS: u64 = 200_000;
+    let file = new_page();
+    let launcher = Page::from_file(&file).unwrap();
+    let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
+    let metrics = |n: u64| {
+        let x = n as f64;
+        Metrics {
+            steps: n,
+            world: n as u32,
+            training_loss: x,
+            samples_per_second: x,
+            learning_rate: x,
+            loss_scale: x,
+            data_seconds: x,
+            compute_seconds: x,
+            communication_seconds: x,
+            gradient_sync_seconds: x,
+        }
+    };
+    let writer = std::thread::spawn(move || {
+        for n in 1..=REPORTS {
+            session.report(&metrics(n));
+        }
+        session
+    });
+    let mut seen = 0;
+    while seen < REPORTS {
+        let before = launcher.load(report::word::SEQUENCE);
+        let mut words = [0; report::METRICS_WORDS];
+        for (to, at) in words.iter_mut().zip(report::word::values()) {
+            *to = launcher.load(at);
+        }
+        let whole = before.is_multiple_of(2)
+            && before > 0
+            && launcher.load(report::word::SEQUENCE) == before;
+        if whole {
+            let read = Metrics::decode(&words);
+            assert_eq!(read, metrics(read.steps));
+            assert!(read.steps >= seen);
+            seen = read.steps;
+        }
+    }
+    let session = writer.join().unwrap();
+    assert_eq!(launcher.load(report::word::SEQUENCE), 2 * REPORTS);
+    drop(session);
+}
+
+#[test]
+fn waiting_for_others_is_odd() {
+    let file = new_page();
+    let launcher = Page::from_file(&file).unwrap();
+    let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
+    let operation = || launcher.load(report::word::OPERATION);
+    let waits = session.waits();
+    let inside = waits.enter();
+    assert_eq!(operation(), 1);
+    drop(inside);
+    assert_eq!(operation(), 2);
+    session.alive();
+    assert_eq!(operation(), 4);
+}
+
 #[test]
 fn a_step_without_news_costs_well_below_a_microsecond() {
     const STEPS: u64 = 200_000;

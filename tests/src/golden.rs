@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use muster_protocol::agent::Phases;
 use muster_protocol::barrier::{ToLeader, ToNode};
+use muster_protocol::hang::{Doing, Evidence, Hang, Named, Point, Standing};
 use muster_protocol::local::{
     Answer, Command, Query, StoreAnswer, StoreAsk, ToAgent, ToLauncher, WorkerExit,
 };
@@ -86,6 +87,10 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::Failure { .. } => "job.failure",
     JobMessage::Continue { .. } => "job.continue",
     JobMessage::Superseded { .. } => "job.superseded",
+    JobMessage::Look { .. } => "job.look",
+    JobMessage::Standings { .. } => "job.standings",
+    JobMessage::Hang { hang: Some(_), .. } => "job.hang.some",
+    JobMessage::Hang { hang: None, .. } => "job.hang.none",
 });
 
 names!(to_agent_name, TO_AGENT, ToAgent, {
@@ -114,6 +119,9 @@ names!(to_agent_name, TO_AGENT, ToAgent, {
     ToAgent::Store { answer: StoreAnswer::Beacon(_), .. } => "store.beacon",
     ToAgent::Store { answer: StoreAnswer::BeaconWritten, .. } => "store.beacon_written",
     ToAgent::Store { answer: StoreAnswer::Failed { .. }, .. } => "store.failed",
+    ToAgent::Stalled { .. } => "stalled",
+    ToAgent::Standings { .. } => "standings",
+    ToAgent::Metrics { .. } => "metrics",
 });
 
 names!(to_launcher_name, TO_LAUNCHER, ToLauncher, {
@@ -132,6 +140,8 @@ names!(to_launcher_name, TO_LAUNCHER, ToLauncher, {
     ToLauncher::Store { ask: StoreAsk::WriteBeacon { .. }, .. } => "store.write_beacon",
     ToLauncher::Store { ask: StoreAsk::ReadBeacon, .. } => "store.read_beacon",
     ToLauncher::Failed { .. } => "failed",
+    ToLauncher::Look { .. } => "look",
+    ToLauncher::Hung { .. } => "hung",
 });
 
 names!(answer_name, ANSWERS, Answer, {
@@ -249,6 +259,11 @@ pub fn records() -> Vec<Arc<Record>> {
         Cause::Finished,
         Cause::Cancelled,
         Cause::Continued { nodes: list() },
+        Cause::WorkerHung {
+            node: node(1),
+            rank: 3,
+            code: 137,
+        },
     ];
     let kinds = [
         Kind::End { cancelled: false },
@@ -287,6 +302,21 @@ fn exit() -> WorkerExit {
         signal: Some(11),
         at_ms: 1_700_000_000_123,
         tail: "Segmentation fault\n".into(),
+    }
+}
+
+fn standing() -> Standing {
+    Standing {
+        rank: 3,
+        point: Point {
+            step: 400,
+            operation: 17,
+        },
+        idle_ms: 61_000,
+        doing: Doing {
+            state: b'S',
+            call: Some(202),
+        },
     }
 }
 
@@ -392,6 +422,8 @@ pub fn job_messages() -> Vec<JobMessage> {
             storeless: true,
             lease_lost: false,
             knows_times: true,
+            stalled: true,
+            heard_hang: 2,
         })),
         order(Action::Run {
             attempt: 1,
@@ -456,6 +488,35 @@ pub fn job_messages() -> Vec<JobMessage> {
             without: vec![node(3)],
         },
         JobMessage::Superseded { lineage },
+        JobMessage::Look {
+            digest: digest(5),
+            number: 2,
+        },
+        JobMessage::Standings {
+            digest: digest(5),
+            number: 2,
+            list: vec![standing()],
+        },
+        JobMessage::Hang {
+            digest: digest(5),
+            number: 3,
+            hang: Some(Box::new(Hang {
+                ranks: vec![Named {
+                    node: node(2),
+                    rank: 3,
+                }],
+                evidence: Evidence::Operation,
+                step: 400,
+                idle_ms: 61_000,
+                waiting: 7,
+                silent: vec![node(3)],
+            })),
+        },
+        JobMessage::Hang {
+            digest: digest(5),
+            number: 4,
+            hang: None,
+        },
         JobMessage::Failure {
             digest: digest(5),
             node: node(2),

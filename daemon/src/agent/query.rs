@@ -156,6 +156,13 @@ impl Node {
             .take(LISTED)
             .map(|j| j.key().id.as_str())
             .collect();
+        let hung: Vec<Value> = self
+            .core
+            .jobs()
+            .filter(|j| !j.hung().is_empty() && may(j.key()))
+            .take(LISTED)
+            .map(|j| json!({ "job": j.key().id, "text": j.hung() }))
+            .collect();
         let refused: Vec<Value> = self
             .facts
             .refused
@@ -168,7 +175,7 @@ impl Node {
             "listening": self.listening, "draining": self.core.is_draining(),
             "state_dir": self.state.path(),
             "peers_connected": self.core.peers().connected_nodes().count(),
-            "jobs": here.len(), "job_ids": here,
+            "jobs": here.len(), "job_ids": here, "hung": hung,
             "secret": self.facts.secret, "labels": self.facts.labels,
             "uptime_ms": clock::now().since(self.facts.since).as_millis(),
             "refused": refused,
@@ -232,6 +239,7 @@ impl Node {
         row["launcher_here"] = json!(job.launcher().is_some());
         row["log_dir"] = json!(job.log_dir());
         row["waiting"] = json!(job.waiting());
+        row["hung"] = json!(job.hung());
         row
     }
 }

@@ -135,6 +135,7 @@ impl Job {
         }
         if let Some(before) = self.head.as_ref().map(|h| h.digest) {
             self.tell_unfinished(before);
+            self.hung.clear();
         }
         let before = self.head.take();
         self.durable.install(record.clone(), ctx.cfg.boot);

@@ -10,6 +10,7 @@ mod birth;
 mod chain;
 mod durable;
 mod explain;
+mod hang;
 mod lead;
 mod lease;
 mod member;
@@ -146,6 +147,8 @@ pub struct Job {
     store: Option<store::Store>,
     merge: merge::Merge,
     news: news::News,
+    /// For whom everybody waits, as the leader said, in words; empty while all move.
+    hung: String,
     /// Times of the change under way, carried from one generation's leader to the next.
     phases: Phases,
     strikes: BTreeMap<NodeId, crate::budget::Strikes>,
@@ -206,6 +209,7 @@ impl Job {
             store: None,
             merge: merge::Merge::default(),
             news: news::News::default(),
+            hung: String::new(),
             phases: Phases::default(),
             strikes: BTreeMap::new(),
             failed_starts: BTreeMap::new(),
@@ -254,6 +258,11 @@ impl Job {
     /// Why the job waits, for people; empty when it does not.
     pub fn waiting(&self) -> &str {
         &self.applicant.told
+    }
+
+    /// For whom everybody waits because it makes no progress, for people; empty when all move.
+    pub fn hung(&self) -> &str {
+        &self.hung
     }
 
     /// Whether nothing here is worth keeping in memory or on disk.
@@ -509,6 +518,17 @@ impl Job {
             JobMessage::Failure { digest, node, exit } => {
                 self.on_failure(ctx, from, digest, (node, *exit));
             }
+            JobMessage::Look { digest, number } => self.on_look(ctx, from, digest, number),
+            JobMessage::Standings {
+                digest,
+                number,
+                list,
+            } => self.on_standings(from, digest, number, list),
+            JobMessage::Hang {
+                digest,
+                number,
+                hang,
+            } => self.on_hang(ctx, from, digest, number, hang),
         }
     }
 

@@ -4,11 +4,13 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
 use muster_protocol::control::live::{self, Assignment, CAN_REASSIGN, Term};
+use muster_protocol::control::report::{self, METRICS_WORDS};
 use muster_protocol::control::{self, Gate, LAYOUT, MAGIC, PAGE_LEN, Reason, Stop, word};
+use muster_protocol::hang::Point;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
@@ -41,7 +43,12 @@ impl ControlPage {
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
-        debug_assert!(word::ALL.contains(&at) || live::word::all().any(|word| word == at));
+        debug_assert!(
+            word::ALL.contains(&at)
+                || live::word::all()
+                    .chain(report::word::all())
+                    .any(|word| word == at)
+        );
         // SAFETY: `at` is a word of the page, so it is aligned to 8 bytes and inside PAGE_LEN bytes
         // of a mapping that lives as long as `self`. Both processes only use atomics on it.
         unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
@@ -114,6 +121,38 @@ impl ControlPage {
     /// Whether the worker has left this term for good, and waits for another.
     pub fn has_parked(&self, term: Term) -> bool {
         self.is_live() && Term(self.load(live::word::PARKED)) >= term
+    }
+
+    /// How far an attached worker is; `None` before its first step.
+    pub fn point(&self) -> Option<Point> {
+        let step = control::decode_step(self.load(word::PROGRESS))?;
+        self.is_linked().then(|| Point {
+            step,
+            operation: self.load(report::word::OPERATION),
+        })
+    }
+
+    /// The metrics that the worker reported, whole; `None` while there are none, or while it is
+    /// just writing some.
+    pub fn metrics(&self) -> Option<[u64; METRICS_WORDS]> {
+        // A worker that is preempted while it writes is read at the next look.
+        for _ in 0..8 {
+            let before = u64::from_le(self.word(report::word::SEQUENCE).load(Ordering::Acquire));
+            let mut words = [0; METRICS_WORDS];
+            for (to, at) in words.iter_mut().zip(report::word::values()) {
+                *to = u64::from_le(self.word(at).load(Ordering::Relaxed));
+            }
+            fence(Ordering::Acquire);
+            let after = u64::from_le(self.word(report::word::SEQUENCE).load(Ordering::Relaxed));
+            if before == 0 {
+                return None;
+            }
+            if before.is_multiple_of(2) && after == before {
+                return Some(words);
+            }
+            std::hint::spin_loop();
+        }
+        None
     }
 
     /// Wakes the worker where it waits for this word to change.

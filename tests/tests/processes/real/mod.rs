@@ -3,5 +3,6 @@
 mod agents;
 mod faults;
 mod growth;
+mod hangs;
 mod two_nodes;
 mod users;

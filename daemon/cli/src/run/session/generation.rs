@@ -121,6 +121,7 @@ impl Session {
             acknowledged: false,
             unstarted: None,
             stopping: None,
+            installed: false,
             confirmed: false,
             alone_since: None,
             parked: false,

@@ -75,6 +75,8 @@ pub enum Event {
     },
     /// Every worker has a runtime attached, or no longer.
     TakesStopSteps(bool),
+    /// Some worker makes no progress for too long, or all do again.
+    Stalled(bool),
     /// All workers that run have left the generation by themselves: at a stop step that they
     /// acknowledged, or because they lost each other.
     ParkedAlone {
@@ -124,6 +126,16 @@ pub enum Effect {
         step: u64,
     },
     CancelStop,
+    /// Tell the agent where the workers stand.
+    Look {
+        digest: Digest,
+        number: u32,
+    },
+    /// Everybody waits for some rank, these ones here among them: keep the stacks.
+    Hung {
+        ranks: Vec<u32>,
+        text: String,
+    },
     /// A line for the user.
     Say(String),
     /// Name what cannot be killed.
@@ -168,6 +180,8 @@ struct Current {
     /// Its workers could not all be started, and why; told once nothing of it runs.
     unstarted: Option<String>,
     stopping: Option<Stopping>,
+    /// A stop step is being agreed on: workers may wait at it.
+    installed: bool,
     /// A stop step was confirmed.
     confirmed: bool,
     /// All that runs has parked since when, though nobody told it to.
@@ -271,6 +285,18 @@ impl Session {
         current.is_some_and(|c| !c.parked && (c.stopping.is_some() || c.confirmed))
     }
 
+    /// The generation whose workers do steps, if they may.
+    pub fn trains(&self) -> Option<Digest> {
+        let current = self.current.as_ref().filter(|c| c.trains());
+        current.map(|c| c.start.digest)
+    }
+
+    /// Whether workers that make no progress do so by themselves.
+    pub fn expects_progress(&self) -> bool {
+        let current = self.current.as_ref().filter(|c| c.trains());
+        current.is_some_and(|c| !c.installed && !c.confirmed)
+    }
+
     /// Whether what is left should be looked at: all workers ended.
     pub fn is_draining(&self) -> bool {
         self.current.as_ref().is_some_and(|c| c.running == 0)
@@ -313,6 +339,7 @@ impl Session {
                 }
             }
             Event::TakesStopSteps(yes) => self.takes_stop_steps(yes),
+            Event::Stalled(yes) => self.stalled(yes),
             Event::ParkedAlone {
                 acknowledged,
                 at_ms,
@@ -460,6 +487,9 @@ impl Session {
                 reason,
             } => {
                 if self.runs(digest) {
+                    if let Some(current) = &mut self.current {
+                        current.installed = true;
+                    }
                     let grace = Span::from_millis(grace_ms.into());
                     self.effects.push_back(Effect::InstallStop {
                         digest,
@@ -480,6 +510,9 @@ impl Session {
             }
             ToLauncher::CancelStop { digest, .. } => {
                 if self.runs(digest) {
+                    if let Some(current) = &mut self.current {
+                        current.installed = false;
+                    }
                     self.effects.push_back(Effect::CancelStop);
                 }
             }
@@ -490,6 +523,23 @@ impl Session {
                 // Told once it is clear whether the job goes on or ends by it.
                 let here = self.failures.iter().any(|e| e.rank == exit.rank);
                 self.elsewhere = (!here).then_some((node, exit));
+            }
+            ToLauncher::Look { digest, number } => {
+                if self.runs(digest) {
+                    self.effects.push_back(Effect::Look { digest, number });
+                }
+            }
+            ToLauncher::Hung {
+                digest,
+                text,
+                ranks,
+            } => {
+                if text.is_empty() {
+                    self.say("all ranks make progress again");
+                } else if self.runs(digest) {
+                    self.say(text.clone());
+                    self.effects.push_back(Effect::Hung { ranks, text });
+                }
             }
         }
     }
@@ -504,6 +554,14 @@ impl Session {
         self.facts
             .retain(|f| !matches!(f, ToAgent::TakesStopSteps { .. }));
         self.fact(ToAgent::TakesStopSteps { digest, yes });
+    }
+
+    fn stalled(&mut self, yes: bool) {
+        let Some(digest) = self.trains() else {
+            return;
+        };
+        self.facts.retain(|f| !matches!(f, ToAgent::Stalled { .. }));
+        self.fact(ToAgent::Stalled { digest, yes });
     }
 }
 
