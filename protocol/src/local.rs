@@ -15,6 +15,7 @@ use crate::hang::{MAX_STANDINGS, Standing};
 use crate::ids::{Digest, LauncherId, NodeId, StoreUuid};
 use crate::record::Place;
 use crate::spec::JobSpec;
+use crate::wire::Saved;
 
 pub use store::{Assembly, MAX_PART, News, Part, STORE_HANGS, StoreAnswer, StoreAsk, Troubles};
 
@@ -150,6 +151,11 @@ pub enum ToAgent {
         first: bool,
         ranks: Vec<RankMetrics>,
     },
+    /// Local ranks of this generation that have saved for a checkpoint.
+    Saved {
+        digest: Digest,
+        saved: Saved,
+    },
 }
 
 /// Bytes of a command line, and of a reason, that a launcher may send.
@@ -218,6 +224,10 @@ impl ToAgent {
             }
             ToAgent::Command(Command::Drain { node, .. }) => fits("the node", node.len(), MAX_PATH),
             ToAgent::Store { answer, .. } => answer.check(),
+            ToAgent::Saved { saved, .. } => {
+                fits("the ranks", saved.ranks.len(), crate::wire::MAX_RANKS)
+            }
+            ToAgent::Command(Command::Checkpoint { job }) => fits("the job", job.len(), MAX_PATH),
             ToAgent::Standings { list, .. } => fits("the ranks", list.len(), MAX_STANDINGS),
             ToAgent::Metrics { ranks, .. } => fits("the ranks", ranks.len(), MAX_RANKS),
             _ => Ok(()),
@@ -389,6 +399,8 @@ pub enum Command {
     Cancel { job: String },
     /// Go on with a job without the nodes that are lost (by id prefix or host name).
     Continue { job: String, dead: Vec<String> },
+    /// Have all ranks of a job save at one step, and go on.
+    Checkpoint { job: String },
 }
 
 /// The answer to a query or command: JSON, so that it is what `-o json` prints.

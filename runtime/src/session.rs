@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use muster_protocol::control::report;
 use muster_protocol::control::{
-    self, Decision, LAYOUT, MAX_STEP, Reason, Stop, encode_step, word, worker_decision,
+    self, Decision, LAYOUT, MAX_STEP, Reason, Stop, decode_step, encode_step, word, worker_decision,
 };
 
 use crate::page::Page;
@@ -32,6 +32,12 @@ pub enum Directive {
         /// When the process may be killed; `None` when no limit was given.
         deadline: Option<SystemTime>,
         reason: Reason,
+    },
+    /// Save what belongs to the beginning of this step, which every rank does, say
+    /// [`saved`](Session::saved), and begin it.
+    Checkpoint {
+        /// The step that was announced: those before it are complete, it is not begun.
+        step: u64,
     },
 }
 
@@ -82,6 +88,8 @@ pub struct Session {
     page: Arc<Page>,
     pid: u32,
     last: Option<u64>,
+    /// The word of the checkpoint that was asked for last, while it stands.
+    checkpoint: Option<u64>,
 }
 
 impl Session {
@@ -120,6 +128,7 @@ impl Session {
             page: Arc::new(page),
             pid,
             last: None,
+            checkpoint: None,
         })
     }
 
@@ -144,22 +153,38 @@ impl Session {
         self.page.store(word::PROGRESS, encode_step(Some(step)));
         let stop = Stop::decode(self.page.load(word::STOP));
         match worker_decision(stop, step) {
-            Decision::Go => Ok(Directive::Continue),
+            Decision::Go => {
+                self.checkpoint = None;
+                Ok(Directive::Continue)
+            }
             Decision::Wait | Decision::StopHere => self.at_the_gate(step),
         }
     }
 
     /// The slow path: waits until the stop is decided.
     #[cold]
-    fn at_the_gate(&self, step: u64) -> Result<Directive, SessionError> {
+    fn at_the_gate(&mut self, step: u64) -> Result<Directive, SessionError> {
         let mut wait = Wait::new(self.page.load(word::DEADLINE));
         let mut pause = Duration::from_micros(100);
         loop {
-            let stop = Stop::decode(self.page.load(word::STOP));
+            let asked = self.page.load(word::STOP);
+            let stop = Stop::decode(asked);
             match worker_decision(stop, step) {
                 Decision::Go => return Ok(Directive::Continue),
                 Decision::StopHere => {
+                    let checkpoint = decode_step(self.page.load(word::CHECKPOINT));
                     let deadline = self.page.load(word::DEADLINE);
+                    if self.page.load(word::STOP) != asked {
+                        // What was read may belong to the next word.
+                        continue;
+                    }
+                    if checkpoint.is_some_and(|at| stop == Stop::Confirmed(at)) {
+                        let known = self.checkpoint.replace(asked) == Some(asked);
+                        return Ok(match known {
+                            true => Directive::Continue,
+                            false => Directive::Checkpoint { step },
+                        });
+                    }
                     return Ok(Directive::Stop {
                         deadline: (deadline != 0)
                             .then(|| UNIX_EPOCH.checked_add(Duration::from_millis(deadline)))
@@ -181,6 +206,11 @@ impl Session {
     /// process then exits with 0.
     pub fn acknowledge(&self, step: u64) {
         self.page.store(word::ACK, encode_step(Some(step)));
+    }
+
+    /// Tells the launcher that this rank has saved for the checkpoint before `step`.
+    pub fn saved(&self, step: u64) {
+        self.page.store(word::SAVED, encode_step(Some(step)));
     }
 }
 

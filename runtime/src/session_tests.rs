@@ -214,6 +214,68 @@ fn a_worker_at_full_speed_never_passes_what_was_reported_for_it() {
     }
 }
 
+/// What a launcher stores for a checkpoint at a step.
+fn confirm_checkpoint(launcher: &Page, step: u64) {
+    launcher.store(word::CHECKPOINT, encode_step(Some(step)));
+    launcher.store(word::STOP, Stop::Confirmed(step).encode());
+}
+
+#[test]
+fn a_checkpoint_is_asked_for_once_and_the_worker_goes_on() {
+    let file = new_page();
+    let launcher = Page::from_file(&file).unwrap();
+    let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
+    confirm_checkpoint(&launcher, 2);
+    let mut asked = Vec::new();
+    for step in 0..5 {
+        if let Directive::Checkpoint { step } = session.step(step).unwrap() {
+            asked.push(step);
+            session.saved(step);
+            assert_eq!(decode_step(launcher.load(word::SAVED)), Some(2));
+            // The step is announced again, or begun at once.
+            assert_eq!(session.step(step).unwrap(), Directive::Continue);
+        }
+    }
+    assert_eq!(asked, [2]);
+    assert_eq!(launcher.load(word::ACK), 0, "that is for stops");
+    // Another one, at a later step; one that restored a later step takes it where it stands.
+    launcher.store(word::STOP, Stop::Cancelled.encode());
+    confirm_checkpoint(&launcher, 5);
+    assert_eq!(session.step(6).unwrap(), Directive::Checkpoint { step: 6 });
+    // Then a stop, without the launcher's having cleared the checkpoint's word long before.
+    launcher.store(word::STOP, Stop::Cancelled.encode());
+    launcher.store(word::CHECKPOINT, 0);
+    assert_eq!(session.step(7).unwrap(), Directive::Continue);
+    launcher.store(word::STOP, Stop::Confirmed(8).encode());
+    let stop = session.step(8).unwrap();
+    assert!(matches!(stop, Directive::Stop { .. }), "{stop:?}");
+}
+
+/// The launcher goes on to a stop while the worker looks: it never takes the checkpoint for that.
+#[test]
+fn a_checkpoint_is_never_taken_for_a_stop() {
+    for round in 0..300u64 {
+        let file = new_page();
+        let launcher = Page::from_file(&file).unwrap();
+        let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
+        confirm_checkpoint(&launcher, 0);
+        let worker = std::thread::spawn(move || {
+            (0..)
+                .find(|step| matches!(session.step(*step).unwrap(), Directive::Stop { .. }))
+                .unwrap()
+        });
+        while decode_step(launcher.load(word::PROGRESS)) < Some(round % 50) {
+            std::hint::spin_loop();
+        }
+        launcher.store(word::STOP, Stop::Cancelled.encode());
+        launcher.store(word::CHECKPOINT, 0);
+        launcher.store(word::STOP, Stop::Installed(0).encode());
+        let bound = Gate::default().install(decode_step(launcher.load(word::PROGRESS)), 0);
+        launcher.store(word::STOP, Stop::Confirmed(bound).encode());
+        assert_eq!(worker.join().unwrap(), bound, "round {round}");
+    }
+}
+
 /// A reader beside a writer at full speed never takes half of one report with half of another.
 #[test]
 fn a_report_is_never_torn() {

@@ -17,7 +17,8 @@ use muster_protocol::record::{Arbiter, Cause, CommitRef, Kind, Member, Place, Re
 use muster_protocol::spec::JobSpec;
 use muster_protocol::storelog::{Body, Entry};
 use muster_protocol::wire::{
-    Action, Advert, Ballot, Grant, Hello, JobMessage, Leave, Message, Order, Status, Ticket, Wait,
+    Action, Advert, Ballot, CheckpointStage, CheckpointState, Grant, Hello, JobMessage, Leave,
+    Message, Order, Saved, Status, Ticket, Wait,
 };
 use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, StateId, StoreUuid, Time};
 
@@ -91,6 +92,8 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::Standings { .. } => "job.standings",
     JobMessage::Hang { hang: Some(_), .. } => "job.hang.some",
     JobMessage::Hang { hang: None, .. } => "job.hang.none",
+    JobMessage::CheckpointAsk { .. } => "job.checkpoint_ask",
+    JobMessage::Checkpoint { .. } => "job.checkpoint",
 });
 
 names!(to_agent_name, TO_AGENT, ToAgent, {
@@ -122,6 +125,8 @@ names!(to_agent_name, TO_AGENT, ToAgent, {
     ToAgent::Stalled { .. } => "stalled",
     ToAgent::Standings { .. } => "standings",
     ToAgent::Metrics { .. } => "metrics",
+    ToAgent::Saved { .. } => "saved",
+    ToAgent::Command(Command::Checkpoint { .. }) => "command.checkpoint",
 });
 
 names!(to_launcher_name, TO_LAUNCHER, ToLauncher, {
@@ -305,6 +310,25 @@ fn exit() -> WorkerExit {
     }
 }
 
+fn saved() -> Saved {
+    Saved {
+        step: 400,
+        ranks: vec![2, 3],
+        all: true,
+    }
+}
+
+fn checkpoint(stage: CheckpointStage) -> JobMessage {
+    JobMessage::Checkpoint {
+        ask: 7,
+        state: CheckpointState {
+            stage,
+            saved: vec![2, 3],
+            world: 4,
+        },
+    }
+}
+
 fn standing() -> Standing {
     Standing {
         rank: 3,
@@ -424,6 +448,7 @@ pub fn job_messages() -> Vec<JobMessage> {
             knows_times: true,
             stalled: true,
             heard_hang: 2,
+            saved: Some(saved()),
         })),
         order(Action::Run {
             attempt: 1,
@@ -517,6 +542,16 @@ pub fn job_messages() -> Vec<JobMessage> {
             number: 4,
             hang: None,
         },
+        JobMessage::CheckpointAsk {
+            digest: digest(5),
+            ask: 7,
+        },
+        checkpoint(CheckpointStage::Agreeing),
+        checkpoint(CheckpointStage::Saving { step: 400 }),
+        checkpoint(CheckpointStage::Done { step: 400 }),
+        checkpoint(CheckpointStage::Failed {
+            why: "the job is about to stop".into(),
+        }),
         JobMessage::Failure {
             digest: digest(5),
             node: node(2),

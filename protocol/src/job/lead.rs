@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::checkpoint::Saving;
 use super::hang::Hanging;
 use super::plan::Assessment;
 use super::stop::Planned;
@@ -30,6 +31,7 @@ pub(super) struct Lead {
     pub(super) barrier: Option<barrier::Leader>,
     changed_told: bool,
     pub(super) hanging: Hanging,
+    pub(super) saving: Option<Saving>,
 }
 
 #[derive(Debug)]
@@ -52,6 +54,7 @@ impl Lead {
             barrier: None,
             changed_told: false,
             hanging: Hanging::default(),
+            saving: None,
         }
     }
 
@@ -159,6 +162,7 @@ impl Job {
             self.wake_at(at, "a link that stays missing");
         }
         self.drive_hang(ctx, &record);
+        self.drive_saving(ctx, &record);
         self.drive_change(ctx, &record, &a);
         self.repeat_orders(ctx);
     }

@@ -397,6 +397,9 @@ impl Job {
                 self.update(digest == head, |s| s.takes_stop_steps = yes);
             }
             ToAgent::Stalled { digest, yes } => self.update(digest == head, |s| s.stalled = yes),
+            ToAgent::Saved { digest, saved } => {
+                self.update(digest == head, |s| s.saved = Some(saved));
+            }
             ToAgent::Standings {
                 digest,
                 number,

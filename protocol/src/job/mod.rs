@@ -8,6 +8,7 @@
 mod apply;
 mod birth;
 mod chain;
+mod checkpoint;
 mod durable;
 mod explain;
 mod hang;
@@ -27,6 +28,7 @@ mod voter;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+pub use checkpoint::Asked as CheckpointAsked;
 pub use durable::Durable;
 pub use resume::Continues;
 
@@ -149,6 +151,7 @@ pub struct Job {
     news: news::News,
     /// For whom everybody waits, as the leader said, in words; empty while all move.
     hung: String,
+    checkpoint: Option<checkpoint::Asked>,
     /// Times of the change under way, carried from one generation's leader to the next.
     phases: Phases,
     strikes: BTreeMap<NodeId, crate::budget::Strikes>,
@@ -210,6 +213,7 @@ impl Job {
             merge: merge::Merge::default(),
             news: news::News::default(),
             hung: String::new(),
+            checkpoint: None,
             phases: Phases::default(),
             strikes: BTreeMap::new(),
             failed_starts: BTreeMap::new(),
@@ -352,6 +356,7 @@ impl Job {
             self.drive_birth(ctx);
             self.drive_applicant(ctx);
             self.drive_member(ctx);
+            self.drive_asked(ctx);
             self.drive_merge(ctx);
             self.drive_lead(ctx);
             let Some(message) = self.loopback.pop_front() else {
@@ -529,6 +534,10 @@ impl Job {
                 number,
                 hang,
             } => self.on_hang(ctx, from, digest, number, hang),
+            JobMessage::CheckpointAsk { digest, ask } => {
+                self.on_checkpoint_ask(ctx, from, digest, ask);
+            }
+            JobMessage::Checkpoint { ask, state } => self.on_checkpoint(ctx, from, ask, state),
         }
     }
 

@@ -10,7 +10,7 @@ use muster_protocol::record::Place;
 use muster_protocol::spec::JobSpec;
 use muster_protocol::{LauncherId, StoreUuid};
 
-use super::{digest, exit, node, standing};
+use super::{digest, exit, node, saved, standing};
 
 pub fn to_agent() -> Vec<ToAgent> {
     let digest = digest(5);
@@ -78,6 +78,13 @@ pub fn to_agent() -> Vec<ToAgent> {
         to_store(StoreAnswer::Beacon(Some(7))),
         to_store(StoreAnswer::BeaconWritten),
         to_store(StoreAnswer::failed("no space left".into())),
+        ToAgent::Command(Command::Checkpoint {
+            job: "digits".into(),
+        }),
+        ToAgent::Saved {
+            digest,
+            saved: saved(),
+        },
         ToAgent::Stalled { digest, yes: true },
         ToAgent::Standings {
             digest,

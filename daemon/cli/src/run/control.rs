@@ -75,6 +75,10 @@ impl ControlPage {
     /// Gates the worker at `step` and returns the lowest step, not below it, that it has not begun.
     /// `deadline_ms` is in Unix milliseconds; 0: none. Also raises a gate that was set before.
     pub fn install(&mut self, step: u64, deadline_ms: u64, reason: Reason) -> u64 {
+        if self.load(word::CHECKPOINT) != 0 {
+            // The checkpoint before is over; the worker must not take it for this.
+            self.cancel();
+        }
         self.store(word::DEADLINE, deadline_ms);
         self.store(word::REASON, reason.encode());
         self.store(word::STOP, Stop::Installed(step).encode());
@@ -92,12 +96,30 @@ impl ControlPage {
         may
     }
 
+    /// Has the worker save before `step` and go on; false, and nothing stored, if it was not gated at
+    /// or below.
+    pub fn confirm_checkpoint(&mut self, step: u64) -> bool {
+        let may = self.gate.may_confirm(step);
+        if may {
+            self.store(word::CHECKPOINT, control::encode_step(Some(step)));
+            self.store(word::STOP, Stop::Confirmed(step).encode());
+        }
+        may
+    }
+
+    /// Whether the worker has saved for a checkpoint at this step.
+    pub fn has_saved(&self, step: u64) -> bool {
+        control::decode_step(self.load(word::SAVED)) >= Some(step)
+    }
+
     /// Gives the worker its place in the next generation. The worker has not begun, or has parked
     /// from all before.
     pub fn assign(&mut self, assignment: &Assignment) {
         self.gate = Gate::default();
         self.store(word::STOP, Stop::None.encode());
+        self.store(word::CHECKPOINT, control::encode_step(None));
         self.store(word::ACK, control::encode_step(None));
+        self.store(word::SAVED, control::encode_step(None));
         let sequence = self.load(live::word::SEQUENCE);
         self.store(live::word::SEQUENCE, sequence | 1);
         for (at, value) in live::word::assignment().zip(assignment.encode()) {
@@ -171,6 +193,8 @@ impl ControlPage {
     /// Lets the worker go on.
     pub fn cancel(&mut self) {
         self.store(word::STOP, Stop::Cancelled.encode());
+        // Last: whoever sees the word gone sees that the stop is gone, too.
+        self.store(word::CHECKPOINT, control::encode_step(None));
         self.gate.cancel();
     }
 }
@@ -195,5 +219,17 @@ mod tests {
         assert_eq!(Stop::decode(page.load(word::STOP)), Stop::Confirmed(12));
         page.cancel();
         assert_eq!(Stop::decode(page.load(word::STOP)), Stop::Cancelled);
+        // A checkpoint gates it anew, and leaves nothing to the stop behind it.
+        page.store(word::PROGRESS, control::encode_step(Some(20)));
+        assert!(!page.confirm_checkpoint(20));
+        assert_eq!(page.install(20, 0, Reason::Checkpoint), 21);
+        assert!(page.confirm_checkpoint(21) && !page.has_saved(21));
+        assert_eq!(control::decode_step(page.load(word::CHECKPOINT)), Some(21));
+        page.store(word::SAVED, control::encode_step(Some(21)));
+        assert!(page.has_saved(21) && !page.has_saved(22));
+        page.store(word::PROGRESS, control::encode_step(Some(30)));
+        assert_eq!(page.install(1, 0, Reason::Drain), 31);
+        assert_eq!(page.load(word::CHECKPOINT), 0);
+        assert!(page.confirm(31) && page.acknowledged().is_none());
     }
 }

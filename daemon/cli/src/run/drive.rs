@@ -171,6 +171,10 @@ impl Driver {
                         session.handle(Event::TakesStopSteps(linked), now());
                     }
                     self.watch_progress(&mut session);
+                    if let Some(step) = session.saves() {
+                        let (ranks, all) = self.workers.saved(step);
+                        session.handle(Event::Saved { ranks, all }, now());
+                    }
                 }
             }
         }
@@ -349,6 +353,17 @@ impl Driver {
                     if !self.workers.pages().all(|page| page.confirm(step)) {
                         say(&format!(
                             "step {step} is confirmed as the stop, but not every worker waits for it"
+                        ));
+                    }
+                }
+                Effect::ConfirmCheckpoint { step } => {
+                    if !self
+                        .workers
+                        .pages()
+                        .all(|page| page.confirm_checkpoint(step))
+                    {
+                        say(&format!(
+                            "a checkpoint at step {step} is confirmed, but not every worker waits for it"
                         ));
                     }
                 }

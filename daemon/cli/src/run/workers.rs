@@ -554,6 +554,15 @@ impl Workers {
         }
     }
 
+    /// The running workers that have saved for a checkpoint at this step, and whether all have.
+    pub fn saved(&self, step: u64) -> (Vec<u32>, bool) {
+        let running = self.workers.iter().filter(|w| !w.ended);
+        let (saved, others): (Vec<&Worker>, Vec<&Worker>) =
+            running.partition(|w| w.page.has_saved(step));
+        let ranks = saved.iter().map(|w| w.rank).collect();
+        (ranks, others.is_empty())
+    }
+
     /// Where a local rank's files of this generation are.
     pub fn dir_of(&self, local_rank: u16) -> Option<PathBuf> {
         let worker = self.workers.iter().find(|w| w.local_rank == local_rank)?;

@@ -293,6 +293,26 @@ impl Bed {
         assert!(done.status.success(), "muster drain: {errors}");
     }
 
+    /// `muster checkpoint`: whether all ranks saved, and what it said.
+    pub(crate) fn checkpoint(&self, node: usize, more: &[&str]) -> (bool, String) {
+        let done = process::Command::new(program("muster"))
+            .args(["checkpoint", "job", "--socket"])
+            .arg(self.socket(node))
+            .args(more)
+            .output()
+            .unwrap();
+        let said = [done.stdout, done.stderr].concat();
+        (
+            done.status.success(),
+            String::from_utf8_lossy(&said).into_owned(),
+        )
+    }
+
+    /// Has a rank of `stepper.py` keep it to itself that it saved.
+    pub(crate) fn unsaved(&self, rank: u32) {
+        std::fs::write(self.path(&format!("control/unsaved-{rank}")), "").unwrap();
+    }
+
     /// `muster job continue`: whether it was done, and what it said.
     pub(crate) fn go_on(&self, node: usize, more: &[&str]) -> (bool, String) {
         let done = process::Command::new(program("muster"))

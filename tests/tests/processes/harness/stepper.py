@@ -19,7 +19,7 @@ import time
 EVENTS, CONTROL = sys.argv[1:3]
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 STOP, CHECKPOINT, PROGRESS, ACK, LINKED, PID = 128, 152, 256, 264, 272, 280
-OPERATION, SEQUENCE, VALUES = 304, 1024, 1032
+OPERATION, SAVED, SEQUENCE, VALUES = 304, 312, 1024, 1032
 STEP_TIME = 0.02
 COMMON = {
     "pid": os.getpid(),
@@ -113,7 +113,7 @@ def at_the_gate(step, done):
             if done != stop:
                 note("checkpoint", step=step)
                 if not there(f"unsaved-{RANK}"):
-                    word(ACK).value = step + 1
+                    word(SAVED).value = step + 1
             return stop
         time.sleep(0.001)
 

@@ -180,3 +180,58 @@ fn the_agent_shows_what_the_workers_report_until_they_are_gone() {
     assert_eq!(bed.ended(0), Some(0));
     bed.until("no series is left", |_| training(&address).is_empty());
 }
+
+/// The steps at which ranks were asked to save, in the order of asking.
+fn checkpoints(bed: &Bed) -> Vec<(u32, u64)> {
+    let events = bed.events().into_iter();
+    let saves = events.filter(|e| e.event == "checkpoint");
+    saves.map(|e| (e.rank, e.step)).collect()
+}
+
+#[test]
+fn all_ranks_save_at_one_step_and_go_on() {
+    let (mut bed, group) = three(&["--max-restarts=0"]);
+    trains(&bed, &group);
+    for asked in 0..3 {
+        let (done, said) = bed.checkpoint(asked, &["-o", "json"]);
+        assert!(done, "{said}");
+        let told: serde_json::Value = serde_json::from_str(&said).unwrap();
+        assert_eq!(told["saved"], serde_json::json!([0, 1, 2]), "{said}");
+        let mut saved = checkpoints(&bed).split_off(3 * asked);
+        saved.sort_unstable();
+        let step = told["step"].as_u64().unwrap();
+        assert_eq!(saved, [(0, step), (1, step), (2, step)]);
+        bed.until("it goes on", |bed| bed.has_met(group.generation, step + 20));
+    }
+    // One that does not say that it saved is named, and holds nobody up.
+    bed.unsaved(1);
+    let (done, said) = bed.checkpoint(0, &["--timeout=3s"]);
+    assert!(
+        !done && said.contains("2 of 3 saved (0, 2), the first without: 1"),
+        "{said}"
+    );
+    let (_, step) = *checkpoints(&bed).last().unwrap();
+    bed.until("it goes on", |bed| bed.has_met(group.generation, step + 20));
+    let starts = bed.events().into_iter().filter(|e| e.event == "start");
+    assert_eq!(starts.count(), 3, "nobody was restarted");
+    bed.order(None, 0);
+    for node in 0..3 {
+        assert_eq!(bed.ended(node), Some(0), "n{node}");
+    }
+}
+
+#[test]
+fn a_stop_behind_a_checkpoint_stops_all_ranks_at_one_step() {
+    let (bed, group) = three(&["--max-restarts=0"]);
+    trains(&bed, &group);
+    let (done, said) = bed.checkpoint(1, &[]);
+    assert!(done && said.contains("3 ranks saved at step"), "{said}");
+    let leaves = group.nodes()[2];
+    bed.signal(bed.launcher_pid(leaves), Signal::SIGTERM);
+    bed.until("all ranks stop", |bed| {
+        bed.events().iter().filter(|e| e.event == "stopped").count() == 3
+    });
+    let stopped = bed.events().into_iter().filter(|e| e.event == "stopped");
+    let steps: std::collections::BTreeSet<u64> = stopped.map(|e| e.step).collect();
+    assert_eq!(steps.len(), 1, "{steps:?}");
+}

@@ -14,6 +14,7 @@ use std::net::IpAddr;
 
 use muster_protocol::control::Reason;
 use muster_protocol::local::{Register, Start, ToAgent, ToLauncher, WorkerExit};
+use muster_protocol::wire::Saved;
 use muster_protocol::{Digest, Span, Time};
 
 use crate::run::report;
@@ -77,6 +78,11 @@ pub enum Event {
     TakesStopSteps(bool),
     /// Some worker makes no progress for too long, or all do again.
     Stalled(bool),
+    /// These workers have saved for the checkpoint that is under way; `all` are all that run.
+    Saved {
+        ranks: Vec<u32>,
+        all: bool,
+    },
     /// All workers that run have left the generation by themselves: at a stop step that they
     /// acknowledged, or because they lost each other.
     ParkedAlone {
@@ -126,6 +132,10 @@ pub enum Effect {
         step: u64,
     },
     CancelStop,
+    /// The workers save at this step, and go on.
+    ConfirmCheckpoint {
+        step: u64,
+    },
     /// Tell the agent where the workers stand.
     Look {
         digest: Digest,
@@ -180,8 +190,10 @@ struct Current {
     /// Its workers could not all be started, and why; told once nothing of it runs.
     unstarted: Option<String>,
     stopping: Option<Stopping>,
-    /// A stop step is being agreed on: workers may wait at it.
-    installed: bool,
+    /// A stop step is being agreed on for this reason: workers may wait at it.
+    installed: Option<Reason>,
+    /// The workers save at this step, and go on.
+    saves: Option<u64>,
     /// A stop step was confirmed.
     confirmed: bool,
     /// All that runs has parked since when, though nobody told it to.
@@ -294,7 +306,12 @@ impl Session {
     /// Whether workers that make no progress do so by themselves.
     pub fn expects_progress(&self) -> bool {
         let current = self.current.as_ref().filter(|c| c.trains());
-        current.is_some_and(|c| !c.installed && !c.confirmed)
+        current.is_some_and(|c| c.installed.is_none() && c.saves.is_none() && !c.confirmed)
+    }
+
+    /// The step of the checkpoint that workers are saving for.
+    pub fn saves(&self) -> Option<u64> {
+        self.current.as_ref().filter(|c| c.trains())?.saves
     }
 
     /// Whether what is left should be looked at: all workers ended.
@@ -340,6 +357,7 @@ impl Session {
             }
             Event::TakesStopSteps(yes) => self.takes_stop_steps(yes),
             Event::Stalled(yes) => self.stalled(yes),
+            Event::Saved { ranks, all } => self.saved(ranks, all),
             Event::ParkedAlone {
                 acknowledged,
                 at_ms,
@@ -486,9 +504,10 @@ impl Session {
                 grace_ms,
                 reason,
             } => {
-                if self.runs(digest) {
+                // Asked again until then: nobody's checkpoint is taken away.
+                if self.runs(digest) && self.saves().is_none() {
                     if let Some(current) = &mut self.current {
-                        current.installed = true;
+                        current.installed = Some(reason);
                     }
                     let grace = Span::from_millis(grace_ms.into());
                     self.effects.push_back(Effect::InstallStop {
@@ -501,17 +520,27 @@ impl Session {
                 }
             }
             ToLauncher::ConfirmStop { digest, step, .. } => {
-                if self.runs(digest) {
-                    if let Some(current) = &mut self.current {
-                        current.confirmed = true;
-                    }
-                    self.effects.push_back(Effect::ConfirmStop { step });
+                if self.runs(digest)
+                    && let Some(current) = &mut self.current
+                {
+                    let goes_on = current.installed == Some(Reason::Checkpoint);
+                    current.installed = None;
+                    self.effects.push_back(match goes_on {
+                        true => {
+                            current.saves = Some(step);
+                            Effect::ConfirmCheckpoint { step }
+                        }
+                        false => {
+                            current.confirmed = true;
+                            Effect::ConfirmStop { step }
+                        }
+                    });
                 }
             }
             ToLauncher::CancelStop { digest, .. } => {
                 if self.runs(digest) {
                     if let Some(current) = &mut self.current {
-                        current.installed = false;
+                        current.installed = None;
                     }
                     self.effects.push_back(Effect::CancelStop);
                 }
@@ -554,6 +583,22 @@ impl Session {
         self.facts
             .retain(|f| !matches!(f, ToAgent::TakesStopSteps { .. }));
         self.fact(ToAgent::TakesStopSteps { digest, yes });
+    }
+
+    fn saved(&mut self, ranks: Vec<u32>, all: bool) {
+        let (Some(digest), Some(step)) = (self.trains(), self.saves()) else {
+            return;
+        };
+        let saved = Saved { step, ranks, all };
+        let frame = ToAgent::Saved { digest, saved };
+        if !self.facts.contains(&frame) {
+            self.facts.retain(|f| !matches!(f, ToAgent::Saved { .. }));
+            self.fact(frame);
+        }
+        if let Some(current) = self.current.as_mut().filter(|_| all) {
+            current.saves = None;
+            self.effects.push_back(Effect::CancelStop);
+        }
     }
 
     fn stalled(&mut self, yes: bool) {
