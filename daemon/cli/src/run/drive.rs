@@ -172,8 +172,8 @@ impl Driver {
                     }
                     self.watch_progress(&mut session);
                     if let Some(step) = session.saves() {
-                        let (ranks, all) = self.workers.saved(step);
-                        session.handle(Event::Saved { ranks, all }, now());
+                        let saved = self.workers.saved(step);
+                        session.handle(saved, now());
                     }
                 }
             }

@@ -24,6 +24,7 @@ use super::logs::{self, LogRoot};
 use super::options::Logs;
 use super::output::{Pump, Stream, Tail, pipe};
 use super::procs;
+use super::session::Event;
 use super::sidecar::Sidecar;
 use super::spawn::{self, Out, Request, Spawner, become_subreaper};
 use super::stacks::Target as Stacks;
@@ -554,13 +555,17 @@ impl Workers {
         }
     }
 
-    /// The running workers that have saved for a checkpoint at this step, and whether all have.
-    pub fn saved(&self, step: u64) -> (Vec<u32>, bool) {
+    /// How far the running workers are with a checkpoint at this step.
+    pub fn saved(&self, step: u64) -> Event {
         let running = self.workers.iter().filter(|w| !w.ended);
         let (saved, others): (Vec<&Worker>, Vec<&Worker>) =
             running.partition(|w| w.page.has_saved(step));
-        let ranks = saved.iter().map(|w| w.rank).collect();
-        (ranks, others.is_empty())
+        let beyond = |w: &&Worker| w.page.point().is_none_or(|point| point.step > step);
+        Event::Saved {
+            ranks: saved.iter().map(|w| w.rank).collect(),
+            all: others.is_empty(),
+            passed: others.iter().all(beyond),
+        }
     }
 
     /// Where a local rank's files of this generation are.

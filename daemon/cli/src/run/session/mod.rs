@@ -78,10 +78,12 @@ pub enum Event {
     TakesStopSteps(bool),
     /// Some worker makes no progress for too long, or all do again.
     Stalled(bool),
-    /// These workers have saved for the checkpoint that is under way; `all` are all that run.
+    /// These workers have saved for the checkpoint that is under way; `all` are all that run. Once all
+    /// have saved or gone on without, they have `passed` it.
     Saved {
         ranks: Vec<u32>,
         all: bool,
+        passed: bool,
     },
     /// All workers that run have left the generation by themselves: at a stop step that they
     /// acknowledged, or because they lost each other.
@@ -192,8 +194,8 @@ struct Current {
     stopping: Option<Stopping>,
     /// A stop step is being agreed on for this reason: workers may wait at it.
     installed: Option<Reason>,
-    /// The workers save at this step, and go on.
-    saves: Option<u64>,
+    /// The workers save at this step, and go on; and whether all have passed it.
+    saves: Option<(u64, bool)>,
     /// A stop step was confirmed.
     confirmed: bool,
     /// All that runs has parked since when, though nobody told it to.
@@ -206,6 +208,11 @@ impl Current {
     /// Its workers may do steps.
     fn trains(&self) -> bool {
         self.stopping.is_none() && !self.parked
+    }
+
+    /// Some worker may still be saving for a checkpoint.
+    fn is_saving(&self) -> bool {
+        self.saves.is_some_and(|(_, passed)| !passed)
     }
 }
 
@@ -306,12 +313,13 @@ impl Session {
     /// Whether workers that make no progress do so by themselves.
     pub fn expects_progress(&self) -> bool {
         let current = self.current.as_ref().filter(|c| c.trains());
-        current.is_some_and(|c| c.installed.is_none() && c.saves.is_none() && !c.confirmed)
+        current.is_some_and(|c| c.installed.is_none() && !c.is_saving() && !c.confirmed)
     }
 
     /// The step of the checkpoint that workers are saving for.
     pub fn saves(&self) -> Option<u64> {
-        self.current.as_ref().filter(|c| c.trains())?.saves
+        let current = self.current.as_ref().filter(|c| c.trains())?;
+        current.saves.map(|(step, _)| step)
     }
 
     /// Whether what is left should be looked at: all workers ended.
@@ -357,7 +365,7 @@ impl Session {
             }
             Event::TakesStopSteps(yes) => self.takes_stop_steps(yes),
             Event::Stalled(yes) => self.stalled(yes),
-            Event::Saved { ranks, all } => self.saved(ranks, all),
+            Event::Saved { ranks, all, passed } => self.saved(ranks, all, passed),
             Event::ParkedAlone {
                 acknowledged,
                 at_ms,
@@ -505,9 +513,10 @@ impl Session {
                 reason,
             } => {
                 // Asked again until then: nobody's checkpoint is taken away.
-                if self.runs(digest) && self.saves().is_none() {
+                if self.runs(digest) && !self.current.as_ref().is_some_and(Current::is_saving) {
                     if let Some(current) = &mut self.current {
                         current.installed = Some(reason);
+                        current.saves = None;
                     }
                     let grace = Span::from_millis(grace_ms.into());
                     self.effects.push_back(Effect::InstallStop {
@@ -527,7 +536,7 @@ impl Session {
                     current.installed = None;
                     self.effects.push_back(match goes_on {
                         true => {
-                            current.saves = Some(step);
+                            current.saves = Some((step, false));
                             Effect::ConfirmCheckpoint { step }
                         }
                         false => {
@@ -585,7 +594,7 @@ impl Session {
         self.fact(ToAgent::TakesStopSteps { digest, yes });
     }
 
-    fn saved(&mut self, ranks: Vec<u32>, all: bool) {
+    fn saved(&mut self, ranks: Vec<u32>, all: bool, passed: bool) {
         let (Some(digest), Some(step)) = (self.trains(), self.saves()) else {
             return;
         };
@@ -595,7 +604,11 @@ impl Session {
             self.facts.retain(|f| !matches!(f, ToAgent::Saved { .. }));
             self.fact(frame);
         }
-        if let Some(current) = self.current.as_mut().filter(|_| all) {
+        let Some(current) = &mut self.current else {
+            return;
+        };
+        current.saves = Some((step, passed));
+        if all {
             current.saves = None;
             self.effects.push_back(Effect::CancelStop);
         }
