@@ -2,6 +2,7 @@
 //! version is measured against what this one speaks.
 
 mod local;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -9,7 +10,6 @@ use std::sync::Arc;
 
 use muster_protocol::agent::Phases;
 use muster_protocol::barrier::{ToLeader, ToNode};
-use muster_protocol::hang::{Doing, Evidence, Hang, Named, Point, Standing};
 use muster_protocol::local::{
     Answer, Command, Query, StoreAnswer, StoreAsk, ToAgent, ToLauncher, WorkerExit,
 };
@@ -17,10 +17,11 @@ use muster_protocol::record::{Arbiter, Cause, CommitRef, Kind, Member, Place, Re
 use muster_protocol::spec::JobSpec;
 use muster_protocol::storelog::{Body, Entry};
 use muster_protocol::wire::{
-    Action, Advert, Ballot, CheckpointStage, CheckpointState, Grant, Hello, JobMessage, Leave,
-    Message, Order, Saved, Status, Ticket, Wait,
+    Action, Advert, Ballot, Grant, Hello, JobMessage, Leave, Message, Order, Status, Ticket, Wait,
 };
 use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, StateId, StoreUuid, Time};
+
+use watch::{saved, standing};
 
 pub use local::{answers, to_agent, to_launcher};
 
@@ -310,40 +311,6 @@ fn exit() -> WorkerExit {
     }
 }
 
-fn saved() -> Saved {
-    Saved {
-        step: 400,
-        ranks: vec![2, 3],
-        all: true,
-    }
-}
-
-fn checkpoint(stage: CheckpointStage) -> JobMessage {
-    JobMessage::Checkpoint {
-        ask: 7,
-        state: CheckpointState {
-            stage,
-            saved: vec![2, 3],
-            world: 4,
-        },
-    }
-}
-
-fn standing() -> Standing {
-    Standing {
-        rank: 3,
-        point: Point {
-            step: 400,
-            operation: 17,
-        },
-        idle_ms: 61_000,
-        doing: Doing {
-            state: b'S',
-            call: Some(202),
-        },
-    }
-}
-
 fn waits() -> Vec<Wait> {
     vec![
         Wait::Forming {
@@ -513,51 +480,13 @@ pub fn job_messages() -> Vec<JobMessage> {
             without: vec![node(3)],
         },
         JobMessage::Superseded { lineage },
-        JobMessage::Look {
-            digest: digest(5),
-            number: 2,
-        },
-        JobMessage::Standings {
-            digest: digest(5),
-            number: 2,
-            list: vec![standing()],
-        },
-        JobMessage::Hang {
-            digest: digest(5),
-            number: 3,
-            hang: Some(Box::new(Hang {
-                ranks: vec![Named {
-                    node: node(2),
-                    rank: 3,
-                }],
-                evidence: Evidence::Operation,
-                step: 400,
-                idle_ms: 61_000,
-                waiting: 7,
-                silent: vec![node(3)],
-            })),
-        },
-        JobMessage::Hang {
-            digest: digest(5),
-            number: 4,
-            hang: None,
-        },
-        JobMessage::CheckpointAsk {
-            digest: digest(5),
-            ask: 7,
-        },
-        checkpoint(CheckpointStage::Agreeing),
-        checkpoint(CheckpointStage::Saving { step: 400 }),
-        checkpoint(CheckpointStage::Done { step: 400 }),
-        checkpoint(CheckpointStage::Failed {
-            why: "the job is about to stop".into(),
-        }),
         JobMessage::Failure {
             digest: digest(5),
             node: node(2),
             exit: Box::new(exit()),
         },
     ];
+    all.extend(watch::job_messages());
     all.extend(records().pop().map(|record| JobMessage::Follows {
         have: digest(9),
         record,

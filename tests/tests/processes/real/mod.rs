@@ -3,6 +3,6 @@
 mod agents;
 mod faults;
 mod growth;
-mod hangs;
+mod progress;
 mod two_nodes;
 mod users;

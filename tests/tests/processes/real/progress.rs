@@ -1,5 +1,6 @@
-//! Workers that make no progress: named on every node, their stacks kept, and ended where that was
-//! asked for. And what the workers report of their training.
+//! How far workers are that have attached to their control pages. One that makes no progress is named
+//! on every node, its stacks are kept, and it is ended where that was asked for. What they report of
+//! their training is shown. They save at one step by order, and go on.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -59,7 +60,7 @@ fn stacks(bed: &Bed, node: usize) -> String {
         let lines = said.lines().filter_map(|l| l.split_once("stacks of rank "));
         found = lines
             .filter_map(|(_, l)| l.split_once(": "))
-            .last()
+            .next_back()
             .map(|(_, path)| path.to_owned());
         found.is_some()
     });
