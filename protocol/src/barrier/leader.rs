@@ -299,13 +299,13 @@ impl Leader {
             return;
         };
         let furthest = self.nodes.values().filter_map(|n| n.installed).max();
-        if furthest > Some(*step) {
-            *step = furthest.unwrap_or(*step);
-            return self.send(now);
-        }
+        let raised = furthest > Some(*step);
+        *step = furthest.map_or(*step, |at| at.max(*step));
         let step = *step;
         if self.nodes.values().all(|n| n.installed == Some(step)) {
             self.decide(Outcome::Confirmed { step }, now);
+        } else if raised {
+            self.send(now);
         }
     }
 

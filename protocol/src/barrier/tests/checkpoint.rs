@@ -96,6 +96,16 @@ fn behind_a_checkpoint_come_others_and_then_a_stop() {
     ));
 }
 
+/// Whoever raises the step has answered for it already: nobody else is there to be asked.
+#[test]
+fn one_node_alone_agrees_with_itself() {
+    let mut line = Line::new();
+    line.leader = Leader::new(GENERATION, [node(0)]);
+    line.asks(Reason::Drain);
+    line.run(|_, _| false);
+    assert_eq!(line.confirmed, [(0, 1, 8)]);
+}
+
 #[test]
 fn a_stop_waits_until_every_node_knows_of_the_checkpoint_before() {
     let mut line = Line::new();
