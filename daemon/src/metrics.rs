@@ -1,15 +1,18 @@
 //! What the agent counts and measures, for `/metrics`.
 //!
 //! Names follow Prometheus' own rules: the prefix `muster_`, base units, `_total` on counters. No
-//! label takes a value that a user or a peer can choose, so the number of series is bounded by
-//! this build; that is why labels are `&'static str`.
+//! label of the agent's own metrics takes a value that a user or a peer can choose, so the number of
+//! their series is bounded by this build; that is why labels are `&'static str`. The metrics of
+//! training have the labels job, rank and node: as many series as ranks run here, and they go with
+//! them ([`Metrics::forget_training`]).
 
 use std::time::Duration;
 
+use muster_protocol::control::report::Metrics as Training;
 use prometheus::core::Collector;
 use prometheus::{
-    Counter, Encoder, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
-    IntGauge, Opts, Registry, TextEncoder,
+    Counter, CounterVec, Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec,
+    IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
 };
 
 /// The content type of [`Metrics::render`].
@@ -46,6 +49,60 @@ pub struct Metrics {
     auth_failures: IntCounterVec,
     resident: Gauge,
     cpu: Counter,
+    training: TrainingMetrics,
+}
+
+/// What workers report.
+#[derive(Debug, Clone)]
+struct TrainingMetrics {
+    gauges: [GaugeVec; 5],
+    counters: [CounterVec; 5],
+}
+
+impl TrainingMetrics {
+    const LABELS: [&str; 3] = ["job", "rank", "node"];
+
+    fn new(build: &Builder) -> prometheus::Result<TrainingMetrics> {
+        let gauge = |name, help| build.add(GaugeVec::new(Opts::new(name, help), &Self::LABELS));
+        let counter = |name, help| build.add(CounterVec::new(Opts::new(name, help), &Self::LABELS));
+        Ok(TrainingMetrics {
+            gauges: [
+                gauge("muster_training_loss", "The newest training loss.")?,
+                gauge(
+                    "muster_training_samples_per_second",
+                    "Samples that are trained on in a second, as the worker counts them.",
+                )?,
+                gauge("muster_training_learning_rate", "The learning rate.")?,
+                gauge(
+                    "muster_training_loss_scale",
+                    "The factor of dynamic loss scaling.",
+                )?,
+                gauge("muster_training_world_size", "Ranks that train together.")?,
+            ],
+            counters: [
+                counter(
+                    "muster_training_steps_total",
+                    "Steps since the worker began.",
+                )?,
+                counter(
+                    "muster_training_data_seconds_total",
+                    "Time that the worker waited for data.",
+                )?,
+                counter(
+                    "muster_training_compute_seconds_total",
+                    "Time of forward, backward and optimizer.",
+                )?,
+                counter(
+                    "muster_training_communication_seconds_total",
+                    "Time in collectives.",
+                )?,
+                counter(
+                    "muster_training_gradient_sync_seconds_total",
+                    "Time that steps waited for gradients.",
+                )?,
+            ],
+        })
+    }
 }
 
 /// Makes metrics and registers them; the first error is kept.
@@ -141,6 +198,7 @@ impl Metrics {
                 "process_cpu_seconds_total",
                 "User and system CPU time spent in seconds.",
             ))?,
+            training: TrainingMetrics::new(b)?,
             registry: build.registry,
         })
     }
@@ -168,6 +226,57 @@ impl Metrics {
 
     pub fn auth_failure(&self, reason: &'static str) {
         self.auth_failures.with_label_values(&[reason]).inc();
+    }
+
+    /// Shows what a worker reported, under its job, rank and node. What it does not know is not shown.
+    pub fn training(&self, labels: &[String; 3], training: &Training) {
+        let world = match training.world {
+            0 => f64::NAN,
+            world => world.into(),
+        };
+        let gauges = [
+            training.training_loss,
+            training.samples_per_second,
+            training.learning_rate,
+            training.loss_scale,
+            world,
+        ];
+        for (gauge, value) in self.training.gauges.iter().zip(gauges) {
+            if value.is_nan() {
+                let _absent = gauge.remove_label_values(labels);
+            } else {
+                gauge.with_label_values(labels).set(value);
+            }
+        }
+        let counters = [
+            training.steps as f64,
+            training.data_seconds,
+            training.compute_seconds,
+            training.communication_seconds,
+            training.gradient_sync_seconds,
+        ];
+        for (counter, value) in self.training.counters.iter().zip(counters) {
+            if !value.is_finite() || value < 0.0 {
+                let _absent = counter.remove_label_values(labels);
+                continue;
+            }
+            if counter.with_label_values(labels).get() > value {
+                // Another process under the same rank: its counters begin at zero.
+                let _there = counter.remove_label_values(labels);
+            }
+            let counter = counter.with_label_values(labels);
+            counter.inc_by((value - counter.get()).max(0.0));
+        }
+    }
+
+    /// The worker is gone, and so is what it reported.
+    pub fn forget_training(&self, labels: &[String; 3]) {
+        for gauge in &self.training.gauges {
+            let _absent = gauge.remove_label_values(labels);
+        }
+        for counter in &self.training.counters {
+            let _absent = counter.remove_label_values(labels);
+        }
     }
 
     /// For what other parts measure themselves (GPUs).
@@ -217,7 +326,51 @@ mod tests {
         metrics.store_op("create", "won");
         metrics.heartbeat_rtt(Duration::from_micros(90));
         metrics.auth_failure("wrong_secret");
+        metrics.training(
+            &labels(),
+            &Training {
+                steps: 12,
+                world: 4,
+                training_loss: 0.25,
+                data_seconds: 1.5,
+                ..Training::default()
+            },
+        );
         metrics
+    }
+
+    fn labels() -> [String; 3] {
+        ["tr\"ain".into(), "3".into(), "gpu-a".into()]
+    }
+
+    #[test]
+    fn what_a_worker_reports_is_shown_until_it_is_gone() {
+        let metrics = used();
+        let shown = |metrics: &Metrics| -> Vec<String> {
+            let text = text(metrics);
+            let lines = text.lines().filter(|l| l.starts_with("muster_training_"));
+            lines.map(str::to_owned).collect()
+        };
+        let at = r#"{job="tr\"ain",node="gpu-a",rank="3"}"#;
+        let expected = [
+            format!("muster_training_data_seconds_total{at} 1.5"),
+            format!("muster_training_loss{at} 0.25"),
+            format!("muster_training_steps_total{at} 12"),
+            format!("muster_training_world_size{at} 4"),
+        ];
+        assert_eq!(shown(&metrics), expected);
+        // Another process of the same rank: it counts from zero, and knows no loss yet.
+        let again = Training {
+            steps: 1,
+            ..Training::default()
+        };
+        metrics.training(&labels(), &again);
+        assert_eq!(
+            shown(&metrics),
+            [format!("muster_training_steps_total{at} 1")]
+        );
+        metrics.forget_training(&labels());
+        assert!(shown(&metrics).is_empty());
     }
 
     fn text(metrics: &Metrics) -> String {

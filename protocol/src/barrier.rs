@@ -7,6 +7,10 @@
 //! installed step waits for confirm, raise, or cancel, so nobody can run past a step that is
 //! confirmed elsewhere. The leader sends either confirms or cancels for one barrier, never both.
 //!
+//! A checkpoint ([`Reason::Checkpoint`]) is agreed on in the same way, but the ranks go on behind it and
+//! further barriers may follow. A drain opens its own barrier then, once every node knows of the
+//! checkpoint's decision; one that is not decided yet makes way for it.
+//!
 //! A barrier is the leader's own: after a restart of the leader's agent it cannot know what it
 //! confirmed, so a [`Leader`] is made only in the boot in which the generation was decided. Without
 //! one, drains fall back to the newest sealed copy. A node never gives up on its own: ranks that

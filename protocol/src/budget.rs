@@ -58,11 +58,15 @@ impl Charge {
 /// budget is not charged any more, so what was used never exceeds `max_restarts`.
 pub fn charge(spec: &JobSpec, restarts_used: u32, cause: &Cause) -> Charge {
     match cause {
-        Cause::WorkerFailed { code, .. } if restarts_used >= spec.max_restarts => Charge::Failed {
-            restarts_used,
-            code: *code,
-        },
-        Cause::WorkerFailed { .. } => Charge::GoesOn {
+        Cause::WorkerFailed { code, .. } | Cause::WorkerHung { code, .. }
+            if restarts_used >= spec.max_restarts =>
+        {
+            Charge::Failed {
+                restarts_used,
+                code: *code,
+            }
+        }
+        Cause::WorkerFailed { .. } | Cause::WorkerHung { .. } => Charge::GoesOn {
             restarts_used: restarts_used + 1,
         },
         Cause::Formed
@@ -178,6 +182,25 @@ fn doubled(first: Span, doublings: u32, most: Span) -> Span {
 mod tests {
     use super::*;
     use crate::ids::{Digest, NodeId};
+
+    #[test]
+    fn a_hung_worker_is_charged_as_one_that_failed() {
+        let spec = JobSpec {
+            max_restarts: 1,
+            ..JobSpec::default()
+        };
+        let hung = Cause::WorkerHung {
+            node: NodeId([1; 32]),
+            rank: 0,
+            code: 137,
+        };
+        for used in 0..3 {
+            assert_eq!(
+                charge(&spec, used, &hung),
+                charge(&spec, used, &failed(137))
+            );
+        }
+    }
 
     fn failed(code: i32) -> Cause {
         Cause::WorkerFailed {

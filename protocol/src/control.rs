@@ -9,11 +9,13 @@
 //!
 //! | word | writer | meaning |
 //! |---|---|---|
+//! | [`word::CHECKPOINT`] | launcher | the confirmed step is a checkpoint, after which the worker goes on ([`encode_step`]). Before STOP |
 //! | [`word::PROGRESS`] | worker | the step it is about to enter ([`encode_step`]) |
 //! | [`word::STOP`] | launcher | [`Stop`], packed |
 //! | [`word::ACK`] | worker | the step at which it stopped, after its save ([`encode_step`]) |
 //! | [`word::DEADLINE`] | launcher | end of the grace, milliseconds since the Unix epoch; 0: none. Before STOP |
 //! | [`word::REASON`] | launcher | [`Reason`]. Before STOP |
+//! | [`word::SAVED`] | worker | the newest step before which it has saved for a checkpoint ([`encode_step`]) |
 //! | [`word::LINKED`] | worker | 1 while a runtime is attached: a stop step can be used instead of a signal |
 //! | [`word::PID`] | worker | the attached process, as it sees itself |
 //!
@@ -32,14 +34,21 @@
 //!    may also raise an installed step ([`Gate::install`] again), which lets the worker go on to it.
 //! 4. Given up: STOP = cancelled. A later stop starts again at 2 with a fresh load of PROGRESS.
 //!
+//! 5. *Checkpoint at S* is a stop that lets the worker go on: CHECKPOINT = S is stored before STOP =
+//!    confirmed(S). A worker that is told to stop there reads STOP, CHECKPOINT, and STOP again: if STOP has
+//!    changed it begins anew. It saves, stores SAVED, and goes on, once for each such word. The launcher
+//!    stores STOP = cancelled **before** it clears CHECKPOINT, so nobody takes a checkpoint for a stop.
+//!
 //! A worker that has not yet reported a step (it restores its state) counts as not having begun
 //! any. All ranks of a generation begin with the same step r; when S turns out to lie at or below
 //! r, nobody has begun r, and all stop at r. What a worker acknowledges is where it stands:
 //! max(S, r). A worker whose work ends before S exits with 0 and acknowledges nothing.
 //!
-//! A worker that lives through a change of its generation uses more words: see [`live`].
+//! A worker that lives through a change of its generation uses more words: see [`live`]. How it
+//! trains it tells by those of [`report`].
 
 pub mod live;
+pub mod report;
 
 use serde::{Deserialize, Serialize};
 
@@ -69,15 +78,17 @@ pub mod word {
     pub const STOP: usize = 128;
     pub const DEADLINE: usize = 136;
     pub const REASON: usize = 144;
+    pub const CHECKPOINT: usize = 152;
 
     pub const PROGRESS: usize = 256;
     pub const ACK: usize = 264;
     pub const LINKED: usize = 272;
     pub const PID: usize = 280;
+    pub const SAVED: usize = 312;
 
     /// Every word there is.
-    pub const ALL: [usize; 9] = [
-        MAGIC, LAYOUT, STOP, DEADLINE, REASON, PROGRESS, ACK, LINKED, PID,
+    pub const ALL: [usize; 11] = [
+        MAGIC, LAYOUT, STOP, DEADLINE, REASON, CHECKPOINT, PROGRESS, ACK, LINKED, PID, SAVED,
     ];
 }
 
@@ -160,16 +171,19 @@ pub enum Reason {
     Join,
     /// The user stopped the job (Ctrl-C).
     Interrupted,
+    /// Nobody stops: the ranks save at one step and go on.
+    Checkpoint,
 }
 
 impl Reason {
-    const ALL: [Reason; 6] = [
+    const ALL: [Reason; 7] = [
         Reason::Unknown,
         Reason::Preemption,
         Reason::Drain,
         Reason::Terminated,
         Reason::Join,
         Reason::Interrupted,
+        Reason::Checkpoint,
     ];
 
     pub const fn encode(self) -> u64 {
@@ -192,6 +206,7 @@ impl Reason {
             Reason::Terminated => "terminated",
             Reason::Join => "join",
             Reason::Interrupted => "interrupted",
+            Reason::Checkpoint => "checkpoint",
         }
     }
 }

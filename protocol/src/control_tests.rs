@@ -46,12 +46,15 @@ fn layout_one_is_frozen() {
     let page = fresh_page();
     assert_eq!(&page[..16], b"MUSTERCP\x01\0\0\0\0\0\0\0");
     assert!(page[16..].iter().all(|byte| *byte == 0));
-    assert_eq!(word::ALL, [0, 8, 128, 136, 144, 256, 264, 272, 280]);
+    assert_eq!(
+        word::ALL,
+        [0, 8, 128, 136, 144, 152, 256, 264, 272, 280, 312]
+    );
     assert_eq!(Stop::Installed(5).encode(), 21);
     assert_eq!(Stop::Confirmed(5).encode(), 22);
     assert_eq!(Stop::Cancelled.encode(), 3);
     assert_eq!(encode_step(Some(5)), 6);
-    assert_eq!(Reason::ALL.map(Reason::encode), [0, 1, 2, 3, 4, 5]);
+    assert_eq!(Reason::ALL.map(Reason::encode), [0, 1, 2, 3, 4, 5, 6]);
 }
 
 #[test]

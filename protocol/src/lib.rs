@@ -11,6 +11,7 @@ pub mod budget;
 pub mod clique;
 pub mod codec;
 pub mod control;
+pub mod hang;
 pub mod ids;
 pub mod job;
 pub mod live;

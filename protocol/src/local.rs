@@ -10,9 +10,12 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 
 use crate::control::Reason;
+use crate::control::report::{MAX_RANKS, RankMetrics};
+use crate::hang::{MAX_STANDINGS, Standing};
 use crate::ids::{Digest, LauncherId, NodeId, StoreUuid};
 use crate::record::Place;
 use crate::spec::JobSpec;
+use crate::wire::Saved;
 
 pub use store::{Assembly, MAX_PART, News, Part, STORE_HANGS, StoreAnswer, StoreAsk, Troubles};
 
@@ -129,6 +132,30 @@ pub enum ToAgent {
         id: u64,
         answer: StoreAnswer,
     },
+    /// A local worker of this generation makes no progress, or all do again.
+    Stalled {
+        digest: Digest,
+        yes: bool,
+    },
+    /// Answer to [`ToLauncher::Look`] of this number.
+    Standings {
+        digest: Digest,
+        number: u32,
+        list: Vec<Standing>,
+    },
+    /// How the workers of this generation train, those that say so; at most once in two seconds, and
+    /// empty once none does. More than [`MAX_RANKS`] come in several frames: `first` is set in the
+    /// first of them.
+    Metrics {
+        digest: Digest,
+        first: bool,
+        ranks: Vec<RankMetrics>,
+    },
+    /// Local ranks of this generation that have saved for a checkpoint.
+    Saved {
+        digest: Digest,
+        saved: Saved,
+    },
 }
 
 /// Bytes of a command line, and of a reason, that a launcher may send.
@@ -197,6 +224,12 @@ impl ToAgent {
             }
             ToAgent::Command(Command::Drain { node, .. }) => fits("the node", node.len(), MAX_PATH),
             ToAgent::Store { answer, .. } => answer.check(),
+            ToAgent::Saved { saved, .. } => {
+                fits("the ranks", saved.ranks.len(), crate::wire::MAX_RANKS)
+            }
+            ToAgent::Command(Command::Checkpoint { job }) => fits("the job", job.len(), MAX_PATH),
+            ToAgent::Standings { list, .. } => fits("the ranks", list.len(), MAX_STANDINGS),
+            ToAgent::Metrics { ranks, .. } => fits("the ranks", ranks.len(), MAX_RANKS),
             _ => Ok(()),
         }
     }
@@ -311,6 +344,17 @@ pub enum ToLauncher {
         node: String,
         exit: WorkerExit,
     },
+    /// Some rank of the job makes no progress: say where the local ones stand.
+    Look {
+        digest: Digest,
+        number: u32,
+    },
+    /// For whom everybody waits, in words, and which of them are local; no text: all move again.
+    Hung {
+        digest: Digest,
+        text: String,
+        ranks: Vec<u32>,
+    },
 }
 
 /// Start this generation's workers, as soon as the ones before are gone. Idempotent.
@@ -355,6 +399,8 @@ pub enum Command {
     Cancel { job: String },
     /// Go on with a job without the nodes that are lost (by id prefix or host name).
     Continue { job: String, dead: Vec<String> },
+    /// Have all ranks of a job save at one step, and go on.
+    Checkpoint { job: String },
 }
 
 /// The answer to a query or command: JSON, so that it is what `-o json` prints.

@@ -140,6 +140,12 @@ pub enum Cause {
     Continued {
         nodes: Vec<NodeId>,
     },
+    /// A worker that made no progress, and for whom the others waited, was ended.
+    WorkerHung {
+        node: NodeId,
+        rank: u32,
+        code: i32,
+    },
 }
 
 impl Cause {
@@ -157,6 +163,7 @@ impl Cause {
             Cause::Finished => "finished",
             Cause::Cancelled => "cancelled",
             Cause::Continued { .. } => "continued",
+            Cause::WorkerHung { .. } => "worker_hung",
         }
     }
 }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::agent::Phases;
 use crate::barrier;
 use crate::codec::{self, CodecError};
+use crate::hang::{Hang, MAX_STANDINGS, Standing};
 use crate::ids::{Boot, Digest, JobKey, NodeId, StateId, StoreUuid};
 use crate::local::WorkerExit;
 use crate::record::{CommitRef, Member, Record, RecordError};
@@ -21,6 +22,10 @@ use crate::spec::JobSpec;
 pub const MAX_JOBS: usize = 256;
 /// The most nodes that one message lists beside a record's members.
 pub const MAX_LIST: usize = 64;
+/// The most ranks of one node.
+pub const MAX_RANKS: usize = 1024;
+/// The most ranks that a checkpoint's state names.
+pub const MAX_SAVED: usize = 8 * MAX_RANKS;
 /// The most bytes of a text for people.
 pub const MAX_TEXT: usize = 4096;
 
@@ -202,6 +207,77 @@ pub enum JobMessage {
     Forfeited {
         parent: Digest,
     },
+    /// Some rank makes no progress: the leader asks where a member's ranks stand.
+    Look {
+        digest: Digest,
+        number: u32,
+    },
+    /// The answer to a [`Look`](Self::Look) of this number.
+    Standings {
+        digest: Digest,
+        number: u32,
+        list: Vec<Standing>,
+    },
+    /// For whom everybody waits; none: all move again. Said by the leader, and again while a member's
+    /// status names another number.
+    Hang {
+        digest: Digest,
+        number: u32,
+        hang: Option<Box<Hang>>,
+    },
+    /// Somebody on the sender's node wants a checkpoint; the number is that of the question. Said to
+    /// the leader, again and again until it is over.
+    CheckpointAsk {
+        digest: Digest,
+        ask: u64,
+    },
+    /// How far a checkpoint is, to who asked for it.
+    Checkpoint {
+        ask: u64,
+        state: CheckpointState,
+    },
+}
+
+/// How far a checkpoint is that somebody asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointState {
+    pub stage: CheckpointStage,
+    /// Ranks that have saved, in order.
+    pub saved: Vec<u32>,
+    /// All ranks.
+    pub world: u32,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CheckpointStage {
+    /// The ranks agree on the step.
+    #[default]
+    Agreeing,
+    /// They save before this step.
+    Saving { step: u64 },
+    /// All have.
+    Done { step: u64 },
+    /// It came to nothing, or not all did.
+    Failed { why: String },
+}
+
+impl CheckpointStage {
+    pub fn is_over(&self) -> bool {
+        matches!(
+            self,
+            CheckpointStage::Done { .. } | CheckpointStage::Failed { .. }
+        )
+    }
+}
+
+/// Ranks of one node that have saved for a checkpoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Saved {
+    /// The step before which they saved.
+    pub step: u64,
+    pub ranks: Vec<u32>,
+    /// These are all that run on the node.
+    pub all: bool,
 }
 
 /// When a voter last acknowledged the lease of a member that a proposal drops, as an age.
@@ -277,6 +353,12 @@ pub struct Status {
     pub storeless: bool,
     /// It heard how long the change took that made this generation.
     pub knows_times: bool,
+    /// A rank of this member makes no progress.
+    pub stalled: bool,
+    /// The number of the newest [`JobMessage::Hang`] that it heard.
+    pub heard_hang: u32,
+    /// The newest checkpoint that ranks of this member saved for.
+    pub saved: Option<Saved>,
 }
 
 /// A node goes, by a notice that leaves this much time.
@@ -407,9 +489,22 @@ impl JobMessage {
             JobMessage::TicketRefused { why, .. } => limit("text", why.len(), MAX_TEXT),
             JobMessage::Status(s) => {
                 limit("unreachable", s.unreachable.len(), MAX_LIST)?;
+                let saved = s.saved.as_ref().map_or(0, |s| s.ranks.len());
+                limit("ranks", saved, MAX_RANKS)?;
                 let tail = s.exit.as_ref().map_or(0, |e| e.tail.len());
                 limit("output", tail, MAX_TEXT)
             }
+            JobMessage::Checkpoint { state, .. } => {
+                if let CheckpointStage::Failed { why } = &state.stage {
+                    limit("text", why.len(), MAX_TEXT)?;
+                }
+                limit("ranks", state.saved.len(), MAX_SAVED)
+            }
+            JobMessage::Standings { list, .. } => limit("ranks", list.len(), MAX_STANDINGS),
+            JobMessage::Hang { hang, .. } => hang.as_ref().map_or(Ok(()), |hang| {
+                limit("ranks", hang.ranks.len(), MAX_STANDINGS)?;
+                limit("nodes", hang.silent.len(), MAX_LIST)
+            }),
             JobMessage::Continue { without, .. } => limit("nodes", without.len(), MAX_LIST),
             JobMessage::Failure { exit, .. } => limit("output", exit.tail.len(), MAX_TEXT),
             JobMessage::Order(o) => match &o.action {
@@ -431,6 +526,8 @@ impl JobMessage {
             | JobMessage::MergeAsk { .. }
             | JobMessage::MergeGranted { .. }
             | JobMessage::Forfeited { .. }
+            | JobMessage::Look { .. }
+            | JobMessage::CheckpointAsk { .. }
             | JobMessage::Superseded { .. }
             | JobMessage::Changed { .. } => Ok(()),
         }

@@ -22,7 +22,7 @@ pub mod train;
 mod wide;
 
 pub use env::{EnvError, WorkerEnv};
-pub use session::{Directive, Session, SessionError};
+pub use session::{Directive, Metrics, Session, SessionError, Waits};
 
 #[cfg(test)]
 mod needs_torch;

@@ -3,15 +3,17 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use memmap2::{MmapOptions, MmapRaw};
+use muster_protocol::control::report::{self, METRICS_WORDS, Metrics};
 use muster_protocol::control::{LAYOUT, MAGIC, PAGE_LEN, live, word};
 
 use crate::session::SessionError;
 
-/// One control page, shared with the launcher. All access is atomic and sequentially consistent.
+/// One control page, shared with the launcher. All access is atomic, and sequentially consistent
+/// but for that to the metrics.
 #[derive(Debug)]
 pub(crate) struct Page {
     map: MmapRaw,
@@ -68,7 +70,12 @@ impl Page {
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
-        debug_assert!(word::ALL.contains(&at) || live::word::all().any(|word| word == at));
+        debug_assert!(
+            word::ALL.contains(&at)
+                || live::word::all()
+                    .chain(report::word::all())
+                    .any(|word| word == at)
+        );
         // SAFETY: `at` is a word of the page, so it is aligned to 8 bytes and inside PAGE_LEN
         // bytes of a mapping that lives as long as `self`. Both processes only use atomics on it.
         unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
@@ -80,6 +87,27 @@ impl Page {
 
     pub(crate) fn store(&self, at: usize, value: u64) {
         self.word(at).store(value.to_le(), Ordering::SeqCst);
+    }
+
+    /// Adds to a word that only this process writes.
+    pub(crate) fn add(&self, at: usize, value: u64) {
+        let word = self.word(at);
+        let sum = u64::from_le(word.load(Ordering::Relaxed)).wrapping_add(value);
+        word.store(sum.to_le(), Ordering::Release);
+    }
+
+    /// Writes the metrics under their seqlock. Only one thread may do so at a time.
+    pub(crate) fn report(&self, metrics: &Metrics) {
+        let sequence = self.word(report::word::SEQUENCE);
+        // Odd already where a writer died in the middle.
+        let odd = u64::from_le(sequence.load(Ordering::Relaxed)) | 1;
+        sequence.store(odd.to_le(), Ordering::Relaxed);
+        fence(Ordering::Release);
+        let words: [u64; METRICS_WORDS] = metrics.encode();
+        for (at, value) in report::word::values().zip(words) {
+            self.word(at).store(value.to_le(), Ordering::Relaxed);
+        }
+        sequence.store(odd.wrapping_add(1).to_le(), Ordering::Release);
     }
 
     /// Stores `value` if the word is zero; otherwise the word as it stands.

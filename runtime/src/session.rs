@@ -5,11 +5,14 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use muster_protocol::control::report;
 use muster_protocol::control::{
-    self, Decision, LAYOUT, MAX_STEP, Reason, Stop, encode_step, word, worker_decision,
+    self, Decision, LAYOUT, MAX_STEP, Reason, Stop, decode_step, encode_step, word, worker_decision,
 };
 
 use crate::page::Page;
+
+pub use muster_protocol::control::report::Metrics;
 
 /// How long a worker waits at an installed stop step when the launcher gave no deadline.
 pub const WAIT_WITHOUT_DEADLINE: Duration = Duration::from_secs(60);
@@ -29,6 +32,12 @@ pub enum Directive {
         /// When the process may be killed; `None` when no limit was given.
         deadline: Option<SystemTime>,
         reason: Reason,
+    },
+    /// Save what belongs to the beginning of this step, which every rank does, say
+    /// [`saved`](Session::saved), and begin it.
+    Checkpoint {
+        /// The step that was announced: those before it are complete, it is not begun.
+        step: u64,
     },
 }
 
@@ -79,6 +88,8 @@ pub struct Session {
     page: Arc<Page>,
     pid: u32,
     last: Option<u64>,
+    /// The word of the checkpoint that was asked for last, while it stands.
+    checkpoint: Option<u64>,
 }
 
 impl Session {
@@ -117,6 +128,7 @@ impl Session {
             page: Arc::new(page),
             pid,
             last: None,
+            checkpoint: None,
         })
     }
 
@@ -141,22 +153,38 @@ impl Session {
         self.page.store(word::PROGRESS, encode_step(Some(step)));
         let stop = Stop::decode(self.page.load(word::STOP));
         match worker_decision(stop, step) {
-            Decision::Go => Ok(Directive::Continue),
+            Decision::Go => {
+                self.checkpoint = None;
+                Ok(Directive::Continue)
+            }
             Decision::Wait | Decision::StopHere => self.at_the_gate(step),
         }
     }
 
     /// The slow path: waits until the stop is decided.
     #[cold]
-    fn at_the_gate(&self, step: u64) -> Result<Directive, SessionError> {
+    fn at_the_gate(&mut self, step: u64) -> Result<Directive, SessionError> {
         let mut wait = Wait::new(self.page.load(word::DEADLINE));
         let mut pause = Duration::from_micros(100);
         loop {
-            let stop = Stop::decode(self.page.load(word::STOP));
+            let asked = self.page.load(word::STOP);
+            let stop = Stop::decode(asked);
             match worker_decision(stop, step) {
                 Decision::Go => return Ok(Directive::Continue),
                 Decision::StopHere => {
+                    let checkpoint = decode_step(self.page.load(word::CHECKPOINT));
                     let deadline = self.page.load(word::DEADLINE);
+                    if self.page.load(word::STOP) != asked {
+                        // What was read may belong to the next word.
+                        continue;
+                    }
+                    if checkpoint.is_some_and(|at| stop == Stop::Confirmed(at)) {
+                        let known = self.checkpoint.replace(asked) == Some(asked);
+                        return Ok(match known {
+                            true => Directive::Continue,
+                            false => Directive::Checkpoint { step },
+                        });
+                    }
                     return Ok(Directive::Stop {
                         deadline: (deadline != 0)
                             .then(|| UNIX_EPOCH.checked_add(Duration::from_millis(deadline)))
@@ -178,6 +206,62 @@ impl Session {
     /// process then exits with 0.
     pub fn acknowledge(&self, step: u64) {
         self.page.store(word::ACK, encode_step(Some(step)));
+    }
+
+    /// Tells the launcher that this rank has saved for the checkpoint before `step`.
+    pub fn saved(&self, step: u64) {
+        self.page.store(word::SAVED, encode_step(Some(step)));
+    }
+}
+
+impl Session {
+    /// Tells how this rank trains: the agent of its node shows it on `/metrics`, every two seconds or
+    /// so the newest. Costs some ten stores to memory, never a system call, so it may be called every
+    /// step.
+    pub fn report(&mut self, metrics: &Metrics) {
+        self.page.report(metrics);
+    }
+
+    /// The mark by which others see whether this rank waits for the others. Without it a rank that
+    /// hangs inside a step may not be told from those that wait for it.
+    pub fn waits(&self) -> Waits {
+        Waits {
+            page: self.page.clone(),
+        }
+    }
+
+    /// Says that this rank is busy with something long inside a step (an evaluation, a save), and gets
+    /// on: call it now and then, on all ranks alike, so that they do not count as hung.
+    pub fn alive(&mut self) {
+        self.page.add(report::word::OPERATION, 2);
+    }
+}
+
+/// Marks the times at which this rank waits for others, for whoever looks for one that hangs.
+#[derive(Clone, Debug)]
+pub struct Waits {
+    page: Arc<Page>,
+}
+
+impl Waits {
+    /// The rank enters an operation in which it waits for others, until this is dropped. One at a
+    /// time: of several at once, as on several threads, nobody could tell which is behind.
+    #[must_use = "the rank waits until this is dropped"]
+    pub fn enter(&self) -> Waiting<'_> {
+        self.page.add(report::word::OPERATION, 1);
+        Waiting { page: &self.page }
+    }
+}
+
+/// This rank waits for others, until this is dropped.
+#[derive(Debug)]
+pub struct Waiting<'a> {
+    page: &'a Page,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.page.add(report::word::OPERATION, 1);
     }
 }
 

@@ -214,6 +214,133 @@ fn a_worker_at_full_speed_never_passes_what_was_reported_for_it() {
     }
 }
 
+/// What a launcher stores for a checkpoint at a step.
+fn confirm_checkpoint(launcher: &Page, step: u64) {
+    launcher.store(word::CHECKPOINT, encode_step(Some(step)));
+    launcher.store(word::STOP, Stop::Confirmed(step).encode());
+}
+
+#[test]
+fn a_checkpoint_is_asked_for_once_and_the_worker_goes_on() {
+    let file = new_page();
+    let launcher = Page::from_file(&file).unwrap();
+    let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
+    confirm_checkpoint(&launcher, 2);
+    let mut asked = Vec::new();
+    for step in 0..5 {
+        if let Directive::Checkpoint { step } = session.step(step).unwrap() {
+            asked.push(step);
+            session.saved(step);
+            assert_eq!(decode_step(launcher.load(word::SAVED)), Some(2));
+            // The step is announced again, or begun at once.
+            assert_eq!(session.step(step).unwrap(), Directive::Continue);
+        }
+    }
+    assert_eq!(asked, [2]);
+    assert_eq!(launcher.load(word::ACK), 0, "that is for stops");
+    // Another one, at a later step; one that restored a later step takes it where it stands.
+    launcher.store(word::STOP, Stop::Cancelled.encode());
+    confirm_checkpoint(&launcher, 5);
+    assert_eq!(session.step(6).unwrap(), Directive::Checkpoint { step: 6 });
+    // Then a stop, without the launcher's having cleared the checkpoint's word long before.
+    launcher.store(word::STOP, Stop::Cancelled.encode());
+    launcher.store(word::CHECKPOINT, 0);
+    assert_eq!(session.step(7).unwrap(), Directive::Continue);
+    launcher.store(word::STOP, Stop::Confirmed(8).encode());
+    let stop = session.step(8).unwrap();
+    assert!(matches!(stop, Directive::Stop { .. }), "{stop:?}");
+}
+
+/// The launcher goes on to a stop while the worker looks: it never takes the checkpoint for that.
+#[test]
+fn a_checkpoint_is_never_taken_for_a_stop() {
+    for round in 0..300u64 {
+        let file = new_page();
+        let launcher = Page::from_file(&file).unwrap();
+        let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
+        confirm_checkpoint(&launcher, 0);
+        let worker = std::thread::spawn(move || {
+            (0..)
+                .find(|step| matches!(session.step(*step).unwrap(), Directive::Stop { .. }))
+                .unwrap()
+        });
+        while decode_step(launcher.load(word::PROGRESS)) < Some(round % 50) {
+            std::hint::spin_loop();
+        }
+        launcher.store(word::STOP, Stop::Cancelled.encode());
+        launcher.store(word::CHECKPOINT, 0);
+        launcher.store(word::STOP, Stop::Installed(0).encode());
+        let bound = Gate::default().install(decode_step(launcher.load(word::PROGRESS)), 0);
+        launcher.store(word::STOP, Stop::Confirmed(bound).encode());
+        assert_eq!(worker.join().unwrap(), bound, "round {round}");
+    }
+}
+
+/// A reader beside a writer at full speed never takes half of one report with half of another.
+#[test]
+fn a_report_is_never_torn() {
+    const REPORTS: u64 = 200_000;
+    let file = new_page();
+    let launcher = Page::from_file(&file).unwrap();
+    let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
+    let metrics = |n: u64| {
+        let x = n as f64;
+        Metrics {
+            steps: n,
+            world: n as u32,
+            training_loss: x,
+            samples_per_second: x,
+            learning_rate: x,
+            loss_scale: x,
+            data_seconds: x,
+            compute_seconds: x,
+            communication_seconds: x,
+            gradient_sync_seconds: x,
+        }
+    };
+    let writer = std::thread::spawn(move || {
+        for n in 1..=REPORTS {
+            session.report(&metrics(n));
+        }
+        session
+    });
+    let mut seen = 0;
+    while seen < REPORTS {
+        let before = launcher.load(report::word::SEQUENCE);
+        let mut words = [0; report::METRICS_WORDS];
+        for (to, at) in words.iter_mut().zip(report::word::values()) {
+            *to = launcher.load(at);
+        }
+        let whole = before.is_multiple_of(2)
+            && before > 0
+            && launcher.load(report::word::SEQUENCE) == before;
+        if whole {
+            let read = Metrics::decode(&words);
+            assert_eq!(read, metrics(read.steps));
+            assert!(read.steps >= seen);
+            seen = read.steps;
+        }
+    }
+    let session = writer.join().unwrap();
+    assert_eq!(launcher.load(report::word::SEQUENCE), 2 * REPORTS);
+    drop(session);
+}
+
+#[test]
+fn waiting_for_others_is_odd() {
+    let file = new_page();
+    let launcher = Page::from_file(&file).unwrap();
+    let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
+    let operation = || launcher.load(report::word::OPERATION);
+    let waits = session.waits();
+    let inside = waits.enter();
+    assert_eq!(operation(), 1);
+    drop(inside);
+    assert_eq!(operation(), 2);
+    session.alive();
+    assert_eq!(operation(), 4);
+}
+
 #[test]
 fn a_step_without_news_costs_well_below_a_microsecond() {
     const STEPS: u64 = 200_000;

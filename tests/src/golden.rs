@@ -2,6 +2,7 @@
 //! version is measured against what this one speaks.
 
 mod local;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -19,6 +20,8 @@ use muster_protocol::wire::{
     Action, Advert, Ballot, Grant, Hello, JobMessage, Leave, Message, Order, Status, Ticket, Wait,
 };
 use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, StateId, StoreUuid, Time};
+
+use watch::{saved, standing};
 
 pub use local::{answers, to_agent, to_launcher};
 
@@ -86,6 +89,12 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::Failure { .. } => "job.failure",
     JobMessage::Continue { .. } => "job.continue",
     JobMessage::Superseded { .. } => "job.superseded",
+    JobMessage::Look { .. } => "job.look",
+    JobMessage::Standings { .. } => "job.standings",
+    JobMessage::Hang { hang: Some(_), .. } => "job.hang.some",
+    JobMessage::Hang { hang: None, .. } => "job.hang.none",
+    JobMessage::CheckpointAsk { .. } => "job.checkpoint_ask",
+    JobMessage::Checkpoint { .. } => "job.checkpoint",
 });
 
 names!(to_agent_name, TO_AGENT, ToAgent, {
@@ -114,6 +123,11 @@ names!(to_agent_name, TO_AGENT, ToAgent, {
     ToAgent::Store { answer: StoreAnswer::Beacon(_), .. } => "store.beacon",
     ToAgent::Store { answer: StoreAnswer::BeaconWritten, .. } => "store.beacon_written",
     ToAgent::Store { answer: StoreAnswer::Failed { .. }, .. } => "store.failed",
+    ToAgent::Stalled { .. } => "stalled",
+    ToAgent::Standings { .. } => "standings",
+    ToAgent::Metrics { .. } => "metrics",
+    ToAgent::Saved { .. } => "saved",
+    ToAgent::Command(Command::Checkpoint { .. }) => "command.checkpoint",
 });
 
 names!(to_launcher_name, TO_LAUNCHER, ToLauncher, {
@@ -132,6 +146,8 @@ names!(to_launcher_name, TO_LAUNCHER, ToLauncher, {
     ToLauncher::Store { ask: StoreAsk::WriteBeacon { .. }, .. } => "store.write_beacon",
     ToLauncher::Store { ask: StoreAsk::ReadBeacon, .. } => "store.read_beacon",
     ToLauncher::Failed { .. } => "failed",
+    ToLauncher::Look { .. } => "look",
+    ToLauncher::Hung { .. } => "hung",
 });
 
 names!(answer_name, ANSWERS, Answer, {
@@ -249,6 +265,11 @@ pub fn records() -> Vec<Arc<Record>> {
         Cause::Finished,
         Cause::Cancelled,
         Cause::Continued { nodes: list() },
+        Cause::WorkerHung {
+            node: node(1),
+            rank: 3,
+            code: 137,
+        },
     ];
     let kinds = [
         Kind::End { cancelled: false },
@@ -392,6 +413,9 @@ pub fn job_messages() -> Vec<JobMessage> {
             storeless: true,
             lease_lost: false,
             knows_times: true,
+            stalled: true,
+            heard_hang: 2,
+            saved: Some(saved()),
         })),
         order(Action::Run {
             attempt: 1,
@@ -462,6 +486,7 @@ pub fn job_messages() -> Vec<JobMessage> {
             exit: Box::new(exit()),
         },
     ];
+    all.extend(watch::job_messages());
     all.extend(records().pop().map(|record| JobMessage::Follows {
         have: digest(9),
         record,

@@ -6,12 +6,14 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use muster_protocol::agent::{ConnId, Event};
+use muster_protocol::control::report::RankMetrics;
 use muster_protocol::local::{
     Answer, Command, Register, STORE_HANGS, StoreAnswer, ToAgent, ToLauncher,
 };
-use muster_protocol::{JobKey, LauncherId, codec, storelog};
+use muster_protocol::{Digest, JobKey, LauncherId, codec, storelog};
 use tokio::sync::mpsc;
 
+use super::reports::{Reported, Series};
 use super::stores::{self, Asked, Told};
 use super::{Client, Input, Node, clock};
 use crate::net::Refusal;
@@ -30,6 +32,7 @@ pub(super) struct Launcher {
     key: JobKey,
     /// What it was asked to do in the store that it brought.
     store: Option<Asked>,
+    metrics: Reported,
 }
 
 impl Launcher {
@@ -42,6 +45,7 @@ impl Launcher {
             guards: std::iter::once(local).chain(addrs).collect(),
             key,
             store: reg.store.map(|_| Asked::default()),
+            metrics: Reported::default(),
         }
     }
 }
@@ -91,6 +95,11 @@ impl Node {
             ToAgent::Command(command) => self.command(conn, owner, command),
             ToAgent::Register(reg) => self.register(conn, owner, reg),
             ToAgent::Store { id, answer } => self.on_store_answer(conn, id, answer),
+            ToAgent::Metrics {
+                digest,
+                first,
+                ranks,
+            } => self.on_metrics(conn, digest, first, &ranks),
             frame => self.apply(Event::Launcher { conn, owner, frame }),
         }
     }
@@ -205,9 +214,12 @@ impl Node {
     /// A connection closed. A launcher may have lost it, or be dead: its guard knows.
     pub(super) fn on_closed(&mut self, conn: ConnId) {
         self.give_up_store(conn);
-        let Some(client) = self.clients.remove(&conn) else {
+        let Some(mut client) = self.clients.remove(&conn) else {
             return;
         };
+        if let Some(launcher) = &mut client.launcher {
+            launcher.metrics.forget(&self.metrics);
+        }
         let Some(Launcher { id, guards, .. }) = client.launcher else {
             return;
         };
@@ -220,6 +232,35 @@ impl Node {
             let alive = false;
             self.apply(Event::LauncherGone { conn, alive });
         }
+    }
+
+    /// How a launcher's workers train.
+    fn on_metrics(&mut self, conn: ConnId, digest: Digest, first: bool, ranks: &[RankMetrics]) {
+        let launcher = self
+            .clients
+            .get_mut(&conn)
+            .and_then(|c| c.launcher.as_mut());
+        let Some(launcher) = launcher else { return };
+        let job = self.core.job(&launcher.key);
+        let head = job.and_then(|j| j.head());
+        let config = self.core.config();
+        // What is late, or about ranks that are not this node's, is left out.
+        let Some((from, slots)) = head
+            .filter(|(_, d)| *d == digest)
+            .and_then(|(record, _)| record.ranks_of(config.node))
+        else {
+            return launcher.metrics.forget(&self.metrics);
+        };
+        let own = from..from + u32::from(slots);
+        let ranks = ranks.iter().filter(|r| own.contains(&r.rank));
+        let series = Series {
+            metrics: &self.metrics,
+            job: &launcher.key.id,
+            node: &config.host,
+        };
+        launcher
+            .metrics
+            .take(&series, digest, first, ranks, clock::now());
     }
 
     // ---- stores ----

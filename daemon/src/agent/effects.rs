@@ -155,6 +155,8 @@ impl Node {
             Notice::Committed { key, commit } => {
                 tracing::info!(job = %key, step = commit.step, "committed")
             }
+            Notice::Hung { key, text, .. } => tracing::warn!(job = %key, text, "a rank hangs"),
+            Notice::Moves { key } => tracing::info!(job = %key, "all ranks make progress again"),
             Notice::Warning { key, text } => tracing::warn!(job = %key, text),
             Notice::Trouble { key, text } => tracing::error!(job = %key, text),
         }

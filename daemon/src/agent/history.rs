@@ -124,6 +124,22 @@ impl History {
                 "committed",
                 json!({ "step": commit.step, "number": commit.number }),
             ),
+            Notice::Hung { key, hang, text } => {
+                let ranks: Vec<Value> = hang
+                    .ranks
+                    .iter()
+                    .map(|n| json!({ "rank": n.rank, "node": names.of(n.node) }))
+                    .collect();
+                self.add(
+                    key,
+                    "hung",
+                    json!({
+                        "ranks": ranks, "evidence": hang.evidence.word(), "step": hang.step,
+                        "idle_ms": hang.idle_ms, "waiting": hang.waiting, "text": text,
+                    }),
+                );
+            }
+            Notice::Moves { key } => self.add(key, "moves", json!({})),
             Notice::Warning { key, text } => self.add(key, "warning", json!({ "text": text })),
             Notice::Trouble { key, text } => self.add(key, "trouble", json!({ "text": text })),
             Notice::Peer { .. } => {}
@@ -173,7 +189,7 @@ fn about(cause: &Cause, names: Names<'_>) -> Value {
             let all: Vec<String> = nodes.iter().take(SPELT).map(|n| names.of(*n)).collect();
             json!({ "nodes": all })
         }
-        Cause::WorkerFailed { node, rank, code } => {
+        Cause::WorkerFailed { node, rank, code } | Cause::WorkerHung { node, rank, code } => {
             json!({ "nodes": [names.of(*node)], "rank": rank, "code": code })
         }
         Cause::Merged { other } => json!({ "other": other.hex() }),

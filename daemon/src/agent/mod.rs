@@ -9,6 +9,7 @@ mod listen;
 mod looks;
 mod probe;
 mod query;
+mod reports;
 mod stores;
 
 use std::collections::{BTreeMap, BTreeSet};

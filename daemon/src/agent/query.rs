@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 
-use muster_protocol::job::Job;
+use muster_protocol::job::{CheckpointAsked, Job};
 use muster_protocol::local::{Answer, Query};
 use muster_protocol::membership::State;
 use muster_protocol::peers::Peer;
 use muster_protocol::record::Arbiter;
+use muster_protocol::wire::CheckpointStage;
 use muster_protocol::{JobKey, NodeId, Time};
 use serde_json::{Value, json};
 
@@ -156,6 +157,13 @@ impl Node {
             .take(LISTED)
             .map(|j| j.key().id.as_str())
             .collect();
+        let hung: Vec<Value> = self
+            .core
+            .jobs()
+            .filter(|j| !j.hung().is_empty() && may(j.key()))
+            .take(LISTED)
+            .map(|j| json!({ "job": j.key().id, "text": j.hung() }))
+            .collect();
         let refused: Vec<Value> = self
             .facts
             .refused
@@ -168,7 +176,7 @@ impl Node {
             "listening": self.listening, "draining": self.core.is_draining(),
             "state_dir": self.state.path(),
             "peers_connected": self.core.peers().connected_nodes().count(),
-            "jobs": here.len(), "job_ids": here,
+            "jobs": here.len(), "job_ids": here, "hung": hung,
             "secret": self.facts.secret, "labels": self.facts.labels,
             "uptime_ms": clock::now().since(self.facts.since).as_millis(),
             "refused": refused,
@@ -232,8 +240,25 @@ impl Node {
         row["launcher_here"] = json!(job.launcher().is_some());
         row["log_dir"] = json!(job.log_dir());
         row["waiting"] = json!(job.waiting());
+        row["hung"] = json!(job.hung());
+        row["checkpoint"] = json!(job.checkpoint().map(checkpoint_json));
         row
     }
+}
+
+/// A checkpoint that somebody on this node asked for.
+fn checkpoint_json(asked: &CheckpointAsked) -> Value {
+    let state = &asked.state;
+    let (stage, step, why) = match &state.stage {
+        CheckpointStage::Agreeing => ("agreeing", None, None),
+        CheckpointStage::Saving { step } => ("saving", Some(step), None),
+        CheckpointStage::Done { step } => ("done", Some(step), None),
+        CheckpointStage::Failed { why } => ("failed", None, Some(why)),
+    };
+    json!({
+        "ask": format!("{:016x}", asked.ask), "stage": stage, "step": step, "why": why,
+        "saved": state.saved, "world": state.world,
+    })
 }
 
 fn peer_word(peer: &Peer) -> &'static str {

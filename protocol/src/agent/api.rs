@@ -212,6 +212,16 @@ pub enum Notice {
         key: JobKey,
         commit: CommitRef,
     },
+    /// Some ranks make no progress: for whom everybody waits, and the same in words.
+    Hung {
+        key: JobKey,
+        hang: Box<crate::hang::Hang>,
+        text: String,
+    },
+    /// All ranks make progress again.
+    Moves {
+        key: JobKey,
+    },
     /// Something that may go wrong later, and what would prevent it.
     Warning {
         key: JobKey,

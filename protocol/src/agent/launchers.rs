@@ -129,6 +129,15 @@ impl Agent {
                 });
                 Ok(())
             }
+            Command::Checkpoint { job } => {
+                let key = self.job_here(owner, &job)?;
+                let mut result = Ok(());
+                self.with_job(&key, now, |job, ctx| {
+                    result = job.ask_checkpoint(ctx);
+                    job.drive(ctx);
+                });
+                result.map_err(Error::Refused)
+            }
             Command::Continue { job, dead } => {
                 let key = self.job_here(owner, &job)?;
                 let mut result = Ok(());

@@ -87,6 +87,15 @@ pub(super) struct Answered {
     settled: bool,
 }
 
+/// What a [`Event::Drain`] asks for.
+#[derive(Clone, Copy, Debug)]
+struct Drain {
+    first: u64,
+    until: Time,
+    save_time: Span,
+    reason: Reason,
+}
+
 /// The barriers of one generation, one after the other.
 #[derive(Clone, Debug)]
 pub struct Leader {
@@ -95,6 +104,10 @@ pub struct Leader {
     pub(super) phase: Phase,
     pub(super) nodes: BTreeMap<NodeId, Answered>,
     pub(super) resend_at: Option<Time>,
+    /// The decided barrier was a checkpoint: the ranks go on, and others may follow.
+    passing: bool,
+    /// A drain that came while not every node had heard of such a decision.
+    waiting: Option<Drain>,
     effects: VecDeque<Effect>,
 }
 
@@ -110,6 +123,8 @@ impl Leader {
                 .map(|n| (n, Answered::default()))
                 .collect(),
             resend_at: None,
+            passing: false,
+            waiting: None,
             effects: VecDeque::new(),
         }
     }
@@ -130,13 +145,20 @@ impl Leader {
                 save_time,
                 reason,
             } => {
-                self.drain(step, deadline, save_time, reason, now);
+                let drain = Drain {
+                    first: step,
+                    until: deadline,
+                    save_time,
+                    reason,
+                };
+                self.drain(drain, now);
             }
             Event::Message { from, message } => self.message(from, message, now)?,
             Event::NodeLost { node } => {
                 if self.nodes.remove(&node).is_some() && self.is_open() {
                     self.decide(Outcome::Cancelled(GivenUp::Lost(node)), now);
                 }
+                self.open_waiting(now);
             }
         }
         Ok(())
@@ -170,8 +192,36 @@ impl Leader {
         matches!(self.phase, Phase::Open { .. })
     }
 
-    fn drain(&mut self, first: u64, until: Time, save_time: Span, reason: Reason, now: Time) {
+    /// A drain that waited for a checkpoint's decision to be known everywhere.
+    fn open_waiting(&mut self, now: Time) {
+        let known = self.passing && self.nodes.values().all(|n| n.settled);
+        if let Some(drain) = self.waiting.take_if(|_| known) {
+            self.drain(drain, now);
+        }
+    }
+
+    fn drain(&mut self, drain: Drain, now: Time) {
+        let Drain {
+            until,
+            save_time,
+            reason,
+            ..
+        } = drain;
+        let stops = reason != Reason::Checkpoint;
         match &mut self.phase {
+            // A checkpoint that is not decided makes way: another barrier, and who has installed the
+            // one before keeps waiting.
+            Phase::Open {
+                reason: Reason::Checkpoint,
+                ..
+            } if stops => self.open(drain, now),
+            Phase::Decided(Outcome::Confirmed { .. }) if self.passing => {
+                if self.nodes.values().any(|n| !n.settled) {
+                    self.waiting = Some(drain);
+                    return;
+                }
+                self.open(drain, now);
+            }
             Phase::Open {
                 deadline, give_up, ..
             } => {
@@ -187,22 +237,25 @@ impl Leader {
                 self.effects.push_back(Effect::Shared { barrier, step });
                 return;
             }
-            Phase::Idle | Phase::Decided(Outcome::Cancelled(_)) => {
-                self.barrier += 1;
-                self.phase = Phase::Open {
-                    step: first,
-                    deadline: until,
-                    give_up: until - save_time,
-                    reason,
-                };
-                for answered in self.nodes.values_mut() {
-                    *answered = Answered::default();
-                }
-                self.install_everywhere(now);
-            }
+            Phase::Idle | Phase::Decided(Outcome::Cancelled(_)) => self.open(drain, now),
         }
         // The notice may have come too late already.
         self.handle_timeout(now);
+    }
+
+    fn open(&mut self, drain: Drain, now: Time) {
+        self.barrier += 1;
+        self.passing = false;
+        self.phase = Phase::Open {
+            step: drain.first,
+            deadline: drain.until,
+            give_up: drain.until - drain.save_time,
+            reason: drain.reason,
+        };
+        for answered in self.nodes.values_mut() {
+            *answered = Answered::default();
+        }
+        self.install_everywhere(now);
     }
 
     fn message(&mut self, from: NodeId, message: ToLeader, now: Time) -> Result<(), Error> {
@@ -234,6 +287,7 @@ impl Leader {
                 if self.nodes.values().all(|n| n.settled) {
                     self.resend_at = None;
                 }
+                self.open_waiting(now);
             }
             (ToLeader::Settled { .. }, _) => return Err(Error::NotOpen { barrier: number }),
         }
@@ -245,18 +299,26 @@ impl Leader {
             return;
         };
         let furthest = self.nodes.values().filter_map(|n| n.installed).max();
-        if furthest > Some(*step) {
-            *step = furthest.unwrap_or(*step);
-            return self.send(now);
-        }
+        let raised = furthest > Some(*step);
+        *step = furthest.map_or(*step, |at| at.max(*step));
         let step = *step;
         if self.nodes.values().all(|n| n.installed == Some(step)) {
             self.decide(Outcome::Confirmed { step }, now);
+        } else if raised {
+            self.send(now);
         }
     }
 
     fn decide(&mut self, outcome: Outcome, now: Time) {
         let barrier = self.barrier;
+        let checkpoint = matches!(
+            self.phase,
+            Phase::Open {
+                reason: Reason::Checkpoint,
+                ..
+            }
+        );
+        self.passing = checkpoint && matches!(outcome, Outcome::Confirmed { .. });
         self.phase = Phase::Decided(outcome);
         self.effects.push_back(Effect::Decided { barrier, outcome });
         self.send(now);

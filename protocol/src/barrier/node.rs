@@ -34,6 +34,8 @@ pub(super) enum Phase {
         deadline: Time,
     },
     Confirmed,
+    /// A checkpoint was confirmed: the ranks go on behind it.
+    Passed,
     Cancelled,
 }
 
@@ -45,6 +47,8 @@ pub struct Node {
     /// The newest barrier heard of; 0 for none.
     pub(super) barrier: u32,
     pub(super) phase: Phase,
+    /// Of the newest install.
+    reason: Reason,
     effects: VecDeque<Effect>,
 }
 
@@ -54,6 +58,7 @@ impl Node {
             digest,
             barrier: 0,
             phase: Phase::Cancelled,
+            reason: Reason::Unknown,
             effects: VecDeque::new(),
         }
     }
@@ -134,6 +139,7 @@ impl Node {
             // A new one. The one before was cancelled, whether or not the cancel arrived.
             _ => {
                 self.barrier = barrier;
+                self.reason = reason;
                 self.phase = Phase::Open {
                     step,
                     installed: None,
@@ -171,7 +177,7 @@ impl Node {
             return Err(Error::NotOpen { barrier });
         }
         match self.phase {
-            Phase::Confirmed if barrier == self.barrier => {}
+            Phase::Confirmed | Phase::Passed if barrier == self.barrier => {}
             Phase::Cancelled if barrier == self.barrier => return Err(Error::NotOpen { barrier }),
             Phase::Open { installed, .. }
                 if barrier == self.barrier && installed.is_some_and(|at| at != step) =>
@@ -181,8 +187,12 @@ impl Node {
             // Also one that this agent does not remember: the launcher installed it before the
             // agent was restarted, else it would not be confirmed.
             _ => {
+                let known = barrier == self.barrier;
                 self.barrier = barrier;
-                self.phase = Phase::Confirmed;
+                self.phase = match self.reason {
+                    Reason::Checkpoint if known => Phase::Passed,
+                    _ => Phase::Confirmed,
+                };
                 self.launcher(ToLauncher::ConfirmStop {
                     digest: self.digest,
                     barrier,
@@ -195,8 +205,12 @@ impl Node {
     }
 
     fn cancel(&mut self, barrier: u32) -> Result<(), Error> {
-        let confirmed = self.phase == Phase::Confirmed;
-        if confirmed && barrier >= self.barrier {
+        let stays = match self.phase {
+            Phase::Confirmed => barrier >= self.barrier,
+            Phase::Passed => barrier == self.barrier,
+            Phase::Open { .. } | Phase::Cancelled => false,
+        };
+        if stays {
             return Err(Error::NotOpen { barrier });
         }
         let fresh = barrier > self.barrier || (barrier == self.barrier && self.is_open());

@@ -1,6 +1,8 @@
 //! I14: all ranks of a generation stop at one confirmed step, or none does. By every interleaving
 //! of small cases, with messages in any order, lost, repeated, nodes lost, agents restarted.
 
+mod checkpoint;
+
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 

@@ -135,6 +135,8 @@ impl Job {
         }
         if let Some(before) = self.head.as_ref().map(|h| h.digest) {
             self.tell_unfinished(before);
+            self.hung.clear();
+            self.checkpoint_ends();
         }
         let before = self.head.take();
         self.durable.install(record.clone(), ctx.cfg.boot);

@@ -132,7 +132,7 @@ impl Job {
             Cause::NodesJoined { nodes } => format!("{} joined", names(nodes)),
             Cause::LinksLost { nodes } => format!("no link to {}", names(nodes)),
             Cause::StartFailed { nodes } => format!("no workers on {}", names(nodes)),
-            Cause::WorkerFailed { node, rank, code } => {
+            Cause::WorkerFailed { node, rank, code } | Cause::WorkerHung { node, rank, code } => {
                 let (used, max) = (record.restarts_used, record.spec.max_restarts);
                 let spent = used > max || matches!(record.kind, Kind::Failed { .. });
                 let next = match max {
@@ -141,6 +141,9 @@ impl Job {
                     max => format!("its restarts are used up (--max-restarts {max})"),
                 };
                 let node = ctx.name(*node);
+                if matches!(record.cause, Cause::WorkerHung { .. }) {
+                    return format!("rank {rank} on {node} hung and was ended; {next}");
+                }
                 format!("rank {rank} on {node} failed with code {code}; {next}")
             }
             Cause::Merged { other } => format!("another group of this job ({other}) joins"),

@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::checkpoint::Saving;
+use super::hang::Hanging;
 use super::plan::Assessment;
 use super::stop::Planned;
 use super::{Ctx, Job, REPEAT};
@@ -24,10 +26,12 @@ pub(super) struct Lead {
     pub(super) struck: BTreeSet<NodeId>,
     /// Since when a link between two members is reported missing.
     pub(super) links: BTreeMap<(NodeId, NodeId), Time>,
-    ending: Option<Time>,
+    pub(super) ending: Option<Time>,
     pub(super) planned: Option<Planned>,
     pub(super) barrier: Option<barrier::Leader>,
     changed_told: bool,
+    pub(super) hanging: Hanging,
+    pub(super) saving: Option<Saving>,
 }
 
 #[derive(Debug)]
@@ -49,6 +53,8 @@ impl Lead {
             planned: None,
             barrier: None,
             changed_told: false,
+            hanging: Hanging::default(),
+            saving: None,
         }
     }
 
@@ -130,6 +136,7 @@ impl Job {
         lead.note_links(from, &status, ctx.now);
         lead.statuses.insert(from, (status.clone(), ctx.now));
         self.repeat_times(ctx, from, &status);
+        self.repeat_hang(ctx, from, &status);
     }
 
     pub(super) fn drive_lead(&mut self, ctx: &mut Ctx<'_>) {
@@ -154,6 +161,8 @@ impl Job {
         if let Some(at) = a.links_due {
             self.wake_at(at, "a link that stays missing");
         }
+        self.drive_hang(ctx, &record);
+        self.drive_saving(ctx, &record);
         self.drive_change(ctx, &record, &a);
         self.repeat_orders(ctx);
     }
@@ -378,7 +387,7 @@ impl Job {
             }
             return self.wake_at(ctx.now + REPEAT, "too few nodes");
         };
-        if let Cause::WorkerFailed { .. } = next.cause {
+        if let Cause::WorkerFailed { .. } | Cause::WorkerHung { .. } = next.cause {
             // The pause before the start is no part of a generation's life.
             let lived = ctx.now.since(self.installed_at.max(self.pause));
             self.pause = ctx.now + self.crashes.pause_after(lived);

@@ -50,6 +50,8 @@ pub(super) struct Mine {
     pub(super) barrier: barrier::Node,
     /// Since when its workers are stopped.
     pub(super) paused: Option<Time>,
+    /// Who asked where the ranks here stand.
+    pub(super) looks: Option<NodeId>,
     /// When workers were adopted from the agent's last run, whose lease nobody remembers.
     pub(super) adopted: Time,
 }
@@ -71,6 +73,7 @@ impl Mine {
             pending: None,
             barrier: barrier::Node::new(digest),
             paused: None,
+            looks: None,
             adopted: Time::ZERO,
         }
     }
@@ -393,9 +396,19 @@ impl Job {
             ToAgent::TakesStopSteps { digest, yes } => {
                 self.update(digest == head, |s| s.takes_stop_steps = yes);
             }
+            ToAgent::Stalled { digest, yes } => self.update(digest == head, |s| s.stalled = yes),
+            ToAgent::Saved { digest, saved } => {
+                self.update(digest == head, |s| s.saved = Some(saved));
+            }
+            ToAgent::Standings {
+                digest,
+                number,
+                list,
+            } => self.standings_here(ctx, digest, number, list),
             ToAgent::Register(_)
             | ToAgent::Query(_)
             | ToAgent::Command(_)
+            | ToAgent::Metrics { .. }
             | ToAgent::Store { .. } => {}
         }
     }

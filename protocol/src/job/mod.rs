@@ -8,8 +8,10 @@
 mod apply;
 mod birth;
 mod chain;
+mod checkpoint;
 mod durable;
 mod explain;
+mod hang;
 mod lead;
 mod lease;
 mod member;
@@ -26,6 +28,7 @@ mod voter;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+pub use checkpoint::Asked as CheckpointAsked;
 pub use durable::Durable;
 pub use resume::Continues;
 
@@ -146,6 +149,9 @@ pub struct Job {
     store: Option<store::Store>,
     merge: merge::Merge,
     news: news::News,
+    /// For whom everybody waits, as the leader said, in words; empty while all move.
+    hung: String,
+    checkpoint: Option<checkpoint::Asked>,
     /// Times of the change under way, carried from one generation's leader to the next.
     phases: Phases,
     strikes: BTreeMap<NodeId, crate::budget::Strikes>,
@@ -206,6 +212,8 @@ impl Job {
             store: None,
             merge: merge::Merge::default(),
             news: news::News::default(),
+            hung: String::new(),
+            checkpoint: None,
             phases: Phases::default(),
             strikes: BTreeMap::new(),
             failed_starts: BTreeMap::new(),
@@ -254,6 +262,11 @@ impl Job {
     /// Why the job waits, for people; empty when it does not.
     pub fn waiting(&self) -> &str {
         &self.applicant.told
+    }
+
+    /// For whom everybody waits because it makes no progress, for people; empty when all move.
+    pub fn hung(&self) -> &str {
+        &self.hung
     }
 
     /// Whether nothing here is worth keeping in memory or on disk.
@@ -343,6 +356,7 @@ impl Job {
             self.drive_birth(ctx);
             self.drive_applicant(ctx);
             self.drive_member(ctx);
+            self.drive_asked(ctx);
             self.drive_merge(ctx);
             self.drive_lead(ctx);
             let Some(message) = self.loopback.pop_front() else {
@@ -509,6 +523,21 @@ impl Job {
             JobMessage::Failure { digest, node, exit } => {
                 self.on_failure(ctx, from, digest, (node, *exit));
             }
+            JobMessage::Look { digest, number } => self.on_look(ctx, from, digest, number),
+            JobMessage::Standings {
+                digest,
+                number,
+                list,
+            } => self.on_standings(from, digest, number, list),
+            JobMessage::Hang {
+                digest,
+                number,
+                hang,
+            } => self.on_hang(ctx, from, digest, number, hang),
+            JobMessage::CheckpointAsk { digest, ask } => {
+                self.on_checkpoint_ask(ctx, from, digest, ask);
+            }
+            JobMessage::Checkpoint { ask, state } => self.on_checkpoint(ctx, from, ask, state),
         }
     }
 

@@ -388,10 +388,10 @@ impl Job {
         if let Some((node, exit)) = &a.failed
             && !planned
         {
-            return Some(Cause::WorkerFailed {
-                node: *node,
-                rank: exit.rank,
-                code: exit.code,
+            let (node, rank, code) = (*node, exit.rank, exit.code);
+            return Some(match self.was_hung(node, rank) {
+                true => Cause::WorkerHung { node, rank, code },
+                false => Cause::WorkerFailed { node, rank, code },
             });
         }
         if !a.not_started.is_empty() {

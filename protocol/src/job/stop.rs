@@ -177,7 +177,11 @@ impl Job {
     }
 
     /// Hands an event, or the time, to the barrier, and carries its effects out.
-    fn at_lead_barrier(&mut self, ctx: &mut Ctx<'_>, event: Option<barrier::LeaderEvent>) {
+    pub(super) fn at_lead_barrier(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        event: Option<barrier::LeaderEvent>,
+    ) {
         let Some(barrier) = self.lead.as_mut().and_then(|l| l.barrier.as_mut()) else {
             return;
         };
@@ -195,6 +199,11 @@ impl Job {
             match effect {
                 barrier::LeaderEffect::Send { to, message } => {
                     self.send(ctx, to, JobMessage::Stop(message));
+                }
+                barrier::LeaderEffect::Decided { outcome, .. }
+                    if self.lead.as_ref().is_some_and(|l| l.planned.is_none()) =>
+                {
+                    self.checkpoint_decided(outcome);
                 }
                 barrier::LeaderEffect::Decided {
                     outcome: barrier::Outcome::Cancelled(_),

@@ -277,7 +277,8 @@ impl Entry {
             WireBody::Retire(of) => Body::Retire { seq: of.seq },
             WireBody::Reject(of) => Body::Reject {
                 seq: of.seq,
-                reason: of.reason,
+                // As it is when it is written: what was read encodes to itself again.
+                reason: cut(&of.reason).to_owned(),
             },
             WireBody::Pin(of) => Body::Pin { seq: of.seq },
         };

@@ -182,6 +182,10 @@ impl Run<'_> {
             if let Some(session) = session.as_mut() {
                 match session.step(step) {
                     Ok(Directive::Continue) => {}
+                    Ok(Directive::Checkpoint { step }) => {
+                        self.save_together()?;
+                        session.saved(step);
+                    }
                     Ok(Directive::Stop { reason, .. }) => {
                         self.save_together()?;
                         let reason = reason.to_string();

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use muster_protocol::control::report::{Metrics, RankMetrics};
 use muster_protocol::local::{
     Answer, Command, Part, Query, Register, Start, StoreAnswer, StoreAsk, ToAgent, ToLauncher,
 };
@@ -9,7 +10,7 @@ use muster_protocol::record::Place;
 use muster_protocol::spec::JobSpec;
 use muster_protocol::{LauncherId, StoreUuid};
 
-use super::{digest, exit, node};
+use super::{digest, exit, node, saved, standing};
 
 pub fn to_agent() -> Vec<ToAgent> {
     let digest = digest(5);
@@ -77,6 +78,33 @@ pub fn to_agent() -> Vec<ToAgent> {
         to_store(StoreAnswer::Beacon(Some(7))),
         to_store(StoreAnswer::BeaconWritten),
         to_store(StoreAnswer::failed("no space left".into())),
+        ToAgent::Command(Command::Checkpoint {
+            job: "digits".into(),
+        }),
+        ToAgent::Saved {
+            digest,
+            saved: saved(),
+        },
+        ToAgent::Stalled { digest, yes: true },
+        ToAgent::Standings {
+            digest,
+            number: 2,
+            list: vec![standing()],
+        },
+        ToAgent::Metrics {
+            digest,
+            first: true,
+            ranks: vec![RankMetrics {
+                rank: 3,
+                words: Metrics {
+                    steps: 400,
+                    world: 4,
+                    training_loss: 0.25,
+                    ..Metrics::default()
+                }
+                .encode(),
+            }],
+        },
     ]
 }
 
@@ -160,6 +188,12 @@ pub fn to_launcher() -> Vec<ToLauncher> {
         ToLauncher::Failed {
             node: "node2".into(),
             exit: exit(),
+        },
+        ToLauncher::Look { digest, number: 2 },
+        ToLauncher::Hung {
+            digest,
+            text: "hung: no progress for 61.0 s".into(),
+            ranks: vec![3],
         },
     ]
 }

@@ -103,7 +103,7 @@ impl Coverage {
                 }
                 match record.cause {
                     Cause::Merged { .. } => self.merges += 1,
-                    Cause::WorkerFailed { .. } => self.restarts += 1,
+                    Cause::WorkerFailed { .. } | Cause::WorkerHung { .. } => self.restarts += 1,
                     Cause::NodesLost { .. } => self.nodes_lost += 1,
                     Cause::NodesLeft { .. } => self.nodes_left += 1,
                     Cause::NodesJoined { .. } => self.nodes_joined += 1,

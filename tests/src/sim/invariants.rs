@@ -513,7 +513,13 @@ pub enum RestartsError {
 /// costs any.
 pub fn i13_restarts_follow_from_the_chain(truth: &Truth) -> Result<(), RestartsError> {
     let charge = |record: &Record| {
-        u32::from(record.kind == Kind::Next && matches!(record.cause, Cause::WorkerFailed { .. }))
+        u32::from(
+            record.kind == Kind::Next
+                && matches!(
+                    record.cause,
+                    Cause::WorkerFailed { .. } | Cause::WorkerHung { .. }
+                ),
+        )
     };
     for (digest, record) in truth.fresh_announced() {
         let before = match record.number {

@@ -240,7 +240,11 @@ impl Launcher {
                 }
             }
             // The core speaks to its store by effects, which the world carries out.
-            ToLauncher::Waiting { .. } | ToLauncher::Store { .. } | ToLauncher::Failed { .. } => {}
+            ToLauncher::Waiting { .. }
+            | ToLauncher::Store { .. }
+            | ToLauncher::Failed { .. }
+            | ToLauncher::Look { .. }
+            | ToLauncher::Hung { .. } => {}
             ToLauncher::Refused { .. } | ToLauncher::End { .. } => {
                 self.ending = true;
                 self.next = None;

@@ -184,6 +184,8 @@ fn line(event: &Value) -> (Tone, String) {
                 text("step")
             ),
         ),
+        "hung" => (Tone::Bad, text("text")),
+        "moves" => (Tone::Good, "all ranks make progress again".into()),
         "warning" => (Tone::Warn, text("text")),
         "trouble" => (Tone::Bad, text("text")),
         // A newer agent may know more kinds.

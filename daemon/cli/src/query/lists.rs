@@ -80,7 +80,13 @@ fn render_status(status: &Value, own_version: &str, style: &Style) -> String {
         };
         rows.insert(3, ("secret", secret.to_owned()));
     }
-    pairs(&rows, style)
+    let mut text = pairs(&rows, style);
+    for hung in list(status, "hung") {
+        let job = clean(&field(hung, "job"));
+        let why = style.paint(Tone::Bad, &clean(&field(hung, "text")));
+        text.push_str(&format!("\n{job}: {why}\n"));
+    }
+    text
 }
 
 fn render_nodes(nodes: &Value, wide: bool, style: &Style) -> String {
@@ -152,9 +158,12 @@ fn render_jobs(jobs: &Value, wide: bool, style: &Style) -> String {
     let mut notes = String::new();
     for row in rows {
         let waiting = field(row, "waiting");
+        let hung = field(row, "hung");
         let kind = field(row, "kind");
         let live = kind == "runs";
-        let (state, tone) = if !waiting.is_empty() {
+        let (state, tone) = if !hung.is_empty() {
+            (format!("{kind}, hangs"), Tone::Bad)
+        } else if !waiting.is_empty() {
             (format!("{kind}, waits"), Tone::Warn)
         } else {
             let tone = match kind.as_str() {
@@ -203,12 +212,15 @@ fn render_jobs(jobs: &Value, wide: bool, style: &Style) -> String {
             cells.push(field(row, "log_dir").into());
         }
         table.row(cells);
-        if !waiting.is_empty() {
+        for text in [&hung, &waiting] {
+            if text.is_empty() {
+                continue;
+            }
             let job = clean(&field(row, "job"));
             notes.push_str(&format!(
                 "\n{}: {}\n",
                 style.paint(Tone::Head, &job),
-                clean(&waiting)
+                clean(text)
             ));
         }
     }

@@ -3,6 +3,7 @@
 //! Nothing here decides about a job. What the agent answers is JSON, and `-o json` prints it as it
 //! came; the tables are made from the same values.
 
+mod checkpoint;
 pub(crate) mod client;
 mod config;
 mod doctor;
@@ -75,6 +76,8 @@ pub enum Query {
     Drain(orders::DrainArgs),
     /// Stop a job on all its nodes
     Cancel(orders::CancelArgs),
+    /// Have all ranks of a job save at one step, and go on
+    Checkpoint(checkpoint::Args),
     /// Orders for a job in trouble
     Job(orders::JobArgs),
     /// Check this node, and say how to mend what is wrong
@@ -110,6 +113,7 @@ pub fn main(query: Query, whole: clap::Command) -> ExitCode {
             Query::Logs(args) => logs::main(&args).await,
             Query::Drain(args) => orders::drain(&args).await,
             Query::Cancel(args) => orders::cancel(&args).await,
+            Query::Checkpoint(args) => checkpoint::main(&args).await,
             Query::Job(args) => orders::job(&args).await,
             Query::Doctor(args) => doctor::main(&args, &style).await,
             Query::Config(args) => config::main(&args, &style),

@@ -8,6 +8,8 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::FalseyValueParser;
 
+use super::drive::OnHang;
+
 /// What was given on the command line or by `PET_` variables, unchecked.
 #[derive(Clone, Debug, Args)]
 #[command(
@@ -267,6 +269,31 @@ pub struct RunArgs {
         value_parser = FalseyValueParser::new()
     )]
     pub birth_quorum: bool,
+
+    /// A worker that has attached the runtime hangs when it makes no progress for so many times its
+    /// usual step; 0: never
+    #[arg(
+        long,
+        alias = "hang_factor",
+        env = "PET_HANG_FACTOR",
+        default_value = "20",
+        value_name = "N"
+    )]
+    pub hang_factor: u32,
+
+    /// And for at least this long
+    #[arg(long, alias = "hang_min", env = "PET_HANG_MIN", default_value = "60s", value_parser = duration, value_name = "TIME")]
+    pub hang_min: Duration,
+
+    /// What is done about a worker of this node that hangs and that everybody waits for
+    #[arg(
+        long,
+        alias = "on_hang",
+        env = "PET_ON_HANG",
+        value_enum,
+        default_value = "report"
+    )]
+    pub on_hang: OnHang,
 
     /// Directory of the job's log, shared by its nodes
     #[arg(long, env = "PET_STORE", value_name = "DIR")]

@@ -4,11 +4,13 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
 use muster_protocol::control::live::{self, Assignment, CAN_REASSIGN, Term};
+use muster_protocol::control::report::{self, METRICS_WORDS};
 use muster_protocol::control::{self, Gate, LAYOUT, MAGIC, PAGE_LEN, Reason, Stop, word};
+use muster_protocol::hang::Point;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
@@ -41,7 +43,12 @@ impl ControlPage {
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
-        debug_assert!(word::ALL.contains(&at) || live::word::all().any(|word| word == at));
+        debug_assert!(
+            word::ALL.contains(&at)
+                || live::word::all()
+                    .chain(report::word::all())
+                    .any(|word| word == at)
+        );
         // SAFETY: `at` is a word of the page, so it is aligned to 8 bytes and inside PAGE_LEN bytes
         // of a mapping that lives as long as `self`. Both processes only use atomics on it.
         unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
@@ -68,6 +75,10 @@ impl ControlPage {
     /// Gates the worker at `step` and returns the lowest step, not below it, that it has not begun.
     /// `deadline_ms` is in Unix milliseconds; 0: none. Also raises a gate that was set before.
     pub fn install(&mut self, step: u64, deadline_ms: u64, reason: Reason) -> u64 {
+        if self.load(word::CHECKPOINT) != 0 {
+            // The checkpoint before is over; the worker must not take it for this.
+            self.cancel();
+        }
         self.store(word::DEADLINE, deadline_ms);
         self.store(word::REASON, reason.encode());
         self.store(word::STOP, Stop::Installed(step).encode());
@@ -85,12 +96,30 @@ impl ControlPage {
         may
     }
 
+    /// Has the worker save before `step` and go on; false, and nothing stored, if it was not gated at
+    /// or below.
+    pub fn confirm_checkpoint(&mut self, step: u64) -> bool {
+        let may = self.gate.may_confirm(step);
+        if may {
+            self.store(word::CHECKPOINT, control::encode_step(Some(step)));
+            self.store(word::STOP, Stop::Confirmed(step).encode());
+        }
+        may
+    }
+
+    /// Whether the worker has saved for a checkpoint at this step.
+    pub fn has_saved(&self, step: u64) -> bool {
+        control::decode_step(self.load(word::SAVED)) >= Some(step)
+    }
+
     /// Gives the worker its place in the next generation. The worker has not begun, or has parked
     /// from all before.
     pub fn assign(&mut self, assignment: &Assignment) {
         self.gate = Gate::default();
         self.store(word::STOP, Stop::None.encode());
+        self.store(word::CHECKPOINT, control::encode_step(None));
         self.store(word::ACK, control::encode_step(None));
+        self.store(word::SAVED, control::encode_step(None));
         let sequence = self.load(live::word::SEQUENCE);
         self.store(live::word::SEQUENCE, sequence | 1);
         for (at, value) in live::word::assignment().zip(assignment.encode()) {
@@ -116,6 +145,38 @@ impl ControlPage {
         self.is_live() && Term(self.load(live::word::PARKED)) >= term
     }
 
+    /// How far an attached worker is; `None` before its first step.
+    pub fn point(&self) -> Option<Point> {
+        let step = control::decode_step(self.load(word::PROGRESS))?;
+        self.is_linked().then(|| Point {
+            step,
+            operation: self.load(report::word::OPERATION),
+        })
+    }
+
+    /// The metrics that the worker reported, whole; `None` while there are none, or while it is
+    /// just writing some.
+    pub fn metrics(&self) -> Option<[u64; METRICS_WORDS]> {
+        // A worker that is preempted while it writes is read at the next look.
+        for _ in 0..8 {
+            let before = u64::from_le(self.word(report::word::SEQUENCE).load(Ordering::Acquire));
+            let mut words = [0; METRICS_WORDS];
+            for (to, at) in words.iter_mut().zip(report::word::values()) {
+                *to = u64::from_le(self.word(at).load(Ordering::Relaxed));
+            }
+            fence(Ordering::Acquire);
+            let after = u64::from_le(self.word(report::word::SEQUENCE).load(Ordering::Relaxed));
+            if before == 0 {
+                return None;
+            }
+            if before.is_multiple_of(2) && after == before {
+                return Some(words);
+            }
+            std::hint::spin_loop();
+        }
+        None
+    }
+
     /// Wakes the worker where it waits for this word to change.
     fn wake(&self, at: usize) {
         // SAFETY: FUTEX_WAKE reads no memory; the address is inside the mapping.
@@ -132,6 +193,8 @@ impl ControlPage {
     /// Lets the worker go on.
     pub fn cancel(&mut self) {
         self.store(word::STOP, Stop::Cancelled.encode());
+        // Last: whoever sees the word gone sees that the stop is gone, too.
+        self.store(word::CHECKPOINT, control::encode_step(None));
         self.gate.cancel();
     }
 }
@@ -156,5 +219,17 @@ mod tests {
         assert_eq!(Stop::decode(page.load(word::STOP)), Stop::Confirmed(12));
         page.cancel();
         assert_eq!(Stop::decode(page.load(word::STOP)), Stop::Cancelled);
+        // A checkpoint gates it anew, and leaves nothing to the stop behind it.
+        page.store(word::PROGRESS, control::encode_step(Some(20)));
+        assert!(!page.confirm_checkpoint(20));
+        assert_eq!(page.install(20, 0, Reason::Checkpoint), 21);
+        assert!(page.confirm_checkpoint(21) && !page.has_saved(21));
+        assert_eq!(control::decode_step(page.load(word::CHECKPOINT)), Some(21));
+        page.store(word::SAVED, control::encode_step(Some(21)));
+        assert!(page.has_saved(21) && !page.has_saved(22));
+        page.store(word::PROGRESS, control::encode_step(Some(30)));
+        assert_eq!(page.install(1, 0, Reason::Drain), 31);
+        assert_eq!(page.load(word::CHECKPOINT), 0);
+        assert!(page.confirm(31) && page.acknowledged().is_none());
     }
 }

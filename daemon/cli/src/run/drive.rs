@@ -1,6 +1,8 @@
 //! The launcher's loop: wait for something, turn it into an event, apply it to the [`Session`],
 //! carry out the effects.
 
+mod progress;
+
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -25,6 +27,8 @@ use super::port::ReservedPort;
 use super::session::{Effect, Event, Session};
 use super::store::{self, JobStore, Keeper};
 use super::workers::{Left, Workers, unix_ms};
+
+pub use progress::{Hangs, OnHang, limits};
 
 /// How often what the workers left behind is looked at while it ends: nothing signals the end of a
 /// process that is not our child.
@@ -75,6 +79,7 @@ pub struct Driver {
     link: Option<mpsc::Sender<ToAgent>>,
     was_linked: bool,
     verdicts: (mpsc::Sender<Verdict>, mpsc::Receiver<Verdict>),
+    progress: progress::Progress,
 }
 
 type Verdict = (Digest, u32, Result<IpAddr, String>);
@@ -92,6 +97,7 @@ impl Driver {
         handled: Handled,
         store: Option<Keeper<JobStore>>,
         best: Option<IpAddr>,
+        hangs: Hangs,
     ) -> Driver {
         Driver {
             unspecified: match best {
@@ -106,6 +112,7 @@ impl Driver {
             link: None,
             was_linked: false,
             verdicts: mpsc::channel(16),
+            progress: progress::Progress::new(hangs),
         }
     }
 
@@ -147,6 +154,7 @@ impl Driver {
                 Some((digest, attempt, result)) = self.verdicts.1.recv() => {
                     session.handle(Event::Verified { digest, attempt, result }, now());
                 }
+                Some(done) = self.progress.dumped() => self.dumped(done),
                 () = sleep_until(timer.unwrap_or_else(Instant::now)), if timer.is_some() => {
                     session.handle_timeout(now());
                 }
@@ -161,6 +169,11 @@ impl Driver {
                     if linked != self.was_linked {
                         self.was_linked = linked;
                         session.handle(Event::TakesStopSteps(linked), now());
+                    }
+                    self.watch_progress(&mut session);
+                    if let Some(step) = session.saves() {
+                        let saved = self.workers.saved(step);
+                        session.handle(saved, now());
                     }
                 }
             }
@@ -222,6 +235,7 @@ impl Driver {
         match event {
             LinkEvent::Up(queue) => {
                 self.link = Some(queue);
+                self.progress.link_up();
                 if let Some(store) = &mut self.store {
                     store.link_up();
                 }
@@ -308,6 +322,7 @@ impl Driver {
                     let master = start.master.ip();
                     let interface = net::interface_for(&net::addresses(), local, master);
                     self.was_linked = false;
+                    self.progress.begin();
                     let result = self.workers.spawn(&start, interface.as_deref());
                     session.handle(Event::Spawned { result }, now());
                     // A child may have ended while nobody was allowed to reap.
@@ -341,6 +356,19 @@ impl Driver {
                         ));
                     }
                 }
+                Effect::ConfirmCheckpoint { step } => {
+                    if !self
+                        .workers
+                        .pages()
+                        .all(|page| page.confirm_checkpoint(step))
+                    {
+                        say(&format!(
+                            "a checkpoint at step {step} is confirmed, but not every worker waits for it"
+                        ));
+                    }
+                }
+                Effect::Look { digest, number } => self.tell_standings(digest, number),
+                Effect::Hung { ranks, text } => self.hung(&ranks, text),
                 Effect::CancelStop => self.workers.pages().for_each(ControlPage::cancel),
                 Effect::Say(text) => say(&text),
                 Effect::NameSurvivors => say(&format!(

@@ -19,6 +19,7 @@ pub mod report;
 pub mod session;
 pub mod sidecar;
 pub mod spawn;
+pub mod stacks;
 pub mod store;
 pub mod workers;
 
@@ -194,6 +195,7 @@ pub async fn launch(
         plan.handled,
         store.map(Keeper::start).transpose()?,
         best,
+        plan.hangs,
     );
     let outcome = driver.run(Session::new(register), dialer, ended).await?;
     Ok(outcome.code)

@@ -12,6 +12,7 @@ use muster_protocol::spec::{JobSpec, SpecError};
 use nix::sys::signal::Signal;
 
 use super::args::RunArgs;
+use super::drive::{Hangs, limits};
 
 /// The most workers of one node.
 pub const MAX_SLOTS: u16 = 1024;
@@ -84,6 +85,7 @@ pub struct Plan {
     pub role: String,
     pub logs: Logs,
     pub handled: Handled,
+    pub hangs: Hangs,
     /// First peers to call.
     pub endpoints: Vec<String>,
     /// One node on loopback: no other agent is called.
@@ -202,6 +204,10 @@ impl Plan {
                 dir: args.log_dir,
             },
             handled: handled(&args.signals_to_handle)?,
+            hangs: Hangs {
+                limits: limits(args.hang_factor, args.hang_min),
+                then: args.on_hang,
+            },
             endpoints,
             standalone: args.standalone,
             loopback: args.standalone,

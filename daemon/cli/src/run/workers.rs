@@ -2,6 +2,8 @@
 //! from them. One task owns all of it and alone reaps, so that a process id that is signalled is
 //! never another process's.
 
+mod progress;
+
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
@@ -11,6 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use muster_protocol::control::live::{Assignment, Term};
+use muster_protocol::control::report::METRICS_WORDS;
 use muster_protocol::local::{Start, WorkerExit};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
@@ -62,6 +65,10 @@ struct Worker {
     dir: PathBuf,
     tail: Option<Tail>,
     page: ControlPage,
+    /// Why it was ended, where it hung.
+    hung: Option<String>,
+    /// The newest metrics that could be read whole.
+    metrics: Option<[u64; METRICS_WORDS]>,
 }
 
 impl Worker {
@@ -267,6 +274,8 @@ impl Workers {
             dir,
             tail: piped.then_some(tail),
             page,
+            hung: None,
+            metrics: None,
         };
         worker.assign(start);
         Ok((request, pipes, worker))
@@ -444,6 +453,9 @@ impl Workers {
             }
             (None, None) => logs::file_tail(&worker.dir.join("stderr.log")),
         };
+        if let Some(why) = &worker.hung {
+            exit.tail = format!("{}\n{why}", exit.tail).trim_start().to_owned();
+        }
         exit
     }
 

@@ -104,6 +104,11 @@ impl Bed {
         self.script = argv.iter().map(|a| (*a).to_owned()).collect();
     }
 
+    /// Workers that have attached to their control pages, and step: `stepper.py`.
+    pub(crate) fn steps(&mut self) {
+        self.script[2] = project("tests/tests/processes/harness/stepper.py");
+    }
+
     /// What the launchers run, with the flags that belong to it.
     pub(crate) fn job_command(&self) -> &[String] {
         &self.script
@@ -219,6 +224,18 @@ impl Bed {
 
     /// `musterd`, which calls the agents of these nodes first.
     pub(crate) fn agent_that_calls(&mut self, node: usize, others: &[usize]) {
+        self.start_agent(node, others, "off");
+    }
+
+    /// `musterd` with its HTTP port; the address.
+    pub(crate) fn agent_with_http(&mut self, node: usize) -> String {
+        let others: Vec<usize> = (0..self.nodes.len()).filter(|n| *n != node).collect();
+        let address = format!("127.0.0.1:{}", free_port());
+        self.start_agent(node, &others, &address);
+        address
+    }
+
+    fn start_agent(&mut self, node: usize, others: &[usize], http: &str) {
         let bootstrap: Vec<String> = others.iter().map(|n| self.address(*n)).collect();
         let home = self.home(node);
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();
@@ -232,7 +249,7 @@ impl Bed {
             "--socket".into(),
             text(home.join("agent.sock")),
             "--http".into(),
-            "off".into(),
+            http.into(),
         ];
         let log = self.path(&format!("n{node}.agent.log"));
         let mut command = self.command(node, &argv, &log);
@@ -274,6 +291,26 @@ impl Bed {
             .unwrap();
         let errors = String::from_utf8_lossy(&done.stderr);
         assert!(done.status.success(), "muster drain: {errors}");
+    }
+
+    /// `muster checkpoint`: whether all ranks saved, and what it said.
+    pub(crate) fn checkpoint(&self, node: usize, more: &[&str]) -> (bool, String) {
+        let done = process::Command::new(program("muster"))
+            .args(["checkpoint", "job", "--socket"])
+            .arg(self.socket(node))
+            .args(more)
+            .output()
+            .unwrap();
+        let said = [done.stdout, done.stderr].concat();
+        (
+            done.status.success(),
+            String::from_utf8_lossy(&said).into_owned(),
+        )
+    }
+
+    /// Has a rank of `stepper.py` keep it to itself that it saved.
+    pub(crate) fn unsaved(&self, rank: u32) {
+        std::fs::write(self.path(&format!("control/unsaved-{rank}")), "").unwrap();
     }
 
     /// `muster job continue`: whether it was done, and what it said.
@@ -340,6 +377,21 @@ impl Bed {
 
     pub(crate) fn events(&self) -> Vec<Noted> {
         events::read(&self.path("events"))
+    }
+
+    /// Whether the ranks of `stepper.py` have met at this step of a generation.
+    pub(crate) fn has_met(&self, generation: u64, step: u64) -> bool {
+        let folders = std::fs::read_dir(self.path("control")).unwrap();
+        let prefix = format!("meeting-{generation}-");
+        let mut ours = folders.filter_map(|f| Some(f.ok()?.path())).filter(|path| {
+            path.file_name()
+                .is_some_and(|n| n.to_string_lossy().starts_with(&prefix))
+        });
+        ours.any(|path| {
+            let at =
+                |file: std::path::PathBuf| std::fs::read_to_string(file).ok()?.parse::<u64>().ok();
+            at(path.join("0")) >= Some(step)
+        })
     }
 
     pub(crate) fn is_alive(&self, pid: i32) -> bool {
@@ -451,6 +503,11 @@ impl Bed {
         for mut child in node.agent.take().into_iter().chain(node.launcher.take()) {
             child.wait().unwrap();
         }
+    }
+
+    /// Makes a rank of `stepper.py` sleep for ever inside its next step.
+    pub(crate) fn sleep(&self, rank: u32) {
+        std::fs::write(self.path(&format!("control/sleep-{rank}")), "").unwrap();
     }
 
     /// Makes every worker, or the one of a rank, exit with a code.

@@ -20,6 +20,9 @@ pub(crate) struct Noted {
     pub(crate) master: String,
     #[serde(default)]
     pub(crate) signal: i32,
+    /// Of `stepper.py`.
+    #[serde(default)]
+    pub(crate) step: u64,
 }
 
 /// All ranks of one generation, by rank.

@@ -3,5 +3,6 @@
 mod agents;
 mod faults;
 mod growth;
+mod progress;
 mod two_nodes;
 mod users;

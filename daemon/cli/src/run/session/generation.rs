@@ -121,6 +121,8 @@ impl Session {
             acknowledged: false,
             unstarted: None,
             stopping: None,
+            installed: None,
+            saves: None,
             confirmed: false,
             alone_since: None,
             parked: false,

@@ -8,6 +8,7 @@
 mod generation;
 mod leaving;
 mod parking;
+mod progress;
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -75,6 +76,15 @@ pub enum Event {
     },
     /// Every worker has a runtime attached, or no longer.
     TakesStopSteps(bool),
+    /// Some worker makes no progress for too long, or all do again.
+    Stalled(bool),
+    /// These workers have saved for the checkpoint that is under way; `all` are all that run. Once all
+    /// have saved or gone on without, they have `passed` it.
+    Saved {
+        ranks: Vec<u32>,
+        all: bool,
+        passed: bool,
+    },
     /// All workers that run have left the generation by themselves: at a stop step that they
     /// acknowledged, or because they lost each other.
     ParkedAlone {
@@ -124,6 +134,20 @@ pub enum Effect {
         step: u64,
     },
     CancelStop,
+    /// The workers save at this step, and go on.
+    ConfirmCheckpoint {
+        step: u64,
+    },
+    /// Tell the agent where the workers stand.
+    Look {
+        digest: Digest,
+        number: u32,
+    },
+    /// Everybody waits for some rank, these ones here among them: keep the stacks.
+    Hung {
+        ranks: Vec<u32>,
+        text: String,
+    },
     /// A line for the user.
     Say(String),
     /// Name what cannot be killed.
@@ -168,6 +192,10 @@ struct Current {
     /// Its workers could not all be started, and why; told once nothing of it runs.
     unstarted: Option<String>,
     stopping: Option<Stopping>,
+    /// A stop step is being agreed on for this reason: workers may wait at it.
+    installed: Option<Reason>,
+    /// The workers save at this step, and go on; and whether all have passed it.
+    saves: Option<(u64, bool)>,
     /// A stop step was confirmed.
     confirmed: bool,
     /// All that runs has parked since when, though nobody told it to.
@@ -180,6 +208,11 @@ impl Current {
     /// Its workers may do steps.
     fn trains(&self) -> bool {
         self.stopping.is_none() && !self.parked
+    }
+
+    /// Some worker may still be saving for a checkpoint.
+    fn is_saving(&self) -> bool {
+        self.saves.is_some_and(|(_, passed)| !passed)
     }
 }
 
@@ -313,6 +346,8 @@ impl Session {
                 }
             }
             Event::TakesStopSteps(yes) => self.takes_stop_steps(yes),
+            Event::Stalled(yes) => self.stalled(yes),
+            Event::Saved { ranks, all, passed } => self.saved(ranks, all, passed),
             Event::ParkedAlone {
                 acknowledged,
                 at_ms,
@@ -459,7 +494,12 @@ impl Session {
                 grace_ms,
                 reason,
             } => {
-                if self.runs(digest) {
+                // Asked again until then: nobody's checkpoint is taken away.
+                if self.runs(digest) && !self.current.as_ref().is_some_and(Current::is_saving) {
+                    if let Some(current) = &mut self.current {
+                        current.installed = Some(reason);
+                        current.saves = None;
+                    }
                     let grace = Span::from_millis(grace_ms.into());
                     self.effects.push_back(Effect::InstallStop {
                         digest,
@@ -471,15 +511,28 @@ impl Session {
                 }
             }
             ToLauncher::ConfirmStop { digest, step, .. } => {
-                if self.runs(digest) {
-                    if let Some(current) = &mut self.current {
-                        current.confirmed = true;
-                    }
-                    self.effects.push_back(Effect::ConfirmStop { step });
+                if self.runs(digest)
+                    && let Some(current) = &mut self.current
+                {
+                    let goes_on = current.installed == Some(Reason::Checkpoint);
+                    current.installed = None;
+                    self.effects.push_back(match goes_on {
+                        true => {
+                            current.saves = Some((step, false));
+                            Effect::ConfirmCheckpoint { step }
+                        }
+                        false => {
+                            current.confirmed = true;
+                            Effect::ConfirmStop { step }
+                        }
+                    });
                 }
             }
             ToLauncher::CancelStop { digest, .. } => {
                 if self.runs(digest) {
+                    if let Some(current) = &mut self.current {
+                        current.installed = None;
+                    }
                     self.effects.push_back(Effect::CancelStop);
                 }
             }
@@ -490,6 +543,23 @@ impl Session {
                 // Told once it is clear whether the job goes on or ends by it.
                 let here = self.failures.iter().any(|e| e.rank == exit.rank);
                 self.elsewhere = (!here).then_some((node, exit));
+            }
+            ToLauncher::Look { digest, number } => {
+                if self.runs(digest) {
+                    self.effects.push_back(Effect::Look { digest, number });
+                }
+            }
+            ToLauncher::Hung {
+                digest,
+                text,
+                ranks,
+            } => {
+                if text.is_empty() {
+                    self.say("all ranks make progress again");
+                } else if self.runs(digest) {
+                    self.say(text.clone());
+                    self.effects.push_back(Effect::Hung { ranks, text });
+                }
             }
         }
     }

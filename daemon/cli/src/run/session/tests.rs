@@ -1,3 +1,5 @@
+mod progress;
+
 use std::net::SocketAddr;
 
 use muster_protocol::LauncherId;

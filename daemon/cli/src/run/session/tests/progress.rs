@@ -1,0 +1,109 @@
+use muster_protocol::wire::Saved;
+
+use super::*;
+
+#[test]
+fn a_worker_that_stands_still_is_told_and_told_again_to_a_new_agent() {
+    let mut world = World::running(1);
+    let stalled = |yes| ToAgent::Stalled {
+        digest: digest(1),
+        yes,
+    };
+    assert_eq!(
+        world.on(Event::Stalled(true)),
+        [Effect::Send(stalled(true))]
+    );
+    world.on(Event::LinkDown);
+    let again = world.on(Event::LinkUp);
+    assert!(again.contains(&Effect::Send(stalled(true))), "{again:?}");
+    world.on(Event::Stalled(false));
+    world.on(Event::LinkDown);
+    let again = world.on(Event::LinkUp);
+    assert!(again.contains(&Effect::Send(stalled(false))), "{again:?}");
+    assert!(!again.contains(&Effect::Send(stalled(true))), "{again:?}");
+}
+
+#[test]
+fn the_leaders_questions_are_about_what_runs() {
+    let mut world = World::running(2);
+    let number = 3;
+    let look = |n| ToLauncher::Look {
+        digest: digest(n),
+        number,
+    };
+    assert_eq!(world.frame(look(1)), []);
+    let digest = digest(2);
+    assert_eq!(world.frame(look(2)), [Effect::Look { digest, number }]);
+    let hung = ToLauncher::Hung {
+        digest,
+        text: "hung".into(),
+        ranks: vec![1],
+    };
+    let kept = Effect::Hung {
+        ranks: vec![1],
+        text: "hung".into(),
+    };
+    assert_eq!(world.frame(hung.clone()), [kept]);
+    // Nobody expects progress of workers that are told to stop.
+    assert!(world.session.expects_progress());
+    world.stop(2, 1_000);
+    assert!(!world.session.expects_progress());
+    assert_eq!(world.frame(hung), []);
+}
+
+#[test]
+fn behind_a_checkpoint_the_workers_go_on_and_a_stop_waits_for_it() {
+    let mut world = World::running(1);
+    let digest = digest(1);
+    let install = |barrier, reason| ToLauncher::InstallStop {
+        digest,
+        barrier,
+        step: 5,
+        grace_ms: 1_000,
+        reason,
+    };
+    let confirm = |barrier| ToLauncher::ConfirmStop {
+        digest,
+        barrier,
+        step: 5,
+    };
+    assert_eq!(world.frame(install(1, Reason::Checkpoint)).len(), 1);
+    assert_eq!(
+        world.frame(confirm(1)),
+        [Effect::ConfirmCheckpoint { step: 5 }]
+    );
+    assert_eq!(world.session.saves(), Some(5));
+    // Not before all have saved: the leader asks again.
+    assert_eq!(world.frame(install(2, Reason::Drain)), []);
+    let saved = |ranks: &[u32], all| Event::Saved {
+        ranks: ranks.to_vec(),
+        all,
+        passed: all,
+    };
+    let told = |ranks: &[u32], all| {
+        let (step, ranks) = (5, ranks.to_vec());
+        let saved = Saved { step, ranks, all };
+        Effect::Send(ToAgent::Saved { digest, saved })
+    };
+    assert_eq!(world.on(saved(&[0], false)), [told(&[0], false)]);
+    assert_eq!(world.on(saved(&[0], false)), [], "nothing new");
+    assert_eq!(
+        world.on(saved(&[0, 1], true)),
+        [told(&[0, 1], true), Effect::CancelStop]
+    );
+    assert!(world.session.saves().is_none() && world.session.expects_progress());
+    assert_eq!(world.frame(install(3, Reason::Drain)).len(), 1);
+    assert_eq!(world.frame(confirm(3)), [Effect::ConfirmStop { step: 5 }]);
+    // Workers that go on without having saved hold no stop up.
+    let mut world = World::running(1);
+    world.frame(install(1, Reason::Checkpoint));
+    world.frame(confirm(1));
+    world.on(Event::Saved {
+        ranks: Vec::new(),
+        all: false,
+        passed: true,
+    });
+    assert!(world.session.expects_progress());
+    assert_eq!(world.frame(install(2, Reason::Drain)).len(), 1);
+    assert_eq!(world.frame(confirm(2)), [Effect::ConfirmStop { step: 5 }]);
+}

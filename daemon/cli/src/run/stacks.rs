@@ -1,0 +1,242 @@
+//! What a worker does at this moment, as the kernel and the debuggers of this machine tell it: for a
+//! worker that hangs. Nothing is installed and nothing is sent to the worker; `py-spy`, `gdb` and
+//! `eu-stack` are used where they are there.
+
+use std::fmt::Write as _;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use muster_protocol::hang::Doing;
+
+use super::procs;
+use super::spawn::find;
+
+/// The file in a worker's log folder.
+const FILE: &str = "stacks.txt";
+
+/// Threads that are described.
+const MAX_THREADS: usize = 256;
+
+/// How long one debugger may take.
+const TOOL_TIME: Duration = Duration::from_secs(15);
+
+/// The debuggers, best first, with `{}` for the process id.
+const TOOLS: [&[&str]; 3] = [
+    &["py-spy", "dump", "--pid", "{}"],
+    &["eu-stack", "-p", "{}"],
+    &[
+        "gdb",
+        "-q",
+        "-batch",
+        "-nx",
+        "-p",
+        "{}",
+        "-ex",
+        "thread apply all bt",
+    ],
+];
+
+/// A worker to be described.
+#[derive(Clone, Debug)]
+pub struct Target {
+    pub rank: u32,
+    pub pid: i32,
+    /// Its log folder.
+    pub dir: PathBuf,
+    /// It is one of those for which everybody waits: debuggers, which stop it for a moment, are used.
+    pub named: bool,
+}
+
+/// What the worker's main thread does.
+pub fn doing(pid: i32) -> Doing {
+    let task = PathBuf::from(format!("/proc/{pid}/task/{pid}"));
+    Doing {
+        state: state(&task).unwrap_or(0),
+        call: read(&task.join("syscall")).and_then(|text| text.split(' ').next()?.parse().ok()),
+    }
+}
+
+/// Appends the stacks of a worker to its file, and returns that.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn dump(target: &Target, why: &str) -> io::Result<PathBuf> {
+    let path = target.dir.join(FILE);
+    let mut file = OpenOptions::new().create(true).append(true).open(&path)?;
+    let pid = target.pid;
+    writeln!(file, "==== rank {}, pid {pid}: {why}", target.rank)?;
+    file.write_all(threads(pid).as_bytes())?;
+    if target.named {
+        for tool in TOOLS {
+            run(tool, pid, &mut file)?;
+        }
+    }
+    Ok(path)
+}
+
+/// All threads, from /proc: name, state, where the kernel has it wait, the system call and the code
+/// that made it; the kernel's stack where that may be read (as root).
+fn threads(pid: i32) -> String {
+    let mut text = String::new();
+    let maps = read(Path::new(&format!("/proc/{pid}/maps"))).unwrap_or_default();
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"));
+    let mut tasks: Vec<PathBuf> = tasks
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|t| t.path())
+        .collect();
+    tasks.sort();
+    for task in tasks.iter().take(MAX_THREADS) {
+        let get = |name: &str| {
+            let text = read(&task.join(name)).unwrap_or_default();
+            text.trim().to_owned()
+        };
+        let state = state(task).map_or('?', char::from);
+        let wait = match get("wchan").as_str() {
+            "" | "0" => String::new(),
+            wchan => format!(", kernel waits in {wchan}"),
+        };
+        let id = task.file_name().unwrap_or_default().to_string_lossy();
+        let _ = writeln!(
+            text,
+            "-- thread {id} `{}`, state {state}{wait}",
+            get("comm")
+        );
+        let call = get("syscall");
+        if !call.is_empty() {
+            let _ = writeln!(text, "   system call: {call}");
+        }
+        if let Some(code) = call.rsplit(' ').next().and_then(|pc| place(&maps, pc)) {
+            let _ = writeln!(text, "   at {code}");
+        }
+        for line in get("stack").lines() {
+            let _ = writeln!(text, "   {line}");
+        }
+    }
+    if tasks.is_empty() {
+        text.push_str("-- it is gone\n");
+    }
+    text
+}
+
+/// The file, and the offset in it, that an address belongs to, by the text of `/proc/PID/maps`.
+fn place(maps: &str, address: &str) -> Option<String> {
+    let address = u64::from_str_radix(address.strip_prefix("0x")?, 16).ok()?;
+    for line in maps.lines() {
+        let mut fields = line.split_ascii_whitespace();
+        let (from, to) = fields.next()?.split_once('-')?;
+        let from = u64::from_str_radix(from, 16).ok()?;
+        let to = u64::from_str_radix(to, 16).ok()?;
+        if (from..to).contains(&address) {
+            let offset = u64::from_str_radix(fields.nth(1)?, 16).ok()?;
+            let file = fields.nth(2).unwrap_or("memory without a file");
+            return Some(format!("{file}+{:#x}", address - from + offset));
+        }
+    }
+    None
+}
+
+/// The letter of a task's state (proc_pid_stat(5)).
+fn state(task: &Path) -> Option<u8> {
+    let stat = read(&task.join("stat"))?;
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.trim_start().bytes().next()
+}
+
+fn read(path: &Path) -> Option<String> {
+    let bytes = fs::read(path).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Runs a debugger if there is one, with its output into the file. It never takes longer than
+/// [`TOOL_TIME`].
+fn run(tool: &[&str], pid: i32, file: &mut File) -> io::Result<()> {
+    let Some((name, args)) = tool.split_first() else {
+        return Ok(());
+    };
+    if find(name.as_ref(), std::env::var_os("PATH").as_deref()).is_err() {
+        return Ok(());
+    }
+    let pid = pid.to_string();
+    let args = args
+        .iter()
+        .map(|arg| if *arg == "{}" { pid.as_str() } else { *arg });
+    writeln!(file, "-- {name}")?;
+    let child = Command::new(name)
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(file.try_clone()?)
+        .stderr(file.try_clone()?)
+        .spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => return writeln!(file, "   it cannot be started: {error}"),
+    };
+    let until = Instant::now() + TOOL_TIME;
+    // The launcher reaps every child: that nothing is there to wait for means that it has ended.
+    while let Ok(None) = child.try_wait() {
+        if Instant::now() >= until {
+            writeln!(file, "   no answer within {} s", TOOL_TIME.as_secs())?;
+            let id = child.id() as i32;
+            if procs::parent(id) == Some(std::process::id() as i32) {
+                procs::kill(id);
+            }
+            let _ended = child.wait();
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_found_in_its_file() {
+        let maps = "00400000-00452000 r-xp 00001000 08:02 173521 /usr/bin/x\n\
+                    7f0000000000-7f0000001000 rw-p 00000000 00:00 0\n";
+        assert_eq!(place(maps, "0x400010").unwrap(), "/usr/bin/x+0x1010");
+        assert_eq!(
+            place(maps, "0x7f0000000001").unwrap(),
+            "memory without a file+0x1"
+        );
+        for none in ["0x1", "running", "", "0xzz"] {
+            assert_eq!(place(maps, none), None, "{none}");
+        }
+        assert_eq!(place("broken\n\n-\n", "0x400010"), None);
+    }
+
+    #[test]
+    fn a_process_that_sleeps_is_described() {
+        let mut child = Command::new("sleep").arg("100").spawn().unwrap();
+        let pid = child.id() as i32;
+        let until = Instant::now() + Duration::from_secs(10);
+        while doing(pid).state != b'S' {
+            assert!(Instant::now() < until, "{:?}", doing(pid));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let target = Target {
+            rank: 3,
+            pid,
+            dir: dir.path().to_owned(),
+            named: false,
+        };
+        let path = dump(&target, "no progress").unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let text = fs::read_to_string(path).unwrap();
+        assert!(
+            text.contains("rank 3") && text.contains("`sleep`, state S"),
+            "{text}"
+        );
+        assert_eq!(doing(pid), Doing::default());
+        assert!(threads(pid).contains("it is gone"));
+    }
+}

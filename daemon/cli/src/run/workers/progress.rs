@@ -1,0 +1,72 @@
+//! How far the workers are: their steps, what they report, and what they have saved.
+
+use muster_protocol::control::report::RankMetrics;
+use muster_protocol::hang::Point;
+
+use super::{Worker, Workers};
+use crate::run::session::Event;
+use crate::run::stacks::Target as Stacks;
+
+impl Workers {
+    /// How far the workers are that have attached the runtime.
+    pub fn points(&self) -> Vec<(u32, Point)> {
+        let running = self.workers.iter().filter(|w| !w.ended);
+        running
+            .filter_map(|w| Some((w.rank, w.page.point()?)))
+            .collect()
+    }
+
+    /// What the running workers report of their training, by rank.
+    pub fn metrics(&mut self) -> Vec<RankMetrics> {
+        let running = self.workers.iter_mut().filter(|w| !w.ended);
+        running
+            .filter_map(|w| {
+                w.metrics = w.page.metrics().or(w.metrics);
+                let (rank, words) = (w.rank, w.metrics?);
+                Some(RankMetrics { rank, words })
+            })
+            .collect()
+    }
+
+    /// The process of a rank that runs here.
+    pub fn pid_of(&self, rank: u32) -> Option<i32> {
+        let mut running = self.workers.iter().filter(|w| !w.ended);
+        running.find(|w| w.rank == rank).map(|w| w.pid)
+    }
+
+    /// The running workers, for whoever keeps their stacks. `named` are ranks.
+    pub fn targets(&self, named: &[u32]) -> Vec<Stacks> {
+        let running = self.workers.iter().filter(|w| !w.ended);
+        running
+            .map(|w| Stacks {
+                rank: w.rank,
+                pid: w.pid,
+                dir: w.dir.clone(),
+                named: named.contains(&w.rank),
+            })
+            .collect()
+    }
+
+    /// Ends a worker that hangs: it counts as one that failed by itself. One that is gone, or works
+    /// as another rank by now, is left alone.
+    pub fn end_hung(&mut self, target: &Stacks, why: &str) {
+        let is_it = |w: &&mut Worker| !w.ended && (w.pid, w.rank) == (target.pid, target.rank);
+        if let Some(worker) = self.workers.iter_mut().find(is_it) {
+            worker.hung = Some(why.to_owned());
+            worker.signal(libc::SIGKILL);
+        }
+    }
+
+    /// How far the running workers are with a checkpoint at this step.
+    pub fn saved(&self, step: u64) -> Event {
+        let running = self.workers.iter().filter(|w| !w.ended);
+        let (saved, others): (Vec<&Worker>, Vec<&Worker>) =
+            running.partition(|w| w.page.has_saved(step));
+        let beyond = |w: &&Worker| w.page.point().is_none_or(|point| point.step > step);
+        Event::Saved {
+            ranks: saved.iter().map(|w| w.rank).collect(),
+            all: others.is_empty(),
+            passed: others.iter().all(beyond),
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! A checkpoint that somebody asks for: all ranks agree on a step by the stop barrier (R20), save before
+//! they begin it, and go on. The leader keeps the state and tells whoever asked; nothing is decided by
+//! it.
+
+use std::collections::BTreeMap;
+
+use super::{Ctx, Job, REPEAT};
+use crate::barrier;
+use crate::control::Reason;
+use crate::ids::{Digest, NodeId};
+use crate::record::Record;
+use crate::time::{Span, Time};
+use crate::wire::{CheckpointStage, CheckpointState, JobMessage, MAX_SAVED};
+
+/// How long the ranks may take to agree on the step.
+const AGREE: Span = Span::from_secs(30);
+
+/// How long they may take to save.
+const SAVE: Span = Span::from_secs(600);
+
+/// A checkpoint as its leader sees it.
+#[derive(Debug)]
+pub(super) struct Saving {
+    /// When it is given up.
+    until: Time,
+    /// Who asked, and the number of that question.
+    askers: BTreeMap<NodeId, u64>,
+    state: CheckpointState,
+    said: CheckpointState,
+}
+
+impl Saving {
+    fn is_over(&self) -> bool {
+        self.state.stage.is_over()
+    }
+
+    fn fail(&mut self, why: impl Into<String>) {
+        if !self.is_over() {
+            self.state.stage = CheckpointStage::Failed { why: why.into() };
+        }
+    }
+}
+
+/// A checkpoint that somebody on this node asked for.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// The number of the question.
+    pub ask: u64,
+    pub state: CheckpointState,
+    /// When the leader was asked last.
+    said: Time,
+}
+
+impl Job {
+    /// What became of the checkpoint that was last asked for here.
+    pub fn checkpoint(&self) -> Option<&Asked> {
+        self.checkpoint.as_ref()
+    }
+
+    /// Somebody here wants a checkpoint.
+    pub(crate) fn ask_checkpoint(&mut self, ctx: &mut Ctx<'_>) -> Result<(), String> {
+        let trains = self
+            .member
+            .as_ref()
+            .is_some_and(super::member::Mine::trains);
+        if !trains || self.live().is_none() {
+            return Err(
+                "the job does not train on this node now: `muster jobs` says what it does".into(),
+            );
+        }
+        self.checkpoint = Some(Asked {
+            ask: ctx.rng.next_u64(),
+            state: CheckpointState::default(),
+            said: Time::ZERO,
+        });
+        Ok(())
+    }
+
+    /// Asks the leader, again and again until it is over.
+    pub(super) fn drive_asked(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(head) = self.live() else { return };
+        let digest = head.digest;
+        let leader = self.acting_leader(ctx, &head.record.clone());
+        let Some(asked) = self
+            .checkpoint
+            .as_mut()
+            .filter(|a| !a.state.stage.is_over())
+        else {
+            return;
+        };
+        let due = asked.said + REPEAT;
+        if asked.said > Time::ZERO && ctx.now < due {
+            return self.wake_at(due, "ask for the checkpoint again");
+        }
+        asked.said = ctx.now;
+        let ask = asked.ask;
+        if let Some(leader) = leader {
+            self.send(ctx, leader, JobMessage::CheckpointAsk { digest, ask });
+        }
+        self.wake_at(ctx.now + REPEAT, "ask for the checkpoint again");
+    }
+
+    /// The generation ends, and with it a checkpoint that is under way.
+    pub(super) fn checkpoint_ends(&mut self) {
+        if let Some(asked) = self
+            .checkpoint
+            .as_mut()
+            .filter(|a| !a.state.stage.is_over())
+        {
+            let why = "the generation ended meanwhile".into();
+            asked.state.stage = CheckpointStage::Failed { why };
+        }
+    }
+
+    pub(super) fn on_checkpoint(
+        &mut self,
+        ctx: &Ctx<'_>,
+        from: NodeId,
+        ask: u64,
+        state: CheckpointState,
+    ) {
+        let led = self
+            .live()
+            .is_some_and(|h| self.acting_leader(ctx, &h.record) == Some(from));
+        let asked = self.checkpoint.as_mut();
+        if let Some(asked) = asked.filter(|a| led && a.ask == ask && !a.state.stage.is_over()) {
+            asked.state = state;
+        }
+    }
+
+    // ---- the leader ----
+
+    pub(super) fn on_checkpoint_ask(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        from: NodeId,
+        digest: Digest,
+        ask: u64,
+    ) {
+        let Some(head) = self
+            .live()
+            .filter(|h| h.digest == digest && h.record.has(from))
+        else {
+            return;
+        };
+        let record = head.record.clone();
+        let Some(lead) = &mut self.lead else { return };
+        let known = lead.saving.as_mut();
+        if let Some(saving) = known.filter(|s| !s.is_over() || s.askers.get(&from) == Some(&ask)) {
+            saving.askers.insert(from, ask);
+            let state = saving.state.clone();
+            return self.send(ctx, from, JobMessage::Checkpoint { ask, state });
+        }
+        let attached =
+            |m: &crate::record::Member| lead.status(m.node).is_some_and(|s| s.takes_stop_steps);
+        let without: Vec<NodeId> = record
+            .members
+            .iter()
+            .filter(|m| !attached(m))
+            .map(|m| m.node)
+            .collect();
+        let mut saving = Saving {
+            until: ctx.now + AGREE + SAVE,
+            askers: BTreeMap::from([(from, ask)]),
+            state: CheckpointState {
+                world: record.world(),
+                ..CheckpointState::default()
+            },
+            said: CheckpointState::default(),
+        };
+        if lead.planned.is_some() || lead.ending.is_some() {
+            saving.fail("the job is about to stop");
+        } else if !without.is_empty() {
+            saving.fail(format!(
+                "not every worker has attached the runtime: {}",
+                ctx.names(&without)
+            ));
+        }
+        let begins = !saving.is_over();
+        lead.saving = Some(saving);
+        if begins {
+            let nodes = record.members.iter().map(|m| m.node);
+            lead.barrier
+                .get_or_insert_with(|| barrier::Leader::new(digest, nodes));
+            let event = barrier::LeaderEvent::Drain {
+                // The nodes raise it to what their ranks can still stop at.
+                step: 1,
+                deadline: ctx.now + AGREE,
+                save_time: Span::ZERO,
+                reason: Reason::Checkpoint,
+            };
+            self.at_lead_barrier(ctx, Some(event));
+        }
+        self.drive_saving(ctx, &record);
+    }
+
+    /// The barrier of a checkpoint was decided.
+    pub(super) fn checkpoint_decided(&mut self, outcome: barrier::Outcome) {
+        let saving = self.lead.as_mut().and_then(|l| l.saving.as_mut());
+        let Some(saving) = saving.filter(|s| s.state.stage == CheckpointStage::Agreeing) else {
+            return;
+        };
+        match outcome {
+            barrier::Outcome::Confirmed { step } => {
+                saving.state.stage = CheckpointStage::Saving { step };
+            }
+            barrier::Outcome::Cancelled(why) => {
+                saving.fail(format!("the ranks did not agree on a step: {why}"));
+            }
+        }
+    }
+
+    /// Looks at who has saved, and tells who asked.
+    pub(super) fn drive_saving(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let Some(lead) = &mut self.lead else { return };
+        let stops = lead.planned.is_some() || lead.ending.is_some();
+        let Some(saving) = lead.saving.as_mut() else {
+            return;
+        };
+        let statuses = &lead.statuses;
+        let at = match saving.state.stage {
+            CheckpointStage::Agreeing if stops => {
+                saving.fail("the job is about to stop");
+                None
+            }
+            CheckpointStage::Saving { step } => Some(step),
+            _ => None,
+        };
+        if let Some(step) = at {
+            let (mut ranks, mut all) = (Vec::new(), true);
+            for m in &record.members {
+                let saved = statuses.get(&m.node).and_then(|(s, _)| s.saved.as_ref());
+                let saved = saved.filter(|s| s.step >= step);
+                all &= saved.is_some_and(|s| s.all);
+                ranks.extend(saved.iter().flat_map(|s| s.ranks.iter().copied()));
+            }
+            ranks.sort_unstable();
+            ranks.dedup();
+            ranks.truncate(MAX_SAVED);
+            saving.state.saved = ranks;
+            if all {
+                saving.state.stage = CheckpointStage::Done { step };
+            }
+        }
+        if ctx.now >= saving.until {
+            saving.fail("not every rank has saved in time");
+        }
+        let until = saving.until;
+        let open = !saving.is_over();
+        if saving.said != saving.state {
+            saving.said.clone_from(&saving.state);
+            let askers: Vec<(NodeId, u64)> = saving.askers.clone().into_iter().collect();
+            let state = saving.state.clone();
+            for (to, ask) in askers {
+                let state = state.clone();
+                self.send(ctx, to, JobMessage::Checkpoint { ask, state });
+            }
+        }
+        if open {
+            self.wake_at(until, "a checkpoint that is not saved");
+            if !stops {
+                // The barrier's own times; a planned stop drives it otherwise.
+                self.at_lead_barrier(ctx, None);
+            }
+        }
+    }
+}

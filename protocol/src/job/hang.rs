@@ -1,0 +1,239 @@
+//! A rank that makes no progress: its launcher notices, the leader asks every member where its ranks
+//! stand, judges for whom everybody waits ([`crate::hang::judge`]), and tells all. Nothing is decided
+//! by it: by choice the launcher of a named rank ends that worker, which then is a failure like any
+//! other.
+
+use std::collections::BTreeMap;
+
+use super::{Ctx, Job};
+use crate::agent::Notice;
+use crate::hang::{Hang, Standing, judge};
+use crate::ids::{Digest, NodeId};
+use crate::local::ToLauncher;
+use crate::record::Record;
+use crate::time::{Span, Time};
+use crate::wire::{JobMessage, MAX_LIST, Status};
+
+/// How long the members' answers are waited for.
+const ANSWERS: Span = Span::from_secs(2);
+
+/// What the acting leader knows of a hang.
+#[derive(Debug, Default)]
+pub(super) struct Hanging {
+    /// Of the newest question or verdict.
+    number: u32,
+    asked: Option<Asked>,
+    /// Not asked again before this.
+    again: Time,
+    /// What was said last: for whom everybody waits.
+    said: Option<Hang>,
+    told: u32,
+    /// All ranks that were named in this generation, for its end may follow from that.
+    named: Vec<crate::hang::Named>,
+}
+
+#[derive(Debug)]
+struct Asked {
+    until: Time,
+    answers: BTreeMap<NodeId, Vec<Standing>>,
+}
+
+impl Job {
+    pub(super) fn drive_hang(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let Some(lead) = &mut self.lead else { return };
+        if lead.ending.is_some() || lead.planned.is_some() {
+            lead.hanging.asked = None;
+            return;
+        }
+        let stalled = lead.statuses.values().any(|(s, _)| s.stalled && !s.stopped);
+        let hanging = &mut lead.hanging;
+        if !stalled {
+            hanging.asked = None;
+            if hanging.said.take().is_some() {
+                self.tell_hang(ctx, record);
+            }
+            return;
+        }
+        if hanging.said.is_some() {
+            return;
+        }
+        let Some(asked) = &mut hanging.asked else {
+            if ctx.now < hanging.again {
+                let again = hanging.again;
+                return self.wake_at(again, "ask again where the ranks stand");
+            }
+            return self.ask_standings(ctx, record);
+        };
+        let unheard = |m: &&crate::record::Member| !asked.answers.contains_key(&m.node);
+        let silent: Vec<NodeId> = record
+            .members
+            .iter()
+            .filter(unheard)
+            .map(|m| m.node)
+            .collect();
+        if !silent.is_empty() && ctx.now < asked.until {
+            let until = asked.until;
+            return self.wake_at(until, "where the ranks of all members stand");
+        }
+        let answers: Vec<(NodeId, Vec<Standing>)> =
+            std::mem::take(&mut asked.answers).into_iter().collect();
+        hanging.asked = None;
+        let silent = silent.into_iter().take(MAX_LIST).collect();
+        match judge(&answers, silent) {
+            Some(hang) => {
+                hanging.named.clone_from(&hang.ranks);
+                hanging.said = Some(hang);
+                self.tell_hang(ctx, record);
+            }
+            // Nobody knows.
+            None => self.wake_at(ctx.now + ANSWERS, "ask again where the ranks stand"),
+        }
+    }
+
+    fn ask_standings(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let digest = self.head_digest();
+        let Some(lead) = &mut self.lead else { return };
+        let hanging = &mut lead.hanging;
+        hanging.number = hanging.number.wrapping_add(1);
+        let number = hanging.number;
+        hanging.again = ctx.now + ANSWERS;
+        hanging.asked = Some(Asked {
+            until: ctx.now + ANSWERS,
+            answers: BTreeMap::new(),
+        });
+        for m in &record.members {
+            self.send(ctx, m.node, JobMessage::Look { digest, number });
+        }
+        self.wake_at(ctx.now + ANSWERS, "where the ranks of all members stand");
+    }
+
+    /// Tells every member what was judged.
+    fn tell_hang(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let digest = self.head_digest();
+        let Some(lead) = &mut self.lead else { return };
+        let hanging = &mut lead.hanging;
+        hanging.number = hanging.number.wrapping_add(1);
+        hanging.told = hanging.number;
+        let (number, hang) = (hanging.number, hanging.said.clone().map(Box::new));
+        for m in record.members.iter().filter(|m| m.node != ctx.me()) {
+            let hang = hang.clone();
+            let body = JobMessage::Hang {
+                digest,
+                number,
+                hang,
+            };
+            self.send(ctx, m.node, body);
+        }
+        self.hang_known(ctx, number, hang);
+    }
+
+    /// A member's status shows that it did not hear the verdict.
+    pub(super) fn repeat_hang(&mut self, ctx: &Ctx<'_>, to: NodeId, status: &Status) {
+        let Some(hanging) = self.lead.as_ref().map(|l| &l.hanging) else {
+            return;
+        };
+        let number = hanging.told;
+        if number > 0 && status.heard_hang != number && to != ctx.me() {
+            let body = JobMessage::Hang {
+                digest: status.digest,
+                number,
+                hang: hanging.said.clone().map(Box::new),
+            };
+            self.send(ctx, to, body);
+        }
+    }
+
+    /// Whether this rank was named as the one for which everybody waits.
+    pub(super) fn was_hung(&self, node: NodeId, rank: u32) -> bool {
+        let named = self.lead.iter().flat_map(|l| &l.hanging.named);
+        named.into_iter().any(|n| (n.node, n.rank) == (node, rank))
+    }
+
+    /// The leader asks where the ranks here stand: the launcher knows.
+    pub(super) fn on_look(&mut self, ctx: &Ctx<'_>, from: NodeId, digest: Digest, number: u32) {
+        let Some(head) = self.live() else { return };
+        if head.digest != digest || self.acting_leader(ctx, &head.record) != Some(from) {
+            return;
+        }
+        if let Some(mine) = &mut self.member {
+            mine.looks = Some(from);
+        }
+        self.tell_launcher(ToLauncher::Look { digest, number });
+    }
+
+    /// The launcher says where its ranks stand.
+    pub(super) fn standings_here(
+        &mut self,
+        ctx: &Ctx<'_>,
+        digest: Digest,
+        number: u32,
+        list: Vec<Standing>,
+    ) {
+        let asks = self.member.as_ref().and_then(|m| m.looks);
+        if let Some(to) = asks.filter(|_| digest == self.head_digest()) {
+            let body = JobMessage::Standings {
+                digest,
+                number,
+                list,
+            };
+            self.send(ctx, to, body);
+        }
+    }
+
+    pub(super) fn on_standings(
+        &mut self,
+        from: NodeId,
+        digest: Digest,
+        number: u32,
+        list: Vec<Standing>,
+    ) {
+        let fits = self
+            .live()
+            .is_some_and(|h| h.digest == digest && h.record.has(from));
+        let hanging = self.lead.as_mut().map(|l| &mut l.hanging);
+        if let Some(hanging) = hanging.filter(|h| fits && h.number == number)
+            && let Some(asked) = &mut hanging.asked
+        {
+            asked.answers.insert(from, list);
+        }
+    }
+
+    pub(super) fn on_hang(
+        &mut self,
+        ctx: &Ctx<'_>,
+        from: NodeId,
+        digest: Digest,
+        number: u32,
+        hang: Option<Box<Hang>>,
+    ) {
+        let Some(head) = self.live() else { return };
+        let led = head.digest == digest && self.acting_leader(ctx, &head.record) == Some(from);
+        let heard = self.member.as_ref().map(|m| m.status.heard_hang);
+        if led && from != ctx.me() && heard.is_some_and(|h| h != number) {
+            self.hang_known(ctx, number, hang);
+        }
+    }
+
+    fn hang_known(&mut self, ctx: &Ctx<'_>, number: u32, hang: Option<Box<Hang>>) {
+        self.update(true, |s| s.heard_hang = number);
+        let key = self.key.clone();
+        let digest = self.head_digest();
+        let text = hang.as_ref().map(|h| h.text(|node| ctx.name(node)));
+        let text = text.unwrap_or_default();
+        if self.hung == text {
+            return;
+        }
+        self.hung.clone_from(&text);
+        let ranks = hang.as_ref().map(|h| h.ranks_of(ctx.me()));
+        let ranks = ranks.unwrap_or_default();
+        self.tell_launcher(ToLauncher::Hung {
+            digest,
+            text: text.clone(),
+            ranks,
+        });
+        self.notice(match hang {
+            Some(hang) => Notice::Hung { key, hang, text },
+            None => Notice::Moves { key },
+        });
+    }
+}

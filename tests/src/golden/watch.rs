@@ -1,0 +1,84 @@
+//! Samples of what is said about ranks that stand still, and about checkpoints by order.
+
+use muster_protocol::hang::{Doing, Evidence, Hang, Named, Point, Standing};
+use muster_protocol::wire::{CheckpointStage, CheckpointState, JobMessage, Saved};
+
+use super::{digest, node};
+
+pub(super) fn job_messages() -> Vec<JobMessage> {
+    vec![
+        JobMessage::Look {
+            digest: digest(5),
+            number: 2,
+        },
+        JobMessage::Standings {
+            digest: digest(5),
+            number: 2,
+            list: vec![standing()],
+        },
+        JobMessage::Hang {
+            digest: digest(5),
+            number: 3,
+            hang: Some(Box::new(Hang {
+                ranks: vec![Named {
+                    node: node(2),
+                    rank: 3,
+                }],
+                evidence: Evidence::Operation,
+                step: 400,
+                idle_ms: 61_000,
+                waiting: 7,
+                silent: vec![node(3)],
+            })),
+        },
+        JobMessage::Hang {
+            digest: digest(5),
+            number: 4,
+            hang: None,
+        },
+        JobMessage::CheckpointAsk {
+            digest: digest(5),
+            ask: 7,
+        },
+        checkpoint(CheckpointStage::Agreeing),
+        checkpoint(CheckpointStage::Saving { step: 400 }),
+        checkpoint(CheckpointStage::Done { step: 400 }),
+        checkpoint(CheckpointStage::Failed {
+            why: "the job is about to stop".into(),
+        }),
+    ]
+}
+
+pub(super) fn saved() -> Saved {
+    Saved {
+        step: 400,
+        ranks: vec![2, 3],
+        all: true,
+    }
+}
+
+fn checkpoint(stage: CheckpointStage) -> JobMessage {
+    JobMessage::Checkpoint {
+        ask: 7,
+        state: CheckpointState {
+            stage,
+            saved: vec![2, 3],
+            world: 4,
+        },
+    }
+}
+
+pub(super) fn standing() -> Standing {
+    Standing {
+        rank: 3,
+        point: Point {
+            step: 400,
+            operation: 17,
+        },
+        idle_ms: 61_000,
+        doing: Doing {
+            state: b'S',
+            call: Some(202),
+        },
+    }
+}
