@@ -216,7 +216,11 @@ fn train(mut worker: Worker<'_, Steps>, steps: u64) -> Result<(), Failure> {
                 let committed = worker.committed();
                 worker.training.note("ended", committed, "");
             }
-            Outcome::Stepped { .. } | Outcome::Boundary { .. } | Outcome::Waiting => {}
+            // States are not compared here.
+            Outcome::Stepped { .. }
+            | Outcome::Boundary { .. }
+            | Outcome::Waiting
+            | Outcome::Quarantined { .. } => {}
         }
     }
     if let Some(group) = worker.group() {
