@@ -11,12 +11,27 @@ use crate::demo::Digits;
 use crate::demo::model::{PARAMETERS, backward, correct, initial};
 use crate::gradient::compress::{Bucket, Codec, Reduced};
 use crate::random::SplitMix;
+use crate::schedule::{At, Base, Scaling, Schedule, Span};
 
 const WORLD: usize = 3;
 const FAULTS: usize = 5;
-const STEPS: u64 = 400;
+/// A value is sent about once in a hundred steps, and so a training has to have many hundreds.
+const STEPS: u64 = 900;
 const MOMENTUM: f32 = 0.9;
-const RATE: f32 = 0.05;
+
+/// From 0.05 down to nothing: what was kept back comes late, and should do no harm at the end.
+fn schedule() -> Schedule {
+    Schedule {
+        rate: 0.05,
+        base: Base::Cosine {
+            period: Span::Steps(STEPS),
+            floor: 0.0,
+            growth: None,
+        },
+        scaling: Scaling::None,
+        warm_up: None,
+    }
+}
 
 fn digits() -> &'static Digits {
     static DIGITS: OnceLock<Digits> = OnceLock::new();
@@ -112,15 +127,17 @@ impl Training for Digit {
         Ok(Sums { reduced, samples })
     }
 
-    fn commit(&mut self, _: u64, sums: &Sums) {
+    fn commit(&mut self, step: u64, sums: &Sums) {
         if sums.samples == 0 {
             return;
         }
+        let epoch = self.sampler.epochs();
+        let rate = schedule().at(At { step, epoch }, sums.samples) as f32;
         self.bucket.commit(&sums.reduced);
         let all = self.parameters.iter_mut().zip(&mut self.velocity);
         for ((parameter, velocity), sum) in all.zip(&sums.reduced.sum) {
             *velocity = MOMENTUM * *velocity + sum / sums.samples as f32;
-            *parameter -= RATE * *velocity;
+            *parameter -= rate * *velocity;
         }
         let plan = self.sampler.plan(1);
         assert_eq!(plan.samples(), sums.samples, "each sample once an epoch");
