@@ -13,13 +13,15 @@ use std::error::Error;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::ops::Range;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use muster_runtime::Session;
 use muster_runtime::collective::{Group, Op};
-use muster_runtime::live::{Fault, Outcome, Patience, Share, Training, Worker};
+use muster_runtime::live::{Fault, Frozen, Outcome, Patience, Share, Training, Worker};
 
 type Failure = Box<dyn Error>;
 
@@ -49,7 +51,7 @@ fn main() -> Result<(), Failure> {
         pause: Duration::from_millis(number("step-ms", 0)?),
         gradient: vec![1e-3; gradient],
         listener: Vec::new(),
-        state: vec![0.0; state],
+        state: State::new(state / gradient, gradient),
         spare: Rc::default(),
         all_in: false,
         tried: None,
@@ -73,7 +75,7 @@ struct Steps {
     gradient: Vec<f32>,
     /// What a rank contributes that only listens.
     listener: Vec<f32>,
-    state: Vec<f32>,
+    state: State,
     spare: Spare,
     /// All ranks' samples counted in the newest step.
     all_in: bool,
@@ -105,11 +107,70 @@ fn now() -> u128 {
     since.unwrap_or_default().as_nanos()
 }
 
-fn update(state: &mut [f32], step: u64, sums: &[f32]) {
-    let parts = (state.len() / sums.len()) as u64;
-    let at = (step % parts) as usize * sums.len();
-    for (value, sum) in state[at..].iter_mut().zip(sums) {
+fn update(state: &mut State, step: u64, sums: &[f32]) {
+    let piece = (step % state.0.len() as u64) as usize;
+    for (value, sum) in state.0[piece].own().iter_mut().zip(sums) {
         *value -= 0.1 * sum;
+    }
+}
+
+/// Pieces as long as a gradient. One that others hold too, because it is frozen, is copied when it is changed.
+#[derive(Clone)]
+struct State(Vec<Piece>);
+
+#[derive(Clone)]
+enum Piece {
+    Own(Arc<Vec<f32>>),
+    /// Of the bytes that came from the others.
+    Copied(Arc<Vec<u8>>, Range<usize>),
+}
+
+impl Piece {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Piece::Own(values) => bytemuck::cast_slice(values),
+            Piece::Copied(all, here) => &all[here.clone()],
+        }
+    }
+
+    fn own(&mut self) -> &mut Vec<f32> {
+        loop {
+            match self {
+                Piece::Own(values) => return Arc::make_mut(values),
+                Piece::Copied(all, here) => {
+                    let values = all[here.clone()].as_chunks().0.iter();
+                    let values = values.map(|value| f32::from_le_bytes(*value)).collect();
+                    *self = Piece::Own(Arc::new(values));
+                }
+            }
+        }
+    }
+}
+
+impl State {
+    fn new(pieces: usize, len: usize) -> State {
+        let piece = |_| Piece::Own(Arc::new(vec![0.0; len]));
+        State((0..pieces).map(piece).collect())
+    }
+
+    fn digest(&self) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new();
+        self.0.iter().for_each(|piece| {
+            hasher.update(piece.bytes());
+        });
+        hasher.finalize()
+    }
+}
+
+impl Frozen for State {
+    fn total(&self) -> usize {
+        self.0.iter().map(|piece| piece.bytes().len()).sum()
+    }
+
+    fn piece(&self, byte: usize) -> &[u8] {
+        let len = self.0.first().map_or(1, |piece| piece.bytes().len());
+        let piece = self.0.get(byte / len);
+        piece.map_or(&[], |piece| &piece.bytes()[byte % len..])
     }
 }
 
@@ -171,21 +232,32 @@ impl Training for Steps {
     }
 
     fn encode_state(&self) -> Vec<u8> {
-        bytemuck::cast_slice(&self.state).to_vec()
+        let pieces: Vec<&[u8]> = self.state.0.iter().map(Piece::bytes).collect();
+        pieces.concat()
     }
 
     fn decode_state(&mut self, bytes: &[u8]) -> bool {
-        let into: &mut [u8] = bytemuck::cast_slice_mut(&mut self.state);
-        let fits = into.len() == bytes.len();
-        if fits {
-            into.copy_from_slice(bytes);
+        self.adopt_state(bytes.to_vec())
+    }
+
+    fn freeze(&mut self) -> Box<dyn Frozen> {
+        Box::new(self.state.clone())
+    }
+
+    fn adopt_state(&mut self, bytes: Vec<u8>) -> bool {
+        let fits = self.state.total() == bytes.len();
+        let (all, len) = (Arc::new(bytes), 4 * self.gradient.len());
+        let pieces = self.state.0.iter_mut().enumerate();
+        for (i, piece) in pieces.filter(|_| fits) {
+            *piece = Piece::Copied(all.clone(), i * len..(i + 1) * len);
         }
         fits
     }
 
     fn restore(&mut self, group: &mut Group) -> Result<u64, Fault> {
         group.barrier()?;
-        self.state.fill(0.0);
+        let len = self.gradient.len();
+        self.state = State::new(self.state.0.len(), len);
         Ok(0)
     }
 }
@@ -227,7 +299,7 @@ fn train(mut worker: Worker<'_, Steps>, steps: u64) -> Result<(), Failure> {
         // Nobody leaves while another is still in the last step.
         let _gone = group.barrier();
     }
-    let digest = blake3::hash(bytemuck::cast_slice(&worker.training.state));
+    let digest = worker.training.state.digest();
     let more = format!(", \"digest\": \"{}\"", digest.to_hex());
     let committed = worker.committed();
     worker.training.note("done", committed, &more);

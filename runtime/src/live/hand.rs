@@ -111,7 +111,7 @@ pub enum FetchError {
 }
 
 /// Bytes that do not change while they are offered; they need not lie in one piece.
-pub(super) trait Frozen: Send + Sync {
+pub trait Frozen: Send + Sync {
     /// Bytes of all pieces.
     fn total(&self) -> usize;
 
@@ -126,6 +126,16 @@ impl Frozen for Vec<u8> {
 
     fn piece(&self, byte: usize) -> &[u8] {
         self.get(byte..).unwrap_or_default()
+    }
+}
+
+impl Frozen for Box<dyn Frozen> {
+    fn total(&self) -> usize {
+        (**self).total()
+    }
+
+    fn piece(&self, byte: usize) -> &[u8] {
+        (**self).piece(byte)
     }
 }
 

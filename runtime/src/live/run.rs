@@ -427,7 +427,7 @@ impl<'a, T: Training> Worker<'a, T> {
             }
         };
         self.copying = None;
-        if !self.training.decode_state(&bytes) {
+        if !self.training.adopt_state(bytes) {
             return Err(LiveError::Useless { what: "state" });
         }
         let number = self.number();
@@ -475,8 +475,8 @@ impl<'a, T: Training> Worker<'a, T> {
             }
             Effect::HandState { boundary, .. } => {
                 if let Some(formed) = &self.formed {
-                    let bytes = self.training.encode_state();
-                    formed.hand.offer(Thing::State(boundary), bytes);
+                    let state = self.training.freeze();
+                    formed.hand.offer(Thing::State(boundary), state);
                 }
             }
             Effect::Fetch { step, from } => {

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::hand::Frozen;
 use crate::collective::{Group, GroupError};
 
 /// Why a training could not do its part.
@@ -46,6 +47,18 @@ pub trait Training {
 
     /// Becomes that state; false, and nothing changed, if it is none.
     fn decode_state(&mut self, bytes: &[u8]) -> bool;
+
+    /// The whole state as it is now, the bytes of [`encode_state`](Self::encode_state), for newcomers to copy while
+    /// the training goes on. The others wait for it once: a large state had better not be copied here, but shared
+    /// piece by piece, and each piece copied when a commit changes it.
+    fn freeze(&mut self) -> Box<dyn Frozen> {
+        Box::new(self.encode_state())
+    }
+
+    /// As [`decode_state`](Self::decode_state), of bytes that may be kept. The others wait for this, too.
+    fn adopt_state(&mut self, bytes: Vec<u8>) -> bool {
+        self.decode_state(&bytes)
+    }
 
     /// No rank holds a state: all load the same checkpoint, or begin anew. Returns the number of
     /// steps that are committed to it.
