@@ -288,7 +288,8 @@ fn train(mut worker: Worker<'_, Steps>, steps: u64) -> Result<(), Failure> {
                 let committed = worker.committed();
                 worker.training.note("ended", committed, "");
             }
-            // States are not compared here.
+            // States are not compared here, and nothing is kept.
+            Outcome::Checkpoint { step } => worker.saved(step),
             Outcome::Stepped { .. }
             | Outcome::Boundary { .. }
             | Outcome::Waiting

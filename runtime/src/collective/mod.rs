@@ -50,6 +50,8 @@ use transport::{Call, Kind, Transport, Work, cut, even_cuts};
 use watch::{Fault, Watch};
 use wire::Head;
 
+use crate::session::Waits;
+
 /// Ranks that one group has at most.
 pub const MAX_WORLD: u32 = 1024;
 /// Bytes that operations of unknown length carry at most.
@@ -66,6 +68,7 @@ pub struct Group {
     transport: Option<Box<dyn Transport>>,
     watch: Watch,
     over: Option<Over>,
+    waits: Option<Waits>,
 }
 
 /// Why a group is over.
@@ -112,6 +115,12 @@ impl Group {
     pub fn set_op_within(&mut self, within: Duration) {
         self.watch.within = within;
         self.watch.known.set_within(within);
+    }
+
+    /// From now on each operation is marked as one in which this rank waits for others: a rank that hangs
+    /// elsewhere is told from those.
+    pub fn mark_waits(&mut self, waits: Waits) {
+        self.waits = Some(waits);
     }
 
     /// Ends this group from any thread.
@@ -310,7 +319,11 @@ impl Group {
             until: Instant::now() + self.watch.within,
             work,
         };
-        match transport.run(call, &mut self.watch) {
+        let outcome = {
+            let _waiting = self.waits.as_ref().map(Waits::enter);
+            transport.run(call, &mut self.watch)
+        };
+        match outcome {
             Ok(()) => Ok(()),
             Err(Fault::Over(over)) => Err(self.end(over)),
             Err(Fault::Local(error)) => {

@@ -279,6 +279,7 @@ fn establish(
             known: Known::new(topology.op_within),
         },
         over: None,
+        waits: None,
     })
 }
 

@@ -142,6 +142,10 @@ impl Run<'_, '_> {
                 Outcome::CaughtUp { .. } => self.stepped()?,
                 // Its state is compared with nobody's.
                 Outcome::Waiting | Outcome::Quarantined { .. } => {}
+                Outcome::Checkpoint { step } => {
+                    self.save()?;
+                    self.worker.saved(step);
+                }
                 Outcome::Ended { why: _, lost } => {
                     let step = self.worker.committed();
                     if let Some(peer) = lost {

@@ -41,6 +41,9 @@ pub enum Outcome {
         reason: Reason,
         deadline: Option<SystemTime>,
     },
+    /// Somebody wants a checkpoint, and all ranks are before this step. Whoever is to save does, and
+    /// every rank says [`Worker::saved`](super::Worker::saved); the next call goes on.
+    Checkpoint { step: u64 },
     /// The states of the ranks were compared, and these hold another one than the majority
     /// ([`Worker::compare_every`](super::Worker::compare_every)): they are newcomers now, and copy the state of the
     /// others, who go on. Nothing that was computed from the deviating state is committed.

@@ -16,7 +16,7 @@ use super::outcome::{LiveError, Outcome, Patience, passes};
 use super::seat::{Seat, Watch};
 use super::training::{Fault, Share, Training};
 use crate::collective::{Aborter, Group, GroupConfig, GroupError, Sharing};
-use crate::session::{Directive, Session};
+use crate::session::{Directive, Metrics, Session};
 
 /// Bit in a step's header: this rank has caught up.
 const READY: u64 = 1;
@@ -146,6 +146,16 @@ impl<'a, T: Training> Worker<'a, T> {
         self.formed.as_mut().map(|f| &mut f.group)
     }
 
+    /// Tells the launcher that this rank has saved for [`Outcome::Checkpoint`], or has nothing to save.
+    pub fn saved(&self, step: u64) {
+        self.session.saved(step);
+    }
+
+    /// Tells how this rank trains ([`Session::report`]).
+    pub fn report(&mut self, metrics: &Metrics) {
+        self.session.report(metrics);
+    }
+
     /// Whether this rank holds the state of its generation.
     pub fn is_settled(&self) -> bool {
         self.live.is_settled()
@@ -173,21 +183,25 @@ impl<'a, T: Training> Worker<'a, T> {
             return Ok(self.ended("no step is to be done".into(), None));
         };
         let operation = self.operation();
-        if let Directive::Stop { deadline, reason } = self.session.step(step)? {
-            self.stopped_at = Some(step);
-            if let Some(formed) = &mut self.formed {
-                formed.group.set_op_within(operation);
-                match self.training.boundary(&mut formed.group) {
-                    // Whoever is lost now would have left anyway.
-                    Ok(()) | Err(Fault::Group(_)) => {}
-                    Err(fault) => return Err(fault.into()),
+        match self.session.step(step)? {
+            Directive::Continue => {}
+            Directive::Checkpoint { step } => return Ok(Outcome::Checkpoint { step }),
+            Directive::Stop { deadline, reason } => {
+                self.stopped_at = Some(step);
+                if let Some(formed) = &mut self.formed {
+                    formed.group.set_op_within(operation);
+                    match self.training.boundary(&mut formed.group) {
+                        // Whoever is lost now would have left anyway.
+                        Ok(()) | Err(Fault::Group(_)) => {}
+                        Err(fault) => return Err(fault.into()),
+                    }
                 }
+                return Ok(Outcome::Boundary {
+                    step,
+                    reason,
+                    deadline,
+                });
             }
-            return Ok(Outcome::Boundary {
-                step,
-                reason,
-                deadline,
-            });
         }
         let began = Instant::now();
         match self.step(step) {
@@ -290,7 +304,8 @@ impl<'a, T: Training> Worker<'a, T> {
             form_within: self.patience.form,
             op_within: self.operation(),
         };
-        let group = Group::form_abortable(&config, &aborter)?;
+        let mut group = Group::form_abortable(&config, &aborter)?;
+        group.mark_waits(self.session.waits());
         let hand = Hand::open(towards(place.master), token)?;
         self.formed = Some(Formed {
             group,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::model::Measured;
+use crate::session::Metrics;
 
 /// A step that is committed.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,6 +35,21 @@ impl Report {
     pub fn throughput(&self) -> Option<f64> {
         let total = self.times.as_ref()?.total.as_secs_f64();
         (total > 0.0).then(|| self.samples as f64 / total)
+    }
+
+    /// What the agent shows of this rank, one step further.
+    pub(super) fn add_to(&self, metrics: &mut Metrics) {
+        metrics.steps += 1;
+        metrics.world = self.ranks;
+        metrics.training_loss = self.training_loss;
+        metrics.learning_rate = self.rate;
+        metrics.loss_scale = self.scale.map_or(f64::NAN, f64::from);
+        metrics.samples_per_second = self.throughput().unwrap_or(f64::NAN);
+        let times = self.times.unwrap_or_default();
+        metrics.data_seconds += times.loading.as_secs_f64();
+        metrics.compute_seconds += (times.computing + times.updating).as_secs_f64();
+        metrics.communication_seconds += times.communicating.as_secs_f64();
+        metrics.gradient_sync_seconds += times.exposed.as_secs_f64();
     }
 }
 

@@ -11,7 +11,7 @@ use crate::env::{EnvError, WorkerEnv};
 use crate::live::{
     Comparison, Fault, LiveError, Outcome, Patience, Seat, Share, Training, Worker, compare,
 };
-use crate::session::{Directive, Session, SessionError};
+use crate::session::{Directive, Metrics, Session, SessionError};
 
 /// How often, beside the training itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -178,16 +178,16 @@ pub(super) struct Aside<H> {
     pub(super) options: Options,
     /// The steps of the newest state that this process saved.
     pub(super) saved: Option<u64>,
+    /// What the agent shows of this rank: sums since the process began.
+    pub(super) metrics: Metrics,
 }
 
 impl<M: Model> Trainer<M> {
     pub fn new(training: Parallel<M>) -> Trainer<M> {
-        let aside = Aside {
-            hooks: (),
-            options: Options::default(),
-            saved: None,
-        };
-        Trainer { training, aside }
+        Trainer {
+            training,
+            aside: Aside::new((), Options::default()),
+        }
     }
 }
 
@@ -195,14 +195,9 @@ impl<M: Model, H: Hooks<M>> Trainer<M, H> {
     /// Tells these hooks, instead of those before.
     #[must_use]
     pub fn hooks<T: Hooks<M>>(self, hooks: T) -> Trainer<M, T> {
-        let Aside { options, saved, .. } = self.aside;
         Trainer {
             training: self.training,
-            aside: Aside {
-                hooks,
-                options,
-                saved,
-            },
+            aside: Aside::new(hooks, self.aside.options),
         }
     }
 
@@ -238,12 +233,30 @@ impl<M: Model, H: Hooks<M>> Trainer<M, H> {
 }
 
 impl<H> Aside<H> {
+    pub(super) fn new(hooks: H, options: Options) -> Aside<H> {
+        Aside {
+            hooks,
+            options,
+            saved: None,
+            metrics: Metrics {
+                data_seconds: 0.0,
+                compute_seconds: 0.0,
+                communication_seconds: 0.0,
+                gradient_sync_seconds: 0.0,
+                ..Metrics::default()
+            },
+        }
+    }
+
     /// Passes on what was committed, and saves if it is time.
     fn news<M: Model>(&mut self, training: &mut Parallel<M>) -> Result<(), RunError>
     where
         H: Hooks<M>,
     {
         for news in training.take_news() {
+            if let News::Step(report) = &news {
+                report.add_to(&mut self.metrics);
+            }
             let model = training.model();
             let told = match &news {
                 News::Step(report) => self.hooks.on_step(model, report),
@@ -316,6 +329,7 @@ fn live<M: Model, H: Hooks<M>>(
             }
             Outcome::Stepped { .. } | Outcome::CaughtUp { .. } => {
                 aside.news(&mut worker.training)?;
+                worker.report(&aside.metrics);
                 if saves && aside.is_due(worker.training.steps()) {
                     aside.save(&mut worker.training)?;
                 }
@@ -332,6 +346,13 @@ fn live<M: Model, H: Hooks<M>>(
                 let boundary = Boundary { reason, deadline };
                 let told = aside.hooks.on_boundary(worker.training.model(), &boundary);
                 told.map_err(RunError::Hook)?;
+                continue;
+            }
+            Outcome::Checkpoint { step } => {
+                if saves {
+                    aside.save(&mut worker.training)?;
+                }
+                worker.saved(step);
                 continue;
             }
             Outcome::Ended { .. } | Outcome::Waiting => continue,
@@ -363,6 +384,9 @@ pub(super) fn in_place<M: Model, H: Hooks<M>>(
 ) -> Result<(Ending, Parallel<M>), RunError> {
     let mut group = Group::form(&GroupConfig::from_env(env))?;
     group.set_op_within(aside.options.patience.operation);
+    if let Some(session) = &session {
+        group.mark_waits(session.waits());
+    }
     let mut step = training.restore(&mut group)?;
     let place = Place {
         rank: env.rank,
@@ -381,15 +405,22 @@ pub(super) fn in_place<M: Model, H: Hooks<M>>(
         world: env.world,
     };
     while !training.is_complete(env.world as usize) {
-        if let Some(session) = session.as_mut()
-            && let Directive::Stop { deadline, reason } = session.step(step)?
-        {
-            save_together(&mut training, &mut aside, &mut group)?;
-            let boundary = Boundary { reason, deadline };
-            let told = aside.hooks.on_boundary(training.model(), &boundary);
-            told.map_err(RunError::Hook)?;
-            session.acknowledge(step);
-            return Ok((Ending::Stopped, training));
+        if let Some(session) = session.as_mut() {
+            match session.step(step)? {
+                Directive::Continue => {}
+                Directive::Checkpoint { step } => {
+                    save_together(&mut training, &mut aside, &mut group)?;
+                    session.saved(step);
+                }
+                Directive::Stop { deadline, reason } => {
+                    save_together(&mut training, &mut aside, &mut group)?;
+                    let boundary = Boundary { reason, deadline };
+                    let told = aside.hooks.on_boundary(training.model(), &boundary);
+                    told.map_err(RunError::Hook)?;
+                    session.acknowledge(step);
+                    return Ok((Ending::Stopped, training));
+                }
+            }
         }
         compare_states(&mut training, &mut aside, &mut group, step)?;
         let results = training.results(step, &share, &mut group)?;
@@ -397,6 +428,9 @@ pub(super) fn in_place<M: Model, H: Hooks<M>>(
         training.recycle(results);
         step += 1;
         aside.news(&mut training)?;
+        if let Some(session) = session.as_mut() {
+            session.report(&aside.metrics);
+        }
         if aside.is_due(training.steps()) {
             save_together(&mut training, &mut aside, &mut group)?;
         }

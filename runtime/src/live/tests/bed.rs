@@ -70,7 +70,10 @@ impl<T: Training + Send + 'static> Rank<T> {
                     Outcome::Regrouped { survived, .. } => Said::Regrouped { survived },
                     Outcome::CaughtUp { .. } => Said::CaughtUp,
                     Outcome::Ended { .. } => Said::Ended,
-                    Outcome::Boundary { .. } | Outcome::Waiting | Outcome::Quarantined { .. } => {
+                    Outcome::Boundary { .. }
+                    | Outcome::Checkpoint { .. }
+                    | Outcome::Waiting
+                    | Outcome::Quarantined { .. } => {
                         continue;
                     }
                 };

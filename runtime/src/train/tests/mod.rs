@@ -142,10 +142,5 @@ fn run_at<H: Hooks<Net>>(
         generation: 1,
         digest: Digest([5; 32]),
     };
-    let aside = Aside {
-        hooks,
-        options,
-        saved: None,
-    };
-    in_place(training, aside, None, &env)
+    in_place(training, Aside::new(hooks, options), None, &env)
 }
