@@ -17,6 +17,8 @@ mod page;
 mod random;
 pub mod schedule;
 pub mod session;
+#[cfg(feature = "torch")]
+pub mod torch;
 pub mod train;
 
 pub use env::{EnvError, WorkerEnv};
