@@ -12,6 +12,8 @@ mod needs_netns;
 #[cfg(test)]
 mod needs_slurm;
 #[cfg(test)]
+mod needs_libtorch;
+#[cfg(test)]
 mod needs_torch;
 #[cfg(test)]
 mod real;
