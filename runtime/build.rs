@@ -15,7 +15,9 @@ mod torch {
         println!("cargo:rerun-if-env-changed=DEP_TCH_LIBTORCH_LIB");
         // torch-sys says where it found libtorch; the headers are beside the libraries.
         let Some(lib) = std::env::var_os("DEP_TCH_LIBTORCH_LIB").map(PathBuf::from) else {
-            println!("cargo::error=torch-sys does not say where libtorch is; set LIBTORCH_USE_PYTORCH=1 or LIBTORCH (docs/torch.md)");
+            println!(
+                "cargo::error=torch-sys does not say where libtorch is; set LIBTORCH_USE_PYTORCH=1 or LIBTORCH (docs/torch.md)"
+            );
             return;
         };
         let include = lib.with_file_name("include");

@@ -14,7 +14,7 @@ use muster_runtime::demo::{Digits, Sample};
 use muster_runtime::schedule::{Base, Scaling, Schedule, Span, WarmUp, WarmUpFrom};
 use muster_runtime::torch::{Net, Options, Parts, Rule, Score, TorchModel, rows};
 use muster_runtime::train::{Config, Feed, HeldOut, Parallel};
-use tch::nn::{self, Module, ModuleT};
+use tch::nn::{self, Module};
 use tch::{Kind, Tensor};
 use training::Args;
 
@@ -84,7 +84,11 @@ fn run() -> Result<(), Box<dyn Error>> {
 /// Images of 8 x 8 points; ten scores.
 fn net(args: &Args) -> Net {
     let mut net = Net::new(args.device);
-    for (name, from, to, halve) in [("a", 1, 16, false), ("b", 16, 32, true), ("c", 32, 64, true)] {
+    for (name, from, to, halve) in [
+        ("a", 1, 16, false),
+        ("b", 16, 32, true),
+        ("c", 32, 64, true),
+    ] {
         net.stage(name, |path| {
             let config = nn::ConvConfig {
                 padding: 1,

@@ -13,11 +13,10 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use muster_runtime::WorkerEnv;
 use muster_runtime::data::{Batch, SamplerConfig, Tail};
 use muster_runtime::schedule::{Base, Scaling, Schedule, Span, WarmUp, WarmUpFrom};
 use muster_runtime::torch::{Labelled, Net, Options, Parts, Rule, Source, TorchModel};
-use muster_runtime::train::{Config, Ending, Feed, HeldOut, Parallel};
+use muster_runtime::train::{Config, Feed, HeldOut, Parallel};
 use tch::nn::{self, Module};
 use tch::{Kind, Tensor};
 use training::Args;
@@ -71,9 +70,8 @@ fn run() -> Result<(), Box<dyn Error>> {
     let every = Span::Steps(args.get("eval-every").unsigned_abs().max(1));
     let evaluation = HeldOut::new(in_memory(), held_out_windows, 32, every);
     let training = Parallel::new(model, in_memory(), config)?.evaluated_by(evaluation);
-    let (ending, training) = training::train(training, &args)?;
-    if ending == Ending::Complete && WorkerEnv::from_env()?.rank == 0 {
-        let written = write(training.model().net(), &text, &args)?;
+    if let Some(model) = training::train(training, &args)? {
+        let written = write(model.net(), &text, &args)?;
         println!("it writes:\n{written}");
     }
     Ok(())
@@ -128,7 +126,7 @@ fn windows_of(letters: &[i64], context: u64, stride: u64) -> Source<()> {
     let letters: Arc<[i64]> = letters.into();
     Box::new(move |micro| {
         let cut = |shift: u64| -> Result<Tensor, tch::TchError> {
-            let mut all = Vec::new();
+            let mut all: Vec<i64> = Vec::new();
             for index in &micro.indices {
                 let start = (index * stride + shift) as usize;
                 all.extend(letters.iter().skip(start).take(context as usize));
@@ -212,7 +210,9 @@ fn write(net: &Net, text: &Text, args: &Args) -> Result<String, tch::TchError> {
         let window = Tensor::f_from_slice(letters.get(from..).unwrap_or(&[]))?;
         let window = window.f_view([1, -1])?.f_to_device(args.device)?;
         let scores = net.forward(&window, false).f_select(1, -1)?;
-        let next = (scores / 0.8).f_softmax(-1, Kind::Float)?.f_multinomial(1, false)?;
+        let next = (scores / 0.8)
+            .f_softmax(-1, Kind::Float)?
+            .f_multinomial(1, false)?;
         letters.push(next.f_int64_value(&[0, 0])?);
     }
     let letter = |number: &i64| text.alphabet.get(usize::try_from(*number).ok()?).copied();

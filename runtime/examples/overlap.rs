@@ -108,7 +108,14 @@ fn run() -> Result<(), Box<dyn Error>> {
     }
     if env.rank == 0 {
         let same = states.iter().all(|state| *state == states[0]);
-        println!("{}", if same { "all three ended with the same bits" } else { "the results DIFFER" });
+        println!(
+            "{}",
+            if same {
+                "all three ended with the same bits"
+            } else {
+                "the results DIFFER"
+            }
+        );
     }
     Ok(())
 }
@@ -131,7 +138,8 @@ fn model(
     let parts = Parts {
         net,
         loss: Box::new(|output, target| {
-            output.mse_loss(target, tch::Reduction::Mean) * output.size().first().copied().unwrap_or(1)
+            output.mse_loss(target, tch::Reduction::Mean)
+                * output.size().first().copied().unwrap_or(1)
         }),
         train: rows(data(), data()),
         held_out: rows(data(), data()),

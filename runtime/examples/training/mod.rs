@@ -8,19 +8,20 @@ use std::time::Duration;
 use muster_runtime::Session;
 use muster_runtime::torch::{Overlap, TorchModel};
 use muster_runtime::train::{
-    BoxError, Boundary, Ending, Evaluation, Files, Hooks, Options, Parallel, Place, Report, Trainer,
+    Boundary, BoxError, Ending, Evaluation, Files, Hooks, Model, Options, Parallel, Place, Report,
+    Trainer,
 };
 use tch::Device;
 
 /// Flags of every example.
 #[derive(Clone, Debug)]
-pub struct Args {
-    pub steps: u64,
-    pub seed: u64,
+pub(crate) struct Args {
+    pub(crate) steps: u64,
+    pub(crate) seed: u64,
     /// Samples of a step, over all ranks.
-    pub batch: u64,
-    pub overlap: Overlap,
-    pub device: Device,
+    pub(crate) batch: u64,
+    pub(crate) overlap: Overlap,
+    pub(crate) device: Device,
     /// Where rank 0 saves the state for the day when every rank dies. Without it, nothing is saved.
     checkpoints: Option<PathBuf>,
     report_every: u64,
@@ -32,7 +33,11 @@ pub struct Args {
 
 impl Args {
     /// `more` are the example's own flags, with their defaults.
-    pub fn parse(steps: u64, batch: u64, more: &[(&str, i64)]) -> Result<Args, Box<dyn Error>> {
+    pub(crate) fn parse(
+        steps: u64,
+        batch: u64,
+        more: &[(&str, i64)],
+    ) -> Result<Args, Box<dyn Error>> {
         let mut args = Args {
             steps,
             batch,
@@ -42,7 +47,10 @@ impl Args {
             checkpoints: None,
             report_every: 20,
             pause: Duration::ZERO,
-            more: more.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
+            more: more
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), *value))
+                .collect(),
         };
         let mut words = std::env::args().skip(1);
         while let Some(flag) = words.next() {
@@ -65,7 +73,10 @@ impl Args {
                 }
                 other => {
                     let name = other.strip_prefix("--");
-                    let own = args.more.iter_mut().find(|(known, _)| Some(known.as_str()) == name);
+                    let own = args
+                        .more
+                        .iter_mut()
+                        .find(|(known, _)| Some(known.as_str()) == name);
                     let own = own.ok_or_else(|| format!("unknown flag {other}"))?;
                     own.1 = value()?.parse()?;
                 }
@@ -74,24 +85,26 @@ impl Args {
         // Several ranks on one host each have a GPU of their own.
         if let Device::Cuda(_) = args.device {
             let local = muster_runtime::WorkerEnv::from_env()?.local_rank as usize;
-            let count = usize::try_from(tch::Cuda::device_count()).unwrap_or(1).max(1);
+            let count = usize::try_from(tch::Cuda::device_count())
+                .unwrap_or(1)
+                .max(1);
             args.device = Device::Cuda(local % count);
         }
         Ok(args)
     }
 
     /// The value of one of the example's own flags.
-    pub fn get(&self, name: &str) -> i64 {
+    pub(crate) fn get(&self, name: &str) -> i64 {
         let found = self.more.iter().find(|(known, _)| known == name);
         found.map_or(0, |(_, value)| *value)
     }
 }
 
-/// Trains to the end, on as many ranks as there are.
-pub fn train<S: Send + 'static>(
+/// Trains to the end, on as many ranks as there are. `None`: it was stopped before, to be started again.
+pub(crate) fn train<S: Send + 'static>(
     mut training: Parallel<TorchModel<S>>,
     args: &Args,
-) -> Result<(Ending, Parallel<TorchModel<S>>), Box<dyn Error>> {
+) -> Result<Option<TorchModel<S>>, Box<dyn Error>> {
     if let Some(directory) = &args.checkpoints {
         training = training.restored_from(Files(directory.clone()));
     }
@@ -107,16 +120,18 @@ pub fn train<S: Send + 'static>(
     };
     let trainer = Trainer::new(training).hooks(says).options(options);
     let (ending, training) = trainer.run(session.as_mut())?;
-    if ending == Ending::Complete {
-        let digest = blake3::hash(&muster_runtime::train::Model::encode(training.model()));
-        let steps = training.steps();
-        println!("done after {steps} steps, state {}", &digest.to_hex()[..16]);
+    if ending == Ending::Stopped {
+        return Ok(None);
     }
-    Ok((ending, training))
+    let steps = training.steps();
+    let model = training.into_model();
+    let digest = blake3::hash(&model.encode());
+    println!("done after {steps} steps, state {}", &digest.to_hex()[..16]);
+    Ok(Some(model))
 }
 
 /// Runs an example's main; an error is said with its causes.
-pub fn finish(outcome: Result<(), Box<dyn Error>>) -> ExitCode {
+pub(crate) fn finish(outcome: Result<(), Box<dyn Error>>) -> ExitCode {
     let Err(error) = outcome else {
         return ExitCode::SUCCESS;
     };
@@ -173,7 +188,11 @@ impl<S: Send + 'static> Hooks<TorchModel<S>> for Says {
         Ok(())
     }
 
-    fn on_evaluate(&mut self, model: &TorchModel<S>, evaluation: &Evaluation) -> Result<(), BoxError> {
+    fn on_evaluate(
+        &mut self,
+        model: &TorchModel<S>,
+        evaluation: &Evaluation,
+    ) -> Result<(), BoxError> {
         if self.place.is_some_and(|place| place.rank == 0) {
             let measured = &evaluation.measured;
             let mut said = format!("held out: loss {:.4}", measured.mean_loss());

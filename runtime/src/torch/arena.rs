@@ -90,7 +90,11 @@ impl Arena {
     /// Hooks that tell of its buckets.
     pub(super) fn hooks(&self) -> Result<Hooks, TorchError> {
         let variables = self.variables.iter().map(Tensor::shallow_clone);
-        Hooks::new(variables.collect(), self.bucket_of.clone(), self.ranges.len())
+        Hooks::new(
+            variables.collect(),
+            self.bucket_of.clone(),
+            self.ranges.len(),
+        )
     }
 
     pub(super) fn len(&self) -> usize {
@@ -123,7 +127,10 @@ impl Arena {
     /// The first variable of a bucket, by its number among all that were made.
     pub(super) fn first_made(&self, bucket: usize) -> Option<usize> {
         let of_it = self.made.iter().zip(&self.bucket_of);
-        of_it.filter(|(_, of)| **of == bucket).map(|(made, _)| *made).min()
+        of_it
+            .filter(|(_, of)| **of == bucket)
+            .map(|(made, _)| *made)
+            .min()
     }
 
     /// Gives each variable a gradient, which later ones are added to in place: then this tensor is one's own,

@@ -50,7 +50,8 @@ impl Buffers {
             tensor.f_set_data(&view)?;
             at = span.end;
         }
-        let kept = flat.f_copy()?;
+        let mut kept = zeros(flat.numel(), device)?;
+        kept.f_copy_(&flat)?;
         Ok(Buffers { flat, kept, fixed })
     }
 

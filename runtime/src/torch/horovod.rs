@@ -248,7 +248,11 @@ impl DistributedOptimizer {
         Ok(DistributedOptimizer {
             hooks: arena.hooks()?,
             optimizer: Optimizer::new(rule, arena.len(), arena.device)?,
-            own: arena.ranges.iter().map(|range| vec![0.0; range.len()]).collect(),
+            own: arena
+                .ranges
+                .iter()
+                .map(|range| vec![0.0; range.len()])
+                .collect(),
             reduced: vec![Reduced::default(); buckets.len()],
             arena,
             buckets,
@@ -328,8 +332,12 @@ impl DistributedOptimizer {
             return Ok(());
         }
         let mut parts = Vec::new();
-        for ((range, reduced), bucket) in
-            self.arena.ranges.iter().zip(&mut self.reduced).zip(&mut self.buckets)
+        for ((range, reduced), bucket) in self
+            .arena
+            .ranges
+            .iter()
+            .zip(&mut self.reduced)
+            .zip(&mut self.buckets)
         {
             bucket.commit(reduced);
             for value in &mut reduced.sum {

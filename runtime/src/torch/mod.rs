@@ -25,7 +25,9 @@ mod tensors;
 
 use tch::TchError;
 
-pub use model::{Labelled, Loss, Options, Overlap, Parts, Score, Source, TorchModel, rows};
+pub use model::{
+    Labelled, Loss, Options, Overlap, Parts, Score, Scoring, Source, TorchModel, rows,
+};
 pub use net::{Net, Stage};
 pub use optimizer::{Adam, Optimizer, Rule, State};
 
@@ -46,9 +48,7 @@ pub enum TorchError {
         got: String,
         expected: String,
     },
-    #[error(
-        "the loss has {elements} elements; return one, the sum over the microbatch's samples"
-    )]
+    #[error("the loss has {elements} elements; return one, the sum over the microbatch's samples")]
     Loss { elements: usize },
     #[error("the score has {got} numbers, not {expected}")]
     Score { got: usize, expected: usize },

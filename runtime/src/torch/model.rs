@@ -31,7 +31,18 @@ pub type Loss = Box<dyn Fn(&Tensor, &Tensor) -> Tensor + Send>;
 pub struct Score {
     /// How many numbers there are; always as many.
     pub len: usize,
-    pub of: Box<dyn Fn(&Tensor, &Tensor) -> Vec<f64> + Send>,
+    pub of: Scoring,
+}
+
+/// The numbers, by what the net gives for a microbatch and the target.
+pub type Scoring = Box<dyn Fn(&Tensor, &Tensor) -> Vec<f64> + Send>;
+
+impl std::fmt::Debug for Score {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Score")
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What a [`TorchModel`] is made of.
@@ -171,7 +182,10 @@ impl<S> TorchModel<S> {
             (memory.as_mut_ptr(), memory.len())
         })?;
         let device = self.arena.device;
-        let (input, target) = (batch.input.f_to_device(device)?, batch.target.f_to_device(device)?);
+        let (input, target) = (
+            batch.input.f_to_device(device)?,
+            batch.target.f_to_device(device)?,
+        );
         let net = &self.parts.net;
         let pass = match self.overlap {
             Overlap::Staged => Pass::staged(net, &input),
@@ -281,7 +295,10 @@ impl<S: Send + 'static> Model for TorchModel<S> {
         tch::manual_seed(micro.seed.cast_signed());
         let batch = (self.parts.held_out)(micro)?;
         let device: Device = self.arena.device;
-        let output = self.parts.net.forward(&batch.input.f_to_device(device)?, false);
+        let output = self
+            .parts
+            .net
+            .forward(&batch.input.f_to_device(device)?, false);
         let target = batch.target.f_to_device(device)?;
         let mut extra = vec![0.0; self.buffers.len()];
         if let Some(score) = &self.parts.score {

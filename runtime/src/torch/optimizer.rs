@@ -171,7 +171,12 @@ impl Optimizer {
             }
             Err(TorchError::Shape {
                 what,
-                got: format!("{:?}, {:?}, {:?}", tensor.size(), tensor.kind(), tensor.device()),
+                got: format!(
+                    "{:?}, {:?}, {:?}",
+                    tensor.size(),
+                    tensor.kind(),
+                    tensor.device()
+                ),
                 expected: format!("[{expected}], Float, {:?}", self.device),
             })
         };
@@ -184,12 +189,20 @@ impl Optimizer {
         self.steps += 1;
         for (start, part) in parts {
             let len = i64::try_from(part.numel()).unwrap_or(i64::MAX);
-            let chunk = if self.device == Device::Cpu { CHUNK } else { len };
+            let chunk = if self.device == Device::Cpu {
+                CHUNK
+            } else {
+                len
+            };
             let mut at = 0;
             while at < len {
                 let n = chunk.min(len - at);
                 let cut = |tensor: &Tensor| tensor.f_narrow(0, start + at, n);
-                let moments = self.moments.iter().map(cut).collect::<Result<Vec<_>, _>>()?;
+                let moments = self
+                    .moments
+                    .iter()
+                    .map(cut)
+                    .collect::<Result<Vec<_>, _>>()?;
                 self.apply(cut(parameters)?, &part.f_narrow(0, at, n)?, moments, rate)?;
                 at += n;
             }

@@ -78,7 +78,9 @@ impl<'a, 'b> Way<'a, 'b> {
         let buckets = 0..arena.ranges.len();
         Ok(Way {
             into,
-            device: buckets.map(|bucket| arena.device_part(bucket)).collect::<Result<_, _>>()?,
+            device: buckets
+                .map(|bucket| arena.device_part(bucket))
+                .collect::<Result<_, _>>()?,
             failed: None,
         })
     }

@@ -115,8 +115,7 @@ impl Drop for Hooks {
     fn drop(&mut self) {
         for parameter in &self.parameters {
             // SAFETY: the tensor is alive. Taking a hook off cannot fail for one that has it.
-            let _gone =
-                said(|why, room| unsafe { muster_torch_unhook(raw(parameter), why, room) });
+            let _gone = said(|why, room| unsafe { muster_torch_unhook(raw(parameter), why, room) });
         }
     }
 }

@@ -7,9 +7,8 @@ use super::TorchError;
 
 /// The values of a contiguous tensor on a CPU, in its own memory. `None` for any other.
 pub(super) fn view(tensor: &Tensor) -> Option<&[f32]> {
-    let direct = tensor.device() == Device::Cpu
-        && tensor.kind() == Kind::Float
-        && tensor.is_contiguous();
+    let direct =
+        tensor.device() == Device::Cpu && tensor.kind() == Kind::Float && tensor.is_contiguous();
     if !direct {
         return None;
     }

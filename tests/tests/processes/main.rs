@@ -8,11 +8,11 @@ mod ground;
 #[cfg(test)]
 mod harness;
 #[cfg(test)]
+mod needs_libtorch;
+#[cfg(test)]
 mod needs_netns;
 #[cfg(test)]
 mod needs_slurm;
-#[cfg(test)]
-mod needs_libtorch;
 #[cfg(test)]
 mod needs_torch;
 #[cfg(test)]

@@ -4,8 +4,9 @@
 use crate::harness::Bed;
 
 fn bed(example: &str, flags: &[&str]) -> Bed {
-    let directory = std::env::var("MUSTER_TEST_EXAMPLES")
-        .expect("MUSTER_TEST_EXAMPLES is where `cargo build --examples --features torch` puts them");
+    let directory = std::env::var("MUSTER_TEST_EXAMPLES").expect(
+        "MUSTER_TEST_EXAMPLES is where `cargo build --examples --features torch` puts them",
+    );
     let example = format!("{directory}/{example}");
     let mut bed = Bed::new(&["--nnodes=1:3", "--join-quiet=100ms"]);
     let script = ["--", &example, "--cpu", "--report-every", "10"];
@@ -16,10 +17,16 @@ fn bed(example: &str, flags: &[&str]) -> Bed {
 
 /// The number after `before`, at its last place in the text.
 fn last(text: &str, before: &str) -> f64 {
-    let at = text.rfind(before).unwrap_or_else(|| panic!("no {before:?} in {text}"));
+    let at = text
+        .rfind(before)
+        .unwrap_or_else(|| panic!("no {before:?} in {text}"));
     let rest = &text[at + before.len()..];
-    let len = rest.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(rest.len());
-    rest[..len].parse().unwrap_or_else(|_| panic!("{before}: {rest}"))
+    let len = rest
+        .find(|c: char| !(c.is_ascii_digit() || c == '.'))
+        .unwrap_or(rest.len());
+    rest[..len]
+        .parse()
+        .unwrap_or_else(|_| panic!("{before}: {rest}"))
 }
 
 /// The node whose worker says what the training does: the one with rank 0.
@@ -52,7 +59,9 @@ fn lose_one(mut bed: Bed, kill_zero: bool) -> (String, f64) {
         assert!(goes_on > 0, "a survivor kept its state: {said}");
     }
     let state = |said: &String| {
-        let at = said.find("done after").unwrap_or_else(|| panic!("no end: {said}"));
+        let at = said
+            .find("done after")
+            .unwrap_or_else(|| panic!("no end: {said}"));
         let line = said[at..].lines().next().unwrap_or_default();
         line.to_owned()
     };

@@ -1,9 +1,9 @@
 //! Horovod's way of working, over threads.
 
-use super::horovod::{DistributedOptimizer, Horovod, Reduce};
 use super::*;
 use crate::env::WorkerEnv;
 use crate::gradient::compress::Codec;
+use crate::torch::horovod::{DistributedOptimizer, Horovod, HorovodError, Reduce};
 use muster_protocol::Digest;
 
 fn hvd(group: Group) -> Horovod {
@@ -88,8 +88,16 @@ fn tensors_of_all_kinds_are_reduced() {
         let rank = f64::from(hvd.rank());
         assert_eq!((hvd.size(), hvd.local_rank()), (3, hvd.rank()));
         let mut said = Vec::new();
-        for kind in [Kind::Float, Kind::Double, Kind::Half, Kind::BFloat16, Kind::Int64, Kind::Int] {
-            let own = (Tensor::from_slice(&[1.0, 2.0, 6.0, -4.0]).view([2, 2]) + rank).to_kind(kind);
+        for kind in [
+            Kind::Float,
+            Kind::Double,
+            Kind::Half,
+            Kind::BFloat16,
+            Kind::Int64,
+            Kind::Int,
+        ] {
+            let own =
+                (Tensor::from_slice(&[1.0, 2.0, 6.0, -4.0]).view([2, 2]) + rank).to_kind(kind);
             for how in [Reduce::Sum, Reduce::Average, Reduce::Min, Reduce::Max] {
                 let all = hvd.allreduce(&own, how).unwrap();
                 assert_eq!((all.kind(), all.size()), (kind, vec![2, 2]));
@@ -97,7 +105,7 @@ fn tensors_of_all_kinds_are_reduced() {
             }
         }
         let refused = hvd.allreduce(&Tensor::from_slice(&[true]), Reduce::Sum);
-        assert!(matches!(refused, Err(horovod::HorovodError::Kind(Kind::Bool))));
+        assert!(matches!(refused, Err(HorovodError::Kind(Kind::Bool))));
         said
     });
     assert!(results.iter().all(|said| *said == results[0]));

@@ -7,7 +7,7 @@ mod ranks;
 use std::net::TcpListener;
 use std::time::Duration;
 
-use tch::nn::{self, Module, ModuleT};
+use tch::nn::{self, Module};
 use tch::{Device, Kind, Tensor};
 
 use super::*;
@@ -58,7 +58,10 @@ const SAMPLES: i64 = 60;
 
 fn parts(net: Net) -> Parts<()> {
     let input = noise(&[SAMPLES, 1, 8, 8], 5);
-    let target = noise(&[SAMPLES], 6).abs().g_mul_scalar(3.99).to_kind(Kind::Int64);
+    let target = noise(&[SAMPLES], 6)
+        .abs()
+        .g_mul_scalar(3.99)
+        .to_kind(Kind::Int64);
     let copy = |tensor: &Tensor| tensor.shallow_clone();
     Parts {
         net,
@@ -101,10 +104,7 @@ fn micro(indices: std::ops::Range<u64>) -> Micro<()> {
 }
 
 /// Backward of some microbatches into memory of one's own: the sums by bucket, and what was measured.
-fn backward(
-    model: &mut TorchModel<()>,
-    micros: &[Micro<()>],
-) -> (Vec<Vec<f32>>, Vec<Measured>) {
+fn backward(model: &mut TorchModel<()>, micros: &[Micro<()>]) -> (Vec<Vec<f32>>, Vec<Measured>) {
     let ranges = model.buckets();
     let mut buffers: Vec<Vec<f32>> = ranges.iter().map(|range| vec![0.0; range.len()]).collect();
     let mut measured = Vec::new();

@@ -120,11 +120,17 @@ fn running_statistics_move_once_a_step_as_in_torch() {
     let mut model = TorchModel::new(parts, &Options::new(Rule::sgd())).unwrap();
     let (mut sums, measured) = backward(&mut model, &[micro(0..20)]);
     commit(&mut model, &mut sums, &measured);
-    let (plain, ours) = (plain.variables().variables(), model.net().variables().variables());
+    let (plain, ours) = (
+        plain.variables().variables(),
+        model.net().variables().variables(),
+    );
     for name in ["first.norm.running_mean", "first.norm.running_var"] {
         let (expected, got) = (values(&plain[name]), values(&ours[name]));
         for (got, expected) in got.iter().zip(expected) {
-            assert!((got - expected).abs() < 1e-6, "{name}: {got}, not {expected}");
+            assert!(
+                (got - expected).abs() < 1e-6,
+                "{name}: {got}, not {expected}"
+            );
         }
     }
 }
@@ -192,7 +198,13 @@ fn what_is_drawn_follows_the_seed() {
     let (a, _) = backward(&mut model, &[micro(0..5)]);
     let (b, _) = backward(&mut model, &[micro(0..5)]);
     let seed = 4;
-    let (c, _) = backward(&mut model, &[Micro { seed, ..micro(0..5) }]);
+    let (c, _) = backward(
+        &mut model,
+        &[Micro {
+            seed,
+            ..micro(0..5)
+        }],
+    );
     assert!(a == b && a != c);
 }
 
@@ -217,7 +229,10 @@ fn memory_that_moves_is_followed_and_left_at_the_end() {
 fn what_cannot_be_trained_is_refused() {
     let empty = parts(Net::new(Device::Cpu));
     let options = Options::new(Rule::sgd());
-    assert!(matches!(TorchModel::new(empty, &options), Err(TorchError::NoStage)));
+    assert!(matches!(
+        TorchModel::new(empty, &options),
+        Err(TorchError::NoStage)
+    ));
     let mut double = net(1);
     double.variables_mut().double();
     let refused = TorchModel::new(parts(double), &options);

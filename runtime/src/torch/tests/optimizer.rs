@@ -122,9 +122,15 @@ fn tensors_that_do_not_fit_are_refused() {
     let mut optimizer = Optimizer::new(Rule::sgd(), 8, Device::Cpu).unwrap();
     let parameters = noise(&[8], 1);
     let before = values(&parameters);
-    for gradient in [noise(&[7], 1).repeat([2]), noise(&[8], 1).to_kind(Kind::Double)] {
+    for gradient in [
+        noise(&[7], 1).repeat([2]),
+        noise(&[8], 1).to_kind(Kind::Double),
+    ] {
         let refused = optimizer.step(&parameters, &gradient, 0.1);
-        assert!(matches!(refused, Err(TorchError::Shape { .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(TorchError::Shape { .. })),
+            "{refused:?}"
+        );
     }
     let late = [(4, noise(&[5], 1))];
     assert!(optimizer.step_parts(&parameters, &late, 0.1).is_err());

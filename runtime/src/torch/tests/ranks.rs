@@ -97,7 +97,11 @@ fn all_ranks_hold_the_same_bits() {
     let (_, losses, right) = &all[0];
     assert_eq!((losses.len(), right.len()), (STEPS as usize, 2));
     assert!(losses[8] < losses[0], "{losses:?}");
-    assert!(right.iter().all(|right| right.fract() == 0.0 && *right <= 30.0));
+    assert!(
+        right
+            .iter()
+            .all(|right| right.fract() == 0.0 && *right <= 30.0)
+    );
 }
 
 #[test]
@@ -143,7 +147,10 @@ fn survivors_redo_the_step_and_go_on_alike() {
     // The samples are those of an undisturbed training, in another grouping; so is the loss, but for rounding.
     let (_, alone, _) = &train(1, |_, config| config)[0];
     for (got, expected) in one.1.iter().zip(alone) {
-        assert!((got - expected).abs() < 0.02 * expected, "{got}, not {expected}");
+        assert!(
+            (got - expected).abs() < 0.02 * expected,
+            "{got}, not {expected}"
+        );
     }
 }
 
@@ -175,7 +182,11 @@ fn survive(rank: u32, ports: &[u16]) -> Option<(Vec<u8>, Vec<f64>)> {
     let before = training.encode_state();
     let lost = training.results(4, &share(&group), &mut group);
     assert!(lost.is_err());
-    assert_eq!(training.encode_state(), before, "the step was not committed");
+    assert_eq!(
+        training.encode_state(),
+        before,
+        "the step was not committed"
+    );
     let mut group = form(2, ports[1]);
     for number in 4..STEPS {
         step(&mut training, number, &mut group);
