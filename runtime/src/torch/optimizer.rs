@@ -1,16 +1,15 @@
 //! Optimizers on flat tensors. tch has PyTorch's, but neither shows nor takes their state.
 //!
-//! The arithmetic is PyTorch's (`torch.optim`, the implementation for one tensor), but that each product and
-//! each sum is rounded by itself: so the results do not depend on the processor's fused operations, on the
-//! number of threads, or on where vectors end, and are the same bits on every rank.
+//! The arithmetic is PyTorch's (`torch.optim`, the implementation for one tensor), but that each operation is
+//! rounded by itself, as IEEE 754 says: on a CPU the results do not depend on the processor, on the number of threads
+//! or on where vectors end, and are the same bits on every rank. (libtorch's own square root is not: it is MKL's,
+//! which rounds otherwise in every fifth case, and depends on the processor.) On a GPU they are libtorch's
+//! operations, the same on all GPUs of one kind.
 
 use tch::{Device, Kind, Tensor};
 
 use super::TorchError;
 use super::tensors;
-
-/// Elements that are updated at a time on a CPU, so that what lies between the operations stays in the cache.
-const CHUNK: i64 = 1 << 16;
 
 /// How parameters follow their gradients. The defaults are PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -185,29 +184,68 @@ impl Optimizer {
             let len = i64::try_from(part.numel()).unwrap_or(i64::MAX);
             shape("a part of a gradient", part, len.min(self.len - start))?;
         }
-        let _guard = tch::no_grad_guard();
         self.steps += 1;
         for (start, part) in parts {
-            let len = i64::try_from(part.numel()).unwrap_or(i64::MAX);
-            let chunk = if self.device == Device::Cpu {
-                CHUNK
-            } else {
-                len
-            };
-            let mut at = 0;
-            while at < len {
-                let n = chunk.min(len - at);
-                let cut = |tensor: &Tensor| tensor.f_narrow(0, start + at, n);
-                let moments = self
-                    .moments
-                    .iter()
-                    .map(cut)
-                    .collect::<Result<Vec<_>, _>>()?;
-                self.apply(cut(parameters)?, &part.f_narrow(0, at, n)?, moments, rate)?;
-                at += n;
+            if !self.step_in_place(parameters, *start, part, rate) {
+                self.step_by_operations(parameters, *start, part, rate)?;
             }
         }
         Ok(())
+    }
+
+    /// On a CPU, in one pass; false, and nothing is done, elsewhere.
+    fn step_in_place(&mut self, parameters: &Tensor, start: i64, part: &Tensor, rate: f64) -> bool {
+        let (start, len) = (start as usize, part.numel());
+        // SAFETY: nobody else looks into the parameters or the moments during this call, and the gradient is other
+        // memory.
+        let (mut moments, parameters, gradient) = unsafe {
+            let moments: Option<Vec<&mut [f32]>> = self
+                .moments
+                .iter()
+                .map(|moment| tensors::view_mut(moment))
+                .collect();
+            let parameters = tensors::view_mut(parameters);
+            let (Some(moments), Some(parameters)) = (moments, parameters) else {
+                return false;
+            };
+            let Some(gradient) = tensors::view(part) else {
+                return false;
+            };
+            (moments, parameters, gradient)
+        };
+        let cut = |all: &mut &'static mut [f32]| -> &'static mut [f32] {
+            let all = std::mem::take(all);
+            all.get_mut(start..start + len).unwrap_or_default()
+        };
+        let mut moments: Vec<&mut [f32]> = moments.iter_mut().map(cut).collect();
+        let mut parameters = parameters;
+        self.rule.apply(
+            self.steps,
+            rate,
+            cut(&mut parameters),
+            gradient,
+            &mut moments,
+        );
+        true
+    }
+
+    /// By libtorch's operations, where the tensors are.
+    pub(super) fn step_by_operations(
+        &self,
+        parameters: &Tensor,
+        start: i64,
+        part: &Tensor,
+        rate: f64,
+    ) -> Result<(), TorchError> {
+        let _guard = tch::no_grad_guard();
+        let len = i64::try_from(part.numel()).unwrap_or(i64::MAX);
+        let cut = |tensor: &Tensor| tensor.f_narrow(0, start, len);
+        let moments = self
+            .moments
+            .iter()
+            .map(cut)
+            .collect::<Result<Vec<_>, _>>()?;
+        self.apply(cut(parameters)?, part, moments, rate)
     }
 
     fn apply(
@@ -262,6 +300,7 @@ impl Optimizer {
         out.extend_from_slice(MAGIC);
         out.push(self.rule.code());
         out.extend_from_slice(&self.steps.to_le_bytes());
+        out.extend_from_slice(&self.len.to_le_bytes());
         out.push(u8::try_from(self.moments.len()).unwrap_or(u8::MAX));
         for moment in &self.moments {
             tensors::put(out, moment)?;
@@ -275,8 +314,12 @@ impl Optimizer {
         let rest = bytes.strip_prefix(MAGIC)?;
         let ([code], rest) = rest.split_first_chunk()?;
         let (steps, rest) = rest.split_first_chunk()?;
+        let (len, rest) = rest.split_first_chunk()?;
         let ([count], mut rest) = rest.split_first_chunk()?;
-        if *code != self.rule.code() || usize::from(*count) != self.moments.len() {
+        if *code != self.rule.code()
+            || i64::from_le_bytes(*len) != self.len
+            || usize::from(*count) != self.moments.len()
+        {
             return None;
         }
         let len = usize::try_from(self.len).ok()?;
@@ -310,7 +353,109 @@ pub struct State {
     pub moments: Vec<Vec<f32>>,
 }
 
+impl Rule {
+    /// One step of parameters in memory, and of their moments.
+    fn apply(
+        &self,
+        step: u64,
+        rate: f64,
+        parameters: &mut [f32],
+        gradient: &[f32],
+        moments: &mut [&mut [f32]],
+    ) {
+        match self {
+            Rule::Sgd {
+                momentum,
+                dampening,
+                nesterov,
+                weight_decay,
+            } => {
+                let (rate, momentum) = (rate as f32, *momentum as f32);
+                let decay = *weight_decay as f32;
+                let decayed = |g: f32, p: f32| if decay == 0.0 { g } else { g + decay * p };
+                let [velocity] = moments else {
+                    for (p, g) in parameters.iter_mut().zip(gradient) {
+                        *p -= rate * decayed(*g, *p);
+                    }
+                    return;
+                };
+                // The first velocity is the gradient itself.
+                let enters = if step == 1 {
+                    1.0
+                } else {
+                    (1.0 - dampening) as f32
+                };
+                for ((p, g), v) in parameters.iter_mut().zip(gradient).zip(velocity.iter_mut()) {
+                    let g = decayed(*g, *p);
+                    *v = momentum * *v + enters * g;
+                    *p -= rate * if *nesterov { g + momentum * *v } else { *v };
+                }
+            }
+            Rule::Adam(adam) => {
+                let decay = adam.weight_decay as f32;
+                let prepare = |g: f32, p: f32| (g + decay * p, p);
+                let skip = |g: f32, p: f32| (g, p);
+                if decay == 0.0 {
+                    adam.go(step, rate, parameters, gradient, moments, skip);
+                } else {
+                    adam.go(step, rate, parameters, gradient, moments, prepare);
+                }
+            }
+            Rule::AdamW(adam) => {
+                let keep = (1.0 - rate * adam.weight_decay) as f32;
+                let prepare = |g: f32, p: f32| (g, p * keep);
+                adam.go(step, rate, parameters, gradient, moments, prepare);
+            }
+        }
+    }
+}
+
 impl Adam {
+    /// `decay` gives the gradient and the parameter to work on.
+    fn go(
+        &self,
+        step: u64,
+        rate: f64,
+        parameters: &mut [f32],
+        gradient: &[f32],
+        moments: &mut [&mut [f32]],
+        decay: impl Fn(f32, f32) -> (f32, f32),
+    ) {
+        let [first, second, largest @ ..] = moments else {
+            return;
+        };
+        let (b1, b2) = self.betas;
+        let rate = (rate / (1.0 - power(b1, step))) as f32;
+        let corrected = (1.0 - power(b2, step)).sqrt() as f32;
+        let epsilon = self.epsilon as f32;
+        let (one, two) = (
+            [b1 as f32, (1.0 - b1) as f32],
+            [b2 as f32, (1.0 - b2) as f32],
+        );
+        let all = parameters.iter_mut().zip(gradient);
+        let all = all.zip(first.iter_mut()).zip(second.iter_mut());
+        let update = |p: &mut f32, g: &f32, m: &mut f32, v: &mut f32, most: Option<&mut f32>| {
+            let (g, from) = decay(*g, *p);
+            *m = *m * one[0] + g * one[1];
+            *v = *v * two[0] + g * g * two[1];
+            let square = match most {
+                None => *v,
+                Some(most) => {
+                    // As PyTorch's maximum: what is not a number stays.
+                    *most = if *v > *most || v.is_nan() { *v } else { *most };
+                    *most
+                }
+            };
+            *p = from - *m / (square.sqrt() / corrected + epsilon) * rate;
+        };
+        match largest.first_mut() {
+            None => all.for_each(|(((p, g), m), v)| update(p, g, m, v, None)),
+            Some(largest) => all
+                .zip(largest.iter_mut())
+                .for_each(|((((p, g), m), v), most)| update(p, g, m, v, Some(most))),
+        }
+    }
+
     fn apply(
         &self,
         step: u64,

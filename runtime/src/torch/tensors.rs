@@ -21,6 +21,19 @@ pub(super) fn view(tensor: &Tensor) -> Option<&[f32]> {
     Some(unsafe { std::slice::from_raw_parts(at, len) })
 }
 
+/// As [`view`], to be written.
+///
+/// # Safety
+/// Nobody else reads or writes the tensor's memory while the slice is used, and the tensor lives as long.
+pub(super) unsafe fn view_mut(tensor: &Tensor) -> Option<&'static mut [f32]> {
+    let values = view(tensor)?;
+    if values.is_empty() {
+        return Some(&mut []);
+    }
+    // SAFETY: as promised; the address and the length are those of `view`.
+    Some(unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast(), values.len()) })
+}
+
 /// The values, wherever they are.
 pub(super) fn read(tensor: &Tensor, to: &mut [f32]) -> Result<(), TorchError> {
     match view(tensor) {

@@ -61,7 +61,7 @@ fn parts_of_a_gradient_are_as_good_as_the_whole() {
 
 #[test]
 fn the_arithmetic_is_that_of_single_operations() {
-    // In plain Rust, which fuses nothing: the bits must not depend on the processor or the threads.
+    // Each rounded by itself: the bits must not depend on the processor or the threads.
     let (parameters, gradient) = start();
     let mut expected = values(&parameters);
     let (mut m, mut v) = (vec![0f32; LEN as usize], vec![0f32; LEN as usize]);
@@ -79,10 +79,27 @@ fn the_arithmetic_is_that_of_single_operations() {
             expected[i] = expected[i] * (1.0 - rate * 0.01) as f32 - change;
         }
     }
-    let got = values(&parameters);
-    let off = |(a, b): (&f32, &f32)| (a - b).abs() / b.abs().max(1e-3);
-    let worst = got.iter().zip(&expected).map(off).fold(0.0, f32::max);
-    assert!(worst < 1e-6, "{worst}");
+    assert_eq!(bits(&values(&parameters)), bits(&expected));
+}
+
+#[test]
+fn the_operations_of_a_device_come_to_the_same() {
+    for rule in rules() {
+        let (parameters, gradient) = start();
+        let other = parameters.copy();
+        let mut optimizer = Optimizer::new(rule, LEN as usize, Device::Cpu).unwrap();
+        let mut by_operations = Optimizer::new(rule, LEN as usize, Device::Cpu).unwrap();
+        for step in 0..20 {
+            let gradient = gradient(step);
+            optimizer.step(&parameters, &gradient, 0.01).unwrap();
+            by_operations.step_parts(&other, &[], 0.01).unwrap();
+            by_operations
+                .step_by_operations(&other, 0, &gradient, 0.01)
+                .unwrap();
+        }
+        let worst = (&parameters - &other).abs().max().double_value(&[]);
+        assert!(worst < 1e-5, "{rule:?}: {worst}");
+    }
 }
 
 #[test]
