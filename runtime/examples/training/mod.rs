@@ -163,8 +163,8 @@ impl<S: Send + 'static> Hooks<TorchModel<S>> for Says {
             ..
         } = place;
         let how = match (survived, steps) {
+            (_, 0) => "begins",
             (true, _) => "goes on",
-            (false, 0) => "begins",
             (false, _) => "joins",
         };
         println!("generation {generation}: rank {rank} of {world} {how} at step {steps}");
