@@ -3,7 +3,7 @@
 //!
 //! Trains a perceptron of `--layers` layers, `--width` wide, three times over: without overlap, by hooks and in
 //! stages. Rank 0 prints the median step of each, the part of it that waited for other ranks, and whether all three
-//! ended with the same bits. `--sharing tcp` keeps ranks of one host from sharing memory.
+//! ended with the same bits. `--sharing tcp` keeps ranks of one host from sharing memory (`memory`).
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -41,6 +41,7 @@ fn run() -> Result<(), Box<dyn Error>> {
             "--width" => width = value.parse()?,
             "--batch" => batch = value.parse()?,
             "--sharing" if value == "tcp" => sharing = Sharing::Off,
+            "--sharing" if value == "memory" => sharing = Sharing::Auto,
             _ => return Err(format!("unknown: {flag} {value}").into()),
         }
     }

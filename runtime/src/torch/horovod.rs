@@ -345,7 +345,7 @@ impl DistributedOptimizer {
             }
             // SAFETY: the sums stay where they are until the tensor is gone, at the end of this call.
             let part = unsafe { blob(reduced.sum.as_ptr(), &[range.len() as i64])? };
-            parts.push((range.start as i64, part.f_to_device(self.arena.device)?));
+            parts.push((range.start, part.f_to_device(self.arena.device)?));
         }
         self.optimizer.step_parts(&self.arena.flat, &parts, rate)?;
         Ok(())

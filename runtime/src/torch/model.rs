@@ -234,7 +234,7 @@ impl<S> TorchModel<S> {
             }
             // SAFETY: the gradient outlives this call, after which the tensor is gone; it is only read.
             let here = unsafe { blob(gradient.as_ptr(), &[expected as i64])? };
-            parts.push((range.start as i64, here.f_to_device(self.arena.device)?));
+            parts.push((range.start, here.f_to_device(self.arena.device)?));
         }
         self.optimizer
             .step_parts(&self.arena.flat, &parts, update.rate)?;

@@ -8,8 +8,7 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::TorchError;
-use super::tensors;
+use super::{TorchError, arena, tensors};
 
 /// How parameters follow their gradients. The defaults are PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -158,7 +157,7 @@ impl Optimizer {
     pub fn step_parts(
         &mut self,
         parameters: &Tensor,
-        parts: &[(i64, Tensor)],
+        parts: &[(usize, Tensor)],
         rate: f64,
     ) -> Result<(), TorchError> {
         let shape = |what, tensor: &Tensor, expected| {
@@ -180,72 +179,52 @@ impl Optimizer {
             })
         };
         shape("a tensor of parameters", parameters, self.len)?;
+        let whole = usize::try_from(self.len).unwrap_or(0);
         for (start, part) in parts {
-            let len = i64::try_from(part.numel()).unwrap_or(i64::MAX);
-            shape("a part of a gradient", part, len.min(self.len - start))?;
+            let room = whole.saturating_sub(*start).min(part.numel());
+            shape("a part of a gradient", part, room as i64)?;
         }
         self.steps += 1;
         for (start, part) in parts {
-            if !self.step_in_place(parameters, *start, part, rate) {
-                self.step_by_operations(parameters, *start, part, rate)?;
-            }
+            self.step_part(parameters, *start, part, rate, true)?;
         }
         Ok(())
     }
 
-    /// On a CPU, in one pass; false, and nothing is done, elsewhere.
-    fn step_in_place(&mut self, parameters: &Tensor, start: i64, part: &Tensor, rate: f64) -> bool {
-        let (start, len) = (start as usize, part.numel());
-        // SAFETY: nobody else looks into the parameters or the moments during this call, and the gradient is other
-        // memory.
-        let (mut moments, parameters, gradient) = unsafe {
-            let moments: Option<Vec<&mut [f32]>> = self
-                .moments
-                .iter()
-                .map(|moment| tensors::view_mut(moment))
-                .collect();
-            let parameters = tensors::view_mut(parameters);
-            let (Some(moments), Some(parameters)) = (moments, parameters) else {
-                return false;
-            };
-            let Some(gradient) = tensors::view(part) else {
-                return false;
-            };
-            (moments, parameters, gradient)
-        };
-        let cut = |all: &mut &'static mut [f32]| -> &'static mut [f32] {
-            let all = std::mem::take(all);
-            all.get_mut(start..start + len).unwrap_or_default()
-        };
-        let mut moments: Vec<&mut [f32]> = moments.iter_mut().map(cut).collect();
-        let mut parameters = parameters;
-        self.rule.apply(
-            self.steps,
-            rate,
-            cut(&mut parameters),
-            gradient,
-            &mut moments,
-        );
-        true
-    }
-
-    /// By libtorch's operations, where the tensors are.
-    pub(super) fn step_by_operations(
-        &self,
+    /// In memory, if that may be and can be, or else by libtorch's operations.
+    pub(super) fn step_part(
+        &mut self,
         parameters: &Tensor,
-        start: i64,
+        start: usize,
         part: &Tensor,
         rate: f64,
+        in_memory: bool,
     ) -> Result<(), TorchError> {
         let _guard = tch::no_grad_guard();
-        let len = i64::try_from(part.numel()).unwrap_or(i64::MAX);
-        let cut = |tensor: &Tensor| tensor.f_narrow(0, start, len);
-        let moments = self
-            .moments
-            .iter()
-            .map(cut)
-            .collect::<Result<Vec<_>, _>>()?;
-        self.apply(cut(parameters)?, part, moments, rate)
+        let span = start..start + part.numel();
+        let parameters = arena::part(parameters, &span)?;
+        let moments = self.moments.iter().map(|moment| arena::part(moment, &span));
+        let moments = moments.collect::<Result<Vec<_>, _>>()?;
+        let apart = || tensors::are_apart(moments.iter().chain([&parameters, part]));
+        if in_memory && apart() {
+            // SAFETY: none of them shares memory with another, and no other tensor is used before the slices are gone.
+            let slices: Option<Vec<&mut [f32]>> = unsafe {
+                moments
+                    .iter()
+                    .map(|moment| tensors::view_mut(moment))
+                    .collect()
+            };
+            // SAFETY: as above.
+            let whole = unsafe { tensors::view_mut(&parameters) };
+            if let (Some(mut slices), Some(whole), Some(gradient)) =
+                (slices, whole, tensors::view(part))
+            {
+                self.rule
+                    .apply(self.steps, rate, whole, gradient, &mut slices);
+                return Ok(());
+            }
+        }
+        self.apply(parameters, part, moments, rate)
     }
 
     fn apply(

@@ -1,5 +1,7 @@
 //! Tensors of `f32` as slices and bytes.
 
+use std::ops::Range;
+
 use bytemuck::cast_slice;
 use tch::{Device, Kind, Tensor};
 
@@ -19,6 +21,17 @@ pub(super) fn view(tensor: &Tensor) -> Option<&[f32]> {
     // SAFETY: `len` floats at `at` belong to the tensor, which is borrowed; nobody writes them meanwhile: that
     // is what the callers in this module see to.
     Some(unsafe { std::slice::from_raw_parts(at, len) })
+}
+
+/// Whether all of them can be [viewed](view), and none shares memory with another.
+pub(super) fn are_apart<'a>(all: impl Iterator<Item = &'a Tensor>) -> bool {
+    let spans: Option<Vec<Range<*const f32>>> = all
+        .map(|tensor| view(tensor).map(<[f32]>::as_ptr_range))
+        .collect();
+    let Some(mut spans) = spans else { return false };
+    spans.retain(|span| !span.is_empty());
+    spans.sort_by_key(|span| span.start);
+    spans.is_sorted_by(|one, next| one.end <= next.start)
 }
 
 /// As [`view`], to be written.
