@@ -25,14 +25,20 @@ pub(super) struct Arena {
     made: Vec<usize>,
     pub(super) bucket_of: Vec<usize>,
     pub(super) ranges: Vec<Range<usize>>,
+    /// The variables' gradients, whose memory is exchanged.
+    gradients: Vec<Tensor>,
     home: Home,
 }
 
 /// Where gradients are summed up.
 #[derive(Debug)]
 enum Home {
-    /// In the memory that is reduced, whose addresses these are; 0: not bound yet.
-    There(Vec<usize>),
+    /// In the memory that is reduced: of each bucket its address, and of each variable its part there; both as of
+    /// the last backward.
+    There {
+        bound: Vec<usize>,
+        views: Vec<Tensor>,
+    },
     /// On the device, and from there by pinned memory. Both as long as the arena.
     Device { gradients: Tensor, pinned: Tensor },
 }
@@ -65,13 +71,17 @@ impl Arena {
             device,
             bucket_of: spans.iter().map(bucket).collect(),
             home: match device {
-                Device::Cpu => Home::There(vec![0; ranges.len()]),
+                Device::Cpu => Home::There {
+                    bound: vec![0; ranges.len()],
+                    views: kept.iter().map(|_| Tensor::new()).collect(),
+                },
                 _ => Home::Device {
                     gradients: zeros(len, device)?,
                     pinned: zeros(len, Device::Cpu)?.f_pin_memory(device)?,
                 },
             },
             flat,
+            gradients: Vec::new(),
             variables: kept,
             spans,
             made,
@@ -138,51 +148,74 @@ impl Arena {
     fn make_gradients(&mut self) -> Result<(), TorchError> {
         for (variable, span) in self.variables.iter().zip(&self.spans) {
             tch::with_grad(|| variable.f_sum(Kind::Float)?.f_backward())?;
+            let mut own = variable.f_grad()?;
             if let Home::Device { gradients, .. } = &self.home {
                 let view = part(gradients, span)?.f_view(variable.size().as_slice())?;
-                variable.f_grad()?.f_set_data(&view)?;
+                own.f_set_data(&view)?;
             }
+            self.gradients.push(own);
         }
+        self.take_back();
         Ok(())
     }
 
-    /// Before a backward: gradients are added to the memory that `at` shows for each bucket, its address and
-    /// its length, on a CPU. On a device they begin at zero.
-    pub(super) fn bind(
+    /// For one backward, gradients are added to the memory that `at` shows for each bucket, its address and its
+    /// length, on a CPU. On a device they begin at zero.
+    pub(super) fn lend(
         &mut self,
         mut at: impl FnMut(usize) -> (*mut f32, usize),
-    ) -> Result<(), TorchError> {
-        let bound = match &mut self.home {
-            Home::There(bound) => bound,
+    ) -> Result<Lent<'_>, TorchError> {
+        let lent = Lent(self);
+        let Arena {
+            variables,
+            spans,
+            bucket_of,
+            ranges,
+            gradients,
+            home,
+            ..
+        } = &mut *lent.0;
+        let (bound, views) = match home {
+            Home::There { bound, views } => (bound, views),
             Home::Device { gradients, .. } => {
                 let _ = gradients.f_zero_()?;
-                return Ok(());
+                return Ok(lent);
             }
         };
-        for (bucket, range) in self.ranges.iter().enumerate() {
+        for (bucket, (range, bound)) in ranges.iter().zip(bound).enumerate() {
             let (memory, len) = at(bucket);
             if len != range.len() {
                 let expected = range.len();
                 return Err(TorchError::Bucket { got: len, expected });
             }
-            if bound.get(bucket) == Some(&memory.addr()) {
-                continue;
-            }
-            let all = self.variables.iter().zip(&self.spans).zip(&self.bucket_of);
-            for ((variable, span), _) in all.filter(|(_, of)| **of == bucket) {
+            let all = variables.iter().zip(&*spans).zip(gradients.iter_mut());
+            let all = all.zip(views.iter_mut()).zip(&*bucket_of);
+            for ((((variable, span), gradient), view), _) in all.filter(|(_, of)| **of == bucket) {
                 if span.is_empty() {
                     continue;
                 }
-                // SAFETY: the span lies within the bucket, whose memory the caller lends for the time of each
-                // backward; between them nobody uses this tensor, and `release` ends it.
-                let view = unsafe { blob(memory.add(span.start - range.start), &variable.size())? };
-                variable.f_grad()?.f_set_data(&view)?;
+                if *bound != memory.addr() {
+                    let size = variable.size();
+                    // SAFETY: the span lies within the bucket, whose memory the caller lends until `Lent` is
+                    // dropped; nobody uses this tensor's memory after that.
+                    *view = unsafe { blob(memory.add(span.start - range.start), &size)? };
+                }
+                gradient.f_set_data(view)?;
             }
-            if let Some(bound) = bound.get_mut(bucket) {
-                *bound = memory.addr();
+            *bound = memory.addr();
+        }
+        Ok(lent)
+    }
+
+    /// Gradients are empty between one backward and the next: their memory is others'.
+    fn take_back(&mut self) {
+        let nothing = Tensor::f_zeros([0], (Kind::Float, Device::Cpu));
+        if let (Home::There { .. }, Ok(nothing)) = (&self.home, nothing) {
+            for gradient in &mut self.gradients {
+                // Cannot fail: both are of one kind, on one device.
+                let _done = gradient.f_set_data(&nothing);
             }
         }
-        Ok(())
     }
 
     /// What of a device's gradients a bucket has, and the pinned memory for it. `None` on a CPU.
@@ -199,22 +232,22 @@ impl Arena {
     }
 }
 
-impl Drop for Arena {
-    /// The memory of others is theirs again, whoever still holds a variable.
+/// An arena whose gradients are in memory of others, for one backward.
+#[derive(Debug)]
+pub(super) struct Lent<'a>(&'a mut Arena);
+
+impl std::ops::Deref for Lent<'_> {
+    type Target = Arena;
+
+    fn deref(&self) -> &Arena {
+        self.0
+    }
+}
+
+impl Drop for Lent<'_> {
+    /// However the backward ended, whoever holds a variable finds no memory of others in its gradient.
     fn drop(&mut self) {
-        let Home::There(bound) = &self.home else {
-            return;
-        };
-        if bound.iter().all(|address| *address == 0) {
-            return;
-        }
-        for variable in &self.variables {
-            let size = variable.size();
-            let own = Tensor::f_zeros(size.as_slice(), (Kind::Float, self.device));
-            if let (Ok(mut gradient), Ok(own)) = (variable.f_grad(), own) {
-                let _kept = gradient.f_set_data(&own);
-            }
-        }
+        self.0.take_back();
     }
 }
 

@@ -274,13 +274,13 @@ impl DistributedOptimizer {
             own.fill(0.0);
         }
         let own = &mut self.own;
-        self.arena.bind(|bucket| {
+        let arena = self.arena.lend(|bucket| {
             let memory = own.get_mut(bucket).map_or(&mut [][..], Vec::as_mut_slice);
             (memory.as_mut_ptr(), memory.len())
         })?;
-        let buckets = self.arena.ranges.len();
+        let buckets = arena.ranges.len();
         let mut device = (0..buckets)
-            .map(|bucket| self.arena.device_part(bucket))
+            .map(|bucket| arena.device_part(bucket))
             .collect::<Result<Vec<_>, _>>()?;
         let (group, work) = (&mut hvd.group, (&mut self.buckets, &mut self.reduced));
         let hooks = &self.hooks;
@@ -310,6 +310,7 @@ impl DistributedOptimizer {
             let computed = backward.map_err(TorchError::from).and(failed);
             (computed, communication.join())
         });
+        drop(arena);
         let (memory, reduced) = reduced.map_err(|_panic| HorovodError::Panicked)?;
         for (bucket, memory) in memory {
             if let Some(own) = self.own.get_mut(bucket) {

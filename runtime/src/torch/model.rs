@@ -177,11 +177,11 @@ impl<S> TorchModel<S> {
         scale: f32,
         into: &mut Gradients<'_>,
     ) -> Result<f64, TorchError> {
-        self.arena.bind(|bucket| {
+        let arena = self.arena.lend(|bucket| {
             let memory = into.bucket(bucket);
             (memory.as_mut_ptr(), memory.len())
         })?;
-        let device = self.arena.device;
+        let device = arena.device;
         let (input, target) = (
             batch.input.f_to_device(device)?,
             batch.target.f_to_device(device)?,
@@ -202,13 +202,13 @@ impl<S> TorchModel<S> {
             loss.f_mul_scalar(f64::from(scale))?
         };
         let last = into.is_last();
-        let mut way = Way::new(&self.arena, into)?;
+        let mut way = Way::new(&arena, into)?;
         match (&self.hooks, self.overlap) {
             (Some(hooks), _) if last => {
                 hooks.during(&mut |bucket| way.ready(bucket), || root.f_backward())?;
             }
             (_, Overlap::Staged) => {
-                let (arena, ends) = (&self.arena, &net.ends);
+                let ends = &net.ends;
                 pass.backward(root, |stage| {
                     let start = stage.checked_sub(1).and_then(|before| ends.get(before));
                     for bucket in 0..arena.ranges.len() {

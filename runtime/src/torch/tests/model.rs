@@ -218,10 +218,8 @@ fn memory_that_moves_is_followed_and_left_at_the_end() {
     drop(first);
     let (second, _) = backward(&mut model, &[micro(0..5)]);
     assert_eq!(kept, second);
-    drop(model);
-    drop(second);
     for variable in variables {
-        assert!(values(&variable.grad()).iter().all(|value| *value == 0.0));
+        assert_eq!(variable.grad().numel(), 0, "it shows memory of others");
     }
 }
 
