@@ -5,6 +5,7 @@ mod optimizer;
 mod ranks;
 
 use std::net::TcpListener;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use tch::nn::{self, Module};
@@ -35,6 +36,9 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 /// Three stages, with a convolution, a batch normalization, a frozen layer, and a variable that nothing uses.
 fn net(seed: u64) -> Net {
+    // The generator is the process's, which is that of all ranks here.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _guard = ONE_AT_A_TIME.lock().unwrap();
     tch::manual_seed(seed.cast_signed());
     let mut net = Net::new(Device::Cpu);
     net.stage("first", |path| {
