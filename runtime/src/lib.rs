@@ -18,6 +18,8 @@ mod page;
 mod random;
 pub mod schedule;
 pub mod session;
+#[cfg(feature = "torch")]
+pub mod torch;
 pub mod train;
 mod wide;
 

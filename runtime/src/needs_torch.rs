@@ -11,7 +11,7 @@ use crate::schedule::{At, Base, Scaling, Schedule, Span, WarmUp, WarmUpFrom};
 use crate::train::optim::{Adam, Sgd};
 
 /// What a script prints, as a list of numbers in JSON.
-fn python(script: &str, input: &[u8]) -> Vec<f64> {
+pub(crate) fn python(script: &str, input: &[u8]) -> Vec<f64> {
     let python = std::env::var("MUSTER_TEST_PYTHON")
         .expect("MUSTER_TEST_PYTHON names a Python with PyTorch");
     let mut child = Command::new(python)

@@ -8,6 +8,8 @@ mod ground;
 #[cfg(test)]
 mod harness;
 #[cfg(test)]
+mod needs_libtorch;
+#[cfg(test)]
 mod needs_netns;
 #[cfg(test)]
 mod needs_slurm;
