@@ -136,8 +136,10 @@ fn what_is_not_mine_any_more_is_cut_short() {
         rank: 1,
         world: 2,
     };
+    let (go, gone) = mpsc::channel();
     let loading = std::thread::spawn(move || {
         let first = loader.step(&sampler, &share(2, 0)).unwrap();
+        gone.recv_timeout(LONG).unwrap();
         let second = loader.step(&sampler, &listening).unwrap();
         assert!(second.microbatches.is_empty());
         (first, loader)
@@ -148,6 +150,7 @@ fn what_is_not_mine_any_more_is_cut_short() {
         allow.send(()).unwrap();
     }
     begun.recv_timeout(LONG).unwrap();
+    go.send(()).unwrap();
     let (first, loader) = loading.join().unwrap();
     assert_eq!(first.microbatches.len(), 2);
     assert_eq!(loader.totals().discarded, 1);
