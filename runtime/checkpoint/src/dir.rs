@@ -109,8 +109,20 @@ impl Dir {
         self.list(|name| !name.starts_with('.'))
     }
 
+    /// Makes the names in it durable.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        Ok(unix::fsync(&*self.fd)?)
+    }
+
     /// Removes temporary files that nobody writes to any more: what a crash left. Returns their
-    /// names. Their writers hold a lock on them, so one that is at work loses nothing.
+    /// names. Their writers hold a lock on them, so one that is at work loses nothing. Files that
+    /// cannot be opened are somebody else's, and left.
+    ///
+    /// Where each host keeps its own locks (NFS with `local_lock`, Lustre with `localflock`), the
+    /// locks say nothing of other hosts' writers: call it only while none can be at work.
     ///
     /// # Errors
     /// The directory cannot be read or changed.
@@ -121,7 +133,9 @@ impl Dir {
             let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
             let file = match unix::openat(&*self.fd, &*name, flags, Mode::empty()) {
                 Ok(file) => file,
-                Err(Errno::NOENT) => continue,
+                Err(Errno::NOENT | Errno::ACCESS | Errno::PERM | Errno::LOOP | Errno::ISDIR) => {
+                    continue;
+                }
                 Err(error) => return Err(error.into()),
             };
             if unix::flock(&file, unix::FlockOperation::NonBlockingLockExclusive).is_err() {

@@ -19,7 +19,9 @@ const SUFFIX: &str = ".json";
 pub enum PutError {
     #[error("the manifest is not one: {0}")]
     Manifest(#[source] ManifestError),
-    #[error("cannot make the directory for manifests: check the right to write beside the data")]
+    #[error(
+        "cannot make the directory for manifests durable: check the right to write beside the data"
+    )]
     Directory(#[source] io::Error),
     #[error(transparent)]
     Persist(PersistError),
@@ -48,7 +50,11 @@ pub fn put(dir: &Dir, manifest: &Manifest) -> Result<Id, PutError> {
             fault: Fault::Exists,
             ..
         }) => match read(dir, digest) {
-            Ok(found) if found == bytes => Ok(digest),
+            // Whoever wrote it may have ended before its name was durable.
+            Ok(found) if found == bytes => match place.sync() {
+                Ok(()) => Ok(digest),
+                Err(error) => Err(PutError::Directory(error)),
+            },
             _ => Err(PutError::Damaged(digest)),
         },
         Err(error) => Err(PutError::Persist(error)),

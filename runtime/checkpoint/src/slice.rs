@@ -33,6 +33,8 @@ pub enum SliceError {
     Empty(Slice),
     #[error("slices {} and {} overlap", .0.0, .0.1)]
     Overlap(Box<(Slice, Slice)>),
+    #[error("the {0} slices of a tensor lie so irregularly that they cannot be compared")]
+    Tangled(usize),
     #[error("{covered} of {elements} elements are covered by slices")]
     Hole { covered: u64, elements: u64 },
 }
@@ -59,7 +61,18 @@ pub fn elements(shape: &[u64]) -> Result<u64, SliceError> {
         .ok_or(SliceError::TooLarge)
 }
 
+/// Pairs of slices that are compared at most: a second's work.
+const MAX_COMPARED: u64 = 1 << 26;
+
 impl Slice {
+    /// Whether they have an element in common. Both lie within one shape.
+    fn meets(&self, other: &Self) -> bool {
+        let mine = self.offset.iter().zip(&self.extent);
+        let theirs = other.offset.iter().zip(&other.extent);
+        mine.zip(theirs)
+            .all(|((a, la), (b, lb))| *a < b + lb && *b < a + la)
+    }
+
     /// All of a tensor.
     pub fn whole(shape: &[u64]) -> Self {
         Self {
@@ -165,7 +178,8 @@ pub fn tile(shape: &[u64], slices: &[&Slice]) -> Result<(), SliceError> {
 /// That no two of these, all within one shape and none empty, overlap.
 ///
 /// Sorted along the dimension in which they differ most, so that a regular grid costs about
-/// n log n plus n times the slices beside each other.
+/// n log n plus n times the slices beside each other. Somebody's manifest that is made to cost more
+/// than [`MAX_COMPARED`] is refused.
 fn disjoint(dims: usize, slices: &[&Slice]) -> Result<(), SliceError> {
     if dims == 0 {
         return match slices {
@@ -180,6 +194,7 @@ fn disjoint(dims: usize, slices: &[&Slice]) -> Result<(), SliceError> {
         offsets.len()
     };
     let axis = (0..dims).max_by_key(|dim| distinct(*dim)).unwrap_or(0);
+    let mut compared = 0u64;
     let mut sorted = slices.to_vec();
     sorted.sort_unstable_by_key(|slice| slice.offset[axis]);
     for (at, a) in sorted.iter().enumerate() {
@@ -188,7 +203,11 @@ fn disjoint(dims: usize, slices: &[&Slice]) -> Result<(), SliceError> {
             if b.offset[axis] >= end {
                 break;
             }
-            if a.intersect(b).is_some() {
+            compared += 1;
+            if compared > MAX_COMPARED {
+                return Err(SliceError::Tangled(slices.len()));
+            }
+            if a.meets(b) {
                 return Err(SliceError::Overlap(Box::new(((*a).clone(), (*b).clone()))));
             }
         }
@@ -271,5 +290,18 @@ mod tests {
             ))
             .is_err()
         );
+    }
+
+    #[test]
+    fn slices_that_cannot_be_compared_in_time_are_refused() {
+        // All overlap along the first dimension, where each begins elsewhere.
+        let side = 128u64;
+        let n = side * side;
+        let all: Vec<Slice> = (0..n)
+            .map(|i| slice(&[i, i / side, i % side], &[n, 1, 1]))
+            .collect();
+        let shape = [2 * n, side, side];
+        let refused = tile(&shape, &all.iter().collect::<Vec<_>>()).unwrap_err();
+        assert!(matches!(refused, SliceError::Tangled(_)), "{refused}");
     }
 }

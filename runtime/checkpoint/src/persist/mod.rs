@@ -155,9 +155,13 @@ fn create(disk: &impl Disk, dir: &Dir, name: &str) -> Result<(String, OwnedFd), 
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         match disk.create(dir.fd(), &temporary, flags, Mode::from_raw_mode(0o666)) {
             Ok(file) => {
-                // Where locks are not supported, nothing is collected either.
-                let _ = unix::flock(&file, FlockOperation::NonBlockingLockExclusive);
-                return Ok((temporary, file));
+                // Where locks are not supported, nothing is collected either. Who collects may have
+                // been faster than this lock: then the file is gone, or about to be.
+                let lock = unix::flock(&file, FlockOperation::NonBlockingLockExclusive);
+                let taken = lock == Err(Errno::WOULDBLOCK);
+                if !taken && unix::fstat(&file).is_ok_and(|stat| stat.st_nlink > 0) {
+                    return Ok((temporary, file));
+                }
             }
             Err(Errno::EXIST) => {}
             Err(errno) => return Err(Fault::io("create", errno)),
