@@ -90,6 +90,8 @@ pub struct Session {
     last: Option<u64>,
     /// The word of the checkpoint that was asked for last, while it stands.
     checkpoint: Option<u64>,
+    /// The step of a checkpoint that was asked for, until the worker goes on.
+    saves: Option<u64>,
 }
 
 impl Session {
@@ -129,6 +131,7 @@ impl Session {
             pid,
             last: None,
             checkpoint: None,
+            saves: None,
         })
     }
 
@@ -150,6 +153,10 @@ impl Session {
             return Err(SessionError::StepTooLarge { step });
         }
         self.last = Some(step);
+        if let Some(step) = self.saves.take() {
+            // It goes on, so whatever it wanted to save is saved.
+            self.saved(step);
+        }
         self.page.store(word::PROGRESS, encode_step(Some(step)));
         let stop = Stop::decode(self.page.load(word::STOP));
         match worker_decision(stop, step) {
@@ -170,7 +177,10 @@ impl Session {
             let asked = self.page.load(word::STOP);
             let stop = Stop::decode(asked);
             match worker_decision(stop, step) {
-                Decision::Go => return Ok(Directive::Continue),
+                Decision::Go => {
+                    self.checkpoint = None;
+                    return Ok(Directive::Continue);
+                }
                 Decision::StopHere => {
                     let checkpoint = decode_step(self.page.load(word::CHECKPOINT));
                     let deadline = self.page.load(word::DEADLINE);
@@ -182,7 +192,10 @@ impl Session {
                         let known = self.checkpoint.replace(asked) == Some(asked);
                         return Ok(match known {
                             true => Directive::Continue,
-                            false => Directive::Checkpoint { step },
+                            false => {
+                                self.saves = Some(step);
+                                Directive::Checkpoint { step }
+                            }
                         });
                     }
                     return Ok(Directive::Stop {
@@ -208,7 +221,8 @@ impl Session {
         self.page.store(word::ACK, encode_step(Some(step)));
     }
 
-    /// Tells the launcher that this rank has saved for the checkpoint before `step`.
+    /// Tells the launcher that this rank has saved for the checkpoint before `step`. Going on to the
+    /// next [`step`](Self::step) says so, too.
     pub fn saved(&self, step: u64) {
         self.page.store(word::SAVED, encode_step(Some(step)));
     }

@@ -251,6 +251,38 @@ fn a_checkpoint_is_asked_for_once_and_the_worker_goes_on() {
     assert!(matches!(stop, Directive::Stop { .. }), "{stop:?}");
 }
 
+#[test]
+fn a_worker_that_goes_on_has_saved() {
+    let file = new_page();
+    let launcher = Page::from_file(&file).unwrap();
+    let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
+    let saved = || decode_step(launcher.load(word::SAVED));
+    // It resumes far behind the step that was agreed on, and takes its time to save.
+    confirm_checkpoint(&launcher, 1);
+    let asked = session.step(100).unwrap();
+    assert_eq!(asked, Directive::Checkpoint { step: 100 });
+    assert_eq!(saved(), None);
+    // The same step announced again, while the launcher's word stands.
+    assert_eq!(session.step(100).unwrap(), Directive::Continue);
+    assert_eq!(saved(), Some(100));
+    // A later step, after the launcher has taken its word back.
+    launcher.store(word::STOP, Stop::Cancelled.encode());
+    confirm_checkpoint(&launcher, 102);
+    assert_eq!(session.step(101).unwrap(), Directive::Continue);
+    let asked = session.step(102).unwrap();
+    assert_eq!(asked, Directive::Checkpoint { step: 102 });
+    assert_eq!(saved(), Some(100));
+    launcher.store(word::STOP, Stop::Cancelled.encode());
+    assert_eq!(session.step(103).unwrap(), Directive::Continue);
+    assert_eq!(saved(), Some(102));
+    // Nothing is said for a stop.
+    launcher.store(word::CHECKPOINT, 0);
+    launcher.store(word::STOP, Stop::Confirmed(104).encode());
+    let stop = session.step(104).unwrap();
+    assert!(matches!(stop, Directive::Stop { .. }), "{stop:?}");
+    assert_eq!(saved(), Some(102));
+}
+
 /// The launcher goes on to a stop while the worker looks: it never takes the checkpoint for that.
 #[test]
 fn a_checkpoint_is_never_taken_for_a_stop() {

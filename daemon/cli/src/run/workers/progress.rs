@@ -62,11 +62,13 @@ impl Workers {
         let running = self.workers.iter().filter(|w| !w.ended);
         let (saved, others): (Vec<&Worker>, Vec<&Worker>) =
             running.partition(|w| w.page.has_saved(step));
-        let beyond = |w: &&Worker| w.page.point().is_none_or(|point| point.step > step);
+        // An attached one says so itself, when it has saved or goes on: how far it is tells nothing, for
+        // it may have resumed there and be saving right now.
+        let silent = |w: &&Worker| !w.page.is_linked();
         Event::Saved {
             ranks: saved.iter().map(|w| w.rank).collect(),
             all: others.is_empty(),
-            passed: others.iter().all(beyond),
+            passed: others.iter().all(silent),
         }
     }
 }
