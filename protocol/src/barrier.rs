@@ -11,6 +11,9 @@
 //! further barriers may follow. A drain opens its own barrier then, once every node knows of the
 //! checkpoint's decision; one that is not decided yet makes way for it.
 //!
+//! Barriers are numbered, upwards. A leader that does not know the newest number, after a restart of its
+//! agent or because another led meanwhile, is told it by the first node that does, and begins above it.
+//!
 //! A barrier is the leader's own: after a restart of the leader's agent it cannot know what it
 //! confirmed, so a [`Leader`] is made only in the boot in which the generation was decided. Without
 //! one, drains fall back to the newest sealed copy. A node never gives up on its own: ranks that
@@ -48,11 +51,25 @@ pub enum ToNode {
         digest: Digest,
         barrier: u32,
         step: u64,
+        reason: Reason,
     },
     Cancel {
         digest: Digest,
         barrier: u32,
     },
+}
+
+impl ToNode {
+    /// Whether the ranks are told to stop by this, rather than to save and go on. A cancel tells
+    /// nothing by itself: what comes in place of a stop does.
+    pub fn stops(&self) -> bool {
+        match self {
+            ToNode::Install { reason, .. } | ToNode::Confirm { reason, .. } => {
+                *reason != Reason::Checkpoint
+            }
+            ToNode::Cancel { .. } => false,
+        }
+    }
 }
 
 /// From a node to the leader.
@@ -66,6 +83,8 @@ pub enum ToLeader {
     },
     /// The confirm or the cancel arrived.
     Settled { digest: Digest, barrier: u32 },
+    /// An install was not taken: this node has heard of this barrier, with a greater number.
+    Newer { digest: Digest, barrier: u32 },
 }
 
 /// Why a message was refused. Nothing has changed.

@@ -322,6 +322,7 @@ pub enum ToLauncher {
         digest: Digest,
         barrier: u32,
         step: u64,
+        reason: Reason,
     },
     CancelStop {
         digest: Digest,

@@ -80,6 +80,7 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::Stop(ToNode::Cancel { .. }) => "job.stop.cancel",
     JobMessage::StopAnswer(ToLeader::Installed { .. }) => "job.stop_answer.installed",
     JobMessage::StopAnswer(ToLeader::Settled { .. }) => "job.stop_answer.settled",
+    JobMessage::StopAnswer(ToLeader::Newer { .. }) => "job.stop_answer.newer",
     JobMessage::Commit { .. } => "job.commit",
     JobMessage::Committed { .. } => "job.committed",
     JobMessage::MergeAsk { .. } => "job.merge_ask",
@@ -443,6 +444,7 @@ pub fn job_messages() -> Vec<JobMessage> {
             digest: digest(5),
             barrier: 2,
             step: 400,
+            reason: muster_protocol::control::Reason::Drain,
         }),
         JobMessage::Stop(ToNode::Cancel {
             digest: digest(5),
@@ -456,6 +458,10 @@ pub fn job_messages() -> Vec<JobMessage> {
         JobMessage::StopAnswer(ToLeader::Settled {
             digest: digest(5),
             barrier: 2,
+        }),
+        JobMessage::StopAnswer(ToLeader::Newer {
+            digest: digest(5),
+            barrier: 3,
         }),
         JobMessage::Commit { commit: commit() },
         JobMessage::Committed { commit: commit() },

@@ -32,6 +32,8 @@ pub enum Event {
     NodeLost {
         node: NodeId,
     },
+    /// The job stops in another way: what is not decided is void.
+    GiveUp,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +69,8 @@ pub enum GivenUp {
     Deadline,
     #[error("node {0} was lost")]
     Lost(NodeId),
+    #[error("the job stops")]
+    Stops,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -76,7 +80,6 @@ pub(super) enum Phase {
         step: u64,
         deadline: Time,
         give_up: Time,
-        reason: Reason,
     },
     Decided(Outcome),
 }
@@ -96,6 +99,13 @@ struct Drain {
     reason: Reason,
 }
 
+impl Drain {
+    /// When it is too late for an agreement.
+    fn give_up(&self) -> Time {
+        self.until - self.save_time
+    }
+}
+
 /// The barriers of one generation, one after the other.
 #[derive(Clone, Debug)]
 pub struct Leader {
@@ -106,17 +116,20 @@ pub struct Leader {
     pub(super) resend_at: Option<Time>,
     /// The decided barrier was a checkpoint: the ranks go on, and others may follow.
     passing: bool,
+    /// Of the newest barrier.
+    reason: Reason,
     /// A drain that came while not every node had heard of such a decision.
     waiting: Option<Drain>,
     effects: VecDeque<Effect>,
 }
 
 impl Leader {
-    /// For the members of a generation, in the boot in which it was decided.
-    pub fn new(digest: Digest, nodes: impl IntoIterator<Item = NodeId>) -> Leader {
+    /// For the members of a generation. The first barrier's number is above `heard`, the greatest
+    /// that this node knows of (0 for none).
+    pub fn new(digest: Digest, nodes: impl IntoIterator<Item = NodeId>, heard: u32) -> Leader {
         Leader {
             digest,
-            barrier: 0,
+            barrier: heard,
             phase: Phase::Idle,
             nodes: nodes
                 .into_iter()
@@ -124,6 +137,7 @@ impl Leader {
                 .collect(),
             resend_at: None,
             passing: false,
+            reason: Reason::Unknown,
             waiting: None,
             effects: VecDeque::new(),
         }
@@ -160,11 +174,21 @@ impl Leader {
                 }
                 self.open_waiting(now);
             }
+            Event::GiveUp => {
+                self.waiting = None;
+                if self.is_open() {
+                    self.decide(Outcome::Cancelled(GivenUp::Stops), now);
+                }
+            }
         }
         Ok(())
     }
 
     pub fn handle_timeout(&mut self, now: Time) {
+        // It has no time left to wait for its turn in: it is opened, and given up below.
+        if let Some(drain) = self.waiting.take_if(|w| now >= w.give_up()) {
+            self.open(drain, now);
+        }
         if let Phase::Open { give_up, .. } = self.phase
             && now >= give_up
         {
@@ -181,7 +205,10 @@ impl Leader {
             Phase::Open { give_up, .. } => Some((give_up, "stop deadline")),
             _ => None,
         };
-        resend.into_iter().chain(give_up).min_by_key(|(at, _)| *at)
+        let waiting = self.waiting.as_ref();
+        let waiting = waiting.map(|w| (w.give_up(), "a stop behind a checkpoint"));
+        let all = resend.into_iter().chain(give_up).chain(waiting);
+        all.min_by_key(|(at, _)| *at)
     }
 
     pub fn poll_effect(&mut self) -> Option<Effect> {
@@ -201,31 +228,26 @@ impl Leader {
     }
 
     fn drain(&mut self, drain: Drain, now: Time) {
-        let Drain {
-            until,
-            save_time,
-            reason,
-            ..
-        } = drain;
+        let Drain { until, reason, .. } = drain;
+        let too_late = drain.give_up();
         let stops = reason != Reason::Checkpoint;
         match &mut self.phase {
             // A checkpoint that is not decided makes way: another barrier, and who has installed the
             // one before keeps waiting.
-            Phase::Open {
-                reason: Reason::Checkpoint,
-                ..
-            } if stops => self.open(drain, now),
+            Phase::Open { .. } if stops && self.reason == Reason::Checkpoint => {
+                self.open(drain, now)
+            }
             Phase::Decided(Outcome::Confirmed { .. }) if self.passing => {
                 if self.nodes.values().any(|n| !n.settled) {
                     self.waiting = Some(drain);
-                    return;
+                } else {
+                    self.open(drain, now);
                 }
-                self.open(drain, now);
             }
             Phase::Open {
                 deadline, give_up, ..
             } => {
-                *give_up = (*give_up).min(until - save_time);
+                *give_up = (*give_up).min(too_late);
                 if until < *deadline {
                     *deadline = until;
                     // The nodes have to know of the shorter time.
@@ -244,14 +266,19 @@ impl Leader {
     }
 
     fn open(&mut self, drain: Drain, now: Time) {
-        self.barrier += 1;
         self.passing = false;
+        self.reason = drain.reason;
         self.phase = Phase::Open {
             step: drain.first,
             deadline: drain.until,
-            give_up: drain.until - drain.save_time,
-            reason: drain.reason,
+            give_up: drain.give_up(),
         };
+        self.install_above(self.barrier, now);
+    }
+
+    /// What is open is asked for anew, under a number that no node has heard of.
+    fn install_above(&mut self, number: u32, now: Time) {
+        self.barrier = number.saturating_add(1);
         for answered in self.nodes.values_mut() {
             *answered = Answered::default();
         }
@@ -263,7 +290,8 @@ impl Leader {
             ToLeader::Installed {
                 digest, barrier, ..
             }
-            | ToLeader::Settled { digest, barrier } => (digest, barrier),
+            | ToLeader::Settled { digest, barrier }
+            | ToLeader::Newer { digest, barrier } => (digest, barrier),
         };
         if digest != self.digest {
             return Err(Error::OtherGeneration {
@@ -272,6 +300,17 @@ impl Leader {
             });
         }
         let answered = self.nodes.get_mut(&from).ok_or(Error::NotAMember)?;
+        // Another leader's, or of another run of this agent: it settled there under this number, or
+        // heard of greater ones.
+        let used = match message {
+            ToLeader::Installed { .. } => false,
+            ToLeader::Settled { .. } => number >= self.barrier,
+            ToLeader::Newer { .. } => number > self.barrier,
+        };
+        if used && number < u32::MAX && matches!(self.phase, Phase::Open { .. }) {
+            self.install_above(number, now);
+            return Ok(());
+        }
         if number != self.barrier {
             return Err(Error::NotOpen { barrier: number });
         }
@@ -290,6 +329,8 @@ impl Leader {
                 self.open_waiting(now);
             }
             (ToLeader::Settled { .. }, _) => return Err(Error::NotOpen { barrier: number }),
+            // It answers an older install that came late.
+            (ToLeader::Newer { .. }, _) => {}
         }
         Ok(())
     }
@@ -311,13 +352,7 @@ impl Leader {
 
     fn decide(&mut self, outcome: Outcome, now: Time) {
         let barrier = self.barrier;
-        let checkpoint = matches!(
-            self.phase,
-            Phase::Open {
-                reason: Reason::Checkpoint,
-                ..
-            }
-        );
+        let checkpoint = self.reason == Reason::Checkpoint;
         self.passing = checkpoint && matches!(outcome, Outcome::Confirmed { .. });
         self.phase = Phase::Decided(outcome);
         self.effects.push_back(Effect::Decided { barrier, outcome });
@@ -340,19 +375,14 @@ impl Leader {
         let (digest, barrier) = (self.digest, self.barrier);
         let (step, message) = match &self.phase {
             Phase::Idle => return,
-            Phase::Open {
-                step,
-                deadline,
-                reason,
-                ..
-            } => {
+            Phase::Open { step, deadline, .. } => {
                 let grace = deadline.since(now).as_millis();
                 let install = ToNode::Install {
                     digest,
                     barrier,
                     step: *step,
                     grace_ms: u32::try_from(grace).unwrap_or(u32::MAX),
-                    reason: *reason,
+                    reason: self.reason,
                 };
                 (Some(*step), install)
             }
@@ -362,6 +392,7 @@ impl Leader {
                     digest,
                     barrier,
                     step,
+                    reason: self.reason,
                 };
                 (None, confirm)
             }

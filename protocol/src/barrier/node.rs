@@ -63,6 +63,11 @@ impl Node {
         }
     }
 
+    /// The greatest number of a barrier that this node has heard of; 0 for none.
+    pub fn heard(&self) -> u32 {
+        self.barrier
+    }
+
     /// Whether ranks wait, or will wait, at a step that is not decided yet.
     pub fn is_open(&self) -> bool {
         matches!(self.phase, Phase::Open { .. })
@@ -92,7 +97,12 @@ impl Node {
                 self.install(barrier, step, grace_ms, reason, now);
                 Ok(())
             }
-            Event::Leader(ToNode::Confirm { barrier, step, .. }) => self.confirm(barrier, step),
+            Event::Leader(ToNode::Confirm {
+                barrier,
+                step,
+                reason,
+                ..
+            }) => self.confirm(barrier, step, reason),
             Event::Leader(ToNode::Cancel { barrier, .. }) => self.cancel(barrier),
             Event::Installed { barrier, step, .. } => self.installed(barrier, step),
         }
@@ -112,8 +122,8 @@ impl Node {
     fn install(&mut self, barrier: u32, step: u64, grace_ms: u32, reason: Reason, now: Time) {
         let until = now + Span::from_millis(grace_ms.into());
         let asked = match self.phase {
-            // An older install, or one that comes late.
-            _ if barrier < self.barrier => return,
+            // An older install that comes late, or of a leader that does not know how far they are.
+            _ if barrier < self.barrier => return self.newer(),
             _ if barrier == self.barrier && !self.is_open() => return self.settled(barrier),
             // The leader opens no barrier behind one that it confirmed.
             Phase::Confirmed => return,
@@ -121,7 +131,7 @@ impl Node {
                 step: asked,
                 installed,
                 deadline,
-            } if barrier == self.barrier => {
+            } if barrier == self.barrier && reason == self.reason => {
                 // The same again: the launcher is asked once more only where it has not answered,
                 // or has to know of a shorter time.
                 let nothing_new = step <= asked && until >= deadline;
@@ -136,7 +146,8 @@ impl Node {
                 };
                 step
             }
-            // A new one. The one before was cancelled, whether or not the cancel arrived.
+            // A new one. The one before was cancelled, whether or not the cancel arrived, or its
+            // leader is another.
             _ => {
                 self.barrier = barrier;
                 self.reason = reason;
@@ -172,7 +183,7 @@ impl Node {
         }
     }
 
-    fn confirm(&mut self, barrier: u32, step: u64) -> Result<(), Error> {
+    fn confirm(&mut self, barrier: u32, step: u64, reason: Reason) -> Result<(), Error> {
         if barrier < self.barrier {
             return Err(Error::NotOpen { barrier });
         }
@@ -187,16 +198,17 @@ impl Node {
             // Also one that this agent does not remember: the launcher installed it before the
             // agent was restarted, else it would not be confirmed.
             _ => {
-                let known = barrier == self.barrier;
                 self.barrier = barrier;
-                self.phase = match self.reason {
-                    Reason::Checkpoint if known => Phase::Passed,
+                self.reason = reason;
+                self.phase = match reason {
+                    Reason::Checkpoint => Phase::Passed,
                     _ => Phase::Confirmed,
                 };
                 self.launcher(ToLauncher::ConfirmStop {
                     digest: self.digest,
                     barrier,
                     step,
+                    reason,
                 });
             }
         }
@@ -243,6 +255,13 @@ impl Node {
         self.effects.push_back(Effect::ToLeader(ToLeader::Settled {
             digest: self.digest,
             barrier,
+        }));
+    }
+
+    fn newer(&mut self) {
+        self.effects.push_back(Effect::ToLeader(ToLeader::Newer {
+            digest: self.digest,
+            barrier: self.barrier,
         }));
     }
 }

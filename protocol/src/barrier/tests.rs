@@ -26,7 +26,7 @@ fn drain(step: u64, deadline: Time) -> LeaderEvent {
         step,
         deadline,
         save_time: Span::from_secs(1),
-        reason: crate::control::Reason::Preemption,
+        reason: Reason::Preemption,
     }
 }
 
@@ -102,7 +102,7 @@ enum Action {
 impl Model {
     fn new(ranks: &[usize], cap: u64, budget: Budget) -> Model {
         let mut model = Model {
-            leader: Leader::new(GENERATION, (0..ranks.len()).map(node)),
+            leader: Leader::new(GENERATION, (0..ranks.len()).map(node), 0),
             hosts: ranks
                 .iter()
                 .map(|ranks| Host {
@@ -475,7 +475,7 @@ fn the_checker_finds_ranks_that_do_not_wait() {
 
 #[test]
 fn a_drain_joins_then_shares() {
-    let mut leader = Leader::new(GENERATION, [node(0)]);
+    let mut leader = Leader::new(GENERATION, [node(0)], 0);
     let now = secs(1);
     leader.handle(drain(5, secs(60)), now).unwrap();
     leader.handle(drain(9, secs(30)), now).unwrap();
@@ -530,7 +530,7 @@ fn a_drain_joins_then_shares() {
 
 #[test]
 fn a_deadline_that_cannot_be_met_gives_up() {
-    let mut leader = Leader::new(GENERATION, [node(0), node(1)]);
+    let mut leader = Leader::new(GENERATION, [node(0), node(1)], 0);
     leader.handle(drain(5, secs(4)), secs(1)).unwrap();
     // The resends end; the time is over one second, the save time, before the deadline.
     let mut last = secs(1);

@@ -180,13 +180,15 @@ impl Job {
         lead.saving = Some(saving);
         if begins {
             let nodes = record.members.iter().map(|m| m.node);
+            let heard = self.member.as_ref().map_or(0, |m| m.barrier.heard());
             lead.barrier
-                .get_or_insert_with(|| barrier::Leader::new(digest, nodes));
+                .get_or_insert_with(|| barrier::Leader::new(digest, nodes, heard));
             let event = barrier::LeaderEvent::Drain {
                 // The nodes raise it to what their ranks can still stop at.
                 step: 1,
-                deadline: ctx.now + AGREE,
-                save_time: Span::ZERO,
+                // The ranks' own limit lies well behind: the cancel is there before they fail by it.
+                deadline: ctx.now + AGREE.times(2),
+                save_time: AGREE,
                 reason: Reason::Checkpoint,
             };
             self.at_lead_barrier(ctx, Some(event));

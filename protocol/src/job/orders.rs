@@ -90,7 +90,10 @@ impl Job {
     pub(super) fn on_stop(&mut self, ctx: &mut Ctx<'_>, from: NodeId, message: barrier::ToNode) {
         let Some(head) = self.live() else { return };
         if self.acting_leader(ctx, &head.record) == Some(from) {
-            self.change_begins(ctx.now, ctx.now);
+            // Behind a checkpoint the generation goes on: no change begins with one.
+            if message.stops() {
+                self.change_begins(ctx.now, ctx.now);
+            }
             self.at_barrier(ctx, barrier::NodeEvent::Leader(message));
         }
     }

@@ -26,8 +26,6 @@ struct Wish {
 pub(super) struct Planned {
     why: String,
     deadline: Time,
-    /// By a stop step that all ranks agree on, else by the agreed signal.
-    by_step: bool,
 }
 
 impl Job {
@@ -116,16 +114,22 @@ impl Job {
             .iter()
             .filter(|m| !a.lost.contains(&m.node))
             .all(|m| lead.status(m.node).is_some_and(|s| s.takes_stop_steps));
-        lead.planned = Some(Planned {
-            why: why.clone(),
-            deadline: ctx.now + grace,
-            by_step: steps,
-        });
         if steps {
             let nodes = record.members.iter().map(|m| m.node);
             let digest = lead_digest;
+            let heard = self.member.as_ref().map_or(0, |m| m.barrier.heard());
             lead.barrier
-                .get_or_insert_with(|| barrier::Leader::new(digest, nodes));
+                .get_or_insert_with(|| barrier::Leader::new(digest, nodes, heard));
+        }
+        if !steps {
+            // Whoever waits for a checkpoint's step hears the signal only once it goes on.
+            self.at_lead_barrier(ctx, Some(barrier::LeaderEvent::GiveUp));
+        }
+        if let Some(lead) = &mut self.lead {
+            lead.planned = Some(Planned {
+                why: why.clone(),
+                deadline: ctx.now + grace,
+            });
         }
         self.notice(Notice::Stopping {
             key: self.key.clone(),
@@ -219,21 +223,15 @@ impl Job {
 
     /// The ranks did not agree on a step in time: they are told by the signal instead.
     fn fall_back_to_signal(&mut self, ctx: &mut Ctx<'_>) {
-        if let Some(planned) = self.lead.as_mut().and_then(|l| l.planned.as_mut()) {
-            planned.by_step = false;
-        }
         if let Some(record) = self.live().map(|h| h.record.clone()) {
             self.order_signal(ctx, &record);
         }
     }
 
+    /// Also behind a fall back to the signal: whoever has not heard the cancel is told again.
     fn drive_barrier(&mut self, ctx: &mut Ctx<'_>, a: &Assessment) {
-        if !self
-            .lead
-            .as_ref()
-            .and_then(|l| l.planned.as_ref())
-            .is_some_and(|p| p.by_step)
-        {
+        let planned = |l: &super::lead::Lead| l.planned.is_some();
+        if !self.lead.as_ref().is_some_and(planned) {
             return;
         }
         for node in a.lost.clone() {

@@ -172,6 +172,7 @@ pub fn to_launcher() -> Vec<ToLauncher> {
             digest,
             barrier: 2,
             step: 400,
+            reason: muster_protocol::control::Reason::Drain,
         },
         ToLauncher::CancelStop { digest, barrier: 2 },
         ToLauncher::End {

@@ -275,6 +275,7 @@ impl Launcher {
                 digest,
                 barrier,
                 step,
+                ..
             } => {
                 self.confirm(digest, barrier, step, now, &mut out);
             }

@@ -446,6 +446,7 @@ fn workers_stop_at_the_step_that_was_agreed() {
         digest,
         barrier: 2,
         step: step + 1,
+        reason: Reason::Drain,
     });
     // Exit code 0 everywhere, but the work is not done.
     assert_eq!(agent.fact(), ToAgent::Stopped { digest });

@@ -14,7 +14,7 @@ struct Line {
 impl Line {
     fn new() -> Line {
         Line {
-            leader: Leader::new(GENERATION, [node(0), node(1)]),
+            leader: Leader::new(GENERATION, [node(0), node(1)], 0),
             nodes: vec![(Node::new(GENERATION), 7), (Node::new(GENERATION), 9)],
             confirmed: Vec::new(),
             now: secs(1),
@@ -67,7 +67,8 @@ impl Line {
             for message in answers {
                 let from = node(at);
                 let event = LeaderEvent::Message { from, message };
-                self.leader.handle(event, self.now).unwrap();
+                // What is refused came late, and changes nothing.
+                let _refused = self.leader.handle(event, self.now);
             }
         }
     }
@@ -100,7 +101,7 @@ fn behind_a_checkpoint_come_others_and_then_a_stop() {
 #[test]
 fn one_node_alone_agrees_with_itself() {
     let mut line = Line::new();
-    line.leader = Leader::new(GENERATION, [node(0)]);
+    line.leader = Leader::new(GENERATION, [node(0)], 0);
     line.asks(Reason::Drain);
     line.run(|_, _| false);
     assert_eq!(line.confirmed, [(0, 1, 8)]);
@@ -148,3 +149,178 @@ fn a_checkpoint_that_is_not_decided_makes_way_for_a_stop() {
 
 /// More than the time after which the leader says again what was not answered.
 const RESEND_TIME: Span = Span::from_millis(300);
+
+/// Another leader, or the same one after a restart, that has heard of no barrier.
+fn begin_anew(line: &mut Line) {
+    line.leader = Leader::new(GENERATION, [node(0), node(1)], 0);
+    line.confirmed.clear();
+}
+
+#[test]
+fn a_leader_that_begins_anew_counts_on() {
+    for (first, second, reason) in [
+        (2, 2, Reason::Checkpoint),
+        (3, 1, Reason::Drain),
+        (0, 3, Reason::Drain),
+        (1, 0, Reason::Checkpoint),
+    ] {
+        let mut line = Line::new();
+        for _ in 0..first.max(second) {
+            line.asks(Reason::Checkpoint);
+            line.run(|_, _| false);
+        }
+        let heard = [first, second];
+        for (at, heard) in heard.iter().enumerate().filter(|(_, n)| **n == 0) {
+            // Its agent was restarted, too.
+            assert_eq!(*heard, 0);
+            line.nodes[at].0 = Node::new(GENERATION);
+        }
+        begin_anew(&mut line);
+        line.asks(reason);
+        line.run(|_, _| false);
+        let numbers: Vec<u32> = line
+            .confirmed
+            .iter()
+            .map(|(_, number, _)| *number)
+            .collect();
+        let above = u32::try_from(first.max(second)).unwrap() + 1;
+        assert_eq!(numbers, [above, above], "{heard:?}");
+    }
+    // Its own node knows already: nobody has to be asked twice.
+    let mut line = Line::new();
+    line.asks(Reason::Checkpoint);
+    line.run(|_, _| false);
+    let heard = line.nodes[0].0.heard();
+    line.leader = Leader::new(GENERATION, [node(0), node(1)], heard);
+    line.asks(Reason::Checkpoint);
+    assert_eq!((heard, line.leader.barrier), (1, 2));
+}
+
+/// What an earlier leader has left open is no checkpoint when it comes as a stop.
+#[test]
+fn an_open_checkpoint_of_another_leader_becomes_a_stop() {
+    let mut line = Line::new();
+    line.asks(Reason::Checkpoint);
+    // Nobody hears of its end.
+    line.run(|at, message| at == 1 && matches!(message, ToNode::Install { .. }));
+    assert!(line.nodes[0].0.is_open() && line.leader.confirmed().is_none());
+    begin_anew(&mut line);
+    line.asks(Reason::Drain);
+    line.run(|_, _| false);
+    assert_eq!(line.confirmed, [(0, 1, 10), (1, 1, 10)]);
+    for (core, _) in &line.nodes {
+        assert_eq!(core.phase, super::node::Phase::Confirmed);
+    }
+}
+
+#[test]
+fn a_late_install_raises_no_number() {
+    let mut line = Line::new();
+    line.asks(Reason::Checkpoint);
+    line.run(|at, _| at == 1);
+    let install = |barrier| ToNode::Install {
+        digest: GENERATION,
+        barrier,
+        step: 1,
+        grace_ms: 1_000,
+        reason: Reason::Checkpoint,
+    };
+    line.asks(Reason::Drain);
+    line.run(|at, _| at == 1);
+    let (core, _) = &mut line.nodes[0];
+    core.handle(NodeEvent::Leader(install(1)), line.now)
+        .unwrap();
+    let Some(NodeEffect::ToLeader(message)) = core.poll_effect() else {
+        panic!("an install that is not taken is answered");
+    };
+    let digest = GENERATION;
+    assert_eq!(message, ToLeader::Newer { digest, barrier: 2 });
+    let from = node(0);
+    let late = LeaderEvent::Message { from, message };
+    line.leader.handle(late, line.now).unwrap();
+    assert_eq!(
+        (line.leader.barrier, line.leader.poll_effect()),
+        (2, None),
+        "it is at that number"
+    );
+}
+
+#[test]
+fn a_node_that_begins_anew_goes_on_behind_a_checkpoint() {
+    let mut core = Node::new(GENERATION);
+    let confirm = ToNode::Confirm {
+        digest: GENERATION,
+        barrier: 4,
+        step: 9,
+        reason: Reason::Checkpoint,
+    };
+    assert!(!confirm.stops());
+    core.handle(NodeEvent::Leader(confirm), secs(1)).unwrap();
+    assert_eq!(core.phase, super::node::Phase::Passed);
+    let told = std::iter::from_fn(|| core.poll_effect()).any(|effect| {
+        matches!(
+            effect,
+            NodeEffect::ToLauncher(ToLauncher::ConfirmStop {
+                reason: Reason::Checkpoint,
+                ..
+            })
+        )
+    });
+    assert!(told);
+    let install = ToNode::Install {
+        digest: GENERATION,
+        barrier: 5,
+        step: 1,
+        grace_ms: 1_000,
+        reason: Reason::Drain,
+    };
+    assert!(install.stops());
+    core.handle(NodeEvent::Leader(install), secs(2)).unwrap();
+    assert!(core.is_open() && core.heard() == 5);
+}
+
+#[test]
+fn a_stop_that_waits_behind_a_checkpoint_is_given_up_in_time() {
+    let mut line = Line::new();
+    line.asks(Reason::Checkpoint);
+    line.run(|at, message| at == 1 && matches!(message, ToNode::Confirm { .. }));
+    line.leader.handle(drain(1, secs(10)), line.now).unwrap();
+    assert_eq!(line.leader.poll_effect(), None, "it waits");
+    let mut given_up = false;
+    while let Some((at, _)) = line.leader.poll_timeout().filter(|(at, _)| *at <= secs(9)) {
+        line.now = at;
+        line.leader.handle_timeout(at);
+        let outcome = Outcome::Cancelled(GivenUp::Deadline);
+        let decided = LeaderEffect::Decided {
+            barrier: 2,
+            outcome,
+        };
+        given_up |= std::iter::from_fn(|| line.leader.poll_effect()).any(|e| e == decided);
+        if given_up {
+            break;
+        }
+    }
+    assert!(given_up && line.now == secs(9), "{:?}", line.now);
+}
+
+#[test]
+fn a_stop_by_other_means_cancels_what_is_open() {
+    let mut line = Line::new();
+    line.asks(Reason::Checkpoint);
+    line.run(|at, _| at == 1);
+    line.leader.handle(LeaderEvent::GiveUp, line.now).unwrap();
+    let outcome = Outcome::Cancelled(GivenUp::Stops);
+    let decided = LeaderEffect::Decided {
+        barrier: 1,
+        outcome,
+    };
+    assert_eq!(line.leader.poll_effect(), Some(decided));
+    line.run(|_, _| false);
+    assert!(line.nodes.iter().all(|(core, _)| !core.is_open()));
+    // What is confirmed stays so.
+    line.asks(Reason::Checkpoint);
+    line.run(|_, _| false);
+    line.leader.handle(LeaderEvent::GiveUp, line.now).unwrap();
+    assert_eq!(line.leader.poll_effect(), None);
+    assert_eq!(line.confirmed, [(0, 2, 10), (1, 2, 10)]);
+}

@@ -510,11 +510,18 @@ impl Session {
                     });
                 }
             }
-            ToLauncher::ConfirmStop { digest, step, .. } => {
+            ToLauncher::ConfirmStop {
+                digest,
+                step,
+                reason,
+                ..
+            } => {
+                let goes_on = reason == Reason::Checkpoint;
+                // A checkpoint once only: an agent that was restarted meanwhile tells it again.
                 if self.runs(digest)
                     && let Some(current) = &mut self.current
+                    && (!goes_on || current.installed == Some(reason))
                 {
-                    let goes_on = current.installed == Some(Reason::Checkpoint);
                     current.installed = None;
                     self.effects.push_back(match goes_on {
                         true => {
@@ -529,7 +536,8 @@ impl Session {
                 }
             }
             ToLauncher::CancelStop { digest, .. } => {
-                if self.runs(digest) {
+                // What workers save for is confirmed, and nothing is installed behind it.
+                if self.runs(digest) && !self.current.as_ref().is_some_and(Current::is_saving) {
                     if let Some(current) = &mut self.current {
                         current.installed = None;
                     }

@@ -62,19 +62,25 @@ fn behind_a_checkpoint_the_workers_go_on_and_a_stop_waits_for_it() {
         grace_ms: 1_000,
         reason,
     };
-    let confirm = |barrier| ToLauncher::ConfirmStop {
+    let confirm = |barrier, reason| ToLauncher::ConfirmStop {
         digest,
         barrier,
         step: 5,
+        reason,
     };
     assert_eq!(world.frame(install(1, Reason::Checkpoint)).len(), 1);
     assert_eq!(
-        world.frame(confirm(1)),
+        world.frame(confirm(1, Reason::Checkpoint)),
         [Effect::ConfirmCheckpoint { step: 5 }]
     );
     assert_eq!(world.session.saves(), Some(5));
-    // Not before all have saved: the leader asks again.
+    // Not before all have saved: the leader asks again, or gives the stop up.
     assert_eq!(world.frame(install(2, Reason::Drain)), []);
+    let cancel = |barrier| ToLauncher::CancelStop { digest, barrier };
+    assert_eq!(world.frame(cancel(2)), []);
+    // An agent that was restarted tells it again.
+    assert_eq!(world.frame(confirm(1, Reason::Checkpoint)), []);
+    assert_eq!(world.session.saves(), Some(5));
     let saved = |ranks: &[u32], all| Event::Saved {
         ranks: ranks.to_vec(),
         all,
@@ -92,12 +98,21 @@ fn behind_a_checkpoint_the_workers_go_on_and_a_stop_waits_for_it() {
         [told(&[0, 1], true), Effect::CancelStop]
     );
     assert!(world.session.saves().is_none() && world.session.expects_progress());
+    assert_eq!(
+        world.frame(confirm(1, Reason::Checkpoint)),
+        [],
+        "it is over"
+    );
+    assert!(world.session.expects_progress());
     assert_eq!(world.frame(install(3, Reason::Drain)).len(), 1);
-    assert_eq!(world.frame(confirm(3)), [Effect::ConfirmStop { step: 5 }]);
+    assert_eq!(
+        world.frame(confirm(3, Reason::Drain)),
+        [Effect::ConfirmStop { step: 5 }]
+    );
     // Workers that go on without having saved hold no stop up.
     let mut world = World::running(1);
     world.frame(install(1, Reason::Checkpoint));
-    world.frame(confirm(1));
+    world.frame(confirm(1, Reason::Checkpoint));
     world.on(Event::Saved {
         ranks: Vec::new(),
         all: false,
@@ -105,5 +120,8 @@ fn behind_a_checkpoint_the_workers_go_on_and_a_stop_waits_for_it() {
     });
     assert!(world.session.expects_progress());
     assert_eq!(world.frame(install(2, Reason::Drain)).len(), 1);
-    assert_eq!(world.frame(confirm(2)), [Effect::ConfirmStop { step: 5 }]);
+    assert_eq!(
+        world.frame(confirm(2, Reason::Drain)),
+        [Effect::ConfirmStop { step: 5 }]
+    );
 }
