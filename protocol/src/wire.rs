@@ -193,9 +193,12 @@ pub enum JobMessage {
         parent: Digest,
         without: Vec<NodeId>,
     },
-    /// An operator had the job go on without the nodes that still hold this lineage: leave it, and join.
+    /// The job goes on without the nodes that still hold this lineage, by an operator's word or because
+    /// nothing can follow there: whoever is no further than the generation of this number leaves it,
+    /// and joins.
     Superseded {
         lineage: Digest,
+        up_to: u64,
     },
     /// For people: the failure on this node from which the others of the generation follow.
     Failure {

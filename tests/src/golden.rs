@@ -485,7 +485,7 @@ pub fn job_messages() -> Vec<JobMessage> {
             parent,
             without: vec![node(3)],
         },
-        JobMessage::Superseded { lineage },
+        JobMessage::Superseded { lineage, up_to: 3 },
         JobMessage::Failure {
             digest: digest(5),
             node: node(2),

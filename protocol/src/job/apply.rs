@@ -189,7 +189,7 @@ impl Job {
             .filter_map(|(n, p)| Some((*n, p.hello.as_ref()?)))
             .flat_map(|(n, h)| h.jobs.iter().map(move |a| (n, a)))
             .filter(|(_, a)| a.key == self.key && a.belongs)
-            .filter(|(_, a)| !self.durable.superseded.contains(&a.lineage))
+            .filter(|(_, a)| self.durable.superseded(a.lineage, a.number).is_none())
             .max_by_key(|(n, a)| (a.number, a.lineage, *n))?;
         advert.leader.filter(|n| ctx.reachable(*n)).or(Some(node))
     }

@@ -73,7 +73,8 @@ impl Job {
     /// A decided record of a lineage that is not ours.
     fn consider_stranger(&mut self, ctx: &mut Ctx<'_>, from: NodeId, record: Arc<Record>) {
         let lineage = record.lineage();
-        if self.is_superseded(ctx, from, lineage) || self.durable.left_later(&record) {
+        if self.is_superseded(ctx, from, lineage, record.number) || self.durable.left_later(&record)
+        {
             return;
         }
         let ended = self.durable.ended.iter().find(|e| e.lineage() == lineage);

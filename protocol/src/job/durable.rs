@@ -17,6 +17,12 @@ const MAX_ENDED: usize = 16;
 /// turns out dead, and matters only as long as somebody still holds that generation.
 const MAX_FORFEITED: usize = 64;
 
+/// The most lineages of one job that are remembered as superseded.
+const MAX_SUPERSEDED: usize = 16;
+
+/// A lineage is given up whatever its generation's number.
+pub(super) const EVERY_NUMBER: u64 = u64::MAX;
+
 /// The durable state of one job on one agent. Written whole, before anything that depends on it is
 /// said to anybody.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -39,9 +45,10 @@ pub struct Durable {
     pub acceptor: Acceptor,
     /// The newest commit that this agent, as the head's leader, has sent out (R8).
     pub sent: Option<CommitRef>,
-    /// Lineages that an operator gave up, the newest last: whoever comes back with one of them learns
-    /// it here.
-    pub superseded: Vec<Digest>,
+    /// Lineages that were given up, the newest last, each with the number of the newest generation
+    /// that is meant: all by an operator's word ([`EVERY_NUMBER`]), else that which nothing can follow.
+    /// Whoever comes back with one of them learns it here.
+    pub superseded: Vec<(Digest, u64)>,
     /// What the next birth goes on from, by an operator's word.
     pub continues: Option<Continues>,
 }
@@ -106,6 +113,24 @@ impl Durable {
         };
     }
 
+    /// Remembers that this lineage is given up, up to the generation of this number.
+    pub fn supersede(&mut self, lineage: Digest, number: u64) {
+        let list = &mut self.superseded;
+        match list.iter_mut().find(|(l, _)| *l == lineage) {
+            Some((_, up_to)) => *up_to = number.max(*up_to),
+            None => list.push((lineage, number)),
+        }
+        let surplus = list.len().saturating_sub(MAX_SUPERSEDED);
+        list.drain(..surplus);
+    }
+
+    /// Up to which generation this lineage was given up, if a holder of this number is to leave it.
+    pub fn superseded(&self, lineage: Digest, number: u64) -> Option<u64> {
+        let mut list = self.superseded.iter();
+        let (_, up_to) = list.find(|(l, up_to)| *l == lineage && number <= *up_to)?;
+        Some(*up_to)
+    }
+
     /// Whether this agent may still vote on what follows the head.
     pub fn may_vote(&self) -> bool {
         let Some(head) = self.head.as_ref().filter(|_| !self.forfeited.is_empty()) else {
@@ -125,5 +150,33 @@ impl Durable {
 
     pub fn head_digest(&self) -> Digest {
         self.head.as_ref().map_or(Digest::ZERO, |r| r.digest())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_later_generation_is_not_given_up_with_an_earlier_one() {
+        let [a, b] = [1, 2].map(|n| Digest([n; 32]));
+        let mut durable = Durable::new(JobKey {
+            cluster: "c".into(),
+            owner: "o".into(),
+            id: "j".into(),
+        });
+        durable.supersede(a, 3);
+        let of = |d: &Durable, number| d.superseded(a, number);
+        assert_eq!([2, 3, 4].map(|n| of(&durable, n)), [Some(3), Some(3), None]);
+        assert_eq!(durable.superseded(b, 1), None);
+        // It only grows, and an operator means all.
+        durable.supersede(a, 2);
+        assert_eq!(of(&durable, 3), Some(3));
+        durable.supersede(a, EVERY_NUMBER);
+        assert_eq!(of(&durable, 4), Some(EVERY_NUMBER));
+        assert_eq!(durable.superseded.len(), 1);
+        // Bounded: the oldest go.
+        (3..3 + MAX_SUPERSEDED as u8).for_each(|n| durable.supersede(Digest([n; 32]), 1));
+        assert_eq!((durable.superseded.len(), of(&durable, 1)), (16, None));
     }
 }

@@ -52,7 +52,7 @@ impl Job {
     /// Another agent says what it knows of this job. A hint: it leads to questions only.
     pub(crate) fn on_advert(&mut self, ctx: &mut Ctx<'_>, from: NodeId, advert: &Advert) {
         let leads = advert.belongs && advert.leader == Some(ctx.me());
-        if self.is_superseded(ctx, from, advert.lineage) {
+        if self.is_superseded(ctx, from, advert.lineage, advert.number) {
             return;
         }
         let Some(head) = &self.head else {
@@ -167,7 +167,7 @@ impl Job {
         if record.is_majority(has_vote) {
             return false;
         }
-        self.supersede(record.lineage());
+        self.durable.supersede(record.lineage(), record.number);
         self.leave_group(ctx, head, "nothing can be decided in this group any more");
         self.wake_at(ctx.now, "join another group");
         true
@@ -262,7 +262,11 @@ impl Job {
     }
 
     pub(super) fn on_merge_ask(&mut self, ctx: &mut Ctx<'_>, from: NodeId, loser: Digest) {
-        if self.is_superseded(ctx, from, loser) {
+        // It says itself where it is, if perhaps a moment later: then it asks again.
+        let hello = ctx.peers.get(from).and_then(|p| p.hello.as_ref());
+        let mut said = hello.iter().flat_map(|h| &h.jobs);
+        let said = said.find(|a| a.key == self.key && a.lineage == loser);
+        if self.is_superseded(ctx, from, loser, said.map_or(0, |a| a.number)) {
             return;
         }
         let Some(head) = self.live() else { return };

@@ -519,7 +519,9 @@ impl Job {
             JobMessage::Continue { parent, without } => {
                 self.on_continue(ctx, from, parent, without);
             }
-            JobMessage::Superseded { lineage } => self.on_superseded(ctx, lineage),
+            JobMessage::Superseded { lineage, up_to } => {
+                self.on_superseded(ctx, lineage, up_to);
+            }
             JobMessage::Failure { digest, node, exit } => {
                 self.on_failure(ctx, from, digest, (node, *exit));
             }

@@ -7,14 +7,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::durable::EVERY_NUMBER;
 use super::{Ctx, Job};
 use crate::agent::Notice;
 use crate::ids::{Digest, LauncherId, NodeId};
 use crate::record::{Arbiter, Record};
 use crate::wire::JobMessage;
-
-/// The most lineages of one job that are remembered as superseded.
-const MAX_SUPERSEDED: usize = 16;
 
 /// What the next birth on this agent goes on from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -178,7 +176,7 @@ impl Job {
             without,
             launcher: self.launcher(),
         });
-        self.supersede(lineage);
+        self.durable.supersede(lineage, EVERY_NUMBER);
         self.leave_group(
             ctx,
             parent,
@@ -214,29 +212,28 @@ impl Job {
         }
     }
 
-    pub(super) fn supersede(&mut self, lineage: Digest) {
-        let list = &mut self.durable.superseded;
-        if !list.contains(&lineage) {
-            list.push(lineage);
-            let surplus = list.len().saturating_sub(MAX_SUPERSEDED);
-            list.drain(..surplus);
+    /// Whether this generation of a lineage was given up; whoever still holds it is told.
+    pub(super) fn is_superseded(
+        &mut self,
+        ctx: &Ctx<'_>,
+        from: NodeId,
+        lineage: Digest,
+        number: u64,
+    ) -> bool {
+        let Some(up_to) = self.durable.superseded(lineage, number) else {
+            return false;
+        };
+        if from != ctx.me() {
+            self.send(ctx, from, JobMessage::Superseded { lineage, up_to });
         }
-    }
-
-    /// Whether this lineage was given up; whoever still holds it is told.
-    pub(super) fn is_superseded(&mut self, ctx: &Ctx<'_>, from: NodeId, lineage: Digest) -> bool {
-        let given_up = self.durable.superseded.contains(&lineage);
-        if given_up && from != ctx.me() {
-            self.send(ctx, from, JobMessage::Superseded { lineage });
-        }
-        given_up
+        true
     }
 
     /// Somebody asks here to be let in, perhaps for a lineage that was given up.
     pub(super) fn tell_superseded(&mut self, ctx: &Ctx<'_>, to: NodeId) {
         if self.live().is_none() && to != ctx.me() {
-            for lineage in self.durable.superseded.clone() {
-                self.send(ctx, to, JobMessage::Superseded { lineage });
+            for (lineage, up_to) in self.durable.superseded.clone() {
+                self.send(ctx, to, JobMessage::Superseded { lineage, up_to });
             }
         }
     }
@@ -249,13 +246,15 @@ impl Job {
             && self.best_hint(ctx).is_some()
     }
 
-    /// The lineage here was given up while this node was away.
-    pub(super) fn on_superseded(&mut self, ctx: &mut Ctx<'_>, lineage: Digest) {
-        let Some(head) = self.live().filter(|h| h.record.lineage() == lineage) else {
+    /// The lineage here was given up while this node was away, up to a generation. Whoever said so may
+    /// not know of a later one, which goes on.
+    pub(super) fn on_superseded(&mut self, ctx: &mut Ctx<'_>, lineage: Digest, up_to: u64) {
+        let meant = |r: &Record| r.lineage() == lineage && r.number <= up_to;
+        let Some(head) = self.live().filter(|h| meant(&h.record)) else {
             return;
         };
         let mine = head.digest;
-        self.supersede(lineage);
+        self.durable.supersede(lineage, up_to);
         self.leave_group(ctx, mine, "the job goes on in another group; joining it");
         self.wake_at(ctx.now, "join the new lineage");
     }
