@@ -304,12 +304,14 @@ fn live<M: Model, H: Hooks<M>>(
     mut aside: Aside<H>,
 ) -> Result<(Ending, Parallel<M>), RunError> {
     worker.compare_every(aside.options.compare_every);
-    let mut instead = None;
+    let (mut instead, mut saver) = (None, None);
     loop {
-        let saver = worker.saver();
         let outcome = match instead.take() {
             Some(outcome) => outcome,
-            None => worker.advance()?,
+            None => {
+                saver = worker.saver();
+                worker.advance()?
+            }
         };
         let saves = worker.saves();
         match outcome {
@@ -344,10 +346,12 @@ fn live<M: Model, H: Hooks<M>>(
                 }
             }
             Outcome::Quarantined { ranks, .. } => {
-                // What it saved last is not what the others hold: this is the newest checkpoint now.
-                if saves && saver.is_some_and(|saver| ranks.contains(&saver)) {
+                // What it saved last is not what the others hold, whose state is the newest checkpoint now.
+                if saver.is_some_and(|saver| ranks.contains(&saver)) {
                     aside.saved = None;
-                    aside.save(&mut worker.training)?;
+                    if saves {
+                        aside.save(&mut worker.training)?;
+                    }
                 }
                 aside.hooks.on_quarantine(&ranks).map_err(RunError::Hook)?;
             }
@@ -382,6 +386,7 @@ fn live<M: Model, H: Hooks<M>>(
             && worker.training.is_complete(ranks)
             && worker.group().is_some()
         {
+            saver = worker.saver();
             instead = worker.finish()?;
             if instead.is_none() {
                 if worker.saves() {

@@ -127,26 +127,32 @@ fn nobody_ends_before_all_have_got_to_the_end() {
 
 #[test]
 fn what_a_deviating_rank_has_saved_is_saved_over() {
-    let config = config();
-    let kept = Kept::default();
-    let options = Options {
-        save_every: Some(3),
-        compare_every: Some(1000),
-        ..Options::default()
+    let config = Config {
+        until: Span::Steps(12),
+        ..config()
     };
-    let faults = Faults {
-        flip: Some(5),
-        ..Faults::default()
-    };
-    let job = Job::start(options, kept.by(with(&config, 3, 0, faults)));
-    let (_, heard) = alike(job, "the saver");
-    for heard in &heard {
-        assert!(heard.contains(&Heard::Quarantined(vec![0])), "{heard:?}");
+    // In the middle, and in the last step.
+    for flip in [5, 11] {
+        let kept = Kept::default();
+        let options = Options {
+            save_every: Some(3),
+            compare_every: Some(1000),
+            ..Options::default()
+        };
+        let faults = Faults {
+            flip: Some(flip),
+            ..Faults::default()
+        };
+        let job = Job::start(options, kept.by(with(&config, 3, 0, faults)));
+        let (_, heard) = alike(job, "the saver");
+        for heard in &heard {
+            assert!(heard.contains(&Heard::Quarantined(vec![0])), "{heard:?}");
+        }
+        let mut replayed = Net::new(1, Faults::default());
+        replay(&mut replayed, &config, &vec![3; flip as usize + 1]);
+        let states = kept.states.lock().unwrap();
+        assert!(states[&(flip + 1)].ends_with(&replayed.encode()), "{flip}");
     }
-    let mut replayed = Net::new(1, Faults::default());
-    replay(&mut replayed, &config, &[3; 6]);
-    let states = kept.states.lock().unwrap();
-    assert!(states[&6].ends_with(&replayed.encode()));
 }
 
 #[test]
