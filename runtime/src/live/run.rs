@@ -71,8 +71,9 @@ pub struct Worker<'a, T: Training> {
     pub(super) turn: u64,
     /// The ranks' states are compared before each step that is a multiple of this.
     pub(super) compare_every: Option<u64>,
-    /// Before this step of the generation they were, or are to be if this rank says so.
+    /// Before this step of the generation they were compared last.
     pub(super) compared: Option<u64>,
+    /// This rank wants them compared before the next one.
     pub(super) compare_next: bool,
     pub training: T,
     patience: Patience,

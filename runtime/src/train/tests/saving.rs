@@ -224,12 +224,11 @@ fn in_quarantine_nothing_of_the_old_state_is_kept() {
         train(&mut training, group, 3);
         training.boundary(group).unwrap();
         let keeps = |training: &mut Parallel<Net>| {
-            let own = training.buckets.iter().map(|bucket| bucket.own().clone());
-            own.map(|mut own| {
+            training.buckets.iter().any(|bucket| {
+                let mut own = bucket.own().clone();
                 let lists = own.lists_mut();
                 lists.iter().any(|list| list.iter().any(|x| *x != 0.0))
             })
-            .any(|any| any)
         };
         let before = keeps(&mut training) && training.kept_back.is_some();
         training.quarantined();
