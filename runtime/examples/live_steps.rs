@@ -53,7 +53,6 @@ fn main() -> Result<(), Failure> {
         listener: Vec::new(),
         state: State::new(state / gradient, gradient),
         spare: Rc::default(),
-        all_in: false,
         tried: None,
         quiet: options.contains_key("pairs"),
         who,
@@ -77,8 +76,6 @@ struct Steps {
     listener: Vec<f32>,
     state: State,
     spare: Spare,
-    /// All ranks' samples counted in the newest step.
-    all_in: bool,
     /// The newest step that was begun.
     tried: Option<u64>,
     /// Commits are not noted: the loop without live membership notes none either.
@@ -206,7 +203,6 @@ impl Training for Steps {
             &self.listener
         };
         group.all_reduce(Op::Sum, own, &mut sums.values)?;
-        self.all_in = share.entered.len() == share.world as usize;
         Ok(sums)
     }
 
@@ -264,8 +260,21 @@ impl Training for Steps {
 
 fn train(mut worker: Worker<'_, Steps>, steps: u64) -> Result<(), Failure> {
     // Nobody leaves while another one copies or listens: all see alike who has entered.
-    while worker.committed() < steps || !worker.training.all_in {
-        match worker.advance()? {
+    let mut instead = None;
+    loop {
+        let share = worker.share();
+        let all = worker.group().is_some() && share.entered.len() == share.world as usize;
+        if all && worker.committed() >= steps {
+            instead = worker.finish()?;
+            if instead.is_none() {
+                break;
+            }
+        }
+        let outcome = match instead.take() {
+            Some(outcome) => outcome,
+            None => worker.advance()?,
+        };
+        match outcome {
             Outcome::Regrouped {
                 place,
                 committed,
@@ -295,10 +304,6 @@ fn train(mut worker: Worker<'_, Steps>, steps: u64) -> Result<(), Failure> {
             | Outcome::Waiting
             | Outcome::Quarantined { .. } => {}
         }
-    }
-    if let Some(group) = worker.group() {
-        // Nobody leaves while another is still in the last step.
-        let _gone = group.barrier();
     }
     let digest = worker.training.state.digest();
     let more = format!(", \"digest\": \"{}\"", digest.to_hex());

@@ -1,5 +1,7 @@
 //! The demo worker on live membership: it stays in its process while the generations change.
 
+use std::time::Duration;
+
 use super::args::WorkerArgs;
 use super::data::Digits;
 use super::events::{Event, EventLog};
@@ -9,6 +11,9 @@ use crate::checkpoint;
 use crate::collective::Group;
 use crate::live::{Fault, Outcome, Patience, Share, Training, Worker};
 use crate::session::Session;
+
+/// Steps that nobody has to compute come no faster than this.
+const BETWEEN_IDLE: Duration = Duration::from_millis(1);
 
 /// The digits as a live training.
 #[derive(Debug)]
@@ -21,29 +26,44 @@ struct Live<'a> {
 }
 
 impl Training for Live<'_> {
-    type Results = Sums;
+    /// None of a step after the last one: such steps pass while a newcomer has yet to catch up.
+    type Results = Option<Sums>;
 
-    fn results(&mut self, step: u64, share: &Share, group: &mut Group) -> Result<Sums, Fault> {
+    fn results(
+        &mut self,
+        step: u64,
+        share: &Share,
+        group: &mut Group,
+    ) -> Result<Option<Sums>, Fault> {
+        if step >= self.args.steps {
+            std::thread::sleep(BETWEEN_IDLE);
+            return Ok(None);
+        }
         self.trainer
             .sums(step, share, group)
+            .map(Some)
             .map_err(|error| match WorkerError::from(error) {
                 WorkerError::Group(error) => Fault::Group(error),
                 other => Fault::Training(other.into()),
             })
     }
 
-    fn commit(&mut self, _step: u64, sums: &Sums) {
+    fn commit(&mut self, _step: u64, sums: &Option<Sums>) {
+        let Some(sums) = sums else { return };
         self.trainer.commit(sums);
         let done = self.trainer.state.step;
         self.committed.push((done, sums.mean_loss()));
     }
 
-    fn encode_results(&self, sums: &Sums) -> Vec<u8> {
-        sums.encode()
+    fn encode_results(&self, sums: &Option<Sums>) -> Vec<u8> {
+        sums.as_ref().map(Sums::encode).unwrap_or_default()
     }
 
-    fn decode_results(&self, bytes: &[u8]) -> Option<Sums> {
-        Sums::decode(bytes)
+    fn decode_results(&self, bytes: &[u8]) -> Option<Option<Sums>> {
+        match bytes {
+            [] => Some(None),
+            bytes => Sums::decode(bytes).map(Some),
+        }
     }
 
     fn encode_state(&self) -> Vec<u8> {
@@ -109,15 +129,21 @@ struct Run<'a, 'b> {
 
 impl Run<'_, '_> {
     fn train(mut self, digits: &Digits) -> Result<Ending, WorkerError> {
+        let mut instead = None;
         loop {
-            match self.worker.advance()? {
+            let outcome = match instead.take() {
+                Some(outcome) => outcome,
+                None => self.worker.advance()?,
+            };
+            let stepped = matches!(outcome, Outcome::Stepped { .. });
+            match outcome {
                 Outcome::Regrouped {
                     place, survived, ..
                 } => {
                     let (events, number) = (&self.args.events, place.term.number());
                     self.log = Some(EventLog::open(events, number, place.rank)?);
                     self.first = true;
-                    let step = self.worker.committed();
+                    let step = self.worker.committed().min(self.args.steps);
                     let kept = survived && step > 0;
                     let restored = self.worker.training.restored_from.take();
                     self.write(Event::Start {
@@ -130,24 +156,17 @@ impl Run<'_, '_> {
                         linked: true,
                     })?;
                 }
-                Outcome::Stepped { .. } => {
-                    self.stepped()?;
-                    if self.worker.is_settled() && self.worker.committed() >= self.args.steps {
-                        return self.done(digits);
-                    }
-                    if !self.args.pause.is_zero() {
-                        std::thread::sleep(self.args.pause);
-                    }
-                }
-                Outcome::CaughtUp { .. } => self.stepped()?,
+                Outcome::Stepped { .. } | Outcome::CaughtUp { .. } => self.stepped()?,
                 // Its state is compared with nobody's.
                 Outcome::Waiting | Outcome::Quarantined { .. } => {}
                 Outcome::Checkpoint { step } => {
                     self.save()?;
-                    self.worker.saved(step);
+                    if self.worker.saver().is_some() {
+                        self.worker.saved(step);
+                    }
                 }
                 Outcome::Ended { why: _, lost } => {
-                    let step = self.worker.committed();
+                    let step = self.worker.committed().min(self.args.steps);
                     if let Some(peer) = lost {
                         self.write(Event::Lost { step, peer })?;
                     }
@@ -156,7 +175,19 @@ impl Run<'_, '_> {
                     self.save()?;
                     let reason = reason.to_string();
                     self.write(Event::Stop { step, reason })?;
+                    continue;
                 }
+            }
+            // All ranks see this alike: nobody ends while a newcomer still has to catch up.
+            let share = self.worker.share();
+            let all = self.worker.group().is_some() && share.entered.len() == share.world as usize;
+            if all && self.worker.committed() >= self.args.steps {
+                instead = self.worker.finish()?;
+                if instead.is_none() {
+                    return self.done(digits);
+                }
+            } else if stepped && !self.args.pause.is_zero() {
+                std::thread::sleep(self.args.pause);
             }
         }
     }
@@ -177,17 +208,17 @@ impl Run<'_, '_> {
                 self.write(Event::Step { step, loss })?;
             }
         }
-        if self.worker.committed().is_multiple_of(self.args.save_every) {
+        let done = self.worker.training.trainer.state.step;
+        if done.is_multiple_of(self.args.save_every) {
             self.save()?;
         }
         Ok(())
     }
 
-    /// Rank 0 writes the state, for the day when every rank dies.
+    /// One rank writes the state, for the day when every rank dies.
     fn save(&mut self) -> Result<(), WorkerError> {
-        let step = self.worker.committed();
-        let settled = self.worker.is_settled();
-        if self.worker.place().rank != 0 || !settled || self.saved == Some(step) {
+        let step = self.worker.training.trainer.state.step;
+        if !self.worker.saves() || self.saved == Some(step) {
             return Ok(());
         }
         let state = self.worker.training.encode_state();
@@ -198,10 +229,6 @@ impl Run<'_, '_> {
 
     fn done(mut self, digits: &Digits) -> Result<Ending, WorkerError> {
         self.save()?;
-        if let Some(group) = self.worker.group() {
-            // Nobody leaves while another is still in the last step. Who is gone by then had all.
-            let _gone = group.barrier();
-        }
         let state = &self.worker.training.trainer.state;
         let (step, outcome) = (state.step, state.outcome(digits));
         self.write(Event::Done {

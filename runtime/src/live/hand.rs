@@ -25,8 +25,11 @@ const PART: u64 = 4 << 20;
 const CHUNK: usize = 256 << 10;
 /// The most bytes of a thing that is handed over: a bound on what a length from the network may ask for.
 const MAX_LEN: u64 = 1 << 40;
-/// Connections that are served at once.
+/// Connections that are served at once: each has proven the token.
 const MAX_SERVED: usize = 32;
+/// Connections beside those that have not, and how long each has to do so.
+const MAX_UNPROVEN: usize = 64;
+const PROOF: Duration = Duration::from_secs(2);
 /// The longest silence on a connection.
 const SILENCE: Duration = Duration::from_secs(10);
 /// How long sources that have nothing yet are left alone.
@@ -200,6 +203,8 @@ impl Hand {
 
 impl Drop for Hand {
     fn drop(&mut self) {
+        // Connections may outlive this; a state must not.
+        self.withdraw_all();
         self.over.store(true, Ordering::Release);
         drop(self.bell.take());
         if let Some(thread) = self.thread.take() {
@@ -219,10 +224,10 @@ fn accept(
     token: &[u8; TOKEN_LEN],
     over: &Arc<AtomicBool>,
 ) {
-    let served = Arc::new(AtomicUsize::new(0));
+    let counts = Counts::default();
     while !over.load(Ordering::Acquire) {
         match listener.accept() {
-            Ok((stream, _)) => serve_apart(stream, &served, offers, token, over),
+            Ok((stream, _)) => serve_apart(stream, &counts, offers, token, over),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let mut fds = [
                     PollFd::new(listener.as_fd(), PollFlags::POLLIN),
@@ -238,29 +243,69 @@ fn accept(
     }
 }
 
+/// How many connections there are.
+#[derive(Clone, Default)]
+struct Counts {
+    unproven: Arc<AtomicUsize>,
+    served: Arc<AtomicUsize>,
+}
+
+/// One of so many.
+struct Slot(Arc<AtomicUsize>);
+
+impl Slot {
+    fn of(count: &Arc<AtomicUsize>, most: usize) -> Option<Slot> {
+        // Given back by the drop, too many or not.
+        let slot = Slot(count.clone());
+        (count.fetch_add(1, Ordering::AcqRel) < most).then_some(slot)
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 /// Serves a connection on a thread of its own, or drops it when there are too many.
 fn serve_apart(
     stream: TcpStream,
-    served: &Arc<AtomicUsize>,
+    counts: &Counts,
     offers: &Offers,
     token: &[u8; TOKEN_LEN],
     over: &Arc<AtomicBool>,
 ) {
-    if served.fetch_add(1, Ordering::AcqRel) >= MAX_SERVED {
-        served.fetch_sub(1, Ordering::AcqRel);
+    let Some(unproven) = Slot::of(&counts.unproven, MAX_UNPROVEN) else {
         return;
-    }
+    };
     let (offers, token, over) = (offers.clone(), *token, over.clone());
-    let count = served.clone();
-    let spawned = std::thread::Builder::new()
+    let served = counts.served.clone();
+    // With no thread left the connection is dropped, and its slot.
+    let _spawned = std::thread::Builder::new()
         .name("muster-hand-out".into())
         .spawn(move || {
-            let _gone = serve(stream, &offers, &token, &over);
-            count.fetch_sub(1, Ordering::AcqRel);
+            let _gone = serve(stream, &offers, &token, &over, (unproven, &served));
         });
-    if spawned.is_err() {
-        served.fetch_sub(1, Ordering::AcqRel);
+}
+
+/// The first request of a connection, whole within [`PROOF`].
+fn first_request(stream: &mut TcpStream) -> io::Result<[u8; REQUEST_LEN]> {
+    let (until, mut request, mut got) = (Instant::now() + PROOF, [0; REQUEST_LEN], 0);
+    while got < REQUEST_LEN {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut request[got..]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(len) => got += len,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
     }
+    stream.set_read_timeout(Some(SILENCE))?;
+    Ok(request)
 }
 
 /// Serves one connection's requests, one after the other.
@@ -269,18 +314,32 @@ fn serve(
     offers: &Offers,
     token: &[u8; TOKEN_LEN],
     over: &AtomicBool,
+    (unproven, served): (Slot, &Arc<AtomicUsize>),
 ) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(SILENCE))?;
     stream.set_write_timeout(Some(SILENCE))?;
+    let mut first = Some(first_request(&mut stream)?);
+    let mut slots = (Some(unproven), None);
     loop {
-        let mut request = [0; REQUEST_LEN];
-        stream.read_exact(&mut request)?;
+        let request = match first.take() {
+            Some(request) => request,
+            None => {
+                let mut request = [0; REQUEST_LEN];
+                stream.read_exact(&mut request)?;
+                request
+            }
+        };
         let Some((thing, want, from, len)) = parse(&request, token) else {
             // A stranger, or a worker of another generation: no answer.
             return Ok(());
         };
+        if let Some(_unproven) = slots.0.take() {
+            slots.1 = Slot::of(served, MAX_SERVED);
+            if slots.1.is_none() {
+                return Ok(());
+            }
+        }
         let offer = lock(offers).get(&thing).cloned();
         let total = offer.as_ref().map(|bytes| bytes.total() as u64);
         let length = total.map_or(0, |total| total + 1);

@@ -41,8 +41,8 @@ pub enum Outcome {
         reason: Reason,
         deadline: Option<SystemTime>,
     },
-    /// Somebody wants a checkpoint, and all ranks are before this step. Whoever is to save does, and
-    /// every rank says [`Worker::saved`](super::Worker::saved); the next call goes on.
+    /// Somebody wants a checkpoint, and all ranks are before this step. The rank that
+    /// [`Worker::saver`](super::Worker::saver) names saves, and, if there is one, every rank says [`Worker::saved`](super::Worker::saved); the next call goes on.
     Checkpoint { step: u64 },
     /// The states of the ranks were compared, and these hold another one than the majority
     /// ([`Worker::compare_every`](super::Worker::compare_every)): they are newcomers now, and copy the state of the
@@ -57,8 +57,9 @@ pub enum Outcome {
 pub struct Patience {
     /// For all ranks of a new generation.
     pub form: Duration,
-    /// For one operation, until steps were measured; then [`Patience::STEPS`] times the slowest of
-    /// the last ones, but not less than a tenth of this.
+    /// For one operation. What a rank does between two steps, such as saving the state, must take less: the others
+    /// wait for it in the next one. Inside a step, once some were measured, an operation has [`Patience::STEPS`]
+    /// times the slowest of the last ones, but not less than a tenth of this.
     pub operation: Duration,
     /// For results or a state from survivors.
     pub copy: Duration,

@@ -22,6 +22,14 @@ impl<T: Training> Worker<'_, T> {
         self.compare_every = steps;
     }
 
+    /// All ranks compare their states before the next step, if they ever do ([`compare_every`](Self::compare_every)):
+    /// to be said by a rank that has saved, so that no checkpoint of a state that deviates stays the newest. When
+    /// [`saver`](Self::saver) as it was is then named by [`Outcome::Quarantined`](super::Outcome::Quarantined), the
+    /// one that it is now saves over it.
+    pub fn compare_next(&mut self) {
+        self.compare_next = self.compare_every.is_some_and(|every| every > 0);
+    }
+
     /// What the rule calls this generation. It grows with each turn, and each generation begins above all turns of
     /// the one before.
     pub(super) fn number(&self) -> u64 {
@@ -29,14 +37,30 @@ impl<T: Training> Worker<'_, T> {
         first.saturating_add(self.turn)
     }
 
-    /// The ranks that hold another state than most do, if it is time to compare.
-    pub(super) fn deviating(&mut self, step: u64) -> Result<Option<Vec<u32>>, LiveError> {
+    /// Whether it is time to compare, whatever the ranks ask for.
+    pub(super) fn compares_at(&self, step: u64) -> bool {
         let due = |every: u64| every > 0 && step.is_multiple_of(every);
-        let Some(formed) = self
-            .formed
-            .as_mut()
-            .filter(|_| self.compare_every.is_some_and(due))
-        else {
+        self.compare_every.is_some_and(due)
+    }
+
+    /// Compares the states before this step, if they are compared at all and were not yet. These ranks held another
+    /// one than most do, and are newcomers now.
+    pub(super) fn set_apart(&mut self, step: u64) -> Result<Option<Vec<u32>>, LiveError> {
+        let every = self.compare_every.filter(|every| *every > 0);
+        if every.is_none() || self.compared == Some(step) {
+            return Ok(None);
+        }
+        let deviating = self.deviating(step)?;
+        self.compared = Some(step);
+        if let Some(ranks) = &deviating {
+            self.quarantine(ranks)?;
+        }
+        Ok(deviating)
+    }
+
+    /// The ranks that hold another state than most do.
+    fn deviating(&mut self, step: u64) -> Result<Option<Vec<u32>>, LiveError> {
+        let Some(formed) = &mut self.formed else {
             return Ok(None);
         };
         let holds = self.live.is_settled() && self.live.committed() == step;
@@ -54,7 +78,7 @@ impl<T: Training> Worker<'_, T> {
     }
 
     /// All ranks begin the generation anew, in the group that they have; these ones without a state.
-    pub(super) fn quarantine(&mut self, deviating: &[u32]) -> Result<(), LiveError> {
+    fn quarantine(&mut self, deviating: &[u32]) -> Result<(), LiveError> {
         let rank = self.place.rank;
         self.live.handle(Event::Lost {
             number: self.number(),
@@ -62,6 +86,7 @@ impl<T: Training> Worker<'_, T> {
         self.turn += 1;
         if deviating.contains(&rank) {
             self.live = Live::new(self.place.lineage);
+            self.training.quarantined();
         }
         self.live.handle(Event::Assigned {
             number: self.number(),

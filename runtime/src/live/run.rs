@@ -20,6 +20,8 @@ use crate::session::{Directive, Metrics, Session};
 
 /// Bit in a step's header: this rank has caught up.
 const READY: u64 = 1;
+/// Bit in a step's header: all ranks compare their states before this step.
+const COMPARE: u64 = 2;
 
 /// One generation, formed.
 pub(super) struct Formed {
@@ -69,6 +71,10 @@ pub struct Worker<'a, T: Training> {
     pub(super) turn: u64,
     /// The ranks' states are compared before each step that is a multiple of this.
     pub(super) compare_every: Option<u64>,
+    /// Before this step of the generation they were compared last.
+    pub(super) compared: Option<u64>,
+    /// This rank wants them compared before the next one.
+    pub(super) compare_next: bool,
     pub training: T,
     patience: Patience,
     pub(super) formed: Option<Formed>,
@@ -81,7 +87,7 @@ pub struct Worker<'a, T: Training> {
     /// The first assignment is taken up without waiting.
     fresh: bool,
     over_since: Option<Instant>,
-    /// The slowest of the last steps, decaying.
+    /// The slowest of the last steps, decaying. What lies between two steps does not count.
     slowest: Duration,
 }
 
@@ -108,6 +114,8 @@ impl<'a, T: Training> Worker<'a, T> {
             place,
             turn: 0,
             compare_every: None,
+            compared: None,
+            compare_next: false,
             training,
             patience,
             formed: None,
@@ -141,7 +149,19 @@ impl<'a, T: Training> Worker<'a, T> {
         }
     }
 
-    /// The collectives of the generation, while there is one.
+    /// The rank that saves, if the state is to be saved between two steps: the first of those that train. The same
+    /// on every rank; a rank that has not caught up yet is none.
+    pub fn saver(&self) -> Option<u32> {
+        self.live.entered().next()
+    }
+
+    /// Whether that is this rank.
+    pub fn saves(&self) -> bool {
+        self.is_settled() && self.saver() == Some(self.place.rank)
+    }
+
+    /// The collectives of the generation, while there is one. Between two steps each may take
+    /// [`Patience::operation`].
     pub fn group(&mut self) -> Option<&mut Group> {
         self.formed.as_mut().map(|f| &mut f.group)
     }
@@ -182,14 +202,18 @@ impl<'a, T: Training> Worker<'a, T> {
         let Some(step) = self.next else {
             return Ok(self.ended("no step is to be done".into(), None));
         };
-        let operation = self.operation();
         match self.session.step(step)? {
             Directive::Continue => {}
             Directive::Checkpoint { step } => return Ok(Outcome::Checkpoint { step }),
             Directive::Stop { deadline, reason } => {
+                // Before anything is handed over or saved; who deviates stops before the same step, in the next call.
+                match self.set_apart(step) {
+                    Ok(Some(ranks)) => return Ok(Outcome::Quarantined { ranks, step }),
+                    Ok(None) | Err(LiveError::Group(_)) => {}
+                    Err(error) => return Err(error),
+                }
                 self.stopped_at = Some(step);
                 if let Some(formed) = &mut self.formed {
-                    formed.group.set_op_within(operation);
                     match self.training.boundary(&mut formed.group) {
                         // Whoever is lost now would have left anyway.
                         Ok(()) | Err(Fault::Group(_)) => {}
@@ -203,19 +227,45 @@ impl<'a, T: Training> Worker<'a, T> {
                 });
             }
         }
-        let began = Instant::now();
         match self.step(step) {
-            Ok(Stepped::Complete) => {
-                self.slowest = (self.slowest * 15 / 16).max(began.elapsed());
-                Ok(Outcome::Stepped {
-                    step,
-                    committed: self.live.committed(),
-                })
-            }
+            Ok(Stepped::Complete) => Ok(Outcome::Stepped {
+                step,
+                committed: self.live.committed(),
+            }),
             Ok(Stepped::Quarantined(ranks)) => Ok(Outcome::Quarantined { ranks, step }),
             Err(LiveError::Group(error)) if passes(&error) => Ok(self.ended_by(&error)),
             Err(error) => Err(error),
         }
+    }
+
+    /// The last thing that a training does, once it is over on every rank ([`share`](Self::share) tells whether all
+    /// train): waits until all have got here, so that nobody leaves while another is still in the last step. States
+    /// are compared first, if they ever are. `None`: all are here, and the process may end. Otherwise
+    /// what went on instead, as of [`advance`](Self::advance), which is to be called again: a rank that was lost may
+    /// have left another without the last results, which this one holds.
+    ///
+    /// # Errors
+    /// This process cannot go on; see [`LiveError`].
+    pub fn finish(&mut self) -> Result<Option<Outcome>, LiveError> {
+        let Some(step) = self.next.filter(|_| self.formed.is_some()) else {
+            return Ok(Some(self.ended("no step is to be done".into(), None)));
+        };
+        match self.last_barrier(step) {
+            Ok(None) => Ok(None),
+            Ok(Some(ranks)) => Ok(Some(Outcome::Quarantined { ranks, step })),
+            Err(LiveError::Group(error)) if passes(&error) => Ok(Some(self.ended_by(&error))),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn last_barrier(&mut self, step: u64) -> Result<Option<Vec<u32>>, LiveError> {
+        if let Some(ranks) = self.set_apart(step)? {
+            return Ok(Some(ranks));
+        }
+        if let Some(formed) = &mut self.formed {
+            formed.group.barrier()?;
+        }
+        Ok(None)
     }
 
     /// Leaves the generation for good.
@@ -279,6 +329,7 @@ impl<'a, T: Training> Worker<'a, T> {
         let place = self.place;
         let number = self.number();
         let rank = place.rank;
+        self.compared = None;
         self.live.handle(Event::Assigned { number, rank })?;
         let report = self.begin_exchange();
         // Two starts of one generation are two groups.
@@ -302,7 +353,7 @@ impl<'a, T: Training> Worker<'a, T> {
             digest: token,
             sharing: Sharing::Auto,
             form_within: self.patience.form,
-            op_within: self.operation(),
+            op_within: self.patience.operation,
         };
         let mut group = Group::form_abortable(&config, &aborter)?;
         group.mark_waits(self.session.waits());
@@ -365,6 +416,8 @@ impl<'a, T: Training> Worker<'a, T> {
         report
     }
 
+    /// How long an operation inside a step may take. Between two steps, until the header is there, it is
+    /// [`Patience::operation`]: a rank saves meanwhile, takes in a copy, or tells its hooks.
     fn operation(&self) -> Duration {
         let most = self.patience.operation;
         match self.slowest {
@@ -378,15 +431,17 @@ impl<'a, T: Training> Worker<'a, T> {
         let number = self.number();
         let share = self.share();
         let operation = self.operation();
-        let flags = if std::mem::take(&mut self.say_ready) {
-            READY
-        } else {
-            0
-        };
+        let mut compares = self.compares_at(step);
+        let mut flags = 0;
+        if std::mem::take(&mut self.say_ready) {
+            flags |= READY;
+        }
+        if std::mem::take(&mut self.compare_next) {
+            flags |= COMPARE;
+        }
         let Some(formed) = &mut self.formed else {
             return Ok(Stepped::Complete);
         };
-        formed.group.set_op_within(operation);
         let mut headers = vec![0u64; 2 * share.world as usize];
         formed.group.all_gather(&[step, flags], &mut headers)?;
         let mut ready = Vec::new();
@@ -401,6 +456,7 @@ impl<'a, T: Training> Worker<'a, T> {
             if header[1] & READY != 0 {
                 ready.push(rank);
             }
+            compares |= header[1] & COMPARE != 0;
         }
         if share.entered.len() == share.world as usize {
             // All have what they asked for, and no frozen copy is needed any more.
@@ -412,17 +468,20 @@ impl<'a, T: Training> Worker<'a, T> {
             ready,
         })?;
         self.carry_out()?;
-        if let Some(ranks) = self.deviating(step)? {
-            self.quarantine(&ranks)?;
+        if compares && let Some(ranks) = self.set_apart(step)? {
             return Ok(Stepped::Quarantined(ranks));
         }
+        let began = Instant::now();
         let Some(formed) = &mut self.formed else {
             return Ok(Stepped::Complete);
         };
+        formed.group.set_op_within(operation);
         let results = self.training.results(step, &share, &mut formed.group)?;
+        formed.group.set_op_within(self.patience.operation);
         self.kept.insert(step, results);
         self.live.handle(Event::Complete { number, step })?;
         self.carry_out()?;
+        self.slowest = (self.slowest * 15 / 16).max(began.elapsed());
         Ok(Stepped::Complete)
     }
 
@@ -445,6 +504,7 @@ impl<'a, T: Training> Worker<'a, T> {
         if !self.training.adopt_state(bytes) {
             return Err(LiveError::Useless { what: "state" });
         }
+        self.unharmed()?;
         let number = self.number();
         self.live.handle(Event::Copied { number })?;
         self.carry_out()?;
@@ -476,6 +536,7 @@ impl<'a, T: Training> Worker<'a, T> {
                     what: "a commit without results",
                 })?;
                 self.training.commit(step, results);
+                self.unharmed()?;
             }
             Effect::Release { step } => {
                 if let Some(results) = self.kept.remove(&step) {
@@ -491,6 +552,9 @@ impl<'a, T: Training> Worker<'a, T> {
             Effect::HandState { boundary, .. } => {
                 if let Some(formed) = &self.formed {
                     let state = self.training.freeze();
+                    if let Some(error) = self.training.fault() {
+                        return Err(LiveError::Training(error));
+                    }
                     formed.hand.offer(Thing::State(boundary), state);
                 }
             }
@@ -527,6 +591,13 @@ impl<'a, T: Training> Worker<'a, T> {
             }
         }
         Ok(())
+    }
+
+    /// A state that is not what was committed is neither trained on, handed out, nor saved.
+    fn unharmed(&mut self) -> Result<(), LiveError> {
+        self.training
+            .fault()
+            .map_or(Ok(()), |error| Err(LiveError::Training(error)))
     }
 
     /// Starts a copy of the frozen state on a thread of its own.

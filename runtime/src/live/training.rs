@@ -78,6 +78,16 @@ pub trait Training {
         false
     }
 
+    /// What has gone wrong in a commit, or while the state was encoded or decoded, none of which can fail: asked
+    /// after each. This process ends then, before anybody gets its state.
+    fn fault(&mut self) -> Option<Box<dyn std::error::Error + Send + Sync>> {
+        None
+    }
+
+    /// This rank's state deviates, and it becomes a newcomer: what is its own, and handed to nobody in a copy, is to
+    /// be forgotten now.
+    fn quarantined(&mut self) {}
+
     /// Results that are not needed any more: their memory may be used again.
     fn recycle(&mut self, results: Self::Results) {
         drop(results);

@@ -289,16 +289,20 @@ impl DistributedOptimizer {
             let communication = scope.spawn(move || reduce(group, work.0, work.1, &told));
             let mut failed = Ok(());
             let mut ready = |bucket: usize| {
-                let memory = own.get_mut(bucket).map_or_else(Vec::new, std::mem::take);
-                let mut memory = memory;
+                // Once a copy has failed nothing more is sent: no rank gets a sum with a part that is not whole.
+                let Some(memory) = own.get_mut(bucket).filter(|_| failed.is_ok()) else {
+                    return;
+                };
                 if memory.is_empty() {
                     return;
                 }
                 if let Some(mut part) = device.get_mut(bucket).and_then(Option::take)
-                    && let Err(error) = part.add_to(&mut memory)
+                    && let Err(error) = part.add_to(memory)
                 {
                     failed = Err(error);
+                    return;
                 }
+                let memory = std::mem::take(memory);
                 // Nobody hears it when the reduction has failed: that is reported below.
                 let _unheard = tell.send((bucket, memory));
             };

@@ -98,9 +98,9 @@ impl Options {
 
 /// A [`Net`] with its loss, data and optimizer.
 ///
-/// An error of the device that [`update`](Model::update) meets is returned by the next
-/// [`backward`](Model::backward), and what [`encode`](Model::encode) meets makes an empty encoding, which
-/// nobody takes.
+/// An error of the device that [`update`](Model::update) or [`decode`](Model::decode) meets is told by
+/// [`fault`](Model::fault), and what [`encode`](Model::encode) meets makes an empty encoding, which is neither
+/// saved nor handed out.
 #[derive(Debug)]
 pub struct TorchModel<S> {
     parts: Parts<S>,
@@ -320,6 +320,10 @@ impl<S: Send + 'static> Model for TorchModel<S> {
         if let Err(error) = self.apply(update) {
             self.failed.get_or_insert(error);
         }
+    }
+
+    fn fault(&mut self) -> Option<BoxError> {
+        self.failed.take().map(Into::into)
     }
 
     fn encode(&self) -> Vec<u8> {

@@ -98,6 +98,8 @@ pub enum TrainError {
         #[source]
         source: BoxError,
     },
+    #[error("the model gives no state after step {step}; what it encodes is empty")]
+    NoState { step: u64 },
     #[error("no thread can be started to reduce gradients; is the limit on processes reached?")]
     Thread(#[source] std::io::Error),
     #[error("the model gave {got} extra sums, not the {expected} that it announced")]

@@ -42,7 +42,7 @@ pub trait Hooks<M: Model> {
         Ok(())
     }
 
-    /// An epoch is over: so many are now.
+    /// An epoch is over: so many are now. Told once, whatever the world does.
     ///
     /// # Errors
     /// Whatever the training shall end with.
@@ -75,7 +75,7 @@ pub trait Hooks<M: Model> {
         Ok(())
     }
 
-    /// All ranks have stopped. If there is a [`Store`](super::Store), rank 0 has saved the state.
+    /// All ranks have stopped. If there is a [`Store`](super::Store), one rank has saved the state.
     ///
     /// # Errors
     /// Whatever the training shall end with.

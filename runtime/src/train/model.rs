@@ -60,7 +60,14 @@ pub trait Model {
     /// collectives, no clock, no randomness. Every rank gets the same bits.
     fn update(&mut self, update: &Update<'_>);
 
-    /// All that is registered. The same bytes on every rank.
+    /// What went wrong in [`update`](Self::update), [`encode`](Self::encode) or [`decode`](Self::decode), which
+    /// cannot fail: asked after each, and told once. The training ends with it; what the model is then is neither
+    /// saved nor handed to others.
+    fn fault(&mut self) -> Option<BoxError> {
+        None
+    }
+
+    /// All that is registered. The same bytes on every rank; never none, unless there are no parameters.
     fn encode(&self) -> Vec<u8>;
 
     /// Becomes that; false, and nothing changed, if it is of another model.

@@ -9,7 +9,7 @@ use super::config::{Codecs, Config, TrainError, check};
 use super::feed::Feed;
 use super::held_out::HeldOut;
 use super::lane::{self, Lane};
-use super::model::{Measured, Micro, Model, Update};
+use super::model::{BoxError, Measured, Micro, Model, Update};
 use super::progress::Progress;
 use super::report::{Best, Evaluation, News, Report, Times};
 use super::restore::{self, Store};
@@ -19,7 +19,7 @@ use crate::collective::Group;
 use crate::data::{Plan, Sampler};
 use crate::gradient::compress::{Bucket, Codec, Own, Reduced};
 use crate::gradient::{Scaler, Verdict, clip};
-use crate::live::{Fault, Share, Training};
+use crate::live::{Fault, Frozen, Share, Training};
 use crate::random::seed_of;
 use crate::schedule::{At, Rate};
 
@@ -57,7 +57,7 @@ pub struct Parallel<M: Model> {
     /// Of the step whose results were computed last, and when it began.
     timed: Option<(u64, Instant, Times)>,
     /// A commit cannot fail; what went wrong in it is told by the next step.
-    fault: Option<TrainError>,
+    pub(super) fault: Option<TrainError>,
 }
 
 impl<M: Model> std::fmt::Debug for Parallel<M> {
@@ -365,7 +365,8 @@ impl<M: Model> Parallel<M> {
             .is_none_or(|best| self.config.better.prefers(measured, &best.measured));
         if evaluation.best {
             self.progress.best = Some(evaluation.clone());
-            self.best_model = self.config.keep_best.then(|| self.model.encode());
+            let encoded = self.config.keep_best.then(|| self.model.encode());
+            self.best_model = encoded.filter(|model| !model.is_empty());
         }
         self.news.push_back(News::Evaluated(evaluation));
     }
@@ -457,6 +458,7 @@ impl<M: Model> Training for Parallel<M> {
                 gradient: &self.sums.buffers,
                 measured,
             });
+            self.ask_model();
         }
         self.sums.forget();
         self.progress.trained(&plan);
@@ -481,7 +483,8 @@ impl<M: Model> Training for Parallel<M> {
             }),
         }));
         let next = self.sampler.plan(results.ranks as usize).epoch();
-        if next > plan.epoch() {
+        if next > self.progress.told {
+            self.progress.told = next;
             self.news.push_back(News::Epoch(next));
         }
     }
@@ -508,6 +511,22 @@ impl<M: Model> Training for Parallel<M> {
 
     fn decode_state(&mut self, bytes: &[u8]) -> bool {
         self.decode(bytes)
+    }
+
+    fn freeze(&mut self) -> Box<dyn Frozen> {
+        Box::new(self.whole().unwrap_or_else(|error| {
+            self.fault = Some(error);
+            Vec::new()
+        }))
+    }
+
+    fn fault(&mut self) -> Option<BoxError> {
+        self.ask_model();
+        self.fault.take().map(Into::into)
+    }
+
+    fn quarantined(&mut self) {
+        self.forget_own();
     }
 
     fn restore(&mut self, group: &mut Group) -> Result<u64, Fault> {

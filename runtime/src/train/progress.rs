@@ -17,6 +17,9 @@ pub(super) struct Progress {
     last: (u64, u64),
     /// After so many steps the model was evaluated last.
     pub(super) evaluated: Option<u64>,
+    /// Epochs that were told to be over. What is left of one may be a batch in another world, so the next plan
+    /// alone does not say whether it was.
+    pub(super) told: u64,
     pub(super) best: Option<Evaluation>,
 }
 
@@ -59,7 +62,14 @@ impl Progress {
         let mut out = Vec::new();
         let (epoch, place) = self.last;
         let evaluated = self.evaluated.map_or(0, |steps| steps + 1);
-        for word in [self.transactions, self.steps, epoch, place, evaluated] {
+        for word in [
+            self.transactions,
+            self.steps,
+            epoch,
+            place,
+            evaluated,
+            self.told,
+        ] {
             put_word(&mut out, word);
         }
         if let Some(best) = &self.best {
@@ -77,6 +87,7 @@ impl Progress {
             steps: fields.word()?,
             last: (fields.word()?, fields.word()?),
             evaluated: fields.word()?.checked_sub(1),
+            told: fields.word()?,
             best: None,
         };
         if !fields.0.is_empty() {

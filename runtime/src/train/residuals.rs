@@ -20,6 +20,12 @@ impl<M: Model> Parallel<M> {
         self.buckets.iter().any(|bucket| !bucket.own().is_empty())
     }
 
+    /// What is this rank's own, of a state that it holds no more.
+    pub(super) fn forget_own(&mut self) {
+        self.kept_back = None;
+        self.buckets.iter_mut().for_each(Bucket::clear_own);
+    }
+
     /// At a boundary before which any rank may leave for good.
     pub(super) fn keep_back(&mut self, group: &mut Group) -> Result<(), GroupError> {
         if self.keeps_back() {
@@ -31,8 +37,7 @@ impl<M: Model> Parallel<M> {
     /// At the beginning of a generation. All ranks call it, newcomers too.
     pub(super) fn take_up(&mut self, group: &mut Group, survived: bool) -> Result<(), GroupError> {
         if !survived {
-            self.kept_back = None;
-            self.buckets.iter_mut().for_each(Bucket::clear_own);
+            self.forget_own();
         }
         if !self.keeps_back() {
             return Ok(());

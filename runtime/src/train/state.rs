@@ -1,6 +1,7 @@
 //! The state of a training as bytes: the same on every rank.
 
 use super::bytes::{Fields, put, put_word};
+use super::config::TrainError;
 use super::model::Model;
 use super::parallel::Parallel;
 use super::progress::Progress;
@@ -8,12 +9,40 @@ use crate::data::State;
 use crate::gradient::Scaler;
 use crate::gradient::compress::Bucket;
 
-const MAGIC: &[u8] = b"MTRAIN 1";
+const MAGIC: &[u8] = b"MTRAIN 2";
 
 impl<M: Model> Parallel<M> {
     /// All that lasts and is the same on every rank, for newcomers and checkpoints.
     pub fn encode(&self) -> Vec<u8> {
+        self.encode_with(&self.model.encode())
+    }
+
+    /// The same, for others to rely on.
+    ///
+    /// # Errors
+    /// The model has failed, or gives no state.
+    pub(super) fn whole(&mut self) -> Result<Vec<u8>, TrainError> {
         let model = self.model.encode();
+        self.ask_model();
+        if let Some(error) = self.fault.take() {
+            return Err(error);
+        }
+        if model.is_empty() && self.model.parameters() > 0 {
+            let step = self.progress.steps;
+            return Err(TrainError::NoState { step });
+        }
+        Ok(self.encode_with(&model))
+    }
+
+    /// Whether the model met an error where it could not tell.
+    pub(super) fn ask_model(&mut self) {
+        if let Some(source) = self.model.fault() {
+            let step = self.progress.steps;
+            self.fault.get_or_insert(TrainError::Model { step, source });
+        }
+    }
+
+    fn encode_with(&self, model: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(model.len() + 1024);
         out.extend_from_slice(MAGIC);
         put(&mut out, &self.progress.encode());
@@ -25,7 +54,7 @@ impl<M: Model> Parallel<M> {
         for bucket in &self.buckets {
             put(&mut out, &bucket.encode_shared());
         }
-        put(&mut out, &model);
+        put(&mut out, model);
         out
     }
 
@@ -71,8 +100,7 @@ impl<M: Model> Parallel<M> {
             }
             return None;
         }
-        self.buckets.iter_mut().for_each(Bucket::clear_own);
-        self.kept_back = None;
+        self.forget_own();
         self.best_model = None;
         self.sums.forget();
         (self.progress, self.sampler, self.rate, self.scaler) = (progress, sampler, rate, scaler);

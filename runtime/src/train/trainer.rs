@@ -16,11 +16,12 @@ use crate::session::{Directive, Metrics, Session, SessionError};
 /// How often, beside the training itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Rank 0 saves the state each time so many steps are over, at planned boundaries, and at the end, if there
-    /// is a [`Store`](super::Store).
+    /// One rank, the first that trains, saves the state each time so many steps are over, at planned boundaries, and
+    /// at the end, if it has a [`Store`](super::Store). The others wait for it, [`Patience::operation`] at most.
     pub save_every: Option<u64>,
     /// All ranks compare their states each so many steps, and one that deviates gets the state of the others.
-    /// Each time costs a digest of the whole state.
+    /// So they do at each save, so that the newest checkpoint is the majority's. Each time costs a digest of the
+    /// whole state.
     pub compare_every: Option<u64>,
     /// How long is waited for what. Without live membership, only how long an operation may take counts.
     pub patience: Patience,
@@ -178,6 +179,8 @@ pub(super) struct Aside<H> {
     pub(super) options: Options,
     /// The steps of the newest state that this process saved.
     pub(super) saved: Option<u64>,
+    /// Before this step states were compared last, in one generation.
+    compared: Option<u64>,
     /// What the agent shows of this rank: sums since the process began.
     pub(super) metrics: Metrics,
 }
@@ -238,6 +241,7 @@ impl<H> Aside<H> {
             hooks,
             options,
             saved: None,
+            compared: None,
             metrics: Metrics {
                 data_seconds: 0.0,
                 compute_seconds: 0.0,
@@ -278,19 +282,19 @@ impl<H> Aside<H> {
         every.is_some_and(|every| steps > 0 && steps.is_multiple_of(every))
     }
 
-    /// Saves the state, on the one rank that does.
-    fn save<M: Model>(&mut self, training: &mut Parallel<M>) -> Result<(), RunError> {
+    /// Saves the state, on the one rank that does. Whether it was saved just now.
+    fn save<M: Model>(&mut self, training: &mut Parallel<M>) -> Result<bool, RunError> {
         let step = training.steps();
         if self.saved == Some(step) || training.store.is_none() {
-            return Ok(());
+            return Ok(false);
         }
-        let state = training.encode();
+        let state = training.whole()?;
         if let Some(store) = &mut training.store {
             let saved = store.save(step, &state);
             saved.map_err(|source| RunError::Save { step, source })?;
         }
         self.saved = Some(step);
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -300,9 +304,16 @@ fn live<M: Model, H: Hooks<M>>(
     mut aside: Aside<H>,
 ) -> Result<(Ending, Parallel<M>), RunError> {
     worker.compare_every(aside.options.compare_every);
+    let (mut instead, mut saver) = (None, None);
     loop {
-        let outcome = worker.advance()?;
-        let saves = worker.place().rank == 0 && worker.is_settled();
+        let outcome = match instead.take() {
+            Some(outcome) => outcome,
+            None => {
+                saver = worker.saver();
+                worker.advance()?
+            }
+        };
+        let saves = worker.saves();
         match outcome {
             Outcome::Regrouped {
                 place,
@@ -331,10 +342,17 @@ fn live<M: Model, H: Hooks<M>>(
                 aside.news(&mut worker.training)?;
                 worker.report(&aside.metrics);
                 if saves && aside.is_due(worker.training.steps()) {
-                    aside.save(&mut worker.training)?;
+                    save_and_compare(&mut worker, &mut aside)?;
                 }
             }
             Outcome::Quarantined { ranks, .. } => {
+                // What it saved last is not what the others hold, whose state is the newest checkpoint now.
+                if saver.is_some_and(|saver| ranks.contains(&saver)) {
+                    aside.saved = None;
+                    if saves {
+                        aside.save(&mut worker.training)?;
+                    }
+                }
                 aside.hooks.on_quarantine(&ranks).map_err(RunError::Hook)?;
             }
             Outcome::Boundary {
@@ -350,9 +368,12 @@ fn live<M: Model, H: Hooks<M>>(
             }
             Outcome::Checkpoint { step } => {
                 if saves {
-                    aside.save(&mut worker.training)?;
+                    save_and_compare(&mut worker, &mut aside)?;
                 }
-                worker.saved(step);
+                // The same on every rank: with nobody who could save, nobody says that it is done.
+                if worker.saver().is_some() {
+                    worker.saved(step);
+                }
                 continue;
             }
             Outcome::Ended { .. } | Outcome::Waiting => continue,
@@ -363,16 +384,29 @@ fn live<M: Model, H: Hooks<M>>(
         if ranks == share.world as usize
             && share.is_entered()
             && worker.training.is_complete(ranks)
-            && let Some(group) = worker.group()
+            && worker.group().is_some()
         {
-            // Nobody leaves while another is still in the last step. Who is gone by then had all.
-            let _gone = group.barrier();
-            if worker.place().rank == 0 {
-                aside.save(&mut worker.training)?;
+            saver = worker.saver();
+            instead = worker.finish()?;
+            if instead.is_none() {
+                if worker.saves() {
+                    aside.save(&mut worker.training)?;
+                }
+                return Ok((Ending::Complete, worker.training));
             }
-            return Ok((Ending::Complete, worker.training));
         }
     }
+}
+
+/// Between two steps, on the one rank that saves: should its state deviate, another rank saves over it.
+fn save_and_compare<M: Model, H: Hooks<M>>(
+    worker: &mut Worker<'_, Parallel<M>>,
+    aside: &mut Aside<H>,
+) -> Result<(), RunError> {
+    if aside.save(&mut worker.training)? {
+        worker.compare_next();
+    }
+    Ok(())
 }
 
 /// In one generation: until the end, a stop that was agreed, or a loss.
@@ -409,11 +443,11 @@ pub(super) fn in_place<M: Model, H: Hooks<M>>(
             match session.step(step)? {
                 Directive::Continue => {}
                 Directive::Checkpoint { step } => {
-                    save_together(&mut training, &mut aside, &mut group)?;
+                    save_together(&mut training, &mut aside, &mut group, step)?;
                     session.saved(step);
                 }
                 Directive::Stop { deadline, reason } => {
-                    save_together(&mut training, &mut aside, &mut group)?;
+                    save_together(&mut training, &mut aside, &mut group, step)?;
                     let boundary = Boundary { reason, deadline };
                     let told = aside.hooks.on_boundary(training.model(), &boundary);
                     told.map_err(RunError::Hook)?;
@@ -422,9 +456,15 @@ pub(super) fn in_place<M: Model, H: Hooks<M>>(
                 }
             }
         }
-        compare_states(&mut training, &mut aside, &mut group, step)?;
+        let every = aside.options.compare_every.filter(|every| *every > 0);
+        if every.is_some_and(|every| step.is_multiple_of(every)) {
+            compare_states(&mut training, &mut aside, &mut group, step)?;
+        }
         let results = training.results(step, &share, &mut group)?;
         training.commit(step, &results);
+        if let Some(error) = training.fault() {
+            return Err(Fault::Training(error).into());
+        }
         training.recycle(results);
         step += 1;
         aside.news(&mut training)?;
@@ -432,34 +472,37 @@ pub(super) fn in_place<M: Model, H: Hooks<M>>(
             session.report(&aside.metrics);
         }
         if aside.is_due(training.steps()) {
-            save_together(&mut training, &mut aside, &mut group)?;
+            save_together(&mut training, &mut aside, &mut group, step)?;
         }
     }
-    save_together(&mut training, &mut aside, &mut group)?;
+    save_together(&mut training, &mut aside, &mut group, step)?;
     Ok((Ending::Complete, training))
 }
 
-/// Rank 0 saves; all go on when it has.
-fn save_together<M: Model, H>(
+/// Rank 0 saves what most ranks hold; all go on when it has.
+fn save_together<M: Model, H: Hooks<M>>(
     training: &mut Parallel<M>,
     aside: &mut Aside<H>,
     group: &mut Group,
+    step: u64,
 ) -> Result<(), RunError> {
+    if aside.options.compare_every.is_some_and(|every| every > 0) {
+        compare_states(training, aside, group, step)?;
+    }
     if group.rank() == 0 {
         aside.save(training)?;
     }
     Ok(group.barrier()?)
 }
 
-/// If it is time: a rank whose state deviates gets the state of the others.
+/// A rank whose state deviates gets the state of the others. Once before each step.
 fn compare_states<M: Model, H: Hooks<M>>(
     training: &mut Parallel<M>,
     aside: &mut Aside<H>,
     group: &mut Group,
     step: u64,
 ) -> Result<(), RunError> {
-    let every = aside.options.compare_every.filter(|every| *every > 0);
-    if !every.is_some_and(|every| step.is_multiple_of(every)) {
+    if aside.compared.replace(step) == Some(step) {
         return Ok(());
     }
     match compare(group, Some(training.digest_state()))? {
@@ -468,7 +511,7 @@ fn compare_states<M: Model, H: Hooks<M>>(
         Comparison::Deviating { ranks, right } => {
             let root = right.first().copied().unwrap_or(0);
             let own = if group.rank() == root {
-                training.encode()
+                training.whole()?
             } else {
                 Vec::new()
             };

@@ -212,3 +212,46 @@ fn what_lies_in_pieces_is_copied_as_one() {
     let got = get(Thing::State(1), &[&hands[0], &hands[1]], SOON).unwrap();
     assert!(got == bytes(len));
 }
+
+#[test]
+fn strangers_that_say_nothing_keep_nobody_out() {
+    let hand = Hand::open(HERE, TOKEN).unwrap();
+    hand.offer(Thing::State(1), bytes(5));
+    let strangers: Vec<TcpStream> = (0..MAX_SERVED + 8)
+        .map(|_| TcpStream::connect(hand.address()).unwrap())
+        .collect();
+    // Before any of them is sent away.
+    let got = get(Thing::State(1), &[&hand], PROOF).unwrap();
+    assert_eq!(got, bytes(5));
+    for mut stranger in strangers {
+        stranger.set_read_timeout(Some(SOON)).unwrap();
+        assert_eq!(stranger.read(&mut [0]).unwrap(), 0, "its time is over");
+    }
+}
+
+#[test]
+fn an_idle_connection_keeps_no_state() {
+    struct Held(Arc<()>);
+    impl Frozen for Held {
+        fn total(&self) -> usize {
+            0
+        }
+        fn piece(&self, _: usize) -> &[u8] {
+            let _held = &self.0;
+            &[]
+        }
+    }
+    let held = Arc::new(());
+    let hand = Hand::open(HERE, TOKEN).unwrap();
+    hand.offer(Thing::State(1), Held(held.clone()));
+    let mut idle = Source::connect(hand.address(), TOKEN).unwrap();
+    let length = idle.ask(Thing::State(1), Want::Length, 0, 0).unwrap();
+    assert_eq!(length, Some(0));
+    drop(hand);
+    let until = Instant::now() + SOON / 4;
+    while Arc::strong_count(&held) > 1 {
+        assert!(Instant::now() < until, "it is still held");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(idle);
+}

@@ -69,7 +69,7 @@ pub(super) fn replay(model: &mut Net, config: &Config, ranks: &[u32]) {
     }
 }
 
-fn some(config: &Config, count: usize) -> Vec<Parallel<Net>> {
+pub(super) fn some(config: &Config, count: usize) -> Vec<Parallel<Net>> {
     // Each begins with values of its own: rank 0's are handed out.
     let nets = (0..count as u64).map(|seed| Net::new(seed + 1, Faults::default()));
     nets.map(|net| {
@@ -79,7 +79,12 @@ fn some(config: &Config, count: usize) -> Vec<Parallel<Net>> {
     .collect()
 }
 
-fn with(config: &Config, count: usize, who: usize, faults: Faults) -> Vec<Parallel<Net>> {
+pub(super) fn with(
+    config: &Config,
+    count: usize,
+    who: usize,
+    faults: Faults,
+) -> Vec<Parallel<Net>> {
     let mut all = some(config, count);
     all[who].model.faults = faults;
     all
@@ -87,7 +92,7 @@ fn with(config: &Config, count: usize, who: usize, faults: Faults) -> Vec<Parall
 
 /// The end of every rank: complete, and all alike. What each heard.
 #[track_caller]
-fn alike(job: Job, case: &str) -> (Vec<Parallel<Net>>, Vec<Vec<Heard>>) {
+pub(super) fn alike(job: Job, case: &str) -> (Vec<Parallel<Net>>, Vec<Vec<Heard>>) {
     let (ends, heard): (Vec<_>, Vec<_>) = job.finish().into_iter().unzip();
     let trainings: Vec<Parallel<Net>> = ends
         .into_iter()
@@ -103,7 +108,7 @@ fn alike(job: Job, case: &str) -> (Vec<Parallel<Net>>, Vec<Vec<Heard>>) {
 }
 
 /// The world of each step, from a rank that was there from the beginning.
-fn log(heard: &[Heard], case: &str) -> Vec<u32> {
+pub(super) fn log(heard: &[Heard], case: &str) -> Vec<u32> {
     let steps = heard.iter().filter_map(|heard| match heard {
         Heard::Step(step, ranks) => Some((*step, *ranks)),
         _ => None,

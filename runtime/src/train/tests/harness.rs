@@ -156,7 +156,7 @@ impl Rank {
         options.patience = Patience {
             form: Duration::from_secs(20),
             assignment: Duration::from_millis(20),
-            ..Patience::default()
+            ..options.patience
         };
         let thread = std::thread::spawn(move || {
             let mut session = Session::from_fd(fd).unwrap();
@@ -206,7 +206,14 @@ impl Job {
     pub(super) fn regroup(&mut self, newcomers: Vec<Parallel<Net>>) {
         self.bury();
         self.ranks.iter().for_each(Rank::end);
-        self.assign(newcomers);
+        self.assign(newcomers, false);
+    }
+
+    /// The same, but these come first.
+    pub(super) fn regroup_behind(&mut self, newcomers: Vec<Parallel<Net>>) {
+        self.bury();
+        self.ranks.iter().for_each(Rank::end);
+        self.assign(newcomers, true);
     }
 
     /// Takes the dead out.
@@ -219,19 +226,23 @@ impl Job {
         self.ranks = living;
     }
 
-    fn assign(&mut self, newcomers: Vec<Parallel<Net>>) {
+    fn assign(&mut self, newcomers: Vec<Parallel<Net>>, first: bool) {
         self.number += 1;
         let (world, master) = (self.ranks.len() + newcomers.len(), master());
-        for (i, rank) in self.ranks.iter_mut().enumerate() {
+        let (stay, come) = match first {
+            true => (newcomers.len(), 0),
+            false => (0, self.ranks.len()),
+        };
+        for (i, rank) in (stay..).zip(&mut self.ranks) {
             let assignment = assignment(self.number, i, world, master);
             rank.term = assignment.term;
             rank.page.store(older::STOP, 0);
             assign(&rank.page, &assignment);
         }
-        for training in newcomers {
-            let assignment = assignment(self.number, self.ranks.len(), world, master);
+        for (i, training) in (come..).zip(newcomers) {
+            let assignment = assignment(self.number, i, world, master);
             let rank = Rank::start(&assignment, training, &self.limit, self.options);
-            self.ranks.push(rank);
+            self.ranks.insert(i, rank);
         }
     }
 
@@ -253,7 +264,7 @@ impl Job {
         self.ranks.iter().for_each(Rank::end);
         // Its thread stays where it is, parked, until the test ends.
         self.ranks.remove(who);
-        self.assign(newcomers);
+        self.assign(newcomers, false);
     }
 
     fn steps(&self) -> u64 {

@@ -3,6 +3,7 @@
 mod elastic;
 mod harness;
 mod model;
+mod saving;
 mod steps;
 
 use std::net::TcpListener;

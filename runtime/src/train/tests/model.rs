@@ -34,6 +34,10 @@ pub(super) struct Faults {
     pub(super) overflow: Option<u64>,
     /// In this step's update a bit flips.
     pub(super) flip: Option<u64>,
+    /// In this step's update the device fails, which nobody hears before it is asked.
+    pub(super) fails: Option<u64>,
+    /// It encodes nothing.
+    pub(super) mute: bool,
     /// Says its buckets ready from the last to the first.
     pub(super) backwards: bool,
     /// Waits with each bucket until those before it are reduced.
@@ -46,6 +50,7 @@ pub(super) struct Net {
     optimizer: Adam,
     /// Registered, and moved by the reduced extras.
     running: f64,
+    failed: bool,
     pub(super) faults: Faults,
     /// Microbatches that were computed with gradients.
     pub(super) computed: u64,
@@ -60,6 +65,7 @@ impl Net {
             parameters: (0..PARAMETERS).map(|_| random.signed_unit()).collect(),
             optimizer: Adam::decoupled(PARAMETERS),
             running: 0.0,
+            failed: false,
             faults,
             computed: 0,
             places: BTreeSet::new(),
@@ -250,13 +256,21 @@ impl Model for Net {
         self.die_at(update.step, Point::InsideUpdate);
         let mean = update.measured.extra[0] / update.measured.samples as f64;
         self.running += 0.1 * (mean - self.running);
+        self.failed |= self.faults.fails == Some(update.step);
         if self.faults.flip == Some(update.step) {
             self.parameters[7] = f32::from_bits(self.parameters[7].to_bits() ^ 1);
         }
     }
 
+    fn fault(&mut self) -> Option<BoxError> {
+        std::mem::take(&mut self.failed).then(|| "the device failed".into())
+    }
+
     fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
+        if self.faults.mute {
+            return out;
+        }
         put(&mut out, &self.optimizer.encode());
         put_float(&mut out, self.running);
         for value in &self.parameters {
