@@ -326,10 +326,11 @@ impl Hang {
 }
 
 /// Finds those for whom the others wait, from where the ranks of all nodes stand. `None` where no
-/// rank was reported at all.
+/// rank was reported at all, and where a rank that moves, or that is not expected to, is no further
+/// than those that stand still: they may wait for it, as while one rank saves or evaluates for all.
 ///
-/// Ranks that move while others stand still are no candidates: the job does not run in lock step
-/// then, and who stands still is at fault itself. Among the candidates those are kept that are
+/// Ranks that are a step ahead and move while others stand still are no candidates: the job does not
+/// run in lock step then, and who stands still is at fault itself. Among the candidates those are kept that are
 /// behind: by step, then by operation; of these those that are stopped; and else the one that differs
 /// from all others.
 pub fn judge(all: &[(NodeId, Vec<Standing>)], silent: Vec<NodeId>) -> Option<Hang> {
@@ -340,6 +341,12 @@ pub fn judge(all: &[(NodeId, Vec<Standing>)], silent: Vec<NodeId>) -> Option<Han
     let longest = every().map(|(_, s)| s.idle_ms).max()?;
     let mut group: Vec<(NodeId, Standing)> =
         every().filter(|(_, s)| s.idle_ms >= longest / 2).collect();
+    let lowest = group.iter().map(|(_, s)| s.point.step).min()?;
+    let busy = |s: &Standing| s.idle_ms < longest / 2 && s.point.step <= lowest;
+    // By step only: a rank that says that it is alive counts operations which the others have not.
+    if every().any(|(_, s)| busy(&s)) {
+        return None;
+    }
     let still = group.len();
     let moving = every().count() - still;
     let mut evidence = None;
@@ -351,8 +358,7 @@ pub fn judge(all: &[(NodeId, Vec<Standing>)], silent: Vec<NodeId>) -> Option<Han
                 evidence.get_or_insert(why);
             }
         };
-    let behind = group.iter().map(|(_, s)| s.point.step).min()?;
-    keep(&mut group, Evidence::Step, &|s| s.point.step == behind);
+    keep(&mut group, Evidence::Step, &|s| s.point.step == lowest);
     let behind = group.iter().map(|(_, s)| s.point.operation).min()?;
     keep(&mut group, Evidence::Operation, &|s| {
         s.point.operation == behind

@@ -268,6 +268,8 @@ pub struct WorkerExit {
     /// The exit code, or 128 plus the signal.
     pub code: i32,
     pub signal: Option<i32>,
+    /// Its launcher ended it, as one that hangs.
+    pub hung: bool,
     /// Unix milliseconds on the worker's node: from its error file, else when it was reaped.
     pub at_ms: u64,
     /// From its error file, or the last lines of its stderr; at most [`MAX_TAIL`] bytes.

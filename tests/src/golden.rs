@@ -307,6 +307,7 @@ fn exit() -> WorkerExit {
         pid: 4711,
         code: 139,
         signal: Some(11),
+        hung: true,
         at_ms: 1_700_000_000_123,
         tail: "Segmentation fault\n".into(),
     }

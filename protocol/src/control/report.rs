@@ -3,7 +3,7 @@
 //!
 //! | word | writer | meaning |
 //! |---|---|---|
-//! | [`OPERATION`](word::OPERATION) | worker | grows by one when it begins to wait for other ranks, and by one when it has them: odd while it waits |
+//! | [`OPERATION`](word::OPERATION) | worker | grows by one when it begins to wait for other ranks, and by one when it has them: odd while it waits; 0 again when a step begins |
 //! | [`SEQUENCE`](word::SEQUENCE) | worker | odd while the metrics are written, even otherwise; 0: never written |
 //! | [`VALUES`](word::VALUES) | worker | [`Metrics`], packed |
 //!

@@ -212,10 +212,10 @@ fn who_is_behind_is_named() {
 }
 
 #[test]
-fn who_stands_still_while_others_move_is_named_though_it_is_ahead() {
+fn who_stands_still_while_others_go_on_is_named() {
     let mut all = vec![
         at(0, 8, 0, POLL),
-        at(1, 100, 0, POLL),
+        at(1, 7, 0, POLL),
         at(2, 9, 0, POLL),
         at(3, 9, 0, POLL),
     ];
@@ -223,6 +223,30 @@ fn who_stands_still_while_others_move_is_named_though_it_is_ahead() {
         all[moving].1[0].idle_ms = 200;
     }
     check(&all, &[1], Evidence::Alone);
+}
+
+#[test]
+fn nobody_is_named_while_a_rank_that_is_no_further_is_busy() {
+    let busy = |step, operation| {
+        let mut all = vec![
+            at(0, step, operation, POLL),
+            at(1, 8, 1, POLL),
+            at(2, 8, 1, POLL),
+        ];
+        all[0].1[0].idle_ms = 0;
+        all
+    };
+    // It saves by order, and its launcher rests; it is a step behind; it says that it is alive.
+    for (step, operation) in [(8, 0), (7, 5), (8, 40)] {
+        let all = busy(step, operation);
+        assert_eq!(judge(&all, Vec::new()), None, "{step} {operation}");
+    }
+    // It is busy no more.
+    let mut all = busy(8, 0);
+    all[0].1[0].idle_ms = 55_000;
+    check(&all, &[0], Evidence::Operation);
+    // Ranks that are a step ahead wait for nobody behind.
+    check(&busy(9, 0), &[1, 2], Evidence::Alone);
 }
 
 #[test]

@@ -30,7 +30,7 @@ pub(super) struct Saving {
 }
 
 impl Saving {
-    fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.state.stage.is_over()
     }
 

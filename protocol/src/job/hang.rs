@@ -28,8 +28,6 @@ pub(super) struct Hanging {
     /// What was said last: for whom everybody waits.
     said: Option<Hang>,
     told: u32,
-    /// All ranks that were named in this generation, for its end may follow from that.
-    named: Vec<crate::hang::Named>,
 }
 
 #[derive(Debug)]
@@ -49,12 +47,24 @@ impl Job {
         let hanging = &mut lead.hanging;
         if !stalled {
             hanging.asked = None;
-            if hanging.said.take().is_some() {
+            // Members may have heard a verdict from an agent here that has restarted since.
+            let left_over = hanging.told == 0 && {
+                let heard = |m: &crate::record::Member| Some(lead.status(m.node)?.heard_hang);
+                let heard: Option<Vec<u32>> = record.members.iter().map(heard).collect();
+                heard.is_some_and(|all| all.iter().any(|n| *n > 0))
+            };
+            let hanging = &mut lead.hanging;
+            if hanging.said.take().is_some() || left_over {
                 self.tell_hang(ctx, record);
             }
             return;
         }
         if hanging.said.is_some() {
+            return;
+        }
+        if lead.saving.as_ref().is_some_and(|s| !s.is_over()) {
+            // A rank that saves by order may take its time, and the others may wait for it.
+            hanging.asked = None;
             return;
         }
         let Some(asked) = &mut hanging.asked else {
@@ -81,7 +91,6 @@ impl Job {
         let silent = silent.into_iter().take(MAX_LIST).collect();
         match judge(&answers, silent) {
             Some(hang) => {
-                hanging.named.clone_from(&hang.ranks);
                 hanging.said = Some(hang);
                 self.tell_hang(ctx, record);
             }
@@ -129,9 +138,14 @@ impl Job {
 
     /// A member's status shows that it did not hear the verdict.
     pub(super) fn repeat_hang(&mut self, ctx: &Ctx<'_>, to: NodeId, status: &Status) {
-        let Some(hanging) = self.lead.as_ref().map(|l| &l.hanging) else {
+        let digest = self.head_digest();
+        let Some(hanging) = self.lead.as_mut().map(|l| &mut l.hanging) else {
             return;
         };
+        if status.digest == digest {
+            // An agent here that has restarted since, or the leader before, has used these numbers.
+            hanging.number = hanging.number.max(status.heard_hang);
+        }
         let number = hanging.told;
         if number > 0 && status.heard_hang != number && to != ctx.me() {
             let body = JobMessage::Hang {
@@ -141,12 +155,6 @@ impl Job {
             };
             self.send(ctx, to, body);
         }
-    }
-
-    /// Whether this rank was named as the one for which everybody waits.
-    pub(super) fn was_hung(&self, node: NodeId, rank: u32) -> bool {
-        let named = self.lead.iter().flat_map(|l| &l.hanging.named);
-        named.into_iter().any(|n| (n.node, n.rank) == (node, rank))
     }
 
     /// The leader asks where the ranks here stand: the launcher knows.

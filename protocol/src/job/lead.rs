@@ -161,8 +161,8 @@ impl Job {
         if let Some(at) = a.links_due {
             self.wake_at(at, "a link that stays missing");
         }
-        self.drive_hang(ctx, &record);
         self.drive_saving(ctx, &record);
+        self.drive_hang(ctx, &record);
         self.drive_change(ctx, &record, &a);
         self.repeat_orders(ctx);
     }

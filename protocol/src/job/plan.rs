@@ -389,7 +389,7 @@ impl Job {
             && !planned
         {
             let (node, rank, code) = (*node, exit.rank, exit.code);
-            return Some(match self.was_hung(node, rank) {
+            return Some(match exit.hung {
                 true => Cause::WorkerHung { node, rank, code },
                 false => Cause::WorkerFailed { node, rank, code },
             });

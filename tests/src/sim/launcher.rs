@@ -336,6 +336,7 @@ impl Launcher {
             pid: self.token,
             code,
             signal: None,
+            hung: false,
             at_ms,
             tail: String::new(),
         };

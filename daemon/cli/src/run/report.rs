@@ -107,6 +107,7 @@ mod tests {
             pid: 100 + rank,
             code,
             signal: (code > 128).then_some(code - 128),
+            hung: false,
             at_ms,
             tail: tail.into(),
         }

@@ -437,6 +437,7 @@ impl Workers {
             pid: worker.pid as u32,
             code,
             signal,
+            hung: worker.hung.is_some() && signal == Some(libc::SIGKILL),
             at_ms: reaped_ms,
             tail: String::new(),
         };

@@ -47,6 +47,7 @@ fn exit(local_rank: u16, code: i32) -> Event {
         pid: 10,
         code,
         signal: None,
+        hung: false,
         at_ms: 0,
         tail: String::new(),
     };
@@ -322,6 +323,7 @@ fn a_failure_elsewhere_is_told_once_it_is_clear_what_follows() {
             pid: 77,
             code: 3,
             signal: None,
+            hung: false,
             at_ms: 5,
             tail: "Traceback\nboom".into(),
         };
