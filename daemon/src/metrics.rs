@@ -60,7 +60,7 @@ struct TrainingMetrics {
 }
 
 impl TrainingMetrics {
-    const LABELS: [&str; 3] = ["job", "rank", "node"];
+    const LABELS: [&str; 4] = ["job", "owner", "rank", "node"];
 
     fn new(build: &Builder) -> prometheus::Result<TrainingMetrics> {
         let gauge = |name, help| build.add(GaugeVec::new(Opts::new(name, help), &Self::LABELS));
@@ -228,8 +228,8 @@ impl Metrics {
         self.auth_failures.with_label_values(&[reason]).inc();
     }
 
-    /// Shows what a worker reported, under its job, rank and node. What it does not know is not shown.
-    pub fn training(&self, labels: &[String; 3], training: &Training) {
+    /// Shows what a worker reported, under its job, the job's owner, rank and node. What it does not know is not shown.
+    pub fn training(&self, labels: &[String; 4], training: &Training) {
         let world = match training.world {
             0 => f64::NAN,
             world => world.into(),
@@ -270,7 +270,7 @@ impl Metrics {
     }
 
     /// The worker is gone, and so is what it reported.
-    pub fn forget_training(&self, labels: &[String; 3]) {
+    pub fn forget_training(&self, labels: &[String; 4]) {
         for gauge in &self.training.gauges {
             let _absent = gauge.remove_label_values(labels);
         }
@@ -339,8 +339,8 @@ mod tests {
         metrics
     }
 
-    fn labels() -> [String; 3] {
-        ["tr\"ain".into(), "3".into(), "gpu-a".into()]
+    fn labels() -> [String; 4] {
+        ["tr\"ain".into(), "1000".into(), "3".into(), "gpu-a".into()]
     }
 
     #[test]
@@ -351,7 +351,7 @@ mod tests {
             let lines = text.lines().filter(|l| l.starts_with("muster_training_"));
             lines.map(str::to_owned).collect()
         };
-        let at = r#"{job="tr\"ain",node="gpu-a",rank="3"}"#;
+        let at = r#"{job="tr\"ain",node="gpu-a",owner="1000",rank="3"}"#;
         let expected = [
             format!("muster_training_data_seconds_total{at} 1.5"),
             format!("muster_training_loss{at} 0.25"),

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
+use crate::control::report::ALIVE;
 use crate::ids::NodeId;
 use crate::time::{Span, Time};
 
@@ -51,14 +52,20 @@ impl Default for Limits {
 }
 
 /// How far a worker is: the step that it is about to begin or has begun, and within it the
-/// operations that it has entered and left ([`crate::control::report::word::OPERATION`]). A rank that
-/// others wait for compares lower.
+/// operations that it has entered and left ([`crate::control::report::word::OPERATION`]).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct Point {
     pub step: u64,
     pub operation: u64,
+}
+
+impl Point {
+    /// What compares lower for a rank that others wait for: signs of life are no operations.
+    fn order(self) -> (u64, u64) {
+        (self.step, self.operation % ALIVE)
+    }
 }
 
 /// What the kernel says that a worker's main thread does.
@@ -211,7 +218,7 @@ impl Watch {
                 doing: Doing::default(),
             })
             .collect();
-        all.sort_by_key(|s| (s.point, s.rank));
+        all.sort_by_key(|s| (s.point.order(), s.rank));
         all.truncate(MAX_STANDINGS);
         all
     }
@@ -343,7 +350,7 @@ pub fn judge(all: &[(NodeId, Vec<Standing>)], silent: Vec<NodeId>) -> Option<Han
         every().filter(|(_, s)| s.idle_ms >= longest / 2).collect();
     let lowest = group.iter().map(|(_, s)| s.point.step).min()?;
     let busy = |s: &Standing| s.idle_ms < longest / 2 && s.point.step <= lowest;
-    // By step only: a rank that says that it is alive counts operations which the others have not.
+    // By step only: it may enter operations that the others have no part in.
     if every().any(|(_, s)| busy(&s)) {
         return None;
     }
@@ -359,9 +366,9 @@ pub fn judge(all: &[(NodeId, Vec<Standing>)], silent: Vec<NodeId>) -> Option<Han
             }
         };
     keep(&mut group, Evidence::Step, &|s| s.point.step == lowest);
-    let behind = group.iter().map(|(_, s)| s.point.operation).min()?;
+    let behind = group.iter().map(|(_, s)| s.point.order()).min()?;
     keep(&mut group, Evidence::Operation, &|s| {
-        s.point.operation == behind
+        s.point.order() == behind
     });
     keep(&mut group, Evidence::Stopped, &|s| s.doing.is_stopped());
     if let Some(odd) = odd_one(&group) {

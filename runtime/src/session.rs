@@ -152,6 +152,11 @@ impl Session {
         if step > MAX_STEP {
             return Err(SessionError::StepTooLarge { step });
         }
+        if self.last.is_none_or(|last| step > last) {
+            // Each step counts its own: ranks that began at different times compare within a step.
+            // Nobody waits at a boundary, so the count is even as it has to be.
+            self.page.store(report::word::OPERATION, 0);
+        }
         self.last = Some(step);
         if let Some(step) = self.saves.take() {
             // It goes on, so whatever it wanted to save is saved.
@@ -245,9 +250,10 @@ impl Session {
     }
 
     /// Says that this rank is busy with something long inside a step (an evaluation, a save), and gets
-    /// on: call it now and then, on all ranks alike, so that they do not count as hung.
+    /// on: call it now and then, on all ranks alike, so that they do not count as hung. A rank that
+    /// calls it alone is waited for: the others are not blamed meanwhile.
     pub fn alive(&mut self) {
-        self.page.add(report::word::OPERATION, 2);
+        self.page.add(report::word::OPERATION, report::ALIVE);
     }
 }
 

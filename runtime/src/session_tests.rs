@@ -370,7 +370,30 @@ fn waiting_for_others_is_odd() {
     drop(inside);
     assert_eq!(operation(), 2);
     session.alive();
+    assert_eq!(operation(), 2 + report::ALIVE);
+}
+
+#[test]
+fn every_step_counts_its_own_operations() {
+    let file = new_page();
+    let launcher = Page::from_file(&file).unwrap();
+    let operation = || launcher.load(report::word::OPERATION);
+    let mut old = Session::from_fd(file.as_raw_fd()).unwrap();
+    old.step(3).unwrap();
+    drop(old.waits().enter());
+    drop(old.waits().enter());
     assert_eq!(operation(), 4);
+    // The same step again, as behind a checkpoint: it goes on.
+    old.step(3).unwrap();
+    assert_eq!(operation(), 4);
+    old.step(4).unwrap();
+    assert_eq!(operation(), 0);
+    // A session behind another on the same page, as a newcomer's: no count is left over.
+    old.alive();
+    drop(old);
+    let mut new = Session::from_fd(file.as_raw_fd()).unwrap();
+    new.step(0).unwrap();
+    assert_eq!(operation(), 0);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Clients of the socket: launchers and command lines.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use muster_protocol::local::{
 use muster_protocol::{Digest, JobKey, LauncherId, codec, storelog};
 use tokio::sync::mpsc;
 
-use super::reports::{Reported, Series};
+use super::reports::{Labels, Reported, Series};
 use super::stores::{self, Asked, Told};
 use super::{Client, Input, Node, clock};
 use crate::net::Refusal;
@@ -218,7 +218,8 @@ impl Node {
             return;
         };
         if let Some(launcher) = &mut client.launcher {
-            launcher.metrics.forget(&self.metrics);
+            let held = self.held_by_others(conn, &launcher.key);
+            launcher.metrics.forget(&self.metrics, &held);
         }
         let Some(Launcher { id, guards, .. }) = client.launcher else {
             return;
@@ -234,8 +235,20 @@ impl Node {
         }
     }
 
+    /// The series that other launchers of this job report: one that took over may be there before the
+    /// one before it is seen to be gone.
+    fn held_by_others(&self, conn: ConnId, key: &JobKey) -> BTreeSet<Labels> {
+        let others = self.clients.iter().filter(|(id, _)| **id != conn);
+        let launchers = others.filter_map(|(_, client)| client.launcher.as_ref());
+        let same = launchers.filter(|l| l.key == *key);
+        same.flat_map(|l| l.metrics.series().cloned()).collect()
+    }
+
     /// How a launcher's workers train.
     fn on_metrics(&mut self, conn: ConnId, digest: Digest, first: bool, ranks: &[RankMetrics]) {
+        let launcher = self.clients.get(&conn).and_then(|c| c.launcher.as_ref());
+        let Some(launcher) = launcher else { return };
+        let held = self.held_by_others(conn, &launcher.key);
         let launcher = self
             .clients
             .get_mut(&conn)
@@ -249,13 +262,15 @@ impl Node {
             .filter(|(_, d)| *d == digest)
             .and_then(|(record, _)| record.ranks_of(config.node))
         else {
-            return launcher.metrics.forget(&self.metrics);
+            return launcher.metrics.forget(&self.metrics, &held);
         };
         let own = from..from + u32::from(slots);
         let ranks = ranks.iter().filter(|r| own.contains(&r.rank));
         let series = Series {
             metrics: &self.metrics,
+            held: &held,
             job: &launcher.key.id,
+            owner: &launcher.key.owner,
             node: &config.host,
         };
         launcher

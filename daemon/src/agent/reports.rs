@@ -11,11 +11,18 @@ use crate::metrics::Metrics;
 /// Between two reports of one launcher that are taken: it sends one every two seconds.
 const EVERY: Span = Span::from_millis(500);
 
+/// The labels of a series: job, owner, rank, node.
+pub(super) type Labels = [String; 4];
+
 /// Where a report belongs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Series<'a> {
     pub(super) metrics: &'a Metrics,
+    /// Series that another launcher of the same job reports as well: they stay when this one's go.
+    pub(super) held: &'a BTreeSet<Labels>,
     pub(super) job: &'a str,
+    /// The user id of the job's owner.
+    pub(super) owner: &'a str,
     pub(super) node: &'a str,
 }
 
@@ -26,10 +33,10 @@ pub(super) struct Reported {
     taken: Option<Time>,
     /// Whether the report is taken whose parts come now.
     open: bool,
-    /// The labels of the series that there are: job, rank, node.
-    series: BTreeSet<[String; 3]>,
+    /// The series that there are.
+    series: BTreeSet<Labels>,
     /// Those of them that the report which is being taken has not named so far.
-    stale: BTreeSet<[String; 3]>,
+    stale: BTreeSet<Labels>,
 }
 
 impl Reported {
@@ -43,12 +50,12 @@ impl Reported {
         now: Time,
     ) {
         if self.digest != Some(digest) {
-            self.forget(at.metrics);
+            self.forget(at.metrics, at.held);
             self.digest = Some(digest);
         }
         if first {
             // What the report before did not name is gone.
-            self.drop_stale(at.metrics);
+            self.drop_stale(at.metrics, at.held);
             self.open = self.taken.is_none_or(|t| now.since(t) >= EVERY);
             if self.open {
                 self.taken = Some(now);
@@ -61,29 +68,35 @@ impl Reported {
         let mut any = false;
         for rank in ranks {
             any = true;
-            let labels = [at.job.to_owned(), rank.rank.to_string(), at.node.to_owned()];
+            let labels = [at.job, at.owner, &rank.rank.to_string(), at.node].map(str::to_owned);
             let training = Training::decode(&rank.words);
             at.metrics.training(&labels, &training);
             self.stale.remove(&labels);
             self.series.insert(labels);
         }
         if !any {
-            self.drop_stale(at.metrics);
+            self.drop_stale(at.metrics, at.held);
         }
     }
 
-    fn drop_stale(&mut self, metrics: &Metrics) {
+    /// What it has reported.
+    pub(super) fn series(&self) -> impl Iterator<Item = &Labels> {
+        self.series.iter()
+    }
+
+    fn drop_stale(&mut self, metrics: &Metrics, held: &BTreeSet<Labels>) {
         for labels in std::mem::take(&mut self.stale) {
-            metrics.forget_training(&labels);
+            if !held.contains(&labels) {
+                metrics.forget_training(&labels);
+            }
             self.series.remove(&labels);
         }
     }
 
-    /// The launcher is gone, or its workers are.
-    pub(super) fn forget(&mut self, metrics: &Metrics) {
-        self.stale.clear();
-        for labels in std::mem::take(&mut self.series) {
-            metrics.forget_training(&labels);
+    /// The launcher is gone, or its workers are. What others hold stays.
+    pub(super) fn forget(&mut self, metrics: &Metrics, held: &BTreeSet<Labels>) {
+        for labels in self.series.difference(held) {
+            metrics.forget_training(labels);
         }
         *self = Reported::default();
     }
@@ -115,7 +128,9 @@ mod tests {
         fn take(&mut self, digest: u8, first: bool, all: &[u32]) {
             let series = Series {
                 metrics: &self.metrics,
+                held: &BTreeSet::new(),
                 job: "j",
+                owner: "1000",
                 node: "n",
             };
             let (digest, ranks) = (Digest([digest; 32]), ranks(all));
@@ -167,7 +182,48 @@ mod tests {
         bench.now += Span::from_millis(1);
         bench.take(2, true, &[5]);
         assert_eq!(bench.shown(), [5]);
-        bench.reported.forget(&bench.metrics);
+        bench.reported.forget(&bench.metrics, &BTreeSet::new());
         assert!(bench.shown().is_empty());
+    }
+
+    #[test]
+    fn nobody_takes_away_what_another_reports() {
+        let metrics = Metrics::new("1", "a").unwrap();
+        let take = |reported: &mut Reported, owner: &str, held: &BTreeSet<Labels>, at: u64| {
+            let series = Series {
+                metrics: &metrics,
+                held,
+                job: "j",
+                owner,
+                node: "n",
+            };
+            let ranks = ranks(&[0]);
+            reported.take(&series, Digest([1; 32]), true, ranks.iter(), Time(at));
+        };
+        let owners = || {
+            let text = String::from_utf8(metrics.render().unwrap()).unwrap();
+            let lines = text
+                .lines()
+                .filter(|l| l.starts_with("muster_training_loss{"));
+            let owner = |l: &str| Some(l.split_once("owner=\"")?.1.split_once('"')?.0.to_owned());
+            lines.map(|l| owner(l).unwrap()).collect::<Vec<String>>()
+        };
+        let nobody = BTreeSet::new();
+        let [mut first, mut second, mut other] = [(); 3].map(|()| Reported::default());
+        take(&mut first, "1000", &nobody, 1 << 40);
+        take(&mut other, "1001", &nobody, 1 << 40);
+        assert_eq!(
+            owners(),
+            ["1000", "1001"],
+            "two users with one name for a job"
+        );
+        // Another launcher of the same job takes over before the agent sees the first one go.
+        let held: BTreeSet<Labels> = first.series().cloned().collect();
+        take(&mut second, "1000", &held, 2 << 40);
+        let held = second.series().cloned().collect();
+        first.forget(&metrics, &held);
+        assert_eq!(owners(), ["1000", "1001"]);
+        second.forget(&metrics, &nobody);
+        assert_eq!(owners(), ["1001"]);
     }
 }

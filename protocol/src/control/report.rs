@@ -3,7 +3,7 @@
 //!
 //! | word | writer | meaning |
 //! |---|---|---|
-//! | [`OPERATION`](word::OPERATION) | worker | grows by one when it begins to wait for other ranks, and by one when it has them: odd while it waits; 0 again when a step begins |
+//! | [`OPERATION`](word::OPERATION) | worker | grows by one when it begins to wait for other ranks, and by one when it has them: odd while it waits; by [`ALIVE`] when it says that it is alive; 0 again when a step begins |
 //! | [`SEQUENCE`](word::SEQUENCE) | worker | odd while the metrics are written, even otherwise; 0: never written |
 //! | [`VALUES`](word::VALUES) | worker | [`Metrics`], packed |
 //!
@@ -11,6 +11,10 @@
 //! only. A worker that dies while it writes leaves an odd number, and nothing more is read.
 
 use serde::{Deserialize, Serialize};
+
+/// What a sign of life adds to [`OPERATION`](word::OPERATION): it tells that the rank moves, and nothing
+/// about the operations that it has entered, which are counted below.
+pub const ALIVE: u64 = 1 << 32;
 
 /// Words of the page, in bytes.
 pub mod word {

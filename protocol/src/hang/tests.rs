@@ -184,6 +184,12 @@ fn who_is_behind_is_named() {
     let three = |odd: (NodeId, Vec<Standing>)| vec![at(0, 8, 5, POLL), odd, at(2, 8, 5, POLL)];
     check(&three(at(1, 7, 9, POLL)), &[1], Evidence::Step);
     check(&three(at(1, 8, 4, POLL)), &[1], Evidence::Operation);
+    // It said that it was alive before it hung: that is no operation.
+    check(
+        &three(at(1, 8, 4 + 9 * ALIVE, POLL)),
+        &[1],
+        Evidence::Operation,
+    );
     check(&three(at(1, 8, 5, stopped)), &[1], Evidence::Stopped);
     check(&three(at(1, 8, 5, sleeps)), &[1], Evidence::Odd);
     check(&three(at(1, 8, 5, POLL)), &[0, 1, 2], Evidence::Nothing);
@@ -237,7 +243,7 @@ fn nobody_is_named_while_a_rank_that_is_no_further_is_busy() {
         all
     };
     // It saves by order, and its launcher rests; it is a step behind; it says that it is alive.
-    for (step, operation) in [(8, 0), (7, 5), (8, 40)] {
+    for (step, operation) in [(8, 0), (7, 5), (8, 40 * ALIVE)] {
         let all = busy(step, operation);
         assert_eq!(judge(&all, Vec::new()), None, "{step} {operation}");
     }

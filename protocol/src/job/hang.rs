@@ -30,6 +30,20 @@ pub(super) struct Hanging {
     told: u32,
 }
 
+impl Hanging {
+    /// A member has heard this number.
+    fn heard(&mut self, number: u32) {
+        self.number = self.number.max(number);
+    }
+
+    /// Whether members may show a verdict that is none of this leader's. `heard` are the numbers that
+    /// they heard last, `None` for one that has not said so far.
+    fn is_left_over(&self, heard: impl Iterator<Item = Option<u32>>) -> bool {
+        let heard: Option<Vec<u32>> = heard.collect();
+        self.told == 0 && heard.is_some_and(|all| all.iter().any(|n| *n > 0))
+    }
+}
+
 #[derive(Debug)]
 struct Asked {
     until: Time,
@@ -48,11 +62,8 @@ impl Job {
         if !stalled {
             hanging.asked = None;
             // Members may have heard a verdict from an agent here that has restarted since.
-            let left_over = hanging.told == 0 && {
-                let heard = |m: &crate::record::Member| Some(lead.status(m.node)?.heard_hang);
-                let heard: Option<Vec<u32>> = record.members.iter().map(heard).collect();
-                heard.is_some_and(|all| all.iter().any(|n| *n > 0))
-            };
+            let heard = |m: &crate::record::Member| Some(lead.status(m.node)?.heard_hang);
+            let left_over = lead.hanging.is_left_over(record.members.iter().map(heard));
             let hanging = &mut lead.hanging;
             if hanging.said.take().is_some() || left_over {
                 self.tell_hang(ctx, record);
@@ -144,7 +155,7 @@ impl Job {
         };
         if status.digest == digest {
             // An agent here that has restarted since, or the leader before, has used these numbers.
-            hanging.number = hanging.number.max(status.heard_hang);
+            hanging.heard(status.heard_hang);
         }
         let number = hanging.told;
         if number > 0 && status.heard_hang != number && to != ctx.me() {
@@ -243,5 +254,25 @@ impl Job {
             Some(hang) => Notice::Hung { key, hang, text },
             None => Notice::Moves { key },
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_leader_that_restarted_takes_back_what_it_said_before_under_a_new_number() {
+        let mut hanging = Hanging::default();
+        assert!(!hanging.is_left_over([Some(0), Some(0)].into_iter()));
+        for heard in [3, 4, 0] {
+            hanging.heard(heard);
+        }
+        assert_eq!(hanging.number, 4);
+        // One has not spoken: it may stand still.
+        assert!(!hanging.is_left_over([Some(4), None].into_iter()));
+        assert!(hanging.is_left_over([Some(4), Some(0)].into_iter()));
+        hanging.told = 5;
+        assert!(!hanging.is_left_over([Some(4), Some(5)].into_iter()));
     }
 }

@@ -388,11 +388,7 @@ impl Job {
         if let Some((node, exit)) = &a.failed
             && !planned
         {
-            let (node, rank, code) = (*node, exit.rank, exit.code);
-            return Some(match exit.hung {
-                true => Cause::WorkerHung { node, rank, code },
-                false => Cause::WorkerFailed { node, rank, code },
-            });
+            return Some(cause_of(*node, exit));
         }
         if !a.not_started.is_empty() {
             let nodes = cap(&a.not_started);
@@ -409,6 +405,16 @@ impl Job {
     }
 }
 
+/// What a worker's end is the cause of.
+fn cause_of(node: NodeId, exit: &WorkerExit) -> Cause {
+    let (rank, code) = (exit.rank, exit.code);
+    // By its launcher's word: a rank that was named may have moved, and failed by itself then.
+    match exit.hung {
+        true => Cause::WorkerHung { node, rank, code },
+        false => Cause::WorkerFailed { node, rank, code },
+    }
+}
+
 /// Of two failures the one that the other follows from: a worker that was killed by a signal before
 /// one that exited, then the earlier one.
 fn root_cause(a: Option<(NodeId, WorkerExit)>, b: (NodeId, WorkerExit)) -> (NodeId, WorkerExit) {
@@ -416,5 +422,30 @@ fn root_cause(a: Option<(NodeId, WorkerExit)>, b: (NodeId, WorkerExit)) -> (Node
     match a {
         Some(a) if key(&a) <= key(&b) => a,
         _ => b,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_worker_that_its_launcher_ended_for_it_counts_as_hung() {
+        let mut exit = WorkerExit {
+            rank: 3,
+            local_rank: 0,
+            pid: 7,
+            code: 137,
+            signal: Some(9),
+            hung: false,
+            at_ms: 0,
+            tail: String::new(),
+        };
+        let (node, rank, code) = (NodeId([1; 32]), 3, 137);
+        let failed = Cause::WorkerFailed { node, rank, code };
+        assert_eq!(cause_of(node, &exit), failed);
+        exit.hung = true;
+        let hung = Cause::WorkerHung { node, rank, code };
+        assert_eq!(cause_of(node, &exit), hung);
     }
 }

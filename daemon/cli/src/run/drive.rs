@@ -154,7 +154,7 @@ impl Driver {
                 Some((digest, attempt, result)) = self.verdicts.1.recv() => {
                     session.handle(Event::Verified { digest, attempt, result }, now());
                 }
-                Some(done) = self.progress.dumped() => self.dumped(done),
+                Some(done) = self.progress.dumped() => self.dumped(done, &session),
                 () = sleep_until(timer.unwrap_or_else(Instant::now)), if timer.is_some() => {
                     session.handle_timeout(now());
                 }
@@ -368,7 +368,12 @@ impl Driver {
                     }
                 }
                 Effect::Look { digest, number } => self.tell_standings(digest, number),
-                Effect::Hung { ranks, text } => self.hung(&ranks, text),
+                Effect::Hung {
+                    digest,
+                    ranks,
+                    text,
+                } => self.hung(digest, &ranks, text),
+                Effect::Moves => self.progress.moves(),
                 Effect::CancelStop => self.workers.pages().for_each(ControlPage::cancel),
                 Effect::Say(text) => say(&text),
                 Effect::NameSurvivors => say(&format!(

@@ -5,11 +5,12 @@
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use muster_protocol::hang::Doing;
+use muster_protocol::hang::{Doing, Point};
 
 use super::procs;
 use super::spawn::find;
@@ -22,6 +23,9 @@ const MAX_THREADS: usize = 256;
 
 /// How long one debugger may take.
 const TOOL_TIME: Duration = Duration::from_secs(15);
+
+/// How long a debugger that was killed may take to end: the kernel may hold it as it holds the worker.
+const KILL_TIME: Duration = Duration::from_secs(1);
 
 /// The debuggers, best first, with `{}` for the process id.
 const TOOLS: [&[&str]; 3] = [
@@ -44,10 +48,20 @@ const TOOLS: [&[&str]; 3] = [
 pub struct Target {
     pub rank: u32,
     pub pid: i32,
+    /// Where it stood when the verdict came.
+    pub point: Option<Point>,
     /// Its log folder.
     pub dir: PathBuf,
     /// It is one of those for which everybody waits: debuggers, which stop it for a moment, are used.
     pub named: bool,
+}
+
+impl Target {
+    /// Whether this is the worker that was judged, and it has not moved since.
+    pub fn is_still(&self, pid: i32, rank: u32, point: Option<Point>) -> bool {
+        let moved = self.point.is_none() || self.point != point;
+        (pid, rank) == (self.pid, self.rank) && !moved
+    }
 }
 
 /// What the worker's main thread does.
@@ -65,23 +79,48 @@ pub fn doing(pid: i32) -> Doing {
 /// The file cannot be written.
 pub fn dump(target: &Target, why: &str) -> io::Result<PathBuf> {
     let path = target.dir.join(FILE);
-    let mut file = OpenOptions::new().create(true).append(true).open(&path)?;
+    // The worker can write to its folder: what it puts there must neither block nor lead elsewhere.
+    let mut file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
+        .open(&path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("stacks.txt is no file"));
+    }
     let pid = target.pid;
     writeln!(file, "==== rank {}, pid {pid}: {why}", target.rank)?;
-    file.write_all(threads(pid).as_bytes())?;
+    let (text, counters) = threads(pid);
+    file.write_all(text.as_bytes())?;
     if target.named {
         for tool in TOOLS {
+            // Another process may have its number by now.
+            if !is_child(pid) {
+                writeln!(file, "-- it is gone")?;
+                return Ok(path);
+            }
             run(tool, pid, &mut file)?;
+        }
+    }
+    // Last: this needs a lock of the process that one in trouble may never let go.
+    let maps = read(Path::new(&format!("/proc/{pid}/maps"))).unwrap_or_default();
+    for (thread, counter) in counters {
+        if let Some(code) = place(&maps, &counter) {
+            writeln!(file, "-- thread {thread} is at {code}")?;
         }
     }
     Ok(path)
 }
 
-/// All threads, from /proc: name, state, where the kernel has it wait, the system call and the code
-/// that made it; the kernel's stack where that may be read (as root).
-fn threads(pid: i32) -> String {
+fn is_child(pid: i32) -> bool {
+    procs::parent(pid) == i32::try_from(std::process::id()).ok()
+}
+
+/// All threads, from /proc: name, state, where the kernel has it wait, the system call; the kernel's
+/// stack where that may be read (as root). And the address of the code that made each call.
+fn threads(pid: i32) -> (String, Vec<(String, String)>) {
     let mut text = String::new();
-    let maps = read(Path::new(&format!("/proc/{pid}/maps"))).unwrap_or_default();
+    let mut counters = Vec::new();
     let tasks = fs::read_dir(format!("/proc/{pid}/task"));
     let mut tasks: Vec<PathBuf> = tasks
         .into_iter()
@@ -110,8 +149,8 @@ fn threads(pid: i32) -> String {
         if !call.is_empty() {
             let _ = writeln!(text, "   system call: {call}");
         }
-        if let Some(code) = call.rsplit(' ').next().and_then(|pc| place(&maps, pc)) {
-            let _ = writeln!(text, "   at {code}");
+        if let Some(counter) = call.rsplit(' ').next() {
+            counters.push((id.into_owned(), counter.to_owned()));
         }
         for line in get("stack").lines() {
             let _ = writeln!(text, "   {line}");
@@ -120,7 +159,7 @@ fn threads(pid: i32) -> String {
     if tasks.is_empty() {
         text.push_str("-- it is gone\n");
     }
-    text
+    (text, counters)
 }
 
 /// The file, and the offset in it, that an address belongs to, by the text of `/proc/PID/maps`.
@@ -168,6 +207,8 @@ fn run(tool: &[&str], pid: i32, file: &mut File) -> io::Result<()> {
     writeln!(file, "-- {name}")?;
     let child = Command::new(name)
         .args(args)
+        // They would ask a server for symbols.
+        .env_remove("DEBUGINFOD_URLS")
         .stdin(Stdio::null())
         .stdout(file.try_clone()?)
         .stderr(file.try_clone()?)
@@ -182,10 +223,15 @@ fn run(tool: &[&str], pid: i32, file: &mut File) -> io::Result<()> {
         if Instant::now() >= until {
             writeln!(file, "   no answer within {} s", TOOL_TIME.as_secs())?;
             let id = child.id() as i32;
-            if procs::parent(id) == Some(std::process::id() as i32) {
+            if is_child(id) {
                 procs::kill(id);
             }
-            let _ended = child.wait();
+            let until = Instant::now() + KILL_TIME;
+            while let Ok(None) = child.try_wait()
+                && Instant::now() < until
+            {
+                std::thread::sleep(Duration::from_millis(10));
+            }
             break;
         }
         std::thread::sleep(Duration::from_millis(10));
@@ -213,6 +259,28 @@ mod tests {
     }
 
     #[test]
+    fn only_the_worker_that_was_judged_and_has_not_moved_is_meant() {
+        let point = |step, operation| Some(Point { step, operation });
+        let target = Target {
+            rank: 3,
+            pid: 77,
+            point: point(8, 2),
+            dir: PathBuf::new(),
+            named: true,
+        };
+        assert!(target.is_still(77, 3, point(8, 2)));
+        assert!(!target.is_still(78, 3, point(8, 2)) && !target.is_still(77, 2, point(8, 2)));
+        for moved in [point(8, 3), point(9, 2), None] {
+            assert!(!target.is_still(77, 3, moved), "{moved:?}");
+        }
+        let unknown = Target {
+            point: None,
+            ..target
+        };
+        assert!(!unknown.is_still(77, 3, None));
+    }
+
+    #[test]
     fn a_process_that_sleeps_is_described() {
         let mut child = Command::new("sleep").arg("100").spawn().unwrap();
         let pid = child.id() as i32;
@@ -225,10 +293,29 @@ mod tests {
         let target = Target {
             rank: 3,
             pid,
+            point: None,
             dir: dir.path().to_owned(),
             named: false,
         };
         let path = dump(&target, "no progress").unwrap();
+        // What a worker puts in the way neither blocks nor leads elsewhere.
+        let trap = |make: &dyn Fn(&Path)| {
+            let dir = tempfile::tempdir().unwrap();
+            make(&dir.path().join(FILE));
+            let dir = dir.path().to_owned();
+            dump(
+                &Target {
+                    dir,
+                    ..target.clone()
+                },
+                "no progress",
+            )
+            .unwrap_err()
+        };
+        let other = dir.path().join("other");
+        trap(&|at| std::os::unix::fs::symlink(&other, at).unwrap());
+        assert!(!other.exists());
+        trap(&|at| nix::unistd::mkfifo(at, nix::sys::stat::Mode::S_IRWXU).unwrap());
         child.kill().unwrap();
         child.wait().unwrap();
         let text = fs::read_to_string(path).unwrap();
@@ -237,6 +324,6 @@ mod tests {
             "{text}"
         );
         assert_eq!(doing(pid), Doing::default());
-        assert!(threads(pid).contains("it is gone"));
+        assert!(threads(pid).0.contains("it is gone"));
     }
 }

@@ -151,7 +151,8 @@ fn the_agent_shows_what_the_workers_report_until_they_are_gone() {
     let address = bed.agent_with_http(0);
     bed.attach(0);
     let value = |lines: &[String], name: &str, rank: u32| -> Option<f64> {
-        let series = format!(r#"{name}{{job="job",node="n0",rank="{rank}"}} "#);
+        let owner = nix::unistd::getuid();
+        let series = format!(r#"{name}{{job="job",node="n0",owner="{owner}",rank="{rank}"}} "#);
         lines
             .iter()
             .find_map(|l| l.strip_prefix(&series)?.parse().ok())

@@ -34,17 +34,73 @@ pub struct Hangs {
     pub then: OnHang,
 }
 
-/// Stacks that were written.
+/// How long a worker that is to be ended is left for its stacks to be written: the kernel may hold
+/// whoever reads them.
+const STACKS: Duration = Duration::from_secs(60);
+
+/// The stacks of one worker were written.
 #[derive(Debug)]
 pub(super) struct Dumped {
+    /// Of the verdict for which that was done.
+    number: u64,
+    target: Target,
+    result: Result<PathBuf, String>,
+}
+
+/// What the leader said last of who hangs, as far as something is still to be done about it.
+#[derive(Debug, Default)]
+struct Verdict {
+    /// Counts what it said.
+    number: u64,
     why: String,
-    targets: Vec<(Target, Result<PathBuf, String>)>,
+    /// Of which generation.
+    digest: Option<Digest>,
+    /// Who is to be ended when its stacks are written.
+    ends: Vec<Target>,
+    /// Or then.
+    by: Option<Instant>,
+}
+
+impl Verdict {
+    /// These hang, and are to be ended.
+    fn hung(&mut self, digest: Digest, ends: Vec<Target>, why: String, now: Instant) {
+        *self = Verdict {
+            number: self.number + 1,
+            why,
+            digest: Some(digest),
+            by: Some(now + STACKS),
+            ends,
+        };
+    }
+
+    /// Nobody hangs any more, or nobody of those.
+    fn over(&mut self) {
+        *self = Verdict {
+            number: self.number + 1,
+            ..Verdict::default()
+        };
+    }
+
+    /// The stacks of this rank are written: whom to end now.
+    fn written(&mut self, number: u64, rank: u32) -> Option<Target> {
+        let at = self.ends.iter().position(|t| t.rank == rank)?;
+        (number == self.number).then(|| self.ends.swap_remove(at))
+    }
+
+    /// Whose stacks do not get written: whom to end now.
+    fn overdue(&mut self, now: Instant) -> Vec<Target> {
+        match self.by {
+            Some(by) if now >= by => std::mem::take(&mut self.ends),
+            _ => Vec::new(),
+        }
+    }
 }
 
 #[derive(Debug)]
 pub(super) struct Progress {
     hangs: Hangs,
     watch: Watch,
+    verdict: Verdict,
     dumps: (mpsc::Sender<Dumped>, mpsc::Receiver<Dumped>),
     /// What the agent knows of the metrics, and of which generation.
     reported: Option<(Digest, Vec<RankMetrics>)>,
@@ -56,6 +112,7 @@ impl Progress {
         Progress {
             watch: Watch::new(hangs.limits),
             hangs,
+            verdict: Verdict::default(),
             dumps: mpsc::channel(16),
             reported: None,
             report_at: Instant::now(),
@@ -65,6 +122,12 @@ impl Progress {
     /// A generation starts: nobody is judged by the steps of another.
     pub(super) fn begin(&mut self) {
         self.watch = Watch::new(self.hangs.limits);
+        self.verdict.over();
+    }
+
+    /// All ranks move again: whoever was to be ended is left alone.
+    pub(super) fn moves(&mut self) {
+        self.verdict.over();
     }
 
     /// Another connection, perhaps to another run of the agent: it knows nothing.
@@ -81,13 +144,18 @@ impl Progress {
 impl Driver {
     /// Looks at how far the workers are.
     pub(super) fn watch_progress(&mut self, session: &mut Session) {
-        if session.expects_progress() {
+        if session.expects_progress(now()) {
             let points = self.workers.points();
             if let Some(stalled) = self.progress.watch.look(points, now()) {
                 session.handle(Event::Stalled(stalled), now());
             }
         } else {
             self.progress.watch.rest(now());
+        }
+        for target in self.progress.verdict.overdue(Instant::now()) {
+            let rank = target.rank;
+            say(&format!("the stacks of rank {rank} do not get written"));
+            self.end_hung(&target, session);
         }
         self.report_metrics(session);
     }
@@ -137,32 +205,54 @@ impl Driver {
     }
 
     /// The leader says for whom everybody waits: keeps the stacks of all workers here, and, of those
-    /// that were named, with debuggers. Off the loop: that takes its time.
-    pub(super) fn hung(&mut self, ranks: &[u32], why: String) {
+    /// that were named, with debuggers. Off the loop: that takes its time, and may never end where
+    /// the kernel holds a worker. So each has a thread, for which nobody waits.
+    pub(super) fn hung(&mut self, digest: Digest, ranks: &[u32], why: String) {
         let targets = self.workers.targets(ranks);
-        let done = self.progress.dumps.0.clone();
-        tokio::task::spawn_blocking(move || {
-            let each = |target: Target| {
+        let ends = targets.iter().filter(|t| t.named).cloned();
+        let ends = match self.progress.hangs.then {
+            OnHang::Restart => ends.collect(),
+            OnHang::Report => Vec::new(),
+        };
+        let verdict = &mut self.progress.verdict;
+        verdict.hung(digest, ends, why.clone(), Instant::now());
+        let number = verdict.number;
+        for target in targets {
+            let (done, why) = (self.progress.dumps.0.clone(), why.clone());
+            let write = move || {
                 let result = stacks::dump(&target, &why).map_err(|e| e.to_string());
-                (target, result)
+                let _over = done.blocking_send(Dumped {
+                    number,
+                    target,
+                    result,
+                });
             };
-            let targets = targets.into_iter().map(each).collect();
-            let _over = done.blocking_send(Dumped { why, targets });
-        });
+            let thread = std::thread::Builder::new().name("stacks".into());
+            if let Err(error) = thread.spawn(write) {
+                say(&format!("the stacks of a rank cannot be kept: {error}"));
+            }
+        }
     }
 
-    pub(super) fn dumped(&mut self, done: Dumped) {
-        let named = done.targets.into_iter().filter(|(target, _)| target.named);
-        for (target, result) in named {
-            let rank = target.rank;
-            match result {
+    pub(super) fn dumped(&mut self, done: Dumped, session: &Session) {
+        let target = done.target;
+        let rank = target.rank;
+        if target.named {
+            match done.result {
                 Ok(path) => say(&format!("stacks of rank {rank}: {}", path.display())),
                 Err(why) => say(&format!("the stacks of rank {rank} cannot be kept: {why}")),
             }
-            if self.progress.hangs.then == OnHang::Restart {
-                say(&format!("ending rank {rank}, which hangs"));
-                self.workers.end_hung(&target, &done.why);
-            }
+        }
+        if let Some(target) = self.progress.verdict.written(done.number, rank) {
+            self.end_hung(&target, session);
+        }
+    }
+
+    fn end_hung(&mut self, target: &Target, session: &Session) {
+        let verdict = &self.progress.verdict;
+        let same = verdict.digest.is_some() && verdict.digest == session.trains();
+        if same && self.workers.end_hung(target, &verdict.why) {
+            say(&format!("ended rank {}, which hangs", target.rank));
         }
     }
 }
@@ -172,5 +262,48 @@ pub fn limits(factor: u32, least: Duration) -> Limits {
     Limits {
         factor,
         least: Span::from(least),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(rank: u32) -> Target {
+        Target {
+            rank,
+            pid: 77,
+            point: None,
+            dir: PathBuf::new(),
+            named: true,
+        }
+    }
+
+    #[test]
+    fn a_verdict_is_carried_out_once_and_not_when_another_word_came() {
+        let now = Instant::now();
+        let hung = |verdict: &mut Verdict| {
+            let ends = vec![target(1), target(2)];
+            verdict.hung(Digest([1; 32]), ends, "hung".into(), now);
+            verdict.number
+        };
+        let ranks = |targets: Vec<Target>| -> Vec<u32> { targets.iter().map(|t| t.rank).collect() };
+        let mut verdict = Verdict::default();
+        let first = hung(&mut verdict);
+        assert_eq!(verdict.written(first, 2).map(|t| t.rank), Some(2));
+        assert!(verdict.written(first, 2).is_none() && verdict.written(first, 7).is_none());
+        // The stacks of the other are stuck.
+        let late = now + STACKS;
+        let early = late - Duration::from_millis(1);
+        assert!(verdict.overdue(early).is_empty());
+        assert_eq!(ranks(verdict.overdue(late)), [1]);
+        assert!(verdict.overdue(late).is_empty() && verdict.written(first, 1).is_none());
+        // All move again, and hang again: the stacks of the first time end nobody.
+        let second = hung(&mut verdict);
+        verdict.over();
+        assert!(verdict.written(second, 1).is_none() && verdict.overdue(late).is_empty());
+        let third = hung(&mut verdict);
+        assert!(verdict.written(second, 1).is_none());
+        assert!(verdict.written(third, 1).is_some());
     }
 }

@@ -17,6 +17,7 @@ use muster_protocol::control::Reason;
 use muster_protocol::local::{Register, Start, ToAgent, ToLauncher, WorkerExit};
 use muster_protocol::{Digest, Span, Time};
 
+use self::progress::{Installed, Saves};
 use crate::run::report;
 use crate::run::workers::Left;
 
@@ -145,9 +146,12 @@ pub enum Effect {
     },
     /// Everybody waits for some rank, these ones here among them: keep the stacks.
     Hung {
+        digest: Digest,
         ranks: Vec<u32>,
         text: String,
     },
+    /// They wait no more.
+    Moves,
     /// A line for the user.
     Say(String),
     /// Name what cannot be killed.
@@ -192,10 +196,10 @@ struct Current {
     /// Its workers could not all be started, and why; told once nothing of it runs.
     unstarted: Option<String>,
     stopping: Option<Stopping>,
-    /// A stop step is being agreed on for this reason: workers may wait at it.
-    installed: Option<Reason>,
-    /// The workers save at this step, and go on; and whether all have passed it.
-    saves: Option<(u64, bool)>,
+    /// A stop step is being agreed on: workers may wait at it.
+    installed: Option<Installed>,
+    /// The workers save, and go on.
+    saves: Option<Saves>,
     /// A stop step was confirmed.
     confirmed: bool,
     /// All that runs has parked since when, though nobody told it to.
@@ -208,11 +212,6 @@ impl Current {
     /// Its workers may do steps.
     fn trains(&self) -> bool {
         self.stopping.is_none() && !self.parked
-    }
-
-    /// Some worker may still be saving for a checkpoint.
-    fn is_saving(&self) -> bool {
-        self.saves.is_some_and(|(_, passed)| !passed)
     }
 }
 
@@ -495,12 +494,14 @@ impl Session {
                 reason,
             } => {
                 // Asked again until then: nobody's checkpoint is taken away.
-                if self.runs(digest) && !self.current.as_ref().is_some_and(Current::is_saving) {
+                let saving = |c: &Current| c.is_saving(now);
+                if self.runs(digest) && !self.current.as_ref().is_some_and(saving) {
+                    let grace = Span::from_millis(grace_ms.into());
                     if let Some(current) = &mut self.current {
-                        current.installed = Some(reason);
+                        let until = now + progress::agreeing(grace);
+                        current.installed = Some(Installed { reason, until });
                         current.saves = None;
                     }
-                    let grace = Span::from_millis(grace_ms.into());
                     self.effects.push_back(Effect::InstallStop {
                         digest,
                         barrier,
@@ -520,12 +521,16 @@ impl Session {
                 // A checkpoint once only: an agent that was restarted meanwhile tells it again.
                 if self.runs(digest)
                     && let Some(current) = &mut self.current
-                    && (!goes_on || current.installed == Some(reason))
+                    && (!goes_on || current.installed.is_some_and(|i| i.reason == reason))
                 {
                     current.installed = None;
                     self.effects.push_back(match goes_on {
                         true => {
-                            current.saves = Some((step, false));
+                            current.saves = Some(Saves {
+                                step,
+                                passed: false,
+                                until: now + progress::SAVING,
+                            });
                             Effect::ConfirmCheckpoint { step }
                         }
                         false => {
@@ -537,7 +542,8 @@ impl Session {
             }
             ToLauncher::CancelStop { digest, .. } => {
                 // What workers save for is confirmed, and nothing is installed behind it.
-                if self.runs(digest) && !self.current.as_ref().is_some_and(Current::is_saving) {
+                let saving = |c: &Current| c.is_saving(now);
+                if self.runs(digest) && !self.current.as_ref().is_some_and(saving) {
                     if let Some(current) = &mut self.current {
                         current.installed = None;
                     }
@@ -564,9 +570,14 @@ impl Session {
             } => {
                 if text.is_empty() {
                     self.say("all ranks make progress again");
+                    self.effects.push_back(Effect::Moves);
                 } else if self.runs(digest) {
                     self.say(text.clone());
-                    self.effects.push_back(Effect::Hung { ranks, text });
+                    self.effects.push_back(Effect::Hung {
+                        digest,
+                        ranks,
+                        text,
+                    });
                 }
             }
         }

@@ -1,10 +1,57 @@
 //! Workers that stand still, and those that save for a checkpoint.
 
-use muster_protocol::Digest;
+use muster_protocol::control::Reason;
 use muster_protocol::local::ToAgent;
 use muster_protocol::wire::Saved;
+use muster_protocol::{Digest, Span, Time};
 
-use super::{Effect, Session};
+use super::{Current, Effect, Session};
+
+/// How long workers may save for a checkpoint before they are judged again: about as long as the leader
+/// waits for it.
+pub(super) const SAVING: Span = Span::from_secs(600);
+
+/// How long workers may wait at most for a stop step to be agreed on.
+const AGREEING: Span = Span::from_secs(600);
+
+/// The time to agree on a stop step, of which this much is left until the worker's end; zero: no end
+/// was given.
+pub(super) fn agreeing(grace: Span) -> Span {
+    match grace {
+        Span::ZERO => AGREEING,
+        grace => grace.min(AGREEING),
+    }
+}
+
+/// A stop step that is being agreed on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Installed {
+    pub(super) reason: Reason,
+    /// Who waits at it longer than this hangs.
+    pub(super) until: Time,
+}
+
+/// A checkpoint that workers save for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Saves {
+    pub(super) step: u64,
+    /// All have saved or gone on without.
+    pub(super) passed: bool,
+    /// Who saves for longer than this hangs, and holds up neither a stop nor those who look for it.
+    pub(super) until: Time,
+}
+
+impl Current {
+    /// Some worker may still be saving for a checkpoint.
+    pub(super) fn is_saving(&self, now: Time) -> bool {
+        self.saves.is_some_and(|s| !s.passed && now < s.until)
+    }
+
+    /// Workers may wait for a stop step to be agreed on.
+    pub(super) fn is_agreeing(&self, now: Time) -> bool {
+        self.installed.is_some_and(|i| now < i.until)
+    }
+}
 
 impl Session {
     /// The generation whose workers do steps, if they may.
@@ -14,15 +61,15 @@ impl Session {
     }
 
     /// Whether workers that make no progress do so by themselves.
-    pub fn expects_progress(&self) -> bool {
+    pub fn expects_progress(&self, now: Time) -> bool {
         let current = self.current.as_ref().filter(|c| c.trains());
-        current.is_some_and(|c| c.installed.is_none() && !c.is_saving() && !c.confirmed)
+        current.is_some_and(|c| !c.is_agreeing(now) && !c.is_saving(now) && !c.confirmed)
     }
 
     /// The step of the checkpoint that workers are saving for.
     pub fn saves(&self) -> Option<u64> {
         let current = self.current.as_ref().filter(|c| c.trains())?;
-        current.saves.map(|(step, _)| step)
+        current.saves.map(|s| s.step)
     }
 
     pub(super) fn saved(&mut self, ranks: Vec<u32>, all: bool, passed: bool) {
@@ -38,7 +85,9 @@ impl Session {
         let Some(current) = &mut self.current else {
             return;
         };
-        current.saves = Some((step, passed));
+        if let Some(saves) = &mut current.saves {
+            saves.passed = passed;
+        }
         if all {
             current.saves = None;
             self.effects.push_back(Effect::CancelStop);

@@ -41,20 +41,23 @@ impl Workers {
             .map(|w| Stacks {
                 rank: w.rank,
                 pid: w.pid,
+                point: w.page.point(),
                 dir: w.dir.clone(),
                 named: named.contains(&w.rank),
             })
             .collect()
     }
 
-    /// Ends a worker that hangs: it counts as one that failed by itself. One that is gone, or works
-    /// as another rank by now, is left alone.
-    pub fn end_hung(&mut self, target: &Stacks, why: &str) {
-        let is_it = |w: &&mut Worker| !w.ended && (w.pid, w.rank) == (target.pid, target.rank);
-        if let Some(worker) = self.workers.iter_mut().find(is_it) {
-            worker.hung = Some(why.to_owned());
-            worker.signal(libc::SIGKILL);
-        }
+    /// Ends a worker that hangs: it counts as one that failed by itself. One that is gone, works as
+    /// another rank by now, or has moved, is left alone. Returns whether it was ended.
+    pub fn end_hung(&mut self, target: &Stacks, why: &str) -> bool {
+        let is_it = |w: &&mut Worker| !w.ended && target.is_still(w.pid, w.rank, w.page.point());
+        let Some(worker) = self.workers.iter_mut().find(is_it) else {
+            return false;
+        };
+        worker.hung = Some(why.to_owned());
+        worker.signal(libc::SIGKILL);
+        true
     }
 
     /// How far the running workers are with a checkpoint at this step.

@@ -40,14 +40,21 @@ fn the_leaders_questions_are_about_what_runs() {
         ranks: vec![1],
     };
     let kept = Effect::Hung {
+        digest,
         ranks: vec![1],
         text: "hung".into(),
     };
     assert_eq!(world.frame(hung.clone()), [kept]);
+    let moves = ToLauncher::Hung {
+        digest,
+        text: String::new(),
+        ranks: Vec::new(),
+    };
+    assert!(world.frame(moves).contains(&Effect::Moves));
     // Nobody expects progress of workers that are told to stop.
-    assert!(world.session.expects_progress());
+    assert!(world.session.expects_progress(world.now));
     world.stop(2, 1_000);
-    assert!(!world.session.expects_progress());
+    assert!(!world.session.expects_progress(world.now));
     assert_eq!(world.frame(hung), []);
 }
 
@@ -97,13 +104,13 @@ fn behind_a_checkpoint_the_workers_go_on_and_a_stop_waits_for_it() {
         world.on(saved(&[0, 1], true)),
         [told(&[0, 1], true), Effect::CancelStop]
     );
-    assert!(world.session.saves().is_none() && world.session.expects_progress());
+    assert!(world.session.saves().is_none() && world.session.expects_progress(world.now));
     assert_eq!(
         world.frame(confirm(1, Reason::Checkpoint)),
         [],
         "it is over"
     );
-    assert!(world.session.expects_progress());
+    assert!(world.session.expects_progress(world.now));
     assert_eq!(world.frame(install(3, Reason::Drain)).len(), 1);
     assert_eq!(
         world.frame(confirm(3, Reason::Drain)),
@@ -118,10 +125,55 @@ fn behind_a_checkpoint_the_workers_go_on_and_a_stop_waits_for_it() {
         all: false,
         passed: true,
     });
-    assert!(world.session.expects_progress());
+    assert!(world.session.expects_progress(world.now));
     assert_eq!(world.frame(install(2, Reason::Drain)).len(), 1);
     assert_eq!(
         world.frame(confirm(2, Reason::Drain)),
         [Effect::ConfirmStop { step: 5 }]
     );
+}
+
+#[test]
+fn who_hangs_in_a_checkpoint_or_before_it_is_judged_in_the_end() {
+    let install = |barrier, grace_ms, reason| ToLauncher::InstallStop {
+        digest: digest(1),
+        barrier,
+        step: 5,
+        grace_ms,
+        reason,
+    };
+    let confirm = |barrier| ToLauncher::ConfirmStop {
+        digest: digest(1),
+        barrier,
+        step: 5,
+        reason: Reason::Checkpoint,
+    };
+    let mut world = World::running(1);
+    world.frame(install(1, 30_000, Reason::Checkpoint));
+    let expects = |world: &World, seconds| {
+        let at = world.now + Span::from_secs(seconds);
+        world.session.expects_progress(at)
+    };
+    assert!(!expects(&world, 29) && expects(&world, 30), "never decided");
+    // Decided late: it still is a checkpoint.
+    world.now += Span::from_secs(40);
+    assert_eq!(
+        world.frame(confirm(1)),
+        [Effect::ConfirmCheckpoint { step: 5 }]
+    );
+    assert!(!expects(&world, 599) && expects(&world, 600), "never saved");
+    // Rank 0 hangs in it: the others' reports change nothing about that.
+    world.now += Span::from_secs(300);
+    world.on(Event::Saved {
+        ranks: vec![1],
+        all: false,
+        passed: false,
+    });
+    assert!(!expects(&world, 299) && expects(&world, 300));
+    assert_eq!(world.frame(install(2, 0, Reason::Drain)), []);
+    world.now += Span::from_secs(300);
+    assert_eq!(world.session.saves(), Some(5), "it may still save");
+    // And it holds up no stop.
+    assert_eq!(world.frame(install(3, 0, Reason::Drain)).len(), 1);
+    assert!(!expects(&world, 599) && expects(&world, 600));
 }
