@@ -46,7 +46,7 @@ pub struct Durable {
     /// The newest commit that this agent, as the head's leader, has sent out (R8).
     pub sent: Option<CommitRef>,
     /// Lineages that were given up, the newest last, each with the number of the newest generation
-    /// that is meant: all by an operator's word ([`EVERY_NUMBER`]), else that which nothing can follow.
+    /// that is meant: all by an operator's word (`EVERY_NUMBER`), else that which nothing can follow.
     /// Whoever comes back with one of them learns it here.
     pub superseded: Vec<(Digest, u64)>,
     /// What the next birth goes on from, by an operator's word.
