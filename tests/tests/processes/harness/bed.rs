@@ -308,9 +308,9 @@ impl Bed {
         )
     }
 
-    /// Has a rank of `stepper.py` keep it to itself that it saved.
-    pub(crate) fn unsaved(&self, rank: u32) {
-        std::fs::write(self.path(&format!("control/unsaved-{rank}")), "").unwrap();
+    /// Has a rank of `stepper.py` save for 8 s from now on.
+    pub(crate) fn save_slowly(&self, rank: u32) {
+        std::fs::write(self.path(&format!("control/slow-save-{rank}")), "").unwrap();
     }
 
     /// `muster job continue`: whether it was done, and what it said.

@@ -5,7 +5,7 @@ and hangs when told to.
 
 The page's words are those of protocol/src/control.rs and control/report.rs. Notes what worker.py notes. The ranks of a generation meet at
 every step through files under CONTROL. While CONTROL/sleep-RANK is there, that rank removes it and sleeps for ever inside its step. Exits with
-the number in CONTROL/exit. At a checkpoint it notes `checkpoint` with the step, and acknowledges it unless CONTROL/unsaved-RANK is there.
+the number in CONTROL/exit. At a checkpoint it notes `checkpoint` with the step, and acknowledges it, SLOW_SAVE seconds later if CONTROL/slow-save-RANK is there.
 """
 
 import ctypes
@@ -20,6 +20,7 @@ EVENTS, CONTROL = sys.argv[1:3]
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 STOP, CHECKPOINT, PROGRESS, ACK, LINKED, PID = 128, 152, 256, 264, 272, 280
 OPERATION, SAVED, SEQUENCE, VALUES = 304, 312, 1024, 1032
+SLOW_SAVE = 8
 STEP_TIME = 0.02
 COMMON = {
     "pid": os.getpid(),
@@ -112,8 +113,9 @@ def at_the_gate(step, done):
                 continue
             if done != stop:
                 note("checkpoint", step=step)
-                if not there(f"unsaved-{RANK}"):
-                    word(SAVED).value = step + 1
+                if there(f"slow-save-{RANK}"):
+                    time.sleep(SLOW_SAVE)
+                word(SAVED).value = step + 1
             return stop
         time.sleep(0.001)
 
