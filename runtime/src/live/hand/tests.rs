@@ -1,5 +1,14 @@
 //! Copies between real sockets of one process.
 
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use super::fetch::*;
+use super::serve::*;
 use super::*;
 
 const TOKEN: [u8; 32] = [9; 32];
