@@ -1,5 +1,7 @@
 //! Samples of what is said about ranks that stand still, and about checkpoints by order.
 
+use muster_protocol::barrier::Held;
+use muster_protocol::control::Reason;
 use muster_protocol::hang::{Doing, Evidence, Hang, Named, Point, Standing};
 use muster_protocol::wire::{CheckpointStage, CheckpointState, JobMessage, Saved};
 
@@ -47,6 +49,15 @@ pub(super) fn job_messages() -> Vec<JobMessage> {
             why: "the job is about to stop".into(),
         }),
     ]
+}
+
+pub(super) fn held() -> Held {
+    Held {
+        barrier: 2,
+        step: 400,
+        reason: Reason::Checkpoint,
+        confirmed: true,
+    }
 }
 
 pub(super) fn saved() -> Saved {

@@ -1,5 +1,6 @@
 //! RENDEZVOUS.md's invariants, one function each, judged against the truth after every event.
 
+mod barriers;
 mod workers;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,6 +13,9 @@ use muster_protocol::{Digest, NodeId, StateId};
 use super::clock::{MS, SEC};
 use super::truth::Truth;
 use super::world::World;
+pub use barriers::{
+    HangError, SaveError, i14_one_save_step, i14_saved_before_going_on, no_hang_ends_what_moves,
+};
 use workers::overlaps;
 pub use workers::{
     Overlap, OverlapError, RanksError, RestoreError, WorkersError, i08_all_restore_the_same,
@@ -56,6 +60,10 @@ pub enum Violation {
     Restarts(#[from] RestartsError),
     #[error("I14: {0}")]
     StopStep(#[from] StopStepError),
+    #[error("I14: {0}")]
+    Save(#[from] SaveError),
+    #[error("hang: {0}")]
+    Hang(#[from] HangError),
     #[error("R11: {0}")]
     Log(#[from] LogError),
     #[error("liveness: {0}")]
@@ -111,7 +119,8 @@ impl Violation {
             Violation::Overlap(_) => "I11",
             Violation::Terminal(_) => "I12",
             Violation::Restarts(_) => "I13",
-            Violation::StopStep(_) => "I14",
+            Violation::StopStep(_) | Violation::Save(_) => "I14",
+            Violation::Hang(_) => "hang",
             Violation::Log(_) => "R11",
             Violation::Liveness(_) => "liveness",
             Violation::RunsWild { .. } => "runs wild",
@@ -131,9 +140,12 @@ impl Violation {
 pub fn after_event(world: &mut World) -> Result<(), Violation> {
     if std::mem::take(&mut world.truth.dirty) {
         facts(&mut world.truth)?;
+        no_hang_ends_what_moves(world)?;
+        world.truth.judged();
         world.overlaps = overlaps(world);
     }
     i11_no_removed_worker_runs(world)?;
+    i14_saved_before_going_on(world)?;
     Ok(())
 }
 
@@ -151,8 +163,8 @@ fn facts(truth: &mut Truth) -> Result<(), Violation> {
     i12_one_terminal(truth)?;
     i13_restarts_follow_from_the_chain(truth)?;
     i14_one_stop_step(truth)?;
+    i14_one_save_step(truth)?;
     r11_log_is_dense(truth)?;
-    truth.judged();
     Ok(())
 }
 

@@ -122,6 +122,7 @@ impl Session {
             unstarted: None,
             stopping: None,
             installed: None,
+            held: None,
             saves: None,
             confirmed: false,
             alone_since: None,

@@ -13,6 +13,7 @@ mod progress;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
+use muster_protocol::barrier::Held;
 use muster_protocol::control::Reason;
 use muster_protocol::local::{Register, Start, ToAgent, ToLauncher, WorkerExit};
 use muster_protocol::{Digest, Span, Time};
@@ -198,6 +199,9 @@ struct Current {
     stopping: Option<Stopping>,
     /// A stop step is being agreed on: workers may wait at it.
     installed: Option<Installed>,
+    /// The newest stop step that all workers took or were told to stop or save at, for an agent that
+    /// comes back.
+    held: Option<Held>,
     /// The workers save, and go on.
     saves: Option<Saves>,
     /// A stop step was confirmed.
@@ -337,6 +341,7 @@ impl Session {
                 step,
             } => {
                 if self.runs(digest) {
+                    self.stop_held(barrier, step);
                     self.send(ToAgent::StopInstalled {
                         digest,
                         barrier,
@@ -421,6 +426,7 @@ impl Session {
         let mut register = self.register.clone();
         let current = self.current.as_ref().filter(|c| !c.parked);
         register.running = current.map(|c| c.start.digest);
+        register.gate = current.filter(|c| c.trains()).and_then(|c| c.held);
         self.send(ToAgent::Register(register));
         if let Some(port) = self.port {
             self.send(ToAgent::MasterPort { port });
@@ -513,9 +519,9 @@ impl Session {
             }
             ToLauncher::ConfirmStop {
                 digest,
+                barrier,
                 step,
                 reason,
-                ..
             } => {
                 let goes_on = reason == Reason::Checkpoint;
                 // A checkpoint once only: an agent that was restarted meanwhile tells it again.
@@ -524,20 +530,25 @@ impl Session {
                     && (!goes_on || current.installed.is_some_and(|i| i.reason == reason))
                 {
                     current.installed = None;
-                    self.effects.push_back(match goes_on {
-                        true => {
-                            current.saves = Some(Saves {
-                                step,
-                                passed: false,
-                                until: now + progress::SAVING,
-                            });
-                            Effect::ConfirmCheckpoint { step }
-                        }
-                        false => {
-                            current.confirmed = true;
-                            Effect::ConfirmStop { step }
-                        }
+                    current.held = Some(Held {
+                        barrier,
+                        step,
+                        reason,
+                        confirmed: true,
                     });
+                    if goes_on {
+                        current.saves = Some(Saves {
+                            step,
+                            passed: false,
+                            until: now + progress::SAVING,
+                        });
+                        self.effects.push_back(Effect::ConfirmCheckpoint { step });
+                        // The agent has to know that it was heard.
+                        self.saved(Vec::new(), false, false);
+                    } else {
+                        current.confirmed = true;
+                        self.effects.push_back(Effect::ConfirmStop { step });
+                    }
                 }
             }
             ToLauncher::CancelStop { digest, .. } => {
@@ -546,6 +557,7 @@ impl Session {
                 if self.runs(digest) && !self.current.as_ref().is_some_and(saving) {
                     if let Some(current) = &mut self.current {
                         current.installed = None;
+                        current.held.take_if(|h| !h.confirmed);
                     }
                     self.effects.push_back(Effect::CancelStop);
                 }

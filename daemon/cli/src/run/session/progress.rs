@@ -1,5 +1,6 @@
 //! Workers that stand still, and those that save for a checkpoint.
 
+use muster_protocol::barrier::Held;
 use muster_protocol::control::Reason;
 use muster_protocol::local::ToAgent;
 use muster_protocol::wire::Saved;
@@ -70,6 +71,20 @@ impl Session {
     pub fn saves(&self) -> Option<u64> {
         let current = self.current.as_ref().filter(|c| c.trains())?;
         current.saves.map(|s| s.step)
+    }
+
+    /// All workers took this stop step.
+    pub(super) fn stop_held(&mut self, barrier: u32, step: u64) {
+        if let Some(current) = &mut self.current
+            && let Some(Installed { reason, .. }) = current.installed
+        {
+            current.held = Some(Held {
+                barrier,
+                step,
+                reason,
+                confirmed: false,
+            });
+        }
     }
 
     pub(super) fn saved(&mut self, ranks: Vec<u32>, all: bool, passed: bool) {

@@ -68,6 +68,7 @@ impl World {
             addrs: vec![LOCAL],
             place: Place::default(),
             running: None,
+            gate: None,
             store: None,
             pid: 1,
             log_dir: None,
