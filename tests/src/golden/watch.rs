@@ -81,6 +81,7 @@ fn checkpoint(stage: CheckpointStage) -> JobMessage {
 
 pub(super) fn standing() -> Standing {
     Standing {
+        stalled: true,
         rank: 3,
         point: Point {
             step: 400,

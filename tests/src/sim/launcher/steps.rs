@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use muster_protocol::barrier::Held;
 use muster_protocol::control::Reason;
 use muster_protocol::control::report::ALIVE;
-use muster_protocol::hang::{Doing, Point, Standing};
+use muster_protocol::hang::{Point, Standing, Watch};
 use muster_protocol::local::{ToAgent, WorkerExit};
 use muster_protocol::wire::Saved;
 use muster_protocol::{Digest, Time};
@@ -356,12 +356,20 @@ impl Launcher {
         if run.steps.answers.len() > ANSWERS {
             run.steps.answers.remove(0);
         }
-        let watch = run.watch.as_ref();
-        let mut list: Vec<Standing> =
-            watch.map_or(Vec::new(), muster_protocol::hang::Watch::standings);
-        for standing in &mut list {
-            standing.doing = Doing::default();
+        let points = run.points(now);
+        let progress = run.expects_progress();
+        if let Some(watch) = &mut run.watch {
+            let change = match progress {
+                true => watch.look(points, Time(now)),
+                false => None,
+            };
+            if let Some(yes) = change {
+                self.facts.retain(|f| !matches!(f, ToAgent::Stalled { .. }));
+                self.fact(ToAgent::Stalled { digest, yes }, out);
+            }
         }
+        let watch = self.run.as_ref().and_then(|r| r.watch.as_ref());
+        let list: Vec<Standing> = watch.map_or(Vec::new(), Watch::standings);
         out.push(Out::Say(ToAgent::Standings {
             digest,
             number,
