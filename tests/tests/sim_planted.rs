@@ -86,3 +86,21 @@ fn without_r16_old_workers_run_on() {
     };
     found(flaws, Focus::Leases, &["I11"]);
 }
+
+#[test]
+fn without_r20_somebody_goes_on_past_a_checkpoint() {
+    let flaws = Flaws {
+        skip_r20: true,
+        ..Flaws::default()
+    };
+    found(flaws, Focus::Checkpoints, &["I14"]);
+}
+
+#[test]
+fn without_a_second_look_who_waits_is_blamed() {
+    let flaws = Flaws {
+        skip_second_look: true,
+        ..Flaws::default()
+    };
+    found(flaws, Focus::Hangs, &["hang"]);
+}

@@ -65,6 +65,10 @@ pub struct Flaws {
     pub skip_r12: bool,
     pub skip_r13: bool,
     pub skip_r16: bool,
+    /// Of R20: who takes over asks nobody what it holds.
+    pub skip_r20: bool,
+    /// A hang is judged from the answers to one question.
+    pub skip_second_look: bool,
 }
 
 /// Something that happened.

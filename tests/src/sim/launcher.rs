@@ -33,6 +33,8 @@ pub enum Due {
     Saved(u64),
     /// A look at how far the workers are.
     Look(u64),
+    /// The last step is done, if nothing keeps the workers from it any more.
+    Finish(u64),
     /// The agent may not have been heard for longer than its grace.
     AgentGone,
 }
@@ -352,6 +354,12 @@ impl Launcher {
             }
             Due::Saved(epoch) => self.save_over(epoch, now, &mut out),
             Due::Look(epoch) => self.look(epoch, now, &mut out),
+            Due::Finish(epoch) => {
+                let run = self.run.as_ref().filter(|r| r.epoch == epoch);
+                if let Some(digest) = run.map(|r| r.start.digest) {
+                    self.finish(digest, &mut out);
+                }
+            }
             // An agent that is stopped keeps the connection, and says nothing.
             Due::AgentGone if now < self.heard + self.grace => self.watch(now, &mut out),
             Due::AgentGone => {
@@ -388,16 +396,24 @@ impl Launcher {
         Some(frame)
     }
 
-    /// All workers exit 0.
-    pub fn finish(&mut self, digest: Digest) -> Option<ToAgent> {
-        let run = self.run.as_ref().filter(|r| r.start.digest == digest)?;
-        if run.phase != Phase::Running || run.exit.is_some() || !run.steps.is_free() {
-            return None;
+    /// All workers exit 0, once nothing keeps them from their last step.
+    pub fn finish(&mut self, digest: Digest, out: &mut Vec<Out>) {
+        let run = self.run.as_ref().filter(|r| r.start.digest == digest);
+        let Some(run) = run.filter(|r| r.goes_on()) else {
+            return;
+        };
+        if !run.steps.is_free() {
+            let due = Due::Finish(run.epoch);
+            return out.push(Out::Wait {
+                due,
+                ns: LOOK,
+                exact: true,
+            });
         }
         self.run = None;
         let frame = ToAgent::Finished { digest };
         self.facts.push(frame.clone());
-        Some(frame)
+        out.extend([Out::Died(digest), Out::Say(frame)]);
     }
 
     /// The user's wish, told to every agent that comes.

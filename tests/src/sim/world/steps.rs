@@ -86,10 +86,10 @@ impl World {
                 }
             }
             Step::Finish { node, digest } => {
-                if let Some(l) = &mut self.nodes[node].launcher
-                    && let Some(frame) = l.finish(digest)
-                {
-                    self.launcher_out(node, vec![Out::Died(digest), Out::Say(frame)], now);
+                if let Some(l) = &mut self.nodes[node].launcher {
+                    let mut out = Vec::new();
+                    l.finish(digest, &mut out);
+                    self.launcher_out(node, out, now);
                 }
             }
             Step::Stubborn { node } => {
