@@ -1,6 +1,8 @@
 //! A node leaves a job that has no more nodes than it wants: it goes once its workers have stopped, and the
 //! others say for whom they wait.
 
+#![expect(clippy::panic, reason = "helpers of tests")]
+
 use muster_protocol::local::ToLauncher;
 use muster_protocol::record::{Cause, Kind};
 use muster_protocol::spec::JobSpec;
@@ -107,7 +109,9 @@ fn check(nodes: usize, leaver: usize, setup: Setup) {
     // It is recorded, so whoever leads later knows.
     let truth = &conductor.world.truth;
     let short = truth.announced.values().find(|r| r.is_short());
-    let short = short.unwrap_or_else(|| panic!("{what}: nothing was decided"));
+    let Some(short) = short else {
+        panic!("{what}: nothing was decided")
+    };
     assert!(matches!(&short.cause, Cause::NodesLeft { nodes } if nodes.len() == 1));
     assert_eq!((short.members.len(), short.kind), (nodes - 1, Kind::Next));
     for other in (0..nodes).filter(|n| *n != leaver) {

@@ -3,7 +3,7 @@
 mod barriers;
 mod workers;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use muster_protocol::codec::CodecError;
 use muster_protocol::record::{Arbiter, Cause, CommitRef, Kind, Record};
@@ -14,7 +14,8 @@ use super::clock::{MS, SEC};
 use super::truth::Truth;
 use super::world::World;
 pub use barriers::{
-    HangError, SaveError, i14_one_save_step, i14_saved_before_going_on, no_hang_ends_what_moves,
+    HangError, SaveError, StopStepError, i14_one_save_step, i14_one_stop_step,
+    i14_saved_before_going_on, no_hang_ends_what_moves,
 };
 use workers::overlaps;
 pub use workers::{
@@ -555,43 +556,6 @@ pub fn i13_restarts_follow_from_the_chain(truth: &Truth) -> Result<(), RestartsE
                 digest: *digest,
                 counted,
                 limit,
-            });
-        }
-    }
-    Ok(())
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum StopStepError {
-    #[error("in {digest} ranks were told to stop at step {a}, others at {b}")]
-    Two { digest: Digest, a: u64, b: u64 },
-    #[error(
-        "node {node} was told to stop at step {step} of {digest}, but had {installed:?} installed"
-    )]
-    NotInstalled {
-        node: usize,
-        digest: Digest,
-        step: u64,
-        installed: Option<(u32, u64)>,
-    },
-}
-
-/// I14: all ranks stop at one confirmed step, or none.
-pub fn i14_one_stop_step(truth: &Truth) -> Result<(), StopStepError> {
-    let mut steps: BTreeMap<Digest, u64> = BTreeMap::new();
-    for stop in &truth.stops {
-        let (digest, step) = (stop.digest, stop.step);
-        let a = *steps.entry(digest).or_insert(step);
-        if a != step {
-            return Err(StopStepError::Two { digest, a, b: step });
-        }
-        if stop.installed.map(|(_, s)| s) != Some(step) {
-            let (node, installed) = (stop.node, stop.installed);
-            return Err(StopStepError::NotInstalled {
-                node,
-                digest,
-                step,
-                installed,
             });
         }
     }

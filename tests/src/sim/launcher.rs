@@ -396,26 +396,6 @@ impl Launcher {
         Some(frame)
     }
 
-    /// All workers exit 0, once nothing keeps them from their last step.
-    pub fn finish(&mut self, digest: Digest, out: &mut Vec<Out>) {
-        let run = self.run.as_ref().filter(|r| r.start.digest == digest);
-        let Some(run) = run.filter(|r| r.goes_on()) else {
-            return;
-        };
-        if !run.steps.is_free() {
-            let due = Due::Finish(run.epoch);
-            return out.push(Out::Wait {
-                due,
-                ns: LOOK,
-                exact: true,
-            });
-        }
-        self.run = None;
-        let frame = ToAgent::Finished { digest };
-        self.facts.push(frame.clone());
-        out.extend([Out::Died(digest), Out::Say(frame)]);
-    }
-
     /// The user's wish, told to every agent that comes.
     pub fn wish(&mut self, frame: ToAgent) -> Vec<Out> {
         self.wishes.push(frame.clone());

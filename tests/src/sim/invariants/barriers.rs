@@ -1,4 +1,4 @@
-//! I14 for checkpoints by order, and what is asked of a verdict about a hang.
+//! I14, for stops and for checkpoints by order, and what is asked of a verdict about a hang.
 
 use std::collections::BTreeMap;
 
@@ -11,6 +11,43 @@ use crate::sim::world::World;
 
 /// What a real worker waits at a checkpoint's step at most before it fails.
 const GIVES_UP: u64 = 60 * SEC;
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StopStepError {
+    #[error("in {digest} ranks were told to stop at step {a}, others at {b}")]
+    Two { digest: Digest, a: u64, b: u64 },
+    #[error(
+        "node {node} was told to stop at step {step} of {digest}, but had {installed:?} installed"
+    )]
+    NotInstalled {
+        node: usize,
+        digest: Digest,
+        step: u64,
+        installed: Option<(u32, u64)>,
+    },
+}
+
+/// I14: all ranks stop at one confirmed step, or none.
+pub fn i14_one_stop_step(truth: &Truth) -> Result<(), StopStepError> {
+    let mut steps: BTreeMap<Digest, u64> = BTreeMap::new();
+    for stop in &truth.stops {
+        let (digest, step) = (stop.digest, stop.step);
+        let a = *steps.entry(digest).or_insert(step);
+        if a != step {
+            return Err(StopStepError::Two { digest, a, b: step });
+        }
+        if stop.installed.map(|(_, s)| s) != Some(step) {
+            let (node, installed) = (stop.node, stop.installed);
+            return Err(StopStepError::NotInstalled {
+                node,
+                digest,
+                step,
+                installed,
+            });
+        }
+    }
+    Ok(())
+}
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SaveError {

@@ -523,32 +523,14 @@ impl Session {
                 step,
                 reason,
             } => {
-                let goes_on = reason == Reason::Checkpoint;
-                // A checkpoint once only: an agent that was restarted meanwhile tells it again.
-                if self.runs(digest)
-                    && let Some(current) = &mut self.current
-                    && (!goes_on || current.installed.is_some_and(|i| i.reason == reason))
-                {
-                    current.installed = None;
-                    current.held = Some(Held {
+                if self.runs(digest) {
+                    let held = Held {
                         barrier,
                         step,
                         reason,
                         confirmed: true,
-                    });
-                    if goes_on {
-                        current.saves = Some(Saves {
-                            step,
-                            passed: false,
-                            until: now + progress::SAVING,
-                        });
-                        self.effects.push_back(Effect::ConfirmCheckpoint { step });
-                        // The agent has to know that it was heard.
-                        self.saved(Vec::new(), false, false);
-                    } else {
-                        current.confirmed = true;
-                        self.effects.push_back(Effect::ConfirmStop { step });
-                    }
+                    };
+                    self.stop_confirmed(held, now);
                 }
             }
             ToLauncher::CancelStop { digest, .. } => {

@@ -87,6 +87,35 @@ impl Session {
         }
     }
 
+    /// Every rank of the generation stops at this step, or saves and goes on.
+    pub(super) fn stop_confirmed(&mut self, held: Held, now: Time) {
+        let Held { step, reason, .. } = held;
+        let goes_on = reason == Reason::Checkpoint;
+        // A checkpoint once only: an agent that was restarted meanwhile tells it again.
+        let Some(current) = self
+            .current
+            .as_mut()
+            .filter(|c| !goes_on || c.installed.is_some_and(|i| i.reason == reason))
+        else {
+            return;
+        };
+        current.installed = None;
+        current.held = Some(held);
+        if goes_on {
+            current.saves = Some(Saves {
+                step,
+                passed: false,
+                until: now + SAVING,
+            });
+            self.effects.push_back(Effect::ConfirmCheckpoint { step });
+            // The agent has to know that it was heard.
+            self.saved(Vec::new(), false, false);
+        } else {
+            current.confirmed = true;
+            self.effects.push_back(Effect::ConfirmStop { step });
+        }
+    }
+
     pub(super) fn saved(&mut self, ranks: Vec<u32>, all: bool, passed: bool) {
         let (Some(digest), Some(step)) = (self.trains(), self.saves()) else {
             return;
