@@ -147,7 +147,9 @@ impl<T: Training> Worker<'_, T> {
                     .copied()
                     .into_iter()
                     .collect();
-                let bytes = fetch(thing, &from, formed.token, self.patience.copy, &formed.over)?;
+                let (token, within) = (formed.token, self.patience.copy);
+                let mut bytes = Vec::new();
+                fetch(thing, &from, token, within, &formed.over, &mut bytes)?;
                 let results = self
                     .training
                     .decode_results(&bytes)
@@ -157,7 +159,8 @@ impl<T: Training> Worker<'_, T> {
             }
             Effect::CopyState { boundary, from } => {
                 self.kept.clear();
-                self.copying = Some(self.copy(boundary, &from)?);
+                self.copying = self.copying_from(boundary, &from);
+                self.begin_copy()?;
             }
             Effect::Restore => {
                 self.kept.clear();
@@ -165,6 +168,8 @@ impl<T: Training> Worker<'_, T> {
                     return Ok(());
                 };
                 let committed = self.training.restore(&mut formed.group)?;
+                // A newcomer has listened to later steps, perhaps.
+                self.session.begin_anew();
                 self.live.handle(Event::Restored { number, committed })?;
             }
         }
