@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::gather::{Gather, Missing};
-use super::landing::{Landing, cut};
+use super::landing::{Landing, PART, cut};
 use super::source::Source;
 use super::{TOKEN_LEN, Thing, Want};
 
 /// How long sources that have nothing yet are left alone.
 const AGAIN: Duration = Duration::from_millis(3);
+/// Connections of a copy, where there are fewer sources: one is hashed on while another is read from.
+const STREAMS: usize = 3;
 
 /// A thing did not come.
 #[derive(Debug, thiserror::Error)]
@@ -67,7 +69,10 @@ pub(in crate::live) fn fetch(
                 return Err(FetchError::Differ { thing, one, other });
             }
             let bytes = *total;
-            let ready: Vec<Source> = found.into_iter().map(|(source, _)| source).collect();
+            let mut ready: Vec<Source> = found.into_iter().map(|(source, _)| source).collect();
+            if bytes > PART {
+                add_streams(&mut ready);
+            }
             let places = usize::try_from(bytes).ok().and_then(|n| landing.places(n));
             let Some(parts) = places.and_then(|places| cut(places, bytes)) else {
                 return Err(FetchError::NoRoom { thing, bytes });
@@ -92,6 +97,16 @@ pub(in crate::live) fn fetch(
             });
         }
         std::thread::sleep(AGAIN);
+    }
+}
+
+/// More connections with the same sources, if need be and they can be had.
+fn add_streams(streams: &mut Vec<Source>) {
+    let sources = streams.len();
+    for more in 0..STREAMS.saturating_sub(sources) {
+        if let Ok(stream) = streams[more % sources].again() {
+            streams.push(stream);
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! A part that has come is compared, by its digest, with what another source holds. Where both agree, both are
 //! right. Where they do not, who gave the part is asked for its own digest: if that is the one of what came, the
 //! two hold different states, and no copy is made; if it is not, the part was damaged on its way, comes anew, and
-//! that source gives no more. The last source that is left is asked about its own parts, which finds damage alone.
+//! that connection gives no more. The last source that is left is asked about its own parts, which finds damage alone.
 
 use std::io;
 use std::net::SocketAddr;
@@ -45,15 +45,15 @@ struct Todo<'a> {
     checks: Vec<Check<'a>>,
     /// What some source is busy with, which may come back.
     busy: usize,
-    /// Sources that still answer.
-    alive: Vec<bool>,
+    /// Connections of each source that still answer.
+    alive: Vec<usize>,
     failure: Option<Missing>,
 }
 
 impl<'a> Todo<'a> {
     /// What this source does next: checks first, so that a difference ends the copy early.
     fn next(&mut self, source: usize) -> Option<Job<'a>> {
-        let alone = self.alive.iter().filter(|alive| **alive).count() == 1;
+        let alone = self.alive.iter().filter(|alive| **alive > 0).count() == 1;
         let may_check = |check: &Check<'_>| match check.against {
             None => check.by != source || alone,
             Some(_) => check.by == source,
@@ -68,7 +68,7 @@ impl<'a> Todo<'a> {
 
     /// Nobody can say any more what a source held that is lost: what is disputed about it comes anew.
     fn put(&mut self, check: Check<'a>) {
-        if check.against.is_some() && !self.alive[check.by] {
+        if check.against.is_some() && self.alive[check.by] == 0 {
             self.parts.push(check.part);
         } else {
             self.checks.push(check);
@@ -81,7 +81,7 @@ impl<'a> Todo<'a> {
     }
 
     fn lose(&mut self, source: usize, error: io::Error) {
-        self.alive[source] = false;
+        self.alive[source] -= 1;
         for check in std::mem::take(&mut self.checks) {
             self.put(check);
         }
@@ -114,11 +114,15 @@ impl<'a> Gather<'a> {
         }
     }
 
-    /// Gets all parts, from whoever gives them, and has each one checked.
-    pub(super) fn run(self, sources: Vec<Source>, cancelled: &AtomicBool) -> Result<(), Missing> {
-        lock(&self.todo).alive = vec![true; sources.len()];
+    /// Gets all parts, from whoever gives them, and has each one checked. Several connections may lead to one source.
+    pub(super) fn run(self, streams: Vec<Source>, cancelled: &AtomicBool) -> Result<(), Missing> {
+        let first = |of: &Source| streams.iter().position(|other| other.at == of.at);
+        let numbers: Vec<usize> = streams.iter().filter_map(first).collect();
+        let mut alive = vec![0; streams.len()];
+        numbers.iter().for_each(|number| alive[*number] += 1);
+        lock(&self.todo).alive = alive;
         std::thread::scope(|scope| {
-            for (number, source) in sources.into_iter().enumerate() {
+            for (number, source) in numbers.into_iter().zip(streams) {
                 let gather = &self;
                 scope.spawn(move || gather.work(number, source, cancelled));
             }

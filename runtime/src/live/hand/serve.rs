@@ -17,9 +17,9 @@ use twox_hash::XxHash3_128;
 use super::{CHUNK, Frozen, MAGIC, REQUEST_LEN, SILENCE, TOKEN_LEN, Thing, Want, digest_of, lock};
 
 /// Connections that are served at once: each has proven the token.
-pub(super) const MAX_SERVED: usize = 32;
+pub(super) const MAX_SERVED: usize = 64;
 /// Connections beside those that have not, and how long each has to do so.
-pub(super) const MAX_UNPROVEN: usize = 64;
+pub(super) const MAX_UNPROVEN: usize = 128;
 pub(super) const PROOF: Duration = Duration::from_secs(2);
 /// How long the listener rests when no connection can be taken.
 const REST: Duration = Duration::from_millis(20);

@@ -30,6 +30,11 @@ impl Source {
         Ok(Source { at, stream, token })
     }
 
+    /// Another connection with the same source.
+    pub(super) fn again(&self) -> io::Result<Source> {
+        Source::connect(self.at, self.token)
+    }
+
     /// The whole's length, or `None` when it is not there (yet); what was asked for follows.
     pub(super) fn ask(
         &mut self,

@@ -3,8 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use super::fetch::*;
@@ -160,42 +159,53 @@ enum Fault {
     DamagedAndGone(usize),
 }
 
-/// A source with a fault, for one connection.
-fn failing_source(len: usize, fault: Fault) -> (SocketAddr, JoinHandle<()>) {
+/// A source with a fault, until the test ends.
+fn failing_source(len: usize, fault: Fault) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
-    let served = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        let (all, mut sent) = (bytes(len), 0);
-        let mut request = [0; REQUEST_LEN];
-        while stream.read_exact(&mut request).is_ok() {
-            let (_, want, from, part) = parse(&request, &TOKEN).unwrap();
-            stream.write_all(&(len as u64 + 1).to_le_bytes()).unwrap();
-            let mut part =
-                all[from as usize..][..part as usize * usize::from(want != Want::Length)].to_vec();
-            match (want, fault) {
-                (Want::Length, _) => {}
-                (Want::Digest, Fault::DamagedAndGone(_)) => return,
-                (Want::Digest, _) => part = digest(&part).to_vec(),
-                (Want::Bytes, Fault::Gone(after)) => {
-                    part.truncate(after - sent);
-                    sent += part.len();
-                }
-                (Want::Bytes, Fault::Damaged(byte) | Fault::DamagedAndGone(byte)) => {
-                    if let Some(byte) = byte.checked_sub(from as usize)
-                        && byte < part.len()
-                    {
-                        part[byte] ^= 4;
-                    }
-                }
-            }
-            if stream.write_all(&part).is_err() || matches!(fault, Fault::Gone(all) if all == sent)
-            {
-                return;
-            }
+    let sent = Arc::new(AtomicUsize::new(0));
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let sent = sent.clone();
+            std::thread::spawn(move || fail(stream.unwrap(), &bytes(len), fault, &sent));
         }
     });
-    (at, served)
+    at
+}
+
+/// One connection with it. `sent`: bytes of parts, over all connections.
+fn fail(mut stream: TcpStream, all: &[u8], fault: Fault, sent: &AtomicUsize) {
+    let mut request = [0; REQUEST_LEN];
+    while stream.read_exact(&mut request).is_ok() {
+        let (_, want, from, len) = parse(&request, &TOKEN).unwrap();
+        let len_and_one = (all.len() as u64 + 1).to_le_bytes();
+        let mut part = match want {
+            Want::Length => Vec::new(),
+            _ => all[from as usize..][..len as usize].to_vec(),
+        };
+        match (want, fault) {
+            (Want::Length, _) => {}
+            (Want::Digest, Fault::DamagedAndGone(_)) => return,
+            (Want::Digest, _) => part = digest(&part).to_vec(),
+            (Want::Bytes, Fault::Gone(after)) => {
+                let before = sent.fetch_add(part.len(), Ordering::AcqRel);
+                part.truncate(after.saturating_sub(before));
+            }
+            (Want::Bytes, Fault::Damaged(byte) | Fault::DamagedAndGone(byte)) => {
+                let byte = byte.checked_sub(from as usize);
+                if let Some(byte) = byte.and_then(|byte| part.get_mut(byte)) {
+                    *byte ^= 4;
+                }
+            }
+        }
+        let gone = want == Want::Bytes && part.len() < len as usize;
+        let written = stream
+            .write_all(&len_and_one)
+            .and_then(|()| stream.write_all(&part));
+        if gone || written.is_err() {
+            return;
+        }
+    }
 }
 
 #[test]
@@ -214,11 +224,9 @@ fn a_source_that_dies_or_sends_damaged_bytes_is_taken_over_from() {
         Fault::Damaged(len - 1),
         Fault::DamagedAndGone(len - 1),
     ] {
-        let (at, served) = failing_source(len, fault);
-        let sources = [at, whole.address()];
+        let sources = [failing_source(len, fault), whole.address()];
         let got = get_at(Thing::State(1), &sources, SOON).unwrap();
         assert!(got == bytes(len), "{fault:?}");
-        served.join().unwrap();
     }
 }
 
@@ -226,13 +234,12 @@ fn a_source_that_dies_or_sends_damaged_bytes_is_taken_over_from() {
 fn what_the_only_source_sends_is_checked_too() {
     let len = 2 * PART as usize + 5;
     for byte in [0, len - 1] {
-        let (at, served) = failing_source(len, Fault::Damaged(byte));
+        let at = failing_source(len, Fault::Damaged(byte));
         let got = get_at(Thing::State(1), &[at], Duration::from_millis(50));
         assert!(
             matches!(got, Err(FetchError::NotThere { .. })),
             "byte {byte}"
         );
-        served.join().unwrap();
     }
 }
 
@@ -258,7 +265,7 @@ fn a_copy_comes_straight_to_its_place() {
     hands
         .iter()
         .for_each(|h| h.offer(Thing::State(1), bytes(total)));
-    let (at, served) = failing_source(total, Fault::Damaged(20));
+    let at = failing_source(total, Fault::Damaged(20));
     let (first, never) = (hands[0].address(), AtomicBool::new(false));
     let mut landing = Pieced(lens.iter().map(|len| vec![0xee; *len]).collect());
     let before: Vec<_> = landing.0.iter().map(|place| place.as_ptr()).collect();
@@ -274,7 +281,6 @@ fn a_copy_comes_straight_to_its_place() {
     }
     let after: Vec<_> = landing.0.iter().map(|place| place.as_ptr()).collect();
     assert_eq!(before, after, "nothing is allocated");
-    served.join().unwrap();
 }
 
 #[test]
