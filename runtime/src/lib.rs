@@ -13,6 +13,8 @@ pub mod data;
 pub mod demo;
 pub mod env;
 pub mod gradient;
+#[cfg(test)]
+mod held_port;
 pub mod live;
 mod page;
 mod random;

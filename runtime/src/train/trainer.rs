@@ -290,7 +290,7 @@ impl<H> Aside<H> {
         }
         let state = training.whole()?;
         if let Some(store) = &mut training.store {
-            let saved = store.save(step, &state);
+            let saved = store.save(step, &state.concat());
             saved.map_err(|source| RunError::Save { step, source })?;
         }
         self.saved = Some(step);
@@ -511,7 +511,7 @@ fn compare_states<M: Model, H: Hooks<M>>(
         Comparison::Deviating { ranks, right } => {
             let root = right.first().copied().unwrap_or(0);
             let own = if group.rank() == root {
-                training.whole()?
+                training.whole()?.concat()
             } else {
                 Vec::new()
             };

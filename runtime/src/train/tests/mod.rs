@@ -6,7 +6,6 @@ mod model;
 mod saving;
 mod steps;
 
-use std::net::TcpListener;
 use std::time::Duration;
 
 use super::trainer::{Aside, in_place};
@@ -15,6 +14,7 @@ use crate::collective::{Group, GroupConfig, Sharing};
 use crate::data::{Batch, SamplerConfig, Tail};
 use crate::env::WorkerEnv;
 use crate::gradient::compress::{Codec, Shape};
+use crate::held_port::HeldPort;
 use crate::live::{Share, Training};
 use crate::schedule::{Base, Scaling, Schedule, Span};
 use model::{Faults, Net};
@@ -80,10 +80,8 @@ fn all(world: u32, rank: u32) -> Share {
 
 /// Runs `body` on each of these in a new group; what it returns, in order.
 fn on_ranks<A: Send, T: Send>(ranks: Vec<A>, body: impl Fn(A, &mut Group) -> T + Sync) -> Vec<T> {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    // Freed at once: the group binds it anew.
-    drop(listener);
+    let held = HeldPort::new();
+    let port = held.address.port();
     let world = ranks.len() as u32;
     std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..)
