@@ -29,7 +29,8 @@ BURST = 256 << 10
 
 
 def build():
-    """The example, and the environment in which it builds and runs: tch is built against the PyTorch of the venv."""
+    """The example, and the environment in which it builds and runs: tch is built against the PyTorch of the venv, where
+    tests/run builds it, too, and so in its profile (`dev`, in which the runtime is optimized)."""
     programs = setup.venv()
     find = "import os, torch; print(os.path.join(os.path.dirname(torch.__file__), 'lib'))"
     lib = subprocess.run([programs / "python", "-c", find], check=True, capture_output=True, text=True).stdout.strip()
@@ -41,9 +42,9 @@ def build():
         "CARGO_TARGET_DIR": str(setup.TARGET / "torch"),
         "LD_LIBRARY_PATH": ":".join(part for part in (lib, os.environ.get("LD_LIBRARY_PATH")) if part),
     }
-    argv = ["cargo", "build", "--release", "-p", "muster-runtime", "--features", "torch", "--example", "overlap"]
+    argv = ["cargo", "build", "-p", "muster-runtime", "--features", "torch", "--example", "overlap"]
     subprocess.run(argv, cwd=setup.ROOT, env=env, check=True)
-    return setup.TARGET / "torch" / "release" / "examples" / "overlap", env
+    return setup.TARGET / "torch" / "debug" / "examples" / "overlap", env
 
 
 class Wire:
