@@ -2,9 +2,11 @@
 //!
 //! - `live_steps --log DIR --gradient BYTES --state BYTES --step-ms MS --steps N`, started by `muster run`: every
 //!   commit and every change of the generation goes to a file of this process in DIR, one line of JSON each.
-//! - `live_steps --pairs N --world W ...`: waits for W ranks, then does each step twice, once live and once as a
-//!   loop without live membership does it (the same all-reduce and update, nothing else), by turns first and
-//!   second; rank 0 notes both times.
+//! - `live_steps --pairs N --world W ...`: waits for W ranks, then does N pairs of blocks of `--block` steps, one
+//!   live and one as a loop without live membership does it (the same all-reduce and update, nothing else). Which
+//!   one is first is drawn by chance, the same on all ranks. A block begins when all ranks have ended the one
+//!   before, and its time is until all have ended it: what a step leaves to do on another rank is its own. Rank 0
+//!   notes both times. With `--seconds S` only as many pairs as fit, by those that warm up.
 //! - `live_steps --tcp BYTES` needs no place: so many bytes over one plain loopback connection.
 
 use std::any::Any;
@@ -66,7 +68,18 @@ fn main() -> Result<(), Failure> {
         .map_err(|_| "this launcher restarts workers")?;
     match number("pairs", 0)? {
         0 => train(worker, number("steps", u64::MAX)?),
-        pairs => compare(worker, pairs, number("world", 2)? as u32),
+        pairs => {
+            let seconds = number("seconds", u64::from(u32::MAX))?;
+            compare(
+                worker,
+                number("world", 2)? as u32,
+                &Pairs {
+                    most: pairs,
+                    block: number("block", 1)?.max(1),
+                    within: Duration::from_secs(seconds),
+                },
+            )
+        }
     }
 }
 
@@ -358,40 +371,111 @@ fn train(mut worker: Worker<'_, Steps>, steps: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The same steps twice, and the times of both.
-fn compare(mut worker: Worker<'_, Steps>, pairs: u64, world: u32) -> Result<(), Failure> {
+/// Pairs that say how long one takes.
+const FIRST: u64 = 5;
+
+/// What is measured in pairs.
+struct Pairs {
+    most: u64,
+    /// Steps of one half of a pair.
+    block: u64,
+    within: Duration,
+}
+
+/// A loop without live membership.
+struct Plain {
+    gradient: Vec<f32>,
+    sums: Vec<f32>,
+    state: State,
+    step: u64,
+}
+
+impl Plain {
+    fn advance(&mut self, group: &mut Group) -> Result<(), Failure> {
+        group.all_reduce(Op::Sum, &self.gradient, &mut self.sums)?;
+        update(&mut self.state, self.step, &self.sums);
+        self.step += 1;
+        Ok(())
+    }
+}
+
+fn advance_live(worker: &mut Worker<'_, Steps>) -> Result<(), Failure> {
+    let step = worker.committed();
+    let outcome = worker.advance()?;
+    let expected = Outcome::Stepped {
+        step,
+        committed: step + 1,
+    };
+    if outcome != expected {
+        return Err(format!("disturbed: {outcome:?}").into());
+    }
+    Ok(())
+}
+
+/// One block until all ranks have ended it, per step.
+fn half(
+    worker: &mut Worker<'_, Steps>,
+    plain: &mut Plain,
+    is_live: bool,
+    block: u64,
+) -> Result<Duration, Failure> {
+    let began = Instant::now();
+    for _ in 0..block {
+        if is_live {
+            advance_live(worker)?;
+        } else {
+            plain.advance(worker.group().ok_or("the group is over")?)?;
+        }
+    }
+    worker.group().ok_or("the group is over")?.barrier()?;
+    Ok(began.elapsed().div_f64(block as f64))
+}
+
+/// Both halves of a pair, [live, plain], in an order that is drawn by chance.
+fn both(
+    worker: &mut Worker<'_, Steps>,
+    plain: &mut Plain,
+    pair: u64,
+    block: u64,
+) -> Result<[Duration; 2], Failure> {
+    let drawn = blake3::hash(&pair.to_le_bytes()).as_bytes()[0] % 2;
+    let mut took = [Duration::ZERO; 2];
+    for turn in 0..2 {
+        let is_live = turn == drawn;
+        took[usize::from(!is_live)] = half(worker, plain, is_live, block)?;
+    }
+    Ok(took)
+}
+
+/// Pairs of blocks, and the times of both.
+fn compare(mut worker: Worker<'_, Steps>, world: u32, wanted: &Pairs) -> Result<(), Failure> {
     while worker.committed() < 5 || worker.place().world != world {
         worker.advance()?;
     }
     let gradient = worker.training.gradient.clone();
-    let (mut state, mut sums) = (worker.training.state.clone(), vec![0.0; gradient.len()]);
-    let (first, rank) = (worker.committed(), worker.place().rank);
-    let mut times = Vec::with_capacity(pairs as usize);
-    for pair in 0..pairs + pairs / 10 {
-        let step = first + pair;
-        let mut took = [Duration::ZERO; 2];
-        for turn in 0..2 {
-            let live = (turn + pair) % 2 == 0;
-            let began = Instant::now();
-            if live {
-                let outcome = worker.advance()?;
-                if outcome
-                    != (Outcome::Stepped {
-                        step,
-                        committed: step + 1,
-                    })
-                {
-                    return Err(format!("disturbed: {outcome:?}").into());
-                }
-            } else {
-                let group = worker.group().ok_or("the group is over")?;
-                group.all_reduce(Op::Sum, &gradient, &mut sums)?;
-                update(&mut state, step, &sums);
-            }
-            took[usize::from(!live)] = began.elapsed();
-        }
-        // The first ones warm up.
-        if pair >= pairs / 10 {
+    let mut plain = Plain {
+        sums: vec![0.0; gradient.len()],
+        gradient,
+        state: worker.training.state.clone(),
+        step: worker.committed(),
+    };
+    let rank = worker.place().rank;
+    let began = Instant::now();
+    for pair in 0..FIRST {
+        both(&mut worker, &mut plain, pair, wanted.block)?;
+    }
+    let each = began.elapsed().as_secs_f64() / FIRST as f64;
+    let fit = (wanted.within.as_secs_f64() / each) as u64;
+    // All do as many as rank 0 says; and none begins before another.
+    let mut pairs = [0];
+    let group = worker.group().ok_or("the group is over")?;
+    group.broadcast(0, &[fit.clamp(1, wanted.most)], &mut pairs)?;
+    group.barrier()?;
+    let warm = FIRST + (pairs[0] / 10).min(100);
+    let mut times = Vec::with_capacity(pairs[0] as usize);
+    for pair in FIRST..warm + pairs[0] {
+        let took = both(&mut worker, &mut plain, pair, wanted.block)?;
+        if pair >= warm {
             times.push(took.map(|t| t.as_secs_f64() * 1e6));
         }
     }
