@@ -6,11 +6,7 @@ use muster_protocol::Digest;
 use super::*;
 use crate::WorkerEnv;
 use crate::collective::GroupError;
-
-fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
-}
+use crate::testing::free_port;
 
 /// Runs one worker per rank, as threads with real sockets between them.
 fn train(world: u32, args: &WorkerArgs) -> Vec<Result<Ending, WorkerError>> {

@@ -282,9 +282,7 @@ fn who_cannot_stay_is_restarted_from_a_checkpoint_in_another_world() {
         ..Options::default()
     };
     let run = |world: u32, kill: Option<(u64, Point)>| {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = free.local_addr().unwrap().port();
-        drop(free);
+        let port = free_port();
         std::thread::scope(|scope| {
             let ranks: Vec<_> = (0..world)
                 .map(|rank| {
@@ -333,9 +331,7 @@ fn in_one_generation_too_a_rank_that_deviates_is_fed_anew() {
         }
     }
     let config = config();
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = free.local_addr().unwrap().port();
-    drop(free);
+    let port = free_port();
     let options = Options {
         compare_every: Some(3),
         ..Options::default()

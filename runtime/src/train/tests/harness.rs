@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -19,6 +19,7 @@ use super::model::Net;
 use crate::live::{Patience, assign};
 use crate::page::Page;
 use crate::session::Session;
+use crate::testing::free_address;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -115,11 +116,6 @@ fn assignment(number: u64, rank: usize, world: usize, master: SocketAddr) -> Ass
         digest: Digest([number as u8; 32]),
         lineage: Digest([1; 32]),
     }
-}
-
-fn master() -> SocketAddr {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    free.local_addr().unwrap()
 }
 
 #[track_caller]
@@ -228,7 +224,7 @@ impl Job {
 
     fn assign(&mut self, newcomers: Vec<Parallel<Net>>, first: bool) {
         self.number += 1;
-        let (world, master) = (self.ranks.len() + newcomers.len(), master());
+        let (world, master) = (self.ranks.len() + newcomers.len(), free_address());
         let (stay, come) = match first {
             true => (newcomers.len(), 0),
             false => (0, self.ranks.len()),
