@@ -18,6 +18,7 @@ use training::{Args, Defaults};
 const DEFAULTS: Defaults = Defaults {
     steps: 300,
     batch: 64,
+    rate: 0.02,
     eval_every: 100,
     more: &[("width", 16)],
 };
@@ -49,7 +50,7 @@ fn run() -> Result<(), Box<dyn Error>> {
         }),
     };
     let model = TorchModel::new(parts, &args.options(Rule::momentum(0.9)))?;
-    let config = args.config(train, Tail::Keep, 0.05, 0.0);
+    let config = args.config(train, Tail::Keep, 0.0);
     training::train(model, config, held_out, &args)?;
     Ok(())
 }

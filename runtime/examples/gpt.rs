@@ -26,6 +26,7 @@ const TEXT: &str = include_str!("../../examples/alice/alice.txt");
 const DEFAULTS: Defaults = Defaults {
     steps: 500,
     batch: 32,
+    rate: 0.002,
     eval_every: 250,
     more: &[
         ("layers", 4),
@@ -53,7 +54,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let held_out_windows = (held_out.len() as u64 - 1) / context;
     let config = Config {
         max_norm: Some(1.0),
-        ..args.config(windows, Tail::Drop, 0.002, 0.1)
+        ..args.config(windows, Tail::Drop, 0.1)
     };
     tch::manual_seed(args.seed.cast_signed());
     let parts = Parts {

@@ -1,8 +1,10 @@
 //! What the examples that train have in common: their flags, how they train, and what they say.
 
+use std::cell::Cell;
 use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::rc::Rc;
 use std::time::Duration;
 
 use muster_runtime::Session;
@@ -18,6 +20,7 @@ use tch::Device;
 
 const HELP: &str = "
   --steps N, --batch N   how long; samples of a step over all ranks
+  --rate R               the learning rate at its highest
   --seed N               of initial values and of the order of samples
   --codec NAME           how gradients travel: none, fp16, bf16, int8, topk:DENSITY
   --overlap WAY          when they are reduced: hooks, staged, none
@@ -34,6 +37,7 @@ pub(crate) struct Args {
     steps: u64,
     /// Samples of a step, over all ranks.
     batch: u64,
+    rate: f64,
     codec: Codec,
     overlap: Overlap,
     /// Where one rank saves the state for the day when every rank dies. Without it, nothing is saved.
@@ -51,6 +55,7 @@ pub(crate) struct Args {
 pub(crate) struct Defaults {
     pub(crate) steps: u64,
     pub(crate) batch: u64,
+    pub(crate) rate: f64,
     pub(crate) eval_every: u64,
     /// The example's own flags.
     pub(crate) more: &'static [(&'static str, i64)],
@@ -64,6 +69,7 @@ impl Args {
             device: Device::cuda_if_available(),
             steps: defaults.steps,
             batch: defaults.batch,
+            rate: defaults.rate,
             codec: Codec::None,
             overlap: Overlap::Hooks,
             checkpoints: None,
@@ -79,6 +85,7 @@ impl Args {
                 "--steps" => args.steps = value()?.parse()?,
                 "--seed" => args.seed = value()?.parse()?,
                 "--batch" => args.batch = value()?.parse()?,
+                "--rate" => args.rate = value()?.parse()?,
                 "--codec" => args.codec = codec(&value()?)?,
                 "--checkpoints" => args.checkpoints = Some(value()?.into()),
                 "--eval-every" => args.eval_every = value()?.parse()?,
@@ -127,7 +134,7 @@ impl Args {
     }
 
     /// The rate rises for 20 steps, and falls as a cosine to `floor` of it.
-    pub(crate) fn config(&self, samples: u64, tail: Tail, rate: f64, floor: f64) -> Config {
+    pub(crate) fn config(&self, samples: u64, tail: Tail, floor: f64) -> Config {
         let sampler = SamplerConfig {
             samples,
             seed: self.seed,
@@ -137,7 +144,7 @@ impl Args {
             tail,
         };
         let schedule = Schedule {
-            rate,
+            rate: self.rate,
             base: Base::Cosine {
                 period: Span::Steps(self.steps.max(1)),
                 floor,
@@ -182,7 +189,7 @@ fn codec(name: &str) -> Result<Codec, Box<dyn Error>> {
 }
 
 /// Trains to the end, on as many ranks as there are, with data that the model has in memory: so many held-out samples,
-/// too. `None`: it was stopped before, to be started again.
+/// too. The model is given to rank 0 alone, and to nobody if it was stopped before, to be started again.
 pub(crate) fn train(
     model: TorchModel<()>,
     config: Config,
@@ -201,8 +208,9 @@ pub(crate) fn train(
         training = training.restored_from(Files(directory.clone()));
     }
     let mut session = Session::from_env()?;
+    let rank = Rc::new(Cell::new(None));
     let says = Says {
-        place: None,
+        rank: rank.clone(),
         every: args.report_every.max(1),
         pause: args.pause,
     };
@@ -219,7 +227,7 @@ pub(crate) fn train(
     let model = training.into_model();
     let digest = blake3::hash(&model.encode());
     println!("done after {steps} steps, state {}", &digest.to_hex()[..16]);
-    Ok(Some(model))
+    Ok((rank.get() == Some(0)).then_some(model))
 }
 
 /// Runs an example's main; an error is said with its causes.
@@ -239,7 +247,8 @@ pub(crate) fn finish(outcome: Result<(), Box<dyn Error>>) -> ExitCode {
 
 /// Says how the training goes.
 struct Says {
-    place: Option<Place>,
+    /// In the newest generation.
+    rank: Rc<Cell<Option<u32>>>,
     every: u64,
     pause: Duration,
 }
@@ -260,13 +269,12 @@ impl Hooks<TorchModel<()>> for Says {
             (false, _) => "joins",
         };
         println!("generation {generation}: rank {rank} of {world} {how} at step {steps}");
-        self.place = Some(*place);
+        self.rank.set(Some(*rank));
         Ok(())
     }
 
     fn on_step(&mut self, _: &TorchModel<()>, report: &Report) -> Result<(), BoxError> {
-        let speaks = self.place.is_some_and(|place| place.rank == 0);
-        if speaks && report.step.is_multiple_of(self.every) {
+        if self.rank.get() == Some(0) && report.step.is_multiple_of(self.every) {
             let Report {
                 step,
                 training_loss,
@@ -285,7 +293,7 @@ impl Hooks<TorchModel<()>> for Says {
         model: &TorchModel<()>,
         evaluation: &Evaluation,
     ) -> Result<(), BoxError> {
-        if self.place.is_some_and(|place| place.rank == 0) {
+        if self.rank.get() == Some(0) {
             let measured = &evaluation.measured;
             let mut said = format!("held out: loss {:.4}", measured.mean_loss());
             for right in model.scores(measured) {

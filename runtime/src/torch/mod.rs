@@ -57,10 +57,10 @@
 //!     };
 //!     let model = TorchModel::new(parts, &Options::new(Rule::adam_w()))?;
 //!
-//!     // 64 samples a step over all ranks, dealt to them by eight.
-//!     let sampler = SamplerConfig { samples, seed: 1, batch: Batch::Global(64), microbatch: 8, tail: Tail::Keep };
-//!     let schedule = Schedule { rate: 0.02, base: Base::Constant, scaling: Scaling::None, warm_up: None };
-//!     let config = Config::new(sampler, Span::Epochs(20.0), schedule);
+//!     // 64 samples a step over all ranks, dealt to them by 16.
+//!     let sampler = SamplerConfig { samples, seed: 1, batch: Batch::Global(64), microbatch: 16, tail: Tail::Keep };
+//!     let schedule = Schedule { rate: 0.05, base: Base::Constant, scaling: Scaling::None, warm_up: None };
+//!     let config = Config::new(sampler, Span::Epochs(10.0), schedule);
 //!     let training = Parallel::new(model, Feed::direct(|_| Ok(())), config)?;
 //!
 //!     // None without Muster.
