@@ -13,8 +13,6 @@ pub mod data;
 pub mod demo;
 pub mod env;
 pub mod gradient;
-#[cfg(test)]
-mod held_port;
 pub mod live;
 mod page;
 mod random;
@@ -30,3 +28,5 @@ pub use session::{Directive, Metrics, Session, SessionError, Waits};
 
 #[cfg(test)]
 mod needs_torch;
+#[cfg(test)]
+mod testing;

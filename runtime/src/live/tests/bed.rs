@@ -8,13 +8,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::testing::HeldPort;
 use muster_protocol::Digest;
 use muster_protocol::control::fresh_page;
 use muster_protocol::control::live::{Assignment, CAN_REASSIGN, Term, word};
 
 use super::super::seat::tests::assign;
 use super::super::*;
-use crate::held_port::HeldPort;
 use crate::page::Page;
 use crate::session::Session;
 

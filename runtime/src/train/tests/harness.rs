@@ -16,10 +16,10 @@ use muster_protocol::control::{Reason, Stop, fresh_page, word as older};
 
 use super::super::*;
 use super::model::Net;
-use crate::held_port::HeldPort;
 use crate::live::{Patience, assign};
 use crate::page::Page;
 use crate::session::Session;
+use crate::testing::HeldPort;
 
 const LONG: Duration = Duration::from_secs(60);
 
