@@ -8,7 +8,6 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::testing::HeldPort;
 use muster_protocol::Digest;
 use muster_protocol::control::fresh_page;
 use muster_protocol::control::live::{Assignment, CAN_REASSIGN, Term, word};
@@ -17,6 +16,7 @@ use super::super::seat::tests::assign;
 use super::super::*;
 use crate::page::Page;
 use crate::session::Session;
+use crate::testing::HeldPort;
 
 const LONG: Duration = Duration::from_secs(60);
 
