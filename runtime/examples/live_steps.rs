@@ -3,7 +3,8 @@
 //! - `live_steps --log DIR --gradient BYTES --state BYTES --step-ms MS --steps N`, started by `muster run`: every
 //!   commit and every change of the generation goes to a file of this process in DIR, one line of JSON each.
 //! - `live_steps --pairs N --world W ...`: waits for W ranks, then does N pairs of blocks of `--block` steps, one
-//!   live and one as a loop without live membership does it (the same all-reduce and update, nothing else). Which
+//!   live and one as a loop without live membership does it (the same all-reduce and update, on the same memory,
+//!   nothing else). Which
 //!   one is first is drawn by chance, the same on all ranks. A block begins when all ranks have ended the one
 //!   before, and its time is until all have ended it: what a step leaves to do on another rank is its own. Rank 0
 //!   notes both times. With `--seconds S` only as many pairs as fit, by those that warm up.
@@ -11,7 +12,7 @@
 
 use std::any::Any;
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::error::Error;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -104,8 +105,9 @@ struct Steps {
     log: File,
 }
 
-/// Buffers of results that are kept no longer, so that no step allocates.
-type Spare = Rc<RefCell<Vec<Vec<f32>>>>;
+/// Buffers of results that are kept no longer, so that no step allocates. Taken by turns: with more than one, live
+/// steps and others come to use the same memory.
+type Spare = Rc<RefCell<VecDeque<Vec<f32>>>>;
 
 struct Sums {
     values: Vec<f32>,
@@ -115,7 +117,7 @@ struct Sums {
 impl Drop for Sums {
     fn drop(&mut self) {
         let values = std::mem::take(&mut self.values);
-        self.spare.borrow_mut().push(values);
+        self.spare.borrow_mut().push_back(values);
     }
 }
 
@@ -235,7 +237,7 @@ impl Training for Steps {
             self.note("again", step, "");
         }
         std::thread::sleep(self.pause);
-        let values = self.spare.borrow_mut().pop();
+        let values = self.spare.borrow_mut().pop_front();
         let mut sums = Sums {
             values: values.unwrap_or_else(|| vec![0.0; self.gradient.len()]),
             spare: self.spare.clone(),
@@ -382,21 +384,19 @@ struct Pairs {
     within: Duration,
 }
 
-/// A loop without live membership.
-struct Plain {
-    gradient: Vec<f32>,
-    sums: Vec<f32>,
-    state: State,
-    step: u64,
-}
-
-impl Plain {
-    fn advance(&mut self, group: &mut Group) -> Result<(), Failure> {
-        group.all_reduce(Op::Sum, &self.gradient, &mut self.sums)?;
-        update(&mut self.state, self.step, &self.sums);
-        self.step += 1;
-        Ok(())
-    }
+/// A step of a loop without live membership, on the same memory: a page or a line of the cache that is slower than
+/// another is so for both.
+fn advance_alone(worker: &mut Worker<'_, Steps>, step: u64) -> Result<(), Failure> {
+    let gradient = std::mem::take(&mut worker.training.gradient);
+    let sums = worker.training.spare.borrow_mut().pop_front();
+    let mut sums = sums.ok_or("no buffer is left")?;
+    let group = worker.group().ok_or("the group is over")?;
+    group.all_reduce(Op::Sum, &gradient, &mut sums)?;
+    let training = &mut worker.training;
+    update(&mut training.state, step, &sums);
+    training.gradient = gradient;
+    training.spare.borrow_mut().push_back(sums);
+    Ok(())
 }
 
 fn advance_live(worker: &mut Worker<'_, Steps>) -> Result<(), Failure> {
@@ -413,18 +413,14 @@ fn advance_live(worker: &mut Worker<'_, Steps>) -> Result<(), Failure> {
 }
 
 /// One block until all ranks have ended it, per step.
-fn half(
-    worker: &mut Worker<'_, Steps>,
-    plain: &mut Plain,
-    is_live: bool,
-    block: u64,
-) -> Result<Duration, Failure> {
+fn half(worker: &mut Worker<'_, Steps>, is_live: bool, block: u64) -> Result<Duration, Failure> {
     let began = Instant::now();
     for _ in 0..block {
         if is_live {
             advance_live(worker)?;
         } else {
-            plain.advance(worker.group().ok_or("the group is over")?)?;
+            let step = worker.committed();
+            advance_alone(worker, step)?;
         }
     }
     worker.group().ok_or("the group is over")?.barrier()?;
@@ -432,17 +428,12 @@ fn half(
 }
 
 /// Both halves of a pair, [live, plain], in an order that is drawn by chance.
-fn both(
-    worker: &mut Worker<'_, Steps>,
-    plain: &mut Plain,
-    pair: u64,
-    block: u64,
-) -> Result<[Duration; 2], Failure> {
+fn both(worker: &mut Worker<'_, Steps>, pair: u64, block: u64) -> Result<[Duration; 2], Failure> {
     let drawn = blake3::hash(&pair.to_le_bytes()).as_bytes()[0] % 2;
     let mut took = [Duration::ZERO; 2];
     for turn in 0..2 {
         let is_live = turn == drawn;
-        took[usize::from(!is_live)] = half(worker, plain, is_live, block)?;
+        took[usize::from(!is_live)] = half(worker, is_live, block)?;
     }
     Ok(took)
 }
@@ -452,17 +443,13 @@ fn compare(mut worker: Worker<'_, Steps>, world: u32, wanted: &Pairs) -> Result<
     while worker.committed() < 5 || worker.place().world != world {
         worker.advance()?;
     }
-    let gradient = worker.training.gradient.clone();
-    let mut plain = Plain {
-        sums: vec![0.0; gradient.len()],
-        gradient,
-        state: worker.training.state.clone(),
-        step: worker.committed(),
-    };
+    let training = &mut worker.training;
+    let buffer = vec![0.0; training.gradient.len()];
+    training.spare.borrow_mut().push_back(buffer);
     let rank = worker.place().rank;
     let began = Instant::now();
     for pair in 0..FIRST {
-        both(&mut worker, &mut plain, pair, wanted.block)?;
+        both(&mut worker, pair, wanted.block)?;
     }
     let each = began.elapsed().as_secs_f64() / FIRST as f64;
     let fit = (wanted.within.as_secs_f64() / each) as u64;
@@ -474,7 +461,7 @@ fn compare(mut worker: Worker<'_, Steps>, world: u32, wanted: &Pairs) -> Result<
     let warm = FIRST + (pairs[0] / 10).min(100);
     let mut times = Vec::with_capacity(pairs[0] as usize);
     for pair in FIRST..warm + pairs[0] {
-        let took = both(&mut worker, &mut plain, pair, wanted.block)?;
+        let took = both(&mut worker, pair, wanted.block)?;
         if pair >= warm {
             times.push(took.map(|t| t.as_secs_f64() * 1e6));
         }

@@ -24,10 +24,8 @@ use super::wire::{HEAD_LEN, Head};
 
 /// Bytes of a chunk from one peer; it is reduced, and relayed, as soon as it has come from everybody.
 const CHUNK: usize = 1 << 20;
-/// Bytes to send from which a second thread pays: where chunks are relayed as they become ready, and where all
-/// bytes are there from the start, most of which fit into the sockets' buffers.
+/// Bytes to send from which a second thread pays.
 const MUCH: usize = 2 << 20;
-const MUCH_AT_ONCE: usize = 4 << 20;
 
 /// Bytes of a chunk with so many peers: what comes from all of them stays in the cache.
 pub(super) fn chunk(peers: usize) -> usize {
@@ -162,9 +160,7 @@ impl<'a> Traffic<'a> {
     pub(super) fn run(mut self, watch: &mut Watch) -> Result<(), Fault> {
         let part = self.own.len;
         let bytes: usize = self.outgoing.iter().map(|o| o.total(part)).sum();
-        let relays = self.outgoing.iter().any(|o| o.relay) || self.own.fold.is_some();
-        let much = if relays { MUCH } else { MUCH_AT_ONCE };
-        if bytes < much || self.incoming.is_empty() {
+        if bytes < MUCH || self.incoming.is_empty() {
             return self.go_on(watch, None);
         }
         let (relay, chunks) = channel();
