@@ -122,7 +122,7 @@ def main(argv):
     parser.add_argument("--state", type=int, default=1 << 30, help="bytes")
     parser.add_argument("--gradient", type=int, default=1 << 20, help="bytes that a step reduces and changes")
     parser.add_argument("--step-ms", type=int, default=200)
-    parser.add_argument("--steps", type=int, default=80, help="after which all end and compare their states")
+    parser.add_argument("--steps", type=int, default=120, help="after which all end and compare their states")
     parser.add_argument("--world", type=int, default=3, help="ranks before the newcomer")
     parser.add_argument("--transport", choices=["shm", "tcp"], default="shm", help="of the collectives; tcp needs root")
     parser.add_argument("--repeat", type=int, default=3)

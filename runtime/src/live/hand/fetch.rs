@@ -121,7 +121,8 @@ fn ready_sources(
     for (at, kept) in all {
         let connected = kept.take().map_or_else(|| Source::connect(*at, token), Ok);
         let asked: io::Result<_> = connected.and_then(|mut source| {
-            let total = source.ask(thing, Want::Length, 0, 0)?;
+            source.ask(thing, Want::Length, (0, 0))?;
+            let total = source.length()?;
             Ok((source, total))
         });
         match asked {

@@ -5,6 +5,7 @@
 //! two hold different states, and no copy is made; if it is not, the part was damaged on its way, comes anew, and
 //! that connection gives no more. The last source that is left is asked about its own parts, which finds damage alone.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,10 +14,13 @@ use std::time::Duration;
 
 use super::landing::Part;
 use super::source::{Source, not_right};
-use super::{Digest, Thing, lock};
+use super::{Digest, Thing, Want, lock};
 
 /// How long a source with nothing to do waits, at most, before it looks whether the copy is still wanted.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// So many parts and checks are asked for before the first of them is taken in.
+const AHEAD: usize = 3;
 
 /// Why a copy is not whole.
 pub(super) enum Missing {
@@ -40,6 +44,16 @@ enum Job<'a> {
     Check(Check<'a>),
 }
 
+impl Job<'_> {
+    fn ask(&self, source: &mut Source, thing: Thing) -> io::Result<()> {
+        let (want, part) = match self {
+            Job::Get(part) => (Want::Bytes, part),
+            Job::Check(check) => (Want::Digest, &check.part),
+        };
+        source.ask(thing, want, (part.from, part.len))
+    }
+}
+
 struct Todo<'a> {
     parts: Vec<Part<'a>>,
     checks: Vec<Check<'a>>,
@@ -51,8 +65,9 @@ struct Todo<'a> {
 }
 
 impl<'a> Todo<'a> {
-    /// What this source does next: checks first, so that a difference ends the copy early.
-    fn next(&mut self, source: usize) -> Option<Job<'a>> {
+    /// What this source is asked for next: checks first, so that a difference ends the copy early. Of the last parts
+    /// none ahead: others may have them sooner.
+    fn next(&mut self, source: usize, asked: usize) -> Option<Job<'a>> {
         let alone = self.alive.iter().filter(|alive| **alive > 0).count() == 1;
         let may_check = |check: &Check<'_>| match check.against {
             None => check.by != source || alone,
@@ -60,6 +75,7 @@ impl<'a> Todo<'a> {
         };
         let job = match self.checks.iter().position(may_check) {
             Some(at) => Job::Check(self.checks.swap_remove(at)),
+            None if asked > 0 && self.parts.len() < AHEAD * self.alive.len() => return None,
             None => Job::Get(self.parts.pop()?),
         };
         self.busy += 1;
@@ -72,6 +88,13 @@ impl<'a> Todo<'a> {
             self.parts.push(check.part);
         } else {
             self.checks.push(check);
+        }
+    }
+
+    fn put_back(&mut self, job: Job<'a>) {
+        match job {
+            Job::Get(part) => self.parts.push(part),
+            Job::Check(check) => self.put(check),
         }
     }
 
@@ -137,47 +160,51 @@ impl<'a> Gather<'a> {
         }
     }
 
-    /// One source's share: parts and checks while there are any.
+    /// One connection's share: parts and checks while there are any. Some are asked for ahead, so that the source
+    /// sends, or hashes, while what came before is taken in.
     fn work(&self, number: usize, mut source: Source, cancelled: &AtomicBool) {
+        let mut asked = VecDeque::new();
         let mut todo = lock(&self.todo);
         while !cancelled.load(Ordering::Acquire) && !todo.is_over() {
-            let Some(job) = todo.next(number) else {
+            if asked.len() < AHEAD
+                && let Some(job) = todo.next(number, asked.len())
+            {
+                drop(todo);
+                let sent = job.ask(&mut source, self.thing);
+                asked.push_back(job);
+                todo = lock(&self.todo);
+                match sent {
+                    Ok(()) => continue,
+                    Err(error) => {
+                        todo.lose(number, error);
+                        break;
+                    }
+                }
+            }
+            let Some(job) = asked.pop_front() else {
                 todo = self.wait(todo);
                 continue;
             };
             drop(todo);
-            let done = match job {
-                Job::Get(part) => self.get(number, &mut source, part),
-                Job::Check(check) => self.check(number, &mut source, check),
-            };
+            let done = self.answer(number, &mut source, job);
             todo = lock(&self.todo);
             todo.busy -= 1;
-            let lost = match done {
-                Done::Checked => None,
-                Done::Check(check) => {
-                    todo.put(check);
-                    None
+            match done {
+                Done::Checked => {}
+                Done::Check(check) => todo.put(check),
+                Done::Differ(one, other) => todo.failure = Some(Missing::Differ(one, other)),
+                Done::Lost(job, error) => {
+                    todo.put_back(job);
+                    todo.lose(number, error);
+                    break;
                 }
-                Done::Differ(one, other) => {
-                    todo.failure = Some(Missing::Differ(one, other));
-                    None
-                }
-                Done::Lost(Job::Get(part), error) => {
-                    todo.parts.push(part);
-                    Some(error)
-                }
-                Done::Lost(Job::Check(check), error) => {
-                    todo.checks.push(check);
-                    Some(error)
-                }
-            };
-            if let Some(error) = lost {
-                todo.lose(number, error);
-                self.changed.notify_all();
-                return;
             }
             self.changed.notify_all();
         }
+        // Others do what is not done.
+        todo.busy -= asked.len();
+        asked.into_iter().for_each(|job| todo.put_back(job));
+        self.changed.notify_all();
     }
 
     fn wait<'g>(&self, todo: MutexGuard<'g, Todo<'a>>) -> MutexGuard<'g, Todo<'a>> {
@@ -185,20 +212,23 @@ impl<'a> Gather<'a> {
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    fn get(&self, by: usize, source: &mut Source, mut part: Part<'a>) -> Done<'a> {
-        match source.get(self.thing, self.total, &mut part) {
-            Ok(digest) => Done::Check(Check {
-                part,
-                digest,
-                by,
-                against: None,
-            }),
-            Err(error) => Done::Lost(Job::Get(part), error),
-        }
-    }
-
-    fn check(&self, number: usize, source: &mut Source, mut check: Check<'a>) -> Done<'a> {
-        let theirs = match source.digest(self.thing, self.total, &check.part) {
+    /// Takes in the answer to what was asked.
+    fn answer(&self, number: usize, source: &mut Source, job: Job<'a>) -> Done<'a> {
+        let mut check = match job {
+            Job::Check(check) => check,
+            Job::Get(mut part) => {
+                return match source.get(self.total, &mut part) {
+                    Ok(digest) => Done::Check(Check {
+                        part,
+                        digest,
+                        by: number,
+                        against: None,
+                    }),
+                    Err(error) => Done::Lost(Job::Get(part), error),
+                };
+            }
+        };
+        let theirs = match source.digest(self.total) {
             Ok(theirs) => theirs,
             Err(error) => return Done::Lost(Job::Check(check), error),
         };

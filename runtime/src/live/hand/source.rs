@@ -35,14 +35,13 @@ impl Source {
         Source::connect(self.at, self.token)
     }
 
-    /// The whole's length, or `None` when it is not there (yet); what was asked for follows.
+    /// Asks; what was asked for is answered in order.
     pub(super) fn ask(
         &mut self,
         thing: Thing,
         want: Want,
-        from: u64,
-        len: u64,
-    ) -> io::Result<Option<u64>> {
+        (from, len): (u64, u64),
+    ) -> io::Result<()> {
         let (kind, number) = thing.words();
         let mut request = Vec::with_capacity(REQUEST_LEN);
         request.extend_from_slice(&MAGIC);
@@ -50,7 +49,11 @@ impl Source {
         for word in [kind, number, want as u64, from, len] {
             request.extend_from_slice(&word.to_le_bytes());
         }
-        self.stream.write_all(&request)?;
+        self.stream.write_all(&request)
+    }
+
+    /// The whole's length, or `None` when it is not there (yet); what was asked for follows.
+    pub(super) fn length(&mut self) -> io::Result<Option<u64>> {
         let mut length = [0; 8];
         self.stream.read_exact(&mut length)?;
         match u64::from_le_bytes(length).checked_sub(1) {
@@ -65,29 +68,19 @@ impl Source {
         Ok(digest)
     }
 
-    /// Gets a part, unchecked; the digest of what came.
-    pub(super) fn get(
-        &mut self,
-        thing: Thing,
-        total: u64,
-        part: &mut Part<'_>,
-    ) -> io::Result<Digest> {
-        if self.ask(thing, Want::Bytes, part.from, part.len)? != Some(total) {
+    /// The part that was asked for, unchecked; the digest of what came.
+    pub(super) fn get(&mut self, total: u64, part: &mut Part<'_>) -> io::Result<Digest> {
+        if self.length()? != Some(total) {
             return Err(not_right());
         }
         part.receive(&mut self.stream)
     }
 
-    /// The digest of this source's own part.
-    pub(super) fn digest(
-        &mut self,
-        thing: Thing,
-        total: u64,
-        part: &Part<'_>,
-    ) -> io::Result<Digest> {
-        match self.ask(thing, Want::Digest, part.from, part.len)? {
-            Some(now) if now == total => self.read_digest(),
-            _ => Err(not_right()),
+    /// The digest, that was asked for, of this source's own part.
+    pub(super) fn digest(&mut self, total: u64) -> io::Result<Digest> {
+        if self.length()? != Some(total) {
+            return Err(not_right());
         }
+        self.read_digest()
     }
 }

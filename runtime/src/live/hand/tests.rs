@@ -106,22 +106,24 @@ fn strangers_and_nonsense_get_no_answer() {
     let hand = Hand::open(HERE, TOKEN).unwrap();
     hand.offer(Thing::State(1), bytes(5));
     let mut wrong = Source::connect(hand.address(), [8; 32]).unwrap();
-    assert!(wrong.ask(Thing::State(1), Want::Length, 0, 5).is_err());
+    let asked = wrong.ask(Thing::State(1), Want::Length, (0, 5));
+    assert!(asked.and_then(|()| wrong.length()).is_err());
     let mut noise = TcpStream::connect(hand.address()).unwrap();
     noise.write_all(&[0xff; REQUEST_LEN]).unwrap();
     assert_eq!(noise.read(&mut [0; 8]).unwrap_or(0), 0);
     // Any part of what is there may be asked for, and nothing beyond it.
     let mut right = Source::connect(hand.address(), TOKEN).unwrap();
-    let mut ask = |want, from, len| right.ask(Thing::State(1), want, from, len).unwrap();
-    assert_eq!(ask(Want::Bytes, 3, u64::MAX), Some(5));
+    let ask = |right: &mut Source, want, part| {
+        right.ask(Thing::State(1), want, part).unwrap();
+        right.length().unwrap()
+    };
+    assert_eq!(ask(&mut right, Want::Bytes, (3, u64::MAX)), Some(5));
     let mut rest = [0; 2];
     right.stream.read_exact(&mut rest).unwrap();
     assert_eq!(rest, bytes(5)[3..]);
-    let whole = right.ask(Thing::State(1), Want::Digest, 3, u64::MAX);
-    assert_eq!(whole.unwrap(), Some(5));
+    assert_eq!(ask(&mut right, Want::Digest, (3, u64::MAX)), Some(5));
     assert_eq!(right.read_digest().unwrap(), digest(&rest));
-    let beyond = right.ask(Thing::State(1), Want::Digest, 9, 1);
-    assert_eq!(beyond.unwrap(), Some(5));
+    assert_eq!(ask(&mut right, Want::Digest, (9, 1)), Some(5));
     assert_eq!(right.read_digest().unwrap(), digest(&[]));
 }
 
@@ -352,8 +354,8 @@ fn an_idle_connection_keeps_no_state() {
     let hand = Hand::open(HERE, TOKEN).unwrap();
     hand.offer(Thing::State(1), Held(held.clone()));
     let mut idle = Source::connect(hand.address(), TOKEN).unwrap();
-    let length = idle.ask(Thing::State(1), Want::Length, 0, 0).unwrap();
-    assert_eq!(length, Some(0));
+    idle.ask(Thing::State(1), Want::Length, (0, 0)).unwrap();
+    assert_eq!(idle.length().unwrap(), Some(0));
     drop(hand);
     let until = Instant::now() + SOON / 4;
     while Arc::strong_count(&held) > 1 {
