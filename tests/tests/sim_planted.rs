@@ -88,19 +88,10 @@ fn without_r16_old_workers_run_on() {
 }
 
 #[test]
-fn without_r20_somebody_goes_on_past_a_checkpoint() {
+fn without_r20_a_checkpoint_stays_open() {
     let flaws = Flaws {
         skip_r20: true,
         ..Flaws::default()
     };
-    found(flaws, Focus::Checkpoints, &["I14"]);
-}
-
-#[test]
-fn without_a_second_look_who_waits_is_blamed() {
-    let flaws = Flaws {
-        skip_second_look: true,
-        ..Flaws::default()
-    };
-    found(flaws, Focus::Hangs, &["hang"]);
+    found(flaws, Focus::Checkpoints, &["I14", "liveness"]);
 }

@@ -65,10 +65,8 @@ pub struct Flaws {
     pub skip_r12: bool,
     pub skip_r13: bool,
     pub skip_r16: bool,
-    /// Of R20: who takes over asks nobody what it holds.
+    /// Of R20: what an earlier leader left open is no concern of the next.
     pub skip_r20: bool,
-    /// A hang is judged from the answers to one question.
-    pub skip_second_look: bool,
 }
 
 /// Something that happened.

@@ -202,7 +202,7 @@ impl Job {
         let begins = !saving.is_over();
         lead.saving = Some(saving);
         if begins {
-            self.begin_barrier(ctx, &record);
+            self.begin_barrier(&record);
             let event = barrier::LeaderEvent::Drain {
                 // The nodes raise it to what their ranks can still stop at.
                 step: 1,

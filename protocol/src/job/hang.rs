@@ -114,10 +114,6 @@ impl Job {
                 hanging.said = Some(hang);
                 self.tell_hang(ctx, record);
             }
-            (None, Some(hang)) if ctx.cfg.flaws.skip_second_look => {
-                hanging.said = Some(hang);
-                self.tell_hang(ctx, record);
-            }
             (None, Some(hang)) => {
                 hanging.suspected = Some(hang);
                 self.ask_standings(ctx, record);

@@ -121,7 +121,7 @@ impl Job {
             .filter(|m| !a.lost.contains(&m.node))
             .all(|m| lead.status(m.node).is_some_and(|s| s.takes_stop_steps));
         if steps {
-            self.begin_barrier(ctx, record);
+            self.begin_barrier(record);
         } else {
             // Whoever waits for a checkpoint's step hears the signal only once it goes on.
             self.at_lead_barrier(ctx, Some(barrier::LeaderEvent::GiveUp));
@@ -151,12 +151,12 @@ impl Job {
     }
 
     /// The leader's part of this generation's barriers, from now on.
-    pub(super) fn begin_barrier(&mut self, ctx: &Ctx<'_>, record: &Record) {
+    pub(super) fn begin_barrier(&mut self, record: &Record) {
         let digest = self.head_digest();
         let heard = self.member.as_ref().map_or(0, |m| m.barrier.heard());
         let nodes = record.members.iter().map(|m| m.node);
         let Some(lead) = &mut self.lead else { return };
-        let whole = lead.whole || ctx.cfg.flaws.skip_r20;
+        let whole = lead.whole;
         lead.barrier.get_or_insert_with(|| match whole {
             true => barrier::Leader::new(digest, nodes, heard),
             false => barrier::Leader::taking_over(digest, nodes, heard),
@@ -168,10 +168,11 @@ impl Job {
         let Some(record) = self.live().map(|h| h.record.clone()) else {
             return;
         };
-        if self.lead.as_ref().is_none_or(|l| l.ending.is_some()) {
+        let ending = self.lead.as_ref().is_none_or(|l| l.ending.is_some());
+        if ending || ctx.cfg.flaws.skip_r20 {
             return;
         }
-        self.begin_barrier(ctx, &record);
+        self.begin_barrier(&record);
         let barrier = number;
         self.at_lead_barrier(ctx, Some(barrier::LeaderEvent::Gated { node, barrier }));
     }

@@ -63,9 +63,8 @@ fn flaws(args: &[String]) -> Result<Flaws> {
         Some("r13") => flaws.skip_r13 = true,
         Some("r16") => flaws.skip_r16 = true,
         Some("r20") => flaws.skip_r20 = true,
-        Some("second-look") => flaws.skip_second_look = true,
         Some(other) => {
-            bail!("--without {other}: name r5, r7, r8, r12, r13, r16, r20 or second-look")
+            bail!("--without {other}: name r5, r7, r8, r12, r13, r16 or r20")
         }
     }
     Ok(flaws)
