@@ -208,6 +208,12 @@ impl Watch {
         }
     }
 
+    /// The usual step of the slowest rank, once that is known of all.
+    pub fn usual_step(&self) -> Option<Span> {
+        let all: Option<Vec<Span>> = self.ranks.values().map(Seen::median).collect();
+        all?.into_iter().max()
+    }
+
     /// Where the ranks stand, those behind first.
     pub fn standings(&self) -> Vec<Standing> {
         let mut all: Vec<Standing> = self

@@ -21,6 +21,7 @@ use muster_protocol::{Digest, Span, Time};
 use self::progress::{Installed, Saves};
 use crate::run::report;
 use crate::run::workers::Left;
+pub use parking::patience;
 
 /// Generations that are remembered by digest, to tell older from newer.
 const REMEMBERED: usize = 64;
@@ -244,6 +245,8 @@ pub struct Session {
     /// How long workers may go on without an agent, and until when they may now.
     agent_grace: Option<Span>,
     alone_by: Option<Time>,
+    /// How long workers that compute are waited for when their generation ends.
+    patience: Span,
     waiting: String,
     effects: VecDeque<Effect>,
 }
@@ -267,6 +270,7 @@ impl Session {
             leave_by: None,
             agent_grace: None,
             alone_by: None,
+            patience: Span::ZERO,
             waiting: String::new(),
             effects: VecDeque::new(),
         }
