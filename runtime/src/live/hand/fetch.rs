@@ -2,12 +2,12 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use super::gather::{Gather, Missing};
 use super::landing::{Landing, PART, cut};
-use super::source::Source;
+use super::source::{Source, Wanted};
 use super::{TOKEN_LEN, Thing, Want};
 
 /// How long sources that have nothing yet are left alone.
@@ -58,18 +58,19 @@ pub(in crate::live) fn fetch(
     cancelled: &AtomicBool,
     landing: &mut dyn Landing,
 ) -> Result<(), FetchError> {
-    let (until, mut last) = (Instant::now() + within, String::from("nothing"));
-    let mut connected: Vec<(SocketAddr, Option<Source>)> =
+    let wanted = Wanted::new(cancelled, Instant::now() + within);
+    let mut last = String::from("nothing");
+    let mut connected: Vec<(SocketAddr, Option<Source<'_>>)> =
         sources.iter().map(|at| (*at, None)).collect();
     loop {
-        let found = ready_sources(thing, &mut connected, token, &mut last);
+        let found = ready_sources(thing, &mut connected, token, &wanted, &mut last);
         if let Some(((first, total), others)) = found.split_first() {
             if let Some((other, _)) = others.iter().find(|(_, theirs)| theirs != total) {
                 let (one, other) = (first.at, other.at);
                 return Err(FetchError::Differ { thing, one, other });
             }
             let bytes = *total;
-            let mut ready: Vec<Source> = found.into_iter().map(|(source, _)| source).collect();
+            let mut ready: Vec<Source<'_>> = found.into_iter().map(|(source, _)| source).collect();
             if bytes > PART {
                 add_streams(&mut ready);
             }
@@ -77,7 +78,7 @@ pub(in crate::live) fn fetch(
             let Some(parts) = places.and_then(|places| cut(places, bytes)) else {
                 return Err(FetchError::NoRoom { thing, bytes });
             };
-            match Gather::new(thing, bytes, parts).run(ready, cancelled) {
+            match Gather::new(thing, bytes, parts).run(ready, &wanted) {
                 Ok(()) => return Ok(()),
                 Err(Missing::Differ(one, other)) => {
                     return Err(FetchError::Differ { thing, one, other });
@@ -85,10 +86,10 @@ pub(in crate::live) fn fetch(
                 Err(Missing::Io(error)) => last = error.to_string(),
             }
         }
-        if cancelled.load(Ordering::Acquire) {
+        if wanted.is_cancelled() {
             return Err(FetchError::Cancelled);
         }
-        if Instant::now() >= until {
+        if wanted.is_late() {
             return Err(FetchError::NotThere {
                 thing,
                 sources: sources.len(),
@@ -101,7 +102,7 @@ pub(in crate::live) fn fetch(
 }
 
 /// More connections with the same sources, if need be and they can be had.
-fn add_streams(streams: &mut Vec<Source>) {
+fn add_streams(streams: &mut Vec<Source<'_>>) {
     let sources = streams.len();
     for more in 0..STREAMS.saturating_sub(sources) {
         if let Ok(stream) = streams[more % sources].again() {
@@ -111,15 +112,18 @@ fn add_streams(streams: &mut Vec<Source>) {
 }
 
 /// The sources that have the thing, each with its length; the connections with the others are kept.
-fn ready_sources(
+fn ready_sources<'w>(
     thing: Thing,
-    all: &mut [(SocketAddr, Option<Source>)],
+    all: &mut [(SocketAddr, Option<Source<'w>>)],
     token: [u8; TOKEN_LEN],
+    wanted: &'w Wanted<'w>,
     last: &mut String,
-) -> Vec<(Source, u64)> {
+) -> Vec<(Source<'w>, u64)> {
     let mut found = Vec::new();
     for (at, kept) in all {
-        let connected = kept.take().map_or_else(|| Source::connect(*at, token), Ok);
+        let connected = kept
+            .take()
+            .map_or_else(|| Source::connect(*at, token, wanted), Ok);
         let asked: io::Result<_> = connected.and_then(|mut source| {
             source.ask(thing, Want::Length, (0, 0))?;
             let total = source.length()?;
@@ -131,6 +135,8 @@ fn ready_sources(
                 *last = format!("{at} does not have it yet");
                 *kept = Some(source);
             }
+            // What ends with the copy tells nothing.
+            Err(_) if wanted.is_over() => {}
             Err(error) => *last = format!("{at}: {error}"),
         }
     }

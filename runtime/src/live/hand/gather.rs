@@ -8,12 +8,11 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::landing::Part;
-use super::source::{Source, not_right};
+use super::source::{Source, Wanted, not_right};
 use super::{Digest, Thing, Want, lock};
 
 /// How long a source with nothing to do waits, at most, before it looks whether the copy is still wanted.
@@ -45,7 +44,7 @@ enum Job<'a> {
 }
 
 impl Job<'_> {
-    fn ask(&self, source: &mut Source, thing: Thing) -> io::Result<()> {
+    fn ask(&self, source: &mut Source<'_>, thing: Thing) -> io::Result<()> {
         let (want, part) = match self {
             Job::Get(part) => (Want::Bytes, part),
             Job::Check(check) => (Want::Digest, &check.part),
@@ -138,8 +137,8 @@ impl<'a> Gather<'a> {
     }
 
     /// Gets all parts, from whoever gives them, and has each one checked. Several connections may lead to one source.
-    pub(super) fn run(self, streams: Vec<Source>, cancelled: &AtomicBool) -> Result<(), Missing> {
-        let first = |of: &Source| streams.iter().position(|other| other.at == of.at);
+    pub(super) fn run(self, streams: Vec<Source<'_>>, wanted: &Wanted<'_>) -> Result<(), Missing> {
+        let first = |of: &Source<'_>| streams.iter().position(|other| other.at == of.at);
         let numbers: Vec<usize> = streams.iter().filter_map(first).collect();
         let mut alive = vec![0; streams.len()];
         numbers.iter().for_each(|number| alive[*number] += 1);
@@ -147,7 +146,7 @@ impl<'a> Gather<'a> {
         std::thread::scope(|scope| {
             for (number, source) in numbers.into_iter().zip(streams) {
                 let gather = &self;
-                scope.spawn(move || gather.work(number, source, cancelled));
+                scope.spawn(move || gather.work(number, source, wanted));
             }
         });
         let todo = self.todo.into_inner();
@@ -162,10 +161,10 @@ impl<'a> Gather<'a> {
 
     /// One connection's share: parts and checks while there are any. Some are asked for ahead, so that the source
     /// sends, or hashes, while what came before is taken in.
-    fn work(&self, number: usize, mut source: Source, cancelled: &AtomicBool) {
+    fn work(&self, number: usize, mut source: Source<'_>, wanted: &Wanted<'_>) {
         let mut asked = VecDeque::new();
         let mut todo = lock(&self.todo);
-        while !cancelled.load(Ordering::Acquire) && !todo.is_over() {
+        while !wanted.is_over() && !todo.is_over() {
             if asked.len() < AHEAD
                 && let Some(job) = todo.next(number, asked.len())
             {
@@ -213,7 +212,7 @@ impl<'a> Gather<'a> {
     }
 
     /// Takes in the answer to what was asked.
-    fn answer(&self, number: usize, source: &mut Source, job: Job<'a>) -> Done<'a> {
+    fn answer(&self, number: usize, source: &mut Source<'_>, job: Job<'a>) -> Done<'a> {
         let mut check = match job {
             Job::Check(check) => check,
             Job::Get(mut part) => {
