@@ -23,11 +23,22 @@ pub(super) struct Wanted<'a> {
     cancelled: &'a AtomicBool,
     /// The end of patience.
     until: Instant,
+    /// It is whole, or never will be.
+    done: AtomicBool,
 }
 
 impl<'a> Wanted<'a> {
     pub(super) fn new(cancelled: &'a AtomicBool, until: Instant) -> Wanted<'a> {
-        Wanted { cancelled, until }
+        Wanted {
+            cancelled,
+            until,
+            done: AtomicBool::new(false),
+        }
+    }
+
+    /// Nobody waits for a source any more.
+    pub(super) fn end(&self) {
+        self.done.store(true, Ordering::Release);
     }
 
     pub(super) fn is_cancelled(&self) -> bool {
@@ -39,12 +50,12 @@ impl<'a> Wanted<'a> {
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.is_cancelled() || self.is_late()
+        self.done.load(Ordering::Acquire) || self.is_cancelled() || self.is_late()
     }
 
     fn check(&self) -> io::Result<()> {
         if self.is_over() {
-            return Err(io::Error::other("not wanted any more"));
+            return Err(io::Error::other("it took too long"));
         }
         Ok(())
     }
@@ -80,11 +91,6 @@ impl<'w> Source<'w> {
             token,
             wanted,
         })
-    }
-
-    /// Another connection with the same source.
-    pub(super) fn again(&self) -> io::Result<Source<'w>> {
-        Source::connect(self.at, self.token, self.wanted)
     }
 
     /// Asks; what was asked for is answered in order.

@@ -247,6 +247,99 @@ fn what_the_only_source_sends_is_checked_too() {
     }
 }
 
+#[test]
+fn a_source_that_comes_late_is_compared_all_the_same() {
+    let len = 2 * PART as usize + 5;
+    for differs in [false, true] {
+        let hands = [(); 2].map(|()| Hand::open(HERE, TOKEN).unwrap());
+        hands[0].offer(Thing::State(1), bytes(len));
+        let got = std::thread::scope(|scope| {
+            let asked = scope.spawn(|| get(Thing::State(1), &[&hands[0], &hands[1]], SOON));
+            // All parts are here long since.
+            std::thread::sleep(Duration::from_millis(200));
+            assert!(!asked.is_finished(), "one source is not enough");
+            let mut own = bytes(len);
+            own[len / 2] ^= u8::from(differs);
+            hands[1].offer(Thing::State(1), own);
+            asked.join().unwrap()
+        });
+        match got {
+            Ok(copy) => assert!(!differs && copy == bytes(len)),
+            Err(FetchError::Differ { .. }) => assert!(differs),
+            Err(other) => panic!("{other}"),
+        }
+    }
+}
+
+#[test]
+fn a_source_that_never_comes_is_not_waited_for_in_the_end() {
+    let len = PART as usize + 5;
+    let hands = [(); 2].map(|()| Hand::open(HERE, TOKEN).unwrap());
+    hands[0].offer(Thing::State(1), bytes(len));
+    // One says that it has nothing yet, one nothing at all.
+    let others = [hands[1].address(), mute_source(0, false)];
+    std::thread::scope(|scope| {
+        for other in others {
+            for sources in [[other, hands[0].address()], [hands[0].address(), other]] {
+                scope.spawn(move || {
+                    assert!(get_at(Thing::State(1), &sources, SOON).unwrap() == bytes(len));
+                });
+            }
+        }
+    });
+}
+
+#[test]
+fn a_late_source_takes_over_from_one_that_is_lost() {
+    let len = 6 * PART as usize + 11;
+    let late = Hand::open(HERE, TOKEN).unwrap();
+    let sources = [failing_source(len, Fault::Gone(100)), late.address()];
+    let got = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| get_at(Thing::State(1), &sources, SOON));
+        std::thread::sleep(Duration::from_millis(100));
+        late.offer(Thing::State(1), bytes(len));
+        asked.join().unwrap()
+    });
+    assert!(got.unwrap() == bytes(len));
+}
+
+#[test]
+fn every_connection_proves_itself_at_once() {
+    let len = PART as usize + 5;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    let proven = Arc::new(AtomicUsize::new(0));
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, proven) = (stream.unwrap(), proven.clone());
+            std::thread::spawn(move || {
+                let (mut request, mut first) = ([0; REQUEST_LEN], true);
+                while stream.read_exact(&mut request).is_ok() {
+                    proven.fetch_add(usize::from(first), Ordering::AcqRel);
+                    first = false;
+                    let (_, want, from, len_of) = parse(&request, &TOKEN).unwrap();
+                    let part = &bytes(len)[from as usize..][..len_of as usize];
+                    let until = Instant::now() + SOON;
+                    // There are fewer parts than connections: one has nothing to do.
+                    while want != Want::Length && proven.load(Ordering::Acquire) < 3 {
+                        assert!(Instant::now() < until, "one connection is silent");
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    let said = match want {
+                        Want::Length => Vec::new(),
+                        Want::Bytes => part.to_vec(),
+                        Want::Digest => digest(part).to_vec(),
+                    };
+                    let len_and_one = (len as u64 + 1).to_le_bytes();
+                    let _gone = stream.write_all(&[&len_and_one[..], &said].concat());
+                }
+            });
+        }
+    });
+    let got = get_at(Thing::State(1), &[at], SOON / 2).unwrap();
+    assert!(got == bytes(len));
+}
+
 /// Places of these lengths, which hold something else.
 struct Pieced(Vec<Vec<u8>>);
 
