@@ -41,6 +41,13 @@ pub enum FetchError {
     Cancelled,
 }
 
+impl FetchError {
+    /// Whether no other generation mends it.
+    pub(in crate::live) fn is_final(&self) -> bool {
+        matches!(self, FetchError::Differ { .. } | FetchError::NoRoom { .. })
+    }
+}
+
 /// Gets a thing from these sources, which all have it or will, in parallel: each gives the next part
 /// that is missing, so a slow one gives fewer, and the parts of one that is lost come from others. One that has it
 /// later joins then. Every part is written to its place as it comes, and checked by the digest of another source,

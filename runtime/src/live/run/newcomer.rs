@@ -85,8 +85,8 @@ impl<T: Training> Worker<'_, T> {
         let landing = match came {
             Err(TryRecvError::Empty) => return Ok(None),
             Ok(Ok(landing)) => landing,
-            // No other generation makes room.
-            Ok(Err(error @ FetchError::NoRoom { .. })) => return Err(error.into()),
+            // No other generation makes room, or makes survivors alike.
+            Ok(Err(error)) if error.is_final() => return Err(error.into()),
             // Every source is lost: the next generation finds another way.
             Ok(Err(error)) => return Ok(Some(self.ended(error.to_string(), None))),
             Err(TryRecvError::Disconnected) => {

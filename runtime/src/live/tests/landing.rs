@@ -17,6 +17,8 @@ struct Placed {
     not_yet: usize,
     /// Where what it hands out ends too early.
     breaks_at: Option<usize>,
+    /// Its values, where nobody holds a state.
+    begins_with: f32,
     landings: Arc<AtomicUsize>,
     restored: Arc<AtomicUsize>,
 }
@@ -27,6 +29,7 @@ impl Placed {
             values: vec![first; VALUES],
             not_yet: 0,
             breaks_at: None,
+            begins_with: 1.5,
             landings: Arc::default(),
             restored: Arc::default(),
         }
@@ -120,7 +123,7 @@ impl Training for Placed {
     fn restore(&mut self, group: &mut Group) -> Result<u64, Fault> {
         group.barrier()?;
         self.restored.fetch_add(1, Ordering::AcqRel);
-        self.values = vec![1.5; VALUES];
+        self.values = vec![self.begins_with; VALUES];
         Ok(0)
     }
 }
@@ -193,4 +196,23 @@ fn part_of_a_copy_is_never_taken_for_a_state() {
     job.regroup(1);
     let ends = finish(job, "never whole");
     assert_eq!(ends[1].restored.load(Ordering::Acquire), 0);
+}
+
+#[test]
+fn a_newcomer_of_survivors_that_differ_ends_and_says_why() {
+    let mut first = [Placed::new(0.0), Placed::new(0.0)];
+    first[1].begins_with = 1.25;
+    let mut job = Job::of(first.into(), || Placed::new(7.0));
+    job.until(3);
+    job.regroup(1);
+    job.until_dead(1);
+    let newcomer = job.ranks.remove(2);
+    let said = newcomer.thread.join().err().expect("it is the dead one");
+    let said = said.downcast::<String>().expect("of an unwrap");
+    assert!(said.contains("Fetch(Differ"), "{said}");
+    for rank in job.ranks {
+        rank.end();
+        drop(rank.orders);
+        rank.thread.join().expect("lives");
+    }
 }
