@@ -54,7 +54,11 @@ impl<T: Training> Worker<'_, T> {
         let Some(copying) = self.copying.as_mut().filter(|c| c.came.is_none()) else {
             return Ok(());
         };
-        let Some(mut landing) = self.training.landing() else {
+        let landing = self.training.landing();
+        if let Some(error) = self.training.fault() {
+            return Err(LiveError::Training(error));
+        }
+        let Some(mut landing) = landing else {
             return Ok(());
         };
         let (told, came) = channel();
