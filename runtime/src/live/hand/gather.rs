@@ -29,6 +29,9 @@ const AHEAD: usize = 3;
 /// Connections of a copy, where there are fewer sources: one is hashed on while another is read from.
 const STREAMS: usize = 3;
 
+/// Sources that do not have it yet, each with its connection.
+type Asked<'a> = VecDeque<(usize, Option<Source<'a>>)>;
+
 /// All sources' work on one copy.
 pub(super) struct Gather<'a> {
     thing: Thing,
@@ -61,27 +64,28 @@ impl<'a> Gather<'a> {
     pub(super) fn run(self) -> Result<(), Missing> {
         if let Some(last) = self.sources.len().checked_sub(1) {
             std::thread::scope(|scope| {
+                // So one is asked even where no thread is to be had, and then those without one by turns.
+                let mut own = VecDeque::from([(last, None)]);
                 for number in 0..last {
                     let gather = &self;
+                    let asked = VecDeque::from([(number, None)]);
                     let started = Builder::new()
                         .name("muster-source".into())
-                        .spawn_scoped(scope, move || gather.attend(scope, number));
-                    if let Err(error) = started {
-                        // The others do its part.
-                        lock(&gather.todo).without(number, format!("no thread: {error}"));
+                        .spawn_scoped(scope, move || gather.attend(scope, asked));
+                    if started.is_err() {
+                        own.push_back((number, None));
                     }
                 }
-                // So one is asked even where no thread is to be had.
-                self.attend(scope, last);
+                self.attend(scope, own);
             });
         }
         let todo = self.todo.into_inner();
         todo.unwrap_or_else(PoisonError::into_inner).outcome()
     }
 
-    /// Asks one source until it has the thing, then has it do its share.
-    fn attend<'s>(&'s self, scope: &'s Scope<'s, '_>, number: usize) {
-        let Some((source, bytes)) = self.ready(number) else {
+    /// Asks these sources until one has the thing, then has it do its share.
+    fn attend<'s>(&'s self, scope: &'s Scope<'s, '_>, asked: Asked<'a>) {
+        let Some((number, source, bytes)) = self.ready(asked) else {
             return;
         };
         let mut todo = lock(&self.todo);
@@ -124,37 +128,45 @@ impl<'a> Gather<'a> {
         }
     }
 
-    /// Asks a source until it has the thing. `None`: it is lost, or nobody waits for it any more.
-    fn ready(&self, number: usize) -> Option<(Source<'a>, u64)> {
-        let (at, mut kept) = (self.sources[number], None);
-        while !self.wanted.is_over() {
-            let connected = kept
-                .take()
-                .map_or_else(|| Source::connect(at, self.token, self.wanted), Ok);
-            let asked = connected.and_then(|mut source| {
+    /// Asks them by turns until one has the thing. `None`: all are lost, or nobody waits for it any more.
+    fn ready(&self, mut asked: Asked<'a>) -> Option<(usize, Source<'a>, u64)> {
+        while let Some((number, kept)) = asked.pop_front() {
+            let at = self.sources[number];
+            let connected = kept.map_or_else(|| Source::connect(at, self.token, self.wanted), Ok);
+            let answer = connected.and_then(|mut source| {
                 source.ask(self.thing, Want::Length, (0, 0))?;
                 let bytes = source.length()?;
                 Ok((source, bytes))
             });
-            match asked {
-                Ok((source, Some(bytes))) => return Some((source, bytes)),
+            // What ends with the copy tells nothing.
+            if answer.is_err() && self.wanted.is_over() {
+                break;
+            }
+            let mut todo = lock(&self.todo);
+            match answer {
+                Ok((source, Some(bytes))) => {
+                    // The others would need a thread of their own.
+                    asked.iter().for_each(|other| todo.without(other.0));
+                    return Some((number, source, bytes));
+                }
                 Ok((source, None)) => {
-                    kept = Some(source);
-                    let mut todo = lock(&self.todo);
                     todo.say(format!("{at} does not have it yet"));
                     todo.may_come(number);
+                    asked.push_back((number, Some(source)));
                 }
-                // What ends with the copy tells nothing.
-                Err(_) if self.wanted.is_over() => break,
                 Err(error) => {
-                    let mut todo = lock(&self.todo);
-                    todo.without(number, format!("{at}: {error}"));
-                    // Others have it: this one is not waited for.
-                    if todo.total().is_some() {
-                        break;
+                    todo.say(format!("{at}: {error}"));
+                    todo.without(number);
+                    // Where others have it, it is not waited for.
+                    if todo.total().is_none() {
+                        asked.push_back((number, None));
                     }
                 }
             }
+            if todo.is_over() {
+                self.wanted.end();
+            }
+            drop(todo);
             std::thread::sleep(AGAIN);
         }
         None

@@ -148,9 +148,8 @@ impl<'a> Todo<'a> {
     }
 
     /// This source is not waited for.
-    pub(super) fn without(&mut self, source: usize, said: String) {
+    pub(super) fn without(&mut self, source: usize) {
         self.sources[source].may_come = false;
-        self.say(said);
     }
 
     pub(super) fn say(&mut self, said: String) {
@@ -178,13 +177,15 @@ impl<'a> Todo<'a> {
     /// Whether one source is left, and none may come any more. While there are parts to get, there is time for it.
     fn is_alone(&self) -> bool {
         let alive = self.sources.iter().filter(|of| of.alive > 0).count();
-        let waits = self.sources.iter().any(|of| of.may_come)
-            && (!self.parts.is_empty()
-                || self
-                    .whole
-                    .as_ref()
-                    .is_some_and(|whole| whole.since.elapsed() < OTHERS));
+        let coming = self.sources.iter().any(|of| of.may_come);
+        let waits = coming && (!self.parts.is_empty() || self.has_time());
         alive == 1 && !waits
+    }
+
+    /// Whether those that may come are still waited for.
+    fn has_time(&self) -> bool {
+        let since = self.whole.as_ref().map(|whole| whole.since);
+        since.is_none_or(|since| since.elapsed() < OTHERS)
     }
 
     /// Nobody can say any more what a source held that is lost: what is disputed about it comes anew.
@@ -208,9 +209,10 @@ impl<'a> Todo<'a> {
         self.whole.is_some() && left == 0
     }
 
-    /// Whether nobody can do any more: it is whole, or failed, or nobody is left who has it.
+    /// Whether nobody can do any more: it is whole, or failed, or nobody is left who has it, nor will in time.
     pub(super) fn is_over(&self) -> bool {
-        let deserted = self.whole.is_some() && self.sources.iter().all(|of| of.alive == 0);
+        let may = |of: &Standing| of.alive > 0 || of.may_come && self.has_time();
+        let deserted = self.whole.is_some() && !self.sources.iter().any(may);
         self.failure.is_some() || self.is_whole() || deserted
     }
 
