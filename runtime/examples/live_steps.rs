@@ -58,6 +58,7 @@ fn main() -> Result<(), Failure> {
         state: State::default(),
         pieces: state / gradient,
         making: Some(Making::begin(state / gradient, gradient)),
+        fault: None,
         spare: Rc::default(),
         tried: None,
         quiet: options.contains_key("pairs"),
@@ -96,6 +97,8 @@ struct Steps {
     pieces: usize,
     /// The model is made while this rank takes its place, and listens.
     making: Option<Making>,
+    /// No model could be made.
+    fault: Option<Fault>,
     spare: Spare,
     /// The newest step that was begun.
     tried: Option<u64>,
@@ -296,8 +299,15 @@ impl Training for Steps {
     }
 
     fn landing(&mut self) -> Option<Box<dyn Landing>> {
-        let made = self.made(false).unwrap_or(false);
+        let made = self.made(false).unwrap_or_else(|error| {
+            self.fault = Some(error);
+            false
+        });
         made.then(|| -> Box<dyn Landing> { Box::new(std::mem::take(&mut self.state)) })
+    }
+
+    fn fault(&mut self) -> Option<Box<dyn std::error::Error + Send + Sync>> {
+        self.fault.take().map(Into::into)
     }
 
     fn adopt_state(&mut self, landing: Box<dyn Landing>) -> bool {

@@ -27,7 +27,8 @@ const CHUNK: usize = 1 << 20;
 /// Bytes to send from which a second thread pays.
 const MUCH: usize = 2 << 20;
 
-/// Bytes of a chunk with so many peers: what comes from all of them stays in the cache.
+/// Bytes of a chunk with so many peers: smaller with more of them, so that what comes from up to 8 is together no more
+/// than [`CHUNK`], and may stay in the cache until it is reduced. Not below an eighth of that, whatever their number.
 pub(super) fn chunk(peers: usize) -> usize {
     (CHUNK / peers.max(1)).max(CHUNK / 8) & !63
 }

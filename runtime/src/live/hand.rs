@@ -12,6 +12,7 @@ mod gather;
 mod landing;
 mod serve;
 mod source;
+mod todo;
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;

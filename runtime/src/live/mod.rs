@@ -3,7 +3,7 @@
 //! A [`Training`] says what a step is; [`Worker`] drives it by the rule of
 //! [`muster_protocol::live`]: survivors regroup in place, commit the step in doubt if any of them
 //! holds all its results and else do it again, and newcomers copy a frozen state while the others go
-//! on. The number of collectives per step grows by one, an all-gather of three words.
+//! on. The number of collectives per step grows by one, an all-gather of two words.
 
 mod compare;
 mod hand;

@@ -30,6 +30,7 @@ pub enum Outcome {
     CaughtUp { committed: u64, took: Duration },
     /// The generation is over for this rank; the next call waits for the next one.
     Ended {
+        /// Worth a line in a log: when workers lose each other and no process dies, nobody else knows it.
         why: String,
         /// The rank that this one missed first.
         lost: Option<u32>,

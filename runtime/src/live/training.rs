@@ -96,8 +96,8 @@ pub trait Training {
         false
     }
 
-    /// What has gone wrong in a commit, or while the state was encoded or decoded, none of which can fail: asked
-    /// after each. This process ends then, before anybody gets its state.
+    /// What has gone wrong in a commit, while the state was encoded or decoded, or while a landing was made, none of
+    /// which can fail: asked after each. This process ends then, before anybody gets its state.
     fn fault(&mut self) -> Option<Box<dyn std::error::Error + Send + Sync>> {
         None
     }

@@ -1,5 +1,6 @@
 //! What a user hears of a training.
 
+use std::io::Write;
 use std::time::{Duration, SystemTime};
 
 use muster_protocol::control::Reason;
@@ -83,6 +84,21 @@ pub trait Hooks<M: Model> {
         Ok(())
     }
 
+    /// The generation is over for this rank, and it waits for the next one: why, and whom it missed first. Unless
+    /// this is implemented, the reason is written to stderr: when ranks lose each other and no process dies, nobody
+    /// else knows it.
+    ///
+    /// # Errors
+    /// Whatever the training shall end with.
+    fn on_ended(&mut self, why: &str, lost: Option<u32>) -> Result<(), BoxError> {
+        // Nobody may be there to read it.
+        let _written = writeln!(
+            std::io::stderr(),
+            "muster: the generation is over for this rank: {why}"
+        );
+        Ok(())
+    }
+
     /// These ranks held another state than the majority, and get its state now.
     ///
     /// # Errors
@@ -92,5 +108,5 @@ pub trait Hooks<M: Model> {
     }
 }
 
-/// Hears nothing.
+/// Hears nothing, but for the ends of generations, which stderr hears.
 impl<M: Model> Hooks<M> for () {}

@@ -386,7 +386,11 @@ fn live<M: Model, H: Hooks<M>>(
                 }
                 continue;
             }
-            Outcome::Ended { .. } | Outcome::Waiting => continue,
+            Outcome::Ended { why, lost } => {
+                aside.hooks.on_ended(&why, lost).map_err(RunError::Hook)?;
+                continue;
+            }
+            Outcome::Waiting => continue,
         }
         // All ranks see this alike: nobody ends while a newcomer still has to catch up.
         let share = worker.share();

@@ -1,19 +1,17 @@
 //! The side that lacks: who has it, and all of it from them.
 
-use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use super::gather::{Gather, Missing};
-use super::landing::{Landing, PART, cut};
-use super::source::Source;
-use super::{TOKEN_LEN, Thing, Want};
+use super::gather::Gather;
+use super::landing::Landing;
+use super::source::Wanted;
+use super::todo::Missing;
+use super::{TOKEN_LEN, Thing};
 
 /// How long sources that have nothing yet are left alone.
-const AGAIN: Duration = Duration::from_millis(3);
-/// Connections of a copy, where there are fewer sources: one is hashed on while another is read from.
-const STREAMS: usize = 3;
+pub(super) const AGAIN: Duration = Duration::from_millis(3);
 
 /// A thing did not come.
 #[derive(Debug, thiserror::Error)]
@@ -43,9 +41,17 @@ pub enum FetchError {
     Cancelled,
 }
 
+impl FetchError {
+    /// Whether no other generation mends it.
+    pub(in crate::live) fn is_final(&self) -> bool {
+        matches!(self, FetchError::Differ { .. } | FetchError::NoRoom { .. })
+    }
+}
+
 /// Gets a thing from these sources, which all have it or will, in parallel: each gives the next part
-/// that is missing, so a slow one gives fewer, and the parts of one that is lost come from others. Every part is
-/// written to its place as it comes, and checked by the digest of another source, while there is one.
+/// that is missing, so a slow one gives fewer, and the parts of one that is lost come from others. One that has it
+/// later joins then. Every part is written to its place as it comes, and checked by the digest of another source,
+/// while there is one, or may be.
 ///
 /// # Errors
 /// No source has it in time, sources contradict each other, there is no room for it, or `cancelled` was set. Then the
@@ -58,37 +64,23 @@ pub(in crate::live) fn fetch(
     cancelled: &AtomicBool,
     landing: &mut dyn Landing,
 ) -> Result<(), FetchError> {
-    let (until, mut last) = (Instant::now() + within, String::from("nothing"));
-    let mut connected: Vec<(SocketAddr, Option<Source>)> =
-        sources.iter().map(|at| (*at, None)).collect();
+    let until = Instant::now() + within;
+    let mut last = String::from("nothing");
     loop {
-        let found = ready_sources(thing, &mut connected, token, &mut last);
-        if let Some(((first, total), others)) = found.split_first() {
-            if let Some((other, _)) = others.iter().find(|(_, theirs)| theirs != total) {
-                let (one, other) = (first.at, other.at);
+        let wanted = Wanted::new(cancelled, until);
+        match Gather::new(thing, sources, token, &wanted, &mut *landing).run() {
+            Ok(()) => return Ok(()),
+            Err(Missing::Differ(one, other)) => {
                 return Err(FetchError::Differ { thing, one, other });
             }
-            let bytes = *total;
-            let mut ready: Vec<Source> = found.into_iter().map(|(source, _)| source).collect();
-            if bytes > PART {
-                add_streams(&mut ready);
-            }
-            let places = usize::try_from(bytes).ok().and_then(|n| landing.places(n));
-            let Some(parts) = places.and_then(|places| cut(places, bytes)) else {
-                return Err(FetchError::NoRoom { thing, bytes });
-            };
-            match Gather::new(thing, bytes, parts).run(ready, cancelled) {
-                Ok(()) => return Ok(()),
-                Err(Missing::Differ(one, other)) => {
-                    return Err(FetchError::Differ { thing, one, other });
-                }
-                Err(Missing::Io(error)) => last = error.to_string(),
-            }
+            Err(Missing::NoRoom(bytes)) => return Err(FetchError::NoRoom { thing, bytes }),
+            Err(Missing::Lost(None)) => {}
+            Err(Missing::Lost(Some(said))) => last = said,
         }
-        if cancelled.load(Ordering::Acquire) {
+        if wanted.is_cancelled() {
             return Err(FetchError::Cancelled);
         }
-        if Instant::now() >= until {
+        if wanted.is_late() {
             return Err(FetchError::NotThere {
                 thing,
                 sources: sources.len(),
@@ -98,41 +90,4 @@ pub(in crate::live) fn fetch(
         }
         std::thread::sleep(AGAIN);
     }
-}
-
-/// More connections with the same sources, if need be and they can be had.
-fn add_streams(streams: &mut Vec<Source>) {
-    let sources = streams.len();
-    for more in 0..STREAMS.saturating_sub(sources) {
-        if let Ok(stream) = streams[more % sources].again() {
-            streams.push(stream);
-        }
-    }
-}
-
-/// The sources that have the thing, each with its length; the connections with the others are kept.
-fn ready_sources(
-    thing: Thing,
-    all: &mut [(SocketAddr, Option<Source>)],
-    token: [u8; TOKEN_LEN],
-    last: &mut String,
-) -> Vec<(Source, u64)> {
-    let mut found = Vec::new();
-    for (at, kept) in all {
-        let connected = kept.take().map_or_else(|| Source::connect(*at, token), Ok);
-        let asked: io::Result<_> = connected.and_then(|mut source| {
-            source.ask(thing, Want::Length, (0, 0))?;
-            let total = source.length()?;
-            Ok((source, total))
-        });
-        match asked {
-            Ok((source, Some(total))) => found.push((source, total)),
-            Ok((source, None)) => {
-                *last = format!("{at} does not have it yet");
-                *kept = Some(source);
-            }
-            Err(error) => *last = format!("{at}: {error}"),
-        }
-    }
-    found
 }

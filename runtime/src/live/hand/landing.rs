@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::io::{self, IoSliceMut, Read};
-use std::net::TcpStream;
 
 use twox_hash::XxHash3_128;
 
@@ -67,7 +66,7 @@ pub(super) fn cut(places: Vec<&mut [u8]>, total: u64) -> Option<Vec<Part<'_>>> {
 
 impl Part<'_> {
     /// Writes what comes to where it is to stay; its digest. Each chunk is hashed while it is in the cache.
-    pub(super) fn receive(&mut self, stream: &mut TcpStream) -> io::Result<Digest> {
+    pub(super) fn receive(&mut self, stream: &mut impl Read) -> io::Result<Digest> {
         let (mut hashed, mut left) = (XxHash3_128::new(), &mut self.to[..]);
         while !left.is_empty() {
             let mut bytes = 0;
@@ -90,7 +89,7 @@ impl Part<'_> {
     }
 }
 
-fn fill(stream: &mut TcpStream, places: &mut [&mut [u8]]) -> io::Result<()> {
+fn fill(stream: &mut impl Read, places: &mut [&mut [u8]]) -> io::Result<()> {
     if let [place] = places {
         return stream.read_exact(place);
     }

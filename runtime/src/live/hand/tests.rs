@@ -105,21 +105,23 @@ fn what_differs_is_named_and_what_is_not_there_too() {
 fn strangers_and_nonsense_get_no_answer() {
     let hand = Hand::open(HERE, TOKEN).unwrap();
     hand.offer(Thing::State(1), bytes(5));
-    let mut wrong = Source::connect(hand.address(), [8; 32]).unwrap();
+    let (never, until) = (AtomicBool::new(false), Instant::now() + SOON);
+    let wanted = Wanted::new(&never, until);
+    let mut wrong = Source::connect(hand.address(), [8; 32], &wanted).unwrap();
     let asked = wrong.ask(Thing::State(1), Want::Length, (0, 5));
     assert!(asked.and_then(|()| wrong.length()).is_err());
     let mut noise = TcpStream::connect(hand.address()).unwrap();
     noise.write_all(&[0xff; REQUEST_LEN]).unwrap();
     assert_eq!(noise.read(&mut [0; 8]).unwrap_or(0), 0);
     // Any part of what is there may be asked for, and nothing beyond it.
-    let mut right = Source::connect(hand.address(), TOKEN).unwrap();
-    let ask = |right: &mut Source, want, part| {
+    let mut right = Source::connect(hand.address(), TOKEN, &wanted).unwrap();
+    let ask = |right: &mut Source<'_>, want, part| {
         right.ask(Thing::State(1), want, part).unwrap();
         right.length().unwrap()
     };
     assert_eq!(ask(&mut right, Want::Bytes, (3, u64::MAX)), Some(5));
     let mut rest = [0; 2];
-    right.stream.read_exact(&mut rest).unwrap();
+    right.read_exact(&mut rest).unwrap();
     assert_eq!(rest, bytes(5)[3..]);
     assert_eq!(ask(&mut right, Want::Digest, (3, u64::MAX)), Some(5));
     assert_eq!(right.read_digest().unwrap(), digest(&rest));
@@ -245,6 +247,100 @@ fn what_the_only_source_sends_is_checked_too() {
     }
 }
 
+#[test]
+fn a_source_that_comes_late_is_compared_all_the_same() {
+    let len = 2 * PART as usize + 5;
+    for differs in [false, true] {
+        let hands = [(); 2].map(|()| Hand::open(HERE, TOKEN).unwrap());
+        hands[0].offer(Thing::State(1), bytes(len));
+        let got = std::thread::scope(|scope| {
+            let asked = scope.spawn(|| get(Thing::State(1), &[&hands[0], &hands[1]], SOON));
+            // All parts are here long since.
+            std::thread::sleep(Duration::from_millis(200));
+            assert!(!asked.is_finished(), "one source is not enough");
+            let mut own = bytes(len);
+            own[len / 2] ^= u8::from(differs);
+            hands[1].offer(Thing::State(1), own);
+            asked.join().unwrap()
+        });
+        match got {
+            Ok(copy) => assert!(!differs && copy == bytes(len)),
+            Err(FetchError::Differ { .. }) => assert!(differs),
+            Err(other) => panic!("{other}"),
+        }
+    }
+}
+
+#[test]
+fn a_source_that_never_comes_is_not_waited_for_in_the_end() {
+    let len = PART as usize + 5;
+    let hands = [(); 2].map(|()| Hand::open(HERE, TOKEN).unwrap());
+    hands[0].offer(Thing::State(1), bytes(len));
+    // One says that it has nothing yet, one nothing at all.
+    let others = [hands[1].address(), mute_source(0, false)];
+    std::thread::scope(|scope| {
+        for other in others {
+            for sources in [[other, hands[0].address()], [hands[0].address(), other]] {
+                scope.spawn(move || {
+                    assert!(get_at(Thing::State(1), &sources, SOON).unwrap() == bytes(len));
+                });
+            }
+        }
+    });
+}
+
+#[test]
+fn a_late_source_takes_over_from_one_that_is_lost() {
+    let len = 6 * PART as usize + 11;
+    let late = Hand::open(HERE, TOKEN).unwrap();
+    let sources = [failing_source(len, Fault::Gone(100)), late.address()];
+    let got = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| get_at(Thing::State(1), &sources, SOON));
+        std::thread::sleep(Duration::from_millis(100));
+        late.offer(Thing::State(1), bytes(len));
+        asked.join().unwrap()
+    });
+    assert!(got.unwrap() == bytes(len));
+}
+
+#[test]
+fn every_connection_proves_itself_at_once() {
+    let len = PART as usize + 5;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    let proven = Arc::new(AtomicUsize::new(0));
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, proven) = (stream.unwrap(), proven.clone());
+            std::thread::spawn(move || {
+                let (mut request, mut first) = ([0; REQUEST_LEN], true);
+                while stream.read_exact(&mut request).is_ok() {
+                    proven.fetch_add(usize::from(first), Ordering::AcqRel);
+                    first = false;
+                    let (_, want, from, len_of) = parse(&request, &TOKEN).unwrap();
+                    let part = &bytes(len)[from as usize..][..len_of as usize];
+                    let until = Instant::now() + SOON;
+                    // There are fewer parts than connections: one has nothing to do.
+                    while want != Want::Length && proven.load(Ordering::Acquire) < 3 {
+                        assert!(Instant::now() < until, "one connection is silent");
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    let said = match want {
+                        Want::Length => Vec::new(),
+                        Want::Bytes => part.to_vec(),
+                        Want::Digest => digest(part).to_vec(),
+                    };
+                    let len_and_one = (len as u64 + 1).to_le_bytes();
+                    let _gone = stream.write_all(&[&len_and_one[..], &said].concat());
+                }
+            });
+        }
+    });
+    // Before any of them would be taken for lost, and what it was asked for be asked of the silent one.
+    let got = get_at(Thing::State(1), &[at], SILENCE / 2).unwrap();
+    assert!(got == bytes(len));
+}
+
 /// Places of these lengths, which hold something else.
 struct Pieced(Vec<Vec<u8>>);
 
@@ -338,6 +434,80 @@ fn strangers_that_say_nothing_keep_nobody_out() {
     }
 }
 
+/// A source that takes connections, and says so much of a long part; then a byte now and then, or nothing.
+fn mute_source(says: usize, trickles: bool) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            std::thread::spawn(move || {
+                let (mut stream, mut request) = (stream.unwrap(), [0; REQUEST_LEN]);
+                let len_and_one = (PART / 2 + 1).to_le_bytes();
+                let mut left = says;
+                while left > 0 && stream.read_exact(&mut request).is_ok() {
+                    let said = left.min(8);
+                    left -= said;
+                    let _gone = stream.write_all(&len_and_one[..said]);
+                }
+                while trickles && stream.write_all(&[0]).is_ok() {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                // Until the other side closes it.
+                let _gone = stream.read_to_end(&mut Vec::new());
+            });
+        }
+    });
+    at
+}
+
+#[test]
+fn a_fetch_ends_when_it_is_not_wanted_any_more() {
+    // Nothing; half a length; then a length and no part; and a part that would take hours.
+    for (says, trickles) in [(0, false), (5, false), (8, false), (16, true)] {
+        let at = [mute_source(says, trickles)];
+        let cancelled = AtomicBool::new(false);
+        let (got, took) = std::thread::scope(|scope| {
+            let (at, over) = (&at, &cancelled);
+            let fetched = scope.spawn(move || {
+                let mut bytes = Vec::new();
+                fetch(Thing::Results(3), at, TOKEN, 9 * SOON, over, &mut bytes)
+            });
+            std::thread::sleep(Duration::from_millis(100));
+            assert!(!fetched.is_finished());
+            let since = Instant::now();
+            cancelled.store(true, Ordering::Release);
+            (fetched.join().unwrap(), since.elapsed())
+        });
+        assert!(matches!(got, Err(FetchError::Cancelled)), "{says}");
+        // Two slices are 40 ms, a silence 10 s.
+        assert!(took < SILENCE / 2, "{says}: {took:?}");
+        let since = Instant::now();
+        let got = get_at(Thing::Results(3), &at, Duration::from_millis(100));
+        assert!(matches!(got, Err(FetchError::NotThere { .. })), "{says}");
+        let took = since.elapsed();
+        assert!(took < SILENCE / 2, "{says}: {took:?}");
+    }
+}
+
+#[test]
+fn a_connection_that_nobody_takes_ends_too() {
+    // The queue of a listener that takes nobody: who comes when it is full gets no answer.
+    let kind = socket2::Type::STREAM;
+    let listener = socket2::Socket::new(socket2::Domain::IPV4, kind, None).unwrap();
+    listener
+        .bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into())
+        .unwrap();
+    listener.listen(0).unwrap();
+    let at = listener.local_addr().unwrap().as_socket().unwrap();
+    let _queued: Vec<TcpStream> = (0..8)
+        .map_while(|_| TcpStream::connect_timeout(&at, Duration::from_millis(200)).ok())
+        .collect();
+    let since = Instant::now();
+    let got = get_at(Thing::Results(3), &[at], Duration::from_millis(200));
+    assert!(matches!(got, Err(FetchError::NotThere { .. })));
+    assert!(since.elapsed() < SILENCE / 2, "{:?}", since.elapsed());
+}
+
 #[test]
 fn an_idle_connection_keeps_no_state() {
     struct Held(Arc<()>);
@@ -353,7 +523,9 @@ fn an_idle_connection_keeps_no_state() {
     let held = Arc::new(());
     let hand = Hand::open(HERE, TOKEN).unwrap();
     hand.offer(Thing::State(1), Held(held.clone()));
-    let mut idle = Source::connect(hand.address(), TOKEN).unwrap();
+    let never = AtomicBool::new(false);
+    let wanted = Wanted::new(&never, Instant::now() + SOON);
+    let mut idle = Source::connect(hand.address(), TOKEN, &wanted).unwrap();
     idle.ask(Thing::State(1), Want::Length, (0, 0)).unwrap();
     assert_eq!(idle.length().unwrap(), Some(0));
     drop(hand);

@@ -58,7 +58,9 @@ impl<T: Training> Worker<'_, T> {
             }
             Err(LiveError::Group(error)) if passes(&error) => Ok(self.ended_by(&error)),
             // The holder may be lost, or the generation over.
-            Err(LiveError::Fetch(error)) => Ok(self.ended(error.to_string(), None)),
+            Err(LiveError::Fetch(error)) if !error.is_final() => {
+                Ok(self.ended(error.to_string(), None))
+            }
             Err(error) => Err(error),
         }
     }

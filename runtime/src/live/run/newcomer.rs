@@ -54,7 +54,11 @@ impl<T: Training> Worker<'_, T> {
         let Some(copying) = self.copying.as_mut().filter(|c| c.came.is_none()) else {
             return Ok(());
         };
-        let Some(mut landing) = self.training.landing() else {
+        let landing = self.training.landing();
+        if let Some(error) = self.training.fault() {
+            return Err(LiveError::Training(error));
+        }
+        let Some(mut landing) = landing else {
             return Ok(());
         };
         let (told, came) = channel();
@@ -85,8 +89,8 @@ impl<T: Training> Worker<'_, T> {
         let landing = match came {
             Err(TryRecvError::Empty) => return Ok(None),
             Ok(Ok(landing)) => landing,
-            // No other generation makes room.
-            Ok(Err(error @ FetchError::NoRoom { .. })) => return Err(error.into()),
+            // No other generation makes room, or makes survivors alike.
+            Ok(Err(error)) if error.is_final() => return Err(error.into()),
             // Every source is lost: the next generation finds another way.
             Ok(Err(error)) => return Ok(Some(self.ended(error.to_string(), None))),
             Err(TryRecvError::Disconnected) => {

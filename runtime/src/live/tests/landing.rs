@@ -17,6 +17,10 @@ struct Placed {
     not_yet: usize,
     /// Where what it hands out ends too early.
     breaks_at: Option<usize>,
+    /// No model can be made.
+    has_no_model: bool,
+    /// Its values, where nobody holds a state.
+    begins_with: f32,
     landings: Arc<AtomicUsize>,
     restored: Arc<AtomicUsize>,
 }
@@ -27,6 +31,8 @@ impl Placed {
             values: vec![first; VALUES],
             not_yet: 0,
             breaks_at: None,
+            has_no_model: false,
+            begins_with: 1.5,
             landings: Arc::default(),
             restored: Arc::default(),
         }
@@ -101,6 +107,9 @@ impl Training for Placed {
     }
 
     fn landing(&mut self) -> Option<Box<dyn Landing>> {
+        if self.has_no_model {
+            return None;
+        }
         if self.not_yet > 0 {
             self.not_yet -= 1;
             return None;
@@ -117,10 +126,14 @@ impl Training for Placed {
         true
     }
 
+    fn fault(&mut self) -> Option<Box<dyn std::error::Error + Send + Sync>> {
+        self.has_no_model.then(|| "no model was made".into())
+    }
+
     fn restore(&mut self, group: &mut Group) -> Result<u64, Fault> {
         group.barrier()?;
         self.restored.fetch_add(1, Ordering::AcqRel);
-        self.values = vec![1.5; VALUES];
+        self.values = vec![self.begins_with; VALUES];
         Ok(0)
     }
 }
@@ -193,4 +206,36 @@ fn part_of_a_copy_is_never_taken_for_a_state() {
     job.regroup(1);
     let ends = finish(job, "never whole");
     assert_eq!(ends[1].restored.load(Ordering::Acquire), 0);
+}
+
+/// What the newcomer of these two survivors ends with, who go on.
+fn last_words(survivors: [Placed; 2], newcomer: Placed) -> String {
+    let mut job = Job::of(survivors.into(), || Placed::new(7.0));
+    job.until(3);
+    job.regroup_with(vec![newcomer]);
+    job.until_dead(1);
+    let newcomer = job.ranks.remove(2);
+    let said = newcomer.thread.join().err().expect("it is the dead one");
+    for rank in job.ranks {
+        rank.end();
+        drop(rank.orders);
+        rank.thread.join().expect("lives");
+    }
+    *said.downcast::<String>().expect("of an unwrap")
+}
+
+#[test]
+fn a_newcomer_of_survivors_that_differ_ends_and_says_why() {
+    let mut survivors = [Placed::new(0.0), Placed::new(0.0)];
+    survivors[1].begins_with = 1.25;
+    let said = last_words(survivors, Placed::new(7.0));
+    assert!(said.contains("Fetch(Differ"), "{said}");
+}
+
+#[test]
+fn a_newcomer_without_a_model_ends_and_says_why() {
+    let mut newcomer = Placed::new(7.0);
+    newcomer.has_no_model = true;
+    let said = last_words([Placed::new(0.0), Placed::new(0.0)], newcomer);
+    assert!(said.contains("Training(\"no model was made\")"), "{said}");
 }

@@ -141,6 +141,10 @@ fn survivors_and_newcomers_end_as_a_replay_of_the_log_wherever_a_rank_is_killed(
             let (trainings, heard) = alike(job, &case);
             let ranks = log(&heard[0], &case);
             assert_eq!((ranks.len() as u64, ranks[0]), (STEPS, 3), "{case}");
+            let ended = heard[0]
+                .iter()
+                .filter(|h| matches!(h, Heard::Ended(why) if !why.is_empty()));
+            assert!(ended.count() >= 2, "{case}: one is lost, and one comes");
             assert_eq!(
                 (ranks[5], *ranks.last().unwrap()),
                 (2, 3),

@@ -31,6 +31,7 @@ pub(super) enum Heard {
     Boundary(Reason),
     Quarantined(Vec<u32>),
     Evaluated(u64),
+    Ended(String),
 }
 
 /// Goes on only as far as the test wants, but never holds up the end of a generation.
@@ -74,6 +75,11 @@ impl Hooks<Net> for Tell {
 
     fn on_boundary(&mut self, _: &Net, boundary: &Boundary) -> Result<(), BoxError> {
         self.hear(Heard::Boundary(boundary.reason));
+        Ok(())
+    }
+
+    fn on_ended(&mut self, why: &str, _: Option<u32>) -> Result<(), BoxError> {
+        self.hear(Heard::Ended(why.to_owned()));
         Ok(())
     }
 
