@@ -1,6 +1,5 @@
 """The example `convnet` as a live job of three workers under `muster run`, with workers that are killed while it trains."""
 
-import os
 import random
 import re
 import shutil
@@ -23,27 +22,15 @@ class Failed(Exception):
     """A training did not end as it should. The text says how."""
 
 
-def build():
-    """`muster`, the example, and the environment in which it finds libtorch. As `tests/run` builds them, in the same folders."""
-    programs = setup.venv()
-    where = "import os, torch; print(os.path.join(os.path.dirname(torch.__file__), 'lib'))"
-    library = subprocess.run([programs / "python", "-c", where], check=True, capture_output=True, text=True).stdout.strip()
-    target = setup.TARGET / "torch"
-    # Not how fast they are is asked.
-    subprocess.run(["cargo", "build", "--bin", "muster"], cwd=setup.ROOT, check=True)
-    env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "VIRTUAL_ENV": str(setup.VENV), "LIBTORCH_USE_PYTORCH": "1"}
-    env |= {"CARGO_TARGET_DIR": str(target), "LD_LIBRARY_PATH": library}
-    command = ["cargo", "build", "-p", "muster-runtime", "--features", "torch", "--example", "convnet"]
-    subprocess.run(command, cwd=setup.ROOT, env=env, check=True)
-    return setup.TARGET / "debug" / "muster", target / "debug" / "examples" / "convnet", {"LD_LIBRARY_PATH": library}
-
-
 class Convnet:
     def __init__(self, steps, pause_ms, bound):
         self.steps = steps
         self.pause_ms = pause_ms
         self.bound = bound
-        self.muster, self.example, self.environment = build()
+        # Not how fast they are is asked.
+        subprocess.run(["cargo", "build", "--bin", "muster"], cwd=setup.ROOT, check=True)
+        self.muster = setup.TARGET / "debug" / "muster"
+        self.example, self.environment = setup.torch_example("convnet")
 
     def run(self, seed, flags, faults):
         """One training: the held-out accuracy in percent, and how many seconds it took."""

@@ -28,25 +28,6 @@ BOUND = 600.0
 BURST = 256 << 10
 
 
-def build():
-    """The example, and the environment in which it builds and runs: tch is built against the PyTorch of the venv, where
-    tests/run builds it, too, and so in its profile (`dev`, in which the runtime is optimized)."""
-    programs = setup.venv()
-    find = "import os, torch; print(os.path.join(os.path.dirname(torch.__file__), 'lib'))"
-    lib = subprocess.run([programs / "python", "-c", find], check=True, capture_output=True, text=True).stdout.strip()
-    env = {
-        **os.environ,
-        "PATH": f"{programs}:{os.environ['PATH']}",
-        "VIRTUAL_ENV": str(programs.parent),
-        "LIBTORCH_USE_PYTORCH": "1",
-        "CARGO_TARGET_DIR": str(setup.TARGET / "torch"),
-        "LD_LIBRARY_PATH": ":".join(part for part in (lib, os.environ.get("LD_LIBRARY_PATH")) if part),
-    }
-    argv = ["cargo", "build", "-p", "muster-runtime", "--features", "torch", "--example", "overlap"]
-    subprocess.run(argv, cwd=setup.ROOT, env=env, check=True)
-    return setup.TARGET / "torch" / "debug" / "examples" / "overlap", env
-
-
 class Wire:
     """Two hosts, each of which sends no faster than so many million bits a second."""
 
@@ -127,7 +108,8 @@ def main(argv):
     if "wire" in options.settings and os.geteuid() != 0:
         print("wire is left out: network namespaces need root", file=sys.stderr)
         options.settings = [setting for setting in options.settings if setting != "wire"]
-    program, env = build()
+    program, finds = setup.torch_example("overlap")
+    env = {**os.environ, **finds}
     figures = report.Report(options.out)
     status, directory = 0, tempfile.mkdtemp(prefix="bench-overlap-")
     try:

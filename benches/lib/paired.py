@@ -8,10 +8,15 @@ import math
 import statistics
 
 TRIMMED = 0.2
+# For 1 to 9 degrees of freedom.
+STUDENT = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262]
 
 
 def student(degrees):
-    """The 97.5 % quantile of Student's distribution (the first terms of Cornish and Fisher's expansion)."""
+    """The 97.5 % quantile of Student's distribution (beyond the table the first terms of Cornish and Fisher's expansion,
+    which is too low for few degrees of freedom)."""
+    if degrees <= len(STUDENT):
+        return STUDENT[degrees - 1]
     z = statistics.NormalDist().inv_cdf(0.975)
     return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
 

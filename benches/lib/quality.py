@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 
-from . import convnet, report, setup
+from . import convnet, paired, report, setup
 
 TEST = "live::tests::quality::long::half_a_point_at_most_over_ten_seeds"
 PLAIN = "undisturbed"
@@ -24,8 +24,6 @@ WAYS = {
 }
 # Points of accuracy that may be lost in the mean.
 TO_REACH = -0.5
-# Student's t at 97.5 %, for 1 to 9 degrees of freedom.
-STUDENT = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262]
 
 
 def digits(options):
@@ -56,9 +54,10 @@ NETS = {"digits": digits, "convnet": convolutional}
 
 def mean_and_half(found):
     """The mean of some differences, and half of its 95 % interval."""
-    known = len(found) - 2
-    half = STUDENT[known] * statistics.stdev(found) / math.sqrt(len(found)) if known >= 0 else float("nan")
-    return statistics.fmean(found), half
+    if len(found) < 2:
+        return statistics.fmean(found), math.nan
+    middle, low, _ = paired.mean(found)
+    return middle, middle - low
 
 
 def show(net, accuracy):

@@ -46,6 +46,27 @@ def muster(*names):
     return TARGET / "release"
 
 
+def torch_example(name):
+    """Builds an example of the runtime against the PyTorch of the venv, where tests/run builds it, too, and so in its profile
+    (`dev`, in which the runtime is optimized). The program, and what its environment has beside."""
+    programs = venv()
+    find = "import os, torch; print(os.path.join(os.path.dirname(torch.__file__), 'lib'))"
+    library = subprocess.run([programs / "python", "-c", find], check=True, capture_output=True, text=True).stdout.strip()
+    target = TARGET / "torch"
+    finds = {"LD_LIBRARY_PATH": ":".join(part for part in (library, os.environ.get("LD_LIBRARY_PATH")) if part)}
+    env = {
+        **os.environ,
+        **finds,
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "VIRTUAL_ENV": str(VENV),
+        "LIBTORCH_USE_PYTORCH": "1",
+        "CARGO_TARGET_DIR": str(target),
+    }
+    argv = ["cargo", "build", "-p", "muster-runtime", "--features", "torch", "--example", name]
+    subprocess.run(argv, cwd=ROOT, env=env, check=True)
+    return target / "debug" / "examples" / name, finds
+
+
 def free_ports(count):
     """TCP ports on loopback that nobody listens on now."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]

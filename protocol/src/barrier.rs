@@ -22,8 +22,12 @@
 //! else is void. So ranks that wait go on within a round trip. A node never gives up on its own: ranks
 //! that wait end with the generation.
 //!
+//! A cancel voids what is not confirmed, and nothing else: a node, and its launcher, then hold again the
+//! checkpoint that was confirmed before. So whoever never heard of the cancelled barrier holds the same.
+//!
 //! A node whose agent was restarted learns from its launcher what that holds, and its leader by its
-//! status. The confirm of a checkpoint counts as known there only once the launcher has it.
+//! status. The confirm of a checkpoint counts as known there only once the launcher has it,
+//! and a launcher that is told again of one that it knows answers again.
 
 mod leader;
 mod node;

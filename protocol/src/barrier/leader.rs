@@ -416,6 +416,8 @@ impl Leader {
                     self.send(now);
                 }
             }
+            // There is no number above it: no agent says this one.
+            _ if number == u32::MAX => {}
             _ => self.ask_above(self.barrier.max(number), now),
         }
     }

@@ -54,6 +54,14 @@ pub(super) enum Phase {
     Cancelled,
 }
 
+/// A [`Phase::Passed`] that another barrier was opened behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Before {
+    barrier: u32,
+    step: u64,
+    known: bool,
+}
+
 /// The barriers of one generation as one of its nodes sees them. A node whose agent was restarted
 /// begins with an empty one: its launcher says what it holds.
 #[derive(Clone, Debug)]
@@ -66,6 +74,10 @@ pub struct Node {
     pub(super) phase: Phase,
     /// Of the newest install.
     reason: Reason,
+    /// The checkpoint that was confirmed before what is open: whoever cancels that leaves this one.
+    pub(super) before: Option<Before>,
+    /// The greatest number that was cancelled: what is not confirmed under it, or a lower one, is void.
+    pub(super) void: u32,
     effects: VecDeque<Effect>,
 }
 
@@ -77,6 +89,8 @@ impl Node {
             at: 0,
             phase: Phase::Cancelled,
             reason: Reason::Unknown,
+            before: None,
+            void: 0,
             effects: VecDeque::new(),
         }
     }
@@ -283,15 +297,23 @@ impl Node {
             // Of a later one than that which was passed: nothing of it is installed here.
             Phase::Confirmed { .. } | Phase::Passed { .. } => {
                 self.barrier = self.barrier.max(barrier);
+                self.void = self.void.max(barrier);
             }
             Phase::Open { .. } | Phase::Cancelled => {
                 let fresh = barrier > self.barrier || (barrier == self.barrier && self.is_open());
                 if fresh {
-                    self.enter(barrier, self.reason, Phase::Cancelled);
-                    self.launcher(ToLauncher::CancelStop {
-                        digest: self.digest,
-                        barrier,
-                    });
+                    self.barrier = barrier;
+                    self.void = barrier;
+                    // What was confirmed before it stays so, here as at whoever never heard of this one.
+                    match self.before.take() {
+                        Some(b) => {
+                            let (step, known) = (b.step, b.known);
+                            let phase = Phase::Passed { step, known };
+                            self.enter(b.barrier, Reason::Checkpoint, phase);
+                        }
+                        None => self.enter(barrier, self.reason, Phase::Cancelled),
+                    }
+                    self.tell_cancel(barrier);
                 }
             }
         }
@@ -315,7 +337,9 @@ impl Node {
     fn launcher_holds(&mut self, held: Option<Held>, now: Time) {
         let unknown = |h: &Held| match self.phase {
             Phase::Open { .. } if h.confirmed => h.barrier >= self.at,
-            _ => h.barrier > self.at,
+            // A cancel voids nothing that is confirmed.
+            Phase::Cancelled if h.confirmed => true,
+            _ => h.barrier > self.at && (h.confirmed || h.barrier > self.void),
         };
         if let Some(h) = held.filter(unknown) {
             let step = h.step;
@@ -338,16 +362,18 @@ impl Node {
                     self.saves(step);
                 }
             }
+            (Phase::Passed { .. }, Some(h)) if h.barrier > barrier => self.tell_cancel(self.void),
             (Phase::Confirmed { step } | Phase::Passed { step, .. }, Some(_)) => {
                 self.tell_confirm(step);
             }
-            (Phase::Cancelled, Some(h)) if !h.confirmed => {
-                self.launcher(ToLauncher::CancelStop {
-                    digest: self.digest,
-                    barrier,
-                });
-            }
+            (Phase::Cancelled, Some(h)) if !h.confirmed => self.tell_cancel(barrier),
             (Phase::Open { step, deadline, .. }, held) => {
+                let before = held.filter(|h| h.confirmed && h.reason == Reason::Checkpoint);
+                self.before = self.before.or(before.map(|h| Before {
+                    barrier: h.barrier,
+                    step: h.step,
+                    known: true,
+                }));
                 let installed = held.filter(|h| h.barrier == barrier).map(|h| h.step);
                 let step = installed.map_or(step, |at| at.max(step));
                 self.phase = Phase::Open {
@@ -381,6 +407,14 @@ impl Node {
     }
 
     fn enter(&mut self, barrier: u32, reason: Reason, phase: Phase) {
+        if let (Phase::Passed { step, known }, Phase::Open { .. }) = (self.phase, phase) {
+            let barrier = self.at;
+            self.before = Some(Before {
+                barrier,
+                step,
+                known,
+            });
+        }
         self.barrier = self.barrier.max(barrier);
         self.at = barrier;
         self.reason = reason;
@@ -393,6 +427,13 @@ impl Node {
             barrier: self.at,
             step,
             reason: self.reason,
+        });
+    }
+
+    fn tell_cancel(&mut self, barrier: u32) {
+        self.launcher(ToLauncher::CancelStop {
+            digest: self.digest,
+            barrier,
         });
     }
 

@@ -335,6 +335,7 @@ impl Model {
             .hash(&mut hasher);
         for h in &self.hosts {
             (h.core.barrier, h.core.at, h.core.phase, &h.ranks).hash(&mut hasher);
+            (h.core.before, h.core.void).hash(&mut hasher);
             (h.page, h.confirmed, h.done, h.lost).hash(&mut hasher);
         }
         (&self.packets, self.budget, self.now).hash(&mut hasher);

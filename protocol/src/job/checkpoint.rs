@@ -44,12 +44,14 @@ impl Saving {
 
 impl Lead {
     /// The step of a checkpoint that members still save for, by the word of a leader before this one.
+    /// It is waited for once.
     fn unfinished_save(&self, record: &Record) -> Option<u64> {
         let saved = |m: &Member| self.status(m.node).and_then(|s| s.saved.as_ref());
         let all = || record.members.iter().map(saved);
         let newest = all().flatten().map(|s| s.step).max()?;
         let done = |s: Option<&Saved>| s.is_some_and(|s| s.step == newest && s.all);
-        (!self.whole && !all().all(done)).then_some(newest)
+        let waits = !self.whole && self.unsaved < Some(newest) && !all().all(done);
+        waits.then_some(newest)
     }
 }
 
@@ -289,6 +291,9 @@ impl Job {
             }
         }
         if ctx.now >= saving.until {
+            if let CheckpointStage::Saving { step } = saving.state.stage {
+                lead.unsaved = lead.unsaved.max(Some(step));
+            }
             saving.fail("not every rank has saved in time");
         }
         let until = saving.until;
@@ -307,3 +312,6 @@ impl Job {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -34,6 +34,8 @@ pub(super) struct Lead {
     changed_told: bool,
     pub(super) hanging: Hanging,
     pub(super) saving: Option<Saving>,
+    /// The step of a checkpoint that was waited for in vain: no other is held up by it again.
+    pub(super) unsaved: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -43,7 +45,7 @@ struct Ordered {
 }
 
 impl Lead {
-    fn new(whole: bool) -> Lead {
+    pub(super) fn new(whole: bool) -> Lead {
         Lead {
             whole,
             statuses: BTreeMap::new(),
@@ -58,6 +60,7 @@ impl Lead {
             changed_told: false,
             hanging: Hanging::default(),
             saving: None,
+            unsaved: None,
         }
     }
 

@@ -354,3 +354,31 @@ fn a_stop_by_other_means_cancels_what_is_open() {
     assert_eq!(line.leader.poll_effect(), None);
     assert_eq!(line.confirmed, [(0, 2, 10), (1, 2, 10)]);
 }
+
+/// No number is above the greatest: a member that says it is not believed, in whatever it says it.
+#[test]
+fn the_greatest_number_is_nobodys() {
+    let gated = LeaderEvent::Gated {
+        node: node(0),
+        barrier: u32::MAX,
+    };
+    let newer = LeaderEvent::Message {
+        from: node(0),
+        message: ToLeader::Newer {
+            digest: GENERATION,
+            barrier: u32::MAX,
+        },
+    };
+    for said in [gated, newer] {
+        let mut line = Line::new();
+        line.asks(Reason::Checkpoint);
+        let _refused = line.leader.handle(said.clone(), line.now);
+        assert_eq!(line.leader.barrier, 1, "{said:?}");
+        line.run(|_, _| false);
+        let _refused = line.leader.handle(said.clone(), line.now);
+        line.asks(Reason::Drain);
+        line.run(|_, _| false);
+        let all = [(0, 1, 10), (1, 1, 10), (0, 2, 11), (1, 2, 11)];
+        assert_eq!(line.confirmed, all, "{said:?}");
+    }
+}

@@ -12,6 +12,8 @@ struct Side {
     /// They have begun every step below, and wait before it where it is gated.
     step: u64,
     held: Option<Held>,
+    /// The last that was confirmed.
+    passed: Option<Held>,
     gated: bool,
     /// They were told to save, and have not yet.
     saves: bool,
@@ -58,11 +60,17 @@ impl Side {
                     reason,
                     confirmed: true,
                 });
+                self.passed = self.held;
                 Some(NodeEvent::Saves { digest, step })
+            }
+            // It says again what it saves, or has saved, for.
+            ToLauncher::ConfirmStop { step, .. } => {
+                let passed = self.passed.filter(|h| h.step == step);
+                passed.map(|_| NodeEvent::Saves { digest, step })
             }
             ToLauncher::CancelStop { .. } if !self.saves => {
                 self.gated = false;
-                self.held.take_if(|h| !h.confirmed);
+                self.held = self.passed;
                 None
             }
             _ => None,
@@ -260,6 +268,11 @@ fn nobody_goes_on_past_a_confirmed_checkpoint_whoever_leads() {
             "seed {seed}: {:#?} {:#?}",
             world.leader, world.nodes
         );
+        assert_eq!(
+            world.leader.resend_at, None,
+            "seed {seed}: somebody never answers: {:#?} {:#?}",
+            world.leader, world.nodes
+        );
         resumed += world.resumed;
         saved += world
             .nodes
@@ -268,4 +281,123 @@ fn nobody_goes_on_past_a_confirmed_checkpoint_whoever_leads() {
             .sum::<usize>();
     }
     assert!(resumed > 100 && saved > 1_000, "{resumed} {saved}");
+}
+
+/// Two nodes to which everything comes, in order.
+struct Pair(World);
+
+impl Pair {
+    /// Both have saved for a checkpoint, and know that it is over.
+    fn saved() -> Pair {
+        let mut pair = Pair(World {
+            leader: Leader::new(GENERATION, [node(0), node(1)], 0),
+            nodes: vec![(Node::new(GENERATION), Side::default()); 2],
+            down: Vec::new(),
+            up: Vec::new(),
+            now: secs(1),
+            rng: Rng::new(1),
+            resumed: 0,
+        });
+        pair.asks(Reason::Checkpoint);
+        pair.run(None);
+        for _ in 0..5 {
+            pair.0.nodes.iter_mut().for_each(|(_, side)| side.work());
+        }
+        assert!(pair.0.nodes.iter().all(|(_, side)| side.saved.len() == 1));
+        pair
+    }
+
+    fn asks(&mut self, reason: Reason) {
+        let drain = LeaderEvent::Drain {
+            step: 1,
+            deadline: self.0.now + Span::from_secs(60),
+            save_time: Span::from_secs(30),
+            reason,
+        };
+        self.0.leader.handle(drain, self.0.now).unwrap();
+    }
+
+    /// Delivers everything but what comes for this node.
+    fn run(&mut self, deaf: Option<usize>) {
+        let world = &mut self.0;
+        loop {
+            world.pump();
+            if let Some((to, message)) = world.down.pop() {
+                if deaf != Some(to) {
+                    world.at(to, NodeEvent::Leader(message), false);
+                }
+            } else if let Some((from, message)) = world.up.pop() {
+                let from = node(from);
+                let answer = LeaderEvent::Message { from, message };
+                let _refused = world.leader.handle(answer, world.now);
+            } else {
+                break;
+            }
+        }
+    }
+}
+
+/// A barrier behind a checkpoint comes to one node only, and is cancelled: that node still holds the
+/// checkpoint, as the other does, and whoever leads next can have a stop agreed on.
+#[test]
+fn what_is_cancelled_leaves_the_checkpoint_before_it() {
+    for by_deadline in [true, false] {
+        for restarts in [false, true] {
+            let mut pair = Pair::saved();
+            let saved = pair.0.nodes[0].1.held;
+            pair.asks(Reason::Checkpoint);
+            pair.run(Some(1));
+            assert!(pair.0.nodes[0].0.is_open() && !pair.0.nodes[1].0.is_open());
+            if restarts {
+                // It learns of the open one alone: that is the newest.
+                pair.0.nodes[0].0 = Node::new(GENERATION);
+                pair.0.registers(0);
+            }
+            if by_deadline {
+                pair.0.now += Span::from_secs(31);
+                pair.0.leader.handle_timeout(pair.0.now);
+            } else {
+                pair.0.lead_anew();
+                pair.0.statuses();
+            }
+            pair.run(None);
+            assert_eq!(pair.0.nodes[0].1.held, saved);
+            pair.0.lead_anew();
+            pair.asks(Reason::Drain);
+            pair.run(None);
+            let case = format!("by the deadline: {by_deadline}, restarts: {restarts}");
+            assert_eq!(pair.0.resumed, u32::from(restarts), "{case}");
+            assert_eq!(pair.0.leader.resend_at, None, "{case}");
+            for (core, _) in &pair.0.nodes {
+                let stops = matches!(core.phase, super::node::Phase::Confirmed { .. });
+                assert!(stops, "{case}: {core:?}");
+            }
+        }
+    }
+}
+
+/// The cancel is lost on its way to the launcher: it is told again when that comes back.
+#[test]
+fn a_launcher_that_missed_a_cancel_is_told_again() {
+    let mut pair = Pair::saved();
+    let saved = pair.0.nodes[0].1.held;
+    pair.asks(Reason::Checkpoint);
+    pair.run(Some(1));
+    let barrier = pair.0.leader.barrier;
+    let digest = GENERATION;
+    let cancel = NodeEvent::Leader(ToNode::Cancel { digest, barrier });
+    pair.0.at(0, cancel, true);
+    let (core, side) = &pair.0.nodes[0];
+    assert!(!core.is_open() && !side.gated);
+    assert_eq!(side.held, saved);
+    // An agent that heard of the cancel first, and then of the launcher, forgets no checkpoint.
+    pair.0.nodes[0].0 = Node::new(GENERATION);
+    let cancel = NodeEvent::Leader(ToNode::Cancel { digest, barrier });
+    pair.0.at(0, cancel, false);
+    pair.0.registers(0);
+    let passed = matches!(
+        pair.0.nodes[0].0.phase,
+        super::node::Phase::Passed { known: true, .. }
+    );
+    assert!(passed, "{:?}", pair.0.nodes[0].0);
 }

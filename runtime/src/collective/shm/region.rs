@@ -248,7 +248,7 @@ impl Port {
         (0..self.region.places).all(|place| self.is_posted(place))
     }
 
-    /// Sleeps until the bell rings, or this time has passed: then false.
+    /// Sleeps until the bell rings; false where this time has passed, or a signal came.
     pub(crate) fn sleep(&self, at_most: Duration) -> bool {
         // Read before what it announces: a bell that rings from here on is not slept through.
         let seen = self.region.bell().load(Ordering::SeqCst);
@@ -269,7 +269,8 @@ impl Port {
                 ),
                 "{slept:?}"
             );
-            rang = slept != Err(Errno::TIMEDOUT);
+            // A signal rings no bell: who is woken by one looks at what the bell does not announce.
+            rang = matches!(slept, Ok(()) | Err(Errno::AGAIN));
         }
         sleepers.fetch_sub(1, Ordering::SeqCst);
         rang

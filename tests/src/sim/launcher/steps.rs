@@ -46,6 +46,8 @@ pub struct Steps {
     /// They do not get beyond this step.
     pub stuck: Option<(u64, Idle)>,
     pub held: Option<Held>,
+    /// The newest checkpoint that was confirmed.
+    passed: Option<Held>,
     /// The steps that they have saved at.
     pub saved: BTreeSet<u64>,
     /// Since when they wait at a step that is not decided.
@@ -110,7 +112,9 @@ impl Steps {
         self.rebase(now);
         self.gate = None;
         self.waits_since = None;
-        self.held.take_if(|h| !h.confirmed);
+        if self.held.is_some_and(|h| !h.confirmed) {
+            self.held = self.passed;
+        }
     }
 
     /// From now on they do not get beyond `step`.
@@ -264,8 +268,8 @@ impl Launcher {
         let steps = &mut run.steps;
         let gate = steps.gate;
         if goes_on && gate.is_none_or(|(_, _, r)| r != reason) {
-            // Told again by an agent that was restarted meanwhile.
-            return;
+            // Told again by an agent that was restarted meanwhile, or by a new leader.
+            return self.says_again(digest, step, out);
         }
         let installed = gate.map(|(b, s, _)| (b, s));
         let left = step.saturating_sub(steps.at(now));
@@ -279,6 +283,7 @@ impl Launcher {
         let (due, ns) = match goes_on {
             true => {
                 steps.gate = None;
+                steps.passed = steps.held;
                 steps.saving = Some(step);
                 (Due::Saved(epoch), left * STEP + save)
             }
@@ -341,6 +346,14 @@ impl Launcher {
         let saved = Saved { step, ranks, all };
         self.facts.retain(|f| !matches!(f, ToAgent::Saved { .. }));
         self.fact(ToAgent::Saved { digest, saved }, out);
+    }
+
+    fn says_again(&self, digest: Digest, step: u64, out: &mut Vec<Out>) {
+        let about = |f: &&ToAgent| match f {
+            ToAgent::Saved { digest: d, saved } => *d == digest && saved.step == step,
+            _ => false,
+        };
+        out.extend(self.facts.iter().find(about).cloned().map(Out::Say));
     }
 
     pub(super) fn look(&mut self, epoch: u64, now: u64, out: &mut Vec<Out>) {

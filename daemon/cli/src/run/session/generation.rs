@@ -123,6 +123,7 @@ impl Session {
             stopping: None,
             installed: None,
             held: None,
+            passed: None,
             saves: None,
             confirmed: false,
             alone_since: None,

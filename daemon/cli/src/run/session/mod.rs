@@ -203,6 +203,9 @@ struct Current {
     /// The newest stop step that all workers took or were told to stop or save at, for an agent that
     /// comes back.
     held: Option<Held>,
+    /// The newest that was confirmed of those behind which the workers go on: whoever cancels a later
+    /// one leaves it.
+    passed: Option<Held>,
     /// The workers save, and go on.
     saves: Option<Saves>,
     /// A stop step was confirmed.
@@ -542,8 +545,7 @@ impl Session {
                 let saving = |c: &Current| c.is_saving(now);
                 if self.runs(digest) && !self.current.as_ref().is_some_and(saving) {
                     if let Some(current) = &mut self.current {
-                        current.installed = None;
-                        current.held.take_if(|h| !h.confirmed);
+                        current.cancelled();
                     }
                     self.effects.push_back(Effect::CancelStop);
                 }

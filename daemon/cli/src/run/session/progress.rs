@@ -52,6 +52,14 @@ impl Current {
     pub(super) fn is_agreeing(&self, now: Time) -> bool {
         self.installed.is_some_and(|i| now < i.until)
     }
+
+    /// The stop step that is being agreed on is void.
+    pub(super) fn cancelled(&mut self) {
+        self.installed = None;
+        if self.held.is_some_and(|h| !h.confirmed) {
+            self.held = self.passed;
+        }
+    }
 }
 
 impl Session {
@@ -91,17 +99,18 @@ impl Session {
     pub(super) fn stop_confirmed(&mut self, held: Held, now: Time) {
         let Held { step, reason, .. } = held;
         let goes_on = reason == Reason::Checkpoint;
-        // A checkpoint once only: an agent that was restarted meanwhile tells it again.
+        // A checkpoint once only: an agent that was restarted meanwhile, or a new leader, tells it again.
         let Some(current) = self
             .current
             .as_mut()
             .filter(|c| !goes_on || c.installed.is_some_and(|i| i.reason == reason))
         else {
-            return;
+            return self.say_saved(step);
         };
         current.installed = None;
         current.held = Some(held);
         if goes_on {
+            current.passed = current.held;
             current.saves = Some(Saves {
                 step,
                 passed: false,
@@ -135,6 +144,19 @@ impl Session {
         if all {
             current.saves = None;
             self.effects.push_back(Effect::CancelStop);
+        }
+    }
+
+    /// Says again how far the workers are with the newest checkpoint, if it is this one: whoever waits
+    /// for an answer to its confirm has it by that.
+    fn say_saved(&mut self, step: u64) {
+        let trains = self.trains();
+        let about = |f: &&ToAgent| match f {
+            ToAgent::Saved { digest, saved } => trains == Some(*digest) && saved.step == step,
+            _ => false,
+        };
+        if let Some(frame) = self.facts.iter().find(about).cloned() {
+            self.send(frame);
         }
     }
 

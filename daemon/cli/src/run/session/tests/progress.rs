@@ -92,8 +92,11 @@ fn behind_a_checkpoint_the_workers_go_on_and_a_stop_waits_for_it() {
     assert_eq!(world.frame(install(2, Reason::Drain)), []);
     let cancel = |barrier| ToLauncher::CancelStop { digest, barrier };
     assert_eq!(world.frame(cancel(2)), []);
-    // An agent that was restarted tells it again.
-    assert_eq!(world.frame(confirm(1, Reason::Checkpoint)), []);
+    // An agent that was restarted tells it again, and has its answer again.
+    assert_eq!(
+        world.frame(confirm(1, Reason::Checkpoint)),
+        [told(&[], false)]
+    );
     assert_eq!(world.session.saves(), Some(5));
     let saved = |ranks: &[u32], all| Event::Saved {
         ranks: ranks.to_vec(),
@@ -109,7 +112,7 @@ fn behind_a_checkpoint_the_workers_go_on_and_a_stop_waits_for_it() {
     assert!(world.session.saves().is_none() && world.session.expects_progress(world.now));
     assert_eq!(
         world.frame(confirm(1, Reason::Checkpoint)),
-        [],
+        [told(&[0, 1], true)],
         "it is over"
     );
     assert!(world.session.expects_progress(world.now));
@@ -245,4 +248,73 @@ fn an_agent_that_comes_back_is_told_what_is_held() {
         gate(true),
         "whoever leads next has to know"
     );
+}
+
+#[test]
+fn what_is_cancelled_leaves_the_checkpoint_before_it() {
+    let mut world = World::running(1);
+    let digest = digest(1);
+    let reason = Reason::Checkpoint;
+    let held = |barrier, step, confirmed| {
+        Some(Held {
+            barrier,
+            step,
+            reason,
+            confirmed,
+        })
+    };
+    let gate = |world: &World| world.session.current.as_ref().and_then(|c| c.held);
+    let install = |world: &mut World, barrier, step| {
+        world.frame(ToLauncher::InstallStop {
+            digest,
+            barrier,
+            step,
+            grace_ms: 1_000,
+            reason,
+        });
+        world.on(Event::StopInstalled {
+            digest,
+            barrier,
+            step,
+        });
+    };
+    let confirm = |barrier, step| ToLauncher::ConfirmStop {
+        digest,
+        barrier,
+        step,
+        reason,
+    };
+    install(&mut world, 3, 5);
+    world.frame(confirm(3, 5));
+    let (ranks, all) = (vec![0, 1], true);
+    let done = Event::Saved {
+        ranks: ranks.clone(),
+        all,
+        passed: true,
+    };
+    world.on(done);
+    install(&mut world, 4, 9);
+    assert_eq!(gate(&world), held(4, 9, false));
+    assert_eq!(
+        world.frame(ToLauncher::CancelStop { digest, barrier: 4 }),
+        [Effect::CancelStop]
+    );
+    assert_eq!(gate(&world), held(3, 5, true));
+    // A new leader may tell of it once more, under its own number: nobody saves again, and it is heard.
+    let saved = Saved {
+        step: 5,
+        ranks,
+        all,
+    };
+    let told = Effect::Send(ToAgent::Saved { digest, saved });
+    assert_eq!(world.frame(confirm(6, 5)), [told]);
+    assert_eq!(world.session.saves(), None);
+    assert_eq!(world.frame(confirm(6, 7)), [], "nobody saved for that one");
+    // The next is agreed on as ever.
+    install(&mut world, 7, 12);
+    assert_eq!(
+        world.frame(confirm(7, 12)).first(),
+        Some(&Effect::ConfirmCheckpoint { step: 12 })
+    );
+    assert_eq!(gate(&world), held(7, 12, true));
 }
