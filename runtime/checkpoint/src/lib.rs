@@ -27,6 +27,7 @@ pub mod retention;
 pub mod shard;
 pub mod shelf;
 pub mod slice;
+pub mod slot;
 pub mod source;
 pub mod sum;
 pub mod verify;
