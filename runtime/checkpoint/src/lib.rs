@@ -19,6 +19,7 @@ pub mod load;
 pub mod manifest;
 pub mod newest;
 mod pages;
+pub mod part;
 pub mod persist;
 pub mod plan;
 mod pool;
