@@ -49,6 +49,7 @@
 
 pub mod live;
 pub mod report;
+pub mod slots;
 
 use serde::{Deserialize, Serialize};
 
