@@ -150,7 +150,7 @@ pub struct Kept {
 /// # Errors
 /// The note is none, the image is damaged, or the disk fails. The slot is still sealed then.
 pub fn keep(
-    sealed: &Sealed<'_>,
+    sealed: &Sealed,
     place: &Dir,
     name: &str,
     rank: u32,
@@ -191,7 +191,7 @@ pub fn keep(
 }
 
 /// A file that is there already, if it is what was sealed.
-fn again(dir: &Dir, name: &str, sealed: &Sealed<'_>, options: Options) -> Option<Written> {
+fn again(dir: &Dir, name: &str, sealed: &Sealed, options: Options) -> Option<Written> {
     let bytes = sealed.image().len() as u64;
     let source = Directory::new(dir.clone(), options.direct);
     if source.size(name).ok()? != bytes {

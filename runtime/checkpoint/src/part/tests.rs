@@ -1,4 +1,5 @@
 use std::fs;
+use std::sync::Arc;
 
 use rustix::io::pwrite;
 
@@ -13,7 +14,7 @@ fn go_on(_: Progress) -> ControlFlow<()> {
 }
 
 /// A slot that holds the save of a rank.
-fn sealed(bytes: &[u8], note: &Note) -> Slot {
+fn sealed(bytes: &[u8], note: &Note) -> Arc<Slot> {
     let note = note.encode().unwrap();
     let (slot, _) = Slot::create(bytes.len() as u64, 4096, 1).unwrap();
     let sources = [Source { at: 0, bytes }];
@@ -45,7 +46,7 @@ fn what_was_kept_before_is_used_as_it_is() {
     let dir = Dir::open(place.path()).unwrap();
     let bytes = ramp(&[2 * CHUNK], 1);
     let slot = sealed(&bytes, &note());
-    let keep = |slot: &Slot| {
+    let keep = |slot: &Arc<Slot>| {
         let sealed = slot.take().unwrap().unwrap();
         keep(&sealed, &dir, "5-1-0", 3, Options::default(), &go_on)
     };

@@ -30,9 +30,10 @@ mod region;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::hex::Id;
+use crate::hex::{Bytes, Id};
 use crate::sum::{CHUNK, chunks_of};
 use crate::{PAGE, pool};
 
@@ -151,12 +152,12 @@ impl Slot {
     ///
     /// # Errors
     /// No memory, or no descriptor, is left.
-    pub fn create(image: u64, note: u64, threads: usize) -> Result<(Slot, Made), SlotError> {
+    pub fn create(image: u64, note: u64, threads: usize) -> Result<(Arc<Slot>, Made), SlotError> {
         let began = Instant::now();
         let shape = Shape::new(image, note)?;
         let (fd, region) = Region::create(shape)?;
         region.populate(threads)?;
-        let slot = Slot { fd, region };
+        let slot = Arc::new(Slot { fd, region });
         let made = Made {
             bytes: shape.len() as u64,
             took: began.elapsed(),
@@ -169,10 +170,10 @@ impl Slot {
     ///
     /// # Errors
     /// The descriptor is no slot of this version, or cannot be mapped.
-    pub fn open(fd: OwnedFd, threads: usize) -> Result<Slot, SlotError> {
+    pub fn open(fd: OwnedFd, threads: usize) -> Result<Arc<Slot>, SlotError> {
         let region = Region::open(fd.as_fd())?;
         region.populate(threads)?;
-        Ok(Slot { fd, region })
+        Ok(Arc::new(Slot { fd, region }))
     }
 
     /// Its descriptor, for another process.
@@ -180,9 +181,10 @@ impl Slot {
         self.fd.as_fd()
     }
 
-    /// The longest image, in bytes.
-    pub fn capacity(&self) -> u64 {
-        self.region.shape().image
+    /// The longest image, and the longest note, in bytes.
+    pub fn capacity(&self) -> (u64, u64) {
+        let shape = self.region.shape();
+        (shape.image, shape.note)
     }
 
     /// What it is doing, and for which step.
@@ -251,7 +253,7 @@ impl Slot {
     ///
     /// # Errors
     /// [`SlotError::Damaged`]: what the seal says does not hold. The slot is free then.
-    pub fn take(&self) -> Result<Option<Sealed<'_>>, SlotError> {
+    pub fn take(self: &Arc<Self>) -> Result<Option<Sealed>, SlotError> {
         let Ok(taken) = self.step_on(State::Sealed, State::Taken) else {
             return Ok(None);
         };
@@ -277,7 +279,7 @@ impl Slot {
         let _ = self.region.exchange(word::STATE, now, then);
     }
 
-    fn read(&self, taken: u64) -> Result<Sealed<'_>, SlotError> {
+    fn read(self: &Arc<Self>, taken: u64) -> Result<Sealed, SlotError> {
         let shape = self.region.shape();
         let bytes = self.region.load(word::IMAGE);
         let note = self.region.load(word::NOTE);
@@ -292,13 +294,13 @@ impl Slot {
         for (to, at) in generation.chunks_exact_mut(8).zip(word::GENERATION) {
             to.copy_from_slice(&self.region.load(at).to_le_bytes());
         }
-        let generation = crate::hex::Bytes(generation);
+        let generation = Bytes(generation);
         let said = self.region.load(word::HEAD_SUM);
         if region::head_sum(step, &generation, bytes, &sums, &note) != said {
             return Err(SlotError::Damaged("its head does not match its checksum"));
         }
         Ok(Sealed {
-            slot: self,
+            slot: Arc::clone(self),
             taken,
             step,
             generation,
@@ -349,8 +351,8 @@ fn check(image: &Image<'_>) -> Result<(), SlotError> {
 
 /// A sealed slot's content, held by who makes it durable.
 #[derive(Debug)]
-pub struct Sealed<'a> {
-    slot: &'a Slot,
+pub struct Sealed {
+    slot: Arc<Slot>,
     taken: u64,
     /// The step that the save is of.
     pub step: u64,
@@ -362,11 +364,21 @@ pub struct Sealed<'a> {
     pub note: Vec<u8>,
 }
 
-impl Sealed<'_> {
+impl Sealed {
     /// The image; it begins at a page. Its writer sealed it, but could still write: what was read of
     /// it counts only if it hashes to [`sums`](Self::sums).
     pub fn image(&self) -> &[u8] {
         self.slot.region.image(self.bytes)
+    }
+
+    /// BLAKE3 of all its checksums: names what was sealed.
+    pub fn digest(&self) -> Id {
+        let mut hash = blake3::Hasher::new();
+        for sum in &self.sums {
+            hash.update(&sum.to_le_bytes());
+        }
+        hash.update(&self.note);
+        Bytes(*hash.finalize().as_bytes())
     }
 
     /// The image is safe elsewhere, or nobody wants it: the slot may be filled again.
@@ -377,7 +389,7 @@ impl Sealed<'_> {
     }
 }
 
-impl Drop for Sealed<'_> {
+impl Drop for Sealed {
     fn drop(&mut self) {
         let sealed = after(self.taken, State::Sealed);
         // It fails after a release, as it should.

@@ -19,12 +19,12 @@ fn image<'a>(bytes: u64, sources: &'a [Source<'a>]) -> Image<'a> {
     }
 }
 
-fn slot(image: u64) -> Slot {
+fn slot(image: u64) -> Arc<Slot> {
     Slot::create(image, 100, 2).unwrap().0
 }
 
 /// Another process' mapping of the same slot.
-fn again(slot: &Slot) -> Slot {
+fn again(slot: &Slot) -> Arc<Slot> {
     Slot::open(slot.fd().try_clone_to_owned().unwrap(), 2).unwrap()
 }
 
@@ -33,7 +33,7 @@ fn what_is_sealed_is_what_is_taken() {
     let bytes = ramp(&[3 * CHUNK + 777], 1);
     let whole = bytes.len() as u64;
     let (slot, made) = Slot::create(whole, 100, 2).unwrap();
-    assert!(made.bytes > whole && slot.capacity() >= whole);
+    assert!(made.bytes > whole && slot.capacity().0 >= whole);
     let reader = again(&slot);
     assert!(reader.take().unwrap().is_none());
     let sources = [Source {
@@ -235,8 +235,8 @@ proptest! {
         }
         let slot = slot(bytes.max(1));
         if old {
-            let all = vec![0xee; slot.capacity() as usize];
-            slot.fill(&image(slot.capacity(), &[Source { at: 0, bytes: &all }]), 1).unwrap();
+            let all = vec![0xee; slot.capacity().0 as usize];
+            slot.fill(&image(slot.capacity().0, &[Source { at: 0, bytes: &all }]), 1).unwrap();
             slot.take().unwrap().unwrap().release();
         }
         slot.fill(&image(bytes, &sources), threads).unwrap();
