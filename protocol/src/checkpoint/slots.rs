@@ -2,11 +2,13 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use super::Written;
 use crate::ids::Digest;
 
 /// One of the two slots of a local rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SlotId {
     /// The rank's place on its node, from 0.
     pub k: u16,
@@ -21,7 +23,7 @@ impl fmt::Display for SlotId {
 }
 
 /// A sealed copy of a rank's state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Copy {
     /// Whose state it is: an earlier generation's copy of the same step is another state.
     pub generation: Digest,
@@ -33,7 +35,7 @@ pub struct Copy {
 }
 
 /// What a slot's own state word says when it is registered: after a restart of the agent, too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Found {
     Free,
     Filling { step: u64 },

@@ -14,6 +14,12 @@
 //! share grows; slots that are large enough are given again as they are, with whatever the worker before
 //! has sealed in them.
 
+/// The environment variable that holds the path of the job's folder in its store.
+pub const STORE_ENV: &str = "MUSTER_CHECKPOINT_DIR";
+
+/// The environment variable that holds the digest of the manifest that the generation begins with.
+pub const RESTORE_ENV: &str = "MUSTER_RESTORE";
+
 /// Words of the page, in bytes.
 pub mod word {
     pub const IMAGE: usize = 1536;
@@ -50,12 +56,7 @@ pub enum Given {
 }
 
 impl Given {
-    const ALL: [Given; 4] = [
-        Given::Slots,
-        Given::NoStore,
-        Given::Budget,
-        Given::Memory,
-    ];
+    const ALL: [Given; 4] = [Given::Slots, Given::NoStore, Given::Budget, Given::Memory];
 
     /// With the count of the ask.
     pub const fn encode(self, ask: u64) -> u64 {
@@ -64,7 +65,9 @@ impl Given {
 
     /// The answer to the ask of this count, total.
     pub fn decode(word: u64, ask: u64) -> Given {
-        let known = Self::ALL.into_iter().find(|given| given.encode(ask) == word);
+        let known = Self::ALL
+            .into_iter()
+            .find(|given| given.encode(ask) == word);
         known.unwrap_or(Given::Nothing)
     }
 }

@@ -409,6 +409,7 @@ impl Job {
             | ToAgent::Query(_)
             | ToAgent::Command(_)
             | ToAgent::Metrics { .. }
+            | ToAgent::Save(_)
             | ToAgent::Store { .. } => {}
         }
     }
