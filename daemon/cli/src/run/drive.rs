@@ -161,7 +161,7 @@ impl Driver {
                 Some(event) = link_events.recv() => self.link_event(event, &mut session),
                 done = store::next(&mut self.store) => self.stored(done),
                 Some(done) = self.saves.next() => {
-                    let told = self.saves.finished(done, &mut self.workers);
+                    let told = self.saves.finished(done, &self.workers);
                     self.tell(told);
                 }
                 Some((digest, attempt, result)) = self.verdicts.1.recv() => {
@@ -247,7 +247,7 @@ impl Driver {
     }
 
     fn look_at_slots(&mut self) {
-        let told = self.saves.look(&mut self.workers, now());
+        let told = self.saves.look(&self.workers, now());
         self.tell(told);
     }
 

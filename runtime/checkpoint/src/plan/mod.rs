@@ -34,6 +34,18 @@ pub struct Held {
     pub slices: Vec<Slice>,
 }
 
+impl Held {
+    /// All of a tensor.
+    pub fn whole(name: &str, dtype: Dtype, shape: &[u64]) -> Held {
+        Held {
+            name: name.to_owned(),
+            dtype,
+            shape: shape.to_vec(),
+            slices: vec![Slice::whole(shape)],
+        }
+    }
+}
+
 /// Who writes what.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {

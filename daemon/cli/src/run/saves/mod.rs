@@ -21,7 +21,6 @@ use muster_protocol::local::{MAX_PARTS, SaveAsk, SaveNews, Start, short};
 use muster_protocol::{Digest, Span, Time};
 use tokio::sync::mpsc;
 
-use super::workers::Workers;
 pub use making::Ask;
 use making::Made;
 use writing::{Task, Writer};
@@ -32,6 +31,18 @@ const PROGRESS: Span = Span::from_millis(500);
 /// Generations whose saves may still be written: the present one, and those whose workers sealed
 /// something before it.
 const GENERATIONS: usize = 8;
+
+/// The workers, as far as their slots go.
+pub trait Ranks {
+    /// What the running ones ask for, by local rank.
+    fn asks(&self) -> Vec<(u16, Ask)>;
+
+    /// Answers an ask: where the slots are, or why there are none and for how many bytes there is room.
+    fn give(&self, k: u16, ask: u64, given: Given, slots: Option<&[Arc<Slot>; SLOTS]>, room: u64);
+
+    /// Whether the worker of this local rank runs.
+    fn runs(&self, k: u16) -> bool;
+}
 
 /// Where checkpoints go.
 #[derive(Clone, Debug)]
@@ -167,9 +178,9 @@ impl Saves {
     }
 
     /// Looks at what the workers ask for, and at what they have done to their slots.
-    pub fn look(&mut self, workers: &mut Workers, now: Time) -> Told {
+    pub fn look(&mut self, workers: &impl Ranks, now: Time) -> Told {
         let mut told = Told::default();
-        for (k, ask) in workers.slot_asks() {
+        for (k, ask) in workers.asks() {
             self.asked(k, ask, workers, &mut told);
         }
         for (k, rank) in &mut self.ranks {
@@ -192,15 +203,15 @@ impl Saves {
     }
 
     /// A worker wants slots.
-    fn asked(&mut self, k: u16, ask: making::Ask, workers: &mut Workers, told: &mut Told) {
+    fn asked(&mut self, k: u16, ask: making::Ask, workers: &impl Ranks, told: &mut Told) {
         if self.making.contains_key(&k) {
             return;
         }
         if self.place.is_none() {
-            return workers.give_slots(k, ask.number, Given::NoStore, None, 0);
+            return workers.give(k, ask.number, Given::NoStore, None, 0);
         }
         if let Some(rank) = self.ranks.get(&k).filter(|rank| ask.fits(&rank.slots[0])) {
-            return workers.give_slots(k, ask.number, Given::Slots, Some(&rank.slots), 0);
+            return workers.give(k, ask.number, Given::Slots, Some(&rank.slots), 0);
         }
         let others = self.ranks.iter().filter(|(other, _)| **other != k);
         let used: u64 = others.map(|(_, rank)| making::bytes_of(&rank.slots)).sum();
@@ -212,7 +223,7 @@ impl Saves {
                 making::shown(room),
                 making::shown(self.budget),
             ));
-            return workers.give_slots(k, ask.number, Given::Budget, None, room);
+            return workers.give(k, ask.number, Given::Budget, None, room);
         }
         // What is sealed in the small ones is still to be written: it is held until then.
         if let Some(rank) = self.ranks.get(&k)
@@ -229,7 +240,7 @@ impl Saves {
             self.making.remove(&k);
             told.people
                 .push(format!("no thread to make checkpoint slots: {error}"));
-            workers.give_slots(k, ask.number, Given::Memory, None, 0);
+            workers.give(k, ask.number, Given::Memory, None, 0);
         }
     }
 
@@ -239,7 +250,7 @@ impl Saves {
     }
 
     /// Takes it in.
-    pub fn finished(&mut self, done: Done, workers: &mut Workers) -> Told {
+    pub fn finished(&mut self, done: Done, workers: &impl Ranks) -> Told {
         let mut told = Told::default();
         match done {
             Done::Made(made) => self.made(made, workers, &mut told),
@@ -265,7 +276,7 @@ impl Saves {
         told
     }
 
-    fn made(&mut self, made: Made, workers: &mut Workers, told: &mut Told) {
+    fn made(&mut self, made: Made, workers: &impl Ranks, told: &mut Told) {
         let Made { k, ask, result } = made;
         self.making.remove(&k);
         match result {
@@ -284,12 +295,12 @@ impl Saves {
                     capacity: rank.slots[0].capacity().0,
                     found: [Found::Free, Found::Free],
                 });
-                workers.give_slots(k, ask, Given::Slots, Some(&rank.slots), 0);
+                workers.give(k, ask, Given::Slots, Some(&rank.slots), 0);
                 self.ranks.insert(k, rank);
             }
             Err(error) => {
                 told.people.push(error.to_string());
-                workers.give_slots(k, ask, Given::Memory, None, 0);
+                workers.give(k, ask, Given::Memory, None, 0);
             }
         }
     }

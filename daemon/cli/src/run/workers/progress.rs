@@ -9,7 +9,7 @@ use muster_protocol::control::slots::{Given, SLOTS};
 use muster_protocol::hang::Point;
 
 use super::{Worker, Workers};
-use crate::run::saves::Ask;
+use crate::run::saves::{Ask, Ranks};
 use crate::run::session::Event;
 use crate::run::stacks::Target as Stacks;
 
@@ -32,37 +32,6 @@ impl Workers {
                 Some(RankMetrics { rank, words })
             })
             .collect()
-    }
-
-    /// What the running workers ask for of checkpoint slots, by local rank.
-    pub fn slot_asks(&self) -> Vec<(u16, Ask)> {
-        let running = self.workers.iter().filter(|w| !w.ended);
-        running
-            .filter_map(|w| Some((w.local_rank, w.page.slot_ask()?)))
-            .collect()
-    }
-
-    /// Answers such an ask.
-    pub fn give_slots(
-        &mut self,
-        k: u16,
-        ask: u64,
-        given: Given,
-        slots: Option<&[Arc<Slot>; SLOTS]>,
-        room: u64,
-    ) {
-        let fds = slots.map_or([-1; SLOTS], |slots| {
-            slots.each_ref().map(|slot| slot.fd().as_raw_fd())
-        });
-        let mut running = self.workers.iter().filter(|w| !w.ended);
-        if let Some(worker) = running.find(|w| w.local_rank == k) {
-            worker.page.give_slots(ask, given, fds, room);
-        }
-    }
-
-    /// Whether the worker of this local rank runs.
-    pub fn runs(&self, k: u16) -> bool {
-        (self.workers.iter()).any(|w| w.local_rank == k && !w.ended)
     }
 
     /// The process of a rank that runs here.
@@ -110,5 +79,28 @@ impl Workers {
             all: others.is_empty(),
             passed: others.iter().all(silent),
         }
+    }
+}
+
+impl Ranks for Workers {
+    fn asks(&self) -> Vec<(u16, Ask)> {
+        let running = self.workers.iter().filter(|w| !w.ended);
+        running
+            .filter_map(|w| Some((w.local_rank, w.page.slot_ask()?)))
+            .collect()
+    }
+
+    fn give(&self, k: u16, ask: u64, given: Given, slots: Option<&[Arc<Slot>; SLOTS]>, room: u64) {
+        let fds = slots.map_or([-1; SLOTS], |slots| {
+            slots.each_ref().map(|slot| slot.fd().as_raw_fd())
+        });
+        let mut running = self.workers.iter().filter(|w| !w.ended);
+        if let Some(worker) = running.find(|w| w.local_rank == k) {
+            worker.page.give_slots(ask, given, fds, room);
+        }
+    }
+
+    fn runs(&self, k: u16) -> bool {
+        (self.workers.iter()).any(|w| w.local_rank == k && !w.ended)
     }
 }
