@@ -94,7 +94,11 @@ impl Save {
 
 impl fmt::Display for Save {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the save of step {} (attempt {})", self.step, self.attempt)
+        write!(
+            f,
+            "the save of step {} (attempt {})",
+            self.step, self.attempt
+        )
     }
 }
 

@@ -71,7 +71,11 @@ pub struct Chosen {
 /// fresh save is tried: it takes nothing away from what is there.
 pub fn choose(of: &Situation) -> Chosen {
     let fresh = of.speeds.map(|s| {
-        let moved = Span(took(of.bytes, s.copy).0.saturating_add(took(of.bytes, s.write).0));
+        let moved = Span(
+            took(of.bytes, s.copy)
+                .0
+                .saturating_add(took(of.bytes, s.write).0),
+        );
         with_margin(of.stop + moved + s.commit)
     });
     let left = of.left;
@@ -116,7 +120,9 @@ pub fn choose(of: &Situation) -> Chosen {
         };
     }
     let also = match sealed {
-        Some((step, needs)) => format!("{short}; so has the sealed copy of step {step}, which needs {needs}"),
+        Some((step, needs)) => {
+            format!("{short}; so has the sealed copy of step {step}, which needs {needs}")
+        }
         None => short,
     };
     match of.committed {

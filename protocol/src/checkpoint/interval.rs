@@ -53,7 +53,10 @@ pub fn interval(measured: Measured, bounds: Bounds) -> Interval {
             (best, why)
         }
         _ => {
-            let why = format!("stalls take {:.2} % of the time then, as wanted", 100.0 * share);
+            let why = format!(
+                "stalls take {:.2} % of the time then, as wanted",
+                100.0 * share
+            );
             (for_overhead, why)
         }
     };
@@ -77,7 +80,10 @@ pub fn interval(measured: Measured, bounds: Bounds) -> Interval {
     Interval {
         every,
         overhead,
-        why: format!("a checkpoint every {every}, each of which holds training up for {}: {why}", measured.stall),
+        why: format!(
+            "a checkpoint every {every}, each of which holds training up for {}: {why}",
+            measured.stall
+        ),
     }
 }
 

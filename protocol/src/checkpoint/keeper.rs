@@ -245,8 +245,7 @@ impl Keeper {
             match self.may_retire(seq) {
                 Ok(()) => {
                     self.with(seq, |c| c.retiring = true);
-                    self.effects
-                        .push_back(Effect::Append(Body::Retire { seq }));
+                    self.effects.push_back(Effect::Append(Body::Retire { seq }));
                     if self.flaws.skip_retire {
                         let needs = self.commits.get(&seq).and_then(|c| c.needs.clone());
                         for name in needs.into_iter().flatten() {

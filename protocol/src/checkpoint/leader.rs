@@ -82,10 +82,16 @@ pub enum Effect {
         message: ToNode,
     },
     /// Make the manifest of these files, in rank order, and make it durable. One for each attempt.
-    Assemble { save: Save, files: Vec<Written> },
+    Assemble {
+        save: Save,
+        files: Vec<Written>,
+    },
     /// Ask for the commit: one create at the log's next slot, or a majority (R8, R13). Again with the
     /// same manifest after a restart.
-    Commit { save: Save, manifest: Digest },
+    Commit {
+        save: Save,
+        manifest: Digest,
+    },
     Notice(Notice),
 }
 
@@ -129,11 +135,20 @@ impl fmt::Display for Notice {
 pub enum GivenUp {
     Late(Vec<Laggard>),
     Lost(NodeId),
-    Failed { node: NodeId, why: String },
-    Manifest { why: String },
-    NotCommitted { why: String },
+    Failed {
+        node: NodeId,
+        why: String,
+    },
+    Manifest {
+        why: String,
+    },
+    NotCommitted {
+        why: String,
+    },
     /// A newer one took its place.
-    Superseded { by: u64 },
+    Superseded {
+        by: u64,
+    },
     /// Its nodes know that an earlier run of this leader gave it up.
     Before,
     /// The generation ended.
@@ -188,7 +203,10 @@ impl fmt::Display for Laggard {
         match what {
             Lags::Silent => write!(f, "node {node} has not answered for {since}"),
             Lags::NotSealed { ranks } => {
-                write!(f, "on node {node} ranks {ranks:?} have not saved for {since}")
+                write!(
+                    f,
+                    "on node {node} ranks {ranks:?} have not saved for {since}"
+                )
             }
             Lags::Writing { left } => write!(f, "node {node} has {left} bytes left to write"),
             Lags::Manifest => write!(f, "node {node} has no copy of the manifest"),
@@ -326,7 +344,11 @@ impl Leader {
 
     /// Goes on with what was under way before the agent was restarted.
     fn resume(&mut self, now: Time) {
-        self.phase = match (self.state.save.attempt, self.state.over, self.state.manifest) {
+        self.phase = match (
+            self.state.save.attempt,
+            self.state.over,
+            self.state.manifest,
+        ) {
             (0, ..) => Phase::Idle,
             (_, Some(outcome), _) => {
                 if outcome == Outcome::Committed {
@@ -411,7 +433,10 @@ impl Leader {
             }
             Event::NodeLost { node } => {
                 let durable = |n: &Heard| n.files.is_some();
-                let needed = self.nodes.get(&node).is_some_and(|n| !self.shared || !durable(n));
+                let needed = self
+                    .nodes
+                    .get(&node)
+                    .is_some_and(|n| !self.shared || !durable(n));
                 let gathers = matches!(
                     self.phase,
                     Phase::Open | Phase::Assembling | Phase::Holding { .. }

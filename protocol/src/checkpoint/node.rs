@@ -196,7 +196,10 @@ impl fmt::Display for Notice {
                     true => "leaves this save out",
                     false => "waits",
                 };
-                write!(f, "rank {rank} has no free slot for step {step} and {does}:")?;
+                write!(
+                    f,
+                    "rank {rank} has no free slot for step {step} and {does}:"
+                )?;
                 for (i, by) in by.iter().flatten().enumerate() {
                     write!(f, "{} {by}", if i == 0 { "" } else { "," })?;
                 }
@@ -307,7 +310,10 @@ impl Node {
                 done,
             } => {
                 let (_, state) = self.writing(slot, attempt)?;
-                if let Slot::Writing { done: known, copy, .. } = state {
+                if let Slot::Writing {
+                    done: known, copy, ..
+                } = state
+                {
                     *known = done.min(copy.bytes).max(*known);
                 }
             }
@@ -380,7 +386,9 @@ impl Node {
     }
 
     pub fn poll_timeout(&self) -> Option<(Time, &'static str)> {
-        let say = self.say_at.map(|at| (at, "tell the leader of the slots again"));
+        let say = self
+            .say_at
+            .map(|at| (at, "tell the leader of the slots again"));
         let lease = self.lease.filter(|_| !self.released);
         let lease = lease.map(|at| (at, "the lease of sealed copies"));
         say.into_iter().chain(lease).min_by_key(|(at, _)| *at)
@@ -511,8 +519,7 @@ impl Node {
         match &mut self.heard {
             // Old, or known: what is known here is said again.
             Some(heard)
-                if (message.save.attempt, message.number)
-                    <= (heard.save.attempt, heard.number) =>
+                if (message.save.attempt, message.number) <= (heard.save.attempt, heard.number) =>
             {
                 self.said = None;
                 return Ok(());

@@ -30,7 +30,10 @@ const MAX_STORED: usize = 16 * 1024;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SavingEvent {
     /// About a generation's slots. `NodeEvent::Leader` and `NodeEvent::Ended` are not the driver's.
-    Node { generation: Digest, event: NodeEvent },
+    Node {
+        generation: Digest,
+        event: NodeEvent,
+    },
     /// `Save`, `Assembled` and `AssembleFailed` are the driver's.
     Leader {
         generation: Digest,
@@ -291,7 +294,10 @@ impl Job {
         };
         let here = save.generation == self.head_digest();
         if here && !self.commits(&manifest) && !self.commit(ctx, save.step, manifest) {
-            self.wake_at(ctx.now + super::REPEAT, "a commit that cannot be asked for yet");
+            self.wake_at(
+                ctx.now + super::REPEAT,
+                "a commit that cannot be asked for yet",
+            );
         }
     }
 

@@ -134,7 +134,8 @@ impl Node {
             self.settle_slot(id);
         }
         self.note_prepared();
-        let wants = |(k, r): (&u16, &Rank)| Some((*k, r.wants.filter(|_| r.free_side().is_some())?));
+        let wants =
+            |(k, r): (&u16, &Rank)| Some((*k, r.wants.filter(|_| r.free_side().is_some())?));
         let waiting: Vec<(u16, u64)> = self.ranks.iter().filter_map(wants).collect();
         for (k, step) in waiting {
             // It waits for a slot, so nothing can be wrong with its wish but that all is over.
@@ -146,7 +147,9 @@ impl Node {
     fn settle_slot(&mut self, id: SlotId) {
         let writes = self.writes();
         let path = writes.map(|save| save.file(self.settings.index, id.k));
-        let over = self.heard.is_some_and(|h| matches!(h.stage, Stage::Over(_)));
+        let over = self
+            .heard
+            .is_some_and(|h| matches!(h.stage, Stage::Over(_)));
         let attempt_now = self.attempt();
         let Some(slot) = self.slot(id) else { return };
         let needed = |copy: &Copy| !self.released && self.still_needed(copy.step);
