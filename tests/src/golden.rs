@@ -2,6 +2,7 @@
 //! version is measured against what this one speaks.
 
 mod local;
+mod saves;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -96,6 +97,8 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::Hang { hang: None, .. } => "job.hang.none",
     JobMessage::CheckpointAsk { .. } => "job.checkpoint_ask",
     JobMessage::Checkpoint { .. } => "job.checkpoint",
+    JobMessage::Save(_) => "job.save",
+    JobMessage::SaveAnswer(_) => "job.save_answer",
 });
 
 names!(to_agent_name, TO_AGENT, ToAgent, {
@@ -494,6 +497,7 @@ pub fn job_messages() -> Vec<JobMessage> {
         },
     ];
     all.extend(watch::job_messages());
+    all.extend(saves::job_messages());
     all.extend(records().pop().map(|record| JobMessage::Follows {
         have: digest(9),
         record,

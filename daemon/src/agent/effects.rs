@@ -28,6 +28,8 @@ impl Node {
                 Effect::Store { key, effect } => self.store(key, effect),
                 Effect::WriteBeacon { key, value } => self.beacon(&key, Some(value)),
                 Effect::ReadBeacon { key } => self.beacon(&key, None),
+                // Comes only after `Event::Saving`, which this driver does not make yet.
+                Effect::Saving { key, .. } => tracing::warn!(job = %key, "nobody writes slots here"),
                 Effect::Notice(notice) => self.on_notice(&notice),
             }
         }
@@ -157,6 +159,7 @@ impl Node {
             }
             Notice::Hung { key, text, .. } => tracing::warn!(job = %key, text, "a rank hangs"),
             Notice::Moves { key } => tracing::info!(job = %key, "all ranks make progress again"),
+            Notice::Saving { key, text } => tracing::info!(job = %key, text, "saving"),
             Notice::Warning { key, text } => tracing::warn!(job = %key, text),
             Notice::Trouble { key, text } => tracing::error!(job = %key, text),
         }

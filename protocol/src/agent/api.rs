@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Boot, Digest, JobKey, LauncherId, NodeId, StateId};
+use crate::job::{SavingEffect, SavingEvent};
 use crate::local::{ToAgent, ToLauncher};
 use crate::membership::Answer;
 use crate::record::{CommitRef, Record};
@@ -127,6 +128,11 @@ pub enum Event {
         step: u64,
         manifest: Digest,
     },
+    /// About slots, files and saves of a job.
+    Saving {
+        key: JobKey,
+        event: SavingEvent,
+    },
 }
 
 /// Something to do, in this order. What follows a `Persist` may only be done once that is durable.
@@ -166,6 +172,11 @@ pub enum Effect {
     },
     ReadBeacon {
         key: JobKey,
+    },
+    /// Something to do with slots and files; answered by [`Event::Saving`].
+    Saving {
+        key: JobKey,
+        effect: SavingEffect,
     },
     /// For people, events and metrics; nothing depends on it.
     Notice(Notice),
@@ -221,6 +232,11 @@ pub enum Notice {
     /// All ranks make progress again.
     Moves {
         key: JobKey,
+    },
+    /// A save begins, is committed or given up; a rank has no free slot; a copy is gone.
+    Saving {
+        key: JobKey,
+        text: String,
     },
     /// Something that may go wrong later, and what would prevent it.
     Warning {

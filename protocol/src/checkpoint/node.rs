@@ -16,6 +16,7 @@ use super::{
 };
 use crate::ids::Digest;
 use crate::time::{Span, Time};
+use crate::wire::MAX_TEXT;
 
 /// How often what the leader may not know is said again.
 const REPEAT: Span = Span::from_secs(1);
@@ -546,7 +547,10 @@ impl Node {
         Ok(())
     }
 
-    fn fail(&mut self, rank: Option<u32>, why: String) {
+    fn fail(&mut self, rank: Option<u32>, mut why: String) {
+        let end = (0..=MAX_TEXT.min(why.len())).rev();
+        let end = end.into_iter().find(|at| why.is_char_boundary(*at));
+        why.truncate(end.unwrap_or(0));
         if self.failed.is_none() {
             self.failed = Some(why.clone());
         }

@@ -218,6 +218,7 @@ impl Job {
         if !alive {
             let launcher = local.reg.launcher;
             self.local = None;
+            self.slots_orphaned(ctx.now);
             if let Some((to, _)) = self.member.as_ref().and_then(|m| m.said) {
                 self.send(ctx, to, JobMessage::Withdraw);
             }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use muster_protocol::checkpoint::{
-    Busy, Copy, Flaws, Found, Keeper, Leader, LeaderState, Node, NodeState, Save, Settings, SlotId,
+    Busy, Copy, Flaws, Found, Keeper, Leader, LeaderState, Node, NodeState, Settings, SlotId,
 };
 use muster_protocol::record::Record;
 use muster_protocol::storelog::{self, Log};
@@ -33,15 +33,6 @@ impl Memory {
     };
 }
 
-/// A file being written.
-#[derive(Clone, Debug)]
-pub(super) struct Writing {
-    pub save: Save,
-    pub path: String,
-    pub token: Option<Token>,
-    pub stopped: bool,
-}
-
 /// What a crash of the agent takes.
 #[derive(Debug)]
 pub(super) struct Cores {
@@ -58,7 +49,8 @@ pub(super) struct Cores {
     pub ids: u64,
     /// Effects that were taken from the cores, and not carried out yet.
     pub todo: VecDeque<Todo>,
-    pub writes: BTreeMap<(Digest, SlotId, u32), Writing>,
+    /// Files being written, and whether their writers were told to stop.
+    pub writes: BTreeMap<(Digest, SlotId, u32), bool>,
 }
 
 /// An effect of one of the cores.

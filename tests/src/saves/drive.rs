@@ -11,7 +11,7 @@ use muster_protocol::record::{CommitRef, Record};
 use muster_protocol::storelog::{self, Body, Outcome, Output, Why};
 use muster_protocol::{Digest, Time};
 
-use super::agent::{Agent, Cores, Memory, Todo, Writing};
+use super::agent::{Agent, Cores, Memory, Todo};
 use super::disk::{File, Token};
 use super::truth::Violation;
 use super::world::{Ev, World};
@@ -189,7 +189,7 @@ impl World {
         let Some(cores) = &mut self.agents[a].cores else {
             return Ok(());
         };
-        let Some(writing) = cores.writes.remove(&key) else {
+        let Some(stopped) = cores.writes.remove(&key) else {
             return Ok(());
         };
         if let Some(memory) = self.agents[a].memory.get_mut(&slot) {
@@ -198,7 +198,7 @@ impl World {
                 return broken("slot", format!("slot {slot} changed while it was read"));
             }
         }
-        let event = if writing.stopped && self.rng.chance(700) {
+        let event = if stopped && self.rng.chance(700) {
             NodeEvent::WriteStopped { slot, attempt }
         } else if self.fault(40) {
             let why = "no space left on device".into();
@@ -372,15 +372,9 @@ impl World {
                     m.readers += 1;
                     m.token
                 });
-                let writing = Writing {
-                    save,
-                    path: path.clone(),
-                    token,
-                    stopped: false,
-                };
                 let key = (save.generation, slot, save.attempt);
                 if let Some(cores) = &mut self.agents[a].cores {
-                    cores.writes.insert(key, writing);
+                    cores.writes.insert(key, false);
                 }
                 let ms = self.rng.delay(200);
                 let ev = Ev::WriteEnd {
@@ -396,9 +390,9 @@ impl World {
             }
             NodeEffect::StopWrite { slot, attempt } => {
                 if let Some(cores) = &mut self.agents[a].cores
-                    && let Some(writing) = cores.writes.get_mut(&(of, slot, attempt))
+                    && let Some(stopped) = cores.writes.get_mut(&(of, slot, attempt))
                 {
-                    writing.stopped = true;
+                    *stopped = true;
                 }
             }
             NodeEffect::Free { slot } => {
