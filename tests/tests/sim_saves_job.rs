@@ -8,11 +8,8 @@ use std::collections::btree_map::Entry;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use muster_protocol::agent::{Agent, Config, ConnId, Effect, Event, Notice};
-use muster_protocol::checkpoint::{
-    Cause, Copy, Found, LeaderEvent, NodeEffect, NodeEvent, SlotId, Wants,
-};
-use muster_protocol::job::{SavingEffect, SavingEvent};
-use muster_protocol::local::{Register, ToAgent, ToLauncher};
+use muster_protocol::checkpoint::{Copy, Found, SlotId};
+use muster_protocol::local::{Register, SaveAsk, SaveNews, ToAgent, ToLauncher};
 use muster_protocol::membership::Answer;
 use muster_protocol::record::{Place, Record};
 use muster_protocol::spec::JobSpec;
@@ -151,14 +148,8 @@ impl World {
         self.put(i, event);
     }
 
-    fn saving(&mut self, i: usize, event: SavingEvent) {
-        let key = key();
-        self.put(i, Event::Saving { key, event });
-    }
-
-    fn about(&mut self, i: usize, event: NodeEvent) {
-        let generation = self.head(0).or(self.head(1)).expect("a generation").1;
-        self.saving(i, SavingEvent::Node { generation, event });
+    fn says(&mut self, i: usize, news: SaveNews) {
+        self.hears(i, ToAgent::Save(news));
     }
 
     fn give_slots(&mut self, i: usize) {
@@ -170,28 +161,35 @@ impl World {
                 .copied()
                 .unwrap_or(Found::Free)
         });
-        let event = NodeEvent::Slots {
+        let news = SaveNews::Slots {
             k: 0,
             capacity: 100,
             found,
         };
-        self.about(i, event);
+        self.says(i, news);
     }
 
-    /// The ranks agreed on a step, and save.
+    /// The ranks save before this step.
     fn save(&mut self, step: u64) {
-        let (record, generation) = self.head(0).expect("a generation");
-        let leads = (0..2).find(|i| record.leader() == Some(node(*i)));
-        let leads = leads.expect("a leader");
-        let event = LeaderEvent::Save(Wants {
+        (0..2).for_each(|i| self.seal(i, step));
+    }
+
+    /// The rank of a node does.
+    fn seal(&mut self, i: usize, step: u64) {
+        let generation = self.head(0).or(self.head(1)).expect("a generation").1;
+        let slots = &self.nodes[i].slots;
+        let free = |slot: &SlotId| slots.get(slot).is_none_or(|found| *found == Found::Free);
+        let mut sides = [0, 1].map(|side| SlotId { k: 0, side }).into_iter();
+        let slot = sides.find(free).expect("a free slot");
+        let copy = Copy {
+            generation,
             step,
-            cause: Cause::Ordered,
-            until: self.now + Span::from_secs(60),
-        });
-        self.saving(leads, SavingEvent::Leader { generation, event });
-        for i in 0..2 {
-            self.about(i, NodeEvent::Wants { k: 0, step });
-        }
+            bytes: 100,
+            digest: Digest([1; 32]),
+        };
+        self.nodes[i].slots.insert(slot, Found::Sealed(copy));
+        self.says(i, SaveNews::Filling { slot, step });
+        self.says(i, SaveNews::Sealed { slot, copy });
     }
 
     fn until(&mut self, what: &str, holds: impl Fn(&World) -> bool) {
@@ -266,7 +264,6 @@ impl World {
                         self.put(i, Event::Store { key, event });
                     }
                 }
-                Effect::Saving { effect, .. } => self.saves(i, effect),
                 Effect::Notice(Notice::Committed { commit, .. }) => {
                     self.committed.push(commit.step);
                 }
@@ -315,59 +312,40 @@ impl World {
                 self.nodes[i].running.take_if(|r| *r == digest);
                 self.hears(i, ToAgent::Stopped { digest });
             }
+            ToLauncher::Save(ask) => self.asked(i, ask),
             _ => {}
         }
     }
 
-    /// What the driver of slots and files does.
-    fn saves(&mut self, i: usize, effect: SavingEffect) {
-        let (generation, effect) = match effect {
-            SavingEffect::Node { generation, effect } => (generation, effect),
-            SavingEffect::Assemble { save, files } => {
-                assert_eq!(files.len(), 2, "one file of each rank");
-                let event = LeaderEvent::Assembled {
-                    save,
-                    manifest: Digest([save.step as u8; 32]),
-                    bytes: 10,
-                };
-                let generation = save.generation;
-                return self.saving(i, SavingEvent::Leader { generation, event });
-            }
-            SavingEffect::Delete { name } => unreachable!("{name} is not to be deleted"),
-        };
-        let event = match effect {
-            NodeEffect::Fill { slot, step } => {
-                let copy = Copy {
-                    generation,
-                    step,
-                    bytes: 100,
-                    digest: Digest([1; 32]),
-                };
-                self.nodes[i].slots.insert(slot, Found::Sealed(copy));
-                NodeEvent::Sealed { slot, copy }
-            }
-            NodeEffect::Write {
-                slot,
-                save,
-                path,
-                bytes,
-            } => {
-                self.nodes[i].written.push(path);
-                NodeEvent::Written {
+    /// What a launcher does about slots and files.
+    fn asked(&mut self, i: usize, ask: SaveAsk) {
+        let news = match ask {
+            SaveAsk::Write { slot, save } => {
+                self.nodes[i].written.push(save.file(0, slot.k));
+                SaveNews::Written {
                     slot,
                     attempt: save.attempt,
-                    bytes,
+                    bytes: 100,
                     summary: vec![1; 32],
                 }
             }
-            NodeEffect::Hold { manifest, .. } => NodeEvent::Held { manifest },
-            NodeEffect::Free { slot } => {
+            SaveAsk::Free { slot } => {
                 self.nodes[i].slots.insert(slot, Found::Free);
                 return;
             }
-            _ => return,
+            SaveAsk::Hold { manifest, .. } => SaveNews::Held { manifest },
+            SaveAsk::Assemble { save, parts, last } => {
+                assert!(last && parts.len() == 2, "one part of each rank");
+                SaveNews::Assembled {
+                    save,
+                    manifest: Digest([save.step as u8; 32]),
+                    bytes: 10,
+                }
+            }
+            SaveAsk::StopWrite { .. } => return,
+            SaveAsk::Refuse { .. } | SaveAsk::Delete { .. } => unreachable!("{ask:?}"),
         };
-        self.saving(i, SavingEvent::Node { generation, event });
+        self.says(i, news);
     }
 
     fn head(&self, i: usize) -> Option<(Record, Digest)> {
@@ -486,7 +464,7 @@ fn a_sealed_copy_outlives_its_launcher() {
     let mut world = World::training(false);
     let (_, generation) = world.head(0).expect("a generation");
     // Sealed, and no save is open that would write it.
-    world.about(1, NodeEvent::Wants { k: 0, step: 5 });
+    world.seal(1, 5);
     world.until("sealed", |w| !w.slots_are_free());
     let boot = world.nodes[1].boot;
     world.nodes[1].running = None;

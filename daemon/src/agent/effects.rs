@@ -28,8 +28,6 @@ impl Node {
                 Effect::Store { key, effect } => self.store(key, effect),
                 Effect::WriteBeacon { key, value } => self.beacon(&key, Some(value)),
                 Effect::ReadBeacon { key } => self.beacon(&key, None),
-                // Comes only after `Event::Saving`, which this driver does not make yet.
-                Effect::Saving { key, .. } => tracing::warn!(job = %key, "nobody writes slots here"),
                 Effect::Notice(notice) => self.on_notice(&notice),
             }
         }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::checkpoint::KeeperEvent;
 use crate::ids::{Boot, Digest, JobKey, LauncherId, NodeId, StateId};
-use crate::job::{SavingEffect, SavingEvent};
 use crate::local::{ToAgent, ToLauncher};
 use crate::membership::Answer;
 use crate::record::{CommitRef, Record};
@@ -128,10 +128,10 @@ pub enum Event {
         step: u64,
         manifest: Digest,
     },
-    /// About slots, files and saves of a job.
-    Saving {
+    /// What was found out about checkpoints in a job's store, or decided about them.
+    Keeping {
         key: JobKey,
-        event: SavingEvent,
+        event: KeeperEvent,
     },
 }
 
@@ -172,11 +172,6 @@ pub enum Effect {
     },
     ReadBeacon {
         key: JobKey,
-    },
-    /// Something to do with slots and files; answered by [`Event::Saving`].
-    Saving {
-        key: JobKey,
-        effect: SavingEffect,
     },
     /// For people, events and metrics; nothing depends on it.
     Notice(Notice),

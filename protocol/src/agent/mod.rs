@@ -277,8 +277,8 @@ impl Agent {
                 let _asked = job.commit(ctx, step, manifest);
                 job.drive(ctx);
             }),
-            Event::Saving { key, event } => self.with_job(&key, now, |job, ctx| {
-                job.on_saving(ctx, event);
+            Event::Keeping { key, event } => self.with_job(&key, now, |job, ctx| {
+                job.on_keeping(event);
                 job.drive(ctx);
             }),
         }

@@ -379,6 +379,11 @@ impl Leader {
         self.committed
     }
 
+    /// The step of the newest save that was begun in this generation.
+    pub fn opened(&self) -> Option<u64> {
+        (self.state.save.attempt > 0).then_some(self.state.save.step)
+    }
+
     /// The newest step of which every rank holds a sealed copy, by what was heard last.
     pub fn sealed(&self) -> Option<u64> {
         let mut all = self.nodes.values().map(|n| &n.sealed);

@@ -397,6 +397,7 @@ impl Job {
             ToAgent::TakesStopSteps { digest, yes } => {
                 self.update(digest == head, |s| s.takes_stop_steps = yes);
             }
+            ToAgent::Save(news) => self.on_save_news(ctx, news),
             ToAgent::Stalled { digest, yes } => self.update(digest == head, |s| s.stalled = yes),
             ToAgent::Saved { digest, saved } => {
                 self.update(digest == head, |s| s.saved = Some(saved));
@@ -410,7 +411,6 @@ impl Job {
             | ToAgent::Query(_)
             | ToAgent::Command(_)
             | ToAgent::Metrics { .. }
-            | ToAgent::Save(_)
             | ToAgent::Store { .. } => {}
         }
     }

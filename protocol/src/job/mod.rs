@@ -32,7 +32,6 @@ use std::sync::Arc;
 pub use checkpoint::Asked as CheckpointAsked;
 pub use durable::{Durable, Saved};
 pub use resume::Continues;
-pub use saves::{SavingEffect, SavingEvent};
 
 use crate::agent::{Config, ConnId, Effect, Notice, Phases};
 use crate::ids::{Digest, JobKey, LauncherId, NodeId};

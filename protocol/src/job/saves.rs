@@ -5,12 +5,13 @@
 use std::collections::BTreeMap;
 
 use super::{Ctx, Job};
-use crate::agent::{Effect, Notice};
+use crate::agent::Notice;
 use crate::checkpoint::{
-    Busy, Flaws, Keeper, KeeperEffect, KeeperEvent, Leader, LeaderEffect, LeaderEvent, Node,
-    NodeEffect, NodeEvent, Save, Settings, ToLeader, ToNode, Written,
+    Busy, Cause, Flaws, Found, Keeper, KeeperEffect, KeeperEvent, Leader, LeaderEffect,
+    LeaderEvent, Node, NodeEffect, NodeEvent, Save, Settings, SlotId, ToLeader, ToNode, Wants,
 };
 use crate::ids::{Digest, NodeId};
+use crate::local::{SaveAsk, SaveNews, ToLauncher};
 use crate::record::{Arbiter, Record};
 use crate::storelog::{Body, Entry, Outcome};
 use crate::time::{Span, Time};
@@ -19,49 +20,18 @@ use crate::wire::JobMessage;
 /// How long a save may go on that was open when the agent was restarted.
 const RESUMED: Span = Span::from_secs(60);
 
-/// How long sealed copies live on when nobody leads them, and the budget of a node, until the driver says.
+/// How long a save may take from its last sealed copy to its commit.
+const SAVE: Span = Span::from_secs(600);
+
+/// How long a decision waits for a save, at most.
+const PATIENCE: Span = Span::from_secs(60);
+
+/// How long sealed copies live on when nobody leads them.
 const LEASE: Span = Span::from_secs(600);
 
 /// The most bytes that are stored about files that are durable. Without them they are written again
 /// after a restart, no more.
 const MAX_STORED: usize = 16 * 1024;
-
-/// What the driver tells about slots, files and saves.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SavingEvent {
-    /// About a generation's slots. `NodeEvent::Leader` and `NodeEvent::Ended` are not the driver's.
-    Node {
-        generation: Digest,
-        event: NodeEvent,
-    },
-    /// `Save`, `Assembled` and `AssembleFailed` are the driver's.
-    Leader {
-        generation: Digest,
-        event: LeaderEvent,
-    },
-    /// `Needs`, `Checked`, `Loaded` and `Decided` are the driver's.
-    Keeper(KeeperEvent),
-    /// From now on, for generations that begin.
-    Settings {
-        busy: Busy,
-        budget: u64,
-        lease: Span,
-    },
-}
-
-/// What the driver is to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SavingEffect {
-    /// Never `Persist`, `Send` or `Notice`.
-    Node {
-        generation: Digest,
-        effect: NodeEffect,
-    },
-    /// Make the manifest of these files, and make it durable.
-    Assemble { save: Save, files: Vec<Written> },
-    /// A folder or a manifest in the job's store.
-    Delete { name: String },
-}
 
 #[derive(Debug)]
 pub(super) struct Saves {
@@ -75,7 +45,10 @@ pub(super) struct Saves {
     appends: BTreeMap<u64, u64>,
     /// A commit whose outcome is not known.
     commit: Option<(Save, Digest)>,
-    settings: (Busy, u64, Span),
+    /// The slots of the launcher here, by local rank: bytes of each, and what is in them.
+    slots: BTreeMap<u16, (u64, [Found; 2])>,
+    /// Since when the next generation waits for a save.
+    awaited: Option<Time>,
 }
 
 impl Default for Saves {
@@ -87,7 +60,8 @@ impl Default for Saves {
             keeper: Keeper::new(Flaws::default()),
             appends: BTreeMap::new(),
             commit: None,
-            settings: (Busy::Wait, u64::MAX, LEASE),
+            slots: BTreeMap::new(),
+            awaited: None,
         }
     }
 }
@@ -98,29 +72,142 @@ impl Job {
         self.saves.leader.as_ref()
     }
 
-    pub(crate) fn on_saving(&mut self, ctx: &mut Ctx<'_>, event: SavingEvent) {
-        // What comes late, for a generation that is over, is refused and changes nothing.
-        match event {
-            SavingEvent::Node { generation, event } => {
-                let mut nodes = self.saves.nodes.iter_mut();
-                if let Some(node) = nodes.find(|n| n.generation() == generation) {
-                    let _late = node.handle(event, ctx.now);
-                }
+    /// What the launcher here says of slots and files.
+    pub(super) fn on_save_news(&mut self, ctx: &mut Ctx<'_>, news: SaveNews) {
+        let event = match news {
+            SaveNews::Slots { k, capacity, found } => {
+                self.saves.slots.insert(k, (capacity, found));
+                NodeEvent::Slots { k, capacity, found }
             }
-            SavingEvent::Leader { generation, event } => {
-                let leader = self.saves.leader.as_mut();
-                if let Some(leader) = leader.filter(|l| l.generation() == generation) {
-                    let _late = leader.handle(event, ctx.now);
-                }
+            SaveNews::Filling { slot, step } => {
+                self.found(slot, Found::Filling { step });
+                NodeEvent::Filling { slot, step }
             }
-            SavingEvent::Keeper(event) => self.saves.keeper.handle(event),
-            SavingEvent::Settings {
-                busy,
-                budget,
-                lease,
-            } => self.saves.settings = (busy, budget, lease),
+            SaveNews::Sealed { slot, copy } => {
+                self.found(slot, Found::Sealed(copy));
+                if copy.generation != self.saves.generation {
+                    // Nobody leads that generation any more: what it saved cannot be committed.
+                    return self.ask_launcher(SaveAsk::Free { slot });
+                }
+                NodeEvent::Sealed { slot, copy }
+            }
+            SaveNews::WorkerGone { k } => NodeEvent::WorkerGone { k },
+            SaveNews::Progress {
+                slot,
+                attempt,
+                done,
+            } => NodeEvent::Progress {
+                slot,
+                attempt,
+                done,
+            },
+            SaveNews::Written {
+                slot,
+                attempt,
+                bytes,
+                summary,
+            } => NodeEvent::Written {
+                slot,
+                attempt,
+                bytes,
+                summary,
+            },
+            SaveNews::WriteFailed { slot, attempt, why } => {
+                NodeEvent::WriteFailed { slot, attempt, why }
+            }
+            SaveNews::WriteStopped { slot, attempt } => NodeEvent::WriteStopped { slot, attempt },
+            SaveNews::Held { manifest } => NodeEvent::Held { manifest },
+            SaveNews::HoldFailed { manifest, why } => NodeEvent::HoldFailed { manifest, why },
+            SaveNews::Assembled {
+                save,
+                manifest,
+                bytes,
+            } => {
+                return self.at_saves_leader(
+                    ctx,
+                    LeaderEvent::Assembled {
+                        save,
+                        manifest,
+                        bytes,
+                    },
+                );
+            }
+            SaveNews::AssembleFailed { save, why } => {
+                return self.at_saves_leader(ctx, LeaderEvent::AssembleFailed { save, why });
+            }
+        };
+        self.at_saves_node(ctx, event);
+    }
+
+    /// What is in a slot, as the launcher here said last.
+    fn found(&mut self, slot: SlotId, what: Found) {
+        let known = self.saves.slots.get_mut(&slot.k);
+        if let Some(found) = known.and_then(|(_, f)| f.get_mut(usize::from(slot.side))) {
+            *found = what;
         }
-        self.drive_saves(ctx);
+    }
+
+    fn at_saves_node(&mut self, ctx: &mut Ctx<'_>, event: NodeEvent) {
+        let generation = self.saves.generation;
+        let mut nodes = self.saves.nodes.iter_mut();
+        if let Some(node) = nodes.find(|n| n.generation() == generation) {
+            // What comes late, about something that is over, is refused and changes nothing.
+            let _late = node.handle(event, ctx.now);
+        }
+    }
+
+    fn at_saves_leader(&mut self, ctx: &mut Ctx<'_>, event: LeaderEvent) {
+        if let Some(leader) = &mut self.saves.leader {
+            let _late = leader.handle(event, ctx.now);
+        }
+    }
+
+    /// The commands that people give, and what the driver has looked at: what is to be kept.
+    pub(crate) fn on_keeping(&mut self, event: KeeperEvent) {
+        self.saves.keeper.handle(event);
+    }
+
+    /// A step that every rank has sealed is saved.
+    fn open_sealed(&mut self, ctx: &mut Ctx<'_>) {
+        let stops = (self.lead.as_ref()).is_some_and(|l| l.planned.is_some() || l.ending.is_some());
+        let ordered = (self.lead.as_ref())
+            .and_then(|l| l.saving.as_ref())
+            .is_some_and(|s| !s.is_over());
+        let Some(leader) = self.saves.leader.as_mut() else {
+            return;
+        };
+        let newer = leader.sealed().filter(|step| leader.opened() < Some(*step));
+        if let Some(step) = newer
+            && leader.under_way().is_none()
+        {
+            let cause = match (stops, ordered) {
+                (true, _) => Cause::Preemption,
+                (false, true) => Cause::Ordered,
+                (false, false) => Cause::Steps,
+            };
+            let until = ctx.now + SAVE;
+            let wants = LeaderEvent::Save(Wants { step, cause, until });
+            let _late = leader.handle(wants, ctx.now);
+        }
+    }
+
+    /// Whether the decision on the next generation waits for a save that every rank has sealed: after
+    /// it nothing of this generation can be committed any more.
+    pub(super) fn awaits_save(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        self.open_sealed(ctx);
+        let under_way = self.saves.leader.as_ref().and_then(Leader::under_way);
+        let Some((_, until)) = under_way else {
+            self.saves.awaited = None;
+            return false;
+        };
+        let since = *self.saves.awaited.get_or_insert(ctx.now);
+        let until = until.min(since + PATIENCE);
+        let waits = ctx.now < until;
+        if waits {
+            self.wake_at(until, "a save that every rank has sealed");
+            self.drive_saves(ctx);
+        }
+        waits
     }
 
     pub(super) fn on_save(&mut self, ctx: &mut Ctx<'_>, from: NodeId, message: ToNode) {
@@ -132,18 +219,17 @@ impl Job {
             return;
         }
         let generation = message.save.generation;
-        let event = NodeEvent::Leader(message);
-        self.on_saving(ctx, SavingEvent::Node { generation, event });
+        debug_assert_eq!(generation, self.saves.generation);
+        self.at_saves_node(ctx, NodeEvent::Leader(message));
     }
 
     pub(super) fn on_save_answer(&mut self, ctx: &mut Ctx<'_>, from: NodeId, message: ToLeader) {
-        let generation = message.generation;
-        let event = LeaderEvent::Message { from, message };
-        self.on_saving(ctx, SavingEvent::Leader { generation, event });
+        self.at_saves_leader(ctx, LeaderEvent::Message { from, message });
     }
 
     /// The launcher here is gone: nobody fills its slots any more.
     pub(super) fn slots_orphaned(&mut self, now: Time) {
+        self.saves.slots.clear();
         for node in &mut self.saves.nodes {
             let _known = node.handle(NodeEvent::LauncherGone, now);
         }
@@ -225,6 +311,7 @@ impl Job {
         for node in &mut self.saves.nodes {
             node.handle_timeout(now);
         }
+        self.open_sealed(ctx);
         self.ask_for_commit(ctx);
         self.saving_effects(ctx);
         let generation = self.saves.generation;
@@ -263,20 +350,29 @@ impl Job {
 
     fn begin_saves(&mut self, ctx: &Ctx<'_>, digest: Digest, record: &Record) {
         let me = ctx.me();
-        let (busy, budget, lease) = self.saves.settings;
         let place = record.members.iter().position(|m| m.node == me);
         if let (Some(index), Some((first, ranks))) = (place, record.ranks_of(me)) {
             let settings = Settings {
                 index: u32::try_from(index).unwrap_or(u32::MAX),
                 first,
                 ranks,
-                busy,
-                budget,
-                lease,
+                busy: Busy::Wait,
+                budget: u64::MAX,
+                lease: LEASE,
                 flaws: Flaws::default(),
             };
             let state = self.durable.saves.node.clone();
-            self.saves.nodes.push(Node::new(digest, settings, state));
+            let mut node = Node::new(digest, settings, state);
+            // The launcher's slots are this generation's from now on, and what those before left in them
+            // can be committed no more.
+            for (k, (capacity, found)) in self.saves.slots.clone() {
+                let event = NodeEvent::Slots { k, capacity, found };
+                let _known = node.handle(event, ctx.now);
+            }
+            if !self.saves.slots.is_empty() {
+                self.saves.nodes.clear();
+            }
+            self.saves.nodes.push(node);
         }
         if record.leader() == Some(me) {
             let shared = matches!(record.arbiter, Arbiter::Store(_));
@@ -321,9 +417,11 @@ impl Job {
         }
     }
 
-    fn saving(&mut self, effect: SavingEffect) {
-        let key = self.key.clone();
-        self.effects.push_back(Effect::Saving { key, effect });
+    fn ask_launcher(&mut self, ask: SaveAsk) {
+        if let SaveAsk::Free { slot } = ask {
+            self.found(slot, Found::Free);
+        }
+        self.tell_launcher(ToLauncher::Save(ask));
     }
 
     fn say_saving(&mut self, text: String) {
@@ -348,7 +446,19 @@ impl Job {
                 }
             }
             NodeEffect::Notice(notice) => self.say_saving(notice.to_string()),
-            effect => self.saving(SavingEffect::Node { generation, effect }),
+            // A worker takes a free slot by itself.
+            NodeEffect::Fill { .. } | NodeEffect::Skip { .. } => {}
+            NodeEffect::Write { slot, save, .. } => {
+                self.ask_launcher(SaveAsk::Write { slot, save });
+            }
+            NodeEffect::StopWrite { slot, attempt } => {
+                self.ask_launcher(SaveAsk::StopWrite { slot, attempt });
+            }
+            NodeEffect::Free { slot } => self.ask_launcher(SaveAsk::Free { slot }),
+            NodeEffect::Refuse { k } => self.ask_launcher(SaveAsk::Refuse { k }),
+            NodeEffect::Hold { manifest, bytes } => {
+                self.ask_launcher(SaveAsk::Hold { manifest, bytes });
+            }
         }
     }
 
@@ -362,7 +472,9 @@ impl Job {
             }
             LeaderEffect::Send { to, message } => self.send(ctx, to, JobMessage::Save(message)),
             LeaderEffect::Assemble { save, files } => {
-                self.saving(SavingEffect::Assemble { save, files });
+                for ask in SaveAsk::assemble(save, &files) {
+                    self.ask_launcher(ask);
+                }
             }
             LeaderEffect::Commit { save, manifest } => {
                 self.saves.commit = Some((save, manifest));
@@ -383,7 +495,7 @@ impl Job {
                     None => self.saves.keeper.handle(KeeperEvent::NotAppended { seq }),
                 }
             }
-            KeeperEffect::Delete { name } => self.saving(SavingEffect::Delete { name }),
+            KeeperEffect::Delete { name } => self.ask_launcher(SaveAsk::Delete { name }),
             KeeperEffect::Refused { what, why } => {
                 self.say_saving(format!("not done: {what}: {why}"));
             }

@@ -59,6 +59,14 @@ pub enum SaveNews {
         slot: SlotId,
         attempt: u32,
     },
+    /// This manifest is durable on this node, too.
+    Held {
+        manifest: Digest,
+    },
+    HoldFailed {
+        manifest: Digest,
+        why: String,
+    },
     /// The manifest is durable.
     Assembled {
         save: Save,
@@ -82,6 +90,10 @@ pub enum SaveAsk {
     Free { slot: SlotId },
     /// The slots of this rank are more than the node takes.
     Refuse { k: u16 },
+    /// Make a copy of this manifest durable on this node, where nodes have no store in common.
+    Hold { manifest: Digest, bytes: u32 },
+    /// A folder of data, or a manifest, that the log has retired or fenced.
+    Delete { name: String },
     /// Make the manifest of all ranks' parts durable; these are some of them, in rank order. More
     /// follow unless `last`.
     Assemble {
@@ -98,9 +110,9 @@ impl SaveNews {
     pub(super) fn check(&self) -> Result<(), TooMuch> {
         let (what, len, limit) = match self {
             SaveNews::Written { summary, .. } => ("a summary", summary.len(), MAX_SUMMARY),
-            SaveNews::WriteFailed { why, .. } | SaveNews::AssembleFailed { why, .. } => {
-                ("the reason", why.len(), MAX_REASON)
-            }
+            SaveNews::WriteFailed { why, .. }
+            | SaveNews::HoldFailed { why, .. }
+            | SaveNews::AssembleFailed { why, .. } => ("the reason", why.len(), MAX_REASON),
             _ => return Ok(()),
         };
         match len > limit {

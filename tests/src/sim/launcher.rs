@@ -244,7 +244,8 @@ impl Launcher {
             | ToLauncher::Store { .. }
             | ToLauncher::Failed { .. }
             | ToLauncher::Look { .. }
-            | ToLauncher::Hung { .. } => {}
+            | ToLauncher::Hung { .. }
+            | ToLauncher::Save(_) => {}
             ToLauncher::Refused { .. } | ToLauncher::End { .. } => {
                 self.ending = true;
                 self.next = None;

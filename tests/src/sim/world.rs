@@ -439,7 +439,6 @@ impl World {
             }
             Effect::ReadBeacon { .. } => self.requests.push(Request::BeaconRead { node, agent }),
             // Nobody here saves into slots: crate::saves does.
-            Effect::Saving { .. } => {}
             Effect::Notice(notice) => {
                 self.coverage.notice(&notice);
                 match notice {

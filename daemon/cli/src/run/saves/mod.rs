@@ -324,6 +324,16 @@ impl Saves {
                 self.ranks.remove(&k);
                 None
             }
+            SaveAsk::Hold { manifest, .. } => Some(SaveNews::HoldFailed {
+                manifest,
+                why: "checkpoints need a store that all nodes share (--store)".into(),
+            }),
+            SaveAsk::Delete { name } => {
+                if let Some(place) = &self.place {
+                    writing::delete(place.path.clone(), name);
+                }
+                None
+            }
             SaveAsk::Assemble { save, parts, last } => self.assemble(save, parts, last),
         }
         .into_iter()

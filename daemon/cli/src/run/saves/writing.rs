@@ -133,6 +133,30 @@ fn open(path: &Path) -> Result<Dir, String> {
     }
 }
 
+/// Deletes a save's folder, or a manifest, by a thread; what is left of a failure is deleted another
+/// time.
+pub(super) fn delete(place: PathBuf, name: String) {
+    let thread = std::thread::Builder::new().name("delete".into());
+    let delete = move || {
+        let mut parts = name.split('/');
+        let plain = |part: &str| !part.is_empty() && !part.starts_with('.');
+        match (parts.next(), parts.next(), parts.next()) {
+            (Some("data"), Some(folder), None) if plain(folder) => {
+                std::fs::remove_dir_all(place.join("data").join(folder))
+            }
+            (Some("manifest"), Some(file), None) if plain(file) => {
+                std::fs::remove_file(place.join("manifest").join(file))
+            }
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    };
+    let _spawned = thread.spawn(move || {
+        if let Err(error) = delete() {
+            tracing::warn!(%error, "something of a retired checkpoint is not deleted");
+        }
+    });
+}
+
 /// An error with what caused it.
 fn words(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
