@@ -38,10 +38,8 @@ struct World {
     now: Time,
     nodes: Vec<Node>,
     store: Option<BTreeMap<u64, Vec<u8>>>,
-    /// Nobody is told that a COMMIT is in the log.
+    /// COMMITs reach nobody.
     stuck: bool,
-    /// The manifest is still being written; what is said once it is.
-    slow: Option<Vec<(usize, SavingEvent)>>,
     committed: Vec<u64>,
     queue: BTreeMap<(Time, u64), (usize, Event)>,
     seq: u64,
@@ -67,7 +65,6 @@ impl World {
             nodes: (0..2).map(|_| Node::default()).collect(),
             store: store.then(BTreeMap::new),
             stuck: false,
-            slow: None,
             committed: Vec::new(),
             queue: BTreeMap::new(),
             seq: 0,
@@ -334,11 +331,7 @@ impl World {
                     bytes: 10,
                 };
                 let generation = save.generation;
-                let event = SavingEvent::Leader { generation, event };
-                return match &mut self.slow {
-                    Some(waiting) => waiting.push((i, event)),
-                    None => self.saving(i, event),
-                };
+                return self.saving(i, SavingEvent::Leader { generation, event });
             }
             SavingEffect::Delete { name } => unreachable!("{name} is not to be deleted"),
         };
@@ -463,37 +456,6 @@ fn a_restarted_leader_finds_its_commit_in_the_log() {
     world.until("committed", |w| w.committed == [10] && w.slots_are_free());
     assert_eq!(world.commits_in_log(), 1, "it is not written twice");
     assert_eq!(world.head(leads).expect("a generation").0, record);
-}
-
-/// A node dies when all files are durable, and nothing is committed yet: they are not lost.
-#[test]
-fn a_save_that_is_nearly_committed_is_waited_for() {
-    for late in [false, true] {
-        let mut world = World::training(true);
-        world.slow = Some(Vec::new());
-        world.save(10);
-        world.until("the manifest is written", |w| {
-            w.slow.as_ref().is_some_and(|s| !s.is_empty())
-        });
-        let (record, _) = world.head(0).expect("a generation");
-        let leads = (0..2)
-            .find(|i| record.leader() == Some(node(*i)))
-            .expect("one");
-        world.stop_agent(1 - leads);
-        world.nodes[1 - leads].running = None;
-        let since = world.now;
-        let wait = Span::from_secs(if late { 10 } else { 2 });
-        let alone = |w: &World| w.head(leads).is_some_and(|(r, _)| r.members.len() == 1);
-        world.until("time passes", |w| w.now >= since + wait || late && alone(w));
-        assert_eq!(alone(&world), late, "it waits, and not for ever");
-        for (i, event) in world.slow.take().expect("it was slow") {
-            world.saving(i, event);
-        }
-        world.until("it goes on", |w| w.trains(&[leads]));
-        let (record, _) = world.head(leads).expect("a generation");
-        let restored = record.restore.map(|c| c.step);
-        assert_eq!(restored, (!late).then_some(10));
-    }
 }
 
 /// Without a store: it asks the voters once more, for the same.

@@ -271,21 +271,6 @@ impl Leader {
         first.into_iter().filter(everywhere).max()
     }
 
-    /// Whether the save under way needs no rank any more: all have sealed their copies.
-    pub fn is_sealed(&self) -> bool {
-        let step = self.state.save.step;
-        let done = |n: &Heard| n.files.is_some() || n.sealed.contains(&step);
-        self.is_prepared() || self.phase == Phase::Open && self.nodes.values().all(done)
-    }
-
-    /// Whether the files of the save under way are all durable.
-    pub fn is_prepared(&self) -> bool {
-        matches!(
-            self.phase,
-            Phase::Assembling | Phase::Holding { .. } | Phase::Committing { .. }
-        )
-    }
-
     /// Until when the save that is under way may still be committed: whoever would decide the next
     /// generation waits for it if it can. None: there is none, or it cannot be.
     pub fn under_way(&self) -> Option<(Save, Time)> {

@@ -387,9 +387,6 @@ impl Job {
             }
             return self.wake_at(ctx.now + REPEAT, "too few nodes");
         };
-        if let Some(until) = self.waits_for_save(ctx, &next) {
-            return self.wake_at(until, "a save that is nearly committed");
-        }
         if let Cause::WorkerFailed { .. } | Cause::WorkerHung { .. } = next.cause {
             // The pause before the start is no part of a generation's life.
             let lived = ctx.now.since(self.installed_at.max(self.pause));

@@ -276,7 +276,6 @@ impl Job {
     /// Whether nothing here is worth keeping in memory or on disk.
     pub(crate) fn is_idle(&self) -> bool {
         self.local.is_none()
-            && !self.holds_slots()
             && self.desk.is_empty()
             && self.durable.bound.is_none()
             && self.durable.continues.is_none()

@@ -11,7 +11,7 @@ use crate::checkpoint::{
     NodeEffect, NodeEvent, Save, Settings, ToLeader, ToNode, Written,
 };
 use crate::ids::{Digest, NodeId};
-use crate::record::{Arbiter, Cause as RecordCause, Record};
+use crate::record::{Arbiter, Record};
 use crate::storelog::{Body, Entry, Outcome};
 use crate::time::{Span, Time};
 use crate::wire::JobMessage;
@@ -21,9 +21,6 @@ const RESUMED: Span = Span::from_secs(60);
 
 /// How long sealed copies live on when nobody leads them, and the budget of a node, until the driver says.
 const LEASE: Span = Span::from_secs(600);
-
-/// How long a job that lost something waits for the commit of a save whose files are all durable.
-const LAST_WORDS: Span = Span::from_secs(3);
 
 /// The most bytes that are stored about files that are durable. Without them they are written again
 /// after a restart, no more.
@@ -99,31 +96,6 @@ impl Job {
     /// The saves of the generation that this agent leads: how far they are, and for whom they wait.
     pub fn saves(&self) -> Option<&Leader> {
         self.saves.leader.as_ref()
-    }
-
-    /// Until when the next generation is better not decided: a save is under way that needs no worker any
-    /// more, and the decision would end it. Where nothing is lost, for as long as it may take.
-    pub(super) fn waits_for_save(&self, ctx: &Ctx<'_>, next: &Record) -> Option<Time> {
-        let leader = self.saves.leader.as_ref()?;
-        let (_, until) = leader.under_way()?;
-        let planned = matches!(
-            next.cause,
-            RecordCause::Finished
-                | RecordCause::Cancelled
-                | RecordCause::NodesLeft { .. }
-                | RecordCause::NodesJoined { .. }
-        );
-        let until = match planned {
-            true if leader.is_sealed() => until,
-            false if leader.is_prepared() => until.min(self.phases.detected + LAST_WORDS),
-            _ => return None,
-        };
-        (ctx.now < until).then_some(until)
-    }
-
-    /// Whether slots of this job hold something.
-    pub(super) fn holds_slots(&self) -> bool {
-        self.saves.nodes.iter().any(|n| n.memory() > 0)
     }
 
     pub(crate) fn on_saving(&mut self, ctx: &mut Ctx<'_>, event: SavingEvent) {
