@@ -48,7 +48,7 @@ pub use keeper::{
     Decision, Effect as KeeperEffect, Event as KeeperEvent, Item, Keeper, Refused, State,
 };
 pub use leader::{
-    Effect as LeaderEffect, Event as LeaderEvent, GivenUp, Laggard, Leader, LeaderState,
+    Effect as LeaderEffect, Event as LeaderEvent, GivenUp, Laggard, Lags, Leader, LeaderState,
     Notice as LeaderNotice, Progress, Wants,
 };
 pub use node::{

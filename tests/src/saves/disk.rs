@@ -19,6 +19,8 @@ pub(super) struct File {
     /// False: what a power failure left of it.
     pub whole: bool,
     pub synced: bool,
+    /// A bit of it is wrong, long after it was written.
+    pub rotten: bool,
     /// Whose page cache holds it.
     pub by: usize,
 }
@@ -123,6 +125,20 @@ impl Disk {
         self.files.retain(|path, _| !path.starts_with(&below));
         self.manifests
             .retain(|digest, _| manifest_name(digest) != name);
+    }
+
+    /// A bit of one of its files flips.
+    pub(super) fn rot(&mut self, manifest: &Digest) {
+        let path = self.manifests.get(manifest).and_then(|m| m.files.first());
+        if let Some(file) = path.and_then(|path| self.files.get_mut(path)) {
+            file.rotten = true;
+        }
+    }
+
+    pub(super) fn is_rotten(&self, manifest: &Digest) -> bool {
+        let files = self.manifests.get(manifest).map(|m| &m.files);
+        let mut files = files.into_iter().flatten();
+        files.any(|path| self.files.get(path).is_some_and(|f| f.rotten))
     }
 
     /// The power of this machine fails: what it had not synced is torn.

@@ -1,21 +1,17 @@
 //! The driver of each agent's cores: events in, effects carried out one after the other, with a crash
 //! between any two.
 
-use std::sync::Arc;
-
 use muster_protocol::checkpoint::{
-    Decision, KeeperEffect, KeeperEvent, LeaderEffect, LeaderEvent, LeaderNotice, NodeEffect,
-    NodeEvent, NodeNotice, State,
+    Found, KeeperEffect, LeaderEffect, LeaderEvent, LeaderNotice, NodeEffect, NodeEvent, NodeNotice,
 };
-use muster_protocol::record::{CommitRef, Record};
-use muster_protocol::storelog::{self, Body, Outcome, Output, Why};
+use muster_protocol::record::CommitRef;
+use muster_protocol::storelog::{self, Body};
 use muster_protocol::{Digest, Time};
 
 use super::agent::{Agent, Cores, Memory, Todo};
 use super::disk::{File, Token};
 use super::truth::Violation;
 use super::world::{Ev, World};
-use muster_protocol::checkpoint::Found;
 
 fn broken(name: &'static str, text: String) -> Result<(), Violation> {
     Err(Violation { name, text })
@@ -25,7 +21,7 @@ impl World {
     // ---- events in ----
 
     /// An event for the node of a generation, if this agent still has it.
-    pub(super) fn to_nodes(
+    pub(super) fn tell_nodes(
         &mut self,
         a: usize,
         of: Digest,
@@ -41,7 +37,7 @@ impl World {
         self.drain(a)
     }
 
-    pub(super) fn to_leader(&mut self, a: usize, event: LeaderEvent) -> Result<(), Violation> {
+    pub(super) fn tell_leader(&mut self, a: usize, event: LeaderEvent) -> Result<(), Violation> {
         let now = self.now;
         if let Some(cores) = &mut self.agents[a].cores
             && let Some(leader) = &mut cores.leader
@@ -51,7 +47,7 @@ impl World {
         self.drain(a)
     }
 
-    pub(super) fn to_log(
+    pub(super) fn tell_log(
         &mut self,
         a: usize,
         boot: u64,
@@ -116,7 +112,7 @@ impl World {
             self.after(200, ev);
             return Ok(());
         }
-        self.to_nodes(a, generation, NodeEvent::Wants { k, step })
+        self.tell_nodes(a, generation, NodeEvent::Wants { k, step })
     }
 
     fn registered(&mut self, a: usize) -> bool {
@@ -147,12 +143,12 @@ impl World {
         }
         if dies {
             let k = slot.k;
-            return self.to_nodes(a, token.generation, NodeEvent::WorkerGone { k });
+            return self.tell_nodes(a, token.generation, NodeEvent::WorkerGone { k });
         }
         let copy = Agent::copy(token);
         memory.word = Found::Sealed(copy);
         memory.token = Some(token);
-        self.to_nodes(a, token.generation, NodeEvent::Sealed { slot, copy })
+        self.tell_nodes(a, token.generation, NodeEvent::Sealed { slot, copy })
     }
 
     pub(super) fn write_ends(&mut self, ev: Ev) -> Result<(), Violation> {
@@ -173,6 +169,7 @@ impl World {
             token,
             whole: true,
             synced,
+            rotten: false,
             by: a,
         });
         let attempt = save.attempt;
@@ -218,7 +215,7 @@ impl World {
             let why = "the name is taken".into();
             NodeEvent::WriteFailed { slot, attempt, why }
         };
-        self.to_nodes(a, save.generation, event)
+        self.tell_nodes(a, save.generation, event)
     }
 
     /// What earlier generations left in the slots is needed no more: the newest one trains.
@@ -283,9 +280,11 @@ impl World {
             let Some(todo) = cores.todo.pop_front() else {
                 break;
             };
-            if self.fault(3) {
+            self.counts.effects += 1;
+            let drilled = self.drill.filter(|d| d.at == self.counts.effects);
+            if drilled.is_some() || self.fault(3) {
                 self.note(format!("before {todo:?}:"));
-                self.crash(a);
+                self.fails(a, drilled.is_some_and(|d| d.power));
                 return Ok(());
             }
             self.carry_out(a, todo)?;
@@ -506,35 +505,6 @@ impl World {
         Ok(())
     }
 
-    fn log_effect(&mut self, agent: usize, effect: storelog::Effect) {
-        let boot = self.agents[agent].boot;
-        let ms = self.rng.delay(20);
-        match effect {
-            storelog::Effect::Read { op, slot } => self.after(ms, Ev::Read(agent, boot, op, slot)),
-            storelog::Effect::Create { op, slot, bytes } => {
-                let create = |lands, answers| Ev::Create {
-                    agent,
-                    boot,
-                    op,
-                    slot,
-                    bytes: bytes.clone(),
-                    lands,
-                    answers,
-                };
-                if self.fault(100) {
-                    // The answer says nothing; the put lands late, or never.
-                    self.after(ms, create(false, true));
-                    if self.rng.chance(700) {
-                        let late = ms + self.rng.between(0, 5_000);
-                        self.after(late, create(true, false));
-                    }
-                } else {
-                    self.after(ms, create(true, true));
-                }
-            }
-        }
-    }
-
     /// By the network; to oneself nothing is lost.
     fn send(&mut self, own: bool, ev: Ev) {
         if own {
@@ -550,132 +520,11 @@ impl World {
         let ms = self.rng.delay(10);
         self.after(ms, ev);
     }
-
-    // ---- the log ----
-
-    fn output(&mut self, a: usize, output: Output) -> Result<(), Violation> {
-        match output {
-            Output::Entry {
-                seq, entry, valid, ..
-            } if valid => match entry.body {
-                Body::Claim(record) => self.claimed(a, *record)?,
-                Body::Commit(commit) => {
-                    let needs = self.disk.needs(&commit.manifest);
-                    if let Some(cores) = &mut self.agents[a].cores {
-                        cores.keeper.handle(KeeperEvent::Committed { seq, commit });
-                        if let Some(names) = needs {
-                            cores.keeper.handle(KeeperEvent::Needs { seq, names });
-                            let state = State::Verified;
-                            cores.keeper.handle(KeeperEvent::Checked { seq, state });
-                        }
-                    }
-                }
-                Body::Retire { seq } => self.to_keeper(a, KeeperEvent::Retired { seq }),
-                Body::Reject { seq, .. } => self.to_keeper(a, KeeperEvent::Rejected { seq }),
-                Body::Pin { seq } => self.to_keeper(a, KeeperEvent::Pinned { seq }),
-            },
-            Output::Appended { id, outcome } => self.appended(a, id, &outcome)?,
-            Output::Broken { why } => return broken("log", why.to_string()),
-            Output::Entry { .. } | Output::TailConfirmed { .. } => {}
-        }
-        Ok(())
-    }
-
-    fn to_keeper(&mut self, a: usize, event: KeeperEvent) {
-        if let Some(cores) = &mut self.agents[a].cores {
-            cores.keeper.handle(event);
-        }
-    }
-
-    fn appended(&mut self, a: usize, id: u64, outcome: &Outcome) -> Result<(), Violation> {
-        let Some(cores) = &mut self.agents[a].cores else {
-            return Ok(());
-        };
-        if cores.claiming == Some(id) {
-            cores.claiming = None;
-        } else if let Some(manifest) = cores.commits.remove(&id) {
-            let event = match outcome {
-                Outcome::Won { .. } => LeaderEvent::Committed { manifest },
-                Outcome::Overtaken { .. } | Outcome::Invalid(_) => {
-                    self.counts.refused_commits += 1;
-                    let why = format!("{outcome:?}");
-                    LeaderEvent::NotCommitted { manifest, why }
-                }
-            };
-            self.to_leader(a, event)?;
-        } else if let Some(seq) = cores.appends.remove(&id) {
-            match outcome {
-                Outcome::Won { .. } => self.counts.retired += 1,
-                Outcome::Invalid(Why::Again(_)) => {}
-                _ => cores.keeper.handle(KeeperEvent::NotAppended { seq }),
-            }
-        }
-        Ok(())
-    }
-
-    fn claimed(&mut self, a: usize, record: Record) -> Result<(), Violation> {
-        let (now, flaws) = (self.now, self.plant.cores);
-        let generation = record.digest();
-        let restore = record.restore;
-        self.to_keeper(
-            a,
-            KeeperEvent::Claimed {
-                generation,
-                restore,
-            },
-        );
-        let agent = &mut self.agents[a];
-        if agent
-            .head
-            .as_ref()
-            .is_some_and(|h| h.number >= record.number)
-        {
-            return Ok(());
-        }
-        if let Some(cores) = &mut agent.cores {
-            for node in &mut cores.nodes {
-                for k in 0..agent.ranks {
-                    let _gone = node.handle(NodeEvent::WorkerGone { k }, now);
-                }
-                let _ended = node.handle(NodeEvent::Ended, now);
-            }
-            if let Some(leader) = &mut cores.leader {
-                let _ended = leader.handle(LeaderEvent::Ended, now);
-            }
-            // What the old leader still had to say is said.
-            cores.collect();
-        }
-        agent.install(&Arc::new(record), flaws, now);
-        let boot = agent.boot;
-        let ms = self.rng.between(0, 2_000);
-        self.after(ms, Ev::Release(a, boot));
-        Ok(())
-    }
-
-    /// Somebody decides what to retire and what to delete, boldly: the keeper has to know better.
-    pub(super) fn review(&mut self, a: usize) -> Result<(), Violation> {
-        let leads = |c: &Cores| c.leader.is_some();
-        if !self.agents[a].cores.as_ref().is_some_and(leads) {
-            return Ok(());
-        }
-        let all: Vec<u64> = self.truth.commits.keys().copied().collect();
-        let retire = match self.rng.chance(500) {
-            true => all.iter().rev().skip(2).copied().collect(),
-            false => self.rng.pick(&all).copied().into_iter().collect(),
-        };
-        let delete = self.disk.items();
-        let generation = self.agents[a].head.as_ref().map(|h| h.digest());
-        if let Some(generation) = generation {
-            self.to_keeper(a, KeeperEvent::Loaded { generation });
-        }
-        self.to_keeper(a, KeeperEvent::Decided(Decision { retire, delete }));
-        self.drain(a)
-    }
 }
 
 impl Cores {
     /// Takes the cores' effects into the row in which they are carried out.
-    fn collect(&mut self) {
+    pub(super) fn collect(&mut self) {
         for node in &mut self.nodes {
             let generation = node.generation();
             while let Some(effect) = node.poll_effect() {

@@ -8,8 +8,9 @@ mod agent;
 mod claims;
 mod disk;
 mod drive;
+mod log;
 mod truth;
 mod world;
 
 pub use truth::Violation;
-pub use world::{Counts, Plant, Report, run};
+pub use world::{Counts, Drill, Plant, Report, run, run_with};

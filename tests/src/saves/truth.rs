@@ -174,6 +174,10 @@ impl Truth {
                     && let Some(of) = self.commits.get_mut(of)
                 {
                     of.rejected = true;
+                    let gone = of.retired || disk.is_rotten(&of.commit.manifest);
+                    if !gone {
+                        return broken("I7", format!("slot {seq} rejects a good checkpoint"));
+                    }
                 }
             }
             Body::Pin { seq: of } => {

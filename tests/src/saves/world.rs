@@ -18,6 +18,9 @@ use crate::sim::store::Store;
 const FAULTS: Span = Span::from_secs(30);
 const QUIET: Span = Span::from_secs(120);
 
+/// How long a drill goes on before all have to come to rest.
+const DRILL: Span = Span::from_secs(10);
+
 /// What is left out on purpose.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Plant {
@@ -25,6 +28,14 @@ pub struct Plant {
     pub log: storelog::Flaws,
     /// Writers say that a file is durable before it is synced.
     pub skip_sync: bool,
+}
+
+/// Instead of faults at random: one crash, before the effect of this number.
+#[derive(Clone, Copy, Debug)]
+pub struct Drill {
+    pub at: u64,
+    /// The whole machine loses its power.
+    pub power: bool,
 }
 
 /// How often what happened.
@@ -42,6 +53,8 @@ pub struct Counts {
     pub power: u64,
     pub busy: u64,
     pub restarts_prepared: u64,
+    pub rejected: u64,
+    pub effects: u64,
 }
 
 #[derive(Debug)]
@@ -114,6 +127,7 @@ pub(super) struct World {
     pub disk: Disk,
     pub truth: Truth,
     pub plant: Plant,
+    pub drill: Option<Drill>,
     pub counts: Counts,
     pub quiet: bool,
     /// In the quiet phase: the save that has to be committed.
@@ -128,7 +142,12 @@ pub(super) struct World {
 
 /// Runs one seed to its end, or to the first violation.
 pub fn run(seed: u64, plant: Plant) -> Report {
-    let mut world = World::new(seed, plant);
+    run_with(seed, plant, None)
+}
+
+/// As [`run`]; with a drill nothing else goes wrong.
+pub fn run_with(seed: u64, plant: Plant, drill: Option<Drill>) -> Report {
+    let mut world = World::new(seed, plant, drill);
     let violation = world.go().err();
     let mut log = std::mem::take(&mut world.log);
     let surplus = log.len().saturating_sub(150);
@@ -142,7 +161,7 @@ pub fn run(seed: u64, plant: Plant) -> Report {
 }
 
 impl World {
-    fn new(seed: u64, plant: Plant) -> World {
+    fn new(seed: u64, plant: Plant, drill: Option<Drill>) -> World {
         let mut rng = Rng::new(seed);
         let nodes = rng.between(2, 4) as usize;
         let agents = (0..nodes)
@@ -156,6 +175,7 @@ impl World {
             disk: Disk::default(),
             truth: Truth::default(),
             plant,
+            drill,
             counts: Counts::default(),
             quiet: false,
             goal: None,
@@ -193,7 +213,8 @@ impl World {
     }
 
     fn go(&mut self) -> Result<(), Violation> {
-        let (faults, end) = (self.now + FAULTS, self.now + FAULTS + QUIET);
+        let faults = self.now + self.drill.map_or(FAULTS, |_| DRILL);
+        let end = faults + QUIET;
         while let Some(((at, _), ev)) = self.queue.pop_first() {
             self.now = at;
             self.counts.events += 1;
@@ -250,11 +271,11 @@ impl World {
                 }
             }
             Ev::ToNode(a, message) => {
-                self.to_nodes(a, message.save.generation, NodeEvent::Leader(message))?;
+                self.tell_nodes(a, message.save.generation, NodeEvent::Leader(message))?;
             }
             Ev::ToLeader(a, from, message) => {
                 let from = node_id(from);
-                self.to_leader(a, LeaderEvent::Message { from, message })?;
+                self.tell_leader(a, LeaderEvent::Message { from, message })?;
             }
             Ev::Read(a, boot, op, slot) => {
                 let fails = self.fault(50);
@@ -264,7 +285,7 @@ impl World {
                     None => storelog::ReadOutcome::Absent,
                 };
                 let event = storelog::Event::Read { op, slot, outcome };
-                self.to_log(a, boot, event)?;
+                self.tell_log(a, boot, event)?;
             }
             Ev::Create {
                 agent,
@@ -286,7 +307,7 @@ impl World {
                 }
                 if answers {
                     let event = storelog::Event::Created { op, slot, outcome };
-                    self.to_log(agent, boot, event)?;
+                    self.tell_log(agent, boot, event)?;
                 }
             }
             Ev::Refresh(a, boot) => {
@@ -321,7 +342,7 @@ impl World {
                         },
                     };
                     if self.agents[a].boot == boot {
-                        self.to_leader(a, event)?;
+                        self.tell_leader(a, event)?;
                     }
                 }
             }
@@ -350,7 +371,7 @@ impl World {
     /// True in `permille` of 1,000 cases while there are faults.
     pub(super) fn fault(&mut self, permille: u32) -> bool {
         let hit = self.rng.chance(permille);
-        hit && !self.quiet
+        hit && !self.quiet && self.drill.is_none()
     }
 
     pub(super) fn start(&mut self, a: usize) {
@@ -392,16 +413,37 @@ impl World {
         let ms = self.rng.between(200, 4_000);
         self.after(ms, Ev::Chaos);
         let a = self.rng.index(self.agents.len());
-        if self.agents[a].cores.is_some() {
-            self.crash(a);
-            if self.rng.chance(400) {
-                self.counts.power += 1;
-                self.note(format!("machine {a} loses its power"));
-                self.agents[a].launcher_up = false;
-                self.agents[a].launcher += 1;
-                self.agents[a].memory.clear();
-                self.disk.power_fails(a);
-            }
+        if self.agents[a].cores.is_some() && self.drill.is_none() {
+            let power = self.rng.chance(400);
+            self.fails(a, power);
+        }
+        if self.drill.is_none() && self.rng.chance(50) {
+            self.rot();
+        }
+    }
+
+    /// The agent crashes, or its whole machine.
+    pub(super) fn fails(&mut self, a: usize, power: bool) {
+        self.crash(a);
+        if power {
+            self.counts.power += 1;
+            self.note(format!("machine {a} loses its power"));
+            self.agents[a].launcher_up = false;
+            self.agents[a].launcher += 1;
+            self.agents[a].memory.clear();
+            self.disk.power_fails(a);
+        }
+    }
+
+    /// The disk loses a bit of a checkpoint in force, while two others are good.
+    fn rot(&mut self) {
+        let force = self.truth.commits.values().filter(|c| c.in_force());
+        let manifests: Vec<Digest> = force.map(|c| c.commit.manifest).collect();
+        let rotten = |m: &Digest| self.disk.is_rotten(m);
+        if manifests.len() > 2 && !manifests.iter().any(rotten) {
+            let manifest = manifests[self.rng.index(manifests.len())];
+            self.note(format!("{manifest} rots"));
+            self.disk.rot(&manifest);
         }
     }
 
@@ -445,7 +487,7 @@ impl World {
                 self.goal = Some((generation, step));
             }
             let wants = Wants { step, cause, until };
-            self.to_leader(a, LeaderEvent::Save(wants))?;
+            self.tell_leader(a, LeaderEvent::Save(wants))?;
             for m in &head.members {
                 let Some(agent) = self.agents.iter().position(|x| x.id == m.node) else {
                     continue;
