@@ -7,10 +7,11 @@ use muster_protocol::checkpoint::Flaws;
 use muster_protocol::storelog;
 use muster_tests::saves::{Counts, Drill, Plant, Report, run, run_with};
 
-/// `MUSTER_SIM_SEEDS` sets another number.
+/// A tenth of the seeds of the simulation of whole agents, whose number `MUSTER_SIM_SEEDS` sets.
 fn seeds() -> u64 {
     let set = std::env::var("MUSTER_SIM_SEEDS").ok();
-    set.and_then(|n| n.parse().ok()).unwrap_or(400)
+    let whole: Option<u64> = set.and_then(|n| n.parse().ok());
+    (whole.unwrap_or(4_000) / 10).max(1)
 }
 
 #[track_caller]

@@ -38,6 +38,8 @@ pub struct LeaderState {
     pub keep: Option<u64>,
     /// The manifest that COMMIT is asked for with.
     pub manifest: Option<Digest>,
+    /// How often this generation's leader has begun anew: what it says then is newer than all before.
+    pub resumed: u16,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -210,7 +212,7 @@ impl Leader {
             nodes,
             order: record.members.iter().map(|m| m.node).collect(),
             state,
-            number: 1,
+            number: 0,
             phase: Phase::Idle,
             wants: None,
             until,
@@ -227,6 +229,11 @@ impl Leader {
 
     /// Goes on with what was under way before the agent was restarted.
     fn resume(&mut self, now: Time) {
+        if self.state.save.attempt > 0 {
+            self.state.resumed = self.state.resumed.saturating_add(1);
+            self.effects.push_back(Effect::Persist(self.state));
+        }
+        self.number = self.first_number();
         self.phase = match (
             self.state.save.attempt,
             self.state.over,
@@ -384,6 +391,11 @@ impl Leader {
         self.effects.pop_front()
     }
 
+    /// Numbers of this run of the agent are above those of the runs before.
+    fn first_number(&self) -> u32 {
+        u32::from(self.state.resumed) << 16
+    }
+
     fn commits(&self, of: Digest) -> bool {
         matches!(self.phase, Phase::Committing { manifest, .. } if manifest == of)
     }
@@ -442,8 +454,9 @@ impl Leader {
             over: None,
             keep: keep.filter(|k| *k < wants.step),
             manifest: None,
+            resumed: self.state.resumed,
         };
-        self.number = 0;
+        self.number = self.first_number();
         self.phase = Phase::Open;
         self.wants = Some(wants);
         self.until = wants.until;

@@ -208,6 +208,16 @@ impl World {
 
     pub(super) fn note(&mut self, text: String) {
         self.fingerprint.bytes(text.as_bytes());
+        // What is said again and again says nothing new.
+        if self
+            .log
+            .iter()
+            .rev()
+            .take(16)
+            .any(|line| line.ends_with(&text))
+        {
+            return;
+        }
         self.log
             .push(format!("{:9.3} {text}", self.now.0 as f64 / 1e9));
     }

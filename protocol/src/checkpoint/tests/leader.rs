@@ -201,11 +201,14 @@ fn a_restarted_leader_asks_for_the_very_same_commit() {
         over: None,
         keep: None,
         manifest: Some(manifest),
+        resumed: 0,
     };
     let again = |state| Leader::new(&record(), true, state, at(60_000), Flaws::default(), at(0));
     let mut leader = again(state);
-    let commit = LeaderEffect::Commit { save, manifest };
-    assert_eq!(effects(&mut leader).first(), Some(&commit));
+    assert_eq!(
+        deeds(&effects(&mut leader)),
+        ["persist 4", "commit 07070707"]
+    );
     leader.handle_timeout(at(60_000));
     assert!(said(&effects(&mut leader))[0].contains("has not been committed in time"));
     leader
@@ -228,6 +231,35 @@ fn a_restarted_leader_asks_for_the_very_same_commit() {
     // The next one has a number of its own.
     open.handle(wants(110, Cause::Steps), at(10)).unwrap();
     assert_eq!(open.under_way().unwrap().0.attempt, 5);
+    // What is said after a restart is newer than all before, for nodes that know only that.
+    let over = LeaderState {
+        over: Some(Outcome::Committed),
+        resumed: 2,
+        ..state
+    };
+    let word = effects(&mut again(over)).into_iter().find_map(|e| match e {
+        LeaderEffect::Send { message, .. } => Some(message),
+        _ => None,
+    });
+    let settings = settings(0, 1);
+    let mut node = Node::new(record().digest(), settings, NodeState::default());
+    let before = ToNode {
+        save,
+        number: (2 << 16) + 9,
+        keep: None,
+        stage: Stage::Write,
+    };
+    for message in [before, word.unwrap()] {
+        node.handle(NodeEvent::Leader(message), at(0)).unwrap();
+    }
+    let said = drain(|| node.poll_effect())
+        .into_iter()
+        .rev()
+        .find_map(|e| match e {
+            NodeEffect::Send(message) => Some(message.part),
+            _ => None,
+        });
+    assert_eq!(said, Some(Part::Settled(Outcome::Committed)));
     // Another generation's state is nobody's.
     let foreign = Save {
         generation: Digest([1; 32]),
