@@ -107,6 +107,25 @@ def show(figures, worlds, chosen, systems):
         print("\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in table) + "\n")
 
 
+def slower(figures, worlds, chosen, systems):
+    """Names every case in which a system of the runtime takes longer than gloo, by the medians and by the least times."""
+    print("slower than gloo, by the median of the turns' medians, and by the least time of all turns:")
+    found = False
+    for world in worlds:
+        for operation, size, _ in chosen:
+            name = f"world {world} {operation} {size_name(size)}"
+            for system in (s for s in systems if s not in ("gloo", "bare")):
+                ratios = []
+                for metric, middle in (("median", statistics.median), ("least", min)):
+                    ours, theirs = (figures.values.get((name, metric, s)) for s in (system, "gloo"))
+                    if ours and theirs:
+                        ratios.append(middle(ours) / middle(theirs))
+                if any(ratio > 1 for ratio in ratios):
+                    found = True
+                    print(f"  {name}, {system}: {', '.join(f'{ratio:.2f}' for ratio in ratios)} times gloo's time")
+    print("" if found else "  none\n")
+
+
 def bounds(figures, worlds):
     """How the figures stand to what the runtime is to reach; of the median of the turns."""
     rows = []
@@ -186,6 +205,8 @@ def main(argv):
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     show(figures, options.worlds, chosen, options.systems)
+    if "gloo" in options.systems:
+        slower(figures, options.worlds, chosen, options.systems)
     bounds(figures, options.worlds)
     print(f"JSON lines: {options.out}")
     return status

@@ -6,7 +6,6 @@ Systems take turns. Every system's step is the same: a pause in the place of a b
 """
 
 import argparse
-import math
 import os
 import shutil
 import signal
@@ -16,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from . import live, procs, report, setup, systems
+from . import live, paired, procs, report, setup, systems
 
 CASES = {
     "kill": "SIGKILL of a node",
@@ -25,7 +24,10 @@ CASES = {
     "silent": "SIGSTOP of a node",
 }
 METRICS = ["longest_gap", "usual_step", "beyond_a_redone_step", "steps_redone", "steps_undone"]
-COSTS = ["plain", "live", "cost", "cost_low", "cost_high", "cost_share", "cost_median"]
+# What is said of the differences in all pairs, and of them as a share of the loop alone.
+ESTIMATES = {"cost": paired.mean, "cost_trimmed": paired.trimmed, "cost_median": paired.median}
+COSTS = ["pairs", "plain", "live", "plain_median", "live_median"]
+COSTS += [name + end for name in ESTIMATES for end in ("", "_low", "_high", "_share", "_share_high")]
 SETTLED = 50
 
 
@@ -50,8 +52,8 @@ class MusterJob:
         self.nodes.launch(range(self.ranks))
         return self.nodes.notes
 
-    def pairs(self, count):
-        return ["--pairs", count, "--world", self.ranks]
+    def pairs(self, options):
+        return ["--pairs", options.pairs, "--block", options.block, "--seconds", options.cost_seconds, "--world", self.ranks]
 
     def alive(self):
         return self.nodes.anyone()
@@ -97,8 +99,8 @@ class Torchft:
             self.processes.append(bed.spawn([str(a) for a in argv], f"node{index}", env, self.logs[-1]))
         return live.Notes(notes)
 
-    def pairs(self, count):
-        return ["--pairs", count]
+    def pairs(self, options):
+        return ["--pairs", options.pairs, "--block", options.block, "--seconds", options.cost_seconds]
 
     def alive(self):
         return self.processes[0].poll() is None
@@ -180,27 +182,36 @@ def fault(system, case, options, figures, bed, directory):
 def cost(system, options, size, figures, bed, directory):
     """Interleaved pairs at one size of gradient."""
     chosen = argparse.Namespace(**{**vars(options), "gradient": size, "step_ms": 0})
-    notes = system.begin(bed, directory, chosen, system.pairs(options.pairs))
+    notes = system.begin(bed, directory, chosen, system.pairs(options))
 
     def finished():
         return any(notes.of(who, "pair") and notes.of(who, "done") for who in notes.events)
 
     name = f"{size >> 20} MiB a step"
-    if not notes.until(finished, max(options.bound, options.pairs), system.alive) and not finished():
+    if not notes.until(finished, options.bound + 2 * options.cost_seconds, system.alive) and not finished():
         figures.add(system.name, name, "not_reached", 1, "attempts")
         print(f"{system.name}: no pairs\n{system.tail()}", file=sys.stderr)
         return
     pairs = [event for who in notes.events for event in notes.of(who, "pair")]
     differences = [pair["live"] - pair["plain"] for pair in pairs]
-    mean = statistics.fmean(differences)
-    half = 1.96 * statistics.stdev(differences) / math.sqrt(len(differences))
-    plain = statistics.fmean(pair["plain"] for pair in pairs)
-    values = [("plain", plain), ("live", statistics.fmean(pair["live"] for pair in pairs)), ("cost", mean)]
-    values += [("cost_low", mean - half), ("cost_high", mean + half), ("cost_median", statistics.median(differences))]
-    for metric, value in values:
-        figures.add(system.name, name, metric, value, "us", pairs=len(pairs))
-    figures.add(system.name, name, "cost_share", 100 * mean / plain, "% of plain")
-    print(f"{system.name:<12} {name}: {mean:.0f} us ({mean - half:.0f} to {mean + half:.0f}) on {plain:.0f} us", file=sys.stderr)
+    figures.add(system.name, name, "pairs", len(pairs), f"pairs of {options.block}")
+    alone = {}
+    for kind in ("plain", "live"):
+        times = [pair[kind] for pair in pairs]
+        for metric, value in ((kind, statistics.fmean(times)), (f"{kind}_median", statistics.median(times))):
+            alone[metric] = value
+            figures.add(system.name, name, metric, value, "us")
+    said = []
+    for metric, estimate in ESTIMATES.items():
+        middle, low, high = estimate(differences)
+        # The middle of a loop that nothing interrupts, for what it costs then.
+        of = alone["plain" if metric == "cost" else "plain_median"]
+        for end, value in (("", middle), ("_low", low), ("_high", high)):
+            figures.add(system.name, name, metric + end, value, "us")
+        for end, value in (("_share", middle), ("_share_high", high)):
+            figures.add(system.name, name, metric + end, 100 * value / of, "% of plain")
+        said.append(f"{metric} {middle:.0f} us ({low:.0f} to {high:.0f}, {100 * middle / of:.2f} %)")
+    print(f"{system.name:<12} {name}: {len(pairs)} pairs on {alone['plain']:.0f} us: {', '.join(said)}", file=sys.stderr)
 
 
 def attempt(work, *arguments):
@@ -229,7 +240,9 @@ def main(argv):
     parser.add_argument("--step-ms", type=int, default=20, help="the pause of such a step")
     parser.add_argument("--repeat", type=int, default=3, help="attempts of each fault")
     parser.add_argument("--cost-sizes", type=listed(int), default=[1 << 20, 64 << 20], help="bytes; empty for none")
-    parser.add_argument("--pairs", type=int, default=2000)
+    parser.add_argument("--pairs", type=int, default=2000, help="pairs of blocks, live and alone, for each size")
+    parser.add_argument("--block", type=int, default=1, help="steps of a block")
+    parser.add_argument("--cost-seconds", type=int, default=120, help="for each size and system only as many pairs as fit")
     parser.add_argument("--bound", type=float, default=90.0, help="seconds after which an attempt is given up")
     parser.add_argument("--out", default=str(setup.ROOT / "target" / "bench-regroup.jsonl"), help="file for the JSON lines")
     options = parser.parse_args(argv)

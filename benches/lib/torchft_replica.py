@@ -4,6 +4,7 @@ import argparse
 import json
 import logging
 import os
+import random
 import time
 from datetime import timedelta
 
@@ -20,9 +21,12 @@ parser.add_argument("--replicas", type=int, required=True)
 parser.add_argument("--gradient", type=int, required=True, help="bytes")
 parser.add_argument("--step-ms", type=float, default=0.0)
 parser.add_argument("--pairs", type=int, default=0)
+parser.add_argument("--block", type=int, default=1, help="steps of one half of a pair")
+parser.add_argument("--seconds", type=float, default=1e9, help="only as many pairs as fit")
 parser.add_argument("--timeout", type=float, default=60.0)
 options = parser.parse_args()
 
+FIRST = 5  # pairs that say how long one takes
 torch.set_num_threads(1)
 logging.disable(logging.INFO)
 who = f"node{options.replica}.{os.getpid()}"
@@ -72,31 +76,55 @@ def step():
     return committed
 
 
-def plain():
-    """The same without torchft, on the process group that it has formed."""
-    sums.copy_(gradient)
+def add_up(tensor):
+    """Without torchft, on the process group that it has formed."""
     how = AllreduceOptions()
     how.reduceOp = ReduceOp.SUM
-    manager._pg.allreduce([sums], how).wait()
+    manager._pg.allreduce([tensor], how).wait()
+
+
+def plain():
+    """The same step without torchft."""
+    sums.copy_(gradient)
+    add_up(sums)
     state.add_(sums, alpha=-0.1)
+
+
+def half(live):
+    """Microseconds of a step in a block that begins and ends on all replicas at once."""
+    began = time.perf_counter()
+    for _ in range(options.block):
+        if live:
+            assert step(), "disturbed"
+        else:
+            plain()
+    add_up(torch.zeros(1))
+    return (time.perf_counter() - began) * 1e6 / options.block
+
+
+def both(pair):
+    """[live, plain] in an order that is drawn by chance, the same on all replicas."""
+    took = [0.0, 0.0]
+    for turn in (0, 1):
+        live = turn == random.Random(pair).randrange(2)
+        took[0 if live else 1] = half(live)
+    return took
 
 
 if options.pairs:
     while world != options.replicas or manager.current_step() < 5:
         step()
-    times = []
-    for pair in range(options.pairs + options.pairs // 10):
-        took = [0.0, 0.0]
-        for turn in (0, 1):
-            live = (turn + pair) % 2 == 0
-            began = time.perf_counter()
-            if live:
-                assert step(), "disturbed"
-            else:
-                plain()
-            took[0 if live else 1] = (time.perf_counter() - began) * 1e6
-        if pair >= options.pairs // 10:
-            times.append(took)
+    add_up(torch.zeros(1))
+    began = time.perf_counter()
+    for pair in range(FIRST):
+        both(pair)
+    fit = int(options.seconds * FIRST / (time.perf_counter() - began))
+    # All do as many as the first one says.
+    pairs = torch.tensor([float(min(max(fit, 1), options.pairs)) if manager.participating_rank() == 0 else 0.0])
+    add_up(pairs)
+    count = int(pairs.item())
+    warm = min(count // 10, 100)
+    times = [both(FIRST + pair) for pair in range(warm + count)][warm:]
     if manager.participating_rank() == 0:
         for live, plainly in times:
             note("pair", 0, live=round(live, 2), plain=round(plainly, 2))

@@ -15,7 +15,7 @@ import time
 from . import live, procs, report, setup, systems
 
 CASE = "copy"
-METRICS = ["copy", "rate", "tcp_rate", "tcp_fresh_rate", "share_of_tcp", "share_of_tcp_fresh", "caught_up", "usual_step", "longest_gap", "gap_beyond_two_steps", "digests"]
+METRICS = ["copy", "rate", "tcp_rate", "tcp_fresh_rate", "share_of_tcp", "share_of_tcp_fresh", "model_made", "caught_up", "usual_step", "longest_gap", "gap_beyond_two_steps", "digests"]
 # The name of the thread that copies, in the newcomer: it lives from the first question to the last checked byte.
 COPYING = "muster-copy"
 SAMPLE_SECONDS = 0.002
@@ -89,6 +89,8 @@ def attempt(options, worker, figures, bed, directory):
     caught = [event for who in notes.events for event in notes.of(who, "caught_up")]
     if not done or not caught or copying.since is None:
         raise systems.NotServing(f"the newcomer did not catch up\n{nodes.show_logs()}")
+    # Its own first values, written before the copy comes into the same memory.
+    made = notes.of(caught[0]["who"], "made")[0]
     rates.append(plain(worker, options.state))
     took = (copying.until - copying.since) / 1e9
     tcp = sum(rate for rate, _ in rates) / len(rates)
@@ -104,6 +106,7 @@ def attempt(options, worker, figures, bed, directory):
         ("tcp_fresh_rate", fresh / 2**30, "GiB/s"),
         ("share_of_tcp", 100 * rate / tcp, "%"),
         ("share_of_tcp_fresh", 100 * rate / fresh, "%"),
+        ("model_made", made["took"], "s"),
         ("caught_up", caught[0]["took"], "s"),
         ("usual_step", step * 1e3, "ms"),
         ("longest_gap", gap * 1e3, "ms"),
@@ -119,7 +122,7 @@ def main(argv):
     parser.add_argument("--state", type=int, default=1 << 30, help="bytes")
     parser.add_argument("--gradient", type=int, default=1 << 20, help="bytes that a step reduces and changes")
     parser.add_argument("--step-ms", type=int, default=200)
-    parser.add_argument("--steps", type=int, default=80, help="after which all end and compare their states")
+    parser.add_argument("--steps", type=int, default=120, help="after which all end and compare their states")
     parser.add_argument("--world", type=int, default=3, help="ranks before the newcomer")
     parser.add_argument("--transport", choices=["shm", "tcp"], default="shm", help="of the collectives; tcp needs root")
     parser.add_argument("--repeat", type=int, default=3)

@@ -11,13 +11,19 @@
 //! further barriers may follow. A drain opens its own barrier then, once every node knows of the
 //! checkpoint's decision; one that is not decided yet makes way for it.
 //!
-//! Barriers are numbered, upwards. A leader that does not know the newest number, after a restart of its
-//! agent or because another led meanwhile, is told it by the first node that does, and begins above it.
+//! Barriers are numbered, upwards. A leader that does not know the newest number is told it by the first
+//! node that does, and begins above it.
 //!
-//! A barrier is the leader's own: after a restart of the leader's agent it cannot know what it
-//! confirmed, so a [`Leader`] is made only in the boot in which the generation was decided. Without
-//! one, drains fall back to the newest sealed copy. A node never gives up on its own: ranks that
-//! wait end with the generation.
+//! A leader whose agent was restarted, or in whose place another has led, does not know what was
+//! confirmed. It asks every node what it holds, under a number that none has heard of, and a node that
+//! answers takes nothing any more that was said under a lower one. When all have answered, nothing else
+//! can be confirmed behind the leader's back: what one of them holds as confirmed is confirmed
+//! everywhere (all had installed it, and nothing was opened behind it before all knew), and everything
+//! else is void. So ranks that wait go on within a round trip. A node never gives up on its own: ranks
+//! that wait end with the generation.
+//!
+//! A node whose agent was restarted learns from its launcher what that holds, and its leader by its
+//! status. The confirm of a checkpoint counts as known there only once the launcher has it.
 
 mod leader;
 mod node;
@@ -57,6 +63,11 @@ pub enum ToNode {
         digest: Digest,
         barrier: u32,
     },
+    /// Say what you hold, and take nothing under a lower number any more.
+    Ask {
+        digest: Digest,
+        barrier: u32,
+    },
 }
 
 impl ToNode {
@@ -67,9 +78,19 @@ impl ToNode {
             ToNode::Install { reason, .. } | ToNode::Confirm { reason, .. } => {
                 *reason != Reason::Checkpoint
             }
-            ToNode::Cancel { .. } => false,
+            ToNode::Cancel { .. } | ToNode::Ask { .. } => false,
         }
     }
+}
+
+/// What a node, or its launcher, holds of the newest barrier that was installed or confirmed there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Held {
+    pub barrier: u32,
+    pub step: u64,
+    pub reason: Reason,
+    /// The ranks were told to stop, or to save, at this step; else they wait at it.
+    pub confirmed: bool,
 }
 
 /// From a node to the leader.
@@ -83,8 +104,15 @@ pub enum ToLeader {
     },
     /// The confirm or the cancel arrived.
     Settled { digest: Digest, barrier: u32 },
-    /// An install was not taken: this node has heard of this barrier, with a greater number.
+    /// An install or a question was not taken: this node has heard of this barrier, with a greater
+    /// number.
     Newer { digest: Digest, barrier: u32 },
+    /// The answer to [`ToNode::Ask`].
+    Holds {
+        digest: Digest,
+        barrier: u32,
+        held: Option<Held>,
+    },
 }
 
 /// Why a message was refused. Nothing has changed.

@@ -93,6 +93,8 @@ pub struct Standing {
     pub point: Point,
     /// For how long it has not moved.
     pub idle_ms: u32,
+    /// That is longer than its launcher allows.
+    pub stalled: bool,
     pub doing: Doing,
 }
 
@@ -206,6 +208,12 @@ impl Watch {
         }
     }
 
+    /// The usual step of the slowest rank, once that is known of all.
+    pub fn usual_step(&self) -> Option<Span> {
+        let all: Option<Vec<Span>> = self.ranks.values().map(Seen::median).collect();
+        all?.into_iter().max()
+    }
+
     /// Where the ranks stand, those behind first.
     pub fn standings(&self) -> Vec<Standing> {
         let mut all: Vec<Standing> = self
@@ -215,6 +223,7 @@ impl Watch {
                 rank: *rank,
                 point: seen.point,
                 idle_ms: u32::try_from(seen.idle.as_millis()).unwrap_or(u32::MAX),
+                stalled: self.limits.factor > 0 && seen.is_stalled(self.limits),
                 doing: Doing::default(),
             })
             .collect();
@@ -289,6 +298,12 @@ pub struct Hang {
 }
 
 impl Hang {
+    /// Whether the same ranks are named for the same reason at the same step.
+    pub fn is_same(&self, other: &Hang) -> bool {
+        let what = |h: &Hang| (h.evidence, h.step);
+        what(self) == what(other) && self.ranks == other.ranks
+    }
+
     /// The named ranks of one node.
     pub fn ranks_of(&self, node: NodeId) -> Vec<u32> {
         let here = self.ranks.iter().filter(|n| n.node == node);
@@ -333,8 +348,13 @@ impl Hang {
 }
 
 /// Finds those for whom the others wait, from where the ranks of all nodes stand. `None` where no
-/// rank was reported at all, and where a rank that moves, or that is not expected to, is no further
-/// than those that stand still: they may wait for it, as while one rank saves or evaluates for all.
+/// rank stands still any more, and where a rank that moves, or that is not expected to, is no further
+/// than those that stand still: they may wait for it, as while one rank saves or evaluates for all. Nor
+/// are all named who stand at one point while a node is silent: the rank that they wait for may be there.
+///
+/// The nodes answer at different moments, and who went on between two of them may seem to leave the
+/// others behind. So a verdict stands only if it comes twice, from answers to two questions one after
+/// the other.
 ///
 /// Ranks that are a step ahead and move while others stand still are no candidates: the job does not
 /// run in lock step then, and who stands still is at fault itself. Among the candidates those are kept that are
@@ -345,6 +365,9 @@ pub fn judge(all: &[(NodeId, Vec<Standing>)], silent: Vec<NodeId>) -> Option<Han
         all.iter()
             .flat_map(|(node, list)| list.iter().map(|s| (*node, *s)))
     };
+    if !every().any(|(_, s)| s.stalled) {
+        return None;
+    }
     let longest = every().map(|(_, s)| s.idle_ms).max()?;
     let mut group: Vec<(NodeId, Standing)> =
         every().filter(|(_, s)| s.idle_ms >= longest / 2).collect();
@@ -377,6 +400,13 @@ pub fn judge(all: &[(NodeId, Vec<Standing>)], silent: Vec<NodeId>) -> Option<Han
     group.sort_by_key(|(_, s)| s.rank);
     let first = group.first()?.1;
     let named = group.len();
+    let evidence = evidence.unwrap_or(match moving {
+        0 => Evidence::Nothing,
+        _ => Evidence::Alone,
+    });
+    if evidence == Evidence::Nothing && !silent.is_empty() {
+        return None;
+    }
     Some(Hang {
         ranks: group
             .iter()
@@ -386,10 +416,7 @@ pub fn judge(all: &[(NodeId, Vec<Standing>)], silent: Vec<NodeId>) -> Option<Han
                 rank: s.rank,
             })
             .collect(),
-        evidence: evidence.unwrap_or(match moving {
-            0 => Evidence::Nothing,
-            _ => Evidence::Alone,
-        }),
+        evidence,
         step: first.point.step,
         idle_ms: first.idle_ms,
         waiting: u32::try_from(still - named).unwrap_or(u32::MAX),

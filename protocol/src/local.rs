@@ -10,6 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
+use crate::barrier::Held;
 use crate::control::Reason;
 use crate::control::report::{MAX_RANKS, RankMetrics};
 use crate::hang::{MAX_STANDINGS, Standing};
@@ -254,6 +255,8 @@ pub struct Register {
     pub place: Place,
     /// The generation whose workers run here, when the launcher comes back to an agent.
     pub running: Option<Digest>,
+    /// What it holds of a stop step, and its workers with it.
+    pub gate: Option<Held>,
     /// The store that the launcher opened for the job: it carries out what [`ToLauncher::Store`]
     /// asks.
     pub store: Option<StoreUuid>,

@@ -235,6 +235,12 @@ impl Record {
         self.member(node).is_some()
     }
 
+    /// A generation of fewer nodes than the job wants: it records who left, runs nothing, and waits for
+    /// others.
+    pub fn is_short(&self) -> bool {
+        self.kind == Kind::Next && self.members.len() < usize::from(self.spec.min_nodes)
+    }
+
     /// The number of ranks.
     pub fn world(&self) -> u32 {
         self.members.iter().map(|m| u32::from(m.slots)).sum()

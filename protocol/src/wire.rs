@@ -365,8 +365,10 @@ pub struct Status {
     pub stalled: bool,
     /// The number of the newest [`JobMessage::Hang`] that it heard.
     pub heard_hang: u32,
-    /// The newest checkpoint that ranks of this member saved for.
+    /// The newest checkpoint that ranks of this member save or saved for.
     pub saved: Option<Saved>,
+    /// The barrier at whose step ranks of this member wait, or will wait, for it is not decided here.
+    pub gate: Option<u32>,
 }
 
 /// A node goes, by a notice that leaves this much time.

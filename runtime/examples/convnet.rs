@@ -1,29 +1,36 @@
 //! A convolutional net on the handwritten digits that ship with Muster, on as many nodes as there are.
 //!
-//! `muster run --nnodes 1:3 -- target/debug/examples/convnet --steps 300`. Kill a node: the others go on where they
-//! are. Other flags: `--batch`, `--seed`, `--overlap hooks|staged|none`, `--checkpoints DIR`, `--report-every`,
-//! `--pause-ms`, `--cpu`.
+//! `muster run --nnodes 1:3 -- target/release/examples/convnet`. Kill a node: the others go on where they are.
+//! `--width` says how many channels the first convolution has; `--help` lists the other flags.
 
 mod training;
 
 use std::error::Error;
 use std::process::ExitCode;
 
-use muster_runtime::data::{Batch, SamplerConfig, Tail};
+use muster_runtime::data::Tail;
 use muster_runtime::demo::{Digits, Sample};
-use muster_runtime::schedule::{Base, Scaling, Schedule, Span, WarmUp, WarmUpFrom};
-use muster_runtime::torch::{Net, Options, Parts, Rule, Score, TorchModel, rows};
-use muster_runtime::train::{Config, Feed, HeldOut, Parallel};
+use muster_runtime::torch::{Net, Parts, Rule, Score, TorchModel, rows};
 use tch::nn::{self, Module};
 use tch::{Kind, Tensor};
-use training::Args;
+use training::{Args, Defaults};
+
+const DEFAULTS: Defaults = Defaults {
+    steps: 300,
+    batch: 64,
+    rate: 0.02,
+    eval_every: 100,
+    more: &[("width", 16)],
+};
 
 fn main() -> ExitCode {
     training::finish(run())
 }
 
 fn run() -> Result<(), Box<dyn Error>> {
-    let args = Args::parse(300, 64, &[("eval-every", 100)])?;
+    let Some(args) = Args::parse(&DEFAULTS)? else {
+        return Ok(());
+    };
     let digits = Digits::load()?;
     let (train, held_out) = (digits.train.len() as u64, digits.held_out.len() as u64);
     tch::manual_seed(args.seed.cast_signed());
@@ -42,52 +49,20 @@ fn run() -> Result<(), Box<dyn Error>> {
             }),
         }),
     };
-    let options = Options {
-        overlap: args.overlap,
-        ..Options::new(Rule::momentum(0.9))
-    };
-    let model = TorchModel::new(parts, &options)?;
-    let sampler = SamplerConfig {
-        samples: train,
-        seed: args.seed,
-        batch: Batch::Global(args.batch),
-        // Small enough that several ranks have some.
-        microbatch: (args.batch / 8).max(1),
-        tail: Tail::Keep,
-    };
-    let schedule = Schedule {
-        rate: 0.05,
-        base: Base::Cosine {
-            period: Span::Steps(args.steps.max(1)),
-            floor: 0.02,
-            growth: None,
-        },
-        scaling: Scaling::None,
-        warm_up: Some(WarmUp {
-            over: Span::Steps(20),
-            from: WarmUpFrom::Part(0.1),
-        }),
-    };
-    let config = Config::new(sampler, Span::Steps(args.steps), schedule);
-    let in_memory = || Feed::direct(|_| Ok(()));
-    let every = Span::Steps(args.get("eval-every").unsigned_abs().max(1));
-    let training = Parallel::new(model, in_memory(), config)?.evaluated_by(HeldOut::new(
-        in_memory(),
-        held_out,
-        64,
-        every,
-    ));
-    training::train(training, &args)?;
+    let model = TorchModel::new(parts, &args.options(Rule::momentum(0.9)))?;
+    let config = args.config(train, Tail::Keep, 0.0);
+    training::train(model, config, held_out, &args)?;
     Ok(())
 }
 
 /// Images of 8 x 8 points; ten scores.
 fn net(args: &Args) -> Net {
     let mut net = Net::new(args.device);
+    let width = args.get("width").max(1);
     for (name, from, to, halve) in [
-        ("a", 1, 16, false),
-        ("b", 16, 32, true),
-        ("c", 32, 64, true),
+        ("a", 1, width, false),
+        ("b", width, 2 * width, true),
+        ("c", 2 * width, 4 * width, true),
     ] {
         net.stage(name, |path| {
             let config = nn::ConvConfig {
@@ -104,7 +79,7 @@ fn net(args: &Args) -> Net {
         });
     }
     net.stage("scores", |path| {
-        let layer = nn::linear(path, 64 * 4, 10, Default::default());
+        let layer = nn::linear(path, 4 * width * 4, 10, Default::default());
         move |x, train| layer.forward(&x.flatten(1, -1).dropout(0.2, train))
     });
     net

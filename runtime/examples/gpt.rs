@@ -1,8 +1,8 @@
 //! A small GPT that writes "Alice's Adventures in Wonderland", letter by letter, trained on as many nodes as there are.
 //!
-//! `muster run --nnodes 1:3 -- target/debug/examples/gpt --steps 500`. Kill a node: the others go on where they are.
-//! Other flags: `--layers`, `--width`, `--heads`, `--context` (the model), `--letters` (to write at the end), and
-//! those of the example `convnet`.
+//! `muster run --nnodes 1:3 -- target/release/examples/gpt`. Kill a node: the others go on where they are. `--layers`,
+//! `--width`, `--heads` and `--context` are the model's, `--letters` says how much it writes at the end; `--help` lists
+//! the other flags.
 //!
 //! The model is that of Radford et al.: Language Models are Unsupervised Multitask Learners (GPT-2), 2019, with
 //! the normalization before each part of a block.
@@ -13,31 +13,38 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use muster_runtime::data::{Batch, SamplerConfig, Tail};
-use muster_runtime::schedule::{Base, Scaling, Schedule, Span, WarmUp, WarmUpFrom};
-use muster_runtime::torch::{Labelled, Net, Options, Parts, Rule, Source, TorchModel};
-use muster_runtime::train::{Config, Feed, HeldOut, Parallel};
+use muster_runtime::data::Tail;
+use muster_runtime::torch::{Labelled, Net, Parts, Rule, Source, TorchModel};
+use muster_runtime::train::Config;
 use tch::nn::{self, Module};
 use tch::{Kind, Tensor};
-use training::Args;
+use training::{Args, Defaults};
 
 /// In the public domain: examples/alice/README.md.
 const TEXT: &str = include_str!("../../examples/alice/alice.txt");
+
+const DEFAULTS: Defaults = Defaults {
+    steps: 500,
+    batch: 32,
+    rate: 0.002,
+    eval_every: 250,
+    more: &[
+        ("layers", 4),
+        ("width", 128),
+        ("heads", 4),
+        ("context", 64),
+        ("letters", 300),
+    ],
+};
 
 fn main() -> ExitCode {
     training::finish(run())
 }
 
 fn run() -> Result<(), Box<dyn Error>> {
-    let own = [
-        ("layers", 4),
-        ("width", 128),
-        ("heads", 4),
-        ("context", 64),
-        ("letters", 300),
-        ("eval-every", 250),
-    ];
-    let args = Args::parse(500, 32, &own)?;
+    let Some(args) = Args::parse(&DEFAULTS)? else {
+        return Ok(());
+    };
     let text = Text::new(TEXT);
     let context = args.get("context").unsigned_abs().max(2);
     // The end of the book is kept for the test.
@@ -45,7 +52,10 @@ fn run() -> Result<(), Box<dyn Error>> {
     let (train, held_out) = text.letters.split_at(cut);
     let windows = train.len() as u64 - context;
     let held_out_windows = (held_out.len() as u64 - 1) / context;
-    let config = config(&args, windows);
+    let config = Config {
+        max_norm: Some(1.0),
+        ..args.config(windows, Tail::Drop, 0.1)
+    };
     tch::manual_seed(args.seed.cast_signed());
     let parts = Parts {
         net: net(&args, text.alphabet.len() as i64),
@@ -61,47 +71,12 @@ fn run() -> Result<(), Box<dyn Error>> {
         held_out: windows_of(held_out, context, context),
         score: None,
     };
-    let options = Options {
-        overlap: args.overlap,
-        ..Options::new(Rule::adam_w())
-    };
-    let model = TorchModel::new(parts, &options)?;
-    let in_memory = || Feed::direct(|_| Ok(()));
-    let every = Span::Steps(args.get("eval-every").unsigned_abs().max(1));
-    let evaluation = HeldOut::new(in_memory(), held_out_windows, 32, every);
-    let training = Parallel::new(model, in_memory(), config)?.evaluated_by(evaluation);
-    if let Some(model) = training::train(training, &args)? {
+    let model = TorchModel::new(parts, &args.options(Rule::adam_w()))?;
+    if let Some(model) = training::train(model, config, held_out_windows, &args)? {
         let written = write(model.net(), &text, &args)?;
         println!("it writes:\n{written}");
     }
     Ok(())
-}
-
-fn config(args: &Args, windows: u64) -> Config {
-    let sampler = SamplerConfig {
-        samples: windows,
-        seed: args.seed,
-        batch: Batch::Global(args.batch),
-        microbatch: (args.batch / 8).max(1),
-        tail: Tail::Drop,
-    };
-    let schedule = Schedule {
-        rate: 0.002,
-        base: Base::Cosine {
-            period: Span::Steps(args.steps.max(1)),
-            floor: 0.1,
-            growth: None,
-        },
-        scaling: Scaling::None,
-        warm_up: Some(WarmUp {
-            over: Span::Steps(20),
-            from: WarmUpFrom::Part(0.1),
-        }),
-    };
-    Config {
-        max_norm: Some(1.0),
-        ..Config::new(sampler, Span::Steps(args.steps), schedule)
-    }
 }
 
 /// A text as numbers of letters.

@@ -2,26 +2,30 @@
 //!
 //! - `live_steps --log DIR --gradient BYTES --state BYTES --step-ms MS --steps N`, started by `muster run`: every
 //!   commit and every change of the generation goes to a file of this process in DIR, one line of JSON each.
-//! - `live_steps --pairs N --world W ...`: waits for W ranks, then does each step twice, once live and once as a
-//!   loop without live membership does it (the same all-reduce and update, nothing else), by turns first and
-//!   second; rank 0 notes both times.
+//! - `live_steps --pairs N --world W ...`: waits for W ranks, then does N pairs of blocks of `--block` steps, one
+//!   live and one as a loop without live membership does it (the same all-reduce and update, on the same memory,
+//!   nothing else). Which
+//!   one is first is drawn by chance, the same on all ranks. A block begins when all ranks have ended the one
+//!   before, and its time is until all have ended it: what a step leaves to do on another rank is its own. Rank 0
+//!   notes both times. With `--seconds S` only as many pairs as fit, by those that warm up.
 //! - `live_steps --tcp BYTES` needs no place: so many bytes over one plain loopback connection.
 
+use std::any::Any;
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::error::Error;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::ops::Range;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use muster_runtime::Session;
 use muster_runtime::collective::{Group, Op};
-use muster_runtime::live::{Fault, Frozen, Outcome, Patience, Share, Training, Worker};
+use muster_runtime::live::{Fault, Frozen, Landing, Outcome, Patience, Share, Training, Worker};
 
 type Failure = Box<dyn Error>;
 
@@ -51,7 +55,9 @@ fn main() -> Result<(), Failure> {
         pause: Duration::from_millis(number("step-ms", 0)?),
         gradient: vec![1e-3; gradient],
         listener: Vec::new(),
-        state: State::new(state / gradient, gradient),
+        state: State::default(),
+        pieces: state / gradient,
+        making: Some(Making::begin(state / gradient, gradient)),
         spare: Rc::default(),
         tried: None,
         quiet: options.contains_key("pairs"),
@@ -63,7 +69,18 @@ fn main() -> Result<(), Failure> {
         .map_err(|_| "this launcher restarts workers")?;
     match number("pairs", 0)? {
         0 => train(worker, number("steps", u64::MAX)?),
-        pairs => compare(worker, pairs, number("world", 2)? as u32),
+        pairs => {
+            let seconds = number("seconds", u64::from(u32::MAX))?;
+            compare(
+                worker,
+                number("world", 2)? as u32,
+                &Pairs {
+                    most: pairs,
+                    block: number("block", 1)?.max(1),
+                    within: Duration::from_secs(seconds),
+                },
+            )
+        }
     }
 }
 
@@ -74,7 +91,11 @@ struct Steps {
     gradient: Vec<f32>,
     /// What a rank contributes that only listens.
     listener: Vec<f32>,
+    /// None while it is being made, or a copy is written into it.
     state: State,
+    pieces: usize,
+    /// The model is made while this rank takes its place, and listens.
+    making: Option<Making>,
     spare: Spare,
     /// The newest step that was begun.
     tried: Option<u64>,
@@ -84,8 +105,9 @@ struct Steps {
     log: File,
 }
 
-/// Buffers of results that are kept no longer, so that no step allocates.
-type Spare = Rc<RefCell<Vec<Vec<f32>>>>;
+/// Buffers of results that are kept no longer, so that no step allocates. Taken by turns: with more than one, live
+/// steps and others come to use the same memory.
+type Spare = Rc<RefCell<VecDeque<Vec<f32>>>>;
 
 struct Sums {
     values: Vec<f32>,
@@ -95,7 +117,7 @@ struct Sums {
 impl Drop for Sums {
     fn drop(&mut self) {
         let values = std::mem::take(&mut self.values);
-        self.spare.borrow_mut().push(values);
+        self.spare.borrow_mut().push_back(values);
     }
 }
 
@@ -106,54 +128,43 @@ fn now() -> u128 {
 
 fn update(state: &mut State, step: u64, sums: &[f32]) {
     let piece = (step % state.0.len() as u64) as usize;
-    for (value, sum) in state.0[piece].own().iter_mut().zip(sums) {
+    for (value, sum) in Arc::make_mut(&mut state.0[piece]).iter_mut().zip(sums) {
         *value -= 0.1 * sum;
     }
 }
 
+/// First values that are being written: the memory of the model is touched once, as that of any model is.
+struct Making(JoinHandle<(State, Duration)>);
+
+impl Making {
+    /// Values of this process alone: what the others hold has to come from them.
+    fn begin(pieces: usize, len: usize) -> Making {
+        Making(std::thread::spawn(move || {
+            let began = Instant::now();
+            let state = State::new(pieces, len, std::process::id() as f32);
+            (state, began.elapsed())
+        }))
+    }
+}
+
 /// Pieces as long as a gradient. One that others hold too, because it is frozen, is copied when it is changed.
-#[derive(Clone)]
-struct State(Vec<Piece>);
-
-#[derive(Clone)]
-enum Piece {
-    Own(Arc<Vec<f32>>),
-    /// Of the bytes that came from the others.
-    Copied(Arc<Vec<u8>>, Range<usize>),
-}
-
-impl Piece {
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Piece::Own(values) => bytemuck::cast_slice(values),
-            Piece::Copied(all, here) => &all[here.clone()],
-        }
-    }
-
-    fn own(&mut self) -> &mut Vec<f32> {
-        loop {
-            match self {
-                Piece::Own(values) => return Arc::make_mut(values),
-                Piece::Copied(all, here) => {
-                    let values = all[here.clone()].as_chunks().0.iter();
-                    let values = values.map(|value| f32::from_le_bytes(*value)).collect();
-                    *self = Piece::Own(Arc::new(values));
-                }
-            }
-        }
-    }
-}
+#[derive(Clone, Default)]
+struct State(Vec<Arc<Vec<f32>>>);
 
 impl State {
-    fn new(pieces: usize, len: usize) -> State {
-        let piece = |_| Piece::Own(Arc::new(vec![0.0; len]));
+    fn new(pieces: usize, len: usize, value: f32) -> State {
+        let piece = |_| Arc::new(vec![value; len]);
         State((0..pieces).map(piece).collect())
+    }
+
+    fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+        self.0.iter().map(|piece| bytemuck::cast_slice(piece))
     }
 
     fn digest(&self) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new();
-        self.0.iter().for_each(|piece| {
-            hasher.update(piece.bytes());
+        self.pieces().for_each(|piece| {
+            hasher.update(piece);
         });
         hasher.finalize()
     }
@@ -161,17 +172,52 @@ impl State {
 
 impl Frozen for State {
     fn total(&self) -> usize {
-        self.0.iter().map(|piece| piece.bytes().len()).sum()
+        self.pieces().map(<[u8]>::len).sum()
     }
 
     fn piece(&self, byte: usize) -> &[u8] {
-        let len = self.0.first().map_or(1, |piece| piece.bytes().len());
+        let len = self.0.first().map_or(1, |piece| 4 * piece.len());
         let piece = self.0.get(byte / len);
-        piece.map_or(&[], |piece| &piece.bytes()[byte % len..])
+        piece.map_or(&[], |piece| &bytemuck::cast_slice(piece)[byte % len..])
+    }
+}
+
+/// The model's own memory takes in the copy.
+impl Landing for State {
+    fn places(&mut self, total: usize) -> Option<Vec<&mut [u8]>> {
+        if self.total() != total {
+            return None;
+        }
+        let pieces = self.0.iter_mut();
+        Some(
+            pieces
+                .map(|piece| bytemuck::cast_slice_mut(Arc::make_mut(piece).as_mut_slice()))
+                .collect(),
+        )
     }
 }
 
 impl Steps {
+    /// Whether there is a model; if `wait`, there is. One that was lost with a copy that never got whole is made
+    /// again.
+    fn made(&mut self, wait: bool) -> Result<bool, Fault> {
+        if !self.state.0.is_empty() {
+            return Ok(true);
+        }
+        let (pieces, len) = (self.pieces, self.gradient.len());
+        let making = self.making.take();
+        let making = making.unwrap_or_else(|| Making::begin(pieces, len));
+        if !wait && !making.0.is_finished() {
+            self.making = Some(making);
+            return Ok(false);
+        }
+        let made = making.0.join();
+        let (state, took) = made.map_err(|_| Fault::Training("no model was made".into()))?;
+        self.state = state;
+        self.note("made", 0, &format!(", \"took\": {}", took.as_secs_f64()));
+        Ok(true)
+    }
+
     fn note(&mut self, event: &str, step: u64, more: &str) {
         // A bench whose log cannot be written has no figures, and says so by that.
         let _shown = writeln!(
@@ -191,7 +237,7 @@ impl Training for Steps {
             self.note("again", step, "");
         }
         std::thread::sleep(self.pause);
-        let values = self.spare.borrow_mut().pop();
+        let values = self.spare.borrow_mut().pop_front();
         let mut sums = Sums {
             values: values.unwrap_or_else(|| vec![0.0; self.gradient.len()]),
             spare: self.spare.clone(),
@@ -228,32 +274,47 @@ impl Training for Steps {
     }
 
     fn encode_state(&self) -> Vec<u8> {
-        let pieces: Vec<&[u8]> = self.state.0.iter().map(Piece::bytes).collect();
+        let pieces: Vec<&[u8]> = self.state.pieces().collect();
         pieces.concat()
     }
 
     fn decode_state(&mut self, bytes: &[u8]) -> bool {
-        self.adopt_state(bytes.to_vec())
+        let Some(places) = self.state.places(bytes.len()) else {
+            return false;
+        };
+        let mut left = bytes;
+        for place in places {
+            let (now, rest) = left.split_at(place.len());
+            place.copy_from_slice(now);
+            left = rest;
+        }
+        true
     }
 
     fn freeze(&mut self) -> Box<dyn Frozen> {
         Box::new(self.state.clone())
     }
 
-    fn adopt_state(&mut self, bytes: Vec<u8>) -> bool {
-        let fits = self.state.total() == bytes.len();
-        let (all, len) = (Arc::new(bytes), 4 * self.gradient.len());
-        let pieces = self.state.0.iter_mut().enumerate();
-        for (i, piece) in pieces.filter(|_| fits) {
-            *piece = Piece::Copied(all.clone(), i * len..(i + 1) * len);
-        }
-        fits
+    fn landing(&mut self) -> Option<Box<dyn Landing>> {
+        let made = self.made(false).unwrap_or(false);
+        made.then(|| -> Box<dyn Landing> { Box::new(std::mem::take(&mut self.state)) })
+    }
+
+    fn adopt_state(&mut self, landing: Box<dyn Landing>) -> bool {
+        let landing: Box<dyn Any> = landing;
+        let state = landing.downcast::<State>();
+        state.is_ok_and(|state| {
+            self.state = *state;
+            true
+        })
     }
 
     fn restore(&mut self, group: &mut Group) -> Result<u64, Fault> {
+        self.made(true)?;
+        for piece in &mut self.state.0 {
+            Arc::make_mut(piece).fill(0.0);
+        }
         group.barrier()?;
-        let len = self.gradient.len();
-        self.state = State::new(self.state.0.len(), len);
         Ok(0)
     }
 }
@@ -312,40 +373,96 @@ fn train(mut worker: Worker<'_, Steps>, steps: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The same steps twice, and the times of both.
-fn compare(mut worker: Worker<'_, Steps>, pairs: u64, world: u32) -> Result<(), Failure> {
+/// Pairs that say how long one takes.
+const FIRST: u64 = 5;
+
+/// What is measured in pairs.
+struct Pairs {
+    most: u64,
+    /// Steps of one half of a pair.
+    block: u64,
+    within: Duration,
+}
+
+/// A step of a loop without live membership, on the same memory: a page or a line of the cache that is slower than
+/// another is so for both.
+fn advance_alone(worker: &mut Worker<'_, Steps>, step: u64) -> Result<(), Failure> {
+    let gradient = std::mem::take(&mut worker.training.gradient);
+    let sums = worker.training.spare.borrow_mut().pop_front();
+    let mut sums = sums.ok_or("no buffer is left")?;
+    let group = worker.group().ok_or("the group is over")?;
+    group.all_reduce(Op::Sum, &gradient, &mut sums)?;
+    let training = &mut worker.training;
+    update(&mut training.state, step, &sums);
+    training.gradient = gradient;
+    training.spare.borrow_mut().push_back(sums);
+    Ok(())
+}
+
+fn advance_live(worker: &mut Worker<'_, Steps>) -> Result<(), Failure> {
+    let step = worker.committed();
+    let outcome = worker.advance()?;
+    let expected = Outcome::Stepped {
+        step,
+        committed: step + 1,
+    };
+    if outcome != expected {
+        return Err(format!("disturbed: {outcome:?}").into());
+    }
+    Ok(())
+}
+
+/// One block until all ranks have ended it, per step.
+fn half(worker: &mut Worker<'_, Steps>, is_live: bool, block: u64) -> Result<Duration, Failure> {
+    let began = Instant::now();
+    for _ in 0..block {
+        if is_live {
+            advance_live(worker)?;
+        } else {
+            let step = worker.committed();
+            advance_alone(worker, step)?;
+        }
+    }
+    worker.group().ok_or("the group is over")?.barrier()?;
+    Ok(began.elapsed().div_f64(block as f64))
+}
+
+/// Both halves of a pair, [live, plain], in an order that is drawn by chance.
+fn both(worker: &mut Worker<'_, Steps>, pair: u64, block: u64) -> Result<[Duration; 2], Failure> {
+    let drawn = blake3::hash(&pair.to_le_bytes()).as_bytes()[0] % 2;
+    let mut took = [Duration::ZERO; 2];
+    for turn in 0..2 {
+        let is_live = turn == drawn;
+        took[usize::from(!is_live)] = half(worker, is_live, block)?;
+    }
+    Ok(took)
+}
+
+/// Pairs of blocks, and the times of both.
+fn compare(mut worker: Worker<'_, Steps>, world: u32, wanted: &Pairs) -> Result<(), Failure> {
     while worker.committed() < 5 || worker.place().world != world {
         worker.advance()?;
     }
-    let gradient = worker.training.gradient.clone();
-    let (mut state, mut sums) = (worker.training.state.clone(), vec![0.0; gradient.len()]);
-    let (first, rank) = (worker.committed(), worker.place().rank);
-    let mut times = Vec::with_capacity(pairs as usize);
-    for pair in 0..pairs + pairs / 10 {
-        let step = first + pair;
-        let mut took = [Duration::ZERO; 2];
-        for turn in 0..2 {
-            let live = (turn + pair) % 2 == 0;
-            let began = Instant::now();
-            if live {
-                let outcome = worker.advance()?;
-                if outcome
-                    != (Outcome::Stepped {
-                        step,
-                        committed: step + 1,
-                    })
-                {
-                    return Err(format!("disturbed: {outcome:?}").into());
-                }
-            } else {
-                let group = worker.group().ok_or("the group is over")?;
-                group.all_reduce(Op::Sum, &gradient, &mut sums)?;
-                update(&mut state, step, &sums);
-            }
-            took[usize::from(!live)] = began.elapsed();
-        }
-        // The first ones warm up.
-        if pair >= pairs / 10 {
+    let training = &mut worker.training;
+    let buffer = vec![0.0; training.gradient.len()];
+    training.spare.borrow_mut().push_back(buffer);
+    let rank = worker.place().rank;
+    let began = Instant::now();
+    for pair in 0..FIRST {
+        both(&mut worker, pair, wanted.block)?;
+    }
+    let each = began.elapsed().as_secs_f64() / FIRST as f64;
+    let fit = (wanted.within.as_secs_f64() / each) as u64;
+    // All do as many as rank 0 says; and none begins before another.
+    let mut pairs = [0];
+    let group = worker.group().ok_or("the group is over")?;
+    group.broadcast(0, &[fit.clamp(1, wanted.most)], &mut pairs)?;
+    group.barrier()?;
+    let warm = FIRST + (pairs[0] / 10).min(100);
+    let mut times = Vec::with_capacity(pairs[0] as usize);
+    for pair in FIRST..warm + pairs[0] {
+        let took = both(&mut worker, pair, wanted.block)?;
+        if pair >= warm {
             times.push(took.map(|t| t.as_secs_f64() * 1e6));
         }
     }

@@ -3,7 +3,8 @@
 //!
 //! Trains a perceptron of `--layers` layers, `--width` wide, three times over: without overlap, by hooks and in
 //! stages. Rank 0 prints the median step of each, the part of it that waited for other ranks, and whether all three
-//! ended with the same bits. `--sharing tcp` keeps ranks of one host from sharing memory (`memory`).
+//! ended with the same bits. `--sharing tcp` keeps ranks of one host from sharing memory (`memory`); `--format json` says
+//! it for programs (`text`).
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -31,7 +32,7 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), Box<dyn Error>> {
     let (mut steps, mut layers, mut width, mut batch) = (20u64, 8i64, 1024i64, 64u64);
-    let mut sharing = Sharing::Auto;
+    let (mut sharing, mut json) = (Sharing::Auto, false);
     let mut args = std::env::args().skip(1);
     while let Some(flag) = args.next() {
         let value = args.next().ok_or(format!("{flag} wants a value"))?;
@@ -42,6 +43,8 @@ fn run() -> Result<(), Box<dyn Error>> {
             "--batch" => batch = value.parse()?,
             "--sharing" if value == "tcp" => sharing = Sharing::Off,
             "--sharing" if value == "memory" => sharing = Sharing::Auto,
+            "--format" if value == "json" => json = true,
+            "--format" if value == "text" => json = false,
             _ => return Err(format!("unknown: {flag} {value}").into()),
         }
     }
@@ -95,28 +98,34 @@ fn run() -> Result<(), Box<dyn Error>> {
                 let middle = all.get(all.len() / 2).copied().unwrap_or_default();
                 middle.as_secs_f64() * 1e3
             };
-            println!(
-                "{overlap:?}: step {:.1} ms, computing {:.1}, communicating {:.1}, waiting for it {:.1}, updating {:.1} ({:.1} MB of gradients, {ranks} ranks)",
-                median(|t| t.total),
-                median(|t| t.computing),
-                median(|t| t.communicating),
-                median(|t| t.exposed),
-                median(|t| t.updating),
-                parameters as f64 * 4e-6,
-            );
+            let parts = [
+                ("step", median(|t| t.total)),
+                ("computing", median(|t| t.computing)),
+                ("communicating", median(|t| t.communicating)),
+                ("waiting", median(|t| t.exposed)),
+                ("updating", median(|t| t.updating)),
+            ];
+            if json {
+                let parts = parts.map(|(part, ms)| format!("\"{part}\": {ms:.3}"));
+                println!("{{\"overlap\": \"{overlap:?}\", {}}}", parts.join(", "));
+            } else {
+                let parts = parts.map(|(part, ms)| format!("{part} {ms:.1}"));
+                println!(
+                    "{overlap:?}, in ms: {} ({:.1} MB of gradients, {ranks} ranks)",
+                    parts.join(", "),
+                    parameters as f64 * 4e-6,
+                );
+            }
         }
         states.push(blake3::hash(&training.encode_state()));
     }
     if env.rank == 0 {
         let same = states.iter().all(|state| *state == states[0]);
-        println!(
-            "{}",
-            if same {
-                "all three ended with the same bits"
-            } else {
-                "the results DIFFER"
-            }
-        );
+        match (json, same) {
+            (true, _) => println!("{{\"same\": {same}}}"),
+            (false, true) => println!("all three ended with the same bits"),
+            (false, false) => println!("the results DIFFER"),
+        }
     }
     Ok(())
 }

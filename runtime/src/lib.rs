@@ -29,3 +29,5 @@ pub use session::{Directive, Metrics, Session, SessionError, Waits};
 
 #[cfg(test)]
 mod needs_torch;
+#[cfg(test)]
+mod testing;

@@ -220,6 +220,12 @@ impl Session {
         }
     }
 
+    /// A state was restored that may be older than what this process has seen: steps are announced from there.
+    pub(crate) fn begin_anew(&mut self) {
+        self.last = None;
+        self.page.store(word::PROGRESS, encode_step(None));
+    }
+
     /// Tells the launcher that this rank stopped before `step` and that its state is saved. The
     /// process then exits with 0.
     pub fn acknowledge(&self, step: u64) {

@@ -7,18 +7,17 @@
     reason = "a test's helpers fail the test"
 )]
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+mod common;
+
 use std::time::{Duration, Instant};
 
+use common::{Rank, free_port};
 use muster_runtime::WorkerEnv;
 use muster_runtime::collective::{Group, GroupConfig, GroupError, LossCause, Op, Sharing};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 const WORKER_ENV: &str = "MUSTER_TEST_COLLECTIVE";
-const BOUND: Duration = Duration::from_secs(60);
 /// Elements of 64 MiB.
 const LEN: usize = 16 << 20;
 
@@ -61,75 +60,34 @@ fn rank_process() {
     }
 }
 
-struct Rank {
-    child: Child,
-    lines: Receiver<String>,
-}
-
-impl Rank {
-    /// The next line that the rank says.
-    fn line(&self) -> String {
-        match self.lines.recv_timeout(BOUND) {
-            Ok(line) => line,
-            Err(RecvTimeoutError::Timeout) => panic!("nothing said within {BOUND:?}"),
-            Err(RecvTimeoutError::Disconnected) => panic!("ended without a word"),
+/// The next line that is not about an operation that went well.
+fn end(rank: &Rank) -> String {
+    loop {
+        let line = rank.line();
+        if !line.starts_with("@done") {
+            return line;
         }
-    }
-
-    /// The next line that is not about an operation that went well.
-    fn end(&self) -> String {
-        loop {
-            let line = self.line();
-            if !line.starts_with("@done") {
-                return line;
-            }
-        }
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.child.id().cast_signed()), signal).unwrap();
     }
 }
 
-impl Drop for Rank {
-    fn drop(&mut self) {
-        if self.child.kill().is_ok() {
-            self.child.wait().unwrap();
-        }
-    }
+fn signal(rank: &Rank, signal: Signal) {
+    kill(Pid::from_raw(rank.child.id().cast_signed()), signal).unwrap();
 }
 
 fn start(plan: &str, world: u32) -> Vec<Rank> {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    drop(listener);
+    let port = free_port();
+    let variables = |rank: u32| {
+        [
+            (WORKER_ENV, plan.to_owned()),
+            ("RANK", rank.to_string()),
+            ("WORLD_SIZE", world.to_string()),
+            ("MASTER_ADDR", "127.0.0.1".to_owned()),
+            ("MASTER_PORT", port.to_string()),
+            ("MUSTER_GENERATION_DIGEST", "ab".repeat(32)),
+        ]
+    };
     (0..world)
-        .map(|rank| {
-            let mut child = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "rank_process", "--nocapture"])
-                .env(WORKER_ENV, plan)
-                .env("RANK", rank.to_string())
-                .env("WORLD_SIZE", world.to_string())
-                .env("MASTER_ADDR", "127.0.0.1")
-                .env("MASTER_PORT", port.to_string())
-                .env("MUSTER_GENERATION_DIGEST", "ab".repeat(32))
-                .stdout(Stdio::piped())
-                .spawn()
-                .unwrap();
-            let stdout = BufReader::new(child.stdout.take().unwrap());
-            let (said, lines) = channel();
-            std::thread::spawn(move || {
-                for line in stdout.lines().map_while(Result::ok) {
-                    // The harness may have written before it on the same line.
-                    if let Some(at) = line.find('@')
-                        && said.send(line[at..].to_owned()).is_err()
-                    {
-                        return;
-                    }
-                }
-            });
-            Rank { child, lines }
-        })
+        .map(|rank| Rank::start("rank_process", &variables(rank)))
         .collect()
 }
 
@@ -148,10 +106,10 @@ mod real {
                 assert!(first.iter().all(|line| *line == first[0]), "{first:?}");
                 assert!(first[0].starts_with("@done"), "{first:?}");
                 // All are in operations of tens of milliseconds, one after the other.
-                ranks[dead].signal(Signal::SIGKILL);
+                signal(&ranks[dead], Signal::SIGKILL);
                 let began = Instant::now();
                 for (rank, process) in ranks.iter().enumerate().filter(|(rank, _)| *rank != dead) {
-                    let end = process.end();
+                    let end = end(process);
                     let expected = format!("@lost {dead} ");
                     assert!(
                         end.starts_with(&expected) && end.ends_with("true"),
@@ -174,9 +132,9 @@ mod real {
                 let ranks = start(&format!("{way} 1500"), 4);
                 let first: Vec<String> = ranks.iter().map(Rank::line).collect();
                 assert!(first.iter().all(|line| *line == first[0]), "{first:?}");
-                ranks[dead].signal(Signal::SIGSTOP);
+                signal(&ranks[dead], Signal::SIGSTOP);
                 for (rank, process) in ranks.iter().enumerate().filter(|(rank, _)| *rank != dead) {
-                    let (end, expected) = (process.end(), format!("@lost {dead} true true"));
+                    let (end, expected) = (end(process), format!("@lost {dead} true true"));
                     assert_eq!(end, expected, "{way}: rank {rank}");
                 }
             }

@@ -23,7 +23,7 @@ use muster_protocol::wire::{
 };
 use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, StateId, StoreUuid, Time};
 
-use watch::{saved, standing};
+use watch::{held, saved, standing};
 
 pub use local::{answers, to_agent, to_launcher};
 
@@ -80,6 +80,8 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::Stop(ToNode::Install { .. }) => "job.stop.install",
     JobMessage::Stop(ToNode::Confirm { .. }) => "job.stop.confirm",
     JobMessage::Stop(ToNode::Cancel { .. }) => "job.stop.cancel",
+    JobMessage::Stop(ToNode::Ask { .. }) => "job.stop.ask",
+    JobMessage::StopAnswer(ToLeader::Holds { .. }) => "job.stop_answer.holds",
     JobMessage::StopAnswer(ToLeader::Installed { .. }) => "job.stop_answer.installed",
     JobMessage::StopAnswer(ToLeader::Settled { .. }) => "job.stop_answer.settled",
     JobMessage::StopAnswer(ToLeader::Newer { .. }) => "job.stop_answer.newer",
@@ -441,6 +443,7 @@ pub fn job_messages() -> Vec<JobMessage> {
             stalled: true,
             heard_hang: 2,
             saved: Some(saved()),
+            gate: Some(2),
         })),
         order(Action::Run {
             attempt: 1,
@@ -473,6 +476,20 @@ pub fn job_messages() -> Vec<JobMessage> {
         JobMessage::Stop(ToNode::Cancel {
             digest: digest(5),
             barrier: 2,
+        }),
+        JobMessage::Stop(ToNode::Ask {
+            digest: digest(5),
+            barrier: 3,
+        }),
+        JobMessage::StopAnswer(ToLeader::Holds {
+            digest: digest(5),
+            barrier: 3,
+            held: Some(held()),
+        }),
+        JobMessage::StopAnswer(ToLeader::Holds {
+            digest: digest(5),
+            barrier: 3,
+            held: None,
         }),
         JobMessage::StopAnswer(ToLeader::Installed {
             digest: digest(5),

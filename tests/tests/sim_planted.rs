@@ -86,3 +86,12 @@ fn without_r16_old_workers_run_on() {
     };
     found(flaws, Focus::Leases, &["I11"]);
 }
+
+#[test]
+fn without_r20_a_checkpoint_stays_open() {
+    let flaws = Flaws {
+        skip_r20: true,
+        ..Flaws::default()
+    };
+    found(flaws, Focus::Checkpoints, &["I14", "liveness"]);
+}

@@ -133,6 +133,7 @@ impl World {
             addrs: vec![HERE],
             place: Place::default(),
             running: None,
+            gate: None,
             store: None,
             pid: 1,
             command: String::new(),

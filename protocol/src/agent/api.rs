@@ -66,6 +66,8 @@ pub struct Flaws {
     pub skip_r12: bool,
     pub skip_r13: bool,
     pub skip_r16: bool,
+    /// Of R20: what an earlier leader left open is no concern of the next.
+    pub skip_r20: bool,
 }
 
 /// Something that happened.

@@ -251,6 +251,7 @@ mod tests {
             addrs: vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
             place: Place::default(),
             running: None,
+            gate: None,
             store: None,
             pid: 1,
             command: String::new(),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::{Error, ToLeader, ToNode};
+use super::{Error, Held, ToLeader, ToNode};
 use crate::control::Reason;
 use crate::ids::{Digest, NodeId};
 use crate::time::{Span, Time};
@@ -32,6 +32,12 @@ pub enum Event {
     NodeLost {
         node: NodeId,
     },
+    /// Ranks of this node wait, or will wait, at a step of this barrier that is not decided there:
+    /// another leader's, one of an earlier run of this agent, or one whose decision was lost.
+    Gated {
+        node: NodeId,
+        barrier: u32,
+    },
     /// The job stops in another way: what is not decided is void.
     GiveUp,
 }
@@ -52,6 +58,11 @@ pub enum Effect {
         barrier: u32,
         step: u64,
     },
+    /// An earlier leader has confirmed this step, and not every node knows of it: they are told now.
+    Resumed {
+        step: u64,
+        reason: Reason,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -71,11 +82,15 @@ pub enum GivenUp {
     Lost(NodeId),
     #[error("the job stops")]
     Stops,
+    #[error("the job's leader was replaced before all had agreed")]
+    TakenOver,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Phase {
     Idle,
+    /// What the nodes hold is not known.
+    Asking,
     Open {
         step: u64,
         deadline: Time,
@@ -88,6 +103,8 @@ pub(super) enum Phase {
 pub(super) struct Answered {
     installed: Option<u64>,
     settled: bool,
+    /// It said what it holds.
+    holds: Option<Option<Held>>,
 }
 
 /// What a [`Event::Drain`] asks for.
@@ -104,6 +121,10 @@ impl Drain {
     fn give_up(&self) -> Time {
         self.until - self.save_time
     }
+
+    fn stops(&self) -> bool {
+        self.reason != Reason::Checkpoint
+    }
 }
 
 /// The barriers of one generation, one after the other.
@@ -118,7 +139,9 @@ pub struct Leader {
     passing: bool,
     /// Of the newest barrier.
     reason: Reason,
-    /// A drain that came while not every node had heard of such a decision.
+    /// No barrier of another leader, or of another run of this agent, can be under way.
+    sure: bool,
+    /// A drain that came while that was not so, or while not every node had heard of such a decision.
     waiting: Option<Drain>,
     effects: VecDeque<Effect>,
 }
@@ -138,8 +161,22 @@ impl Leader {
             resend_at: None,
             passing: false,
             reason: Reason::Unknown,
+            sure: true,
             waiting: None,
             effects: VecDeque::new(),
+        }
+    }
+
+    /// The same, where another may have led the generation before, or an earlier run of this agent:
+    /// what the nodes hold is asked for first.
+    pub fn taking_over(
+        digest: Digest,
+        nodes: impl IntoIterator<Item = NodeId>,
+        heard: u32,
+    ) -> Leader {
+        Leader {
+            sure: false,
+            ..Leader::new(digest, nodes, heard)
         }
     }
 
@@ -172,11 +209,13 @@ impl Leader {
                 if self.nodes.remove(&node).is_some() && self.is_open() {
                     self.decide(Outcome::Cancelled(GivenUp::Lost(node)), now);
                 }
+                self.conclude(now);
                 self.open_waiting(now);
             }
+            Event::Gated { node, barrier } => self.gated(node, barrier, now),
             Event::GiveUp => {
                 self.waiting = None;
-                if self.is_open() {
+                if self.is_open() || matches!(self.phase, Phase::Asking) {
                     self.decide(Outcome::Cancelled(GivenUp::Stops), now);
                 }
             }
@@ -185,9 +224,15 @@ impl Leader {
     }
 
     pub fn handle_timeout(&mut self, now: Time) {
-        // It has no time left to wait for its turn in: it is opened, and given up below.
+        // It has no time left to wait for its turn in.
         if let Some(drain) = self.waiting.take_if(|w| now >= w.give_up()) {
-            self.open(drain, now);
+            if drain.stops() {
+                // It is given up below: whoever waits goes on, to stop in another way.
+                self.open(drain, now);
+            } else {
+                let (barrier, outcome) = (self.barrier, Outcome::Cancelled(GivenUp::Deadline));
+                self.effects.push_back(Effect::Decided { barrier, outcome });
+            }
         }
         if let Phase::Open { give_up, .. } = self.phase
             && now >= give_up
@@ -227,19 +272,30 @@ impl Leader {
         }
     }
 
+    /// Keeps a drain for later: a stop goes before a checkpoint, and then what has less time.
+    fn wait(&mut self, drain: Drain) {
+        let order = |d: &Drain| (!d.stops(), d.give_up());
+        let both = self.waiting.take().into_iter().chain([drain]);
+        self.waiting = both.min_by_key(order);
+    }
+
     fn drain(&mut self, drain: Drain, now: Time) {
-        let Drain { until, reason, .. } = drain;
+        let until = drain.until;
         let too_late = drain.give_up();
-        let stops = reason != Reason::Checkpoint;
         match &mut self.phase {
+            Phase::Asking => self.wait(drain),
+            _ if !self.sure => {
+                self.wait(drain);
+                self.ask_above(self.barrier, now);
+            }
             // A checkpoint that is not decided makes way: another barrier, and who has installed the
             // one before keeps waiting.
-            Phase::Open { .. } if stops && self.reason == Reason::Checkpoint => {
+            Phase::Open { .. } if drain.stops() && self.reason == Reason::Checkpoint => {
                 self.open(drain, now)
             }
             Phase::Decided(Outcome::Confirmed { .. }) if self.passing => {
                 if self.nodes.values().any(|n| !n.settled) {
-                    self.waiting = Some(drain);
+                    self.wait(drain);
                 } else {
                     self.open(drain, now);
                 }
@@ -273,16 +329,95 @@ impl Leader {
             deadline: drain.until,
             give_up: drain.give_up(),
         };
-        self.install_above(self.barrier, now);
-    }
-
-    /// What is open is asked for anew, under a number that no node has heard of.
-    fn install_above(&mut self, number: u32, now: Time) {
-        self.barrier = number.saturating_add(1);
+        self.barrier = self.barrier.saturating_add(1);
         for answered in self.nodes.values_mut() {
             *answered = Answered::default();
         }
         self.install_everywhere(now);
+    }
+
+    /// Another leader's barrier may be under way. What the nodes hold is asked for under a number that
+    /// none has heard of: whoever answers takes nothing that was said before under a lower one.
+    fn ask_above(&mut self, number: u32, now: Time) {
+        if let Phase::Open {
+            deadline, give_up, ..
+        } = self.phase
+        {
+            self.wait(Drain {
+                first: 1,
+                until: deadline,
+                save_time: deadline.since(give_up),
+                reason: self.reason,
+            });
+        }
+        self.sure = false;
+        self.phase = Phase::Asking;
+        self.barrier = number.saturating_add(1);
+        for answered in self.nodes.values_mut() {
+            *answered = Answered::default();
+        }
+        self.send(now);
+    }
+
+    /// All have said what they hold: what was confirmed stays so and is told to all, everything else
+    /// is void.
+    fn conclude(&mut self, now: Time) {
+        let known = |n: &Answered| n.holds.is_some();
+        if !matches!(self.phase, Phase::Asking) || !self.nodes.values().all(known) {
+            return;
+        }
+        self.sure = true;
+        self.phase = Phase::Idle;
+        self.resend_at = None;
+        let all: Vec<Option<Held>> = self.nodes.values().map(|n| n.holds.flatten()).collect();
+        let held = || all.iter().flatten();
+        let newest = held().map(|h| h.barrier).max();
+        // Nothing is opened behind a confirm before every node knows of it.
+        let confirmed = held().find(|h| h.confirmed && Some(h.barrier) == newest);
+        let passed = |step: u64| {
+            let there = |h: &Held| h.confirmed && h.step == step;
+            all.iter().all(|h| h.as_ref().is_some_and(there))
+        };
+        let stops = |r: Reason| r != Reason::Checkpoint;
+        match confirmed.copied() {
+            Some(Held { step, reason, .. }) if stops(reason) || !passed(step) => {
+                self.reason = reason;
+                self.passing = !stops(reason);
+                self.phase = Phase::Decided(Outcome::Confirmed { step });
+                self.effects.push_back(Effect::Resumed { step, reason });
+                // Whoever wants the same has it.
+                let same = |d: &mut Drain| stops(reason) || !d.stops();
+                if self.waiting.take_if(same).is_some() && stops(reason) {
+                    let barrier = self.barrier;
+                    self.effects.push_back(Effect::Shared { barrier, step });
+                }
+                self.send(now);
+            }
+            _ => match self.waiting.take() {
+                Some(drain) => self.drain(drain, now),
+                None if held().any(|h| !h.confirmed) => {
+                    self.decide(Outcome::Cancelled(GivenUp::TakenOver), now);
+                }
+                None => {}
+            },
+        }
+    }
+
+    fn gated(&mut self, node: NodeId, number: u32, now: Time) {
+        let Some(answered) = self.nodes.get_mut(&node) else {
+            return;
+        };
+        match self.phase {
+            Phase::Asking => {}
+            Phase::Open { .. } if number <= self.barrier => {}
+            Phase::Decided(_) if number <= self.barrier => {
+                // It said that it knows, and its launcher never heard of it.
+                if std::mem::take(&mut answered.settled) {
+                    self.send(now);
+                }
+            }
+            _ => self.ask_above(self.barrier.max(number), now),
+        }
     }
 
     fn message(&mut self, from: NodeId, message: ToLeader, now: Time) -> Result<(), Error> {
@@ -291,6 +426,9 @@ impl Leader {
                 digest, barrier, ..
             }
             | ToLeader::Settled { digest, barrier }
+            | ToLeader::Holds {
+                digest, barrier, ..
+            }
             | ToLeader::Newer { digest, barrier } => (digest, barrier),
         };
         if digest != self.digest {
@@ -302,13 +440,13 @@ impl Leader {
         let answered = self.nodes.get_mut(&from).ok_or(Error::NotAMember)?;
         // Another leader's, or of another run of this agent: it settled there under this number, or
         // heard of greater ones.
-        let used = match message {
-            ToLeader::Installed { .. } => false,
-            ToLeader::Settled { .. } => number >= self.barrier,
-            ToLeader::Newer { .. } => number > self.barrier,
+        let used = match (message, &self.phase) {
+            (ToLeader::Settled { .. }, Phase::Open { .. }) => number >= self.barrier,
+            (ToLeader::Newer { .. }, Phase::Open { .. } | Phase::Asking) => number > self.barrier,
+            _ => false,
         };
-        if used && number < u32::MAX && matches!(self.phase, Phase::Open { .. }) {
-            self.install_above(number, now);
+        if used && number < u32::MAX {
+            self.ask_above(number, now);
             return Ok(());
         }
         if number != self.barrier {
@@ -329,6 +467,12 @@ impl Leader {
                 self.open_waiting(now);
             }
             (ToLeader::Settled { .. }, _) => return Err(Error::NotOpen { barrier: number }),
+            (ToLeader::Holds { held, .. }, Phase::Asking) => {
+                answered.holds = Some(held);
+                self.conclude(now);
+            }
+            // It answers a question that was repeated meanwhile.
+            (ToLeader::Holds { .. }, _) => {}
             // It answers an older install that came late.
             (ToLeader::Newer { .. }, _) => {}
         }
@@ -365,42 +509,40 @@ impl Leader {
 
     /// Sends what is current to everybody who has not answered it.
     fn send(&mut self, now: Time) {
-        self.send_to(now, |answered, step| match step {
-            Some(step) => answered.installed != Some(step),
-            None => !answered.settled,
+        self.send_to(now, |answered, phase| match phase {
+            Phase::Idle => false,
+            Phase::Asking => answered.holds.is_none(),
+            Phase::Open { step, .. } => answered.installed != Some(*step),
+            Phase::Decided(_) => !answered.settled,
         });
     }
 
-    fn send_to(&mut self, now: Time, wants: impl Fn(&Answered, Option<u64>) -> bool) {
+    fn send_to(&mut self, now: Time, wants: impl Fn(&Answered, &Phase) -> bool) {
         let (digest, barrier) = (self.digest, self.barrier);
-        let (step, message) = match &self.phase {
+        let message = match &self.phase {
             Phase::Idle => return,
+            Phase::Asking => ToNode::Ask { digest, barrier },
             Phase::Open { step, deadline, .. } => {
                 let grace = deadline.since(now).as_millis();
-                let install = ToNode::Install {
+                ToNode::Install {
                     digest,
                     barrier,
                     step: *step,
                     grace_ms: u32::try_from(grace).unwrap_or(u32::MAX),
                     reason: self.reason,
-                };
-                (Some(*step), install)
+                }
             }
-            Phase::Decided(Outcome::Confirmed { step }) => {
-                let step = *step;
-                let confirm = ToNode::Confirm {
-                    digest,
-                    barrier,
-                    step,
-                    reason: self.reason,
-                };
-                (None, confirm)
-            }
-            Phase::Decided(Outcome::Cancelled(_)) => (None, ToNode::Cancel { digest, barrier }),
+            Phase::Decided(Outcome::Confirmed { step }) => ToNode::Confirm {
+                digest,
+                barrier,
+                step: *step,
+                reason: self.reason,
+            },
+            Phase::Decided(Outcome::Cancelled(_)) => ToNode::Cancel { digest, barrier },
         };
         self.resend_at = None;
         for (to, answered) in &self.nodes {
-            if wants(answered, step) {
+            if wants(answered, &self.phase) {
                 let (to, message) = (*to, message.clone());
                 self.effects.push_back(Effect::Send { to, message });
                 self.resend_at = Some(now + RESEND);

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Error, ToLeader, ToNode};
+use super::{Error, Held, ToLeader, ToNode};
 use crate::control::Reason;
 use crate::ids::Digest;
 use crate::local::ToLauncher;
@@ -15,6 +15,16 @@ pub enum Event {
     Installed {
         digest: Digest,
         barrier: u32,
+        step: u64,
+    },
+    /// The launcher came, or came back, and says what it holds.
+    Launcher {
+        digest: Digest,
+        held: Option<Held>,
+    },
+    /// The launcher has told its workers to save at this step.
+    Saves {
+        digest: Digest,
         step: u64,
     },
 }
@@ -33,19 +43,26 @@ pub(super) enum Phase {
         installed: Option<u64>,
         deadline: Time,
     },
-    Confirmed,
-    /// A checkpoint was confirmed: the ranks go on behind it.
-    Passed,
+    Confirmed {
+        step: u64,
+    },
+    /// A checkpoint was confirmed: the ranks go on behind it. `known`: the launcher has heard of it.
+    Passed {
+        step: u64,
+        known: bool,
+    },
     Cancelled,
 }
 
 /// The barriers of one generation as one of its nodes sees them. A node whose agent was restarted
-/// begins with an empty one: its launcher holds the installed step.
+/// begins with an empty one: its launcher says what it holds.
 #[derive(Clone, Debug)]
 pub struct Node {
     digest: Digest,
-    /// The newest barrier heard of; 0 for none.
+    /// The newest barrier heard of; 0 for none. What is said under a lower one is not taken.
     pub(super) barrier: u32,
+    /// The barrier that the phase belongs to.
+    pub(super) at: u32,
     pub(super) phase: Phase,
     /// Of the newest install.
     reason: Reason,
@@ -57,6 +74,7 @@ impl Node {
         Node {
             digest,
             barrier: 0,
+            at: 0,
             phase: Phase::Cancelled,
             reason: Reason::Unknown,
             effects: VecDeque::new(),
@@ -73,14 +91,38 @@ impl Node {
         matches!(self.phase, Phase::Open { .. })
     }
 
+    /// The barrier whose step that is.
+    pub fn open(&self) -> Option<u32> {
+        self.is_open().then_some(self.at)
+    }
+
+    fn held(&self) -> Option<Held> {
+        let (step, confirmed) = match self.phase {
+            Phase::Open {
+                step, installed, ..
+            } => (installed.unwrap_or(step), false),
+            Phase::Confirmed { step } | Phase::Passed { step, .. } => (step, true),
+            Phase::Cancelled => return None,
+        };
+        Some(Held {
+            barrier: self.at,
+            step,
+            reason: self.reason,
+            confirmed,
+        })
+    }
+
     pub fn handle(&mut self, event: Event, now: Time) -> Result<(), Error> {
         let theirs = match &event {
             Event::Leader(
                 ToNode::Install { digest, .. }
                 | ToNode::Confirm { digest, .. }
-                | ToNode::Cancel { digest, .. },
+                | ToNode::Cancel { digest, .. }
+                | ToNode::Ask { digest, .. },
             )
-            | Event::Installed { digest, .. } => *digest,
+            | Event::Installed { digest, .. }
+            | Event::Launcher { digest, .. }
+            | Event::Saves { digest, .. } => *digest,
         };
         if theirs != self.digest {
             let ours = self.digest;
@@ -104,7 +146,19 @@ impl Node {
                 ..
             }) => self.confirm(barrier, step, reason),
             Event::Leader(ToNode::Cancel { barrier, .. }) => self.cancel(barrier),
+            Event::Leader(ToNode::Ask { barrier, .. }) => {
+                self.asked(barrier);
+                Ok(())
+            }
             Event::Installed { barrier, step, .. } => self.installed(barrier, step),
+            Event::Launcher { held, .. } => {
+                self.launcher_holds(held, now);
+                Ok(())
+            }
+            Event::Saves { step, .. } => {
+                self.saves(step);
+                Ok(())
+            }
         }
     }
 
@@ -126,16 +180,17 @@ impl Node {
             _ if barrier < self.barrier => return self.newer(),
             _ if barrier == self.barrier && !self.is_open() => return self.settled(barrier),
             // The leader opens no barrier behind one that it confirmed.
-            Phase::Confirmed => return,
+            Phase::Confirmed { .. } => return,
             Phase::Open {
                 step: asked,
                 installed,
                 deadline,
-            } if barrier == self.barrier && reason == self.reason => {
+            } if barrier == self.at && reason == self.reason => {
                 // The same again: the launcher is asked once more only where it has not answered,
                 // or has to know of a shorter time.
                 let nothing_new = step <= asked && until >= deadline;
-                if nothing_new && let Some(step) = installed {
+                let there = installed.filter(|at| *at >= asked);
+                if nothing_new && let Some(step) = there {
                     return self.report(barrier, step);
                 }
                 let step = step.max(asked);
@@ -149,13 +204,15 @@ impl Node {
             // A new one. The one before was cancelled, whether or not the cancel arrived, or its
             // leader is another.
             _ => {
-                self.barrier = barrier;
-                self.reason = reason;
-                self.phase = Phase::Open {
-                    step,
-                    installed: None,
-                    deadline: until,
-                };
+                self.enter(
+                    barrier,
+                    reason,
+                    Phase::Open {
+                        step,
+                        installed: None,
+                        deadline: until,
+                    },
+                );
                 step
             }
         };
@@ -172,7 +229,7 @@ impl Node {
         match &mut self.phase {
             Phase::Open {
                 step, installed, ..
-            } if barrier == self.barrier => {
+            } if barrier == self.at => {
                 *installed = (*installed).max(Some(now_at));
                 *step = (*step).max(now_at);
                 let step = installed.unwrap_or(now_at);
@@ -187,55 +244,156 @@ impl Node {
         if barrier < self.barrier {
             return Err(Error::NotOpen { barrier });
         }
-        match self.phase {
-            Phase::Confirmed | Phase::Passed if barrier == self.barrier => {}
-            Phase::Cancelled if barrier == self.barrier => return Err(Error::NotOpen { barrier }),
-            Phase::Open { installed, .. }
-                if barrier == self.barrier && installed.is_some_and(|at| at != step) =>
-            {
+        let phase = match self.phase {
+            Phase::Cancelled if barrier == self.at => return Err(Error::NotOpen { barrier }),
+            Phase::Open { installed, .. } if installed.is_some_and(|at| at != step) => {
                 return Err(Error::NotInstalled { step, installed });
             }
+            // The same again, perhaps of another leader.
+            Phase::Confirmed { step: at } if at == step => self.phase,
+            Phase::Passed { step: at, .. } if at == step => self.phase,
             // Also one that this agent does not remember: the launcher installed it before the
             // agent was restarted, else it would not be confirmed.
             _ => {
-                self.barrier = barrier;
-                self.reason = reason;
-                self.phase = match reason {
-                    Reason::Checkpoint => Phase::Passed,
-                    _ => Phase::Confirmed,
+                let phase = match reason {
+                    Reason::Checkpoint => Phase::Passed { step, known: false },
+                    _ => Phase::Confirmed { step },
                 };
-                self.launcher(ToLauncher::ConfirmStop {
-                    digest: self.digest,
-                    barrier,
-                    step,
-                    reason,
-                });
+                self.enter(barrier, reason, phase);
+                self.tell_confirm(step);
+                phase
+            }
+        };
+        let again = self.at != barrier || self.reason != reason;
+        self.enter(barrier, reason, phase);
+        match phase {
+            Phase::Passed { known: false, .. } if again => self.tell_confirm(step),
+            Phase::Passed { known: false, .. } => {}
+            _ => self.settled(barrier),
+        }
+        Ok(())
+    }
+
+    fn cancel(&mut self, barrier: u32) -> Result<(), Error> {
+        match self.phase {
+            Phase::Confirmed { .. } if barrier >= self.barrier => {
+                return Err(Error::NotOpen { barrier });
+            }
+            Phase::Passed { .. } if barrier == self.at => return Err(Error::NotOpen { barrier }),
+            // Of a later one than that which was passed: nothing of it is installed here.
+            Phase::Confirmed { .. } | Phase::Passed { .. } => {
+                self.barrier = self.barrier.max(barrier);
+            }
+            Phase::Open { .. } | Phase::Cancelled => {
+                let fresh = barrier > self.barrier || (barrier == self.barrier && self.is_open());
+                if fresh {
+                    self.enter(barrier, self.reason, Phase::Cancelled);
+                    self.launcher(ToLauncher::CancelStop {
+                        digest: self.digest,
+                        barrier,
+                    });
+                }
             }
         }
         self.settled(barrier);
         Ok(())
     }
 
-    fn cancel(&mut self, barrier: u32) -> Result<(), Error> {
-        let stays = match self.phase {
-            Phase::Confirmed => barrier >= self.barrier,
-            Phase::Passed => barrier == self.barrier,
-            Phase::Open { .. } | Phase::Cancelled => false,
+    fn asked(&mut self, barrier: u32) {
+        if barrier < self.barrier {
+            return self.newer();
+        }
+        self.barrier = barrier;
+        self.effects.push_back(Effect::ToLeader(ToLeader::Holds {
+            digest: self.digest,
+            barrier,
+            held: self.held(),
+        }));
+    }
+
+    /// What the launcher missed is told again; what this agent does not remember is taken from it.
+    fn launcher_holds(&mut self, held: Option<Held>, now: Time) {
+        let unknown = |h: &Held| match self.phase {
+            Phase::Open { .. } if h.confirmed => h.barrier >= self.at,
+            _ => h.barrier > self.at,
         };
-        if stays {
-            return Err(Error::NotOpen { barrier });
+        if let Some(h) = held.filter(unknown) {
+            let step = h.step;
+            let phase = match (h.confirmed, h.reason) {
+                (false, _) => Phase::Open {
+                    step,
+                    installed: Some(step),
+                    // Until its leader names a time, whatever that is.
+                    deadline: Time(u64::MAX),
+                },
+                (true, Reason::Checkpoint) => Phase::Passed { step, known: true },
+                (true, _) => Phase::Confirmed { step },
+            };
+            return self.enter(h.barrier, h.reason, phase);
         }
-        let fresh = barrier > self.barrier || (barrier == self.barrier && self.is_open());
-        if fresh {
-            self.barrier = barrier;
-            self.phase = Phase::Cancelled;
-            self.launcher(ToLauncher::CancelStop {
-                digest: self.digest,
-                barrier,
-            });
+        let barrier = self.at;
+        match (self.phase, held) {
+            (Phase::Passed { step, .. }, Some(h)) if h.confirmed => {
+                if h.step == step {
+                    self.saves(step);
+                }
+            }
+            (Phase::Confirmed { step } | Phase::Passed { step, .. }, Some(_)) => {
+                self.tell_confirm(step);
+            }
+            (Phase::Cancelled, Some(h)) if !h.confirmed => {
+                self.launcher(ToLauncher::CancelStop {
+                    digest: self.digest,
+                    barrier,
+                });
+            }
+            (Phase::Open { step, deadline, .. }, held) => {
+                let installed = held.filter(|h| h.barrier == barrier).map(|h| h.step);
+                let step = installed.map_or(step, |at| at.max(step));
+                self.phase = Phase::Open {
+                    step,
+                    installed,
+                    deadline,
+                };
+                if installed == Some(step) {
+                    return self.report(barrier, step);
+                }
+                let grace = deadline.since(now).as_millis();
+                self.launcher(ToLauncher::InstallStop {
+                    digest: self.digest,
+                    barrier,
+                    step,
+                    grace_ms: u32::try_from(grace).unwrap_or(u32::MAX),
+                    reason: self.reason,
+                });
+            }
+            _ => {}
         }
-        self.settled(barrier);
-        Ok(())
+    }
+
+    fn saves(&mut self, at: u64) {
+        if let Phase::Passed { step, known } = &mut self.phase
+            && *step == at
+            && !std::mem::replace(known, true)
+        {
+            self.settled(self.at);
+        }
+    }
+
+    fn enter(&mut self, barrier: u32, reason: Reason, phase: Phase) {
+        self.barrier = self.barrier.max(barrier);
+        self.at = barrier;
+        self.reason = reason;
+        self.phase = phase;
+    }
+
+    fn tell_confirm(&mut self, step: u64) {
+        self.launcher(ToLauncher::ConfirmStop {
+            digest: self.digest,
+            barrier: self.at,
+            step,
+            reason: self.reason,
+        });
     }
 
     fn launcher(&mut self, frame: ToLauncher) {

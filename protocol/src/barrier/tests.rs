@@ -2,6 +2,7 @@
 //! of small cases, with messages in any order, lost, repeated, nodes lost, agents restarted.
 
 mod checkpoint;
+mod takeover;
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -333,7 +334,7 @@ impl Model {
         )
             .hash(&mut hasher);
         for h in &self.hosts {
-            (h.core.barrier, h.core.phase, &h.ranks).hash(&mut hasher);
+            (h.core.barrier, h.core.at, h.core.phase, &h.ranks).hash(&mut hasher);
             (h.page, h.confirmed, h.done, h.lost).hash(&mut hasher);
         }
         (&self.packets, self.budget, self.now).hash(&mut hasher);

@@ -159,6 +159,7 @@ fn at(n: u8, step: u64, operation: u64, doing: Doing) -> (NodeId, Vec<Standing>)
         rank: n.into(),
         point: Point { step, operation },
         idle_ms: 60_000 + u32::from(n),
+        stalled: true,
         doing,
     };
     (node(n), vec![standing])
@@ -253,6 +254,21 @@ fn nobody_is_named_while_a_rank_that_is_no_further_is_busy() {
     check(&all, &[0], Evidence::Operation);
     // Ranks that are a step ahead wait for nobody behind.
     check(&busy(9, 0), &[1, 2], Evidence::Alone);
+}
+
+#[test]
+fn nobody_is_named_once_all_go_on_nor_for_whom_a_silent_node_may_be_waited() {
+    let mut all = vec![at(0, 8, 1, POLL), at(1, 7, 0, POLL)];
+    assert!(judge(&all, Vec::new()).is_some());
+    for (_, list) in &mut all {
+        // They went on before they were asked, some later than others.
+        list[0].stalled = false;
+        list[0].idle_ms = 0;
+    }
+    assert_eq!(judge(&all, Vec::new()), None);
+    let waits = [at(0, 8, 1, POLL), at(1, 8, 1, POLL)];
+    assert!(judge(&waits, Vec::new()).is_some());
+    assert_eq!(judge(&waits, vec![node(2)]), None);
 }
 
 #[test]

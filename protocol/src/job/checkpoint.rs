@@ -4,13 +4,14 @@
 
 use std::collections::BTreeMap;
 
+use super::lead::Lead;
 use super::{Ctx, Job, REPEAT};
 use crate::barrier;
 use crate::control::Reason;
 use crate::ids::{Digest, NodeId};
-use crate::record::Record;
+use crate::record::{Member, Record};
 use crate::time::{Span, Time};
-use crate::wire::{CheckpointStage, CheckpointState, JobMessage, MAX_SAVED};
+use crate::wire::{CheckpointStage, CheckpointState, JobMessage, MAX_SAVED, Saved};
 
 /// How long the ranks may take to agree on the step.
 const AGREE: Span = Span::from_secs(30);
@@ -38,6 +39,17 @@ impl Saving {
         if !self.is_over() {
             self.state.stage = CheckpointStage::Failed { why: why.into() };
         }
+    }
+}
+
+impl Lead {
+    /// The step of a checkpoint that members still save for, by the word of a leader before this one.
+    fn unfinished_save(&self, record: &Record) -> Option<u64> {
+        let saved = |m: &Member| self.status(m.node).and_then(|s| s.saved.as_ref());
+        let all = || record.members.iter().map(saved);
+        let newest = all().flatten().map(|s| s.step).max()?;
+        let done = |s: Option<&Saved>| s.is_some_and(|s| s.step == newest && s.all);
+        (!self.whole && !all().all(done)).then_some(newest)
     }
 }
 
@@ -151,8 +163,19 @@ impl Job {
             let state = saving.state.clone();
             return self.send(ctx, from, JobMessage::Checkpoint { ask, state });
         }
-        let attached =
-            |m: &crate::record::Member| lead.status(m.node).is_some_and(|s| s.takes_stop_steps);
+        if record.members.iter().any(|m| lead.status(m.node).is_none()) {
+            // Whoever leads anew has not heard them yet: it is asked again.
+            return;
+        }
+        if let Some(step) = lead.unfinished_save(&record) {
+            // An earlier leader's, or of an earlier run of this agent.
+            self.checkpoint_resumed(ctx.now, step);
+            if let Some(saving) = self.lead.as_mut().and_then(|l| l.saving.as_mut()) {
+                saving.askers.insert(from, ask);
+            }
+            return self.drive_saving(ctx, &record);
+        }
+        let attached = |m: &Member| lead.status(m.node).is_some_and(|s| s.takes_stop_steps);
         let without: Vec<NodeId> = record
             .members
             .iter()
@@ -179,10 +202,7 @@ impl Job {
         let begins = !saving.is_over();
         lead.saving = Some(saving);
         if begins {
-            let nodes = record.members.iter().map(|m| m.node);
-            let heard = self.member.as_ref().map_or(0, |m| m.barrier.heard());
-            lead.barrier
-                .get_or_insert_with(|| barrier::Leader::new(digest, nodes, heard));
+            self.begin_barrier(&record);
             let event = barrier::LeaderEvent::Drain {
                 // The nodes raise it to what their ranks can still stop at.
                 step: 1,
@@ -208,6 +228,30 @@ impl Job {
             }
             barrier::Outcome::Cancelled(why) => {
                 saving.fail(format!("the ranks did not agree on a step: {why}"));
+            }
+        }
+    }
+
+    /// An earlier leader has confirmed a checkpoint, and not all members know of it.
+    pub(super) fn checkpoint_resumed(&mut self, now: Time, step: u64) {
+        let Some(world) = self.live().map(|h| h.record.world()) else {
+            return;
+        };
+        let Some(lead) = &mut self.lead else { return };
+        let state = CheckpointState {
+            world,
+            stage: CheckpointStage::Saving { step },
+            ..CheckpointState::default()
+        };
+        match lead.saving.as_mut().filter(|s| !s.is_over()) {
+            Some(saving) => saving.state = state,
+            None => {
+                lead.saving = Some(Saving {
+                    until: now + SAVE,
+                    askers: BTreeMap::new(),
+                    state,
+                    said: CheckpointState::default(),
+                });
             }
         }
     }
@@ -260,10 +304,6 @@ impl Job {
         }
         if open {
             self.wake_at(until, "a checkpoint that is not saved");
-            if !stops {
-                // The barrier's own times; a planned stop drives it otherwise.
-                self.at_lead_barrier(ctx, None);
-            }
         }
     }
 }

@@ -19,10 +19,44 @@ impl Job {
         // The leader sees more, and tells its own launcher.
         if self.acting_leader(ctx, record) != Some(ctx.me())
             && let Some(wait) = self.live().map(|h| self.wait_of_running(ctx, h, ctx.me()))
+            && !matches!(wait, Wait::Changing)
         {
             let text = self.explain(ctx, &wait);
             self.tell_waiting(text);
         }
+    }
+
+    /// A generation that runs nothing, for somebody left who is not replaced yet.
+    pub(super) fn explain_short(&mut self, ctx: &Ctx<'_>, record: &Record) {
+        let wait = match record.is_short() && self.is_member(ctx) {
+            true => self.live().map(|h| self.wait_of_running(ctx, h, ctx.me())),
+            false => None,
+        };
+        if let Some(wait) = wait.filter(|w| !matches!(w, Wait::Changing)) {
+            let text = self.explain(ctx, &wait);
+            self.tell_waiting(text);
+        }
+    }
+
+    /// Who left, where that is why the job waits.
+    fn who_left(&self, ctx: &Ctx<'_>) -> String {
+        let head = self.live().filter(|h| h.record.is_short());
+        let Some(Cause::NodesLeft { nodes }) = head.map(|h| &h.record.cause) else {
+            return String::new();
+        };
+        let gone: Vec<String> = nodes
+            .iter()
+            .take(8)
+            .map(|node| {
+                let peer = ctx.peers.get(*node);
+                let reason = peer.and_then(|p| p.leaving.as_ref());
+                match reason.map(|(leave, _)| leave.reason.as_str()) {
+                    Some(reason) => format!("{} left ({reason})", ctx.name(*node)),
+                    None => format!("{} left", ctx.name(*node)),
+                }
+            })
+            .collect();
+        format!(": {}", gone.join(", "))
     }
 
     pub(super) fn explain(&self, ctx: &Ctx<'_>, wait: &Wait) -> String {
@@ -46,8 +80,9 @@ impl Job {
                 } else {
                     format!("{min} to {max}")
                 };
+                let left = self.who_left(ctx);
                 format!(
-                    "waiting for {} more of {nodes} nodes; here so far: {}. Start `muster run` with the \
+                    "waiting for {} more of {nodes} nodes{left}; here so far: {}. Start `muster run` with the \
                      same --rdzv-id on the missing ones (an agent sees {} others now)",
                     min.saturating_sub(*have),
                     names.join(", "),
@@ -166,7 +201,8 @@ impl Job {
         }
         let live = self.survivors(ctx, record).len();
         let max = record.spec.max_nodes;
-        if live >= usize::from(max) {
+        // A member is none, however many there are: it waits for the change.
+        if live >= usize::from(max) && !record.has(from) {
             return Wait::Spare { max };
         }
         let have = live + self.desk.tickets.len();

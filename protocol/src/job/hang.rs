@@ -25,12 +25,20 @@ pub(super) struct Hanging {
     asked: Option<Asked>,
     /// Not asked again before this.
     again: Time,
+    /// What the answers to the question before amount to: the next ones have to confirm it.
+    suspected: Option<Hang>,
     /// What was said last: for whom everybody waits.
     said: Option<Hang>,
     told: u32,
 }
 
 impl Hanging {
+    /// Nothing is asked any more.
+    fn forget(&mut self) {
+        self.asked = None;
+        self.suspected = None;
+    }
+
     /// A member has heard this number.
     fn heard(&mut self, number: u32) {
         self.number = self.number.max(number);
@@ -54,13 +62,13 @@ impl Job {
     pub(super) fn drive_hang(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
         let Some(lead) = &mut self.lead else { return };
         if lead.ending.is_some() || lead.planned.is_some() {
-            lead.hanging.asked = None;
+            lead.hanging.forget();
             return;
         }
         let stalled = lead.statuses.values().any(|(s, _)| s.stalled && !s.stopped);
         let hanging = &mut lead.hanging;
         if !stalled {
-            hanging.asked = None;
+            hanging.forget();
             // Members may have heard a verdict from an agent here that has restarted since.
             let heard = |m: &crate::record::Member| Some(lead.status(m.node)?.heard_hang);
             let left_over = lead.hanging.is_left_over(record.members.iter().map(heard));
@@ -75,7 +83,7 @@ impl Job {
         }
         if lead.saving.as_ref().is_some_and(|s| !s.is_over()) {
             // A rank that saves by order may take its time, and the others may wait for it.
-            hanging.asked = None;
+            hanging.forget();
             return;
         }
         let Some(asked) = &mut hanging.asked else {
@@ -100,13 +108,21 @@ impl Job {
             std::mem::take(&mut asked.answers).into_iter().collect();
         hanging.asked = None;
         let silent = silent.into_iter().take(MAX_LIST).collect();
-        match judge(&answers, silent) {
-            Some(hang) => {
+        let hang = judge(&answers, silent);
+        match (hanging.suspected.take(), hang) {
+            (Some(before), Some(hang)) if before.is_same(&hang) => {
                 hanging.said = Some(hang);
                 self.tell_hang(ctx, record);
             }
+            (None, Some(hang)) => {
+                hanging.suspected = Some(hang);
+                self.ask_standings(ctx, record);
+            }
             // Nobody knows.
-            None => self.wake_at(ctx.now + ANSWERS, "ask again where the ranks stand"),
+            _ => {
+                let again = hanging.again;
+                self.wake_at(again, "ask again where the ranks stand");
+            }
         }
     }
 

@@ -29,6 +29,8 @@ pub(super) struct Lead {
     pub(super) ending: Option<Time>,
     pub(super) planned: Option<Planned>,
     pub(super) barrier: Option<barrier::Leader>,
+    /// Nobody else has led this generation before, nor has an earlier run of this agent.
+    pub(super) whole: bool,
     changed_told: bool,
     pub(super) hanging: Hanging,
     pub(super) saving: Option<Saving>,
@@ -41,8 +43,9 @@ struct Ordered {
 }
 
 impl Lead {
-    fn new() -> Lead {
+    fn new(whole: bool) -> Lead {
         Lead {
+            whole,
             statuses: BTreeMap::new(),
             orders: BTreeMap::new(),
             attempt: 0,
@@ -137,6 +140,9 @@ impl Job {
         lead.statuses.insert(from, (status.clone(), ctx.now));
         self.repeat_times(ctx, from, &status);
         self.repeat_hang(ctx, from, &status);
+        if let Some(number) = status.gate {
+            self.member_gated(ctx, from, number);
+        }
     }
 
     pub(super) fn drive_lead(&mut self, ctx: &mut Ctx<'_>) {
@@ -150,7 +156,12 @@ impl Job {
             self.proposal = None;
             return;
         }
-        self.lead.get_or_insert_with(Lead::new);
+        if self.lead.is_none() {
+            let digest = self.head_digest();
+            let again = self.led.replace(digest) == Some(digest);
+            let first = record.leader() == Some(ctx.me()) && self.durable.learned == ctx.cfg.boot;
+            self.lead = Some(Lead::new(first && !again));
+        }
         self.drive_commit(ctx);
         self.drive_proposal(ctx);
         if self.proposal.is_some() {
@@ -162,6 +173,14 @@ impl Job {
             self.wake_at(at, "a link that stays missing");
         }
         self.drive_saving(ctx, &record);
+        if self
+            .lead
+            .as_ref()
+            .is_some_and(|l| l.planned.is_none() && l.ending.is_none())
+        {
+            // The barrier's own times; a planned stop drives it otherwise.
+            self.at_lead_barrier(ctx, None);
+        }
         self.drive_hang(ctx, &record);
         self.drive_change(ctx, &record, &a);
         self.repeat_orders(ctx);
@@ -174,6 +193,9 @@ impl Job {
         let digest = self.head_digest();
         let Some(lead) = &mut self.lead else { return };
         if record.leader() != Some(me) || lead.ending.is_some() || lead.planned.is_some() {
+            return;
+        }
+        if record.is_short() {
             return;
         }
         if ctx.now < self.pause {

@@ -102,7 +102,7 @@ impl Job {
                 self.key, local.reg.pid
             ));
         }
-        let (running, store) = (reg.running, reg.store);
+        let (running, store, gate) = (reg.running, reg.store, reg.gate);
         self.continue_for(ctx, reg.launcher);
         self.storeless.remove(&ctx.me());
         let same = self
@@ -134,6 +134,10 @@ impl Job {
             self.open_store(ctx, uuid);
         }
         self.adopt(ctx, running);
+        if running == Some(self.head_digest()) {
+            let digest = self.head_digest();
+            self.at_barrier(ctx, barrier::NodeEvent::Launcher { digest, held: gate });
+        }
         if let Some(frame) = self.local.as_ref().and_then(|l| l.over.clone()) {
             self.tell_launcher(frame);
         }
@@ -277,7 +281,11 @@ impl Job {
             .and_then(|l| l.leave.as_ref())
             .map(|(l, _)| l.reason.clone());
         if let Some(reason) = leaves {
-            let report = format!("left the job: {reason}; the others go on");
+            let others = match record.is_short() {
+                true => "wait for more nodes",
+                false => "go on",
+            };
+            let report = format!("left the job: {reason}; the others {others}");
             self.dismiss(143, report);
         }
     }
@@ -400,7 +408,9 @@ impl Job {
             ToAgent::Save(news) => self.on_save_news(ctx, news),
             ToAgent::Stalled { digest, yes } => self.update(digest == head, |s| s.stalled = yes),
             ToAgent::Saved { digest, saved } => {
+                let step = saved.step;
                 self.update(digest == head, |s| s.saved = Some(saved));
+                self.at_barrier(ctx, barrier::NodeEvent::Saves { digest, step });
             }
             ToAgent::Standings {
                 digest,
@@ -517,6 +527,7 @@ impl Job {
         self.seq += 1;
         let seq = self.seq;
         self.explain_pause(ctx, &record);
+        self.explain_short(ctx, &record);
         // A launcher that replaced the member's has brought the store again.
         let brought = self.local.as_ref().is_some_and(|l| l.store.is_some());
         let storeless = matches!(record.arbiter, Arbiter::Store(_)) && !brought;

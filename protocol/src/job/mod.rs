@@ -147,6 +147,8 @@ pub struct Job {
     vacant_since: Option<Time>,
     voter: voter::Leases,
     lead: Option<lead::Lead>,
+    /// The generation that this run of the agent has led last.
+    led: Option<Digest>,
     proposal: Option<propose::Proposal>,
     store: Option<store::Store>,
     merge: merge::Merge,
@@ -210,6 +212,7 @@ impl Job {
             vacant_since: None,
             voter: voter::Leases::restored(),
             lead: None,
+            led: None,
             proposal: None,
             store: None,
             merge: merge::Merge::default(),

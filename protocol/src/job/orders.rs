@@ -94,7 +94,18 @@ impl Job {
             if message.stops() {
                 self.change_begins(ctx.now, ctx.now);
             }
+            let confirmed = match message {
+                barrier::ToNode::Confirm { digest, step, .. } => Some((digest, step)),
+                _ => None,
+            };
             self.at_barrier(ctx, barrier::NodeEvent::Leader(message));
+            // Where nothing runs any more nobody has to save.
+            let over = |m: &super::member::Mine| m.status.stopped || m.status.finished;
+            if let Some((digest, step)) =
+                confirmed.filter(|_| self.member.as_ref().is_some_and(over))
+            {
+                self.at_barrier(ctx, barrier::NodeEvent::Saves { digest, step });
+            }
         }
     }
 
@@ -103,6 +114,7 @@ impl Job {
         let Some(mine) = &mut self.member else { return };
         // What is refused came late or twice, and nothing has changed.
         let _refused = mine.barrier.handle(event, ctx.now);
+        mine.status.gate = mine.barrier.open();
         let mut effects = Vec::new();
         while let Some(effect) = mine.barrier.poll_effect() {
             effects.push(effect);

@@ -311,7 +311,10 @@ impl Job {
             return all_leave.then(|| next(Kind::Dormant, cause, nonce));
         }
         let members = ranks::order(&survivors, &joiners);
-        if members.len() < usize::from(record.spec.min_nodes) {
+        // Who leaves is let go, and a group that joins is let in, all the same: what comes of that runs
+        // nothing until others come.
+        let short = members.len() < usize::from(record.spec.min_nodes);
+        if short && a.leaving.is_empty() && !matches!(cause, Cause::Merged { .. }) {
             return None;
         }
         let mut out = next(Kind::Next, cause, nonce);

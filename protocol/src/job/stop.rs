@@ -30,6 +30,13 @@ pub(super) struct Planned {
 
 impl Job {
     pub(super) fn drive_planned(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
+        if record.is_short() {
+            // Nothing runs.
+            if self.reason_to_stop(ctx, record, a).is_some() {
+                self.decide(ctx, record);
+            }
+            return;
+        }
         let Some(lead) = &self.lead else { return };
         if lead.planned.is_none() {
             let Some(wish) = self.reason_to_stop(ctx, record, a) else {
@@ -107,21 +114,15 @@ impl Job {
     fn begin_stop(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment, wish: Wish) {
         let Wish { why, grace, reason } = wish;
         self.change_begins(ctx.now, ctx.now);
-        let lead_digest = self.head_digest();
-        let Some(lead) = &mut self.lead else { return };
+        let Some(lead) = &self.lead else { return };
         let steps = record
             .members
             .iter()
             .filter(|m| !a.lost.contains(&m.node))
             .all(|m| lead.status(m.node).is_some_and(|s| s.takes_stop_steps));
         if steps {
-            let nodes = record.members.iter().map(|m| m.node);
-            let digest = lead_digest;
-            let heard = self.member.as_ref().map_or(0, |m| m.barrier.heard());
-            lead.barrier
-                .get_or_insert_with(|| barrier::Leader::new(digest, nodes, heard));
-        }
-        if !steps {
+            self.begin_barrier(record);
+        } else {
             // Whoever waits for a checkpoint's step hears the signal only once it goes on.
             self.at_lead_barrier(ctx, Some(barrier::LeaderEvent::GiveUp));
         }
@@ -147,6 +148,33 @@ impl Job {
         } else {
             self.order_signal(ctx, record);
         }
+    }
+
+    /// The leader's part of this generation's barriers, from now on.
+    pub(super) fn begin_barrier(&mut self, record: &Record) {
+        let digest = self.head_digest();
+        let heard = self.member.as_ref().map_or(0, |m| m.barrier.heard());
+        let nodes = record.members.iter().map(|m| m.node);
+        let Some(lead) = &mut self.lead else { return };
+        let whole = lead.whole;
+        lead.barrier.get_or_insert_with(|| match whole {
+            true => barrier::Leader::new(digest, nodes, heard),
+            false => barrier::Leader::taking_over(digest, nodes, heard),
+        });
+    }
+
+    /// Ranks of a member wait at a step that is not decided as far as it knows.
+    pub(super) fn member_gated(&mut self, ctx: &mut Ctx<'_>, node: NodeId, number: u32) {
+        let Some(record) = self.live().map(|h| h.record.clone()) else {
+            return;
+        };
+        let ending = self.lead.as_ref().is_none_or(|l| l.ending.is_some());
+        if ending || ctx.cfg.flaws.skip_r20 {
+            return;
+        }
+        self.begin_barrier(&record);
+        let barrier = number;
+        self.at_lead_barrier(ctx, Some(barrier::LeaderEvent::Gated { node, barrier }));
     }
 
     fn grace_left(&self, ctx: &Ctx<'_>) -> (u32, String) {
@@ -213,6 +241,11 @@ impl Job {
                     outcome: barrier::Outcome::Cancelled(_),
                     ..
                 } => self.fall_back_to_signal(ctx),
+                barrier::LeaderEffect::Resumed {
+                    step,
+                    reason: Reason::Checkpoint,
+                } => self.checkpoint_resumed(ctx.now, step),
+                barrier::LeaderEffect::Resumed { .. } => {}
                 barrier::LeaderEffect::Decided { .. } | barrier::LeaderEffect::Shared { .. } => {}
             }
         }

@@ -77,7 +77,7 @@ impl Aborter {
         debug_assert!(rung.is_ok());
         let region = self.0.region.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(region) = region.upgrade() {
-            region.wake_all();
+            region.ring();
         }
     }
 

@@ -99,7 +99,7 @@ pub(super) fn run(
 ) -> Result<Option<Ending>, WorkerError> {
     let training = Live {
         args,
-        trainer: Trainer::new(digits, State::new(args.seed)),
+        trainer: Trainer::new(digits, State::new(args.seed))?,
         committed: Vec::new(),
         restored_from: None,
     };

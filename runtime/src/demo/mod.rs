@@ -9,7 +9,6 @@ mod data;
 mod events;
 mod live;
 pub(crate) mod model;
-mod sampler;
 mod train;
 mod worker;
 
@@ -28,7 +27,7 @@ use crate::collective::{Group, GroupConfig};
 pub fn undisturbed(seed: u64, steps: u64) -> Result<Outcome, WorkerError> {
     let digits = Digits::load()?;
     let mut group = Group::form(&GroupConfig::alone())?;
-    let mut trainer = Trainer::new(&digits, State::new(seed));
+    let mut trainer = Trainer::new(&digits, State::new(seed))?;
     while trainer.state.step < steps {
         trainer.step(&mut group)?;
     }

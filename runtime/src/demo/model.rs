@@ -2,7 +2,7 @@
 //! arithmetic in a fixed order, so that the same inputs give the same bits everywhere.
 
 use super::data::Sample;
-use super::sampler::SplitMix;
+use crate::random::SplitMix;
 
 pub(super) const INPUTS: usize = 64;
 pub(super) const HIDDEN: usize = 64;

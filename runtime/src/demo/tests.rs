@@ -6,15 +6,12 @@ use muster_protocol::Digest;
 use super::*;
 use crate::WorkerEnv;
 use crate::collective::GroupError;
-
-fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
-}
+use crate::testing::HeldPort;
 
 /// Runs one worker per rank, as threads with real sockets between them.
 fn train(world: u32, args: &WorkerArgs) -> Vec<Result<Ending, WorkerError>> {
-    let port = free_port();
+    let held = HeldPort::new();
+    let port = held.port();
     std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..world)
             .map(|rank| {

@@ -4,14 +4,12 @@
 //! contiguous runs of them, gather every micro-batch's gradient sum, and add these in the order of
 //! micro-batches: the same additions in the same order, and so the same bits, in every world.
 
-use std::ops::Range;
-
 use serde::{Deserialize, Serialize};
 
 use super::data::{Digits, Sample};
 use super::model::{PARAMETERS, backward, correct, initial};
-use super::sampler::Sampler;
 use crate::collective::{Group, GroupError};
+use crate::data::{self, Batch, Plan, Sampler, SamplerConfig, SamplerError, Tail};
 use crate::live::Share;
 
 /// Samples a step, over all ranks.
@@ -57,6 +55,8 @@ impl Outcome {
 pub enum StepError {
     #[error(transparent)]
     Group(#[from] GroupError),
+    #[error(transparent)]
+    Sampler(#[from] SamplerError),
     #[error(
         "rank {rank} sent {bytes} bytes for its part of step {step}, not {expected}; are all workers of one release?"
     )]
@@ -167,12 +167,21 @@ pub struct Trainer<'a> {
 }
 
 impl<'a> Trainer<'a> {
-    pub fn new(digits: &'a Digits, state: State) -> Trainer<'a> {
-        Trainer {
+    /// # Errors
+    /// There is nothing to train on.
+    pub fn new(digits: &'a Digits, state: State) -> Result<Trainer<'a>, StepError> {
+        let config = SamplerConfig {
+            samples: digits.train.len() as u64,
+            seed: state.seed,
+            batch: Batch::Global(BATCH as u64),
+            microbatch: (BATCH / MICRO_BATCHES) as u64,
+            tail: Tail::Drop,
+        };
+        Ok(Trainer {
             digits,
-            sampler: Sampler::new(state.seed, digits.train.len(), BATCH),
+            sampler: Sampler::new(config)?,
             state,
-        }
+        })
     }
 
     /// Does the next step with all ranks of the group; the mean loss over its batch.
@@ -195,8 +204,8 @@ impl<'a> Trainer<'a> {
     /// # Errors
     /// As [`step`](Self::step).
     pub fn sums(&mut self, step: u64, share: &Share, group: &mut Group) -> Result<Sums, StepError> {
-        let batch = self.sampler.batch(step);
-        let own = self.results(&batch, share.part(MICRO_BATCHES));
+        let batch = self.batch(step)?;
+        let own = self.results(&batch, share);
         let all = group.all_gather_bytes(&own)?;
 
         let mut gradient = Box::new([0.0; PARAMETERS]);
@@ -227,12 +236,28 @@ impl<'a> Trainer<'a> {
         Ok(Sums { gradient, loss })
     }
 
-    /// The results of some micro-batches, one after the other.
-    fn results(&self, batch: &[usize], range: Range<usize>) -> Vec<u8> {
+    /// What a step trains on: by the seed and the step alone, so that the state needs no cursor.
+    fn batch(&mut self, step: u64) -> Result<Plan, SamplerError> {
+        let SamplerConfig { seed, samples, .. } = *self.sampler.config();
+        let whole = samples / BATCH as u64;
+        self.sampler.restore(data::State {
+            seed,
+            samples,
+            epoch: step / whole.max(1),
+            position: step % whole.max(1) * BATCH as u64,
+        })?;
+        Ok(self.sampler.plan(1))
+    }
+
+    /// The results of this rank's micro-batches, one after the other.
+    fn results(&self, batch: &Plan, share: &Share) -> Vec<u8> {
+        let range = batch.part(share);
         let mut out = Vec::with_capacity(range.len() * RESULT_LEN);
-        let micro_batches = batch.chunks_exact(BATCH / MICRO_BATCHES);
-        for samples in micro_batches.skip(range.start).take(range.len()) {
-            let samples: Vec<&Sample> = samples.iter().map(|i| &self.digits.train[*i]).collect();
+        for micro_batch in range {
+            let indices = batch.indices(micro_batch);
+            let samples: Vec<&Sample> = indices
+                .map(|index| &self.digits.train[index as usize])
+                .collect();
             let mut gradient = [0.0; PARAMETERS];
             let loss = backward(&self.state.parameters, &samples, &mut gradient);
             let numbers = gradient.iter().chain(std::iter::once(&loss));

@@ -109,7 +109,7 @@ pub fn run(
         args,
         group,
         log,
-        trainer: Trainer::new(&digits, state),
+        trainer: Trainer::new(&digits, state)?,
         saved: None,
     };
     let ending = run.train(session, &digits);

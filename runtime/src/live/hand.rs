@@ -2,28 +2,42 @@
 //! for newcomers, and results for survivors that lack them. Plain TCP on threads of its own, so
 //! that a copy disturbs no collective. Every request proves the generation's token first.
 //!
-//! Nothing is hashed before it is asked for: what is offered is there at once. A part's bytes are hashed as they
-//! are sent, the digest follows them, and whoever gets them hashes them as they come. Then another source is
-//! asked for the digest of its own, so that no copy is made of two states that differ.
+//! Nothing is hashed before it is asked for: what is offered is there at once. A part's bytes are sent as they lie
+//! and hashed as they come, where they are to stay ([`Landing`]). Then another source is asked for the digest of its
+//! own part: so each byte is hashed twice in all, damage on the way is found, and no copy is made of two states that
+//! differ. The hash finds damage, not forgery: whoever may send at all has proven the token, and could send any state.
 
 mod fetch;
+mod gather;
+mod landing;
 mod serve;
+mod source;
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use twox_hash::XxHash3_128;
+
 pub use fetch::FetchError;
 pub(super) use fetch::fetch;
+pub use landing::Landing;
 pub(super) use serve::Hand;
 
-/// Bytes that are hashed and sent, or received and hashed, at once: they stay in the second-level cache.
+/// Bytes that are received, and then hashed, at once: they stay in the second-level cache.
 const CHUNK: usize = 256 << 10;
 /// The longest silence on a connection.
 const SILENCE: Duration = Duration::from_secs(10);
 
-const MAGIC: [u8; 8] = *b"MUSTERH2";
+const MAGIC: [u8; 8] = *b"MUSTERH3";
 const TOKEN_LEN: usize = 32;
 const REQUEST_LEN: usize = 8 + TOKEN_LEN + 5 * 8;
+
+/// XXH3-128.
+type Digest = [u8; 16];
+
+fn digest_of(hashed: &XxHash3_128) -> Digest {
+    hashed.finish_128().to_be_bytes()
+}
 
 /// What is handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,9 +70,9 @@ impl Thing {
 enum Want {
     /// No more than that.
     Length = 0,
-    /// The part's bytes, then their digest.
+    /// The part's bytes.
     Bytes = 1,
-    /// The digest alone.
+    /// Their digest.
     Digest = 2,
 }
 

@@ -17,7 +17,7 @@ mod training;
 mod tests;
 
 pub use compare::{Comparison, compare};
-pub use hand::{FetchError, Frozen};
+pub use hand::{FetchError, Frozen, Landing};
 pub use outcome::{LiveError, Outcome, Patience};
 pub use run::Worker;
 pub use seat::{Seat, Watch};

@@ -1,8 +1,9 @@
 //! What a live worker trains: the part that is the user's.
 
+use std::any::Any;
 use std::ops::Range;
 
-use super::hand::Frozen;
+use super::hand::{Frozen, Landing};
 use crate::collective::{Group, GroupError};
 
 /// Why a training could not do its part.
@@ -55,9 +56,26 @@ pub trait Training {
         Box::new(self.encode_state())
     }
 
-    /// As [`decode_state`](Self::decode_state), of bytes that may be kept. The others wait for this, too.
-    fn adopt_state(&mut self, bytes: Vec<u8>) -> bool {
-        self.decode_state(&bytes)
+    /// Where the copy of the state is written as it comes. Best the model's own memory, which it gives away until
+    /// [`adopt_state`](Self::adopt_state): to fill memory that was never touched takes far longer than to fill what
+    /// the model's first values lie in. Here, for want of knowing better, new memory for
+    /// [`decode_state`](Self::decode_state).
+    ///
+    /// This training holds no state from now on: if the copy does not get whole, the landing is dropped with what
+    /// has come, and this is asked again, or [`restore`](Self::restore), which then makes a whole state of nothing.
+    ///
+    /// `None`: not yet (the model is just being made, on a thread of its own). It is asked again before each step,
+    /// while this rank listens and the others go on.
+    fn landing(&mut self) -> Option<Box<dyn Landing>> {
+        Some(Box::new(Vec::new()))
+    }
+
+    /// Becomes the state that this landing now holds, all of it and checked; false, if it is none. The others wait
+    /// for this.
+    fn adopt_state(&mut self, landing: Box<dyn Landing>) -> bool {
+        let landing: Box<dyn Any> = landing;
+        let bytes = landing.downcast::<Vec<u8>>();
+        bytes.is_ok_and(|bytes| self.decode_state(&bytes))
     }
 
     /// No rank holds a state: all load the same checkpoint, or begin anew. Returns the number of

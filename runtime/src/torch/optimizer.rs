@@ -9,6 +9,7 @@
 use tch::{Device, Kind, Tensor};
 
 use super::{TorchError, arena, tensors};
+use crate::train::rules::{AdamRule, SgdRule, power};
 
 /// How parameters follow their gradients. The defaults are PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -342,97 +343,52 @@ impl Rule {
         gradient: &[f32],
         moments: &mut [&mut [f32]],
     ) {
-        match self {
+        match *self {
             Rule::Sgd {
                 momentum,
                 dampening,
                 nesterov,
                 weight_decay,
             } => {
-                let (rate, momentum) = (rate as f32, *momentum as f32);
-                let decay = *weight_decay as f32;
-                let decayed = |g: f32, p: f32| if decay == 0.0 { g } else { g + decay * p };
-                let [velocity] = moments else {
-                    for (p, g) in parameters.iter_mut().zip(gradient) {
-                        *p -= rate * decayed(*g, *p);
-                    }
-                    return;
+                let rule = SgdRule {
+                    momentum: momentum as f32,
+                    dampening: dampening as f32,
+                    nesterov,
+                    weight_decay: weight_decay as f32,
+                    sign: 1.0,
                 };
-                // The first velocity is the gradient itself.
-                let enters = if step == 1 {
-                    1.0
-                } else {
-                    (1.0 - dampening) as f32
-                };
-                for ((p, g), v) in parameters.iter_mut().zip(gradient).zip(velocity.iter_mut()) {
-                    let g = decayed(*g, *p);
-                    *v = momentum * *v + enters * g;
-                    *p -= rate * if *nesterov { g + momentum * *v } else { *v };
-                }
+                let velocity = moments.first_mut().map_or(&mut [][..], |v| v);
+                rule.apply(step, rate, parameters, gradient, velocity);
             }
-            Rule::Adam(adam) => {
-                let decay = adam.weight_decay as f32;
-                let prepare = |g: f32, p: f32| (g + decay * p, p);
-                let skip = |g: f32, p: f32| (g, p);
-                if decay == 0.0 {
-                    adam.go(step, rate, parameters, gradient, moments, skip);
-                } else {
-                    adam.go(step, rate, parameters, gradient, moments, prepare);
-                }
-            }
-            Rule::AdamW(adam) => {
-                let keep = (1.0 - rate * adam.weight_decay) as f32;
-                let prepare = |g: f32, p: f32| (g, p * keep);
-                adam.go(step, rate, parameters, gradient, moments, prepare);
-            }
+            Rule::Adam(adam) => adam.go(false, step, rate, parameters, gradient, moments),
+            Rule::AdamW(adam) => adam.go(true, step, rate, parameters, gradient, moments),
         }
     }
 }
 
 impl Adam {
-    /// `decay` gives the gradient and the parameter to work on.
     fn go(
         &self,
+        decoupled: bool,
         step: u64,
         rate: f64,
         parameters: &mut [f32],
         gradient: &[f32],
         moments: &mut [&mut [f32]],
-        decay: impl Fn(f32, f32) -> (f32, f32),
     ) {
-        let [first, second, largest @ ..] = moments else {
+        let [mean, square, largest @ ..] = moments else {
             return;
         };
-        let (b1, b2) = self.betas;
-        let rate = (rate / (1.0 - power(b1, step))) as f32;
-        let corrected = (1.0 - power(b2, step)).sqrt() as f32;
-        let epsilon = self.epsilon as f32;
-        let (one, two) = (
-            [b1 as f32, (1.0 - b1) as f32],
-            [b2 as f32, (1.0 - b2) as f32],
-        );
-        let all = parameters.iter_mut().zip(gradient);
-        let all = all.zip(first.iter_mut()).zip(second.iter_mut());
-        let update = |p: &mut f32, g: &f32, m: &mut f32, v: &mut f32, most: Option<&mut f32>| {
-            let (g, from) = decay(*g, *p);
-            *m = *m * one[0] + g * one[1];
-            *v = *v * two[0] + g * g * two[1];
-            let square = match most {
-                None => *v,
-                Some(most) => {
-                    // As PyTorch's maximum: what is not a number stays.
-                    *most = if *v > *most || v.is_nan() { *v } else { *most };
-                    *most
-                }
-            };
-            *p = from - *m / (square.sqrt() / corrected + epsilon) * rate;
+        let rule = AdamRule {
+            betas: [self.betas.0, self.betas.1],
+            epsilon: self.epsilon as f32,
+            weight_decay: self.weight_decay,
+            decoupled,
+            sign: 1.0,
         };
-        match largest.first_mut() {
-            None => all.for_each(|(((p, g), m), v)| update(p, g, m, v, None)),
-            Some(largest) => all
-                .zip(largest.iter_mut())
-                .for_each(|((((p, g), m), v), most)| update(p, g, m, v, Some(most))),
-        }
+        let largest = largest.first_mut().map_or(&mut [][..], |l| l);
+        let moments = [&mut **mean, &mut **square, largest];
+        rule.apply(step, rate, parameters, gradient, moments);
     }
 
     fn apply(
@@ -482,17 +438,4 @@ fn decayed(
     let mut sum = parameters.f_mul_scalar(weight_decay)?;
     let _ = sum.f_add_(gradient)?;
     Ok(sum)
-}
-
-/// By squaring: products alone, which have the same bits everywhere. (`powf` is the system's.)
-fn power(base: f64, mut exponent: u64) -> f64 {
-    let (mut result, mut square) = (1.0, base);
-    while exponent > 0 {
-        if exponent & 1 == 1 {
-            result *= square;
-        }
-        square *= square;
-        exponent >>= 1;
-    }
-    result
 }

@@ -19,6 +19,7 @@ mod report;
 mod residuals;
 mod restore;
 mod results;
+pub(crate) mod rules;
 mod state;
 mod sums;
 mod trainer;

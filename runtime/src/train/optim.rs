@@ -2,22 +2,18 @@
 //!
 //! Each works on a list of parameters, or on parts of one, such as the buckets of a model. Every operation is
 //! one of IEEE 754, in an order that is fixed, so ranks that are given the same come to the same bits on any
-//! machine. Scalars (rates, betas) are computed in `f64` and used in `f32`, as PyTorch does.
+//! machine.
 
 use std::ops::Range;
 
 use super::bytes::{Fields, put_word};
+use super::rules::{AdamRule, SgdRule};
 
 /// Stochastic gradient descent as `torch.optim.SGD` defines it (Sutskever et al.: On the Importance of
 /// Initialization and Momentum in Deep Learning, 2013, with the rate outside of the velocity).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sgd {
-    momentum: f32,
-    dampening: f32,
-    nesterov: bool,
-    weight_decay: f32,
-    /// -1, to maximize.
-    sign: f32,
+    rule: SgdRule,
     steps: u64,
     /// Empty without momentum.
     velocity: Vec<f32>,
@@ -27,12 +23,15 @@ pub struct Sgd {
 impl Sgd {
     /// Of so many parameters, without momentum and weight decay.
     pub fn new(parameters: usize) -> Sgd {
-        Sgd {
+        let rule = SgdRule {
             momentum: 0.0,
             dampening: 0.0,
             nesterov: false,
             weight_decay: 0.0,
             sign: 1.0,
+        };
+        Sgd {
+            rule,
             steps: 0,
             velocity: Vec::new(),
             len: parameters,
@@ -41,7 +40,7 @@ impl Sgd {
 
     #[must_use]
     pub fn momentum(mut self, momentum: f32) -> Sgd {
-        self.momentum = momentum;
+        self.rule.momentum = momentum;
         self.velocity = vec![0.0; if momentum == 0.0 { 0 } else { self.len }];
         self
     }
@@ -49,28 +48,28 @@ impl Sgd {
     /// The part of a gradient that does not enter the velocity.
     #[must_use]
     pub fn dampening(mut self, dampening: f32) -> Sgd {
-        self.dampening = dampening;
+        self.rule.dampening = dampening;
         self
     }
 
     /// Looks ahead by the velocity. PyTorch wants a momentum and no dampening with it.
     #[must_use]
     pub fn nesterov(mut self) -> Sgd {
-        self.nesterov = true;
+        self.rule.nesterov = true;
         self
     }
 
     /// Adds so much of each parameter to its gradient.
     #[must_use]
     pub fn weight_decay(mut self, weight_decay: f32) -> Sgd {
-        self.weight_decay = weight_decay;
+        self.rule.weight_decay = weight_decay;
         self
     }
 
     /// Goes uphill.
     #[must_use]
     pub fn maximize(mut self) -> Sgd {
-        self.sign = -1.0;
+        self.rule.sign = -1.0;
         self
     }
 
@@ -88,30 +87,18 @@ impl Sgd {
         parts: impl IntoIterator<Item = (Range<usize>, &'a [f32])>,
         rate: f64,
     ) {
-        let (first, rate) = (self.steps == 0, rate as f32);
         self.steps += 1;
-        let (momentum, decay) = (self.momentum, self.weight_decay);
-        // The first velocity is the gradient itself.
-        let enters = if first { 1.0 } else { 1.0 - self.dampening };
-        let (nesterov, sign) = (self.nesterov, self.sign);
         for (range, gradient) in parts {
             let Some(parameters) = fitting(parameters, &range, gradient) else {
                 continue;
             };
-            if momentum == 0.0 {
-                for (p, g) in parameters.iter_mut().zip(gradient) {
-                    *p -= rate * decayed(sign * g, *p, decay);
-                }
-                continue;
-            }
-            let Some(velocity) = self.velocity.get_mut(range) else {
-                continue;
+            let velocity = match self.velocity.get_mut(range) {
+                Some(velocity) => velocity,
+                None if self.rule.momentum == 0.0 => &mut [],
+                None => continue,
             };
-            for ((p, g), v) in parameters.iter_mut().zip(gradient).zip(velocity) {
-                let g = decayed(sign * g, *p, decay);
-                *v = momentum * *v + enters * g;
-                *p -= rate * if nesterov { g + momentum * *v } else { *v };
-            }
+            self.rule
+                .apply(self.steps, rate, parameters, gradient, velocity);
         }
     }
 
@@ -137,12 +124,7 @@ impl Sgd {
 /// Regularization, ICLR 2019, algorithm 2, without the schedule's factor).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adam {
-    betas: [f64; 2],
-    epsilon: f32,
-    weight_decay: f64,
-    decoupled: bool,
-    /// -1, to maximize.
-    sign: f32,
+    rule: AdamRule,
     steps: u64,
     mean: Vec<f32>,
     square: Vec<f32>,
@@ -153,12 +135,15 @@ pub struct Adam {
 impl Adam {
     /// Of so many parameters, with PyTorch's defaults: betas 0.9 and 0.999, epsilon 1e-8, no decay.
     pub fn new(parameters: usize) -> Adam {
-        Adam {
+        let rule = AdamRule {
             betas: [0.9, 0.999],
             epsilon: 1e-8,
             weight_decay: 0.0,
             decoupled: false,
             sign: 1.0,
+        };
+        Adam {
+            rule,
             steps: 0,
             mean: vec![0.0; parameters],
             square: vec![0.0; parameters],
@@ -168,35 +153,33 @@ impl Adam {
 
     /// AdamW, with PyTorch's default of 0.01.
     pub fn decoupled(parameters: usize) -> Adam {
-        Adam {
-            weight_decay: 0.01,
-            decoupled: true,
-            ..Adam::new(parameters)
-        }
+        let mut adam = Adam::new(parameters).weight_decay(0.01);
+        adam.rule.decoupled = true;
+        adam
     }
 
     #[must_use]
     pub fn betas(mut self, first: f64, second: f64) -> Adam {
-        self.betas = [first, second];
+        self.rule.betas = [first, second];
         self
     }
 
     #[must_use]
     pub fn epsilon(mut self, epsilon: f32) -> Adam {
-        self.epsilon = epsilon;
+        self.rule.epsilon = epsilon;
         self
     }
 
     #[must_use]
     pub fn weight_decay(mut self, weight_decay: f64) -> Adam {
-        self.weight_decay = weight_decay;
+        self.rule.weight_decay = weight_decay;
         self
     }
 
     /// Goes uphill.
     #[must_use]
     pub fn maximize(mut self) -> Adam {
-        self.sign = -1.0;
+        self.rule.sign = -1.0;
         self
     }
 
@@ -223,16 +206,6 @@ impl Adam {
         rate: f64,
     ) {
         self.steps += 1;
-        let [first, second] = self.betas;
-        let corrections = self.betas.map(|beta| 1.0 - power(beta, self.steps));
-        let size = (rate / corrections[0]) as f32;
-        let root = corrections[1].sqrt() as f32;
-        let (enters, keeps, squared) = ((1.0 - first) as f32, second as f32, (1.0 - second) as f32);
-        let (added, shrinks) = match self.decoupled {
-            true => (0.0, (1.0 - rate * self.weight_decay) as f32),
-            false => (self.weight_decay as f32, 1.0),
-        };
-        let (epsilon, sign) = (self.epsilon, self.sign);
         for (range, gradient) in parts {
             let (Some(parameters), Some(mean), Some(square)) = (
                 fitting(parameters, &range, gradient),
@@ -241,29 +214,10 @@ impl Adam {
             ) else {
                 continue;
             };
-            let moments = mean.iter_mut().zip(square);
-            let each = parameters.iter_mut().zip(gradient).zip(moments);
-            let moved = |p: f32, g: f32, m: &mut f32, v: &mut f32| {
-                let g = decayed(sign * g, p, added);
-                *m += enters * (g - *m);
-                *v = keeps * *v + squared * (g * g);
-                p * shrinks
-            };
-            match self.largest.get_mut(range) {
-                Some(largest) if !largest.is_empty() => {
-                    for (((p, g), (m, v)), l) in each.zip(largest) {
-                        let shrunk = moved(*p, *g, m, v);
-                        *l = if *v > *l { *v } else { *l };
-                        *p = shrunk - size * (*m / (l.sqrt() / root + epsilon));
-                    }
-                }
-                _ => {
-                    for ((p, g), (m, v)) in each {
-                        let shrunk = moved(*p, *g, m, v);
-                        *p = shrunk - size * (*m / (v.sqrt() / root + epsilon));
-                    }
-                }
-            }
+            let largest = self.largest.get_mut(range).unwrap_or(&mut []);
+            let moments = [mean, square, largest];
+            self.rule
+                .apply(self.steps, rate, parameters, gradient, moments);
         }
     }
 
@@ -295,28 +249,6 @@ fn fitting<'a>(
 ) -> Option<&'a mut [f32]> {
     let parameters = parameters.get_mut(range.clone())?;
     (parameters.len() == gradient.len()).then_some(parameters)
-}
-
-#[inline(always)]
-fn decayed(gradient: f32, parameter: f32, decay: f32) -> f32 {
-    if decay == 0.0 {
-        gradient
-    } else {
-        gradient + decay * parameter
-    }
-}
-
-/// By multiplications alone: the mathematics library of the host has no part in it.
-fn power(mut base: f64, mut exponent: u64) -> f64 {
-    let mut product = 1.0;
-    while exponent > 0 {
-        if exponent % 2 == 1 {
-            product *= base;
-        }
-        base *= base;
-        exponent /= 2;
-    }
-    product
 }
 
 fn encode(magic: &[u8; 8], steps: u64, lists: &[&[f32]]) -> Vec<u8> {

@@ -14,6 +14,7 @@ use super::progress::Progress;
 use super::report::{Best, Evaluation, News, Report, Times};
 use super::restore::{self, Store};
 use super::results::{Results, Totals};
+use super::state::Whole;
 use super::sums::Sums;
 use crate::collective::Group;
 use crate::data::{Plan, Sampler};
@@ -516,7 +517,7 @@ impl<M: Model> Training for Parallel<M> {
     fn freeze(&mut self) -> Box<dyn Frozen> {
         Box::new(self.whole().unwrap_or_else(|error| {
             self.fault = Some(error);
-            Vec::new()
+            Whole::default()
         }))
     }
 

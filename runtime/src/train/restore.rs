@@ -70,7 +70,7 @@ pub(super) fn restore<M: Model>(
     };
     let state = match own.filter(|_| group.rank() == owner) {
         Some((_, state)) => state,
-        None if group.rank() == owner => training.whole().map_err(fault)?,
+        None if group.rank() == owner => training.whole().map_err(fault)?.concat(),
         None => Vec::new(),
     };
     let state = hand_out(group, owner, state)?;

@@ -8,20 +8,47 @@ use super::progress::Progress;
 use crate::data::State;
 use crate::gradient::Scaler;
 use crate::gradient::compress::Bucket;
+use crate::live::Frozen;
 
 const MAGIC: &[u8] = b"MTRAIN 2";
+
+/// A state; the model's part of it is not copied again.
+#[derive(Debug, Default)]
+pub(super) struct Whole {
+    before: Vec<u8>,
+    model: Vec<u8>,
+}
+
+impl Whole {
+    pub(super) fn concat(&self) -> Vec<u8> {
+        [&self.before[..], &self.model[..]].concat()
+    }
+}
+
+impl Frozen for Whole {
+    fn total(&self) -> usize {
+        self.before.len() + self.model.len()
+    }
+
+    fn piece(&self, byte: usize) -> &[u8] {
+        match byte.checked_sub(self.before.len()) {
+            None => &self.before[byte..],
+            Some(byte) => self.model.piece(byte),
+        }
+    }
+}
 
 impl<M: Model> Parallel<M> {
     /// All that lasts and is the same on every rank, for newcomers and checkpoints.
     pub fn encode(&self) -> Vec<u8> {
-        self.encode_with(&self.model.encode())
+        self.around(self.model.encode()).concat()
     }
 
     /// The same, for others to rely on.
     ///
     /// # Errors
     /// The model has failed, or gives no state.
-    pub(super) fn whole(&mut self) -> Result<Vec<u8>, TrainError> {
+    pub(super) fn whole(&mut self) -> Result<Whole, TrainError> {
         let model = self.model.encode();
         self.ask_model();
         if let Some(error) = self.fault.take() {
@@ -31,7 +58,7 @@ impl<M: Model> Parallel<M> {
             let step = self.progress.steps;
             return Err(TrainError::NoState { step });
         }
-        Ok(self.encode_with(&model))
+        Ok(self.around(model))
     }
 
     /// Whether the model met an error where it could not tell.
@@ -42,9 +69,8 @@ impl<M: Model> Parallel<M> {
         }
     }
 
-    fn encode_with(&self, model: &[u8]) -> Vec<u8> {
-        let mut out = Vec::with_capacity(model.len() + 1024);
-        out.extend_from_slice(MAGIC);
+    fn around(&self, model: Vec<u8>) -> Whole {
+        let mut out = MAGIC.to_vec();
         put(&mut out, &self.progress.encode());
         put(&mut out, &self.sampler.state().encode());
         put(&mut out, &self.rate.encode());
@@ -54,8 +80,8 @@ impl<M: Model> Parallel<M> {
         for bucket in &self.buckets {
             put(&mut out, &bucket.encode_shared());
         }
-        put(&mut out, model);
-        out
+        put_word(&mut out, model.len() as u64);
+        Whole { before: out, model }
     }
 
     /// Becomes that, in a world of any size; false, and nothing changed, if it is of another training. What

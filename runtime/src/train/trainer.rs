@@ -74,7 +74,13 @@ pub enum Ending {
 
 /// A training with its loop.
 ///
+/// A whole worker, which finds the line through points (x, 3x + 1). `muster run --nproc-per-node 2 -- ./worker` trains
+/// it on two ranks, `torchrun` too, and `./worker` alone:
+///
 /// ```
+/// use std::error::Error;
+///
+/// use muster_runtime::Session;
 /// use muster_runtime::data::{Batch, SamplerConfig, Tail};
 /// use muster_runtime::schedule::{Base, Scaling, Schedule, Span};
 /// use muster_runtime::train::optim::Sgd;
@@ -82,7 +88,6 @@ pub enum Ending {
 ///     BoxError, Config, Ending, Feed, Gradients, Measured, Micro, Model, Parallel, Trainer, Update,
 /// };
 ///
-/// /// A line through points (x, 3x + 1).
 /// struct Line {
 ///     parameters: [f32; 2],
 ///     optimizer: Sgd,
@@ -95,12 +100,12 @@ pub enum Ending {
 ///         2
 ///     }
 ///
+///     /// What is reduced together: here all of it.
 ///     fn buckets(&self) -> Vec<std::ops::Range<usize>> {
 ///         vec![0..2]
 ///     }
 ///
 ///     fn backward(&mut self, micro: &Micro<(f32, f32)>, into: &mut Gradients<'_>) -> Result<Measured, BoxError> {
-///         let mut measured = self.evaluate(micro)?;
 ///         let [a, b] = self.parameters;
 ///         let gradient = into.bucket(0);
 ///         for (x, y) in &micro.samples {
@@ -109,7 +114,7 @@ pub enum Ending {
 ///             gradient[1] += micro.scale * 2.0 * error;
 ///         }
 ///         into.ready(0);
-///         Ok(measured)
+///         self.evaluate(micro)
 ///     }
 ///
 ///     fn evaluate(&mut self, micro: &Micro<(f32, f32)>) -> Result<Measured, BoxError> {
@@ -129,35 +134,40 @@ pub enum Ending {
 ///     }
 ///
 ///     fn decode(&mut self, bytes: &[u8]) -> bool {
-///         let Some((optimizer, [a, b])) = bytes.split_last_chunk::<8>().map(|(rest, last)| {
-///             (rest, [0, 4].map(|i| f32::from_le_bytes([last[i], last[i + 1], last[i + 2], last[i + 3]])))
-///         }) else {
+///         let Some((optimizer, last)) = bytes.split_last_chunk::<8>() else {
 ///             return false;
 ///         };
 ///         let fits = self.optimizer.decode(optimizer);
 ///         if fits {
-///             self.parameters = [a, b];
+///             let (parameters, _) = last.as_chunks();
+///             self.parameters = [0, 1].map(|i| f32::from_le_bytes(parameters[i]));
 ///         }
 ///         fits
 ///     }
 /// }
 ///
-/// let sampler = SamplerConfig { samples: 64, seed: 7, batch: Batch::Global(16), microbatch: 4, tail: Tail::Keep };
-/// let schedule = Schedule { rate: 0.1, base: Base::Constant, scaling: Scaling::None, warm_up: None };
-/// let config = Config::new(sampler, Span::Epochs(50.0), schedule);
-/// let feed = Feed::direct(|index| {
-///     let x = index as f32 / 64.0;
-///     Ok((x, 3.0 * x + 1.0))
-/// });
-/// let line = Line { parameters: [0.0; 2], optimizer: Sgd::new(2).momentum(0.9) };
-/// let trainer = Trainer::new(Parallel::new(line, feed, config)?);
+/// fn main() -> Result<(), Box<dyn Error>> {
+///     // 64 samples, 16 a step over all ranks, dealt to them by four.
+///     let sampler = SamplerConfig { samples: 64, seed: 7, batch: Batch::Global(16), microbatch: 4, tail: Tail::Keep };
+///     let schedule = Schedule { rate: 0.1, base: Base::Constant, scaling: Scaling::None, warm_up: None };
+///     let config = Config::new(sampler, Span::Epochs(50.0), schedule);
+///     let feed = Feed::direct(|index| {
+///         let x = index as f32 / 64.0;
+///         Ok((x, 3.0 * x + 1.0))
+///     });
+///     let line = Line { parameters: [0.0; 2], optimizer: Sgd::new(2).momentum(0.9) };
+///     let trainer = Trainer::new(Parallel::new(line, feed, config)?);
 ///
-/// // Under `muster run` the session is `Session::from_env()?`; everything else is the same.
-/// let (ending, training) = trainer.run(None)?;
-/// assert_eq!(ending, Ending::Complete);
-/// let [a, b] = training.model().parameters;
-/// assert!((a - 3.0).abs() < 0.05 && (b - 1.0).abs() < 0.05);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+///     // None without Muster.
+///     let mut session = Session::from_env()?;
+///     let (ending, training) = trainer.run(session.as_mut())?;
+///     if ending == Ending::Complete {
+///         let [a, b] = training.model().parameters;
+///         println!("y = {a:.2} x + {b:.2}");
+/// #       assert!((a - 3.0).abs() < 0.05 && (b - 1.0).abs() < 0.05);
+///     }
+///     Ok(())
+/// }
 /// ```
 pub struct Trainer<M: Model, H = ()> {
     training: Parallel<M>,
@@ -290,7 +300,7 @@ impl<H> Aside<H> {
         }
         let state = training.whole()?;
         if let Some(store) = &mut training.store {
-            let saved = store.save(step, &state);
+            let saved = store.save(step, &state.concat());
             saved.map_err(|source| RunError::Save { step, source })?;
         }
         self.saved = Some(step);
@@ -511,7 +521,7 @@ fn compare_states<M: Model, H: Hooks<M>>(
         Comparison::Deviating { ranks, right } => {
             let root = right.first().copied().unwrap_or(0);
             let own = if group.rank() == root {
-                training.whole()?
+                training.whole()?.concat()
             } else {
                 Vec::new()
             };

@@ -19,6 +19,7 @@ use muster_runtime::collective::nccl::{Communicator, Library, NcclError};
 use muster_runtime::collective::{Element, Group, Op};
 use muster_runtime::live::{Fault, Patience, Share, Training, Worker};
 
+use super::common::free_port;
 use super::support::*;
 
 const BUCKETS: usize = 2;

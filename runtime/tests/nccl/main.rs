@@ -7,6 +7,8 @@
     reason = "a test's helpers fail the test"
 )]
 
+#[path = "../common/mod.rs"]
+mod common;
 mod faults;
 mod live;
 mod misuse;

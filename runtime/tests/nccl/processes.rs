@@ -1,15 +1,16 @@
 //! Ranks that are processes: one that is killed, and one whose abort never returns.
 
-use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use muster_runtime::collective::nccl::{Communicator, Config, NcclError};
 use muster_runtime::collective::{Element, Group, GroupConfig, GroupError, Op, Sharing};
 
-use super::support::*;
+use super::common::{Rank, free_port};
+use super::support::{
+    AFTER, BOUND, buffers, config, group_config, input, library, read, script, standin,
+};
 
 const WORKER_ENV: &str = "MUSTER_TEST_NCCL";
 const LEN: usize = 50_000;
@@ -84,37 +85,14 @@ fn rank_process() {
     println!("@again {right}");
 }
 
-struct Rank {
-    child: Child,
-    lines: Receiver<String>,
-}
-
-impl Rank {
-    fn line(&self) -> String {
-        match self.lines.recv_timeout(BOUND) {
-            Ok(line) => line,
-            Err(RecvTimeoutError::Timeout) => panic!("nothing said within {BOUND:?}"),
-            Err(RecvTimeoutError::Disconnected) => panic!("ended without a word"),
+fn ends(rank: &mut Rank) -> ExitStatus {
+    let until = Instant::now() + BOUND;
+    loop {
+        if let Some(status) = rank.child.try_wait().unwrap() {
+            return status;
         }
-    }
-
-    fn ends(&mut self) -> ExitStatus {
-        let until = Instant::now() + BOUND;
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
-            }
-            assert!(Instant::now() < until, "still there after {BOUND:?}");
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    }
-}
-
-impl Drop for Rank {
-    fn drop(&mut self) {
-        if self.child.kill().is_ok() {
-            self.child.wait().unwrap();
-        }
+        assert!(Instant::now() < until, "still there after {BOUND:?}");
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
@@ -122,29 +100,14 @@ fn start(world: u32, how: &str, faults: &str) -> Vec<Rank> {
     // Compiled before they all want it.
     standin();
     let (port, next) = (free_port(), free_port());
+    let variables = |rank: u32| {
+        [
+            (WORKER_ENV, format!("{rank} {world} {port} {next} {how}")),
+            ("MUSTER_STANDIN_NCCL", faults.to_owned()),
+        ]
+    };
     (0..world)
-        .map(|rank| {
-            let mut child = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "processes::rank_process", "--nocapture"])
-                .env(WORKER_ENV, format!("{rank} {world} {port} {next} {how}"))
-                .env("MUSTER_STANDIN_NCCL", faults)
-                .stdout(Stdio::piped())
-                .spawn()
-                .unwrap();
-            let stdout = BufReader::new(child.stdout.take().unwrap());
-            let (said, lines) = channel();
-            std::thread::spawn(move || {
-                for line in stdout.lines().map_while(Result::ok) {
-                    // The harness may have written before it on the same line.
-                    if let Some(at) = line.find('@')
-                        && said.send(line[at..].to_owned()).is_err()
-                    {
-                        return;
-                    }
-                }
-            });
-            Rank { child, lines }
-        })
+        .map(|rank| Rank::start("processes::rank_process", &variables(rank)))
         .collect()
 }
 
@@ -173,7 +136,7 @@ mod real {
                     assert_eq!(process.1.line(), "@again true");
                 }
                 println!("{how}: all went on after {:?}", began.elapsed());
-                assert_eq!(ranks[dead].ends().signal(), Some(9));
+                assert_eq!(ends(&mut ranks[dead]).signal(), Some(9));
             }
         }
     }
@@ -184,11 +147,11 @@ mod real {
         for rank in &ranks {
             assert_eq!(rank.line(), "@going");
         }
-        assert_eq!(ranks[1].ends().code(), Some(STUCK_EXIT));
+        assert_eq!(ends(&mut ranks[1]).code(), Some(STUCK_EXIT));
         for rank in [0, 2] {
             assert_eq!(ranks[rank].line(), "@lost 1 true");
             assert_eq!(ranks[rank].line(), "@again true");
-            assert!(ranks[rank].ends().success());
+            assert!(ends(&mut ranks[rank]).success());
         }
     }
 }

@@ -1,7 +1,6 @@
 //! The stand-ins, compiled once, and ranks that are threads.
 
 use std::ffi::{CString, c_char, c_int};
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -10,6 +9,8 @@ use std::time::Duration;
 use libloading::os::unix::{Library as Handle, Symbol};
 use muster_runtime::collective::nccl::{Communicator, Config, Device, Library, Memory, RawStream};
 use muster_runtime::collective::{Element, Group, GroupConfig, Sharing};
+
+use super::common::free_port;
 
 /// Longer than anything takes that goes well.
 pub(crate) const BOUND: Duration = Duration::from_secs(30);
@@ -92,12 +93,6 @@ pub(crate) fn group_config(rank: u32, world: u32, port: u16) -> GroupConfig {
         form_within: BOUND,
         op_within: BOUND,
     }
-}
-
-/// A free port of this host. Freed at once: the group binds it anew.
-pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
 }
 
 /// One rank of a test.

@@ -62,7 +62,10 @@ fn flaws(args: &[String]) -> Result<Flaws> {
         Some("r12") => flaws.skip_r12 = true,
         Some("r13") => flaws.skip_r13 = true,
         Some("r16") => flaws.skip_r16 = true,
-        Some(other) => bail!("--without {other}: name r5, r7, r8, r12, r13 or r16"),
+        Some("r20") => flaws.skip_r20 = true,
+        Some(other) => {
+            bail!("--without {other}: name r5, r7, r8, r12, r13, r16 or r20")
+        }
     }
     Ok(flaws)
 }

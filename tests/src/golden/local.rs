@@ -10,7 +10,7 @@ use muster_protocol::record::Place;
 use muster_protocol::spec::JobSpec;
 use muster_protocol::{LauncherId, StoreUuid};
 
-use super::{digest, exit, node, saved, standing};
+use super::{digest, exit, held, node, saved, standing};
 
 pub fn to_agent() -> Vec<ToAgent> {
     let digest = digest(5);
@@ -27,6 +27,7 @@ pub fn to_agent() -> Vec<ToAgent> {
             ],
             place: Place::default(),
             running: Some(digest),
+            gate: Some(held()),
             store: Some(StoreUuid([8; 16])),
             pid: 4711,
             command: "python train.py".into(),

@@ -1,5 +1,7 @@
 //! Samples of what is said about ranks that stand still, and about checkpoints by order.
 
+use muster_protocol::barrier::Held;
+use muster_protocol::control::Reason;
 use muster_protocol::hang::{Doing, Evidence, Hang, Named, Point, Standing};
 use muster_protocol::wire::{CheckpointStage, CheckpointState, JobMessage, Saved};
 
@@ -49,6 +51,15 @@ pub(super) fn job_messages() -> Vec<JobMessage> {
     ]
 }
 
+pub(super) fn held() -> Held {
+    Held {
+        barrier: 2,
+        step: 400,
+        reason: Reason::Checkpoint,
+        confirmed: true,
+    }
+}
+
 pub(super) fn saved() -> Saved {
     Saved {
         step: 400,
@@ -70,6 +81,7 @@ fn checkpoint(stage: CheckpointStage) -> JobMessage {
 
 pub(super) fn standing() -> Standing {
     Standing {
+        stalled: true,
         rank: 3,
         point: Point {
             step: 400,

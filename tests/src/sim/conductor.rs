@@ -122,6 +122,8 @@ pub struct Conductor {
     settling: Settling,
     done: bool,
     checkpoints: u64,
+    /// How long the worker hangs that begins to now.
+    pub(super) thaws_after: Option<u64>,
     pub(super) store_slow: u64,
     pub(super) reads_fail: u32,
     pub(super) unknown: (u32, u64),
@@ -156,6 +158,7 @@ impl Conductor {
             settling: Settling::default(),
             done: false,
             checkpoints: 0,
+            thaws_after: None,
             store_slow: 0,
             reads_fail: 0,
             unknown: (0, 0),
@@ -259,7 +262,7 @@ impl Conductor {
         Ok(())
     }
 
-    fn item(&mut self, item: Item) -> Result<(), Violation> {
+    pub(super) fn item(&mut self, item: Item) -> Result<(), Violation> {
         match item {
             Item::Do(step) => {
                 if let Some(node) = pauses::for_agent(&step)
@@ -444,6 +447,11 @@ impl Conductor {
                 );
             }
             Request::LauncherUp { node } => self.seek_agent(node),
+            Request::Hangs { node, digest } => {
+                if let Some(ns) = self.thaws_after {
+                    self.after(ns, Item::Do(Step::Thaw { node, digest }));
+                }
+            }
             Request::LauncherDown { node, agent, conn } => {
                 if let Some(conn) = conn {
                     let late = self.rng.below(10 * MS);

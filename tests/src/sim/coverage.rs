@@ -30,6 +30,11 @@ counters!(
     failed_writes,
     spawns,
     stop_steps,
+    /// Nodes that saved for a checkpoint by order, and orders that came to what end.
+    saves,
+    hangs,
+    verdicts,
+    hung_restarts,
     /// Announcements of decided records, births included.
     decided,
     births,
@@ -103,7 +108,11 @@ impl Coverage {
                 }
                 match record.cause {
                     Cause::Merged { .. } => self.merges += 1,
-                    Cause::WorkerFailed { .. } | Cause::WorkerHung { .. } => self.restarts += 1,
+                    Cause::WorkerFailed { .. } => self.restarts += 1,
+                    Cause::WorkerHung { .. } => {
+                        self.restarts += 1;
+                        self.hung_restarts += 1;
+                    }
                     Cause::NodesLost { .. } => self.nodes_lost += 1,
                     Cause::NodesLeft { .. } => self.nodes_left += 1,
                     Cause::NodesJoined { .. } => self.nodes_joined += 1,

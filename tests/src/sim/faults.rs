@@ -188,6 +188,17 @@ impl Conductor {
                 }
             }
             Fault::Cancel { node } => return self.step(Step::Cancel { node }),
+            Fault::OrderCheckpoint { node } => {
+                return self.item(Item::Do(Step::OrderCheckpoint { node }));
+            }
+            Fault::Hang { node, for_ns } => {
+                self.thaws_after = for_ns;
+                return self.step(Step::Hang { node, busy: false });
+            }
+            Fault::Busy { node, for_ns } => {
+                self.thaws_after = Some(for_ns);
+                return self.step(Step::Hang { node, busy: true });
+            }
             Fault::StoreSlow { by, for_ns } => {
                 self.store_slow = by;
                 self.after(for_ns, Item::Undo(fault));

@@ -22,6 +22,10 @@ pub enum Focus {
     StoreRaces,
     /// Cut links under running workers (R16).
     Leases,
+    /// Checkpoints by order, with leaders and agents that come and go (R20).
+    Checkpoints,
+    /// Workers that stand still.
+    Hangs,
 }
 
 impl Focus {
@@ -35,6 +39,8 @@ impl Focus {
             "late-puts" => Focus::LatePuts,
             "store-races" => Focus::StoreRaces,
             "leases" => Focus::Leases,
+            "checkpoints" => Focus::Checkpoints,
+            "hangs" => Focus::Hangs,
             _ => return None,
         })
     }
@@ -89,6 +95,21 @@ pub(super) fn kinds(focus: Focus) -> &'static [&'static str] {
             "cut both",
             "agent pause",
         ],
+        Focus::Checkpoints | Focus::Hangs => &[
+            "agent crash",
+            "agent crash",
+            "torn write",
+            "launcher hiccup",
+            "launcher hiccup",
+            "agent pause",
+            "cut both",
+            "cut one way",
+            "slow link",
+            "storm",
+            "worker fail",
+            "drain",
+            "late join",
+        ],
         Focus::Leases => &[
             "partition",
             "cut one way",
@@ -106,7 +127,7 @@ pub(super) fn node_count(rng: &mut Rng, focus: Focus) -> usize {
         Focus::Everything => &[1, 2, 2, 2, 3, 3, 3, 4, 4, 5, 5, 6, 7],
         Focus::Disks | Focus::Leaders | Focus::Commits => &[3, 3, 3, 4, 5],
         Focus::LatePuts | Focus::StoreRaces => &[2, 3, 3, 4],
-        Focus::Leases => &[2, 3, 3, 4, 5],
+        Focus::Leases | Focus::Checkpoints | Focus::Hangs => &[2, 3, 3, 4, 5],
     };
     *rng.pick(sizes).unwrap_or(&3)
 }

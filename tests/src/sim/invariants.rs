@@ -1,8 +1,9 @@
 //! RENDEZVOUS.md's invariants, one function each, judged against the truth after every event.
 
+mod barriers;
 mod workers;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use muster_protocol::codec::CodecError;
 use muster_protocol::record::{Arbiter, Cause, CommitRef, Kind, Record};
@@ -12,6 +13,10 @@ use muster_protocol::{Digest, NodeId, StateId};
 use super::clock::{MS, SEC};
 use super::truth::Truth;
 use super::world::World;
+pub use barriers::{
+    HangError, SaveError, StopStepError, i14_one_save_step, i14_one_stop_step,
+    i14_saved_before_going_on, no_hang_ends_what_moves,
+};
 use workers::overlaps;
 pub use workers::{
     Overlap, OverlapError, RanksError, RestoreError, WorkersError, i08_all_restore_the_same,
@@ -56,6 +61,10 @@ pub enum Violation {
     Restarts(#[from] RestartsError),
     #[error("I14: {0}")]
     StopStep(#[from] StopStepError),
+    #[error("I14: {0}")]
+    Save(#[from] SaveError),
+    #[error("hang: {0}")]
+    Hang(#[from] HangError),
     #[error("R11: {0}")]
     Log(#[from] LogError),
     #[error("liveness: {0}")]
@@ -111,7 +120,8 @@ impl Violation {
             Violation::Overlap(_) => "I11",
             Violation::Terminal(_) => "I12",
             Violation::Restarts(_) => "I13",
-            Violation::StopStep(_) => "I14",
+            Violation::StopStep(_) | Violation::Save(_) => "I14",
+            Violation::Hang(_) => "hang",
             Violation::Log(_) => "R11",
             Violation::Liveness(_) => "liveness",
             Violation::RunsWild { .. } => "runs wild",
@@ -131,9 +141,12 @@ impl Violation {
 pub fn after_event(world: &mut World) -> Result<(), Violation> {
     if std::mem::take(&mut world.truth.dirty) {
         facts(&mut world.truth)?;
+        no_hang_ends_what_moves(world)?;
+        world.truth.judged();
         world.overlaps = overlaps(world);
     }
     i11_no_removed_worker_runs(world)?;
+    i14_saved_before_going_on(world)?;
     Ok(())
 }
 
@@ -151,8 +164,8 @@ fn facts(truth: &mut Truth) -> Result<(), Violation> {
     i12_one_terminal(truth)?;
     i13_restarts_follow_from_the_chain(truth)?;
     i14_one_stop_step(truth)?;
+    i14_one_save_step(truth)?;
     r11_log_is_dense(truth)?;
-    truth.judged();
     Ok(())
 }
 
@@ -543,43 +556,6 @@ pub fn i13_restarts_follow_from_the_chain(truth: &Truth) -> Result<(), RestartsE
                 digest: *digest,
                 counted,
                 limit,
-            });
-        }
-    }
-    Ok(())
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum StopStepError {
-    #[error("in {digest} ranks were told to stop at step {a}, others at {b}")]
-    Two { digest: Digest, a: u64, b: u64 },
-    #[error(
-        "node {node} was told to stop at step {step} of {digest}, but had {installed:?} installed"
-    )]
-    NotInstalled {
-        node: usize,
-        digest: Digest,
-        step: u64,
-        installed: Option<(u32, u64)>,
-    },
-}
-
-/// I14: all ranks stop at one confirmed step, or none.
-pub fn i14_one_stop_step(truth: &Truth) -> Result<(), StopStepError> {
-    let mut steps: BTreeMap<Digest, u64> = BTreeMap::new();
-    for stop in &truth.stops {
-        let (digest, step) = (stop.digest, stop.step);
-        let a = *steps.entry(digest).or_insert(step);
-        if a != step {
-            return Err(StopStepError::Two { digest, a, b: step });
-        }
-        if stop.installed.map(|(_, s)| s) != Some(step) {
-            let (node, installed) = (stop.node, stop.installed);
-            return Err(StopStepError::NotInstalled {
-                node,
-                digest,
-                step,
-                installed,
             });
         }
     }

@@ -1,15 +1,20 @@
 //! A launcher with its workers, reduced to what its agent and its peers can see of it. It answers
 //! the frames of `local` as the real one does; how long things take is the conductor's to draw.
 
+mod steps;
+
 use std::net::{IpAddr, Ipv4Addr};
 
 use muster_protocol::agent::ConnId;
+use muster_protocol::hang::{Limits, Watch};
 use muster_protocol::local::{Register, Start, ToAgent, ToLauncher, WorkerExit};
 use muster_protocol::record::Place;
 use muster_protocol::spec::JobSpec;
-use muster_protocol::{Digest, LauncherId, NodeId, StoreUuid};
+use muster_protocol::{Digest, LauncherId, NodeId, Span, StoreUuid};
 use serde::{Deserialize, Serialize};
 
+use self::steps::Steps;
+pub use self::steps::{Idle, LOOK};
 use super::clock::MS;
 
 /// How long a step takes.
@@ -24,6 +29,12 @@ pub enum Due {
     Dead(u64),
     /// The stop step is reached and what the worker saves is saved.
     AtStop(u64),
+    /// The step of a checkpoint is reached, and what the worker saves is saved.
+    Saved(u64),
+    /// A look at how far the workers are.
+    Look(u64),
+    /// The last step is done, if nothing keeps the workers from it any more.
+    Finish(u64),
     /// The agent may not have been heard for longer than its grace.
     AgentGone,
 }
@@ -45,6 +56,13 @@ pub enum Out {
     /// The ranks here stopped at this step of a confirmed barrier.
     StoppedAt {
         digest: Digest,
+        step: u64,
+        installed: Option<(u32, u64)>,
+    },
+    /// The ranks here save at this step of a confirmed checkpoint, and go on.
+    SavesAt {
+        digest: Digest,
+        barrier: u32,
         step: u64,
         installed: Option<(u32, u64)>,
     },
@@ -70,8 +88,10 @@ pub struct Run {
     /// The stop that was asked for, when it named a later generation.
     told: Option<Digest>,
     exit: Option<WorkerExit>,
-    installed: Option<(u32, u64)>,
+    pub steps: Steps,
     confirmed: bool,
+    /// The launcher's eye on the workers, if it keeps one.
+    watch: Option<Watch>,
 }
 
 #[derive(Clone, Debug)]
@@ -91,6 +111,11 @@ pub struct Launcher {
     node: NodeId,
     slots: u16,
     stop_steps: bool,
+    /// How long the ranks here save for a checkpoint.
+    save: u64,
+    watches: bool,
+    /// A worker that is named as hung is ended.
+    ends_hung: bool,
     next: Option<Start>,
     seen: Vec<Digest>,
     newest: Option<(Digest, u64, u32)>,
@@ -118,6 +143,9 @@ pub struct NewLauncher {
     pub stop_steps: bool,
     pub stubborn: bool,
     pub trouble: u32,
+    pub save: u64,
+    pub watches: bool,
+    pub ends_hung: bool,
     /// How long workers run on without an agent.
     pub agent_grace: u64,
 }
@@ -136,6 +164,9 @@ impl Launcher {
             node: new.node,
             slots: new.slots,
             stop_steps: new.stop_steps,
+            save: new.save,
+            watches: new.watches,
+            ends_hung: new.ends_hung,
             next: None,
             seen: Vec::new(),
             newest: None,
@@ -189,8 +220,10 @@ impl Launcher {
         let running = self
             .run
             .as_ref()
-            .filter(|r| matches!(r.phase, Phase::Running | Phase::Stopping))
-            .map(|r| r.start.digest);
+            .filter(|r| matches!(r.phase, Phase::Running | Phase::Stopping));
+        let gate = running.filter(|r| r.phase == Phase::Running && r.exit.is_none());
+        let gate = gate.and_then(|r| r.steps.held);
+        let running = running.map(|r| r.start.digest);
         let mut frames = vec![
             ToAgent::Register(Register {
                 launcher: self.id,
@@ -201,6 +234,7 @@ impl Launcher {
                 addrs: vec![IpAddr::V4(Ipv4Addr::new(10, 0, 0, self.address))],
                 place: Place::default(),
                 running,
+                gate,
                 store,
                 pid: self.token,
                 command: "train".into(),
@@ -243,9 +277,9 @@ impl Launcher {
             ToLauncher::Waiting { .. }
             | ToLauncher::Store { .. }
             | ToLauncher::Failed { .. }
-            | ToLauncher::Look { .. }
-            | ToLauncher::Hung { .. }
             | ToLauncher::Save(_) => {}
+            ToLauncher::Look { digest, number } => self.look_asked(digest, number, now, &mut out),
+            ToLauncher::Hung { digest, ranks, .. } => self.named(digest, &ranks, now, &mut out),
             ToLauncher::Refused { .. } | ToLauncher::End { .. } => {
                 self.ending = true;
                 self.next = None;
@@ -268,24 +302,24 @@ impl Launcher {
                 digest,
                 barrier,
                 step,
+                reason,
                 ..
             } => {
-                self.install(digest, barrier, step, now, &mut out);
+                self.install(digest, (barrier, step, reason), now, &mut out);
             }
             ToLauncher::ConfirmStop {
                 digest,
                 barrier,
                 step,
-                ..
+                reason,
             } => {
-                self.confirm(digest, barrier, step, now, &mut out);
+                self.confirm(digest, (barrier, step, reason), now, &mut out);
             }
-            ToLauncher::CancelStop { digest, barrier } => {
+            ToLauncher::CancelStop { digest, .. } => {
                 if let Some(run) = self.running(digest)
-                    && run.installed.is_some_and(|(b, _)| b == barrier)
                     && !run.confirmed
                 {
-                    run.installed = None;
+                    run.steps.cancel(now);
                 }
             }
         }
@@ -310,8 +344,23 @@ impl Launcher {
                     .run
                     .as_ref()
                     .filter(|r| r.epoch == epoch && r.phase == Phase::Running && r.confirmed);
-                if ready.is_some() {
-                    self.died(&mut out);
+                match ready.map(|r| r.steps.is_at_gate(now)) {
+                    Some(true) => self.died(&mut out),
+                    // It waits for a rank that hangs.
+                    Some(false) => out.push(Out::Wait {
+                        due,
+                        ns: LOOK,
+                        exact: true,
+                    }),
+                    None => {}
+                }
+            }
+            Due::Saved(epoch) => self.save_over(epoch, now, &mut out),
+            Due::Look(epoch) => self.look(epoch, now, &mut out),
+            Due::Finish(epoch) => {
+                let run = self.run.as_ref().filter(|r| r.epoch == epoch);
+                if let Some(digest) = run.map(|r| r.start.digest) {
+                    self.finish(digest, &mut out);
                 }
             }
             // An agent that is stopped keeps the connection, and says nothing.
@@ -346,18 +395,6 @@ impl Launcher {
             digest: run.start.digest,
             exit,
         };
-        self.facts.push(frame.clone());
-        Some(frame)
-    }
-
-    /// All workers exit 0.
-    pub fn finish(&mut self, digest: Digest) -> Option<ToAgent> {
-        let run = self.run.as_ref().filter(|r| r.start.digest == digest)?;
-        if run.phase != Phase::Running || run.exit.is_some() || run.installed.is_some() {
-            return None;
-        }
-        self.run = None;
-        let frame = ToAgent::Finished { digest };
         self.facts.push(frame.clone());
         Some(frame)
     }
@@ -435,8 +472,9 @@ impl Launcher {
             dies_at: u64::MAX,
             told: None,
             exit: None,
-            installed: None,
+            steps: Steps::default(),
             confirmed: false,
+            watch: None,
         });
         out.push(Out::Wait {
             due: Due::Spawned(self.epochs),
@@ -455,6 +493,7 @@ impl Launcher {
         };
         run.phase = Phase::Running;
         run.began = now;
+        run.steps = Steps::begin(now);
         let (digest, attempt) = (run.start.digest, run.start.attempt);
         let leads = run.start.node_rank == 0;
         out.push(Out::Spawned(run.start.clone()));
@@ -465,6 +504,19 @@ impl Launcher {
         }
         if self.stop_steps {
             self.fact(ToAgent::TakesStopSteps { digest, yes: true }, out);
+        }
+        if self.watches
+            && let Some(run) = &mut self.run
+        {
+            run.watch = Some(Watch::new(Limits {
+                factor: 20,
+                least: Span::from_secs(2),
+            }));
+            out.push(Out::Wait {
+                due: Due::Look(epoch),
+                ns: LOOK,
+                exact: true,
+            });
         }
     }
 
@@ -529,55 +581,6 @@ impl Launcher {
         if let Some(next) = self.next.take() {
             self.spawn(next, out);
         }
-    }
-
-    /// The step that the ranks here are at: they wait at an installed one.
-    fn at_step(run: &Run, now: u64) -> u64 {
-        let free = now.saturating_sub(run.began) / STEP;
-        run.installed.map_or(free, |(_, s)| free.min(s))
-    }
-
-    fn install(&mut self, digest: Digest, barrier: u32, step: u64, now: u64, out: &mut Vec<Out>) {
-        let takes = self.stop_steps;
-        let Some(run) = self.running(digest) else {
-            return;
-        };
-        if !takes || run.exit.is_some() || run.confirmed {
-            return;
-        }
-        let at = Launcher::at_step(run, now);
-        let waits_there = run.installed.is_some_and(|(_, s)| s == at);
-        let step = step.max(if waits_there { at } else { at + 1 });
-        run.installed = Some((barrier, step));
-        out.push(Out::Say(ToAgent::StopInstalled {
-            digest,
-            barrier,
-            step,
-        }));
-    }
-
-    fn confirm(&mut self, digest: Digest, barrier: u32, step: u64, now: u64, out: &mut Vec<Out>) {
-        let Some(run) = self.running(digest) else {
-            return;
-        };
-        if run.confirmed || run.exit.is_some() {
-            return;
-        }
-        let left = step.saturating_sub(Launcher::at_step(run, now));
-        let installed = run.installed;
-        run.confirmed = true;
-        run.installed = Some((barrier, step));
-        let epoch = run.epoch;
-        out.push(Out::StoppedAt {
-            digest,
-            step,
-            installed,
-        });
-        out.push(Out::Wait {
-            due: Due::AtStop(epoch),
-            ns: left * STEP + 40 * MS,
-            exact: true,
-        });
     }
 
     pub fn node(&self) -> NodeId {

@@ -34,6 +34,21 @@ pub enum LivenessError {
     Leftover { node: usize, digest: Digest },
     #[error("generations go on and on: {a} and then {b}")]
     Restless { a: Digest, b: Digest },
+    #[error("ranks of node {node} wait at a step that nobody decides")]
+    WaitsAtBarrier { node: usize },
+    #[error("a worker of node {node} hangs for ever, and node {unaware} has not heard of it")]
+    NoVerdict { node: usize, unaware: usize },
+}
+
+impl LivenessError {
+    /// What must not be so for longer than this, once all is well.
+    fn bound(&self) -> Option<u64> {
+        match self {
+            LivenessError::WaitsAtBarrier { .. } => Some(10 * SEC),
+            LivenessError::NoVerdict { .. } => Some(20 * SEC),
+            _ => None,
+        }
+    }
 }
 
 /// How the cluster is at one moment.
@@ -63,8 +78,13 @@ impl Settling {
         };
         self.last = Some((state.clone(), since));
         match state {
-            State::Not(error) if over => return Err(error),
-            State::Not(_) => return Ok(false),
+            State::Not(error) => {
+                let late = error.bound().is_some_and(|bound| now - since > bound);
+                return match over || late {
+                    true => Err(error),
+                    false => Ok(false),
+                };
+            }
             State::Runs(digest) => {
                 if let Some(before) = self.running.replace(digest)
                     && before != digest
@@ -120,8 +140,33 @@ pub fn settled(world: &World) -> State {
     });
     match left_out {
         Some(node) if !full => State::Not(LivenessError::LeftOut { node: *node }),
-        _ => State::Runs(*digest),
+        _ => match waits_or_hangs(world, *digest, record) {
+            Some(error) => State::Not(error),
+            None => State::Runs(*digest),
+        },
     }
+}
+
+/// What keeps a generation from going on that runs whole.
+fn waits_or_hangs(world: &World, digest: Digest, record: &Record) -> Option<LivenessError> {
+    let run = |node: usize| {
+        let run = world.nodes[node].launcher.as_ref()?.run.as_ref()?;
+        (run.start.digest == digest).then_some(run)
+    };
+    let members = || record.members.iter().filter_map(|m| world.index(m.node));
+    let waits = |node: &usize| run(*node).is_some_and(|r| r.waits_since().is_some());
+    if let Some(node) = members().find(waits) {
+        return Some(LivenessError::WaitsAtBarrier { node });
+    }
+    let saves = |node: usize| run(node).is_some_and(|r| r.steps.saves());
+    let node = members().find(|n| run(*n).is_some_and(|r| r.is_judged(world.now)))?;
+    let heard = |node: usize| {
+        let job = world.nodes[node].agent.as_ref()?.job(&world.key)?;
+        Some(!job.hung().is_empty())
+    };
+    let unaware = members().find(|n| heard(*n) != Some(true));
+    let unaware = unaware.filter(|_| !members().any(saves))?;
+    Some(LivenessError::NoVerdict { node, unaware })
 }
 
 /// Whether the arbiter of what follows is still there.

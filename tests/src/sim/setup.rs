@@ -1,6 +1,8 @@
 //! What a run begins with, and which faults befall it: all of it drawn from one seed, all of it
 //! plain data, so that a case can be kept and cut down.
 
+mod extras;
+
 use muster_protocol::agent::Flaws;
 use muster_protocol::spec::JobSpec;
 use serde::{Deserialize, Serialize};
@@ -49,6 +51,12 @@ pub struct Setup {
     pub commit_every: u64,
     /// The workers link the runtime and take stop steps.
     pub stop_steps: bool,
+    /// How long the ranks of each node save for a checkpoint that somebody orders (nanoseconds).
+    pub saves: Vec<u64>,
+    /// The launchers look for workers that stand still.
+    pub watches: bool,
+    /// They end one that is named (`--on-hang restart`).
+    pub ends_hung: bool,
     pub flaws: Flaws,
     /// In the order of their times.
     pub faults: Vec<(u64, Fault)>,
@@ -177,6 +185,20 @@ pub enum Fault {
         node: usize,
         for_ns: u64,
     },
+    /// Somebody orders a checkpoint at this node's agent.
+    OrderCheckpoint {
+        node: usize,
+    },
+    /// A worker of this node stands still; for ever where no time is given.
+    Hang {
+        node: usize,
+        for_ns: Option<u64>,
+    },
+    /// A worker of this node is busy with something long, and says so.
+    Busy {
+        node: usize,
+        for_ns: u64,
+    },
 }
 
 /// What a crash does to the write that it interrupts.
@@ -218,6 +240,9 @@ impl Fault {
         "store late put",
     ];
 
+    /// Those that are drawn apart.
+    pub const EXTRA_KINDS: [&'static str; 3] = ["checkpoint order", "hang", "busy"];
+
     /// The kinds of fault that this one counts as.
     pub fn kinds(&self) -> Vec<&'static str> {
         match self {
@@ -257,17 +282,31 @@ impl Fault {
                 vec!["store trouble"]
             }
             Fault::StoreUnknown { .. } => vec!["store late put"],
+            Fault::OrderCheckpoint { .. } => vec!["checkpoint order"],
+            Fault::Hang { .. } => vec!["hang"],
+            Fault::Busy { .. } => vec!["busy"],
         }
     }
 }
 
 impl Setup {
+    /// A case with everything that may befall it.
     pub fn generate(seed: u64, focus: Focus, flaws: Flaws) -> Setup {
+        let mut setup = Setup::plain(seed, focus, flaws);
+        extras::add(&mut setup, focus);
+        setup.faults.sort_by_key(|(at, _)| *at);
+        setup
+    }
+
+    /// The same without checkpoints by order and without hangs, which are drawn apart.
+    pub fn plain(seed: u64, focus: Focus, flaws: Flaws) -> Setup {
         let mut rng = Rng::new(seed ^ 0x6d75_7374_6572_0000 ^ ((focus as u64) << 56));
         let store = match focus {
             Focus::LatePuts | Focus::StoreRaces => true,
             Focus::Disks | Focus::Leaders | Focus::Commits => false,
-            Focus::Everything | Focus::Leases => rng.chance(400),
+            Focus::Everything | Focus::Leases | Focus::Checkpoints | Focus::Hangs => {
+                rng.chance(400)
+            }
         };
         let count = focus::node_count(&mut rng, focus);
         let nodes = nodes(&mut rng, count);
@@ -294,6 +333,9 @@ impl Setup {
             store,
             commit_every,
             stop_steps: rng.chance(300),
+            saves: vec![40 * MS; count],
+            watches: false,
+            ends_hung: false,
             flaws,
             faults: Vec::new(),
             heal_at: HEAL_AT,

@@ -154,6 +154,20 @@ pub enum Step {
     Cancel {
         node: usize,
     },
+    /// Somebody orders a checkpoint.
+    OrderCheckpoint {
+        node: usize,
+    },
+    /// A worker stands still from the next step on, or is busy with it.
+    Hang {
+        node: usize,
+        busy: bool,
+    },
+    /// It goes on.
+    Thaw {
+        node: usize,
+        digest: Digest,
+    },
     /// The store carries a read out, and will answer.
     StoreRead {
         node: usize,
@@ -239,6 +253,11 @@ pub enum Request {
         node: usize,
         agent: u32,
         conn: Option<ConnId>,
+    },
+    /// A worker of this generation hangs since now.
+    Hangs {
+        node: usize,
+        digest: Digest,
     },
     /// A launcher was told that the job is over, or that it is not wanted.
     LauncherEnded {

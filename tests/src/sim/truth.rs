@@ -8,7 +8,7 @@ use muster_protocol::job::Durable;
 use muster_protocol::local::Start;
 use muster_protocol::record::{Arbiter, CommitRef, Kind, Record};
 use muster_protocol::storelog::{Body, Entry};
-use muster_protocol::wire::{Ballot, JobMessage};
+use muster_protocol::wire::{Action, Ballot, JobMessage};
 use muster_protocol::{Digest, LauncherId, NodeId, StateId};
 
 /// One agent with one state directory.
@@ -31,6 +31,16 @@ pub struct Spawn {
 pub struct StoppedAt {
     pub node: usize,
     pub digest: Digest,
+    pub step: u64,
+    pub installed: Option<(u32, u64)>,
+}
+
+/// Ranks that save for a checkpoint under a barrier.
+#[derive(Clone, Debug)]
+pub struct SavesAt {
+    pub node: usize,
+    pub digest: Digest,
+    pub barrier: u32,
     pub step: u64,
     pub installed: Option<(u32, u64)>,
 }
@@ -95,6 +105,9 @@ pub struct Truth {
     pub chosen: BTreeMap<Digest, BTreeSet<Digest>>,
     pub spawns: Vec<Spawn>,
     pub stops: Vec<StoppedAt>,
+    pub saves: Vec<SavesAt>,
+    /// Generations whose members were ordered to stop in another way than by a step.
+    pub ending: BTreeSet<Digest>,
     pub log: LogTruth,
     /// Commits that some agent tried to write to the log.
     pub asked: Vec<CommitRef>,
@@ -248,6 +261,9 @@ impl Truth {
                 entry.1.insert(by);
                 self.fresh.parents.insert(commit.generation);
                 self.dirty = true;
+            }
+            JobMessage::Order(order) if !matches!(order.action, Action::Run { .. }) => {
+                self.ending.insert(order.digest);
             }
             JobMessage::Birth { record }
             | JobMessage::Decided { record }

@@ -1,13 +1,15 @@
 //! The world: agents with their disks, launchers with their workers, one store. It carries out one
 //! [`Step`] after the other and draws nothing, so that the same steps give the same world.
 
+mod hangs;
 mod steps;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use muster_protocol::agent::{self, Agent, Effect, Event};
+use muster_protocol::agent::{self, Agent, ConnId, Effect, Event};
 use muster_protocol::job::Durable;
+use muster_protocol::local::{Command, ToAgent};
 use muster_protocol::membership::Answer;
 use muster_protocol::storelog;
 use muster_protocol::wire::Message;
@@ -234,6 +236,14 @@ impl World {
                 let reason = "drained".into();
                 self.agent(node, agent, Event::Drain { grace_ms, reason })
             }
+            Step::OrderCheckpoint { node } => {
+                let agent = self.nodes[node].agent_token;
+                let frame = ToAgent::Command(Command::Checkpoint {
+                    job: self.key.id.clone(),
+                });
+                let (conn, owner) = (ConnId(0), self.key.owner.clone());
+                self.agent(node, agent, Event::Launcher { conn, owner, frame })
+            }
             Step::Checkpoint {
                 node,
                 step,
@@ -444,6 +454,7 @@ impl World {
                 match notice {
                     agent::Notice::Decided { record, .. } => self.truth.announce(&record),
                     agent::Notice::Committed { commit, .. } => self.truth.commit_announced(commit),
+                    agent::Notice::Hung { hang, .. } => self.judged(node, &hang)?,
                     _ => {}
                 }
             }

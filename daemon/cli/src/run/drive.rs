@@ -412,7 +412,11 @@ impl Driver {
                         ));
                     }
                 }
-                Effect::Look { digest, number } => self.tell_standings(digest, number),
+                Effect::Look { digest, number } => {
+                    // As they are now: another node may have looked later.
+                    self.watch_progress(session);
+                    self.tell_standings(digest, number);
+                }
                 Effect::Hung {
                     digest,
                     ranks,

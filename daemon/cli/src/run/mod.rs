@@ -229,6 +229,7 @@ fn register(
         },
         place: plan.place,
         running: None,
+        gate: None,
         store,
         pid: std::process::id(),
         command: plan.command_line(),

@@ -60,6 +60,9 @@ impl Line {
                     NodeEffect::ToLauncher(ToLauncher::ConfirmStop { barrier, step, .. }) => {
                         self.confirmed.push((at, barrier, step));
                         *stands = step;
+                        let digest = GENERATION;
+                        let event = NodeEvent::Saves { digest, step };
+                        core.handle(event, self.now).unwrap();
                     }
                     NodeEffect::ToLauncher(_) => {}
                 }
@@ -173,7 +176,19 @@ fn a_leader_that_begins_anew_counts_on() {
         for (at, heard) in heard.iter().enumerate().filter(|(_, n)| **n == 0) {
             // Its agent was restarted, too.
             assert_eq!(*heard, 0);
-            line.nodes[at].0 = Node::new(GENERATION);
+            let (core, step) = &mut line.nodes[at];
+            *core = Node::new(GENERATION);
+            let held = Held {
+                barrier: first.max(second).try_into().unwrap(),
+                step: *step,
+                reason: Reason::Checkpoint,
+                confirmed: true,
+            };
+            let launcher = NodeEvent::Launcher {
+                digest: GENERATION,
+                held: Some(held),
+            };
+            core.handle(launcher, line.now).unwrap();
         }
         begin_anew(&mut line);
         line.asks(reason);
@@ -183,8 +198,11 @@ fn a_leader_that_begins_anew_counts_on() {
             .iter()
             .map(|(_, number, _)| *number)
             .collect();
-        let above = u32::try_from(first.max(second)).unwrap() + 1;
-        assert_eq!(numbers, [above, above], "{heard:?}");
+        let newest = u32::try_from(first.max(second)).unwrap();
+        let [a, b] = numbers[..] else {
+            panic!("{heard:?}: {numbers:?}")
+        };
+        assert!(a == b && a > newest, "{heard:?}: {numbers:?}");
     }
     // Its own node knows already: nobody has to be asked twice.
     let mut line = Line::new();
@@ -209,7 +227,7 @@ fn an_open_checkpoint_of_another_leader_becomes_a_stop() {
     line.run(|_, _| false);
     assert_eq!(line.confirmed, [(0, 1, 10), (1, 1, 10)]);
     for (core, _) in &line.nodes {
-        assert_eq!(core.phase, super::node::Phase::Confirmed);
+        assert_eq!(core.phase, super::node::Phase::Confirmed { step: 10 });
     }
 }
 
@@ -256,7 +274,8 @@ fn a_node_that_begins_anew_goes_on_behind_a_checkpoint() {
     };
     assert!(!confirm.stops());
     core.handle(NodeEvent::Leader(confirm), secs(1)).unwrap();
-    assert_eq!(core.phase, super::node::Phase::Passed);
+    let passed = |known| super::node::Phase::Passed { step: 9, known };
+    assert_eq!(core.phase, passed(false));
     let told = std::iter::from_fn(|| core.poll_effect()).any(|effect| {
         matches!(
             effect,
@@ -267,6 +286,17 @@ fn a_node_that_begins_anew_goes_on_behind_a_checkpoint() {
         )
     });
     assert!(told);
+    // It is known once the launcher has it.
+    let saves = NodeEvent::Saves {
+        digest: GENERATION,
+        step: 9,
+    };
+    core.handle(saves, secs(1)).unwrap();
+    assert_eq!(core.phase, passed(true));
+    assert!(matches!(
+        core.poll_effect(),
+        Some(NodeEffect::ToLeader(ToLeader::Settled { barrier: 4, .. }))
+    ));
     let install = ToNode::Install {
         digest: GENERATION,
         barrier: 5,

@@ -68,25 +68,28 @@ impl Local {
     }
 
     fn wait_all(&mut self, until: Instant, watch: &mut Watch) -> Result<(), Fault> {
-        let (port, places) = (&self.port, self.ranks.len());
-        let all = || (0..places).all(|place| port.is_posted(place));
-        if self.spin.until(all) {
+        let port = &self.port;
+        if self.spin.until(|| port.is_complete()) {
             return Ok(());
         }
-        for (place, rank) in self.ranks.iter().enumerate() {
-            while !self.port.is_posted(place) {
+        while let Some(missing) = (0..self.ranks.len()).find(|place| !port.is_posted(*place)) {
+            watch.check_abort()?;
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
                 watch.check()?;
+                return Err(watch.overdue(self.ranks[missing]));
+            }
+            if port.sleep(left.min(LOOK_AFTER)) {
+                continue;
+            }
+            watch.check()?;
+            for (place, rank) in self.ranks.iter().enumerate() {
                 // Looked at after it was found gone: it may have posted, and left since.
                 if let Some(cause) = watch.gone(*rank)
-                    && !self.port.is_posted(place)
+                    && !port.is_posted(place)
                 {
                     return Err(Over::Lost(*rank, cause).into());
                 }
-                let left = until.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    return Err(watch.overdue(*rank));
-                }
-                self.port.sleep(place, left.min(LOOK_AFTER));
             }
         }
         Ok(())

@@ -3,6 +3,9 @@
 //! Time goes in rounds. In each, every rank fills its own slot and posts it, waits until all have posted,
 //! and reads the others' slots. A rank has two slots, used in turn: when all have posted round r, all
 //! have read round r - 1, so the slots of r - 1 are free for r + 1. [`Port`] allows nothing else.
+//!
+//! Whoever posts last rings a bell on which the others sleep, so each is woken once a round. The bell only
+//! wakes: whether all have posted is read from what each has.
 
 use std::fs::File;
 use std::io;
@@ -22,10 +25,14 @@ use super::super::wire::HEAD_LEN;
 pub(crate) const SLOT: usize = 512 << 10;
 
 const PAGE: usize = 4096;
-const MAGIC: [u8; 8] = *b"MUSTERSH";
-/// Bytes of a rank's words: its count of posted rounds, who sleeps on it, and two heads.
+const MAGIC: [u8; 8] = *b"MUSTERS2";
+/// Words on the first page, behind what says which region it is, each on its own line of the cache: posts of all
+/// rounds so far; the bell, which counts; who sleeps on it.
+const ARRIVED: usize = 64;
+const BELL: usize = 128;
+const SLEEPERS: usize = 192;
+/// Bytes of a rank's words: its count of posted rounds, and two heads.
 const DESK: usize = 256;
-const SLEEPERS: usize = 64;
 const HEADS: usize = 128;
 
 const SEALS: SealFlags = SealFlags::SHRINK
@@ -98,19 +105,24 @@ impl Region {
         Ok(Region { map, places })
     }
 
-    fn word(&self, place: usize, at: usize) -> &AtomicU32 {
-        assert!(place < self.places && at + 4 <= HEADS && at.is_multiple_of(4));
+    fn word(&self, at: usize) -> &AtomicU32 {
+        assert!(at + 4 <= slots_at(self.places) && at.is_multiple_of(4));
         // SAFETY: inside the mapping by the line above, aligned to four, and used by all processes
-        // as an atomic only.
-        unsafe { AtomicU32::from_ptr(self.map.as_mut_ptr().add(PAGE + place * DESK + at).cast()) }
+        // as an atomic only: `at` is one of the constants for the first page, or the start of a desk.
+        unsafe { AtomicU32::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
     }
 
     fn posted(&self, place: usize) -> &AtomicU32 {
-        self.word(place, 0)
+        assert!(place < self.places);
+        self.word(PAGE + place * DESK)
     }
 
-    fn sleepers(&self, place: usize) -> &AtomicU32 {
-        self.word(place, SLEEPERS)
+    fn bell(&self) -> &AtomicU32 {
+        self.word(BELL)
+    }
+
+    fn sleepers(&self) -> &AtomicU32 {
+        self.word(SLEEPERS)
     }
 
     fn head_ptr(&self, place: usize, parity: usize) -> *mut u8 {
@@ -127,21 +139,32 @@ impl Region {
         unsafe { self.map.as_mut_ptr().add(at) }
     }
 
+    /// Counts a post of this round, and rings if all have now posted it.
+    fn arrive(&self, round: u32) {
+        let places = u32::try_from(self.places).unwrap_or(u32::MAX);
+        let arrived = self.word(ARRIVED).fetch_add(1, Ordering::SeqCst);
+        // Posts of all rounds before this one: a rank is one round ahead at most, so that its count may also
+        // be the last one of the round before, which another has posted and not counted yet.
+        let before = round.wrapping_mul(places);
+        let arrived = arrived.wrapping_add(1);
+        if arrived == before || arrived == before.wrapping_add(places) {
+            self.ring();
+        }
+    }
+
     /// Wakes everybody who sleeps in this region, in all processes.
-    pub(crate) fn wake_all(&self) {
-        for place in 0..self.places {
-            wake(self.posted(place));
+    pub(crate) fn ring(&self) {
+        self.bell().fetch_add(1, Ordering::SeqCst);
+        if self.sleepers().load(Ordering::SeqCst) != 0 {
+            // Fails only for an address that is not mapped.
+            let woken = futex::wake(self.bell(), futex::Flags::empty(), i32::MAX as u32);
+            debug_assert!(woken.is_ok());
         }
     }
 }
 
-const _: () = assert!(HEADS + 2 * HEAD_LEN <= DESK);
-
-fn wake(word: &AtomicU32) {
-    // Fails only for an address that is not mapped.
-    let woken = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
-    debug_assert!(woken.is_ok());
-}
+const _: () = assert!(4 <= HEADS && HEADS + 2 * HEAD_LEN <= DESK);
+const _: () = assert!(40 <= ARRIVED && SLEEPERS + 4 <= PAGE);
 
 /// A rank's place in a region.
 #[derive(Debug)]
@@ -210,9 +233,7 @@ impl Port {
         }
         let posted = self.region.posted(self.me);
         posted.store(self.round.wrapping_add(1), Ordering::SeqCst);
-        if self.region.sleepers(self.me).load(Ordering::SeqCst) != 0 {
-            wake(posted);
-        }
+        self.region.arrive(self.round);
         true
     }
 
@@ -222,18 +243,25 @@ impl Port {
         posted.wrapping_sub(self.round.wrapping_add(1)) < 2
     }
 
-    /// Sleeps until the place posts something, is woken otherwise, or this time has passed.
-    pub(crate) fn sleep(&self, place: usize, at_most: Duration) {
-        let posted = self.region.posted(place);
-        let seen = posted.load(Ordering::SeqCst);
-        let sleepers = self.region.sleepers(place);
+    /// Whether all have posted this round.
+    pub(crate) fn is_complete(&self) -> bool {
+        (0..self.region.places).all(|place| self.is_posted(place))
+    }
+
+    /// Sleeps until the bell rings, or this time has passed: then false.
+    pub(crate) fn sleep(&self, at_most: Duration) -> bool {
+        // Read before what it announces: a bell that rings from here on is not slept through.
+        let seen = self.region.bell().load(Ordering::SeqCst);
+        let sleepers = self.region.sleepers();
         sleepers.fetch_add(1, Ordering::SeqCst);
-        if !self.is_posted(place) {
+        let mut rang = true;
+        if !self.is_complete() {
             let timeout = rustix::time::Timespec {
                 tv_sec: i64::try_from(at_most.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: i64::from(at_most.subsec_nanos()),
             };
-            let slept = futex::wait(posted, futex::Flags::empty(), seen, Some(&timeout));
+            let bell = self.region.bell();
+            let slept = futex::wait(bell, futex::Flags::empty(), seen, Some(&timeout));
             debug_assert!(
                 matches!(
                     slept,
@@ -241,14 +269,15 @@ impl Port {
                 ),
                 "{slept:?}"
             );
+            rang = slept != Err(Errno::TIMEDOUT);
         }
         sleepers.fetch_sub(1, Ordering::SeqCst);
+        rang
     }
 
     /// All slots, if all have posted this round.
     pub(crate) fn slots(&self) -> Option<Slots<'_>> {
-        let all = self.written && (0..self.region.places).all(|place| self.is_posted(place));
-        all.then_some(Slots {
+        (self.written && self.is_complete()).then_some(Slots {
             region: &self.region,
             parity: self.parity(),
         })
@@ -262,5 +291,75 @@ impl Port {
         self.round = self.round.wrapping_add(1);
         self.written = false;
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// Three places, from this round on, each of which sleeps whenever another has not posted yet.
+    fn rounds(first: u32, count: u32) {
+        let (_file, region) = Region::create(3, &[7; 32]).unwrap();
+        let region = Arc::new(region);
+        for place in 0..3 {
+            region.posted(place).store(first, Ordering::SeqCst);
+        }
+        let arrived = first.wrapping_mul(3);
+        region.word(ARRIVED).store(arrived, Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            for me in 0..3u8 {
+                let mut port = Port::new(region.clone(), me.into());
+                port.round = first;
+                scope.spawn(move || {
+                    for round in 0..count {
+                        let said = [me, round as u8];
+                        assert!(
+                            port.write(&[0; HEAD_LEN], |slot| slot[..2].copy_from_slice(&said))
+                        );
+                        assert!(!port.write(&[0; HEAD_LEN], |_| unreachable!()));
+                        while !port.is_complete() {
+                            assert!(port.sleep(LONG), "the bell did not ring");
+                        }
+                        let slots = port.slots().unwrap();
+                        for place in 0..3u8 {
+                            assert_eq!(slots.slot(place.into())[..2], [place, round as u8]);
+                        }
+                        assert!(port.finish());
+                    }
+                });
+            }
+        });
+        assert_eq!(region.sleepers().load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn the_last_to_post_wakes_the_others() {
+        rounds(0, 3000);
+    }
+
+    #[test]
+    fn rounds_are_counted_past_the_end_of_a_word() {
+        rounds(u32::MAX - 50, 100);
+    }
+
+    #[test]
+    fn nobody_is_waited_for_longer_than_asked() {
+        let (_file, region) = Region::create(2, &[7; 32]).unwrap();
+        let region = Arc::new(region);
+        let mut port = Port::new(region.clone(), 0);
+        assert!(port.write(&[0; HEAD_LEN], |_| {}));
+        assert!(!port.sleep(Duration::from_millis(1)));
+        assert!(port.slots().is_none() && !port.finish());
+        std::thread::scope(|scope| {
+            let asleep = scope.spawn(|| port.sleep(LONG));
+            while !asleep.is_finished() {
+                region.ring();
+                std::thread::yield_now();
+            }
+            assert!(asleep.join().unwrap());
+        });
     }
 }

@@ -50,7 +50,7 @@ fn a_silent_peer_is_named_after_the_time_for_an_operation() {
                 ..config
             };
             let done = std::sync::Barrier::new(4);
-            let errors = on_ranks(4, quick, |mut group| {
+            let errors = on_ranks_with(vec![(); 4], quick, |(), mut group| {
                 let input = vec![1.0f32; len];
                 let mut output = input.clone();
                 let outcome = (group.rank() != 2)
@@ -76,8 +76,8 @@ fn a_peer_that_stops_reading_is_named() {
                 op_within: Duration::from_millis(700),
                 ..config
             };
-            let done = std::sync::Barrier::new(world as usize);
-            let errors = on_ranks(world, quick, |mut group| {
+            let done = std::sync::Barrier::new(world);
+            let errors = on_ranks_with(vec![(); world], quick, |(), mut group| {
                 let input = vec![3u8; if group.rank() == 0 { LEN } else { 0 }];
                 let mut output = vec![0; LEN];
                 let outcome = (group.rank() != 1)
@@ -86,7 +86,7 @@ fn a_peer_that_stops_reading_is_named() {
                 outcome
             });
             let errors: Vec<GroupError> = errors.into_iter().flatten().collect();
-            assert_eq!(errors.len(), world as usize - 1);
+            assert_eq!(errors.len(), world - 1);
             for error in errors {
                 assert_eq!(lost(&error), Some(1), "{error}");
             }
@@ -108,12 +108,8 @@ fn a_rank_that_leaves_after_the_last_operation_disturbs_nobody() {
 #[test]
 fn an_abort_wakes_whoever_is_blocked_and_the_others_learn_of_it() {
     for hosts in HOSTS {
-        let adjust = |config: GroupConfig| GroupConfig {
-            sharing: hosts(config.rank),
-            ..config
-        };
         let done = std::sync::Barrier::new(4);
-        let outcomes = on_ranks(4, adjust, |mut group| {
+        let outcomes = on_ranks(4, hosts, |mut group| {
             // Rank 3 does not come, so everybody waits; rank 1 is then told to leave.
             let outcome = (group.rank() != 3).then(|| {
                 let aborter = group.aborter();
@@ -155,11 +151,12 @@ fn the_next_group_forms_while_the_old_one_is_torn_down() {
         }
         (old, rank)
     });
-    let ports = [free_port(), free_port()];
+    let held = [HeldPort::new(), HeldPort::new()];
+    let ports = held.each_ref().map(HeldPort::port);
     std::thread::scope(|scope| {
         for rank in 0..3 {
             scope.spawn(move || {
-                let first = config(rank, 3, ports[0]);
+                let first = group_config(rank, 3, ports[0]);
                 let mut old = Group::form(&first).unwrap();
                 let aborter = old.aborter();
                 let waiting = std::thread::spawn(move || {
@@ -170,7 +167,7 @@ fn the_next_group_forms_while_the_old_one_is_torn_down() {
                 aborter.abort();
                 let next = GroupConfig {
                     digest: [8; 32],
-                    ..config(rank, 3, ports[1])
+                    ..group_config(rank, 3, ports[1])
                 };
                 let mut new = Group::form(&next).unwrap();
                 new.barrier().unwrap();

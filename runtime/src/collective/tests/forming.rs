@@ -7,14 +7,15 @@ use super::*;
 
 #[test]
 fn strangers_are_refused_and_do_not_disturb() {
-    let port = free_port();
+    let held = HeldPort::new();
+    let port = held.port();
     std::thread::scope(|scope| {
-        let zero = scope.spawn(move || Group::form(&config(0, 2, port)));
+        let zero = scope.spawn(move || Group::form(&group_config(0, 2, port)));
         let refused = |config: GroupConfig| match Group::form(&config) {
             Err(GroupError::Refused { by: 0, refusal }) => refusal,
             other => panic!("{other:?}"),
         };
-        let base = config(1, 2, port);
+        let base = group_config(1, 2, port);
         let stale = GroupConfig {
             digest: [8; 32],
             ..base.clone()
@@ -76,8 +77,8 @@ fn noise_at_the_listener_of_any_rank_does_not_disturb() {
                     hosts: vec![vec![seats[0], seats[1]], vec![seats[2]]],
                     token: [1; 32],
                     digest: [2; 32],
-                    form_within: Duration::from_secs(20),
-                    op_within: Duration::from_secs(20),
+                    form_within: LONG,
+                    op_within: LONG,
                 };
                 scope.spawn(move || {
                     let aborter = Aborter::new().unwrap();
@@ -98,10 +99,11 @@ fn noise_at_the_listener_of_any_rank_does_not_disturb() {
 
 #[test]
 fn who_is_missing_is_named_on_both_sides() {
-    let port = free_port();
+    let held = HeldPort::new();
+    let port = held.port();
     let short = move |rank| GroupConfig {
         form_within: Duration::from_millis(300),
-        ..config(rank, 4, port)
+        ..group_config(rank, 4, port)
     };
     std::thread::scope(|scope| {
         let zero = scope.spawn(move || Group::form(&short(0)).unwrap_err());
@@ -120,16 +122,17 @@ fn who_is_missing_is_named_on_both_sides() {
 
 #[test]
 fn a_rank_that_dies_while_the_group_forms_may_come_again() {
-    let port = free_port();
+    let held = HeldPort::new();
+    let port = held.port();
     std::thread::scope(|scope| {
-        let zero = scope.spawn(move || Group::form(&config(0, 3, port)));
+        let zero = scope.spawn(move || Group::form(&group_config(0, 3, port)));
         let first = GroupConfig {
             form_within: Duration::from_millis(100),
-            ..config(1, 3, port)
+            ..group_config(1, 3, port)
         };
         assert!(Group::form(&first).is_err(), "rank 2 is not there");
-        let one = scope.spawn(move || Group::form(&config(1, 3, port)));
-        let two = scope.spawn(move || Group::form(&config(2, 3, port)));
+        let one = scope.spawn(move || Group::form(&group_config(1, 3, port)));
+        let two = scope.spawn(move || Group::form(&group_config(2, 3, port)));
         assert!(zero.join().unwrap().is_ok() && one.join().unwrap().is_ok());
         assert!(two.join().unwrap().is_ok());
     });
@@ -141,7 +144,7 @@ fn a_taken_port_is_said() {
     let port = holder.local_addr().unwrap().port();
     let short = GroupConfig {
         form_within: Duration::from_millis(100),
-        ..config(0, 2, port)
+        ..group_config(0, 2, port)
     };
     let error = Group::form(&short).unwrap_err();
     assert!(matches!(error, GroupError::Bind { .. }), "{error}");
@@ -151,11 +154,12 @@ fn a_taken_port_is_said() {
 fn a_formation_can_be_aborted() {
     for rank in [0, 1] {
         let aborter = Aborter::new().unwrap();
-        let port = free_port();
+        let held = HeldPort::new();
+        let port = held.port();
         std::thread::scope(|scope| {
             let forming = {
                 let aborter = aborter.clone();
-                scope.spawn(move || Group::form_abortable(&config(rank, 2, port), &aborter))
+                scope.spawn(move || Group::form_abortable(&group_config(rank, 2, port), &aborter))
             };
             std::thread::sleep(Duration::from_millis(50));
             let began = Instant::now();
@@ -170,12 +174,12 @@ fn a_formation_can_be_aborted() {
 #[test]
 fn impossible_places_are_refused() {
     assert!(matches!(
-        Group::form(&config(2, 2, 1)),
+        Group::form(&group_config(2, 2, 1)),
         Err(GroupError::BadPlace { .. })
     ));
     let lonely = GroupConfig {
         master: None,
-        ..config(0, 2, 1)
+        ..group_config(0, 2, 1)
     };
     assert!(matches!(
         Group::form(&lonely),
@@ -218,7 +222,7 @@ fn something_else_at_the_master_address_is_said() {
     let port = listener.local_addr().unwrap().port();
     let short = GroupConfig {
         form_within: Duration::from_millis(300),
-        ..config(1, 2, port)
+        ..group_config(1, 2, port)
     };
     std::thread::scope(|scope| {
         let one = scope.spawn(move || Group::form(&short).unwrap_err());

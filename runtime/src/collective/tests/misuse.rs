@@ -56,19 +56,39 @@ fn wrong_lengths_are_refused_and_the_group_goes_on() {
     });
 }
 
+/// The listeners of two ranks on hosts of their own, and how rank 0 connects.
+fn two() -> ([TcpListener; 2], Topology) {
+    let listeners = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+    let seat = |rank: usize| Seat {
+        rank: rank as u32,
+        address: listeners[rank].local_addr().unwrap(),
+    };
+    let topology = Topology {
+        rank: 0,
+        hosts: vec![vec![seat(0)], vec![seat(1)]],
+        token: [9; 32],
+        digest: [7; 32],
+        form_within: LONG,
+        op_within: LONG,
+    };
+    (listeners, topology)
+}
+
+/// What rank 1 of them says of itself at a handshake.
+fn card(_: &TcpStream) -> std::io::Result<Card> {
+    Ok(Card {
+        address: None,
+        host: [0; 32],
+    })
+}
+
 /// Rank 1 of two, with the handshake done by hand: its control and data connections.
 fn impostor(listener: &TcpListener, zero: std::net::SocketAddr) -> [TcpStream; 2] {
     let aborter = Aborter::new().unwrap();
     let place = Place::new(1, 2, &[9; 32], &[7; 32]);
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + LONG;
     drop(Porch::new(listener, &place).unwrap());
     [Purpose::Control, Purpose::Data].map(|purpose| {
-        let card = |_: &TcpStream| {
-            Ok(Card {
-                address: None,
-                host: [0; 32],
-            })
-        };
         let called = call(&place, 0, zero, purpose, card, &aborter, until);
         let stream = called.unwrap().unwrap();
         stream.set_nonblocking(false).unwrap();
@@ -127,20 +147,8 @@ fn wrong_bytes_from_a_rank_are_its_fault_and_nothing_panics() {
         ),
     ];
     for (say, is_lost) in cases {
-        let listeners = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
-        let seat = |rank: usize| Seat {
-            rank: rank as u32,
-            address: listeners[rank].local_addr().unwrap(),
-        };
-        let topology = Topology {
-            rank: 0,
-            hosts: vec![vec![seat(0)], vec![seat(1)]],
-            token: [9; 32],
-            digest: [7; 32],
-            form_within: Duration::from_secs(20),
-            op_within: Duration::from_secs(20),
-        };
-        let (zero, listener) = (seat(0).address, &listeners[0]);
+        let (listeners, topology) = two();
+        let (zero, listener) = (listeners[0].local_addr().unwrap(), &listeners[0]);
         std::thread::scope(|scope| {
             let group = scope.spawn(move || {
                 let aborter = Aborter::new().unwrap();
@@ -162,36 +170,15 @@ fn wrong_bytes_from_a_rank_are_its_fault_and_nothing_panics() {
 
 #[test]
 fn a_peer_of_the_previous_generation_is_not_let_in() {
-    let listeners = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
-    let seat = |rank: usize| Seat {
-        rank: rank as u32,
-        address: listeners[rank].local_addr().unwrap(),
-    };
-    let topology = Topology {
-        rank: 0,
-        hosts: vec![vec![seat(0)], vec![seat(1)]],
-        token: [9; 32],
-        digest: [7; 32],
-        form_within: Duration::from_secs(20),
-        op_within: Duration::from_secs(20),
-    };
-    let (zero, listener) = (seat(0).address, &listeners[0]);
+    let (listeners, topology) = two();
+    let (zero, listener) = (listeners[0].local_addr().unwrap(), &listeners[0]);
     std::thread::scope(|scope| {
         let group = scope.spawn(move || {
             let aborter = Aborter::new().unwrap();
             let mut group = Group::connect(&topology, listener, &aborter).unwrap();
             group.barrier().unwrap_err()
         });
-        let (aborter, until) = (
-            Aborter::new().unwrap(),
-            Instant::now() + Duration::from_secs(20),
-        );
-        let card = |_: &TcpStream| {
-            Ok(Card {
-                address: None,
-                host: [0; 32],
-            })
-        };
+        let (aborter, until) = (Aborter::new().unwrap(), Instant::now() + LONG);
         let before = Place::new(1, 2, &[9; 32], &[6; 32]);
         for purpose in [Purpose::Control, Purpose::Data] {
             let called = call(&before, 0, zero, purpose, card, &aborter, until);

@@ -2,43 +2,10 @@ mod codecs;
 mod convergence;
 mod membership;
 
-use std::net::TcpListener;
-use std::time::Duration;
-
 use super::compress::{Bucket, Codec, Reduced, Shape};
-use crate::collective::{Group, GroupConfig, Sharing};
+use crate::collective::{Group, Sharing};
 use crate::random::SplitMix;
-
-/// Runs `body` on every rank of a new group; the results in the order of ranks.
-fn on_ranks<T: Send>(
-    world: u32,
-    sharing: fn(u32) -> Sharing,
-    body: impl Fn(Group) -> T + Sync,
-) -> Vec<T> {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    // Freed at once: the group binds it anew.
-    drop(listener);
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = (0..world)
-            .map(|rank| {
-                let config = GroupConfig {
-                    rank,
-                    world,
-                    master: Some(("127.0.0.1".to_owned(), port)),
-                    token: [9; 32],
-                    digest: [7; 32],
-                    sharing: sharing(rank),
-                    form_within: Duration::from_secs(20),
-                    op_within: Duration::from_secs(20),
-                };
-                let body = &body;
-                scope.spawn(move || body(Group::form(&config).unwrap()))
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
-}
+use crate::testing::on_ranks;
 
 /// Shared memory, TCP, and both.
 const HOSTS: [fn(u32) -> Sharing; 3] = [

@@ -3,12 +3,13 @@
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use super::fetch::*;
+use super::landing::*;
 use super::serve::*;
+use super::source::*;
 use super::*;
 
 const TOKEN: [u8; 32] = [9; 32];
@@ -21,7 +22,17 @@ fn bytes(len: usize) -> Vec<u8> {
 
 fn get(thing: Thing, from: &[&Hand], within: Duration) -> Result<Vec<u8>, FetchError> {
     let sources: Vec<SocketAddr> = from.iter().map(|h| h.address()).collect();
-    fetch(thing, &sources, TOKEN, within, &AtomicBool::new(false))
+    get_at(thing, &sources, within)
+}
+
+fn get_at(thing: Thing, from: &[SocketAddr], within: Duration) -> Result<Vec<u8>, FetchError> {
+    let (never, mut bytes) = (AtomicBool::new(false), Vec::new());
+    fetch(thing, from, TOKEN, within, &never, &mut bytes)?;
+    Ok(bytes)
+}
+
+fn digest(bytes: &[u8]) -> Digest {
+    XxHash3_128::oneshot(bytes).to_be_bytes()
 }
 
 #[test]
@@ -52,13 +63,7 @@ fn one_that_is_gone_or_late_is_made_up_for() {
     let late = std::thread::scope(|scope| {
         let asked = scope.spawn(|| {
             let sources = [address, here.address()];
-            fetch(
-                Thing::Results(3),
-                &sources,
-                TOKEN,
-                SOON,
-                &AtomicBool::new(false),
-            )
+            get_at(Thing::Results(3), &sources, SOON)
         });
         here.offer(Thing::Results(3), bytes(10));
         asked.join().unwrap()
@@ -91,8 +96,8 @@ fn what_differs_is_named_and_what_is_not_there_too() {
         Err(FetchError::NotThere { .. })
     ));
     let cancelled = AtomicBool::new(true);
-    let all = [hands[0].address()];
-    let none = fetch(Thing::State(1), &all, TOKEN, SOON, &cancelled);
+    let (all, mut bytes) = ([hands[0].address()], Vec::new());
+    let none = fetch(Thing::State(1), &all, TOKEN, SOON, &cancelled, &mut bytes);
     assert!(matches!(none, Err(FetchError::Cancelled)));
 }
 
@@ -101,23 +106,25 @@ fn strangers_and_nonsense_get_no_answer() {
     let hand = Hand::open(HERE, TOKEN).unwrap();
     hand.offer(Thing::State(1), bytes(5));
     let mut wrong = Source::connect(hand.address(), [8; 32]).unwrap();
-    assert!(wrong.ask(Thing::State(1), Want::Length, 0, 5).is_err());
+    let asked = wrong.ask(Thing::State(1), Want::Length, (0, 5));
+    assert!(asked.and_then(|()| wrong.length()).is_err());
     let mut noise = TcpStream::connect(hand.address()).unwrap();
     noise.write_all(&[0xff; REQUEST_LEN]).unwrap();
     assert_eq!(noise.read(&mut [0; 8]).unwrap_or(0), 0);
     // Any part of what is there may be asked for, and nothing beyond it.
     let mut right = Source::connect(hand.address(), TOKEN).unwrap();
-    let mut ask = |want, from, len| right.ask(Thing::State(1), want, from, len).unwrap();
-    assert_eq!(ask(Want::Bytes, 3, u64::MAX), Some(5));
+    let ask = |right: &mut Source, want, part| {
+        right.ask(Thing::State(1), want, part).unwrap();
+        right.length().unwrap()
+    };
+    assert_eq!(ask(&mut right, Want::Bytes, (3, u64::MAX)), Some(5));
     let mut rest = [0; 2];
     right.stream.read_exact(&mut rest).unwrap();
     assert_eq!(rest, bytes(5)[3..]);
-    assert_eq!(right.digest().unwrap(), *blake3::hash(&rest).as_bytes());
-    assert_eq!(
-        right.ask(Thing::State(1), Want::Digest, 9, 1).unwrap(),
-        Some(5)
-    );
-    assert_eq!(right.digest().unwrap(), *blake3::hash(&[]).as_bytes());
+    assert_eq!(ask(&mut right, Want::Digest, (3, u64::MAX)), Some(5));
+    assert_eq!(right.read_digest().unwrap(), digest(&rest));
+    assert_eq!(ask(&mut right, Want::Digest, (9, 1)), Some(5));
+    assert_eq!(right.read_digest().unwrap(), digest(&[]));
 }
 
 #[test]
@@ -143,37 +150,64 @@ fn a_state_that_differs_in_one_byte_is_never_copied() {
     }
 }
 
-/// A source that answers rightly until so many bytes of parts are sent, and is gone then.
-fn failing_source(len: usize, after: usize, spoil: bool) -> (SocketAddr, JoinHandle<()>) {
+/// What is wrong with a source.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    /// It is gone after so many bytes of parts.
+    Gone(usize),
+    /// What it sends from this byte on is damaged on its way.
+    Damaged(usize),
+    /// The same; and it is gone when it is asked for the digest of a part.
+    DamagedAndGone(usize),
+}
+
+/// A source with a fault, until the test ends.
+fn failing_source(len: usize, fault: Fault) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
-    let served = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        let (all, mut sent) = (bytes(len), 0);
-        let mut request = [0; REQUEST_LEN];
-        while stream.read_exact(&mut request).is_ok() {
-            let (_, want, from, part) = parse(&request, &TOKEN).unwrap();
-            stream.write_all(&(len as u64 + 1).to_le_bytes()).unwrap();
-            if want == Want::Length {
-                continue;
-            }
-            let part = &all[from as usize..(from + part) as usize];
-            let mut digest = *blake3::hash(part).as_bytes();
-            if want == Want::Bytes {
-                let now = part.len().min(after - sent);
-                stream.write_all(&part[..now]).unwrap();
-                sent += now;
-                if now < part.len() {
-                    return;
-                }
-                digest[0] ^= u8::from(spoil);
-            }
-            if stream.write_all(&digest).is_err() {
-                return;
-            }
+    let sent = Arc::new(AtomicUsize::new(0));
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let sent = sent.clone();
+            std::thread::spawn(move || fail(stream.unwrap(), &bytes(len), fault, &sent));
         }
     });
-    (at, served)
+    at
+}
+
+/// One connection with it. `sent`: bytes of parts, over all connections.
+fn fail(mut stream: TcpStream, all: &[u8], fault: Fault, sent: &AtomicUsize) {
+    let mut request = [0; REQUEST_LEN];
+    while stream.read_exact(&mut request).is_ok() {
+        let (_, want, from, len) = parse(&request, &TOKEN).unwrap();
+        let len_and_one = (all.len() as u64 + 1).to_le_bytes();
+        let mut part = match want {
+            Want::Length => Vec::new(),
+            _ => all[from as usize..][..len as usize].to_vec(),
+        };
+        match (want, fault) {
+            (Want::Length, _) => {}
+            (Want::Digest, Fault::DamagedAndGone(_)) => return,
+            (Want::Digest, _) => part = digest(&part).to_vec(),
+            (Want::Bytes, Fault::Gone(after)) => {
+                let before = sent.fetch_add(part.len(), Ordering::AcqRel);
+                part.truncate(after.saturating_sub(before));
+            }
+            (Want::Bytes, Fault::Damaged(byte) | Fault::DamagedAndGone(byte)) => {
+                let byte = byte.checked_sub(from as usize);
+                if let Some(byte) = byte.and_then(|byte| part.get_mut(byte)) {
+                    *byte ^= 4;
+                }
+            }
+        }
+        let gone = want == Want::Bytes && part.len() < len as usize;
+        let written = stream
+            .write_all(&len_and_one)
+            .and_then(|()| stream.write_all(&part));
+        if gone || written.is_err() {
+            return;
+        }
+    }
 }
 
 #[test]
@@ -181,20 +215,86 @@ fn a_source_that_dies_or_sends_damaged_bytes_is_taken_over_from() {
     let len = 6 * PART as usize + 11;
     let whole = Hand::open(HERE, TOKEN).unwrap();
     whole.offer(Thing::State(1), bytes(len));
-    for (after, spoil) in [
-        (0, false),
-        (1, false),
-        (PART as usize, false),
-        (PART as usize + 100, false),
-        (len, true),
+    let part = PART as usize;
+    for fault in [
+        Fault::Gone(0),
+        Fault::Gone(1),
+        Fault::Gone(part),
+        Fault::Gone(part + 100),
+        Fault::Damaged(0),
+        Fault::Damaged(part + 3),
+        Fault::Damaged(len - 1),
+        Fault::DamagedAndGone(len - 1),
     ] {
-        let (at, served) = failing_source(len, after, spoil);
-        let sources = [at, whole.address()];
-        let never = AtomicBool::new(false);
-        let got = fetch(Thing::State(1), &sources, TOKEN, SOON, &never).unwrap();
-        assert!(got == bytes(len), "gone after {after} bytes");
-        served.join().unwrap();
+        let sources = [failing_source(len, fault), whole.address()];
+        let got = get_at(Thing::State(1), &sources, SOON).unwrap();
+        assert!(got == bytes(len), "{fault:?}");
     }
+}
+
+#[test]
+fn what_the_only_source_sends_is_checked_too() {
+    let len = 2 * PART as usize + 5;
+    for byte in [0, len - 1] {
+        let at = failing_source(len, Fault::Damaged(byte));
+        let got = get_at(Thing::State(1), &[at], Duration::from_millis(50));
+        assert!(
+            matches!(got, Err(FetchError::NotThere { .. })),
+            "byte {byte}"
+        );
+    }
+}
+
+/// Places of these lengths, which hold something else.
+struct Pieced(Vec<Vec<u8>>);
+
+impl Landing for Pieced {
+    fn places(&mut self, total: usize) -> Option<Vec<&mut [u8]>> {
+        let all = self.0.iter().map(Vec::len).sum::<usize>();
+        (all == total).then(|| self.0.iter_mut().map(Vec::as_mut_slice).collect())
+    }
+}
+
+#[test]
+fn a_copy_comes_straight_to_its_place() {
+    // Of models with a few large tensors, and with thousands of small ones among them.
+    let small = (0..3000).map(|i| i % 5);
+    let lens: Vec<usize> = small
+        .chain([PART as usize + 1, 0, 7, 3 * CHUNK, 1])
+        .collect();
+    let total = lens.iter().sum();
+    let hands = [(); 2].map(|()| Hand::open(HERE, TOKEN).unwrap());
+    hands
+        .iter()
+        .for_each(|h| h.offer(Thing::State(1), bytes(total)));
+    let at = failing_source(total, Fault::Damaged(20));
+    let (first, never) = (hands[0].address(), AtomicBool::new(false));
+    let mut landing = Pieced(lens.iter().map(|len| vec![0xee; *len]).collect());
+    let before: Vec<_> = landing.0.iter().map(|place| place.as_ptr()).collect();
+    for sources in [
+        vec![first, hands[1].address()],
+        vec![first],
+        vec![at, first],
+    ] {
+        landing.0.iter_mut().for_each(|place| place.fill(0xee));
+        let thing = Thing::State(1);
+        fetch(thing, &sources, TOKEN, SOON, &never, &mut landing).unwrap();
+        assert!(landing.0.concat() == bytes(total));
+    }
+    let after: Vec<_> = landing.0.iter().map(|place| place.as_ptr()).collect();
+    assert_eq!(before, after, "nothing is allocated");
+}
+
+#[test]
+fn a_thing_of_another_length_has_no_room() {
+    let hand = Hand::open(HERE, TOKEN).unwrap();
+    hand.offer(Thing::State(1), bytes(10));
+    let mut landing = Pieced(vec![vec![0xee; 9]]);
+    let (thing, from) = (Thing::State(1), [hand.address()]);
+    let never = AtomicBool::new(false);
+    let got = fetch(thing, &from, TOKEN, SOON, &never, &mut landing);
+    assert!(matches!(got, Err(FetchError::NoRoom { bytes: 10, .. })));
+    assert_eq!(landing.0, [[0xee; 9]], "nothing has come");
 }
 
 /// Bytes in pieces of one length.
@@ -254,8 +354,8 @@ fn an_idle_connection_keeps_no_state() {
     let hand = Hand::open(HERE, TOKEN).unwrap();
     hand.offer(Thing::State(1), Held(held.clone()));
     let mut idle = Source::connect(hand.address(), TOKEN).unwrap();
-    let length = idle.ask(Thing::State(1), Want::Length, 0, 0).unwrap();
-    assert_eq!(length, Some(0));
+    idle.ask(Thing::State(1), Want::Length, (0, 0)).unwrap();
+    assert_eq!(idle.length().unwrap(), Some(0));
     drop(hand);
     let until = Instant::now() + SOON / 4;
     while Arc::strong_count(&held) > 1 {

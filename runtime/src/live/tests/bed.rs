@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -16,6 +16,7 @@ use super::super::seat::tests::assign;
 use super::super::*;
 use crate::page::Page;
 use crate::session::Session;
+use crate::testing::HeldPort;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -40,6 +41,8 @@ pub(super) struct Rank<T> {
     term: Term,
     /// The newest step that it has committed.
     pub(super) committed: u64,
+    /// It waits for a copy.
+    copying: bool,
 }
 
 impl<T: Training + Send + 'static> Rank<T> {
@@ -90,15 +93,23 @@ impl<T: Training + Send + 'static> Rank<T> {
             thread,
             term: assignment.term,
             committed: 0,
+            copying: false,
         }
     }
 
     /// Takes in what it said. Whether it is still there.
     pub(super) fn listen(&mut self) -> bool {
         while let Ok((said, committed)) = self.said.try_recv() {
-            // Holds for every rank that keeps its state; a newcomer has none before.
-            if let Said::Regrouped { survived: true } = said {
-                assert!(committed >= self.committed, "a committed step is undone");
+            match said {
+                Said::Regrouped { survived: true } => {
+                    // Of a copy that never got whole nothing is committed.
+                    let undone = committed < self.committed && !self.copying;
+                    assert!(!undone, "a committed step is undone");
+                    self.copying = false;
+                }
+                Said::Regrouped { survived: false } => self.copying = true,
+                Said::CaughtUp => self.copying = false,
+                Said::Committed | Said::Ended => {}
             }
             self.committed = committed;
         }
@@ -126,6 +137,8 @@ pub(super) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 pub(super) struct Job<T> {
     pub(super) ranks: Vec<Rank<T>>,
     number: u64,
+    /// Of the newest generation.
+    _master: HeldPort,
     newcomer: Box<dyn Fn() -> T>,
 }
 
@@ -146,19 +159,15 @@ impl<T: Training + Send + 'static> Job<T> {
         }
     }
 
-    fn master() -> SocketAddr {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        free.local_addr().unwrap()
-    }
-
     /// The first generation, of these; `newcomer` makes those that come later.
     pub(super) fn of(first: Vec<T>, newcomer: impl Fn() -> T + 'static) -> Job<T> {
-        let (world, master) = (first.len(), Job::<T>::master());
-        let place = |rank| Job::<T>::assignment(1, rank, world, master);
+        let (world, master) = (first.len(), HeldPort::new());
+        let place = |rank| Job::<T>::assignment(1, rank, world, master.address);
         let ranks = first.into_iter().enumerate();
         Job {
             ranks: ranks.map(|(i, it)| Rank::start(&place(i), it)).collect(),
             number: 1,
+            _master: master,
             newcomer: Box::new(newcomer),
         }
     }
@@ -179,7 +188,9 @@ impl<T: Training + Send + 'static> Job<T> {
         self.ranks = living;
         self.ranks.iter().for_each(Rank::end);
         self.number += 1;
-        let (stay, master) = (self.ranks.len(), Job::<T>::master());
+        let (stay, port) = (self.ranks.len(), HeldPort::new());
+        let master = port.address;
+        self._master = port;
         let world = stay + newcomers.len();
         for (i, rank) in self.ranks.iter_mut().enumerate() {
             let assignment = Job::<T>::assignment(self.number, i, world, master);

@@ -4,9 +4,7 @@ mod needs_torch;
 mod optimizer;
 mod ranks;
 
-use std::net::TcpListener;
 use std::sync::Mutex;
-use std::time::Duration;
 
 use tch::nn::{self, Module};
 use tch::{Device, Kind, Tensor};
@@ -14,6 +12,7 @@ use tch::{Device, Kind, Tensor};
 use super::*;
 use crate::collective::{Group, GroupConfig, Sharing};
 use crate::random::SplitMix;
+use crate::testing;
 use crate::train::{Gradients, Measured, Micro, Model};
 
 /// Numbers that look random, in a tensor.
@@ -119,28 +118,7 @@ fn backward(model: &mut TorchModel<()>, micros: &[Micro<()>]) -> (Vec<Vec<f32>>,
     (buffers, measured)
 }
 
-/// Runs `body` on every rank of a new group, each in a thread.
+/// Runs `body` on every rank of a new group that shares memory, each in a thread.
 fn on_ranks<T: Send>(world: u32, body: impl Fn(Group) -> T + Sync) -> Vec<T> {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    drop(listener);
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = (0..world)
-            .map(|rank| {
-                let config = GroupConfig {
-                    rank,
-                    world,
-                    master: Some(("127.0.0.1".to_owned(), port)),
-                    token: [9; 32],
-                    digest: [7; 32],
-                    sharing: Sharing::Auto,
-                    form_within: Duration::from_secs(60),
-                    op_within: Duration::from_secs(60),
-                };
-                let body = &body;
-                scope.spawn(move || body(Group::form(&config).unwrap()))
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    testing::on_ranks(world, |_| Sharing::Auto, body)
 }

@@ -126,20 +126,9 @@ fn compression_and_loss_scaling_keep_the_bits_the_same() {
 
 #[test]
 fn survivors_redo_the_step_and_go_on_alike() {
-    let ports: Vec<u16> = (0..2)
-        .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
-        .map(|listener| listener.local_addr().unwrap().port())
-        .collect();
-    let states = std::thread::scope(|scope| {
-        let ranks: Vec<_> = (0..3)
-            .map(|rank| {
-                let ports = &ports;
-                scope.spawn(move || survive(rank, ports))
-            })
-            .collect();
-        let ranks = ranks.into_iter().map(|rank| rank.join().unwrap());
-        ranks.collect::<Vec<Option<(Vec<u8>, Vec<f64>)>>>()
-    });
+    let held = testing::HeldPort::new();
+    let next = held.port();
+    let states = on_ranks(3, |group| survive(group, next));
     let [Some(one), Some(two), None] = &states[..] else {
         panic!("rank 2 is the one that is lost")
     };
@@ -154,22 +143,9 @@ fn survivors_redo_the_step_and_go_on_alike() {
     }
 }
 
-/// Rank 2 is lost in step 4.
-fn survive(rank: u32, ports: &[u16]) -> Option<(Vec<u8>, Vec<f64>)> {
-    let form = |world: u32, port: u16| {
-        Group::form(&GroupConfig {
-            rank,
-            world,
-            master: Some(("127.0.0.1".to_owned(), port)),
-            token: [9; 32],
-            digest: [7; 32],
-            sharing: Sharing::Auto,
-            form_within: Duration::from_secs(60),
-            op_within: Duration::from_secs(60),
-        })
-        .unwrap()
-    };
-    let mut group = form(3, ports[0]);
+/// Rank 2 is lost in step 4. The others form the next group at this port.
+fn survive(mut group: Group, next: u16) -> Option<(Vec<u8>, Vec<f64>)> {
+    let rank = group.rank();
     // The seed of the training that is compared with is rank 0's.
     let mut training = training(u64::from(rank), Overlap::Hooks, |_, config| config);
     training.restore(&mut group).unwrap();
@@ -187,7 +163,11 @@ fn survive(rank: u32, ports: &[u16]) -> Option<(Vec<u8>, Vec<f64>)> {
         before,
         "the step was not committed"
     );
-    let mut group = form(2, ports[1]);
+    let next = GroupConfig {
+        sharing: Sharing::Auto,
+        ..testing::group_config(rank, 2, next)
+    };
+    let mut group = Group::form(&next).unwrap();
     for number in 4..STEPS {
         step(&mut training, number, &mut group);
     }

@@ -223,9 +223,8 @@ fn evaluations_are_known_to_all_whatever_the_world_does() {
     assert!(trainings.iter().all(|t| t.best().is_some()));
 }
 
-#[test]
-fn a_rank_whose_state_deviates_is_named_and_fed_anew() {
-    let config = config();
+/// Of so many ranks, which compare their states each four steps, the second one's deviates from step 5 on.
+fn one_deviates(world: usize) -> Job {
     let faults = Faults {
         flip: Some(5),
         ..Faults::default()
@@ -234,7 +233,12 @@ fn a_rank_whose_state_deviates_is_named_and_fed_anew() {
         compare_every: Some(4),
         ..Options::default()
     };
-    let job = Job::start(options, with(&config, 3, 1, faults));
+    Job::start(options, with(&config(), world, 1, faults))
+}
+
+#[test]
+fn a_rank_whose_state_deviates_is_named_and_fed_anew() {
+    let job = one_deviates(3);
     job.until_steps(20);
     let (_, heard) = alike(job, "one deviates");
     for heard in &heard {
@@ -253,16 +257,7 @@ fn a_rank_whose_state_deviates_is_named_and_fed_anew() {
 
 #[test]
 fn two_that_differ_are_not_judged() {
-    let config = config();
-    let faults = Faults {
-        flip: Some(5),
-        ..Faults::default()
-    };
-    let options = Options {
-        compare_every: Some(4),
-        ..Options::default()
-    };
-    let job = Job::start(options, with(&config, 2, 1, faults));
+    let job = one_deviates(2);
     for (end, _) in job.finish() {
         match end {
             Err(RunError::Live(LiveError::StatesDiffer { step, groups })) => {
@@ -282,9 +277,8 @@ fn who_cannot_stay_is_restarted_from_a_checkpoint_in_another_world() {
         ..Options::default()
     };
     let run = |world: u32, kill: Option<(u64, Point)>| {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = free.local_addr().unwrap().port();
-        drop(free);
+        let held = HeldPort::new();
+        let port = held.port();
         std::thread::scope(|scope| {
             let ranks: Vec<_> = (0..world)
                 .map(|rank| {
@@ -333,9 +327,8 @@ fn in_one_generation_too_a_rank_that_deviates_is_fed_anew() {
         }
     }
     let config = config();
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = free.local_addr().unwrap().port();
-    drop(free);
+    let held = HeldPort::new();
+    let port = held.port();
     let options = Options {
         compare_every: Some(3),
         ..Options::default()

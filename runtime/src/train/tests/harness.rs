@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -19,6 +19,7 @@ use super::model::Net;
 use crate::live::{Patience, assign};
 use crate::page::Page;
 use crate::session::Session;
+use crate::testing::HeldPort;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -97,6 +98,8 @@ pub(super) struct Rank {
 pub(super) struct Job {
     pub(super) ranks: Vec<Rank>,
     number: u64,
+    /// Of the newest generation.
+    _master: Option<HeldPort>,
     limit: Arc<AtomicU64>,
     options: Options,
 }
@@ -115,11 +118,6 @@ fn assignment(number: u64, rank: usize, world: usize, master: SocketAddr) -> Ass
         digest: Digest([number as u8; 32]),
         lineage: Digest([1; 32]),
     }
-}
-
-fn master() -> SocketAddr {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    free.local_addr().unwrap()
 }
 
 #[track_caller]
@@ -190,6 +188,7 @@ impl Job {
         let mut job = Job {
             ranks: Vec::new(),
             number: 0,
+            _master: None,
             limit: Arc::new(AtomicU64::new(0)),
             options,
         };
@@ -228,7 +227,9 @@ impl Job {
 
     fn assign(&mut self, newcomers: Vec<Parallel<Net>>, first: bool) {
         self.number += 1;
-        let (world, master) = (self.ranks.len() + newcomers.len(), master());
+        let (world, port) = (self.ranks.len() + newcomers.len(), HeldPort::new());
+        let master = port.address;
+        self._master = Some(port);
         let (stay, come) = match first {
             true => (newcomers.len(), 0),
             false => (0, self.ranks.len()),

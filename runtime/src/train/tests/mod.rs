@@ -6,7 +6,6 @@ mod model;
 mod saving;
 mod steps;
 
-use std::net::TcpListener;
 use std::time::Duration;
 
 use super::trainer::{Aside, in_place};
@@ -17,6 +16,7 @@ use crate::env::WorkerEnv;
 use crate::gradient::compress::{Codec, Shape};
 use crate::live::{Share, Training};
 use crate::schedule::{Base, Scaling, Schedule, Span};
+use crate::testing::{HeldPort, on_ranks_with};
 use model::{Faults, Net};
 use muster_protocol::Digest;
 
@@ -78,33 +78,13 @@ fn all(world: u32, rank: u32) -> Share {
     }
 }
 
-/// Runs `body` on each of these in a new group; what it returns, in order.
+/// Runs `body` on each of these in a new group that shares memory; what it returns, in order.
 fn on_ranks<A: Send, T: Send>(ranks: Vec<A>, body: impl Fn(A, &mut Group) -> T + Sync) -> Vec<T> {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    // Freed at once: the group binds it anew.
-    drop(listener);
-    let world = ranks.len() as u32;
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = (0..)
-            .zip(ranks)
-            .map(|(rank, what)| {
-                let config = GroupConfig {
-                    rank,
-                    world,
-                    master: Some(("127.0.0.1".to_owned(), port)),
-                    token: [9; 32],
-                    digest: [7; 32],
-                    sharing: Sharing::Auto,
-                    form_within: Duration::from_secs(20),
-                    op_within: Duration::from_secs(20),
-                };
-                let body = &body;
-                scope.spawn(move || body(what, &mut Group::form(&config).unwrap()))
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    let sharing = |config| GroupConfig {
+        sharing: Sharing::Auto,
+        ..config
+    };
+    on_ranks_with(ranks, sharing, |what, mut group| body(what, &mut group))
 }
 
 /// Does steps until so many are over. All ranks have samples.

@@ -42,6 +42,7 @@ pub(super) fn for_agent(step: &Step) -> Option<usize> {
         | Step::Timer { node, .. }
         | Step::Probed { node, .. }
         | Step::Drain { node, .. }
+        | Step::OrderCheckpoint { node }
         | Step::Checkpoint { node, .. }
         | Step::LauncherConnect { node, .. }
         | Step::AgentHears { node, .. }

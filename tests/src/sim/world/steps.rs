@@ -11,7 +11,7 @@ use crate::sim::invariants::Violation;
 use crate::sim::launcher::{Launcher, NewLauncher, Out};
 use crate::sim::step::{Request, Step, StoreAnswer};
 use crate::sim::store::UUID;
-use crate::sim::truth::{Spawn, StoppedAt};
+use crate::sim::truth::{SavesAt, Spawn, StoppedAt};
 
 impl World {
     pub(super) fn launcher_step(&mut self, step: Step) -> Result<(), Violation> {
@@ -86,10 +86,10 @@ impl World {
                 }
             }
             Step::Finish { node, digest } => {
-                if let Some(l) = &mut self.nodes[node].launcher
-                    && let Some(frame) = l.finish(digest)
-                {
-                    self.launcher_out(node, vec![Out::Died(digest), Out::Say(frame)], now);
+                if let Some(l) = &mut self.nodes[node].launcher {
+                    let mut out = Vec::new();
+                    l.finish(digest, &mut out);
+                    self.launcher_out(node, out, now);
                 }
             }
             Step::Stubborn { node } => {
@@ -108,6 +108,8 @@ impl World {
                     self.launcher_out(node, out, now);
                 }
             }
+            Step::Hang { node, busy } => self.hang(node, busy),
+            Step::Thaw { node, digest } => self.thaw(node, digest),
             Step::Cancel { node } => {
                 if let Some(l) = &mut self.nodes[node].launcher {
                     let out = l.wish(ToAgent::Cancel);
@@ -135,6 +137,9 @@ impl World {
             stop_steps: self.setup.stop_steps,
             stubborn: false,
             trouble: 0,
+            save: self.setup.saves.get(node).copied().unwrap_or(0),
+            watches: self.setup.watches,
+            ends_hung: self.setup.ends_hung,
             agent_grace: World::config(&self.setup).agent_grace.0,
         };
         self.nodes[node].launcher = Some(Launcher::new(&new));
@@ -206,12 +211,14 @@ impl World {
                     });
                 }
                 Out::Spawned(start) => {
+                    let id = l.id;
                     let restore = self.restores(node, &start.digest);
                     self.coverage.spawns += 1;
                     self.truth.dirty = true;
+                    self.joins_hang(node);
                     self.truth.spawns.push(Spawn {
                         node,
-                        launcher: l.id,
+                        launcher: id,
                         token: launcher,
                         start,
                         at: now,
@@ -229,6 +236,22 @@ impl World {
                     self.truth.stops.push(StoppedAt {
                         node,
                         digest,
+                        step,
+                        installed,
+                    });
+                }
+                Out::SavesAt {
+                    digest,
+                    barrier,
+                    step,
+                    installed,
+                } => {
+                    self.truth.dirty = true;
+                    self.coverage.saves += 1;
+                    self.truth.saves.push(SavesAt {
+                        node,
+                        digest,
+                        barrier,
                         step,
                         installed,
                     });

@@ -295,12 +295,24 @@ impl Bed {
 
     /// `muster checkpoint`: whether all ranks saved, and what it said.
     pub(crate) fn checkpoint(&self, node: usize, more: &[&str]) -> (bool, String) {
-        let done = process::Command::new(program("muster"))
+        Self::checkpointed(self.begin_checkpoint(node, more))
+    }
+
+    /// `muster checkpoint`, which goes on by itself.
+    pub(crate) fn begin_checkpoint(&self, node: usize, more: &[&str]) -> process::Child {
+        process::Command::new(program("muster"))
             .args(["checkpoint", "job", "--socket"])
             .arg(self.socket(node))
             .args(more)
-            .output()
-            .unwrap();
+            .stdout(process::Stdio::piped())
+            .stderr(process::Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+
+    /// What came of it.
+    pub(crate) fn checkpointed(command: process::Child) -> (bool, String) {
+        let done = command.wait_with_output().unwrap();
         let said = [done.stdout, done.stderr].concat();
         (
             done.status.success(),
@@ -489,6 +501,14 @@ impl Bed {
         }
         self.reap(node);
         at
+    }
+
+    /// At which step each rank of `stepper.py` is.
+    pub(crate) fn steps_met(&self, generation: u64) -> Vec<u64> {
+        let file = |rank| self.path(&format!("control/meeting-{generation}-0/{rank}"));
+        let texts =
+            (0..self.nodes.len()).map_while(|rank| std::fs::read_to_string(file(rank)).ok());
+        texts.filter_map(|t| t.parse().ok()).collect()
     }
 
     /// SIGKILL to the node's agent alone.

@@ -227,3 +227,55 @@ fn all_ranks_save_at_one_step_and_go_on() {
     let steps: std::collections::BTreeSet<u64> = stopped.map(|e| e.step).collect();
     assert_eq!(steps.len(), 1, "{steps:?}");
 }
+
+/// Ten times what it takes until a restarted agent is connected, leads, and has asked what is open; far less
+/// than the minute after which a rank gives up by itself.
+const RESUMED_WITHIN: Duration = Duration::from_secs(30);
+
+#[test]
+fn ranks_go_on_when_an_agent_is_restarted_while_they_agree_on_a_checkpoint() {
+    let mut bed = Bed::new(&["--nnodes=3", "--max-restarts=0"]);
+    bed.steps();
+    for node in 0..3 {
+        bed.agent(node);
+    }
+    for node in 0..3 {
+        bed.attach(node);
+    }
+    let group = bed.group(&[0, 1, 2], 0);
+    trains(&bed, &group);
+    let (leader, member, asks) = (group.rank0(), group.nodes()[1], group.nodes()[2]);
+    for (round, restarted) in [leader, member].into_iter().enumerate() {
+        // Whose launcher does not answer keeps the others waiting for a step.
+        bed.signal(bed.launcher_pid(asks), Signal::SIGSTOP);
+        let command = bed.begin_checkpoint(asks, &["-o", "json"]);
+        let mut before = Vec::new();
+        bed.until("the ranks wait", |bed| {
+            let now = bed.steps_met(group.generation);
+            now.len() == 3 && std::mem::replace(&mut before, now.clone()) == now
+        });
+        bed.kill_agent(restarted);
+        let began = Instant::now();
+        bed.agent(restarted);
+        bed.signal(bed.launcher_pid(asks), Signal::SIGCONT);
+        let furthest = before.into_iter().max().unwrap();
+        bed.until("they go on", |bed| {
+            bed.has_met(group.generation, furthest + 20)
+        });
+        let took = began.elapsed();
+        println!("went on after {took:?}");
+        assert!(took < RESUMED_WITHIN, "{took:?}");
+        let (done, said) = Bed::checkpointed(command);
+        assert!(done, "{said}");
+        let mut saved = checkpoints(&bed).split_off(3 * round);
+        saved.sort_unstable();
+        let step = saved[0].1;
+        assert_eq!(saved, [(0, step), (1, step), (2, step)], "{said}");
+    }
+    let starts = bed.events().into_iter().filter(|e| e.event == "start");
+    assert_eq!(starts.count(), 3, "nobody was restarted");
+    bed.order(None, 0);
+    for node in 0..3 {
+        assert_eq!(bed.ended(node), Some(0), "n{node}");
+    }
+}

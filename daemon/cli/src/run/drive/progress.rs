@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::{Driver, now, say};
-use crate::run::session::{Event, Session};
+use crate::run::session::{Event, Session, patience};
 use crate::run::stacks::{self, Target};
 
 /// Between two reports of metrics.
@@ -152,6 +152,10 @@ impl Driver {
         } else {
             self.progress.watch.rest(now());
         }
+        session.set_patience(match self.workers.have_live() {
+            true => patience(self.progress.watch.usual_step()),
+            false => Span::ZERO,
+        });
         for target in self.progress.verdict.overdue(Instant::now()) {
             let rank = target.rank;
             say(&format!("the stacks of rank {rank} do not get written"));

@@ -122,6 +122,7 @@ impl Session {
             unstarted: None,
             stopping: None,
             installed: None,
+            held: None,
             saves: None,
             confirmed: false,
             alone_since: None,
@@ -261,12 +262,13 @@ impl Session {
                 if !already && !why.is_empty() {
                     self.say(format!("stopping the workers: {why}"));
                 }
-                self.begin_stop(
-                    signal,
-                    Span::from_millis(grace_ms.into()),
-                    Some(digest),
-                    now,
-                );
+                let grace = Span::from_millis(grace_ms.into());
+                // Without any grace there is no time either for who computes.
+                let grace = match grace {
+                    Span::ZERO => grace,
+                    grace => grace.max(self.patience),
+                };
+                self.begin_stop(signal, grace, Some(digest), now);
             }
             // Newer workers run, or nothing: either way none of that generation does.
             Some((false, _)) | None => {

@@ -13,6 +13,7 @@ mod progress;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
+use muster_protocol::barrier::Held;
 use muster_protocol::control::Reason;
 use muster_protocol::local::{Register, Start, ToAgent, ToLauncher, WorkerExit};
 use muster_protocol::{Digest, Span, Time};
@@ -20,6 +21,7 @@ use muster_protocol::{Digest, Span, Time};
 use self::progress::{Installed, Saves};
 use crate::run::report;
 use crate::run::workers::Left;
+pub use parking::patience;
 
 /// Generations that are remembered by digest, to tell older from newer.
 const REMEMBERED: usize = 64;
@@ -198,6 +200,9 @@ struct Current {
     stopping: Option<Stopping>,
     /// A stop step is being agreed on: workers may wait at it.
     installed: Option<Installed>,
+    /// The newest stop step that all workers took or were told to stop or save at, for an agent that
+    /// comes back.
+    held: Option<Held>,
     /// The workers save, and go on.
     saves: Option<Saves>,
     /// A stop step was confirmed.
@@ -240,6 +245,8 @@ pub struct Session {
     /// How long workers may go on without an agent, and until when they may now.
     agent_grace: Option<Span>,
     alone_by: Option<Time>,
+    /// How long workers that compute are waited for when their generation ends.
+    patience: Span,
     waiting: String,
     effects: VecDeque<Effect>,
 }
@@ -263,6 +270,7 @@ impl Session {
             leave_by: None,
             agent_grace: None,
             alone_by: None,
+            patience: Span::ZERO,
             waiting: String::new(),
             effects: VecDeque::new(),
         }
@@ -337,6 +345,7 @@ impl Session {
                 step,
             } => {
                 if self.runs(digest) {
+                    self.stop_held(barrier, step);
                     self.send(ToAgent::StopInstalled {
                         digest,
                         barrier,
@@ -421,6 +430,7 @@ impl Session {
         let mut register = self.register.clone();
         let current = self.current.as_ref().filter(|c| !c.parked);
         register.running = current.map(|c| c.start.digest);
+        register.gate = current.filter(|c| c.trains()).and_then(|c| c.held);
         self.send(ToAgent::Register(register));
         if let Some(port) = self.port {
             self.send(ToAgent::MasterPort { port });
@@ -513,31 +523,18 @@ impl Session {
             }
             ToLauncher::ConfirmStop {
                 digest,
+                barrier,
                 step,
                 reason,
-                ..
             } => {
-                let goes_on = reason == Reason::Checkpoint;
-                // A checkpoint once only: an agent that was restarted meanwhile tells it again.
-                if self.runs(digest)
-                    && let Some(current) = &mut self.current
-                    && (!goes_on || current.installed.is_some_and(|i| i.reason == reason))
-                {
-                    current.installed = None;
-                    self.effects.push_back(match goes_on {
-                        true => {
-                            current.saves = Some(Saves {
-                                step,
-                                passed: false,
-                                until: now + progress::SAVING,
-                            });
-                            Effect::ConfirmCheckpoint { step }
-                        }
-                        false => {
-                            current.confirmed = true;
-                            Effect::ConfirmStop { step }
-                        }
-                    });
+                if self.runs(digest) {
+                    let held = Held {
+                        barrier,
+                        step,
+                        reason,
+                        confirmed: true,
+                    };
+                    self.stop_confirmed(held, now);
                 }
             }
             ToLauncher::CancelStop { digest, .. } => {
@@ -546,6 +543,7 @@ impl Session {
                 if self.runs(digest) && !self.current.as_ref().is_some_and(saving) {
                     if let Some(current) = &mut self.current {
                         current.installed = None;
+                        current.held.take_if(|h| !h.confirmed);
                     }
                     self.effects.push_back(Effect::CancelStop);
                 }

@@ -1,11 +1,31 @@
 //! Live workers: they leave a generation without leaving their process, and wait for the next.
 
-use muster_protocol::Time;
 use muster_protocol::local::{ToAgent, WorkerExit};
+use muster_protocol::{Span, Time};
 
 use super::{ALONE, GAVE_UP, LEFTOVER_GRACE, Session};
 
+/// Of its usual step, so many times a live worker may compute on before it parks.
+const STEPS: u32 = 4;
+
+/// And this long at least, and at most: less than the others wait for a node that does not start.
+const LEAST: Span = Span::from_secs(5);
+const MOST: Span = Span::from_secs(20);
+
+/// How long live workers are waited for that have to leave their generation. One that waits for others
+/// leaves at once; one that computes comes to look only after its forward and backward, and would lose
+/// the job's state if it were ended.
+pub fn patience(usual_step: Option<Span>) -> Span {
+    let steps = usual_step.map_or(MOST, |step| step.times(STEPS.into()));
+    steps.clamp(LEAST, MOST)
+}
+
 impl Session {
+    /// How long workers that compute are waited for; zero where none is live.
+    pub fn set_patience(&mut self, patience: Span) {
+        self.patience = patience;
+    }
+
     /// All that runs has parked: the generation is over here.
     pub(super) fn parked(&mut self, now: Time) {
         let Some(current) = &mut self.current else {

@@ -1,5 +1,6 @@
 //! Workers that stand still, and those that save for a checkpoint.
 
+use muster_protocol::barrier::Held;
 use muster_protocol::control::Reason;
 use muster_protocol::local::ToAgent;
 use muster_protocol::wire::Saved;
@@ -70,6 +71,49 @@ impl Session {
     pub fn saves(&self) -> Option<u64> {
         let current = self.current.as_ref().filter(|c| c.trains())?;
         current.saves.map(|s| s.step)
+    }
+
+    /// All workers took this stop step.
+    pub(super) fn stop_held(&mut self, barrier: u32, step: u64) {
+        if let Some(current) = &mut self.current
+            && let Some(Installed { reason, .. }) = current.installed
+        {
+            current.held = Some(Held {
+                barrier,
+                step,
+                reason,
+                confirmed: false,
+            });
+        }
+    }
+
+    /// Every rank of the generation stops at this step, or saves and goes on.
+    pub(super) fn stop_confirmed(&mut self, held: Held, now: Time) {
+        let Held { step, reason, .. } = held;
+        let goes_on = reason == Reason::Checkpoint;
+        // A checkpoint once only: an agent that was restarted meanwhile tells it again.
+        let Some(current) = self
+            .current
+            .as_mut()
+            .filter(|c| !goes_on || c.installed.is_some_and(|i| i.reason == reason))
+        else {
+            return;
+        };
+        current.installed = None;
+        current.held = Some(held);
+        if goes_on {
+            current.saves = Some(Saves {
+                step,
+                passed: false,
+                until: now + SAVING,
+            });
+            self.effects.push_back(Effect::ConfirmCheckpoint { step });
+            // The agent has to know that it was heard.
+            self.saved(Vec::new(), false, false);
+        } else {
+            current.confirmed = true;
+            self.effects.push_back(Effect::ConfirmStop { step });
+        }
     }
 
     pub(super) fn saved(&mut self, ranks: Vec<u32>, all: bool, passed: bool) {

@@ -69,6 +69,7 @@ impl World {
             addrs: vec![LOCAL],
             place: Place::default(),
             running: None,
+            gate: None,
             store: None,
             pid: 1,
             log_dir: None,
@@ -546,4 +547,32 @@ fn workers_end_when_the_agent_falls_silent() {
     world.frame(welcome);
     assert_eq!(world.pass(2_999), []);
     assert_eq!(world.pass(1), [Effect::EndTerm(libc::SIGTERM)]);
+}
+
+#[test]
+fn live_workers_that_compute_are_waited_for() {
+    let killed = |effects: &[Effect]| effects.contains(&Effect::KillUnparked);
+    let mut world = World::running(1);
+    world
+        .session
+        .set_patience(patience(Some(Span::from_secs(3))));
+    world.stop(1, 200);
+    assert!(!killed(&world.pass(11_000)) && killed(&world.pass(2_000)));
+    // Short steps leave a few seconds all the same, long ones no more than others wait for a start.
+    let usual = |ms| patience(Some(Span::from_millis(ms)));
+    assert_eq!(usual(20), Span::from_secs(5));
+    assert_eq!(
+        (usual(60_000), patience(None)),
+        (Span::from_secs(20), Span::from_secs(20))
+    );
+
+    // Whoever may not go on is ended at once, and so is whoever is not live.
+    let mut world = World::running(1);
+    world.session.set_patience(usual(3_000));
+    world.stop(1, 0);
+    assert!(killed(&world.pass(1)));
+    let mut world = World::running(1);
+    world.session.set_patience(Span::ZERO);
+    world.stop(1, 200);
+    assert!(killed(&world.pass(201)));
 }

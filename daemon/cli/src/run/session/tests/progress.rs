@@ -1,3 +1,4 @@
+use muster_protocol::barrier::Held;
 use muster_protocol::wire::Saved;
 
 use super::*;
@@ -76,9 +77,15 @@ fn behind_a_checkpoint_the_workers_go_on_and_a_stop_waits_for_it() {
         reason,
     };
     assert_eq!(world.frame(install(1, Reason::Checkpoint)).len(), 1);
+    let told = |ranks: &[u32], all| {
+        let (step, ranks) = (5, ranks.to_vec());
+        let saved = Saved { step, ranks, all };
+        Effect::Send(ToAgent::Saved { digest, saved })
+    };
     assert_eq!(
         world.frame(confirm(1, Reason::Checkpoint)),
-        [Effect::ConfirmCheckpoint { step: 5 }]
+        [Effect::ConfirmCheckpoint { step: 5 }, told(&[], false)],
+        "the agent learns that it was heard"
     );
     assert_eq!(world.session.saves(), Some(5));
     // Not before all have saved: the leader asks again, or gives the stop up.
@@ -92,11 +99,6 @@ fn behind_a_checkpoint_the_workers_go_on_and_a_stop_waits_for_it() {
         ranks: ranks.to_vec(),
         all,
         passed: all,
-    };
-    let told = |ranks: &[u32], all| {
-        let (step, ranks) = (5, ranks.to_vec());
-        let saved = Saved { step, ranks, all };
-        Effect::Send(ToAgent::Saved { digest, saved })
     };
     assert_eq!(world.on(saved(&[0], false)), [told(&[0], false)]);
     assert_eq!(world.on(saved(&[0], false)), [], "nothing new");
@@ -158,8 +160,8 @@ fn who_hangs_in_a_checkpoint_or_before_it_is_judged_in_the_end() {
     // Decided late: it still is a checkpoint.
     world.now += Span::from_secs(40);
     assert_eq!(
-        world.frame(confirm(1)),
-        [Effect::ConfirmCheckpoint { step: 5 }]
+        world.frame(confirm(1)).first(),
+        Some(&Effect::ConfirmCheckpoint { step: 5 })
     );
     assert!(!expects(&world, 599) && expects(&world, 600), "never saved");
     // Rank 0 hangs in it: the others' reports change nothing about that.
@@ -176,4 +178,71 @@ fn who_hangs_in_a_checkpoint_or_before_it_is_judged_in_the_end() {
     // And it holds up no stop.
     assert_eq!(world.frame(install(3, 0, Reason::Drain)).len(), 1);
     assert!(!expects(&world, 599) && expects(&world, 600));
+}
+
+#[test]
+fn an_agent_that_comes_back_is_told_what_is_held() {
+    let mut world = World::running(1);
+    let digest = digest(1);
+    let held = |world: &mut World| {
+        world.on(Event::LinkDown);
+        let effects = world.on(Event::LinkUp);
+        let register = effects.into_iter().find_map(|e| match e {
+            Effect::Send(ToAgent::Register(register)) => Some(register),
+            _ => None,
+        });
+        register.unwrap().gate
+    };
+    assert_eq!(held(&mut world), None);
+    let (barrier, reason) = (3, Reason::Checkpoint);
+    world.frame(ToLauncher::InstallStop {
+        digest,
+        barrier,
+        step: 5,
+        grace_ms: 1_000,
+        reason,
+    });
+    assert_eq!(held(&mut world), None, "the workers have not taken it");
+    let installed = Event::StopInstalled {
+        digest,
+        barrier,
+        step: 7,
+    };
+    world.on(installed.clone());
+    let gate = |confirmed| {
+        Some(Held {
+            barrier,
+            step: 7,
+            reason,
+            confirmed,
+        })
+    };
+    assert_eq!(held(&mut world), gate(false));
+    world.frame(ToLauncher::CancelStop { digest, barrier });
+    assert_eq!(held(&mut world), None);
+    world.frame(ToLauncher::InstallStop {
+        digest,
+        barrier,
+        step: 7,
+        grace_ms: 1_000,
+        reason,
+    });
+    world.on(installed);
+    world.frame(ToLauncher::ConfirmStop {
+        digest,
+        barrier,
+        step: 7,
+        reason,
+    });
+    assert_eq!(held(&mut world), gate(true));
+    world.on(Event::Saved {
+        ranks: vec![0, 1],
+        all: true,
+        passed: true,
+    });
+    assert_eq!(
+        held(&mut world),
+        gate(true),
+        "whoever leads next has to know"
+    );
 }

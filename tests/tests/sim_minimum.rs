@@ -1,0 +1,157 @@
+//! A node leaves a job that has no more nodes than it wants: it goes once its workers have stopped, and the
+//! others say for whom they wait.
+
+#![expect(clippy::panic, reason = "helpers of tests")]
+
+use muster_protocol::local::ToLauncher;
+use muster_protocol::record::{Cause, Kind};
+use muster_protocol::spec::JobSpec;
+use muster_tests::sim::clock::{Clock, MS, SEC};
+use muster_tests::sim::conductor::Conductor;
+use muster_tests::sim::setup::{Fault, NetSetup, NodeSetup, Setup};
+use muster_tests::sim::step::Step;
+
+const LEAVES: u64 = 10 * SEC;
+const GRACE_MS: u32 = 20_000;
+
+/// `nodes` nodes, all of which the job wants; and one more that comes later, perhaps.
+fn setup(nodes: usize, spare_at: Option<u64>, fault: Fault) -> Setup {
+    let node = |at: usize, from: u64| NodeSetup {
+        tag: 16 * (at as u8 + 1),
+        clock: Clock {
+            offset: SEC,
+            ppm: 0,
+        },
+        slots: 1,
+        agent_at: from,
+        launcher_at: Some(from + MS),
+    };
+    let mut all: Vec<NodeSetup> = (0..nodes).map(|n| node(n, 0)).collect();
+    all.extend(spare_at.map(|at| node(nodes, at)));
+    let wanted = nodes as u16;
+    Setup {
+        seed: 1,
+        saves: vec![0; all.len()],
+        nodes: all,
+        net: NetSetup {
+            delay: MS,
+            loss: 0,
+            duplication: 0,
+            reordering: 0,
+        },
+        spec: JobSpec {
+            min_nodes: wanted,
+            max_nodes: wanted,
+            ..JobSpec::default()
+        },
+        store: false,
+        commit_every: 0,
+        stop_steps: false,
+        watches: false,
+        ends_hung: false,
+        flaws: Default::default(),
+        faults: vec![(LEAVES, fault)],
+        // From then on nobody comes back by himself.
+        heal_at: LEAVES + 10 * MS,
+        settle: 60 * SEC,
+    }
+}
+
+/// Runs it; what the launchers were told, with times and nodes.
+fn run(setup: Setup) -> (Conductor, Vec<(u64, usize, ToLauncher)>) {
+    let mut conductor = Conductor::new(setup);
+    conductor.log = Some(Vec::new());
+    assert_eq!(conductor.run(), Ok(()));
+    let heard = conductor.log.take().into_iter().flatten();
+    let heard = heard.filter_map(|(at, step)| match step {
+        Step::LauncherHears { node, frame, .. } => Some((at, node, frame)),
+        _ => None,
+    });
+    let heard = heard.collect();
+    (conductor, heard)
+}
+
+#[test]
+fn a_node_that_leaves_a_job_at_its_minimum_goes_at_once_and_the_others_say_so() {
+    for nodes in [2, 3, 5] {
+        for leaver in 0..nodes {
+            for drain in [true, false] {
+                let fault = match drain {
+                    true => Fault::Drain {
+                        node: leaver,
+                        grace_ms: GRACE_MS,
+                        back_after: 100 * SEC,
+                    },
+                    false => Fault::Leave {
+                        node: leaver,
+                        grace_ms: GRACE_MS,
+                        relaunch_after: None,
+                    },
+                };
+                check(nodes, leaver, setup(nodes, None, fault));
+            }
+        }
+    }
+}
+
+#[track_caller]
+fn check(nodes: usize, leaver: usize, setup: Setup) {
+    let (conductor, heard) = run(setup);
+    let what = format!("{leaver} of {nodes}");
+    let ended = heard.iter().find(|(_, node, frame)| {
+        *node == leaver && matches!(frame, ToLauncher::End { code: 143, .. })
+    });
+    let ended = ended.map(|(at, _, _)| at - LEAVES);
+    assert!(
+        ended.is_some_and(|after| after < 2 * SEC),
+        "{what}: {ended:?}"
+    );
+    // It is recorded, so whoever leads later knows.
+    let truth = &conductor.world.truth;
+    let short = truth.announced.values().find(|r| r.is_short());
+    let Some(short) = short else {
+        panic!("{what}: nothing was decided")
+    };
+    assert!(matches!(&short.cause, Cause::NodesLeft { nodes } if nodes.len() == 1));
+    assert_eq!((short.members.len(), short.kind), (nodes - 1, Kind::Next));
+    for other in (0..nodes).filter(|n| *n != leaver) {
+        let texts: Vec<&String> = heard
+            .iter()
+            .filter(|(at, node, _)| *at > LEAVES && *node == other)
+            .filter_map(|(_, _, frame)| match frame {
+                ToLauncher::Waiting { text } => Some(text),
+                _ => None,
+            })
+            .collect();
+        let said = texts.iter().any(|t| {
+            t.contains(&format!("waiting for 1 more of {nodes} nodes: n{leaver} "))
+                && t.contains(" left")
+        });
+        assert!(said, "{what}: node {other} says {texts:?}");
+        assert!(!texts.iter().any(|t| t.contains("spare")), "{texts:?}");
+        let launcher = conductor.world.nodes[other].launcher.as_ref();
+        assert!(
+            launcher.is_some_and(|l| l.run.is_none()),
+            "{what}: it waits"
+        );
+    }
+}
+
+#[test]
+fn the_job_goes_on_once_another_node_comes() {
+    let fault = Fault::Leave {
+        node: 0,
+        grace_ms: GRACE_MS,
+        relaunch_after: None,
+    };
+    let (conductor, _) = run(setup(3, Some(13 * SEC), fault));
+    let world = &conductor.world;
+    for node in 1..4 {
+        let launcher = world.nodes[node].launcher.as_ref();
+        assert!(
+            launcher.is_some_and(|l| l.training().is_some()),
+            "node {node}"
+        );
+    }
+    assert!(world.nodes[0].launcher.is_none());
+}
