@@ -411,9 +411,11 @@ impl Node {
         if self.ranks.get(&k).is_some_and(|r| r.capacity == capacity) {
             return Ok(());
         }
+        // Slots of another size take the place of those that it had.
+        self.ranks.remove(&k);
         let needs = capacity.saturating_mul(2);
         let left = self.settings.budget.saturating_sub(self.memory());
-        if self.ranks.contains_key(&k) || needs > left {
+        if needs > left {
             let notice = Notice::OverBudget { rank, needs, left };
             self.effects.push_back(Effect::Refuse { k });
             self.effects.push_back(Effect::Notice(notice));

@@ -365,7 +365,23 @@ impl Job {
             let mut node = Node::new(digest, settings, state);
             // The launcher's slots are this generation's from now on, and what those before left in them
             // can be committed no more.
-            for (k, (capacity, found)) in self.saves.slots.clone() {
+            for (k, (capacity, mut found)) in self.saves.slots.clone() {
+                for (side, what) in (0..).zip(&mut found) {
+                    if let Found::Sealed(copy) = *what
+                        && copy.generation != digest
+                    {
+                        *what = Found::Free;
+                        if record.restore.map(|commit| commit.step) < Some(copy.step) {
+                            let step = copy.step;
+                            let text = format!(
+                                "what was sealed of step {step} was not committed before the generation ended"
+                            );
+                            self.say_saving(text);
+                        }
+                        let slot = SlotId { k, side };
+                        self.ask_launcher(SaveAsk::Free { slot });
+                    }
+                }
                 let event = NodeEvent::Slots { k, capacity, found };
                 let _known = node.handle(event, ctx.now);
             }
