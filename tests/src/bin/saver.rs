@@ -76,9 +76,6 @@ fn main() -> anyhow::Result<()> {
             Directive::Checkpoint { .. } => session.saved(step),
             _ => {}
         }
-        if let Ok(code) = std::fs::read_to_string(worker.control.join("exit")) {
-            std::process::exit(code.trim().parse()?);
-        }
         meet(&worker, step)?;
         std::thread::sleep(STEP);
         step += 1;
@@ -94,7 +91,7 @@ fn slice_of(env: &WorkerEnv) -> Slice {
     }
 }
 
-/// Waits for all ranks, as a collective does.
+/// Waits for all ranks, as a collective does; ends where that is asked for.
 fn meet(worker: &Worker, step: u64) -> anyhow::Result<()> {
     let env = &worker.env;
     let digest = env.digest.hex();
@@ -105,10 +102,15 @@ fn meet(worker: &Worker, step: u64) -> anyhow::Result<()> {
     let new = mine.with_extension("new");
     std::fs::write(&new, step.to_string())?;
     std::fs::rename(&new, &mine)?;
-    for other in 0..env.world {
+    // One that does not come: the others end while they wait for it.
+    let nobody = worker.control.join("exit").exists().then_some(env.world);
+    for other in (0..env.world).chain(nobody) {
         let path = place.join(other.to_string());
         let there = |path: &Path| std::fs::read_to_string(path).ok()?.parse::<u64>().ok();
         while there(&path) < Some(step) {
+            if let Ok(code) = std::fs::read_to_string(worker.control.join("exit")) {
+                std::process::exit(code.trim().parse()?);
+            }
             std::thread::sleep(Duration::from_millis(1));
         }
     }
