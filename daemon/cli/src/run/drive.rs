@@ -211,6 +211,9 @@ impl Driver {
     }
 
     fn reap(&mut self, session: &mut Session) {
+        // What they sealed before they ended is said before their end: the next generation is decided
+        // on that word.
+        self.look_at_slots();
         for (exit, acknowledged) in self.workers.reap() {
             session.handle(Event::Exit { exit, acknowledged }, now());
         }
@@ -234,6 +237,7 @@ impl Driver {
         if !self.workers.have_parked() {
             return;
         }
+        self.look_at_slots();
         let acknowledged = self.workers.pages().all(|p| p.acknowledged().is_some());
         let at_ms = unix_ms();
         let parked = Event::ParkedAlone {
