@@ -106,7 +106,8 @@ fn no_step_is_lost_when_a_node_is_told_to_go_and_the_world_changes() {
     let gone = first.nodes()[2];
     let at = first.began();
     (saves.bed).signal(saves.bed.launcher_pid(gone), Signal::SIGTERM);
-    let stay: Vec<usize> = first.nodes()[..2].to_vec();
+    let mut stay: Vec<usize> = first.nodes()[..2].to_vec();
+    stay.sort_unstable();
     let next = saves.bed.group(&stay, at);
     let stopped: Vec<u64> = saves
         .noted("saved", first.generation)
