@@ -45,10 +45,11 @@
 //! max(S, r). A worker whose work ends before S exits with 0 and acknowledges nothing.
 //!
 //! A worker that lives through a change of its generation uses more words: see [`live`]. How it
-//! trains it tells by those of [`report`].
+//! trains it tells by those of [`report`], and where its checkpoints go by those of [`slots`].
 
 pub mod live;
 pub mod report;
+pub mod slots;
 
 use serde::{Deserialize, Serialize};
 
@@ -90,6 +91,14 @@ pub mod word {
     pub const ALL: [usize; 11] = [
         MAGIC, LAYOUT, STOP, DEADLINE, REASON, CHECKPOINT, PROGRESS, ACK, LINKED, PID, SAVED,
     ];
+}
+
+/// Whether a word of this or of a module below begins at this offset.
+pub fn is_word(at: usize) -> bool {
+    word::ALL.contains(&at)
+        || (live::word::all().chain(report::word::all()))
+            .chain(slots::word::all())
+            .any(|word| word == at)
 }
 
 /// A fresh page, as the launcher writes it into the memfd before the worker starts.

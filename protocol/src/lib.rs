@@ -8,6 +8,7 @@
 pub mod agent;
 pub mod barrier;
 pub mod budget;
+pub mod checkpoint;
 pub mod clique;
 pub mod codec;
 pub mod control;

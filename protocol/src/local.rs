@@ -3,6 +3,7 @@
 //! The launcher is the client. Its first frame is [`ToAgent::Register`]; a command line's only frame
 //! is [`ToAgent::Query`] or [`ToAgent::Command`].
 
+mod saves;
 mod store;
 
 use std::net::{IpAddr, SocketAddr};
@@ -18,6 +19,7 @@ use crate::record::Place;
 use crate::spec::JobSpec;
 use crate::wire::Saved;
 
+pub use saves::{MAX_PARTS, SaveAsk, SaveNews, short};
 pub use store::{Assembly, MAX_PART, News, Part, STORE_HANGS, StoreAnswer, StoreAsk, Troubles};
 
 /// The most bytes of a worker's last output that travel in a report.
@@ -157,6 +159,8 @@ pub enum ToAgent {
         digest: Digest,
         saved: Saved,
     },
+    /// About checkpoint slots.
+    Save(SaveNews),
 }
 
 /// Bytes of a command line, and of a reason, that a launcher may send.
@@ -225,6 +229,7 @@ impl ToAgent {
             }
             ToAgent::Command(Command::Drain { node, .. }) => fits("the node", node.len(), MAX_PATH),
             ToAgent::Store { answer, .. } => answer.check(),
+            ToAgent::Save(news) => news.check(),
             ToAgent::Saved { saved, .. } => {
                 fits("the ranks", saved.ranks.len(), crate::wire::MAX_RANKS)
             }
@@ -361,6 +366,8 @@ pub enum ToLauncher {
         text: String,
         ranks: Vec<u32>,
     },
+    /// About checkpoint slots.
+    Save(SaveAsk),
 }
 
 /// Start this generation's workers, as soon as the ones before are gone. Idempotent.
@@ -384,6 +391,8 @@ pub struct Start {
     pub master_launcher: LauncherId,
     /// Generations that this job restarted for (TORCHELASTIC_RESTART_COUNT).
     pub restart_count: u32,
+    /// The manifest of the checkpoint that this generation begins with.
+    pub restore: Option<Digest>,
     pub why: String,
 }
 

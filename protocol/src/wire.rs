@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::agent::Phases;
 use crate::barrier;
+use crate::checkpoint;
 use crate::codec::{self, CodecError};
 use crate::hang::{Hang, MAX_STANDINGS, Standing};
 use crate::ids::{Boot, Digest, JobKey, NodeId, StateId, StoreUuid};
@@ -239,6 +240,10 @@ pub enum JobMessage {
         ask: u64,
         state: CheckpointState,
     },
+    /// What the leader wants of a member about the newest save.
+    Save(checkpoint::ToNode),
+    /// How far the member is with it.
+    SaveAnswer(Box<checkpoint::ToLeader>),
 }
 
 /// How far a checkpoint is that somebody asked for.
@@ -517,7 +522,9 @@ impl JobMessage {
                     limit("text", why.len(), MAX_TEXT)
                 }
             },
-            JobMessage::Stop(_)
+            JobMessage::SaveAnswer(answer) => save_answer(answer),
+            JobMessage::Save(_)
+            | JobMessage::Stop(_)
             | JobMessage::StopAnswer(_)
             | JobMessage::Withdraw
             | JobMessage::BirthAccepted { .. }
@@ -536,6 +543,23 @@ impl JobMessage {
             | JobMessage::Superseded { .. }
             | JobMessage::Changed { .. } => Ok(()),
         }
+    }
+}
+
+fn save_answer(answer: &checkpoint::ToLeader) -> Result<(), WireError> {
+    limit("steps", answer.sealed.len(), checkpoint::MAX_SEALED)?;
+    match &answer.part {
+        checkpoint::Part::Waiting { ranks } => limit("ranks", ranks.len(), MAX_RANKS),
+        checkpoint::Part::Prepared { files } => {
+            limit("files", files.len(), MAX_RANKS)?;
+            let longest = files.iter().map(|f| f.summary.len()).max();
+            limit("summary", longest.unwrap_or(0), checkpoint::MAX_SUMMARY)
+        }
+        checkpoint::Part::Failed { why } => limit("text", why.len(), MAX_TEXT),
+        checkpoint::Part::Idle
+        | checkpoint::Part::Writing { .. }
+        | checkpoint::Part::Holding { .. }
+        | checkpoint::Part::Settled(_) => Ok(()),
     }
 }
 

@@ -16,6 +16,7 @@ pub mod gradient;
 pub mod live;
 mod page;
 mod random;
+pub mod saving;
 pub mod schedule;
 pub mod session;
 #[cfg(feature = "torch")]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use memmap2::{MmapOptions, MmapRaw};
 use muster_protocol::control::report::{self, METRICS_WORDS, Metrics};
-use muster_protocol::control::{LAYOUT, MAGIC, PAGE_LEN, live, word};
+use muster_protocol::control::{self, LAYOUT, MAGIC, PAGE_LEN, word};
 
 use crate::session::SessionError;
 
@@ -70,12 +70,7 @@ impl Page {
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
-        debug_assert!(
-            word::ALL.contains(&at)
-                || live::word::all()
-                    .chain(report::word::all())
-                    .any(|word| word == at)
-        );
+        debug_assert!(control::is_word(at));
         // SAFETY: `at` is a word of the page, so it is aligned to 8 bytes and inside PAGE_LEN
         // bytes of a mapping that lives as long as `self`. Both processes only use atomics on it.
         unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(at).cast()) }

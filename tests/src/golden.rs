@@ -2,6 +2,7 @@
 //! version is measured against what this one speaks.
 
 mod local;
+mod saves;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -11,7 +12,8 @@ use std::sync::Arc;
 use muster_protocol::agent::Phases;
 use muster_protocol::barrier::{ToLeader, ToNode};
 use muster_protocol::local::{
-    Answer, Command, Query, StoreAnswer, StoreAsk, ToAgent, ToLauncher, WorkerExit,
+    Answer, Command, Query, SaveAsk, SaveNews, StoreAnswer, StoreAsk, ToAgent, ToLauncher,
+    WorkerExit,
 };
 use muster_protocol::record::{Arbiter, Cause, CommitRef, Kind, Member, Place, Record, Voter};
 use muster_protocol::spec::JobSpec;
@@ -98,6 +100,8 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::Hang { hang: None, .. } => "job.hang.none",
     JobMessage::CheckpointAsk { .. } => "job.checkpoint_ask",
     JobMessage::Checkpoint { .. } => "job.checkpoint",
+    JobMessage::Save(_) => "job.save",
+    JobMessage::SaveAnswer(_) => "job.save_answer",
 });
 
 names!(to_agent_name, TO_AGENT, ToAgent, {
@@ -130,6 +134,18 @@ names!(to_agent_name, TO_AGENT, ToAgent, {
     ToAgent::Standings { .. } => "standings",
     ToAgent::Metrics { .. } => "metrics",
     ToAgent::Saved { .. } => "saved",
+    ToAgent::Save(SaveNews::Slots { .. }) => "save.slots",
+    ToAgent::Save(SaveNews::Filling { .. }) => "save.filling",
+    ToAgent::Save(SaveNews::Sealed { .. }) => "save.sealed",
+    ToAgent::Save(SaveNews::WorkerGone { .. }) => "save.worker_gone",
+    ToAgent::Save(SaveNews::Progress { .. }) => "save.progress",
+    ToAgent::Save(SaveNews::Written { .. }) => "save.written",
+    ToAgent::Save(SaveNews::WriteFailed { .. }) => "save.write_failed",
+    ToAgent::Save(SaveNews::WriteStopped { .. }) => "save.write_stopped",
+    ToAgent::Save(SaveNews::Held { .. }) => "save.held",
+    ToAgent::Save(SaveNews::HoldFailed { .. }) => "save.hold_failed",
+    ToAgent::Save(SaveNews::Assembled { .. }) => "save.assembled",
+    ToAgent::Save(SaveNews::AssembleFailed { .. }) => "save.assemble_failed",
     ToAgent::Command(Command::Checkpoint { .. }) => "command.checkpoint",
 });
 
@@ -151,6 +167,13 @@ names!(to_launcher_name, TO_LAUNCHER, ToLauncher, {
     ToLauncher::Failed { .. } => "failed",
     ToLauncher::Look { .. } => "look",
     ToLauncher::Hung { .. } => "hung",
+    ToLauncher::Save(SaveAsk::Write { .. }) => "save.write",
+    ToLauncher::Save(SaveAsk::StopWrite { .. }) => "save.stop_write",
+    ToLauncher::Save(SaveAsk::Free { .. }) => "save.free",
+    ToLauncher::Save(SaveAsk::Refuse { .. }) => "save.refuse",
+    ToLauncher::Save(SaveAsk::Hold { .. }) => "save.hold",
+    ToLauncher::Save(SaveAsk::Delete { .. }) => "save.delete",
+    ToLauncher::Save(SaveAsk::Assemble { .. }) => "save.assemble",
 });
 
 names!(answer_name, ANSWERS, Answer, {
@@ -511,6 +534,7 @@ pub fn job_messages() -> Vec<JobMessage> {
         },
     ];
     all.extend(watch::job_messages());
+    all.extend(saves::job_messages());
     all.extend(records().pop().map(|record| JobMessage::Follows {
         have: digest(9),
         record,

@@ -9,5 +9,6 @@
 pub mod decoders;
 pub mod explore;
 pub mod golden;
+pub mod saves;
 pub mod sim;
 pub mod usual;

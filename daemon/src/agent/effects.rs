@@ -157,6 +157,7 @@ impl Node {
             }
             Notice::Hung { key, text, .. } => tracing::warn!(job = %key, text, "a rank hangs"),
             Notice::Moves { key } => tracing::info!(job = %key, "all ranks make progress again"),
+            Notice::Saving { key, text } => tracing::info!(job = %key, text, "saving"),
             Notice::Warning { key, text } => tracing::warn!(job = %key, text),
             Notice::Trouble { key, text } => tracing::error!(job = %key, text),
         }

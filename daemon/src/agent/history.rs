@@ -140,6 +140,7 @@ impl History {
                 );
             }
             Notice::Moves { key } => self.add(key, "moves", json!({})),
+            Notice::Saving { key, text } => self.add(key, "saving", json!({ "text": text })),
             Notice::Warning { key, text } => self.add(key, "warning", json!({ "text": text })),
             Notice::Trouble { key, text } => self.add(key, "trouble", json!({ "text": text })),
             Notice::Peer { .. } => {}

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::checkpoint::KeeperEvent;
 use crate::ids::{Boot, Digest, JobKey, LauncherId, NodeId, StateId};
 use crate::local::{ToAgent, ToLauncher};
 use crate::membership::Answer;
@@ -129,6 +130,11 @@ pub enum Event {
         step: u64,
         manifest: Digest,
     },
+    /// What was found out about checkpoints in a job's store, or decided about them.
+    Keeping {
+        key: JobKey,
+        event: KeeperEvent,
+    },
 }
 
 /// Something to do, in this order. What follows a `Persist` may only be done once that is durable.
@@ -223,6 +229,11 @@ pub enum Notice {
     /// All ranks make progress again.
     Moves {
         key: JobKey,
+    },
+    /// A save begins, is committed or given up; a rank has no free slot; a copy is gone.
+    Saving {
+        key: JobKey,
+        text: String,
     },
     /// Something that may go wrong later, and what would prevent it.
     Warning {

@@ -274,7 +274,11 @@ impl Agent {
                 step,
                 manifest,
             } => self.with_job(&key, now, |job, ctx| {
-                job.commit(ctx, step, manifest);
+                let _asked = job.commit(ctx, step, manifest);
+                job.drive(ctx);
+            }),
+            Event::Keeping { key, event } => self.with_job(&key, now, |job, ctx| {
+                job.on_keeping(event);
                 job.drive(ctx);
             }),
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::Continues;
+use crate::checkpoint::{LeaderState, NodeState};
 use crate::codec::{self, CodecError};
 use crate::ids::{Boot, Digest, JobKey};
 use crate::paxos::Acceptor;
@@ -51,6 +52,15 @@ pub struct Durable {
     pub superseded: Vec<(Digest, u64)>,
     /// What the next birth goes on from, by an operator's word.
     pub continues: Option<Continues>,
+    /// The newest save of the head's generation.
+    pub saves: Saved,
+}
+
+/// What the cores of saving find again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Saved {
+    pub node: NodeState,
+    pub leader: LeaderState,
 }
 
 impl Durable {
@@ -66,6 +76,7 @@ impl Durable {
             sent: None,
             superseded: Vec::new(),
             continues: None,
+            saves: Saved::default(),
         }
     }
 
@@ -92,6 +103,7 @@ impl Durable {
         self.continues = None;
         self.acceptor = Acceptor::default();
         self.sent = None;
+        self.saves = Saved::default();
     }
 
     /// Gives the head up, and with it the vote on what follows it, for good.

@@ -389,6 +389,9 @@ impl Job {
     }
 
     pub(super) fn decide(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        if self.awaits_save(ctx) {
+            return;
+        }
         match record.arbiter {
             Arbiter::Members => {
                 let missing = self.missing_voters(ctx, record);

@@ -222,6 +222,7 @@ impl Job {
         if !alive {
             let launcher = local.reg.launcher;
             self.local = None;
+            self.slots_orphaned(ctx.now);
             if let Some((to, _)) = self.member.as_ref().and_then(|m| m.said) {
                 self.send(ctx, to, JobMessage::Withdraw);
             }
@@ -404,6 +405,7 @@ impl Job {
             ToAgent::TakesStopSteps { digest, yes } => {
                 self.update(digest == head, |s| s.takes_stop_steps = yes);
             }
+            ToAgent::Save(news) => self.on_save_news(ctx, news),
             ToAgent::Stalled { digest, yes } => self.update(digest == head, |s| s.stalled = yes),
             ToAgent::Saved { digest, saved } => {
                 let step = saved.step;

@@ -21,6 +21,7 @@ mod orders;
 mod plan;
 mod propose;
 mod resume;
+mod saves;
 mod stop;
 mod store;
 mod voter;
@@ -29,7 +30,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 pub use checkpoint::Asked as CheckpointAsked;
-pub use durable::Durable;
+pub use durable::{Durable, Saved};
 pub use resume::Continues;
 
 use crate::agent::{Config, ConnId, Effect, Notice, Phases};
@@ -125,6 +126,7 @@ impl Head {
 pub struct Job {
     key: JobKey,
     durable: Durable,
+    saves: saves::Saves,
     /// A write failed, so memory is ahead of the disk: no vote is given until a write succeeds.
     abstains_until: Option<Time>,
     head: Option<Head>,
@@ -217,6 +219,7 @@ impl Job {
             news: news::News::default(),
             hung: String::new(),
             checkpoint: None,
+            saves: saves::Saves::default(),
             phases: Phases::default(),
             strikes: BTreeMap::new(),
             failed_starts: BTreeMap::new(),
@@ -362,6 +365,7 @@ impl Job {
             self.drive_asked(ctx);
             self.drive_merge(ctx);
             self.drive_lead(ctx);
+            self.drive_saves(ctx);
             let Some(message) = self.loopback.pop_front() else {
                 return;
             };
@@ -543,6 +547,8 @@ impl Job {
                 self.on_checkpoint_ask(ctx, from, digest, ask);
             }
             JobMessage::Checkpoint { ask, state } => self.on_checkpoint(ctx, from, ask, state),
+            JobMessage::Save(message) => self.on_save(ctx, from, message),
+            JobMessage::SaveAnswer(message) => self.on_save_answer(ctx, from, *message),
         }
     }
 

@@ -156,6 +156,7 @@ impl Job {
             master_guard: first.guard,
             master_launcher: first.launcher,
             restart_count: 0,
+            restore: record.restore.map(|commit| commit.manifest),
             why: String::new(),
         })
     }

@@ -231,18 +231,19 @@ impl Job {
 
     // ---- commits ----
 
-    /// All shards of a checkpoint are prepared. Only the head's leader commits.
-    pub(crate) fn commit(&mut self, ctx: &mut Ctx<'_>, step: u64, manifest: Digest) {
+    /// All shards of a checkpoint are prepared. Only the head's leader commits. `false`: it cannot be
+    /// asked for now.
+    pub(crate) fn commit(&mut self, ctx: &mut Ctx<'_>, step: u64, manifest: Digest) -> bool {
         let me = ctx.me();
         let Some(head) = self.live().filter(|h| h.record.leader() == Some(me)) else {
-            return;
+            return false;
         };
         if self.committing.is_some()
             || self.proposal.is_some()
             || self.abstains()
             || !self.durable.may_vote()
         {
-            return;
+            return false;
         }
         let before = newest(head.record.restore, self.durable.sent);
         let commit = CommitRef {
@@ -254,9 +255,9 @@ impl Job {
         if let Arbiter::Store(_) = head.record.arbiter {
             return self.commit_to_store(ctx, commit);
         }
-        let started_anew = self.durable.learned != ctx.cfg.boot;
-        if started_anew || self.durable.acceptor.accepted.is_some() {
-            return;
+        // After a restart, too: what ballot 0 may have proposed was accepted here first, durably (R7).
+        if self.durable.acceptor.accepted.is_some() {
+            return false;
         }
         self.durable.sent = Some(commit);
         self.persist(ctx);
@@ -266,6 +267,13 @@ impl Job {
             said: Time::ZERO,
         });
         self.drive_commit(ctx);
+        true
+    }
+
+    /// Whether a commit of this manifest is under way.
+    pub(super) fn commits(&self, manifest: &Digest) -> bool {
+        let by_members = self.committing.as_ref().map(|c| c.commit.manifest);
+        by_members == Some(*manifest) || self.commits_to_store(manifest)
     }
 
     pub(super) fn drive_commit(&mut self, ctx: &mut Ctx<'_>) {
@@ -289,7 +297,7 @@ impl Job {
         self.wake_at(ctx.now + super::REPEAT, "a commit without a majority");
     }
 
-    pub(super) fn on_committed(&mut self, _ctx: &mut Ctx<'_>, from: NodeId, commit: CommitRef) {
+    pub(super) fn on_committed(&mut self, ctx: &mut Ctx<'_>, from: NodeId, commit: CommitRef) {
         let Some(record) = self.live().map(|h| h.record.clone()) else {
             return;
         };
@@ -303,6 +311,7 @@ impl Job {
                 key: self.key.clone(),
                 commit,
             });
+            self.save_committed(ctx, commit.manifest);
         }
     }
 }

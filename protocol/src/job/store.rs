@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{Ctx, Job, REPEAT};
 use crate::agent::{Effect, Notice};
-use crate::ids::StoreUuid;
+use crate::ids::{Digest, StoreUuid};
 use crate::local::ToLauncher;
 use crate::record::{Arbiter, Cause, CommitRef, Record};
 use crate::storelog::{self, Body, Log, Outcome, Output};
@@ -116,6 +116,9 @@ impl Job {
         match output {
             Output::Entry { entry, valid, .. } => {
                 let seq = entry.seq;
+                if valid {
+                    self.keep(&entry);
+                }
                 match (entry.body, valid) {
                     (Body::Claim(record), true) => self.on_claimed(ctx, Arc::new(*record)),
                     (Body::Claim(record), false) if seq == 1 && record.key != self.key => {
@@ -193,8 +196,22 @@ impl Job {
                     key: self.key.clone(),
                     commit,
                 });
+                self.save_committed(ctx, commit.manifest);
+            } else {
+                self.save_refused(ctx, commit.manifest, outcome);
             }
+        } else {
+            self.keeper_appended(id, outcome);
         }
+    }
+
+    /// Appends a RETIRE or a REJECT, under the id that is returned; none where no log can be written.
+    pub(super) fn append(&mut self, ctx: &mut Ctx<'_>, body: Body) -> Option<u64> {
+        let store = self.store.as_mut().filter(|s| s.broken.is_none())?;
+        store.ids += 1;
+        let id = store.ids;
+        store.log.append(id, body, ctx.now);
+        Some(id)
     }
 
     /// Tells the members of both generations at once; the others find it in the log.
@@ -226,16 +243,24 @@ impl Job {
         self.pump_store(ctx);
     }
 
-    pub(super) fn commit_to_store(&mut self, ctx: &mut Ctx<'_>, mut commit: CommitRef) {
-        let Some(store) = &mut self.store else { return };
+    pub(super) fn commit_to_store(&mut self, ctx: &mut Ctx<'_>, mut commit: CommitRef) -> bool {
+        let Some(store) = &mut self.store else {
+            return false;
+        };
         if store.committing.is_some() || store.claiming.is_some() || store.broken.is_some() {
-            return;
+            return false;
         }
         commit.number = store.log.tail().last_number + 1;
         store.ids += 1;
         store.committing = Some((store.ids, commit));
         store.log.commit(store.ids, commit, ctx.now);
         self.pump_store(ctx);
+        true
+    }
+
+    pub(super) fn commits_to_store(&self, manifest: &Digest) -> bool {
+        let under_way = self.store.as_ref().and_then(|s| s.committing);
+        under_way.is_some_and(|(_, commit)| commit.manifest == *manifest)
     }
 
     /// R14: a connected majority of the tail's members claims at once, a minority when the tail has

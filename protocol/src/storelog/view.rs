@@ -105,10 +105,13 @@ impl View {
         self.claims.get(generation).copied()
     }
 
-    /// The slot of the valid commit that is exactly this one.
+    /// The slot of the valid commit of this manifest by this generation, whatever its number: a leader
+    /// that was restarted while the outcome was unknown asks for it again.
     pub(super) fn commit_slot(&self, commit: &CommitRef) -> Option<u64> {
+        let same =
+            |c: &CommitRef| (c.generation, c.manifest) == (commit.generation, commit.manifest);
         let mut all = self.commits.iter();
-        all.find(|(_, c)| c.commit == *commit).map(|(seq, _)| *seq)
+        all.find(|(_, c)| same(&c.commit)).map(|(seq, _)| *seq)
     }
 
     /// Whether a valid commit that is not retired names this manifest.

@@ -9,7 +9,10 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use muster_checkpoint::dir::Dir;
+use muster_checkpoint::hex::Bytes;
 use muster_checkpoint::persist::{Options, persist};
+use muster_checkpoint::slot::{Image, Slot, Source, State};
+use muster_checkpoint::sum::{CHUNK, crc};
 use muster_checkpoint::{PAGE, Pages};
 
 const PLACE: &str = "MUSTER_CHECKPOINT_TEST_PLACE";
@@ -90,6 +93,82 @@ mod real {
             assert_eq!(left, dir.names().unwrap().len(), "the rest was collected");
         }
         eprintln!("{temporaries} temporary files were left and collected");
+    }
+
+    /// The bytes of the save before a step.
+    fn state(step: u64) -> Vec<u8> {
+        (0..9u64 << 20)
+            .map(|at| (at / 5 + step * 37) as u8)
+            .collect()
+    }
+
+    /// Not a test of its own: the worker that is killed. It saves whenever its slot is free.
+    #[test]
+    fn worker() {
+        let Some(place) = std::env::var_os(PLACE) else {
+            return;
+        };
+        let file = fs::File::options()
+            .read(true)
+            .write(true)
+            .open(place)
+            .unwrap();
+        let slot = Slot::open(file.into(), 2).unwrap();
+        for step in 0.. {
+            let bytes = state(step);
+            let sources = [Source {
+                at: 0,
+                bytes: &bytes,
+            }];
+            let image = Image {
+                step,
+                generation: Bytes([1; 32]),
+                bytes: bytes.len() as u64,
+                sources: &sources,
+                note: b"",
+            };
+            while slot.fill(&image, 2).is_err() {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_worker_sealed_outlives_it() {
+        let mut sealed_at_its_death = 0;
+        for round in 0..8u64 {
+            let (slot, _) = Slot::create(9 << 20, 0, 2).unwrap();
+            let fd = std::os::fd::AsRawFd::as_raw_fd(&slot.fd());
+            let place = format!("/proc/{}/fd/{fd}", std::process::id());
+            let mut worker = again("real::worker", Path::new(&place)).spawn().unwrap();
+            let mut newest = None;
+            let mut take = || {
+                let sealed = slot.take().unwrap()?;
+                assert!(newest < Some(sealed.step));
+                newest = Some(sealed.step);
+                assert!(sealed.image() == state(sealed.step), "step {}", sealed.step);
+                let sums: Vec<u64> = sealed.image().chunks(CHUNK as usize).map(crc).collect();
+                assert_eq!(sums, sealed.sums);
+                sealed.release();
+                Some(())
+            };
+            let begun = Instant::now();
+            let mut taken = 0;
+            while taken <= round {
+                assert!(
+                    begun.elapsed() < Duration::from_secs(60),
+                    "it seals nothing"
+                );
+                taken += u64::from(take().is_some());
+            }
+            std::thread::sleep(Duration::from_millis(round * 3));
+            worker.kill().unwrap();
+            worker.wait().unwrap();
+            slot.reclaim();
+            sealed_at_its_death += usize::from(take().is_some());
+            assert_eq!(slot.state().0, State::Free);
+        }
+        eprintln!("{sealed_at_its_death} of 8 slots were sealed when their worker died");
     }
 }
 

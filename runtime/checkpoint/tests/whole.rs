@@ -11,12 +11,14 @@ use muster_checkpoint::hex::{Bytes, Id};
 use muster_checkpoint::load::{LoadError, Want, load};
 use muster_checkpoint::manifest::{Blob, Manifest, Origin};
 use muster_checkpoint::newest::{Reason, newest};
-use muster_checkpoint::persist::{Options, persist};
-use muster_checkpoint::plan::{Held, Plan, Rank};
+use muster_checkpoint::part::{Note, keep};
+use muster_checkpoint::persist::Options;
+use muster_checkpoint::plan::{Held, Piece, Plan, Rank};
 use muster_checkpoint::shard::Header;
+use muster_checkpoint::slot::{Image, Slot, Source};
 use muster_checkpoint::source::Directory;
 use muster_checkpoint::verify::{Depth, verify};
-use muster_checkpoint::{Dtype, ExportError, Pages, Slice, export, shelf};
+use muster_checkpoint::{Dtype, ExportError, Slice, export, shelf};
 
 const LINEAGE: Id = Bytes([0x11; 32]);
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/v1/checkpoint");
@@ -84,29 +86,59 @@ fn plan(world: u64, rows: u64) -> (Plan, Vec<Vec<Held>>) {
     (Plan::new(&ranks).unwrap(), held)
 }
 
-/// Saves the state of `step` from `world` ranks; the manifest's digest.
+/// Saves the state of `step` from `world` ranks, each by a slot of its own; the manifest's digest.
 fn save(place: &Path, world: u64, rows: u64, step: u64) -> Id {
     let (plan, held) = plan(world, rows);
     let dir = Dir::open(place).unwrap();
     let name = format!("{step}-1-0");
-    let data = dir.make("data").unwrap().make(&name).unwrap();
-    let mut files = Vec::new();
+    let mut parts = Vec::new();
     for (rank, (shard, held)) in plan.shards.iter().zip(&held).enumerate() {
-        let mut image = Pages::new(shard.layout.bytes as usize).unwrap();
-        image[..shard.layout.header.len()].copy_from_slice(&shard.layout.header);
-        for piece in &shard.pieces {
-            let name = plan.name(piece);
-            let tensor = held.iter().find(|held| held.name == name).unwrap();
-            let mine = bytes(name, &tensor.shape, &piece.held, step);
-            let piece_bytes = &mine[piece.skip as usize..][..piece.bytes as usize];
-            image[piece.at as usize..][..piece_bytes.len()].copy_from_slice(piece_bytes);
-        }
-        let Some(path) = plan.path(&format!("data/{name}"), rank) else {
-            continue;
+        let mine: Vec<(&Piece, Vec<u8>)> = (shard.pieces.iter())
+            .map(|piece| {
+                let name = plan.name(piece);
+                let tensor = held.iter().find(|held| held.name == name).unwrap();
+                (piece, bytes(name, &tensor.shape, &piece.held, step))
+            })
+            .collect();
+        let header = Source {
+            at: 0,
+            bytes: &shard.layout.header,
         };
+        let mut sources: Vec<Source<'_>> = (mine.iter())
+            .map(|(piece, bytes)| Source {
+                at: piece.at,
+                bytes: &bytes[piece.skip as usize..][..piece.bytes as usize],
+            })
+            .chain([header])
+            .collect();
+        sources.sort_by_key(|source| source.at);
+        let note = Note {
+            file: (!shard.pieces.is_empty()).then(|| shard.file.clone()),
+            blobs: match rank {
+                0 => vec![Blob {
+                    name: "sampler".to_owned(),
+                    data: step.to_le_bytes().to_vec(),
+                }],
+                _ => Vec::new(),
+            },
+            draft: (rank == 0).then(|| plan.draft()),
+        };
+        let note = note.encode().unwrap();
+        let bytes = shard.layout.bytes;
+        let (slot, _) = Slot::create(bytes, note.len() as u64, 1).unwrap();
+        let image = Image {
+            step,
+            generation: Bytes([0x22; 32]),
+            bytes,
+            sources: &sources,
+            note: &note,
+        };
+        slot.fill(&image, 2).unwrap();
+        let sealed = slot.take().unwrap().unwrap();
         let go_on = |_| ControlFlow::Continue(());
-        let written = persist(&data, &shard.file, &image, Options::default(), &go_on).unwrap();
-        files.push(written.data_file(path));
+        let rank = rank as u32;
+        let kept = keep(&sealed, &dir, &name, rank, Options::default(), &go_on).unwrap();
+        parts.push(kept.digest);
     }
     let origin = Origin {
         job: "whole".to_owned(),
@@ -118,13 +150,7 @@ fn save(place: &Path, world: u64, rows: u64, step: u64) -> Id {
         world: world as u32,
         saved_at: 1_790_000_000,
     };
-    let blobs = vec![Blob {
-        name: "sampler".to_owned(),
-        data: step.to_le_bytes().to_vec(),
-    }];
-    let manifest = plan
-        .manifest(origin, &format!("data/{name}"), files, blobs)
-        .unwrap();
+    let manifest = plan.draft().assemble(origin, &dir, &name, &parts).unwrap();
     shelf::put(&dir, &manifest).unwrap()
 }
 

@@ -237,7 +237,6 @@ impl Model {
             }
             if leads
                 && state.commits < self.limits.commits
-                && v.learned == v.boot
                 && v.proposer.is_none()
                 && v.acceptor.accepted.is_none()
             {

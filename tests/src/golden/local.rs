@@ -107,6 +107,9 @@ pub fn to_agent() -> Vec<ToAgent> {
             }],
         },
     ]
+    .into_iter()
+    .chain(super::saves::news().into_iter().map(ToAgent::Save))
+    .collect()
 }
 
 fn to_store(answer: StoreAnswer) -> ToAgent {
@@ -149,6 +152,7 @@ pub fn to_launcher() -> Vec<ToLauncher> {
             master_guard: SocketAddr::from(([10, 0, 0, 1], 7001)),
             master_launcher: LauncherId([101; 8]),
             restart_count: 2,
+            restore: Some(digest),
             why: why(),
         }),
         ToLauncher::Stop {
@@ -198,6 +202,9 @@ pub fn to_launcher() -> Vec<ToLauncher> {
             ranks: vec![3],
         },
     ]
+    .into_iter()
+    .chain(super::saves::asks().into_iter().map(ToLauncher::Save))
+    .collect()
 }
 
 fn asks(ask: StoreAsk) -> ToLauncher {

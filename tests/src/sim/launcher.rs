@@ -274,7 +274,10 @@ impl Launcher {
                 }
             }
             // The core speaks to its store by effects, which the world carries out.
-            ToLauncher::Waiting { .. } | ToLauncher::Store { .. } | ToLauncher::Failed { .. } => {}
+            ToLauncher::Waiting { .. }
+            | ToLauncher::Store { .. }
+            | ToLauncher::Failed { .. }
+            | ToLauncher::Save(_) => {}
             ToLauncher::Look { digest, number } => self.look_asked(digest, number, now, &mut out),
             ToLauncher::Hung { digest, ranks, .. } => self.named(digest, &ranks, now, &mut out),
             ToLauncher::Refused { .. } | ToLauncher::End { .. } => {

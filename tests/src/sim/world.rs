@@ -448,6 +448,7 @@ impl World {
                 self.requests.push(Request::BeaconWrite { node, value });
             }
             Effect::ReadBeacon { .. } => self.requests.push(Request::BeaconRead { node, agent }),
+            // Nobody here saves into slots: crate::saves does.
             Effect::Notice(notice) => {
                 self.coverage.notice(&notice);
                 match notice {

@@ -299,6 +299,10 @@ pub struct RunArgs {
     #[arg(long, env = "PET_STORE", value_name = "DIR")]
     pub store: Option<PathBuf>,
 
+    /// Memory of this node for checkpoint slots, two for each rank, such as 64G [default: half of what is free]
+    #[arg(long, env = "PET_CHECKPOINT_MEMORY", value_name = "BYTES")]
+    pub checkpoint_memory: Option<String>,
+
     /// A further launcher of the same job on this node: its number, from 1
     #[arg(long, env = "PET_INSTANCE", default_value = "0", value_name = "K")]
     pub instance: u16,

@@ -3,16 +3,19 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
 use muster_protocol::control::live::{self, Assignment, CAN_REASSIGN, Term};
 use muster_protocol::control::report::{self, METRICS_WORDS};
+use muster_protocol::control::slots::{self, Given, SLOTS};
 use muster_protocol::control::{self, Gate, LAYOUT, MAGIC, PAGE_LEN, Reason, Stop, word};
 use muster_protocol::hang::Point;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+
+use super::saves::Ask;
 
 pub use muster_protocol::control::FD_ENV;
 
@@ -43,12 +46,7 @@ impl ControlPage {
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
-        debug_assert!(
-            word::ALL.contains(&at)
-                || live::word::all()
-                    .chain(report::word::all())
-                    .any(|word| word == at)
-        );
+        debug_assert!(control::is_word(at));
         // SAFETY: `at` is a word of the page, so it is aligned to 8 bytes and inside PAGE_LEN bytes
         // of a mapping that lives as long as `self`. Both processes only use atomics on it.
         unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
@@ -175,6 +173,29 @@ impl ControlPage {
             std::hint::spin_loop();
         }
         None
+    }
+
+    /// The worker's newest ask for checkpoint slots, while it is not answered.
+    pub fn slot_ask(&self) -> Option<Ask> {
+        let number = self.load(slots::word::ASK);
+        let asked =
+            number != 0 && Given::decode(self.load(slots::word::GIVEN), number) == Given::Nothing;
+        asked.then(|| Ask {
+            number,
+            image: self.load(slots::word::IMAGE),
+            note: self.load(slots::word::NOTE),
+        })
+    }
+
+    /// Answers an ask: where the slots are, or why there are none and for how many bytes there is room.
+    pub fn give_slots(&self, ask: u64, given: Given, fds: [RawFd; SLOTS], room: u64) {
+        self.store(slots::word::PID, std::process::id().into());
+        for (at, fd) in slots::word::FDS.into_iter().zip(fds) {
+            self.store(at, u64::try_from(fd).unwrap_or(u64::MAX));
+        }
+        self.store(slots::word::ROOM, room);
+        self.store(slots::word::GIVEN, given.encode(ask));
+        self.wake(slots::word::GIVEN);
     }
 
     /// Wakes the worker where it waits for this word to change.

@@ -24,6 +24,7 @@ use super::logs::has_files;
 use super::net;
 use super::options::Handled;
 use super::port::ReservedPort;
+use super::saves::{Saves, Told};
 use super::session::{Effect, Event, Session};
 use super::store::{self, JobStore, Keeper};
 use super::workers::{Left, Workers, unix_ms};
@@ -36,6 +37,9 @@ const LOOK: Duration = Duration::from_millis(10);
 
 /// How often live workers that are to leave their generation are looked at.
 const PARKING: Duration = Duration::from_millis(1);
+
+/// How often checkpoint slots are looked at, where there are any.
+const SLOTS: Duration = Duration::from_millis(5);
 
 /// How often the control pages are looked at for workers that attach a runtime.
 const PAGES: Duration = Duration::from_millis(100);
@@ -72,6 +76,7 @@ pub struct Driver {
     pub handled: Handled,
     /// Carries out what the agent asks of the job's store.
     store: Option<Keeper<JobStore>>,
+    saves: Saves,
     /// The unspecified address of the family that peers use.
     unspecified: IpAddr,
     next_port: Option<ReservedPort>,
@@ -96,6 +101,7 @@ impl Driver {
         workers: Workers,
         handled: Handled,
         store: Option<Keeper<JobStore>>,
+        saves: Saves,
         best: Option<IpAddr>,
         hangs: Hangs,
     ) -> Driver {
@@ -107,6 +113,7 @@ impl Driver {
             workers,
             handled,
             store,
+            saves,
             next_port: None,
             used_ports: Vec::new(),
             link: None,
@@ -136,6 +143,8 @@ impl Driver {
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut parking = tokio::time::interval(PARKING);
         parking.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut slots = tokio::time::interval(SLOTS);
+        slots.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut pages = tokio::time::interval(PAGES);
         pages.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -151,6 +160,10 @@ impl Driver {
                 Some(number) = signals.recv() => session.handle(asked(number), now()),
                 Some(event) = link_events.recv() => self.link_event(event, &mut session),
                 done = store::next(&mut self.store) => self.stored(done),
+                Some(done) = self.saves.next() => {
+                    let told = self.saves.finished(done, &self.workers);
+                    self.tell(told);
+                }
                 Some((digest, attempt, result)) = self.verdicts.1.recv() => {
                     session.handle(Event::Verified { digest, attempt, result }, now());
                 }
@@ -162,8 +175,10 @@ impl Driver {
                 _ = parking.tick(), if self.workers.have_live() && session.awaits_parking() => {
                     self.look_for_parked(&mut session);
                 }
+                _ = slots.tick(), if self.saves.is_used() => self.look_at_slots(),
                 _ = pages.tick(), if session.has_workers() => {
                     self.release_ports();
+                    self.look_at_slots();
                     self.look_for_parked(&mut session);
                     let linked = self.linked();
                     if linked != self.was_linked {
@@ -196,6 +211,9 @@ impl Driver {
     }
 
     fn reap(&mut self, session: &mut Session) {
+        // What they sealed before they ended is said before their end: the next generation is decided
+        // on that word.
+        self.look_at_slots();
         for (exit, acknowledged) in self.workers.reap() {
             session.handle(Event::Exit { exit, acknowledged }, now());
         }
@@ -219,6 +237,7 @@ impl Driver {
         if !self.workers.have_parked() {
             return;
         }
+        self.look_at_slots();
         let acknowledged = self.workers.pages().all(|p| p.acknowledged().is_some());
         let at_ms = unix_ms();
         let parked = Event::ParkedAlone {
@@ -231,6 +250,20 @@ impl Driver {
         }
     }
 
+    fn look_at_slots(&mut self) {
+        let told = self.saves.look(&self.workers, now());
+        self.tell(told);
+    }
+
+    fn tell(&mut self, told: Told) {
+        for text in told.people {
+            say(&text);
+        }
+        for news in told.agent {
+            self.send(ToAgent::Save(news));
+        }
+    }
+
     fn link_event(&mut self, event: LinkEvent, session: &mut Session) {
         match event {
             LinkEvent::Up(queue) => {
@@ -240,6 +273,9 @@ impl Driver {
                     store.link_up();
                 }
                 session.handle(Event::LinkUp, now());
+                for news in self.saves.link_up() {
+                    self.send(ToAgent::Save(news));
+                }
             }
             LinkEvent::Down => {
                 self.link = None;
@@ -248,7 +284,21 @@ impl Driver {
                     say("the agent is away; the workers go on");
                 }
             }
-            LinkEvent::Frame(ToLauncher::Store { id, ask }) => {
+            LinkEvent::Frame(frame) => self.frame(*frame, session),
+            LinkEvent::Gone(why) => {
+                self.link = None;
+                let (code, report) = (AGENT_GONE, format!("muster: {why}"));
+                let end = ToLauncher::End { code, report };
+                session.handle(Event::Frame(end), now());
+            }
+            LinkEvent::Away(why) => say(&format!("no agent answers, trying again: {why}")),
+        }
+    }
+
+    /// What the agent says.
+    fn frame(&mut self, frame: ToLauncher, session: &mut Session) {
+        match frame {
+            ToLauncher::Store { id, ask } => {
                 let answer = match &mut self.store {
                     Some(store) => store.ask(id, ask),
                     None => Some(StoreAnswer::failed("this launcher has no store".into())),
@@ -257,14 +307,12 @@ impl Driver {
                     self.send(ToAgent::Store { id, answer });
                 }
             }
-            LinkEvent::Frame(frame) => session.handle(Event::Frame(frame), now()),
-            LinkEvent::Gone(why) => {
-                self.link = None;
-                let (code, report) = (AGENT_GONE, format!("muster: {why}"));
-                let end = ToLauncher::End { code, report };
-                session.handle(Event::Frame(end), now());
+            ToLauncher::Save(ask) => {
+                for news in self.saves.ask(ask) {
+                    self.send(ToAgent::Save(news));
+                }
             }
-            LinkEvent::Away(why) => say(&format!("no agent answers, trying again: {why}")),
+            frame => session.handle(Event::Frame(frame), now()),
         }
     }
 
@@ -323,6 +371,7 @@ impl Driver {
                     let interface = net::interface_for(&net::addresses(), local, master);
                     self.was_linked = false;
                     self.progress.begin();
+                    self.saves.begins(&start);
                     let result = self.workers.spawn(&start, interface.as_deref());
                     session.handle(Event::Spawned { result }, now());
                     // A child may have ended while nobody was allowed to reap.

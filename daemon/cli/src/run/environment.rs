@@ -2,9 +2,10 @@
 //! local_elastic_agent.py, `_start_workers`) and Muster's own variables.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use muster_protocol::LauncherId;
+use muster_protocol::control::slots::{RESTORE_ENV, STORE_ENV};
 use muster_protocol::local::Start;
 
 use super::procs::MARK;
@@ -16,6 +17,8 @@ pub struct Job {
     pub launcher: LauncherId,
     pub role: String,
     pub max_restarts: u32,
+    /// The job's folder in its store.
+    pub store: Option<PathBuf>,
 }
 
 /// Whether the launcher's own environment has a variable: what the user set is not overridden.
@@ -60,6 +63,12 @@ pub fn variables(
         ("MUSTER_GENERATION", start.number.to_string().into()),
         ("MUSTER_GENERATION_DIGEST", start.digest.hex().into()),
     ];
+    if let Some(store) = &job.store {
+        vars.push((STORE_ENV, store.into()));
+    }
+    if let Some(restore) = &start.restore {
+        vars.push((RESTORE_ENV, restore.hex().into()));
+    }
     let mut unless_set = |name: &'static str, value: &str| {
         if !is_set(name) {
             vars.push((name, value.into()));
@@ -123,6 +132,7 @@ mod tests {
             master_guard: "10.0.0.1:4712".parse().unwrap(),
             master_launcher: LauncherId([1; 8]),
             restart_count: 2,
+            restore: None,
             why: String::new(),
         }
     }
@@ -133,6 +143,7 @@ mod tests {
             launcher: LauncherId([0xcd; 8]),
             role: "trainer".into(),
             max_restarts: 5,
+            store: None,
         }
     }
 

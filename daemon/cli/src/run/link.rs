@@ -46,7 +46,7 @@ pub enum LinkEvent {
     /// A new link; frames for it go into this queue, which ends with the link.
     Up(mpsc::Sender<ToAgent>),
     Down,
-    Frame(ToLauncher),
+    Frame(Box<ToLauncher>),
     /// The agent cannot be reached; told once per time away.
     Away(String),
     /// No agent will ever answer: why.
@@ -106,7 +106,7 @@ async fn carry<L: Link>(
             }
             got = link.recv() => match got {
                 Ok(Some(frame)) => {
-                    if events.send(LinkEvent::Frame(frame)).await.is_err() {
+                    if events.send(LinkEvent::Frame(Box::new(frame))).await.is_err() {
                         return;
                     }
                 }

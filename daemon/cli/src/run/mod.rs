@@ -16,6 +16,7 @@ pub mod output;
 pub mod port;
 pub mod procs;
 pub mod report;
+pub mod saves;
 pub mod session;
 pub mod sidecar;
 pub mod spawn;
@@ -44,6 +45,7 @@ use guard::Guard;
 use link::{Dial, SocketDial};
 use muster_daemon::config::socket_candidates;
 use options::{Host, Plan};
+use saves::Saves;
 use session::Session;
 use store::{JobStore, Keeper};
 use workers::{Setup, Workers};
@@ -172,6 +174,11 @@ pub async fn launch(
         None => None,
     };
     let uuid = store.as_ref().map(JobStore::uuid);
+    let place = store.as_ref().map(|store| saves::Place {
+        path: store.folder(),
+        job: plan.job.clone(),
+    });
+    let folder = place.as_ref().map(|place| place.path.clone());
     let register = register(&plan, launcher, guard.port(), uuid);
     let best = register.addrs.first().copied();
     let setup = Setup {
@@ -180,6 +187,7 @@ pub async fn launch(
             launcher,
             role: plan.role,
             max_restarts: plan.spec.max_restarts,
+            store: folder,
         },
         program: plan.program,
         args: plan.args,
@@ -194,6 +202,7 @@ pub async fn launch(
         workers,
         plan.handled,
         store.map(Keeper::start).transpose()?,
+        Saves::new(place, plan.checkpoint_memory),
         best,
         plan.hangs,
     );
@@ -249,10 +258,33 @@ fn host() -> Host {
             env("NVIDIA_VISIBLE_DEVICES").as_deref(),
             devices,
         ),
+        memory: free_memory(),
         python: std::env::var_os("PYTHON_EXEC").unwrap_or_else(|| "python3".into()),
         // Only a name hangs on it: without entropy the process id has to do.
         random: OsRng.try_next_u32().unwrap_or_else(|_| std::process::id()),
     }
+}
+
+/// Bytes of memory that are free, of the machine or, where that is less, of this process' cgroup.
+fn free_memory() -> u64 {
+    let read = |path: &str| std::fs::read_to_string(path).ok();
+    let machine = read("/proc/meminfo").and_then(|text| {
+        let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
+        kib.checked_mul(1024)
+    });
+    let cgroup = read("/proc/self/cgroup").and_then(|text| {
+        let path = text.lines().find_map(|l| l.strip_prefix("0::"))?.to_owned();
+        let number = |name: &str| -> Option<u64> {
+            read(&format!("/sys/fs/cgroup{path}/{name}"))?
+                .trim()
+                .parse()
+                .ok()
+        };
+        // Without a limit `memory.max` is `max`, which is no number.
+        number("memory.max")?.checked_sub(number("memory.current")?)
+    });
+    machine.unwrap_or(u64::MAX).min(cgroup.unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]

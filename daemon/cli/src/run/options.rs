@@ -22,6 +22,8 @@ pub const MAX_SLOTS: u16 = 1024;
 pub struct Host {
     pub cpus: usize,
     pub gpus: usize,
+    /// Bytes of memory that are free, of the machine or of this cgroup.
+    pub memory: u64,
     /// `$PYTHON_EXEC`, else `python3`.
     pub python: OsString,
     /// Makes the name of an unnamed job of one node unique.
@@ -95,6 +97,8 @@ pub struct Plan {
     pub loopback: bool,
     pub socket: Option<PathBuf>,
     pub store: Option<PathBuf>,
+    /// The most bytes of all checkpoint slots.
+    pub checkpoint_memory: u64,
     pub state_dir: Option<PathBuf>,
     pub instance: u16,
     pub place: Place,
@@ -116,6 +120,8 @@ pub enum PlanError {
     UnknownFlag(String),
     #[error("--nnodes {0}: write a number of nodes, or MIN:MAX such as 2:8")]
     Nnodes(String),
+    #[error("--checkpoint-memory {0}: write bytes, or a number with K, M, G or T, such as 64G")]
+    Bytes(String),
     #[error(transparent)]
     Spec(#[from] SpecError),
     #[error("--nproc-per-node {0}: write a number from 1 to {MAX_SLOTS}, `auto`, `cpu` or `gpu`")]
@@ -213,6 +219,11 @@ impl Plan {
             loopback: args.standalone,
             socket: args.socket,
             store: args.store,
+            checkpoint_memory: match args.checkpoint_memory {
+                Some(text) => bytes(&text).ok_or(PlanError::Bytes(text))?,
+                // The other half is for the training.
+                None => host.memory / 2,
+            },
             state_dir: args.state_dir,
             instance: args.instance,
             place: place(&args.label, args.place.as_deref())?,
@@ -475,6 +486,24 @@ fn place(labels: &[String], short: Option<&str>) -> Result<Place, PlanError> {
         }
     }
     Ok(place)
+}
+
+/// `64G`, `1.5TiB`, `4096`: powers of 1024.
+fn bytes(text: &str) -> Option<u64> {
+    let text = text
+        .trim()
+        .trim_end_matches(['B', 'b'])
+        .trim_end_matches(['i', 'I']);
+    let (number, factor) = match text.char_indices().next_back()? {
+        (at, unit) if unit.is_ascii_alphabetic() => {
+            let power = "KMGT".find(unit.to_ascii_uppercase())? + 1;
+            (&text[..at], 1024f64.powi(i32::try_from(power).ok()?))
+        }
+        _ => (text, 1.0),
+    };
+    let value = number.trim().parse::<f64>().ok()? * factor;
+    // Beyond any machine's memory, and below what a u64 holds.
+    (0.0..=1e18).contains(&value).then_some(value as u64)
 }
 
 fn check_store(path: &Path) -> Result<(), PlanError> {

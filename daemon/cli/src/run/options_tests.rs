@@ -11,6 +11,7 @@ struct Line {
 
 fn host() -> Host {
     Host {
+        memory: 100,
         cpus: 6,
         gpus: 0,
         python: "python3".into(),
@@ -239,4 +240,21 @@ fn a_quorum_counts_the_endpoints_listed() {
             max: 2
         }))
     ));
+}
+
+#[test]
+fn memory_for_checkpoints() {
+    for (text, value) in [
+        ("0", 0),
+        ("4096", 4096),
+        ("2k", 2048),
+        ("1.5GiB", 3 << 29),
+        ("64G", 64 << 30),
+        ("1 TB", 1 << 40),
+    ] {
+        assert_eq!(bytes(text), Some(value), "{text}");
+    }
+    for text in ["", "G", "-1", "1X", "1e99", "NaN", "1GG"] {
+        assert_eq!(bytes(text), None, "{text}");
+    }
 }

@@ -73,6 +73,11 @@ impl JobStore {
         Ok(JobStore { dir, path, folder })
     }
 
+    /// The job's folder in it; made by the first write.
+    pub fn folder(&self) -> PathBuf {
+        self.path.join(&self.folder)
+    }
+
     pub fn uuid(&self) -> StoreUuid {
         self.dir.uuid()
     }

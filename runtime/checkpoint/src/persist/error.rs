@@ -35,6 +35,8 @@ pub enum Fault {
     Gone(io::Error),
     /// The kernel wrote nothing and gave no reason.
     Short { at: u64 },
+    /// The image is not what was sealed: the chunk at this byte has another checksum.
+    Damaged { at: u64 },
     /// The progress callback broke it off.
     Cancelled,
     /// The disk failed, or anything else.
@@ -107,6 +109,10 @@ impl fmt::Display for PersistError {
                 f,
                 "the kernel wrote nothing at byte {at} of {path}: look for the disk's errors in its log, or choose another directory"
             ),
+            Fault::Damaged { at } => write!(
+                f,
+                "the memory that {path} was to be made of changed at byte {at} after it was sealed: if no program wrote to it, have the machine's memory tested"
+            ),
             Fault::Cancelled => write!(f, "writing {path} was broken off"),
             Fault::Io { what, .. } => write!(
                 f,
@@ -124,7 +130,11 @@ impl std::error::Error for PersistError {
             | Fault::ReadOnly(source)
             | Fault::Gone(source)
             | Fault::Io { source, .. } => Some(source),
-            Fault::Name | Fault::Exists | Fault::Short { .. } | Fault::Cancelled => None,
+            Fault::Name
+            | Fault::Exists
+            | Fault::Short { .. }
+            | Fault::Damaged { .. }
+            | Fault::Cancelled => None,
         }
     }
 }

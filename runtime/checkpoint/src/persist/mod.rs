@@ -64,6 +64,8 @@ pub enum Path {
     Unaligned,
     /// Through the page cache, because the file system refuses O_DIRECT, or refused such a write.
     Refused,
+    /// Not now: it was there already, and was read and compared.
+    Found,
 }
 
 /// A durable file.
@@ -102,7 +104,23 @@ pub fn persist(
     options: Options,
     progress: &(dyn Fn(Progress) -> ControlFlow<()> + Sync),
 ) -> Result<Written, PersistError> {
-    persist_on(&Real, dir, name, image, options, progress)
+    persist_on(&Real, dir, name, image, None, options, progress)
+}
+
+/// As [`persist`], of an image whose chunks must have these CRC-64/NVME: what was damaged since they
+/// were taken never becomes a file.
+///
+/// # Errors
+/// As [`persist`]; [`Fault::Damaged`].
+pub fn persist_sealed(
+    dir: &Dir,
+    name: &str,
+    image: &[u8],
+    sums: &[u64],
+    options: Options,
+    progress: &(dyn Fn(Progress) -> ControlFlow<()> + Sync),
+) -> Result<Written, PersistError> {
+    persist_on(&Real, dir, name, image, Some(sums), options, progress)
 }
 
 fn persist_on(
@@ -110,6 +128,7 @@ fn persist_on(
     dir: &Dir,
     name: &str,
     image: &[u8],
+    sums: Option<&[u64]>,
     options: Options,
     progress: &(dyn Fn(Progress) -> ControlFlow<()> + Sync),
 ) -> Result<Written, PersistError> {
@@ -122,7 +141,7 @@ fn persist_on(
         return Err(error(Fault::Name));
     }
     let (temporary, file) = create(disk, dir, name).map_err(error)?;
-    let finished = write(disk, file.as_fd(), image, options, progress)
+    let finished = write(disk, file.as_fd(), image, sums, options, progress)
         .and_then(|written| {
             disk.publish(dir.fd(), &temporary, name)
                 .map_err(|errno| match errno {
@@ -174,6 +193,7 @@ fn write(
     disk: &impl Disk,
     file: BorrowedFd<'_>,
     image: &[u8],
+    sums: Option<&[u64]>,
     options: Options,
     progress: &(dyn Fn(Progress) -> ControlFlow<()> + Sync),
 ) -> Result<Written, Fault> {
@@ -206,6 +226,9 @@ fn write(
             let begin = chunk * CHUNK as usize;
             let bytes = &image[begin..image.len().min(begin + CHUNK as usize)];
             let sum = ChunkSum::of(bytes);
+            if sums.is_some_and(|sums| sums.get(chunk) != Some(&sum.crc)) {
+                return Err(Fault::Damaged { at: begin as u64 });
+            }
             let fall_back = || {
                 let first = path == Path::Direct && disk.set_direct(file, false).is_ok();
                 refused.fetch_add(u64::from(first), Ordering::Relaxed);

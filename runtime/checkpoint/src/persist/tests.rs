@@ -185,7 +185,7 @@ fn a_name_that_is_taken_is_left_alone() {
 fn check(disk: &Faulty, helps: &str) -> PersistError {
     let place = tempfile::tempdir().unwrap();
     let dir = Dir::open(place.path()).unwrap();
-    let error = persist_on(disk, &dir, "file", &image(), options(true), &go_on).unwrap_err();
+    let error = persist_on(disk, &dir, "file", &image(), None, options(true), &go_on).unwrap_err();
     assert_eq!(error.path, place.path().join("file"));
     let text = error.to_string();
     assert!(
@@ -286,7 +286,7 @@ fn a_directory_that_does_not_sync_is_said_to_have_the_file() {
         sync_dir: Some(Errno::IO),
         ..Faulty::default()
     };
-    let error = persist_on(&disk, &dir, "file", b"x", options(true), &go_on).unwrap_err();
+    let error = persist_on(&disk, &dir, "file", b"x", None, options(true), &go_on).unwrap_err();
     assert!(error.published, "{error}");
     assert_eq!(all_names(place.path()), ["file"]);
 }
@@ -305,7 +305,7 @@ fn short_writes_interruptions_and_refusals_are_gone_on_from() {
         write: Some(odd),
         ..Faulty::default()
     };
-    let written = persist_on(&disk, &dir, "odd", &image, options(true), &go_on).unwrap();
+    let written = persist_on(&disk, &dir, "odd", &image, None, options(true), &go_on).unwrap();
     assert_eq!(written.path, Path::Direct);
 
     let refuse = |number: usize, _: &[u8]| (number == 0).then_some(Err(Errno::INVAL));
@@ -313,7 +313,7 @@ fn short_writes_interruptions_and_refusals_are_gone_on_from() {
         write: Some(refuse),
         ..Faulty::default()
     };
-    let written = persist_on(&disk, &dir, "refused", &image, options(true), &go_on).unwrap();
+    let written = persist_on(&disk, &dir, "refused", &image, None, options(true), &go_on).unwrap();
     assert_eq!(written.path, Path::Refused);
     assert_eq!(*disk.flags.lock().unwrap(), [true, false]);
 
@@ -322,7 +322,7 @@ fn short_writes_interruptions_and_refusals_are_gone_on_from() {
         allocate: Some(Errno::OPNOTSUPP),
         ..Faulty::default()
     };
-    let written = persist_on(&disk, &dir, "plain", &image, options(true), &go_on).unwrap();
+    let written = persist_on(&disk, &dir, "plain", &image, None, options(true), &go_on).unwrap();
     assert_eq!(written.path, Path::Refused);
     for name in ["odd", "refused", "plain"] {
         assert!(
@@ -335,8 +335,8 @@ fn short_writes_interruptions_and_refusals_are_gone_on_from() {
         write: Some(|_, _| Some(Err(Errno::INVAL))),
         ..Faulty::default()
     };
-    assert!(persist_on(&disk, &dir, "never", &image, options(true), &go_on).is_err());
-    assert!(persist_on(&disk, &dir, "never", &image, options(false), &go_on).is_err());
+    assert!(persist_on(&disk, &dir, "never", &image, None, options(true), &go_on).is_err());
+    assert!(persist_on(&disk, &dir, "never", &image, None, options(false), &go_on).is_err());
 }
 
 #[test]

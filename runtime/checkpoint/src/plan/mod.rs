@@ -9,10 +9,10 @@ mod assign;
 use std::collections::BTreeMap;
 
 use crate::Dtype;
-use crate::manifest::{Blob, DataFile, Manifest, ManifestError, Origin, Placed, Tensor};
+use crate::manifest::{Placed, Tensor};
+use crate::part::Draft;
 use crate::shard::{Layout, LayoutError, Part, check_name};
 use crate::slice::{Slice, SliceError, tile};
-use crate::sum::CHUNK;
 
 /// A rank of the generation; its index is its rank.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +32,18 @@ pub struct Held {
     pub shape: Vec<u64>,
     /// What this rank has of it: boxes, each contiguous in memory in C order. Empty ones are ignored.
     pub slices: Vec<Slice>,
+}
+
+impl Held {
+    /// All of a tensor.
+    pub fn whole(name: &str, dtype: Dtype, shape: &[u64]) -> Held {
+        Held {
+            name: name.to_owned(),
+            dtype,
+            shape: shape.to_vec(),
+            slices: vec![Slice::whole(shape)],
+        }
+    }
 }
 
 /// Who writes what.
@@ -176,19 +188,13 @@ impl Plan {
         Some(format!("{directory}/{}", shard.file))
     }
 
-    /// The manifest of a save to this directory, from what each rank that writes has written, in
-    /// any order.
-    ///
-    /// # Errors
-    /// A file is missing, too many, or not of its planned length.
-    pub fn manifest(
-        &self,
-        origin: Origin,
-        directory: &str,
-        mut files: Vec<DataFile>,
-        mut blobs: Vec<Blob>,
-    ) -> Result<Manifest, ManifestError> {
-        files.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+    /// The manifest of a save by this plan, but for the files' checksums.
+    pub fn draft(&self) -> Draft {
+        let mut files: Vec<(&Shard, String)> = (self.shards.iter())
+            .filter(|shard| !shard.pieces.is_empty())
+            .map(|shard| (shard, shard.file.clone()))
+            .collect();
+        files.sort_unstable_by(|a, b| a.1.cmp(&b.1));
         let mut tensors: Vec<Tensor> = (self.tensors.iter())
             .map(|(name, dtype, shape)| Tensor {
                 name: name.clone(),
@@ -197,17 +203,8 @@ impl Plan {
                 slices: Vec::new(),
             })
             .collect();
-        let mut expected = 0;
-        for (rank, shard) in self.shards.iter().enumerate() {
-            let Some(path) = self.path(directory, rank) else {
-                continue;
-            };
-            expected += 1;
-            let file = files.binary_search_by(|file| file.path.cmp(&path));
-            let file = match file.map(|at| (u32::try_from(at), files[at].bytes)) {
-                Ok((Ok(at), bytes)) if bytes == shard.layout.bytes => at,
-                _ => return Err(ManifestError::Unplanned(path)),
-            };
+        // There are fewer ranks than 2^32.
+        for (file, (shard, _)) in (0u32..).zip(&files) {
             for piece in &shard.pieces {
                 tensors[piece.tensor].slices.push(Placed {
                     slice: piece.slice.clone(),
@@ -217,22 +214,15 @@ impl Plan {
                 });
             }
         }
-        if expected != files.len() {
-            return Err(ManifestError::Unplanned(directory.to_owned()));
-        }
         for tensor in &mut tensors {
             tensor.slices.sort_unstable_by(|a, b| a.slice.cmp(&b.slice));
         }
-        blobs.sort_by(|a, b| a.name.cmp(&b.name));
-        let manifest = Manifest {
-            origin,
-            chunk: CHUNK,
-            files,
+        Draft {
+            files: (files.into_iter())
+                .map(|(shard, name)| (name, shard.layout.bytes))
+                .collect(),
             tensors,
-            blobs,
-        };
-        manifest.check()?;
-        Ok(manifest)
+        }
     }
 }
 

@@ -1,6 +1,9 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::manifest::{DataFile, Manifest, ManifestError, Origin};
+use crate::part::Part;
+use crate::sum::CHUNK;
 use crate::testing::{Random, tiling};
 
 fn held(name: &str, shape: &[u64], slices: &[Slice]) -> Held {
@@ -42,14 +45,23 @@ fn check(plan: &Plan) -> Manifest {
         .rev()
         .collect();
     // It checks that every element is there once, in the bounds of its file, no two on one byte.
-    let manifest = plan
-        .manifest(origin(), "data/1-1-0", files.clone(), Vec::new())
-        .unwrap();
-    if !files.is_empty() {
-        let missing = plan.manifest(origin(), "data/1-1-0", files[1..].to_vec(), Vec::new());
-        assert!(matches!(missing, Err(ManifestError::Unplanned(_))));
+    let manifest = |files: &[DataFile]| {
+        let part = |file: &DataFile| Part {
+            file: Some(file.clone()),
+            blobs: Vec::new(),
+        };
+        let parts = files.iter().map(part).collect();
+        plan.draft().manifest(origin(), "data/1-1-0", parts)
+    };
+    if let Some(first) = files.first() {
+        let without = manifest(&files[1..]);
+        assert!(matches!(without, Err(ManifestError::Unplanned(_))));
+        let mut other = first.clone();
+        other.path += "x";
+        let more = manifest(&[&files[..], &[other]].concat());
+        assert!(matches!(more, Err(ManifestError::Unplanned(_))));
     }
-    manifest
+    manifest(&files).unwrap()
 }
 
 fn loads(plan: &Plan) -> Vec<u64> {

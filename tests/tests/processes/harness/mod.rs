@@ -8,7 +8,7 @@ mod hosts;
 mod procs;
 
 pub(crate) use bed::Bed;
-pub(crate) use events::Group;
+pub(crate) use events::{Group, Noted};
 pub(crate) use follow::{Follow, Trained, python};
 pub(crate) use hosts::Hosts;
 pub(crate) use procs::started;

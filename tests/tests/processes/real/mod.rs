@@ -4,5 +4,6 @@ mod agents;
 mod faults;
 mod growth;
 mod progress;
+mod saves;
 mod two_nodes;
 mod users;

@@ -552,7 +552,7 @@ impl Session {
             }
             ToLauncher::End { code, report } => self.end(code, report, now),
             // The driver's: an answer changes nothing here.
-            ToLauncher::Store { .. } => {}
+            ToLauncher::Store { .. } | ToLauncher::Save(_) => {}
             ToLauncher::Failed { node, exit } => {
                 // Told once it is clear whether the job goes on or ends by it.
                 let here = self.failures.iter().any(|e| e.rank == exit.rank);

@@ -36,6 +36,7 @@ fn start(n: u8, attempt: u32) -> Start {
         master_guard: addr,
         master_launcher: ME,
         restart_count: 0,
+        restore: None,
         why: String::new(),
     }
 }

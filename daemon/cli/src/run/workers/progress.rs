@@ -1,9 +1,15 @@
 //! How far the workers are: their steps, what they report, and what they have saved.
 
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use muster_checkpoint::slot::Slot;
 use muster_protocol::control::report::RankMetrics;
+use muster_protocol::control::slots::{Given, SLOTS};
 use muster_protocol::hang::Point;
 
 use super::{Worker, Workers};
+use crate::run::saves::{Ask, Ranks};
 use crate::run::session::Event;
 use crate::run::stacks::Target as Stacks;
 
@@ -73,5 +79,28 @@ impl Workers {
             all: others.is_empty(),
             passed: others.iter().all(silent),
         }
+    }
+}
+
+impl Ranks for Workers {
+    fn asks(&self) -> Vec<(u16, Ask)> {
+        let running = self.workers.iter().filter(|w| !w.ended);
+        running
+            .filter_map(|w| Some((w.local_rank, w.page.slot_ask()?)))
+            .collect()
+    }
+
+    fn give(&self, k: u16, ask: u64, given: Given, slots: Option<&[Arc<Slot>; SLOTS]>, room: u64) {
+        let fds = slots.map_or([-1; SLOTS], |slots| {
+            slots.each_ref().map(|slot| slot.fd().as_raw_fd())
+        });
+        let mut running = self.workers.iter().filter(|w| !w.ended);
+        if let Some(worker) = running.find(|w| w.local_rank == k) {
+            worker.page.give_slots(ask, given, fds, room);
+        }
+    }
+
+    fn runs(&self, k: u16) -> bool {
+        (self.workers.iter()).any(|w| w.local_rank == k && !w.ended)
     }
 }

@@ -1,0 +1,90 @@
+//! Making slots: memory is found and touched by a thread, for that takes seconds.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_checkpoint::slot::{Slot, SlotError};
+use muster_protocol::control::slots::SLOTS;
+use tokio::sync::mpsc;
+
+use super::Done;
+
+/// Threads that touch the memory: the kernel zeroes it, page by page.
+const THREADS: usize = 4;
+
+/// What a worker asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// Counts its asks.
+    pub number: u64,
+    pub image: u64,
+    pub note: u64,
+}
+
+impl Ask {
+    /// Of one slot, about.
+    pub fn bytes(self) -> u64 {
+        self.image.saturating_add(self.note)
+    }
+
+    /// Whether a slot is large enough.
+    pub fn fits(self, slot: &Slot) -> bool {
+        let (image, note) = slot.capacity();
+        self.image <= image && self.note <= note
+    }
+}
+
+/// Slots that were made, or not.
+#[derive(Debug)]
+pub struct Made {
+    pub k: u16,
+    /// The ask that this answers.
+    pub ask: u64,
+    pub result: Result<([Arc<Slot>; SLOTS], Duration), SlotError>,
+}
+
+/// Bytes of a rank's slots.
+pub(super) fn bytes_of(slots: &[Arc<Slot>; SLOTS]) -> u64 {
+    let of = |slot: &Arc<Slot>| {
+        let (image, note) = slot.capacity();
+        image + note
+    };
+    slots.iter().map(of).sum()
+}
+
+/// Bytes, for people.
+pub(super) fn shown(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    let mut unit = "B";
+    for next in ["KiB", "MiB", "GiB", "TiB"] {
+        if value < 1024.0 {
+            break;
+        }
+        value /= 1024.0;
+        unit = next;
+    }
+    match unit {
+        "B" => format!("{bytes} B"),
+        _ => format!("{value:.1} {unit}"),
+    }
+}
+
+/// Makes them.
+pub(super) fn start(k: u16, ask: Ask, done: mpsc::UnboundedSender<Done>) -> std::io::Result<()> {
+    let make = move || -> Result<([Arc<Slot>; SLOTS], Duration), SlotError> {
+        let (first, one) = Slot::create(ask.image, ask.note, THREADS)?;
+        let (second, two) = Slot::create(ask.image, ask.note, THREADS)?;
+        Ok(([first, second], one.took + two.took))
+    };
+    let thread = std::thread::Builder::new().name("slots".into());
+    thread.spawn(move || {
+        let made = Made {
+            k,
+            ask: ask.number,
+            result: make(),
+        };
+        // Nobody listens once the launcher ends.
+        let _over = done.send(Done::Made(made));
+    })?;
+    Ok(())
+}

@@ -1,0 +1,506 @@
+//! The workers' checkpoint slots, and the writing of what they sealed.
+//!
+//! The launcher makes the slots, so that their memory is charged to the job and outlives a worker, and
+//! writes from them, with its user's rights. When a save is written, and which slots may be filled
+//! again, the agent says ([`SaveAsk`]); what happens to the slots it is told ([`SaveNews`]). Everything
+//! that blocks is done by threads, and the driver never waits for them.
+
+mod making;
+mod writing;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use muster_checkpoint::part::Kept;
+use muster_checkpoint::slot::{Sealed, Slot, State};
+use muster_protocol::checkpoint::{Copy, Found, Save, SlotId, Written};
+use muster_protocol::control::slots::{Given, SLOTS};
+use muster_protocol::local::{MAX_PARTS, SaveAsk, SaveNews, Start, short};
+use muster_protocol::{Digest, Span, Time};
+use tokio::sync::mpsc;
+
+pub use making::Ask;
+use making::Made;
+use writing::{Task, Writer};
+
+/// Between two words about how far a file is.
+const PROGRESS: Span = Span::from_millis(500);
+
+/// Generations whose saves may still be written: the present one, and those whose workers sealed
+/// something before it.
+const GENERATIONS: usize = 8;
+
+/// The workers, as far as their slots go.
+pub trait Ranks {
+    /// What the running ones ask for, by local rank.
+    fn asks(&self) -> Vec<(u16, Ask)>;
+
+    /// Answers an ask: where the slots are, or why there are none and for how many bytes there is room.
+    fn give(&self, k: u16, ask: u64, given: Given, slots: Option<&[Arc<Slot>; SLOTS]>, room: u64);
+
+    /// Whether the worker of this local rank runs.
+    fn runs(&self, k: u16) -> bool;
+}
+
+/// Where checkpoints go.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The job's folder in its store.
+    pub path: PathBuf,
+    /// The job's id, for people who read a manifest.
+    pub job: String,
+}
+
+/// Of a generation, what a manifest says.
+#[derive(Clone, Copy, Debug)]
+struct Generation {
+    digest: Digest,
+    lineage: Digest,
+    number: u64,
+    world: u32,
+    first_rank: u32,
+}
+
+/// A slot as it was last seen.
+#[derive(Debug)]
+enum Seen {
+    Free,
+    Filling { step: u64 },
+    Sealed(Arc<Sealed>, Copy),
+}
+
+impl Seen {
+    fn found(&self) -> Found {
+        match self {
+            Seen::Free => Found::Free,
+            Seen::Filling { step } => Found::Filling { step: *step },
+            Seen::Sealed(_, copy) => Found::Sealed(*copy),
+        }
+    }
+}
+
+/// A local rank's slots.
+#[derive(Debug)]
+struct Rank {
+    slots: [Arc<Slot>; SLOTS],
+    seen: [Seen; SLOTS],
+}
+
+/// A file that is being written.
+#[derive(Debug)]
+struct Writing {
+    save: Save,
+    stop: Arc<AtomicBool>,
+    done: Arc<AtomicU64>,
+    /// What was said of it, and when.
+    said: u64,
+    say_at: Time,
+}
+
+/// Something that a thread has finished.
+#[derive(Debug)]
+pub enum Done {
+    Made(Made),
+    Wrote(SlotId, Save, Result<Kept, writing::Failure>),
+    Assembled(Save, Result<(Digest, u32), String>),
+}
+
+/// What is to be told.
+#[derive(Debug, Default)]
+pub struct Told {
+    pub agent: Vec<SaveNews>,
+    pub people: Vec<String>,
+}
+
+/// The slots of this node's workers.
+#[derive(Debug)]
+pub struct Saves {
+    place: Option<Place>,
+    /// The most bytes of all slots.
+    budget: u64,
+    ranks: BTreeMap<u16, Rank>,
+    /// Slots that are being made, and for which ask.
+    making: BTreeMap<u16, u64>,
+    generations: Vec<Generation>,
+    writing: BTreeMap<SlotId, Writing>,
+    /// Parts of a manifest that is to be made, as they arrive.
+    parts: Option<(Save, Vec<Written>)>,
+    writer: Option<Writer>,
+    done: (mpsc::UnboundedSender<Done>, mpsc::UnboundedReceiver<Done>),
+}
+
+impl Saves {
+    pub fn new(place: Option<Place>, budget: u64) -> Saves {
+        Saves {
+            place,
+            budget,
+            ranks: BTreeMap::new(),
+            making: BTreeMap::new(),
+            generations: Vec::new(),
+            writing: BTreeMap::new(),
+            parts: None,
+            writer: None,
+            done: mpsc::unbounded_channel(),
+        }
+    }
+
+    /// A generation's workers start.
+    pub fn begins(&mut self, start: &Start) {
+        self.generations.retain(|g| g.digest != start.digest);
+        if self.generations.len() == GENERATIONS {
+            self.generations.remove(0);
+        }
+        self.generations.push(Generation {
+            digest: start.digest,
+            lineage: start.lineage,
+            number: start.number,
+            world: start.world,
+            first_rank: start.first_rank,
+        });
+    }
+
+    /// All that the agent is to know, on a new link.
+    pub fn link_up(&mut self) -> Vec<SaveNews> {
+        self.parts = None;
+        let slots = |(k, rank): (&u16, &Rank)| SaveNews::Slots {
+            k: *k,
+            capacity: rank.slots[0].capacity().0,
+            found: [rank.seen[0].found(), rank.seen[1].found()],
+        };
+        self.ranks.iter().map(slots).collect()
+    }
+
+    /// Whether there is anything to look at often.
+    pub fn is_used(&self) -> bool {
+        !self.ranks.is_empty()
+    }
+
+    /// Looks at what the workers ask for, and at what they have done to their slots.
+    pub fn look(&mut self, workers: &impl Ranks, now: Time) -> Told {
+        let mut told = Told::default();
+        for (k, ask) in workers.asks() {
+            self.asked(k, ask, workers, &mut told);
+        }
+        for (k, rank) in &mut self.ranks {
+            let alive = workers.runs(*k);
+            look_at(*k, rank, alive, &mut told);
+        }
+        for (slot, writing) in &mut self.writing {
+            let done = writing.done.load(Ordering::Relaxed);
+            if done != writing.said && now >= writing.say_at {
+                writing.said = done;
+                writing.say_at = now + PROGRESS;
+                told.agent.push(SaveNews::Progress {
+                    slot: *slot,
+                    attempt: writing.save.attempt,
+                    done,
+                });
+            }
+        }
+        told
+    }
+
+    /// A worker wants slots.
+    fn asked(&mut self, k: u16, ask: making::Ask, workers: &impl Ranks, told: &mut Told) {
+        if self.making.contains_key(&k) {
+            return;
+        }
+        if self.place.is_none() {
+            return workers.give(k, ask.number, Given::NoStore, None, 0);
+        }
+        if let Some(rank) = self.ranks.get(&k).filter(|rank| ask.fits(&rank.slots[0])) {
+            return workers.give(k, ask.number, Given::Slots, Some(&rank.slots), 0);
+        }
+        let others = self.ranks.iter().filter(|(other, _)| **other != k);
+        let used: u64 = others.map(|(_, rank)| making::bytes_of(&rank.slots)).sum();
+        let room = self.budget.saturating_sub(used) / SLOTS as u64;
+        if ask.bytes() > room {
+            told.people.push(format!(
+                "local rank {k} wants two checkpoint slots of {}, and there is room for {} each: raise --checkpoint-memory, now {}",
+                making::shown(ask.bytes()),
+                making::shown(room),
+                making::shown(self.budget),
+            ));
+            return workers.give(k, ask.number, Given::Budget, None, room);
+        }
+        // What is sealed in the small ones is still to be written: it is held until then.
+        if let Some(rank) = self.ranks.get(&k)
+            && rank
+                .seen
+                .iter()
+                .any(|seen| matches!(seen, Seen::Sealed(..)))
+        {
+            return;
+        }
+        self.ranks.remove(&k);
+        self.making.insert(k, ask.number);
+        if let Err(error) = making::start(k, ask, self.done.0.clone()) {
+            self.making.remove(&k);
+            told.people
+                .push(format!("no thread to make checkpoint slots: {error}"));
+            workers.give(k, ask.number, Given::Memory, None, 0);
+        }
+    }
+
+    /// Waits for something that a thread has finished.
+    pub async fn next(&mut self) -> Option<Done> {
+        self.done.1.recv().await
+    }
+
+    /// Takes it in.
+    pub fn finished(&mut self, done: Done, workers: &impl Ranks) -> Told {
+        let mut told = Told::default();
+        match done {
+            Done::Made(made) => self.made(made, workers, &mut told),
+            Done::Wrote(slot, save, result) => {
+                let known = self.writing.get(&slot).is_some_and(|w| w.save == save);
+                if known {
+                    self.writing.remove(&slot);
+                    told.agent.push(writing::news(slot, save, result));
+                }
+            }
+            Done::Assembled(save, result) => told.agent.push(match result {
+                Ok((manifest, bytes)) => SaveNews::Assembled {
+                    save,
+                    manifest,
+                    bytes,
+                },
+                Err(why) => {
+                    let why = short(why);
+                    SaveNews::AssembleFailed { save, why }
+                }
+            }),
+        }
+        told
+    }
+
+    fn made(&mut self, made: Made, workers: &impl Ranks, told: &mut Told) {
+        let Made { k, ask, result } = made;
+        self.making.remove(&k);
+        match result {
+            Ok((slots, took)) => {
+                told.people.push(format!(
+                    "checkpoint slots of local rank {k}: 2 x {} of memory in {:.1} s",
+                    making::shown(making::bytes_of(&slots) / SLOTS as u64),
+                    took.as_secs_f64()
+                ));
+                let rank = Rank {
+                    seen: [Seen::Free, Seen::Free],
+                    slots,
+                };
+                told.agent.push(SaveNews::Slots {
+                    k,
+                    capacity: rank.slots[0].capacity().0,
+                    found: [Found::Free, Found::Free],
+                });
+                workers.give(k, ask, Given::Slots, Some(&rank.slots), 0);
+                self.ranks.insert(k, rank);
+            }
+            Err(error) => {
+                told.people.push(error.to_string());
+                workers.give(k, ask, Given::Memory, None, 0);
+            }
+        }
+    }
+
+    /// Does what the agent asks.
+    pub fn ask(&mut self, ask: SaveAsk) -> Vec<SaveNews> {
+        match ask {
+            SaveAsk::Write { slot, save } => self.write(slot, save),
+            SaveAsk::StopWrite { slot, attempt } => {
+                let writing = self.writing.get(&slot);
+                if let Some(writing) = writing.filter(|w| w.save.attempt == attempt) {
+                    writing.stop.store(true, Ordering::Relaxed);
+                }
+                None
+            }
+            SaveAsk::Free { slot } => {
+                self.free(slot);
+                None
+            }
+            SaveAsk::Refuse { k } => {
+                self.ranks.remove(&k);
+                None
+            }
+            SaveAsk::Hold { manifest, .. } => Some(SaveNews::HoldFailed {
+                manifest,
+                why: "checkpoints need a store that all nodes share (--store)".into(),
+            }),
+            SaveAsk::Delete { name } => {
+                if let Some(place) = &self.place {
+                    writing::delete(place.path.clone(), name);
+                }
+                None
+            }
+            SaveAsk::Assemble { save, parts, last } => self.assemble(save, parts, last),
+        }
+        .into_iter()
+        .collect()
+    }
+
+    fn write(&mut self, slot: SlotId, save: Save) -> Option<SaveNews> {
+        let failed = |why: &str| {
+            Some(SaveNews::WriteFailed {
+                slot,
+                attempt: save.attempt,
+                why: why.to_owned(),
+            })
+        };
+        if self.writing.get(&slot).is_some_and(|w| w.save == save) {
+            // An agent that was restarted asks again; the answer comes when it is done.
+            return None;
+        }
+        let generation = self
+            .generations
+            .iter()
+            .find(|g| g.digest == save.generation);
+        let (Some(generation), Some(place)) = (generation, &self.place) else {
+            return failed("this launcher knows no such generation");
+        };
+        let rank = generation.first_rank + u32::from(slot.k);
+        let seen = self.ranks.get(&slot.k);
+        let seen = seen.and_then(|r| r.seen.get(usize::from(slot.side)));
+        let sealed = match seen {
+            Some(Seen::Sealed(sealed, copy)) if copy.step == save.step => Arc::clone(sealed),
+            _ => return failed("the slot holds no such copy"),
+        };
+        let (stop, done) = (Arc::default(), Arc::default());
+        let task = Task {
+            slot,
+            save,
+            rank,
+            sealed,
+            place: place.path.clone(),
+            stop: Arc::clone(&stop),
+            done: Arc::clone(&done),
+        };
+        if self.writer.is_none() {
+            self.writer = Writer::start(self.done.0.clone()).ok();
+        }
+        if !self.writer.as_ref().is_some_and(|w| w.add(task)) {
+            return failed("this launcher cannot start a thread to write");
+        }
+        let writing = Writing {
+            save,
+            stop,
+            done,
+            said: 0,
+            say_at: Time::ZERO,
+        };
+        self.writing.insert(slot, writing);
+        None
+    }
+
+    fn free(&mut self, slot: SlotId) {
+        let rank = self.ranks.get_mut(&slot.k);
+        let Some(seen) = rank.and_then(|r| r.seen.get_mut(usize::from(slot.side))) else {
+            return;
+        };
+        if let Seen::Sealed(..) = seen
+            && let Seen::Sealed(sealed, _) = std::mem::replace(seen, Seen::Free)
+            && let Some(sealed) = Arc::into_inner(sealed)
+        {
+            sealed.release();
+        }
+    }
+
+    fn assemble(&mut self, save: Save, parts: Vec<Written>, last: bool) -> Option<SaveNews> {
+        let (of, mut all) = self.parts.take().unwrap_or((save, Vec::new()));
+        if of != save {
+            all.clear();
+        }
+        all.extend(parts);
+        if all.len() > MAX_PARTS {
+            return Some(SaveNews::AssembleFailed {
+                save,
+                why: format!("more than {MAX_PARTS} ranks"),
+            });
+        }
+        if !last {
+            self.parts = Some((save, all));
+            return None;
+        }
+        let why = match self.start_assembly(save, &all) {
+            Ok(()) => return None,
+            Err(why) => short(why),
+        };
+        Some(SaveNews::AssembleFailed { save, why })
+    }
+
+    fn start_assembly(&mut self, save: Save, parts: &[Written]) -> Result<(), String> {
+        let generation = self
+            .generations
+            .iter()
+            .find(|g| g.digest == save.generation);
+        let (Some(generation), Some(place)) = (generation, &self.place) else {
+            return Err("this launcher knows no such generation".into());
+        };
+        let copies = (self.ranks.values().flat_map(|r| &r.seen)).filter_map(|seen| match seen {
+            Seen::Sealed(sealed, copy) => Some((sealed, copy)),
+            Seen::Free | Seen::Filling { .. } => None,
+        });
+        let mut of_save =
+            copies.filter(|(_, copy)| (copy.step, copy.generation) == (save.step, save.generation));
+        let sealed: Vec<Arc<Sealed>> = of_save.by_ref().map(|(s, _)| Arc::clone(s)).collect();
+        writing::assemble(
+            *generation,
+            place.clone(),
+            save,
+            parts,
+            sealed,
+            self.done.0.clone(),
+        )
+    }
+}
+
+/// What became of a rank's slots since the last look.
+fn look_at(k: u16, rank: &mut Rank, alive: bool, told: &mut Told) {
+    let mut torn = false;
+    for (side, (slot, seen)) in (0u8..).zip(rank.slots.iter().zip(&mut rank.seen)) {
+        let id = SlotId { k, side };
+        let (state, step) = slot.state();
+        match (state, &*seen) {
+            (State::Free, Seen::Filling { .. }) => *seen = Seen::Free,
+            (State::Filling, _) if !alive => {
+                slot.reclaim();
+                *seen = Seen::Free;
+                torn = true;
+            }
+            (State::Filling, Seen::Free) => {
+                *seen = Seen::Filling { step };
+                told.agent.push(SaveNews::Filling { slot: id, step });
+            }
+            (State::Sealed, Seen::Free | Seen::Filling { .. }) => match slot.take() {
+                Ok(Some(sealed)) => {
+                    if matches!(*seen, Seen::Free) {
+                        let step = sealed.step;
+                        told.agent.push(SaveNews::Filling { slot: id, step });
+                    }
+                    let copy = Copy {
+                        generation: Digest(sealed.generation.0),
+                        step: sealed.step,
+                        bytes: sealed.image().len() as u64,
+                        digest: Digest(sealed.digest().0),
+                    };
+                    told.agent.push(SaveNews::Sealed { slot: id, copy });
+                    *seen = Seen::Sealed(Arc::new(sealed), copy);
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    *seen = Seen::Free;
+                    torn = true;
+                    told.people.push(format!("local rank {k}: {error}"));
+                }
+            },
+            _ => {}
+        }
+    }
+    if torn {
+        told.agent.push(SaveNews::WorkerGone { k });
+    }
+}
+
+#[cfg(test)]
+mod tests;

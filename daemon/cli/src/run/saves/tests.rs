@@ -1,0 +1,414 @@
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use muster_checkpoint::dir::Dir;
+use muster_checkpoint::hex::Bytes;
+use muster_checkpoint::load::{Want, load};
+use muster_checkpoint::manifest::{Blob, Manifest};
+use muster_checkpoint::newest::Shelf;
+use muster_checkpoint::part::Note;
+use muster_checkpoint::plan::{Held, Plan, Rank as Holder};
+use muster_checkpoint::slot::{Image, Source};
+use muster_checkpoint::source::Directory;
+use muster_checkpoint::{Dtype, Slice};
+use muster_protocol::LauncherId;
+
+use super::*;
+
+const GENERATION: Digest = Digest([9; 32]);
+const BYTES: u64 = 10_000_000;
+
+/// Two local ranks that ask, and remember what they are given.
+#[derive(Default)]
+struct Two {
+    asks: RefCell<BTreeMap<u16, Ask>>,
+    given: RefCell<BTreeMap<u16, (Given, Option<[Arc<Slot>; SLOTS]>, u64)>>,
+    dead: RefCell<Vec<u16>>,
+}
+
+impl Two {
+    fn ask(&self, k: u16, number: u64, image: u64) {
+        let note = 100_000;
+        let ask = Ask {
+            number,
+            image,
+            note,
+        };
+        self.asks.borrow_mut().insert(k, ask);
+    }
+
+    fn answer(&self, k: u16) -> Option<(Given, Option<[Arc<Slot>; SLOTS]>, u64)> {
+        self.given.borrow_mut().remove(&k)
+    }
+}
+
+impl Ranks for Two {
+    fn asks(&self) -> Vec<(u16, Ask)> {
+        self.asks
+            .borrow()
+            .iter()
+            .map(|(k, ask)| (*k, *ask))
+            .collect()
+    }
+
+    fn give(&self, k: u16, ask: u64, given: Given, slots: Option<&[Arc<Slot>; SLOTS]>, room: u64) {
+        let asked = self.asks.borrow_mut().remove(&k);
+        assert_eq!(asked.map(|a| a.number), Some(ask));
+        // As a worker opens them: mappings of their own.
+        let open =
+            |slot: &Arc<Slot>| Slot::open(slot.fd().try_clone_to_owned().unwrap(), 1).unwrap();
+        let slots = slots.map(|slots| slots.each_ref().map(open));
+        self.given.borrow_mut().insert(k, (given, slots, room));
+    }
+
+    fn runs(&self, k: u16) -> bool {
+        !self.dead.borrow().contains(&k)
+    }
+}
+
+fn start() -> Start {
+    let nowhere = SocketAddr::from(([127, 0, 0, 1], 1));
+    Start {
+        digest: GENERATION,
+        lineage: Digest([8; 32]),
+        attempt: 1,
+        number: 4,
+        node_rank: 0,
+        nodes: 1,
+        first_rank: 0,
+        slots: 2,
+        world: 2,
+        master: nowhere,
+        master_guard: nowhere,
+        master_launcher: LauncherId([0; 8]),
+        restart_count: 0,
+        restore: None,
+        why: String::new(),
+    }
+}
+
+fn saves(place: &std::path::Path, budget: u64) -> Saves {
+    let place = Place {
+        path: place.join("job"),
+        job: "job".into(),
+    };
+    let mut saves = Saves::new(Some(place), budget);
+    saves.begins(&start());
+    saves
+}
+
+/// Waits for a thread.
+async fn done(saves: &mut Saves, two: &Two) -> Told {
+    let next = tokio::time::timeout(Duration::from_secs(60), saves.next());
+    let done = next.await.unwrap().unwrap();
+    saves.finished(done, two)
+}
+
+fn state(step: u64) -> Vec<u8> {
+    (0..BYTES).map(|at| (at / 3 + step) as u8).collect()
+}
+
+fn plan() -> Plan {
+    let held = [Held::whole("w", Dtype::U8, &[BYTES])];
+    let rank = Holder {
+        node: 0,
+        held: &held,
+    };
+    Plan::new(&[rank, rank]).unwrap()
+}
+
+/// A worker's save.
+fn fill(slot: &Slot, rank: usize, step: u64) {
+    let plan = plan();
+    let shard = &plan.shards[rank];
+    let state = state(step);
+    let mut sources = vec![Source {
+        at: 0,
+        bytes: &shard.layout.header,
+    }];
+    sources.extend(shard.pieces.iter().map(|piece| Source {
+        at: piece.at,
+        bytes: &state[piece.skip as usize..][..piece.bytes as usize],
+    }));
+    let note = Note {
+        file: Some(shard.file.clone()),
+        blobs: vec![Blob {
+            name: format!("rng/{rank}"),
+            data: vec![rank as u8],
+        }],
+        draft: (rank == 0).then(|| plan.draft()),
+    };
+    let note = note.encode().unwrap();
+    let image = Image {
+        step,
+        generation: Bytes(GENERATION.0),
+        bytes: shard.layout.bytes,
+        sources: &sources,
+        note: &note,
+    };
+    slot.fill(&image, 2).unwrap();
+}
+
+fn save(step: u64) -> Save {
+    Save {
+        generation: GENERATION,
+        attempt: 1,
+        step,
+    }
+}
+
+async fn given(saves: &mut Saves, two: &Two, k: u16) -> [Arc<Slot>; SLOTS] {
+    two.ask(k, 1, BYTES);
+    assert!(saves.look(two, Time::ZERO).agent.is_empty());
+    let told = done(saves, two).await;
+    assert!(
+        matches!(&told.agent[..], [SaveNews::Slots { k: of, capacity, found: [Found::Free, Found::Free] }] if *of == k && *capacity >= BYTES),
+        "{told:?}"
+    );
+    assert!(told.people[0].contains("9.6 MiB"), "{told:?}");
+    let (given, slots, _) = two.answer(k).unwrap();
+    assert_eq!(given, Given::Slots);
+    slots.unwrap()
+}
+
+#[tokio::test]
+async fn from_two_workers_memory_to_a_manifest() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut saves, two) = (saves(dir.path(), u64::MAX), Two::default());
+    let slots = [
+        given(&mut saves, &two, 0).await,
+        given(&mut saves, &two, 1).await,
+    ];
+    for (rank, slots) in slots.iter().enumerate() {
+        fill(&slots[0], rank, 7);
+    }
+    let told = saves.look(&two, Time::ZERO).agent;
+    let sealed = |k: u16, news: &[SaveNews]| match news {
+        [
+            SaveNews::Filling { slot: a, step: 7 },
+            SaveNews::Sealed { slot: b, copy },
+        ] => {
+            assert_eq!((a, b), (&SlotId { k, side: 0 }, &SlotId { k, side: 0 }));
+            assert_eq!((copy.step, copy.generation), (7, GENERATION));
+        }
+        other => panic!("{other:?}"),
+    };
+    sealed(0, &told[..2]);
+    sealed(1, &told[2..]);
+    assert!(saves.look(&two, Time::ZERO).agent.is_empty());
+    // Another run of the agent hears what is there.
+    assert!(matches!(
+        &saves.link_up()[..],
+        [SaveNews::Slots { found: [Found::Sealed(copy), Found::Free], .. }, _] if copy.step == 7
+    ));
+
+    let mut parts = Vec::new();
+    for k in [0, 1] {
+        let slot = SlotId { k, side: 0 };
+        assert!(
+            saves
+                .ask(SaveAsk::Write {
+                    slot,
+                    save: save(7)
+                })
+                .is_empty()
+        );
+        // Asked twice, written once.
+        assert!(
+            saves
+                .ask(SaveAsk::Write {
+                    slot,
+                    save: save(7)
+                })
+                .is_empty()
+        );
+        let told = done(&mut saves, &two).await.agent;
+        let [
+            SaveNews::Written {
+                slot: of,
+                attempt: 1,
+                bytes,
+                summary,
+            },
+        ] = &told[..]
+        else {
+            panic!("{told:?}");
+        };
+        assert_eq!(*of, slot);
+        parts.push(Written {
+            rank: k.into(),
+            bytes: *bytes,
+            summary: summary.clone(),
+        });
+    }
+    for (some, last) in [(&parts[..1], false), (&parts[1..], true)] {
+        let parts = some.to_vec();
+        let ask = SaveAsk::Assemble {
+            save: save(7),
+            parts,
+            last,
+        };
+        assert!(saves.ask(ask).is_empty());
+    }
+    let told = done(&mut saves, &two).await.agent;
+    let [
+        SaveNews::Assembled {
+            save: of,
+            manifest,
+            bytes,
+        },
+    ] = &told[..]
+    else {
+        panic!("{told:?}");
+    };
+    assert_eq!(*of, save(7));
+
+    // It is what was in the workers' memory.
+    let source = Directory::new(Dir::open(&dir.path().join("job")).unwrap(), false);
+    let encoded = source.manifest(Bytes(manifest.0)).unwrap();
+    assert_eq!(encoded.len(), *bytes as usize);
+    let manifest = Manifest::decode(&encoded).unwrap();
+    assert_eq!((manifest.origin.step, manifest.origin.world), (7, 2));
+    assert_eq!(manifest.blob("rng/1"), Some(&[1][..]));
+    let mut into = vec![0; BYTES as usize];
+    let want = Want {
+        name: "w",
+        dtype: Dtype::U8,
+        shape: &[BYTES],
+        slice: Slice::whole(&[BYTES]),
+        into: &mut into,
+    };
+    load(&manifest, &source, &mut [want], 2).unwrap();
+    assert!(into == state(7));
+
+    // A slot is busy until it is freed.
+    assert_eq!(slots[0][0].state().0, State::Taken);
+    saves.ask(SaveAsk::Free {
+        slot: SlotId { k: 0, side: 0 },
+    });
+    assert_eq!(slots[0][0].state().0, State::Free);
+    fill(&slots[0][0], 0, 8);
+    let told = saves.look(&two, Time::ZERO).agent;
+    assert!(matches!(told[1], SaveNews::Sealed { copy, .. } if copy.step == 8));
+    // Parts that are not those of all ranks make nothing.
+    let ask = SaveAsk::Assemble {
+        save: save(7),
+        parts: vec![parts[1].clone()],
+        last: true,
+    };
+    assert!(matches!(
+        &saves.ask(ask)[..],
+        [SaveNews::AssembleFailed { .. }]
+    ));
+}
+
+#[tokio::test]
+async fn memory_is_given_within_the_budget() {
+    let dir = tempfile::tempdir().unwrap();
+    let two = Two::default();
+    let mut saves = saves(dir.path(), 3 * BYTES);
+    given(&mut saves, &two, 0).await;
+    // Large enough slots are given again, as to a worker that was started anew.
+    two.ask(0, 5, BYTES / 2);
+    saves.look(&two, Time::ZERO);
+    assert!(matches!(two.answer(0), Some((Given::Slots, Some(_), _))));
+    two.ask(1, 1, BYTES);
+    let told = saves.look(&two, Time::ZERO);
+    assert!(told.people[0].contains("--checkpoint-memory"), "{told:?}");
+    let (given, slots, room) = two.answer(1).unwrap();
+    assert!(given == Given::Budget && slots.is_none() && room < BYTES / 2 && room > BYTES / 3);
+    // What its worker asks for anew takes the place of what it had.
+    two.ask(0, 6, BYTES + 1_000_000);
+    saves.look(&two, Time::ZERO);
+    assert!(matches!(
+        &done(&mut saves, &two).await.agent[..],
+        [SaveNews::Slots { k: 0, .. }]
+    ));
+    assert!(matches!(two.answer(0), Some((Given::Slots, Some(_), _))));
+
+    let mut nowhere = Saves::new(None, u64::MAX);
+    two.ask(0, 1, 1);
+    nowhere.look(&two, Time::ZERO);
+    assert!(matches!(two.answer(0), Some((Given::NoStore, None, _))));
+}
+
+#[tokio::test]
+async fn what_cannot_be_written_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut saves, two) = (saves(dir.path(), u64::MAX), Two::default());
+    let slots = given(&mut saves, &two, 0).await;
+    let slot = SlotId { k: 0, side: 0 };
+    let failed = |news: &[SaveNews], words: &str| {
+        assert!(
+            matches!(news, [SaveNews::WriteFailed { why, .. }] if why.contains(words)),
+            "{news:?}"
+        );
+    };
+    failed(
+        &saves.ask(SaveAsk::Write {
+            slot,
+            save: save(7),
+        }),
+        "no such copy",
+    );
+    fill(&slots[0], 0, 7);
+    saves.look(&two, Time::ZERO);
+    failed(
+        &saves.ask(SaveAsk::Write {
+            slot,
+            save: save(8),
+        }),
+        "no such copy",
+    );
+    let other = Save {
+        generation: Digest([1; 32]),
+        ..save(7)
+    };
+    failed(
+        &saves.ask(SaveAsk::Write { slot, save: other }),
+        "no such generation",
+    );
+    // Something else has the file's name.
+    let data = dir.path().join("job").join(save(7).folder());
+    std::fs::create_dir_all(&data).unwrap();
+    std::fs::write(data.join("n0-0.safetensors"), "x").unwrap();
+    saves.ask(SaveAsk::Write {
+        slot,
+        save: save(7),
+    });
+    failed(&done(&mut saves, &two).await.agent, "is there already");
+    // Given up, and written by the next attempt.
+    let next = Save {
+        attempt: 2,
+        ..save(7)
+    };
+    saves.ask(SaveAsk::Write { slot, save: next });
+    saves.ask(SaveAsk::StopWrite { slot, attempt: 2 });
+    let told = done(&mut saves, &two).await.agent;
+    let ended = matches!(
+        &told[..],
+        [SaveNews::WriteStopped { attempt: 2, .. } | SaveNews::Written { attempt: 2, .. }]
+    );
+    assert!(ended, "{told:?}");
+}
+
+#[tokio::test]
+async fn a_worker_that_dies_leaves_what_it_sealed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut saves, two) = (saves(dir.path(), u64::MAX), Two::default());
+    let slots = given(&mut saves, &two, 0).await;
+    fill(&slots[0], 0, 7);
+    two.dead.borrow_mut().push(0);
+    let told = saves.look(&two, Time::ZERO).agent;
+    assert!(matches!(told[1], SaveNews::Sealed { copy, .. } if copy.step == 7));
+    let slot = SlotId { k: 0, side: 0 };
+    saves.ask(SaveAsk::Write {
+        slot,
+        save: save(7),
+    });
+    assert!(matches!(
+        &done(&mut saves, &two).await.agent[..],
+        [SaveNews::Written { .. }]
+    ));
+}

@@ -1,0 +1,222 @@
+//! Writing what workers sealed, and the manifest: by one thread, one file after the other, each by several.
+
+use std::io;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use muster_checkpoint::dir::Dir;
+use muster_checkpoint::hex::{Bytes, Id};
+use muster_checkpoint::manifest::Origin;
+use muster_checkpoint::part::{self, Kept, Note, PartError};
+use muster_checkpoint::persist::{Fault, Options, Progress};
+use muster_checkpoint::shelf;
+use muster_checkpoint::slot::Sealed;
+use muster_protocol::Digest;
+use muster_protocol::checkpoint::{Save, SlotId, Written};
+use muster_protocol::local::{SaveNews, short};
+use tokio::sync::mpsc;
+
+use super::{Done, Generation, Place};
+
+/// Where a job's data lies, below its folder.
+const DATA: &str = "data/";
+
+/// A file to be written.
+#[derive(Debug)]
+pub(super) struct Task {
+    pub(super) slot: SlotId,
+    pub(super) save: Save,
+    pub(super) rank: u32,
+    pub(super) sealed: Arc<Sealed>,
+    pub(super) place: PathBuf,
+    pub(super) stop: Arc<AtomicBool>,
+    pub(super) done: Arc<AtomicU64>,
+}
+
+/// Why a file was not written.
+#[derive(Debug)]
+pub enum Failure {
+    /// It was given up, as was asked for.
+    Stopped,
+    Failed(String),
+}
+
+/// What the agent is told of it.
+pub(super) fn news(slot: SlotId, save: Save, result: Result<Kept, Failure>) -> SaveNews {
+    let attempt = save.attempt;
+    match result {
+        Ok(kept) => SaveNews::Written {
+            slot,
+            attempt,
+            bytes: kept.bytes,
+            summary: kept.digest.0.to_vec(),
+        },
+        Err(Failure::Stopped) => SaveNews::WriteStopped { slot, attempt },
+        Err(Failure::Failed(why)) => SaveNews::WriteFailed {
+            slot,
+            attempt,
+            why: short(why),
+        },
+    }
+}
+
+/// The thread that writes.
+#[derive(Debug)]
+pub(super) struct Writer(Sender<Task>);
+
+impl Writer {
+    pub(super) fn start(done: mpsc::UnboundedSender<Done>) -> io::Result<Writer> {
+        let (tasks, queue) = channel::<Task>();
+        let thread = std::thread::Builder::new().name("saves".into());
+        thread.spawn(move || {
+            for task in queue {
+                let result = write(&task);
+                let Task { slot, save, .. } = task;
+                // The slot may be freed as soon as this is heard: nothing of it is held any more.
+                drop(task.sealed);
+                if done.send(Done::Wrote(slot, save, result)).is_err() {
+                    break;
+                }
+            }
+        })?;
+        Ok(Writer(tasks))
+    }
+
+    /// Whether it will be written.
+    pub(super) fn add(&self, task: Task) -> bool {
+        self.0.send(task).is_ok()
+    }
+}
+
+fn write(task: &Task) -> Result<Kept, Failure> {
+    if task.stop.load(Ordering::Relaxed) {
+        return Err(Failure::Stopped);
+    }
+    let progress = |progress: Progress| {
+        task.done.fetch_max(progress.done, Ordering::Relaxed);
+        match task.stop.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    };
+    let place = open(&task.place).map_err(Failure::Failed)?;
+    let folder = task.save.folder();
+    let name = folder.strip_prefix(DATA).unwrap_or(&folder);
+    let options = Options::default();
+    part::keep(&task.sealed, &place, name, task.rank, options, &progress).map_err(|error| {
+        match &error {
+            PartError::Persist(persist) if matches!(persist.fault, Fault::Cancelled) => {
+                Failure::Stopped
+            }
+            _ => Failure::Failed(words(&error)),
+        }
+    })
+}
+
+/// The job's folder, which its first write makes.
+fn open(path: &Path) -> Result<Dir, String> {
+    let failed = |error: io::Error| format!("cannot open the store {}: {error}", path.display());
+    match Dir::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let (parent, name) = (path.parent(), path.file_name().and_then(|n| n.to_str()));
+            let (Some(parent), Some(name)) = (parent, name) else {
+                return Err(failed(error));
+            };
+            let parent = Dir::open(parent).map_err(failed)?;
+            parent.make(name).map_err(failed)
+        }
+        other => other.map_err(failed),
+    }
+}
+
+/// Deletes a save's folder, or a manifest, by a thread; what is left of a failure is deleted another
+/// time.
+pub(super) fn delete(place: PathBuf, name: String) {
+    let thread = std::thread::Builder::new().name("delete".into());
+    let delete = move || {
+        let mut parts = name.split('/');
+        let plain = |part: &str| !part.is_empty() && !part.starts_with('.');
+        match (parts.next(), parts.next(), parts.next()) {
+            (Some("data"), Some(folder), None) if plain(folder) => {
+                std::fs::remove_dir_all(place.join("data").join(folder))
+            }
+            (Some("manifest"), Some(file), None) if plain(file) => {
+                std::fs::remove_file(place.join("manifest").join(file))
+            }
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    };
+    let _spawned = thread.spawn(move || {
+        if let Err(error) = delete() {
+            tracing::warn!(%error, "something of a retired checkpoint is not deleted");
+        }
+    });
+}
+
+/// An error with what caused it.
+fn words(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        if !text.contains(&next) {
+            text = format!("{text}: {next}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// Makes the manifest of a save, by a thread. `sealed` are the copies of it that are here: rank 0's has
+/// the draft.
+pub(super) fn assemble(
+    generation: Generation,
+    place: Place,
+    save: Save,
+    parts: &[Written],
+    sealed: Vec<Arc<Sealed>>,
+    done: mpsc::UnboundedSender<Done>,
+) -> Result<(), String> {
+    let id = |part: &Written| <[u8; 32]>::try_from(&part.summary[..]).map(Bytes).ok();
+    let in_order = parts.iter().zip(0..).all(|(part, rank)| part.rank == rank);
+    let digests: Option<Vec<Id>> = parts.iter().map(id).collect();
+    let Some(digests) = digests.filter(|d| in_order && d.len() == generation.world as usize) else {
+        return Err("these are not the parts of all ranks, each once".into());
+    };
+    let make = move || -> Result<(Digest, u32), String> {
+        let notes = sealed.iter().map(|s| Note::decode(&s.note));
+        let drafts = notes.filter_map(|note| note.ok()?.draft);
+        let Some(draft) = drafts.into_iter().next() else {
+            return Err("rank 0's copy, with the draft of the manifest, is gone".into());
+        };
+        let dir = open(&place.path)?;
+        let folder = save.folder();
+        let name = folder.strip_prefix(DATA).unwrap_or(&folder);
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let origin = Origin {
+            job: place.job,
+            lineage: Bytes(generation.lineage.0),
+            generation: Bytes(generation.digest.0),
+            number: generation.number,
+            attempt: save.attempt,
+            step: save.step,
+            world: generation.world,
+            saved_at: since.map_or(0, |since| since.as_secs()),
+        };
+        let manifest = (draft.assemble(origin, &dir, name, &digests)).map_err(|e| words(&e))?;
+        let digest = shelf::put(&dir, &manifest).map_err(|e| words(&e))?;
+        let bytes = manifest.encode().map_or(0, |bytes| bytes.len());
+        Ok((Digest(digest.0), u32::try_from(bytes).unwrap_or(u32::MAX)))
+    };
+    let thread = std::thread::Builder::new().name("manifest".into());
+    let spawned = thread.spawn(move || {
+        let _over = done.send(Done::Assembled(save, make()));
+    });
+    spawned
+        .map(drop)
+        .map_err(|error| format!("no thread to make the manifest: {error}"))
+}

@@ -1,0 +1,364 @@
+//! What a rank knows of a save besides its image, and how the ranks' parts become one manifest.
+//!
+//! A rank leaves a [`Note`] in its slot: where its image belongs, and its blobs. Rank 0's has the
+//! [`Draft`] too, which is the manifest but for the files' checksums; every rank could make it, from
+//! the plan that all have. Whoever has written a rank's file leaves a [`Part`] beside it, durable. When
+//! all parts are there, the draft and they make the manifest, whatever has become of the ranks meanwhile.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::ops::ControlFlow;
+
+use serde::{Deserialize, Serialize};
+
+use crate::dir::Dir;
+use crate::hex::Id;
+use crate::manifest::{Blob, DataFile, MAX_MANIFEST, Manifest, ManifestError, Origin, Tensor};
+use crate::persist::{
+    self, Fault, Options, PersistError, Progress, Written, persist, persist_sealed,
+};
+use crate::slot::{MAX_NOTE, Sealed};
+use crate::source::{Directory, Source};
+use crate::sum::{CHUNK, ChunkSum};
+use crate::{Pages, pool};
+
+/// Version of notes and parts.
+const VERSION: u32 = 1;
+
+/// What a rank leaves in its slot beside its image.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Note {
+    /// The name of its file, in the save's directory; none if it writes nothing.
+    pub file: Option<String>,
+    /// What it saves that is no tensor. Names are unique over all ranks.
+    pub blobs: Vec<Blob>,
+    /// Rank 0's alone.
+    pub draft: Option<Draft>,
+}
+
+/// A manifest but for where it is and what its files hash to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Draft {
+    /// Names and lengths, ascending by name.
+    pub files: Vec<(String, u64)>,
+    /// As in the manifest; their files are indices into these.
+    pub tensors: Vec<Tensor>,
+}
+
+/// What became of one rank's part of a save.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Part {
+    /// Its file, which is durable; none if the rank writes nothing.
+    pub file: Option<DataFile>,
+    pub blobs: Vec<Blob>,
+}
+
+/// Why a note or a part cannot be used, or parts make no manifest.
+#[derive(Debug, thiserror::Error)]
+pub enum PartError {
+    #[error("{0} bytes of notes, the limit is {MAX_NOTE}: keep large state in tensors")]
+    TooLong(u64),
+    #[error(
+        "not a note of this version ({VERSION}): {0}; use a runtime and a `muster` of one release"
+    )]
+    Note(#[source] serde_json::Error),
+    #[error("cannot read the part of rank {rank}, {path}")]
+    Read {
+        rank: u32,
+        path: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot make the directory {path} durable: check the right to write there")]
+    Directory {
+        path: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the part of rank {rank}, {path}, is not what was said of it: it is damaged")]
+    Damaged { rank: u32, path: String },
+    #[error(transparent)]
+    Persist(#[from] PersistError),
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Envelope<B> {
+    version: u32,
+    body: B,
+}
+
+fn encode<B: Serialize>(body: &B) -> Result<Vec<u8>, PartError> {
+    let version = VERSION;
+    let bytes = serde_json::to_vec(&Envelope { version, body }).map_err(PartError::Note)?;
+    match bytes.len() as u64 > MAX_NOTE {
+        true => Err(PartError::TooLong(bytes.len() as u64)),
+        false => Ok(bytes),
+    }
+}
+
+fn decode<'a, B: Deserialize<'a>>(bytes: &'a [u8]) -> Result<B, PartError> {
+    if bytes.len() as u64 > MAX_NOTE {
+        return Err(PartError::TooLong(bytes.len() as u64));
+    }
+    let Envelope { version, body } = serde_json::from_slice(bytes).map_err(PartError::Note)?;
+    match version {
+        VERSION => Ok(body),
+        other => Err(PartError::Note(serde::de::Error::custom(format!(
+            "its version is {other}"
+        )))),
+    }
+}
+
+impl Note {
+    /// As bytes.
+    ///
+    /// # Errors
+    /// It is too long.
+    pub fn encode(&self) -> Result<Vec<u8>, PartError> {
+        encode(self)
+    }
+
+    /// From bytes.
+    ///
+    /// # Errors
+    /// They are no note of this version.
+    pub fn decode(bytes: &[u8]) -> Result<Note, PartError> {
+        decode(bytes)
+    }
+}
+
+/// What was made durable of a slot.
+#[derive(Clone, Debug)]
+pub struct Kept {
+    /// Of the part, by which it is asked for.
+    pub digest: Id,
+    /// Bytes written.
+    pub bytes: u64,
+    /// How; none if the rank writes nothing.
+    pub path: Option<persist::Path>,
+}
+
+/// Makes what a rank sealed durable: its file, then its part, in a save's directory, `data/<name>` below
+/// `place`. What an earlier attempt at this has left whole is used as it is.
+///
+/// # Errors
+/// The note is none, the image is damaged, or the disk fails. The slot is still sealed then.
+pub fn keep(
+    sealed: &Sealed,
+    place: &Dir,
+    name: &str,
+    rank: u32,
+    options: Options,
+    progress: &(dyn Fn(Progress) -> ControlFlow<()> + Sync),
+) -> Result<Kept, PartError> {
+    let note = Note::decode(&sealed.note)?;
+    let made = |what: &str, dir: io::Result<Dir>| {
+        dir.map_err(|source| PartError::Directory {
+            path: place.shown(what).display().to_string(),
+            source,
+        })
+    };
+    let dir = made(DATA, place.make(DATA))?;
+    let dir = made(name, dir.make(name))?;
+    let mut part = Part {
+        file: None,
+        blobs: note.blobs,
+    };
+    let mut path = None;
+    if let Some(file) = &note.file {
+        let image = sealed.image();
+        let written = match persist_sealed(&dir, file, image, &sealed.sums, options, progress) {
+            Ok(written) => written,
+            Err(error) if matches!(error.fault, Fault::Exists) => {
+                again(&dir, file, sealed, options).ok_or(error)?
+            }
+            Err(error) => return Err(error.into()),
+        };
+        path = Some(written.path);
+        part.file = Some(written.data_file(format!("{DATA}/{name}/{file}")));
+    }
+    Ok(Kept {
+        digest: part.put(&dir, rank)?,
+        bytes: part.file.as_ref().map_or(0, |file| file.bytes),
+        path,
+    })
+}
+
+/// A file that is there already, if it is what was sealed.
+fn again(dir: &Dir, name: &str, sealed: &Sealed, options: Options) -> Option<Written> {
+    let bytes = sealed.image().len() as u64;
+    let source = Directory::new(dir.clone(), options.direct);
+    if source.size(name).ok()? != bytes {
+        return None;
+    }
+    let chunks = pool::each(
+        options.threads,
+        sealed.sums.len(),
+        || Pages::new(CHUNK as usize),
+        |buffer, at| {
+            let begin = at as u64 * CHUNK;
+            let chunk = &mut buffer[..(bytes - begin).min(CHUNK) as usize];
+            source.read(name, begin, chunk)?;
+            let sum = ChunkSum::of(chunk);
+            match sum.crc == sealed.sums[at] {
+                true => Ok(sum),
+                false => Err(io::ErrorKind::InvalidData.into()),
+            }
+        },
+    );
+    let written = Written {
+        bytes,
+        chunks: chunks.ok()?,
+        path: persist::Path::Found,
+    };
+    // Whoever wrote it may have died before its name was durable.
+    dir.sync().ok().map(|()| written)
+}
+
+/// The directory of all saves' data, below a job's.
+const DATA: &str = "data";
+
+/// The file of a rank's part.
+fn name_of(rank: u32) -> String {
+    format!("rank-{rank}.json")
+}
+
+impl Part {
+    /// From bytes.
+    ///
+    /// # Errors
+    /// They are no part of this version.
+    pub fn decode(bytes: &[u8]) -> Result<Part, PartError> {
+        decode(bytes)
+    }
+
+    /// Makes it durable beside the rank's file; the digest of its bytes. One that is there already is
+    /// left if it is the same.
+    ///
+    /// # Errors
+    /// It cannot be written, or another one is there.
+    pub fn put(&self, dir: &Dir, rank: u32) -> Result<Id, PartError> {
+        let bytes = encode(self)?;
+        let digest = Manifest::digest(&bytes);
+        let options = Options {
+            threads: 1,
+            direct: false,
+        };
+        let go_on = |_| ControlFlow::Continue(());
+        match persist(dir, &name_of(rank), &bytes, options, &go_on) {
+            Ok(_) => Ok(digest),
+            Err(error) if matches!(error.fault, Fault::Exists) => {
+                Part::get(dir, rank, digest)?;
+                dir.sync().map_err(|source| PartError::Read {
+                    rank,
+                    path: dir.shown(&name_of(rank)).display().to_string(),
+                    source,
+                })?;
+                Ok(digest)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The part of a rank, of which this digest was said.
+    ///
+    /// # Errors
+    /// It is not there, or another one.
+    pub fn get(dir: &Dir, rank: u32, digest: Id) -> Result<Part, PartError> {
+        let path = || dir.shown(&name_of(rank)).display().to_string();
+        let read = || -> io::Result<Vec<u8>> {
+            let mut bytes = Vec::new();
+            let file = File::from(dir.open_file(&name_of(rank))?);
+            file.take(MAX_MANIFEST as u64 + 1).read_to_end(&mut bytes)?;
+            Ok(bytes)
+        };
+        let bytes = read().map_err(|source| PartError::Read {
+            rank,
+            path: path(),
+            source,
+        })?;
+        match Manifest::digest(&bytes) == digest {
+            true => Part::decode(&bytes),
+            false => Err(PartError::Damaged { rank, path: path() }),
+        }
+    }
+}
+
+impl Draft {
+    /// The manifest of a save whose directory, below `place`, is `data/<name>`, from the parts that all
+    /// ranks left there: of each its digest, by rank.
+    ///
+    /// # Errors
+    /// A part is not there or damaged, or they do not make the manifest that was drafted.
+    pub fn assemble(
+        self,
+        origin: Origin,
+        place: &Dir,
+        name: &str,
+        digests: &[Id],
+    ) -> Result<Manifest, PartError> {
+        let path = || place.shown(&format!("{DATA}/{name}")).display().to_string();
+        let dir = (place.enter(DATA).and_then(|dir| dir.enter(name))).map_err(|source| {
+            PartError::Directory {
+                path: path(),
+                source,
+            }
+        })?;
+        let parts = (0..)
+            .zip(digests)
+            .map(|(rank, digest)| Part::get(&dir, rank, *digest))
+            .collect::<Result<Vec<Part>, PartError>>()?;
+        Ok(self.manifest(origin, &format!("{DATA}/{name}"), parts)?)
+    }
+
+    /// The manifest of a save to this directory, from the parts of all ranks, in any order.
+    ///
+    /// # Errors
+    /// A file is missing, too many, or not of its planned length.
+    pub fn manifest(
+        self,
+        origin: Origin,
+        directory: &str,
+        parts: Vec<Part>,
+    ) -> Result<Manifest, ManifestError> {
+        let (mut files, mut blobs) = (Vec::new(), Vec::new());
+        for part in parts {
+            files.extend(part.file);
+            blobs.extend(part.blobs);
+        }
+        files.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+        blobs.sort_by(|a, b| a.name.cmp(&b.name));
+        let planned =
+            (self.files.iter()).map(|(name, bytes)| (format!("{directory}/{name}"), *bytes));
+        let mut written = files.iter();
+        for (path, bytes) in planned {
+            if written
+                .next()
+                .is_none_or(|file| (&file.path, file.bytes) != (&path, bytes))
+            {
+                return Err(ManifestError::Unplanned(path));
+            }
+        }
+        if let Some(file) = written.next() {
+            return Err(ManifestError::Unplanned(file.path.clone()));
+        }
+        let manifest = Manifest {
+            origin,
+            chunk: CHUNK,
+            files,
+            tensors: self.tensors,
+            blobs,
+        };
+        manifest.check()?;
+        Ok(manifest)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,226 @@
+//! A rank's saves.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_checkpoint::Slice;
+use muster_checkpoint::hex::Bytes;
+use muster_checkpoint::manifest::Blob;
+use muster_checkpoint::part::{Note, PartError};
+use muster_checkpoint::plan::{Held, Plan, PlanError, Rank};
+use muster_checkpoint::slot::{Image, SlotError, Source, State};
+
+use super::slots::Slots;
+use crate::env::WorkerEnv;
+use crate::page::Page;
+use crate::session::Session;
+
+/// What notes may grow by without new slots: blobs change from save to save.
+const NOTE_MARGIN: u64 = 256 << 10;
+
+/// The most threads that copy; memory is not faster by more.
+const THREADS: usize = 4;
+
+/// How long a save waits for a slot, unless [`Saver::wait`] says otherwise.
+const WAIT: Duration = Duration::from_secs(600);
+
+/// A rank of the generation, as the plan sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Any number that is the same for the ranks of one node only.
+    pub node: u32,
+    /// What it has in memory.
+    pub held: Vec<Held>,
+}
+
+/// A save that is sealed: from now on it does not depend on this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Saved {
+    /// Bytes that this rank copied.
+    pub bytes: u64,
+    /// How long it copied.
+    pub copied: Duration,
+    /// How long it waited before for a slot, because both were still being written.
+    pub waited: Duration,
+}
+
+/// Why nothing was saved. The training may go on; the next save may succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum SaveError {
+    #[error(
+        "the job has no store, so a checkpoint would go nowhere: start it with `muster run --store DIR`"
+    )]
+    NoStore,
+    #[error(
+        "two checkpoint slots of {need} bytes are wanted, and there is room for {room} bytes each: raise --checkpoint-memory of `muster run`"
+    )]
+    Budget { need: u64, room: u64 },
+    #[error("the launcher got no memory for the checkpoint slots; its own words say why")]
+    Memory,
+    #[error(
+        "the launcher gave no checkpoint slots in time: use a runtime and a `muster` of the same release"
+    )]
+    NoAnswer,
+    #[error(
+        "cannot open the checkpoint slot {path} of the launcher: the worker has to be of the launcher's user, and see its processes"
+    )]
+    Descriptor {
+        path: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error(
+        "both checkpoint slots are still being written ({slots:?}): save less often, or wait longer"
+    )]
+    Busy { slots: [(State, u64); 2] },
+    #[error("`{name}` is to be saved, and was not handed over as {bytes} bytes")]
+    State { name: String, bytes: u64 },
+    #[error(
+        "this rank is {rank} of {world}, and the plan is for {peers} ranks: hand over what each holds"
+    )]
+    Peers { rank: u32, world: u32, peers: usize },
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error(transparent)]
+    Slot(#[from] SlotError),
+    #[error(transparent)]
+    Note(#[from] PartError),
+}
+
+/// Saves one rank's part of one generation's checkpoints.
+#[derive(Debug)]
+pub struct Saver {
+    page: Arc<Page>,
+    env: WorkerEnv,
+    plan: Plan,
+    /// The part of the note that stays the same.
+    note: Note,
+    slots: Slots,
+    threads: usize,
+    wait: Duration,
+}
+
+impl Saver {
+    /// Of a generation whose ranks hold this, in rank order: every rank hands over the same. Asks the
+    /// launcher for slots, and may wait while it finds the memory, a second or so for each gigabyte.
+    ///
+    /// # Errors
+    /// The ranks' parts do not fit together, or there are no slots.
+    pub fn new(session: &mut Session, env: &WorkerEnv, peers: &[Peer]) -> Result<Saver, SaveError> {
+        let (rank, world) = (env.rank, env.world);
+        if peers.len() != world as usize {
+            let peers = peers.len();
+            return Err(SaveError::Peers { rank, world, peers });
+        }
+        let ranks: Vec<Rank<'_>> = (peers.iter())
+            .map(|peer| Rank {
+                node: peer.node,
+                held: &peer.held,
+            })
+            .collect();
+        let plan = Plan::new(&ranks)?;
+        let shard = (plan.shards.get(rank as usize)).ok_or(SaveError::Peers {
+            rank,
+            world,
+            peers: peers.len(),
+        })?;
+        let note = Note {
+            file: (!shard.pieces.is_empty()).then(|| shard.file.clone()),
+            blobs: Vec::new(),
+            draft: (rank == 0).then(|| plan.draft()),
+        };
+        let local = peers.iter().filter(|peer| {
+            peers
+                .get(rank as usize)
+                .is_some_and(|me| me.node == peer.node)
+        });
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = (cores / local.count().max(1)).clamp(1, THREADS);
+        let page = session.page();
+        let bytes = note.encode()?.len() as u64;
+        let slots = Slots::ask(&page, shard.layout.bytes, bytes + NOTE_MARGIN, threads)?;
+        Ok(Saver {
+            page,
+            env: env.clone(),
+            plan,
+            note,
+            slots,
+            threads,
+            wait: WAIT,
+        })
+    }
+
+    /// How long a save waits for a slot while both are being written: zero leaves such a save out, on
+    /// this rank, and so for all.
+    pub fn wait(&mut self, longest: Duration) {
+        self.wait = longest;
+    }
+
+    /// Copies this rank's part of the state before `step` into a slot. All ranks save the same steps,
+    /// each higher than the one before.
+    ///
+    /// `state` gives the bytes of a slice that this rank said it holds, in C order, little-endian.
+    /// `blobs` are state that is no tensor; a name that several ranks use has to be told apart
+    /// (`rng/3`).
+    ///
+    /// # Errors
+    /// Nothing was saved, and why.
+    pub fn save<'a>(
+        &mut self,
+        step: u64,
+        state: impl Fn(&str, &Slice) -> Option<&'a [u8]>,
+        blobs: Vec<Blob>,
+    ) -> Result<Saved, SaveError> {
+        let Some(shard) = self.plan.shards.get(self.env.rank as usize) else {
+            return Err(SaveError::Peers {
+                rank: self.env.rank,
+                world: self.env.world,
+                peers: self.plan.shards.len(),
+            });
+        };
+        let mut sources = Vec::with_capacity(shard.pieces.len() + 1);
+        sources.push(Source {
+            at: 0,
+            bytes: &shard.layout.header,
+        });
+        for piece in &shard.pieces {
+            let name = self.plan.name(piece);
+            let whole = state(name, &piece.held);
+            let end = piece.skip + piece.bytes;
+            let Some(bytes) = whole.and_then(|w| w.get(piece.skip as usize..end as usize)) else {
+                let name = name.to_owned();
+                return Err(SaveError::State { name, bytes: end });
+            };
+            sources.push(Source {
+                at: piece.at,
+                bytes,
+            });
+        }
+        sources.sort_unstable_by_key(|source| source.at);
+        let note = Note {
+            blobs,
+            ..self.note.clone()
+        };
+        let note = note.encode()?;
+        let bytes = shard.layout.bytes;
+        if !self.slots.fit(bytes, note.len() as u64) {
+            let room = note.len() as u64 + NOTE_MARGIN;
+            self.slots = Slots::ask(&self.page, bytes, room, self.threads)?;
+        }
+        let (slot, waited) = self.slots.free(self.wait)?;
+        let image = Image {
+            step,
+            generation: Bytes(self.env.digest.0),
+            bytes,
+            sources: &sources,
+            note: &note,
+        };
+        let copied = slot.fill(&image, self.threads)?;
+        Ok(Saved {
+            bytes,
+            copied,
+            waited,
+        })
+    }
+}

@@ -1,0 +1,482 @@
+//! A save among whole agents: from the step that the ranks agreed on to the commit, and what the next
+//! generation restores. Drivers do at once what they are asked for; links are perfect.
+
+#![expect(clippy::expect_used, reason = "helpers of tests")]
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use muster_protocol::agent::{Agent, Config, ConnId, Effect, Event, Notice};
+use muster_protocol::checkpoint::{Copy, Found, SlotId};
+use muster_protocol::local::{Register, SaveAsk, SaveNews, ToAgent, ToLauncher};
+use muster_protocol::membership::Answer;
+use muster_protocol::record::{Place, Record};
+use muster_protocol::spec::JobSpec;
+use muster_protocol::storelog::{self, Body, CreateOutcome, ReadOutcome};
+use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, Span, StoreUuid, Time};
+use muster_tests::usual;
+
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+/// Steps of the world at most until something holds.
+const STEPS: usize = 100_000;
+
+#[derive(Default)]
+struct Node {
+    agent: Option<Agent>,
+    boot: u64,
+    stored: BTreeMap<JobKey, Vec<u8>>,
+    running: Option<Digest>,
+    slots: BTreeMap<SlotId, Found>,
+    written: Vec<String>,
+}
+
+struct World {
+    now: Time,
+    nodes: Vec<Node>,
+    store: Option<BTreeMap<u64, Vec<u8>>>,
+    /// COMMITs reach nobody.
+    stuck: bool,
+    committed: Vec<u64>,
+    queue: BTreeMap<(Time, u64), (usize, Event)>,
+    seq: u64,
+}
+
+fn node(i: usize) -> NodeId {
+    usual::config(i).node
+}
+
+fn key() -> JobKey {
+    JobKey {
+        cluster: "c".into(),
+        owner: "0".into(),
+        id: "job".into(),
+    }
+}
+
+impl World {
+    /// Two nodes of one rank each that train.
+    fn training(store: bool) -> World {
+        let mut world = World {
+            now: Time::ZERO + Span::from_secs(1),
+            nodes: (0..2).map(|_| Node::default()).collect(),
+            store: store.then(BTreeMap::new),
+            stuck: false,
+            committed: Vec::new(),
+            queue: BTreeMap::new(),
+            seq: 0,
+        };
+        (0..2).for_each(|i| world.start(i));
+        world.until("all train", |w| w.trains(&[0, 1]));
+        for i in 0..2 {
+            world.give_slots(i);
+        }
+        world
+    }
+
+    /// The agent starts with what it stored, and its launcher, which lives on, finds it.
+    fn start(&mut self, i: usize) {
+        let n = &mut self.nodes[i];
+        n.boot += 1;
+        let config = Config {
+            boot: Boot(n.boot),
+            seed: 100 * n.boot + i as u64,
+            ..usual::config(i)
+        };
+        let stored = n.stored.clone().into_iter().collect();
+        n.agent = Some(Agent::new(config, stored, self.now).expect("what was stored"));
+        let running = n.running;
+        for j in (0..self.nodes.len()).filter(|j| *j != i) {
+            if self.nodes[j].agent.is_none() {
+                continue;
+            }
+            for (at, of) in [(i, j), (j, i)] {
+                let event = Event::Connected {
+                    node: node(of),
+                    addr: SocketAddr::new(HERE, 1),
+                    observed: HERE,
+                };
+                self.put(at, event);
+            }
+        }
+        let reg = Register {
+            launcher: LauncherId([i as u8 + 1; 8]),
+            job: "job".into(),
+            spec: JobSpec {
+                min_nodes: 1,
+                max_nodes: 2,
+                ..JobSpec::default()
+            },
+            slots: 1,
+            guard_port: 7,
+            addrs: vec![HERE],
+            place: Place::default(),
+            running,
+            store: self.store.as_ref().map(|_| StoreUuid([5; 16])),
+            pid: 1,
+            command: String::new(),
+            log_dir: None,
+        };
+        self.hears(i, ToAgent::Register(reg));
+        if let Some(digest) = running {
+            let attempt = 1;
+            self.hears(i, ToAgent::Started { digest, attempt });
+        }
+        self.hears(i, ToAgent::MasterPort { port: 9 });
+    }
+
+    fn stop_agent(&mut self, i: usize) {
+        self.nodes[i].agent = None;
+        self.queue.retain(|_, (to, _)| *to != i);
+        for j in (0..self.nodes.len()).filter(|j| *j != i) {
+            self.put(j, Event::Disconnected { node: node(i) });
+        }
+    }
+
+    fn put(&mut self, to: usize, event: Event) {
+        self.seq += 1;
+        let at = self.now + Span::from_millis(1);
+        self.queue.insert((at, self.seq), (to, event));
+    }
+
+    fn hears(&mut self, i: usize, frame: ToAgent) {
+        let event = Event::Launcher {
+            conn: ConnId(self.nodes[i].boot),
+            owner: "0".into(),
+            frame,
+        };
+        self.put(i, event);
+    }
+
+    fn says(&mut self, i: usize, news: SaveNews) {
+        self.hears(i, ToAgent::Save(news));
+    }
+
+    fn give_slots(&mut self, i: usize) {
+        let found = [0, 1].map(|side| {
+            let slot = SlotId { k: 0, side };
+            self.nodes[i]
+                .slots
+                .get(&slot)
+                .copied()
+                .unwrap_or(Found::Free)
+        });
+        let news = SaveNews::Slots {
+            k: 0,
+            capacity: 100,
+            found,
+        };
+        self.says(i, news);
+    }
+
+    /// The ranks save before this step.
+    fn save(&mut self, step: u64) {
+        (0..2).for_each(|i| self.seal(i, step));
+    }
+
+    /// The rank of a node does.
+    fn seal(&mut self, i: usize, step: u64) {
+        let generation = self.head(0).or(self.head(1)).expect("a generation").1;
+        let slots = &self.nodes[i].slots;
+        let free = |slot: &SlotId| slots.get(slot).is_none_or(|found| *found == Found::Free);
+        let mut sides = [0, 1].map(|side| SlotId { k: 0, side }).into_iter();
+        let slot = sides.find(free).expect("a free slot");
+        let copy = Copy {
+            generation,
+            step,
+            bytes: 100,
+            digest: Digest([1; 32]),
+        };
+        self.nodes[i].slots.insert(slot, Found::Sealed(copy));
+        self.says(i, SaveNews::Filling { slot, step });
+        self.says(i, SaveNews::Sealed { slot, copy });
+    }
+
+    fn until(&mut self, what: &str, holds: impl Fn(&World) -> bool) {
+        for _ in 0..STEPS {
+            if holds(self) {
+                return;
+            }
+            self.step();
+        }
+        unreachable!("{what} never held at {:?}", self.now);
+    }
+
+    fn step(&mut self) {
+        let due = |n: &Node| n.agent.as_ref()?.poll_timeout().map(|(at, _)| at);
+        let timer = self.nodes.iter().filter_map(due).min();
+        let event = self.queue.first_key_value().map(|(k, _)| *k);
+        match event.filter(|(at, _)| timer.is_none_or(|t| *at <= t)) {
+            Some(found) => {
+                let (to, event) = self.queue.remove(&found).expect("the first");
+                self.now = self.now.max(found.0);
+                if let Some(agent) = self.nodes[to].agent.as_mut() {
+                    let _refused = agent.handle(event, self.now);
+                }
+                self.carry_out(to);
+            }
+            None => {
+                self.now = self.now.max(timer.expect("somebody waits for something"));
+                for i in 0..self.nodes.len() {
+                    if due(&self.nodes[i]).is_some_and(|at| at <= self.now) {
+                        let agent = self.nodes[i].agent.as_mut();
+                        agent.expect("it waits").handle_timeout(self.now);
+                        self.carry_out(i);
+                    }
+                }
+            }
+        }
+    }
+
+    fn carry_out(&mut self, i: usize) {
+        while let Some(effect) = self.nodes[i].agent.as_mut().and_then(Agent::poll_effect) {
+            match effect {
+                Effect::Persist { key, bytes } => {
+                    self.nodes[i].stored.insert(key, bytes);
+                }
+                Effect::Send { to, message } => {
+                    let frame = message.encode().expect("within the limits");
+                    let message = muster_protocol::wire::Message::decode(&frame).expect("valid");
+                    let to = (0..2).find(|j| node(*j) == to).expect("a node");
+                    let from = node(i);
+                    self.put(to, Event::Message { from, message });
+                }
+                Effect::Probe { node: of, id, .. } => {
+                    let of = (0..2).find(|j| node(*j) == of).expect("a node");
+                    let answer = |up| match up {
+                        true => Answer::Answered,
+                        false => Answer::Refused,
+                    };
+                    let agent = answer(self.nodes[of].agent.is_some());
+                    let guard = answer(self.nodes[of].running.is_some());
+                    let node = node(of);
+                    let event = Event::Probed {
+                        node,
+                        id,
+                        agent,
+                        guard,
+                    };
+                    self.put(i, event);
+                }
+                Effect::ToLauncher { frame, .. } => self.told(i, frame),
+                Effect::Store { key, effect } => {
+                    if let Some(event) = self.store(effect) {
+                        self.put(i, Event::Store { key, event });
+                    }
+                }
+                Effect::Notice(Notice::Committed { commit, .. }) => {
+                    self.committed.push(commit.step);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn store(&mut self, effect: storelog::Effect) -> Option<storelog::Event> {
+        let store = self.store.as_mut()?;
+        Some(match effect {
+            storelog::Effect::Read { op, slot } => storelog::Event::Read {
+                op,
+                slot,
+                outcome: match store.get(&slot) {
+                    Some(bytes) => ReadOutcome::Found(bytes.clone()),
+                    None => ReadOutcome::Absent,
+                },
+            },
+            storelog::Effect::Create { op, slot, bytes } => {
+                let entry = storelog::Entry::decode(&bytes).expect("an entry");
+                let outcome = match store.entry(slot) {
+                    Entry::Occupied(_) => CreateOutcome::Exists,
+                    Entry::Vacant(place) => {
+                        place.insert(bytes);
+                        CreateOutcome::Won
+                    }
+                };
+                // It is there, and nobody is told.
+                if self.stuck && matches!(entry.body, Body::Commit(_)) {
+                    return None;
+                }
+                storelog::Event::Created { op, slot, outcome }
+            }
+        })
+    }
+
+    fn told(&mut self, i: usize, frame: ToLauncher) {
+        match frame {
+            ToLauncher::Start(start) => {
+                self.nodes[i].running = Some(start.digest);
+                let (digest, attempt) = (start.digest, start.attempt);
+                self.hears(i, ToAgent::Started { digest, attempt });
+            }
+            ToLauncher::Stop { digest, .. } => {
+                self.nodes[i].running.take_if(|r| *r == digest);
+                self.hears(i, ToAgent::Stopped { digest });
+            }
+            ToLauncher::Save(ask) => self.asked(i, ask),
+            _ => {}
+        }
+    }
+
+    /// What a launcher does about slots and files.
+    fn asked(&mut self, i: usize, ask: SaveAsk) {
+        let news = match ask {
+            SaveAsk::Write { slot, save } => {
+                self.nodes[i].written.push(save.file(0, slot.k));
+                SaveNews::Written {
+                    slot,
+                    attempt: save.attempt,
+                    bytes: 100,
+                    summary: vec![1; 32],
+                }
+            }
+            SaveAsk::Free { slot } => {
+                self.nodes[i].slots.insert(slot, Found::Free);
+                return;
+            }
+            SaveAsk::Hold { manifest, .. } => SaveNews::Held { manifest },
+            SaveAsk::Assemble { save, parts, last } => {
+                assert!(last && parts.len() == 2, "one part of each rank");
+                SaveNews::Assembled {
+                    save,
+                    manifest: Digest([save.step as u8; 32]),
+                    bytes: 10,
+                }
+            }
+            SaveAsk::StopWrite { .. } => return,
+            SaveAsk::Refuse { .. } | SaveAsk::Delete { .. } => unreachable!("{ask:?}"),
+        };
+        self.says(i, news);
+    }
+
+    fn head(&self, i: usize) -> Option<(Record, Digest)> {
+        let job = self.nodes[i].agent.as_ref()?.job(&key())?;
+        job.head()
+            .map(|(record, digest)| (Record::clone(record), digest))
+    }
+
+    fn trains(&self, nodes: &[usize]) -> bool {
+        let head = |i: &usize| self.head(*i).map(|(r, d)| (r.members.len(), d));
+        let first = head(&nodes[0]);
+        nodes.iter().all(|i| {
+            let runs = self.nodes[*i].running;
+            head(i) == first && first.is_some_and(|(n, d)| n == nodes.len() && runs == Some(d))
+        })
+    }
+
+    fn slots_are_free(&self) -> bool {
+        let mut slots = self.nodes.iter().flat_map(|n| n.slots.values());
+        slots.all(|found| *found == Found::Free)
+    }
+
+    fn commits_in_log(&self) -> usize {
+        let all = self.store.iter().flatten();
+        let entries = all.map(|(_, bytes)| storelog::Entry::decode(bytes).expect("an entry"));
+        entries
+            .filter(|e| matches!(e.body, Body::Commit(_)))
+            .count()
+    }
+}
+
+#[track_caller]
+fn saves_and_restores(store: bool) {
+    let mut world = World::training(store);
+    for step in [10, 20] {
+        world.save(step);
+        world.until("committed", |w| {
+            w.committed.contains(&step) && w.slots_are_free()
+        });
+    }
+    assert_eq!(world.nodes[1].written.len(), 2);
+    assert!(
+        world.nodes[1]
+            .written
+            .iter()
+            .all(|p| p.starts_with("data/"))
+    );
+    // The node without rank 0 dies; what goes on restores what was committed last.
+    let (record, _) = world.head(0).expect("a generation");
+    let dead = (0..2)
+        .find(|i| record.leader() != Some(node(*i)))
+        .expect("one");
+    world.stop_agent(dead);
+    world.nodes[dead].running = None;
+    world.until("it goes on", |w| w.trains(&[1 - dead]));
+    let (record, _) = world.head(1 - dead).expect("a generation");
+    assert_eq!(record.restore.map(|c| c.step), Some(20));
+}
+
+#[test]
+fn what_is_committed_by_members_is_restored() {
+    saves_and_restores(false);
+}
+
+#[test]
+fn what_is_committed_in_the_log_is_restored() {
+    saves_and_restores(true);
+}
+
+/// The leader's agent dies between its COMMIT and hearing of it.
+#[test]
+fn a_restarted_leader_finds_its_commit_in_the_log() {
+    let mut world = World::training(true);
+    world.stuck = true;
+    world.save(10);
+    world.until("it is in the log", |w| w.commits_in_log() == 1);
+    assert!(world.committed.is_empty());
+    let (record, _) = world.head(0).expect("a generation");
+    let leads = (0..2)
+        .find(|i| record.leader() == Some(node(*i)))
+        .expect("one");
+    world.stop_agent(leads);
+    world.stuck = false;
+    world.start(leads);
+    world.give_slots(leads);
+    world.until("committed", |w| w.committed == [10] && w.slots_are_free());
+    assert_eq!(world.commits_in_log(), 1, "it is not written twice");
+    assert_eq!(world.head(leads).expect("a generation").0, record);
+}
+
+/// Without a store: it asks the voters once more, for the same.
+#[test]
+fn a_restarted_leader_commits_what_was_prepared() {
+    let mut world = World::training(false);
+    let (record, _) = world.head(0).expect("a generation");
+    let leads = (0..2)
+        .find(|i| record.leader() == Some(node(*i)))
+        .expect("one");
+    world.save(10);
+    world.until("all is written", |w| {
+        w.nodes.iter().all(|n| n.written.len() == 1)
+    });
+    world.stop_agent(leads);
+    world.start(leads);
+    world.give_slots(leads);
+    world.until("committed", |w| w.committed == [10] && w.slots_are_free());
+    assert_eq!(world.head(leads).expect("a generation").0, record);
+    // And what follows goes its usual way.
+    world.save(20);
+    world.until("committed", |w| w.committed == [10, 20]);
+}
+
+/// The slots of a launcher that is gone are told to nobody as free.
+#[test]
+fn a_sealed_copy_outlives_its_launcher() {
+    let mut world = World::training(false);
+    let (_, generation) = world.head(0).expect("a generation");
+    // Sealed, and no save is open that would write it.
+    world.seal(1, 5);
+    world.until("sealed", |w| !w.slots_are_free());
+    let boot = world.nodes[1].boot;
+    world.nodes[1].running = None;
+    world.put(
+        1,
+        Event::LauncherGone {
+            conn: ConnId(boot),
+            alive: false,
+        },
+    );
+    world.until("another generation", |w| {
+        w.head(0).is_some_and(|(_, digest)| digest != generation)
+    });
+    assert!(!world.slots_are_free());
+}
