@@ -310,6 +310,8 @@ fn places_that_cannot_be_used_are_told_with_what_helps() {
 }
 
 proptest::proptest! {
+    // Each step may sync a disk.
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(24))]
     /// Against a map: whatever is done in whatever order.
     #[test]
     fn behaves_like_a_map(steps in proptest::collection::vec((0..4u8, 0..6usize, 0..4u8), 0..40)) {
