@@ -329,13 +329,13 @@ impl Cloud {
             let path = cloud.path(&owned);
             let range = at..at.saturating_add(bytes);
             let read = || cloud.read(&path, Some(range.clone()), bytes);
-            let (got, seen) = cloud.tries(task, read).await?;
-            match seen.answer.map(|answer| answer.status) {
-                Some(206) | None => Ok(got),
-                _ => {
+            match cloud.tries(task, read).await {
+                Ok((got, _)) => Ok(got),
+                Err(error) if error.kind == Kind::TooLarge => {
                     let error = cloud.error(Kind::Unsupported, "read", &owned);
                     Err(error.said("the store ignores which range is asked for"))
                 }
+                Err(error) => Err(error),
             }
         })?;
         match got.len() == into.len() {

@@ -4,6 +4,7 @@
 //! Not reqwest: besides being smaller, this knows of each request whether it went out, which a
 //! create that may not be repeated blindly depends on.
 
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -67,7 +68,7 @@ impl Connector {
         tls_wanted: bool,
     ) -> Result<Self, String> {
         let tls = hyper_rustls::HttpsConnectorBuilder::new();
-        let tls: HttpsConnectorBuilder<_> = tls.with_tls_config(tls_config(tls_wanted)?);
+        let tls: HttpsConnectorBuilder<_> = tls.with_tls_config(tls_config(variables, tls_wanted)?);
         let mut client = Client::builder(TokioExecutor::new());
         client
             .pool_timer(TokioTimer::new())
@@ -83,10 +84,19 @@ impl Connector {
     }
 }
 
-fn tls_config(wanted: bool) -> Result<rustls::ClientConfig, String> {
+fn tls_config(variables: &Variables, wanted: bool) -> Result<rustls::ClientConfig, String> {
     let mut roots = rustls::RootCertStore::empty();
     if wanted {
-        let found = rustls_native_certs::load_native_certs();
+        let (file, dir) = (
+            variables.get("SSL_CERT_FILE"),
+            variables.get("SSL_CERT_DIR"),
+        );
+        let found = match (file, dir) {
+            (None, None) => rustls_native_certs::load_native_certs(),
+            (file, dir) => {
+                rustls_native_certs::load_certs_from_paths(file.map(Path::new), dir.map(Path::new))
+            }
+        };
         let (good, _) = roots.add_parsable_certificates(found.certs);
         if good == 0 {
             let why = found.errors.first().map(|error| format!(" ({error})"));
@@ -124,6 +134,7 @@ struct Transport {
 impl HttpService for Transport {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let trace = Trace::current();
+        let head_only = request.method() == http::Method::HEAD;
         let host = request.uri().host().unwrap_or_default();
         let for_credentials = !self.connector.hosts.iter().any(|known| known == host);
         if request.uri().scheme_str() != Some("https") && !self.plain {
@@ -167,6 +178,10 @@ impl HttpService for Transport {
             trace: trace.clone(),
         };
         if answer.is_success() || answer.status == 304 {
+            // object_store reserves what is announced.
+            if !head_only && answer.length.is_some_and(|length| length > limit) {
+                return Err(failed(&trace, Fault::TooLarge));
+            }
             trace.note(|seen| seen.answer = Some(answer));
             return Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body)));
         }

@@ -10,18 +10,18 @@ use crate::fake::{BUCKET, Fake, Faults};
 use crate::proxy::{Proxy, Server};
 
 /// A store in memory behind a proxy.
-pub struct Bed {
-    pub store: Store,
-    pub fake: Arc<Fake>,
-    pub proxy: Proxy,
+pub(crate) struct Bed {
+    pub(crate) store: Store,
+    pub(crate) fake: Arc<Fake>,
+    pub(crate) proxy: Proxy,
 }
 
 impl Bed {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::with(Faults::default())
     }
 
-    pub fn with(faults: Faults) -> Self {
+    pub(crate) fn with(faults: Faults) -> Self {
         let fake = Arc::new(Fake::new(faults));
         let proxy = Proxy::start(Server::Fake(Arc::clone(&fake)));
         let store = s3(&format!("s3://{BUCKET}/team"), proxy.port, hasty());
@@ -29,12 +29,12 @@ impl Bed {
     }
 
     /// What is stored under a name.
-    pub fn there(&self, name: &str) -> Option<Vec<u8>> {
+    pub(crate) fn there(&self, name: &str) -> Option<Vec<u8>> {
         let state = self.fake.state.lock().unwrap();
         state.objects.get(&format!("team/{name}")).cloned()
     }
 
-    pub fn place(&self, name: &str, bytes: &[u8]) {
+    pub(crate) fn place(&self, name: &str, bytes: &[u8]) {
         let mut state = self.fake.state.lock().unwrap();
         state.objects.insert(format!("team/{name}"), bytes.to_vec());
     }
@@ -42,12 +42,12 @@ impl Bed {
 
 /// For faults that are meant: tries again at once, and gives up soon. No operation takes longer than
 /// `BOUND` with it, even on a busy machine.
-pub fn hasty() -> Patience {
+pub(crate) fn hasty() -> Patience {
     Patience {
         tries: 4,
-        total: Duration::from_secs(6),
-        once: Duration::from_secs(2),
-        idle: Duration::from_millis(700),
+        total: Duration::from_secs(10),
+        once: Duration::from_secs(4),
+        idle: Duration::from_millis(1500),
         connect: Duration::from_secs(2),
         pause: Duration::from_millis(5),
         pause_limit: Duration::from_millis(50),
@@ -55,9 +55,9 @@ pub fn hasty() -> Patience {
     }
 }
 
-pub const BOUND: Duration = Duration::from_secs(30);
+pub(crate) const BOUND: Duration = Duration::from_secs(90);
 
-pub fn options(port: u16, patience: Patience) -> Options {
+pub(crate) fn options(port: u16, patience: Patience) -> Options {
     let endpoint = format!("http://127.0.0.1:{port}");
     let variables: Variables = [
         ("AWS_ACCESS_KEY_ID", "test"),
@@ -75,12 +75,12 @@ pub fn options(port: u16, patience: Patience) -> Options {
     }
 }
 
-pub fn s3(location: &str, port: u16, patience: Patience) -> Store {
+pub(crate) fn s3(location: &str, port: u16, patience: Patience) -> Store {
     Store::open(&location.parse().unwrap(), &options(port, patience)).unwrap()
 }
 
 /// What it returns, if it does so within the bound.
-pub fn bounded<T>(run: impl FnOnce() -> T) -> T {
+pub(crate) fn bounded<T>(run: impl FnOnce() -> T) -> T {
     let began = Instant::now();
     let outcome = run();
     let took = began.elapsed();
@@ -88,11 +88,21 @@ pub fn bounded<T>(run: impl FnOnce() -> T) -> T {
     outcome
 }
 
-pub fn go_on(_: Progress) -> ControlFlow<()> {
+/// Each case on a thread of its own: most of the time they wait.
+pub(crate) fn at_once<T: Send>(cases: impl IntoIterator<Item = T>, run: impl Fn(T) + Sync) {
+    std::thread::scope(|scope| {
+        for case in cases {
+            let run = &run;
+            scope.spawn(move || run(case));
+        }
+    });
+}
+
+pub(crate) fn go_on(_: Progress) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-pub fn all(store: &Store, folder: &str) -> Vec<Entry> {
+pub(crate) fn all(store: &Store, folder: &str) -> Vec<Entry> {
     let mut found = Vec::new();
     let mut each = |entry| {
         found.push(entry);
@@ -103,14 +113,14 @@ pub fn all(store: &Store, folder: &str) -> Vec<Entry> {
 }
 
 /// No two bytes near each other alike.
-pub fn bytes(count: usize) -> Vec<u8> {
+pub(crate) fn bytes(count: usize) -> Vec<u8> {
     (0..count)
-        .map(|at| (at % 251 ^ at / 251 % 256) as u8)
+        .map(|at| ((at % 251) ^ (at / 251 % 256)) as u8)
         .collect()
 }
 
 /// A hundred creators of one name, each with its own bytes: one wins, and its bytes are there.
-pub fn race(store: &Store, rounds: usize) {
+pub(crate) fn race(store: &Store, rounds: usize) {
     for round in 0..rounds {
         let name = format!("race/{round}-{}", std::process::id());
         let barrier = Barrier::new(100);

@@ -7,38 +7,38 @@ use std::time::Duration;
 use crate::http::{Request, Response};
 
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Faults {
+pub(crate) struct Faults {
     /// `If-None-Match` is ignored.
-    pub unconditional: bool,
+    pub(crate) unconditional: bool,
     /// Looks first and creates later: safe for one creator at a time only.
-    pub racy: bool,
+    pub(crate) racy: bool,
     /// Ranges are ignored.
-    pub rangeless: bool,
+    pub(crate) rangeless: bool,
     /// Keeps no checksums.
-    pub sumless: bool,
+    pub(crate) sumless: bool,
     /// Lists its objects backwards.
-    pub disorderly: bool,
+    pub(crate) disorderly: bool,
     /// A byte of what parts are joined to is wrong.
-    pub corrupting: bool,
+    pub(crate) corrupting: bool,
     /// Objects of a page at most.
-    pub page: Option<usize>,
+    pub(crate) page: Option<usize>,
 }
 
 #[derive(Debug, Default)]
-pub struct State {
-    pub objects: BTreeMap<String, Vec<u8>>,
+pub(crate) struct State {
+    pub(crate) objects: BTreeMap<String, Vec<u8>>,
     /// Parts of uploads that were neither completed nor given up.
-    pub uploads: BTreeMap<String, BTreeMap<usize, Vec<u8>>>,
+    pub(crate) uploads: BTreeMap<String, BTreeMap<usize, Vec<u8>>>,
     begun: usize,
 }
 
 #[derive(Debug, Default)]
-pub struct Fake {
-    pub faults: Faults,
-    pub state: Mutex<State>,
+pub(crate) struct Fake {
+    pub(crate) faults: Faults,
+    pub(crate) state: Mutex<State>,
 }
 
-pub const BUCKET: &str = "bucket";
+pub(crate) const BUCKET: &str = "bucket";
 
 fn error(status: u16, code: &str) -> Response {
     Response::new(status).body(format!(
@@ -47,14 +47,14 @@ fn error(status: u16, code: &str) -> Response {
 }
 
 impl Fake {
-    pub fn new(faults: Faults) -> Self {
+    pub(crate) fn new(faults: Faults) -> Self {
         Self {
             faults,
             state: Mutex::default(),
         }
     }
 
-    pub fn answer(&self, request: &Request) -> Response {
+    pub(crate) fn answer(&self, request: &Request) -> Response {
         let path = request.path().trim_start_matches('/');
         let (bucket, key) = path.split_once('/').unwrap_or((path, ""));
         let answer = match (bucket, key, request.method.as_str()) {

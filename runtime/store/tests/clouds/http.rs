@@ -1,35 +1,34 @@
 //! As much of HTTP/1.1 as a server in a test needs.
 
-use std::io::{self, BufRead as _, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{self, BufRead, Write};
 
 #[derive(Clone, Debug)]
-pub struct Request {
-    pub method: String,
+pub(crate) struct Request {
+    pub(crate) method: String,
     /// Path and query, as they were sent.
-    pub target: String,
-    pub headers: Vec<(String, String)>,
-    pub body: Vec<u8>,
+    pub(crate) target: String,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
 }
 
 #[derive(Clone, Debug)]
-pub struct Response {
-    pub status: u16,
-    pub headers: Vec<(String, String)>,
-    pub body: Vec<u8>,
+pub(crate) struct Response {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
 }
 
 impl Request {
-    pub fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         header(&self.headers, name)
     }
 
-    pub fn path(&self) -> &str {
+    pub(crate) fn path(&self) -> &str {
         self.target.split('?').next().unwrap()
     }
 
     /// A parameter of the query, decoded; empty where it has no value.
-    pub fn query(&self, name: &str) -> Option<String> {
+    pub(crate) fn query(&self, name: &str) -> Option<String> {
         let (_, query) = self.target.split_once('?')?;
         query.split('&').find_map(|pair| {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -38,7 +37,7 @@ impl Request {
     }
 
     /// None at the connection's end.
-    pub fn read(from: &mut BufReader<TcpStream>) -> io::Result<Option<Self>> {
+    pub(crate) fn read(from: &mut impl BufRead) -> io::Result<Option<Self>> {
         let Some(line) = read_line(from)? else {
             return Ok(None);
         };
@@ -56,7 +55,7 @@ impl Request {
         }))
     }
 
-    pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
+    pub(crate) fn write(&self, to: &mut impl Write) -> io::Result<()> {
         let mut head = format!("{} {} HTTP/1.1\r\n", self.method, self.target);
         for (name, value) in &self.headers {
             if name != "connection" {
@@ -70,7 +69,7 @@ impl Request {
 }
 
 impl Response {
-    pub fn new(status: u16) -> Self {
+    pub(crate) fn new(status: u16) -> Self {
         Self {
             status,
             headers: Vec::new(),
@@ -78,18 +77,18 @@ impl Response {
         }
     }
 
-    pub fn with(mut self, name: &str, value: impl ToString) -> Self {
+    pub(crate) fn with(mut self, name: &str, value: impl ToString) -> Self {
         self.headers.push((name.to_owned(), value.to_string()));
         self
     }
 
-    pub fn body(self, body: impl Into<Vec<u8>>) -> Self {
+    pub(crate) fn body(self, body: impl Into<Vec<u8>>) -> Self {
         let body = body.into();
         Self { body, ..self }
     }
 
     /// What a server answers on a connection that it then closes.
-    pub fn read(from: &mut BufReader<TcpStream>, head_only: bool) -> io::Result<Self> {
+    pub(crate) fn read(from: &mut impl BufRead, head_only: bool) -> io::Result<Self> {
         let line = read_line(from)?.ok_or(io::ErrorKind::UnexpectedEof)?;
         let status = line.split(' ').nth(1).unwrap().parse().unwrap();
         let headers = read_headers(from)?;
@@ -121,7 +120,7 @@ impl Response {
     }
 
     /// The head, with the body's length unless the headers have one (as an answer to HEAD has).
-    pub fn head(&self) -> Vec<u8> {
+    pub(crate) fn head(&self) -> Vec<u8> {
         let mut head = format!("HTTP/1.1 {} X\r\n", self.status);
         for (name, value) in &self.headers {
             if name != "transfer-encoding" && name != "connection" {
@@ -141,13 +140,13 @@ fn header<'h>(headers: &'h [(String, String)], name: &str) -> Option<&'h str> {
     found.map(|(_, value)| value.as_str())
 }
 
-fn read_line(from: &mut BufReader<TcpStream>) -> io::Result<Option<String>> {
+fn read_line(from: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut line = String::new();
     let count = from.read_line(&mut line)?;
     Ok((count > 0).then(|| line.trim_end().to_owned()))
 }
 
-fn read_headers(from: &mut BufReader<TcpStream>) -> io::Result<Vec<(String, String)>> {
+fn read_headers(from: &mut impl BufRead) -> io::Result<Vec<(String, String)>> {
     let mut headers = Vec::new();
     loop {
         let line = read_line(from)?.ok_or(io::ErrorKind::UnexpectedEof)?;

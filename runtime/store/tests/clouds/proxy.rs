@@ -12,7 +12,7 @@ use crate::http::{Request, Response};
 
 /// What goes wrong with one request.
 #[derive(Clone, Debug)]
-pub enum Fault {
+pub(crate) enum Fault {
     /// Answered by the proxy; the server never hears of it.
     Instead(Response),
     /// The server does it, and the proxy answers this.
@@ -45,7 +45,7 @@ struct Rule {
 }
 
 #[derive(Clone)]
-pub enum Server {
+pub(crate) enum Server {
     Fake(Arc<Fake>),
     Port(u16),
 }
@@ -57,13 +57,13 @@ struct Shared {
     ended: AtomicBool,
 }
 
-pub struct Proxy {
-    pub port: u16,
+pub(crate) struct Proxy {
+    pub(crate) port: u16,
     shared: Arc<Shared>,
 }
 
 impl Proxy {
-    pub fn start(server: Server) -> Self {
+    pub(crate) fn start(server: Server) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let shared = Arc::new(Shared::default());
@@ -82,7 +82,7 @@ impl Proxy {
     }
 
     /// The next so many requests of this method whose target has this part go wrong.
-    pub fn inject(&self, method: &'static str, part: &str, times: usize, fault: Fault) {
+    pub(crate) fn inject(&self, method: &'static str, part: &str, times: usize, fault: Fault) {
         self.shared.rules.lock().unwrap().push(Rule {
             method,
             part: part.to_owned(),
@@ -92,12 +92,12 @@ impl Proxy {
     }
 
     /// No more faults.
-    pub fn heal(&self) {
+    pub(crate) fn heal(&self) {
         self.shared.rules.lock().unwrap().clear();
     }
 
     /// Requests so far of this method whose target has this part.
-    pub fn count(&self, method: &str, part: &str) -> usize {
+    pub(crate) fn count(&self, method: &str, part: &str) -> usize {
         let seen = self.shared.seen.lock().unwrap();
         let wanted = |line: &&String| {
             let (of, target) = line.split_once(' ').unwrap();

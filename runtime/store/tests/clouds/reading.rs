@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use muster_store::{Checksum, Entry, Kind};
 
-use crate::bed::{Bed, all, bounded, bytes, hasty, s3};
+use crate::bed::{Bed, all, at_once, bounded, bytes, hasty, s3};
 use crate::fake::Faults;
 use crate::http::Response;
 use crate::proxy::Fault;
@@ -33,7 +33,7 @@ fn faults() -> Vec<Fault> {
 
 #[test]
 fn what_is_read_is_right_whatever_happens_to_one_try() {
-    for fault in faults() {
+    at_once(faults(), |fault| {
         let bed = bed(Faults::default());
         bed.proxy.inject("GET", NAME, 2, fault.clone());
         let got = bounded(|| bed.store.get(NAME, 100_000));
@@ -42,12 +42,12 @@ fn what_is_read_is_right_whatever_happens_to_one_try() {
         let mut range = vec![0; 5000];
         bounded(|| bed.store.get_range(NAME, 777, &mut range)).unwrap();
         assert!(range == bytes(100_000)[777..5777], "{fault:?}");
-    }
+    });
 }
 
 #[test]
 fn what_cannot_be_read_is_an_error_of_its_kind() {
-    for (fault, kind) in [
+    let cases = [
         (Fault::Reset, Kind::Network),
         (Fault::Truncate, Kind::Network),
         (Fault::Stall, Kind::Timeout),
@@ -57,14 +57,15 @@ fn what_cannot_be_read_is_an_error_of_its_kind() {
         (Fault::Junk, Kind::Network),
         (Fault::Instead(Response::new(500)), Kind::Server),
         (Fault::Instead(Response::new(503)), Kind::Throttled),
-    ] {
+    ];
+    at_once(cases, |(fault, kind)| {
         let bed = bed(Faults::default());
         bed.proxy.inject("GET", NAME, 99, fault.clone());
         let error = bounded(|| bed.store.get(NAME, 100_000)).unwrap_err();
         assert_eq!(error.kind, kind, "{fault:?}: {error}");
         assert!(!error.unknown);
         assert!(error.tries > 1, "{error}");
-    }
+    });
 }
 
 #[test]

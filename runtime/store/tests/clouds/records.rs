@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use muster_store::{Created, Kind};
 
-use crate::bed::{BOUND, Bed, bounded, hasty, race, s3};
+use crate::bed::{BOUND, Bed, at_once, bounded, hasty, race, s3};
 use crate::fake::BUCKET;
 use crate::http::Response;
 use crate::proxy::Fault;
@@ -43,19 +43,19 @@ fn open_faults() -> Vec<Fault> {
 
 #[test]
 fn a_record_is_created_whatever_happens_to_one_try() {
-    for fault in open_faults() {
+    at_once(open_faults(), |fault| {
         let bed = Bed::new();
         bed.proxy.inject("PUT", NAME, 1, fault.clone());
         let created = bounded(|| bed.store.create(NAME, b"mine"));
         assert_eq!(created.unwrap(), Created::Created, "{fault:?}");
         assert_eq!(bed.there(NAME).unwrap(), b"mine");
         assert!(bed.proxy.count("PUT", NAME) <= 2);
-    }
+    });
 }
 
 #[test]
 fn another_ones_record_is_never_taken_for_ones_own() {
-    for fault in open_faults() {
+    at_once(open_faults(), |fault| {
         let bed = Bed::new();
         bed.place(NAME, b"theirs");
         bed.proxy.inject("PUT", NAME, 1, fault.clone());
@@ -64,12 +64,12 @@ fn another_ones_record_is_never_taken_for_ones_own() {
         let created = bounded(|| bed.store.create(NAME, b"mine"));
         assert_eq!(created.unwrap(), Created::Exists, "{fault:?}");
         assert_eq!(bed.there(NAME).unwrap(), b"theirs");
-    }
+    });
 }
 
 #[test]
 fn what_stays_open_is_said_to_be_and_the_same_bytes_settle_it() {
-    for fault in [Fault::LoseAnswer, Fault::Reset, Fault::Silence] {
+    at_once([Fault::LoseAnswer, Fault::Reset, Fault::Silence], |fault| {
         let bed = Bed::new();
         bed.proxy.inject("PUT", NAME, 99, fault.clone());
         bed.proxy.inject("GET", NAME, 99, Fault::Reset);
@@ -83,7 +83,7 @@ fn what_stays_open_is_said_to_be_and_the_same_bytes_settle_it() {
         bed.proxy.heal();
         assert_eq!(bed.store.create(NAME, b"mine").unwrap(), Created::Created);
         assert_eq!(bed.there(NAME).unwrap(), b"mine");
-    }
+    });
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn every_operation_ends_within_its_bound_whatever_the_store_does() {
             Fault::Drip(Duration::from_millis(300)),
         ]
     };
-    for fault in endings() {
+    at_once(endings(), |fault| {
         let bed = Bed::new();
         bed.place(NAME, b"theirs");
         for method in ["PUT", "GET", "HEAD", "DELETE", "POST"] {
@@ -232,7 +232,7 @@ fn every_operation_ends_within_its_bound_whatever_the_store_does() {
             }
         });
         assert!(began.elapsed() < BOUND, "{fault:?}");
-    }
+    });
 }
 
 #[test]

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-pub struct Running {
+pub(crate) struct Running {
     child: Child,
     /// Its files, and its log.
-    pub place: tempfile::TempDir,
+    pub(crate) place: tempfile::TempDir,
 }
 
 impl Drop for Running {
@@ -19,7 +19,7 @@ impl Drop for Running {
 
 impl Running {
     /// Starts a program whose path a variable names.
-    pub fn start(variable: &str, command: impl FnOnce(&Path, &mut Command)) -> Self {
+    pub(crate) fn start(variable: &str, command: impl FnOnce(&Path, &mut Command)) -> Self {
         let program = std::env::var_os(variable)
             .unwrap_or_else(|| panic!("{variable} is not set: tests/run installs it and sets it"));
         let place = tempfile::tempdir().unwrap();
@@ -37,7 +37,7 @@ impl Running {
     }
 
     /// Waits until it is of use, at most two minutes.
-    pub fn until<T>(&mut self, mut ready: impl FnMut() -> Result<T, String>) -> T {
+    pub(crate) fn until<T>(&mut self, mut ready: impl FnMut() -> Result<T, String>) -> T {
         let began = Instant::now();
         loop {
             let why = match ready() {
@@ -58,7 +58,7 @@ impl Running {
 }
 
 /// Ports that were free a moment ago.
-pub fn ports<const N: usize>() -> [u16; N] {
+pub(crate) fn ports<const N: usize>() -> [u16; N] {
     let held: Vec<_> = (0..N)
         .map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap())
         .collect();

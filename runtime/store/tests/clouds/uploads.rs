@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use muster_store::{Kind, Verified};
 
-use crate::bed::{Bed, bounded, bytes, go_on};
+use crate::bed::{Bed, at_once, bounded, bytes, go_on};
 use crate::fake::Faults;
 use crate::http::Response;
 use crate::proxy::Fault;
@@ -66,14 +66,16 @@ fn each_part_is_tried_again_by_itself() {
     }
     assert_eq!(upload(&bed, &bytes).unwrap().verified, Verified::Checksum);
     assert!(bed.there(NAME).unwrap() == bytes);
-    assert_eq!(bed.proxy.count("PUT", "partNumber=1&"), 3);
-    assert_eq!(bed.proxy.count("PUT", "partNumber=3&"), 2);
+    // Not the whole upload.
+    assert!(bed.proxy.count("PUT", "partNumber=1&") >= 3);
+    assert!(bed.proxy.count("PUT", "partNumber=3&") >= 2);
+    assert_eq!(bed.proxy.count("POST", "uploads"), 1);
 }
 
 #[test]
 fn the_last_step_may_go_wrong_in_every_way() {
     let empty = Response::new(200).body("<Error><Code>InternalError</Code></Error>");
-    for fault in [
+    let faults = [
         Fault::LoseAnswer,
         Fault::Reset,
         Fault::Silence,
@@ -83,14 +85,15 @@ fn the_last_step_may_go_wrong_in_every_way() {
         Fault::Instead(empty.clone()),
         Fault::Afterwards(empty),
         Fault::Truncate,
-    ] {
+    ];
+    at_once(faults, |fault| {
         let (bed, bytes) = (Bed::new(), bytes(6 * MIB));
         bed.proxy.inject("POST", "uploadId", 1, fault.clone());
         let uploaded = upload(&bed, &bytes);
         assert_eq!(uploaded.unwrap().verified, Verified::Checksum, "{fault:?}");
         assert!(bed.there(NAME).unwrap() == bytes);
         assert_eq!(uploads_left(&bed), 0);
-    }
+    });
 }
 
 #[test]
