@@ -36,6 +36,7 @@ impl Variables {
     }
 
     /// All whose names begin so.
+    #[cfg(feature = "cloud")]
     pub(crate) fn beginning<'a>(
         &'a self,
         prefix: &'a str,

@@ -189,7 +189,7 @@ impl Store {
     /// Writes the object in place of whatever has its name: for signs of life, never for decisions.
     ///
     /// # Errors
-    /// The old object, the new one, or none of both orders is known where it is `unknown`.
+    /// Where it is `unknown`, the old object or the new one may be there.
     pub fn put(&self, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
         self.check("write", name)?;
         match &self.backend {

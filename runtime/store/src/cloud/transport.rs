@@ -219,12 +219,7 @@ fn fault_of(error: &ClientError) -> Fault {
     let mut source: Option<&dyn std::error::Error> = Some(error);
     let mut tls = false;
     while let Some(error) = source {
-        tls |= error.is::<rustls::Error>();
-        // An io::Error shows what it wraps, and is not its source.
-        let inner = error
-            .downcast_ref::<std::io::Error>()
-            .and_then(|e| e.get_ref());
-        tls |= inner.is_some_and(|inner| inner.is::<rustls::Error>());
+        tls |= is_of_tls(error);
         said.push(error.to_string());
         source = error.source();
     }
@@ -241,6 +236,15 @@ fn fault_of(error: &ClientError) -> Fault {
         (true, false) => Fault::Connect(said),
         (false, _) => Fault::Broken(said),
     }
+}
+
+/// An io::Error hides what it wraps, which may be another one.
+fn is_of_tls(error: &(dyn std::error::Error + 'static)) -> bool {
+    let inner = error.downcast_ref::<std::io::Error>();
+    error.is::<rustls::Error>()
+        || inner
+            .and_then(|error| error.get_ref())
+            .is_some_and(|inner| is_of_tls(inner))
 }
 
 /// When bytes last went out.

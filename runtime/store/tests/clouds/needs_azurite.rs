@@ -1,7 +1,5 @@
 //! Against Azurite, Azure Blob Storage's emulator: `MUSTER_TEST_AZURITE` names its program.
 
-use std::sync::OnceLock;
-
 use muster_store::{Created, Kind, Options, Patience, Store, Variables, Verified};
 
 use crate::bed::{all, bytes, go_on, race};
@@ -14,25 +12,14 @@ const ACCOUNT: &str = "devstoreaccount1";
 const KEY: &str =
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
-/// One server for all tests of this process.
-fn port() -> u16 {
-    static SERVER: OnceLock<(u16, Running)> = OnceLock::new();
-    SERVER.get_or_init(start).0
-}
-
-fn start() -> (u16, Running) {
+fn start() -> (Running, u16) {
     let [port] = ports();
     let mut server = Running::start("MUSTER_TEST_AZURITE", |_, command| {
         command
             .args(["--blobHost", "127.0.0.1", "--blobPort"])
             .arg(port.to_string())
-            .args([
-                "--location",
-                "data",
-                "--skipApiVersionCheck",
-                "--disableTelemetry",
-            ])
-            .args(["--inMemoryPersistence", "--silent"])
+            .args(["--location", "data", "--skipApiVersionCheck"])
+            .args(["--disableTelemetry", "--silent"])
             .env("AZURITE_ACCOUNTS", format!("{ACCOUNT}:{KEY}"));
     });
     server.until(|| match make_container(port) {
@@ -40,7 +27,7 @@ fn start() -> (u16, Running) {
         Ok(status) => Err(format!("HTTP {status}")),
         Err(error) => Err(error.to_string()),
     });
-    (port, server)
+    (server, port)
 }
 
 /// Muster makes no containers.
@@ -85,13 +72,14 @@ fn store_at(port: u16, location: &str, key: &str) -> Store {
     Store::open(&location.parse().unwrap(), &options).unwrap()
 }
 
-fn store(folder: &str) -> Store {
-    store_at(port(), &format!("az://box/{folder}"), KEY)
+fn store(port: u16) -> Store {
+    store_at(port, "az://box/team", KEY)
 }
 
 #[test]
 fn it_is_taken_and_does_all_that_muster_does() {
-    let store = store("probe");
+    let (_server, port) = start();
+    let store = store(port);
     let probed = store.probe().unwrap();
     println!("{probed:?}");
     let job = store.within("job").unwrap();
@@ -115,12 +103,14 @@ fn it_is_taken_and_does_all_that_muster_does() {
 
 #[test]
 fn of_a_hundred_creators_one_wins() {
-    race(&store("race"), 3);
+    let (_server, port) = start();
+    race(&store(port), 3);
 }
 
 #[test]
 fn large_objects_arrive_whole() {
-    let (store, bytes) = (store("large"), bytes(17 << 20));
+    let (_server, port) = start();
+    let (store, bytes) = (store(port), bytes(17 << 20));
     let total = bytes.len() as u64;
     let uploaded = store
         .upload("data/1/n0", &mut &bytes[..], total, &mut go_on)
@@ -131,13 +121,14 @@ fn large_objects_arrive_whole() {
 
 #[test]
 fn keys_and_containers_that_are_wrong_are_told() {
+    let (_server, port) = start();
     let wrong =
         "AAAAdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
-    let error = store_at(port(), "az://box/x", wrong)
+    let error = store_at(port, "az://box/x", wrong)
         .create("a", b"a")
         .unwrap_err();
     assert_eq!(error.kind, Kind::Credentials, "{error}");
-    let missing = store_at(port(), "az://no-such-box/x", KEY);
+    let missing = store_at(port, "az://no-such-box/x", KEY);
     assert_eq!(missing.get("a", 9).unwrap_err().kind, Kind::NoBucket);
     assert_eq!(missing.head("a").unwrap_err().kind, Kind::NoBucket);
     assert_eq!(missing.create("a", b"a").unwrap_err().kind, Kind::NoBucket);
@@ -145,7 +136,8 @@ fn keys_and_containers_that_are_wrong_are_told() {
 
 #[test]
 fn what_goes_wrong_on_the_way_changes_nothing() {
-    let proxy = Proxy::start(Server::Port(port()));
+    let (_server, port) = start();
+    let proxy = Proxy::start(Server::Port(port));
     let store = store_at(proxy.port, "az://box/faults", KEY);
     let failed = Response::new(500);
     let faults = [

@@ -1,7 +1,6 @@
 //! Against SeaweedFS: `MUSTER_TEST_WEED` names its program.
 
 use std::process::Command;
-use std::sync::OnceLock;
 
 use muster_store::{Checksum, Created, Kind, Patience, Store, Verified};
 
@@ -12,23 +11,17 @@ use crate::server::{Running, ports};
 
 const CONFIG: &str = r#"{"identities":[{"name":"t","credentials":[{"accessKey":"test","secretKey":"testsecret"}],"actions":["Admin","Read","Write","List","Tagging"]}]}"#;
 
-/// One server for all tests of this process.
-fn port() -> u16 {
-    static SERVER: OnceLock<(u16, Running)> = OnceLock::new();
-    SERVER.get_or_init(start).0
-}
-
-fn start() -> (u16, Running) {
+fn start() -> (Running, u16) {
     let all = ports::<14>();
     let mut server = Running::start("MUSTER_TEST_WEED", |place, command| {
-        arguments(place, command, &all)
+        arguments(place, command, &all);
     });
     let store = s3("s3://bucket", all[0], hasty());
     server.until(|| match store.create("ready", b"") {
         Ok(_) => Ok(()),
         Err(error) => Err(error.to_string()),
     });
-    (all[0], server)
+    (server, all[0])
 }
 
 fn arguments(place: &std::path::Path, command: &mut Command, ports: &[u16]) {
@@ -38,7 +31,8 @@ fn arguments(place: &std::path::Path, command: &mut Command, ports: &[u16]) {
         .env("S3_BUCKET", "bucket,other-bucket")
         .args(["mini", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-dir=data"])
         .args(["-s3.config=s3.json", "-master.telemetry=false"])
-        .args(["-s3.port.iceberg=0", "-s3.port.lance=0"]);
+        .args(["-s3.port.iceberg=0", "-s3.port.lance=0"])
+        .args(["-filer.localSocket=filer.sock", "-s3.localSocket=s3.sock"]);
     let flags = [
         "s3.port",
         "s3.port.grpc",
@@ -60,20 +54,17 @@ fn arguments(place: &std::path::Path, command: &mut Command, ports: &[u16]) {
     }
 }
 
-fn store(folder: &str) -> Store {
-    s3(
-        &format!("s3://bucket/{folder}"),
-        port(),
-        Patience::default(),
-    )
+fn store(port: u16) -> Store {
+    s3("s3://bucket/team", port, Patience::default())
 }
 
 #[test]
 fn it_is_taken_and_does_all_that_muster_does() {
-    let store = store("probe");
+    let (_server, port) = start();
+    let store = store(port);
     let probed = store.probe().unwrap();
     println!("{probed:?}");
-    assert_eq!(self::store("probe").probe().unwrap().uuid, probed.uuid);
+    assert_eq!(self::store(port).probe().unwrap().uuid, probed.uuid);
     let job = store.within("job").unwrap();
     assert_eq!(job.create("log/1.json", b"one").unwrap(), Created::Created);
     assert_eq!(job.create("log/1.json", b"two").unwrap(), Created::Exists);
@@ -100,12 +91,14 @@ fn it_is_taken_and_does_all_that_muster_does() {
 
 #[test]
 fn of_a_hundred_creators_one_wins() {
-    race(&store("race"), 5);
+    let (_server, port) = start();
+    race(&store(port), 3);
 }
 
 #[test]
 fn listings_have_pages() {
-    let store = store("pages");
+    let (_server, port) = start();
+    let store = store(port);
     std::thread::scope(|scope| {
         for part in 0..8 {
             let store = &store;
@@ -128,7 +121,8 @@ fn listings_have_pages() {
 
 #[test]
 fn large_objects_arrive_whole_and_are_compared() {
-    let (store, bytes) = (store("large"), bytes(23 << 20));
+    let (_server, port) = start();
+    let (store, bytes) = (store(port), bytes(23 << 20));
     let total = bytes.len() as u64;
     let uploaded = store
         .upload("data/1/n0", &mut &bytes[..], total, &mut go_on)
@@ -147,8 +141,9 @@ fn large_objects_arrive_whole_and_are_compared() {
 
 #[test]
 fn credentials_and_buckets_that_are_wrong_are_told() {
-    let mut options = options(port(), Patience::default());
-    let endpoint = format!("http://127.0.0.1:{}", port());
+    let (_server, port) = start();
+    let mut options = options(port, Patience::default());
+    let endpoint = format!("http://127.0.0.1:{}", port);
     options.variables = [
         ("AWS_ACCESS_KEY_ID", "test"),
         ("AWS_SECRET_ACCESS_KEY", "wrong"),
@@ -163,7 +158,7 @@ fn credentials_and_buckets_that_are_wrong_are_told() {
         "{error}"
     );
     assert!(!error.unknown);
-    let missing = s3("s3://no-such-bucket/x", port(), Patience::default());
+    let missing = s3("s3://no-such-bucket/x", port, Patience::default());
     let error = missing.get("a", 9).unwrap_err();
     assert_eq!(error.kind, Kind::NoBucket, "{error}");
     assert_eq!(missing.head("a").unwrap_err().kind, Kind::NoBucket);
@@ -171,7 +166,8 @@ fn credentials_and_buckets_that_are_wrong_are_told() {
 
 #[test]
 fn what_goes_wrong_on_the_way_changes_nothing() {
-    let proxy = Proxy::start(Server::Port(port()));
+    let (_server, port) = start();
+    let proxy = Proxy::start(Server::Port(port));
     let store = s3("s3://bucket/faults", proxy.port, Patience::default());
     let failed = Response::new(500).body("<Error><Code>InternalError</Code></Error>");
     let faults = [
