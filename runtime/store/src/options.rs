@@ -60,8 +60,9 @@ impl fmt::Debug for Variables {
     }
 }
 
-/// How long and how often something is tried before it is an error. No operation takes longer than
-/// `total` and the time its bytes take at `slowest`.
+/// How long and how often something is tried before it is an error. No request takes longer, with all
+/// its tries, than `total` and the time its bytes take at `slowest`; no create, which may have to look
+/// at the store's uuid and to read back, longer than twice that and `once`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
     /// Tries of one request, the first among them.
@@ -99,14 +100,14 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// For records of a log, for which somebody waits: at most 8 s in all.
+    /// For records of a log, for which somebody waits: a create takes at most 10 s.
     pub fn brief() -> Self {
         Self {
             tries: 5,
-            total: Duration::from_secs(8),
-            once: Duration::from_secs(4),
-            idle: Duration::from_secs(4),
-            connect: Duration::from_secs(2),
+            total: Duration::from_secs(4),
+            once: Duration::from_secs(2),
+            idle: Duration::from_secs(2),
+            connect: Duration::from_secs(1),
             ..Self::default()
         }
     }
