@@ -100,7 +100,7 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// For records of a log, for which somebody waits: a create takes at most 10 s.
+    /// For records of a log, for which somebody waits: a create of a few KiB takes at most 10 s.
     pub fn brief() -> Self {
         Self {
             tries: 5,
