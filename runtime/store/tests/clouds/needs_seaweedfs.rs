@@ -16,6 +16,10 @@ fn start() -> (Running, u16) {
     let mut server = Running::start("MUSTER_TEST_WEED", |place, command| {
         arguments(place, command, &all);
     });
+    for part in ["admin", "filer", "master", "s3", "volume"] {
+        let socket = |port| format!("/tmp/seaweedfs-{part}-grpc-{port}.sock").into();
+        server.litter.extend(all.iter().map(socket));
+    }
     let store = s3("s3://bucket", all[0], hasty());
     server.until(|| match store.create("ready", b"") {
         Ok(_) => Ok(()),

@@ -8,12 +8,17 @@ pub(crate) struct Running {
     child: Child,
     /// Its files, and its log.
     pub(crate) place: tempfile::TempDir,
+    /// What it leaves elsewhere.
+    pub(crate) litter: Vec<PathBuf>,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        for path in &self.litter {
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 
@@ -33,7 +38,11 @@ impl Running {
             .stderr(log)
             .spawn()
             .unwrap();
-        Self { child, place }
+        Self {
+            child,
+            place,
+            litter: Vec::new(),
+        }
     }
 
     /// Waits until it is of use, at most two minutes.
