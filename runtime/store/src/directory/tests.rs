@@ -1,0 +1,348 @@
+use std::ops::ControlFlow;
+use std::sync::Barrier;
+use std::time::Duration;
+
+use super::*;
+use crate::store::{Entry, Verified};
+use crate::{Kind, Options, Store};
+
+fn open(path: &Path) -> Store {
+    Store::open(
+        &crate::Location::Directory(path.to_owned()),
+        &Options::new(crate::Variables::default()),
+    )
+    .unwrap()
+}
+
+fn all(store: &Store, folder: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    store
+        .list(folder, &mut |Entry { name, .. }| {
+            found.push(name);
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    found
+}
+
+fn go_on(_: crate::Progress) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+#[test]
+fn a_record_is_created_once_and_read_by_all() {
+    let place = tempfile::tempdir().unwrap();
+    let (a, b) = (open(place.path()), open(place.path()));
+    let job = |store: &Store| store.within("job").unwrap();
+    assert_eq!(
+        job(&a).get("log/1.json", 9).unwrap_err().kind,
+        Kind::NotFound
+    );
+    assert_eq!(
+        job(&a).create("log/1.json", b"one").unwrap(),
+        Created::Created
+    );
+    assert_eq!(
+        job(&b).create("log/1.json", b"two").unwrap(),
+        Created::Exists
+    );
+    assert_eq!(
+        job(&b).create("log/1.json", b"longer").unwrap(),
+        Created::Exists
+    );
+    // The same bytes again: perhaps a try whose answer was lost.
+    assert_eq!(
+        job(&b).create("log/1.json", b"one").unwrap(),
+        Created::Created
+    );
+    assert_eq!(b.get("job/log/1.json", 3).unwrap(), b"one");
+    assert_eq!(b.get("job/log/1.json", 2).unwrap_err().kind, Kind::TooLarge);
+    assert_eq!(b.head("job/log/1.json").unwrap().size, 3);
+    let mut two = [0; 2];
+    b.get_range("job/log/1.json", 1, &mut two).unwrap();
+    assert_eq!(&two, b"ne");
+    let short = b.get_range("job/log/1.json", 2, &mut two).unwrap_err();
+    assert_eq!(short.kind, Kind::Short);
+    // Nothing else is left behind.
+    assert_eq!(all(&a, ""), ["job/log/1.json"]);
+    assert_eq!(
+        std::fs::read_dir(place.path().join("job/log"))
+            .unwrap()
+            .count(),
+        1
+    );
+}
+
+#[test]
+fn a_put_takes_the_old_ones_place_and_a_delete_may_come_twice() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path());
+    store.put("job/beacon", b"1").unwrap();
+    store.put("job/beacon", b"22").unwrap();
+    assert_eq!(store.get("job/beacon", 9).unwrap(), b"22");
+    store.delete("job/beacon").unwrap();
+    store.delete("job/beacon").unwrap();
+    store.delete("none/at/all").unwrap();
+    assert_eq!(store.get("job/beacon", 9).unwrap_err().kind, Kind::NotFound);
+}
+
+#[test]
+fn listings_are_in_the_order_of_names_and_hold_only_objects() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path());
+    for name in ["a/b", "a-b", "a/b-c/d", "b", "a.b", "Z"] {
+        store.create(name, b"x").unwrap();
+    }
+    std::fs::write(place.path().join(".hidden"), "x").unwrap();
+    std::fs::write(place.path().join("a/not an object"), "x").unwrap();
+    std::os::unix::fs::symlink("b", place.path().join("link")).unwrap();
+    assert_eq!(all(&store, ""), ["Z", "a-b", "a.b", "a/b", "a/b-c/d", "b"]);
+    assert_eq!(all(&store, "a"), ["a/b", "a/b-c/d"]);
+    assert_eq!(all(&store, "none"), [""; 0]);
+    assert_eq!(store.folders("").unwrap(), ["a"]);
+    assert_eq!(store.folders("a").unwrap(), ["b-c"]);
+    let mut first = Vec::new();
+    let stop = |entry| {
+        first.push(entry);
+        ControlFlow::Break(())
+    };
+    store.list("", &mut { stop }).unwrap();
+    let entry = Entry {
+        name: "Z".into(),
+        size: 1,
+    };
+    assert_eq!(first, [entry]);
+}
+
+#[test]
+fn nothing_outside_is_reached() {
+    let place = tempfile::tempdir().unwrap();
+    std::fs::create_dir(place.path().join("in")).unwrap();
+    std::fs::write(place.path().join("secret"), "x").unwrap();
+    std::os::unix::fs::symlink("..", place.path().join("in/up")).unwrap();
+    std::os::unix::fs::symlink("../secret", place.path().join("in/link")).unwrap();
+    let store = open(&place.path().join("in"));
+    for name in ["../secret", "up/secret", "link", "/etc/passwd", "up"] {
+        assert!(store.get(name, 99).is_err(), "{name}");
+        assert!(store.head(name).is_err(), "{name}");
+        assert!(store.create(&format!("{name}/x"), b"").is_err(), "{name}");
+    }
+    assert!(store.within("..").is_err());
+    let fifo = place.path().join("in/fifo");
+    let made = std::process::Command::new("mkfifo")
+        .arg(&fifo)
+        .status()
+        .unwrap();
+    assert!(made.success());
+    assert_eq!(store.get("fifo", 9).unwrap_err().kind, Kind::Other);
+}
+
+#[test]
+fn of_a_hundred_creators_one_wins() {
+    let place = tempfile::tempdir().unwrap();
+    for round in 0..5 {
+        let name = format!("job/log/{round}.json");
+        let barrier = Barrier::new(100);
+        let won: Vec<usize> = std::thread::scope(|scope| {
+            let racer = |number: usize| {
+                let (name, barrier) = (&name, &barrier);
+                let store = open(place.path());
+                scope.spawn(move || {
+                    barrier.wait();
+                    let bytes = number.to_string();
+                    let created = store.create(name, bytes.as_bytes()).unwrap();
+                    (created == Created::Created).then_some(number)
+                })
+            };
+            let racers: Vec<_> = (0..100).map(racer).collect();
+            racers
+                .into_iter()
+                .filter_map(|r| r.join().unwrap())
+                .collect()
+        });
+        assert_eq!(won.len(), 1);
+        let there = open(place.path()).get(&name, 9).unwrap();
+        assert_eq!(there, won[0].to_string().as_bytes());
+    }
+    assert_eq!(
+        std::fs::read_dir(place.path().join("job/log"))
+            .unwrap()
+            .count(),
+        5
+    );
+}
+
+#[test]
+fn an_upload_is_whole_or_not_there() {
+    let place = tempfile::tempdir().unwrap();
+    let store = open(place.path());
+    let bytes: Vec<u8> = (0..3 << 20).map(|at: u32| (at / 7) as u8).collect();
+    let total = bytes.len() as u64;
+    let mut steps = Vec::new();
+    let uploaded = store
+        .upload("data/1/n0", &mut &bytes[..], total, &mut |progress| {
+            steps.push(progress.done);
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    assert_eq!(uploaded.crc64, muster_checkpoint::sum::crc(&bytes));
+    assert_eq!(uploaded.verified, Verified::Durable);
+    assert_eq!(steps.last(), Some(&total));
+    assert!(steps.is_sorted() && steps.len() > 1);
+    assert_eq!(store.get("data/1/n0", total).unwrap(), bytes);
+    // A try whose answer was lost, and another object.
+    let again = store.upload("data/1/n0", &mut &bytes[..], total, &mut go_on);
+    assert_eq!(again.unwrap(), uploaded);
+    let mut other = bytes.clone();
+    other[5] ^= 1;
+    let refused = store.upload("data/1/n0", &mut &other[..], total, &mut go_on);
+    assert_eq!(refused.unwrap_err().kind, Kind::Exists);
+    assert_eq!(store.get("data/1/n0", total).unwrap(), bytes);
+
+    for announced in [total - 1, total + 1] {
+        let wrong = store.upload("data/1/n1", &mut &bytes[..], announced, &mut go_on);
+        assert_eq!(wrong.unwrap_err().kind, Kind::Source);
+    }
+    let cancelled = store.upload("data/1/n1", &mut &bytes[..], total, &mut |_| {
+        ControlFlow::Break(())
+    });
+    assert_eq!(cancelled.unwrap_err().kind, Kind::Cancelled);
+    assert_eq!(store.head("data/1/n1").unwrap_err().kind, Kind::NotFound);
+    assert_eq!(
+        std::fs::read_dir(place.path().join("data/1"))
+            .unwrap()
+            .count(),
+        1
+    );
+}
+
+#[test]
+fn a_probe_leaves_the_uuid_and_no_more() {
+    let place = tempfile::tempdir().unwrap();
+    let (a, b) = (open(place.path()), open(place.path()));
+    let probed = a.probe().unwrap();
+    assert_eq!(b.probe().unwrap().uuid, probed.uuid);
+    assert_eq!(a.uuid(), Some(probed.uuid));
+    assert!(probed.latency < Duration::from_secs(60));
+    assert_eq!(all(&a, ""), ["muster-store"]);
+    let other = tempfile::tempdir().unwrap();
+    assert_ne!(open(other.path()).probe().unwrap().uuid, probed.uuid);
+}
+
+#[test]
+fn a_store_that_was_removed_or_exchanged_says_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("store");
+    std::fs::create_dir(&path).unwrap();
+    let store = open(&path);
+    store.probe().unwrap();
+    let job = store.within("job").unwrap();
+    assert_eq!(job.create("log/1", b"x").unwrap(), Created::Created);
+    assert_eq!(job.get("log/2", 9).unwrap_err().kind, Kind::NotFound);
+    std::fs::remove_dir_all(&path).unwrap();
+    for gone in [
+        job.get("log/1", 9).map(|_| ()),
+        job.get("log/2", 9).map(|_| ()),
+        job.head("log/1").map(|_| ()),
+        job.create("log/2", b"x").map(|_| ()),
+        job.list("", &mut |_| ControlFlow::Continue(())),
+    ] {
+        let error = gone.unwrap_err();
+        assert_eq!(error.kind, Kind::Gone, "{error}");
+        assert!(!error.unknown);
+        let io = std::io::Error::from(error);
+        assert_ne!(io.kind(), std::io::ErrorKind::NotFound);
+    }
+    // Emptied and made anew, it is another store.
+    let emptied = tempfile::tempdir().unwrap();
+    let store = open(emptied.path());
+    store.probe().unwrap();
+    std::fs::remove_file(emptied.path().join("muster-store")).unwrap();
+    open(emptied.path()).probe().unwrap();
+    assert_eq!(store.get("none", 9).unwrap_err().kind, Kind::Gone);
+}
+
+#[test]
+fn a_uuid_that_is_none_is_told() {
+    let place = tempfile::tempdir().unwrap();
+    for bad in [
+        "",
+        "{}",
+        "{\"format\":2,\"uuid\":\"00112233445566778899aabbccddeeff\"}",
+    ] {
+        std::fs::write(place.path().join("muster-store"), bad).unwrap();
+        let error = open(place.path()).probe().unwrap_err();
+        assert!(error.to_string().contains("restore it"), "{error}");
+    }
+}
+
+#[test]
+fn what_a_crash_left_is_removed_and_what_is_new_is_not() {
+    let place = tempfile::tempdir().unwrap();
+    std::fs::create_dir(place.path().join("log")).unwrap();
+    let old = place.path().join("log/.muster-tmp-old");
+    std::fs::write(&old, "x").unwrap();
+    let day = std::time::SystemTime::now() - Duration::from_secs(25 * 3600);
+    File::open(&old).unwrap().set_modified(day).unwrap();
+    std::fs::write(place.path().join("log/.muster-tmp-new"), "x").unwrap();
+    open(place.path()).create("log/1", b"x").unwrap();
+    assert!(!old.exists());
+    assert!(place.path().join("log/.muster-tmp-new").exists());
+}
+
+#[test]
+fn places_that_cannot_be_used_are_told_with_what_helps() {
+    let place = tempfile::tempdir().unwrap();
+    std::fs::write(place.path().join("file"), "x").unwrap();
+    for (name, fix) in [("none", "create it"), ("file", "no directory")] {
+        let location = crate::Location::Directory(place.path().join(name));
+        let options = Options::new(crate::Variables::default());
+        let error = Store::open(&location, &options).unwrap_err();
+        assert_eq!(error.kind, Kind::Setup);
+        assert!(error.to_string().contains(fix), "{error}");
+    }
+    let store = open(place.path());
+    for bad in ["", "a//b", ".a", "a b", "../a"] {
+        assert_eq!(store.create(bad, b"").unwrap_err().kind, Kind::Name);
+    }
+    let error = store.create("file/x", b"").unwrap_err();
+    assert!(!error.unknown, "{error}");
+}
+
+proptest::proptest! {
+    // Each step may sync a disk.
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(24))]
+    /// Against a map: whatever is done in whatever order.
+    #[test]
+    fn behaves_like_a_map(steps in proptest::collection::vec((0..4u8, 0..6usize, 0..4u8), 0..40)) {
+        const NAMES: [&str; 6] = ["a", "b/c", "b/d", "b/e/f", "g-h", "g/h"];
+        let place = tempfile::tempdir().unwrap();
+        let store = open(place.path());
+        let mut model = std::collections::BTreeMap::new();
+        for (what, name, byte) in steps {
+            let (name, bytes) = (NAMES[name], vec![byte; 3]);
+            match what {
+                0 => {
+                    let created = store.create(name, &bytes).unwrap();
+                    let there = model.entry(name).or_insert_with(|| bytes.clone());
+                    proptest::prop_assert_eq!(created == Created::Created, *there == bytes);
+                }
+                1 => {
+                    store.put(name, &bytes).unwrap();
+                    model.insert(name, bytes);
+                }
+                2 => {
+                    store.delete(name).unwrap();
+                    model.remove(name);
+                }
+                _ => {
+                    let got = store.get(name, 3).map_err(|error| error.kind);
+                    let expected = model.get(name).cloned().ok_or(Kind::NotFound);
+                    proptest::prop_assert_eq!(got, expected);
+                }
+            }
+        }
+        let names: Vec<&str> = model.into_keys().collect();
+        proptest::prop_assert_eq!(all(&store, ""), names);
+    }
+}
