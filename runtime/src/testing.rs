@@ -1,41 +1,14 @@
 //! Ranks that are threads of one process, for the tests of all modules.
 
-use std::net::SocketAddr;
+mod port;
+
 use std::time::Duration;
 
-use socket2::{Domain, Socket, Type};
-
+pub(crate) use self::port::HeldPort;
 use crate::collective::{Group, GroupConfig, Sharing};
 
 /// Longer than anything takes that goes well.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
-
-/// A port that nobody else is given as long as it is held. One that is looked for and freed again may be another
-/// test's by the time that a group listens there, and groups of tests have the same secrets.
-///
-/// Bound, and never listening: who asks for any port gets another one, while a listener, which sets `SO_REUSEADDR`
-/// as this does, may have it.
-pub(crate) struct HeldPort {
-    pub(crate) address: SocketAddr,
-    _socket: Socket,
-}
-
-impl HeldPort {
-    pub(crate) fn new() -> HeldPort {
-        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-        socket.set_reuse_address(true).unwrap();
-        let any = SocketAddr::from(([127, 0, 0, 1], 0));
-        socket.bind(&any.into()).unwrap();
-        HeldPort {
-            address: socket.local_addr().unwrap().as_socket().unwrap(),
-            _socket: socket,
-        }
-    }
-
-    pub(crate) fn port(&self) -> u16 {
-        self.address.port()
-    }
-}
 
 /// Each rank as if on a host of its own.
 pub(crate) fn group_config(rank: u32, world: u32, port: u16) -> GroupConfig {

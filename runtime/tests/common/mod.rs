@@ -1,18 +1,21 @@
 //! Ranks that are processes, and what they say: this test's own program, started again to run one function.
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
+#[path = "../../src/testing/port.rs"]
+pub(crate) mod port;
+
+use self::port::HeldPort;
+
 /// Longer than anything takes that goes well.
 const BOUND: Duration = Duration::from_secs(60);
 
-/// A free port of this host. Freed at once: a group binds it anew.
+/// A port for ranks that are processes: nobody else is given it before this process ends.
 pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
+    Box::leak(Box::new(HeldPort::new())).port()
 }
 
 /// A process that says what it does in lines that begin with `@`. Killed when the test ends.
