@@ -6,14 +6,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 #[path = "../../src/testing/port.rs"]
-mod port;
+pub(crate) mod port;
 
 use self::port::HeldPort;
 
 /// Longer than anything takes that goes well.
 const BOUND: Duration = Duration::from_secs(60);
 
-/// A port that nobody else is given before this process ends.
+/// A port for ranks that are processes: nobody else is given it before this process ends.
 pub(crate) fn free_port() -> u16 {
     Box::leak(Box::new(HeldPort::new())).port()
 }

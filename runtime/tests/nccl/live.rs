@@ -19,7 +19,7 @@ use muster_runtime::collective::nccl::{Communicator, Library, NcclError};
 use muster_runtime::collective::{Element, Group, Op};
 use muster_runtime::live::{Fault, Patience, Share, Training, Worker};
 
-use super::common::free_port;
+use super::common::port::HeldPort;
 use super::support::*;
 
 const BUCKETS: usize = 2;
@@ -242,9 +242,9 @@ fn eventually(what: &str, holds: impl Fn() -> bool) {
 #[test]
 fn survivors_of_a_live_training_go_on_with_another_communicator() {
     let pages: Vec<Page> = (0..3).map(|_| Page::new()).collect();
-    let port = free_port();
+    let (first, next) = (HeldPort::new(), HeldPort::new());
     for (rank, page) in (0..).zip(&pages) {
-        page.assign(1, rank, 3, port);
+        page.assign(1, rank, 3, first.port());
     }
     let (library, over) = (library(), AtomicBool::new(false));
     let committed: Vec<AtomicU64> = (0..3).map(|_| AtomicU64::new(0)).collect();
@@ -288,11 +288,10 @@ fn survivors_of_a_live_training_go_on_with_another_communicator() {
             .collect();
         eventually("the rank is dead", || ranks[1].is_finished());
         // The others leave by themselves, and park.
-        let next = free_port();
         for rank in [0, 2] {
             let parked = || Term(pages[rank].load(word::PARKED)) >= Term::of(1, 0);
             eventually("parked", parked);
-            pages[rank].assign(2, rank as u32 / 2, 2, next);
+            pages[rank].assign(2, rank as u32 / 2, 2, next.port());
         }
         eventually("both get on", || {
             [0, 2]

@@ -10,7 +10,7 @@ use libloading::os::unix::{Library as Handle, Symbol};
 use muster_runtime::collective::nccl::{Communicator, Config, Device, Library, Memory, RawStream};
 use muster_runtime::collective::{Element, Group, GroupConfig, Sharing};
 
-use super::common::free_port;
+use super::common::port::HeldPort;
 
 /// Longer than anything takes that goes well.
 pub(crate) const BOUND: Duration = Duration::from_secs(30);
@@ -120,7 +120,8 @@ pub(crate) fn on_ranks<T: Send>(
     adjust: impl Fn(GroupConfig) -> GroupConfig,
     body: impl Fn(Rank) -> T + Sync,
 ) -> Vec<T> {
-    let (port, library) = (free_port(), library());
+    let (held, library) = (HeldPort::new(), library());
+    let port = held.port();
     std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..world)
             .map(|rank| {
