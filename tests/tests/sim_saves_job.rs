@@ -116,6 +116,7 @@ impl World {
             pid: 1,
             command: String::new(),
             log_dir: None,
+            gate: None,
         };
         self.hears(i, ToAgent::Register(reg));
         if let Some(digest) = running {

@@ -50,7 +50,7 @@ pub enum RestoreError {
     Unusable {
         digest: Id,
         #[source]
-        source: ManifestError,
+        source: Box<ManifestError>,
     },
 }
 
@@ -94,8 +94,10 @@ impl Restore {
         if found != digest {
             return Err(RestoreError::Damaged { digest, found });
         }
-        let manifest = (Manifest::decode(&bytes))
-            .map_err(|source| RestoreError::Unusable { digest, source })?;
+        let manifest = (Manifest::decode(&bytes)).map_err(|error| RestoreError::Unusable {
+            digest,
+            source: Box::new(error),
+        })?;
         Ok(Restore {
             digest,
             manifest,

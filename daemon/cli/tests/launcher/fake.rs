@@ -161,6 +161,7 @@ impl Agent {
             master_guard: SocketAddr::from(([127, 0, 0, 1], register.guard_port)),
             master_launcher: register.launcher,
             restart_count: u32::from(number) - 1,
+            restore: None,
             why: "test".into(),
         }
     }

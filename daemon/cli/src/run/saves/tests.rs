@@ -19,11 +19,14 @@ use super::*;
 const GENERATION: Digest = Digest([9; 32]);
 const BYTES: u64 = 10_000_000;
 
+/// What a rank was given: slots of its own mapping, or how much room there is.
+type Answer = (Given, Option<[Arc<Slot>; SLOTS]>, u64);
+
 /// Two local ranks that ask, and remember what they are given.
 #[derive(Default)]
 struct Two {
     asks: RefCell<BTreeMap<u16, Ask>>,
-    given: RefCell<BTreeMap<u16, (Given, Option<[Arc<Slot>; SLOTS]>, u64)>>,
+    given: RefCell<BTreeMap<u16, Answer>>,
     dead: RefCell<Vec<u16>>,
 }
 
@@ -38,7 +41,7 @@ impl Two {
         self.asks.borrow_mut().insert(k, ask);
     }
 
-    fn answer(&self, k: u16) -> Option<(Given, Option<[Arc<Slot>; SLOTS]>, u64)> {
+    fn answer(&self, k: u16) -> Option<Answer> {
         self.given.borrow_mut().remove(&k)
     }
 }
