@@ -41,6 +41,8 @@ pub struct Note {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Draft {
+    /// When rank 0 sealed its copy, in seconds since 1970: the manifest is the same whenever it is made.
+    pub saved_at: u64,
     /// Names and lengths, ascending by name.
     pub files: Vec<(String, u64)>,
     /// As in the manifest; their files are indices into these.

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use muster_checkpoint::Slice;
 use muster_checkpoint::hex::Bytes;
@@ -198,10 +198,14 @@ impl Saver {
             });
         }
         sources.sort_unstable_by_key(|source| source.at);
-        let note = Note {
+        let mut note = Note {
             blobs,
             ..self.note.clone()
         };
+        if let Some(draft) = &mut note.draft {
+            let since = SystemTime::now().duration_since(UNIX_EPOCH);
+            draft.saved_at = since.map_or(0, |since| since.as_secs());
+        }
         let note = note.encode()?;
         let bytes = shard.layout.bytes;
         if !self.slots.fit(bytes, note.len() as u64) {

@@ -218,6 +218,7 @@ impl Plan {
             tensor.slices.sort_unstable_by(|a, b| a.slice.cmp(&b.slice));
         }
         Draft {
+            saved_at: 0,
             files: (files.into_iter())
                 .map(|(shard, name)| (name, shard.layout.bytes))
                 .collect(),

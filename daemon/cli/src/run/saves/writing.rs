@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use muster_checkpoint::dir::Dir;
 use muster_checkpoint::hex::{Bytes, Id};
@@ -196,7 +195,6 @@ pub(super) fn assemble(
         let dir = open(&place.path)?;
         let folder = save.folder();
         let name = folder.strip_prefix(DATA).unwrap_or(&folder);
-        let since = SystemTime::now().duration_since(UNIX_EPOCH);
         let origin = Origin {
             job: place.job,
             lineage: Bytes(generation.lineage.0),
@@ -205,7 +203,7 @@ pub(super) fn assemble(
             attempt: save.attempt,
             step: save.step,
             world: generation.world,
-            saved_at: since.map_or(0, |since| since.as_secs()),
+            saved_at: draft.saved_at,
         };
         let manifest = (draft.assemble(origin, &dir, name, &digests)).map_err(|e| words(&e))?;
         let digest = shelf::put(&dir, &manifest).map_err(|e| words(&e))?;
