@@ -218,8 +218,6 @@ impl Job {
         if head.filter(led).is_none() {
             return;
         }
-        let generation = message.save.generation;
-        debug_assert_eq!(generation, self.saves.generation);
         self.at_saves_node(ctx, NodeEvent::Leader(message));
     }
 

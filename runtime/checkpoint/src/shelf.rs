@@ -34,17 +34,28 @@ pub enum PutError {
 /// # Errors
 /// It is inconsistent, or cannot be written.
 pub fn put(dir: &Dir, manifest: &Manifest) -> Result<Id, PutError> {
-    let bytes = manifest.encode().map_err(PutError::Manifest)?;
-    let digest = Manifest::digest(&bytes);
+    put_encoded(dir, &manifest.encode().map_err(PutError::Manifest)?)
+}
+
+/// The same of a manifest that is [encoded](Manifest::encode) already.
+///
+/// # Errors
+/// It cannot be written.
+pub fn put_encoded(dir: &Dir, bytes: &[u8]) -> Result<Id, PutError> {
+    let digest = Manifest::digest(bytes);
     let place = dir.make(MANIFESTS).map_err(PutError::Directory)?;
     let options = Options {
         threads: 1,
         direct: false,
     };
     let name = format!("{digest}{SUFFIX}");
-    match persist(&place, &name, &bytes, options, &|_| {
-        ControlFlow::Continue(())
-    }) {
+    match persist(
+        &place,
+        &name,
+        bytes,
+        options,
+        &|_| ControlFlow::Continue(()),
+    ) {
         Ok(_) => Ok(digest),
         Err(PersistError {
             fault: Fault::Exists,

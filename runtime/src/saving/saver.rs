@@ -94,7 +94,7 @@ pub struct Saver {
     page: Arc<Page>,
     env: WorkerEnv,
     plan: Plan,
-    /// The part of the note that stays the same.
+    /// Of the newest save: its blobs change, the rest stays the same.
     note: Note,
     slots: Slots,
     threads: usize,
@@ -198,15 +198,12 @@ impl Saver {
             });
         }
         sources.sort_unstable_by_key(|source| source.at);
-        let mut note = Note {
-            blobs,
-            ..self.note.clone()
-        };
-        if let Some(draft) = &mut note.draft {
+        self.note.blobs = blobs;
+        if let Some(draft) = &mut self.note.draft {
             let since = SystemTime::now().duration_since(UNIX_EPOCH);
             draft.saved_at = since.map_or(0, |since| since.as_secs());
         }
-        let note = note.encode()?;
+        let note = self.note.encode()?;
         let bytes = shard.layout.bytes;
         if !self.slots.fit(bytes, note.len() as u64) {
             let room = note.len() as u64 + NOTE_MARGIN;

@@ -206,9 +206,12 @@ pub(super) fn assemble(
             saved_at: draft.saved_at,
         };
         let manifest = (draft.assemble(origin, &dir, name, &digests)).map_err(|e| words(&e))?;
-        let digest = shelf::put(&dir, &manifest).map_err(|e| words(&e))?;
-        let bytes = manifest.encode().map_or(0, |bytes| bytes.len());
-        Ok((Digest(digest.0), u32::try_from(bytes).unwrap_or(u32::MAX)))
+        let bytes = manifest.encode().map_err(|e| words(&e))?;
+        let digest = shelf::put_encoded(&dir, &bytes).map_err(|e| words(&e))?;
+        Ok((
+            Digest(digest.0),
+            u32::try_from(bytes.len()).unwrap_or(u32::MAX),
+        ))
     };
     let thread = std::thread::Builder::new().name("manifest".into());
     let spawned = thread.spawn(move || {
