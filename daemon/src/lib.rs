@@ -10,7 +10,6 @@ mod seldom;
 pub mod serve;
 pub mod socket;
 pub mod state;
-pub mod storedir;
 
 #[cfg(test)]
 mod testing;

@@ -62,6 +62,7 @@ async fn run(config: AgentConfig) -> anyhow::Result<()> {
         notifier: Some(notifier),
         labels: config.labels.clone(),
         place: place(&config),
+        slot_memory: config.checkpoint_memory,
     };
     let node = Node::start(setup).await?;
     tracing::info!(node = %node.node_id(), socket = %config.socket.display(), "serving");

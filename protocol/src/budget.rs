@@ -77,6 +77,8 @@ pub fn charge(spec: &JobSpec, restarts_used: u32, cause: &Cause) -> Charge {
         | Cause::LinksLost { .. }
         | Cause::StartFailed { .. }
         | Cause::Merged { .. }
+        // Each takes a checkpoint out of the log, so there is no end to fear.
+        | Cause::Damaged { .. }
         | Cause::Finished
         | Cause::Cancelled => Charge::GoesOn { restarts_used },
     }

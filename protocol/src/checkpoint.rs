@@ -34,6 +34,7 @@ mod interval;
 mod keeper;
 mod leader;
 mod node;
+mod pace;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -45,7 +46,7 @@ use serde::{Deserialize, Serialize};
 pub use choice::{Choice, Chosen, Pending, Situation, Speeds, choose};
 pub use interval::{Bounds, Interval, Measured, Rhythm, interval, mean_time_between_failures};
 pub use keeper::{
-    Decision, Effect as KeeperEffect, Event as KeeperEvent, Item, Keeper, Refused, State,
+    Decision, Effect as KeeperEffect, Event as KeeperEvent, Item, Keeper, Refused, Standing, State,
 };
 pub use leader::{
     Effect as LeaderEffect, Event as LeaderEvent, GivenUp, Laggard, Lags, Leader, LeaderState,
@@ -54,6 +55,8 @@ pub use leader::{
 pub use node::{
     Effect as NodeEffect, Event as NodeEvent, Node, NodeState, Notice as NodeNotice, Settings,
 };
+pub(crate) use pace::Meter;
+pub use pace::Pace;
 pub use slots::{Busy, Copy, Found, Occupied, Slot, SlotId};
 
 use crate::ids::Digest;

@@ -45,10 +45,12 @@
 //! max(S, r). A worker whose work ends before S exits with 0 and acknowledges nothing.
 //!
 //! A worker that lives through a change of its generation uses more words: see [`live`]. How it
-//! trains it tells by those of [`report`], and where its checkpoints go by those of [`slots`].
+//! trains it tells by those of [`report`], where its checkpoints go by those of [`slots`], and how its saves
+//! and its restore went by those of [`saving`].
 
 pub mod live;
 pub mod report;
+pub mod saving;
 pub mod slots;
 
 use serde::{Deserialize, Serialize};
@@ -98,6 +100,7 @@ pub fn is_word(at: usize) -> bool {
     word::ALL.contains(&at)
         || (live::word::all().chain(report::word::all()))
             .chain(slots::word::all())
+            .chain(saving::word::all())
             .any(|word| word == at)
 }
 

@@ -129,11 +129,14 @@ impl Seen {
         self.idle = self.idle + passed;
         self.in_step = self.in_step + passed;
         if point.step > self.point.step {
-            let each = self.in_step.0 / (point.step - self.point.step);
-            self.steps.push_back(Span(each));
-            if self.steps.len() > REMEMBERED {
-                self.steps.pop_front();
-            }
+            // Each of the steps that one look finds counts: a worker whose steps are short is judged as soon.
+            let count = point.step - self.point.step;
+            let each = Span(self.in_step.0 / count);
+            let count = usize::try_from(count).unwrap_or(REMEMBERED);
+            self.steps
+                .extend(std::iter::repeat_n(each, count.min(REMEMBERED)));
+            let over = self.steps.len().saturating_sub(REMEMBERED);
+            self.steps.drain(..over);
             self.in_step = Span::ZERO;
         }
         if point != self.point {

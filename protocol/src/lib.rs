@@ -18,6 +18,7 @@ pub mod job;
 pub mod live;
 pub mod local;
 pub mod membership;
+pub mod memory;
 pub mod paxos;
 pub mod peers;
 pub mod ranks;

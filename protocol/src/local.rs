@@ -3,6 +3,7 @@
 //! The launcher is the client. Its first frame is [`ToAgent::Register`]; a command line's only frame
 //! is [`ToAgent::Query`] or [`ToAgent::Command`].
 
+mod keeping;
 mod saves;
 mod store;
 
@@ -15,10 +16,12 @@ use crate::control::Reason;
 use crate::control::report::{MAX_RANKS, RankMetrics};
 use crate::hang::{MAX_STANDINGS, Standing};
 use crate::ids::{Digest, LauncherId, NodeId, StoreUuid};
+use crate::memory::Peers;
 use crate::record::Place;
 use crate::spec::JobSpec;
 use crate::wire::Saved;
 
+pub use keeping::{KeepNews, Left, MAX_KEPT, MAX_NAME, MAX_NEEDS, Review};
 pub use saves::{MAX_PARTS, SaveAsk, SaveNews, short};
 pub use store::{Assembly, MAX_PART, News, Part, STORE_HANGS, StoreAnswer, StoreAsk, Troubles};
 
@@ -218,7 +221,11 @@ impl ToAgent {
                 fits("--log-dir", log_dir, MAX_PATH)
             }
             ToAgent::StartFailed { reason, .. } => fits("the reason", reason.len(), MAX_REASON),
-            ToAgent::Exited { exit, .. } => fits("the output", exit.tail.len(), MAX_TAIL),
+            ToAgent::Exited { exit, .. } => {
+                let damaged = exit.damaged.as_ref().map_or(0, |d| d.why.len());
+                fits("the reason", damaged, MAX_REASON)?;
+                fits("the output", exit.tail.len(), MAX_TAIL)
+            }
             ToAgent::Query(Query::Events { job, .. })
             | ToAgent::Command(Command::Cancel { job }) => fits("the job", job.len(), MAX_PATH),
             ToAgent::Command(Command::Continue { job, dead }) => {
@@ -278,10 +285,20 @@ pub struct WorkerExit {
     pub signal: Option<i32>,
     /// Its launcher ended it, as one that hangs.
     pub hung: bool,
+    /// It found the checkpoint damaged that it was to begin with.
+    pub damaged: Option<Damaged>,
     /// Unix milliseconds on the worker's node: from its error file, else when it was reaped.
     pub at_ms: u64,
     /// From its error file, or the last lines of its stderr; at most [`MAX_TAIL`] bytes.
     pub tail: String,
+}
+
+/// A checkpoint that cannot be loaded as it was saved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Damaged {
+    pub manifest: Digest,
+    /// What is wrong, of at most [`MAX_REASON`] bytes.
+    pub why: String,
 }
 
 /// From the agent to a launcher.
@@ -393,6 +410,8 @@ pub struct Start {
     pub restart_count: u32,
     /// The manifest of the checkpoint that this generation begins with.
     pub restore: Option<Digest>,
+    /// Who else holds the job's checkpoints in memory.
+    pub peers: Box<Peers>,
     pub why: String,
 }
 

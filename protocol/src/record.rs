@@ -146,6 +146,13 @@ pub enum Cause {
         rank: u32,
         code: i32,
     },
+    /// A rank found the checkpoint of this step, which the generation began with, damaged: it is
+    /// rejected.
+    Damaged {
+        node: NodeId,
+        rank: u32,
+        step: u64,
+    },
 }
 
 impl Cause {
@@ -164,6 +171,7 @@ impl Cause {
             Cause::Cancelled => "cancelled",
             Cause::Continued { .. } => "continued",
             Cause::WorkerHung { .. } => "worker_hung",
+            Cause::Damaged { .. } => "checkpoint_damaged",
         }
     }
 }

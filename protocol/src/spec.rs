@@ -1,8 +1,12 @@
 //! What a user asks of a job. Every launcher of a job must ask the same.
 
+mod triggers;
+
 use serde::{Deserialize, Serialize};
 
 use crate::time::Span;
+
+pub use triggers::Triggers;
 
 /// The most nodes of one job: the bound that keeps a record within one frame.
 pub const MAX_MEMBERS: usize = 1024;
@@ -32,6 +36,8 @@ pub struct JobSpec {
     /// Fewest nodes to form the job with, where that is more than the minimum: a majority of the
     /// endpoints listed (R2). Zero: the minimum is enough.
     pub birth_quorum: u16,
+    /// When all ranks save without anybody's order.
+    pub triggers: Triggers,
 }
 
 impl Default for JobSpec {
@@ -47,6 +53,7 @@ impl Default for JobSpec {
             stop_grace_ms: 30_000,
             preempt_signal: 15,
             birth_quorum: 0,
+            triggers: Triggers::default(),
         }
     }
 }
@@ -65,6 +72,12 @@ pub enum SpecError {
          at most: list each node of the job once, or raise the maximum"
     )]
     BirthQuorum { quorum: u16, max: u16 },
+    #[error(
+        "--checkpoint-every and --checkpoint-overhead both set the time between checkpoints: leave one out"
+    )]
+    TwoIntervals,
+    #[error("--checkpoint-overhead: stalls may take between 0.001 % and 50 % of the time")]
+    Overhead,
 }
 
 impl JobSpec {
@@ -83,7 +96,7 @@ impl JobSpec {
             let quorum = self.birth_quorum;
             return Err(SpecError::BirthQuorum { quorum, max });
         }
-        Ok(())
+        self.triggers.check()
     }
 
     /// Fewest nodes to form the job with. Later it goes on with the minimum.
@@ -138,7 +151,10 @@ impl JobSpec {
             ),
             ("--birth-quorum", self.quorum_text(), other.quorum_text()),
         ];
+        let triggers = self.triggers.rows().into_iter().zip(other.triggers.rows());
+        let triggers = triggers.map(|((flag, mine), (_, theirs))| (flag, mine, theirs));
         rows.into_iter()
+            .chain(triggers)
             .filter(|(_, mine, theirs)| mine != theirs)
             .map(|(flag, mine, theirs)| format!("{flag} {mine} here, {theirs} there"))
             .collect()

@@ -244,6 +244,16 @@ pub enum JobMessage {
     Save(checkpoint::ToNode),
     /// How far the member is with it.
     SaveAnswer(Box<checkpoint::ToLeader>),
+    /// All ranks have loaded what the generation begins with: they may begin their first step (R15). Said
+    /// by the leader, and again while a member's status does not show that it knows.
+    Verified {
+        digest: Digest,
+    },
+    /// For people: what the leader has chosen about checkpoints, and why.
+    SaveSaid {
+        digest: Digest,
+        text: String,
+    },
 }
 
 /// How far a checkpoint is that somebody asked for.
@@ -369,6 +379,12 @@ pub struct Status {
     pub saved: Option<Saved>,
     /// The barrier at whose step ranks of this member wait, or will wait, for it is not decided here.
     pub gate: Option<u32>,
+    /// All ranks of this member stand before their first step: they have loaded what they begin with.
+    pub loaded: bool,
+    /// It heard that all ranks of all members do (R15).
+    pub verified: bool,
+    /// What saving took on this member.
+    pub pace: checkpoint::Pace,
 }
 
 /// A node goes, by a notice that leaves this much time.
@@ -501,6 +517,8 @@ impl JobMessage {
                 limit("unreachable", s.unreachable.len(), MAX_LIST)?;
                 let saved = s.saved.as_ref().map_or(0, |s| s.ranks.len());
                 limit("ranks", saved, MAX_RANKS)?;
+                let damaged = s.exit.as_ref().and_then(|e| e.damaged.as_ref());
+                limit("reason", damaged.map_or(0, |d| d.why.len()), MAX_TEXT)?;
                 let tail = s.exit.as_ref().map_or(0, |e| e.tail.len());
                 limit("output", tail, MAX_TEXT)
             }
@@ -516,7 +534,12 @@ impl JobMessage {
                 limit("nodes", hang.silent.len(), MAX_LIST)
             }),
             JobMessage::Continue { without, .. } => limit("nodes", without.len(), MAX_LIST),
-            JobMessage::Failure { exit, .. } => limit("output", exit.tail.len(), MAX_TEXT),
+            JobMessage::Failure { exit, .. } => {
+                let damaged = exit.damaged.as_ref().map_or(0, |d| d.why.len());
+                limit("reason", damaged, MAX_TEXT)?;
+                limit("output", exit.tail.len(), MAX_TEXT)
+            }
+            JobMessage::SaveSaid { text, .. } => limit("text", text.len(), MAX_TEXT),
             JobMessage::Order(o) => match &o.action {
                 Action::Run { why, .. } | Action::Preempt { why, .. } | Action::End { why, .. } => {
                     limit("text", why.len(), MAX_TEXT)
@@ -541,6 +564,7 @@ impl JobMessage {
             | JobMessage::Look { .. }
             | JobMessage::CheckpointAsk { .. }
             | JobMessage::Superseded { .. }
+            | JobMessage::Verified { .. }
             | JobMessage::Changed { .. } => Ok(()),
         }
     }

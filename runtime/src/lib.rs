@@ -14,6 +14,7 @@ pub mod demo;
 pub mod env;
 pub mod gradient;
 pub mod live;
+pub mod memory;
 mod page;
 mod random;
 pub mod saving;

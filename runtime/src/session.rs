@@ -5,10 +5,10 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use muster_protocol::control::report;
 use muster_protocol::control::{
     self, Decision, LAYOUT, MAX_STEP, Reason, Stop, decode_step, encode_step, word, worker_decision,
 };
+use muster_protocol::control::{report, saving};
 
 use crate::page::Page;
 
@@ -157,12 +157,15 @@ impl Session {
             // Nobody waits at a boundary, so the count is even as it has to be.
             self.page.store(report::word::OPERATION, 0);
         }
-        self.last = Some(step);
+        let first = self.last.replace(step).is_none();
         if let Some(step) = self.saves.take() {
             // It goes on, so whatever it wanted to save is saved.
             self.saved(step);
         }
         self.page.store(word::PROGRESS, encode_step(Some(step)));
+        if first {
+            self.wait_for_all();
+        }
         let stop = Stop::decode(self.page.load(word::STOP));
         match worker_decision(stop, step) {
             Decision::Go => {
@@ -170,6 +173,15 @@ impl Session {
                 Ok(Directive::Continue)
             }
             Decision::Wait | Decision::StopHere => self.at_the_gate(step),
+        }
+    }
+
+    /// Nobody begins the first step before all ranks have loaded what they begin with: one may find it
+    /// damaged. The launcher, without which this process does not live, says when that is.
+    #[cold]
+    fn wait_for_all(&self) {
+        while self.page.load(saving::word::HOLD) == 1 {
+            (self.page).wait_while(saving::word::HOLD, 1, Duration::from_millis(100));
         }
     }
 

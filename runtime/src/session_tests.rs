@@ -415,3 +415,28 @@ fn a_step_without_news_costs_well_below_a_microsecond() {
     println!("{best} ns a step");
     assert!(best < 1_000, "{best} ns a step");
 }
+
+#[test]
+fn the_first_step_waits_for_all_ranks_and_no_later_one_does() {
+    let file = new_page();
+    let launcher = Page::from_file(&file).unwrap();
+    launcher.store(saving::word::HOLD, 1);
+    let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| {
+            let directive = session.step(40).unwrap();
+            // Nobody was released before.
+            assert_eq!(launcher.load(saving::word::HOLD), 0);
+            directive
+        });
+        // It stands there, as its launcher sees.
+        while decode_step(launcher.load(word::PROGRESS)) != Some(40) {
+            std::thread::yield_now();
+        }
+        launcher.store(saving::word::HOLD, 0);
+        launcher.wake(saving::word::HOLD);
+        assert_eq!(first.join().unwrap(), Directive::Continue);
+    });
+    launcher.store(saving::word::HOLD, 1);
+    assert_eq!(session.step(41).unwrap(), Directive::Continue);
+}

@@ -1,9 +1,11 @@
 //! Ranks that are threads of one process, for the tests of all modules.
 
+mod keeper;
 mod port;
 
 use std::time::Duration;
 
+pub(crate) use self::keeper::Keeper;
 pub(crate) use self::port::HeldPort;
 use crate::collective::{Group, GroupConfig, Sharing};
 

@@ -3,17 +3,21 @@
 
 use std::fmt::Debug;
 
+use muster_checkpoint::manifest::Manifest;
+use muster_checkpoint::part::{Draft, Note, Part};
+use muster_checkpoint::shard::Header;
 use muster_protocol::codec::{self, Deframer};
 use muster_protocol::control::{Reason, decode_step};
 use muster_protocol::job::Durable;
 use muster_protocol::local::{Answer, Register, ToAgent, ToLauncher};
+use muster_protocol::memory;
 use muster_protocol::storelog::Entry;
 use muster_protocol::wire::Message;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// The names of the decoders, as [`decode`] takes them.
-pub const DECODERS: [&str; 8] = [
+pub const DECODERS: [&str; 15] = [
     "message",
     "to_agent",
     "to_launcher",
@@ -22,6 +26,13 @@ pub const DECODERS: [&str; 8] = [
     "entry",
     "durable",
     "stream",
+    "memory_ask",
+    "memory_answer",
+    "memory_text",
+    "manifest",
+    "header",
+    "note",
+    "part",
 ];
 
 /// Decodes with the decoder of this name; says whether the bytes were a value.
@@ -38,6 +49,13 @@ pub fn decode(decoder: &str, bytes: &[u8]) -> bool {
         "entry" => again(Entry::decode(bytes), Entry::encode, Entry::decode),
         "durable" => frame::<Durable>(bytes),
         "stream" => stream(bytes),
+        "memory_ask" => frame::<memory::Ask>(bytes),
+        "memory_answer" => frame::<memory::Answer>(bytes),
+        "memory_text" => memory_text(bytes),
+        "manifest" => again(Manifest::decode(bytes), Manifest::encode, Manifest::decode),
+        "header" => header(bytes),
+        "note" => again(Note::decode(bytes), Note::encode, Note::decode),
+        "part" => again(Part::decode(bytes), Part::encode, Part::decode),
         _ => words(bytes),
     }
 }
@@ -81,6 +99,39 @@ fn stream(bytes: &[u8]) -> bool {
     true
 }
 
+/// What a worker's environment and a manifest say of memory.
+fn memory_text(bytes: &[u8]) -> bool {
+    let _port = memory::data_port(bytes);
+    let text = String::from_utf8_lossy(bytes);
+    let _name = memory::Name::of_path(&text);
+    let whom = memory::Whom::decode(&text);
+    let again = whom.as_ref().map(memory::Whom::encode);
+    let again = again.and_then(|text| memory::Whom::decode(&text));
+    assert_eq!(whom, again, "{text}");
+    whom.is_some()
+}
+
+/// The head of a data file, which is taken for the whole file: what it says lies within it.
+fn header(bytes: &[u8]) -> bool {
+    let file = bytes.len() as u64;
+    let Some((first, rest)) = bytes.split_first_chunk() else {
+        return false;
+    };
+    let Ok(json) = Header::json_bytes(*first, file) else {
+        return false;
+    };
+    // Not beyond the file, or it would have been refused.
+    let (json, data) = rest.split_at(json as usize);
+    let Ok(header) = Header::decode(json, data.len() as u64) else {
+        return false;
+    };
+    for tensor in &header.tensors {
+        let end = tensor.at.checked_add(tensor.bytes);
+        assert!(end <= Some(file), "{tensor:?} of {file} bytes");
+    }
+    true
+}
+
 /// The words of a control page, which a worker may have overwritten.
 fn words(bytes: &[u8]) -> bool {
     for word in bytes.chunks_exact(8) {
@@ -104,6 +155,41 @@ pub fn corpus() -> Vec<Vec<u8>> {
             .iter()
             .filter_map(|m| codec::encode_frame(m).ok()),
     );
+    let asks = crate::golden::memory_asks();
+    let answers = crate::golden::memory_answers();
+    all.extend(asks.iter().filter_map(|m| codec::encode_frame(m).ok()));
+    all.extend(answers.iter().filter_map(|m| codec::encode_frame(m).ok()));
     all.extend(entries.iter().filter_map(|m| m.encode().ok()));
+    all.extend(checkpoint());
+    all
+}
+
+/// What lies in a store or a slot: a data file with its header, a manifest, and the note and the part
+/// that it could have been made of.
+fn checkpoint() -> Vec<Vec<u8>> {
+    const FILE: &[u8] = include_bytes!(
+        "../../runtime/checkpoint/tests/golden/v1/checkpoint/data/400-1-0/n0-0.safetensors"
+    );
+    const MANIFEST: &[u8] =
+        include_bytes!("../../runtime/checkpoint/tests/golden/v1/manifest.json");
+    let mut all = vec![FILE.to_vec(), MANIFEST.to_vec()];
+    if let Ok(manifest) = Manifest::decode(MANIFEST) {
+        let files = manifest.files.iter().map(|f| (f.path.clone(), f.bytes));
+        let note = Note {
+            file: Some("n0-0.safetensors".into()),
+            blobs: manifest.blobs.clone(),
+            draft: Some(Draft {
+                saved_at: manifest.origin.saved_at,
+                files: files.collect(),
+                tensors: manifest.tensors.clone(),
+            }),
+        };
+        let part = Part {
+            file: manifest.files.first().cloned(),
+            blobs: manifest.blobs.clone(),
+        };
+        all.extend(note.encode().ok());
+        all.extend(part.encode().ok());
+    }
     all
 }

@@ -1,10 +1,6 @@
 //! One sample of every message and frame. Their bytes are kept under `golden/v1`, so that a later
 //! version is measured against what this one speaks.
 
-mod local;
-mod saves;
-mod watch;
-
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,8 +8,8 @@ use std::sync::Arc;
 use muster_protocol::agent::Phases;
 use muster_protocol::barrier::{ToLeader, ToNode};
 use muster_protocol::local::{
-    Answer, Command, Query, SaveAsk, SaveNews, StoreAnswer, StoreAsk, ToAgent, ToLauncher,
-    WorkerExit,
+    Answer, Command, Damaged, KeepNews, Query, SaveAsk, SaveNews, StoreAnswer, StoreAsk, ToAgent,
+    ToLauncher, WorkerExit,
 };
 use muster_protocol::record::{Arbiter, Cause, CommitRef, Kind, Member, Place, Record, Voter};
 use muster_protocol::spec::JobSpec;
@@ -22,10 +18,6 @@ use muster_protocol::wire::{
     Action, Advert, Ballot, Grant, Hello, JobMessage, Leave, Message, Order, Status, Ticket, Wait,
 };
 use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, StateId, StoreUuid, Time};
-
-use watch::{held, saved, standing};
-
-pub use local::{answers, to_agent, to_launcher};
 
 /// Defines the name of every variant: a new variant does not compile until it has one, and a name
 /// without a sample fails the test.
@@ -38,6 +30,17 @@ macro_rules! names {
         }
     };
 }
+
+mod local;
+mod memory;
+mod saves;
+mod watch;
+
+pub use local::{answers, to_agent, to_launcher};
+pub use memory::{
+    MEMORY_ANSWERS, MEMORY_ASKS, memory_answer_name, memory_answers, memory_ask_name, memory_asks,
+};
+use watch::{held, saved, standing};
 
 names!(message_name, MESSAGES, Message, {
     Message::Hello(_) => "hello",
@@ -102,6 +105,8 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::Checkpoint { .. } => "job.checkpoint",
     JobMessage::Save(_) => "job.save",
     JobMessage::SaveAnswer(_) => "job.save_answer",
+    JobMessage::Verified { .. } => "job.verified",
+    JobMessage::SaveSaid { .. } => "job.save_said",
 });
 
 names!(to_agent_name, TO_AGENT, ToAgent, {
@@ -146,6 +151,15 @@ names!(to_agent_name, TO_AGENT, ToAgent, {
     ToAgent::Save(SaveNews::HoldFailed { .. }) => "save.hold_failed",
     ToAgent::Save(SaveNews::Assembled { .. }) => "save.assembled",
     ToAgent::Save(SaveNews::AssembleFailed { .. }) => "save.assemble_failed",
+    ToAgent::Save(SaveNews::At { .. }) => "save.at",
+    ToAgent::Save(SaveNews::Copied { .. }) => "save.copied",
+    ToAgent::Save(SaveNews::Waits { .. }) => "save.waits",
+    ToAgent::Save(SaveNews::Loaded { .. }) => "save.loaded",
+    ToAgent::Save(SaveNews::Keep(KeepNews::Place { .. })) => "save.keep.place",
+    ToAgent::Save(SaveNews::Keep(KeepNews::Looked { .. })) => "save.keep.looked",
+    ToAgent::Save(SaveNews::Keep(KeepNews::Decided { .. })) => "save.keep.decided",
+    ToAgent::Save(SaveNews::Keep(KeepNews::Failed { .. })) => "save.keep.failed",
+    ToAgent::Save(SaveNews::Keep(KeepNews::Checked { .. })) => "save.keep.checked",
     ToAgent::Command(Command::Checkpoint { .. }) => "command.checkpoint",
 });
 
@@ -174,6 +188,11 @@ names!(to_launcher_name, TO_LAUNCHER, ToLauncher, {
     ToLauncher::Save(SaveAsk::Hold { .. }) => "save.hold",
     ToLauncher::Save(SaveAsk::Delete { .. }) => "save.delete",
     ToLauncher::Save(SaveAsk::Assemble { .. }) => "save.assemble",
+    ToLauncher::Save(SaveAsk::Skip { .. }) => "save.skip",
+    ToLauncher::Save(SaveAsk::Go { .. }) => "save.go",
+    ToLauncher::Save(SaveAsk::Tell { .. }) => "save.tell",
+    ToLauncher::Save(SaveAsk::Committed { .. }) => "save.committed",
+    ToLauncher::Save(SaveAsk::Review(_)) => "save.review",
 });
 
 names!(answer_name, ANSWERS, Answer, {
@@ -263,6 +282,7 @@ pub fn record(kind: Kind, cause: Cause, arbiter: Arbiter) -> Record {
             min_nodes: 1,
             max_nodes: 4,
             max_restarts: 3,
+            triggers: saves::triggers(),
             ..JobSpec::default()
         },
         restarts_used: 1,
@@ -295,6 +315,11 @@ pub fn records() -> Vec<Arc<Record>> {
             node: node(1),
             rank: 3,
             code: 137,
+        },
+        Cause::Damaged {
+            node: node(1),
+            rank: 3,
+            step: 400,
         },
     ];
     let kinds = [
@@ -333,6 +358,10 @@ fn exit() -> WorkerExit {
         code: 139,
         signal: Some(11),
         hung: true,
+        damaged: Some(Damaged {
+            manifest: digest(7),
+            why: "n0-0.safetensors is not there".into(),
+        }),
         at_ms: 1_700_000_000_123,
         tail: "Segmentation fault\n".into(),
     }
@@ -444,6 +473,9 @@ pub fn job_messages() -> Vec<JobMessage> {
             heard_hang: 2,
             saved: Some(saved()),
             gate: Some(2),
+            loaded: true,
+            verified: true,
+            pace: saves::pace(),
         })),
         order(Action::Run {
             attempt: 1,

@@ -22,7 +22,9 @@ pub fn config(i: usize) -> Config {
         start_timeout: Span::from_secs(10),
         minority_wait: Span::from_secs(6),
         orphan_after: Span::from_secs(10),
+        slot_memory: u64::MAX,
         place: Place::default(),
+        memory: muster_protocol::memory::Key::default(),
         flaws: Flaws::default(),
     }
 }

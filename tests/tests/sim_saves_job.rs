@@ -8,10 +8,12 @@ use std::collections::btree_map::Entry;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use muster_protocol::agent::{Agent, Config, ConnId, Effect, Event, Notice};
-use muster_protocol::checkpoint::{Copy, Found, SlotId};
-use muster_protocol::local::{Register, SaveAsk, SaveNews, ToAgent, ToLauncher};
+use muster_protocol::checkpoint::{Copy, Found, SlotId, Standing, State};
+use muster_protocol::local::{
+    Damaged, KeepNews, Left, Register, Review, SaveAsk, SaveNews, ToAgent, ToLauncher, WorkerExit,
+};
 use muster_protocol::membership::Answer;
-use muster_protocol::record::{Place, Record};
+use muster_protocol::record::{Cause, Place, Record};
 use muster_protocol::spec::JobSpec;
 use muster_protocol::storelog::{self, Body, CreateOutcome, ReadOutcome};
 use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, Span, StoreUuid, Time};
@@ -29,6 +31,10 @@ struct Node {
     running: Option<Digest>,
     slots: BTreeMap<SlotId, Found>,
     written: Vec<String>,
+    /// Of this generation the first step may begin.
+    go: Option<Digest>,
+    /// What it was asked to delete.
+    deleted: Vec<String>,
 }
 
 struct World {
@@ -105,6 +111,7 @@ impl World {
             spec: JobSpec {
                 min_nodes: 1,
                 max_nodes: 2,
+                max_restarts: 1,
                 ..JobSpec::default()
             },
             slots: 1,
@@ -343,10 +350,89 @@ impl World {
                     bytes: 10,
                 }
             }
-            SaveAsk::StopWrite { .. } => return,
-            SaveAsk::Refuse { .. } | SaveAsk::Delete { .. } => unreachable!("{ask:?}"),
+            SaveAsk::Go { digest } => {
+                self.nodes[i].go = Some(digest);
+                return;
+            }
+            SaveAsk::StopWrite { .. } | SaveAsk::Tell { .. } | SaveAsk::Committed { .. } => return,
+            SaveAsk::Review(review) => return self.review(i, &review),
+            SaveAsk::Delete { name } => return self.nodes[i].deleted.push(name),
+            SaveAsk::Refuse { .. } | SaveAsk::Skip { .. } => {
+                unreachable!("{ask:?}")
+            }
         };
         self.says(i, news);
+    }
+
+    /// A launcher that would keep two, whose checkpoints are all whole but that of step 13, and which
+    /// thinks that everything else may go.
+    fn review(&mut self, i: usize, review: &Review) {
+        assert!(review.last, "a short log");
+        let round = review.round;
+        let names = |of: &Standing| {
+            let data = format!("data/{}", of.commit.step);
+            vec![data, format!("manifest/{}.json", of.commit.manifest.hex())]
+        };
+        for of in &review.commits {
+            let state = match of.commit.step {
+                13 => State::Damaged { why: "cut".into() },
+                _ => State::Verified,
+            };
+            let looked = KeepNews::Looked {
+                round,
+                seq: of.seq,
+                needs: names(of),
+                state,
+                gone: false,
+            };
+            self.says(i, SaveNews::Keep(looked));
+        }
+        let live: Vec<&Standing> = review.commits.iter().filter(|of| !of.retired).collect();
+        let usable = live.iter().filter(|of| !of.rejected).rev();
+        let kept: Vec<u64> = usable.take(2).map(|of| of.seq).collect();
+        let retire: Vec<u64> = (live.iter().map(|of| of.seq))
+            .filter(|seq| !kept.contains(seq))
+            .collect();
+        let all = review.commits.iter().flat_map(names);
+        let left: Vec<Left> = all
+            .chain(["data/orphan".to_owned()])
+            .map(|name| Left {
+                name,
+                generation: review.generation.0[..8].try_into().expect("eight bytes"),
+            })
+            .collect();
+        for news in KeepNews::decided(round, &retire, &left) {
+            self.says(i, SaveNews::Keep(news));
+        }
+    }
+
+    /// Steps whose COMMIT was retired, and steps whose was rejected.
+    fn taken_back(&self) -> (Vec<u64>, Vec<u64>) {
+        let all = self.store.iter().flatten();
+        let entries: Vec<storelog::Entry> = all
+            .map(|(_, bytes)| storelog::Entry::decode(bytes).expect("an entry"))
+            .collect();
+        let step = |seq: u64| {
+            entries.iter().find_map(|e| match &e.body {
+                Body::Commit(commit) if e.seq == seq => Some(commit.step),
+                _ => None,
+            })
+        };
+        let (mut retired, mut rejected) = (Vec::new(), Vec::new());
+        for entry in &entries {
+            match &entry.body {
+                Body::Retire { seq } => retired.extend(step(*seq)),
+                Body::Reject { seq, .. } => rejected.extend(step(*seq)),
+                _ => {}
+            }
+        }
+        (retired, rejected)
+    }
+
+    fn deleted(&self, step: u64) -> bool {
+        let name = format!("data/{step}");
+        let mut all = self.nodes.iter().flat_map(|n| &n.deleted);
+        all.any(|deleted| *deleted == name)
     }
 
     fn head(&self, i: usize) -> Option<(Record, Digest)> {
@@ -364,17 +450,46 @@ impl World {
         })
     }
 
+    /// A worker of a node ends with a failure.
+    fn fails(&mut self, i: usize, damaged: Option<Damaged>) {
+        let digest = self.nodes[i].running.expect("it trains");
+        let rank = u32::from(self.head(i).expect("a generation").0.leader() != Some(node(i)));
+        let exit = WorkerExit {
+            rank,
+            local_rank: 0,
+            pid: 1,
+            code: 1,
+            signal: None,
+            hung: false,
+            damaged,
+            at_ms: 1,
+            tail: String::new(),
+        };
+        self.hears(i, ToAgent::Exited { digest, exit });
+    }
+
+    fn pass(&mut self, span: Span) {
+        let until = self.now + span;
+        self.until("time passes", |w| w.now >= until);
+    }
+
     fn slots_are_free(&self) -> bool {
         let mut slots = self.nodes.iter().flat_map(|n| n.slots.values());
         slots.all(|found| *found == Found::Free)
     }
 
     fn commits_in_log(&self) -> usize {
+        self.in_log(|body| matches!(body, Body::Commit(_)))
+    }
+
+    fn rejects_in_log(&self) -> usize {
+        self.in_log(|body| matches!(body, Body::Reject { .. }))
+    }
+
+    fn in_log(&self, is: impl Fn(&Body) -> bool) -> usize {
         let all = self.store.iter().flatten();
         let entries = all.map(|(_, bytes)| storelog::Entry::decode(bytes).expect("an entry"));
-        entries
-            .filter(|e| matches!(e.body, Body::Commit(_)))
-            .count()
+        entries.filter(|e| is(&e.body)).count()
     }
 }
 
@@ -414,6 +529,53 @@ fn what_is_committed_by_members_is_restored() {
 #[test]
 fn what_is_committed_in_the_log_is_restored() {
     saves_and_restores(true);
+}
+
+/// Whatever a launcher thinks should go: two stay, and nothing goes before the log says so.
+#[test]
+fn what_is_retired_in_the_log_is_deleted_and_nothing_else() {
+    let mut world = World::training(true);
+    for step in [11, 12, 13, 14, 15] {
+        world.save(step);
+        world.until("committed", |w| {
+            w.committed.contains(&step) && w.slots_are_free()
+        });
+    }
+    // The damaged one is rejected first; of the others the newest two stay.
+    for _ in 0..STEPS {
+        let (retired, rejected) = world.taken_back();
+        for step in [11, 12, 13, 14, 15] {
+            let early = world.deleted(step) && !retired.contains(&step);
+            assert!(!early, "step {step} of {retired:?}");
+        }
+        assert!(!retired.contains(&13) || rejected == [13]);
+        if [11, 12, 13].iter().all(|step| world.deleted(*step)) {
+            break;
+        }
+        world.step();
+    }
+    let (mut retired, rejected) = world.taken_back();
+    retired.sort_unstable();
+    assert_eq!((retired, rejected), (vec![11, 12, 13], vec![13]));
+    assert!(!world.deleted(14) && !world.deleted(15));
+    // What was left behind by an attempt of this generation may still be committed.
+    let of = |w: &World, name: &str| w.nodes.iter().any(|n| n.deleted.iter().any(|d| d == name));
+    assert!(!of(&world, "data/orphan"));
+    // Only the leader's launcher is asked.
+    let (record, _) = world.head(0).expect("a generation");
+    let leads = (0..2)
+        .find(|i| record.leader() == Some(node(*i)))
+        .expect("one");
+    assert!(world.nodes[1 - leads].deleted.is_empty());
+    // A leader whose agent was restarted asks anew, and goes on with it.
+    world.stop_agent(leads);
+    world.start(leads);
+    world.give_slots(leads);
+    world.save(16);
+    world.until("the next one goes", |w| {
+        w.committed.contains(&16) && w.deleted(14)
+    });
+    assert!(world.taken_back().0.contains(&14));
 }
 
 /// The leader's agent dies between its COMMIT and hearing of it.
@@ -480,4 +642,40 @@ fn a_sealed_copy_outlives_its_launcher() {
         w.head(0).is_some_and(|(_, digest)| digest != generation)
     });
     assert!(!world.slots_are_free());
+}
+
+/// A rank cannot load what was committed last: that is taken out of the log, and costs no restart.
+#[test]
+fn what_a_rank_finds_damaged_is_rejected_and_the_one_before_is_restored() {
+    let mut world = World::training(true);
+    for step in [10, 20] {
+        world.save(step);
+        world.until("committed", |w| {
+            w.committed.contains(&step) && w.slots_are_free()
+        });
+    }
+    world.fails(1, None);
+    let restores = |w: &World, step: u64| {
+        let restored = w.head(0).and_then(|(r, _)| r.restore).map(|c| c.step);
+        w.trains(&[0, 1]) && restored == Some(step)
+    };
+    world.until("it restores the newest", |w| restores(w, 20));
+    let (record, digest) = world.head(0).expect("a generation");
+    assert_eq!(record.restarts_used, 1);
+    // Nobody may begin before all have loaded.
+    world.says(0, SaveNews::Loaded { digest });
+    world.pass(Span::from_secs(3));
+    assert!(world.nodes.iter().all(|n| n.go.is_none()));
+    let manifest = record.restore.expect("a checkpoint").manifest;
+    let why = String::from("a chunk is not what it was");
+    world.fails(1, Some(Damaged { manifest, why }));
+    world.until("it restores the one before", |w| restores(w, 10));
+    let (record, digest) = world.head(0).expect("a generation");
+    assert_eq!(record.restarts_used, 1, "no fault of the script");
+    assert!(matches!(record.cause, Cause::Damaged { step: 20, .. }));
+    assert_eq!(world.rejects_in_log(), 1);
+    (0..2).for_each(|i| world.says(i, SaveNews::Loaded { digest }));
+    world.until("all may begin", |w| {
+        w.nodes.iter().all(|n| n.go == Some(digest))
+    });
 }

@@ -50,7 +50,18 @@ proptest! {
 #[test]
 fn every_valid_frame_is_decoded_by_its_own_decoder() {
     for frame in corpus() {
-        let taken = ["message", "to_agent", "to_launcher", "entry"];
+        let taken = [
+            "message",
+            "to_agent",
+            "to_launcher",
+            "entry",
+            "memory_ask",
+            "memory_answer",
+            "manifest",
+            "header",
+            "note",
+            "part",
+        ];
         assert!(taken.iter().any(|d| decode(d, &frame)), "{frame:?}");
     }
 }

@@ -22,7 +22,7 @@ enum Command {
     /// Run an agent in the foreground: the same as `musterd`.
     Agent(Box<Flags>),
     #[command(flatten)]
-    Query(query::Query),
+    Query(Box<query::Query>),
     /// Train on this machine while nodes are killed, drained and added, and check the result.
     Demo(demo::DemoArgs),
     #[command(hide = true)]
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Run(args) => run::main(*args, &std::env::args_os().collect::<Vec<_>>()),
         Command::Agent(flags) => serve::main(*flags),
-        Command::Query(query) => query::main(query, Cli::command()),
+        Command::Query(query) => query::main(*query, Cli::command()),
         Command::Demo(args) => demo::main(&args),
         Command::DemoWorker(args) => demo::worker(args),
     }

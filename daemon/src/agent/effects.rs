@@ -6,15 +6,29 @@ use std::time::Duration;
 use muster_protocol::agent::{ConnId, Effect, Event, Notice, Told};
 use muster_protocol::local::ToLauncher;
 use muster_protocol::membership::State;
+use muster_protocol::storelog;
 use muster_protocol::wire::Message;
 use muster_protocol::{JobKey, LauncherId, NodeId, codec};
 
 use super::{Input, Node, blob_name, clients, history, probe};
 
+/// An effect, for who picks one by its text: what is to be in the log as it will be read there.
+fn words(effect: &Effect) -> String {
+    match effect {
+        Effect::Store {
+            effect: storelog::Effect::Create { bytes, .. },
+            ..
+        } => format!("Create {}", String::from_utf8_lossy(bytes)),
+        Effect::Persist { .. } => "Persist".into(),
+        other => format!("{other:?}"),
+    }
+}
+
 impl Node {
     /// Carries out what the core wants, in order. What follows a write of a job waits for it.
     pub(super) fn effects(&mut self) {
         while let Some(effect) = self.core.poll_effect() {
+            muster_fault::point_on("agent.effect", || words(&effect));
             match effect {
                 Effect::Persist { key, bytes } => self.persist(key, &bytes),
                 Effect::Forget { key } => {

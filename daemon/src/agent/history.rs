@@ -193,6 +193,9 @@ fn about(cause: &Cause, names: Names<'_>) -> Value {
         Cause::WorkerFailed { node, rank, code } | Cause::WorkerHung { node, rank, code } => {
             json!({ "nodes": [names.of(*node)], "rank": rank, "code": code })
         }
+        Cause::Damaged { node, rank, step } => {
+            json!({ "nodes": [names.of(*node)], "rank": rank, "step": step })
+        }
         Cause::Merged { other } => json!({ "other": other.hex() }),
         Cause::Formed | Cause::Finished | Cause::Cancelled => json!({}),
     }

@@ -54,6 +54,8 @@ pub struct Setup {
     pub labels: BTreeMap<String, String>,
     /// Where the node is; launchers that say nothing else are there too.
     pub place: Place,
+    /// The most bytes of the checkpoint slots of all jobs here.
+    pub slot_memory: u64,
 }
 
 /// The network part of a [`Setup`].
@@ -223,7 +225,9 @@ impl Node {
                 start_timeout: Span::from_secs(30),
                 minority_wait: setup.suspect_after.times(3),
                 orphan_after: setup.suspect_after.times(5),
+                slot_memory: setup.slot_memory,
                 place: setup.place,
+                memory: muster_protocol::memory::Key::of_cluster(setup.net.secret.as_deref()),
                 flaws: Flaws::default(),
             },
             restored,
@@ -344,6 +348,7 @@ impl Node {
     }
 
     fn apply(&mut self, event: Event) {
+        muster_fault::point_on("agent.event", || format!("{event:?}"));
         if let Err(error) = self.core.handle(event, clock::now()) {
             self.warn_refused(&error.to_string());
         }

@@ -241,13 +241,15 @@ impl Node {
         row["log_dir"] = json!(job.log_dir());
         row["waiting"] = json!(job.waiting());
         row["hung"] = json!(job.hung());
-        row["checkpoint"] = json!(job.checkpoint().map(checkpoint_json));
+        row["checkpoint"] = json!(job.checkpoint().map(|asked| checkpoint_json(job, asked)));
+        row["store"] = json!(job.store_place());
+        row["verified"] = json!(job.verified());
         row
     }
 }
 
 /// A checkpoint that somebody on this node asked for.
-fn checkpoint_json(asked: &CheckpointAsked) -> Value {
+fn checkpoint_json(job: &Job, asked: &CheckpointAsked) -> Value {
     let state = &asked.state;
     let (stage, step, why) = match &state.stage {
         CheckpointStage::Agreeing => ("agreeing", None, None),
@@ -255,9 +257,13 @@ fn checkpoint_json(asked: &CheckpointAsked) -> Value {
         CheckpointStage::Done { step } => ("done", Some(step), None),
         CheckpointStage::Failed { why } => ("failed", None, Some(why)),
     };
+    let committed = step.and_then(|step| job.committed(*step));
     json!({
         "ask": format!("{:016x}", asked.ask), "stage": stage, "step": step, "why": why,
-        "saved": state.saved, "world": state.world,
+        "saved": state.saved, "world": state.world, "commits": job.commits_saves(),
+        "committed": committed.map(|(slot, commit)| {
+            json!({ "slot": slot, "number": commit.number, "step": commit.step, "manifest": commit.manifest.hex() })
+        }),
     })
 }
 

@@ -64,6 +64,12 @@ pub(super) const KEYS: &[Key] = &[
         Kind::Text,
         Some("120s"),
     ),
+    key(
+        "checkpoint_memory",
+        "--checkpoint-memory",
+        Kind::Text,
+        Some("unlimited"),
+    ),
     key("labels", "--labels", Kind::Map, Some("")),
     key("place", "--place", Kind::List, Some("")),
     key("log_format", "--log-format", Kind::Text, Some("auto")),
@@ -124,6 +130,9 @@ pub struct Flags {
     /// What a drain leaves unless it says otherwise [default: 120s]
     #[arg(long, value_name = "TIME")]
     pub drain_deadline: Option<String>,
+    /// Memory for checkpoint slots of all jobs of this node, such as 64G, or "unlimited" [default: unlimited]
+    #[arg(long, value_name = "BYTES")]
+    pub checkpoint_memory: Option<String>,
     /// Labels of this node, name=value
     #[arg(long, value_name = "NAME=VALUE")]
     pub labels: Vec<String>,
@@ -157,6 +166,7 @@ impl Flags {
             "agent_grace" => one(&self.agent_grace),
             "sigterm_deadline" => one(&self.sigterm_deadline),
             "drain_deadline" => one(&self.drain_deadline),
+            "checkpoint_memory" => one(&self.checkpoint_memory),
             "labels" => self.labels.clone(),
             "place" => self.place.clone(),
             "log_format" => one(&self.log_format),

@@ -119,6 +119,8 @@ pub struct AgentConfig {
     pub sigterm_deadline: Span,
     /// What `muster drain` leaves unless it says otherwise.
     pub drain_deadline: Span,
+    /// The most bytes of the checkpoint slots of all jobs of this node.
+    pub checkpoint_memory: u64,
     pub labels: BTreeMap<String, String>,
     /// Where the node is, outermost first: ["zone-a", "rack-7", "switch-3"].
     pub place: Vec<String>,
@@ -231,6 +233,7 @@ pub fn read(inputs: &Inputs) -> Result<(AgentConfig, Effective), ConfigError> {
         agent_grace: layers.get("agent_grace", parse::span)?,
         sigterm_deadline: layers.get("sigterm_deadline", parse::span)?,
         drain_deadline: layers.get("drain_deadline", parse::span)?,
+        checkpoint_memory: layers.get("checkpoint_memory", parse::memory)?,
         labels: layers.get("labels", parse::labels)?,
         place: layers.get("place", parse::place)?,
         log_format: layers.get("log_format", parse::log_format)?,

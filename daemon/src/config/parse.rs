@@ -72,6 +72,25 @@ pub(super) fn any_path(value: &Value) -> Parsed<PathBuf> {
     }
 }
 
+/// Bytes, with K, M, G or T as powers of 1024.
+pub(super) fn memory(value: &Value) -> Parsed<u64> {
+    let text = string(value)?;
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = text.get(digits.len()..).unwrap_or_default();
+    let shift = match unit {
+        _ if text == "unlimited" => return Ok(u64::MAX),
+        "" => 0,
+        "K" | "KiB" => 10,
+        "M" | "MiB" => 20,
+        "G" | "GiB" => 30,
+        "T" | "TiB" => 40,
+        _ => 64,
+    };
+    let bytes = digits.trim().parse::<u64>().ok();
+    let bytes = bytes.and_then(|n| n.checked_mul(1u64.checked_shl(shift)?));
+    bytes.ok_or_else(|| format!("{text:?} is no memory: write bytes, such as 64G, or unlimited"))
+}
+
 fn address(text: &str) -> Parsed<SocketAddr> {
     if let Ok(address) = text.parse() {
         return Ok(address);

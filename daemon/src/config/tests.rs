@@ -208,6 +208,11 @@ fn a_wrong_value_is_named_with_its_source() {
         ("cluster = ''", ["cluster", "1 to 64"]),
         ("bootstrap = ['http://x/']", ["bootstrap", "host:port"]),
         ("bootstrap = ['x:0']", ["bootstrap", "port"]),
+        ("checkpoint_memory = '64Q'", ["checkpoint_memory", "64G"]),
+        (
+            "checkpoint_memory = '99999999T'",
+            ["checkpoint_memory", "64G"],
+        ),
         ("labels = ['a']", ["labels", "table"]),
         ("labels = { a = 1 }", ["labels", "text"]),
         ("log_format = 'xml'", ["log_format", "json"]),
@@ -366,5 +371,25 @@ fn every_key_is_a_flag() {
         );
         let world = World::new().flags(&[&format!("{}=x", key.flag)]);
         assert_eq!(world.inputs.flags.given(key.name), ["x"]);
+    }
+}
+
+#[test]
+fn memory_for_slots_has_a_unit_or_no_bound() {
+    let of = |text: &str| {
+        let world = World::with_secret().env("MUSTER_CHECKPOINT_MEMORY", text);
+        world.load().0.checkpoint_memory
+    };
+    assert_eq!(World::with_secret().load().0.checkpoint_memory, u64::MAX);
+    let cases = [
+        ("4096", 4096),
+        ("3K", 3 << 10),
+        ("5MiB", 5 << 20),
+        ("64G", 64 << 30),
+        ("2 TiB", 2 << 40),
+        ("unlimited", u64::MAX),
+    ];
+    for (text, bytes) in cases {
+        assert_eq!(of(text), bytes, "{text}");
     }
 }

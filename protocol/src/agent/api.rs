@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::KeeperEvent;
 use crate::ids::{Boot, Digest, JobKey, LauncherId, NodeId, StateId};
 use crate::local::{ToAgent, ToLauncher};
 use crate::membership::Answer;
@@ -43,8 +42,12 @@ pub struct Config {
     pub minority_wait: Span,
     /// With a store: a stranger claims when the leader's beacon has not moved for this long (R14).
     pub orphan_after: Span,
+    /// The most bytes of the checkpoint slots of all jobs of this node.
+    pub slot_memory: u64,
     /// Where the node is, for launchers that do not say.
     pub place: crate::record::Place,
+    /// Of which the keys of jobs are made, for what their launchers hold in memory.
+    pub memory: crate::memory::Key,
     pub flaws: Flaws,
 }
 
@@ -129,11 +132,6 @@ pub enum Event {
         key: JobKey,
         step: u64,
         manifest: Digest,
-    },
-    /// What was found out about checkpoints in a job's store, or decided about them.
-    Keeping {
-        key: JobKey,
-        event: KeeperEvent,
     },
 }
 

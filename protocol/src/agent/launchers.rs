@@ -3,7 +3,7 @@
 use super::{Agent, ConnId, Effect, Error};
 use crate::ids::{JobKey, NodeId};
 use crate::job::Job;
-use crate::local::{Command, Register, ToAgent, ToLauncher};
+use crate::local::{Command, Register, SaveNews, ToAgent, ToLauncher};
 use crate::peers::Peer;
 use crate::record::Place;
 use crate::time::Time;
@@ -22,6 +22,9 @@ impl Agent {
             ToAgent::Command(command) => self.command(&owner, command, now),
             frame => {
                 let key = self.conns.get(&conn).ok_or(Error::NotRegistered)?.clone();
+                if let ToAgent::Save(SaveNews::Slots { .. }) = frame {
+                    self.share_slot_memory(&key, now);
+                }
                 self.with_job(&key, now, |job, ctx| {
                     job.on_launcher_frame(ctx, frame);
                     job.drive(ctx);
@@ -29,6 +32,15 @@ impl Agent {
                 Ok(())
             }
         }
+    }
+
+    /// What the other jobs leave of the node's memory for checkpoint slots is this one's.
+    fn share_slot_memory(&mut self, key: &JobKey, now: Time) {
+        let others = self.jobs.iter().filter(|(k, _)| *k != key);
+        let used = others.map(|(_, job)| job.slot_memory());
+        let used = used.fold(0, u64::saturating_add);
+        let left = self.cfg.slot_memory.saturating_sub(used);
+        self.with_job(key, now, |job, ctx| job.set_slot_budget(ctx.now, left));
     }
 
     fn register(
@@ -231,7 +243,9 @@ mod tests {
             start_timeout: Span::from_secs(30),
             minority_wait: Span::from_secs(6),
             orphan_after: Span::from_secs(10),
+            slot_memory: u64::MAX,
             place: Place::default(),
+            memory: crate::memory::Key::default(),
             flaws: Flaws::default(),
         };
         Agent::new(config, Vec::new(), Time(1)).unwrap()

@@ -277,10 +277,6 @@ impl Agent {
                 let _asked = job.commit(ctx, step, manifest);
                 job.drive(ctx);
             }),
-            Event::Keeping { key, event } => self.with_job(&key, now, |job, ctx| {
-                job.on_keeping(event);
-                job.drive(ctx);
-            }),
         }
         Ok(())
     }

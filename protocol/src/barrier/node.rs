@@ -110,7 +110,7 @@ impl Node {
         self.is_open().then_some(self.at)
     }
 
-    fn held(&self) -> Option<Held> {
+    pub(crate) fn held(&self) -> Option<Held> {
         let (step, confirmed) = match self.phase {
             Phase::Open {
                 step, installed, ..

@@ -68,7 +68,7 @@ pub struct Chosen {
 }
 
 /// Chooses what saves most steps and fits into the time that is left. Where nothing was measured, a
-/// fresh save is tried: it takes nothing away from what is there.
+/// fresh save is tried if the ranks can stop in time: it takes nothing away from what is there.
 pub fn choose(of: &Situation) -> Chosen {
     let fresh = of.speeds.map(|s| {
         let moved = Span(
@@ -79,7 +79,8 @@ pub fn choose(of: &Situation) -> Chosen {
         with_margin(of.stop + moved + s.commit)
     });
     let left = of.left;
-    if fresh.is_none_or(|needs| needs <= left) {
+    // Without a measure what is known is that the ranks have to stop.
+    if fresh.unwrap_or(of.stop) <= left {
         let why = match fresh {
             Some(needs) => format!(
                 "a fresh save of step {} needs {needs}, and {left} are left",
@@ -99,7 +100,10 @@ pub fn choose(of: &Situation) -> Chosen {
     }
     let short = match fresh {
         Some(needs) => format!("a fresh save needs {needs}, and only {left} are left"),
-        None => format!("{left} are left"),
+        None => format!(
+            "{left} are left, and the ranks need {} to stop at one step",
+            of.stop
+        ),
     };
     let newer = |p: &Pending| of.committed.is_none_or(|c| p.step > c);
     let sealed = of.sealed.filter(newer).zip(of.speeds).map(|(p, s)| {

@@ -8,6 +8,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use serde::{Deserialize, Serialize};
+
 use super::Flaws;
 use crate::ids::Digest;
 use crate::record::CommitRef;
@@ -17,7 +19,7 @@ use crate::storelog::Body;
 const FLOOR: usize = 2;
 
 /// What is known of a checkpoint's data.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
     /// Read back and right, or loaded.
     Verified,
@@ -25,6 +27,20 @@ pub enum State {
     Damaged {
         why: String,
     },
+}
+
+/// What the log says of a COMMIT, and what is known of its data: what a decision on it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Standing {
+    pub seq: u64,
+    pub commit: CommitRef,
+    pub pinned: bool,
+    pub retired: bool,
+    pub rejected: bool,
+    /// The newest generation restores it, and not all of its ranks are known to have.
+    pub in_use: bool,
+    /// Read back and right, or loaded.
+    pub verified: bool,
 }
 
 /// A folder of data or a manifest in the store.
@@ -132,7 +148,7 @@ struct Kept {
 
 impl Kept {
     fn is_good(&self) -> bool {
-        let leaves = self.retired || self.retiring || self.rejected;
+        let leaves = self.retired || self.retiring || self.rejected || self.rejecting;
         self.state == State::Verified && !leaves
     }
 }
@@ -166,6 +182,31 @@ impl Keeper {
     pub fn verified(&self) -> impl Iterator<Item = u64> + '_ {
         let good = self.commits.iter().filter(|(_, c)| c.is_good());
         good.map(|(seq, _)| *seq)
+    }
+
+    /// Every checkpoint of the log, the oldest first.
+    pub fn standings(&self) -> impl Iterator<Item = Standing> + '_ {
+        self.commits.iter().map(|(seq, kept)| Standing {
+            seq: *seq,
+            commit: kept.commit,
+            pinned: kept.pinned,
+            retired: kept.retired,
+            rejected: kept.rejected,
+            in_use: self.in_use == Some(kept.commit),
+            verified: kept.state == State::Verified,
+        })
+    }
+
+    /// The newest generation that was claimed.
+    pub fn newest(&self) -> Option<Digest> {
+        self.newest
+    }
+
+    /// The generation whose digest begins with these bytes, as folders of data are named; none where
+    /// none or several do.
+    pub fn generation_of(&self, first: [u8; 8]) -> Option<Digest> {
+        let mut all = (self.claimed.iter()).filter(|digest| digest.0.starts_with(&first));
+        all.next().filter(|_| all.next().is_none()).copied()
     }
 
     pub fn handle(&mut self, event: Event) {

@@ -43,7 +43,7 @@ pub enum Found {
 }
 
 /// What a rank does that finds both of its slots occupied. Either is told to people.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Busy {
     /// Training waits until one is free.
     #[default]

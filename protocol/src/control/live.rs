@@ -2,10 +2,11 @@
 //!
 //! | word | writer | meaning |
 //! |---|---|---|
-//! | [`FEATURES`](word::FEATURES) | launcher | bits of what this launcher can do: [`CAN_REASSIGN`] |
+//! | [`FEATURES`](word::FEATURES) | launcher | bits of what this launcher can do: [`CAN_REASSIGN`], [`TELLS_RESTORE`] |
 //! | [`ENDED`](word::ENDED) | launcher | the newest [`Term`] that is over |
 //! | [`SEQUENCE`](word::SEQUENCE) | launcher | odd while the assignment is written, even otherwise |
 //! | [`ASSIGNMENT`](word::ASSIGNMENT) | launcher | [`Assignment`], packed |
+//! | [`RESTORE`](word::RESTORE) | launcher | the manifest that the assigned generation restores, or zeros; under SEQUENCE, if the launcher [`TELLS_RESTORE`] |
 //! | [`LIVE`](word::LIVE) | worker | 1: it parks at the end of a generation and waits for the next |
 //! | [`PARKED`](word::PARKED) | worker | the newest term that it has left for good |
 //!
@@ -28,9 +29,13 @@ use crate::ids::Digest;
 /// In [`word::FEATURES`]: this launcher reassigns live workers.
 pub const CAN_REASSIGN: u64 = 1;
 
+/// In [`word::FEATURES`]: this launcher says with each place what its generation restores. A process that
+/// stays cannot learn it from the environment that it was started with.
+pub const TELLS_RESTORE: u64 = 2;
+
 /// Words of the page, in bytes, beside those of [`super::word`].
 pub mod word {
-    use super::ASSIGNMENT_WORDS;
+    use super::{ASSIGNMENT_WORDS, RESTORE_WORDS};
 
     pub const FEATURES: usize = 16;
     pub const LIVE: usize = 288;
@@ -38,21 +43,49 @@ pub mod word {
     pub const ENDED: usize = 384;
     pub const SEQUENCE: usize = 512;
     pub const ASSIGNMENT: usize = 520;
+    pub const RESTORE: usize = ASSIGNMENT + 8 * ASSIGNMENT_WORDS;
 
     /// Every word of this module.
     pub fn all() -> impl Iterator<Item = usize> {
         let single = [FEATURES, LIVE, PARKED, ENDED, SEQUENCE];
-        single.into_iter().chain(assignment())
+        single.into_iter().chain(assignment()).chain(restore())
     }
 
     /// The words of the assignment, in the order of [`super::Assignment::encode`].
     pub fn assignment() -> impl Iterator<Item = usize> {
         (0..ASSIGNMENT_WORDS).map(|i| ASSIGNMENT + 8 * i)
     }
+
+    /// The words of the manifest's digest, in the order of [`super::encode_restore`].
+    pub fn restore() -> impl Iterator<Item = usize> {
+        (0..RESTORE_WORDS).map(|i| RESTORE + 8 * i)
+    }
 }
 
 /// Words of a packed assignment.
 pub const ASSIGNMENT_WORDS: usize = 18;
+
+/// Words of a manifest's digest.
+pub const RESTORE_WORDS: usize = 4;
+
+/// What a generation restores, packed; zeros: nothing.
+pub fn encode_restore(manifest: Option<Digest>) -> [u64; RESTORE_WORDS] {
+    let digest = manifest.unwrap_or(Digest::ZERO);
+    let mut words = [0; RESTORE_WORDS];
+    for (word, bytes) in words.iter_mut().zip(digest.0.as_chunks().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    words
+}
+
+/// The inverse of [`encode_restore`], total.
+pub fn decode_restore(words: &[u64; RESTORE_WORDS]) -> Option<Digest> {
+    let mut digest = Digest::ZERO;
+    for (bytes, word) in digest.0.as_chunks_mut().0.iter_mut().zip(words) {
+        *bytes = word.to_le_bytes();
+    }
+    (digest != Digest::ZERO).then_some(digest)
+}
 
 /// One start of one generation: its number, then the attempt. Grows with every start that a
 /// launcher takes up within a lineage.
@@ -201,6 +234,16 @@ mod tests {
         let lines = |words: &[usize]| words.iter().map(|at| at / 128).collect::<BTreeSet<_>>();
         let launcher = lines(&[word::ENDED, word::SEQUENCE, word::FEATURES]);
         assert!(launcher.is_disjoint(&lines(&[word::LIVE, word::PARKED, older::PROGRESS])));
+    }
+
+    #[test]
+    fn what_is_restored_is_a_manifest_or_nothing() {
+        assert_eq!(encode_restore(None), [0; RESTORE_WORDS]);
+        assert_eq!(decode_restore(&[0; RESTORE_WORDS]), None);
+        let manifest = Digest(std::array::from_fn(|i| i as u8));
+        let words = encode_restore(Some(manifest));
+        assert_eq!(words[1], 0x0f0e_0d0c_0b0a_0908);
+        assert_eq!(decode_restore(&words), Some(manifest));
     }
 
     #[test]

@@ -14,8 +14,11 @@
 //! share grows; slots that are large enough are given again as they are, with whatever the worker before
 //! has sealed in them.
 
-/// The environment variable that holds the path of the job's folder in its store.
+/// The environment variable that holds the job's folder in its store: a path, or a bucket's location.
 pub const STORE_ENV: &str = "MUSTER_CHECKPOINT_DIR";
+
+/// The environment variable that holds the path of a folder with copies of what this node saved.
+pub const CACHE_ENV: &str = "MUSTER_CHECKPOINT_CACHE";
 
 /// The environment variable that holds the digest of the manifest that the generation begins with.
 pub const RESTORE_ENV: &str = "MUSTER_RESTORE";
@@ -76,7 +79,7 @@ impl Given {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::super::{PAGE_LEN, live, report, word as older};
+    use super::super::{PAGE_LEN, live, report, saving, word as older};
     use super::*;
 
     #[test]
@@ -84,6 +87,7 @@ mod tests {
         let words: Vec<usize> = (word::all().chain(older::ALL))
             .chain(live::word::all())
             .chain(report::word::all())
+            .chain(saving::word::all())
             .collect();
         let all: BTreeSet<usize> = words.iter().copied().collect();
         assert_eq!(all.len(), words.len());

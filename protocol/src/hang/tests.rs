@@ -65,6 +65,15 @@ fn a_worker_that_stands_still_is_seen_after_the_longer_of_both_limits() {
 }
 
 #[test]
+fn a_worker_of_short_steps_is_judged_though_few_looks_saw_it_move() {
+    let mut bench = Bench::new(limits(20, 1_000));
+    bench.look(300, |ms| vec![(0, step(ms / 20))]);
+    bench.look(5_000, |_| vec![(0, step(10))]);
+    let changes = bench.changes();
+    assert!(matches!(changes[..], [(900..=1_200, true)]), "{changes:?}");
+}
+
+#[test]
 fn off_means_off_and_the_first_steps_are_not_judged() {
     let mut off = Bench::new(limits(0, 0));
     off.look(4_000, |ms| vec![(0, step(ms / 200))]);

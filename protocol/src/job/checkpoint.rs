@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use super::lead::Lead;
 use super::{Ctx, Job, REPEAT};
 use crate::barrier;
+use crate::checkpoint::Cause;
 use crate::control::Reason;
 use crate::ids::{Digest, NodeId};
 use crate::record::{Member, Record};
@@ -24,6 +25,7 @@ const SAVE: Span = Span::from_secs(600);
 pub(super) struct Saving {
     /// When it is given up.
     until: Time,
+    pub(super) cause: Cause,
     /// Who asked, and the number of that question.
     askers: BTreeMap<NodeId, u64>,
     state: CheckpointState,
@@ -33,6 +35,22 @@ pub(super) struct Saving {
 impl Saving {
     pub(super) fn is_over(&self) -> bool {
         self.state.stage.is_over()
+    }
+
+    /// The step that the ranks agreed on.
+    pub(super) fn step(&self) -> Option<u64> {
+        match self.state.stage {
+            CheckpointStage::Saving { step } | CheckpointStage::Done { step } => Some(step),
+            CheckpointStage::Agreeing | CheckpointStage::Failed { .. } => None,
+        }
+    }
+
+    /// Why it came to nothing.
+    pub(super) fn failed(&self) -> Option<&str> {
+        match &self.state.stage {
+            CheckpointStage::Failed { why } => Some(why),
+            _ => None,
+        }
     }
 
     fn fail(&mut self, why: impl Into<String>) {
@@ -177,16 +195,34 @@ impl Job {
             }
             return self.drive_saving(ctx, &record);
         }
-        let attached = |m: &Member| lead.status(m.node).is_some_and(|s| s.takes_stop_steps);
-        let without: Vec<NodeId> = record
-            .members
-            .iter()
-            .filter(|m| !attached(m))
-            .map(|m| m.node)
-            .collect();
+        let askers = BTreeMap::from([(from, ask)]);
+        // The nodes raise the step to what their ranks can still stop at.
+        self.open_checkpoint(ctx, &record, askers, 1, Cause::Ordered);
+    }
+
+    /// Members of which a worker has not attached the runtime: no step can be agreed on with it.
+    pub(super) fn without_runtime(&self, record: &Record) -> Vec<NodeId> {
+        let status = |m: &Member| self.lead.as_ref()?.status(m.node);
+        let attached = |m: &Member| status(m).is_some_and(|s| s.takes_stop_steps);
+        let members = record.members.iter().filter(|m| !attached(m));
+        members.map(|m| m.node).collect()
+    }
+
+    /// Has the ranks agree on a step, not before this one, and save at it.
+    pub(super) fn open_checkpoint(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        record: &Record,
+        askers: BTreeMap<NodeId, u64>,
+        step: u64,
+        cause: Cause,
+    ) {
+        let without = self.without_runtime(record);
+        let Some(lead) = &mut self.lead else { return };
         let mut saving = Saving {
             until: ctx.now + AGREE + SAVE,
-            askers: BTreeMap::from([(from, ask)]),
+            cause,
+            askers,
             state: CheckpointState {
                 world: record.world(),
                 ..CheckpointState::default()
@@ -204,10 +240,9 @@ impl Job {
         let begins = !saving.is_over();
         lead.saving = Some(saving);
         if begins {
-            self.begin_barrier(&record);
+            self.begin_barrier(record);
             let event = barrier::LeaderEvent::Drain {
-                // The nodes raise it to what their ranks can still stop at.
-                step: 1,
+                step,
                 // The ranks' own limit lies well behind: the cancel is there before they fail by it.
                 deadline: ctx.now + AGREE.times(2),
                 save_time: AGREE,
@@ -215,7 +250,7 @@ impl Job {
             };
             self.at_lead_barrier(ctx, Some(event));
         }
-        self.drive_saving(ctx, &record);
+        self.drive_saving(ctx, record);
     }
 
     /// The barrier of a checkpoint was decided.
@@ -250,6 +285,7 @@ impl Job {
             None => {
                 lead.saving = Some(Saving {
                     until: now + SAVE,
+                    cause: Cause::Ordered,
                     askers: BTreeMap::new(),
                     state,
                     said: CheckpointState::default(),

@@ -181,6 +181,10 @@ impl Job {
                 }
                 format!("rank {rank} on {node} failed with code {code}; {next}")
             }
+            Cause::Damaged { node, rank, step } => format!(
+                "the checkpoint of step {step} is damaged (so found rank {rank} on {}) and is rejected",
+                ctx.name(*node)
+            ),
             Cause::Merged { other } => format!("another group of this job ({other}) joins"),
             Cause::Finished => "all ranks finished".into(),
             Cause::Cancelled => "the user stopped the job".into(),

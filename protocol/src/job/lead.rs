@@ -176,6 +176,8 @@ impl Job {
             self.wake_at(at, "a link that stays missing");
         }
         self.drive_saving(ctx, &record);
+        self.drive_triggers(ctx, &record);
+        self.tell_verified(ctx, &record);
         if self
             .lead
             .as_ref()
@@ -306,6 +308,9 @@ impl Job {
             self.tell_failure(ctx, *node, exit);
             self.fault_seen(ctx, a);
             self.end(ctx, record, a);
+            if self.awaits_reject(ctx, record, exit) {
+                return;
+            }
             // Whether a lost node is behind the failure shows once everybody has answered.
             if self.all_stopped(record, a) && !self.doubts(ctx, record) {
                 self.decide(ctx, record);

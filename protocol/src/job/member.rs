@@ -365,11 +365,10 @@ impl Job {
                 self.update(digest == head, |s| s.start_failed = Some((attempt, reason)));
             }
             ToAgent::Exited { digest, exit } => {
-                let known = self
-                    .member
-                    .as_ref()
-                    .is_some_and(|m| m.status.exit.is_some());
-                if digest == head && !known {
+                let known = self.member.as_ref().and_then(|m| m.status.exit.as_ref());
+                // What the others follow from may be said after them.
+                let root = known.is_none_or(|e| e.damaged.is_none() && exit.damaged.is_some());
+                if digest == head && root {
                     self.notice(Notice::WorkerFailed {
                         key: self.key.clone(),
                         node: ctx.me(),
@@ -534,6 +533,10 @@ impl Job {
         let Some(mine) = &mut self.member else {
             return;
         };
+        if mine.status.pace != self.saves.meter.pace {
+            mine.status.pace = self.saves.meter.pace;
+            mine.changed = true;
+        }
         if mine.status.storeless != storeless {
             mine.status.storeless = storeless;
             mine.changed = true;

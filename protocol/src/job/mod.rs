@@ -5,13 +5,18 @@
 //! event it looks at all that it knows (`Job::drive`), says what is now to be said, and names the
 //! time at which it wants to look again. So a lost or repeated message never leaves it stuck.
 
+#[cfg(test)]
+mod alone;
 mod apply;
 mod birth;
 mod chain;
 mod checkpoint;
+mod damage;
+mod deadline;
 mod durable;
 mod explain;
 mod hang;
+mod keeping;
 mod lead;
 mod lease;
 mod member;
@@ -24,6 +29,7 @@ mod resume;
 mod saves;
 mod stop;
 mod store;
+mod triggers;
 mod voter;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -549,6 +555,8 @@ impl Job {
             JobMessage::Checkpoint { ask, state } => self.on_checkpoint(ctx, from, ask, state),
             JobMessage::Save(message) => self.on_save(ctx, from, message),
             JobMessage::SaveAnswer(message) => self.on_save_answer(ctx, from, *message),
+            JobMessage::Verified { digest } => self.on_verified(ctx, from, digest),
+            JobMessage::SaveSaid { digest, text } => self.on_save_said(ctx, from, digest, text),
         }
     }
 

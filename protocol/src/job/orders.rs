@@ -4,6 +4,7 @@ use super::{Ctx, Job};
 use crate::barrier;
 use crate::ids::{Digest, NodeId};
 use crate::local::{Start, ToLauncher};
+use crate::memory::Peers;
 use crate::record::Record;
 use crate::wire::{Action, JobMessage, Order};
 
@@ -157,6 +158,7 @@ impl Job {
             master_launcher: first.launcher,
             restart_count: 0,
             restore: record.restore.map(|commit| commit.manifest),
+            peers: Box::new(Peers::of(record, ctx.me(), ctx.cfg.memory)),
             why: String::new(),
         })
     }

@@ -391,7 +391,14 @@ impl Job {
         if let Some((node, exit)) = &a.failed
             && !planned
         {
-            return Some(cause_of(*node, exit));
+            return Some(match self.damaged(record, exit) {
+                Some(commit) => Cause::Damaged {
+                    node: *node,
+                    rank: exit.rank,
+                    step: commit.step,
+                },
+                None => cause_of(*node, exit),
+            });
         }
         if !a.not_started.is_empty() {
             let nodes = cap(&a.not_started);
@@ -418,10 +425,19 @@ fn cause_of(node: NodeId, exit: &WorkerExit) -> Cause {
     }
 }
 
-/// Of two failures the one that the other follows from: a worker that was killed by a signal before
-/// one that exited, then the earlier one.
+/// Of two failures the one that the other follows from: a damaged checkpoint before all, then a worker
+/// that was killed by a signal before one that exited, then the earlier one.
 fn root_cause(a: Option<(NodeId, WorkerExit)>, b: (NodeId, WorkerExit)) -> (NodeId, WorkerExit) {
-    let key = |e: &(NodeId, WorkerExit)| (e.1.signal.is_none(), e.1.at_ms, e.1.rank);
+    let key = |e: &(NodeId, WorkerExit)| {
+        let WorkerExit {
+            damaged,
+            signal,
+            at_ms,
+            rank,
+            ..
+        } = &e.1;
+        (damaged.is_none(), signal.is_none(), *at_ms, *rank)
+    };
     match a {
         Some(a) if key(&a) <= key(&b) => a,
         _ => b,
@@ -441,6 +457,7 @@ mod tests {
             code: 137,
             signal: Some(9),
             hung: false,
+            damaged: None,
             at_ms: 0,
             tail: String::new(),
         };

@@ -4,16 +4,20 @@
 
 use std::collections::BTreeMap;
 
+use super::keeping::Keeping;
+use super::stop::Planned;
+use super::triggers::Triggers;
 use super::{Ctx, Job};
 use crate::agent::Notice;
+use crate::checkpoint::Meter;
 use crate::checkpoint::{
-    Busy, Cause, Flaws, Found, Keeper, KeeperEffect, KeeperEvent, Leader, LeaderEffect,
-    LeaderEvent, Node, NodeEffect, NodeEvent, Save, Settings, SlotId, ToLeader, ToNode, Wants,
+    Cause, Flaws, Found, Keeper, Leader, LeaderEffect, LeaderEvent, Node, NodeEffect, NodeEvent,
+    NodeNotice, Outcome as SaveOutcome, Save, Settings, SlotId, Stage, ToLeader, ToNode, Wants,
 };
 use crate::ids::{Digest, NodeId};
-use crate::local::{SaveAsk, SaveNews, ToLauncher};
+use crate::local::{SaveAsk, SaveNews, ToLauncher, short};
 use crate::record::{Arbiter, Record};
-use crate::storelog::{Body, Entry, Outcome};
+use crate::storelog::Outcome;
 use crate::time::{Span, Time};
 use crate::wire::JobMessage;
 
@@ -36,19 +40,31 @@ const MAX_STORED: usize = 16 * 1024;
 #[derive(Debug)]
 pub(super) struct Saves {
     /// The newest generation's, and those before it whose slots hold something.
-    nodes: Vec<Node>,
-    leader: Option<Leader>,
+    pub(super) nodes: Vec<Node>,
+    pub(super) leader: Option<Leader>,
     /// The generation that these were made for.
     generation: Digest,
-    keeper: Keeper,
+    pub(super) keeper: Keeper,
+    pub(super) keeping: Keeping,
     /// Appends of the keeper, and the commits that they are about.
-    appends: BTreeMap<u64, u64>,
+    pub(super) appends: BTreeMap<u64, u64>,
     /// A commit whose outcome is not known.
     commit: Option<(Save, Digest)>,
     /// The slots of the launcher here, by local rank: bytes of each, and what is in them.
-    slots: BTreeMap<u16, (u64, [Found; 2])>,
+    pub(super) slots: BTreeMap<u16, (u64, [Found; 2])>,
     /// Since when the next generation waits for a save.
     awaited: Option<Time>,
+    /// The slot of the COMMIT that people know to be rejected.
+    pub(super) rejecting: Option<u64>,
+    /// When the members were last told that the first step may begin.
+    pub(super) verified_said: Time,
+    /// Bytes that the slots here may have, of all that the node takes.
+    budget: u64,
+    /// What saving takes here, and how the ranks get on.
+    pub(super) meter: Meter,
+    pub(super) triggers: Triggers,
+    /// The newest commit that the launcher here was told of.
+    committed: Option<Save>,
 }
 
 impl Default for Saves {
@@ -58,11 +74,25 @@ impl Default for Saves {
             leader: None,
             generation: Digest::ZERO,
             keeper: Keeper::new(Flaws::default()),
+            keeping: Keeping::default(),
             appends: BTreeMap::new(),
             commit: None,
             slots: BTreeMap::new(),
             awaited: None,
+            rejecting: None,
+            verified_said: Time::ZERO,
+            budget: u64::MAX,
+            meter: Meter::default(),
+            triggers: Triggers::default(),
+            committed: None,
         }
+    }
+}
+
+impl Saves {
+    /// Whether a worker here has slots.
+    pub(super) fn has_slots(&self) -> bool {
+        !self.slots.is_empty()
     }
 }
 
@@ -106,12 +136,15 @@ impl Job {
                 attempt,
                 bytes,
                 summary,
-            } => NodeEvent::Written {
-                slot,
-                attempt,
-                bytes,
-                summary,
-            },
+            } => {
+                self.saves.meter.written(attempt, bytes, ctx.now);
+                NodeEvent::Written {
+                    slot,
+                    attempt,
+                    bytes,
+                    summary,
+                }
+            }
             SaveNews::WriteFailed { slot, attempt, why } => {
                 NodeEvent::WriteFailed { slot, attempt, why }
             }
@@ -135,6 +168,11 @@ impl Job {
             SaveNews::AssembleFailed { save, why } => {
                 return self.at_saves_leader(ctx, LeaderEvent::AssembleFailed { save, why });
             }
+            SaveNews::Keep(news) => return self.on_keep_news(ctx, news),
+            SaveNews::At { .. }
+            | SaveNews::Copied { .. }
+            | SaveNews::Waits { .. }
+            | SaveNews::Loaded { .. } => return self.on_ranks_news(ctx, news),
         };
         self.at_saves_node(ctx, event);
     }
@@ -147,7 +185,7 @@ impl Job {
         }
     }
 
-    fn at_saves_node(&mut self, ctx: &mut Ctx<'_>, event: NodeEvent) {
+    pub(super) fn at_saves_node(&mut self, ctx: &mut Ctx<'_>, event: NodeEvent) {
         let generation = self.saves.generation;
         let mut nodes = self.saves.nodes.iter_mut();
         if let Some(node) = nodes.find(|n| n.generation() == generation) {
@@ -162,17 +200,14 @@ impl Job {
         }
     }
 
-    /// The commands that people give, and what the driver has looked at: what is to be kept.
-    pub(crate) fn on_keeping(&mut self, event: KeeperEvent) {
-        self.saves.keeper.handle(event);
-    }
-
     /// A step that every rank has sealed is saved.
     fn open_sealed(&mut self, ctx: &mut Ctx<'_>) {
-        let stops = (self.lead.as_ref()).is_some_and(|l| l.planned.is_some() || l.ending.is_some());
-        let ordered = (self.lead.as_ref())
-            .and_then(|l| l.saving.as_ref())
-            .is_some_and(|s| !s.is_over());
+        let lead = self.lead.as_ref();
+        let planned = lead.and_then(|l| l.planned.as_ref()).map(Planned::cause);
+        let ending = lead.is_some_and(|l| l.ending.is_some());
+        let ending = ending.then_some(Cause::Preemption);
+        let saving = lead.and_then(|l| l.saving.as_ref());
+        let agreed = saving.and_then(|s| Some((s.step()?, s.cause)));
         let Some(leader) = self.saves.leader.as_mut() else {
             return;
         };
@@ -180,11 +215,8 @@ impl Job {
         if let Some(step) = newer
             && leader.under_way().is_none()
         {
-            let cause = match (stops, ordered) {
-                (true, _) => Cause::Preemption,
-                (false, true) => Cause::Ordered,
-                (false, false) => Cause::Steps,
-            };
+            let agreed = agreed.filter(|(at, _)| *at == step).map(|(_, cause)| cause);
+            let cause = planned.or(ending).or(agreed).unwrap_or(Cause::Steps);
             let until = ctx.now + SAVE;
             let wants = LeaderEvent::Save(Wants { step, cause, until });
             let _late = leader.handle(wants, ctx.now);
@@ -194,6 +226,9 @@ impl Job {
     /// Whether the decision on the next generation waits for a save that every rank has sealed: after
     /// it nothing of this generation can be committed any more.
     pub(super) fn awaits_save(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        if self.gives_saves_up() {
+            return false;
+        }
         self.open_sealed(ctx);
         let under_way = self.saves.leader.as_ref().and_then(Leader::under_way);
         let Some((_, until)) = under_way else {
@@ -217,6 +252,15 @@ impl Job {
         };
         if head.filter(led).is_none() {
             return;
+        }
+        let save = message.save;
+        let committed = matches!(message.stage, Stage::Over(SaveOutcome::Committed));
+        if committed && self.saves.committed != Some(save) {
+            self.saves.committed = Some(save);
+            let Save {
+                generation, step, ..
+            } = save;
+            self.tell_launcher(ToLauncher::Save(SaveAsk::Committed { generation, step }));
         }
         self.at_saves_node(ctx, NodeEvent::Leader(message));
     }
@@ -261,34 +305,6 @@ impl Job {
         }
     }
 
-    /// A valid entry of the log was read.
-    pub(super) fn keep(&mut self, entry: &Entry) {
-        let seq = entry.seq;
-        let event = match &entry.body {
-            Body::Claim(record) => KeeperEvent::Claimed {
-                generation: record.digest(),
-                restore: record.restore,
-            },
-            Body::Commit(commit) => KeeperEvent::Committed {
-                seq,
-                commit: *commit,
-            },
-            Body::Retire { seq } => KeeperEvent::Retired { seq: *seq },
-            Body::Reject { seq, .. } => KeeperEvent::Rejected { seq: *seq },
-            Body::Pin { seq } => KeeperEvent::Pinned { seq: *seq },
-        };
-        self.saves.keeper.handle(event);
-    }
-
-    pub(super) fn keeper_appended(&mut self, id: u64, outcome: &Outcome) {
-        let Some(seq) = self.saves.appends.remove(&id) else {
-            return;
-        };
-        if !matches!(outcome, Outcome::Won { .. }) {
-            self.saves.keeper.handle(KeeperEvent::NotAppended { seq });
-        }
-    }
-
     /// The cores follow the head; what they want is done.
     pub(super) fn drive_saves(&mut self, ctx: &mut Ctx<'_>) {
         self.follow_head(ctx);
@@ -296,7 +312,11 @@ impl Job {
         let lost: Vec<NodeId> = match (&self.saves.leader, self.live()) {
             (Some(leader), Some(head)) if leader.under_way().is_some() => {
                 let members = head.record.members.iter().map(|m| m.node);
-                members.filter(|n| ctx.peers.lost(*n).is_some()).collect()
+                let status = |n| self.lead.as_ref()?.status(n);
+                // With a launcher whoever writes is gone.
+                let gone = |n| status(n).is_some_and(|s| s.gone);
+                let lost = |n: &NodeId| ctx.peers.lost(*n).is_some() || gone(*n);
+                members.filter(lost).collect()
             }
             _ => Vec::new(),
         };
@@ -311,6 +331,7 @@ impl Job {
         }
         self.open_sealed(ctx);
         self.ask_for_commit(ctx);
+        self.drive_keeping(ctx);
         self.saving_effects(ctx);
         let generation = self.saves.generation;
         let nodes = &mut self.saves.nodes;
@@ -341,7 +362,10 @@ impl Job {
         self.saves.generation = generation;
         self.saves.leader = None;
         self.saves.commit = None;
+        self.saves.meter.begins();
+        self.saves.verified_said = Time::ZERO;
         if let Some((digest, record)) = head {
+            self.triggers_begin(ctx, &record);
             self.begin_saves(ctx, digest, &record);
         }
     }
@@ -354,8 +378,8 @@ impl Job {
                 index: u32::try_from(index).unwrap_or(u32::MAX),
                 first,
                 ranks,
-                busy: Busy::Wait,
-                budget: u64::MAX,
+                busy: record.spec.triggers.busy,
+                budget: self.saves.budget,
                 lease: LEASE,
                 flaws: Flaws::default(),
             };
@@ -431,16 +455,39 @@ impl Job {
         }
     }
 
-    fn ask_launcher(&mut self, ask: SaveAsk) {
+    pub(super) fn ask_launcher(&mut self, ask: SaveAsk) {
         if let SaveAsk::Free { slot } = ask {
             self.found(slot, Found::Free);
         }
         self.tell_launcher(ToLauncher::Save(ask));
     }
 
-    fn say_saving(&mut self, text: String) {
+    pub(super) fn say_saving(&mut self, text: String) {
         let key = self.key.clone();
         self.notice(Notice::Saving { key, text });
+    }
+
+    /// And on the console of the launcher here.
+    pub(super) fn tell_saving(&mut self, text: String) {
+        self.ask_launcher(SaveAsk::Tell {
+            text: short(text.clone()),
+        });
+        self.say_saving(text);
+    }
+
+    /// Bytes of the slots here.
+    pub(crate) fn slot_memory(&self) -> u64 {
+        let slots = self.saves.slots.values();
+        let both = slots.map(|(capacity, _)| capacity.saturating_mul(2));
+        both.fold(0, u64::saturating_add)
+    }
+
+    /// What the node has for the slots of this job, with those that it has.
+    pub(crate) fn set_slot_budget(&mut self, now: Time, bytes: u64) {
+        self.saves.budget = bytes;
+        for node in &mut self.saves.nodes {
+            let _known = node.handle(NodeEvent::Budget { bytes }, now);
+        }
     }
 
     fn node_effect(&mut self, ctx: &mut Ctx<'_>, generation: Digest, effect: NodeEffect) {
@@ -459,17 +506,29 @@ impl Job {
                     self.send(ctx, leader, JobMessage::SaveAnswer(Box::new(message)));
                 }
             }
-            NodeEffect::Notice(notice) => self.say_saving(notice.to_string()),
+            NodeEffect::Notice(notice @ NodeNotice::Busy { .. }) => {
+                let text = match self.saves.meter.writes_since() {
+                    Some(since) => format!("{notice}; writing began {} ago", ctx.now.since(since)),
+                    None => notice.to_string(),
+                };
+                self.tell_saving(text);
+            }
+            NodeEffect::Notice(notice) => self.tell_saving(notice.to_string()),
             // A worker takes a free slot by itself.
-            NodeEffect::Fill { .. } | NodeEffect::Skip { .. } => {}
+            NodeEffect::Fill { .. } => {}
+            NodeEffect::Skip { k, step } => self.ask_launcher(SaveAsk::Skip { k, step }),
             NodeEffect::Write { slot, save, .. } => {
+                self.saves.meter.writes(save.attempt, ctx.now);
                 self.ask_launcher(SaveAsk::Write { slot, save });
             }
             NodeEffect::StopWrite { slot, attempt } => {
                 self.ask_launcher(SaveAsk::StopWrite { slot, attempt });
             }
             NodeEffect::Free { slot } => self.ask_launcher(SaveAsk::Free { slot }),
-            NodeEffect::Refuse { k } => self.ask_launcher(SaveAsk::Refuse { k }),
+            NodeEffect::Refuse { k } => {
+                self.saves.slots.remove(&k);
+                self.ask_launcher(SaveAsk::Refuse { k });
+            }
             NodeEffect::Hold { manifest, bytes } => {
                 self.ask_launcher(SaveAsk::Hold { manifest, bytes });
             }
@@ -486,6 +545,7 @@ impl Job {
             }
             LeaderEffect::Send { to, message } => self.send(ctx, to, JobMessage::Save(message)),
             LeaderEffect::Assemble { save, files } => {
+                self.saves.triggers.prepared(ctx.now);
                 for ask in SaveAsk::assemble(save, &files) {
                     self.ask_launcher(ask);
                 }
@@ -494,24 +554,9 @@ impl Job {
                 self.saves.commit = Some((save, manifest));
                 self.ask_for_commit(ctx);
             }
-            LeaderEffect::Notice(notice) => self.say_saving(notice.to_string()),
-        }
-    }
-
-    fn keeper_effect(&mut self, ctx: &mut Ctx<'_>, effect: KeeperEffect) {
-        match effect {
-            KeeperEffect::Append(body) => {
-                let (Body::Retire { seq } | Body::Reject { seq, .. }) = body else {
-                    return;
-                };
-                match self.append(ctx, body) {
-                    Some(id) => drop(self.saves.appends.insert(id, seq)),
-                    None => self.saves.keeper.handle(KeeperEvent::NotAppended { seq }),
-                }
-            }
-            KeeperEffect::Delete { name } => self.ask_launcher(SaveAsk::Delete { name }),
-            KeeperEffect::Refused { what, why } => {
-                self.say_saving(format!("not done: {what}: {why}"));
+            LeaderEffect::Notice(notice) => {
+                self.saves.triggers.told(&notice, ctx.now);
+                self.say_saving(notice.to_string());
             }
         }
     }

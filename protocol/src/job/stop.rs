@@ -5,6 +5,7 @@ use super::plan::Assessment;
 use super::{Ctx, Job};
 use crate::agent::Notice;
 use crate::barrier;
+use crate::checkpoint::{Cause, Choice};
 use crate::control::Reason;
 use crate::ids::NodeId;
 use crate::record::Record;
@@ -26,6 +27,19 @@ struct Wish {
 pub(super) struct Planned {
     why: String,
     deadline: Time,
+    reason: Reason,
+    /// What is saved, where that was chosen.
+    pub(super) choice: Option<Choice>,
+}
+
+impl Planned {
+    /// Why what the ranks save now is saved.
+    pub(super) fn cause(&self) -> Cause {
+        match self.reason {
+            Reason::Join => Cause::Join,
+            _ => Cause::Preemption,
+        }
+    }
 }
 
 impl Job {
@@ -114,13 +128,20 @@ impl Job {
     fn begin_stop(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment, wish: Wish) {
         let Wish { why, grace, reason } = wish;
         self.change_begins(ctx.now, ctx.now);
+        let chosen = match reason {
+            Reason::Drain => self.choose_save(ctx, record, a, grace),
+            _ => None,
+        };
         let Some(lead) = &self.lead else { return };
         let steps = record
             .members
             .iter()
             .filter(|m| !a.lost.contains(&m.node))
             .all(|m| lead.status(m.node).is_some_and(|s| s.takes_stop_steps));
-        if steps {
+        let chosen = chosen.filter(|_| steps);
+        let choice = chosen.as_ref().map(|c| c.choice);
+        let fresh = choice.is_none_or(|c| c == Choice::Fresh);
+        if steps && fresh {
             self.begin_barrier(record);
         } else {
             // Whoever waits for a checkpoint's step hears the signal only once it goes on.
@@ -130,13 +151,22 @@ impl Job {
             lead.planned = Some(Planned {
                 why: why.clone(),
                 deadline: ctx.now + grace,
+                reason,
+                choice,
             });
         }
         self.notice(Notice::Stopping {
             key: self.key.clone(),
             why: why.clone(),
         });
-        if steps {
+        if let Some(chosen) = chosen {
+            self.tell_all(ctx, record, format!("{why}: {}", chosen.why));
+        }
+        if !fresh {
+            // Nothing that they could save would be there in time: what they do now is done again.
+            let grace = grace.min(record.spec.loss_grace());
+            self.order_signal(ctx, record, grace);
+        } else if steps {
             let event = barrier::LeaderEvent::Drain {
                 // The nodes raise it to what their ranks can still stop at.
                 step: 1,
@@ -146,7 +176,7 @@ impl Job {
             };
             self.at_lead_barrier(ctx, Some(event));
         } else {
-            self.order_signal(ctx, record);
+            self.order_signal(ctx, record, grace);
         }
     }
 
@@ -177,16 +207,10 @@ impl Job {
         self.at_lead_barrier(ctx, Some(barrier::LeaderEvent::Gated { node, barrier }));
     }
 
-    fn grace_left(&self, ctx: &Ctx<'_>) -> (u32, String) {
+    fn order_signal(&mut self, ctx: &mut Ctx<'_>, record: &Record, grace: Span) {
         let planned = self.lead.as_ref().and_then(|l| l.planned.as_ref());
-        planned.map_or((0, String::new()), |p| {
-            let left = p.deadline.since(ctx.now).as_millis();
-            (u32::try_from(left).unwrap_or(u32::MAX), p.why.clone())
-        })
-    }
-
-    fn order_signal(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
-        let (grace_ms, why) = self.grace_left(ctx);
+        let why = planned.map(|p| p.why.clone()).unwrap_or_default();
+        let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
         let signal = record.spec.preempt_signal;
         for m in &record.members {
             let why = why.clone();
@@ -256,9 +280,20 @@ impl Job {
 
     /// The ranks did not agree on a step in time: they are told by the signal instead.
     fn fall_back_to_signal(&mut self, ctx: &mut Ctx<'_>) {
-        if let Some(record) = self.live().map(|h| h.record.clone()) {
-            self.order_signal(ctx, &record);
+        let Some(record) = self.live().map(|h| h.record.clone()) else {
+            return;
+        };
+        let planned = self.lead.as_ref().and_then(|l| l.planned.as_ref());
+        let Some((left, chosen)) = planned.map(|p| (p.deadline.since(ctx.now), p.choice.is_some()))
+        else {
+            return;
+        };
+        if chosen {
+            let text = self.without_fresh_save(&record);
+            let text = format!("the ranks did not agree on a step in time: {text}");
+            self.tell_all(ctx, &record, text);
         }
+        self.order_signal(ctx, &record, left);
     }
 
     /// Also behind a fall back to the signal: whoever has not heard the cancel is told again.

@@ -214,6 +214,17 @@ impl Job {
         Some(id)
     }
 
+    /// Whether the log was read to its end, and can be written.
+    pub(super) fn log_is_read(&self) -> bool {
+        let usable = self.store.as_ref().filter(|s| s.broken.is_none());
+        self.uses_store() && usable.is_some_and(|s| s.log.tail().complete)
+    }
+
+    /// The newest commit of the log that may be restored, and its slot.
+    pub(super) fn log_commit(&self) -> Option<(CommitRef, u64)> {
+        self.store.as_ref()?.log.tail().commit
+    }
+
     /// Tells the members of both generations at once; the others find it in the log.
     fn decided_by_store(&mut self, ctx: &mut Ctx<'_>, record: &Arc<Record>) {
         let mut told: std::collections::BTreeSet<_> =

@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::keeping::{KeepNews, Review};
 use super::{MAX_REASON, TooMuch};
 use crate::checkpoint::{Copy, Found, MAX_SUMMARY, Save, SlotId, Written};
 use crate::ids::Digest;
@@ -77,6 +78,32 @@ pub enum SaveNews {
         save: Save,
         why: String,
     },
+    /// How far the furthest rank here is, and how long its steps usually take, in microseconds; 0: not
+    /// known.
+    At {
+        digest: Digest,
+        step: u64,
+        step_us: u64,
+    },
+    /// What one save held a rank up for: the copy, and before it the wait for a slot.
+    Copied {
+        k: u16,
+        step: u64,
+        bytes: u64,
+        copied_us: u64,
+        waited_us: u64,
+    },
+    /// Both slots of a rank are occupied, and it waits for one with the state before this step.
+    Waits {
+        k: u16,
+        step: u64,
+    },
+    /// All ranks here stand before their first step, having loaded what this generation begins with.
+    Loaded {
+        digest: Digest,
+    },
+    /// About checkpoints that are committed.
+    Keep(KeepNews),
 }
 
 /// From the agent.
@@ -101,6 +128,16 @@ pub enum SaveAsk {
         parts: Vec<Written>,
         last: bool,
     },
+    /// The rank leaves the save of this step out: both of its slots are occupied.
+    Skip { k: u16, step: u64 },
+    /// All ranks of the generation have loaded what it begins with: they may begin (R15).
+    Go { digest: Digest },
+    /// A line for people.
+    Tell { text: String },
+    /// This step of a generation is committed: it stays in memory until a newer one is.
+    Committed { generation: Digest, step: u64 },
+    /// Look at what is committed, and decide what is kept.
+    Review(Review),
 }
 
 /// Parts in one frame.
@@ -113,6 +150,7 @@ impl SaveNews {
             SaveNews::WriteFailed { why, .. }
             | SaveNews::HoldFailed { why, .. }
             | SaveNews::AssembleFailed { why, .. } => ("the reason", why.len(), MAX_REASON),
+            SaveNews::Keep(news) => return news.check(),
             _ => return Ok(()),
         };
         match len > limit {

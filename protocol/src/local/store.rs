@@ -13,9 +13,9 @@ use crate::storelog::MAX_ENTRY;
 /// The most bytes of an object in one frame.
 pub const MAX_PART: usize = 64 * 1024;
 
-/// The reason for a failure where the file system hangs, whoever notices it first.
+/// The reason for a failure where the store hangs, whoever notices it first.
 pub const STORE_HANGS: &str =
-    "the store does not answer in time; check its file system on this node";
+    "the store does not answer in time; check its mount, or the network to it, on this node";
 
 /// From the agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,9 +43,9 @@ pub enum StoreAnswer {
     Found(Part),
     /// Nothing is in the slot now.
     Absent,
-    /// This create made the object, and it is durable.
+    /// The object is there, durably, with these very bytes.
     Won,
-    /// Something was in the slot already.
+    /// Something else was in the slot already.
     Exists,
     /// `None` where there is none, or only a torn one.
     Beacon(Option<u64>),

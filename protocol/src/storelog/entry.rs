@@ -2,9 +2,13 @@
 //! the canonical encoding where a digest depends on it.
 //!
 //! ```json
-//! {"v":1,"seq":2,"prev":"5a…","writer":"a7…","nonce":"00000000000004d2",
-//!  "body":{"commit":{"generation":"…","number":1,"step":400,"manifest":"…"}}}
+//! {"v":2,"seq":2,"prev":"5a…","writer":"a7…","nonce":"00000000000004d2",
+//!  "body":{"commit":{"generation":"…","number":1,"step":400,"manifest":"…"}},"sum":"90c2…"}
 //! ```
+//!
+//! `prev` finds damage to any entry but the last, which nobody follows yet; `sum` finds it there, too: a
+//! flipped bit of the newest COMMIT would make it another's, and the job would go on from an older one.
+//! It is the first 16 hexadecimal digits of the BLAKE3 of the bytes before it. Version 1 had none.
 //!
 //! A claim carries its record as the hexadecimal of its canonical encoding. The fields beside it
 //! are for people; a reader refuses the entry when they say something else than the record.
@@ -15,14 +19,22 @@ use crate::codec;
 use crate::ids::{Digest, NodeId};
 use crate::record::{CommitRef, Record};
 
-/// The version of every entry that this build writes, and the only one that it reads.
-pub const ENTRY_VERSION: u32 = 1;
+/// The version of every entry that this build writes. It reads version 1 as well.
+pub const ENTRY_VERSION: u32 = 2;
 
 /// The most bytes of one entry: a record with 1,024 members, in hexadecimal, with room to spare.
 pub const MAX_ENTRY: usize = 512 * 1024;
 
 /// The most bytes of a REJECT's reason; a longer one is cut when it is written.
 pub const MAX_REASON: usize = 512;
+
+/// Who writes an entry for a person with rights to the store: a PIN, a REJECT or a RETIRE. No node has
+/// this identity.
+pub const OPERATOR: NodeId = NodeId([0; 32]);
+
+/// Hexadecimal digits of a checksum, and bytes of what ends an entry.
+const SUM: usize = 16;
+const TAIL: usize = r#","sum":"""#.len() + SUM + "}\n".len();
 
 /// One object `<job>/log/<seq>.json`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,9 +70,11 @@ pub enum EntryError {
     #[error("{len} bytes, the limit is {MAX_ENTRY}")]
     TooLong { len: usize },
     #[error(
-        "version {0}, this build reads version {ENTRY_VERSION}: run the same Muster version on every node"
+        "version {0}, this build reads versions 1 to {ENTRY_VERSION}: run the same Muster version on every node"
     )]
     Version(u32),
+    #[error("its bytes are not those that its checksum is of: it was damaged, or edited")]
+    Sum,
     #[error("not JSON of this form: {0}")]
     Json(String),
     #[error("`{0}` is not hexadecimal of the right length")]
@@ -249,7 +263,10 @@ impl Entry {
             body,
         };
         let mut bytes = serde_json::to_vec(&wire).map_err(|e| EntryError::Json(e.to_string()))?;
-        bytes.push(b'\n');
+        // The last brace closes what follows.
+        bytes.pop();
+        let tail = tail(&bytes);
+        bytes.extend_from_slice(tail.as_bytes());
         if bytes.len() > MAX_ENTRY {
             return Err(EntryError::TooLong { len: bytes.len() });
         }
@@ -263,10 +280,12 @@ impl Entry {
         }
         let json = |e: serde_json::Error| EntryError::Json(e.to_string());
         let version: WireVersion = serde_json::from_slice(bytes).map_err(json)?;
-        if version.v != ENTRY_VERSION {
-            return Err(EntryError::Version(version.v));
+        let wire: WireEntry = match version.v {
+            1 => serde_json::from_slice(bytes),
+            ENTRY_VERSION => serde_json::from_slice(&without_tail(bytes)?),
+            other => return Err(EntryError::Version(other)),
         }
-        let wire: WireEntry = serde_json::from_slice(bytes).map_err(json)?;
+        .map_err(json)?;
         let nonce = match wire.nonce.len() {
             16 => u64::from_str_radix(&wire.nonce, 16).map_err(|_| EntryError::Hex("nonce"))?,
             _ => return Err(EntryError::Hex("nonce")),
@@ -295,6 +314,22 @@ impl Entry {
     pub fn digest(bytes: &[u8]) -> Digest {
         Digest(*blake3::hash(bytes).as_bytes())
     }
+}
+
+/// What ends an entry that begins like this: its checksum.
+fn tail(begin: &[u8]) -> String {
+    let sum = blake3::hash(begin).to_hex();
+    format!(",\"sum\":\"{}\"}}\n", sum.get(..SUM).unwrap_or_default())
+}
+
+/// An entry without its checksum, which holds.
+fn without_tail(bytes: &[u8]) -> Result<Vec<u8>, EntryError> {
+    let begin = bytes.len().checked_sub(TAIL).ok_or(EntryError::Sum)?;
+    let (begin, end) = bytes.split_at(begin);
+    if tail(begin).as_bytes() != end {
+        return Err(EntryError::Sum);
+    }
+    Ok([begin, b"}"].concat())
 }
 
 fn cut(reason: &str) -> &str {

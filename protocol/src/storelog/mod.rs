@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, VecDeque};
 pub use api::{
     CreateOutcome, Damage, Effect, Error, Event, Flaws, Outcome, Output, ReadOutcome, Tail,
 };
-pub use entry::{Body, ENTRY_VERSION, Entry, EntryError, MAX_ENTRY, MAX_REASON};
+pub use entry::{Body, ENTRY_VERSION, Entry, EntryError, MAX_ENTRY, MAX_REASON, OPERATOR};
 pub use view::{KEPT_COMMITS, Why};
 
 use crate::ids::{Digest, JobKey, NodeId, StoreUuid};

@@ -227,6 +227,39 @@ fn retention_honours_pins_and_keeps_two() {
 }
 
 #[test]
+fn a_person_may_say_what_is_kept_and_a_stale_leader_may_not() {
+    let mut store = BTreeMap::new();
+    let mut stale = log(1);
+    let first = birth(&[1, 2], 1);
+    stale.claim(1, first.clone(), Time(1));
+    for n in 1..=4 {
+        stale.commit(1 + n, commit_ref(first.digest(), n, n), Time(1));
+    }
+    settle(&mut stale, &mut store, Time(1));
+    // The others go on without it.
+    let mut other = log(2);
+    other.claim(1, next(&first, &[2], 2), Time(2));
+    settle(&mut other, &mut store, Time(2));
+    stale.append(10, Body::Retire { seq: 2 }, Time(3));
+    let reason = "cut".to_owned();
+    stale.append(11, Body::Reject { seq: 5, reason }, Time(3));
+    let said = settle(&mut stale, &mut store, Time(3));
+    for id in [10, 11] {
+        let outcome = outcome_of(&said, id).unwrap();
+        assert_eq!(outcome, Outcome::Invalid(Why::NotMember));
+    }
+    let mut person = Log::new(key(), STORE, OPERATOR, 9);
+    person.append(1, Body::Retire { seq: 2 }, Time(4));
+    person.append(2, Body::Retire { seq: 4 }, Time(4));
+    person.commit(3, commit_ref(first.digest(), 9, 9), Time(4));
+    let said = settle(&mut person, &mut store, Time(4));
+    let of = |id| outcome_of(&said, id).unwrap();
+    assert_eq!(of(1), Outcome::Won { seq: 7 });
+    assert_eq!(of(2), Outcome::Invalid(Why::Needed));
+    assert_eq!(of(3), Outcome::Overtaken { by: 6 });
+}
+
+#[test]
 fn after_an_unknown_put_only_the_same_bytes_follow() {
     let mut a = log(1);
     a.claim(1, birth(&[1], 1), Time(0));
@@ -348,15 +381,18 @@ fn an_entry_that_contradicts_its_record_is_refused() {
         body: Body::Claim(Box::new(birth(&[1, 2], 1))),
     };
     let bytes = entry.encode().unwrap();
-    assert_eq!(Entry::decode(&bytes), Ok(entry));
-    let text = String::from_utf8(bytes).unwrap();
+    assert_eq!(Entry::decode(&bytes), Ok(entry.clone()));
+    let newer = String::from_utf8(bytes)
+        .unwrap()
+        .replace("{\"v\":2", "{\"v\":3");
+    assert_eq!(Entry::decode(newer.as_bytes()), Err(EntryError::Version(3)));
+    let text = of_version_1(&entry);
+    assert_eq!(Entry::decode(text.as_bytes()), Ok(entry));
     let lie = text.replace("\"number\":1", "\"number\":2");
     assert_eq!(
         Entry::decode(lie.as_bytes()),
         Err(EntryError::Disagrees("number"))
     );
-    let newer = text.replace("{\"v\":1", "{\"v\":2");
-    assert_eq!(Entry::decode(newer.as_bytes()), Err(EntryError::Version(2)));
     let more = text.replace("{\"v\":1", "{\"v\":1,\"x\":0");
     assert!(matches!(
         Entry::decode(more.as_bytes()),
@@ -367,6 +403,34 @@ fn an_entry_that_contradicts_its_record_is_refused() {
         Entry::decode(&long),
         Err(EntryError::TooLong { len: MAX_ENTRY + 1 })
     );
+}
+
+/// As builds wrote it that knew no checksums.
+fn of_version_1(entry: &Entry) -> String {
+    let text = String::from_utf8(entry.encode().unwrap()).unwrap();
+    let (begin, _) = text.rsplit_once(",\"sum\":").unwrap();
+    begin.replacen("{\"v\":2", "{\"v\":1", 1) + "}\n"
+}
+
+#[test]
+fn no_bit_of_the_newest_entry_flips_unseen() {
+    let entry = Entry {
+        seq: 7,
+        prev: Digest([5; 32]),
+        writer: NodeId([0xa7; 32]),
+        nonce: 1234,
+        body: Body::Commit(commit_ref(Digest([9; 32]), 3, 4)),
+    };
+    let bytes = entry.encode().unwrap();
+    assert_eq!(Entry::decode(&bytes), Ok(entry));
+    for bit in 0..bytes.len() * 8 {
+        let mut flipped = bytes.clone();
+        flipped[bit / 8] ^= 1 << (bit % 8);
+        assert!(Entry::decode(&flipped).is_err(), "bit {bit}");
+    }
+    for len in 0..bytes.len() {
+        assert!(Entry::decode(&bytes[..len]).is_err(), "cut to {len}");
+    }
 }
 
 /// The text of each small entry, as files on a store hold it: later versions have to read it.
@@ -407,7 +471,7 @@ fn entries_are_written_as_they_always_were() {
             body,
         };
         let stored = format!("{head}{text}}}\n");
-        assert_eq!(String::from_utf8(entry.encode().unwrap()).unwrap(), stored);
+        assert_eq!(of_version_1(&entry), stored);
         assert_eq!(Entry::decode(stored.as_bytes()), Ok(entry));
     }
 }

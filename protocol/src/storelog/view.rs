@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::Flaws;
-use super::entry::{Body, Entry};
+use super::entry::{Body, Entry, OPERATOR};
 use crate::ids::{Digest, JobKey, NodeId, StoreUuid};
 use crate::record::{Arbiter, CommitRef, Record, RecordError};
 
@@ -130,7 +130,7 @@ impl View {
             Body::Pin { seq } => self.existing(*seq).map(|_| ()),
             Body::Reject { seq, .. } => {
                 let rejected = self.existing(*seq)?.rejected;
-                self.member(writer)?;
+                self.keeper(writer)?;
                 if rejected {
                     return Err(Why::Again(*seq));
                 }
@@ -184,7 +184,7 @@ impl View {
 
     fn judge_retire(&self, writer: NodeId, seq: u64) -> Result<(), Why> {
         let of = self.existing(seq)?;
-        self.member(writer)?;
+        self.keeper(writer)?;
         if of.retired {
             return Err(Why::Again(seq));
         }
@@ -200,6 +200,14 @@ impl View {
 
     fn existing(&self, seq: u64) -> Result<&Committed, Why> {
         self.commits.get(&seq).ok_or(Why::NoCommit(seq))
+    }
+
+    /// Who may say what is kept: the members, and a person, also after the job's end.
+    fn keeper(&self, writer: NodeId) -> Result<(), Why> {
+        match writer == OPERATOR {
+            true => Ok(()),
+            false => self.member(writer),
+        }
     }
 
     fn member(&self, writer: NodeId) -> Result<(), Why> {

@@ -76,21 +76,38 @@ fn main() -> Result<()> {
     )?;
     std::fs::remove_file(path("probe"))?;
     let go_on = |_| ControlFlow::Continue(());
-    for (threads, direct) in [(1, false), (1, true), (2, true), (4, true)] {
-        let how = if direct { "O_DIRECT" } else { "buffered" };
+    let ways = [
+        (1, false, false),
+        (1, true, false),
+        (2, true, false),
+        (4, true, false),
+        (1, true, true),
+        (2, true, true),
+        (4, true, true),
+    ];
+    for (threads, direct, ring) in ways {
+        let how = match (direct, ring) {
+            (false, _) => "buffered",
+            (true, false) => "O_DIRECT",
+            (true, true) => "io_uring",
+        };
         let mut outcome = None;
         measure(&format!("persist, {how}, {threads} threads"), bytes, || {
             outcome = Some(persist(
                 &dir,
                 "file",
                 &image,
-                Options { threads, direct },
+                Options {
+                    threads,
+                    direct,
+                    ring,
+                },
                 &go_on,
             )?);
             Ok(())
         })?;
         let Some(written) = outcome else { continue };
-        if threads == 4 {
+        if threads == 4 && !ring {
             let manifest = Manifest {
                 origin: Origin {
                     job: String::new(),

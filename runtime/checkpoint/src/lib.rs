@@ -17,10 +17,12 @@ mod glob;
 pub mod hex;
 pub mod load;
 pub mod manifest;
+pub mod nearby;
 pub mod newest;
 mod pages;
 pub mod part;
 pub mod persist;
+pub mod place;
 pub mod plan;
 mod pool;
 pub mod reshard;
@@ -34,7 +36,7 @@ pub mod sum;
 pub mod verify;
 
 pub use dtype::Dtype;
-pub use export::{ExportError, export};
+pub use export::{ExportError, export, export_torch};
 pub use pages::Pages;
 pub use slice::Slice;
 

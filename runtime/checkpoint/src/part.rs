@@ -5,22 +5,18 @@
 //! the plan that all have. Whoever has written a rank's file leaves a [`Part`] beside it, durable. When
 //! all parts are there, the draft and they make the manifest, whatever has become of the ranks meanwhile.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::ops::ControlFlow;
 
 use serde::{Deserialize, Serialize};
 
-use crate::dir::Dir;
 use crate::hex::Id;
-use crate::manifest::{Blob, DataFile, MAX_MANIFEST, Manifest, ManifestError, Origin, Tensor};
-use crate::persist::{
-    self, Fault, Options, PersistError, Progress, Written, persist, persist_sealed,
-};
+use crate::manifest::{Blob, DataFile, Manifest, ManifestError, Origin, Tensor};
+use crate::persist::{self, Fault, Options, PersistError, Progress};
+use crate::place::Place;
+use crate::pool;
 use crate::slot::{MAX_NOTE, Sealed};
-use crate::source::{Directory, Source};
-use crate::sum::{CHUNK, ChunkSum};
-use crate::{Pages, pool};
+use crate::sum::CHUNK;
 
 /// Version of notes and parts.
 const VERSION: u32 = 1;
@@ -153,38 +149,30 @@ pub struct Kept {
 /// The note is none, the image is damaged, or the disk fails. The slot is still sealed then.
 pub fn keep(
     sealed: &Sealed,
-    place: &Dir,
+    place: &impl Place,
     name: &str,
     rank: u32,
     options: Options,
     progress: &(dyn Fn(Progress) -> ControlFlow<()> + Sync),
 ) -> Result<Kept, PartError> {
     let note = Note::decode(&sealed.note)?;
-    let made = |what: &str, dir: io::Result<Dir>| {
-        dir.map_err(|source| PartError::Directory {
-            path: place.shown(what).display().to_string(),
+    let dir = (place.make(DATA).and_then(|dir| dir.make(name))).map_err(|source| {
+        PartError::Directory {
+            path: shown(place, &format!("{DATA}/{name}")),
             source,
-        })
-    };
-    let dir = made(DATA, place.make(DATA))?;
-    let dir = made(name, dir.make(name))?;
+        }
+    })?;
     let mut part = Part {
         file: None,
         blobs: note.blobs,
     };
     let mut path = None;
     if let Some(file) = &note.file {
-        let image = sealed.image();
-        let written = match persist_sealed(&dir, file, image, &sealed.sums, options, progress) {
-            Ok(written) => written,
-            Err(error) if matches!(error.fault, Fault::Exists) => {
-                again(&dir, file, sealed, options).ok_or(error)?
-            }
-            Err(error) => return Err(error.into()),
-        };
+        let written = dir.keep(file, sealed, options, progress)?;
         path = Some(written.path);
         part.file = Some(written.data_file(format!("{DATA}/{name}/{file}")));
     }
+    muster_fault::point("part.put");
     Ok(Kept {
         digest: part.put(&dir, rank)?,
         bytes: part.file.as_ref().map_or(0, |file| file.bytes),
@@ -192,39 +180,11 @@ pub fn keep(
     })
 }
 
-/// A file that is there already, if it is what was sealed.
-fn again(dir: &Dir, name: &str, sealed: &Sealed, options: Options) -> Option<Written> {
-    let bytes = sealed.image().len() as u64;
-    let source = Directory::new(dir.clone(), options.direct);
-    if source.size(name).ok()? != bytes {
-        return None;
-    }
-    let chunks = pool::each(
-        options.threads,
-        sealed.sums.len(),
-        || Pages::new(CHUNK as usize),
-        |buffer, at| {
-            let begin = at as u64 * CHUNK;
-            let chunk = &mut buffer[..(bytes - begin).min(CHUNK) as usize];
-            source.read(name, begin, chunk)?;
-            let sum = ChunkSum::of(chunk);
-            match sum.crc == sealed.sums[at] {
-                true => Ok(sum),
-                false => Err(io::ErrorKind::InvalidData.into()),
-            }
-        },
-    );
-    let written = Written {
-        bytes,
-        chunks: chunks.ok()?,
-        path: persist::Path::Found,
-    };
-    // Whoever wrote it may have died before its name was durable.
-    dir.sync().ok().map(|()| written)
-}
-
 /// The directory of all saves' data, below a job's.
 const DATA: &str = "data";
+
+/// Parts that are read at once: in a bucket each takes a round trip.
+const READERS: usize = 8;
 
 /// The file of a rank's part.
 fn name_of(rank: u32) -> String {
@@ -232,6 +192,14 @@ fn name_of(rank: u32) -> String {
 }
 
 impl Part {
+    /// As bytes.
+    ///
+    /// # Errors
+    /// It is too long.
+    pub fn encode(&self) -> Result<Vec<u8>, PartError> {
+        encode(self)
+    }
+
     /// From bytes.
     ///
     /// # Errors
@@ -245,24 +213,13 @@ impl Part {
     ///
     /// # Errors
     /// It cannot be written, or another one is there.
-    pub fn put(&self, dir: &Dir, rank: u32) -> Result<Id, PartError> {
-        let bytes = encode(self)?;
-        let digest = Manifest::digest(&bytes);
-        let options = Options {
-            threads: 1,
-            direct: false,
-        };
-        let go_on = |_| ControlFlow::Continue(());
-        match persist(dir, &name_of(rank), &bytes, options, &go_on) {
-            Ok(_) => Ok(digest),
+    pub fn put(&self, dir: &impl Place, rank: u32) -> Result<Id, PartError> {
+        let bytes = self.encode()?;
+        match dir.put(&name_of(rank), &bytes) {
+            Ok(()) => Ok(Manifest::digest(&bytes)),
             Err(error) if matches!(error.fault, Fault::Exists) => {
-                Part::get(dir, rank, digest)?;
-                dir.sync().map_err(|source| PartError::Read {
-                    rank,
-                    path: dir.shown(&name_of(rank)).display().to_string(),
-                    source,
-                })?;
-                Ok(digest)
+                let path = shown(dir, &name_of(rank));
+                Err(PartError::Damaged { rank, path })
             }
             Err(error) => Err(error.into()),
         }
@@ -272,15 +229,10 @@ impl Part {
     ///
     /// # Errors
     /// It is not there, or another one.
-    pub fn get(dir: &Dir, rank: u32, digest: Id) -> Result<Part, PartError> {
-        let path = || dir.shown(&name_of(rank)).display().to_string();
-        let read = || -> io::Result<Vec<u8>> {
-            let mut bytes = Vec::new();
-            let file = File::from(dir.open_file(&name_of(rank))?);
-            file.take(MAX_MANIFEST as u64 + 1).read_to_end(&mut bytes)?;
-            Ok(bytes)
-        };
-        let bytes = read().map_err(|source| PartError::Read {
+    pub fn get(dir: &impl Place, rank: u32, digest: Id) -> Result<Part, PartError> {
+        let path = || shown(dir, &name_of(rank));
+        let bytes = dir.get(&name_of(rank), MAX_NOTE);
+        let bytes = bytes.map_err(|source| PartError::Read {
             rank,
             path: path(),
             source,
@@ -292,6 +244,11 @@ impl Part {
     }
 }
 
+/// Something in a place, for people.
+fn shown(place: &impl Place, name: &str) -> String {
+    place.path(name).display().to_string()
+}
+
 impl Draft {
     /// The manifest of a save whose directory, below `place`, is `data/<name>`, from the parts that all
     /// ranks left there: of each its digest, by rank.
@@ -301,21 +258,21 @@ impl Draft {
     pub fn assemble(
         self,
         origin: Origin,
-        place: &Dir,
+        place: &impl Place,
         name: &str,
         digests: &[Id],
     ) -> Result<Manifest, PartError> {
-        let path = || place.shown(&format!("{DATA}/{name}")).display().to_string();
         let dir = (place.enter(DATA).and_then(|dir| dir.enter(name))).map_err(|source| {
             PartError::Directory {
-                path: path(),
+                path: shown(place, &format!("{DATA}/{name}")),
                 source,
             }
         })?;
-        let parts = (0..)
-            .zip(digests)
-            .map(|(rank, digest)| Part::get(&dir, rank, *digest))
-            .collect::<Result<Vec<Part>, PartError>>()?;
+        let get = |(): &mut (), at: usize| {
+            let rank = u32::try_from(at).unwrap_or(u32::MAX);
+            Part::get(&dir, rank, digests[at])
+        };
+        let parts = pool::each(READERS, digests.len(), || Ok(()), get)?;
         Ok(self.manifest(origin, &format!("{DATA}/{name}"), parts)?)
     }
 

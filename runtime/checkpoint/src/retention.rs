@@ -11,8 +11,8 @@ use std::collections::BTreeSet;
 pub struct Policy {
     /// How many of the newest; at least 1.
     pub last: usize,
-    /// Whether the one with the best metric is kept.
-    pub best: Option<Best>,
+    /// How many of those with the best metric.
+    pub best: Option<(Best, usize)>,
 }
 
 impl Default for Policy {
@@ -141,16 +141,16 @@ fn kept(policy: Policy, commits: &[Commit]) -> BTreeSet<u64> {
         .map(|commit| commit.seq)
         .collect();
     kept.extend(usable().take(policy.last.max(1)).map(|commit| commit.seq));
-    if let Some(best) = policy.best {
+    if let Some((best, count)) = policy.best {
         let measured = usable()
             .filter_map(|commit| Some((commit.metric.filter(|m| !m.is_nan())?, commit.seq)));
-        // Of equals the newest.
-        let best = measured.reduce(|a, b| match best {
-            Best::Lowest if b.0 < a.0 => b,
-            Best::Highest if b.0 > a.0 => b,
-            _ => a,
+        let mut measured: Vec<(f64, u64)> = measured.collect();
+        // Stable: of equals the newest come first.
+        measured.sort_by(|(a, _), (b, _)| match best {
+            Best::Lowest => a.total_cmp(b),
+            Best::Highest => b.total_cmp(a),
         });
-        kept.extend(best.map(|(_, seq)| seq));
+        kept.extend(measured.iter().take(count).map(|(_, seq)| *seq));
     }
     // Never below two that are known to be good.
     let verified = || usable().filter(|commit| commit.state == State::Verified);

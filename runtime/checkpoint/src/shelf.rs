@@ -1,14 +1,14 @@
-//! Manifests in a directory: `manifest/<digest>.json`, beside the data.
+//! Manifests in a place: `manifest/<digest>.json`, beside the data.
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::ops::ControlFlow;
 
 use crate::dir::Dir;
 use crate::hex::Id;
 use crate::manifest::{MAX_MANIFEST, Manifest, ManifestError};
 use crate::newest::Shelf;
-use crate::persist::{Fault, Options, PersistError, persist};
+use crate::persist::{Fault, PersistError};
+use crate::place::Place;
 use crate::source::Directory;
 
 const MANIFESTS: &str = "manifest";
@@ -33,7 +33,7 @@ pub enum PutError {
 ///
 /// # Errors
 /// It is inconsistent, or cannot be written.
-pub fn put(dir: &Dir, manifest: &Manifest) -> Result<Id, PutError> {
+pub fn put(dir: &impl Place, manifest: &Manifest) -> Result<Id, PutError> {
     put_encoded(dir, &manifest.encode().map_err(PutError::Manifest)?)
 }
 
@@ -41,33 +41,12 @@ pub fn put(dir: &Dir, manifest: &Manifest) -> Result<Id, PutError> {
 ///
 /// # Errors
 /// It cannot be written.
-pub fn put_encoded(dir: &Dir, bytes: &[u8]) -> Result<Id, PutError> {
+pub fn put_encoded(dir: &impl Place, bytes: &[u8]) -> Result<Id, PutError> {
     let digest = Manifest::digest(bytes);
     let place = dir.make(MANIFESTS).map_err(PutError::Directory)?;
-    let options = Options {
-        threads: 1,
-        direct: false,
-    };
-    let name = format!("{digest}{SUFFIX}");
-    match persist(
-        &place,
-        &name,
-        bytes,
-        options,
-        &|_| ControlFlow::Continue(()),
-    ) {
-        Ok(_) => Ok(digest),
-        Err(PersistError {
-            fault: Fault::Exists,
-            ..
-        }) => match read(dir, digest) {
-            // Whoever wrote it may have ended before its name was durable.
-            Ok(found) if found == bytes => match place.sync() {
-                Ok(()) => Ok(digest),
-                Err(error) => Err(PutError::Directory(error)),
-            },
-            _ => Err(PutError::Damaged(digest)),
-        },
+    match place.put(&format!("{digest}{SUFFIX}"), bytes) {
+        Ok(()) => Ok(digest),
+        Err(error) if matches!(error.fault, Fault::Exists) => Err(PutError::Damaged(digest)),
         Err(error) => Err(PutError::Persist(error)),
     }
 }

@@ -25,6 +25,12 @@ pub trait Source: Sync {
     /// # Errors
     /// `UnexpectedEof` if the file is shorter, else as [`Source::size`].
     fn read(&self, path: &str, at: u64, into: &mut [u8]) -> io::Result<()>;
+
+    /// What was read last from byte `at` of a file does not verify. Whether it would come from
+    /// elsewhere now: then it is read again.
+    fn refuse(&self, _path: &str, _at: u64) -> bool {
+        false
+    }
 }
 
 /// Files that a directory keeps open at most; each may have two descriptors.
@@ -58,6 +64,16 @@ impl Directory {
     /// The directory.
     pub fn dir(&self) -> &Dir {
         &self.dir
+    }
+
+    /// Closes what is open of this path, or below it: what was deleted keeps its space on the disk, and
+    /// keeps a file system from being made read-only, for as long as somebody holds it open.
+    pub fn forget(&self, path: &str) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|name, _| {
+            let rest = name.strip_prefix(path);
+            rest.is_none_or(|rest| !rest.is_empty() && !rest.starts_with('/'))
+        });
     }
 
     fn opened(&self, path: &str) -> io::Result<Arc<Opened>> {

@@ -4,6 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use muster_checkpoint::manifest::Manifest;
+use muster_checkpoint::part::{Note, Part};
 use muster_checkpoint::shard::Header;
 
 static NOW: AtomicUsize = AtomicUsize::new(0);
@@ -54,6 +55,9 @@ fn nothing_is_allocated_beyond_the_inputs_size() {
     };
     let manifest: fn(&[u8]) = |input| drop(Manifest::decode(input));
     let header: fn(&[u8]) = |input| drop(Header::decode(input, 0));
+    let note: fn(&[u8]) = |input| drop(Note::decode(input));
+    let part: fn(&[u8]) = |input| drop(Part::decode(input));
+    let noted = |field: &str| format!("{{\"version\":1,\"body\":{{\"{field}\":");
     let tensor = "{\"name\":\"\",\"dtype\":\"U8\",\"shape\":[],\"slices\":[]}";
     let slice = "{\"slice\":{\"offset\":[],\"extent\":[]},\"file\":0,\"at\":0,\"bytes\":0}";
     let open = format!("{}{}", body("tensors"), tensor.trim_end_matches("]}"));
@@ -61,7 +65,7 @@ fn nothing_is_allocated_beyond_the_inputs_size() {
     let file =
         "{\"path\":\"\",\"bytes\":0,\"digest\":\"00000000000000000000000000000000\",\"chunks\":[]}";
     // JSON is refused as a whole before anything of it is kept, so these are whole.
-    let inputs: [Input; 9] = [
+    let inputs: [Input; 12] = [
         (
             "tensors",
             repeated(&body("tensors"), |_| tensor.to_owned(), close, 20_000),
@@ -127,6 +131,36 @@ fn nothing_is_allocated_beyond_the_inputs_size() {
                 50_000,
             ),
             header,
+        ),
+        (
+            "files of a draft",
+            repeated(
+                &format!("{}{{\"files\":[", noted("draft")),
+                |_| "[\"\",0]".to_owned(),
+                "]}}}",
+                100_000,
+            ),
+            note,
+        ),
+        (
+            "blobs of a note",
+            repeated(
+                &format!("{}[", noted("blobs")),
+                |_| "{\"name\":\"\",\"data\":\"\"}".to_owned(),
+                "]}}",
+                50_000,
+            ),
+            note,
+        ),
+        (
+            "chunks of a part",
+            repeated(
+                &format!("{}{{\"chunks\":[", noted("file")),
+                |_| "\"0123456789abcdef\"".to_owned(),
+                "]}}}",
+                50_000,
+            ),
+            part,
         ),
     ];
     for (name, input, decode) in inputs {

@@ -24,7 +24,9 @@ const HELP: &str = "
   --seed N               of initial values and of the order of samples
   --codec NAME           how gradients travel: none, fp16, bf16, int8, topk:DENSITY
   --overlap WAY          when they are reduced: hooks, staged, none
-  --checkpoints DIR      where the state is saved each 100 steps, for the day when every rank dies
+  --save-every N         how often the state is saved, for the day when every rank dies: to the job's store (muster run --store),
+                         or without one to --checkpoints
+  --checkpoints DIR      a directory for a job without a store
   --eval-every N, --report-every N, --pause-ms N
   --cpu                  not on a GPU
 ";
@@ -40,7 +42,8 @@ pub(crate) struct Args {
     rate: f64,
     codec: Codec,
     overlap: Overlap,
-    /// Where one rank saves the state for the day when every rank dies. Without it, nothing is saved.
+    save_every: u64,
+    /// Where one rank saves the state, in a job without a store.
     checkpoints: Option<PathBuf>,
     eval_every: u64,
     report_every: u64,
@@ -72,6 +75,7 @@ impl Args {
             rate: defaults.rate,
             codec: Codec::None,
             overlap: Overlap::Hooks,
+            save_every: 100,
             checkpoints: None,
             eval_every: defaults.eval_every,
             report_every: 20,
@@ -87,6 +91,7 @@ impl Args {
                 "--batch" => args.batch = value()?.parse()?,
                 "--rate" => args.rate = value()?.parse()?,
                 "--codec" => args.codec = codec(&value()?)?,
+                "--save-every" => args.save_every = value()?.parse()?,
                 "--checkpoints" => args.checkpoints = Some(value()?.into()),
                 "--eval-every" => args.eval_every = value()?.parse()?,
                 "--report-every" => args.report_every = value()?.parse()?,
@@ -215,7 +220,7 @@ pub(crate) fn train(
         pause: args.pause,
     };
     let options = Options {
-        save_every: args.checkpoints.as_ref().map(|_| 100),
+        save_every: Some(args.save_every),
         ..Options::default()
     };
     let trainer = Trainer::new(training).hooks(says).options(options);

@@ -21,6 +21,7 @@ pub use hand::{FetchError, Frozen, Landing};
 pub use outcome::{LiveError, Outcome, Patience};
 pub use run::Worker;
 pub use seat::{Seat, Watch};
+pub(crate) use seat::{read as seated, restore_of};
 pub use training::{Fault, Share, Training};
 
 #[cfg(test)]

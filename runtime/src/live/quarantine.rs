@@ -3,7 +3,7 @@
 use muster_protocol::live::{Event, Live};
 
 use super::compare::{Comparison, compare};
-use super::outcome::LiveError;
+use super::outcome::{LiveError, Outcome, passes};
 use super::run::Worker;
 use super::training::Training;
 
@@ -28,6 +28,23 @@ impl<T: Training> Worker<'_, T> {
     /// one that it is now saves over it.
     pub fn compare_next(&mut self) {
         self.compare_next = self.compare_every.is_some_and(|every| every > 0);
+    }
+
+    /// All ranks compare their states now, if they ever do and have not before this step: to be called by every rank
+    /// between the same two steps, such as before all of them save. What became of it otherwise, as of
+    /// [`advance`](Self::advance): ranks that hold another state are newcomers now, or the generation is over.
+    ///
+    /// # Errors
+    /// This process cannot go on; see [`LiveError`].
+    pub fn compare_now(&mut self) -> Result<Option<Outcome>, LiveError> {
+        let Some(step) = self.next else {
+            return Ok(None);
+        };
+        match self.set_apart(step) {
+            Ok(ranks) => Ok(ranks.map(|ranks| Outcome::Quarantined { ranks, step })),
+            Err(LiveError::Group(error)) if passes(&error) => Ok(Some(self.ended_by(&error))),
+            Err(error) => Err(error),
+        }
     }
 
     /// What the rule calls this generation. It grows with each turn, and each generation begins above all turns of

@@ -37,7 +37,8 @@ pub struct Worker<'a, T: Training> {
     patience: Patience,
     pub(super) formed: Option<Formed>,
     pub(super) kept: BTreeMap<u64, T::Results>,
-    next: Option<u64>,
+    /// The step that comes next.
+    pub(super) next: Option<u64>,
     copying: Option<Copying>,
     say_ready: bool,
     /// A boundary at which all stop.
@@ -236,7 +237,7 @@ impl<'a, T: Training> Worker<'a, T> {
         self.seat.park();
     }
 
-    fn ended_by(&mut self, error: &GroupError) -> Outcome {
+    pub(super) fn ended_by(&mut self, error: &GroupError) -> Outcome {
         let lost = match error {
             GroupError::PeerLost { rank, .. } => Some(*rank),
             _ => None,

@@ -5,7 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use muster_protocol::control::live::{ASSIGNMENT_WORDS, Assignment, CAN_REASSIGN, Term, word};
+use muster_protocol::Digest;
+use muster_protocol::control::live::{
+    ASSIGNMENT_WORDS, Assignment, CAN_REASSIGN, RESTORE_WORDS, TELLS_RESTORE, Term, decode_restore,
+    word,
+};
 
 use crate::page::Page;
 use crate::session::Session;
@@ -134,16 +138,35 @@ impl Drop for Watch {
 }
 
 /// The assignment on the page, whole; `None` while there is none.
-fn read(page: &Page) -> Option<Assignment> {
+pub(crate) fn read(page: &Page) -> Option<Assignment> {
+    let words: [u64; ASSIGNMENT_WORDS] = whole(page, word::assignment)?;
+    Assignment::decode(&words)
+}
+
+/// The manifest that the generation of that assignment restores. `None`: the launcher does not say;
+/// `Some(None)`: nothing.
+pub(crate) fn restore_of(page: &Page) -> Option<Option<Digest>> {
+    if page.load(word::FEATURES) & TELLS_RESTORE == 0 {
+        return None;
+    }
+    let words: [u64; RESTORE_WORDS] = whole(page, word::restore)?;
+    Some(decode_restore(&words))
+}
+
+/// Words that the launcher writes under its sequence, of one writing.
+fn whole<const N: usize, I: Iterator<Item = usize>>(
+    page: &Page,
+    places: impl Fn() -> I,
+) -> Option<[u64; N]> {
     let until = Instant::now() + WRITE_TIME;
     loop {
         let before = page.load(word::SEQUENCE);
-        let mut words = [0; ASSIGNMENT_WORDS];
-        for (to, at) in words.iter_mut().zip(word::assignment()) {
+        let mut words = [0; N];
+        for (to, at) in words.iter_mut().zip(places()) {
             *to = page.load(at);
         }
         if before.is_multiple_of(2) && page.load(word::SEQUENCE) == before {
-            return Assignment::decode(&words);
+            return Some(words);
         }
         if Instant::now() >= until {
             return None;

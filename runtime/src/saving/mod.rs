@@ -37,14 +37,18 @@
 mod restore;
 mod saver;
 mod slots;
+mod tiers;
 
 pub use muster_checkpoint::load::{LoadError, Loaded, Want};
 pub use muster_checkpoint::manifest::Blob;
-pub use muster_checkpoint::plan::{Held, PlanError};
+pub use muster_checkpoint::plan::{Held, PlanError, Rank};
 pub use muster_checkpoint::slot::SlotError;
 pub use muster_checkpoint::{Dtype, Slice};
 pub use restore::{Restore, RestoreError};
 pub use saver::{Peer, SaveError, Saved, Saver};
+pub use tiers::Origins;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tiers_tests;

@@ -1,26 +1,43 @@
 //! The checkpoint that a generation begins with.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use muster_checkpoint::dir::Dir;
 use muster_checkpoint::hex::Id;
-use muster_checkpoint::load::{LoadError, Loaded, Want, load};
+use muster_checkpoint::load::{Damage as Harm, LoadError, Loaded, Want, load};
 use muster_checkpoint::manifest::{Manifest, ManifestError};
+use muster_checkpoint::nearby::Nearby;
 use muster_checkpoint::newest::Shelf;
 use muster_checkpoint::source::Directory;
-use muster_protocol::control::slots::{RESTORE_ENV, STORE_ENV};
+use muster_protocol::Digest;
+use muster_protocol::control::FD_ENV;
+use muster_protocol::control::saving::{Damage, word};
+use muster_protocol::control::slots::{CACHE_ENV, RESTORE_ENV, STORE_ENV};
+use muster_protocol::memory::{MEMORY_ENV, Whom};
+use muster_store::{Location, LocationError, Options, Store, StoreError};
+
+use super::tiers::{Origins, Tiers};
+use crate::live;
+use crate::page::Page;
+use crate::session::Session;
 
 /// Threads that read and verify.
 const THREADS: usize = 4;
+/// From a bucket: each read waits for an answer.
+const BUCKET_THREADS: usize = 16;
 
 /// A committed checkpoint, open for reading.
 #[derive(Debug)]
 pub struct Restore {
     digest: Id,
     manifest: Manifest,
-    source: Directory,
+    source: Tiers<Nearby<Directory, Store>>,
+    threads: usize,
+    /// Where damage is told.
+    page: Option<Arc<Page>>,
 }
 
 /// Why a checkpoint cannot be used.
@@ -32,13 +49,15 @@ pub enum RestoreError {
     Digest { value: String },
     #[error("{RESTORE_ENV} is set and {STORE_ENV} is not; start the worker with `muster run`")]
     NoStore,
-    #[error("cannot open the checkpoints in {path}: check that the store is mounted on this node")]
-    Store {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("cannot read the manifest {digest}: check that the store is mounted on this node")]
+    #[error("{STORE_ENV} names no store: start the worker with a `muster run` of its own release")]
+    Location(#[from] LocationError),
+    #[error(
+        "the checkpoints are in {0}, and this worker cannot read buckets: build it with the feature `buckets` of muster-runtime"
+    )]
+    Buckets(Location),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("cannot read the manifest {digest}")]
     Manifest {
         digest: Id,
         #[source]
@@ -58,15 +77,62 @@ impl Restore {
     /// What this worker's generation begins with; `None` when there is nothing, or the worker was not
     /// started by Muster. All ranks of a generation are told the same.
     ///
+    /// What is found damaged, here or by [`load`](Self::load), the launcher is told: end with that error
+    /// then, and the checkpoint is rejected, and the next generation begins with the one before.
+    ///
     /// # Errors
     /// It is there, and cannot be used.
     pub fn from_env() -> Result<Option<Restore>, RestoreError> {
-        Self::from_lookup(|name| std::env::var_os(name))
+        Self::told(launcher_page(), |name| std::env::var_os(name))
+    }
+
+    /// With where damage is told.
+    pub(super) fn told(
+        page: Option<Arc<Page>>,
+        get: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Option<Restore>, RestoreError> {
+        let opened = Self::from_lookup(get);
+        match opened {
+            Ok(restore) => Ok(restore.map(|restore| Restore { page, ..restore })),
+            Err(error) => {
+                if let (Some(page), Some(digest)) = (&page, error.damaged()) {
+                    tell(page, digest, error.to_string());
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// What the newest generation of this worker begins with. A process that stays while generations change
+    /// asks anew in each of them: its environment is that of the first.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub fn of(session: &Session) -> Result<Option<Restore>, RestoreError> {
+        Self::of_page(session.page(), |name| std::env::var_os(name))
+    }
+
+    pub(crate) fn of_page(
+        page: Arc<Page>,
+        get: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Option<Restore>, RestoreError> {
+        match live::restore_of(&page) {
+            None => Self::told(Some(page), get),
+            Some(restore) => Self::told(Some(page), |name| match name {
+                RESTORE_ENV => restore.map(|digest| digest.hex().into()),
+                other => get(other),
+            }),
+        }
     }
 
     fn from_lookup(
         get: impl Fn(&str) -> Option<OsString>,
     ) -> Result<Option<Restore>, RestoreError> {
+        let folder = get(STORE_ENV);
+        if let Some(folder) = &folder {
+            // Told at the first start, and not when everything hangs on it.
+            readable(location(folder)?)?;
+        }
         let Some(value) = get(RESTORE_ENV) else {
             return Ok(None);
         };
@@ -74,22 +140,48 @@ impl Restore {
         let Some(digest) = Id::parse(&value) else {
             return Err(RestoreError::Digest { value });
         };
-        let path = get(STORE_ENV).ok_or(RestoreError::NoStore)?;
-        Self::open(Path::new(&path), digest).map(Some)
+        let folder = folder.ok_or(RestoreError::NoStore)?;
+        let cache = get(CACHE_ENV).map(PathBuf::from);
+        // Without it nobody is asked for what is in memory.
+        let whom = get(MEMORY_ENV).and_then(|text| Whom::decode(text.to_str()?));
+        let rank = get("RANK").and_then(|text| text.to_str()?.parse().ok());
+        let whom = whom.as_ref().map(|whom| (whom, rank.unwrap_or_default()));
+        Self::open_from(&folder, cache, digest, whom).map(Some)
     }
 
-    /// Opens the checkpoint of this manifest, in a job's folder of a store.
+    /// Opens the checkpoint of this manifest in a job's folder: a path, or a bucket's location
+    /// (`s3://…`), for which the environment has the credentials.
     ///
     /// # Errors
     /// As [`from_env`](Self::from_env).
-    pub fn open(path: &Path, digest: Id) -> Result<Restore, RestoreError> {
-        let dir = Dir::open(path).map_err(|source| RestoreError::Store {
-            path: path.to_owned(),
-            source,
-        })?;
-        let source = Directory::new(dir, true);
-        let bytes = (source.manifest(digest))
-            .map_err(|source| RestoreError::Manifest { digest, source })?;
+    pub fn open(folder: impl AsRef<OsStr>, digest: Id) -> Result<Restore, RestoreError> {
+        Self::open_from(folder.as_ref(), None, digest, None)
+    }
+
+    /// Opens it, and asks these launchers for what they hold of it in memory; `rank` is who tells this
+    /// worker's launcher what came from where.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub fn open_with(
+        folder: impl AsRef<OsStr>,
+        digest: Id,
+        whom: &Whom,
+        rank: u32,
+    ) -> Result<Restore, RestoreError> {
+        Self::open_from(folder.as_ref(), None, digest, Some((whom, rank)))
+    }
+
+    fn open_from(
+        folder: &OsStr,
+        cache: Option<PathBuf>,
+        digest: Id,
+        whom: Option<(&Whom, u32)>,
+    ) -> Result<Restore, RestoreError> {
+        let location = readable(location(folder)?)?;
+        let store = Store::open(&location, &Options::of_process())?;
+        let bytes =
+            (store.manifest(digest)).map_err(|source| RestoreError::Manifest { digest, source })?;
         let found = Manifest::digest(&bytes);
         if found != digest {
             return Err(RestoreError::Damaged { digest, found });
@@ -98,10 +190,19 @@ impl Restore {
             digest,
             source: Box::new(error),
         })?;
+        // One that cannot be opened holds nothing.
+        let near = cache.and_then(|path| Dir::open(&path).ok());
+        let near = near.map(|dir| Directory::new(dir, true));
+        muster_fault::point("worker.opened");
         Ok(Restore {
             digest,
+            source: Tiers::new(Nearby::new(near, store, &manifest), &manifest, whom),
             manifest,
-            source,
+            threads: match location.is_cloud() {
+                true => BUCKET_THREADS,
+                false => THREADS,
+            },
+            page: None,
         })
     }
 
@@ -125,16 +226,93 @@ impl Restore {
         &self.manifest
     }
 
+    /// Bytes that were loaded so far from copies on this node's own disk (`--checkpoint-cache` of `muster
+    /// run`).
+    pub fn from_cache(&self) -> u64 {
+        self.source.below().from_near()
+    }
+
     /// State that is no tensor.
     pub fn blob(&self, name: &str) -> Option<&[u8]> {
         self.manifest.blob(name)
     }
 
-    /// Fills these slices, in any slicing, reading no more than they need and verifying all of that.
+    /// Where what was loaded so far came from.
+    pub fn origins(&self) -> Origins {
+        self.source.origins()
+    }
+
+    /// Fills these slices, in any slicing, reading no more than they need and verifying all of that. What
+    /// launchers hold in memory comes from there, the rest from the store.
     ///
     /// # Errors
     /// They do not fit what was saved, or it is damaged: [`LoadError::damage`] tells which.
     pub fn load(&self, wants: &mut [Want<'_>]) -> Result<Loaded, LoadError> {
-        load(&self.manifest, &self.source, wants, THREADS)
+        let before = self.source.origins();
+        let loaded = load(&self.manifest, &self.source, wants, self.threads);
+        match (&self.page, &loaded) {
+            // What was said of a try before is not so.
+            (Some(page), Ok(_)) => page.store(word::DAMAGE, 0),
+            // A disk that cannot be read now may be read again.
+            (Some(page), Err(error)) => match error.damage() {
+                None | Some(Harm::Disk { .. }) => {}
+                Some(damage) => tell(page, self.digest, damage.to_string()),
+            },
+            (None, _) => {}
+        }
+        self.source.tell(&before);
+        muster_fault::point("worker.loaded");
+        loaded
     }
+}
+
+/// Whether this worker was built for it.
+fn readable(location: Location) -> Result<Location, RestoreError> {
+    match location.is_cloud() && !cfg!(feature = "buckets") {
+        true => Err(RestoreError::Buckets(location)),
+        false => Ok(location),
+    }
+}
+
+fn location(folder: &OsStr) -> Result<Location, LocationError> {
+    match folder.to_str() {
+        // A path is taken as it is, whatever it contains.
+        Some(text) if !text.starts_with('/') => text.parse(),
+        _ => Ok(Location::Directory(PathBuf::from(folder))),
+    }
+}
+
+impl RestoreError {
+    /// The checkpoint that is damaged, if that is what is wrong: its manifest is gone, or is not what it
+    /// was. What another version wrote is not damaged, nor what a store does not show now.
+    fn damaged(&self) -> Option<Id> {
+        match self {
+            RestoreError::Damaged { digest, .. } => Some(*digest),
+            RestoreError::Manifest { digest, source }
+                if source.kind() == io::ErrorKind::NotFound =>
+            {
+                Some(*digest)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The control page of the launcher that started this process.
+fn launcher_page() -> Option<Arc<Page>> {
+    let fd = std::env::var(FD_ENV).ok()?.trim().parse().ok()?;
+    Page::from_fd(fd).ok().map(Arc::new)
+}
+
+/// Tells the launcher what is damaged. It looks when this process has ended.
+fn tell(page: &Page, digest: Id, why: String) {
+    let damage = Damage {
+        manifest: Digest(digest.0),
+        why,
+    };
+    let (words, length) = damage.encode();
+    for (at, value) in word::damage().zip(words) {
+        page.store(at, value);
+    }
+    page.store(word::DAMAGE, length);
 }

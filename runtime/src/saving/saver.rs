@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use muster_checkpoint::Slice;
 use muster_checkpoint::hex::Bytes;
@@ -10,14 +10,12 @@ use muster_checkpoint::manifest::Blob;
 use muster_checkpoint::part::{Note, PartError};
 use muster_checkpoint::plan::{Held, Plan, PlanError, Rank};
 use muster_checkpoint::slot::{Image, SlotError, Source, State};
+use muster_protocol::control::saving::word;
 
-use super::slots::Slots;
+use super::slots::Store;
 use crate::env::WorkerEnv;
 use crate::page::Page;
 use crate::session::Session;
-
-/// What notes may grow by without new slots: blobs change from save to save.
-const NOTE_MARGIN: u64 = 256 << 10;
 
 /// The most threads that copy; memory is not faster by more.
 const THREADS: usize = 4;
@@ -41,8 +39,10 @@ pub struct Saved {
     pub bytes: u64,
     /// How long it copied.
     pub copied: Duration,
-    /// How long it waited before for a slot, because both were still being written.
+    /// How long it waited before for a slot: both were still being written, or not made yet.
     pub waited: Duration,
+    /// Nothing was copied: both were, and the job was started with `--checkpoint-busy skip`.
+    pub left_out: bool,
 }
 
 /// Why nothing was saved. The training may go on; the next save may succeed.
@@ -96,7 +96,7 @@ pub struct Saver {
     plan: Plan,
     /// Of the newest save: its blobs change, the rest stays the same.
     note: Note,
-    slots: Slots,
+    slots: Store,
     threads: usize,
     wait: Duration,
 }
@@ -108,53 +108,99 @@ impl Saver {
     /// # Errors
     /// The ranks' parts do not fit together, or there are no slots.
     pub fn new(session: &mut Session, env: &WorkerEnv, peers: &[Peer]) -> Result<Saver, SaveError> {
-        let (rank, world) = (env.rank, env.world);
-        if peers.len() != world as usize {
-            let peers = peers.len();
-            return Err(SaveError::Peers { rank, world, peers });
-        }
         let ranks: Vec<Rank<'_>> = (peers.iter())
             .map(|peer| Rank {
                 node: peer.node,
                 held: &peer.held,
             })
             .collect();
-        let plan = Plan::new(&ranks)?;
-        let shard = (plan.shards.get(rank as usize)).ok_or(SaveError::Peers {
-            rank,
-            world,
-            peers: peers.len(),
-        })?;
+        Self::sharing(session, env, &ranks)
+    }
+
+    /// The same of ranks that may share what they hold: a list for a thousand ranks is made once.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn sharing(
+        session: &mut Session,
+        env: &WorkerEnv,
+        ranks: &[Rank<'_>],
+    ) -> Result<Saver, SaveError> {
+        let mut saver = Saver::of(session.page(), env, ranks, None)?;
+        let image = saver.image();
+        saver.slots.get(&saver.page, image, 0, saver.threads)?;
+        Ok(saver)
+    }
+
+    /// The same, in the generation after the one of `before`, whose slots it goes on with if they are large
+    /// enough. Does not wait for others: the launcher is asked while the training goes on.
+    ///
+    /// # Errors
+    /// The ranks' parts do not fit together.
+    pub(crate) fn of(
+        page: Arc<Page>,
+        env: &WorkerEnv,
+        ranks: &[Rank<'_>],
+        before: Option<Saver>,
+    ) -> Result<Saver, SaveError> {
+        let (rank, world, peers) = (env.rank, env.world, ranks.len());
+        let refused = SaveError::Peers { rank, world, peers };
+        let me = ranks.get(rank as usize).filter(|_| peers == world as usize);
+        let Some(me) = me else {
+            return Err(refused);
+        };
+        let plan = Plan::new(ranks)?;
+        let Some(shard) = plan.shards.get(rank as usize) else {
+            return Err(refused);
+        };
         let note = Note {
             file: (!shard.pieces.is_empty()).then(|| shard.file.clone()),
             blobs: Vec::new(),
             draft: (rank == 0).then(|| plan.draft()),
         };
-        let local = peers.iter().filter(|peer| {
-            peers
-                .get(rank as usize)
-                .is_some_and(|me| me.node == peer.node)
-        });
+        let local = ranks.iter().filter(|other| other.node == me.node);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = (cores / local.count().max(1)).clamp(1, THREADS);
-        let page = session.page();
         let bytes = note.encode()?.len() as u64;
-        let slots = Slots::ask(&page, shard.layout.bytes, bytes + NOTE_MARGIN, threads)?;
-        Ok(Saver {
+        let (slots, wait) =
+            before.map_or((Store::None, WAIT), |before| (before.slots, before.wait));
+        let mut saver = Saver {
             page,
             env: env.clone(),
             plan,
             note,
-            slots,
+            slots: Store::None,
             threads,
-            wait: WAIT,
-        })
+            wait,
+        };
+        let image = saver.image();
+        saver.slots = slots.want(&saver.page, image, bytes, threads);
+        Ok(saver)
+    }
+
+    /// Bytes of this rank's image.
+    fn image(&self) -> u64 {
+        let shard = self.plan.shards.get(self.env.rank as usize);
+        shard.map_or(0, |shard| shard.layout.bytes)
     }
 
     /// How long a save waits for a slot while both are being written: zero leaves such a save out, on
     /// this rank, and so for all.
     pub fn wait(&mut self, longest: Duration) {
         self.wait = longest;
+    }
+
+    /// How many threads copy, at most 4. From the start the cores are divided by the ranks of this node
+    /// that [`new`](Self::new) was told of.
+    pub fn threads(&mut self, threads: usize) {
+        self.threads = threads.clamp(1, THREADS);
+    }
+
+    /// The slices that this rank writes something of, by tensor: [`save`](Self::save) asks for these alone.
+    pub fn writes(&self) -> impl Iterator<Item = (&str, &Slice)> {
+        let mine = self.plan.shards.get(self.env.rank as usize);
+        (mine.into_iter().flat_map(|shard| &shard.pieces))
+            .map(|piece| (self.plan.name(piece), &piece.held))
     }
 
     /// Copies this rank's part of the state before `step` into a slot. All ranks save the same steps,
@@ -204,12 +250,19 @@ impl Saver {
             draft.saved_at = since.map_or(0, |since| since.as_secs());
         }
         let note = self.note.encode()?;
-        let bytes = shard.layout.bytes;
-        if !self.slots.fit(bytes, note.len() as u64) {
-            let room = note.len() as u64 + NOTE_MARGIN;
-            self.slots = Slots::ask(&self.page, bytes, room, self.threads)?;
-        }
-        let (slot, waited) = self.slots.free(self.wait)?;
+        let (bytes, long) = (shard.layout.bytes, note.len() as u64);
+        let began = Instant::now();
+        let slots = self.slots.get(&self.page, bytes, long, self.threads)?;
+        let made = began.elapsed();
+        let Some((slot, waited)) = slots.free(&self.page, step, self.wait)? else {
+            return Ok(Saved {
+                bytes: 0,
+                copied: Duration::ZERO,
+                waited: Duration::ZERO,
+                left_out: true,
+            });
+        };
+        let waited = made + waited;
         let image = Image {
             step,
             generation: Bytes(self.env.digest.0),
@@ -217,11 +270,29 @@ impl Saver {
             sources: &sources,
             note: &note,
         };
+        muster_fault::point("worker.fill");
         let copied = slot.fill(&image, self.threads)?;
+        muster_fault::point("worker.sealed");
+        self.tell(step, bytes, copied, waited);
         Ok(Saved {
             bytes,
             copied,
             waited,
+            left_out: false,
         })
+    }
+
+    /// What the save held this rank up for: the job reckons with it.
+    fn tell(&self, step: u64, bytes: u64, copied: Duration, waited: Duration) {
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        for (at, value) in [
+            (word::STEP, step),
+            (word::BYTES, bytes),
+            (word::COPIED, micros(copied)),
+            (word::WAITED, micros(waited)),
+        ] {
+            self.page.store(at, value);
+        }
+        self.page.add(word::SAVES, 1);
     }
 }

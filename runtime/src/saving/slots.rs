@@ -2,10 +2,12 @@
 
 use std::fs::File;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use muster_checkpoint::slot::{Slot, State};
 use muster_protocol::control::slots::{Given, SLOTS, word};
+use muster_protocol::control::{decode_step, encode_step, saving};
 
 use super::SaveError;
 use crate::page::Page;
@@ -13,8 +15,70 @@ use crate::page::Page;
 /// How long the launcher may take to find and touch the memory: some gigabytes a second.
 const GIVEN: Duration = Duration::from_secs(300);
 
+/// What notes may grow by without new slots: blobs change from save to save.
+const NOTE_MARGIN: u64 = 256 << 10;
+
 /// Between two looks at a slot that is busy.
 const LOOK: Duration = Duration::from_micros(500);
+
+/// A rank's slots, or what is known of them.
+#[derive(Debug)]
+pub(super) enum Store {
+    /// None were asked for, or the last answer was that there are none.
+    None,
+    Here(Slots),
+    /// The launcher is asked, by a thread: the training goes on.
+    Coming(JoinHandle<Result<Slots, SaveError>>),
+}
+
+impl Store {
+    /// Has slots of this size come, if those that are there, or are coming, are none.
+    pub(super) fn want(self, page: &Arc<Page>, image: u64, note: u64, threads: usize) -> Store {
+        match self {
+            Store::Here(slots) if slots.fit(image, note) => return Store::Here(slots),
+            // One ask at a time: what it gives is looked at when it is needed.
+            Store::Coming(thread) if !thread.is_finished() => return Store::Coming(thread),
+            Store::Coming(thread) => {
+                if let Ok(Ok(slots)) = thread.join()
+                    && slots.fit(image, note)
+                {
+                    return Store::Here(slots);
+                }
+            }
+            // Dropped before others are asked for: else the memory of both would be in use.
+            Store::None | Store::Here(_) => {}
+        }
+        let asks = page.clone();
+        let thread = std::thread::Builder::new().name("muster-slots".into());
+        let thread = thread.spawn(move || Slots::ask(&asks, image, note, threads));
+        // Without a thread it is asked when they are needed.
+        thread.map_or(Store::None, Store::Coming)
+    }
+
+    /// Slots of this size; they are waited for.
+    pub(super) fn get(
+        &mut self,
+        page: &Page,
+        image: u64,
+        note: u64,
+        threads: usize,
+    ) -> Result<&Slots, SaveError> {
+        let here = match std::mem::replace(self, Store::None) {
+            Store::Here(slots) => Some(slots),
+            Store::Coming(thread) => Some(thread.join().map_err(|_| SaveError::NoAnswer)??),
+            Store::None => None,
+        };
+        let slots = match here.filter(|slots| slots.fit(image, note)) {
+            Some(slots) => slots,
+            None => Slots::ask(page, image, note, threads)?,
+        };
+        *self = Store::Here(slots);
+        match self {
+            Store::Here(slots) => Ok(slots),
+            Store::None | Store::Coming(_) => Err(SaveError::NoAnswer),
+        }
+    }
+}
 
 /// Two slots that are large enough.
 #[derive(Debug)]
@@ -24,12 +88,8 @@ pub(super) struct Slots {
 
 impl Slots {
     /// Asks the launcher for slots with room for an image and a note of so many bytes.
-    pub(super) fn ask(
-        page: &Page,
-        image: u64,
-        note: u64,
-        threads: usize,
-    ) -> Result<Slots, SaveError> {
+    fn ask(page: &Page, image: u64, note: u64, threads: usize) -> Result<Slots, SaveError> {
+        let note = note.saturating_add(NOTE_MARGIN);
         let ask = page.load(word::ASK).wrapping_add(1).max(1);
         page.store(word::IMAGE, image);
         page.store(word::NOTE, note);
@@ -67,26 +127,46 @@ impl Slots {
     }
 
     /// Whether they have room for this.
-    pub(super) fn fit(&self, image: u64, note: u64) -> bool {
+    fn fit(&self, image: u64, note: u64) -> bool {
         self.slots.iter().all(|slot| {
             let capacity = slot.capacity();
             image <= capacity.0 && note <= capacity.1
         })
     }
 
-    /// A free slot, waiting for one; how long that took.
-    pub(super) fn free(&self, longest: Duration) -> Result<(&Slot, Duration), SaveError> {
+    /// A free slot for the state before `step`, waiting for one; how long that took. None: this save is
+    /// to be left out.
+    pub(super) fn free(
+        &self,
+        page: &Page,
+        step: u64,
+        longest: Duration,
+    ) -> Result<Option<(&Slot, Duration)>, SaveError> {
+        if Given::decode(page.load(word::GIVEN), page.load(word::ASK)) == Given::Budget {
+            // The node's agent has refused them since.
+            let (need, room) = (page.load(word::IMAGE), page.load(word::ROOM));
+            let need = need.saturating_add(page.load(word::NOTE));
+            return Err(SaveError::Budget { need, room });
+        }
         let began = Instant::now();
-        loop {
-            let free = self.slots.iter().find(|slot| slot.state().0 == State::Free);
-            if let Some(slot) = free {
-                return Ok((slot, began.elapsed()));
+        let found = loop {
+            let free = |slot: &&Arc<Slot>| slot.state().0 == State::Free;
+            // What is committed stays in memory, where it is restored from, while there is another.
+            let older = |slot: &&Arc<Slot>| (slot.is_kept(), slot.state().1);
+            if let Some(slot) = self.slots.iter().filter(free).min_by_key(older) {
+                break Ok(Some((&**slot, began.elapsed())));
+            }
+            if decode_step(page.load(saving::word::SKIP)) == Some(step) {
+                break Ok(None);
             }
             if began.elapsed() >= longest {
                 let [a, b] = self.slots.each_ref().map(|slot| slot.state());
-                return Err(SaveError::Busy { slots: [a, b] });
+                break Err(SaveError::Busy { slots: [a, b] });
             }
+            page.store(saving::word::WAITS, encode_step(Some(step)));
             std::thread::sleep(LOOK);
-        }
+        };
+        page.store(saving::word::WAITS, encode_step(None));
+        found
     }
 }

@@ -13,13 +13,14 @@ use muster_checkpoint::shelf;
 use muster_checkpoint::slot::{Slot, State};
 use muster_protocol::Digest;
 use muster_protocol::control::fresh_page;
-use muster_protocol::control::slots::{Given, word};
+use muster_protocol::control::slots::{Given, RESTORE_ENV, STORE_ENV, word};
+use muster_protocol::control::{decode_step, encode_step, saving};
 
 use super::*;
 use crate::page::Page;
 use crate::{Session, WorkerEnv};
 
-const ROWS: u64 = 300_000;
+pub(super) const ROWS: u64 = 300_000;
 
 /// A launcher's side: answers one ask for slots.
 fn give(page: &Page, given: Given) -> Vec<std::sync::Arc<Slot>> {
@@ -62,7 +63,7 @@ fn env(rank: u32, world: u32) -> WorkerEnv {
     }
 }
 
-fn row(rank: u64, world: u64) -> Slice {
+pub(super) fn row(rank: u64, world: u64) -> Slice {
     let rows = ROWS / world;
     Slice {
         offset: vec![rank * rows, 0],
@@ -78,7 +79,7 @@ fn held(rank: u64, world: u64) -> Vec<Held> {
 }
 
 /// The bytes of the state before a step.
-fn bytes(name: &str, step: u64) -> Vec<u8> {
+pub(super) fn bytes(name: &str, step: u64) -> Vec<u8> {
     let count = match name {
         "weights" => 200_000,
         _ => ROWS * 16,
@@ -86,13 +87,13 @@ fn bytes(name: &str, step: u64) -> Vec<u8> {
     (0..count).map(|at| (at / 7 + step * 3) as u8).collect()
 }
 
-fn part(step: u64, slice: &Slice) -> Vec<u8> {
+pub(super) fn part(step: u64, slice: &Slice) -> Vec<u8> {
     let begin = slice.offset[0] * 16;
     bytes("sharded", step)[begin as usize..][..(slice.extent[0] * 16) as usize].to_vec()
 }
 
 /// Saves `step` on two ranks, makes it durable as launchers do, and returns the manifest's digest.
-fn save_on_two(place: &Path, step: u64) -> Id {
+pub(super) fn save_on_two(place: &Path, step: u64) -> Id {
     let peers: Vec<Peer> = (0..2)
         .map(|rank| Peer {
             node: 0,
@@ -100,6 +101,7 @@ fn save_on_two(place: &Path, step: u64) -> Id {
         })
         .collect();
     let dir = Dir::open(place).unwrap();
+    let name = format!("{step}-{}-1", "05".repeat(8));
     let (mut draft, mut parts) = (None, Vec::new());
     for rank in 0..2u32 {
         let file = page();
@@ -124,7 +126,7 @@ fn save_on_two(place: &Path, step: u64) -> Id {
         let sealed = slots[0].take().unwrap().unwrap();
         assert_eq!((sealed.step, sealed.generation), (step, Bytes([5; 32])));
         let go_on = |_| std::ops::ControlFlow::Continue(());
-        let kept = keep(&sealed, &dir, "s", rank, Options::default(), &go_on).unwrap();
+        let kept = keep(&sealed, &dir, &name, rank, Options::default(), &go_on).unwrap();
         parts.push(kept.digest);
         draft = draft.or(Note::decode(&sealed.note).unwrap().draft);
     }
@@ -138,7 +140,10 @@ fn save_on_two(place: &Path, step: u64) -> Id {
         world: 2,
         saved_at: 0,
     };
-    let manifest = draft.unwrap().assemble(origin, &dir, "s", &parts).unwrap();
+    let manifest = draft
+        .unwrap()
+        .assemble(origin, &dir, &name, &parts)
+        .unwrap();
     shelf::put(&dir, &manifest).unwrap()
 }
 
@@ -178,6 +183,23 @@ fn what_two_ranks_save_three_load() {
     std::fs::write(place.path().join(name), "{}").unwrap();
     let damaged = Restore::open(place.path(), digest).unwrap_err();
     assert!(matches!(damaged, RestoreError::Damaged { .. }), "{damaged}");
+}
+
+#[cfg(not(feature = "buckets"))]
+#[test]
+fn a_bucket_is_refused_by_a_worker_that_was_built_without_them() {
+    let refused = Restore::open("s3://bucket/team/job", Bytes([1; 32])).unwrap_err();
+    assert!(matches!(refused, RestoreError::Buckets(_)), "{refused}");
+    assert!(
+        refused.to_string().contains("feature `buckets`"),
+        "{refused}"
+    );
+    // Also where there is nothing to restore yet.
+    let get = |name: &str| (name == STORE_ENV).then(|| "s3://bucket/team/job".into());
+    let refused = Restore::told(None, get).unwrap_err();
+    assert!(matches!(refused, RestoreError::Buckets(_)), "{refused}");
+    let location = Restore::open("ftp://host/job", Bytes([1; 32])).unwrap_err();
+    assert!(matches!(location, RestoreError::Location(_)), "{location}");
 }
 
 #[test]
@@ -240,6 +262,23 @@ fn a_rank_waits_for_a_slot_and_then_says_which_are_busy() {
     };
     assert_eq!(both, [(State::Sealed, 1), (State::Sealed, 2)]);
     saver.wait(std::time::Duration::from_secs(60));
+    // The launcher sees that it waits, and may have it leave the save out.
+    let left_out = thread::scope(|scope| {
+        scope.spawn(|| {
+            while decode_step(launcher.load(saving::word::WAITS)) != Some(3) {
+                thread::yield_now();
+            }
+            launcher.store(saving::word::SKIP, encode_step(Some(3)));
+        });
+        saver.save(3, state, Vec::new()).unwrap()
+    });
+    assert!(left_out.left_out && left_out.bytes == 0);
+    assert_eq!(launcher.load(saving::word::WAITS), encode_step(None));
+    launcher.store(saving::word::SKIP, encode_step(None));
+    // What the saves took is told, and the one that was left out took nothing.
+    assert_eq!(launcher.load(saving::word::SAVES), 2);
+    assert_eq!(launcher.load(saving::word::STEP), 2);
+    assert!(launcher.load(saving::word::BYTES) > ROWS * 16);
     thread::scope(|scope| {
         scope.spawn(|| slots[0].take().unwrap().unwrap().release());
         saver.save(3, state, Vec::new()).unwrap();
@@ -258,4 +297,70 @@ fn a_rank_waits_for_a_slot_and_then_says_which_are_busy() {
         larger.join().unwrap()
     });
     assert_eq!(larger[0].state(), (State::Sealed, 4));
+
+    // The node's agent has refused the slots since.
+    launcher.store(word::GIVEN, Given::Budget.encode(launcher.load(word::ASK)));
+    let refused = saver.save(5, state, Vec::new()).unwrap_err();
+    assert!(matches!(refused, SaveError::Budget { .. }), "{refused}");
+}
+
+#[test]
+fn what_is_found_damaged_the_launcher_is_told() {
+    let place = tempfile::tempdir().unwrap();
+    let digest = save_on_two(place.path(), 40);
+    let data = place.path().join(format!("data/40-{}-1", "05".repeat(8)));
+    let files = std::fs::read_dir(data).unwrap().map(|e| e.unwrap().path());
+    let mut files = files.filter(|p| p.extension().is_some_and(|e| e == "safetensors"));
+    std::fs::remove_file(files.next().unwrap()).unwrap();
+    let file = page();
+    let launcher = Page::from_file(&file).unwrap();
+    let told = || {
+        let words: Vec<u64> = saving::word::damage().map(|at| launcher.load(at)).collect();
+        let words = words.try_into().unwrap();
+        saving::Damage::decode(&words, launcher.load(saving::word::DAMAGE))
+    };
+    let load = |restore: &Restore| {
+        let mut weights = vec![0; 200_000];
+        let mut mine = vec![0; (ROWS * 16) as usize];
+        let (one, two) = ([100_000], [ROWS, 4]);
+        let of = |name, dtype, shape, into| Want {
+            name,
+            dtype,
+            shape,
+            slice: Slice::whole(shape),
+            into,
+        };
+        restore.load(&mut [
+            of("weights", Dtype::F16, &one, &mut weights),
+            of("sharded", Dtype::F32, &two, &mut mine),
+        ])
+    };
+    let env = |name: &str| -> Option<std::ffi::OsString> {
+        match name {
+            RESTORE_ENV => Some(digest.to_string().into()),
+            STORE_ENV => Some(place.path().into()),
+            _ => None,
+        }
+    };
+    let page = || Page::from_file(&file).ok().map(std::sync::Arc::new);
+    let restore = Restore::told(page(), env).unwrap().unwrap();
+    assert_eq!(told(), None);
+    let error = load(&restore).unwrap_err();
+    let damage = told().unwrap();
+    assert_eq!(damage.manifest, Digest(digest.0));
+    assert_eq!(damage.why, error.damage().unwrap().to_string());
+    assert!(damage.why.ends_with("is not there"), "{}", damage.why);
+    // So is a manifest that is gone.
+    launcher.store(saving::word::DAMAGE, 0);
+    std::fs::remove_file(place.path().join(format!("manifest/{digest}.json"))).unwrap();
+    Restore::told(page(), env).unwrap_err();
+    assert!(told().unwrap().why.contains("cannot read the manifest"));
+    // A store that is not there is no damage.
+    launcher.store(saving::word::DAMAGE, 0);
+    let elsewhere = |name: &str| match name {
+        STORE_ENV => Some(place.path().join("elsewhere").into()),
+        name => env(name),
+    };
+    Restore::told(page(), elsewhere).unwrap_err();
+    assert_eq!(told(), None);
 }

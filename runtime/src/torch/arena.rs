@@ -1,5 +1,6 @@
 //! The parameters of a model in one flat tensor, and where their gradients are.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use tch::nn::VarStore;
@@ -8,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 use super::shim::Hooks;
 use super::{TorchError, tensors};
 use crate::gradient::compress::Shape;
-use crate::train::buckets_of;
+use crate::train::{Layout, buckets_of};
 
 /// Each variable begins at a multiple of so many elements: 64 bytes, a line of the cache.
 const ALIGN: usize = 16;
@@ -20,6 +21,8 @@ pub(super) struct Arena {
     /// All of them, one after the other; the variables are views into it.
     pub(super) flat: Tensor,
     pub(super) variables: Vec<Tensor>,
+    /// The variables' names, and where each lies in the flat tensor.
+    pub(super) layout: Layout,
     /// Where each variable is, and its number among all that were made, frozen ones included.
     spans: Vec<Range<usize>>,
     made: Vec<usize>,
@@ -49,6 +52,11 @@ impl Arena {
         let device = variables.device();
         let (mut kept, mut spans, mut lens, mut made) = (vec![], vec![], vec![], vec![]);
         let mut len = 0;
+        let mut layout = Layout::default();
+        // The list of trainable ones has no names.
+        let names: HashMap<usize, String> = (variables.variables().into_iter())
+            .map(|(name, variable)| (variable.data_ptr().addr(), name))
+            .collect();
         for (number, variable) in variables.trainable_variables().into_iter().enumerate() {
             if !variable.requires_grad() {
                 continue;
@@ -56,6 +64,9 @@ impl Arena {
             check(variables, &variable, device)?;
             let numel = variable.numel();
             spans.push(len..len + numel);
+            if let Some(name) = names.get(&variable.data_ptr().addr()).filter(|_| numel > 0) {
+                layout.add(name.clone(), shape_of(&variable), len..len + numel);
+            }
             lens.push(numel.next_multiple_of(ALIGN));
             len += numel.next_multiple_of(ALIGN);
             made.push(number);
@@ -83,6 +94,7 @@ impl Arena {
             flat,
             gradients: Vec::new(),
             variables: kept,
+            layout,
             spans,
             made,
             ranges,
@@ -284,6 +296,11 @@ pub(super) unsafe fn blob(memory: *const f32, size: &[i64]) -> Result<Tensor, To
     let (memory, kind) = (memory.cast::<u8>(), Kind::Float);
     // SAFETY: as promised.
     Ok(unsafe { Tensor::f_from_blob(memory, size, &strides, kind, Device::Cpu)? })
+}
+
+/// A tensor's shape, as checkpoints have it.
+pub(super) fn shape_of(tensor: &Tensor) -> Vec<u64> {
+    tensor.size().into_iter().map(i64::cast_unsigned).collect()
 }
 
 pub(super) fn part(flat: &Tensor, range: &Range<usize>) -> Result<Tensor, TorchError> {

@@ -3,8 +3,10 @@
 use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor};
 
-use super::arena::{part, zeros};
+use super::arena::{part, shape_of, zeros};
 use super::{TorchError, tensors};
+use crate::saving::Dtype;
+use crate::train::{BoxError, Layout, Load, Named, Room};
 
 /// Running statistics (of a batch normalization: mean and variance), in one flat tensor.
 ///
@@ -15,8 +17,10 @@ use super::{TorchError, tensors};
 pub(super) struct Buffers {
     flat: Tensor,
     kept: Tensor,
+    /// Names and places of those.
+    layout: Layout,
     /// What is never moved and wants no gradient, by name: frozen variables, and buffers of other kinds.
-    fixed: Vec<Tensor>,
+    fixed: Vec<(String, Tensor)>,
 }
 
 impl Buffers {
@@ -29,22 +33,26 @@ impl Buffers {
         let mut named: Vec<_> = variables.variables().into_iter().collect();
         named.sort_by(|a, b| a.0.cmp(&b.0));
         let (mut moving, mut fixed) = (Vec::new(), Vec::new());
-        for (_, tensor) in named {
+        for (name, tensor) in named {
             if tensor.requires_grad() {
                 continue;
             }
             if tensor.kind() == Kind::Float && !is_variable(&tensor) && tensor.numel() > 0 {
-                moving.push(tensor);
+                moving.push((name, tensor));
             } else {
-                fixed.push(tensor);
+                fixed.push((name, tensor));
             }
         }
         let _guard = tch::no_grad_guard();
-        let flat = zeros(moving.iter().map(Tensor::numel).sum(), device)?;
-        let mut at = 0;
-        for tensor in &mut moving {
+        let flat = zeros(
+            moving.iter().map(|(_, tensor)| tensor.numel()).sum(),
+            device,
+        )?;
+        let (mut at, mut layout) = (0, Layout::default());
+        for (name, tensor) in &mut moving {
             let size = tensor.size();
             let span = at..at + tensor.numel();
+            layout.add(name.clone(), shape_of(tensor), span.clone());
             let mut view = part(&flat, &span)?.f_view(size.as_slice())?;
             view.f_copy_(tensor)?;
             tensor.f_set_data(&view)?;
@@ -52,7 +60,12 @@ impl Buffers {
         }
         let mut kept = zeros(flat.numel(), device)?;
         kept.f_copy_(&flat)?;
-        Ok(Buffers { flat, kept, fixed })
+        Ok(Buffers {
+            flat,
+            kept,
+            layout,
+            fixed,
+        })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -95,12 +108,8 @@ impl Buffers {
 
     pub(super) fn encode(&self, out: &mut Vec<u8>) -> Result<(), TorchError> {
         tensors::put(out, &self.kept)?;
-        for tensor in &self.fixed {
-            let len = bytes_of(tensor);
-            let mut bytes = vec![0; len];
-            let here = tensor.f_to_device(Device::Cpu)?.f_contiguous()?;
-            here.f_copy_data_u8(&mut bytes, tensor.numel())?;
-            out.extend_from_slice(&bytes);
+        for (_, tensor) in &self.fixed {
+            out.extend_from_slice(&bytes_in(tensor)?);
         }
         Ok(())
     }
@@ -109,7 +118,7 @@ impl Buffers {
     pub(super) fn decode<'a>(&self, bytes: &mut &'a [u8]) -> Option<Decoded<'a>> {
         let moving = tensors::take(bytes, self.len())?;
         let mut fixed = Vec::new();
-        for tensor in &self.fixed {
+        for (_, tensor) in &self.fixed {
             let (here, rest) = bytes.split_at_checked(bytes_of(tensor))?;
             *bytes = rest;
             fixed.push(here);
@@ -120,12 +129,83 @@ impl Buffers {
     pub(super) fn restore(&mut self, decoded: &Decoded<'_>) -> Result<(), TorchError> {
         self.become_(&decoded.moving)?;
         let _guard = tch::no_grad_guard();
-        for (tensor, bytes) in self.fixed.iter_mut().zip(&decoded.fixed) {
-            let from = Tensor::f_from_data_size(bytes, &tensor.size(), tensor.kind())?;
-            tensor.f_copy_(&from)?;
+        for ((_, tensor), bytes) in self.fixed.iter_mut().zip(&decoded.fixed) {
+            become_bytes(tensor, bytes)?;
         }
         Ok(())
     }
+
+    /// All of them as a checkpoint has them.
+    pub(super) fn named(&self) -> Result<Vec<Named<'_>>, TorchError> {
+        let mut all = tensors::named(&self.layout, &self.kept, in_model)?;
+        for (name, tensor) in &self.fixed {
+            all.push(Named {
+                name: in_model(name),
+                dtype: dtype_of(name, tensor.kind())?,
+                shape: shape_of(tensor),
+                bytes: bytes_in(tensor)?.into(),
+            });
+        }
+        Ok(all)
+    }
+
+    /// Fills them from one.
+    pub(super) fn load(&mut self, from: &mut Load<'_>) -> Result<(), BoxError> {
+        tensors::load(&self.layout, &mut self.kept, in_model, from)?;
+        let _guard = tch::no_grad_guard();
+        self.flat.f_copy_(&self.kept).map_err(TorchError::from)?;
+        for (name, tensor) in &mut self.fixed {
+            let mut bytes = vec![0; bytes_of(tensor)];
+            let room = Room {
+                name: in_model(name),
+                dtype: dtype_of(name, tensor.kind())?,
+                shape: shape_of(tensor),
+                into: &mut bytes,
+            };
+            if from.picks(&room.name) {
+                from.fill(vec![room])?;
+                become_bytes(tensor, &bytes)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn become_bytes(tensor: &mut Tensor, bytes: &[u8]) -> Result<(), TorchError> {
+    let from = Tensor::f_from_data_size(bytes, &tensor.size(), tensor.kind())?;
+    Ok(tensor.f_copy_(&from)?)
+}
+
+fn bytes_in(tensor: &Tensor) -> Result<Vec<u8>, TorchError> {
+    let mut bytes = vec![0; bytes_of(tensor)];
+    let here = tensor.f_to_device(Device::Cpu)?.f_contiguous()?;
+    here.f_copy_data_u8(&mut bytes, tensor.numel())?;
+    Ok(bytes)
+}
+
+/// The name of a variable in checkpoints.
+pub(super) fn in_model(name: &str) -> String {
+    format!("model.{name}")
+}
+
+fn dtype_of(name: &str, kind: Kind) -> Result<Dtype, TorchError> {
+    Ok(match kind {
+        Kind::Bool => Dtype::BOOL,
+        Kind::Uint8 => Dtype::U8,
+        Kind::Int8 => Dtype::I8,
+        Kind::Int16 => Dtype::I16,
+        Kind::Int => Dtype::I32,
+        Kind::Int64 => Dtype::I64,
+        Kind::Half => Dtype::F16,
+        Kind::BFloat16 => Dtype::BF16,
+        Kind::Float => Dtype::F32,
+        Kind::Double => Dtype::F64,
+        Kind::ComplexFloat => Dtype::C64,
+        kind => {
+            let name = name.to_owned();
+            return Err(TorchError::NoDtype { name, kind });
+        }
+    })
 }
 
 #[derive(Debug)]

@@ -106,6 +106,10 @@ pub enum TorchError {
         "the variable {name} is of kind {kind:?}; train in Float (autocast computes in 16 bits), and convert others before the model is made"
     )]
     Kind { name: String, kind: tch::Kind },
+    #[error(
+        "the variable {name} is of kind {kind:?}, which no checkpoint has; keep it outside of the model's variables"
+    )]
+    NoDtype { name: String, kind: tch::Kind },
     #[error("{what} has shape, kind and device {got}, not {expected}")]
     Shape {
         what: &'static str,

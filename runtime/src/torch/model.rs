@@ -5,12 +5,14 @@ use std::ops::Range;
 use tch::{Device, Tensor};
 
 use super::arena::{Arena, blob};
-use super::buffers::Buffers;
+use super::buffers::{Buffers, in_model};
 use super::pass::{Pass, Way};
 use super::shim::Hooks;
 use super::{Net, Optimizer, Rule, TorchError, tensors};
 use crate::gradient::compress::Shape;
-use crate::train::{BUCKET_SIZES, BoxError, Gradients, Measured, Micro, Model, Update};
+use crate::train::{
+    BUCKET_SIZES, BoxError, Gradients, Load, Measured, Micro, Model, Named, Update,
+};
 
 /// One microbatch as tensors, its samples along the first dimension; on any device.
 #[derive(Debug)]
@@ -328,6 +330,22 @@ impl<S: Send + 'static> Model for TorchModel<S> {
 
     fn encode(&self) -> Vec<u8> {
         self.encoded().unwrap_or_default()
+    }
+
+    /// Parameters and buffers by the names of the `VarStore`, and the optimizer's state by PyTorch's.
+    fn tensors(&self) -> Result<Vec<Named<'_>>, BoxError> {
+        let layout = &self.arena.layout;
+        let mut all = tensors::named(layout, &self.arena.flat, in_model)?;
+        all.extend(self.buffers.named()?);
+        all.extend(self.optimizer.named(layout)?);
+        Ok(all)
+    }
+
+    fn load(&mut self, from: &mut Load<'_>) -> Result<(), BoxError> {
+        let layout = &self.arena.layout;
+        tensors::load(layout, &mut self.arena.flat, in_model, from)?;
+        self.buffers.load(from)?;
+        self.optimizer.load(layout, from)
     }
 
     fn decode(&mut self, bytes: &[u8]) -> bool {

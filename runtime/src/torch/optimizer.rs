@@ -9,7 +9,9 @@
 use tch::{Device, Kind, Tensor};
 
 use super::{TorchError, arena, tensors};
+use crate::train::optim::ADAM;
 use crate::train::rules::{AdamRule, SgdRule, power};
+use crate::train::{BoxError, Layout, Load, Named, Room};
 
 /// How parameters follow their gradients. The defaults are PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -68,6 +70,14 @@ impl Rule {
         match self {
             Rule::Sgd { momentum, .. } => usize::from(*momentum != 0.0),
             Rule::Adam(adam) | Rule::AdamW(adam) => 2 + usize::from(adam.amsgrad),
+        }
+    }
+
+    /// PyTorch's names of them.
+    fn slots(&self) -> &'static [&'static str] {
+        match self {
+            Rule::Sgd { .. } => &["momentum_buffer"],
+            Rule::Adam(_) | Rule::AdamW(_) => &ADAM,
         }
     }
 
@@ -311,6 +321,28 @@ impl Optimizer {
             steps: u64::from_le_bytes(*steps),
             moments,
         })
+    }
+
+    /// What changes, as tensors: `optim.<name>.<slot>`, the slots by PyTorch's names, and `optim.step`.
+    pub(super) fn named<'a>(&'a self, layout: &'a Layout) -> Result<Vec<Named<'a>>, TorchError> {
+        let mut all = vec![Named::count("optim.step", self.steps)];
+        for (moment, slot) in self.moments.iter().zip(self.rule.slots()) {
+            let full = |name: &str| format!("optim.{name}.{slot}");
+            all.extend(tensors::named(layout, moment, full)?);
+        }
+        Ok(all)
+    }
+
+    /// Loads those.
+    pub(super) fn load(&mut self, layout: &Layout, from: &mut Load<'_>) -> Result<(), BoxError> {
+        let mut steps = self.steps.to_le_bytes();
+        from.fill(vec![Room::count("optim.step", &mut steps)])?;
+        for (moment, slot) in self.moments.iter_mut().zip(self.rule.slots()) {
+            let full = |name: &str| format!("optim.{name}.{slot}");
+            tensors::load(layout, moment, full, from)?;
+        }
+        self.steps = u64::from_le_bytes(steps);
+        Ok(())
     }
 
     /// Becomes what was [decoded](Self::decode).

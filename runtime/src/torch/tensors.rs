@@ -6,6 +6,7 @@ use bytemuck::cast_slice;
 use tch::{Device, Kind, Tensor};
 
 use super::TorchError;
+use crate::train::{BoxError, Layout, Load, Named};
 
 /// The values of a contiguous tensor on a CPU, in its own memory. `None` for any other.
 pub(super) fn view(tensor: &Tensor) -> Option<&[f32]> {
@@ -65,6 +66,48 @@ pub(super) fn write(tensor: &mut Tensor, values: &[f32]) -> Result<(), TorchErro
     let from = Tensor::f_from_slice(values)?;
     tensor.f_copy_(&from.f_view(tensor.size().as_slice())?)?;
     Ok(())
+}
+
+/// Lets `fill` change the values, in the tensor's own memory where that can be.
+pub(super) fn change<E: From<TorchError>>(
+    tensor: &mut Tensor,
+    fill: impl FnOnce(&mut [f32]) -> Result<(), E>,
+) -> Result<(), E> {
+    // SAFETY: the tensor is borrowed for as long, and whoever calls this uses no view into it meanwhile.
+    if let Some(values) = unsafe { view_mut(tensor) } {
+        return fill(values);
+    }
+    let mut values = vec![0.0; tensor.numel()];
+    read(tensor, &mut values)?;
+    fill(&mut values)?;
+    Ok(write(tensor, &values)?)
+}
+
+/// Tensors by name that lie in this one, wherever it is.
+pub(super) fn named<'a>(
+    layout: &'a Layout,
+    tensor: &'a Tensor,
+    full: impl Fn(&str) -> String,
+) -> Result<Vec<Named<'a>>, TorchError> {
+    if let Some(values) = view(tensor) {
+        return Ok(layout.tensors(values, full).collect());
+    }
+    let mut values = vec![0.0; tensor.numel()];
+    read(tensor, &mut values)?;
+    let owned = layout.tensors(&values, full).map(Named::into_owned);
+    Ok(owned.collect())
+}
+
+/// Fills those from a checkpoint.
+pub(super) fn load(
+    layout: &Layout,
+    tensor: &mut Tensor,
+    full: impl Fn(&str) -> String,
+    from: &mut Load<'_>,
+) -> Result<(), BoxError> {
+    change(tensor, |values| -> Result<(), BoxError> {
+        Ok(from.fill(layout.rooms(values, full))?)
+    })
 }
 
 /// Appends the values.

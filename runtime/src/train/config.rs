@@ -6,6 +6,7 @@ use super::model::BoxError;
 use crate::data::{LoadError, SamplerConfig, SamplerError};
 use crate::gradient::ScalerConfig;
 use crate::gradient::compress::{Codec, CodecError};
+use crate::saving::{RestoreError, SaveError};
 use crate::schedule::{Schedule, Span};
 
 /// How a model is trained. The same on every rank.
@@ -112,6 +113,30 @@ pub enum TrainError {
         "the ranks trained on {got} samples in step {step}, not on the {expected} of its batch: their states differ; restore a checkpoint"
     )]
     Samples { step: u64, got: u64, expected: u64 },
+    #[error("the state before step {step} cannot be saved")]
+    Save {
+        step: u64,
+        #[source]
+        source: Box<SaveError>,
+    },
+    #[error("the checkpoint that this generation begins with cannot be opened")]
+    Restore(#[from] RestoreError),
+    #[error("the checkpoint of step {step} cannot be loaded")]
+    Checkpoint {
+        step: u64,
+        #[source]
+        source: BoxError,
+    },
+    #[error(
+        "the checkpoint of step {step} has no `{name}` of this training: was it saved with another configuration? Its tensors can be loaded alone (`load_model`)"
+    )]
+    Piece { step: u64, name: &'static str },
+    #[error(
+        "the checkpoint of step {step} has the tensor `{name}`, and this model has none of that name: was the model changed? What both have can be loaded alone (`load_model`)"
+    )]
+    Left { step: u64, name: String },
+    #[error("none of the model's tensors is to be loaded from the checkpoint of step {step}")]
+    NothingPicked { step: u64 },
     #[error("cannot look for a checkpoint")]
     Store(#[source] BoxError),
     #[error(

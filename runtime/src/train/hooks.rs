@@ -3,10 +3,11 @@
 use std::io::Write;
 use std::time::{Duration, SystemTime};
 
+use muster_protocol::Digest;
 use muster_protocol::control::Reason;
 
 use super::model::{BoxError, Model};
-use super::report::{Best, Evaluation, Report};
+use super::report::{Best, Evaluation, Report, Save};
 
 /// This rank's place, at the beginning of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub struct Place {
     pub local_rank: u32,
     /// The generation's number; 0 without Muster.
     pub generation: u64,
+    /// The generation's name; zeros without Muster. Numbers begin anew where all nodes were lost.
+    pub digest: Digest,
     /// Steps that are over; for a newcomer, where its copy begins.
     pub steps: u64,
     /// This process kept its state.
@@ -68,6 +71,25 @@ pub trait Hooks<M: Model> {
         Ok(())
     }
 
+    /// This rank's part of the state is sealed, in a job with a store.
+    ///
+    /// # Errors
+    /// Whatever the training shall end with.
+    fn on_save(&mut self, model: &M, save: &Save) -> Result<(), BoxError> {
+        Ok(())
+    }
+
+    /// The state before this step is not saved: earlier saves are still being written. Unless this is implemented,
+    /// the reason is written to stderr.
+    ///
+    /// # Errors
+    /// Whatever the training shall end with.
+    fn on_not_saved(&mut self, step: u64, why: &str) -> Result<(), BoxError> {
+        // Nobody may be there to read it.
+        let _written = writeln!(std::io::stderr(), "muster: step {step} is not saved: {why}");
+        Ok(())
+    }
+
     /// A generation begins.
     ///
     /// # Errors
@@ -76,7 +98,7 @@ pub trait Hooks<M: Model> {
         Ok(())
     }
 
-    /// All ranks have stopped. If there is a [`Store`](super::Store), one rank has saved the state.
+    /// All ranks have stopped, and the state is saved, if there is a store.
     ///
     /// # Errors
     /// Whatever the training shall end with.

@@ -20,8 +20,10 @@ mod residuals;
 mod restore;
 mod results;
 pub(crate) mod rules;
+mod saves;
 mod state;
 mod sums;
+mod tensors;
 mod trainer;
 
 #[cfg(test)]
@@ -34,7 +36,8 @@ pub use held_out::HeldOut;
 pub use hooks::{Boundary, Hooks, Place};
 pub use model::{BoxError, Gradients, Measured, Micro, Model, Update};
 pub use parallel::Parallel;
-pub use report::{Best, Evaluation, News, Report, Times};
+pub use report::{Best, Evaluation, News, Report, Save, Times};
 pub use restore::{Files, Store};
 pub use results::Results;
+pub use tensors::{Layout, Load, Named, Room, load_model};
 pub use trainer::{Ending, Options, RunError, Trainer};

@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::tensors::{Load, Named, STATE};
+
 /// Any failure of a user's code.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -72,6 +74,29 @@ pub trait Model {
 
     /// Becomes that; false, and nothing changed, if it is of another model.
     fn decode(&mut self, bytes: &[u8]) -> bool;
+
+    /// All that is registered as tensors with names, for checkpoints that any program can read: the same on every
+    /// rank, and at all times of the same names, types and shapes. What is borrowed is copied once, and nothing waits
+    /// for more. None, as here: [`encode`](Self::encode) is saved, as one tensor of bytes.
+    ///
+    /// # Errors
+    /// The training cannot go on, in this process.
+    fn tensors(&self) -> Result<Vec<Named<'_>>, BoxError> {
+        Ok(Vec::new())
+    }
+
+    /// Fills those of its [`tensors`](Self::tensors) that are to be loaded.
+    ///
+    /// # Errors
+    /// One of them is not there, or not what this model has. What the model is then is of no use.
+    fn load(&mut self, from: &mut Load<'_>) -> Result<(), BoxError> {
+        match from.bytes(STATE)? {
+            Some(state) if !self.decode(&state) => {
+                Err("what was saved is the state of another model".into())
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Some samples, computed together.

@@ -8,6 +8,11 @@ use std::ops::Range;
 
 use super::bytes::{Fields, put_word};
 use super::rules::{AdamRule, SgdRule};
+use super::tensors::{Layout, Load, Named};
+use crate::saving::LoadError;
+
+/// PyTorch's names of what Adam keeps.
+pub(crate) const ADAM: [&str; 3] = ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
 
 /// Stochastic gradient descent as `torch.optim.SGD` defines it (Sutskever et al.: On the Importance of
 /// Initialization and Momentum in Deep Learning, 2013, with the rate outside of the velocity).
@@ -100,6 +105,21 @@ impl Sgd {
             self.rule
                 .apply(self.steps, rate, parameters, gradient, velocity);
         }
+    }
+
+    /// What changes, as tensors: `optim.<name>.momentum_buffer` for each of the layout, if there is momentum, and
+    /// `optim.step`.
+    pub fn tensors<'a>(&'a self, layout: &'a Layout) -> Vec<Named<'a>> {
+        layout.optim(self.steps, [("momentum_buffer", &self.velocity[..])])
+    }
+
+    /// Loads those.
+    ///
+    /// # Errors
+    /// One of them is not there, or not what this has. What it is then is of no use.
+    pub fn load(&mut self, layout: &Layout, from: &mut Load<'_>) -> Result<(), LoadError> {
+        let slots = [("momentum_buffer", &mut self.velocity[..])];
+        layout.load_optim(&mut self.steps, slots, from)
     }
 
     /// What changes, for checkpoints and newcomers; the options are configuration.
@@ -219,6 +239,23 @@ impl Adam {
             self.rule
                 .apply(self.steps, rate, parameters, gradient, moments);
         }
+    }
+
+    /// What changes, as tensors: `optim.<name>.exp_avg` and `exp_avg_sq` for each of the layout, with AMSGrad
+    /// `max_exp_avg_sq`, and `optim.step`.
+    pub fn tensors<'a>(&'a self, layout: &'a Layout) -> Vec<Named<'a>> {
+        let slots = [&self.mean, &self.square, &self.largest].map(|slot| &slot[..]);
+        layout.optim(self.steps, ADAM.into_iter().zip(slots))
+    }
+
+    /// Loads those.
+    ///
+    /// # Errors
+    /// One of them is not there, or not what this has. What it is then is of no use.
+    pub fn load(&mut self, layout: &Layout, from: &mut Load<'_>) -> Result<(), LoadError> {
+        let slots = [&mut self.mean, &mut self.square, &mut self.largest];
+        let slots = ADAM.into_iter().zip(slots.map(|slot| &mut slot[..]));
+        layout.load_optim(&mut self.steps, slots, from)
     }
 
     /// What changes, for checkpoints and newcomers; the options are configuration.

@@ -14,6 +14,7 @@ use super::progress::Progress;
 use super::report::{Best, Evaluation, News, Report, Times};
 use super::restore::{self, Store};
 use super::results::{Results, Totals};
+use super::saves::Saves;
 use super::state::Whole;
 use super::sums::Sums;
 use crate::collective::Group;
@@ -48,13 +49,19 @@ pub struct Parallel<M: Model> {
     pub(super) progress: Progress,
     pub(super) sums: Sums,
     pub(super) store: Option<Box<dyn Store>>,
+    /// In a job with a store, which takes the place of the one above.
+    pub(super) saves: Option<Saves>,
+    /// Who works on the step whose results were computed last.
+    pub(super) share: Option<Share>,
+    /// As far as this rank knows it.
+    pub(super) latest: Option<Evaluation>,
     pub(super) best_model: Option<Vec<u8>>,
     /// At a planned boundary: what all ranks had kept back, by bucket.
     pub(super) kept_back: Option<Vec<Own>>,
     /// Memory of results that are not needed any more.
     spare: Vec<Reduced>,
     scratch: Vec<f32>,
-    news: VecDeque<News>,
+    pub(super) news: VecDeque<News>,
     /// Of the step whose results were computed last, and when it began.
     timed: Option<(u64, Instant, Times)>,
     /// A commit cannot fail; what went wrong in it is told by the next step.
@@ -108,6 +115,9 @@ impl<M: Model> Parallel<M> {
             progress: Progress::default(),
             sums: Sums::new(&ranges),
             store: None,
+            saves: None,
+            share: None,
+            latest: None,
             best_model: None,
             kept_back: None,
             spare: Vec::new(),
@@ -127,7 +137,8 @@ impl<M: Model> Parallel<M> {
         self
     }
 
-    /// Where to look for a state when no rank holds one.
+    /// Where to look for a state when no rank holds one, and where one rank saves it: in a job that has no store of its
+    /// own (`muster run --store`), such as one that torchrun starts.
     #[must_use]
     pub fn restored_from(mut self, store: impl Store + 'static) -> Self {
         self.store = Some(Box::new(store));
@@ -178,7 +189,7 @@ impl<M: Model> Parallel<M> {
             .reaches(self.config.until, &self.sampler.plan(ranks), &self.sampler)
     }
 
-    fn evaluation_is_due(&self, ranks: usize) -> bool {
+    pub(super) fn evaluation_is_due(&self, ranks: usize) -> bool {
         let Some(held_out) = &self.held_out else {
             return false;
         };
@@ -349,8 +360,8 @@ impl<M: Model> Parallel<M> {
         })
     }
 
-    /// Takes in an evaluation of the model as it is.
-    fn evaluated(&mut self, measured: &Measured) {
+    /// Takes in an evaluation of the model as it is; whether that is the best one.
+    fn evaluated(&mut self, measured: &Measured) -> bool {
         let steps = self.progress.steps;
         self.progress.evaluated = Some(steps);
         let mut evaluation = Evaluation {
@@ -364,12 +375,15 @@ impl<M: Model> Parallel<M> {
             .best
             .as_ref()
             .is_none_or(|best| self.config.better.prefers(measured, &best.measured));
+        self.latest = Some(evaluation.clone());
         if evaluation.best {
             self.progress.best = Some(evaluation.clone());
             let encoded = self.config.keep_best.then(|| self.model.encode());
             self.best_model = encoded.filter(|model| !model.is_empty());
         }
+        let best = evaluation.best;
         self.news.push_back(News::Evaluated(evaluation));
+        best
     }
 
     /// The mean gradient, clipped, goes to where backward's sums were. Its norm before, if it is clipped.
@@ -397,6 +411,7 @@ impl<M: Model> Training for Parallel<M> {
         if let Some(error) = self.fault.take() {
             return Err(fault(error));
         }
+        self.share = Some(share.clone());
         let results = if share.is_entered() {
             self.own(step, share, group)?
         } else {
@@ -410,12 +425,14 @@ impl<M: Model> Training for Parallel<M> {
 
     fn commit(&mut self, step: u64, results: &Results) {
         let timed = self.timed.take().filter(|(of, _, _)| *of == step);
+        if results.totals.held_out > 0 {
+            let best = self.evaluated(&results.totals.evaluated);
+            self.save_evaluated(step, best);
+        }
         self.progress.transactions = step + 1;
         self.kept_back = None;
-        if results.totals.held_out > 0 {
-            self.evaluated(&results.totals.evaluated);
-        }
         if results.totals.placed == 0 {
+            self.saved_already(step);
             // The training is over; only the evaluation was left.
             self.buckets.iter_mut().for_each(Bucket::skip);
             return;
@@ -539,6 +556,9 @@ impl<M: Model> Training for Parallel<M> {
     }
 
     fn regrouped(&mut self, group: &mut Group, survived: bool) -> Result<(), Fault> {
+        if let Some(saves) = &mut self.saves {
+            saves.begin(group)?;
+        }
         Ok(self.take_up(group, survived)?)
     }
 }

@@ -104,14 +104,22 @@ impl Progress {
 }
 
 impl Better {
+    /// What is compared.
+    pub(super) fn value(self, measured: &Measured) -> f64 {
+        match self {
+            Better::LowerLoss => measured.mean_loss(),
+            Better::Higher(at) => {
+                let sum = measured.extra.get(at).copied();
+                sum.map_or(f64::NAN, |sum| sum / measured.samples as f64)
+            }
+        }
+    }
+
     pub(super) fn prefers(self, new: &Measured, old: &Measured) -> bool {
-        let mean = |measured: &Measured, at: usize| {
-            let sum = measured.extra.get(at).copied();
-            sum.map_or(f64::NAN, |sum| sum / measured.samples as f64)
-        };
+        let (new, old) = (self.value(new), self.value(old));
         let (new, old) = match self {
-            Better::LowerLoss => (-new.mean_loss(), -old.mean_loss()),
-            Better::Higher(at) => (mean(new, at), mean(old, at)),
+            Better::LowerLoss => (-new, -old),
+            Better::Higher(_) => (new, old),
         };
         // What is no number is worse than any.
         new > old || (old.is_nan() && !new.is_nan())

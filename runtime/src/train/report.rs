@@ -89,6 +89,19 @@ pub struct Best {
     pub model: Option<Vec<u8>>,
 }
 
+/// This rank's part of a save is sealed: from now on the save does not depend on this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Save {
+    /// Of the state before this step.
+    pub step: u64,
+    /// Bytes that this rank copied.
+    pub bytes: u64,
+    /// How long it copied.
+    pub copied: Duration,
+    /// How long it waited before for a slot.
+    pub waited: Duration,
+}
+
 /// What a commit brought.
 #[derive(Clone, Debug, PartialEq)]
 pub enum News {
@@ -96,4 +109,10 @@ pub enum News {
     /// An epoch is over; so many are now.
     Epoch(u64),
     Evaluated(Evaluation),
+    Saved(Save),
+    /// This rank had no slot free in time, so the step is left out on all.
+    NotSaved {
+        step: u64,
+        why: String,
+    },
 }

@@ -12,7 +12,8 @@ use crate::live::Fault;
 /// Bytes that one operation hands out.
 const PIECE: usize = 16 << 20;
 
-/// Where states are kept for the day when every rank dies. Each rank has its own, which may lead to one place.
+/// Where states are kept for the day when every rank dies, if the job has no store (`muster run --store`), which does
+/// that better. Each rank has its own, which may lead to one place.
 pub trait Store: std::fmt::Debug + Send {
     /// The newest state that is whole, and the step that it was saved with.
     ///
@@ -48,11 +49,23 @@ pub(super) fn restore<M: Model>(
     training: &mut Parallel<M>,
     group: &mut Group,
 ) -> Result<u64, Fault> {
+    if let Some(saves) = &training.saves {
+        let checkpoint = saves.checkpoint().map_err(|e| fault(e.into()))?;
+        if let Some(checkpoint) = checkpoint {
+            let place = (group.rank(), group.world());
+            training
+                .load_checkpoint(&checkpoint, place)
+                .map_err(fault)?;
+            // Nobody goes on before all could load it.
+            group.barrier()?;
+            return Ok(training.progress.transactions);
+        }
+    }
     let own = match &mut training.store {
-        Some(store) => store
+        Some(store) if training.saves.is_none() => store
             .newest()
             .map_err(|source| fault(TrainError::Store(source)))?,
-        None => None,
+        _ => None,
     };
     // What this rank can give: a checkpoint (its step + 2), or else where everybody begins (1). One that has
     // trained in another job holds no beginning.

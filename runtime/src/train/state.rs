@@ -5,12 +5,25 @@ use super::config::TrainError;
 use super::model::Model;
 use super::parallel::Parallel;
 use super::progress::Progress;
-use crate::data::State;
+use crate::data::{Sampler, State};
 use crate::gradient::Scaler;
 use crate::gradient::compress::Bucket;
 use crate::live::Frozen;
+use crate::schedule::Rate;
 
 const MAGIC: &[u8] = b"MTRAIN 2";
+
+/// What lasts beside model and codecs, and its names in checkpoints.
+pub(super) const PIECES: [&str; 4] = ["progress", "sampler", "schedule", "scaler"];
+
+/// That, decoded.
+#[derive(Debug)]
+pub(super) struct Lasting {
+    progress: Progress,
+    sampler: Sampler,
+    rate: Rate,
+    scaler: Option<Scaler>,
+}
 
 /// A state; the model's part of it is not copied again.
 #[derive(Debug, Default)]
@@ -49,6 +62,15 @@ impl<M: Model> Parallel<M> {
     /// # Errors
     /// The model has failed, or gives no state.
     pub(super) fn whole(&mut self) -> Result<Whole, TrainError> {
+        let model = self.encoded_model()?;
+        Ok(self.around(model))
+    }
+
+    /// The model's part of it.
+    ///
+    /// # Errors
+    /// The model has failed, or gives no state.
+    pub(super) fn encoded_model(&mut self) -> Result<Vec<u8>, TrainError> {
         let model = self.model.encode();
         self.ask_model();
         if let Some(error) = self.fault.take() {
@@ -58,7 +80,7 @@ impl<M: Model> Parallel<M> {
             let step = self.progress.steps;
             return Err(TrainError::NoState { step });
         }
-        Ok(self.around(model))
+        Ok(model)
     }
 
     /// Whether the model met an error where it could not tell.
@@ -71,17 +93,62 @@ impl<M: Model> Parallel<M> {
 
     fn around(&self, model: Vec<u8>) -> Whole {
         let mut out = MAGIC.to_vec();
-        put(&mut out, &self.progress.encode());
-        put(&mut out, &self.sampler.state().encode());
-        put(&mut out, &self.rate.encode());
-        let scaler = self.scaler.as_ref().map(Scaler::encode);
-        put(&mut out, scaler.as_ref().map_or(&[], |bytes| bytes));
+        for piece in self.pieces() {
+            put(&mut out, &piece);
+        }
         put_word(&mut out, self.buckets.len() as u64);
         for bucket in &self.buckets {
             put(&mut out, &bucket.encode_shared());
         }
         put_word(&mut out, model.len() as u64);
         Whole { before: out, model }
+    }
+
+    /// What [`PIECES`] names, in its order.
+    pub(super) fn pieces(&self) -> [Vec<u8>; PIECES.len()] {
+        let scaler = self.scaler.as_ref().map(Scaler::encode);
+        [
+            self.progress.encode(),
+            self.sampler.state().encode().to_vec(),
+            self.rate.encode().to_vec(),
+            scaler.map_or_else(Vec::new, |bytes| bytes.to_vec()),
+        ]
+    }
+
+    /// The inverse, for this training; the name of the first that is not of it.
+    pub(super) fn lasting(&self, pieces: &[&[u8]]) -> Result<Lasting, &'static str> {
+        let [progress, sampled, rated, scaled] = *pieces else {
+            return Err(PIECES[0]);
+        };
+        let progress = Progress::decode(progress).ok_or(PIECES[0])?;
+        let mut sampler = self.sampler.clone();
+        let state = State::decode(sampled).ok_or(PIECES[1])?;
+        sampler.restore(state).map_err(|_| PIECES[1])?;
+        let mut rate = self.rate.clone();
+        rate.decode(rated).then_some(()).ok_or(PIECES[2])?;
+        let mut scaler = self.scaler.clone();
+        let fits = match &mut scaler {
+            Some(scaler) => scaler.decode(scaled),
+            None => scaled.is_empty(),
+        };
+        fits.then_some(()).ok_or(PIECES[3])?;
+        Ok(Lasting {
+            progress,
+            sampler,
+            rate,
+            scaler,
+        })
+    }
+
+    /// Becomes that; what is only this rank's is forgotten by the caller.
+    pub(super) fn become_lasting(&mut self, lasting: Lasting) {
+        self.best_model = None;
+        self.latest = None;
+        self.sums.forget();
+        self.progress = lasting.progress;
+        self.sampler = lasting.sampler;
+        self.rate = lasting.rate;
+        self.scaler = lasting.scaler;
     }
 
     /// Becomes that, in a world of any size; false, and nothing changed, if it is of another training. What
@@ -92,19 +159,11 @@ impl<M: Model> Parallel<M> {
 
     fn decoded(&mut self, bytes: &[u8]) -> Option<()> {
         let mut fields = Fields(bytes.strip_prefix(MAGIC)?);
-        let progress = Progress::decode(fields.bytes()?)?;
-        let mut sampler = self.sampler.clone();
-        sampler.restore(State::decode(fields.bytes()?)?).ok()?;
-        let mut rate = self.rate.clone();
-        rate.decode(fields.bytes()?).then_some(())?;
-        let scaler = match (fields.bytes()?, self.scaler.clone()) {
-            (bytes, Some(mut scaler)) => {
-                scaler.decode(bytes).then_some(())?;
-                Some(scaler)
-            }
-            ([], None) => None,
-            _ => return None,
-        };
+        let mut pieces = Vec::with_capacity(PIECES.len());
+        for _ in PIECES {
+            pieces.push(fields.bytes()?);
+        }
+        let lasting = self.lasting(&pieces).ok()?;
         (fields.count()? == self.buckets.len()).then_some(())?;
         let mut shared = Vec::with_capacity(self.buckets.len());
         for _ in &self.buckets {
@@ -127,9 +186,7 @@ impl<M: Model> Parallel<M> {
             return None;
         }
         self.forget_own();
-        self.best_model = None;
-        self.sums.forget();
-        (self.progress, self.sampler, self.rate, self.scaler) = (progress, sampler, rate, scaler);
+        self.become_lasting(lasting);
         Some(())
     }
 }

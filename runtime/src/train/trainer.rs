@@ -6,6 +6,7 @@ use super::model::{BoxError, Model};
 use super::parallel::Parallel;
 use super::report::News;
 use super::restore::hand_out;
+use super::saves::{Saves, node_of_job, store_of_job};
 use crate::collective::{Group, GroupConfig, GroupError};
 use crate::env::{EnvError, WorkerEnv};
 use crate::live::{
@@ -16,8 +17,12 @@ use crate::session::{Directive, Metrics, Session, SessionError};
 /// How often, beside the training itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// One rank, the first that trains, saves the state each time so many steps are over, at planned boundaries, and
-    /// at the end, if it has a [`Store`](super::Store). The others wait for it, [`Patience::operation`] at most.
+    /// The state is saved each time so many steps are over. In any case it is at planned boundaries, where
+    /// `muster checkpoint` asks for it, when an evaluation is the best one, and at the end.
+    ///
+    /// In a job with a store (`muster run --store`) all ranks save, each its part, into memory that outlives them
+    /// ([`saving`](crate::saving)). Else one rank, the first that trains, saves all of it, if it has a
+    /// [`Store`](super::Store), and not for an evaluation; the others wait for it, [`Patience::operation`] at most.
     pub save_every: Option<u64>,
     /// All ranks compare their states each so many steps, and one that deviates gets the state of the others.
     /// So they do at each save, so that the newest checkpoint is the majority's. Each time costs a digest of the
@@ -223,17 +228,31 @@ impl<M: Model, H: Hooks<M>> Trainer<M, H> {
     /// Trains until the end.
     ///
     /// - With the session of a launcher that keeps workers alive: stays in this process while nodes come and go.
-    /// - With another session: forms the generation's group, resumes from the [`Store`](super::Store), stops where
+    /// - With another session: forms the generation's group, resumes from the newest checkpoint, stops where
     ///   all ranks agree to, and ends with an error when a rank is lost, to be started again.
     /// - Without one: the same at the place that the environment names (as torchrun sets it), or else alone.
     ///
     /// # Errors
     /// See [`RunError`]. The process should end, and start again from a checkpoint.
     pub fn run(self, session: Option<&mut Session>) -> Result<(Ending, Parallel<M>), RunError> {
-        let Trainer { training, aside } = self;
+        let Trainer {
+            mut training,
+            aside,
+        } = self;
+        let patience = aside.options.patience;
+        if let (Some(session), Some(store)) = (&session, store_of_job()) {
+            let fixed = match Seat::is_offered(session) {
+                true => None,
+                false => Some((WorkerEnv::from_env()?, node_of_job())),
+            };
+            training.saves = Some(Saves::new(session.page(), store, fixed));
+        }
+        if let Some(saves) = &mut training.saves {
+            // Others may wait for this rank meanwhile, in the operation that comes next.
+            saves.wait = patience.operation / 2;
+        }
         match session {
             Some(session) if Seat::is_offered(session) => {
-                let patience = aside.options.patience;
                 match Worker::join(session, training, patience) {
                     Ok(worker) => live(worker, aside),
                     // Taken back between the two questions.
@@ -262,7 +281,7 @@ impl<H> Aside<H> {
         }
     }
 
-    /// Passes on what was committed, and saves if it is time.
+    /// Passes on what was committed and saved.
     fn news<M: Model>(&mut self, training: &mut Parallel<M>) -> Result<(), RunError>
     where
         H: Hooks<M>,
@@ -276,6 +295,8 @@ impl<H> Aside<H> {
                 News::Step(report) => self.hooks.on_step(model, report),
                 News::Epoch(epochs) => self.hooks.on_epoch(model, *epochs),
                 News::Evaluated(evaluation) => self.hooks.on_evaluate(model, evaluation),
+                News::Saved(save) => self.hooks.on_save(model, save),
+                News::NotSaved { step, why } => self.hooks.on_not_saved(*step, why),
             };
             told.map_err(RunError::Hook)?;
             let best = matches!(&news, News::Evaluated(evaluation) if evaluation.best);
@@ -292,10 +313,10 @@ impl<H> Aside<H> {
         every.is_some_and(|every| steps > 0 && steps.is_multiple_of(every))
     }
 
-    /// Saves the state, on the one rank that does. Whether it was saved just now.
+    /// Saves the whole state to this rank's [`Store`](super::Store). Whether it was saved just now.
     fn save<M: Model>(&mut self, training: &mut Parallel<M>) -> Result<bool, RunError> {
         let step = training.steps();
-        if self.saved == Some(step) || training.store.is_none() {
+        if self.saved == Some(step) || training.store.is_none() || training.saves.is_some() {
             return Ok(false);
         }
         let state = training.whole()?;
@@ -336,6 +357,7 @@ fn live<M: Model, H: Hooks<M>>(
                     world: place.world,
                     local_rank: place.local_rank,
                     generation: place.term.number(),
+                    digest: place.digest,
                     steps: if survived {
                         worker.training.steps()
                     } else {
@@ -348,12 +370,17 @@ fn live<M: Model, H: Hooks<M>>(
                 told.map_err(RunError::Hook)?;
                 aside.news(&mut worker.training)?;
             }
-            Outcome::Stepped { .. } | Outcome::CaughtUp { .. } => {
+            Outcome::Stepped { step, .. } => {
                 aside.news(&mut worker.training)?;
                 worker.report(&aside.metrics);
-                if saves && aside.is_due(worker.training.steps()) {
-                    save_and_compare(&mut worker, &mut aside)?;
+                // Not by what this rank has committed: one that listens has none of it.
+                if aside.is_due(step + 1) {
+                    instead = save(&mut worker, &mut aside, step + 1, When::Evaluated)?;
                 }
+            }
+            Outcome::CaughtUp { .. } => {
+                aside.news(&mut worker.training)?;
+                worker.report(&aside.metrics);
             }
             Outcome::Quarantined { ranks, .. } => {
                 // What it saved last is not what the others hold, whose state is the newest checkpoint now.
@@ -366,36 +393,47 @@ fn live<M: Model, H: Hooks<M>>(
                 aside.hooks.on_quarantine(&ranks).map_err(RunError::Hook)?;
             }
             Outcome::Boundary {
-                reason, deadline, ..
+                step,
+                reason,
+                deadline,
             } => {
                 if saves {
                     aside.save(&mut worker.training)?;
                 }
+                // They were compared already.
+                let share = worker.share();
+                worker.training.save_part(step, &share)?;
+                aside.news(&mut worker.training)?;
+                worker.training.saves.iter_mut().for_each(Saves::end);
                 let boundary = Boundary { reason, deadline };
                 let told = aside.hooks.on_boundary(worker.training.model(), &boundary);
                 told.map_err(RunError::Hook)?;
                 continue;
             }
             Outcome::Checkpoint { step } => {
-                if saves {
-                    save_and_compare(&mut worker, &mut aside)?;
-                }
+                instead = save(&mut worker, &mut aside, step, When::Now)?;
                 // The same on every rank: with nobody who could save, nobody says that it is done.
-                if worker.saver().is_some() {
+                let ended = matches!(instead, Some(Outcome::Ended { .. }));
+                if worker.saver().is_some() && !ended {
                     worker.saved(step);
                 }
                 continue;
             }
             Outcome::Ended { why, lost } => {
+                worker.training.saves.iter_mut().for_each(Saves::end);
                 aside.hooks.on_ended(&why, lost).map_err(RunError::Hook)?;
                 continue;
             }
             Outcome::Waiting => continue,
         }
-        // All ranks see this alike: nobody ends while a newcomer still has to catch up.
         let share = worker.share();
+        if worker.group().is_some() {
+            worker.training.prepare_saves(&share)?;
+        }
+        // All ranks see this alike: nobody ends while a newcomer still has to catch up.
         let ranks = share.entered.len();
-        if ranks == share.world as usize
+        if instead.is_none()
+            && ranks == share.world as usize
             && share.is_entered()
             && worker.training.is_complete(ranks)
             && worker.group().is_some()
@@ -406,21 +444,49 @@ fn live<M: Model, H: Hooks<M>>(
                 if worker.saves() {
                     aside.save(&mut worker.training)?;
                 }
+                let (share, step) = (worker.share(), worker.committed());
+                worker.training.save_part(step, &share)?;
+                aside.news(&mut worker.training)?;
                 return Ok((Ending::Complete, worker.training));
             }
         }
     }
 }
 
-/// Between two steps, on the one rank that saves: should its state deviate, another rank saves over it.
-fn save_and_compare<M: Model, H: Hooks<M>>(
+/// When a state is saved whose evaluation comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum When {
+    Now,
+    /// When the result is known.
+    Evaluated,
+}
+
+/// Saves the state before `step`; every rank calls it, between the same two steps. What came of it otherwise, as of
+/// [`Worker::advance`].
+fn save<M: Model, H: Hooks<M>>(
     worker: &mut Worker<'_, Parallel<M>>,
     aside: &mut Aside<H>,
-) -> Result<(), RunError> {
-    if aside.save(&mut worker.training)? {
-        worker.compare_next();
+    step: u64,
+    when: When,
+) -> Result<Option<Outcome>, RunError> {
+    if worker.training.saves.is_none() {
+        // By one rank: should its state deviate, another one saves over it.
+        if worker.saves() && aside.save(&mut worker.training)? {
+            worker.compare_next();
+        }
+        return Ok(None);
     }
-    Ok(())
+    // What the ranks write has to be parts of one state.
+    let instead = worker.compare_now()?;
+    let share = worker.share();
+    let ended = matches!(instead, Some(Outcome::Ended { .. }));
+    let later =
+        !ended && when == When::Evaluated && worker.training.saves_with_evaluation(step, &share);
+    if !ended && !later {
+        worker.training.save_part(step, &share)?;
+        aside.news(&mut worker.training)?;
+    }
+    Ok(instead)
 }
 
 /// In one generation: until the end, a stop that was agreed, or a loss.
@@ -436,11 +502,15 @@ pub(super) fn in_place<M: Model, H: Hooks<M>>(
         group.mark_waits(session.waits());
     }
     let mut step = training.restore(&mut group)?;
+    if let Some(saves) = &mut training.saves {
+        saves.begin(&mut group)?;
+    }
     let place = Place {
         rank: env.rank,
         world: env.world,
         local_rank: env.local_rank,
         generation: env.generation,
+        digest: env.digest,
         steps: training.steps(),
         survived: false,
         took: None,
@@ -452,16 +522,17 @@ pub(super) fn in_place<M: Model, H: Hooks<M>>(
         rank: env.rank,
         world: env.world,
     };
+    training.prepare_saves(&share)?;
     while !training.is_complete(env.world as usize) {
         if let Some(session) = session.as_mut() {
             match session.step(step)? {
                 Directive::Continue => {}
                 Directive::Checkpoint { step } => {
-                    save_together(&mut training, &mut aside, &mut group, step)?;
+                    save_together(&mut training, &mut aside, &mut group, &share, step)?;
                     session.saved(step);
                 }
                 Directive::Stop { deadline, reason } => {
-                    save_together(&mut training, &mut aside, &mut group, step)?;
+                    save_together(&mut training, &mut aside, &mut group, &share, step)?;
                     let boundary = Boundary { reason, deadline };
                     let told = aside.hooks.on_boundary(training.model(), &boundary);
                     told.map_err(RunError::Hook)?;
@@ -485,23 +556,28 @@ pub(super) fn in_place<M: Model, H: Hooks<M>>(
         if let Some(session) = session.as_mut() {
             session.report(&aside.metrics);
         }
-        if aside.is_due(training.steps()) {
-            save_together(&mut training, &mut aside, &mut group, step)?;
+        if aside.is_due(step) && !training.saves_with_evaluation(step, &share) {
+            save_together(&mut training, &mut aside, &mut group, &share, step)?;
         }
     }
-    save_together(&mut training, &mut aside, &mut group, step)?;
+    save_together(&mut training, &mut aside, &mut group, &share, step)?;
     Ok((Ending::Complete, training))
 }
 
-/// Rank 0 saves what most ranks hold; all go on when it has.
+/// All ranks save what most of them hold, each its part; or rank 0 alone, and all go on when it has.
 fn save_together<M: Model, H: Hooks<M>>(
     training: &mut Parallel<M>,
     aside: &mut Aside<H>,
     group: &mut Group,
+    share: &Share,
     step: u64,
 ) -> Result<(), RunError> {
     if aside.options.compare_every.is_some_and(|every| every > 0) {
         compare_states(training, aside, group, step)?;
+    }
+    if training.saves.is_some() {
+        training.save_part(step, share)?;
+        return aside.news(training);
     }
     if group.rank() == 0 {
         aside.save(training)?;

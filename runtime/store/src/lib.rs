@@ -22,6 +22,7 @@ mod error;
 mod location;
 mod name;
 mod options;
+mod place;
 mod probe;
 #[cfg(feature = "cloud")]
 mod profile;
@@ -31,5 +32,5 @@ mod store;
 pub use error::{Flavour, Kind, StoreError};
 pub use location::{Location, LocationError};
 pub use options::{Options, Patience, Variables};
-pub use probe::{Probed, UUID_NAME, Uuid};
+pub use probe::{PROBE_FOLDER, Probed, UUID_NAME, Uuid};
 pub use store::{Checksum, Created, Entry, Head, Progress, Store, Uploaded, Verified};

@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
+/// The variable that allows plain HTTP with other machines, when it is `true`.
+pub(crate) const ALLOW_HTTP: &str = "MUSTER_STORE_ALLOW_HTTP";
+
 /// Environment variables that say how stores are reached. As a value, so that they can come from
 /// another process and differ between two stores of one.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -157,6 +160,10 @@ impl Options {
 
     /// With this process's environment.
     pub fn of_process() -> Self {
-        Self::new(Variables::of_process())
+        let allow = std::env::var_os(ALLOW_HTTP);
+        Self {
+            allow_http: allow.is_some_and(|value| value == "true"),
+            ..Self::new(Variables::of_process())
+        }
     }
 }

@@ -15,7 +15,7 @@ use crate::store::{Checksum, Created, Store};
 pub const UUID_NAME: &str = "muster-store";
 
 /// The folder of a probe's objects, which are deleted again.
-const PROBE: &str = "muster-probe";
+pub const PROBE_FOLDER: &str = "muster-probe";
 /// Creators that race for one name.
 const RACERS: usize = 8;
 /// The most bytes of a uuid's object.
@@ -65,8 +65,13 @@ impl Store {
     pub fn probe(&self) -> Result<Probed, StoreError> {
         let root = self.root();
         let id = hex::encode(&rand::random::<[u8; 16]>());
-        let (alone, raced) = (format!("{PROBE}/{id}-a"), format!("{PROBE}/{id}-b"));
+        let (alone, raced) = (
+            format!("{PROBE_FOLDER}/{id}-a"),
+            format!("{PROBE_FOLDER}/{id}-b"),
+        );
         let judged = root.judge(&alone, &raced);
+        // Whoever has the store's next job may be another user.
+        root.open_to_all(PROBE_FOLDER);
         // Leftovers are harmless, and their names are never used again.
         let cleaned = root.delete(&alone).and(root.delete(&raced));
         let (latency, checksums) = judged?;
@@ -117,7 +122,7 @@ impl Store {
             return Err(error.said("a part of it, or its length, is not what was written"));
         }
         let mut seen = Vec::new();
-        self.list(PROBE, &mut |entry| {
+        self.list(PROBE_FOLDER, &mut |entry| {
             if [alone, raced].contains(&entry.name.as_str()) {
                 seen.push(entry.name);
             }
@@ -127,7 +132,7 @@ impl Store {
             }
         })?;
         if seen != [alone, raced] {
-            let error = self.error(Kind::Unsupported, "list", PROBE);
+            let error = self.error(Kind::Unsupported, "list", PROBE_FOLDER);
             return Err(error.said("what was just created is missing there, or out of order"));
         }
         let checksums = matches!(

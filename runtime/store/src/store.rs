@@ -6,6 +6,8 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+use muster_checkpoint::dir::Dir;
+
 use crate::directory::Folder;
 use crate::error::{Flavour, Kind, StoreError};
 use crate::location::Location;
@@ -150,6 +152,20 @@ impl Store {
         })
     }
 
+    /// The same folder, with no file open: a reader keeps some, and what is deleted meanwhile would go on
+    /// taking its space.
+    pub fn afresh(&self) -> Self {
+        let backend = match &self.backend {
+            Backend::Folder(folder) => Backend::Folder(folder.afresh()),
+            #[cfg(feature = "cloud")]
+            Backend::Cloud(cloud) => Backend::Cloud(cloud.clone()),
+        };
+        Self {
+            backend,
+            ..self.clone()
+        }
+    }
+
     /// The same store, with other patience. Directories have none: they block.
     pub fn with_patience(&self, patience: Patience) -> Self {
         let with = |backend: &Backend| match backend {
@@ -186,17 +202,19 @@ impl Store {
         }
     }
 
-    /// Writes the object in place of whatever has its name: for signs of life, never for decisions.
+    /// Writes the object in place of whatever has its name: for signs of life, never for decisions. In
+    /// a directory a power loss may take it, and what it replaced.
     ///
     /// # Errors
     /// Where it is `unknown`, the old object or the new one may be there.
     pub fn put(&self, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
         self.check("write", name)?;
-        match &self.backend {
+        let put = match &self.backend {
             Backend::Folder(folder) => folder.put(name, bytes),
             #[cfg(feature = "cloud")]
             Backend::Cloud(cloud) => cloud.put(name, bytes),
-        }
+        };
+        self.believed("write", put)
     }
 
     /// The whole object, of at most `limit` bytes. It is durable, and is what the store's checksum
@@ -293,6 +311,37 @@ impl Store {
         }
     }
 
+    /// Removes everything in the folder of this name, and it. What is not there is no error. Objects
+    /// that are added meanwhile may be left.
+    ///
+    /// # Errors
+    /// A part of it may be gone; doing it again removes the rest.
+    pub fn delete_folder(&self, folder: &str) -> Result<(), StoreError> {
+        self.check("delete", folder)?;
+        match &self.backend {
+            Backend::Folder(of) => of.delete_folder(folder),
+            #[cfg(feature = "cloud")]
+            Backend::Cloud(cloud) => {
+                let mut names = Vec::new();
+                cloud.list(folder, &mut |entry| {
+                    names.push(entry.name);
+                    ControlFlow::Continue(())
+                })?;
+                names.iter().try_for_each(|name| cloud.delete(name))
+            }
+        }
+    }
+
+    /// The directory in which the object of this name would be, made if need be; none in a cloud.
+    pub(crate) fn as_directory(&self, name: &str) -> Result<Option<Dir>, StoreError> {
+        self.check("store", name)?;
+        match &self.backend {
+            Backend::Folder(folder) => folder.directory_of(name).map(Some),
+            #[cfg(feature = "cloud")]
+            Backend::Cloud(_) => Ok(None),
+        }
+    }
+
     /// Stores a large object: all of `source`, which has `total` bytes. It is visible only when it is
     /// whole, and was then compared with what was sent ([`Verified`]).
     ///
@@ -359,6 +408,15 @@ impl Store {
     }
 
     /// The folder in which the uuid is.
+    /// Lets every user make objects in this folder, where folders are anything and it is this user's.
+    pub(crate) fn open_to_all(&self, folder: &str) {
+        match &self.backend {
+            Backend::Folder(directory) => directory.open_to_all(folder),
+            #[cfg(feature = "cloud")]
+            Backend::Cloud(_) => {}
+        }
+    }
+
     pub(crate) fn root(&self) -> Self {
         Self {
             backend: self.root.clone(),

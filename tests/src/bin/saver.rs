@@ -1,7 +1,7 @@
 //! A worker for tests: plain numbers that are trained, saved by slots, and restored in any world.
 //!
 //! `saver EVENTS CONTROL MIB EVERY`: notes what `worker.py` notes, in lines of JSON, and with them `restored`
-//! and `saved` with their step. Its state before a step follows from the step alone, so that what it restores
+//! and `saved` with their step, and `cached` with the bytes that came from copies on its node's disk. Its state before a step follows from the step alone, so that what it restores
 //! can be checked. Saves before every EVERY-th step and where it is told to. Exits with the number in
 //! CONTROL/exit.
 
@@ -65,7 +65,12 @@ fn main() -> anyhow::Result<()> {
                 "weights" => Some(&weights[..]),
                 _ => Some(&rows[..]),
             };
-            saver.save(step, state, vec![blob])?;
+            let mut blobs = vec![blob];
+            if worker.env.rank == 0 {
+                // The older the better.
+                blobs.push(Blob::metrics([("loss", step as f64)]));
+            }
+            saver.save(step, state, blobs)?;
             worker.note("saved", step)?;
         }
         match directive {
@@ -191,6 +196,7 @@ impl Worker {
         if checkpoint.blob("rng/0") != Some(&step.to_le_bytes()[..]) {
             bail!("the blobs are not those of step {step}");
         }
+        self.note("cached", checkpoint.from_cache())?;
         self.note("restored", step)?;
         Ok(step)
     }

@@ -6,6 +6,7 @@ use muster_protocol::control::report::{Metrics, RankMetrics};
 use muster_protocol::local::{
     Answer, Command, Part, Query, Register, Start, StoreAnswer, StoreAsk, ToAgent, ToLauncher,
 };
+use muster_protocol::memory::{Key, Peers};
 use muster_protocol::record::Place;
 use muster_protocol::spec::JobSpec;
 use muster_protocol::{LauncherId, StoreUuid};
@@ -153,6 +154,11 @@ pub fn to_launcher() -> Vec<ToLauncher> {
             master_launcher: LauncherId([101; 8]),
             restart_count: 2,
             restore: Some(digest),
+            peers: Box::new(Peers {
+                key: Key::of_cluster(Some(b"secret")),
+                guards: vec![SocketAddr::from(([10, 0, 0, 1], 7001))],
+                committed: Some((digest, 400)),
+            }),
             why: why(),
         }),
         ToLauncher::Stop {

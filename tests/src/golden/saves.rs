@@ -1,9 +1,12 @@
 //! Samples of what is said about saves.
 
 use muster_protocol::checkpoint::{
-    Copy, Found, Outcome, Part, Save, SlotId, Stage, ToLeader, ToNode, Written,
+    Busy, Copy, Found, Outcome, Pace, Part, Save, SlotId, Stage, Standing, State, ToLeader, ToNode,
+    Written,
 };
-use muster_protocol::local::{SaveAsk, SaveNews};
+use muster_protocol::local::{KeepNews, Left, Review, SaveAsk, SaveNews};
+use muster_protocol::record::CommitRef;
+use muster_protocol::spec::Triggers;
 use muster_protocol::wire::JobMessage;
 
 use super::digest;
@@ -64,7 +67,34 @@ pub(super) fn job_messages() -> Vec<JobMessage> {
         }))
     };
     let stages = stages.into_iter().map(save);
-    stages.chain(parts.into_iter().map(answer)).collect()
+    let said = [
+        JobMessage::Verified { digest: digest(5) },
+        JobMessage::SaveSaid {
+            digest: digest(5),
+            text: "a fresh save fits".into(),
+        },
+    ];
+    let answers = parts.into_iter().map(answer);
+    stages.chain(answers).chain(said).collect()
+}
+
+pub(super) fn pace() -> Pace {
+    Pace {
+        bytes: 1 << 30,
+        copied_us: 60_000,
+        stall_us: 61_000,
+        written: 1 << 30,
+        write_us: 500_000,
+    }
+}
+
+pub(super) fn triggers() -> Triggers {
+    Triggers {
+        steps: 1_000,
+        every_ms: 600_000,
+        overhead_ppm: 0,
+        busy: Busy::Skip,
+    }
 }
 
 fn save() -> Save {
@@ -124,6 +154,48 @@ pub(super) fn news() -> Vec<SaveNews> {
             bytes: 70_000,
         },
         SaveNews::AssembleFailed { save, why: why() },
+        SaveNews::At {
+            digest: digest(5),
+            step: 401,
+            step_us: 20_000,
+        },
+        SaveNews::Copied {
+            k: 1,
+            step: 400,
+            bytes: 1 << 30,
+            copied_us: 60_000,
+            waited_us: 1_000,
+        },
+        SaveNews::Waits { k: 1, step: 500 },
+        SaveNews::Loaded { digest: digest(5) },
+        SaveNews::Keep(KeepNews::Place {
+            store: "/mnt/shared/checkpoints".into(),
+        }),
+        SaveNews::Keep(KeepNews::Looked {
+            round: 2,
+            seq: 9,
+            needs: vec![save.folder(), format!("manifest/{}.json", manifest.hex())],
+            state: State::Unchecked,
+            gone: false,
+        }),
+        SaveNews::Keep(KeepNews::Decided {
+            round: 2,
+            retire: vec![3],
+            left: vec![Left {
+                name: save.folder(),
+                generation: [5; 8],
+            }],
+            last: true,
+        }),
+        SaveNews::Keep(KeepNews::Failed {
+            round: 2,
+            why: why(),
+        }),
+        SaveNews::Keep(KeepNews::Checked {
+            seq: 9,
+            manifest,
+            state: State::Damaged { why: why() },
+        }),
     ]
 }
 
@@ -133,6 +205,10 @@ pub(super) fn asks() -> Vec<SaveAsk> {
         SaveAsk::Write { slot, save },
         SaveAsk::StopWrite { slot, attempt: 3 },
         SaveAsk::Free { slot },
+        SaveAsk::Committed {
+            generation: digest(5),
+            step: 400,
+        },
         SaveAsk::Refuse { k: 1 },
         SaveAsk::Hold {
             manifest: digest(7),
@@ -150,5 +226,29 @@ pub(super) fn asks() -> Vec<SaveAsk> {
             }],
             last: true,
         },
+        SaveAsk::Skip { k: 1, step: 500 },
+        SaveAsk::Go { digest: digest(5) },
+        SaveAsk::Tell {
+            text: "rank 3 has no free slot".into(),
+        },
+        SaveAsk::Review(Review {
+            round: 2,
+            generation: digest(5),
+            commits: vec![Standing {
+                seq: 9,
+                commit: CommitRef {
+                    generation: digest(5),
+                    number: 4,
+                    step: 400,
+                    manifest: digest(7),
+                },
+                pinned: true,
+                retired: false,
+                rejected: false,
+                in_use: true,
+                verified: false,
+            }],
+            last: true,
+        }),
     ]
 }

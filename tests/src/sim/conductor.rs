@@ -34,6 +34,10 @@ const STORE_LIMIT: u64 = SEC;
 
 /// What the queue holds.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "most items are steps, and the queue is short"
+)]
 pub(super) enum Item {
     Do(Step),
     /// A pause is over, unless another has begun.

@@ -120,6 +120,7 @@ impl Coverage {
                     Cause::StartFailed { .. } => self.start_failures += 1,
                     Cause::Formed
                     | Cause::Continued { .. }
+                    | Cause::Damaged { .. }
                     | Cause::Finished
                     | Cause::Cancelled => {}
                 }

@@ -387,6 +387,7 @@ impl Launcher {
             code,
             signal: None,
             hung: false,
+            damaged: None,
             at_ms,
             tail: String::new(),
         };

@@ -144,7 +144,9 @@ impl World {
             start_timeout: Span::from_secs(15),
             minority_wait: Span::from_secs(6),
             orphan_after: Span::from_secs(12),
+            slot_memory: u64::MAX,
             place: muster_protocol::record::Place::default(),
+            memory: muster_protocol::memory::Key::default(),
             flaws: setup.flaws,
         }
     }

@@ -1,6 +1,9 @@
 //! What all test beds stand on: bounded waits, the programs, free ports, questions to agents, the
 //! processes of this machine. Each test binary that starts real processes takes it in as a module.
 
+pub(crate) mod clock;
+pub(crate) mod disk;
+
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::net::UnixStream;
@@ -38,7 +41,7 @@ pub(crate) fn program(name: &str) -> String {
     let path: PathBuf = test.parent().unwrap().parent().unwrap().join(name);
     assert!(
         path.is_file(),
-        "{} is missing: run tests/run, or first cargo build --workspace --bins",
+        "{} is missing: run tests/run, or first cargo build --workspace --lib --bins",
         path.display()
     );
     path.to_str().unwrap().to_owned()

@@ -1,7 +1,9 @@
 //! The runtime's examples with tch, on nodes that are lost and join. `tests/run` builds them, and names their directory in
 //! `$MUSTER_TEST_EXAMPLES`.
 
-use crate::harness::Bed;
+use nix::sys::signal::Signal;
+
+use crate::harness::{Bed, committed};
 
 fn bed(example: &str, flags: &[&str]) -> Bed {
     let directory = std::env::var("MUSTER_TEST_EXAMPLES").expect(
@@ -91,4 +93,58 @@ fn the_gpt_goes_on_without_its_first_node() {
     // Of 74 letters, all equally likely: 4.3.
     assert!(end < 2.9 && end < first, "from {first} to {end}: {said}");
     assert!(said.contains("it writes:"), "{said}");
+}
+
+/// The step at which a node's newest launcher says that its rank goes on.
+fn goes_on_at(bed: &Bed, node: usize) -> Option<u64> {
+    let said = bed.said(node);
+    let (_, rest) = said.split_once("goes on at step ")?;
+    rest.lines().next()?.trim().parse().ok()
+}
+
+#[test]
+fn a_net_whose_nodes_are_all_told_to_go_goes_on_at_that_step_in_another_world() {
+    // It saves only where it is told to.
+    let flags = [
+        "--steps",
+        "400",
+        "--pause-ms",
+        "20",
+        "--save-every",
+        "1000000",
+    ];
+    let mut bed = bed(
+        "convnet",
+        &[&flags[..], &["--eval-every", "1000000"]].concat(),
+    );
+    let store = tempfile::tempdir().unwrap();
+    bed.flag(&format!("--store={}", store.path().display()));
+    let all = [0, 1, 2];
+    for node in all {
+        bed.run(node, 0);
+    }
+    bed.until("three ranks train", |bed| {
+        all.iter().any(|node| bed.said(*node).contains(", 3 ranks"))
+    });
+    for node in all {
+        bed.signal(bed.launcher_pid(node), Signal::SIGTERM);
+    }
+    for node in all {
+        assert_eq!(bed.ended(node), Some(143), "n{node}: {}", bed.said(node));
+    }
+    let [stopped] = committed(store.path())[..] else {
+        panic!("one commit, not {:?}", committed(store.path()));
+    };
+    for node in [3, 4] {
+        bed.run(node, 3);
+    }
+    for node in [3, 4] {
+        assert_eq!(bed.ended(node), Some(0), "n{node}");
+        assert_eq!(goes_on_at(&bed, node), Some(stopped), "no step is lost");
+    }
+    let said = bed.said(speaker(&bed, &[3, 4]));
+    let at = said.rfind(" % right").unwrap();
+    assert!(last(&said[..at], ", ") > 90.0, "{said}");
+    // The last one is that of the end.
+    assert_eq!(committed(store.path()).last(), Some(&400));
 }

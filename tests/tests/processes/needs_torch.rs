@@ -1,5 +1,7 @@
 //! Scripts written for torchrun, without a changed line.
 
+mod python;
+
 use crate::harness::{Bed, project, python};
 
 fn bed(script: &[&str]) -> Bed {

@@ -1,24 +1,58 @@
-//! `muster checkpoint JOB`: all ranks save at one step, and go on.
+//! `muster checkpoint JOB`: all ranks save at one step, and go on. Where the job has a store and its ranks
+//! save by slots, the checkpoint is waited for until it is committed.
 
 use std::time::{Duration, Instant};
 
 use muster_protocol::local::{Command, Query};
 use serde_json::{Value, json};
 
+use super::checkpoints::{self, Sub};
 use super::client::{Client, Unanswered, rows_of};
-use super::output::{Failure, clean, counted, duration_ms, field, list, put, put_json};
+use super::output::{
+    Failure, Style, clean, counted, duration_ms, field, flag, list, put, put_json,
+};
 
 /// Between two looks at how far it is.
 const POLL: Duration = Duration::from_millis(100);
 
 /// `muster checkpoint`
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
+    #[command(subcommand)]
+    sub: Option<Besides>,
+    /// The job's id; UID/ID where several users have a job of that id. A job that is called like one of
+    /// the commands: `muster checkpoint save JOB`
+    job: Option<String>,
+    #[command(flatten)]
+    order: Order,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Besides {
+    /// Have all ranks of a job save at one step: the same as `muster checkpoint JOB`
+    Save(SaveArgs),
+    #[command(flatten)]
+    Kept(Sub),
+}
+
+/// `muster checkpoint save`
+#[derive(Debug, clap::Args)]
+struct SaveArgs {
     /// The job's id; UID/ID where several users have a job of that id
     job: String,
+    #[command(flatten)]
+    order: Order,
+}
+
+#[derive(Debug, clap::Args)]
+struct Order {
     /// Do not wait until the ranks have saved
     #[arg(long)]
     no_wait: bool,
+    /// Wait until the ranks have saved, and not until that is committed in the job's store
+    #[arg(long, conflicts_with = "no_wait")]
+    sealed: bool,
     /// The longest to wait; what is under way goes on
     #[arg(long, default_value = "11m", value_parser = crate::run::args::duration, value_name = "TIME")]
     timeout: Duration,
@@ -26,46 +60,79 @@ pub struct Args {
     common: super::Common,
 }
 
-pub(super) async fn main(args: &Args) -> Result<(), Failure> {
-    let client = Client::find(args.common.socket.as_deref(), Some(&args.job)).await?;
+pub(super) async fn main(args: &Args, style: &Style) -> Result<(), Failure> {
+    match (&args.sub, &args.job) {
+        (Some(Besides::Save(save)), _) => order(&save.job, &save.order).await,
+        (Some(Besides::Kept(sub)), _) => checkpoints::main(sub, style).await,
+        (None, Some(job)) => order(job, &args.order).await,
+        (None, None) => Err(Failure::Usage(
+            "which job? `muster checkpoint JOB` has its ranks save; `muster checkpoint --help` lists what else there is".into(),
+        )),
+    }
+}
+
+async fn order(job: &str, args: &Order) -> Result<(), Failure> {
+    let client = Client::find(args.common.socket.as_deref(), Some(job)).await?;
     let began = Instant::now();
-    let job = args.job.clone();
-    client.command(Command::Checkpoint { job }).await?;
+    client
+        .command(Command::Checkpoint { job: job.into() })
+        .await?;
     if args.no_wait {
         return match args.common.out.json() {
-            true => put_json(&json!({ "ok": true, "job": args.job })),
-            false => put(format!("{} is asked for a checkpoint\n", clean(&args.job)).as_bytes()),
+            true => put_json(&json!({ "ok": true, "job": job })),
+            false => put(format!("{} is asked for a checkpoint\n", clean(job)).as_bytes()),
         };
     }
+    let mut first = None;
     loop {
-        let state = state(&client, &args.job).await?;
+        let (state, generation) = state(&client, job).await?;
+        let first = first.get_or_insert_with(|| generation.clone());
         let stage = field(&state, "stage");
-        if stage == "done" || stage == "failed" {
-            return told(args, &state, stage == "done", began.elapsed());
+        let saved = stage == "done";
+        // Saved is in memory; where there is a store, it is over when it is in the log.
+        let commits = flag(&state, "commits") && !args.sealed;
+        let over = !commits || !state["committed"].is_null();
+        if (saved && over) || stage == "failed" {
+            return told(job, args, &state, saved, began.elapsed());
+        }
+        // Whatever an ended generation has committed stands in the log before the next one does.
+        if saved && *first != generation {
+            return Err(Failure::Refused(format!(
+                "all ranks have saved step {}, but the generation ended before it was committed",
+                field(&state, "step")
+            )));
         }
         if began.elapsed() > args.timeout {
+            let how_far = match saved {
+                true => format!(
+                    "all ranks have saved step {}, but it is not committed: `muster events` says what it waits for",
+                    field(&state, "step")
+                ),
+                false => who(&state),
+            };
+            let seconds = args.timeout.as_secs();
             return Err(Failure::Refused(format!(
-                "no answer within {} s: {}",
-                args.timeout.as_secs(),
-                who(&state)
+                "no answer within {seconds} s: {how_far}"
             )));
         }
         tokio::time::sleep(POLL).await;
     }
 }
 
-/// How far the checkpoint is that was last asked for on this agent.
-async fn state(client: &Client, job: &str) -> Result<Value, Unanswered> {
+/// How far the checkpoint is that was last asked for on this agent, and the job's generation.
+async fn state(client: &Client, job: &str) -> Result<(Value, String), Unanswered> {
     let jobs = client.query(Query::Jobs).await?;
-    let state = rows_of(&jobs, job).map(|row| row["checkpoint"].clone());
-    Ok(state.into_iter().find(|s| !s.is_null()).unwrap_or_default())
+    let mut rows = rows_of(&jobs, job).filter(|row| !row["checkpoint"].is_null());
+    let row = rows.next().cloned().unwrap_or_default();
+    Ok((row["checkpoint"].clone(), field(&row, "digest")))
 }
 
-fn told(args: &Args, state: &Value, done: bool, took: Duration) -> Result<(), Failure> {
+fn told(job: &str, args: &Order, state: &Value, done: bool, took: Duration) -> Result<(), Failure> {
     if args.common.out.json() {
         put_json(&json!({
-            "ok": done, "job": args.job, "step": state["step"], "saved": state["saved"],
+            "ok": done, "job": job, "step": state["step"], "saved": state["saved"],
             "world": state["world"], "why": state["why"], "waited_ms": took.as_millis() as u64,
+            "committed": state["committed"],
         }))?;
         return match done {
             true => Ok(()),
@@ -76,13 +143,21 @@ fn told(args: &Args, state: &Value, done: bool, took: Duration) -> Result<(), Fa
         let why = clean(&field(state, "why"));
         return Err(Failure::Refused(format!("{why}; {}", who(state))));
     }
-    let text = format!(
+    let mut text = format!(
         "{}: {} saved at step {}, after {}\n",
-        clean(&args.job),
+        clean(job),
         counted(list(state, "saved").len() as u64, "rank"),
         field(state, "step"),
         duration_ms(took.as_secs_f64() * 1e3)
     );
+    let committed = &state["committed"];
+    if !committed.is_null() {
+        text.push_str(&format!(
+            "committed in slot {} of the log: manifest {}\n",
+            field(committed, "slot"),
+            field(committed, "manifest")
+        ));
+    }
     put(text.as_bytes())
 }
 

@@ -4,6 +4,7 @@
 //! came; the tables are made from the same values.
 
 mod checkpoint;
+mod checkpoints;
 pub(crate) mod client;
 mod config;
 mod doctor;
@@ -47,11 +48,14 @@ pub struct Out {
         value_name = "FORMAT"
     )]
     output: Format,
+    /// The same as `-o json`
+    #[arg(long, conflicts_with = "output")]
+    json: bool,
 }
 
 impl Out {
     fn json(&self) -> bool {
-        self.output == Format::Json
+        self.json || self.output == Format::Json
     }
 
     fn wide(&self) -> bool {
@@ -76,8 +80,10 @@ pub enum Query {
     Drain(orders::DrainArgs),
     /// Stop a job on all its nodes
     Cancel(orders::CancelArgs),
-    /// Have all ranks of a job save at one step, and go on
+    /// Have all ranks of a job save at one step, and go on; or do something about its checkpoints
     Checkpoint(checkpoint::Args),
+    /// List the checkpoints in a job's store
+    Checkpoints(checkpoints::ListArgs),
     /// Orders for a job in trouble
     Job(orders::JobArgs),
     /// Check this node, and say how to mend what is wrong
@@ -113,7 +119,8 @@ pub fn main(query: Query, whole: clap::Command) -> ExitCode {
             Query::Logs(args) => logs::main(&args).await,
             Query::Drain(args) => orders::drain(&args).await,
             Query::Cancel(args) => orders::cancel(&args).await,
-            Query::Checkpoint(args) => checkpoint::main(&args).await,
+            Query::Checkpoint(args) => checkpoint::main(&args, &style).await,
+            Query::Checkpoints(args) => checkpoints::all(&args, &style).await,
             Query::Job(args) => orders::job(&args).await,
             Query::Doctor(args) => doctor::main(&args, &style).await,
             Query::Config(args) => config::main(&args, &style),

@@ -6,9 +6,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use clap::builder::FalseyValueParser;
+use clap::builder::{FalseyValueParser, OsStringValueParser, TypedValueParser as _};
+use muster_store::Location;
 
 use super::drive::OnHang;
+use super::saves::CheckpointIo;
+use crate::kept::args::KeepArgs;
+use crate::stores;
 
 /// What was given on the command line or by `PET_` variables, unchecked.
 #[derive(Clone, Debug, Args)]
@@ -295,13 +299,70 @@ pub struct RunArgs {
     )]
     pub on_hang: OnHang,
 
-    /// Directory of the job's log, shared by its nodes
-    #[arg(long, env = "PET_STORE", value_name = "DIR")]
-    pub store: Option<PathBuf>,
+    /// Where the job's log and checkpoints lie: a directory that its nodes share, or s3://, gs://, az://BUCKET/PREFIX
+    #[arg(
+        long,
+        env = "PET_STORE",
+        value_name = "LOCATION",
+        value_parser = OsStringValueParser::new().try_map(stores::parse)
+    )]
+    pub store: Option<Location>,
 
     /// Memory of this node for checkpoint slots, two for each rank, such as 64G [default: half of what is free]
     #[arg(long, env = "PET_CHECKPOINT_MEMORY", value_name = "BYTES")]
     pub checkpoint_memory: Option<String>,
+
+    /// Directory of this node's own disk for copies of what it saves, from which workers that start here again restore
+    #[arg(
+        long,
+        env = "PET_CHECKPOINT_CACHE",
+        value_name = "DIR",
+        requires = "store"
+    )]
+    pub checkpoint_cache: Option<PathBuf>,
+
+    /// How checkpoints reach a disk of this node
+    #[arg(long, env = "PET_CHECKPOINT_IO", value_enum, default_value = "threads")]
+    pub checkpoint_io: CheckpointIo,
+
+    /// Have all ranks save after every N steps (scripts that attach the runtime)
+    #[arg(
+        long,
+        alias = "checkpoint_every_steps",
+        env = "PET_CHECKPOINT_EVERY_STEPS",
+        value_name = "N"
+    )]
+    pub checkpoint_every_steps: Option<u64>,
+
+    /// Have all ranks save after so much time, such as 10m
+    #[arg(long, alias = "checkpoint_every", env = "PET_CHECKPOINT_EVERY", value_parser = duration, value_name = "TIME")]
+    pub checkpoint_every: Option<Duration>,
+
+    /// Have all ranks save as often as saving holds training up for this share of the time, such as 1%
+    #[arg(
+        long,
+        alias = "checkpoint_overhead",
+        env = "PET_CHECKPOINT_OVERHEAD",
+        value_name = "PERCENT"
+    )]
+    pub checkpoint_overhead: Option<String>,
+
+    /// What is done about a save for which both slots of a rank are still being written
+    #[arg(
+        long,
+        alias = "checkpoint_busy",
+        env = "PET_CHECKPOINT_BUSY",
+        value_enum,
+        default_value = "wait"
+    )]
+    pub checkpoint_busy: OnBusy,
+
+    /// Other nodes that hold copies of this node's newest checkpoints in memory, 0 or 1; with 1 this node holds those of another
+    #[arg(long, env = "PET_REPLICAS", default_value = "0", value_name = "N", value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub replicas: u8,
+
+    #[command(flatten)]
+    pub keep: KeepArgs,
 
     /// A further launcher of the same job on this node: its number, from 1
     #[arg(long, env = "PET_INSTANCE", default_value = "0", value_name = "K")]
@@ -326,6 +387,16 @@ pub struct RunArgs {
         value_name = "SCRIPT ARGS"
     )]
     pub command: Vec<OsString>,
+}
+
+/// What a rank does that has no free slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum OnBusy {
+    /// It waits for one; saves by step or time are put off instead
+    #[default]
+    Wait,
+    /// The save is left out, unless somebody ordered it or the job stops
+    Skip,
 }
 
 impl RunArgs {

@@ -7,8 +7,10 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
-use muster_protocol::control::live::{self, Assignment, CAN_REASSIGN, Term};
+use muster_protocol::Digest;
+use muster_protocol::control::live::{self, Assignment, CAN_REASSIGN, TELLS_RESTORE, Term};
 use muster_protocol::control::report::{self, METRICS_WORDS};
+use muster_protocol::control::saving::{self, Copied, DAMAGE_WORDS, Damage};
 use muster_protocol::control::slots::{self, Given, SLOTS};
 use muster_protocol::control::{self, Gate, LAYOUT, MAGIC, PAGE_LEN, Reason, Stop, word};
 use muster_protocol::hang::Point;
@@ -41,7 +43,7 @@ impl ControlPage {
         };
         page.store(word::MAGIC, MAGIC);
         page.store(word::LAYOUT, LAYOUT);
-        page.store(live::word::FEATURES, CAN_REASSIGN);
+        page.store(live::word::FEATURES, CAN_REASSIGN | TELLS_RESTORE);
         Ok((page, file.into()))
     }
 
@@ -110,9 +112,9 @@ impl ControlPage {
         control::decode_step(self.load(word::SAVED)) >= Some(step)
     }
 
-    /// Gives the worker its place in the next generation. The worker has not begun, or has parked
-    /// from all before.
-    pub fn assign(&mut self, assignment: &Assignment) {
+    /// Gives the worker its place in the next generation, and says which manifest that restores. The
+    /// worker has not begun, or has parked from all before.
+    pub fn assign(&mut self, assignment: &Assignment, restore: Option<Digest>) {
         self.gate = Gate::default();
         self.store(word::STOP, Stop::None.encode());
         self.store(word::CHECKPOINT, control::encode_step(None));
@@ -120,7 +122,8 @@ impl ControlPage {
         self.store(word::SAVED, control::encode_step(None));
         let sequence = self.load(live::word::SEQUENCE);
         self.store(live::word::SEQUENCE, sequence | 1);
-        for (at, value) in live::word::assignment().zip(assignment.encode()) {
+        let restore = live::word::restore().zip(live::encode_restore(restore));
+        for (at, value) in (live::word::assignment().zip(assignment.encode())).chain(restore) {
             self.store(at, value);
         }
         self.store(live::word::SEQUENCE, (sequence | 1).wrapping_add(1));
@@ -196,6 +199,56 @@ impl ControlPage {
         self.store(slots::word::ROOM, room);
         self.store(slots::word::GIVEN, given.encode(ask));
         self.wake(slots::word::GIVEN);
+    }
+
+    /// The slots that the worker has are more than the node takes: it saves no more.
+    pub fn refuse_slots(&self) {
+        let ask = self.load(slots::word::ASK);
+        self.store(slots::word::ROOM, 0);
+        self.store(slots::word::GIVEN, Given::Budget.encode(ask));
+    }
+
+    /// What the worker's newest save took; none before its first.
+    pub fn copied(&self) -> Option<Copied> {
+        let saves = self.load(saving::word::SAVES);
+        (saves > 0).then(|| Copied {
+            saves,
+            step: self.load(saving::word::STEP),
+            bytes: self.load(saving::word::BYTES),
+            copied_us: self.load(saving::word::COPIED),
+            waited_us: self.load(saving::word::WAITED),
+        })
+    }
+
+    /// The step of a save for which the worker waits for a slot.
+    pub fn waits_for_slot(&self) -> Option<u64> {
+        control::decode_step(self.load(saving::word::WAITS))
+    }
+
+    /// The worker leaves the save of this step out.
+    pub fn skip_save(&self, step: u64) {
+        self.store(saving::word::SKIP, control::encode_step(Some(step)));
+    }
+
+    /// What the worker found damaged.
+    pub fn damage(&self) -> Option<Damage> {
+        let damage = self.load(saving::word::DAMAGE);
+        let mut words = [0; DAMAGE_WORDS];
+        for (to, at) in words.iter_mut().zip(saving::word::damage()) {
+            *to = self.load(at);
+        }
+        Damage::decode(&words, damage)
+    }
+
+    /// The first step waits until all ranks have loaded what they begin with, or no longer.
+    pub fn hold(&self, waits: bool) {
+        self.store(saving::word::HOLD, waits.into());
+        self.wake(saving::word::HOLD);
+    }
+
+    /// Whether the worker stands before its first step, or has done some.
+    pub fn has_loaded(&self) -> bool {
+        control::decode_step(self.load(word::PROGRESS)).is_some()
     }
 
     /// Wakes the worker where it waits for this word to change.

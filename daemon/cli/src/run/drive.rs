@@ -2,6 +2,7 @@
 //! carry out the effects.
 
 mod progress;
+mod telling;
 
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -85,6 +86,7 @@ pub struct Driver {
     was_linked: bool,
     verdicts: (mpsc::Sender<Verdict>, mpsc::Receiver<Verdict>),
     progress: progress::Progress,
+    telling: telling::Telling,
 }
 
 type Verdict = (Digest, u32, Result<IpAddr, String>);
@@ -120,6 +122,7 @@ impl Driver {
             was_linked: false,
             verdicts: mpsc::channel(16),
             progress: progress::Progress::new(hangs),
+            telling: telling::Telling::default(),
         }
     }
 
@@ -186,6 +189,7 @@ impl Driver {
                         session.handle(Event::TakesStopSteps(linked), now());
                     }
                     self.watch_progress(&mut session);
+                    self.tell_step(&session);
                     if let Some(step) = session.saves() {
                         let saved = self.workers.saved(step);
                         session.handle(saved, now());
@@ -253,6 +257,7 @@ impl Driver {
     fn look_at_slots(&mut self) {
         let told = self.saves.look(&self.workers, now());
         self.tell(told);
+        self.tell_saves();
     }
 
     fn tell(&mut self, told: Told) {
@@ -273,9 +278,6 @@ impl Driver {
                     store.link_up();
                 }
                 session.handle(Event::LinkUp, now());
-                for news in self.saves.link_up() {
-                    self.send(ToAgent::Save(news));
-                }
             }
             LinkEvent::Down => {
                 self.link = None;
@@ -308,6 +310,7 @@ impl Driver {
                 }
             }
             ToLauncher::Save(ask) => {
+                self.told_of_saves(&ask);
                 for news in self.saves.ask(ask) {
                     self.send(ToAgent::Save(news));
                 }
@@ -334,6 +337,19 @@ impl Driver {
             if queue.try_send(frame).is_err() {
                 self.link = None;
             }
+        }
+    }
+
+    /// A new link begins with a registration. The slots come right after it: an agent takes nothing from a
+    /// launcher that it does not know, and has to know of them before it hears of workers that ended.
+    fn send_with_slots(&mut self, frame: ToAgent) {
+        let begins = matches!(frame, ToAgent::Register(_));
+        self.send(frame);
+        if begins {
+            for news in self.saves.link_up() {
+                self.send(ToAgent::Save(news));
+            }
+            self.telling_again();
         }
     }
 
@@ -364,7 +380,7 @@ impl Driver {
     fn carry_out(&mut self, session: &mut Session) -> Option<Outcome> {
         while let Some(effect) = session.poll_effect() {
             match effect {
-                Effect::Send(frame) => self.send(frame),
+                Effect::Send(frame) => self.send_with_slots(frame),
                 Effect::VerifyMaster(start) => self.verify(&start),
                 Effect::Spawn { start, local } => {
                     let master = start.master.ip();
@@ -372,7 +388,9 @@ impl Driver {
                     self.was_linked = false;
                     self.progress.begin();
                     self.saves.begins(&start);
+                    self.telling.begin(&start);
                     let result = self.workers.spawn(&start, interface.as_deref());
+                    muster_fault::point("launcher.spawned");
                     session.handle(Event::Spawned { result }, now());
                     // A child may have ended while nobody was allowed to reap.
                     self.reap(session);

@@ -161,6 +161,8 @@ async fn start(config: AgentConfig, state: StateDir, socket: &Path) -> anyhow::R
         labels: config.labels.clone(),
         // The launcher says itself where it is.
         place: muster_protocol::record::Place::default(),
+        // It serves one launcher, which bounds them itself.
+        slot_memory: u64::MAX,
     };
     Ok(Node::start(setup).await?)
 }

@@ -2,11 +2,12 @@
 //! local_elastic_agent.py, `_start_workers`) and Muster's own variables.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use muster_protocol::LauncherId;
-use muster_protocol::control::slots::{RESTORE_ENV, STORE_ENV};
+use muster_protocol::control::slots::{CACHE_ENV, RESTORE_ENV, STORE_ENV};
 use muster_protocol::local::Start;
+use muster_protocol::memory::{MEMORY_ENV, Whom};
 
 use super::procs::MARK;
 
@@ -17,8 +18,12 @@ pub struct Job {
     pub launcher: LauncherId,
     pub role: String,
     pub max_restarts: u32,
-    /// The job's folder in its store.
-    pub store: Option<PathBuf>,
+    /// The job's folder in its store, a path or a bucket's location.
+    pub store: Option<OsString>,
+    /// The folder with copies of what this node saves.
+    pub cache: Option<OsString>,
+    /// The port at which this launcher gives what it holds in memory.
+    pub memory: Option<u16>,
 }
 
 /// Whether the launcher's own environment has a variable: what the user set is not overridden.
@@ -65,6 +70,17 @@ pub fn variables(
     ];
     if let Some(store) = &job.store {
         vars.push((STORE_ENV, store.into()));
+    }
+    if let Some(cache) = &job.cache {
+        vars.push((CACHE_ENV, cache.into()));
+    }
+    if let Some(own) = job.memory {
+        let whom = Whom {
+            key: start.peers.key,
+            own,
+            guards: start.peers.guards.clone(),
+        };
+        vars.push((MEMORY_ENV, whom.encode().into()));
     }
     if let Some(restore) = &start.restore {
         vars.push((RESTORE_ENV, restore.hex().into()));
@@ -133,6 +149,7 @@ mod tests {
             master_launcher: LauncherId([1; 8]),
             restart_count: 2,
             restore: None,
+            peers: Box::default(),
             why: String::new(),
         }
     }
@@ -144,6 +161,8 @@ mod tests {
             role: "trainer".into(),
             max_restarts: 5,
             store: None,
+            cache: None,
+            memory: None,
         }
     }
 

@@ -1,7 +1,7 @@
 //! The guard port: a launcher's sign of life, apart from its agent's.
 //!
-//! Whoever connects is sent `MGRD`, a version byte and the launcher's id, and the connection is
-//! closed; nothing is ever read. So others can tell "the agent is away" from "the node is lost", and
+//! Whoever connects is sent `MGRD`, a version byte, the launcher's id and the port at which it gives what it holds in
+//! memory (0: it holds nothing), and the connection is closed; nothing is ever read. So others can tell "the agent is away" from "the node is lost", and
 //! that the launcher at an address is the one they mean. A thread of its own answers, so that a busy
 //! launcher is not taken for a lost one.
 
@@ -19,15 +19,16 @@ use muster_protocol::LauncherId;
 pub const MAGIC: [u8; 4] = *b"MGRD";
 /// Version of the answer, after the magic.
 pub const VERSION: u8 = 1;
-/// Length of the whole answer in bytes.
+/// Length in bytes of what says who answers; the port is behind it.
 pub const ANSWER: usize = MAGIC.len() + 1 + 8;
 
 /// The bytes that a guard sends.
-pub fn answer(id: LauncherId) -> [u8; ANSWER] {
-    let mut out = [0; ANSWER];
+pub fn answer(id: LauncherId, memory: Option<u16>) -> [u8; ANSWER + 2] {
+    let mut out = [0; ANSWER + 2];
     out[..4].copy_from_slice(&MAGIC);
     out[4] = VERSION;
-    out[5..].copy_from_slice(&id.0);
+    out[5..ANSWER].copy_from_slice(&id.0);
+    out[ANSWER..].copy_from_slice(&memory.unwrap_or(0).to_be_bytes());
     out
 }
 
@@ -41,14 +42,15 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Listens on a free port of `ip` (unspecified: all addresses).
-    pub fn open(ip: IpAddr, id: LauncherId) -> io::Result<Guard> {
+    /// Listens on a free port of `ip` (unspecified: all addresses). `memory` is the port of the launcher's
+    /// [`Server`](super::saves::replicas::Server).
+    pub fn open(ip: IpAddr, id: LauncherId, memory: Option<u16>) -> io::Result<Guard> {
         let listener = Arc::new(TcpListener::bind((ip, 0))?);
         let addr = listener.local_addr()?;
         let done = Arc::new(AtomicBool::new(false));
         let thread = std::thread::Builder::new().name("guard".into()).spawn({
             let (listener, done) = (listener.clone(), done.clone());
-            move || serve(&listener, &done, &answer(id))
+            move || serve(&listener, &done, &answer(id, memory))
         })?;
         Ok(Guard {
             addr,
@@ -78,7 +80,7 @@ fn serve(listener: &TcpListener, done: &AtomicBool, answer: &[u8]) {
     while !done.load(Ordering::Acquire) {
         match listener.accept() {
             Ok((mut peer, _)) => {
-                // Thirteen bytes fit the empty send buffer of a new connection: this never waits.
+                // Fifteen bytes fit the empty send buffer of a new connection: this never waits.
                 let _ = peer.set_nonblocking(true);
                 let _ = peer.write(answer);
             }
@@ -187,7 +189,7 @@ mod tests {
     #[test]
     fn the_right_launcher_is_known_and_another_is_not() {
         let id = LauncherId([7; 8]);
-        let guard = Guard::open(LOOPBACK, id).unwrap();
+        let guard = Guard::open(LOOPBACK, id, None).unwrap();
         let addr = SocketAddr::new(LOOPBACK, guard.port());
         assert_eq!(verify(addr, id, SECOND).unwrap(), LOOPBACK);
         assert!(matches!(
@@ -204,7 +206,7 @@ mod tests {
     #[test]
     fn it_survives_whatever_is_sent() {
         let id = LauncherId([1; 8]);
-        let guard = Guard::open(LOOPBACK, id).unwrap();
+        let guard = Guard::open(LOOPBACK, id, None).unwrap();
         let addr = SocketAddr::new(LOOPBACK, guard.port());
         let mut kept = Vec::new();
         for round in 0..200u32 {

@@ -35,7 +35,7 @@ use muster_protocol::{LauncherId, StoreUuid};
 use rand::TryRngCore;
 use rand::rngs::OsRng;
 
-use crate::slurm;
+use crate::{slurm, stores};
 use args::RunArgs;
 use console::Console;
 use drive::Driver;
@@ -45,9 +45,10 @@ use guard::Guard;
 use link::{Dial, SocketDial};
 use muster_daemon::config::socket_candidates;
 use options::{Host, Plan};
-use saves::Saves;
+use saves::replicas::Server;
+use saves::{Cache, Saves};
 use session::Session;
-use store::{JobStore, Keeper};
+use store::{JobStore, Keeper, Operations as _};
 use workers::{Setup, Workers};
 
 /// `muster run`: checks the flags and runs this node's part of the job.
@@ -168,17 +169,44 @@ pub async fn launch(
     } else {
         Ipv4Addr::UNSPECIFIED
     };
-    let guard = Guard::open(IpAddr::V4(bind), launcher).context("cannot open the guard port")?;
     let store = match &plan.store {
-        Some(path) => Some(JobStore::open(path.clone(), &plan.job).await?),
+        Some(location) => Some(JobStore::open(location, &plan.job).await?),
         None => None,
     };
     let uuid = store.as_ref().map(JobStore::uuid);
+    let cache = match &plan.checkpoint_cache {
+        Some(dir) => Some(Cache::open(dir, &plan.job).with_context(|| {
+            let dir = dir.display();
+            format!("--checkpoint-cache {dir} cannot be used: name a directory on this node's disk")
+        })?),
+        None => None,
+    };
+    let cached = cache.as_ref().map(|cache| cache.path().into());
     let place = store.as_ref().map(|store| saves::Place {
-        path: store.folder(),
+        store: store.folder(),
+        location: store.name(),
+        cache,
+        io: plan.checkpoint_io,
         job: plan.job.clone(),
     });
-    let folder = place.as_ref().map(|place| place.path.clone());
+    let for_workers = |location| stores::folder_for_workers(location, &plan.job);
+    let folder = plan.store.as_ref().map(for_workers);
+    let server = match &place {
+        Some(_) => Some(Server::open(IpAddr::V4(bind)).context("cannot open the memory port")?),
+        None => None,
+    };
+    let memory = server.as_ref().map(Server::port);
+    let guard =
+        Guard::open(IpAddr::V4(bind), launcher, memory).context("cannot open the guard port")?;
+    let mut saves = Saves::new(place, plan.checkpoint_memory, plan.keep.clone());
+    if let Some(server) = server {
+        let settings = saves::replicas::Settings {
+            server,
+            who: muster_daemon::serve::host_name(),
+            copies: plan.replicas,
+        };
+        saves.share(settings).context("cannot share memory")?;
+    }
     let register = register(&plan, launcher, guard.port(), uuid);
     let best = register.addrs.first().copied();
     let setup = Setup {
@@ -188,6 +216,8 @@ pub async fn launch(
             role: plan.role,
             max_restarts: plan.spec.max_restarts,
             store: folder,
+            cache: cached,
+            memory,
         },
         program: plan.program,
         args: plan.args,
@@ -202,7 +232,7 @@ pub async fn launch(
         workers,
         plan.handled,
         store.map(Keeper::start).transpose()?,
-        Saves::new(place, plan.checkpoint_memory),
+        saves,
         best,
         plan.hangs,
     );

@@ -7,12 +7,16 @@ use std::net::{IpAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use muster_protocol::checkpoint::Busy;
 use muster_protocol::record::{Place, short_hash};
-use muster_protocol::spec::{JobSpec, SpecError};
+use muster_protocol::spec::{JobSpec, SpecError, Triggers};
+use muster_store::Location;
 use nix::sys::signal::Signal;
 
-use super::args::RunArgs;
+use super::args::{OnBusy, RunArgs};
 use super::drive::{Hangs, limits};
+use super::saves::CheckpointIo;
+use crate::kept::Rules;
 
 /// The most workers of one node.
 pub const MAX_SLOTS: u16 = 1024;
@@ -96,9 +100,16 @@ pub struct Plan {
     /// agent that calls nobody.
     pub loopback: bool,
     pub socket: Option<PathBuf>,
-    pub store: Option<PathBuf>,
+    pub store: Option<Location>,
     /// The most bytes of all checkpoint slots.
     pub checkpoint_memory: u64,
+    /// A directory for copies of what this node saves.
+    pub checkpoint_cache: Option<PathBuf>,
+    pub checkpoint_io: CheckpointIo,
+    /// Other nodes that hold copies of this node's checkpoints in memory.
+    pub replicas: u8,
+    /// Which checkpoints are kept in the store.
+    pub keep: Rules,
     pub state_dir: Option<PathBuf>,
     pub instance: u16,
     pub place: Place,
@@ -122,6 +133,12 @@ pub enum PlanError {
     Nnodes(String),
     #[error("--checkpoint-memory {0}: write bytes, or a number with K, M, G or T, such as 64G")]
     Bytes(String),
+    #[error("--checkpoint-overhead {0}: write a percentage of the time, such as 1%")]
+    Share(String),
+    #[error(
+        "--checkpoint-overhead: what a checkpoint takes is known only of one that goes to a store; name it with --store, or set the time with --checkpoint-every"
+    )]
+    OverheadWithoutStore,
     #[error(transparent)]
     Spec(#[from] SpecError),
     #[error("--nproc-per-node {0}: write a number from 1 to {MAX_SLOTS}, `auto`, `cpu` or `gpu`")]
@@ -185,13 +202,14 @@ impl Plan {
             stop_grace_ms: millis(stop_grace),
             preempt_signal: preempt as i32,
             birth_quorum: birth_quorum(&args, max_nodes)?,
+            triggers: triggers(&args)?,
         };
         spec.check()?;
         if args.standalone && max_nodes > 1 {
             return Err(PlanError::Standalone(max_nodes));
         }
-        if let Some(store) = &args.store {
-            check_store(store)?;
+        if let Some(Location::Directory(path)) = &args.store {
+            check_store(path)?;
         }
         let notes = notes(&args, max_nodes);
         let (program, rest) = command(&args, explicit, &host.python)?;
@@ -224,6 +242,10 @@ impl Plan {
                 // The other half is for the training.
                 None => host.memory / 2,
             },
+            checkpoint_cache: args.checkpoint_cache,
+            checkpoint_io: args.checkpoint_io,
+            replicas: args.replicas,
+            keep: args.keep.rules(),
             state_dir: args.state_dir,
             instance: args.instance,
             place: place(&args.label, args.place.as_deref())?,
@@ -248,6 +270,37 @@ impl Plan {
         }
         text
     }
+}
+
+/// When the job saves by itself.
+fn triggers(args: &RunArgs) -> Result<Triggers, PlanError> {
+    let overhead_ppm = match &args.checkpoint_overhead {
+        None => 0,
+        Some(_) if args.store.is_none() => return Err(PlanError::OverheadWithoutStore),
+        Some(text) => share(text).ok_or_else(|| PlanError::Share(text.clone()))?,
+    };
+    let every_ms = match args.checkpoint_every {
+        None => 0,
+        Some(time) => millis(time).max(1),
+    };
+    Ok(Triggers {
+        steps: args.checkpoint_every_steps.unwrap_or(0),
+        every_ms,
+        overhead_ppm,
+        busy: match args.checkpoint_busy {
+            OnBusy::Wait => Busy::Wait,
+            OnBusy::Skip => Busy::Skip,
+        },
+    })
+}
+
+/// `1%`, or `1`: a hundredth, in millionths. What is too little or too much the specification refuses.
+fn share(text: &str) -> Option<u32> {
+    let number = text.trim().trim_end_matches('%').trim();
+    let percent = number.parse::<f64>().ok()?;
+    // Beyond the greatest share that there is; below the least that can be told it is none.
+    let ppm = (percent * 1e4).round();
+    (1.0..=1e6).contains(&ppm).then_some(ppm as u32)
 }
 
 fn millis(time: Duration) -> u32 {

@@ -258,3 +258,32 @@ fn memory_for_checkpoints() {
         assert_eq!(bytes(text), None, "{text}");
     }
 }
+
+#[test]
+fn when_a_job_saves() {
+    let of = |line: &str| plan_on(&format!("--store /tmp {line} x.py"), &host());
+    let triggers = |line: &str| of(line).expect(line).spec.triggers;
+    assert_eq!(triggers(""), Triggers::default());
+    let both = triggers("--checkpoint-every-steps 100 --checkpoint-every 10m");
+    assert_eq!((both.steps, both.every_ms), (100, 600_000));
+    for (text, ppm) in [("1%", 10_000), ("0.5 %", 5_000), ("2", 20_000)] {
+        assert_eq!(share(text), Some(ppm), "{text}");
+    }
+    let skip = triggers("--checkpoint-overhead 1% --checkpoint-busy skip");
+    assert_eq!((skip.overhead_ppm, skip.busy), (10_000, Busy::Skip));
+    let refused = |line: &str| of(line).unwrap_err();
+    assert_eq!(
+        refused("--checkpoint-every 1m --checkpoint-overhead 1"),
+        PlanError::Spec(SpecError::TwoIntervals)
+    );
+    assert_eq!(
+        refused("--checkpoint-overhead 60"),
+        PlanError::Spec(SpecError::Overhead)
+    );
+    for text in ["0", "-1%", "much", "200%"] {
+        let line = format!("--checkpoint-overhead={text}");
+        assert_eq!(refused(&line), PlanError::Share(text.to_owned()));
+    }
+    let nowhere = plan_on("--checkpoint-overhead 1 x.py", &host()).unwrap_err();
+    assert_eq!(nowhere, PlanError::OverheadWithoutStore);
+}

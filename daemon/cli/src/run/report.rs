@@ -108,6 +108,7 @@ mod tests {
             code,
             signal: (code > 128).then_some(code - 128),
             hung: false,
+            damaged: None,
             at_ms,
             tail: tail.into(),
         }

@@ -5,24 +5,27 @@
 //! network file system that hangs holds two threads, however long it does. What is asked of a thread
 //! that is busy fails at once.
 
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
 use anyhow::Context;
-use muster_daemon::storedir::{self, Create, Read, StoreDir};
 use muster_protocol::StoreUuid;
 use muster_protocol::local::{
     Assembly, News, Part, STORE_HANGS, StoreAnswer, StoreAsk, ToAgent, Troubles,
 };
+use muster_store::{Created, Kind, Location, Options, Patience, Store, StoreError};
 use tokio::sync::mpsc;
 
 use super::drive::say;
+use crate::stores;
 
 /// Between two words about a store that does not open.
 const SLOW: Duration = Duration::from_secs(5);
+
+/// The leader's beacon (R14), a small object that moves while a leader lives.
+const BEACON: &str = "beacon";
+const MAX_BEACON: u64 = 64;
 
 /// Operations on one job's part of a store. All of them may block.
 pub trait Operations: Send + Sync + 'static {
@@ -49,81 +52,101 @@ pub enum Outcome {
 }
 
 /// One job's folder in an open store.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct JobStore {
-    dir: StoreDir,
-    path: PathBuf,
-    folder: String,
+    /// For checkpoints.
+    folder: Store,
+    /// For the log and the beacon: somebody waits for them.
+    log: Store,
+    uuid: StoreUuid,
+    shown: String,
 }
 
 impl JobStore {
-    /// Opens the directory, and probes that it keeps create-only promises. Says so when that takes
+    /// Opens the store, and probes that it keeps create-only promises. Says so when that takes
     /// long.
-    pub async fn open(path: PathBuf, job: &str) -> anyhow::Result<JobStore> {
-        let shown = path.display().to_string();
-        let folder = storedir::job_folder(job);
-        let mut opening = tokio::task::spawn_blocking(move || open(&path).map(|dir| (dir, path)));
+    pub async fn open(location: &Location, job: &str) -> anyhow::Result<JobStore> {
+        let shown = location.to_string();
+        let (location, folder) = (location.clone(), stores::folder(job));
+        let mut opening = tokio::task::spawn_blocking(move || -> Result<_, StoreError> {
+            let store = Store::open(&location, &Options::of_process())?;
+            let uuid = store.probe()?.uuid;
+            Ok((store.within(&folder)?, uuid))
+        });
         let opened = loop {
             match tokio::time::timeout(SLOW, &mut opening).await {
                 Ok(opened) => break opened?,
                 Err(_) => say(&format!("--store {shown}: {STORE_HANGS}")),
             }
         };
-        let (dir, path) = opened.with_context(|| format!("--store {shown} cannot be used"))?;
-        Ok(JobStore { dir, path, folder })
+        let (folder, uuid) = opened.with_context(|| format!("--store {shown} cannot be used"))?;
+        Ok(JobStore {
+            log: folder.with_patience(Patience::brief()),
+            folder,
+            uuid: StoreUuid(uuid.0),
+            shown,
+        })
     }
 
-    /// The job's folder in it; made by the first write.
-    pub fn folder(&self) -> PathBuf {
-        self.path.join(&self.folder)
+    /// The job's folder in it, for its checkpoints.
+    pub fn folder(&self) -> Store {
+        self.folder.clone()
     }
 
     pub fn uuid(&self) -> StoreUuid {
-        self.dir.uuid()
+        self.uuid
     }
-}
 
-fn open(path: &Path) -> anyhow::Result<StoreDir> {
-    let dir = std::fs::OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_DIRECTORY)
-        .open(path)?;
-    Ok(StoreDir::open(dir.into())?)
+    fn create(&self, slot: u64, bytes: &[u8]) -> Result<Created, StoreError> {
+        let entry = || String::from_utf8_lossy(bytes).into_owned();
+        muster_fault::point_on("log.create", entry);
+        let created = self.log.create(&stores::entry(slot), bytes);
+        muster_fault::point_on("log.created", entry);
+        created
+    }
+
+    fn read_beacon(&self) -> Result<Option<u64>, StoreError> {
+        match self.log.get(BEACON, MAX_BEACON) {
+            // Anything else than a number is a torn one.
+            Ok(bytes) => Ok(std::str::from_utf8(&bytes)
+                .ok()
+                .and_then(|text| u64::from_str_radix(text, 16).ok())),
+            Err(error) if matches!(error.kind, Kind::NotFound | Kind::TooLarge) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
 }
 
 impl Operations for JobStore {
     fn carry_out(&self, task: Task) -> Outcome {
-        let failed = |what: &str, error: &std::io::Error| {
-            let fix = storedir::fix(error);
-            StoreAnswer::failed(format!("{what}: {error}; {fix}"))
-        };
+        // Also where nothing was written: the log's rule for an unknown outcome is safe for it too.
+        let failed = |error: StoreError| StoreAnswer::failed(error.to_string());
         Outcome::Answer(match task {
-            Task::Read { slot } => match self.dir.read(&self.folder, slot) {
-                Read::Found(bytes) => return Outcome::Found(bytes),
-                Read::NotFound => StoreAnswer::Absent,
-                Read::Failed(error) => failed("it cannot be read", &error),
+            Task::Read { slot } => match self.log.get(&stores::entry(slot), stores::MAX_ENTRY) {
+                Ok(bytes) => return Outcome::Found(bytes),
+                Err(error) if error.kind == Kind::NotFound => StoreAnswer::Absent,
+                Err(error) => failed(error),
             },
-            Task::Create { slot, bytes } => match self.dir.create(&self.folder, slot, &bytes) {
-                Create::Won => StoreAnswer::Won,
-                Create::AlreadyExists => StoreAnswer::Exists,
-                // Nothing was written, but the log's rule for an unknown outcome is safe for it too.
-                Create::Failed(error) | Create::Unknown(error) => {
-                    failed("it cannot be written", &error)
+            Task::Create { slot, bytes } => match self.create(slot, &bytes) {
+                Ok(Created::Created) => StoreAnswer::Won,
+                Ok(Created::Exists) => StoreAnswer::Exists,
+                Err(error) => failed(error),
+            },
+            Task::WriteBeacon { value } => {
+                match self.log.put(BEACON, format!("{value:016x}").as_bytes()) {
+                    Ok(()) => StoreAnswer::BeaconWritten,
+                    Err(error) => failed(error),
                 }
-            },
-            Task::WriteBeacon { value } => match self.dir.write_beacon(&self.folder, value) {
-                Ok(()) => StoreAnswer::BeaconWritten,
-                Err(error) => failed("it cannot be written", &error),
-            },
-            Task::ReadBeacon => match self.dir.read_beacon(&self.folder) {
+            }
+            Task::ReadBeacon => match self.read_beacon() {
                 Ok(value) => StoreAnswer::Beacon(value),
-                Err(error) => failed("it cannot be read", &error),
+                Err(error) => failed(error),
             },
         })
     }
 
     fn name(&self) -> String {
-        self.path.display().to_string()
+        self.shown.clone()
     }
 }
 
@@ -432,27 +455,39 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("store");
         std::fs::create_dir(&path).unwrap();
-        let store = JobStore::open(path.clone(), "job").await.unwrap();
+        let location = Location::Directory(path.clone());
+        let store = JobStore::open(&location, "job").await.unwrap();
         let read = |slot| store.carry_out(Task::Read { slot });
-        let bytes = b"{}".to_vec();
-        let create = || {
-            let bytes = bytes.clone();
+        let create = |bytes: &[u8]| {
+            let bytes = bytes.to_vec();
             store.carry_out(Task::Create { slot: 1, bytes })
         };
-        assert_eq!(read(1), Outcome::Answer(StoreAnswer::Absent));
-        assert_eq!(create(), Outcome::Answer(StoreAnswer::Won));
-        assert_eq!(create(), Outcome::Answer(StoreAnswer::Exists));
-        assert_eq!(read(1), Outcome::Found(bytes.clone()));
+        let answer = |answer| Outcome::Answer(answer);
+        assert_eq!(read(1), answer(StoreAnswer::Absent));
+        assert_eq!(create(b"{}"), answer(StoreAnswer::Won));
+        assert_eq!(create(b"[]"), answer(StoreAnswer::Exists));
+        assert_eq!(read(1), Outcome::Found(b"{}".to_vec()));
+        assert!(path.join("job/log/00000001.json").exists());
+        let seen = || store.carry_out(Task::ReadBeacon);
+        assert_eq!(seen(), answer(StoreAnswer::Beacon(None)));
+        for value in [1, u64::MAX, 0] {
+            let written = store.carry_out(Task::WriteBeacon { value });
+            assert_eq!(written, answer(StoreAnswer::BeaconWritten));
+            assert_eq!(seen(), answer(StoreAnswer::Beacon(Some(value))));
+        }
+        for torn in ["", "not hex", &"0".repeat(99)] {
+            std::fs::write(path.join("job/beacon"), torn).unwrap();
+            assert_eq!(seen(), answer(StoreAnswer::Beacon(None)));
+        }
         std::fs::remove_dir_all(&path).unwrap();
         let beacon = store.carry_out(Task::WriteBeacon { value: 1 });
-        let seen = store.carry_out(Task::ReadBeacon);
-        for outcome in [read(1), read(2), create(), beacon, seen] {
+        for outcome in [read(1), read(2), create(b"{}"), beacon, seen()] {
             let Outcome::Answer(StoreAnswer::Failed { reason }) = outcome else {
                 panic!("{outcome:?}")
             };
             assert!(reason.contains("restart the job"), "{reason}");
         }
-        let again = JobStore::open(path, "job").await;
+        let again = JobStore::open(&location, "job").await;
         assert!(format!("{:#}", again.unwrap_err()).contains("--store"));
     }
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use muster_protocol::control::live::{Assignment, Term};
 use muster_protocol::control::report::METRICS_WORDS;
-use muster_protocol::local::{Start, WorkerExit};
+use muster_protocol::local::{Damaged, Start, WorkerExit};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
@@ -75,7 +75,7 @@ impl Worker {
     fn assign(&mut self, start: &Start) {
         self.rank = start.first_rank + u32::from(self.local_rank);
         self.term = Term::of(start.number, start.attempt);
-        self.page.assign(&Assignment {
+        let assignment = Assignment {
             term: self.term,
             rank: self.rank,
             world: start.world,
@@ -87,7 +87,8 @@ impl Worker {
             master: start.master,
             digest: start.digest,
             lineage: start.lineage,
-        });
+        };
+        self.page.assign(&assignment, start.restore);
     }
 
     fn is_parked(&self) -> bool {
@@ -278,6 +279,7 @@ impl Workers {
             metrics: None,
         };
         worker.assign(start);
+        worker.page.hold(start.restore.is_some());
         Ok((request, pipes, worker))
     }
 
@@ -438,12 +440,17 @@ impl Workers {
             code,
             signal,
             hung: worker.hung.is_some() && signal == Some(libc::SIGKILL),
+            damaged: None,
             at_ms: reaped_ms,
             tail: String::new(),
         };
         if code == 0 {
             return exit;
         }
+        exit.damaged = (worker.page.damage()).map(|damage| Damaged {
+            manifest: damage.manifest,
+            why: damage.why,
+        });
         let error = logs::read_error_file(&worker.dir.join("error.json"));
         exit.at_ms = logs::failed_at(error.as_ref(), reaped_ms);
         exit.tail = match (error.filter(|e| !e.text.is_empty()), &worker.tail) {

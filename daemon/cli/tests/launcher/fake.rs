@@ -8,7 +8,9 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use muster_protocol::codec::{self, Deframer};
-use muster_protocol::local::{Register, Start, StoreAnswer, StoreAsk, ToAgent, ToLauncher};
+use muster_protocol::local::{
+    Register, SaveNews, Start, StoreAnswer, StoreAsk, ToAgent, ToLauncher,
+};
 use muster_protocol::{Digest, LauncherId, NodeId};
 use tempfile::TempDir;
 
@@ -67,10 +69,14 @@ impl Agent {
             panic!("the first frame is the registration")
         };
         self.register = Some(register);
-        let ToAgent::MasterPort { port } = self.recv() else {
-            panic!("then comes the port")
+        self.port = loop {
+            match self.recv() {
+                ToAgent::MasterPort { port } => break port,
+                // What it has to say of saves comes behind the registration, too.
+                ToAgent::Save(_) => {}
+                other => panic!("then comes the port, and not {other:?}"),
+            }
         };
-        self.port = port;
         self.send(ToLauncher::Welcome {
             node: NodeId([1; 32]),
             agent_pid: std::process::id(),
@@ -112,7 +118,7 @@ impl Agent {
         self.try_recv(PATIENCE).expect("a frame in time")
     }
 
-    /// The next frame that is no news of a port.
+    /// The next frame that is no news of a port, or of how far the ranks are.
     pub(crate) fn fact(&mut self) -> ToAgent {
         self.fact_within(PATIENCE).expect("a frame in time")
     }
@@ -121,6 +127,7 @@ impl Agent {
         loop {
             match self.try_recv(patience)? {
                 ToAgent::MasterPort { port } => self.port = port,
+                ToAgent::Save(SaveNews::At { .. }) => {}
                 other => return Some(other),
             }
         }
@@ -162,6 +169,7 @@ impl Agent {
             master_launcher: register.launcher,
             restart_count: u32::from(number) - 1,
             restore: None,
+            peers: Box::default(),
             why: "test".into(),
         }
     }

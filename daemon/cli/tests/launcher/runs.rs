@@ -301,17 +301,23 @@ fn the_launcher_carries_out_what_the_agent_asks_of_the_store() {
     );
     let parts = Part::all(&entry);
     let (last, first) = parts.split_last().unwrap();
-    for (id, end) in [(2, StoreAnswer::Won), (3, StoreAnswer::Exists)] {
+    for (id, end, byte) in [
+        (2, StoreAnswer::Won, b'x'),
+        (3, StoreAnswer::Exists, b'y'),
+        // Its own bytes: a try whose answer was lost looks like this.
+        (4, StoreAnswer::Won, b'x'),
+    ] {
         for part in first.iter().cloned() {
             let ask = StoreAsk::Create { slot: 1, part };
             agent.send(ToLauncher::Store { id, ask });
         }
-        let part = last.clone();
+        let mut part = last.clone();
+        part.bytes.fill(byte);
         assert_eq!(agent.store(id, StoreAsk::Create { slot: 1, part }), end);
     }
     let file = agent.path("store/digits/log/00000001.json");
     assert_eq!(fs::read(file).unwrap(), entry);
-    let beacon = agent.store(4, StoreAsk::WriteBeacon { value: 7 });
+    let beacon = agent.store(5, StoreAsk::WriteBeacon { value: 7 });
     assert_eq!(beacon, StoreAnswer::BeaconWritten);
 
     // An agent that comes back finds the same store.
@@ -342,7 +348,8 @@ fn the_launcher_carries_out_what_the_agent_asks_of_the_store() {
     agent.end(0, "");
     assert!(launcher.wait().success());
     let said = launcher.err();
-    assert_eq!(said.matches("the store store: ").count(), 1, "{said}");
+    let place = format!("the store {}: ", agent.path("store").display());
+    assert_eq!(said.matches(&place).count(), 1, "{said}");
     assert!(said.contains("restart the job"), "{said}");
 }
 

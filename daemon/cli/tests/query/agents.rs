@@ -114,6 +114,7 @@ impl Agent {
             runtime.block_on(async {
                 let setup = Setup {
                     labels: std::collections::BTreeMap::new(),
+                    slot_memory: u64::MAX,
                     place: muster_protocol::record::Place::default(),
                     state: StateDir::open(&state).unwrap(),
                     listener: Some(Listener::bind(&socket).unwrap()),

@@ -4,6 +4,7 @@ use super::{
     Effect, Error, GivenUp, Heard, Laggard, Lags, Leader, Outcome, Part, Phase, Progress, RESEND,
     Stage, ToLeader, ToNode, Written,
 };
+use crate::control::slots::SLOTS;
 use crate::ids::NodeId;
 use crate::time::Time;
 
@@ -67,7 +68,11 @@ impl Leader {
             self.jump(message.attempt, now);
             return Ok(());
         }
-        // It has not heard of this attempt yet; what it said may be old.
+        // It has not heard of this attempt yet, or forgot it with its agent; what it said may be old.
+        if message.attempt < attempt {
+            node.knows = false;
+            self.resend_at.get_or_insert(now + RESEND);
+        }
         if message.attempt < attempt || attempt == 0 {
             return Ok(());
         }
@@ -244,6 +249,15 @@ impl Leader {
             done,
             bytes,
         })
+    }
+
+    /// Nodes whose ranks have no free slot for another save, and the steps that occupy them.
+    pub fn full(&self) -> impl Iterator<Item = (NodeId, &[u64])> + '_ {
+        let of = |node: &NodeId| {
+            let sealed = &self.nodes.get(node)?.sealed;
+            (sealed.len() >= SLOTS).then_some((*node, &sealed[..]))
+        };
+        self.order.iter().filter_map(of)
     }
 
     /// Nodes of which a rank has no free slot, and the step that it wants one for.

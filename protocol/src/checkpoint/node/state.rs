@@ -314,7 +314,11 @@ impl Node {
             return;
         }
         let settled = matches!(report.part, Part::Settled(_) | Part::Idle);
-        self.say_at = (!settled || report.busy.is_some()).then_some(now + REPEAT);
+        // A leader that was restarted opens what it hears of.
+        let known = self.heard.map(|h| h.save.step);
+        let newer = report.sealed.iter().any(|step| Some(*step) > known);
+        let again = !settled || newer || report.busy.is_some();
+        self.say_at = again.then_some(now + REPEAT);
         self.said = Some(report.clone());
         self.effects.push_back(Effect::Send(report));
     }

@@ -365,3 +365,35 @@ fn what_a_node_says_has_limits() {
         .for_each(|f| f.summary = vec![0xff; MAX_SUMMARY]);
     assert!(framed(Part::Prepared { files }, Vec::new()).is_ok());
 }
+
+#[test]
+fn a_node_whose_agent_forgot_a_save_is_told_of_it_again() {
+    let mut leader = new(true);
+    leader.handle(wants(100, Cause::Steps), at(0)).unwrap();
+    for node in [1, 2] {
+        let part = Part::Writing {
+            done: 0,
+            bytes: BYTES,
+        };
+        answer(&mut leader, node, (1, 1), part, &[100]);
+    }
+    effects(&mut leader);
+    let quiet = leader.poll_timeout().unwrap().0;
+    assert_eq!(quiet, at(60_000), "all know of it");
+    // Its agent was killed, and found a sealed copy in the slots.
+    answer(&mut leader, 2, (0, 0), Part::Idle, &[100]);
+    let again = leader.poll_timeout().unwrap().0;
+    assert!(again < quiet);
+    leader.handle_timeout(again);
+    let told: Vec<NodeId> = effects(&mut leader)
+        .iter()
+        .filter_map(|effect| match effect {
+            LeaderEffect::Send { to, message } => {
+                assert_eq!((message.save.step, message.stage), (100, Stage::Write));
+                Some(*to)
+            }
+            _ => None,
+        })
+        .collect();
+    assert_eq!(told, [id(2)]);
+}

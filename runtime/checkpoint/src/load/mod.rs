@@ -89,6 +89,7 @@ pub fn load(
     let read = pool::each(threads, work.len(), buffer, |buffer, at| {
         let ((file, chunk), overlaps) = &work[at];
         let bytes = read_chunk(manifest, source, *file as usize, *chunk, buffer)?;
+        muster_fault::point("load.chunk");
         let begin = chunk * CHUNK;
         for (want, overlap) in overlaps.iter().map(|at| &found[*at]) {
             for run in overlap.within(begin, begin + bytes.len() as u64) {
@@ -180,19 +181,25 @@ pub(crate) fn read_chunk<'b>(
     let begin = chunk * CHUNK;
     let bytes = (file.bytes - begin).min(CHUNK) as usize;
     let buffer = &mut buffer[..bytes];
-    if let Err(error) = source.read(&file.path, begin, buffer) {
-        return Err(match error.kind() {
-            io::ErrorKind::UnexpectedEof => Damage::Cut {
-                path: file.path.clone(),
-                at: begin,
-            }
-            .into(),
-            _ => LoadError::reading(&file.path, error),
-        });
-    }
-    let found = Bytes(crc(buffer).to_be_bytes());
     let expected = file.chunks[chunk as usize];
-    if found != expected {
+    loop {
+        if let Err(error) = source.read(&file.path, begin, buffer) {
+            return Err(match error.kind() {
+                io::ErrorKind::UnexpectedEof => Damage::Cut {
+                    path: file.path.clone(),
+                    at: begin,
+                }
+                .into(),
+                _ => LoadError::reading(&file.path, error),
+            });
+        }
+        let found = Bytes(crc(buffer).to_be_bytes());
+        if found == expected {
+            break;
+        }
+        if source.refuse(&file.path, begin) {
+            continue;
+        }
         return Err(Damage::Chunk {
             path: file.path.clone(),
             chunk,

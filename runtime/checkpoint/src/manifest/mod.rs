@@ -103,7 +103,31 @@ pub struct Blob {
     pub data: Vec<u8>,
 }
 
+/// Name of the blob with a checkpoint's metrics: a JSON object of numbers by name. Retention keeps the
+/// best by one of them.
+pub const METRICS: &str = "metrics";
+
+impl Blob {
+    /// Metrics by name. What is not finite is left out.
+    pub fn metrics<'a>(values: impl IntoIterator<Item = (&'a str, f64)>) -> Blob {
+        let finite = values.into_iter().filter(|(_, value)| value.is_finite());
+        let all: serde_json::Map<String, serde_json::Value> = finite
+            .map(|(name, value)| (name.to_owned(), value.into()))
+            .collect();
+        Blob {
+            name: METRICS.to_owned(),
+            data: serde_json::Value::Object(all).to_string().into_bytes(),
+        }
+    }
+}
+
 impl Manifest {
+    /// A metric that was saved with [`Blob::metrics`].
+    pub fn metric(&self, name: &str) -> Option<f64> {
+        let all: serde_json::Value = serde_json::from_slice(self.blob(METRICS)?).ok()?;
+        all.get(name)?.as_f64()
+    }
+
     /// The tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<&Tensor> {
         let at = self

@@ -265,3 +265,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn metrics_are_numbers_by_name() {
+    let mut manifest = sample();
+    assert_eq!(manifest.metric("loss"), None);
+    let values = [("loss", 0.25), ("bad", f64::NAN), ("acc", 3.0)];
+    manifest.blobs = vec![Blob::metrics(values)];
+    manifest.check().unwrap();
+    assert_eq!(manifest.metric("loss"), Some(0.25));
+    assert_eq!(manifest.metric("acc"), Some(3.0));
+    assert_eq!(manifest.metric("bad"), None);
+    manifest.blobs[0].data = b"not JSON".to_vec();
+    assert_eq!(manifest.metric("loss"), None);
+}

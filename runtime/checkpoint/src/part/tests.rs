@@ -1,3 +1,4 @@
+use crate::dir::Dir;
 use std::fs;
 use std::sync::Arc;
 

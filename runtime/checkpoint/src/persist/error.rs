@@ -39,6 +39,8 @@ pub enum Fault {
     Damaged { at: u64 },
     /// The progress callback broke it off.
     Cancelled,
+    /// A store that is no directory failed, in its own words.
+    Store(io::Error),
     /// The disk failed, or anything else.
     Io {
         what: &'static str,
@@ -114,6 +116,7 @@ impl fmt::Display for PersistError {
                 "the memory that {path} was to be made of changed at byte {at} after it was sealed: if no program wrote to it, have the machine's memory tested"
             ),
             Fault::Cancelled => write!(f, "writing {path} was broken off"),
+            Fault::Store(source) => source.fmt(f),
             Fault::Io { what, .. } => write!(
                 f,
                 "cannot {what} {path}: look for the disk's errors in the kernel's log, or choose another directory"
@@ -130,6 +133,8 @@ impl std::error::Error for PersistError {
             | Fault::ReadOnly(source)
             | Fault::Gone(source)
             | Fault::Io { source, .. } => Some(source),
+            // Its words are this error's own.
+            Fault::Store(source) => source.source(),
             Fault::Name
             | Fault::Exists
             | Fault::Short { .. }

@@ -5,11 +5,12 @@
 //! its name, which must be free, and its directory synced. Before that moment a crash leaves at
 //! most a temporary file ([`Dir::collect_temporaries`]); after it, the whole file.
 //!
-//! Not by io_uring, which containers forbid: a few threads keep a disk as busy (the figures are in
-//! docs/checkpoints.md).
+//! Through io_uring where that is asked for and allowed (containers forbid it by default): a few threads keep a disk
+//! as busy (the figures are in docs/checkpoints.md).
 
 mod disk;
 mod error;
+mod ring;
 
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,6 +27,7 @@ use crate::{PAGE, pool};
 
 use disk::{Disk, Real};
 pub use error::{Fault, PersistError};
+use ring::Ring;
 
 /// How to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,14 +36,26 @@ pub struct Options {
     pub threads: usize,
     /// Go around the page cache where the file system and the image's alignment allow it.
     pub direct: bool,
+    /// Hand writes with O_DIRECT to io_uring, several at once, where this process may use it.
+    pub ring: bool,
+}
+
+impl Options {
+    /// For a file of a few pages, whose image need not begin at one.
+    pub const SMALL: Options = Options {
+        threads: 1,
+        direct: false,
+        ring: false,
+    };
 }
 
 impl Default for Options {
-    /// Four threads: what a local disk needs to be busy. Around the page cache.
+    /// Four threads: what a local disk needs to be busy. Around the page cache, without io_uring.
     fn default() -> Self {
         Self {
             threads: 4,
             direct: true,
+            ring: false,
         }
     }
 }
@@ -58,12 +72,16 @@ pub struct Progress {
 pub enum Path {
     /// By O_DIRECT.
     Direct,
+    /// By O_DIRECT through io_uring.
+    Ring,
     /// Through the page cache, because that was asked for.
     Buffered,
     /// Through the page cache, because the image does not begin at a page or is not whole pages.
     Unaligned,
     /// Through the page cache, because the file system refuses O_DIRECT, or refused such a write.
     Refused,
+    /// To a store that is no directory.
+    Uploaded,
     /// Not now: it was there already, and was read and compared.
     Found,
 }
@@ -143,6 +161,7 @@ fn persist_on(
     let (temporary, file) = create(disk, dir, name).map_err(error)?;
     let finished = write(disk, file.as_fd(), image, sums, options, progress)
         .and_then(|written| {
+            muster_fault::point_on("persist.publish", || path.display().to_string());
             disk.publish(dir.fd(), &temporary, name)
                 .map_err(|errno| match errno {
                     Errno::EXIST => Fault::Exists,
@@ -155,6 +174,7 @@ fn persist_on(
             let _ = unix::unlinkat(dir.fd(), &*temporary, unix::AtFlags::empty());
         })
         .map_err(error)?;
+    muster_fault::point_on("persist.published", || path.display().to_string());
     disk.sync_dir(dir.fd()).map_err(|errno| PersistError {
         published: true,
         ..error(Fault::io("sync the directory of", errno))
@@ -218,23 +238,46 @@ fn write(
     };
     let done = AtomicU64::new(0);
     let refused = AtomicU64::new(0);
+    let by_ring = AtomicU64::new(0);
+    let queue = || {
+        let ring = options.ring && path == Path::Direct;
+        // One that is refused is done without.
+        Ok(ring.then(Ring::new).and_then(Result::ok))
+    };
     let chunks = pool::each(
         options.threads,
         usize::try_from(chunks_of(total)).unwrap_or(usize::MAX),
-        || Ok(()),
-        |(), chunk| {
+        queue,
+        |queue, chunk| {
             let begin = chunk * CHUNK as usize;
             let bytes = &image[begin..image.len().min(begin + CHUNK as usize)];
-            let sum = ChunkSum::of(bytes);
-            if sums.is_some_and(|sums| sums.get(chunk) != Some(&sum.crc)) {
-                return Err(Fault::Damaged { at: begin as u64 });
-            }
             let fall_back = || {
                 let first = path == Path::Direct && disk.set_direct(file, false).is_ok();
                 refused.fetch_add(u64::from(first), Ordering::Relaxed);
                 first
             };
-            write_all(disk, file, bytes, begin as u64, fall_back)?;
+            muster_fault::point("persist.chunk");
+            let queued = queue.as_mut().and_then(|ring| {
+                let written = ring.write(file, bytes, begin as u64, || ChunkSum::of(bytes));
+                written.ok()
+            });
+            if queued.is_none() {
+                *queue = None;
+            }
+            // The file gets its name only when all of it is right, so a chunk may be written before that is known.
+            let (answers, sum) = queued.unwrap_or_else(|| (Vec::new(), ChunkSum::of(bytes)));
+            if sums.is_some_and(|sums| sums.get(chunk) != Some(&sum.crc)) {
+                return Err(Fault::Damaged { at: begin as u64 });
+            }
+            by_ring.fetch_add(u64::from(!answers.is_empty()), Ordering::Relaxed);
+            if answers.is_empty() {
+                write_all(disk, file, bytes, begin as u64, fall_back)?;
+            }
+            for (block, answer) in answers {
+                // What the kernel did not take at once is written as without io_uring, which also says why not.
+                let (from, rest) = ring::rest(bytes, block, usize::try_from(answer).unwrap_or(0));
+                write_all(disk, file, rest, (begin + from) as u64, fall_back)?;
+            }
             let done = done.fetch_add(bytes.len() as u64, Ordering::Relaxed) + bytes.len() as u64;
             match progress(Progress { done, total }) {
                 ControlFlow::Continue(()) => Ok(sum),
@@ -246,8 +289,9 @@ fn write(
     Ok(Written {
         bytes: total,
         chunks,
-        path: match refused.into_inner() {
-            0 => path,
+        path: match (refused.into_inner(), by_ring.into_inner()) {
+            (0, 0) => path,
+            (0, _) => Path::Ring,
             _ => Path::Refused,
         },
     })

@@ -23,7 +23,11 @@ fn image() -> Pages {
 }
 
 fn options(direct: bool) -> Options {
-    Options { threads: 3, direct }
+    Options {
+        threads: 3,
+        direct,
+        ring: false,
+    }
 }
 
 /// Names in a directory, temporary ones too.
@@ -353,13 +357,54 @@ fn it_can_be_broken_off() {
         &image(),
         Options {
             threads: 1,
-            direct: true,
+            ..Options::default()
         },
         &stop,
     )
     .unwrap_err();
     assert!(matches!(error.fault, Fault::Cancelled), "{error}");
     assert_eq!(all_names(place.path()), [""; 0]);
+}
+
+#[test]
+fn through_io_uring_the_same_file_is_written_and_damage_is_found() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = Dir::open(place.path()).unwrap();
+    let image = image();
+    let ringed = Options {
+        ring: true,
+        ..options(true)
+    };
+    let by_threads = persist(&dir, "threads", &image, options(true), &go_on).unwrap();
+    let written = persist(&dir, "ring", &image, ringed, &go_on).unwrap();
+    let expected = match (by_threads.path, Ring::new()) {
+        (Path::Direct, Ok(_)) => Path::Ring,
+        (path, _) => {
+            eprintln!("no io_uring or no O_DIRECT here: only that it is done without was seen");
+            path
+        }
+    };
+    assert_eq!(written.path, expected);
+    assert_eq!(written.chunks, by_threads.chunks);
+    assert_eq!(fs::read(place.path().join("ring")).unwrap(), &image[..]);
+    let mut sums: Vec<u64> = written.chunks.iter().map(|chunk| chunk.crc).collect();
+    sums[1] ^= 1;
+    let error = persist_sealed(&dir, "damaged", &image, &sums, ringed, &go_on).unwrap_err();
+    assert!(
+        matches!(error.fault, Fault::Damaged { at: CHUNK }),
+        "{error}"
+    );
+    assert_eq!(all_names(place.path()), ["ring", "threads"]);
+}
+
+#[test]
+fn what_io_uring_leaves_is_written_without_it() {
+    let bytes = vec![0u8; (2 << 20) + 5];
+    assert_eq!(ring::rest(&bytes, 0, 1 << 20), (1 << 20, &[][..]));
+    assert_eq!(ring::rest(&bytes, 1 << 20, 10).0, (1 << 20) + 10);
+    assert_eq!(ring::rest(&bytes, 1 << 20, 10).1.len(), (1 << 20) - 10);
+    assert_eq!(ring::rest(&bytes, 2 << 20, 0).1.len(), 5);
+    assert_eq!(ring::rest(&bytes, 2 << 20, usize::MAX >> 1).1.len(), 0);
 }
 
 #[test]

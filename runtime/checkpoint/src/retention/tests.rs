@@ -46,12 +46,14 @@ fn the_last_the_best_and_the_pinned_stay() {
     commits[2].metric = Some(0.5);
     commits[3].metric = Some(f64::NAN);
     commits[0].metric = Some(0.7);
-    let best = |best| Policy {
-        best: Some(best),
+    let best = |best, count| Policy {
+        best: Some((best, count)),
         ..three
     };
-    assert_eq!(check(best(Best::Lowest), &commits).retire, [1, 4, 5]);
-    assert_eq!(check(best(Best::Highest), &commits).retire, [3, 4, 5]);
+    assert_eq!(check(best(Best::Lowest, 1), &commits).retire, [1, 4, 5]);
+    assert_eq!(check(best(Best::Highest, 1), &commits).retire, [3, 4, 5]);
+    assert_eq!(check(best(Best::Highest, 2), &commits).retire, [4, 5]);
+    assert_eq!(check(best(Best::Lowest, 0), &commits).retire, [1, 3, 4, 5]);
     let first = check(three, &commits);
     assert_eq!(
         first.delete,
@@ -171,7 +173,7 @@ proptest! {
         for (seq, commit) in (1..).zip(&mut commits) {
             commit.seq = seq;
         }
-        let policy = Policy { last, best };
+        let policy = Policy { last, best: best.map(|best| (best, 1)) };
         let mut items = items(&commits);
         items.extend(orphans.iter().map(|(name, number)| Item { name: format!("data-{name}"), number: *number }));
         let unresolved: Vec<String> = unresolved.iter().map(|name| format!("data-{name}")).collect();

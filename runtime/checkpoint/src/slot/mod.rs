@@ -27,6 +27,8 @@
 
 mod copy;
 mod region;
+mod replica;
+mod view;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -39,6 +41,8 @@ use crate::{PAGE, pool};
 
 use copy::Cursor;
 use region::{Region, Shape, word};
+pub use replica::{Replica, Room};
+pub use view::{IMAGE_AT, View};
 
 /// The most bytes of a note.
 pub const MAX_NOTE: u64 = 64 << 20;
@@ -210,6 +214,7 @@ impl Slot {
         fits("note", image.note.len() as u64, shape.note)?;
         check(image)?;
         let filling = self.step_on(State::Free, State::Filling)?;
+        self.keep(false);
 
         let chunks = usize::try_from(chunks_of(image.bytes)).unwrap_or(usize::MAX);
         let copied = pool::each(
@@ -229,6 +234,7 @@ impl Slot {
             Ok(_) => {}
             Err(never) => match never {},
         }
+        muster_fault::point("slot.filled");
         self.region.put_note(image.note);
         self.region.store(word::STEP, image.step);
         for (at, bytes) in word::GENERATION

@@ -38,6 +38,8 @@ pub(super) mod word {
     pub(in crate::slot) const NOTE: usize = 208;
     pub(in crate::slot) const HEAD_SUM: usize = 216;
     pub(in crate::slot) const GENERATION: [usize; 4] = [224, 232, 240, 248];
+    /// Not 0: what is in it is of use, and the other slot is to be filled first.
+    pub(in crate::slot) const KEPT: usize = 320;
 }
 
 /// What a slot has room for.

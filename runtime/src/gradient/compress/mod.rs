@@ -321,6 +321,18 @@ impl Bucket {
         Ok(())
     }
 
+    /// The part that is the same on every rank; empty but for PowerSGD.
+    pub(crate) fn shared(&self) -> &[f32] {
+        &self.shared
+    }
+
+    /// Becomes that, if it is as long.
+    pub(crate) fn set_shared(&mut self, shared: &[f32]) {
+        if shared.len() == self.shared.len() {
+            self.shared.copy_from_slice(shared);
+        }
+    }
+
     /// The part that is the same on every rank, for newcomers and checkpoints.
     pub fn encode_shared(&self) -> Vec<u8> {
         state::encode_shared(&self.shared)

@@ -25,12 +25,17 @@ impl Own {
         &self.residual
     }
 
+    /// All that is kept, list by list.
+    pub(crate) fn lists(&self) -> [&[f32]; 2] {
+        [&self.residual, &self.velocity]
+    }
+
     /// Whether the codec keeps nothing back.
     pub fn is_empty(&self) -> bool {
         self.residual.is_empty() && self.velocity.is_empty()
     }
 
-    /// All that is kept, list by list.
+    /// The same, to be changed.
     pub(crate) fn lists_mut(&mut self) -> [&mut Vec<f32>; 2] {
         [&mut self.residual, &mut self.velocity]
     }

@@ -3,6 +3,7 @@ mod model;
 mod needs_torch;
 mod optimizer;
 mod ranks;
+mod saving;
 
 use std::sync::Mutex;
 

@@ -97,7 +97,7 @@ fn a_microbatch_changes_nothing_that_lasts() {
 }
 
 /// What a trainer does with the sums of a step.
-fn commit(model: &mut TorchModel<()>, sums: &mut [Vec<f32>], measured: &[Measured]) {
+pub(super) fn commit(model: &mut TorchModel<()>, sums: &mut [Vec<f32>], measured: &[Measured]) {
     let mut total = Measured::default();
     measured.iter().for_each(|measured| total.add(measured));
     for value in sums.iter_mut().flatten() {

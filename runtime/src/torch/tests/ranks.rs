@@ -66,7 +66,7 @@ fn heard(training: &mut Parallel<TorchModel<()>>) -> (Vec<f64>, Vec<f64>) {
             News::Evaluated(evaluation) => {
                 right.extend(training.model().scores(&evaluation.measured));
             }
-            News::Epoch(_) => {}
+            News::Epoch(_) | News::Saved(_) | News::NotSaved { .. } => {}
         }
     }
     (losses, right)

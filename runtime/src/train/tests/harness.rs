@@ -10,16 +10,21 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use muster_checkpoint::hex::Id;
 use muster_protocol::Digest;
-use muster_protocol::control::live::{Assignment, CAN_REASSIGN, Term, word};
+use muster_protocol::control::live::{
+    Assignment, CAN_REASSIGN, TELLS_RESTORE, Term, encode_restore, word,
+};
 use muster_protocol::control::{Reason, Stop, fresh_page, word as older};
 
+use super::super::saves::Saves;
 use super::super::*;
 use super::model::Net;
 use crate::live::{Patience, assign};
 use crate::page::Page;
 use crate::session::Session;
 use crate::testing::HeldPort;
+use crate::testing::Keeper;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -108,6 +113,8 @@ pub(super) struct Job {
     _master: Option<HeldPort>,
     limit: Arc<AtomicU64>,
     options: Options,
+    /// The job has a store, and begins with this.
+    keeper: Option<(Arc<Keeper>, Option<Id>)>,
 }
 
 fn assignment(number: u64, rank: usize, world: usize, master: SocketAddr) -> Assignment {
@@ -138,14 +145,24 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 impl Rank {
     fn start(
         assignment: &Assignment,
-        training: Parallel<Net>,
+        mut training: Parallel<Net>,
         limit: &Arc<AtomicU64>,
         mut options: Options,
+        keeper: Option<&(Arc<Keeper>, Option<Id>)>,
     ) -> Rank {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&fresh_page()).unwrap();
         let page = Arc::new(Page::from_file(&file).unwrap());
-        page.store(word::FEATURES, CAN_REASSIGN);
+        page.store(word::FEATURES, CAN_REASSIGN | TELLS_RESTORE);
+        if let Some((keeper, restore)) = keeper {
+            let digest = restore.map(|id| Digest(id.0));
+            for (at, value) in word::restore().zip(encode_restore(digest)) {
+                page.store(at, value);
+            }
+            let store = keeper.place().as_os_str().to_owned();
+            training.saves = Some(Saves::new(page.clone(), store, None));
+            keeper.watch(page.clone());
+        }
         assign(&page, assignment);
         let fd = file.as_raw_fd();
         let (ready, started): (Sender<()>, Receiver<()>) = channel();
@@ -191,12 +208,31 @@ impl Rank {
 
 impl Job {
     pub(super) fn start(options: Options, trainings: Vec<Parallel<Net>>) -> Job {
+        Job::begin(options, None, trainings)
+    }
+
+    /// With a store: it begins with this checkpoint, and trains to the end as soon as it may.
+    pub(super) fn kept(
+        options: Options,
+        keeper: &Arc<Keeper>,
+        restore: Option<Id>,
+        trainings: Vec<Parallel<Net>>,
+    ) -> Job {
+        Job::begin(options, Some((keeper.clone(), restore)), trainings)
+    }
+
+    fn begin(
+        options: Options,
+        keeper: Option<(Arc<Keeper>, Option<Id>)>,
+        trainings: Vec<Parallel<Net>>,
+    ) -> Job {
         let mut job = Job {
             ranks: Vec::new(),
             number: 0,
             _master: None,
             limit: Arc::new(AtomicU64::new(0)),
             options,
+            keeper,
         };
         job.regroup(trainings);
         job
@@ -248,7 +284,13 @@ impl Job {
         }
         for (i, training) in (come..).zip(newcomers) {
             let assignment = assignment(self.number, i, world, master);
-            let rank = Rank::start(&assignment, training, &self.limit, self.options);
+            let rank = Rank::start(
+                &assignment,
+                training,
+                &self.limit,
+                self.options,
+                self.keeper.as_ref(),
+            );
             self.ranks.insert(i, rank);
         }
     }

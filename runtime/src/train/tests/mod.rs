@@ -1,5 +1,6 @@
 //! Several ranks in threads of one process, with a small network.
 
+mod durable;
 mod elastic;
 mod harness;
 mod model;

@@ -8,8 +8,12 @@ use std::time::{Duration, Instant};
 
 use super::super::bytes::{Fields, put, put_float};
 use super::super::optim::Adam;
-use super::super::{BoxError, Gradients, Measured, Micro, Model, Update, buckets_of};
+use super::super::tensors::STATE;
+use super::super::{
+    BoxError, Gradients, Layout, Load, Measured, Micro, Model, Named, Room, Update, buckets_of,
+};
 use crate::random::SplitMix;
+use crate::saving::Dtype;
 
 pub(super) const INPUTS: usize = 6;
 const HIDDEN: usize = 5;
@@ -36,6 +40,8 @@ pub(super) struct Faults {
     pub(super) flip: Option<u64>,
     /// In this step's update the device fails, which nobody hears before it is asked.
     pub(super) fails: Option<u64>,
+    /// It names no tensors.
+    pub(super) unnamed: bool,
     /// It encodes nothing.
     pub(super) mute: bool,
     /// Says its buckets ready from the last to the first.
@@ -47,6 +53,7 @@ pub(super) struct Faults {
 #[derive(Debug)]
 pub(super) struct Net {
     pub(super) parameters: Vec<f32>,
+    pub(super) layout: Layout,
     optimizer: Adam,
     /// Registered, and moved by the reduced extras.
     running: f64,
@@ -62,6 +69,7 @@ impl Net {
     pub(super) fn new(seed: u64, faults: Faults) -> Net {
         let mut random = SplitMix::new(seed);
         Net {
+            layout: Net::layout("first.weight", INPUTS as u64),
             parameters: (0..PARAMETERS).map(|_| random.signed_unit()).collect(),
             optimizer: Adam::decoupled(PARAMETERS),
             running: 0.0,
@@ -70,6 +78,27 @@ impl Net {
             computed: 0,
             places: BTreeSet::new(),
         }
+    }
+
+    /// The tensors, with the first one's name and columns.
+    pub(super) fn layout(first: &str, columns: u64) -> Layout {
+        let (hidden, outputs) = (HIDDEN as u64, OUTPUTS as u64);
+        Layout::new([
+            (first, &[(TENSORS[0] as u64) / columns, columns][..]),
+            ("first.bias", &[hidden]),
+            ("second.weight", &[outputs, hidden]),
+            ("second.bias", &[outputs]),
+        ])
+    }
+
+    /// As if the last tensor were not the model's.
+    pub(super) fn layout_without_last(&mut self) {
+        let (hidden, outputs) = (HIDDEN as u64, OUTPUTS as u64);
+        self.layout = Layout::new([
+            ("first.weight", &[hidden, INPUTS as u64][..]),
+            ("first.bias", &[hidden]),
+            ("second.weight", &[outputs, hidden]),
+        ]);
     }
 
     fn die_at(&self, step: u64, point: Point) {
@@ -293,5 +322,38 @@ impl Model for Net {
         self.running = running;
         self.parameters = values.iter().map(|v| f32::from_le_bytes(*v)).collect();
         true
+    }
+
+    fn tensors(&self) -> Result<Vec<Named<'_>>, BoxError> {
+        if self.faults.unnamed {
+            return Ok(Vec::new());
+        }
+        let mut all: Vec<Named<'_>> = self.layout.model(&self.parameters).collect();
+        all.push(Named {
+            name: "model.running".to_owned(),
+            dtype: Dtype::F64,
+            shape: Vec::new(),
+            bytes: self.running.to_le_bytes().to_vec().into(),
+        });
+        all.extend(self.optimizer.tensors(&self.layout));
+        Ok(all)
+    }
+
+    fn load(&mut self, from: &mut Load<'_>) -> Result<(), BoxError> {
+        if self.faults.unnamed {
+            let state = from.bytes(STATE)?.ok_or("it is not picked")?;
+            return self.decode(&state).then_some(()).ok_or("of another".into());
+        }
+        let mut running = self.running.to_le_bytes();
+        let mut rooms = self.layout.model_rooms(&mut self.parameters);
+        rooms.push(Room {
+            name: "model.running".to_owned(),
+            dtype: Dtype::F64,
+            shape: Vec::new(),
+            into: &mut running,
+        });
+        from.fill(rooms)?;
+        self.running = f64::from_le_bytes(running);
+        Ok(self.optimizer.load(&self.layout, from)?)
     }
 }

@@ -13,7 +13,7 @@ use super::judge::shorten;
 use super::transport::Connector;
 use crate::error::Kind;
 use crate::location::Location;
-use crate::options::{Options, Variables};
+use crate::options::{ALLOW_HTTP, Options, Variables};
 use crate::profile::{Profile, profile};
 
 /// The smallest part that S3 takes, but for an upload's last one.
@@ -62,7 +62,7 @@ fn endpoint(name: &str, url: &str, options: &Options) -> Result<(String, bool), 
             Ok((host.to_owned(), true))
         }
         Some(("http", _)) => Err(setup(format!(
-            "{name} is {url}, where everybody on the way could read and change what is stored: use https, or allow plain HTTP (docs/stores.md)"
+            "{name} is {url}, where everybody on the way could read and change what is stored: use https, or set {ALLOW_HTTP}=true if the network is your own"
         ))),
         _ => Err(setup(format!("{name} is {url}: write https://HOST:PORT"))),
     }

@@ -84,6 +84,33 @@ impl Folder {
     }
 }
 
+/// Removes a directory of this name with all that is in it. Links are removed, not followed.
+pub(super) fn remove(dir: &OwnedFd, name: &str) -> io::Result<()> {
+    remove_below(dir, name, DEPTH)
+}
+
+fn remove_below(dir: &OwnedFd, name: &str, depth: usize) -> io::Result<()> {
+    let inside = unix::openat(dir, name, DIRECTORY, Mode::empty())?;
+    for entry in unix::Dir::read_from(&inside)? {
+        let entry = entry?;
+        let Ok(below) = entry.file_name().to_str() else {
+            return Err(io::Error::other("a name in it is none of Muster's"));
+        };
+        if below == "." || below == ".." {
+            continue;
+        }
+        let removed = match unix::unlinkat(&inside, below, AtFlags::empty()) {
+            Err(Errno::ISDIR | Errno::PERM) if depth > 0 => remove_below(&inside, below, depth - 1),
+            other => other.map_err(io::Error::from),
+        };
+        match removed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(unix::unlinkat(dir, name, AtFlags::REMOVEDIR)?)
+}
+
 fn is_directory(stat: &unix::Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::Directory
 }

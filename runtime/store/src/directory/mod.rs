@@ -15,7 +15,7 @@ mod upload;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -80,7 +80,7 @@ impl Folder {
                 ..StoreError::new(Flavour::Directory, kind, "open", place).said(match errno {
                     Errno::NOENT => "no such directory: create it".to_owned(),
                     Errno::NOTDIR => "it is no directory".to_owned(),
-                    errno => io::Error::from(errno).to_string(),
+                    errno => words(&errno.into()),
                 })
             }
         })?;
@@ -105,6 +105,14 @@ impl Folder {
         Self {
             shown: self.shown.join(folder),
             below,
+            reader: Arc::default(),
+            ..self.clone()
+        }
+    }
+
+    /// The same folder, with a reader of its own.
+    pub(crate) fn afresh(&self) -> Self {
+        Self {
             reader: Arc::default(),
             ..self.clone()
         }
@@ -154,16 +162,16 @@ impl Folder {
         }
     }
 
-    /// Writes the object in place of what has its name. Durable when it returns.
+    /// Writes the object in place of what has its name. Not synced: it is read while its writer lives,
+    /// and means nothing afterwards.
     pub(crate) fn put(&self, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
-        let put = || {
+        let put = || -> io::Result<()> {
             let (dir, last) = self.make_parents(name)?;
             let mut file = Temporary::new(dir.as_fd())?;
             file.write_all(bytes)?;
-            file.sync_all()?;
             unix::renameat(&dir, file.name(), &dir, last)?;
             file.done();
-            sync(dir.as_fd())
+            Ok(())
         };
         put().map_err(|error| self.error("write", name, error))
     }
@@ -219,6 +227,9 @@ impl Folder {
 
     /// Removes the object, if it is there.
     pub(crate) fn delete(&self, name: &str) -> Result<(), StoreError> {
+        if let Some(reader) = self.reader.get() {
+            reader.forget(name);
+        }
         let delete = || -> io::Result<()> {
             let (dir, last) = self.parents(name)?;
             unix::unlinkat(&dir, last, AtFlags::empty())?;
@@ -233,6 +244,38 @@ impl Folder {
             Err(error) => Err(self.error("delete", name, error)),
             Ok(()) => Ok(()),
         }
+    }
+
+    /// As `/tmp` is: each user deletes its own only. One of another user is as its owner made it.
+    pub(crate) fn open_to_all(&self, folder: &str) {
+        if let Ok(below) = unix::openat(&self.root, folder, DIRECTORY, Mode::empty()) {
+            let _another_users = unix::fchmod(below, Mode::from_raw_mode(0o1777));
+        }
+    }
+
+    /// Removes the folder with all that is in it, also what a crash left there.
+    pub(crate) fn delete_folder(&self, folder: &str) -> Result<(), StoreError> {
+        if let Some(reader) = self.reader.get() {
+            reader.forget(folder);
+        }
+        let delete = || -> io::Result<()> {
+            let (dir, last) = self.parents(folder)?;
+            // What was known of them may be told of other directories soon: inodes are used again.
+            *self.durable() = Durable::default();
+            listing::remove(&dir, last)
+        };
+        match delete() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other.map_err(|error| self.error("delete", folder, error)),
+        }
+    }
+
+    /// The directory that holds the object of this name; what is missing of it is made.
+    pub(crate) fn directory_of(&self, name: &str) -> Result<Dir, StoreError> {
+        let made = self.make_parents(name);
+        let (dir, _) = made.map_err(|error| self.error("store", name, error))?;
+        let folders = split(name).0;
+        Ok(Dir::from_fd(dir, &self.shown.join(folders)))
     }
 
     fn reader(&self) -> io::Result<&source::Directory> {
@@ -316,6 +359,10 @@ impl Folder {
         // Its other name ends before the sync, so that both are one commit.
         drop(file);
         if linked {
+            let path = || format!("/proc/self/fd/{}/{name}", dir.as_raw_fd());
+            muster_fault::point_on("log.linked", || {
+                std::fs::read_to_string(path()).unwrap_or_default()
+            });
             sync(dir.as_fd()).map_err(|error| (true, error))?;
             if let Ok(id) = identity(dir.as_fd())
                 && let Some(names) = self.durable().names.get_mut(&id)
@@ -371,7 +418,7 @@ impl Folder {
 
 impl StoreError {
     fn with_source_said(self) -> Self {
-        let said = self.source.as_ref().map(io::Error::to_string);
+        let said = self.source.as_ref().map(words);
         self.said(said.unwrap_or_default())
     }
 }
@@ -485,6 +532,17 @@ fn sync(dir: BorrowedFd<'_>) -> io::Result<()> {
     match unix::fsync(dir) {
         Ok(()) | Err(Errno::INVAL | Errno::ROFS) => Ok(()),
         Err(errno) => Err(errno.into()),
+    }
+}
+
+/// What the system said, and to whom where rights are lacking.
+fn words(error: &io::Error) -> String {
+    match kind_of(error) {
+        Kind::Denied => {
+            let user = rustix::process::geteuid().as_raw();
+            format!("{error}, as user {user}")
+        }
+        _ => error.to_string(),
     }
 }
 

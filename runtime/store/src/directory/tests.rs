@@ -346,3 +346,122 @@ proptest::proptest! {
         proptest::prop_assert_eq!(all(&store, ""), names);
     }
 }
+
+/// Eight processes in lock step: the parent opens a slot to all of them at once, and waits for all
+/// answers before the next one.
+#[test]
+fn of_eight_processes_one_wins_a_hundred_times() {
+    use std::io::BufRead as _;
+    use std::process::{Command, Stdio};
+    const CHILD: &str = "MUSTER_TEST_STORE";
+    const NAME: &str = "directory::tests::of_eight_processes_one_wins_a_hundred_times";
+    if let Some(path) = std::env::var_os(CHILD) {
+        let store = open(Path::new(&path));
+        let me = std::process::id().to_le_bytes();
+        for line in io::stdin().lines() {
+            let created = store.create(&format!("log/{}", line.unwrap()), &me);
+            println!("\noutcome {:?}", created.unwrap());
+        }
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let mut children: Vec<_> = (0..8)
+        .map(|_| {
+            let mut child = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", NAME, "--nocapture"])
+                .env(CHILD, place.path())
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let lines = io::BufReader::new(child.stdout.take().unwrap()).lines();
+            (child.stdin.take().unwrap(), lines, child)
+        })
+        .collect();
+    let store = open(place.path());
+    for slot in 1..=100 {
+        for (stdin, _, _) in &mut children {
+            writeln!(stdin, "{slot}").unwrap();
+        }
+        let mut winners = Vec::new();
+        for (_, lines, child) in &mut children {
+            let mut lines = lines.map(Result::unwrap);
+            let said = lines.find_map(|line| line.strip_prefix("outcome ").map(str::to_owned));
+            match said.as_deref() {
+                Some("Created") => winners.push(child.id()),
+                Some("Exists") => {}
+                other => panic!("slot {slot}: {other:?}"),
+            }
+        }
+        let [winner] = winners[..] else {
+            panic!("slot {slot}: {winners:?}")
+        };
+        let there = store.get(&format!("log/{slot}"), 9).unwrap();
+        assert_eq!(there, winner.to_le_bytes());
+    }
+    for (stdin, lines, mut child) in children {
+        drop(stdin);
+        lines.for_each(drop);
+        child.wait().unwrap();
+    }
+}
+
+/// Runs `test` in a thread with a mount namespace of its own, on a tmpfs of 256 KiB that goes when the
+/// thread ends. Without the right to mount it is skipped, and says so.
+fn on_tiny_disk(test: impl FnOnce(&Path) + Send) {
+    use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+    let place = tempfile::tempdir().unwrap();
+    let path: &Path = place.path();
+    std::thread::scope(|scope| {
+        let done = scope.spawn(move || {
+            let namespace = rustix::thread::UnshareFlags::NEWNS;
+            // SAFETY: only this thread leaves the shared mount namespace, and it ends here.
+            if let Err(error) = unsafe { rustix::thread::unshare_unsafe(namespace) } {
+                eprintln!("SKIPPED: no right to make a mount namespace ({error}); run as root");
+                return;
+            }
+            let all = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+            mount_change("/", all).unwrap();
+            let flags = MountFlags::empty();
+            mount("tmpfs", path, "tmpfs", flags, c"size=256k,mode=0700").unwrap();
+            test(path);
+        });
+        if let Err(panic) = done.join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+#[test]
+fn a_full_or_read_only_disk_creates_nothing_and_says_what_to_do() {
+    on_tiny_disk(|disk| {
+        let path = disk.join("store");
+        std::fs::create_dir(&path).unwrap();
+        let store = open(&path);
+        store.probe().unwrap();
+        assert_eq!(store.create("log/1", b"x").unwrap(), Created::Created);
+        let filler = disk.join("filler");
+        let mut file = File::create(&filler).unwrap();
+        while file.write_all(&[1; 512]).is_ok() {}
+        drop(file);
+        let refused = |kind, fix: &str| {
+            let created = store.create("log/2", &[1; 9000]).map(|_| ());
+            for error in [created.unwrap_err(), open(&path).probe().unwrap_err()] {
+                assert_eq!(error.kind, kind, "{error}");
+                assert!(!error.unknown && error.to_string().contains(fix), "{error}");
+            }
+        };
+        refused(Kind::Full, "free space");
+        assert_eq!(store.get("log/2", 9999).unwrap_err().kind, Kind::NotFound);
+        assert_eq!(store.get("log/1", 9).unwrap(), b"x");
+        std::fs::remove_file(&filler).unwrap();
+        let again = store.create("log/2", &[1; 9000]);
+        assert_eq!(again.unwrap(), Created::Created);
+        store.delete("log/2").unwrap();
+
+        let flags = rustix::mount::MountFlags::RDONLY;
+        rustix::mount::mount_remount(disk, flags, c"").unwrap();
+        refused(Kind::ReadOnly, "mount it writable");
+        assert_eq!(open(&path).get("log/1", 9).unwrap(), b"x");
+    });
+}

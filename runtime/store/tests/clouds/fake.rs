@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::http::{Request, Response};
+use super::http::{Request, Response};
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Faults {

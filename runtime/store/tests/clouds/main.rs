@@ -24,6 +24,8 @@ mod reading;
 #[cfg(test)]
 mod records;
 #[cfg(test)]
+mod saving;
+#[cfg(test)]
 mod server;
 #[cfg(test)]
 mod tls;

@@ -1,61 +1,19 @@
 //! Against SeaweedFS: `MUSTER_TEST_WEED` names its program.
 
-use std::process::Command;
-
 use muster_store::{Checksum, Created, Kind, Patience, Store, Verified};
 
 use crate::bed::{all, bytes, go_on, hasty, options, race, s3};
 use crate::http::Response;
 use crate::proxy::{Fault, Proxy, Server};
-use crate::server::{Running, ports};
-
-const CONFIG: &str = r#"{"identities":[{"name":"t","credentials":[{"accessKey":"test","secretKey":"testsecret"}],"actions":["Admin","Read","Write","List","Tagging"]}]}"#;
+use crate::server::{self, Running};
 
 fn start() -> (Running, u16) {
-    let all = ports::<14>();
-    let mut server = Running::start("MUSTER_TEST_WEED", |place, command| {
-        arguments(place, command, &all);
-    });
-    for part in ["admin", "filer", "master", "s3", "volume"] {
-        let socket = |port| format!("/tmp/seaweedfs-{part}-grpc-{port}.sock").into();
-        server.litter.extend(all.iter().map(socket));
-    }
-    let store = s3("s3://bucket", all[0], hasty());
-    server.until(|| match store.create("ready", b"") {
-        Ok(_) => Ok(()),
-        Err(error) => Err(error.to_string()),
-    });
-    (server, all[0])
-}
-
-fn arguments(place: &std::path::Path, command: &mut Command, ports: &[u16]) {
-    std::fs::write(place.join("s3.json"), CONFIG).unwrap();
-    std::fs::create_dir(place.join("data")).unwrap();
-    command
-        .env("S3_BUCKET", "bucket,other-bucket")
-        .args(["mini", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-dir=data"])
-        .args(["-s3.config=s3.json", "-master.telemetry=false"])
-        .args(["-s3.port.iceberg=0", "-s3.port.lance=0"])
-        .args(["-filer.localSocket=filer.sock", "-s3.localSocket=s3.sock"]);
-    let flags = [
-        "s3.port",
-        "s3.port.grpc",
-        "master.port",
-        "master.port.grpc",
-        "volume.port",
-        "volume.port.grpc",
-        "volume.port.public",
-        "filer.port",
-        "filer.port.grpc",
-        "filer.port.public",
-        "admin.port",
-        "admin.port.grpc",
-        "webdav.port",
-        "debug.port",
-    ];
-    for (flag, port) in flags.iter().zip(ports) {
-        command.arg(format!("-{flag}={port}"));
-    }
+    server::seaweedfs(
+        |port| match s3("s3://bucket", port, hasty()).create("ready", b"") {
+            Ok(_) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        },
+    )
 }
 
 fn store(port: u16) -> Store {

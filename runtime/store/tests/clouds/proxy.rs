@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::fake::Fake;
-use crate::http::{Request, Response};
+use super::fake::Fake;
+use super::http::{Request, Response};
 
 /// What goes wrong with one request.
 #[derive(Clone, Debug)]

@@ -73,3 +73,64 @@ pub(crate) fn ports<const N: usize>() -> [u16; N] {
         .collect();
     std::array::from_fn(|at| held[at].local_addr().unwrap().port())
 }
+
+const SEAWEEDFS: &str = r#"{"identities":[{"name":"t","credentials":[{"accessKey":"test","secretKey":"testsecret"}],"actions":["Admin","Read","Write","List","Tagging"]}]}"#;
+
+/// SeaweedFS, with the buckets `bucket` and `other-bucket`, once `ready` says that its port answers.
+pub(crate) fn seaweedfs(mut ready: impl FnMut(u16) -> Result<(), String>) -> (Running, u16) {
+    let all = ports::<14>();
+    let mut server = Running::start("MUSTER_TEST_WEED", |place, command| {
+        seaweedfs_arguments(place, command, &all);
+    });
+    for part in ["admin", "filer", "master", "s3", "volume"] {
+        let socket = |port| format!("/tmp/seaweedfs-{part}-grpc-{port}.sock").into();
+        server.litter.extend(all.iter().map(socket));
+    }
+    server.until(|| ready(all[0]));
+    (server, all[0])
+}
+
+fn seaweedfs_arguments(place: &Path, command: &mut Command, ports: &[u16]) {
+    std::fs::write(place.join("s3.json"), SEAWEEDFS).unwrap();
+    std::fs::create_dir(place.join("data")).unwrap();
+    command
+        .env("S3_BUCKET", "bucket,other-bucket")
+        .args(["mini", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-dir=data"])
+        .args(["-s3.config=s3.json", "-master.telemetry=false"])
+        .args(["-s3.port.iceberg=0", "-s3.port.lance=0"])
+        .args(["-filer.localSocket=filer.sock", "-s3.localSocket=s3.sock"]);
+    let flags = [
+        "s3.port",
+        "s3.port.grpc",
+        "master.port",
+        "master.port.grpc",
+        "volume.port",
+        "volume.port.grpc",
+        "volume.port.public",
+        "filer.port",
+        "filer.port.grpc",
+        "filer.port.public",
+        "admin.port",
+        "admin.port.grpc",
+        "webdav.port",
+        "debug.port",
+    ];
+    for (flag, port) in flags.iter().zip(ports) {
+        command.arg(format!("-{flag}={port}"));
+    }
+}
+
+/// `rclone serve s3`, which ignores conditions, with the bucket `bucket`.
+pub(crate) fn rclone(mut ready: impl FnMut(u16) -> Result<(), String>) -> (Running, u16) {
+    let [port] = ports();
+    let mut server = Running::start("MUSTER_TEST_RCLONE", |place, command| {
+        std::fs::create_dir_all(place.join("data/bucket")).unwrap();
+        command
+            .env("RCLONE_CONFIG", place.join("none"))
+            .args(["serve", "s3", "--auth-key", "test,testsecret", "--addr"])
+            .arg(format!("127.0.0.1:{port}"))
+            .arg("data");
+    });
+    server.until(|| ready(port));
+    (server, port)
+}

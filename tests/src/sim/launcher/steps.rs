@@ -428,6 +428,7 @@ impl Launcher {
             code: 137,
             signal: Some(9),
             hung: true,
+            damaged: None,
             at_ms: 0,
             tail: String::new(),
         };

@@ -99,6 +99,11 @@ impl Bed {
         bed
     }
 
+    /// Another flag of every `muster run` from now on.
+    pub(crate) fn flag(&mut self, flag: &str) {
+        self.flags.push(flag.to_owned());
+    }
+
     /// Another script than `worker.py`, with the flags that belong to it.
     pub(crate) fn script(&mut self, argv: &[&str]) {
         self.script = argv.iter().map(|a| (*a).to_owned()).collect();
@@ -140,9 +145,9 @@ impl Bed {
     }
 
     /// The node's folder; home, state and sockets lie in it.
-    fn home(&self, node: usize) -> PathBuf {
+    pub(super) fn home(&self, node: usize) -> PathBuf {
         let dir = self.path(&format!("n{node}"));
-        for name in ["run", "state", "tmp"] {
+        for name in ["run", "state", "tmp", "points"] {
             std::fs::create_dir_all(dir.join(name)).unwrap();
             if self.users.is_some() {
                 open_to_all(&dir);
@@ -168,6 +173,7 @@ impl Bed {
             .env("XDG_RUNTIME_DIR", home.join("run"))
             .env("XDG_STATE_HOME", home.join("state"))
             .env("TMPDIR", home.join("tmp"))
+            .env(muster_fault::FOLDER, home.join("points"))
             .env("MUSTER_LOG", "info")
             .env("MUSTER_MDNS", "false")
             .envs(self.env.iter().cloned())
@@ -296,6 +302,18 @@ impl Bed {
     /// `muster checkpoint`: whether all ranks saved, and what it said.
     pub(crate) fn checkpoint(&self, node: usize, more: &[&str]) -> (bool, String) {
         Self::checkpointed(self.begin_checkpoint(node, more))
+    }
+
+    /// A command that asks the node's agent: whether it went well, and what it said.
+    pub(crate) fn muster(&self, node: usize, args: &[&str]) -> (bool, String) {
+        let command = process::Command::new(program("muster"))
+            .args(args)
+            .arg("--socket")
+            .arg(self.socket(node))
+            .stdout(process::Stdio::piped())
+            .stderr(process::Stdio::piped())
+            .spawn();
+        Self::checkpointed(command.unwrap())
     }
 
     /// `muster checkpoint`, which goes on by itself.
@@ -435,7 +453,15 @@ impl Bed {
 
     /// The newest generation, if it is one as [`group`](Self::group) waits for.
     pub(crate) fn newest(&self, nodes: &[usize], after: u64) -> Option<Group> {
-        let group = events::groups(&self.events()).pop()?;
+        let events = self.events();
+        let groups = events::groups(&events).into_iter();
+        // Not by number, of which a job that began anew has others, nor by time, where a clock jumps.
+        let last = |group: &Group| {
+            let of = |r: &Noted, e: &Noted| (r.pid, r.generation) == (e.pid, e.generation);
+            let is = |e: &Noted| e.event == "start" && group.ranks.iter().any(|r| of(r, e));
+            events.iter().rposition(is)
+        };
+        let group = groups.max_by_key(last)?;
         let mut have = group.nodes();
         have.sort_unstable();
         let new = group.ranks.iter().all(|r| r.t > after);

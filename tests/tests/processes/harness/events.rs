@@ -23,6 +23,9 @@ pub(crate) struct Noted {
     /// Of `stepper.py`.
     #[serde(default)]
     pub(crate) step: u64,
+    /// Of `trainer.py`.
+    #[serde(default)]
+    pub(crate) digest: String,
 }
 
 /// All ranks of one generation, by rank.
@@ -77,7 +80,10 @@ pub(crate) fn groups(events: &[Noted]) -> Vec<Group> {
     let mut by_key: BTreeMap<(u64, &str), Vec<Noted>> = BTreeMap::new();
     for start in events.iter().filter(|e| e.event == "start") {
         let key = (start.generation, start.master.as_str());
-        by_key.entry(key).or_default().push(start.clone());
+        let ranks = by_key.entry(key).or_default();
+        // A start that was given up, as the leader's agent was killed, is tried again.
+        ranks.retain(|r| (r.rank, &r.node) != (start.rank, &start.node));
+        ranks.push(start.clone());
     }
     let mut masters = BTreeSet::new();
     let mut found = Vec::new();

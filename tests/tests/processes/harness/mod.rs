@@ -5,13 +5,16 @@ mod bed;
 mod events;
 mod follow;
 mod hosts;
+mod points;
 mod procs;
+mod store;
 
 pub(crate) use bed::Bed;
 pub(crate) use events::{Group, Noted};
 pub(crate) use follow::{Follow, Trained, python};
 pub(crate) use hosts::Hosts;
 pub(crate) use procs::started;
+pub(crate) use store::{committed, metrics};
 
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};

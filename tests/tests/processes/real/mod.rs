@@ -1,9 +1,16 @@
 //! On loopback, with a worker that needs no PyTorch.
 
 mod agents;
+mod buckets;
+mod drill;
 mod faults;
 mod growth;
+mod keeping;
 mod progress;
-mod saves;
+mod replicas;
+pub(crate) mod saves;
+mod store_faults;
+mod terminated;
+mod triggers;
 mod two_nodes;
 mod users;

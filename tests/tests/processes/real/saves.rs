@@ -1,71 +1,103 @@
 //! Checkpoints that outlive every process: saved by slots, committed in the job's log, restored by whatever nodes
 //! come next.
 
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 
+use muster_store::{Location, Options, Store, Variables};
 use nix::sys::signal::Signal;
 
 use crate::ground::program;
 use crate::harness::{Bed, Group, Noted};
 
 /// A store, and a job of nodes whose workers save every so many steps.
-struct Saves {
-    bed: Bed,
-    store: tempfile::TempDir,
+pub(crate) struct Saves {
+    pub(crate) bed: Bed,
+    /// The job's folder.
+    pub(crate) store: Store,
+    /// Of a store that is one.
+    directory: Option<tempfile::TempDir>,
 }
 
 impl Saves {
     fn new(nodes: &str, mib: usize, every: u64) -> Saves {
-        let store = tempfile::tempdir().unwrap();
-        let dir = format!("--store={}", store.path().display());
-        let mut bed = Bed::new(&[&format!("--nnodes={nodes}"), &dir, "--max-restarts=1"]);
+        Saves::with(&["--max-restarts=1"], nodes, mib, every)
+    }
+
+    /// With flags of its own.
+    pub(crate) fn with(flags: &[&str], nodes: &str, mib: usize, every: u64) -> Saves {
+        let directory = tempfile::tempdir().unwrap();
+        let location = Location::Directory(directory.path().to_owned());
+        let store = Store::open(&location, &Options::new(Variables::default())).unwrap();
+        let mut saves = Saves::at(&location.to_string(), &store, flags, nodes, mib, every);
+        saves.directory = Some(directory);
+        saves
+    }
+
+    /// In this store, which is where the launchers are told that it is.
+    pub(crate) fn at(
+        location: &str,
+        store: &Store,
+        flags: &[&str],
+        nodes: &str,
+        mib: usize,
+        every: u64,
+    ) -> Saves {
+        let (nodes, store_flag) = (format!("--nnodes={nodes}"), format!("--store={location}"));
+        let mut bed = Bed::new(&[&[&nodes[..], &store_flag], flags].concat());
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();
         let (events, control) = (text(bed.path("events")), text(bed.path("control")));
         let (mib, every) = (mib.to_string(), every.to_string());
         bed.script(&["--", &program("saver"), &events, &control, &mib, &every]);
-        Saves { bed, store }
+        Saves {
+            bed,
+            store: store.within("job").unwrap(),
+            directory: None,
+        }
+    }
+
+    /// The job's folder, in a store that is a directory.
+    pub(crate) fn folder(&self) -> PathBuf {
+        self.directory.as_ref().unwrap().path().join("job")
     }
 
     /// Starts these, and waits until they train together.
-    fn train(&mut self, nodes: &[usize], after: u64) -> Group {
+    pub(crate) fn train(&mut self, nodes: &[usize], after: u64) -> Group {
         for node in nodes {
             self.bed.run(*node, nodes[0]);
         }
         self.bed.group(nodes, after)
     }
 
-    fn noted(&self, event: &str, generation: u64) -> Vec<Noted> {
+    pub(crate) fn noted(&self, event: &str, generation: u64) -> Vec<Noted> {
         let all = self.bed.events().into_iter();
         all.filter(|e| e.event == event && e.generation == generation)
             .collect()
     }
 
     /// Waits for the first steps: by then their launchers know that all ranks have attached.
-    fn trains(&self, group: &Group) {
+    pub(crate) fn trains(&self, group: &Group) {
         self.bed
             .until("it trains", |bed| bed.has_met(group.generation, 20));
     }
 
     /// The steps whose commits are in the log.
-    fn committed(&self) -> Vec<u64> {
-        let log = self.store.path().join("job/log");
-        let mut entries: Vec<(u64, serde_json::Value)> = std::fs::read_dir(log)
-            .into_iter()
-            .flatten()
-            .filter_map(|entry| {
-                let path = entry.ok()?.path();
-                let seq = path.file_stem()?.to_str()?.parse().ok()?;
-                let text = std::fs::read_to_string(&path).ok()?;
-                Some((seq, serde_json::from_str(&text).ok()?))
-            })
-            .collect();
-        entries.sort_by_key(|(seq, _)| *seq);
-        let step = |(_, entry): &(u64, serde_json::Value)| entry["body"]["commit"]["step"].as_u64();
-        entries.iter().filter_map(step).collect()
+    pub(crate) fn committed(&self) -> Vec<u64> {
+        let mut names = Vec::new();
+        let listed = self.store.list("log", &mut |entry| {
+            names.push(entry.name);
+            ControlFlow::Continue(())
+        });
+        listed.unwrap();
+        let entry = |name: &String| -> Option<serde_json::Value> {
+            serde_json::from_slice(&self.store.get(name, 1 << 20).ok()?).ok()
+        };
+        let step = |entry: serde_json::Value| entry["body"]["commit"]["step"].as_u64();
+        names.iter().filter_map(entry).filter_map(step).collect()
     }
 
     /// The step that every rank of a generation restored, the same on all.
-    fn restored(&self, group: &Group) -> u64 {
+    pub(crate) fn restored(&self, group: &Group) -> u64 {
         let of = |saves: &Saves| saves.noted("restored", group.generation);
         let world = group.ranks.len();
         self.bed
@@ -140,7 +172,7 @@ fn what_is_sealed_is_committed_though_every_worker_dies_at_once() {
     let mut saves = Saves::new("2", 3, 1_000_000);
     let first = saves.train(&[0, 1], 0);
     saves.trains(&first);
-    let (ok, said) = saves.bed.checkpoint(0, &[]);
+    let (ok, said) = saves.bed.checkpoint(0, &["--sealed"]);
     assert!(ok, "{said}");
     // All ranks have sealed; how far the writing is nobody knows.
     for node in [0, 1] {

@@ -90,15 +90,15 @@ fn a_decision_waits_for_a_store_that_cannot_be_written() {
     let at = bed.kill(zero);
     bed.until("its user reads why", |bed| {
         let said = bed.said(one);
-        said.contains("it cannot be written: Permission denied")
-            && said.contains(&format!("let user {USER} write there"))
+        said.contains(&format!("Permission denied (os error 13), as user {USER}"))
+            && said.contains("let the job's user write there")
     });
-    let trouble = bed.history(one, "trouble");
-    assert!(
-        trouble
-            .iter()
-            .any(|e| e["text"].to_string().contains("cannot be written"))
-    );
+    // The launcher tells its user before it tells the agent.
+    bed.until("the job's history has it", |bed| {
+        let trouble = bed.history(one, "trouble");
+        let mut texts = trouble.iter().map(|e| e["text"].to_string());
+        texts.any(|text| text.contains("cannot create") && text.contains("Permission denied"))
+    });
     mode(&log, 0o700);
     bed.group(&[one], at);
     bed.until("and that it is over", |bed| {
@@ -121,7 +121,8 @@ fn a_store_that_the_user_cannot_write_is_refused_by_the_launcher() {
     assert_eq!(bed.ended(0), Some(1));
     let said = bed.said(0);
     assert!(
-        said.contains(&format!("let user {USER} write there")),
+        said.contains(&format!("as user {USER}"))
+            && said.contains("let the job's user write there"),
         "{said}"
     );
 }

@@ -1,6 +1,5 @@
 //! State directories, and logs, that cannot be written while a job runs.
 
-use std::ffi::CString;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -8,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use muster_protocol::local::Query;
 
-use crate::ground::{ask, program, without_our_environment};
+use crate::ground::{ask, disk, program, without_our_environment};
 use crate::support::{Bed, Proc, events, until};
 
 /// Three nodes, of which `b` has the disk. Node c dies while b cannot write: b abstains, and
@@ -86,31 +85,11 @@ fn a_voter_whose_state_directory_is_not_writable_abstains_and_recovers() {
     abstains_and_recovers(bed, start, fill, heal);
 }
 
-/// Mounts a small disk that only this test sees; false without the right to.
-fn small_disk(at: &Path) -> bool {
-    std::fs::create_dir_all(at).unwrap();
-    let target = CString::new(at.to_str().unwrap()).unwrap();
-    // SAFETY: plain calls with strings that end in a zero. The new mount namespace is this thread's
-    // and its children's, and goes with them.
-    unsafe {
-        if libc::unshare(libc::CLONE_NEWNS) != 0 {
-            return false;
-        }
-        let private = libc::MS_REC | libc::MS_PRIVATE;
-        let none = std::ptr::null();
-        let made = libc::mount(none, c"/".as_ptr(), none, private, std::ptr::null());
-        let tmpfs = c"tmpfs".as_ptr();
-        let size = c"size=256k,mode=700".as_ptr().cast();
-        made == 0 && libc::mount(tmpfs, target.as_ptr(), tmpfs, 0, size) == 0
-    }
-}
-
 #[test]
 fn a_full_disk_holds_up_a_new_job_until_there_is_room_and_no_old_one() {
     let mut bed = Bed::new();
     let state = bed.path("b/state");
-    if !small_disk(&state) {
-        eprintln!("skipped: mounting a small disk takes root");
+    if !disk::small(&state, 256) {
         return;
     }
     let _agents = [bed.agent("a", &[]), bed.agent("c", &["a"])];

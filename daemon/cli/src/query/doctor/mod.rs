@@ -10,11 +10,14 @@ mod limits;
 mod network;
 mod storage;
 
-use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use muster_daemon::config::{self, AgentConfig, Inputs};
+use muster_store::Location;
 use serde_json::{Value, json};
+
+use crate::stores;
 
 use super::output::{Failure, Style, Tone, clean, put, put_json};
 
@@ -24,9 +27,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// `muster doctor`
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Also check a directory that jobs are to use as their store
-    #[arg(long, value_name = "DIR")]
-    store: Option<PathBuf>,
+    /// Also check a directory or bucket that jobs are to use as their store
+    #[arg(
+        long,
+        value_name = "LOCATION",
+        value_parser = OsStringValueParser::new().try_map(stores::parse)
+    )]
+    store: Option<Location>,
     #[command(flatten)]
     common: super::Common,
 }
@@ -117,8 +124,8 @@ pub(super) async fn main(args: &Args, style: &Style) -> Result<(), Failure> {
         checks.push(storage::state_dir(dir));
     }
     checks.push(gpu::check());
-    if let Some(dir) = args.store.clone() {
-        checks.extend(within("store", move || vec![storage::store(&dir)]).await);
+    if let Some(location) = args.store.clone() {
+        checks.extend(within("store", move || vec![storage::store(&location)]).await);
     }
     let failed = checks.iter().any(|c| c.verdict == Verdict::Fail);
     if args.common.out.json() {

@@ -1,12 +1,9 @@
 //! The state directory, and a store.
 
-use std::fs::OpenOptions;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use muster_daemon::state::refused_file_system;
-use muster_daemon::storedir::StoreDir;
+use muster_store::{Location, Options, Patience, Store};
 use nix::sys::statvfs::statvfs;
 use nix::unistd::{AccessFlags, access};
 
@@ -66,42 +63,25 @@ pub(super) fn state_dir(dir: &Path) -> Check {
     }
 }
 
-/// Probes a store as an agent does: create-only must hold. Blocking.
-pub(super) fn store(dir: &Path) -> Check {
+/// Probes a store as a launcher does: create-only must hold. Blocking.
+pub(super) fn store(location: &Location) -> Check {
     const NAME: &str = "store";
-    let shown = dir.display();
-    let opened = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_DIRECTORY)
-        .open(dir);
-    let fd: OwnedFd = match opened {
-        Ok(file) => file.into(),
-        Err(error) => {
-            return Check::fail(
-                NAME,
-                format!("{shown}: {error}"),
-                "name a directory that every node mounts and this user may write to",
-            );
-        }
-    };
-    match StoreDir::open(fd) {
-        Err(error) => Check::fail(
-            NAME,
-            format!("{shown}: {error}"),
-            "see the end of the line above",
-        ),
-        Ok(store) => {
-            let ms = store.latency().as_secs_f64() * 1e3;
+    let probed = Store::open(location, &Options::of_process())
+        .and_then(|store| store.with_patience(Patience::brief()).probe());
+    match probed {
+        Err(error) => Check::fail(NAME, error.to_string(), "see the end of the line above"),
+        Ok(probed) => {
+            let ms = probed.latency.as_secs_f64() * 1e3;
             let detail = format!(
-                "{shown} keeps create-only promises, a create takes {}, id {}: the id must be the same on every node",
+                "{location} keeps create-only promises, a create takes {}, id {}: the id must be the same on every node",
                 duration_ms(ms),
-                store.uuid()
+                probed.uuid
             );
             if ms > SLOW {
                 Check::warn(
                     NAME,
                     detail,
-                    "each decision waits for it: use a faster file system, or none (members decide then)",
+                    "each decision waits for it: use a faster store, or none (members decide then)",
                 )
             } else {
                 Check::ok(NAME, detail)
@@ -127,13 +107,17 @@ mod tests {
     #[test]
     fn a_store_is_probed_and_left_as_it_was() {
         let dir = tempfile::tempdir().unwrap();
+        let store = |path: &Path| store(&Location::Directory(path.to_owned()));
         let first = store(dir.path());
         assert_eq!(first.verdict, Verdict::Ok, "{first:?}");
-        let names: Vec<_> = std::fs::read_dir(dir.path())
-            .unwrap()
-            .map(|e| e.unwrap().file_name())
-            .collect();
-        assert_eq!(names, ["muster-store"]);
+        let entries = std::fs::read_dir(dir.path()).unwrap();
+        let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["muster-probe", "muster-store"]);
+        assert!(
+            std::fs::remove_dir(dir.path().join("muster-probe")).is_ok(),
+            "it is empty"
+        );
         assert_eq!(store(&dir.path().join("none")).verdict, Verdict::Fail);
         assert_eq!(store(Path::new("/proc")).verdict, Verdict::Fail);
     }

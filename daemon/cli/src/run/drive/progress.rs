@@ -125,6 +125,11 @@ impl Progress {
         self.verdict.over();
     }
 
+    /// How long the ranks' steps usually take; zero while nobody knows.
+    pub(super) fn usual_step(&self) -> Span {
+        self.watch.usual_step().unwrap_or_default()
+    }
+
     /// All ranks move again: whoever was to be ended is left alone.
     pub(super) fn moves(&mut self) {
         self.verdict.over();
@@ -144,7 +149,7 @@ impl Progress {
 impl Driver {
     /// Looks at how far the workers are.
     pub(super) fn watch_progress(&mut self, session: &mut Session) {
-        if session.expects_progress(now()) {
+        if session.expects_progress(now()) && !self.telling.holds() {
             let points = self.workers.points();
             if let Some(stalled) = self.progress.watch.look(points, now()) {
                 session.handle(Event::Stalled(stalled), now());

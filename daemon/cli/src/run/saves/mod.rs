@@ -5,24 +5,32 @@
 //! again, the agent says ([`SaveAsk`]); what happens to the slots it is told ([`SaveNews`]). Everything
 //! that blocks is done by threads, and the driver never waits for them.
 
+mod cache;
+mod keeping;
 mod making;
+pub mod replicas;
 mod writing;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use muster_checkpoint::part::Kept;
+use muster_checkpoint::persist::Options;
 use muster_checkpoint::slot::{Sealed, Slot, State};
 use muster_protocol::checkpoint::{Copy, Found, Save, SlotId, Written};
 use muster_protocol::control::slots::{Given, SLOTS};
 use muster_protocol::local::{MAX_PARTS, SaveAsk, SaveNews, Start, short};
 use muster_protocol::{Digest, Span, Time};
+use muster_store::Store;
 use tokio::sync::mpsc;
 
+use crate::kept::{Folder, Rules};
+pub use cache::Cache;
+use keeping::Keeping;
 pub use making::Ask;
 use making::Made;
+use replicas::Replicas;
 use writing::{Task, Writer};
 
 /// Between two words about how far a file is.
@@ -44,11 +52,36 @@ pub trait Ranks {
     fn runs(&self, k: u16) -> bool;
 }
 
+/// How checkpoints reach a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum CheckpointIo {
+    /// By a few threads
+    #[default]
+    Threads,
+    /// Through io_uring, which many containers forbid: then as by threads
+    IoUring,
+}
+
+impl CheckpointIo {
+    fn options(self) -> Options {
+        Options {
+            ring: self == CheckpointIo::IoUring,
+            ..Options::default()
+        }
+    }
+}
+
 /// Where checkpoints go.
 #[derive(Clone, Debug)]
 pub struct Place {
     /// The job's folder in its store.
-    pub path: PathBuf,
+    pub store: Store,
+    /// Where that is, for commands.
+    pub location: String,
+    /// Where copies of this node's files are kept, too.
+    pub cache: Option<Cache>,
+    /// How files are written.
+    pub io: CheckpointIo,
     /// The job's id, for people who read a manifest.
     pub job: String,
 }
@@ -105,6 +138,9 @@ pub enum Done {
     Made(Made),
     Wrote(SlotId, Save, Result<Kept, writing::Failure>),
     Assembled(Save, Result<(Digest, u32), String>),
+    /// Something for people.
+    Said(String),
+    Kept(keeping::Word),
 }
 
 /// What is to be told.
@@ -128,12 +164,20 @@ pub struct Saves {
     /// Parts of a manifest that is to be made, as they arrive.
     parts: Option<(Save, Vec<Written>)>,
     writer: Option<Writer>,
+    /// What is held in memory; none without a store.
+    replicas: Option<Replicas>,
+    keeping: Keeping,
     done: (mpsc::UnboundedSender<Done>, mpsc::UnboundedReceiver<Done>),
 }
 
 impl Saves {
-    pub fn new(place: Option<Place>, budget: u64) -> Saves {
+    pub fn new(place: Option<Place>, budget: u64, rules: Rules) -> Saves {
+        let done = mpsc::unbounded_channel();
+        let folder = (place.as_ref()).map(|place| Folder::probed(place.store.clone()));
+        let location = place.as_ref().map(|place| place.location.clone());
+        let location = location.unwrap_or_default();
         Saves {
+            keeping: Keeping::new(folder, location, rules, done.0.clone()),
             place,
             budget,
             ranks: BTreeMap::new(),
@@ -142,12 +186,26 @@ impl Saves {
             writing: BTreeMap::new(),
             parts: None,
             writer: None,
-            done: mpsc::unbounded_channel(),
+            replicas: None,
+            done,
         }
+    }
+
+    /// Gives what is in slots to the job's workers, and has it copied to another node.
+    ///
+    /// # Errors
+    /// No thread is left.
+    pub fn share(&mut self, settings: replicas::Settings) -> std::io::Result<()> {
+        let done = self.done.0.clone();
+        self.replicas = Some(Replicas::start(settings, self.budget, done)?);
+        Ok(())
     }
 
     /// A generation's workers start.
     pub fn begins(&mut self, start: &Start) {
+        if let Some(replicas) = &mut self.replicas {
+            replicas.begins(start);
+        }
         self.generations.retain(|g| g.digest != start.digest);
         if self.generations.len() == GENERATIONS {
             self.generations.remove(0);
@@ -169,7 +227,8 @@ impl Saves {
             capacity: rank.slots[0].capacity().0,
             found: [rank.seen[0].found(), rank.seen[1].found()],
         };
-        self.ranks.iter().map(slots).collect()
+        let place = self.keeping.link_up().map(SaveNews::Keep);
+        self.ranks.iter().map(slots).chain(place).collect()
     }
 
     /// Whether there is anything to look at often.
@@ -180,12 +239,14 @@ impl Saves {
     /// Looks at what the workers ask for, and at what they have done to their slots.
     pub fn look(&mut self, workers: &impl Ranks, now: Time) -> Told {
         let mut told = Told::default();
-        for (k, ask) in workers.asks() {
-            self.asked(k, ask, workers, &mut told);
-        }
+        let asks = workers.asks();
         for (k, rank) in &mut self.ranks {
             let alive = workers.runs(*k);
-            look_at(*k, rank, alive, &mut told);
+            look_at(*k, rank, alive, self.replicas.as_ref(), &mut told);
+        }
+        // Behind the look: what was sealed before its worker asked for other slots is known by now, and kept.
+        for (k, ask) in asks {
+            self.asked(k, ask, workers, &mut told);
         }
         for (slot, writing) in &mut self.writing {
             let done = writing.done.load(Ordering::Relaxed);
@@ -235,6 +296,10 @@ impl Saves {
             return;
         }
         self.ranks.remove(&k);
+        if let Some(replicas) = &self.replicas {
+            replicas.part(k);
+            replicas.set_slots(used + ask.bytes() * SLOTS as u64);
+        }
         self.making.insert(k, ask.number);
         if let Err(error) = making::start(k, ask, self.done.0.clone()) {
             self.making.remove(&k);
@@ -261,6 +326,7 @@ impl Saves {
                     told.agent.push(writing::news(slot, save, result));
                 }
             }
+            Done::Said(text) => told.people.push(text),
             Done::Assembled(save, result) => told.agent.push(match result {
                 Ok((manifest, bytes)) => SaveNews::Assembled {
                     save,
@@ -272,6 +338,11 @@ impl Saves {
                     SaveNews::AssembleFailed { save, why }
                 }
             }),
+            Done::Kept(word) => {
+                let (news, text) = self.keeping.finished(word);
+                told.agent.extend(news.into_iter().map(SaveNews::Keep));
+                told.people.extend(text);
+            }
         }
         told
     }
@@ -297,11 +368,24 @@ impl Saves {
                 });
                 workers.give(k, ask, Given::Slots, Some(&rank.slots), 0);
                 self.ranks.insert(k, rank);
+                self.count_slots();
             }
             Err(error) => {
+                self.count_slots();
                 told.people.push(error.to_string());
                 workers.give(k, ask, Given::Memory, None, 0);
             }
+        }
+    }
+
+    /// What slots leave is for copies.
+    fn count_slots(&self) {
+        if let Some(replicas) = &self.replicas {
+            let slots = self
+                .ranks
+                .values()
+                .map(|rank| making::bytes_of(&rank.slots));
+            replicas.set_slots(slots.sum());
         }
     }
 
@@ -320,8 +404,15 @@ impl Saves {
                 self.free(slot);
                 None
             }
+            SaveAsk::Committed { generation, step } => {
+                if let Some(replicas) = &self.replicas {
+                    replicas.committed(generation, step);
+                }
+                None
+            }
             SaveAsk::Refuse { k } => {
                 self.ranks.remove(&k);
+                self.count_slots();
                 None
             }
             SaveAsk::Hold { manifest, .. } => Some(SaveNews::HoldFailed {
@@ -329,12 +420,13 @@ impl Saves {
                 why: "checkpoints need a store that all nodes share (--store)".into(),
             }),
             SaveAsk::Delete { name } => {
-                if let Some(place) = &self.place {
-                    writing::delete(place.path.clone(), name);
-                }
+                self.keeping.delete(name);
                 None
             }
+            SaveAsk::Review(review) => self.keeping.ask(review).map(SaveNews::Keep),
             SaveAsk::Assemble { save, parts, last } => self.assemble(save, parts, last),
+            // The driver's, who knows the workers.
+            SaveAsk::Skip { .. } | SaveAsk::Go { .. } | SaveAsk::Tell { .. } => None,
         }
         .into_iter()
         .collect()
@@ -372,7 +464,9 @@ impl Saves {
             save,
             rank,
             sealed,
-            place: place.path.clone(),
+            place: place.store.clone(),
+            cache: place.cache.clone(),
+            options: place.io.options(),
             stop: Arc::clone(&stop),
             done: Arc::clone(&done),
         };
@@ -402,6 +496,7 @@ impl Saves {
             && let Seen::Sealed(sealed, _) = std::mem::replace(seen, Seen::Free)
             && let Some(sealed) = Arc::into_inner(sealed)
         {
+            muster_fault::point("launcher.free");
             sealed.release();
         }
     }
@@ -456,7 +551,7 @@ impl Saves {
 }
 
 /// What became of a rank's slots since the last look.
-fn look_at(k: u16, rank: &mut Rank, alive: bool, told: &mut Told) {
+fn look_at(k: u16, rank: &mut Rank, alive: bool, replicas: Option<&Replicas>, told: &mut Told) {
     let mut torn = false;
     for (side, (slot, seen)) in (0u8..).zip(rank.slots.iter().zip(&mut rank.seen)) {
         let id = SlotId { k, side };
@@ -474,6 +569,7 @@ fn look_at(k: u16, rank: &mut Rank, alive: bool, told: &mut Told) {
             }
             (State::Sealed, Seen::Free | Seen::Filling { .. }) => match slot.take() {
                 Ok(Some(sealed)) => {
+                    muster_fault::point("launcher.taken");
                     if matches!(*seen, Seen::Free) {
                         let step = sealed.step;
                         told.agent.push(SaveNews::Filling { slot: id, step });
@@ -485,6 +581,9 @@ fn look_at(k: u16, rank: &mut Rank, alive: bool, told: &mut Told) {
                         digest: Digest(sealed.digest().0),
                     };
                     told.agent.push(SaveNews::Sealed { slot: id, copy });
+                    if let Some(replicas) = replicas {
+                        replicas.sealed(id, &sealed);
+                    }
                     *seen = Seen::Sealed(Arc::new(sealed), copy);
                 }
                 Ok(None) => {}

@@ -13,18 +13,19 @@ use muster_checkpoint::slot::{Image, Source};
 use muster_checkpoint::source::Directory;
 use muster_checkpoint::{Dtype, Slice};
 use muster_protocol::LauncherId;
+use muster_store::{Location, Options, Variables};
 
 use super::*;
 
-const GENERATION: Digest = Digest([9; 32]);
-const BYTES: u64 = 10_000_000;
+pub(super) const GENERATION: Digest = Digest([9; 32]);
+pub(super) const BYTES: u64 = 10_000_000;
 
 /// What a rank was given: slots of its own mapping, or how much room there is.
 type Answer = (Given, Option<[Arc<Slot>; SLOTS]>, u64);
 
 /// Two local ranks that ask, and remember what they are given.
 #[derive(Default)]
-struct Two {
+pub(super) struct Two {
     asks: RefCell<BTreeMap<u16, Ask>>,
     given: RefCell<BTreeMap<u16, Answer>>,
     dead: RefCell<Vec<u16>>,
@@ -70,7 +71,7 @@ impl Ranks for Two {
     }
 }
 
-fn start() -> Start {
+pub(super) fn start() -> Start {
     let nowhere = SocketAddr::from(([127, 0, 0, 1], 1));
     Start {
         digest: GENERATION,
@@ -87,22 +88,32 @@ fn start() -> Start {
         master_launcher: LauncherId([0; 8]),
         restart_count: 0,
         restore: None,
+        peers: Box::default(),
         why: String::new(),
     }
 }
 
-fn saves(place: &std::path::Path, budget: u64) -> Saves {
-    let place = Place {
-        path: place.join("job"),
+/// In this directory.
+pub(super) fn place(path: &std::path::Path) -> Place {
+    let location = Location::Directory(path.to_owned());
+    let store = Store::open(&location, &Options::new(Variables::default())).unwrap();
+    Place {
+        store: store.within("job").unwrap(),
+        location: location.to_string(),
+        cache: None,
+        io: super::CheckpointIo::default(),
         job: "job".into(),
-    };
-    let mut saves = Saves::new(Some(place), budget);
+    }
+}
+
+fn saves(path: &std::path::Path, budget: u64) -> Saves {
+    let mut saves = Saves::new(Some(place(path)), budget, Rules::default());
     saves.begins(&start());
     saves
 }
 
 /// Waits for a thread.
-async fn done(saves: &mut Saves, two: &Two) -> Told {
+pub(super) async fn done(saves: &mut Saves, two: &Two) -> Told {
     let next = tokio::time::timeout(Duration::from_secs(60), saves.next());
     let done = next.await.unwrap().unwrap();
     saves.finished(done, two)
@@ -122,7 +133,7 @@ fn plan() -> Plan {
 }
 
 /// A worker's save.
-fn fill(slot: &Slot, rank: usize, step: u64) {
+pub(super) fn fill(slot: &Slot, rank: usize, step: u64) {
     let plan = plan();
     let shard = &plan.shards[rank];
     let state = state(step);
@@ -153,7 +164,7 @@ fn fill(slot: &Slot, rank: usize, step: u64) {
     slot.fill(&image, 2).unwrap();
 }
 
-fn save(step: u64) -> Save {
+pub(super) fn save(step: u64) -> Save {
     Save {
         generation: GENERATION,
         attempt: 1,
@@ -161,7 +172,7 @@ fn save(step: u64) -> Save {
     }
 }
 
-async fn given(saves: &mut Saves, two: &Two, k: u16) -> [Arc<Slot>; SLOTS] {
+pub(super) async fn given(saves: &mut Saves, two: &Two, k: u16) -> [Arc<Slot>; SLOTS] {
     two.ask(k, 1, BYTES);
     assert!(saves.look(two, Time::ZERO).agent.is_empty());
     let told = done(saves, two).await;
@@ -203,7 +214,7 @@ async fn from_two_workers_memory_to_a_manifest() {
     // Another run of the agent hears what is there.
     assert!(matches!(
         &saves.link_up()[..],
-        [SaveNews::Slots { found: [Found::Sealed(copy), Found::Free], .. }, _] if copy.step == 7
+        [SaveNews::Slots { found: [Found::Sealed(copy), Found::Free], .. }, _, SaveNews::Keep(_)] if copy.step == 7
     ));
 
     let mut parts = Vec::new();
@@ -330,7 +341,7 @@ async fn memory_is_given_within_the_budget() {
     ));
     assert!(matches!(two.answer(0), Some((Given::Slots, Some(_), _))));
 
-    let mut nowhere = Saves::new(None, u64::MAX);
+    let mut nowhere = Saves::new(None, u64::MAX, Rules::default());
     two.ask(0, 1, 1);
     nowhere.look(&two, Time::ZERO);
     assert!(matches!(two.answer(0), Some((Given::NoStore, None, _))));

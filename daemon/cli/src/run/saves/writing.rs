@@ -2,12 +2,10 @@
 
 use std::io;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
-use muster_checkpoint::dir::Dir;
 use muster_checkpoint::hex::{Bytes, Id};
 use muster_checkpoint::manifest::Origin;
 use muster_checkpoint::part::{self, Kept, Note, PartError};
@@ -17,9 +15,11 @@ use muster_checkpoint::slot::Sealed;
 use muster_protocol::Digest;
 use muster_protocol::checkpoint::{Save, SlotId, Written};
 use muster_protocol::local::{SaveNews, short};
+use muster_store::Store;
 use tokio::sync::mpsc;
 
-use super::{Done, Generation, Place};
+use super::{Cache, Done, Generation, Place};
+use crate::kept::words;
 
 /// Where a job's data lies, below its folder.
 const DATA: &str = "data/";
@@ -31,7 +31,9 @@ pub(super) struct Task {
     pub(super) save: Save,
     pub(super) rank: u32,
     pub(super) sealed: Arc<Sealed>,
-    pub(super) place: PathBuf,
+    pub(super) place: Store,
+    pub(super) cache: Option<Cache>,
+    pub(super) options: Options,
     pub(super) stop: Arc<AtomicBool>,
     pub(super) done: Arc<AtomicU64>,
 }
@@ -73,7 +75,9 @@ impl Writer {
         let thread = std::thread::Builder::new().name("saves".into());
         thread.spawn(move || {
             for task in queue {
+                muster_fault::point("launcher.write");
                 let result = write(&task);
+                muster_fault::point("launcher.written");
                 let Task { slot, save, .. } = task;
                 // The slot may be freed as soon as this is heard: nothing of it is held any more.
                 drop(task.sealed);
@@ -102,72 +106,34 @@ fn write(task: &Task) -> Result<Kept, Failure> {
             false => ControlFlow::Continue(()),
         }
     };
-    let place = open(&task.place).map_err(Failure::Failed)?;
     let folder = task.save.folder();
     let name = folder.strip_prefix(DATA).unwrap_or(&folder);
-    let options = Options::default();
-    part::keep(&task.sealed, &place, name, task.rank, options, &progress).map_err(|error| {
-        match &error {
-            PartError::Persist(persist) if matches!(persist.fault, Fault::Cancelled) => {
-                Failure::Stopped
-            }
-            _ => Failure::Failed(words(&error)),
-        }
-    })
-}
-
-/// The job's folder, which its first write makes.
-fn open(path: &Path) -> Result<Dir, String> {
-    let failed = |error: io::Error| format!("cannot open the store {}: {error}", path.display());
-    match Dir::open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let (parent, name) = (path.parent(), path.file_name().and_then(|n| n.to_str()));
-            let (Some(parent), Some(name)) = (parent, name) else {
-                return Err(failed(error));
-            };
-            let parent = Dir::open(parent).map_err(failed)?;
-            parent.make(name).map_err(failed)
-        }
-        other => other.map_err(failed),
-    }
-}
-
-/// Deletes a save's folder, or a manifest, by a thread; what is left of a failure is deleted another
-/// time.
-pub(super) fn delete(place: PathBuf, name: String) {
-    let thread = std::thread::Builder::new().name("delete".into());
-    let delete = move || {
-        let mut parts = name.split('/');
-        let plain = |part: &str| !part.is_empty() && !part.starts_with('.');
-        match (parts.next(), parts.next(), parts.next()) {
-            (Some("data"), Some(folder), None) if plain(folder) => {
-                std::fs::remove_dir_all(place.join("data").join(folder))
-            }
-            (Some("manifest"), Some(file), None) if plain(file) => {
-                std::fs::remove_file(place.join("manifest").join(file))
-            }
-            _ => Err(io::ErrorKind::InvalidInput.into()),
-        }
+    let keep = || {
+        part::keep(
+            &task.sealed,
+            &task.place,
+            name,
+            task.rank,
+            task.options,
+            &progress,
+        )
     };
-    let _spawned = thread.spawn(move || {
-        if let Err(error) = delete() {
-            tracing::warn!(%error, "something of a retired checkpoint is not deleted");
+    let kept = std::thread::scope(|scope| {
+        // Beside each other: the copy is not to keep the save waiting. Where there is no thread for it,
+        // there is no copy.
+        if let Some(cache) = &task.cache {
+            let copy = || cache.copy(&task.sealed, name, task.options, &task.stop);
+            let thread = std::thread::Builder::new().name("cache".into());
+            let _spawned = thread.spawn_scoped(scope, copy);
         }
+        keep()
     });
-}
-
-/// An error with what caused it.
-fn words(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !text.contains(&next) {
-            text = format!("{text}: {next}");
+    kept.map_err(|error| match &error {
+        PartError::Persist(persist) if matches!(persist.fault, Fault::Cancelled) => {
+            Failure::Stopped
         }
-        cause = error.source();
-    }
-    text
+        _ => Failure::Failed(words(&error)),
+    })
 }
 
 /// Makes the manifest of a save, by a thread. `sealed` are the copies of it that are here: rank 0's has
@@ -192,7 +158,7 @@ pub(super) fn assemble(
         let Some(draft) = drafts.into_iter().next() else {
             return Err("rank 0's copy, with the draft of the manifest, is gone".into());
         };
-        let dir = open(&place.path)?;
+        muster_fault::point("launcher.assemble");
         let folder = save.folder();
         let name = folder.strip_prefix(DATA).unwrap_or(&folder);
         let origin = Origin {
@@ -205,9 +171,11 @@ pub(super) fn assemble(
             world: generation.world,
             saved_at: draft.saved_at,
         };
-        let manifest = (draft.assemble(origin, &dir, name, &digests)).map_err(|e| words(&e))?;
+        let manifest =
+            (draft.assemble(origin, &place.store, name, &digests)).map_err(|e| words(&e))?;
         let bytes = manifest.encode().map_err(|e| words(&e))?;
-        let digest = shelf::put_encoded(&dir, &bytes).map_err(|e| words(&e))?;
+        let digest = shelf::put_encoded(&place.store, &bytes).map_err(|e| words(&e))?;
+        muster_fault::point("launcher.assembled");
         Ok((
             Digest(digest.0),
             u32::try_from(bytes.len()).unwrap_or(u32::MAX),

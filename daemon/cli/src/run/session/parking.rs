@@ -77,6 +77,7 @@ impl Session {
             pid: 0,
             code: GAVE_UP,
             signal: None,
+            damaged: None,
             hung: false,
             at_ms,
             tail: "the workers of this node lost a peer, though no node and no process was lost: look for what cuts connections between workers (a firewall, a proxy, a full conntrack table)".to_owned(),

@@ -69,6 +69,11 @@ impl Session {
         current.map(|c| c.start.digest)
     }
 
+    /// Whether the job saves after so many steps.
+    pub fn counts_steps(&self) -> bool {
+        self.register.spec.triggers.steps > 0
+    }
+
     /// Whether workers that make no progress do so by themselves.
     pub fn expects_progress(&self, now: Time) -> bool {
         let current = self.current.as_ref().filter(|c| c.trains());

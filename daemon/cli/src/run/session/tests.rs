@@ -37,6 +37,7 @@ fn start(n: u8, attempt: u32) -> Start {
         master_launcher: ME,
         restart_count: 0,
         restore: None,
+        peers: Box::default(),
         why: String::new(),
     }
 }
@@ -49,6 +50,7 @@ fn exit(local_rank: u16, code: i32) -> Event {
         code,
         signal: None,
         hung: false,
+        damaged: None,
         at_ms: 0,
         tail: String::new(),
     };
@@ -326,6 +328,7 @@ fn a_failure_elsewhere_is_told_once_it_is_clear_what_follows() {
             code: 3,
             signal: None,
             hung: false,
+            damaged: None,
             at_ms: 5,
             tail: "Traceback\nboom".into(),
         };

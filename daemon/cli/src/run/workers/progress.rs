@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use muster_checkpoint::slot::Slot;
 use muster_protocol::control::report::RankMetrics;
+use muster_protocol::control::saving::Copied;
 use muster_protocol::control::slots::{Given, SLOTS};
 use muster_protocol::hang::Point;
 
 use super::{Worker, Workers};
+use crate::run::control::ControlPage;
 use crate::run::saves::{Ask, Ranks};
 use crate::run::session::Event;
 use crate::run::stacks::Target as Stacks;
@@ -78,6 +80,64 @@ impl Workers {
             ranks: saved.iter().map(|w| w.rank).collect(),
             all: others.is_empty(),
             passed: others.iter().all(silent),
+        }
+    }
+}
+
+/// How far the workers are with what they begin with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Begun {
+    /// Stand before their first step, or have ended.
+    pub loaded: usize,
+    /// Have attached the runtime, and still load.
+    pub loading: usize,
+    /// Have attached none: they say nothing, and wait for nobody.
+    pub silent: usize,
+}
+
+impl Workers {
+    pub fn begun(&self) -> Begun {
+        let mut begun = Begun::default();
+        for worker in &self.workers {
+            match (
+                worker.ended || worker.page.has_loaded(),
+                worker.page.is_linked(),
+            ) {
+                (true, _) => begun.loaded += 1,
+                (false, true) => begun.loading += 1,
+                (false, false) => begun.silent += 1,
+            }
+        }
+        begun
+    }
+
+    /// The first step may begin.
+    pub fn release(&self) {
+        self.workers.iter().for_each(|w| w.page.hold(false));
+    }
+
+    /// What the newest save of each running worker took, and for which save it waits for a slot.
+    pub fn copies(&self) -> impl Iterator<Item = (u16, Option<Copied>, Option<u64>)> + '_ {
+        let running = self.workers.iter().filter(|w| !w.ended);
+        running.map(|w| (w.local_rank, w.page.copied(), w.page.waits_for_slot()))
+    }
+
+    fn page_of(&self, k: u16) -> Option<&ControlPage> {
+        let mut running = self.workers.iter().filter(|w| !w.ended);
+        running.find(|w| w.local_rank == k).map(|w| &w.page)
+    }
+
+    /// The rank leaves the save of this step out.
+    pub fn skip_save(&self, k: u16, step: u64) {
+        if let Some(page) = self.page_of(k) {
+            page.skip_save(step);
+        }
+    }
+
+    /// The node has no room for the slots of this rank.
+    pub fn refuse_slots(&self, k: u16) {
+        if let Some(page) = self.page_of(k) {
+            page.refuse_slots();
         }
     }
 }

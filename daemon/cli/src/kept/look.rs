@@ -1,0 +1,353 @@
+//! What the store holds of the checkpoints in the log, and what should go by the policy.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
+use std::io;
+
+use muster_checkpoint::hex::{Bytes, Id};
+use muster_checkpoint::load::{Damage, LoadError};
+use muster_checkpoint::manifest::{Manifest, ManifestError};
+use muster_checkpoint::newest::Shelf;
+use muster_checkpoint::retention::{self, Commit, Item, Policy, View};
+use muster_checkpoint::verify::{Depth, verify};
+use muster_protocol::Digest;
+use muster_protocol::checkpoint::{Standing, State};
+use muster_protocol::local::{Left, MAX_NAME, MAX_NEEDS, short};
+
+use super::Folder;
+
+/// What is kept, as the user said it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rules {
+    pub policy: Policy,
+    /// The metric by which the best is the best.
+    pub metric: String,
+}
+
+impl Default for Rules {
+    /// The newest three.
+    fn default() -> Rules {
+        Rules {
+            policy: Policy::default(),
+            metric: String::new(),
+        }
+    }
+}
+
+/// Why nothing can be said of a checkpoint, or of all of them: nothing is decided then.
+#[derive(Debug, thiserror::Error)]
+pub enum Unknown {
+    #[error("the store cannot be read: {0}; check that it is mounted and answers")]
+    Store(#[source] io::Error),
+    #[error("its manifest cannot be used: {0}")]
+    Manifest(#[source] ManifestError),
+    #[error("{}", words(.0))]
+    Data(#[source] LoadError),
+    #[error("{0} names files in more places than Muster writes to: move it away")]
+    Places(String),
+}
+
+/// A checkpoint of the log, as it lies in the store.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Seen {
+    pub seq: u64,
+    /// Names in the store.
+    pub needs: Vec<String>,
+    pub state: State,
+    /// It is retired, and nothing of it is there.
+    pub gone: bool,
+    pub metric: Option<f64>,
+    /// Whether all that it needs is known.
+    read: bool,
+}
+
+/// What was found, and what should be done about it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Reviewed {
+    pub seen: Vec<Seen>,
+    /// Slots to retire.
+    pub retire: Vec<u64>,
+    /// What no checkpoint in force needs.
+    pub left: Vec<Left>,
+    /// The checkpoint whose bytes should be read next: its slot and its manifest.
+    pub verify: Option<(u64, Digest)>,
+}
+
+/// An error with what caused it.
+pub fn words(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        if !text.contains(&next) {
+            text = format!("{text}: {next}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+fn name_of(manifest: Digest) -> String {
+    format!("manifest/{}.json", manifest.hex())
+}
+
+/// A manifest by its digest; the damage, if it is not there as it was written.
+///
+/// # Errors
+/// Whether it is damaged is not known, or this build cannot read its format.
+pub fn manifest_of(
+    shelf: &impl Shelf,
+    manifest: Digest,
+) -> Result<Result<Manifest, String>, Unknown> {
+    let id: Id = Bytes(manifest.0);
+    let bytes = match shelf.manifest(id) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Ok(Err("its manifest is not there".into()));
+        }
+        Err(error) => return Err(Unknown::Store(error)),
+    };
+    let found = Manifest::digest(&bytes);
+    if found != id {
+        return Ok(Err(format!(
+            "its manifest {} is damaged: its digest is {found}",
+            name_of(manifest)
+        )));
+    }
+    Manifest::decode(&bytes).map(Ok).map_err(Unknown::Manifest)
+}
+
+/// Whether a checkpoint is what was saved: by the lengths of its files, or by all bytes.
+///
+/// # Errors
+/// That is not known.
+pub fn whole(place: &Folder, manifest: Digest, depth: Depth) -> Result<State, Unknown> {
+    let shelf = place.open().map_err(Unknown::Store)?;
+    let state = match manifest_of(&shelf, manifest)? {
+        Ok(manifest) => state_of(&shelf, &manifest, depth)?,
+        Err(why) => State::Damaged { why },
+    };
+    // A store that went away meanwhile has damaged nothing.
+    place.open().map_err(Unknown::Store)?;
+    Ok(state)
+}
+
+fn state_of(shelf: &impl Shelf, manifest: &Manifest, depth: Depth) -> Result<State, Unknown> {
+    match verify(manifest, shelf, depth) {
+        Ok(()) if depth == Depth::Sizes => Ok(State::Unchecked),
+        Ok(()) => Ok(State::Verified),
+        // A disk that cannot be read now may be read again.
+        Err(error @ LoadError::Damage(Damage::Disk { .. })) => Err(Unknown::Data(error)),
+        Err(LoadError::Damage(damage)) => Ok(State::Damaged {
+            why: short(damage.to_string()),
+        }),
+        Err(error) => Err(Unknown::Data(error)),
+    }
+}
+
+/// Looks at a checkpoint of the log.
+fn look(shelf: &impl Shelf, of: &Standing, listed: bool, rules: &Rules) -> Result<Seen, Unknown> {
+    let name = name_of(of.commit.manifest);
+    let mut seen = Seen {
+        seq: of.seq,
+        needs: vec![name],
+        state: match of.verified {
+            true => State::Verified,
+            false => State::Unchecked,
+        },
+        gone: of.retired && !listed,
+        metric: None,
+        read: true,
+    };
+    if seen.gone {
+        return Ok(seen);
+    }
+    let manifest = match manifest_of(shelf, of.commit.manifest) {
+        Ok(Ok(manifest)) => manifest,
+        Ok(Err(why)) => {
+            seen.state = State::Damaged { why };
+            seen.read = false;
+            return Ok(seen);
+        }
+        Err(Unknown::Manifest(_)) => {
+            seen.read = false;
+            return Ok(seen);
+        }
+        Err(error) => return Err(error),
+    };
+    let folder = |path: &str| Some(path.rsplit_once('/')?.0.to_owned());
+    let folders: BTreeSet<String> = (manifest.files.iter())
+        .filter_map(|f| folder(&f.path))
+        .collect();
+    seen.needs.extend(folders);
+    // Every rank of a save that writes nothing leaves a part there all the same.
+    seen.needs.extend(folder_of(&manifest));
+    seen.needs.sort();
+    seen.needs.dedup();
+    if seen.needs.len() > MAX_NEEDS || seen.needs.iter().any(|name| name.len() > MAX_NAME) {
+        return Err(Unknown::Places(name_of(of.commit.manifest)));
+    }
+    seen.metric = manifest.metric(&rules.metric);
+    if !of.retired
+        && let damaged @ State::Damaged { .. } = state_of(shelf, &manifest, Depth::Sizes)?
+    {
+        seen.state = damaged;
+    }
+    Ok(seen)
+}
+
+/// Where a save's files are, as its attempt names it.
+fn folder_of(manifest: &Manifest) -> Option<String> {
+    let origin = &manifest.origin;
+    let generation = origin.generation.to_string();
+    let first = generation.get(..16)?;
+    Some(format!("data/{}-{first}-{}", origin.step, origin.attempt))
+}
+
+/// The first bytes of the generation that wrote a folder of data; none for what is not Muster's.
+fn generation_of(folder: &str) -> Option<[u8; 8]> {
+    let mut parts = folder.split('-');
+    let (step, generation, attempt) = (parts.next()?, parts.next()?, parts.next()?);
+    let _numbers: (u64, u32) = (step.parse().ok()?, attempt.parse().ok()?);
+    match parts.next() {
+        None => Bytes::<8>::parse(generation).map(|bytes| bytes.0),
+        Some(_) => None,
+    }
+}
+
+fn first_of(digest: Digest) -> [u8; 8] {
+    let mut first = [0; 8];
+    first.copy_from_slice(&digest.0[..8]);
+    first
+}
+
+/// Looks at all of them, and decides. `newest` is the generation that may still commit.
+///
+/// # Errors
+/// Something could be neither read nor found damaged: nothing is decided then.
+pub fn review(
+    place: &Folder,
+    rules: &Rules,
+    newest: Digest,
+    standings: &[Standing],
+) -> Result<Reviewed, Unknown> {
+    let shelf = place.open().map_err(Unknown::Store)?;
+    let listed = Shelf::list(&shelf).map_err(Unknown::Store)?;
+    let listed: BTreeSet<Id> = listed.into_iter().collect();
+    let folders = place.folders().map_err(Unknown::Store)?;
+    let mut seen = Vec::with_capacity(standings.len());
+    for of in standings {
+        let there = listed.contains(&Bytes(of.commit.manifest.0));
+        seen.push(look(&shelf, of, there, rules)?);
+    }
+    // What is in the store, and who wrote it.
+    let known: BTreeMap<Digest, Digest> = (standings.iter())
+        .map(|of| (of.commit.manifest, of.commit.generation))
+        .collect();
+    let mut writers: BTreeMap<String, [u8; 8]> = BTreeMap::new();
+    for folder in &folders {
+        if let Some(first) = generation_of(folder) {
+            writers.insert(format!("data/{folder}"), first);
+        }
+    }
+    for id in listed {
+        let manifest = Digest(id.0);
+        let writer = match known.get(&manifest) {
+            Some(generation) => Some(first_of(*generation)),
+            // What cannot be read belongs to nobody, and stays.
+            None => match manifest_of(&shelf, manifest) {
+                Ok(Ok(manifest)) => Some(first_of(Digest(manifest.origin.generation.0))),
+                Ok(Err(_)) | Err(Unknown::Manifest(_)) => None,
+                Err(error) => return Err(error),
+            },
+        };
+        writers.extend(writer.map(|writer| (name_of(manifest), writer)));
+    }
+    // A store that went away meanwhile has damaged nothing.
+    place.open().map_err(Unknown::Store)?;
+    Ok(decide(rules, newest, standings, seen, &writers))
+}
+
+fn decide(
+    rules: &Rules,
+    newest: Digest,
+    standings: &[Standing],
+    seen: Vec<Seen>,
+    writers: &BTreeMap<String, [u8; 8]>,
+) -> Reviewed {
+    let commit = |(of, seen): (&Standing, &Seen)| Commit {
+        seq: of.seq,
+        needs: seen.needs.clone(),
+        state: match &seen.state {
+            _ if of.rejected => retention::State::Rejected,
+            State::Damaged { .. } => retention::State::Rejected,
+            State::Verified => retention::State::Verified,
+            State::Unchecked => retention::State::Unchecked,
+        },
+        metric: seen.metric,
+        pinned: of.pinned,
+        retired: of.retired,
+        in_use: of.in_use,
+    };
+    let commits: Vec<Commit> = standings.iter().zip(&seen).map(commit).collect();
+    // The newest generation may still commit what it has written; others are for the log to judge.
+    let items: Vec<Item> = (writers.iter())
+        .map(|(name, writer)| Item {
+            name: name.clone(),
+            number: u64::from(*writer == first_of(newest)),
+        })
+        .collect();
+    let view = View {
+        commits: &commits,
+        items: &items,
+        claimed: 1,
+        unresolved: &[],
+    };
+    let decision = retention::review(rules.policy, view);
+    // What is damaged is rejected first, in the log.
+    let rejected = |seq: &u64| {
+        let mut both = standings.iter().zip(&seen);
+        both.any(|(of, seen)| {
+            let damaged = matches!(seen.state, State::Damaged { .. });
+            of.seq == *seq && (of.rejected || !damaged)
+        })
+    };
+    // What one look took for damaged stays, for people, while there are not two that are known to be good.
+    let good = |c: &&Commit| c.state == retention::State::Verified && !c.retired;
+    let enough = commits.iter().filter(good).count() >= 2;
+    let doubted = |seq: &u64| {
+        let mut of = commits.iter().filter(|c| c.seq == *seq);
+        !enough && of.any(|c| c.state == retention::State::Rejected)
+    };
+    // While it is not known what a checkpoint in force needs, nothing is known to be needed no more.
+    let all_read = (standings.iter().zip(&seen)).all(|(of, seen)| seen.read || of.retired);
+    let left = decision.delete.into_iter().filter(|_| all_read);
+    Reviewed {
+        retire: (decision.retire.into_iter())
+            .filter(|seq| rejected(seq) && !doubted(seq))
+            .collect(),
+        left: left
+            .filter_map(|name| {
+                let generation = *writers.get(&name)?;
+                Some(Left { name, generation })
+            })
+            .collect(),
+        verify: next_to_verify(rules, standings, &seen),
+        seen,
+    }
+}
+
+/// Two of those that are kept are to be known as good: the newest first, for they stay the longest.
+fn next_to_verify(rules: &Rules, standings: &[Standing], seen: &[Seen]) -> Option<(u64, Digest)> {
+    let both = standings.iter().zip(seen).rev();
+    let usable = both.filter(|(of, seen)| {
+        !of.retired && !of.rejected && !matches!(seen.state, State::Damaged { .. })
+    });
+    let newest: Vec<_> = usable.take(rules.policy.last.max(2)).collect();
+    let (good, other): (Vec<_>, Vec<_>) = (newest.into_iter()).partition(|(of, _)| of.verified);
+    let next = other.iter().find(|(_, seen)| seen.read)?;
+    (good.len() < 2).then_some((next.0.seq, next.0.commit.manifest))
+}
+
+#[cfg(test)]
+mod tests;

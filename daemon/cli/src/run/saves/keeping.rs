@@ -1,0 +1,285 @@
+//! Keeping checkpoints, on the launcher's side: two threads look at the store for the agent, and delete
+//! what it names. One looks at what is there and deletes, quickly; the other reads whole checkpoints,
+//! behind everything else that the machine has to do.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use muster_checkpoint::verify::Depth;
+use muster_protocol::Digest;
+use muster_protocol::checkpoint::{Standing, State};
+use muster_protocol::local::{KeepNews, MAX_PATH, Review, short};
+use tokio::sync::mpsc;
+
+use super::Done;
+use crate::kept::{Folder, Rules, review, whole};
+
+/// The most checkpoints of one question; a log is not that long.
+const MAX_COMMITS: usize = 1 << 20;
+
+/// By how much the thread that reads checkpoints makes way for others: all there is. On Linux a thread
+/// has a priority of its own (setpriority(2)).
+const NICE: i32 = 19;
+
+/// What a thread is to do.
+enum Task {
+    Review {
+        link: u64,
+        round: u32,
+        newest: Digest,
+        commits: Vec<Standing>,
+    },
+    Delete(String),
+}
+
+/// What a thread has done.
+#[derive(Debug)]
+pub struct Word(Said);
+
+#[derive(Debug)]
+enum Said {
+    Reviewed {
+        link: u64,
+        news: Vec<KeepNews>,
+        verify: Option<(u64, Digest)>,
+    },
+    Verified {
+        seq: u64,
+        manifest: Digest,
+        result: Result<State, String>,
+    },
+    NotDeleted(String),
+}
+
+/// What the launcher does about checkpoints that are committed.
+#[derive(Debug)]
+pub(super) struct Keeping {
+    place: Option<Arc<Folder>>,
+    /// The store's location, for commands.
+    location: String,
+    rules: Rules,
+    /// Counts the links: what was asked on an earlier one is answered to nobody.
+    link: u64,
+    /// A question, as it arrives.
+    arriving: Option<Review>,
+    looker: Option<Sender<Task>>,
+    reading: Option<Digest>,
+    verified: BTreeSet<Digest>,
+    done: mpsc::UnboundedSender<Done>,
+}
+
+impl Keeping {
+    pub(super) fn new(
+        place: Option<Folder>,
+        location: String,
+        rules: Rules,
+        done: mpsc::UnboundedSender<Done>,
+    ) -> Keeping {
+        Keeping {
+            place: place.map(Arc::new),
+            location,
+            rules,
+            link: 0,
+            arriving: None,
+            looker: None,
+            reading: None,
+            verified: BTreeSet::new(),
+            done,
+        }
+    }
+
+    /// What the agent is to know on a new link.
+    pub(super) fn link_up(&mut self) -> Option<KeepNews> {
+        self.link += 1;
+        self.arriving = None;
+        let store = self.location.clone();
+        let fits = !store.is_empty() && store.len() <= MAX_PATH;
+        (self.place.is_some() && fits).then_some(KeepNews::Place { store })
+    }
+
+    /// The agent asks; an answer at once where nothing can be done.
+    pub(super) fn ask(&mut self, review: Review) -> Option<KeepNews> {
+        let whole = match self.arriving.take() {
+            Some(mut so_far) if so_far.round == review.round => {
+                so_far.commits.extend(review.commits);
+                so_far.last = review.last;
+                so_far
+            }
+            _ => review,
+        };
+        let round = whole.round;
+        let failed = |why: &str| {
+            let why = why.to_owned();
+            Some(KeepNews::Failed { round, why })
+        };
+        if whole.commits.len() > MAX_COMMITS {
+            return failed("the log has too many checkpoints");
+        }
+        if !whole.last {
+            self.arriving = Some(whole);
+            return None;
+        }
+        let mut commits = whole.commits;
+        for of in &mut commits {
+            of.verified |= self.verified.contains(&of.commit.manifest);
+        }
+        let task = Task::Review {
+            link: self.link,
+            round,
+            newest: whole.generation,
+            commits,
+        };
+        match self.add(task) {
+            true => None,
+            false => failed("this launcher has no store, or cannot start a thread"),
+        }
+    }
+
+    /// Deletes something, after what was asked before.
+    pub(super) fn delete(&mut self, name: String) {
+        // Nobody waits for it: what stays is named again.
+        self.add(Task::Delete(name));
+    }
+
+    fn add(&mut self, task: Task) -> bool {
+        let Some(place) = &self.place else {
+            return false;
+        };
+        if self.looker.is_none() {
+            let (place, rules, done) = (Arc::clone(place), self.rules.clone(), self.done.clone());
+            let (tasks, queue) = channel();
+            let thread = std::thread::Builder::new().name("keeping".into());
+            let spawned = thread.spawn(move || look(&queue, &place, &rules, &done));
+            self.looker = spawned.ok().map(|_| tasks);
+        }
+        self.looker.as_ref().is_some_and(|l| l.send(task).is_ok())
+    }
+
+    /// A thread is through: what the agent is told, and people.
+    pub(super) fn finished(&mut self, word: Word) -> (Vec<KeepNews>, Option<String>) {
+        match word.0 {
+            Said::Reviewed { link, news, verify } => {
+                if let Some((seq, manifest)) = verify {
+                    self.read(seq, manifest);
+                }
+                match link == self.link {
+                    true => (news, None),
+                    false => (Vec::new(), None),
+                }
+            }
+            Said::Verified {
+                seq,
+                manifest,
+                result,
+            } => {
+                self.reading = None;
+                match result {
+                    Ok(state) => {
+                        if state == State::Verified {
+                            self.verified.insert(manifest);
+                        }
+                        let news = KeepNews::Checked {
+                            seq,
+                            manifest,
+                            state,
+                        };
+                        (vec![news], None)
+                    }
+                    Err(why) => (
+                        Vec::new(),
+                        Some(format!("a checkpoint could not be verified: {why}")),
+                    ),
+                }
+            }
+            Said::NotDeleted(text) => (Vec::new(), Some(text)),
+        }
+    }
+
+    /// Reads a whole checkpoint, one at a time.
+    fn read(&mut self, seq: u64, manifest: Digest) {
+        let Some(place) = self.place.clone().filter(|_| self.reading.is_none()) else {
+            return;
+        };
+        let done = self.done.clone();
+        let read = move || {
+            if let Err(error) = rustix::process::setpriority_process(None, NICE) {
+                tracing::debug!(%error, "checkpoints are verified at the usual priority");
+            }
+            let result = whole(&place, manifest, Depth::Everything { threads: 1 });
+            let said = Said::Verified {
+                seq,
+                manifest,
+                result: result.map_err(|error| error.to_string()),
+            };
+            // Nobody listens once the launcher ends.
+            let _over = done.send(Done::Kept(Word(said)));
+        };
+        let thread = std::thread::Builder::new().name("verify".into());
+        if thread.spawn(read).is_ok() {
+            self.reading = Some(manifest);
+        }
+    }
+}
+
+fn look(queue: &Receiver<Task>, place: &Folder, rules: &Rules, done: &mpsc::UnboundedSender<Done>) {
+    // A manifest names the data: it stays while some of that does.
+    let mut left = false;
+    for task in queue {
+        let said = match task {
+            Task::Review {
+                link,
+                round,
+                newest,
+                commits,
+            } => {
+                left = false;
+                let (news, verify) = answer(place, rules, round, newest, &commits);
+                Said::Reviewed { link, news, verify }
+            }
+            Task::Delete(name) if left && name.starts_with("manifest/") => continue,
+            Task::Delete(name) => match place.remove(&name) {
+                Ok(()) => continue,
+                Err(error) => {
+                    left = true;
+                    Said::NotDeleted(format!(
+                        "{name} of the job's store is not deleted, and will be tried again: {error}"
+                    ))
+                }
+            },
+        };
+        if done.send(Done::Kept(Word(said))).is_err() {
+            return;
+        }
+    }
+}
+
+fn answer(
+    place: &Folder,
+    rules: &Rules,
+    round: u32,
+    newest: Digest,
+    commits: &[Standing],
+) -> (Vec<KeepNews>, Option<(u64, Digest)>) {
+    let found = match review(place, rules, newest, commits) {
+        Ok(found) => found,
+        Err(error) => {
+            let why = short(error.to_string());
+            return (vec![KeepNews::Failed { round, why }], None);
+        }
+    };
+    let mut news: Vec<KeepNews> = (found.seen.into_iter())
+        .map(|seen| KeepNews::Looked {
+            round,
+            seq: seen.seq,
+            needs: seen.needs,
+            state: seen.state,
+            gone: seen.gone,
+        })
+        .collect();
+    news.extend(KeepNews::decided(round, &found.retire, &found.left));
+    (news, found.verify)
+}
+
+#[cfg(test)]
+mod tests;

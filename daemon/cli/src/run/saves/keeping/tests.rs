@@ -1,0 +1,155 @@
+use super::*;
+use crate::kept::testing::{Bench, standing};
+
+const NEWEST: Digest = Digest([9; 32]);
+
+struct Lab {
+    keeping: Keeping,
+    words: mpsc::UnboundedReceiver<Done>,
+}
+
+impl Lab {
+    fn new(bench: &Bench) -> Lab {
+        let (done, words) = mpsc::unbounded_channel();
+        let place = Some(bench.place());
+        let location = bench.location().to_string();
+        let mut keeping = Keeping::new(place, location.clone(), Rules::default(), done);
+        let store = location;
+        assert_eq!(keeping.link_up(), Some(KeepNews::Place { store }));
+        Lab { keeping, words }
+    }
+
+    fn ask(&mut self, round: u32, commits: &[Standing]) {
+        for review in Review::all(round, NEWEST, commits) {
+            assert_eq!(self.keeping.ask(review), None);
+        }
+    }
+
+    /// What a thread says next.
+    fn hear(&mut self) -> (Vec<KeepNews>, Option<String>) {
+        match self.words.blocking_recv() {
+            Some(Done::Kept(word)) => self.keeping.finished(word),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn retire(news: &[KeepNews], round: u32) -> Vec<u64> {
+    match news.last() {
+        Some(KeepNews::Decided {
+            round: of,
+            retire,
+            last: true,
+            ..
+        }) if *of == round => retire.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn it_looks_reads_two_whole_and_deletes_what_it_is_told_to() {
+    let bench = Bench::new();
+    let mut all: Vec<Standing> = (1..=8)
+        .map(|step| standing(10 + step, bench.save(NEWEST, step, None)))
+        .collect();
+    let mut lab = Lab::new(&bench);
+    for (round, slot) in [(1, 18), (2, 17)] {
+        lab.ask(round, &all);
+        let (news, people) = lab.hear();
+        assert_eq!((news.len(), people), (9, None));
+        assert_eq!(retire(&news, round), [0; 0]);
+        // The agent forgets it when it is restarted; the launcher does not.
+        let (news, _) = lab.hear();
+        let state = State::Verified;
+        let manifest = all[slot as usize - 11].commit.manifest;
+        let seq = slot;
+        assert_eq!(
+            news,
+            [KeepNews::Checked {
+                seq,
+                manifest,
+                state
+            }]
+        );
+    }
+    lab.ask(3, &all);
+    assert_eq!(retire(&lab.hear().0, 3), [11, 12, 13, 14, 15]);
+
+    // In the order in which it is asked.
+    let gone = bench.file(&all[0].commit);
+    let name = format!(
+        "data/{}",
+        gone.parent().unwrap().file_name().unwrap().display()
+    );
+    lab.keeping.delete(name);
+    let manifest = format!("manifest/{}.json", all[0].commit.manifest.hex());
+    lab.keeping.delete(manifest);
+    all[0].retired = true;
+    lab.ask(4, &all);
+    let (news, _) = lab.hear();
+    assert!(
+        matches!(
+            news[0],
+            KeepNews::Looked {
+                seq: 11,
+                gone: true,
+                ..
+            }
+        ),
+        "{news:?}"
+    );
+    assert!(!gone.exists() && bench.file(&all[1].commit).exists());
+
+    // A manifest stays while its data does.
+    lab.keeping.delete("data/..".into());
+    let manifest = format!("manifest/{}.json", all[1].commit.manifest.hex());
+    lab.keeping.delete(manifest);
+    assert!(
+        lab.hear()
+            .1
+            .unwrap()
+            .contains("data/.. of the job's store is not deleted")
+    );
+    all[1].retired = true;
+    lab.ask(5, &all);
+    assert!(matches!(
+        lab.hear().0[1],
+        KeepNews::Looked {
+            seq: 12,
+            gone: false,
+            ..
+        }
+    ));
+}
+
+#[test]
+fn an_answer_goes_to_nobody_but_who_asked() {
+    let bench = Bench::new();
+    let all = [standing(11, bench.save(NEWEST, 1, None))];
+    let mut lab = Lab::new(&bench);
+    lab.ask(1, &all);
+    lab.keeping.link_up();
+    assert_eq!(lab.hear(), (Vec::new(), None));
+    // What was read is true for the next one, too.
+    assert!(matches!(
+        lab.hear().0[..],
+        [KeepNews::Checked { seq: 11, .. }]
+    ));
+    // A question of which a part was lost is none.
+    let many: Vec<Standing> = (0..300).map(|seq| standing(seq, all[0].commit)).collect();
+    let mut frames = Review::all(2, NEWEST, &many).into_iter();
+    assert_eq!(lab.keeping.ask(frames.next().unwrap()), None);
+    lab.keeping.link_up();
+    lab.ask(1, &all);
+    assert_eq!(lab.hear().0.len(), 2);
+    // Without a store nothing can be said.
+    let mut nowhere = Keeping::new(
+        None,
+        String::new(),
+        Rules::default(),
+        lab.keeping.done.clone(),
+    );
+    assert_eq!(nowhere.link_up(), None);
+    let asked = nowhere.ask(Review::all(7, NEWEST, &all).remove(0));
+    assert!(matches!(asked, Some(KeepNews::Failed { round: 7, .. })));
+}

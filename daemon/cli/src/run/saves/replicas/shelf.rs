@@ -1,0 +1,323 @@
+//! What this launcher holds in memory of its job's checkpoints: images in its own slots, for as long as they are
+//! there, and copies of another node's, within the memory that slots leave. Never waits, and touches no byte of an
+//! image.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+use muster_checkpoint::slot::{IMAGE_AT, Replica, Room, SlotError, View};
+use muster_protocol::Digest;
+use muster_protocol::checkpoint::SlotId;
+use muster_protocol::memory::{Entry, Key, MAX_LIST, Name, Peers};
+
+/// Rooms that wait for another image.
+const SPARE: usize = 16;
+
+/// An image, for whoever reads it.
+#[derive(Clone, Debug)]
+pub(super) enum Image {
+    Own(View),
+    Held(Arc<Replica>),
+}
+
+impl Image {
+    pub(super) fn bytes(&self) -> &[u8] {
+        match self {
+            Image::Own(view) => view.image(),
+            Image::Held(replica) => replica.image(),
+        }
+    }
+
+    fn fd(&self) -> RawFd {
+        match self {
+            Image::Own(view) => view.fd().as_raw_fd(),
+            Image::Held(replica) => replica.fd().as_raw_fd(),
+        }
+    }
+
+    /// Whether it is what it was.
+    pub(super) fn is_whole(&self) -> bool {
+        match self {
+            Image::Own(view) => view.is_whole(),
+            Image::Held(_) => true,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Own {
+    /// None: its rank has other slots meanwhile.
+    slot: Option<SlotId>,
+    name: Name,
+    view: View,
+}
+
+/// What is said to who wants an image held.
+#[derive(Debug)]
+pub(super) enum Admission {
+    /// Room is reserved, until [`Shelf::keep`] or [`Shelf::give_up`].
+    Go(Room),
+    Have,
+    NoRoom(u64),
+    Refused(&'static str),
+}
+
+/// All that is held.
+#[derive(Debug)]
+pub(super) struct Shelf {
+    /// Whether copies of others are taken.
+    takes: bool,
+    /// The most bytes of slots and copies.
+    budget: u64,
+    /// Bytes of the present slots.
+    slots: u64,
+    key: Option<Key>,
+    generation: Digest,
+    committed: Option<(Digest, u64)>,
+    own: Vec<Own>,
+    held: BTreeMap<Name, Arc<Replica>>,
+    /// Copies that are arriving, and the bytes reserved for them.
+    coming: BTreeMap<Name, u64>,
+    spare: Vec<Room>,
+}
+
+impl Shelf {
+    pub(super) fn new(takes: bool, budget: u64) -> Shelf {
+        Shelf {
+            takes,
+            budget,
+            slots: 0,
+            key: None,
+            generation: Digest::ZERO,
+            committed: None,
+            own: Vec::new(),
+            held: BTreeMap::new(),
+            coming: BTreeMap::new(),
+            spare: Vec::new(),
+        }
+    }
+
+    /// The job's key, once this launcher was told it.
+    pub(super) fn key(&self) -> Option<Key> {
+        self.key
+    }
+
+    pub(super) fn generation(&self) -> Digest {
+        self.generation
+    }
+
+    /// A generation begins: of those before it only what is committed is of use.
+    pub(super) fn begin(&mut self, generation: Digest, peers: &Peers) {
+        self.key = Some(peers.key);
+        self.generation = generation;
+        self.committed = peers.committed.or(self.committed);
+        self.prune();
+    }
+
+    /// A save is committed.
+    pub(super) fn commit(&mut self, generation: Digest, step: u64) {
+        self.committed = Some((generation, step));
+        self.prune();
+    }
+
+    /// What a rank has sealed in a slot.
+    pub(super) fn seal(&mut self, slot: SlotId, name: Name, view: View) {
+        self.own.retain(|own| own.slot != Some(slot));
+        view.keep(self.is_committed(&name));
+        let slot = Some(slot);
+        self.own.push(Own { slot, name, view });
+    }
+
+    /// A rank's slots were given up for others; what is in them is still held, while there is room.
+    pub(super) fn part(&mut self, k: u16) {
+        for own in &mut self.own {
+            own.slot = own.slot.filter(|slot| slot.k != k);
+        }
+        self.own
+            .retain(|own| own.slot.is_some() || own.view.is_whole());
+    }
+
+    /// So many bytes are taken by slots from now on: copies make room for them.
+    pub(super) fn set_slots(&mut self, bytes: u64) {
+        self.slots = bytes;
+        while self.used() > self.budget && self.evict(None) {}
+    }
+
+    /// Bytes of slots, of copies, and of rooms.
+    pub(super) fn used(&self) -> u64 {
+        let parted = self.own.iter().filter(|own| own.slot.is_none());
+        let parted: u64 = parted.map(|own| own.view.memory()).sum();
+        let held: u64 = self.held.values().map(|replica| replica.memory()).sum();
+        let spare: u64 = self.spare.iter().map(Room::memory).sum();
+        let coming: u64 = self.coming.values().sum();
+        self.slots + parted + held + spare + coming
+    }
+
+    pub(super) fn find(&self, name: &Name) -> Option<Image> {
+        if let Some(replica) = self.held.get(name) {
+            return Some(Image::Held(replica.clone()));
+        }
+        let mut own = self.own.iter();
+        let own = own.find(|own| own.name == *name && own.view.is_whole())?;
+        Some(Image::Own(own.view.clone()))
+    }
+
+    /// All that is here, whole.
+    pub(super) fn list(&self) -> Vec<Entry> {
+        let own = self.own.iter().filter(|own| own.view.is_whole());
+        let own = own.map(|own| (&own.name, Image::Own(own.view.clone())));
+        let held = self.held.iter();
+        let held = held.map(|(name, replica)| (name, Image::Held(replica.clone())));
+        let entry = |(name, image): (&Name, Image)| Entry {
+            name: name.clone(),
+            bytes: image.bytes().len() as u64,
+            fd: image.fd(),
+            base: IMAGE_AT,
+        };
+        own.chain(held).map(entry).take(MAX_LIST).collect()
+    }
+
+    /// Another launcher wants this held.
+    pub(super) fn admit(&mut self, generation: Digest, name: &Name, bytes: u64) -> Admission {
+        if !self.takes {
+            return Admission::Refused("that node takes no copies: start it with --replicas 1");
+        }
+        if generation != self.generation {
+            return Admission::Refused("that node is in another generation");
+        }
+        if self.held.contains_key(name) || self.coming.contains_key(name) {
+            return Admission::Have;
+        }
+        if !self.is_of_use(name) {
+            return Admission::Refused("no generation would restore it");
+        }
+        if let Some(room) = self.spare_for(bytes) {
+            self.coming.insert(name.clone(), room.memory());
+            return Admission::Go(room);
+        }
+        match self.room_for(name, bytes) {
+            Ok(Some(room)) => {
+                self.coming.insert(name.clone(), room.memory());
+                Admission::Go(room)
+            }
+            Ok(None) => Admission::NoRoom(self.budget.saturating_sub(self.used())),
+            Err(_) => Admission::Refused("that node gets no memory from its kernel"),
+        }
+    }
+
+    /// A room that is large enough, and not too large.
+    fn spare_for(&mut self, bytes: u64) -> Option<Room> {
+        let fits = |room: &&Room| (bytes..=bytes.saturating_mul(2)).contains(&room.capacity());
+        let best = self.spare.iter().filter(fits).map(Room::capacity).min()?;
+        let at = self.spare.iter().position(|r| r.capacity() == best)?;
+        Some(self.spare.swap_remove(at))
+    }
+
+    /// New memory, for which older copies of the same rank go that are not committed; none if it is not enough.
+    fn room_for(&mut self, name: &Name, bytes: u64) -> Result<Option<Room>, SlotError> {
+        let need = Room::memory_for(bytes).unwrap_or(u64::MAX);
+        while self.used().saturating_add(need) > self.budget {
+            if !self.evict(Some(name)) {
+                return Ok(None);
+            }
+        }
+        Room::create(bytes).map(Some)
+    }
+
+    /// A copy is here, whole.
+    pub(super) fn keep(&mut self, name: &Name, replica: Replica) {
+        if self.coming.remove(name).is_none() || !self.is_of_use(name) {
+            return self.set_aside(replica.into_room());
+        }
+        self.held.insert(name.clone(), Arc::new(replica));
+        // Of each rank the newest, and what is committed.
+        let same = |other: &Name| other.file == name.file && other.generation == name.generation;
+        let mut of_rank = self.held.keys().rev().filter(|other| same(other));
+        let newest = of_rank.next().cloned();
+        self.retain(|shelf, other| {
+            !same(other) || Some(other) == newest.as_ref() || shelf.is_committed(other)
+        });
+    }
+
+    /// A copy did not arrive.
+    pub(super) fn give_up(&mut self, name: &Name, room: Room) {
+        self.coming.remove(name);
+        self.set_aside(room);
+    }
+
+    fn set_aside(&mut self, room: Room) {
+        if self.spare.len() < SPARE && self.used().saturating_add(room.memory()) <= self.budget {
+            self.spare.push(room);
+        }
+    }
+
+    /// Gives up something, least useful first: for a copy only what it takes the place of. Whether there was any.
+    fn evict(&mut self, copy: Option<&Name>) -> bool {
+        if self.spare.pop().is_some() {
+            return true;
+        }
+        let parted = self.own.iter().position(|own| own.slot.is_none());
+        if let Some(at) = parted.filter(|_| copy.is_none()) {
+            self.own.swap_remove(at);
+            return true;
+        }
+        let replaced = |other: &&Name| match copy {
+            Some(copy) => {
+                other.file == copy.file && other.step < copy.step && !self.is_committed(other)
+            }
+            None => true,
+        };
+        let all = self.held.keys().filter(replaced);
+        let least = all.min_by_key(|name| (self.is_committed(name), name.step));
+        let Some(least) = least.cloned() else {
+            return false;
+        };
+        self.held.remove(&least);
+        true
+    }
+
+    fn is_committed(&self, name: &Name) -> bool {
+        let is =
+            |(generation, step)| Name::new(step, &generation, &name.file).as_ref() == Some(name);
+        self.committed.is_some_and(is)
+    }
+
+    /// Whether some generation may still restore it.
+    fn is_of_use(&self, name: &Name) -> bool {
+        let (_, committed) = self.committed.unwrap_or_default();
+        let present = Name::new(name.step, &self.generation, &name.file).as_ref() == Some(name);
+        self.is_committed(name) || (present && name.step > committed)
+    }
+
+    /// Lets go what is of no use any more.
+    fn prune(&mut self) {
+        self.retain(Shelf::is_of_use);
+        let mut own = std::mem::take(&mut self.own);
+        own.retain(|own| {
+            own.view.is_whole() && (own.slot.is_some() || self.is_committed(&own.name))
+        });
+        for own in &own {
+            own.view.keep(self.is_committed(&own.name));
+        }
+        self.own = own;
+    }
+
+    fn retain(&mut self, stays: impl Fn(&Shelf, &Name) -> bool) {
+        let go: Vec<Name> = self
+            .held
+            .keys()
+            .filter(|n| !stays(self, n))
+            .cloned()
+            .collect();
+        for name in go {
+            let replica = self.held.remove(&name).and_then(Arc::into_inner);
+            if let Some(replica) = replica {
+                self.set_aside(replica.into_room());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,155 @@
+//! For tests: an agent with one job that nobody else is part of, and time that the test moves.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+
+use crate::agent::{Agent, Config, ConnId, Effect, Event, Flaws, Notice};
+use crate::barrier::Held;
+use crate::ids::{Boot, Digest, JobKey, LauncherId, NodeId, StateId};
+use crate::local::{Command, Register, ToAgent, ToLauncher};
+use crate::record::Place;
+use crate::spec::JobSpec;
+use crate::time::{Span, Time};
+use crate::wire::CheckpointStage;
+
+/// Of all jobs' slots.
+pub(super) const SLOT_MEMORY: u64 = 4 << 30;
+
+/// A node alone with its launcher, which answers nothing about steps.
+pub(super) struct Alone {
+    pub(super) agent: Agent,
+    pub(super) boot: u64,
+    pub(super) now: Time,
+    pub(super) stored: BTreeMap<JobKey, Vec<u8>>,
+    /// What its launcher was told, and people.
+    pub(super) told: Vec<ToLauncher>,
+    pub(super) said: Vec<String>,
+    spec: JobSpec,
+}
+
+impl Alone {
+    pub(super) fn agent(boot: u64, stored: BTreeMap<JobKey, Vec<u8>>, now: Time) -> Agent {
+        let config = Config {
+            node: NodeId([1; 32]),
+            state: StateId([1; 8]),
+            boot: Boot(boot),
+            cluster: "c".into(),
+            host: "h".into(),
+            version: "1".into(),
+            pid: 1,
+            seed: boot,
+            suspect_after: Span::from_secs(2),
+            agent_grace: Span::from_secs(10),
+            birth_timeout: Span::from_secs(4),
+            start_timeout: Span::from_secs(10),
+            minority_wait: Span::from_secs(6),
+            orphan_after: Span::from_secs(10),
+            slot_memory: SLOT_MEMORY,
+            place: Place::default(),
+            memory: crate::memory::Key::default(),
+            flaws: Flaws::default(),
+        };
+        Agent::new(config, stored.into_iter().collect(), now).unwrap()
+    }
+
+    pub(super) fn new() -> Alone {
+        Alone::with(JobSpec::default())
+    }
+
+    /// With flags of its own.
+    pub(super) fn with(spec: JobSpec) -> Alone {
+        let (boot, now, stored) = (1, Time(1_000_000_000), BTreeMap::new());
+        Alone {
+            agent: Alone::agent(boot, stored.clone(), now),
+            boot,
+            now,
+            stored,
+            told: Vec::new(),
+            said: Vec::new(),
+            spec,
+        }
+    }
+
+    pub(super) fn says(&mut self, frame: ToAgent) {
+        let (conn, owner) = (ConnId(self.boot), "0".into());
+        let event = Event::Launcher { conn, owner, frame };
+        self.agent.handle(event, self.now).unwrap();
+        self.carry_out();
+    }
+
+    pub(super) fn carry_out(&mut self) {
+        while let Some(effect) = self.agent.poll_effect() {
+            match effect {
+                Effect::Persist { key, bytes } => {
+                    self.stored.insert(key, bytes);
+                }
+                Effect::ToLauncher { frame, .. } => self.told.push(frame),
+                Effect::Notice(Notice::Saving { text, .. }) => self.said.push(text),
+                _ => {}
+            }
+        }
+    }
+
+    pub(super) fn registers(&mut self, running: Option<(Digest, Held)>) {
+        self.says(ToAgent::Register(Register {
+            launcher: LauncherId([1; 8]),
+            job: "job".into(),
+            spec: self.spec.clone(),
+            slots: 1,
+            guard_port: 7,
+            addrs: vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
+            place: Place::default(),
+            running: running.map(|(digest, _)| digest),
+            gate: running.map(|(_, held)| held),
+            store: None,
+            pid: 1,
+            command: String::new(),
+            log_dir: None,
+        }));
+        self.says(ToAgent::MasterPort { port: 9 });
+    }
+
+    pub(super) fn pass(&mut self, span: Span) {
+        let until = self.now + span;
+        for _ in 0..100_000 {
+            match self.agent.poll_timeout().filter(|(at, _)| *at <= until) {
+                Some((at, _)) => self.now = self.now.max(at),
+                None => {
+                    self.now = until;
+                    return;
+                }
+            }
+            self.agent.handle_timeout(self.now);
+            self.carry_out();
+        }
+        panic!("the agent is never at rest");
+    }
+
+    pub(super) fn asks(&mut self) -> CheckpointStage {
+        self.says(ToAgent::Command(Command::Checkpoint { job: "job".into() }));
+        self.pass(Span::from_secs(5));
+        self.stage()
+    }
+
+    pub(super) fn stage(&self) -> CheckpointStage {
+        let job = self.agent.jobs().next().unwrap();
+        job.checkpoint().unwrap().state.stage.clone()
+    }
+
+    /// Has the job born, and its worker attached.
+    pub(super) fn trains(&mut self) -> (Digest, u32) {
+        self.registers(None);
+        let start = |frame: &ToLauncher| match frame {
+            ToLauncher::Start(start) => Some((start.digest, start.attempt)),
+            _ => None,
+        };
+        let begun = (0..100).find_map(|_| {
+            self.pass(Span::from_millis(100));
+            self.told.iter().find_map(start)
+        });
+        let (digest, attempt) = begun.unwrap();
+        self.says(ToAgent::Started { digest, attempt });
+        self.says(ToAgent::TakesStopSteps { digest, yes: true });
+        (digest, attempt)
+    }
+}

@@ -1,0 +1,270 @@
+//! Which checkpoints of this job are kept: the [`Keeper`](crate::checkpoint::Keeper), fed with the log's
+//! entries by every agent, and driven by the leader's. That one asks its launcher what the store holds
+//! and what should go, whenever the log has said something new about checkpoints; RETIRE and REJECT go
+//! into the log, and only once they were read there is anything deleted, by name.
+//!
+//! Whoever leads no more asks for nothing more; what it has asked for stays right, for a RETIRE is never
+//! taken back, and a generation that is fenced stays so.
+
+use std::collections::BTreeSet;
+
+use super::{Ctx, Job};
+use crate::agent::ConnId;
+use crate::checkpoint::{Decision, Item, KeeperEffect, KeeperEvent, State};
+use crate::ids::Digest;
+use crate::local::{KeepNews, Left, MAX_KEPT, Review, SaveAsk};
+use crate::record::{Arbiter, CommitRef};
+use crate::storelog::{Body, Entry, Outcome};
+use crate::time::{Span, Time};
+
+/// How long a store that could not be looked at is left alone.
+const AGAIN: Span = Span::from_secs(30);
+
+/// The most names of one decision; what is left over is seen at the next one.
+const MAX_LEFT: usize = 64 * MAX_KEPT;
+
+/// What the leader's agent has asked its launcher about checkpoints.
+#[derive(Debug, Default)]
+pub(super) struct Keeping {
+    round: u32,
+    /// The launcher's connection that the last question went to, until it is answered.
+    asked: Option<ConnId>,
+    /// Something has changed since the last question.
+    wanted: bool,
+    /// When to ask again after a failure.
+    again: Option<Time>,
+    /// A decision, as it arrives.
+    arriving: (Vec<u64>, Vec<Left>),
+    /// Retired checkpoints of which nothing is left in the store.
+    gone: BTreeSet<u64>,
+    /// What was said last about a decision that was not carried out.
+    refused: String,
+    /// Where the launcher here has its store.
+    place: Option<String>,
+}
+
+impl Job {
+    /// Where the store of this job's checkpoints is, as the launcher here named it.
+    pub fn store_place(&self) -> Option<&str> {
+        self.saves.keeping.place.as_deref()
+    }
+
+    /// The newest commit of this step by the present generation, or the one that it follows, and its slot
+    /// in the log.
+    pub fn committed(&self, step: u64) -> Option<(u64, CommitRef)> {
+        let head = self.head.as_ref();
+        let of = [head.map(|h| h.digest), head.map(|h| h.record.parent)];
+        let all = self.saves.keeper.standings().map(|s| (s.seq, s.commit));
+        all.filter(|(_, c)| c.step == step && of.contains(&Some(c.generation)))
+            .last()
+    }
+
+    /// Whether what the ranks save is committed in the job's log: they have slots here, and it has a store.
+    pub fn commits_saves(&self) -> bool {
+        let by_store = |h: &super::Head| matches!(h.record.arbiter, Arbiter::Store(_));
+        self.live().is_some_and(by_store) && self.saves.has_slots()
+    }
+
+    /// Slots of the log whose checkpoints this agent knows to be good. Only the leader's has looked.
+    pub fn verified(&self) -> Vec<u64> {
+        self.saves.keeper.verified().collect()
+    }
+
+    /// A valid entry of the log was read.
+    pub(super) fn keep(&mut self, entry: &Entry) {
+        let seq = entry.seq;
+        let keeper = &mut self.saves.keeper;
+        self.saves.keeping.wanted = true;
+        match &entry.body {
+            Body::Claim(record) => keeper.handle(KeeperEvent::Claimed {
+                generation: record.digest(),
+                restore: record.restore,
+            }),
+            Body::Commit(commit) => {
+                let (generation, commit) = (commit.generation, *commit);
+                keeper.handle(KeeperEvent::Committed { seq, commit });
+                // All its ranks have sealed a state of their own: none reads what it began from.
+                keeper.handle(KeeperEvent::Loaded { generation });
+            }
+            Body::Retire { seq } => keeper.handle(KeeperEvent::Retired { seq: *seq }),
+            Body::Reject { seq, .. } => keeper.handle(KeeperEvent::Rejected { seq: *seq }),
+            Body::Pin { seq } => keeper.handle(KeeperEvent::Pinned { seq: *seq }),
+        }
+    }
+
+    pub(super) fn keeper_appended(&mut self, id: u64, outcome: &Outcome) {
+        let Some(seq) = self.saves.appends.remove(&id) else {
+            return;
+        };
+        if !matches!(outcome, Outcome::Won { .. }) {
+            self.saves.keeper.handle(KeeperEvent::NotAppended { seq });
+        }
+    }
+
+    /// Asks the launcher here, where this agent leads and something has changed.
+    pub(super) fn drive_keeping(&mut self, ctx: &mut Ctx<'_>) {
+        let leads = self.saves.leader.is_some();
+        let conn = self.conn();
+        let read = self.log_is_read();
+        let keeping = &mut self.saves.keeping;
+        if !leads {
+            // Whoever leads next, and be it this agent, asks anew.
+            keeping.asked = None;
+            keeping.wanted = true;
+            return;
+        }
+        if keeping.asked.is_some() && keeping.asked != conn {
+            // The launcher lost its link, and the answer with it.
+            keeping.asked = None;
+            keeping.wanted = true;
+        }
+        let due = keeping.again.is_none_or(|at| ctx.now >= at);
+        if let Some(at) = keeping.again.filter(|_| !due) {
+            return self.wake_at(at, "look at the store's checkpoints again");
+        }
+        if keeping.again.take().is_some() {
+            keeping.wanted = true;
+        }
+        if !keeping.wanted || keeping.asked.is_some() || conn.is_none() || !read {
+            return;
+        }
+        let Some(generation) = self.saves.keeper.newest() else {
+            return;
+        };
+        keeping.wanted = false;
+        keeping.asked = conn;
+        keeping.round = keeping.round.wrapping_add(1);
+        keeping.arriving = Default::default();
+        let (round, gone) = (keeping.round, &keeping.gone);
+        let commits = self.saves.keeper.standings();
+        let commits: Vec<_> = commits.filter(|s| !gone.contains(&s.seq)).collect();
+        for review in Review::all(round, generation, &commits) {
+            self.ask_launcher(SaveAsk::Review(review));
+        }
+    }
+
+    /// What the launcher here has found in the store.
+    pub(super) fn on_keep_news(&mut self, ctx: &mut Ctx<'_>, news: KeepNews) {
+        let round = self.saves.keeping.round;
+        match news {
+            KeepNews::Place { store } => self.saves.keeping.place = Some(store),
+            KeepNews::Looked {
+                round: of,
+                seq,
+                needs,
+                state,
+                gone,
+            } if of == round => {
+                let keeper = &mut self.saves.keeper;
+                let known = keeper.standings().find(|s| s.seq == seq);
+                let Some(standing) = known else { return };
+                if gone && standing.retired {
+                    self.saves.keeping.gone.insert(seq);
+                }
+                keeper.handle(KeeperEvent::Needs { seq, names: needs });
+                // A glance never makes a checkpoint less than it is known to be, unless it finds damage.
+                if !standing.verified || state != State::Unchecked {
+                    keeper.handle(KeeperEvent::Checked { seq, state });
+                }
+            }
+            KeepNews::Decided {
+                round: of,
+                retire,
+                left,
+                last,
+            } if of == round => {
+                let (all, names) = &mut self.saves.keeping.arriving;
+                if names.len().max(all.len()) < MAX_LEFT {
+                    all.extend(retire);
+                    names.extend(left);
+                }
+                if last {
+                    self.saves.keeping.asked = None;
+                    self.decide_keeping();
+                }
+            }
+            KeepNews::Failed { round: of, why } if of == round => {
+                self.saves.keeping.asked = None;
+                self.saves.keeping.again = Some(ctx.now + AGAIN);
+                let text = format!("the store's checkpoints cannot be looked at: {why}");
+                self.say_refused(text);
+            }
+            KeepNews::Checked {
+                seq,
+                manifest,
+                state,
+            } => {
+                let keeper = &mut self.saves.keeper;
+                let known = keeper.standings().find(|s| s.seq == seq);
+                if known.is_some_and(|s| s.commit.manifest == manifest) {
+                    keeper.handle(KeeperEvent::Checked { seq, state });
+                    self.saves.keeping.wanted = true;
+                }
+            }
+            // An answer to an earlier question.
+            _ => {}
+        }
+    }
+
+    /// Passes on what the launcher thinks should go. Whatever else is left behind may belong to an
+    /// attempt that can still be committed: it stays until a later generation is claimed.
+    fn decide_keeping(&mut self) {
+        let (mut retire, left) = std::mem::take(&mut self.saves.keeping.arriving);
+        // What is on its way into the log was not there when the launcher was asked.
+        retire.retain(|seq| !self.saves.appends.values().any(|of| of == seq));
+        let keeper = &mut self.saves.keeper;
+        let retired: BTreeSet<u64> = (keeper.standings().filter(|s| s.retired))
+            .map(|s| s.seq)
+            .collect();
+        retire.retain(|seq| !retired.contains(seq));
+        let item = |left: Left| Item {
+            generation: keeper
+                .generation_of(left.generation)
+                .unwrap_or(Digest::ZERO),
+            name: left.name,
+        };
+        let items = left.into_iter().map(item);
+        let delete = items
+            .filter(|item| keeper.may_delete(item).is_ok())
+            .collect();
+        keeper.handle(KeeperEvent::Decided(Decision { retire, delete }));
+    }
+
+    pub(super) fn keeper_effect(&mut self, ctx: &mut Ctx<'_>, effect: KeeperEffect) {
+        match effect {
+            KeeperEffect::Append(body) => {
+                let (Body::Retire { seq } | Body::Reject { seq, .. }) = body else {
+                    return;
+                };
+                // What a rank found was told already.
+                if let Body::Reject { reason, .. } = &body
+                    && self.saves.rejecting != Some(seq)
+                {
+                    let mut all = self.saves.keeper.standings();
+                    let step = all.find(|s| s.seq == seq).map_or(0, |s| s.commit.step);
+                    let text = format!(
+                        "the checkpoint of step {step} is damaged and will not be restored: {reason}"
+                    );
+                    drop(all);
+                    self.say_saving(text);
+                }
+                match self.append(ctx, body) {
+                    Some(id) => drop(self.saves.appends.insert(id, seq)),
+                    None => self.saves.keeper.handle(KeeperEvent::NotAppended { seq }),
+                }
+            }
+            KeeperEffect::Delete { name } => self.ask_launcher(SaveAsk::Delete { name }),
+            KeeperEffect::Refused { what, why } => {
+                self.say_refused(format!("not done: {what}: {why}"));
+            }
+        }
+    }
+
+    /// The same is said once.
+    fn say_refused(&mut self, text: String) {
+        if self.saves.keeping.refused != text {
+            self.saves.keeping.refused.clone_from(&text);
+            self.say_saving(text);
+        }
+    }
+}

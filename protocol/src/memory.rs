@@ -1,0 +1,492 @@
+//! What launchers hold of a job's checkpoints in memory: its messages, who may ask, and where a copy goes.
+//! Never trusts what comes: who asks has proven the job's [`Key`], every list has a limit, and whoever reads bytes
+//! verifies them against a manifest.
+//!
+//! A launcher listens on a TCP port of its own, which its guard tells behind its answer ([`data_port`]). A connection
+//! begins with a proof by both sides, then goes question by question, each a frame as on the unix socket
+//! ([`codec`](crate::codec), with its length):
+//!
+//! ```text
+//! caller    MAGIC, nonce
+//! listener  nonce, proof
+//! caller    proof
+//! caller    Ask::List                 -> Answer::Held
+//!           Ask::Read                 -> Answer::Bytes, then the bytes | Gone
+//!           Ask::Keep                 -> Answer::Go | Have | NoRoom | Refused
+//!             after Go: each chunk of the image, with its CRC-64/NVME behind it (u64 little-endian) -> Answer::Kept | Damaged
+//!           Ask::Restored             -> Answer::Heard
+//! ```
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{Digest, NodeId};
+use crate::record::{Place, Record};
+
+/// The environment variable by which a launcher tells its workers where to ask.
+pub const MEMORY_ENV: &str = "MUSTER_MEMORY";
+
+/// The first bytes of a connection.
+pub const MAGIC: [u8; 8] = *b"MUSTERM1";
+
+/// The most members that a launcher is told of.
+pub const MAX_PEERS: usize = 64;
+
+/// Bytes of a file's name, and of a node's.
+pub const MAX_FILE: usize = 128;
+pub const MAX_WHO: usize = 64;
+
+/// The most images that a launcher names.
+pub const MAX_LIST: usize = 512;
+
+/// The most bytes of one answer.
+pub const MAX_READ: u32 = 64 << 20;
+
+/// The longest image that is kept for a peer: a bound on what a length from the network may ask for.
+pub const MAX_IMAGE: u64 = 1 << 40;
+
+/// Bytes of a chunk, as in a manifest.
+pub const CHUNK: u64 = 4 << 20;
+
+/// Drawn by each side for one connection.
+pub type Nonce = [u8; 32];
+
+/// What only a job's launchers and workers know: the agents of its cluster make it of the cluster's secret.
+/// Never shown.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Key([u8; 32]);
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+/// Who proves something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    Caller,
+    Listener,
+}
+
+impl Key {
+    /// A cluster's, from its secret. Without a secret agents are on loopback, or told to trust the network.
+    pub fn of_cluster(secret: Option<&[u8]>) -> Key {
+        match secret {
+            Some(secret) => Key(blake3::derive_key("muster 2026 memory: cluster", secret)),
+            None => Key::default(),
+        }
+    }
+
+    /// A job's, of its cluster's.
+    pub fn of_job(self, lineage: Digest) -> Key {
+        let mut hash = blake3::Hasher::new_keyed(&self.0);
+        hash.update(b"job");
+        hash.update(&lineage.0);
+        Key(*hash.finalize().as_bytes())
+    }
+
+    /// What shows to the other side that this one knows the key.
+    pub fn proof(&self, side: Side, caller: &Nonce, listener: &Nonce) -> [u8; 32] {
+        let mut hash = blake3::Hasher::new_keyed(&self.0);
+        hash.update(match side {
+            Side::Caller => b"caller",
+            Side::Listener => b"listen",
+        });
+        hash.update(caller);
+        hash.update(listener);
+        *hash.finalize().as_bytes()
+    }
+
+    /// Whether the other side has shown it. Takes as long whatever it sent.
+    pub fn is_proven(&self, side: Side, caller: &Nonce, listener: &Nonce, proof: [u8; 32]) -> bool {
+        let expected = blake3::Hash::from_bytes(self.proof(side, caller, listener));
+        expected == blake3::Hash::from_bytes(proof)
+    }
+
+    fn hex(&self) -> String {
+        Digest(self.0).hex()
+    }
+
+    fn from_hex(text: &str) -> Option<Key> {
+        Digest::from_hex(text).map(|digest| Key(digest.0))
+    }
+}
+
+/// The port behind a guard's answer (`MGRD`, a version, the launcher's id: 13 bytes), at which its launcher tells
+/// what it holds. `None` where there is none, as with a launcher that has no store.
+pub fn data_port(answer: &[u8]) -> Option<u16> {
+    let rest = answer.strip_prefix(b"MGRD\x01")?;
+    let (_launcher, port) = rest.split_first_chunk::<8>()?;
+    let (port, _) = port.split_first_chunk::<2>()?;
+    Some(u16::from_be_bytes(*port)).filter(|port| *port != 0)
+}
+
+/// An image, named as in a manifest but for the attempt: a rank saves a step once in a generation.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Name {
+    pub step: u64,
+    /// The first bytes of the digest of the generation that saved.
+    pub generation: [u8; 8],
+    /// In the save's folder.
+    pub file: String,
+}
+
+impl Name {
+    /// `None` for a name that no file of a save has.
+    pub fn new(step: u64, generation: &Digest, file: &str) -> Option<Name> {
+        let (short, _) = generation.0.split_first_chunk()?;
+        let name = Name {
+            step,
+            generation: *short,
+            file: file.to_owned(),
+        };
+        name.is_plain().then_some(name)
+    }
+
+    /// From a manifest's path: `data/<step>-<generation>-<attempt>/<file>`.
+    pub fn of_path(path: &str) -> Option<Name> {
+        let (folder, file) = path.strip_prefix("data/")?.split_once('/')?;
+        let mut parts = folder.split('-');
+        let (step, generation) = (parts.next()?, parts.next()?);
+        let _attempt: u32 = parts.next()?.parse().ok()?;
+        if parts.next().is_some() || generation.len() != 16 {
+            return None;
+        }
+        let generation = Digest::from_hex(&format!("{generation:0<64}"))?;
+        Name::new(step.parse().ok()?, &generation, file)
+    }
+
+    fn is_plain(&self) -> bool {
+        let plain = |c: char| c.is_ascii_graphic() && c != '/';
+        (1..=MAX_FILE).contains(&self.file.len()) && self.file.chars().all(plain)
+    }
+}
+
+/// A question.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ask {
+    /// What is here?
+    List,
+    /// These bytes of an image.
+    Read { name: Name, at: u64, len: u32 },
+    /// Hold this image of mine, of so many bytes, which the generation's ranks sealed.
+    Keep {
+        generation: Digest,
+        name: Name,
+        bytes: u64,
+    },
+    /// From a worker to its own launcher: what it restored, and how much of it came from where.
+    Restored {
+        rank: u32,
+        step: u64,
+        from: Vec<(String, u64)>,
+        /// Why something did not come from where it was asked for first.
+        why: Option<String>,
+    },
+}
+
+/// What is held of one image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    pub name: Name,
+    pub bytes: u64,
+    /// The memfd in the launcher's process, and where the image begins in it: for workers of the same node.
+    pub fd: i32,
+    pub base: u64,
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    Held {
+        /// What people call the node.
+        who: String,
+        pid: u32,
+        list: Vec<Entry>,
+    },
+    /// As many as were asked for follow.
+    Bytes,
+    /// It is not here, or not any more.
+    Gone,
+    /// Send it.
+    Go,
+    /// It is here already.
+    Have,
+    /// There is no room for it now.
+    NoRoom {
+        room: u64,
+    },
+    /// Not from you, or not now; in words.
+    Refused {
+        why: String,
+    },
+    Kept,
+    /// A chunk did not come as it was sealed.
+    Damaged {
+        chunk: u64,
+    },
+    Heard,
+}
+
+/// More than may be said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{0} is longer than may be said")]
+pub struct TooMuch(&'static str);
+
+impl Ask {
+    /// Whether it keeps to the limits.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn check(&self) -> Result<(), TooMuch> {
+        let fits = match self {
+            Ask::List => true,
+            Ask::Read { name, at, len } => name.is_plain() && *len <= MAX_READ && *at <= MAX_IMAGE,
+            Ask::Keep { name, bytes, .. } => name.is_plain() && *bytes <= MAX_IMAGE,
+            Ask::Restored { from, why, .. } => {
+                from.len() <= MAX_PEERS + 2
+                    && from.iter().all(|(who, _)| who.len() <= MAX_WHO)
+                    && why
+                        .as_ref()
+                        .is_none_or(|why| why.len() <= crate::local::MAX_REASON)
+            }
+        };
+        fits.then_some(()).ok_or(TooMuch("a question"))
+    }
+}
+
+impl Answer {
+    /// Whether it keeps to the limits.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn check(&self) -> Result<(), TooMuch> {
+        let fits = match self {
+            Answer::Held { who, list, .. } => {
+                let plain = |e: &Entry| e.name.is_plain() && e.bytes <= MAX_IMAGE;
+                who.len() <= MAX_WHO && list.len() <= MAX_LIST && list.iter().all(plain)
+            }
+            Answer::Refused { why } => why.len() <= crate::local::MAX_REASON,
+            _ => true,
+        };
+        fits.then_some(()).ok_or(TooMuch("an answer"))
+    }
+}
+
+/// What a launcher is told of the others at a generation's start.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peers {
+    pub key: Key,
+    /// Guards of the other members. The first is the one that holds this node's copies.
+    pub guards: Vec<SocketAddr>,
+    /// Of the newest commit: the generation that saved it, and its step.
+    pub committed: Option<(Digest, u64)>,
+}
+
+impl Peers {
+    /// Of a member of a generation.
+    pub fn of(record: &Record, me: NodeId, cluster: Key) -> Peers {
+        let members = &record.members;
+        let here = members.iter().position(|m| m.node == me);
+        let places: Vec<Place> = members.iter().map(|m| m.place).collect();
+        let mut guards = Vec::new();
+        if let Some(here) = here {
+            let first = here + shift(&places);
+            let all = (first..).take(members.len());
+            let others = all.filter_map(|at| members.get(at % members.len()));
+            let others = others.filter(|m| m.node != me);
+            guards.extend(others.take(MAX_PEERS).map(|m| m.guard));
+        }
+        Peers {
+            key: cluster.of_job(record.lineage()),
+            guards,
+            committed: record
+                .restore
+                .map(|commit| (commit.generation, commit.step)),
+        }
+    }
+}
+
+/// How far from a node its copies are held, in a ring of the members in their order: each holds those of one other.
+/// Members of one place are neighbours, so a shift by the largest place's size leads to another place, as long as no
+/// place has more than half of them.
+fn shift(places: &[Place]) -> usize {
+    let mut sizes: BTreeMap<Place, usize> = BTreeMap::new();
+    for place in places.iter().filter(|p| **p != Place::default()) {
+        *sizes.entry(*place).or_default() += 1;
+    }
+    let largest = sizes.values().copied().max().unwrap_or(1);
+    if 2 * largest <= places.len() {
+        largest
+    } else {
+        1
+    }
+}
+
+/// What a worker is told by [`MEMORY_ENV`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Whom {
+    pub key: Key,
+    /// The port of its own launcher, on loopback.
+    pub own: u16,
+    /// The others' guards.
+    pub guards: Vec<SocketAddr>,
+}
+
+impl Whom {
+    /// As the variable's value.
+    pub fn encode(&self) -> String {
+        let guards: Vec<String> = self.guards.iter().map(ToString::to_string).collect();
+        format!("{}/{}/{}", self.key.hex(), self.own, guards.join(","))
+    }
+
+    /// The inverse; `None` for anything else.
+    pub fn decode(text: &str) -> Option<Whom> {
+        let mut parts = text.splitn(3, '/');
+        let (key, own, guards) = (parts.next()?, parts.next()?, parts.next()?);
+        let guards = guards.split(',').filter(|g| !g.is_empty());
+        let guards: Option<Vec<SocketAddr>> = guards.map(|g| g.parse().ok()).collect();
+        Some(Whom {
+            key: Key::from_hex(key)?,
+            own: own.parse().ok()?,
+            guards: guards.filter(|g| g.len() <= MAX_PEERS)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(zone: &str, switch: &str) -> Place {
+        Place::of(zone, switch)
+    }
+
+    #[test]
+    fn copies_go_to_another_place_and_each_node_holds_those_of_one() {
+        let rack = |n: usize, of: &str| vec![place("z", of); n];
+        for (sizes, apart) in [
+            (vec![2, 2], true),
+            (vec![3, 1, 2], true),
+            (vec![3, 1], false),
+        ] {
+            let names = ["a", "b", "c"];
+            let places: Vec<Place> = (sizes.iter().zip(names))
+                .flat_map(|(n, name)| rack(*n, name))
+                .collect();
+            let by = shift(&places);
+            let holder = |at: usize| (at + by) % places.len();
+            let mut holders: Vec<usize> = (0..places.len()).map(holder).collect();
+            let all_apart = (0..places.len()).all(|at| places[at] != places[holder(at)]);
+            assert_eq!(all_apart, apart, "{sizes:?}");
+            assert!((0..places.len()).all(|at| at != holder(at)));
+            holders.sort_unstable();
+            assert_eq!(holders, (0..places.len()).collect::<Vec<_>>());
+        }
+        assert_eq!(shift(&[Place::default(); 5]), 1);
+        assert_eq!(shift(&[]), 1);
+    }
+
+    #[test]
+    fn an_image_is_named_by_its_path() {
+        let save = crate::checkpoint::Save {
+            generation: Digest([0xab; 32]),
+            attempt: 3,
+            step: 70,
+        };
+        let name = Name::of_path(&format!("{}/n0-1.safetensors", save.folder()));
+        assert_eq!(name, Name::new(70, &save.generation, "n0-1.safetensors"));
+        assert!(name.is_some());
+        for other in [
+            "manifest/x",
+            "data/70-abababababababab/n0",
+            "data/70-abababababababab-1-1/n0",
+            "data/70-abababababababab-1/a/b",
+            "data/70-abababababababab-1/",
+            "data/x-abababababababab-1/n0",
+            "data/70-ab-1/n0",
+            "data/70-äbababababababab-1/n0",
+        ] {
+            assert_eq!(Name::of_path(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_key_is_proven_by_each_side_for_one_connection() {
+        let key = Key::of_cluster(Some(b"secret")).of_job(Digest([1; 32]));
+        let other = Key::of_cluster(Some(b"secret")).of_job(Digest([2; 32]));
+        let (a, b) = ([3; 32], [4; 32]);
+        let proof = key.proof(Side::Caller, &a, &b);
+        assert!(key.is_proven(Side::Caller, &a, &b, proof));
+        assert!(!key.is_proven(Side::Listener, &a, &b, proof));
+        assert!(!key.is_proven(Side::Caller, &b, &a, proof));
+        assert!(!other.is_proven(Side::Caller, &a, &b, proof));
+        assert_eq!(format!("{key:?}"), "Key(..)");
+    }
+
+    #[test]
+    fn a_guard_tells_the_port_behind_its_answer() {
+        let mut answer = b"MGRD\x01launcher".to_vec();
+        assert_eq!(data_port(&answer), None);
+        answer.extend(4711u16.to_be_bytes());
+        assert_eq!(data_port(&answer), Some(4711));
+        assert_eq!(data_port(b"MGRD\x01launcher\0\0"), None);
+        assert_eq!(data_port(b"MGRD\x02launcher\x01\x01"), None);
+    }
+
+    #[test]
+    fn a_worker_reads_what_its_launcher_wrote() {
+        let whom = Whom {
+            key: Key::of_cluster(Some(b"s")),
+            own: 7,
+            guards: vec!["10.0.0.1:5".parse().unwrap(), "[::1]:6".parse().unwrap()],
+        };
+        assert_eq!(Whom::decode(&whom.encode()), Some(whom.clone()));
+        let alone = Whom {
+            guards: vec![],
+            ..whom
+        };
+        assert_eq!(Whom::decode(&alone.encode()), Some(alone));
+        for text in [
+            "",
+            "x/1/",
+            "00/1/",
+            "/1/2",
+            &format!("{}/70000/", "0".repeat(64)),
+        ] {
+            assert_eq!(Whom::decode(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_said_is_bounded() {
+        let name = |file: &str| Name {
+            step: 1,
+            generation: [0; 8],
+            file: file.into(),
+        };
+        let read = |name, len| Ask::Read { name, at: 0, len }.check().is_ok();
+        assert!(read(name("n0"), MAX_READ));
+        assert!(!read(name("n0"), MAX_READ + 1));
+        assert!(!read(name("a/b"), 1));
+        assert!(!read(name(""), 1));
+        let entry = Entry {
+            name: name(&"n".repeat(MAX_FILE)),
+            bytes: u64::MAX >> 24,
+            fd: i32::MAX,
+            base: u64::MAX,
+        };
+        let held = |count: usize| Answer::Held {
+            who: "n".repeat(MAX_WHO),
+            pid: u32::MAX,
+            list: vec![entry.clone(); count],
+        };
+        assert!(held(MAX_LIST).check().is_ok());
+        assert!(crate::codec::encode_frame(&held(MAX_LIST)).is_ok());
+        assert!(held(MAX_LIST + 1).check().is_err());
+    }
+}

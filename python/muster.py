@@ -1,0 +1,888 @@
+"""Muster for training scripts in Python: the agreed stop step, checkpoints without a stall, the elastic sampler.
+
+    import muster
+
+    job = muster.init(model=model, optimizer=optimizer, save_every=100)
+    for step in job.steps(10_000):
+        ...                                     # forward, backward, optimizer.step()
+
+`init` puts back what the job saved last, `steps` goes on from there. Where the job has to stop (a node is drained or
+reclaimed, another joins), all ranks save at one step and exit, and no step is lost. Without `muster run` all of this
+does nothing. The guide: docs/python.md.
+
+One file, which needs `libmuster.so` (`cargo build --release -p muster-capi`) and nothing else; of torch and numpy it
+uses what the script has imported.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import ctypes
+import json
+import math
+import os
+import sys
+from collections.abc import Container, Iterator, Sequence
+from typing import Any, NamedTuple, Optional
+
+__all__ = ["init", "Job", "ElasticSampler", "Shard", "MusterError"]
+
+ABI = 1  # MUSTER_ABI of runtime/capi/include/muster.h
+
+OK, NOTHING = 0, 1
+ARGUMENT, ENVIRONMENT, STEP, UNDECIDED, NO_STORE, BUSY, SAVE, PLAN, RESTORE, MISMATCH, DAMAGED, PANIC = range(-1, -13, -1)
+_CONTINUE, _CHECKPOINT, _STOP = 0, 1, 2
+_REASONS = ("unknown", "preemption", "drain", "SIGTERM", "a join", "interrupted", "checkpoint")
+_ALL_RANKS = 0xFFFFFFFF
+_WAIT = 600.0  # seconds for a slot
+
+
+class MusterError(RuntimeError):
+    """What went wrong, and what helps. `code` is one of this module's numbers (`BUSY`, `DAMAGED`, …), which are those of muster.h."""
+
+    def __init__(self, text: str, code: int = ARGUMENT) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+# ---- the library ----------------------------------------------------------------------------------------------------
+
+_u8, _u32, _u64, _i32, _size, _text = ctypes.c_uint8, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32, ctypes.c_size_t, ctypes.c_char_p
+_f64, _ptr, _to = ctypes.c_double, ctypes.c_void_p, ctypes.POINTER
+
+
+def _struct(name: str, /, **fields: Any) -> Any:
+    return type(name, (ctypes.Structure,), {"_fields_": list(fields.items())})
+
+
+_Place = _struct("muster_place", rank=_u32, world=_u32, local_rank=_u32, local_world=_u32, generation=_u64, restart=_u64)
+_Directive = _struct("muster_directive", action=_i32, reason=_u32, deadline=_u64)
+_METRICS = (
+    "training_loss", "samples_per_second", "learning_rate", "loss_scale",
+    "data_seconds", "compute_seconds", "communication_seconds", "gradient_sync_seconds",
+)  # fmt: skip
+_Metrics = _struct("muster_metrics", steps=_u64, **{name: _f64 for name in _METRICS})
+_Tensor = _struct("muster_tensor", name=_text, dtype=_text, dims=_u32, rank=_u32, shape=_to(_u64), offset=_to(_u64), extent=_to(_u64))
+_Blob = _struct("muster_blob", name=_text, data=_text, bytes=_size)
+_Saved = _struct("muster_saved", bytes=_u64, copied=_f64, waited=_f64)
+_Origin = _struct("muster_origin", step=_u64, world=_u32, reserved=_u32, tensors=_size)
+_SamplerConfig = _struct("muster_sampler_config", samples=_u64, seed=_u64, batch=_u64, epoch=_u64, per_rank=_u32, drop_tail=_u32)
+_Batch = _struct("muster_batch", epoch=_u64, samples=_u64, count=_size)
+
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {  # arguments; what has no name here returns muster_code
+    "muster_open": (_to(_ptr), _to(_Place)),
+    "muster_close": (_ptr,),
+    "muster_step": (_ptr, _u64, _to(_Directive)),
+    "muster_done": (_ptr, _u64, _i32),
+    "muster_report": (_ptr, _to(_Metrics)),
+    "muster_declare": (_ptr, _to(_Tensor), _size, _to(_u8)),
+    "muster_save": (_ptr, _u64, _to(_ptr), _size, _to(_Blob), _size, _f64, _to(_Saved)),
+    "muster_restore_open": (_to(_ptr), _to(_Origin)),
+    "muster_restore_tensor": (_ptr, _size, _to(_Tensor)),
+    "muster_restore_blob": (_ptr, _text, _to(_ptr), _to(_size)),
+    "muster_restore_load": (_ptr, _to(_Tensor), _to(_ptr), _size),
+    "muster_restore_close": (_ptr,),
+    "muster_sampler_open": (_to(_ptr), _to(_SamplerConfig), _text),
+    "muster_sampler_next": (_ptr, _u32, _u32, _to(_u64), _size, _to(_Batch)),
+    "muster_sampler_state": (_ptr, _text, _to(_u64), _to(_u64)),
+    "muster_sampler_close": (_ptr,),
+}
+_CLOSES = [name for name in _FUNCTIONS if name.endswith("_close")]
+_BUILD = "build it with `cargo build --release -p muster-capi`, and set MUSTER_LIBRARY to it or copy it beside muster.py"
+
+
+def _places() -> list[str]:
+    """Where the library may be; what MUSTER_LIBRARY names is not looked for elsewhere."""
+    named = os.environ.get("MUSTER_LIBRARY")
+    if named:
+        return [named]
+    here = os.path.dirname(os.path.realpath(__file__))
+    above = os.path.join(os.path.dirname(here), "target")
+    return [os.path.join(folder, "libmuster.so") for folder in (here, os.path.join(above, "release"), os.path.join(above, "debug"))]
+
+
+class _Library:
+    """The functions of libmuster.so; those that return a code raise what is negative."""
+
+    def __init__(self) -> None:
+        places = _places()
+        path = next((place for place in places if os.path.exists(place)), None)
+        if path is None:
+            raise MusterError(f"libmuster.so is not there: {_BUILD} (looked at {', '.join(places)})", ENVIRONMENT)
+        try:
+            self._lib = ctypes.CDLL(path)
+            abi = self._lib.muster_abi
+        except (OSError, AttributeError) as error:
+            raise MusterError(f"{path} is no library of Muster for this machine: {_BUILD} ({error})", ENVIRONMENT) from error
+        abi.restype, abi.argtypes = _u32, (_to(_text),)
+        release = _text()
+        found = abi(ctypes.byref(release))
+        if found != ABI:
+            known = (release.value or b"?").decode()
+            text = f"{path} (release {known}) has ABI {found}, this muster.py wants {ABI}: take both from one release"
+            raise MusterError(text, ENVIRONMENT)
+        self._lib.muster_error.restype = _text
+        for name, arguments in _FUNCTIONS.items():
+            function = getattr(self._lib, name)
+            function.argtypes = arguments
+            function.restype = None if name in _CLOSES else _i32
+
+    def __call__(self, name: str, *arguments: Any) -> int:
+        code = getattr(self._lib, name)(*arguments)
+        if code is not None and code < 0:
+            raise MusterError((self._lib.muster_error() or b"").decode(errors="replace"), code)
+        return OK if code is None else code
+
+
+_loaded: Optional[_Library] = None
+
+
+def _library() -> _Library:
+    global _loaded
+    if _loaded is None:
+        _loaded = _Library()
+    return _loaded
+
+
+def _numbers(values: Optional[Sequence[int]]) -> Any:
+    return None if values is None else (_u64 * len(values))(*values)
+
+
+# ---- tensors --------------------------------------------------------------------------------------------------------
+
+
+class Shard(NamedTuple):
+    """This rank's part of a tensor that is spread over the ranks: a box that begins at `offset` in the whole of `shape`.
+
+    In a state it stands where a tensor would. The parts of all ranks together are the whole; several ranks may have
+    the same one. On restoring each rank gets the part that its own says, whatever the ranks before had.
+    """
+
+    tensor: Any
+    shape: Sequence[int]
+    offset: Sequence[int]
+
+
+_DTYPES = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
+    "uint16": "U16", "int16": "I16", "float16": "F16", "bfloat16": "BF16", "uint32": "U32", "int32": "I32", "float32": "F32",
+    "uint64": "U64", "int64": "I64", "float64": "F64", "complex64": "C64",
+}  # fmt: skip
+_NAMES = {saved: name for name, saved in _DTYPES.items()}
+
+
+def _torch() -> Any:
+    return sys.modules.get("torch")
+
+
+def _ints(values: Sequence[int]) -> tuple[int, ...]:
+    return tuple(int(value) for value in values)
+
+
+def _is_torch(value: Any) -> bool:
+    torch = _torch()
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _is_numpy(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Shard) or _is_torch(value) or _is_numpy(value)
+
+
+def _dtype(tensor: Any) -> Optional[str]:
+    if _is_torch(tensor):
+        return _DTYPES.get(str(tensor.dtype).rpartition(".")[2]) if tensor.layout is _torch().strided else None
+    return _DTYPES.get(tensor.dtype.name) if tensor.dtype.isnative else None
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether its memory is what is saved: this process's, in C order."""
+    if _is_torch(tensor):
+        return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    return bool(tensor.flags.c_contiguous)
+
+
+def _address(tensor: Any) -> int:
+    return int(tensor.data_ptr() if _is_torch(tensor) else tensor.ctypes.data)
+
+
+def _empty(shape: Sequence[int], dtype: str, like: Any) -> Any:
+    """Memory for a tensor that is to be read: of torch, unless only numpy is there."""
+    torch = _torch()
+    if torch is None or _is_numpy(like):
+        if "numpy" not in sys.modules:
+            raise MusterError("the checkpoint has tensors, and neither torch nor numpy is imported: import it before muster.init")
+        return sys.modules["numpy"].empty(shape, _NAMES[dtype])
+    kind = getattr(torch, _NAMES[dtype])
+    # What goes to a GPU at once goes there faster from pinned memory.
+    return torch.empty(tuple(shape), dtype=kind, pin_memory=_is_torch(like) and like.device.type == "cuda")
+
+
+class _Leaf(NamedTuple):
+    """A tensor of the state, as it is saved."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]  # of the whole
+    offset: Optional[tuple[int, ...]]  # None: this rank has the whole
+    extent: Optional[tuple[int, ...]]
+    rank: int  # who holds it
+    tensor: Any
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.name, self.offset
+
+    def described(self) -> Any:
+        numbers = (_numbers(self.shape), _numbers(self.offset), _numbers(self.extent))
+        return _Tensor(self.name.encode(), self.dtype.encode(), len(self.shape), self.rank, *numbers)
+
+
+# ---- from a state to tensors and JSON, and back -----------------------------------------------------------------------
+
+
+class _Flat:
+    """A state as tensors with dotted names, and JSON for everything else: no pickle."""
+
+    def __init__(self, rank: int) -> None:
+        self.leaves: list[_Leaf] = []
+        self._rank = rank
+        self._names: set[str] = set()
+        self._tied: dict[Any, str] = {}
+
+    def add(self, path: str, value: Any, buffers: Container[str] = ()) -> Any:
+        """What goes into the JSON for this value; its tensors go to `leaves`. Of `buffers` rank 0's count."""
+        if _is_tensor(value):
+            return {"~": "tensor", "v": self._leaf(path, value, buffers)}
+        if value is None or isinstance(value, (bool, str)):
+            return value
+        if isinstance(value, int):
+            return int(value)
+        if isinstance(value, float):
+            return float(value) if math.isfinite(value) else {"~": "float", "v": repr(float(value))}
+        if isinstance(value, (bytes, bytearray)):
+            return {"~": "bytes", "v": base64.b64encode(value).decode()}
+        if isinstance(value, (list, tuple)):
+            items = [self.add(f"{path}.{i}", item, buffers) for i, item in enumerate(value)]
+            return items if isinstance(value, list) else {"~": "tuple", "v": items}
+        if isinstance(value, dict):
+            counts = isinstance(value, collections.Counter)
+            if not counts and all(type(key) is str and key != "~" for key in value):
+                return {key: self.add(f"{path}.{key}", item, buffers) for key, item in value.items()}
+            pairs = [[self.add(path, key), self.add(f"{path}.{key}", item, buffers)] for key, item in value.items()]
+            return {"~": "counter" if counts else "dict", "v": pairs}
+        if type(value).__module__ == "numpy" and hasattr(value, "item"):
+            return self.add(path, value.item(), buffers)
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise MusterError(
+            f"cannot save {path}, a {kind}: only tensors, numbers, text, bytes, lists, tuples and dicts can be; "
+            "leave it out, or give its owner a state_dict() of these"
+        )
+
+    def _leaf(self, path: str, value: Any, buffers: Container[str]) -> str:
+        tensor, shape, offset = value if isinstance(value, Shard) else (value, value.shape, None)
+        if hasattr(tensor, "placements"):
+            raise MusterError(f"cannot save {path}, a DTensor: hand over muster.Shard(tensor.to_local(), tensor.shape, offset) in its place")
+        dtype = _dtype(tensor)
+        if dtype is None:
+            raise MusterError(f"cannot save {path}, a tensor of {tensor.dtype}: safetensors holds dense tensors of {', '.join(_DTYPES)}")
+        extent = _ints(tensor.shape)
+        key = (_address(tensor), dtype, extent) if offset is None and 0 not in extent and _is_plain(tensor) else path
+        if key in self._tied:
+            return self._tied[key]
+        if path in self._names:
+            raise MusterError(f"two tensors of the state are called {path}: rename one (a key has a dot in it, or 1 and '1' are both keys)")
+        self._names.add(path)
+        self._tied[key] = path
+        if offset is None:
+            leaf = _Leaf(path, dtype, _ints(shape), None, None, 0 if path in buffers else _ALL_RANKS, tensor)
+        else:
+            leaf = _Leaf(path, dtype, _ints(shape), _ints(offset), extent, self._rank, tensor)
+        self.leaves.append(leaf)
+        return path
+
+
+class _Checkpoint:
+    """What the generation begins with, open for reading."""
+
+    def __init__(self, handle: Any, origin: Any) -> None:
+        self._handle, self.step, self.world = handle, int(origin.step), int(origin.world)
+        self._saved: dict[str, tuple[str, tuple[int, ...]]] = {}
+        tensor = _Tensor()
+        for i in range(origin.tensors):
+            _library()("muster_restore_tensor", handle, i, ctypes.byref(tensor))
+            self._saved[tensor.name.decode()] = (tensor.dtype.decode(), tuple(tensor.shape[: tensor.dims]))
+        self._wants: dict[str, _Leaf] = {}
+        self._used: set[int] = set()
+
+    def close(self) -> None:
+        _library()("muster_restore_close", self._handle)
+
+    def blob(self, name: str) -> Optional[bytes]:
+        data, length = _ptr(), _size()
+        code = _library()("muster_restore_blob", self._handle, name.encode(), ctypes.byref(data), ctypes.byref(length))
+        return None if code == NOTHING else ctypes.string_at(data, length.value)
+
+    def value(self, saved: Any, live: Any) -> Any:
+        """The value that this JSON stands for; its tensors are filled by `load`, in place where `live` has room for them."""
+        if isinstance(saved, list):
+            return [self.value(item, _at(live, i)) for i, item in enumerate(saved)]
+        if not isinstance(saved, dict):
+            return saved
+        tag = saved.get("~")
+        inner: Any = saved.get("v")
+        if tag is None:
+            return {key: self.value(item, _at(live, key)) for key, item in saved.items()}
+        if tag == "tensor":
+            return self._want(inner, live)
+        if tag == "tuple":
+            return tuple(self.value(item, _at(live, i)) for i, item in enumerate(inner))
+        if tag in ("dict", "counter"):
+            pairs = [(self.value(key, None), item) for key, item in inner]
+            found = {key: self.value(item, _at(live, key)) for key, item in pairs}
+            return collections.Counter(found) if tag == "counter" else found
+        if tag == "float":
+            return float(inner)
+        if tag == "bytes":
+            return base64.b64decode(inner)
+        raise MusterError(
+            f"the checkpoint has a value of an unknown kind, {tag!r}: use the muster.py that saved it, or a newer one", RESTORE
+        )
+
+    def _want(self, name: str, live: Any) -> Any:
+        if name in self._wants:
+            return self._wants[name].tensor
+        if name not in self._saved:
+            raise MusterError(f"the checkpoint has no tensor {name}, of which it speaks: it is damaged", DAMAGED)
+        dtype, whole = self._saved[name]
+        part = live if isinstance(live, Shard) else None
+        like = part.tensor if part else live
+        shape, offset = (whole, None) if part is None else (_ints(like.shape), _ints(part.offset))
+        tensor = None
+        if _is_torch(like) or _is_numpy(like):
+            fits = _dtype(like) == dtype and _ints(like.shape) == shape and _is_plain(like) and (_is_torch(like) or like.flags.writeable)
+            if fits and (0 in shape or _address(like) not in self._used):
+                tensor = like
+        if tensor is None:
+            tensor = _empty(shape, dtype, like)
+        self._used.add(_address(tensor))
+        self._wants[name] = _Leaf(name, dtype, whole, offset, shape if part else None, _ALL_RANKS, tensor)
+        return tensor
+
+    def load(self) -> None:
+        """Reads and verifies all that was asked for."""
+        wants = list(self._wants.values())
+        tensors = (_Tensor * len(wants))(*[leaf.described() for leaf in wants])
+        into = (_ptr * len(wants))(*[_address(leaf.tensor) for leaf in wants])
+        _library()("muster_restore_load", self._handle, tensors, into, len(wants))
+
+
+def _at(live: Any, key: Any) -> Any:
+    """What a state has there now, if anything."""
+    try:
+        return live[key] if isinstance(live, (dict, list, tuple)) and not isinstance(live, Shard) else None
+    except (KeyError, IndexError):
+        return None
+
+
+def _put(live: Any, value: Any) -> Any:
+    """Puts a value where another was: dicts, lists and tensors stay the same objects."""
+    if isinstance(live, dict) and isinstance(value, dict):
+        for key, item in value.items():
+            live[key] = _put(live.get(key), item)
+        return live
+    if isinstance(live, list) and isinstance(value, list):
+        live[:] = [_put(_at(live, i), item) for i, item in enumerate(value)]
+        return live
+    here = live.tensor if isinstance(live, Shard) else live
+    if _is_tensor(here) and _is_tensor(value) and _ints(here.shape) == _ints(value.shape):
+        if _is_torch(here) and here.data_ptr() != value.data_ptr():
+            with _torch().no_grad():
+                here.copy_(value)
+        elif _is_numpy(here) and here is not value:
+            here[...] = value
+        return live
+    return value
+
+
+# ---- what a script hands over -----------------------------------------------------------------------------------------
+
+
+class _Tracked:
+    """One of the things whose state is saved."""
+
+    def __init__(self, name: str, owner: Any) -> None:
+        # The model within: it is the same by another wrapper, and in another world.
+        while type(owner).__name__ in ("DistributedDataParallel", "DataParallel") and hasattr(owner, "module"):
+            owner = owner.module
+        owner = getattr(owner, "_orig_mod", owner)  # torch.compile
+        has_state = hasattr(owner, "state_dict") and hasattr(owner, "load_state_dict")
+        if not (has_state or isinstance(owner, (dict, list))):
+            kind = type(owner).__qualname__
+            raise MusterError(
+                f"cannot track {name}, a {kind}: hand over what has state_dict() and load_state_dict(), "
+                "or a dict or list that stays the same object"
+            )
+        self.name, self.owner, self._has_state = name, owner, has_state
+
+    def state(self) -> Any:
+        return self.owner.state_dict() if self._has_state else self.owner
+
+    def _tensors(self) -> list[tuple[str, Any]]:
+        torch = _torch()
+        if torch is None or not isinstance(self.owner, torch.nn.Module):
+            return []
+        return [*self.owner.named_parameters(), *self.owner.named_buffers()]
+
+    def buffers(self) -> set[str]:
+        """Buffers of a model differ from rank to rank, and DDP gives all ranks those of rank 0."""
+        torch = _torch()
+        if torch is None or not isinstance(self.owner, torch.nn.Module):
+            return set()
+        return {f"{self.name}.{name}" for name, _ in self.owner.named_buffers()}
+
+    def adopt(self, live: Any, value: Any) -> None:
+        if not self._has_state:
+            _put(self.owner, value)
+            return
+        own = {_address(tensor) for _, tensor in self._tensors()}
+        same = isinstance(live, dict) and isinstance(value, dict) and live.keys() == value.keys() and bool(own)
+        if same and all(_is_torch(t) and _is_torch(live[k]) and t.data_ptr() == live[k].data_ptr() in own for k, t in value.items()):
+            return  # a model, filled in place
+        self.owner.load_state_dict(value)
+
+
+# ---- the job ----------------------------------------------------------------------------------------------------------
+
+
+def init(*, save_every: Optional[int] = None, rng: bool = True, **state: Any) -> Job:
+    """Attaches to the job, and puts back what it saved last into `state`: models, optimizers, schedulers, scalers,
+    samplers, whatever has `state_dict()` and `load_state_dict()`, and dicts or lists of tensors and plain values. The
+    names are those in the checkpoint.
+
+    `save_every`: a save before every so many steps, besides those that are asked for. `rng`: torch's random
+    generators are saved and put back, too, each rank's own.
+
+    Call it once, when all of these are made and on their devices, before the loop. Not under `muster run` it does nothing.
+    """
+    job = Job(save_every=save_every, rng=rng)
+    if state:
+        job.restore(**state)
+    return job
+
+
+class Job:
+    """This process's part in the job."""
+
+    def __init__(self, *, save_every: Optional[int] = None, rng: bool = True) -> None:
+        if save_every is not None and save_every < 1:
+            raise ValueError(f"save_every is {save_every}: it is a number of steps, or None")
+        self._every, self._rng = save_every, rng
+        self._tracked: list[_Tracked] = []
+        self._samplers: list[ElasticSampler] = []
+        self._handle: Any = None
+        self._declared: Optional[list[tuple[Any, ...]]] = None  # of the leaves
+        self._entries: list[Any] = []  # of all ranks: the leaf that it is, by its key; None: another rank's
+        self._writes: Any = ()
+        self._wanted = False
+        self._pinned: dict[str, Any] = {}
+        self._stores = True
+        self._random: Optional[bytes] = None
+        #: The step to begin with: 0, or where the checkpoint that was restored begins.
+        self.start = 0
+        self._step, self._begun, self._steps = 0, False, 0
+        place = _Place(0, 1, 0, 1, 0, 0)
+        if os.environ.get("MUSTER_CONTROL_FD"):
+            handle = _ptr()
+            _library()("muster_open", ctypes.byref(handle), ctypes.byref(place))
+            self._handle = handle
+        else:
+            place.rank, place.world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank, self.world = int(place.rank), int(place.world)
+        #: Counts the changes of the job's nodes and its restarts.
+        self.generation = int(place.generation)
+
+    @property
+    def attached(self) -> bool:
+        """Whether this process was started by `muster run`, and its training is not over."""
+        return self._handle is not None
+
+    def restore(self, **state: Any) -> int:
+        """Tracks this state (see `init`), and puts back what was saved of it. Returns the step to begin with."""
+        more = [_Tracked(name, owner) for name, owner in state.items()]
+        self._tracked += more
+        self._samplers += [tracked.owner for tracked in more if isinstance(tracked.owner, ElasticSampler)]
+        if not self.attached:
+            return self.start
+        handle, origin = _ptr(), _Origin()
+        if _library()("muster_restore_open", ctypes.byref(handle), ctypes.byref(origin)) == NOTHING:
+            return self.start
+        checkpoint = _Checkpoint(handle, origin)
+        try:
+            self._adopt(checkpoint, more)
+        finally:
+            checkpoint.close()
+        return self.start
+
+    def _adopt(self, checkpoint: _Checkpoint, more: list[_Tracked]) -> None:
+        text = checkpoint.blob("python")
+        if text is None:
+            raise MusterError("the checkpoint was not saved by muster.py: give this job a --rdzv-id, or a --store, of its own", MISMATCH)
+        saved = json.loads(text)
+        if saved.get("format") != 1:
+            raise MusterError(
+                f"the checkpoint has format {saved.get('format')} of muster.py, this one knows 1: use the one that saved it", MISMATCH
+            )
+        missing = [tracked.name for tracked in more if tracked.name not in saved["state"]]
+        if missing:
+            have = ", ".join(saved["state"])
+            raise MusterError(
+                f"the checkpoint of step {checkpoint.step} has no {', '.join(missing)}, only {have}: were names changed since?", MISMATCH
+            )
+        found = [(tracked, tracked.state()) for tracked in more]
+        values = [checkpoint.value(saved["state"][tracked.name], live) for tracked, live in found]
+        checkpoint.load()
+        for (tracked, live), value in zip(found, values):
+            tracked.adopt(live, value)
+        self._random = checkpoint.blob(f"rng/{self.rank}") if self._rng else None
+        self.start = self._step = checkpoint.step
+
+    # ---- the loop ----
+
+    def steps(self, total: int) -> Iterator[int]:
+        """The steps that are left of `total`, each before it begins. Saves and exits by itself where the job has to stop;
+        after the last one it saves once more and detaches."""
+        while True:
+            step = self._next()
+            if step >= total:
+                break
+            self._boundary(step)
+            yield step
+        self.finish()
+
+    def step(self) -> int:
+        """For a loop of one's own: call it before each step. The one before is complete; returns the number of this one."""
+        step = self._next()
+        self._boundary(step)
+        return step
+
+    def finish(self) -> None:
+        """The end of such a loop: the last step is complete. Saves what is new, and detaches."""
+        if self._next() > self.start:
+            self._save_or_say(self._step)
+        self.close()
+
+    def _next(self) -> int:
+        if self._begun:
+            self._begun = False
+            self._step += 1
+            self._steps += 1
+            for sampler in self._samplers:
+                sampler.advance()
+        return self._step
+
+    def _boundary(self, step: int) -> None:
+        if self.attached:
+            self._ask(step)
+            if self._random is not None:
+                _set_random(self._random)
+                self._random = None
+        self._begun = True
+
+    def _ask(self, step: int) -> None:
+        directive = _Directive()
+        try:
+            _library()("muster_step", self._handle, step, ctypes.byref(directive))
+        except MusterError as error:
+            if error.code == UNDECIDED:
+                self._save_or_say(step)
+            raise
+        if directive.action == _STOP:
+            self._stop(step, _REASONS[directive.reason] if directive.reason < len(_REASONS) else "unknown")
+        elif directive.action == _CHECKPOINT:
+            self._save_or_say(step)
+            _library()("muster_done", self._handle, step, _CHECKPOINT)
+        elif self._wanted or (self._every is not None and step > self.start and step % self._every == 0):
+            self._save_or_say(step)
+        elif self._steps == 1 and self._tracked:
+            # By now optimizers have all their state. Finding memory for it now takes nothing from a later deadline.
+            self._declare(self._collect()[0].leaves)
+
+    def _stop(self, step: int, why: str) -> None:
+        self._save()
+        _library()("muster_done", self._handle, step, _STOP)
+        if self.rank == 0:
+            print(f"muster: all ranks stop before step {step} ({why})", file=sys.stderr, flush=True)
+        dist = sys.modules.get("torch.distributed")
+        if dist is not None and dist.is_available() and dist.is_initialized():
+            dist.barrier()  # nobody leaves while another still talks to it
+        raise SystemExit(0)
+
+    # ---- saving ----
+
+    def save(self) -> None:
+        """Has the state saved when this step is complete, before the next one begins. All ranks ask for it in the same step."""
+        self._wanted = True
+
+    def _save(self) -> None:
+        """Copies this rank's part of the state into a slot; it becomes durable, and is committed, while the training goes on."""
+        self._wanted = False
+        if not self.attached or not self._tracked:
+            return
+        flat, values = self._collect()
+        if not self._declare(flat.leaves):
+            return
+        torch, keep, wait = _torch(), [], set()
+        data = (_ptr * len(self._writes))()
+        leaves = {leaf.key: leaf for leaf in flat.leaves}
+        for i, entry in enumerate(self._entries):
+            if entry is None or not self._writes[i]:
+                continue
+            leaf = leaves[entry]
+            tensor = leaf.tensor
+            if not _is_plain(tensor):
+                if _is_torch(tensor) and tensor.device.type == "cuda":
+                    wait.add(tensor.device)
+                tensor = self._plain(leaf)
+            keep.append(tensor)
+            data[i] = _address(tensor)
+        for device in wait:  # each has a stream of its own
+            torch.cuda.synchronize(device)
+        blobs = [] if not self._rng or torch is None else [(f"rng/{self.rank}", _random())]
+        if self.rank == 0:
+            blobs.append(("python", json.dumps({"format": 1, "state": values}, separators=(",", ":")).encode()))
+        c_blobs = (_Blob * len(blobs))(*[_Blob(name.encode(), blob, len(blob)) for name, blob in blobs])
+        _library()("muster_save", self._handle, self._step, data, len(data), c_blobs, len(blobs), _WAIT, None)
+
+    def _save_or_say(self, step: int) -> None:
+        """A save without which the training goes on."""
+        try:
+            self._save()
+        except MusterError as error:
+            if error.code not in (BUSY, SAVE):
+                raise
+            print(f"muster: rank {self.rank} could not save step {step}: {error}", file=sys.stderr, flush=True)
+
+    def _collect(self) -> tuple[_Flat, dict[str, Any]]:
+        flat = _Flat(self.rank)
+        return flat, {tracked.name: flat.add(tracked.name, tracked.state(), tracked.buffers()) for tracked in self._tracked}
+
+    def _plain(self, leaf: _Leaf) -> Any:
+        """A tensor's bytes in this process's memory, in C order."""
+        tensor = leaf.tensor
+        if _is_numpy(tensor):
+            return sys.modules["numpy"].ascontiguousarray(tensor)
+        if tensor.device.type != "cuda":
+            return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        buffer = self._pinned.get(leaf.name)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            buffer = self._pinned[leaf.name] = _torch().empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return buffer.copy_(tensor.detach(), non_blocking=True)
+
+    def _declare(self, leaves: list[_Leaf]) -> bool:
+        """Says what all ranks hold, if that has changed since. False: there is no store."""
+        if not self._stores:
+            return False
+        described = [leaf[:-1] for leaf in leaves]
+        if described == self._declared:
+            return True
+        everywhere = leaves
+        if any(leaf.offset is not None for leaf in leaves) and self.world > 1:
+            everywhere = _gathered(leaves, self.world)
+        entries = [leaf.key if leaf.rank in (_ALL_RANKS, self.rank) else None for leaf in everywhere]
+        tensors = (_Tensor * len(entries))(*[leaf.described() for leaf in everywhere])
+        writes = (_u8 * len(entries))()
+        try:
+            _library()("muster_declare", self._handle, tensors, len(entries), writes)
+        except MusterError as error:
+            if error.code != NO_STORE:
+                raise
+            self._stores = False
+            if self.rank == 0:
+                print(f"muster: nothing will be saved: {error}", file=sys.stderr, flush=True)
+            return False
+        self._declared, self._entries, self._writes = described, entries, writes
+        return True
+
+    # ---- telling ----
+
+    def report(self, **metrics: float) -> None:
+        """How this rank trains, for the agent's /metrics: any of training_loss (or loss), samples_per_second, learning_rate
+        (or lr), loss_scale, data_seconds, compute_seconds, communication_seconds, gradient_sync_seconds. Costs no system call."""
+        values = dict.fromkeys(_METRICS, math.nan)
+        for name, value in metrics.items():
+            name = {"loss": "training_loss", "lr": "learning_rate"}.get(name, name)
+            if name not in values:
+                raise TypeError(f"{name} is no metric: there are {', '.join(_METRICS)}")
+            values[name] = float(value)
+        if self.attached:
+            _library()("muster_report", self._handle, ctypes.byref(_Metrics(steps=self._steps, **values)))
+
+    def alive(self) -> None:
+        """A sign of life of something long between two steps, as an evaluation is; now and then, on all ranks alike."""
+        if self.attached:
+            _library()("muster_report", self._handle, None)
+
+    def close(self) -> None:
+        """Detaches: from now on a stop is a signal. What is saved stays."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            _library()("muster_close", handle)
+
+
+def _gathered(leaves: list[_Leaf], world: int) -> list[_Leaf]:
+    """What all ranks hold: the same list on every rank, without tensors."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not (dist.is_available() and dist.is_initialized()):
+        raise MusterError(
+            "the state has shards, and the ranks cannot tell each other of which: call torch.distributed.init_process_group first"
+        )
+    parts: list[Any] = [None] * world
+    dist.all_gather_object(parts, [leaf._replace(tensor=None) for leaf in leaves if leaf.offset is not None])
+    return [leaf for leaf in leaves if leaf.offset is None] + [part for of_rank in parts for part in of_rank]
+
+
+def _random() -> bytes:
+    torch = _torch()
+    states = [torch.get_rng_state().numpy().tobytes()]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state().numpy().tobytes())
+    return json.dumps([base64.b64encode(state).decode() for state in states]).encode()
+
+
+def _set_random(blob: bytes) -> None:
+    torch = _torch()
+    if torch is None:
+        return
+    states = [torch.frombuffer(bytearray(base64.b64decode(state)), dtype=torch.uint8) for state in json.loads(blob)]
+    torch.set_rng_state(states[0])
+    if len(states) > 1 and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states[1])
+
+
+# ---- the elastic sampler ----------------------------------------------------------------------------------------------
+
+
+class ElasticSampler:
+    """Batches of indices for a DataLoader's `batch_sampler`: this rank's part of each batch.
+
+        sampler = muster.ElasticSampler(len(dataset), batch_size=256)
+        loader = DataLoader(dataset, batch_sampler=sampler)
+        job = muster.init(model=model, optimizer=optimizer, sampler=sampler)
+
+    In an epoch each sample comes once, in an order that the seed alone decides, whatever the world does meanwhile.
+    `batch_size` is over all ranks, so a step is the same step in every world; with `per_rank` it is each rank's. Parts
+    of a batch differ by one sample at most. Samples count as done when `Job.steps` or `Job.step` goes on behind them,
+    not when a loader reads ahead.
+    """
+
+    def __init__(
+        self,
+        samples: Any,  # how many, or what has so many
+        batch_size: int,
+        *,
+        seed: int = 0,
+        drop_last: bool = True,
+        per_rank: bool = False,
+        rank: Optional[int] = None,
+        world: Optional[int] = None,
+    ) -> None:
+        self.samples = samples if isinstance(samples, int) else len(samples)
+        self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank
+        self.world = int(os.environ.get("WORLD_SIZE", "1")) if world is None else world
+        self.batch_size = batch_size * self.world if per_rank else batch_size
+        self.drop_last = drop_last
+        if self.batch_size < self.world:
+            raise ValueError(
+                f"a batch of {batch_size} for {self.world} ranks leaves some without a sample: take a larger batch, or per_rank=True"
+            )
+        self._config = _SamplerConfig(self.samples, seed, batch_size, 0, int(per_rank), int(drop_last))
+        self._done = _Cursor(self._config, None)
+        self._from: Optional[bytes] = None  # where the next iteration begins, if not behind what is done
+        self._read = 0  # batches that were handed out and are not done
+        self._moved = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch to be done, from 0."""
+        return self._done.place()[1]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        cursor = _Cursor(self._config, self._from or self._done.place()[0])
+        self._from, epoch = None, None
+        while True:
+            before = cursor.place()[0]
+            of, indices = cursor.next(self.rank, self.world, self.batch_size)
+            epoch = of if epoch is None else epoch
+            if of != epoch:
+                self._from = before
+                return
+            if not indices:
+                raise RuntimeError(
+                    f"the last batch of epoch {of} has less than a sample for each of {self.world} ranks: use drop_last=True"
+                )
+            self._read += 1
+            yield indices
+
+    def __len__(self) -> int:
+        """Batches that an iteration has from here to the end of its epoch."""
+        cursor = _Cursor(self._config, self._from or self._done.place()[0])
+        left = self.samples - cursor.place()[2]
+        batch = min(self.batch_size, self.samples)
+        if self.drop_last and left < batch:
+            left = self.samples
+        return left // batch if self.drop_last else -(-left // batch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Goes to the beginning of an epoch, unless that is where the next iteration begins anyway: after a restore in the
+        middle of an epoch, `set_epoch` of that one changes nothing."""
+        cursor = _Cursor(self._config, self._from or self._done.place()[0])
+        of, _ = cursor.next(self.rank, self.world, self.batch_size)
+        if of != epoch:
+            self._config.epoch = epoch
+            self._done, self._from = _Cursor(self._config, None), None
+            self._moved, self._read = self._read > 0, 0
+
+    def advance(self) -> None:
+        """A batch is done. `Job` calls this for the samplers that it tracks."""
+        if not self._moved:
+            self._done.next(self.rank, self.world, self.batch_size)
+            self._read = max(0, self._read - 1)
+        self._moved = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": self._done.place()[0]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._done, self._from, self._read, self._moved = _Cursor(self._config, state["state"]), None, 0, False
+
+
+class _Cursor:
+    """The runtime's cursor over shuffled epochs."""
+
+    def __init__(self, config: Any, state: Optional[bytes]) -> None:
+        self._handle = _ptr()
+        if state is not None and len(state) != 40:
+            raise MusterError(f"{len(state)} bytes are no state of a sampler: it has 40")
+        _library()("muster_sampler_open", ctypes.byref(self._handle), ctypes.byref(config), state)
+
+    def next(self, rank: int, world: int, room: int) -> tuple[int, list[int]]:
+        """The epoch of the next batch, and this rank's part of it."""
+        into, batch = (_u64 * room)(), _Batch()
+        _library()("muster_sampler_next", self._handle, rank, world, into, room, ctypes.byref(batch))
+        return int(batch.epoch), list(into[: batch.count])
+
+    def place(self) -> tuple[bytes, int, int]:
+        """The state, the epoch, and how many of its samples are behind."""
+        state, epoch, position = ctypes.create_string_buffer(40), _u64(), _u64()
+        _library()("muster_sampler_state", self._handle, state, ctypes.byref(epoch), ctypes.byref(position))
+        return state.raw, int(epoch.value), int(position.value)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) and _loaded is not None:
+            _loaded("muster_sampler_close", self._handle)

@@ -1,0 +1,244 @@
+//! Saving: what the ranks hold, and a rank's saves.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::time::Duration;
+
+use muster_runtime::saving::{Blob, Held, Rank, SaveError, Saver, Slice};
+
+use crate::job::{Inner, Job};
+use crate::outcome::{Code, Failure, entry};
+use crate::raw::{Described, Tensor, described, list, list_mut, lock, one, text};
+
+/// The longest wait for a slot.
+const LONGEST_WAIT: f64 = 86_400.0;
+
+/// What was declared.
+#[derive(Debug)]
+pub(crate) struct Saves {
+    saver: Saver,
+    /// Where in the list a rank's slice of a tensor is.
+    index: BTreeMap<(String, Slice), usize>,
+    /// For each of the list, how long it is; none: this rank does not write it.
+    bytes: Vec<Option<usize>>,
+}
+
+/// `muster_blob` of the header.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct RawBlob {
+    pub name: *const std::ffi::c_char,
+    pub data: *const u8,
+    pub bytes: usize,
+}
+
+/// `muster_saved` of the header.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Sealed {
+    pub bytes: u64,
+    pub copied: f64,
+    pub waited: f64,
+}
+
+fn of_save(error: &SaveError) -> Failure {
+    let code = match error {
+        SaveError::NoStore => Code::NoStore,
+        SaveError::Busy { .. } => Code::Busy,
+        SaveError::Plan(_) | SaveError::Peers { .. } => Code::Plan,
+        _ => Code::Save,
+    };
+    Failure::of(code, error)
+}
+
+/// What each rank holds. Ranks that hold what all hold, and nothing besides, share one list.
+fn lists(all: &[Described<'_>], world: u32) -> Result<(Vec<Vec<Held>>, Vec<usize>), Failure> {
+    let mut common: Vec<Held> = Vec::new();
+    let mut own: BTreeMap<u32, Vec<Held>> = BTreeMap::new();
+    for tensor in all {
+        let list = match tensor.rank {
+            None => &mut common,
+            Some(rank) if rank < world => own.entry(rank).or_default(),
+            Some(rank) => {
+                let name = tensor.name;
+                let text = format!("rank {rank} is to hold `{name}`, and there are {world} ranks");
+                return Err(Failure::argument(text));
+            }
+        };
+        let held = Held {
+            name: tensor.name.to_owned(),
+            dtype: tensor.dtype,
+            shape: tensor.shape.to_vec(),
+            slices: vec![tensor.slice.clone()],
+        };
+        list.push(held);
+    }
+    let mut lists = Vec::with_capacity(own.len() + 1);
+    let mut which = vec![0; world as usize];
+    for (at, (rank, more)) in (1..).zip(own) {
+        lists.push(common.iter().cloned().chain(more).collect());
+        if let Some(which) = which.get_mut(rank as usize) {
+            *which = at;
+        }
+    }
+    lists.insert(0, common);
+    Ok((lists, which))
+}
+
+impl Inner {
+    fn declare(&mut self, all: &[Described<'_>], writes: &mut [u8]) -> Result<(), Failure> {
+        let (lists, which) = lists(all, self.env.world)?;
+        // Every rank is a node of its own here: which ranks share one is known to none but the launchers, and
+        // what each rank writes is even in either case.
+        let ranks: Vec<Rank<'_>> = (0..)
+            .zip(&which)
+            .map(|(node, list)| Rank {
+                node,
+                held: &lists[*list],
+            })
+            .collect();
+        let mut saver =
+            Saver::sharing(&mut self.session, &self.env, &ranks).map_err(|e| of_save(&e))?;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        saver.threads(cores / self.local_world.max(1) as usize);
+
+        let mine = |tensor: &Described<'_>| tensor.rank.is_none_or(|rank| rank == self.env.rank);
+        let index: BTreeMap<(String, Slice), usize> = (all.iter().enumerate())
+            .filter(|(_, tensor)| mine(tensor))
+            .map(|(at, tensor)| ((tensor.name.to_owned(), tensor.slice.clone()), at))
+            .collect();
+        let mut bytes = vec![None; all.len()];
+        for (name, slice) in saver.writes() {
+            if let Some(at) = index.get(&(name.to_owned(), slice.clone())) {
+                bytes[*at] = Some(all[*at].bytes);
+            }
+        }
+        for (write, bytes) in writes.iter_mut().zip(&bytes) {
+            *write = u8::from(bytes.is_some());
+        }
+        self.saves = Some(Saves {
+            saver,
+            index,
+            bytes,
+        });
+        Ok(())
+    }
+}
+
+/// What all ranks hold.
+///
+/// # Safety
+/// `job` is null or from [`muster_open`](crate::job::muster_open); `tensors` are null or `count`, as the header says;
+/// `writes` is null or valid for writes of as many bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn muster_declare(
+    job: *const Job,
+    tensors: *const Tensor,
+    count: usize,
+    writes: *mut u8,
+) -> i32 {
+    entry(|| {
+        // SAFETY: the caller's promise, here and below.
+        let (job, tensors, writes) = unsafe {
+            (
+                one(job, "job")?,
+                list(tensors, count, "tensors")?,
+                list_mut(writes, count, "writes")?,
+            )
+        };
+        let all = (tensors.iter())
+            // SAFETY: as above.
+            .map(|tensor| unsafe { described(tensor) })
+            .collect::<Result<Vec<Described<'_>>, Failure>>()?;
+        lock(&job.0).declare(&all, writes)?;
+        Ok(Code::Ok)
+    })
+}
+
+/// Copies this rank's part of the state into a slot, and seals it.
+///
+/// # Safety
+/// `job` is null or from [`muster_open`](crate::job::muster_open). `data` are null or `count` pointers, of which those
+/// that this rank writes point to as many bytes as were declared, which stay as they are until this returns. `blobs`
+/// are null or `blob_count`, as the header says; `saved` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn muster_save(
+    job: *const Job,
+    step: u64,
+    data: *const *const c_void,
+    count: usize,
+    blobs: *const RawBlob,
+    blob_count: usize,
+    wait: f64,
+    saved: *mut Sealed,
+) -> i32 {
+    entry(|| {
+        // SAFETY: the caller's promise, here and below.
+        let (job, data, blobs) = unsafe {
+            (
+                one(job, "job")?,
+                list(data, count, "data")?,
+                list(blobs, blob_count, "blobs")?,
+            )
+        };
+        let blobs = (blobs.iter())
+            .map(|blob| {
+                // SAFETY: as above.
+                let (name, data) = unsafe {
+                    (
+                        text(blob.name, "a blob's name")?,
+                        list(blob.data, blob.bytes, "a blob's data")?,
+                    )
+                };
+                Ok(Blob {
+                    name: name.to_owned(),
+                    data: data.to_vec(),
+                })
+            })
+            .collect::<Result<Vec<Blob>, Failure>>()?;
+        if wait.is_nan() || wait < 0.0 {
+            return Err(Failure::argument(format!("cannot wait for {wait} seconds")));
+        }
+        let mut job = lock(&job.0);
+        let Some(Saves {
+            saver,
+            index,
+            bytes,
+        }) = &mut job.saves
+        else {
+            return Err(Failure::argument(
+                "nothing was declared: call muster_declare first",
+            ));
+        };
+        if data.len() != bytes.len() {
+            let (given, declared) = (data.len(), bytes.len());
+            let text = format!("{given} pointers are given, and {declared} tensors were declared");
+            return Err(Failure::argument(text));
+        }
+        let memory = (data.iter().zip(&*bytes))
+            .map(|(at, bytes)| match bytes {
+                // SAFETY: as above.
+                Some(bytes) => unsafe { list(at.cast::<u8>(), *bytes, "a tensor's memory") },
+                None => Ok(&[][..]),
+            })
+            .collect::<Result<Vec<&[u8]>, Failure>>()?;
+        saver.wait(Duration::from_secs_f64(wait.min(LONGEST_WAIT)));
+        let state = |name: &str, slice: &Slice| {
+            let at = index.get(&(name.to_owned(), slice.clone()))?;
+            memory.get(*at).copied()
+        };
+        let done = saver.save(step, state, blobs).map_err(|e| of_save(&e))?;
+        // SAFETY: as above.
+        if let Some(saved) = unsafe { saved.as_mut() } {
+            *saved = Sealed {
+                bytes: done.bytes,
+                copied: done.copied.as_secs_f64(),
+                waited: done.waited.as_secs_f64(),
+            };
+        }
+        Ok(match done.left_out {
+            true => Code::Nothing,
+            false => Code::Ok,
+        })
+    })
+}

@@ -1,0 +1,42 @@
+use super::*;
+use crate::hex::Bytes;
+use crate::manifest::Origin;
+use crate::source::Directory;
+use crate::sum::CHUNK;
+
+#[test]
+fn a_type_that_torch_files_do_not_have_is_named() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = Dir::open(place.path()).unwrap();
+    let tensor = Tensor {
+        name: "eight".into(),
+        dtype: Dtype::F8_E4M3,
+        shape: vec![0],
+        slices: Vec::new(),
+    };
+    let origin = Origin {
+        job: "job".into(),
+        lineage: Bytes([1; 32]),
+        generation: Bytes([2; 32]),
+        number: 1,
+        attempt: 1,
+        step: 1,
+        world: 1,
+        saved_at: 1,
+    };
+    let manifest = Manifest {
+        origin,
+        chunk: CHUNK,
+        files: Vec::new(),
+        tensors: vec![tensor],
+        blobs: Vec::new(),
+    };
+    let source = Directory::new(dir.clone(), false);
+    let options = Options::default();
+    let error = export_torch(&manifest, &source, &["*"], (&dir, "x.pt"), options).unwrap_err();
+    assert!(
+        error.to_string().contains("`eight` is of type F8_E4M3"),
+        "{error}"
+    );
+    assert!(!place.path().join("x.pt").exists());
+}

@@ -1,0 +1,426 @@
+//! Where a checkpoint's bytes come from: memory of this node, memory of others, then the store.
+//!
+//! What a launcher says that it holds is believed for nothing but where to ask: each chunk is verified by the manifest,
+//! and what does not verify comes from the next tier. Nobody is asked before all launchers have said what they hold,
+//! which a bound ends, and a launcher that fails once is left alone.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use muster_checkpoint::manifest::Manifest;
+use muster_checkpoint::nearby::Nearby;
+use muster_checkpoint::source::Source;
+use muster_protocol::local::short;
+use muster_protocol::memory::{Answer, Ask, CHUNK, Entry, Key, MAX_WHO, Name, Whom};
+
+use crate::memory::{Link, find, time_for};
+
+/// Launchers that are asked at once.
+const ASKED: usize = 16;
+
+/// What people are told that the last tiers are.
+const DISK: &str = "this node's disk";
+const STORE: &str = "the store";
+
+/// Bytes by where they came from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origins {
+    /// In the order in which they were asked; the store is the last.
+    pub from: Vec<(String, u64)>,
+    /// Why something did not come from where it was asked for first.
+    pub why: Option<String>,
+}
+
+/// A launcher that holds something.
+#[derive(Debug)]
+struct Holder {
+    who: String,
+    at: SocketAddr,
+    key: Key,
+    /// This node's own: its process.
+    pid: Option<u32>,
+    links: Mutex<Vec<Link>>,
+    files: Mutex<BTreeMap<i32, Arc<File>>>,
+    lost: AtomicBool,
+    bytes: AtomicU64,
+}
+
+/// A launcher's copy of a file.
+#[derive(Debug)]
+struct Copy {
+    holder: usize,
+    fd: i32,
+    base: u64,
+    /// It does not verify, or is not there any more.
+    spoiled: AtomicBool,
+}
+
+/// A file that launchers hold.
+#[derive(Debug)]
+struct Held {
+    name: Name,
+    bytes: u64,
+    copies: Vec<Copy>,
+    /// For each chunk which copy it came from last, from 1; 0 is the store.
+    served: Vec<AtomicU8>,
+}
+
+/// Memory, and below it a store.
+#[derive(Debug)]
+pub(super) struct Tiers<S> {
+    store: S,
+    rank: u32,
+    step: u64,
+    own: Option<(SocketAddr, Key)>,
+    holders: Vec<Holder>,
+    held: BTreeMap<String, Held>,
+    from_store: AtomicU64,
+    why: Mutex<Option<String>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What is below memory.
+pub(super) trait Below: Source {
+    /// Bytes that came from this node's own disk.
+    fn bytes_of_disk(&self) -> u64;
+}
+
+impl<N: Source, F: Source> Below for Nearby<N, F> {
+    fn bytes_of_disk(&self) -> u64 {
+        self.from_near()
+    }
+}
+
+impl<S: Below> Tiers<S> {
+    /// The store alone, or with what the launchers hold of this checkpoint.
+    pub(super) fn new(store: S, manifest: &Manifest, whom: Option<(&Whom, u32)>) -> Tiers<S> {
+        let mut tiers = Tiers {
+            store,
+            rank: whom.map_or(0, |(_, rank)| rank),
+            step: manifest.origin.step,
+            own: None,
+            holders: Vec::new(),
+            held: BTreeMap::new(),
+            from_store: AtomicU64::new(0),
+            why: Mutex::default(),
+        };
+        let Some((whom, _)) = whom else {
+            return tiers;
+        };
+        let own = SocketAddr::from((Ipv4Addr::LOCALHOST, whom.own));
+        tiers.own = Some((own, whom.key));
+        let named: BTreeMap<Name, (&str, u64)> = (manifest.files.iter())
+            .filter_map(|file| {
+                let name = Name::of_path(&file.path)?;
+                Some((name, (file.path.as_str(), file.bytes)))
+            })
+            .collect();
+        for (holder, list) in ask_all(own, whom) {
+            tiers.add(holder, list, &named);
+        }
+        tiers
+    }
+
+    fn add(&mut self, holder: Holder, list: Vec<Entry>, named: &BTreeMap<Name, (&str, u64)>) {
+        let number = self.holders.len();
+        let mut any = false;
+        for entry in list {
+            let Some((path, bytes)) = named.get(&entry.name) else {
+                continue;
+            };
+            if entry.bytes != *bytes {
+                continue;
+            }
+            let held = self.held.entry((*path).to_owned()).or_insert_with(|| Held {
+                name: entry.name.clone(),
+                bytes: *bytes,
+                copies: Vec::new(),
+                served: (0..bytes.div_ceil(CHUNK))
+                    .map(|_| AtomicU8::new(0))
+                    .collect(),
+            });
+            // The number of a copy has one byte.
+            if held.copies.len() < usize::from(u8::MAX) {
+                any = true;
+                held.copies.push(Copy {
+                    holder: number,
+                    fd: entry.fd,
+                    base: entry.base,
+                    spoiled: AtomicBool::new(false),
+                });
+            }
+        }
+        if any {
+            self.holders.push(holder);
+        }
+    }
+
+    /// What is below memory.
+    pub(super) fn below(&self) -> &S {
+        &self.store
+    }
+
+    /// Bytes that came so far, and verified.
+    pub(super) fn origins(&self) -> Origins {
+        let load = |bytes: &AtomicU64| bytes.load(Ordering::Relaxed);
+        let memory = self.holders.iter().map(|h| (h.who.clone(), load(&h.bytes)));
+        let mut from: Vec<(String, u64)> = memory.filter(|(_, bytes)| *bytes > 0).collect();
+        let (below, disk) = (load(&self.from_store), self.store.bytes_of_disk());
+        if disk > 0 {
+            from.push((DISK.into(), disk));
+        }
+        from.push((STORE.into(), below.saturating_sub(disk)));
+        let why = lock(&self.why).clone();
+        Origins { from, why }
+    }
+
+    /// Tells the launcher, for people, what came from where since it was told last.
+    pub(super) fn tell(&self, before: &Origins) {
+        let Some((at, key)) = &self.own else { return };
+        let now = self.origins();
+        let known = |who: &str| {
+            let known = before.from.iter().find(|(name, _)| name == who);
+            known.map_or(0, |(_, bytes)| *bytes)
+        };
+        let since = (now.from.iter()).map(|(who, bytes)| {
+            let bytes = bytes.saturating_sub(known(who));
+            (who.clone(), bytes)
+        });
+        let ask = Ask::Restored {
+            rank: self.rank,
+            step: self.step,
+            from: since.collect(),
+            why: now.why,
+        };
+        // Nobody has to know.
+        let _told = Link::connect(*at, key).and_then(|mut link| link.ask(&ask));
+    }
+
+    /// A copy's bytes, or why they do not come.
+    fn read_copy(&self, held: &Held, copy: &Copy, at: u64, into: &mut [u8]) -> io::Result<()> {
+        let Some(holder) = self.holders.get(copy.holder) else {
+            return Err(ErrorKind::NotFound.into());
+        };
+        match holder.pid {
+            // Its own process may not be open to this one: the port is.
+            Some(pid) => {
+                let direct = holder.open(pid, copy.fd);
+                match direct {
+                    Ok(file) => file.read_exact_at(into, copy.base + at),
+                    Err(_) => holder.read(&held.name, at, into),
+                }
+            }
+            None => holder.read(&held.name, at, into),
+        }
+    }
+
+    fn note(&self, why: String) {
+        lock(&self.why).get_or_insert(short(why));
+    }
+}
+
+impl<S: Below> Source for Tiers<S> {
+    fn size(&self, path: &str) -> io::Result<u64> {
+        match self.held.get(path) {
+            Some(held) => Ok(held.bytes),
+            None => self.store.size(path),
+        }
+    }
+
+    fn read(&self, path: &str, at: u64, into: &mut [u8]) -> io::Result<()> {
+        let chunk = at / CHUNK;
+        if let Some(held) = self.held.get(path) {
+            let served = held.served.get(chunk as usize);
+            let count = held.copies.len();
+            // Its own first; several others give some chunks each.
+            let own = held.copies.first().filter(|c| self.is_own(c)).map(|_| 0);
+            let turn = (0..count).map(|k| (k + chunk as usize) % count);
+            for number in own.into_iter().chain(turn) {
+                let Some(copy) = held.copies.get(number) else {
+                    continue;
+                };
+                let Some(holder) = self.holders.get(copy.holder) else {
+                    continue;
+                };
+                let gone = copy.spoiled.load(Ordering::Relaxed);
+                if gone || holder.lost.load(Ordering::Relaxed) {
+                    continue;
+                }
+                match self.read_copy(held, copy, at, into) {
+                    Ok(()) => {
+                        if let Some(served) = served {
+                            served.store(number as u8 + 1, Ordering::Relaxed);
+                        }
+                        holder.bytes.fetch_add(into.len() as u64, Ordering::Relaxed);
+                        return Ok(());
+                    }
+                    Err(error) if error.kind() == ErrorKind::NotFound => {
+                        copy.spoiled.store(true, Ordering::Relaxed);
+                        self.note(format!("{} has {path} no more", holder.who));
+                    }
+                    Err(error) => {
+                        holder.lost.store(true, Ordering::Relaxed);
+                        self.note(format!("{} failed: {error}", holder.who));
+                    }
+                }
+            }
+            if let Some(served) = served {
+                served.store(0, Ordering::Relaxed);
+            }
+        }
+        self.store.read(path, at, into)?;
+        let bytes = into.len() as u64;
+        self.from_store.fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn refuse(&self, path: &str, at: u64) -> bool {
+        let Some(held) = self.held.get(path) else {
+            return false;
+        };
+        let served = held.served.get((at / CHUNK) as usize);
+        let number = served.map_or(0, |served| served.load(Ordering::Relaxed));
+        let copy = usize::from(number).checked_sub(1);
+        let Some(copy) = copy.and_then(|number| held.copies.get(number)) else {
+            return false;
+        };
+        copy.spoiled.store(true, Ordering::Relaxed);
+        if let Some(holder) = self.holders.get(copy.holder) {
+            let bytes = (held.bytes - at).min(CHUNK);
+            holder.bytes.fetch_sub(bytes, Ordering::Relaxed);
+            self.note(format!(
+                "what {} holds of {path} is damaged at byte {at}",
+                holder.who
+            ));
+        }
+        true
+    }
+}
+
+impl<S> Tiers<S> {
+    fn is_own(&self, copy: &Copy) -> bool {
+        let holder = self.holders.get(copy.holder);
+        holder.is_some_and(|holder| holder.pid.is_some())
+    }
+}
+
+impl Holder {
+    /// The descriptor of this process, as this one's own.
+    fn open(&self, pid: u32, fd: i32) -> io::Result<Arc<File>> {
+        let mut files = lock(&self.files);
+        if let Some(file) = files.get(&fd) {
+            return Ok(file.clone());
+        }
+        // It may be something else by now, at which nobody is to wait.
+        let mut options = File::options();
+        options.read(true).custom_flags(libc::O_NONBLOCK);
+        let file = options.open(format!("/proc/{pid}/fd/{fd}"))?;
+        if !file.metadata()?.is_file() {
+            return Err(ErrorKind::NotFound.into());
+        }
+        let file = Arc::new(file);
+        files.insert(fd, file.clone());
+        Ok(file)
+    }
+
+    fn read(&self, name: &Name, at: u64, into: &mut [u8]) -> io::Result<()> {
+        let kept = lock(&self.links).pop();
+        if let Some(mut link) = kept {
+            match ask_for(&mut link, name, at, into) {
+                Ok(()) => {
+                    lock(&self.links).push(link);
+                    return Ok(());
+                }
+                // It was closed while nobody asked.
+                Err(error) if is_closed(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let mut link = Link::connect(self.at, &self.key)?;
+        ask_for(&mut link, name, at, into)?;
+        lock(&self.links).push(link);
+        Ok(())
+    }
+}
+
+fn is_closed(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::UnexpectedEof
+            | ErrorKind::BrokenPipe
+            | ErrorKind::ConnectionReset
+            | ErrorKind::ConnectionAborted
+    )
+}
+
+fn ask_for(link: &mut Link, name: &Name, at: u64, into: &mut [u8]) -> io::Result<()> {
+    let len = u32::try_from(into.len()).map_err(|_| ErrorKind::InvalidInput)?;
+    let name = name.clone();
+    match link.ask(&Ask::Read { name, at, len })? {
+        Answer::Bytes => link.read(into, Instant::now() + time_for(len.into())),
+        Answer::Gone => Err(ErrorKind::NotFound.into()),
+        _ => Err(ErrorKind::InvalidData.into()),
+    }
+}
+
+/// What all launchers hold, this node's own first. Who does not answer holds nothing.
+fn ask_all(own: SocketAddr, whom: &Whom) -> Vec<(Holder, Vec<Entry>)> {
+    let mut all: Vec<(Holder, Vec<Entry>)> =
+        ask_one(Some(own), &whom.key, true).into_iter().collect();
+    for guards in whom.guards.chunks(ASKED) {
+        let found = std::thread::scope(|scope| {
+            let ask = |guard: SocketAddr| {
+                let key = whom.key;
+                let thread = std::thread::Builder::new().name("muster-memory".into());
+                thread.spawn_scoped(scope, move || {
+                    ask_one(find(guard).ok().flatten(), &key, false)
+                })
+            };
+            let asked: Vec<_> = guards.iter().map(|guard| ask(*guard)).collect();
+            let answers = asked.into_iter().flatten();
+            let answers = answers.filter_map(|thread| thread.join().ok().flatten());
+            answers.collect::<Vec<_>>()
+        });
+        all.extend(found);
+    }
+    all
+}
+
+fn ask_one(at: Option<SocketAddr>, key: &Key, own: bool) -> Option<(Holder, Vec<Entry>)> {
+    let at = at?;
+    let mut link = Link::connect(at, key).ok()?;
+    let Ok(Answer::Held { who, pid, list }) = link.ask(&Ask::List) else {
+        return None;
+    };
+    let who = match own {
+        true => "this node's memory".to_owned(),
+        false => {
+            let mut who = who;
+            who.retain(|c| !c.is_control());
+            while who.len() > MAX_WHO - "'s memory".len() {
+                who.pop();
+            }
+            format!("{who}'s memory")
+        }
+    };
+    let holder = Holder {
+        who,
+        at,
+        key: *key,
+        pid: own.then_some(pid),
+        links: Mutex::new(vec![link]),
+        files: Mutex::default(),
+        lost: AtomicBool::new(false),
+        bytes: AtomicU64::new(0),
+    };
+    Some((holder, list))
+}

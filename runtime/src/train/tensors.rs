@@ -1,0 +1,325 @@
+//! A model's state as tensors with names: what checkpoints keep, and how it comes back.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use super::config::TrainError;
+use super::model::Model;
+use crate::saving::{Dtype, Held, LoadError, Restore, Slice, Want};
+
+/// The name of what a model without names is saved as: its encoding, in one tensor of bytes.
+pub(super) const STATE: &str = "model.state";
+
+#[cfg(target_endian = "big")]
+compile_error!("tensors are saved as they are in memory, in little endian");
+
+/// A tensor of a model's state, by the name that it has in checkpoints.
+#[derive(Clone, Debug)]
+pub struct Named<'a> {
+    /// `model.…` for what the model computes with, `optim.…` for what only its training needs.
+    pub name: String,
+    pub dtype: Dtype,
+    pub shape: Vec<u64>,
+    /// Its elements in C order, little-endian. Borrowed, they are copied once, into the checkpoint's slot.
+    pub bytes: Cow<'a, [u8]>,
+}
+
+impl<'a> Named<'a> {
+    pub fn floats(name: impl Into<String>, shape: &[u64], values: &'a [f32]) -> Named<'a> {
+        Named {
+            name: name.into(),
+            dtype: Dtype::F32,
+            shape: shape.to_vec(),
+            bytes: Cow::Borrowed(bytemuck::cast_slice(values)),
+        }
+    }
+
+    /// A number, such as that of the optimizer's steps.
+    pub fn count(name: impl Into<String>, value: u64) -> Named<'a> {
+        Named {
+            name: name.into(),
+            dtype: Dtype::U64,
+            shape: Vec::new(),
+            bytes: Cow::Owned(value.to_le_bytes().to_vec()),
+        }
+    }
+
+    pub(super) fn bytes(name: &str, bytes: &'a [u8]) -> Named<'a> {
+        Named {
+            name: name.to_owned(),
+            dtype: Dtype::U8,
+            shape: vec![bytes.len() as u64],
+            bytes: Cow::Borrowed(bytes),
+        }
+    }
+
+    /// The same, with bytes of its own.
+    #[cfg(feature = "torch")]
+    pub(crate) fn into_owned(self) -> Named<'static> {
+        Named {
+            name: self.name,
+            dtype: self.dtype,
+            shape: self.shape,
+            bytes: Cow::Owned(self.bytes.into_owned()),
+        }
+    }
+
+    pub(super) fn held(&self) -> Held {
+        Held::whole(&self.name, self.dtype, &self.shape)
+    }
+}
+
+/// Memory that a tensor of a checkpoint is to fill.
+#[derive(Debug)]
+pub struct Room<'a> {
+    pub name: String,
+    pub dtype: Dtype,
+    pub shape: Vec<u64>,
+    pub into: &'a mut [u8],
+}
+
+impl<'a> Room<'a> {
+    pub fn floats(name: impl Into<String>, shape: &[u64], into: &'a mut [f32]) -> Room<'a> {
+        Room {
+            name: name.into(),
+            dtype: Dtype::F32,
+            shape: shape.to_vec(),
+            into: bytemuck::cast_slice_mut(into),
+        }
+    }
+
+    /// A number, as its bytes.
+    pub fn count(name: impl Into<String>, into: &'a mut [u8; 8]) -> Room<'a> {
+        Room {
+            name: name.into(),
+            dtype: Dtype::U64,
+            shape: Vec::new(),
+            into,
+        }
+    }
+}
+
+/// A checkpoint that a model loads, or a part of it.
+pub struct Load<'a> {
+    checkpoint: &'a Restore,
+    picks: &'a dyn Fn(&str) -> bool,
+    filled: BTreeSet<String>,
+}
+
+impl std::fmt::Debug for Load<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Load")
+            .field("step", &self.checkpoint.step())
+            .field("filled", &self.filled.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> Load<'a> {
+    pub(super) fn new(checkpoint: &'a Restore, picks: &'a dyn Fn(&str) -> bool) -> Load<'a> {
+        Load {
+            checkpoint,
+            picks,
+            filled: BTreeSet::new(),
+        }
+    }
+
+    /// Whether a tensor is to be loaded. What is not stays as it is.
+    pub fn picks(&self, name: &str) -> bool {
+        (self.picks)(name)
+    }
+
+    /// Fills all of these that are to be loaded, each from the tensor of its name. Only what they need is read, and
+    /// all of that is verified.
+    ///
+    /// # Errors
+    /// A tensor is not there or another one, which the error names, or it is damaged. What the memory holds then is
+    /// of no use.
+    pub fn fill(&mut self, mut rooms: Vec<Room<'_>>) -> Result<(), LoadError> {
+        rooms.retain(|room| self.picks(&room.name));
+        let each = rooms.iter_mut();
+        let mut wants: Vec<Want<'_>> = each
+            .map(|room| Want {
+                name: &room.name,
+                dtype: room.dtype,
+                shape: &room.shape,
+                slice: Slice::whole(&room.shape),
+                into: &mut *room.into,
+            })
+            .collect();
+        self.checkpoint.load(&mut wants)?;
+        self.filled.extend(rooms.into_iter().map(|room| room.name));
+        Ok(())
+    }
+
+    /// A tensor of bytes, as long as it was saved; `None`, if it is not to be loaded.
+    pub(super) fn bytes(&mut self, name: &str) -> Result<Option<Vec<u8>>, LoadError> {
+        if !self.picks(name) {
+            return Ok(None);
+        }
+        let saved = self.checkpoint.manifest().tensor(name);
+        let Some(&[len]) = saved.map(|tensor| &tensor.shape[..]) else {
+            let name = name.to_owned();
+            return Err(LoadError::Missing { name });
+        };
+        let mut out = Vec::new();
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        out.try_reserve_exact(len)
+            .map_err(|_| LoadError::Memory(std::io::ErrorKind::OutOfMemory.into()))?;
+        out.resize(len, 0);
+        self.fill(vec![Room {
+            name: name.to_owned(),
+            dtype: Dtype::U8,
+            shape: vec![len as u64],
+            into: &mut out,
+        }])?;
+        Ok(Some(out))
+    }
+
+    /// The first tensor of the model or its optimizer that is in the checkpoint and was not loaded.
+    pub(super) fn left(&self) -> Option<String> {
+        let all = self.checkpoint.manifest().matching(&["model.*", "optim.*"]);
+        let mut names = all.map(|tensor| &tensor.name);
+        names.find(|name| !self.filled.contains(*name)).cloned()
+    }
+}
+
+/// Loads a model, or a part of one, from a checkpoint: to evaluate it, to use it, or to begin another training with
+/// it. Nothing of the training around it is loaded, and nothing is written. `picks` says which of the model's tensors
+/// are wanted; each of them has to be there. How many were loaded.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use muster_runtime::train::Model;
+/// # fn body(model: &mut impl Model) -> Result<(), Box<dyn std::error::Error>> {
+/// use muster_runtime::saving::Restore;
+/// use muster_runtime::train::load_model;
+///
+/// // In a job: what its generation begins with. Elsewhere: `Restore::open`.
+/// let checkpoint = Restore::from_env()?.ok_or("nothing was saved yet")?;
+/// // All but what only a training needs.
+/// load_model(model, &checkpoint, |name| name.starts_with("model."))?;
+/// # Ok(()) }
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// A tensor that is wanted is missing, has another type or shape, or is damaged: the error names it. Or none is wanted.
+/// After an error the model is of no use.
+pub fn load_model<M: Model>(
+    model: &mut M,
+    checkpoint: &Restore,
+    picks: impl Fn(&str) -> bool,
+) -> Result<usize, TrainError> {
+    let step = checkpoint.step();
+    let mut load = Load::new(checkpoint, &picks);
+    let loaded = model.load(&mut load);
+    loaded.map_err(|source| TrainError::Checkpoint { step, source })?;
+    match load.filled.len() {
+        0 => Err(TrainError::NothingPicked { step }),
+        filled => Ok(filled),
+    }
+}
+
+/// Where tensors lie in one list of numbers, as those of [`Model::parameters`] do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Layout {
+    /// Ascending by their ranges.
+    parts: Vec<(String, Vec<u64>, Range<usize>)>,
+}
+
+impl Layout {
+    /// Tensors by name and shape, one after the other.
+    pub fn new<'n>(tensors: impl IntoIterator<Item = (&'n str, &'n [u64])>) -> Layout {
+        let mut layout = Layout::default();
+        for (name, shape) in tensors {
+            let start = layout.len();
+            let len = shape.iter().product::<u64>() as usize;
+            layout.add(name.to_owned(), shape.to_vec(), start..start + len);
+        }
+        layout
+    }
+
+    /// Another one, behind those before.
+    pub(crate) fn add(&mut self, name: String, shape: Vec<u64>, range: Range<usize>) {
+        debug_assert!(self.len() <= range.start);
+        self.parts.push((name, shape, range));
+    }
+
+    /// Where the last one ends.
+    pub fn len(&self) -> usize {
+        self.parts.last().map_or(0, |(_, _, range)| range.end)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The model's tensors, `model.<name>`.
+    pub fn model<'a>(&'a self, values: &'a [f32]) -> impl Iterator<Item = Named<'a>> {
+        self.tensors(values, |name| format!("model.{name}"))
+    }
+
+    /// The memory of the model's tensors.
+    pub fn model_rooms<'a>(&self, values: &'a mut [f32]) -> Vec<Room<'a>> {
+        self.rooms(values, |name| format!("model.{name}"))
+    }
+
+    /// An optimizer's: `optim.<name>.<slot>` for each slot, whose numbers lie as the parameters do, and
+    /// `optim.step`. An empty slot is none.
+    pub(crate) fn optim<'a>(
+        &'a self,
+        steps: u64,
+        slots: impl IntoIterator<Item = (&'static str, &'a [f32])>,
+    ) -> Vec<Named<'a>> {
+        let mut all = vec![Named::count("optim.step", steps)];
+        for (slot, values) in slots.into_iter().filter(|(_, values)| !values.is_empty()) {
+            all.extend(self.tensors(values, move |name| format!("optim.{name}.{slot}")));
+        }
+        all
+    }
+
+    /// Loads those.
+    pub(crate) fn load_optim<'a>(
+        &self,
+        steps: &mut u64,
+        slots: impl IntoIterator<Item = (&'static str, &'a mut [f32])>,
+        from: &mut Load<'_>,
+    ) -> Result<(), LoadError> {
+        let mut count = steps.to_le_bytes();
+        let mut all = vec![Room::count("optim.step", &mut count)];
+        for (slot, values) in slots.into_iter().filter(|(_, values)| !values.is_empty()) {
+            all.extend(self.rooms(values, |name| format!("optim.{name}.{slot}")));
+        }
+        from.fill(all)?;
+        *steps = u64::from_le_bytes(count);
+        Ok(())
+    }
+
+    pub(crate) fn tensors<'a>(
+        &'a self,
+        values: &'a [f32],
+        full: impl Fn(&str) -> String,
+    ) -> impl Iterator<Item = Named<'a>> {
+        self.parts.iter().filter_map(move |(name, shape, range)| {
+            Some(Named::floats(full(name), shape, values.get(range.clone())?))
+        })
+    }
+
+    pub(crate) fn rooms<'a>(
+        &self,
+        values: &'a mut [f32],
+        full: impl Fn(&str) -> String,
+    ) -> Vec<Room<'a>> {
+        let (mut rest, mut at, mut rooms) = (values, 0, Vec::new());
+        for (name, shape, range) in &self.parts {
+            let after = std::mem::take(&mut rest).split_at_mut_checked(range.start - at);
+            let here = after.and_then(|(_, after)| after.split_at_mut_checked(range.len()));
+            let Some((here, after)) = here else { break };
+            rooms.push(Room::floats(full(name), shape, here));
+            (rest, at) = (after, range.end);
+        }
+        rooms
+    }
+}

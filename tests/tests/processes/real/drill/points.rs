@@ -1,0 +1,141 @@
+//! Where the drill kills.
+
+/// Who dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Victim {
+    Worker,
+    Launcher,
+    Agent,
+}
+
+/// On which nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum On {
+    /// The leader's, and another.
+    Each,
+    Leader,
+    Other,
+}
+
+/// What leads to the point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum When {
+    /// Training does, which saves every few steps.
+    Save,
+    /// Another node's worker is killed: a generation begins, and restores.
+    Restore,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Point {
+    /// As in the code.
+    pub(super) name: &'static str,
+    /// Only passes whose subject contains this.
+    pub(super) of: &'static str,
+    pub(super) victim: Victim,
+    pub(super) on: On,
+    pub(super) when: When,
+}
+
+impl Point {
+    /// What its file says.
+    pub(super) fn order(&self) -> String {
+        let program = match self.victim {
+            Victim::Worker => "saver",
+            Victim::Launcher => "muster",
+            Victim::Agent => "musterd",
+        };
+        let of = match self.of {
+            "" => String::new(),
+            of => format!(" of={of}"),
+        };
+        format!("kill in={program}{of}")
+    }
+}
+
+const fn save(victim: Victim, on: On, name: &'static str, of: &'static str) -> Point {
+    let when = When::Save;
+    Point {
+        name,
+        of,
+        victim,
+        on,
+        when,
+    }
+}
+
+const fn restore(victim: Victim, on: On, name: &'static str, of: &'static str) -> Point {
+    Point {
+        when: When::Restore,
+        ..save(victim, on, name, of)
+    }
+}
+
+use On::{Each, Leader, Other};
+use Victim::{Agent, Launcher, Worker};
+
+pub(super) const WORKER: &[Point] = &[
+    save(Worker, Each, "worker.fill", ""),
+    save(Worker, Each, "slot.filled", ""),
+    save(Worker, Each, "worker.sealed", ""),
+];
+
+/// From the sealed slot to the durable file; then the manifest, and the log.
+pub(super) const LAUNCHER: &[Point] = &[
+    save(Launcher, Each, "launcher.taken", ""),
+    save(Launcher, Each, "launcher.write", ""),
+    save(Launcher, Other, "persist.chunk", ""),
+    save(Launcher, Each, "persist.publish", ".safetensors"),
+    save(Launcher, Other, "persist.published", ".safetensors"),
+    save(Launcher, Each, "part.put", ""),
+    save(Launcher, Other, "persist.published", "rank-"),
+    save(Launcher, Each, "launcher.written", ""),
+    save(Launcher, Each, "launcher.free", ""),
+    save(Launcher, Leader, "launcher.assemble", ""),
+    save(Launcher, Leader, "persist.publish", "/manifest/"),
+    save(Launcher, Leader, "persist.published", "/manifest/"),
+    save(Launcher, Leader, "launcher.assembled", ""),
+    save(Launcher, Leader, "log.create", "\"commit\""),
+    save(Launcher, Leader, "log.linked", "\"commit\""),
+    save(Launcher, Leader, "log.created", "\"commit\""),
+];
+
+/// A node's agent: it is told what was sealed and written, and says so.
+pub(super) const AGENT: &[Point] = &[
+    save(Agent, Each, "agent.event", "Save(Sealed"),
+    save(Agent, Other, "agent.effect", "Save(Write"),
+    save(Agent, Each, "agent.event", "Save(Written"),
+    save(Agent, Other, "agent.effect", "Prepared {"),
+    save(Agent, Other, "agent.event", "Over(Committed)"),
+    save(Agent, Each, "agent.effect", "Save(Free"),
+];
+
+/// The leader's, besides.
+pub(super) const LEADER: &[Point] = &[
+    save(Agent, Leader, "agent.effect", "stage: Write"),
+    save(Agent, Leader, "agent.event", "Prepared {"),
+    save(Agent, Leader, "agent.effect", "Save(Assemble"),
+    save(Agent, Leader, "agent.event", "Save(Assembled"),
+    save(Agent, Leader, "agent.effect", "\"commit\""),
+    save(Agent, Leader, "agent.event", "outcome: Won"),
+    save(Agent, Leader, "agent.effect", "Over(Committed)"),
+];
+
+/// The decision that names the checkpoint, and the restore itself.
+pub(super) const RESTORE: &[Point] = &[
+    restore(Agent, Leader, "agent.effect", "\"claim\""),
+    restore(Launcher, Leader, "log.create", "\"claim\""),
+    restore(Launcher, Leader, "log.linked", "\"claim\""),
+    restore(Agent, Leader, "agent.event", "outcome: Won"),
+    restore(Agent, Each, "agent.effect", "Start(Start"),
+    restore(Launcher, Other, "launcher.spawned", ""),
+    restore(Worker, Each, "worker.opened", ""),
+    restore(Worker, Other, "load.chunk", ""),
+    restore(Worker, Each, "worker.loaded", ""),
+];
+
+pub(super) fn all() -> impl Iterator<Item = &'static Point> {
+    [WORKER, LAUNCHER, AGENT, LEADER, RESTORE]
+        .into_iter()
+        .flatten()
+}

@@ -1,0 +1,111 @@
+//! Checkpoints in memory: after a node's loss its bytes come from the peer that holds a copy.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::saves::Saves;
+use crate::harness::Group;
+
+/// Three nodes, each of which holds the copies of another.
+fn three() -> (Saves, Group) {
+    let flags = ["--replicas=1", "--checkpoint-memory=1G", "--max-restarts=3"];
+    // So much that each rank writes a part. It saves only where it is told to.
+    let mut saves = Saves::with(&flags, "2:3", 12, 1_000_000);
+    let first = saves.train(&[0, 1, 2], 0);
+    saves.trains(&first);
+    (saves, first)
+}
+
+/// Saves once, and waits until it is committed and copied.
+fn save(saves: &Saves) -> u64 {
+    let (ok, said) = saves.bed.checkpoint(0, &[]);
+    assert!(ok, "{said}");
+    saves.bed.until("a commit, and its copies", |bed| {
+        let copied = |node| bed.said(node).contains("are in the memory of");
+        saves.committed().len() == 1 && [0, 1, 2].into_iter().all(copied)
+    });
+    saves.committed()[0]
+}
+
+/// What the launchers of these nodes say of each rank's restore.
+fn restores(saves: &Saves, nodes: &[usize]) -> Vec<String> {
+    let said = nodes.iter().map(|node| saves.bed.said(*node));
+    let lines: Vec<String> = said
+        .flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>())
+        .collect();
+    let of = |line: &String| line.contains(" restored step ");
+    lines.into_iter().filter(of).collect()
+}
+
+/// Memory of other ranks' images that this launcher holds: it has no room for notes.
+fn copies(launcher: i32) -> Vec<PathBuf> {
+    let descriptors = std::fs::read_dir(format!("/proc/{launcher}/fd")).unwrap();
+    let paths = descriptors.filter_map(|fd| Some(fd.ok()?.path()));
+    let is_copy = |path: &PathBuf| {
+        let slot = |target: &Path| target.to_string_lossy().starts_with("/memfd:muster-slot");
+        let mut notes = [1; 8];
+        std::fs::read_link(path).is_ok_and(|target| slot(&target))
+            && File::open(path).is_ok_and(|file| file.read_exact_at(&mut notes, 24).is_ok())
+            && notes == [0; 8]
+    };
+    paths.filter(is_copy).collect()
+}
+
+fn end(saves: &mut Saves, nodes: &[usize]) {
+    saves.bed.order(None, 0);
+    for node in nodes {
+        assert_eq!(saves.bed.ended(*node), Some(0));
+    }
+}
+
+#[test]
+fn a_lost_nodes_bytes_come_from_a_peers_memory() {
+    let (mut saves, first) = three();
+    let step = save(&saves);
+    let lost = first.nodes()[1];
+    let stay: Vec<usize> = (0..3).filter(|node| *node != lost).collect();
+    let at = saves.bed.kill(lost);
+    let next = saves.bed.group(&stay, at);
+    assert_eq!(saves.restored(&next), step);
+    saves.bed.until("both ranks say from where", |_| {
+        restores(&saves, &stay).len() == 2
+    });
+    for line in restores(&saves, &stay) {
+        assert!(line.contains(&format!("restored step {step}:")), "{line}");
+        assert!(line.contains("from this node's memory"), "{line}");
+        assert!(line.contains(" 0 B from the store"), "{line}");
+    }
+    end(&mut saves, &stay);
+}
+
+#[test]
+fn a_flipped_bit_in_a_peers_memory_is_read_from_the_store() {
+    let (mut saves, first) = three();
+    let step = save(&saves);
+    let lost = first.nodes()[1];
+    let stay: Vec<usize> = (0..3).filter(|node| *node != lost).collect();
+    for node in &stay {
+        let held = copies(saves.bed.launcher_pid(*node));
+        assert!(!held.is_empty(), "n{node} holds nothing of another node");
+        for path in held {
+            let memory = File::options().read(true).write(true).open(path).unwrap();
+            let mut byte = [0];
+            // Behind the head and the file's header.
+            memory.read_exact_at(&mut byte, 20_000).unwrap();
+            memory.write_all_at(&[byte[0] ^ 4], 20_000).unwrap();
+        }
+    }
+    let at = saves.bed.kill(lost);
+    let next = saves.bed.group(&stay, at);
+    // It checks what it has restored.
+    assert_eq!(saves.restored(&next), step);
+    saves.bed.until("both ranks say from where", |_| {
+        restores(&saves, &stay).len() == 2
+    });
+    for line in restores(&saves, &stay) {
+        assert!(line.contains("is damaged at byte 0"), "{line}");
+        assert!(!line.contains(" 0 B from the store"), "{line}");
+    }
+    end(&mut saves, &stay);
+}

@@ -1,0 +1,78 @@
+//! A wall clock that jumps.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use super::super::drill::{Job, Setup};
+use crate::ground::clock::FalseClock;
+use crate::harness::project;
+
+#[test]
+fn the_newest_commit_is_the_logs_newest_whatever_the_clock_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(clock) = FalseClock::build(dir.path()) else {
+        return;
+    };
+    let jumps = [400_000_000, -40_000_000, 86_400];
+    let mut job = Job::start(Setup {
+        times: jumps.len() + 1,
+        env: clock.env().into(),
+        ..Setup::default()
+    });
+    let mut dates = Vec::new();
+    for jump in jumps {
+        let (_, log) = job.steady(0, "a jump of the clock");
+        clock.jump(jump);
+        let (_, log) = job.steady(log.step(), "the clock jumped");
+        job.kill();
+        // Those that come next live in another time again.
+        clock.jump(-jump);
+        let known = job.judge.check(&job.bed.events());
+        dates.push(saved_at(
+            &job.folder(),
+            &log.newest().unwrap().commit.manifest.hex(),
+        ));
+        job.begin_anew();
+        job.steady(known.step(), "all died");
+        let log = job.judge.check(&job.bed.events());
+        let restored = log.claims[known.claims.len()].restore;
+        assert_eq!(restored, known.newest().map(|c| c.commit));
+    }
+    // The false clock was in force, or this test proved nothing.
+    assert!(dates[0] > dates[1] + 300_000_000, "{dates:?}");
+    job.end();
+}
+
+fn saved_at(folder: &Path, manifest: &str) -> u64 {
+    let text = std::fs::read(folder.join(format!("manifest/{manifest}.json"))).unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    json["body"]["origin"]["saved_at"].as_u64().unwrap()
+}
+
+/// What checkpoints are made, found and deleted by reads no wall clock: a manifest is dated for people.
+#[test]
+fn the_wall_clock_dates_manifests_and_nothing_else() {
+    let root = PathBuf::from(project("."));
+    let mut found = BTreeSet::new();
+    let mut folders = vec![
+        root.join("runtime/checkpoint/src"),
+        root.join("runtime/src/saving"),
+    ];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            let reads = ["SystemTime", "ClockId::Realtime", "st_mtime", "modified()"];
+            let name = path.strip_prefix(&root).unwrap().display().to_string();
+            if !name.ends_with("tests.rs") && reads.iter().any(|r| text.contains(r)) {
+                found.insert(name);
+            }
+        }
+    }
+    let allowed = ["runtime/src/saving/saver.rs"];
+    assert_eq!(found, BTreeSet::from(allowed.map(str::to_owned)));
+}
