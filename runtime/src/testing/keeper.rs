@@ -28,6 +28,8 @@ type Parts = BTreeMap<u32, Sealed>;
 
 #[derive(Default)]
 struct Seen {
+    /// The newest generation of which something was sealed.
+    generation: u64,
     parts: BTreeMap<(Id, u64), Parts>,
     /// Manifests by the order in which they got whole, with their step and the ranks that saved.
     whole: Vec<(u64, u32, Id)>,
@@ -110,6 +112,11 @@ impl Keeper {
         let place = seated(page).unwrap();
         let mut seen = self.seen.lock().unwrap();
         let now = Bytes(place.digest.0);
+        // A rank that was lost is looked at once more, and its page stays where it was.
+        if place.term.number() < seen.generation {
+            return sealed.release();
+        }
+        seen.generation = place.term.number();
         // What an earlier generation left is of no use.
         let old: Vec<(Id, u64)> = (seen.parts.keys().copied())
             .filter(|(generation, _)| *generation != now)

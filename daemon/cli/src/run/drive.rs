@@ -24,7 +24,7 @@ use super::link::{Dial, LinkEvent, keep};
 use super::logs::has_files;
 use super::net;
 use super::options::Handled;
-use super::port::ReservedPort;
+use super::port::{Masters, ReservedPort};
 use super::saves::{Saves, Told};
 use super::session::{Effect, Event, Session};
 use super::store::{self, JobStore, Keeper};
@@ -82,6 +82,7 @@ pub struct Driver {
     unspecified: IpAddr,
     next_port: Option<ReservedPort>,
     used_ports: Vec<(Instant, ReservedPort)>,
+    masters: Masters,
     link: Option<mpsc::Sender<ToAgent>>,
     was_linked: bool,
     verdicts: (mpsc::Sender<Verdict>, mpsc::Receiver<Verdict>),
@@ -118,6 +119,7 @@ impl Driver {
             saves,
             next_port: None,
             used_ports: Vec::new(),
+            masters: Masters::default(),
             link: None,
             was_linked: false,
             verdicts: mpsc::channel(16),
@@ -367,7 +369,8 @@ impl Driver {
             if let Some(port) = self.next_port.take() {
                 self.used_ports.push((Instant::now() + HOLD_PORT, port));
             }
-            match ReservedPort::reserve_on(self.unspecified) {
+            let reserve = || ReservedPort::reserve_on(self.unspecified);
+            match self.masters.reserve_another(reserve) {
                 Ok(port) => self.next_port = Some(port),
                 Err(error) => say(&format!("no port could be reserved for a master: {error}")),
             }
@@ -385,6 +388,7 @@ impl Driver {
                 Effect::Spawn { start, local } => {
                     let master = start.master.ip();
                     let interface = net::interface_for(&net::addresses(), local, master);
+                    self.masters.met(start.master.port());
                     self.was_linked = false;
                     self.progress.begin();
                     self.saves.begins(&start);

@@ -5,6 +5,7 @@
 //! `TCPStore` (which sets it) can bind and listen. Held past the spawn, so that no one slips in
 //! between.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
@@ -40,6 +41,47 @@ impl ReservedPort {
     }
 }
 
+/// Ports of the masters that this launcher's workers had, the newest last. A worker of an older generation
+/// that runs on somewhere may still call there.
+#[derive(Debug, Default)]
+pub struct Masters(VecDeque<u16>);
+
+impl Masters {
+    /// So many are remembered.
+    const KNOWN: usize = 1024;
+    /// Ports that are looked at for one that none of them had.
+    const TRIES: usize = 16;
+
+    /// A generation's workers meet there.
+    pub fn met(&mut self, port: u16) {
+        self.0.retain(|known| *known != port);
+        self.0.push_back(port);
+        if self.0.len() > Self::KNOWN {
+            self.0.pop_front();
+        }
+    }
+
+    /// Reserves a port that none of them had, where one is found soon.
+    ///
+    /// # Errors
+    /// No port can be reserved.
+    pub fn reserve_another(
+        &self,
+        mut reserve: impl FnMut() -> io::Result<ReservedPort>,
+    ) -> io::Result<ReservedPort> {
+        // Held meanwhile, so that each is another one.
+        let mut refused = Vec::new();
+        for _ in 1..Self::TRIES {
+            let port = reserve()?;
+            if !self.0.contains(&port.port()) {
+                return Ok(port);
+            }
+            refused.push(port);
+        }
+        reserve()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::process::Command;
@@ -58,6 +100,33 @@ s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 s.bind((host, port)); s.listen(16)
 c = socket.create_connection(('127.0.0.1', port)); s.accept()
 ";
+
+    #[test]
+    fn a_master_gets_a_port_that_none_before_had() {
+        let mut masters = Masters::default();
+        let free = ReservedPort::reserve_on(ANY).unwrap();
+        let ports: Vec<ReservedPort> = (0..3)
+            .map(|_| ReservedPort::reserve_on(ANY).unwrap())
+            .collect();
+        for _ in 0..2 {
+            ports.iter().for_each(|port| masters.met(port.port()));
+        }
+        let expected = free.port();
+        let mut offered = ports.into_iter().chain([free]);
+        let reserved = masters.reserve_another(|| Ok(offered.next().unwrap()));
+        assert_eq!(reserved.unwrap().port(), expected);
+        // A used one is better than none.
+        let all: Vec<u16> = (1..=u16::MAX).collect();
+        all.iter().for_each(|port| masters.met(*port));
+        assert_eq!(masters.0.len(), Masters::KNOWN);
+        assert!(
+            masters
+                .reserve_another(|| ReservedPort::reserve_on(ANY))
+                .is_ok()
+        );
+        let none = masters.reserve_another(|| Err(io::ErrorKind::AddrInUse.into()));
+        assert_eq!(none.unwrap_err().kind(), io::ErrorKind::AddrInUse);
+    }
 
     #[test]
     fn a_worker_can_listen_on_it_and_nobody_else_gets_it() {

@@ -44,6 +44,8 @@ pub(crate) struct Bed {
     /// Whom agents and launchers belong to; none: to whoever runs the test.
     users: Option<(u32, u32)>,
     nodes: Vec<Node>,
+    /// When a launcher was started on which node.
+    launches: Vec<(usize, u64)>,
 }
 
 impl Bed {
@@ -67,6 +69,7 @@ impl Bed {
         Bed {
             script,
             env: Vec::new(),
+            launches: Vec::new(),
             hosts: None,
             users: None,
             mark: format!("TEST_BED={}-{}", process::id(), now_ns()),
@@ -209,6 +212,7 @@ impl Bed {
     /// Any command in the launcher's place.
     pub(crate) fn start(&mut self, node: usize, argv: &[String]) {
         self.nodes[node].launched += 1;
+        self.launches.push((node, now_ns()));
         let log = self.log(node);
         let mut command = self.command(node, argv, &log);
         if let Some((_, uid)) = self.users {
@@ -454,7 +458,7 @@ impl Bed {
     /// The newest generation, if it is one as [`group`](Self::group) waits for.
     pub(crate) fn newest(&self, nodes: &[usize], after: u64) -> Option<Group> {
         let events = self.events();
-        let groups = events::groups(&events).into_iter();
+        let groups = events::groups(&events, &self.launches).into_iter();
         // Not by number, of which a job that began anew has others, nor by time, where a clock jumps.
         let last = |group: &Group| {
             let of = |r: &Noted, e: &Noted| (r.pid, r.generation) == (e.pid, e.generation);
@@ -468,10 +472,13 @@ impl Bed {
         (new && have == nodes).then_some(group)
     }
 
-    /// No worker of an older generation runs on these nodes.
+    /// No worker of an older generation runs on these nodes, nor an earlier one of this generation, whose start
+    /// was given up and tried again.
     pub(crate) fn runs_alone(&self, group: &Group, nodes: &[usize]) {
         for old in self.events().iter().filter(|e| e.event == "start") {
-            let is_old = old.generation < group.generation;
+            let replaced = group.ranks.iter().all(|rank| rank.pid != old.pid);
+            let is_old = old.generation < group.generation
+                || (old.generation == group.generation && replaced);
             let here = nodes.contains(&events::index(&old.node));
             assert!(
                 !(is_old && here && self.is_alive(old.pid)),

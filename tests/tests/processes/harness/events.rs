@@ -75,8 +75,13 @@ pub(crate) fn read(path: &Path) -> Vec<Noted> {
 }
 
 /// The complete generations, oldest first. Fails where one breaks what ranks promise: exactly
-/// 0..world, those of a node contiguous, one master that no other generation has.
-pub(crate) fn groups(events: &[Noted]) -> Vec<Group> {
+/// 0..world, those of a node contiguous, one master that no other generation of one of its launchers has.
+/// `launches`: when a launcher was started on which node, in this order.
+pub(crate) fn groups(events: &[Noted], launches: &[(usize, u64)]) -> Vec<Group> {
+    let launcher = |r: &Noted| {
+        let is = |(node, at): &(usize, u64)| *node == index(&r.node) && *at <= r.t;
+        launches.iter().rposition(is)
+    };
     let mut by_key: BTreeMap<(u64, &str), Vec<Noted>> = BTreeMap::new();
     for start in events.iter().filter(|e| e.event == "start") {
         let key = (start.generation, start.master.as_str());
@@ -85,7 +90,7 @@ pub(crate) fn groups(events: &[Noted]) -> Vec<Group> {
         ranks.retain(|r| (r.rank, &r.node) != (start.rank, &start.node));
         ranks.push(start.clone());
     }
-    let mut masters = BTreeSet::new();
+    let mut masters: BTreeMap<&str, BTreeSet<Option<usize>>> = BTreeMap::new();
     let mut found = Vec::new();
     for ((generation, master), mut ranks) in by_key {
         ranks.sort_by_key(|r| r.rank);
@@ -107,10 +112,14 @@ pub(crate) fn groups(events: &[Noted]) -> Vec<Group> {
             ranks.is_sorted_by_key(|r| r.node_rank),
             "generation {generation}: the ranks of a node are not contiguous: {ranks:?}"
         );
+        // Launchers that know nothing of each other may be given the same port.
+        let mine: BTreeSet<_> = ranks.iter().map(launcher).collect();
+        let before = masters.entry(master).or_default();
         assert!(
-            masters.insert(master.to_owned()),
+            before.is_disjoint(&mine),
             "generation {generation}: the master {master} was used before"
         );
+        before.extend(mine);
         found.push(Group { generation, ranks });
     }
     found

@@ -4,6 +4,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use nix::sys::signal::Signal;
+
 use super::saves::Saves;
 use crate::harness::Group;
 
@@ -26,16 +28,6 @@ fn save(saves: &Saves) -> u64 {
         saves.committed().len() == 1 && [0, 1, 2].into_iter().all(copied)
     });
     saves.committed()[0]
-}
-
-/// What the launchers of these nodes say of each rank's restore.
-fn restores(saves: &Saves, nodes: &[usize]) -> Vec<String> {
-    let said = nodes.iter().map(|node| saves.bed.said(*node));
-    let lines: Vec<String> = said
-        .flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>())
-        .collect();
-    let of = |line: &String| line.contains(" restored step ");
-    lines.into_iter().filter(of).collect()
 }
 
 /// Memory of other ranks' images that this launcher holds: it has no room for notes.
@@ -68,12 +60,17 @@ fn a_lost_nodes_bytes_come_from_a_peers_memory() {
     let at = saves.bed.kill(lost);
     let next = saves.bed.group(&stay, at);
     assert_eq!(saves.restored(&next), step);
-    saves.bed.until("both ranks say from where", |_| {
-        restores(&saves, &stay).len() == 2
-    });
-    for line in restores(&saves, &stay) {
+    for line in saves.origins(&stay, 2) {
         assert!(line.contains(&format!("restored step {step}:")), "{line}");
         assert!(line.contains("from this node's memory"), "{line}");
+        assert!(line.contains(" 0 B from the store"), "{line}");
+    }
+    // Once more, from what is held by who is left.
+    saves.bed.signal(next.pid(stay[1]), Signal::SIGKILL);
+    let third = saves.bed.group(&stay, next.began());
+    assert_eq!(saves.restored(&third), step);
+    for line in &saves.origins(&stay, 4) {
+        assert!(line.contains(&format!("restored step {step}:")), "{line}");
         assert!(line.contains(" 0 B from the store"), "{line}");
     }
     end(&mut saves, &stay);
@@ -100,10 +97,7 @@ fn a_flipped_bit_in_a_peers_memory_is_read_from_the_store() {
     let next = saves.bed.group(&stay, at);
     // It checks what it has restored.
     assert_eq!(saves.restored(&next), step);
-    saves.bed.until("both ranks say from where", |_| {
-        restores(&saves, &stay).len() == 2
-    });
-    for line in restores(&saves, &stay) {
+    for line in saves.origins(&stay, 2) {
         assert!(line.contains("is damaged at byte 0"), "{line}");
         assert!(!line.contains(" 0 B from the store"), "{line}");
     }

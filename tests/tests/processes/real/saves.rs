@@ -106,6 +106,19 @@ impl Saves {
         assert!(all.iter().all(|e| e.step == all[0].step), "{all:?}");
         all[0].step
     }
+
+    /// What the launchers of these nodes have said of each rank's restore, once they have said so many things.
+    pub(crate) fn origins(&self, nodes: &[usize], many: usize) -> Vec<String> {
+        let of = |node: &usize| {
+            let text = self.bed.said(*node);
+            let lines = text.lines().filter(|line| line.contains(" restored step "));
+            lines.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let said = || nodes.iter().flat_map(of).collect::<Vec<_>>();
+        self.bed
+            .until("the launchers say from where", |_| said().len() >= many);
+        said()
+    }
 }
 
 #[test]

@@ -149,8 +149,6 @@ fn the_wall_clock_is_read_in_few_places() {
     }
     let allowed = [
         "daemon/cli/src/run/drive.rs",
-        // By the age of copies, which may all be gone.
-        "daemon/cli/src/run/saves/cache.rs",
         "daemon/cli/src/run/workers.rs",
         "daemon/src/agent/clock.rs",
         "daemon/src/agent/history.rs",

@@ -7,8 +7,8 @@
 use std::io;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use muster_checkpoint::dir::Dir;
 use muster_checkpoint::part::Note;
@@ -26,6 +26,8 @@ const KEPT: usize = 2;
 #[derive(Clone, Debug)]
 pub struct Cache {
     path: PathBuf,
+    /// Saves that this launcher has copied, in this order.
+    made: Arc<Mutex<Vec<String>>>,
     /// Whether it was said that it does not work.
     failed: Arc<AtomicBool>,
 }
@@ -40,6 +42,7 @@ impl Cache {
         std::fs::create_dir_all(&path)?;
         Ok(Cache {
             path,
+            made: Arc::default(),
             failed: Arc::default(),
         })
     }
@@ -93,25 +96,31 @@ impl Cache {
         }
     }
 
-    /// Removes all but the newest saves besides this one.
+    /// Removes all but the newest saves besides this one. What an earlier launcher left is older than all that
+    /// this one made; a later save may have a lower step, after a way back.
     fn prune(&self, data: &Dir, save: &str) -> io::Result<()> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if made.iter().all(|known| known != save) {
+            made.push(save.to_owned());
+        }
+        let step = |name: &str| name.split('-').next()?.parse::<u64>().ok();
         let mut others = Vec::new();
         for name in data.names()?.into_iter().filter(|name| name != save) {
-            let path = self.path.join("data").join(name);
+            let path = self.path.join("data").join(&name);
             // Another launcher of this node may remove it just now.
-            if let Ok(meta) = std::fs::symlink_metadata(&path)
-                && meta.is_dir()
-            {
-                others.push((meta.modified()?, path));
+            if std::fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_dir()) {
+                let age = made.iter().position(|known| *known == name);
+                others.push((age, step(&name), name));
             }
         }
         others.sort_unstable();
         let old = others.len().saturating_sub(KEPT);
-        for (_, path) in others.iter().take(old) {
-            match std::fs::remove_dir_all(path) {
+        for (_, _, name) in others.drain(..old) {
+            match std::fs::remove_dir_all(self.path.join("data").join(&name)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 other => other?,
             }
+            made.retain(|known| *known != name);
         }
         Ok(())
     }
@@ -155,13 +164,18 @@ mod tests {
         let cache = Cache::open(&disk.path().join("a/b"), "job").unwrap();
         let (sealed, stop) = (sealed(), AtomicBool::new(false));
         let data = cache.path().join("data");
-        // Not the highest steps: after a way back the newest ones are lower.
-        for (age, save) in [(40, "90-g-1"), (30, "95-g-2"), (20, "50-h-1")] {
-            cache.copy(&sealed, save, Options::default(), &stop);
-            let then = std::time::SystemTime::now() - std::time::Duration::from_secs(age);
-            let folder = std::fs::File::open(data.join(save)).unwrap();
-            folder.set_modified(then).unwrap();
+        // Of an earlier launcher: older than all that this one makes, whatever their steps.
+        for save in ["97-f-1", "99-f-2"] {
+            std::fs::create_dir_all(data.join(save)).unwrap();
         }
+        // Not the highest steps: after a way back the newest ones are lower.
+        for save in ["90-g-1", "95-g-2", "50-h-1"] {
+            cache.copy(&sealed, save, Options::default(), &stop);
+            if save == "90-g-1" {
+                assert_eq!(names(&data), ["90-g-1", "97-f-1", "99-f-2"]);
+            }
+        }
+        assert_eq!(names(&data), ["50-h-1", "90-g-1", "95-g-2"]);
         cache.copy(&sealed, "55-h-2", Options::default(), &stop);
         cache.copy(&sealed, "55-h-2", Options::default(), &stop);
         assert_eq!(names(&data), ["50-h-1", "55-h-2", "95-g-2"]);
