@@ -27,6 +27,20 @@ pub enum State {
     Damaged {
         why: String,
     },
+    /// Nothing can be said of it now: it stays, and counts for nothing.
+    Unreadable {
+        why: String,
+    },
+}
+
+impl State {
+    /// What is wrong with it.
+    pub fn why(&self) -> Option<&str> {
+        match self {
+            State::Damaged { why } | State::Unreadable { why } => Some(why),
+            State::Verified | State::Unchecked => None,
+        }
+    }
 }
 
 /// What the log says of a COMMIT, and what is known of its data: what a decision on it needs.

@@ -41,6 +41,8 @@ pub(super) struct Keeping {
     refused: String,
     /// Where the launcher here has its store.
     place: Option<String>,
+    /// The log was read to its end once: what comes now is news.
+    caught_up: bool,
 }
 
 impl Job {
@@ -87,9 +89,35 @@ impl Job {
                 keeper.handle(KeeperEvent::Loaded { generation });
             }
             Body::Retire { seq } => keeper.handle(KeeperEvent::Retired { seq: *seq }),
-            Body::Reject { seq, .. } => keeper.handle(KeeperEvent::Rejected { seq: *seq }),
+            Body::Reject { seq, reason } => {
+                keeper.handle(KeeperEvent::Rejected { seq: *seq });
+                self.tell_reject(*seq, reason);
+            }
             Body::Pin { seq } => keeper.handle(KeeperEvent::Pinned { seq: *seq }),
         }
+    }
+
+    /// Whoever found it, and whoever wrote it down: each node's people read it in the log's own words. What
+    /// stood there when this agent began to read is no news.
+    fn tell_reject(&mut self, seq: u64, reason: &str) {
+        let mut all = self.saves.keeper.standings();
+        let of = all.find(|s| s.seq == seq).map(|s| s.commit.step);
+        drop(all);
+        if let Some(step) = of.filter(|_| self.saves.keeping.caught_up) {
+            self.tell_saving(format!(
+                "the checkpoint of step {step} is rejected: {reason}"
+            ));
+        }
+    }
+
+    /// The log was read to its end.
+    pub(super) fn keeping_caught_up(&mut self) {
+        self.saves.keeping.caught_up = true;
+    }
+
+    /// What is known of the checkpoints has changed.
+    pub(super) fn look_at_store_again(&mut self) {
+        self.saves.keeping.wanted = true;
     }
 
     pub(super) fn keeper_appended(&mut self, id: u64, outcome: &Outcome) {
@@ -162,9 +190,11 @@ impl Job {
                     self.saves.keeping.gone.insert(seq);
                 }
                 keeper.handle(KeeperEvent::Needs { seq, names: needs });
-                // A glance never makes a checkpoint less than it is known to be, unless it finds damage.
-                if !standing.verified || state != State::Unchecked {
-                    keeper.handle(KeeperEvent::Checked { seq, state });
+                match state {
+                    State::Damaged { why } => self.launcher_doubts(ctx, seq, why),
+                    // A glance never makes a checkpoint less than it is known to be.
+                    State::Unchecked if standing.verified => {}
+                    state => keeper.handle(KeeperEvent::Checked { seq, state }),
                 }
             }
             KeepNews::Decided {
@@ -196,11 +226,16 @@ impl Job {
             } => {
                 let keeper = &mut self.saves.keeper;
                 let known = keeper.standings().find(|s| s.seq == seq);
-                if known.is_some_and(|s| s.commit.manifest == manifest) {
-                    keeper.handle(KeeperEvent::Checked { seq, state });
-                    self.saves.keeping.wanted = true;
+                if known.is_none_or(|s| s.commit.manifest != manifest) {
+                    return;
                 }
+                match state {
+                    State::Damaged { why } => self.launcher_doubts(ctx, seq, why),
+                    state => keeper.handle(KeeperEvent::Checked { seq, state }),
+                }
+                self.look_at_store_again();
             }
+            KeepNews::LookedAgain { number, state } => self.looked_again(ctx, number, state),
             // An answer to an earlier question.
             _ => {}
         }
@@ -236,18 +271,6 @@ impl Job {
                 let (Body::Retire { seq } | Body::Reject { seq, .. }) = body else {
                     return;
                 };
-                // What a rank found was told already.
-                if let Body::Reject { reason, .. } = &body
-                    && self.saves.rejecting != Some(seq)
-                {
-                    let mut all = self.saves.keeper.standings();
-                    let step = all.find(|s| s.seq == seq).map_or(0, |s| s.commit.step);
-                    let text = format!(
-                        "the checkpoint of step {step} is damaged and will not be restored: {reason}"
-                    );
-                    drop(all);
-                    self.say_saving(text);
-                }
                 match self.append(ctx, body) {
                     Some(id) => drop(self.saves.appends.insert(id, seq)),
                     None => self.saves.keeper.handle(KeeperEvent::NotAppended { seq }),

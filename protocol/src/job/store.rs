@@ -128,6 +128,7 @@ impl Job {
                 }
             }
             Output::TailConfirmed { asked_at } => {
+                self.keeping_caught_up();
                 let Some(store) = &self.store else { return };
                 let tail = store.log.tail();
                 let latest = tail.claim.map(|(_, digest, _)| digest);

@@ -63,6 +63,8 @@ pub enum KeepNews {
         manifest: Digest,
         state: State,
     },
+    /// All bytes were read of one that somebody found damaged: the answer to the question of this number.
+    LookedAgain { number: u64, state: State },
 }
 
 /// Something in the store that no checkpoint in force needs.
@@ -111,9 +113,9 @@ impl KeepNews {
             true => Err(TooMuch { what, len, limit }),
             false => Ok(()),
         };
-        let state_fits = |state: &State| match state {
-            State::Damaged { why } => fits("the reason", why.len(), MAX_REASON),
-            State::Verified | State::Unchecked => Ok(()),
+        let state_fits = |state: &State| {
+            let why = state.why().map_or(0, str::len);
+            fits("the reason", why, MAX_REASON)
         };
         match self {
             KeepNews::Place { store } => fits("--store", store.len(), MAX_PATH),
@@ -129,7 +131,9 @@ impl KeepNews {
                 fits("a name", longest.unwrap_or(0), MAX_NAME)
             }
             KeepNews::Failed { why, .. } => fits("the reason", why.len(), MAX_REASON),
-            KeepNews::Checked { state, .. } => state_fits(state),
+            KeepNews::Checked { state, .. } | KeepNews::LookedAgain { state, .. } => {
+                state_fits(state)
+            }
         }
     }
 }
@@ -209,6 +213,9 @@ mod tests {
         assert!(!looked(MAX_NEEDS + 1, 1, 1));
         assert!(!looked(1, MAX_NAME + 1, 1));
         assert!(!looked(1, 1, MAX_REASON + 1));
+        let why = "x".repeat(MAX_REASON + 1);
+        let state = State::Unreadable { why };
+        assert!(!says(KeepNews::LookedAgain { number: 1, state }));
         let store = "x".repeat(MAX_PATH + 1);
         assert!(!says(KeepNews::Place { store }));
         let why = "x".repeat(MAX_REASON + 1);

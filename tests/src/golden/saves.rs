@@ -73,6 +73,22 @@ pub(super) fn job_messages() -> Vec<JobMessage> {
             digest: digest(5),
             text: "a fresh save fits".into(),
         },
+        JobMessage::LookAgain {
+            digest: digest(5),
+            number: 77,
+            manifest: digest(7),
+        },
+        JobMessage::LookedAgain {
+            digest: digest(5),
+            number: 77,
+            state: State::Damaged {
+                why: "n0-0.safetensors is not there".into(),
+            },
+        },
+        JobMessage::Unfit {
+            digest: digest(5),
+            text: "this node is of no use to the job".into(),
+        },
     ];
     let answers = parts.into_iter().map(answer);
     stages.chain(answers).chain(said).collect()
@@ -196,6 +212,10 @@ pub(super) fn news() -> Vec<SaveNews> {
             manifest,
             state: State::Damaged { why: why() },
         }),
+        SaveNews::Keep(KeepNews::LookedAgain {
+            number: 77,
+            state: State::Unreadable { why: why() },
+        }),
     ]
 }
 
@@ -250,5 +270,9 @@ pub(super) fn asks() -> Vec<SaveAsk> {
             }],
             last: true,
         }),
+        SaveAsk::LookAgain {
+            number: 77,
+            manifest: digest(7),
+        },
     ]
 }

@@ -282,7 +282,7 @@ fn decide(
             _ if of.rejected => retention::State::Rejected,
             State::Damaged { .. } => retention::State::Rejected,
             State::Verified => retention::State::Verified,
-            State::Unchecked => retention::State::Unchecked,
+            State::Unchecked | State::Unreadable { .. } => retention::State::Unchecked,
         },
         metric: seen.metric,
         pinned: of.pinned,

@@ -95,6 +95,7 @@ fn why_not(opened: &Opened, row: &Row, depth: Depth) -> Result<Option<String>, F
     }
     Ok(match whole(&opened.place, row.commit.manifest, depth)? {
         State::Damaged { why } => Some(format!("damaged: {why}")),
+        State::Unreadable { why } => Some(format!("it cannot be read: {why}")),
         State::Verified | State::Unchecked => None,
     })
 }

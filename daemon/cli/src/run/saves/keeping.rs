@@ -1,6 +1,6 @@
 //! Keeping checkpoints, on the launcher's side: two threads look at the store for the agent, and delete
 //! what it names. One looks at what is there and deletes, quickly; the other reads whole checkpoints,
-//! behind everything else that the machine has to do.
+//! behind everything else that the machine has to do. What somebody found damaged is read by a third.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use muster_protocol::local::{KeepNews, MAX_PATH, Review, short};
 use tokio::sync::mpsc;
 
 use super::Done;
-use crate::kept::{Folder, Rules, review, whole};
+use crate::kept::{Folder, Rules, review, whole, words};
 
 /// The most checkpoints of one question; a log is not that long.
 const MAX_COMMITS: usize = 1 << 20;
@@ -21,6 +21,9 @@ const MAX_COMMITS: usize = 1 << 20;
 /// By how much the thread that reads checkpoints makes way for others: all there is. On Linux a thread
 /// has a priority of its own (setpriority(2)).
 const NICE: i32 = 19;
+
+/// Threads that take a second look.
+const THREADS: usize = 4;
 
 /// What a thread is to do.
 enum Task {
@@ -49,6 +52,10 @@ enum Said {
         manifest: Digest,
         result: Result<State, String>,
     },
+    LookedAgain {
+        number: u64,
+        state: State,
+    },
     NotDeleted(String),
 }
 
@@ -65,6 +72,8 @@ pub(super) struct Keeping {
     arriving: Option<Review>,
     looker: Option<Sender<Task>>,
     reading: Option<Digest>,
+    /// The number of the second look under way.
+    looking_again: Option<u64>,
     verified: BTreeSet<Digest>,
     done: mpsc::UnboundedSender<Done>,
 }
@@ -84,6 +93,7 @@ impl Keeping {
             arriving: None,
             looker: None,
             reading: None,
+            looking_again: None,
             verified: BTreeSet::new(),
             done,
         }
@@ -192,7 +202,45 @@ impl Keeping {
                     ),
                 }
             }
+            Said::LookedAgain { number, state } => {
+                self.looking_again.take_if(|of| *of == number);
+                (vec![KeepNews::LookedAgain { number, state }], None)
+            }
             Said::NotDeleted(text) => (Vec::new(), Some(text)),
+        }
+    }
+
+    /// Reads a checkpoint that somebody found damaged, as fast as it can: its job may wait for it. An answer
+    /// at once where it cannot.
+    pub(super) fn look_again(&mut self, number: u64, manifest: Digest) -> Option<KeepNews> {
+        if self.looking_again == Some(number) {
+            return None;
+        }
+        let unreadable = |why: String| {
+            let state = State::Unreadable { why: short(why) };
+            KeepNews::LookedAgain { number, state }
+        };
+        let Some(place) = self.place.clone() else {
+            return Some(unreadable("this launcher has no store".into()));
+        };
+        let done = self.done.clone();
+        let read = move || {
+            let depth = Depth::Everything { threads: THREADS };
+            let found = whole(&place, manifest, depth);
+            let state = found.unwrap_or_else(|error| {
+                let why = short(words(&error));
+                State::Unreadable { why }
+            });
+            // Nobody listens once the launcher ends.
+            let _over = done.send(Done::Kept(Word(Said::LookedAgain { number, state })));
+        };
+        let thread = std::thread::Builder::new().name("second-look".into());
+        match thread.spawn(read) {
+            Ok(_) => {
+                self.looking_again = Some(number);
+                None
+            }
+            Err(error) => Some(unreadable(format!("no thread to read it: {error}"))),
         }
     }
 

@@ -424,6 +424,10 @@ impl Saves {
                 None
             }
             SaveAsk::Review(review) => self.keeping.ask(review).map(SaveNews::Keep),
+            SaveAsk::LookAgain { number, manifest } => {
+                let news = self.keeping.look_again(number, manifest);
+                news.map(SaveNews::Keep)
+            }
             SaveAsk::Assemble { save, parts, last } => self.assemble(save, parts, last),
             // The driver's, who knows the workers.
             SaveAsk::Skip { .. } | SaveAsk::Go { .. } | SaveAsk::Tell { .. } => None,
