@@ -141,7 +141,7 @@ pub enum Refused {
     Floor,
     #[error("a checkpoint in force needs it")]
     Needed,
-    #[error("what a checkpoint in force needs is not known yet")]
+    #[error("it, or what a checkpoint in force needs, cannot be read")]
     Unread,
     #[error("it belongs to no retired checkpoint, and its generation may still commit it")]
     NotFenced,
@@ -336,6 +336,9 @@ impl Keeper {
         }
         if self.in_use == Some(of.commit) {
             return Err(Refused::InUse);
+        }
+        if matches!(of.state, State::Unreadable { .. }) && !of.rejected {
+            return Err(Refused::Unread);
         }
         let others = self.verified().filter(|s| *s != seq).count();
         match of.rejected || others >= FLOOR {

@@ -43,6 +43,8 @@ pub(super) struct Keeping {
     place: Option<String>,
     /// The log was read to its end once: what comes now is news.
     caught_up: bool,
+    /// Checkpoints of which people know that they cannot be read.
+    unreadable: BTreeSet<u64>,
 }
 
 impl Job {
@@ -107,6 +109,21 @@ impl Job {
             self.tell_saving(format!(
                 "the checkpoint of step {step} is rejected: {reason}"
             ));
+        }
+    }
+
+    /// What stays because it cannot be read is said once.
+    fn tell_unreadable(&mut self, seq: u64, step: u64, state: &State) {
+        let known = &mut self.saves.keeping.unreadable;
+        match state {
+            State::Unreadable { why } => {
+                if known.insert(seq) {
+                    self.tell_saving(format!(
+                        "the checkpoint of step {step} cannot be read, and stays: {why}"
+                    ));
+                }
+            }
+            _ => drop(known.remove(&seq)),
         }
     }
 
@@ -190,11 +207,15 @@ impl Job {
                     self.saves.keeping.gone.insert(seq);
                 }
                 keeper.handle(KeeperEvent::Needs { seq, names: needs });
+                self.tell_unreadable(seq, standing.commit.step, &state);
                 match state {
                     State::Damaged { why } => self.launcher_doubts(ctx, seq, why),
                     // A glance never makes a checkpoint less than it is known to be.
                     State::Unchecked if standing.verified => {}
-                    state => keeper.handle(KeeperEvent::Checked { seq, state }),
+                    state => {
+                        let event = KeeperEvent::Checked { seq, state };
+                        self.saves.keeper.handle(event);
+                    }
                 }
             }
             KeepNews::Decided {

@@ -13,6 +13,7 @@ use muster_checkpoint::verify::{Depth, verify};
 use muster_protocol::Digest;
 use muster_protocol::checkpoint::{Standing, State};
 use muster_protocol::local::{Left, MAX_NAME, MAX_NEEDS, short};
+use muster_protocol::record::CommitRef;
 
 use super::Folder;
 
@@ -51,14 +52,13 @@ pub enum Unknown {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seen {
     pub seq: u64,
-    /// Names in the store.
+    /// Names in the store; without its manifest, those of all folders that its step and generation may have
+    /// written.
     pub needs: Vec<String>,
     pub state: State,
     /// It is retired, and nothing of it is there.
     pub gone: bool,
     pub metric: Option<f64>,
-    /// Whether all that it needs is known.
-    read: bool,
 }
 
 /// What was found, and what should be done about it.
@@ -145,8 +145,14 @@ fn state_of(shelf: &impl Shelf, manifest: &Manifest, depth: Depth) -> Result<Sta
     }
 }
 
-/// Looks at a checkpoint of the log.
-fn look(shelf: &impl Shelf, of: &Standing, listed: bool, rules: &Rules) -> Result<Seen, Unknown> {
+/// Looks at a checkpoint of the log. What keeps it from being read concerns no other.
+fn look(
+    shelf: &impl Shelf,
+    of: &Standing,
+    listed: bool,
+    rules: &Rules,
+    stored: &[String],
+) -> Seen {
     let name = name_of(of.commit.manifest);
     let mut seen = Seen {
         seq: of.seq,
@@ -157,23 +163,29 @@ fn look(shelf: &impl Shelf, of: &Standing, listed: bool, rules: &Rules) -> Resul
         },
         gone: of.retired && !listed,
         metric: None,
-        read: true,
     };
     if seen.gone {
-        return Ok(seen);
+        return seen;
     }
+    let unreadable = |error: Unknown| State::Unreadable {
+        why: short(words(&error)),
+    };
     let manifest = match manifest_of(shelf, of.commit.manifest) {
         Ok(Ok(manifest)) => manifest,
-        Ok(Err(why)) => {
-            seen.state = State::Damaged { why };
-            seen.read = false;
-            return Ok(seen);
+        found => {
+            seen.state = match found {
+                Ok(Err(why)) => State::Damaged { why },
+                Err(error) => unreadable(error),
+                Ok(Ok(_)) => State::Unchecked,
+            };
+            // Once it is retired, only its generation's fence says whose the folders are.
+            if !of.retired {
+                let folders = stored.iter().filter(|folder| may_be_of(folder, &of.commit));
+                seen.needs
+                    .extend(folders.map(|folder| format!("data/{folder}")));
+            }
+            return seen;
         }
-        Err(Unknown::Manifest(_)) => {
-            seen.read = false;
-            return Ok(seen);
-        }
-        Err(error) => return Err(error),
     };
     let folder = |path: &str| Some(path.rsplit_once('/')?.0.to_owned());
     let folders: BTreeSet<String> = (manifest.files.iter())
@@ -185,15 +197,24 @@ fn look(shelf: &impl Shelf, of: &Standing, listed: bool, rules: &Rules) -> Resul
     seen.needs.sort();
     seen.needs.dedup();
     if seen.needs.len() > MAX_NEEDS || seen.needs.iter().any(|name| name.len() > MAX_NAME) {
-        return Err(Unknown::Places(name_of(of.commit.manifest)));
+        seen.state = unreadable(Unknown::Places(name_of(of.commit.manifest)));
+        return seen;
     }
     seen.metric = manifest.metric(&rules.metric);
-    if !of.retired
-        && let damaged @ State::Damaged { .. } = state_of(shelf, &manifest, Depth::Sizes)?
-    {
-        seen.state = damaged;
+    if !of.retired {
+        match state_of(shelf, &manifest, Depth::Sizes) {
+            Ok(damaged @ State::Damaged { .. }) => seen.state = damaged,
+            Ok(_) => {}
+            Err(error) => seen.state = unreadable(error),
+        }
     }
-    Ok(seen)
+    seen
+}
+
+/// Whether a folder of data may belong to a commit: its name says so as far as the log does.
+fn may_be_of(folder: &str, commit: &CommitRef) -> bool {
+    let step = folder.split('-').next().and_then(|step| step.parse().ok());
+    step == Some(commit.step) && generation_of(folder) == Some(first_of(commit.generation))
 }
 
 /// Where a save's files are, as its attempt names it.
@@ -224,7 +245,7 @@ fn first_of(digest: Digest) -> [u8; 8] {
 /// Looks at all of them, and decides. `newest` is the generation that may still commit.
 ///
 /// # Errors
-/// Something could be neither read nor found damaged: nothing is decided then.
+/// The store is not there, or cannot be listed: nothing is decided then.
 pub fn review(
     place: &Folder,
     rules: &Rules,
@@ -238,7 +259,7 @@ pub fn review(
     let mut seen = Vec::with_capacity(standings.len());
     for of in standings {
         let there = listed.contains(&Bytes(of.commit.manifest.0));
-        seen.push(look(&shelf, of, there, rules)?);
+        seen.push(look(&shelf, of, there, rules, &folders));
     }
     // What is in the store, and who wrote it.
     let known: BTreeMap<Digest, Digest> = (standings.iter())
@@ -257,8 +278,7 @@ pub fn review(
             // What cannot be read belongs to nobody, and stays.
             None => match manifest_of(&shelf, manifest) {
                 Ok(Ok(manifest)) => Some(first_of(Digest(manifest.origin.generation.0))),
-                Ok(Err(_)) | Err(Unknown::Manifest(_)) => None,
-                Err(error) => return Err(error),
+                Ok(Err(_)) | Err(_) => None,
             },
         };
         writers.extend(writer.map(|writer| (name_of(manifest), writer)));
@@ -280,9 +300,10 @@ fn decide(
         needs: seen.needs.clone(),
         state: match &seen.state {
             _ if of.rejected => retention::State::Rejected,
-            State::Damaged { .. } => retention::State::Rejected,
+            // What cannot be read is none of those that are counted on.
+            State::Damaged { .. } | State::Unreadable { .. } => retention::State::Rejected,
             State::Verified => retention::State::Verified,
-            State::Unchecked | State::Unreadable { .. } => retention::State::Unchecked,
+            State::Unchecked => retention::State::Unchecked,
         },
         metric: seen.metric,
         pinned: of.pinned,
@@ -304,13 +325,10 @@ fn decide(
         unresolved: &[],
     };
     let decision = retention::review(rules.policy, view);
-    // What is damaged is rejected first, in the log.
+    // What is damaged or cannot be read is rejected first, in the log, or stays.
     let rejected = |seq: &u64| {
         let mut both = standings.iter().zip(&seen);
-        both.any(|(of, seen)| {
-            let damaged = matches!(seen.state, State::Damaged { .. });
-            of.seq == *seq && (of.rejected || !damaged)
-        })
+        both.any(|(of, seen)| of.seq == *seq && (of.rejected || seen.state.why().is_none()))
     };
     // What one look took for damaged stays, for people, while there are not two that are known to be good.
     let good = |c: &&Commit| c.state == retention::State::Verified && !c.retired;
@@ -319,14 +337,11 @@ fn decide(
         let mut of = commits.iter().filter(|c| c.seq == *seq);
         !enough && of.any(|c| c.state == retention::State::Rejected)
     };
-    // While it is not known what a checkpoint in force needs, nothing is known to be needed no more.
-    let all_read = (standings.iter().zip(&seen)).all(|(of, seen)| seen.read || of.retired);
-    let left = decision.delete.into_iter().filter(|_| all_read);
     Reviewed {
         retire: (decision.retire.into_iter())
             .filter(|seq| rejected(seq) && !doubted(seq))
             .collect(),
-        left: left
+        left: (decision.delete.into_iter())
             .filter_map(|name| {
                 let generation = *writers.get(&name)?;
                 Some(Left { name, generation })
@@ -341,11 +356,11 @@ fn decide(
 fn next_to_verify(rules: &Rules, standings: &[Standing], seen: &[Seen]) -> Option<(u64, Digest)> {
     let both = standings.iter().zip(seen).rev();
     let usable = both.filter(|(of, seen)| {
-        !of.retired && !of.rejected && !matches!(seen.state, State::Damaged { .. })
+        !of.retired && !of.rejected && seen.state.why().is_none()
     });
     let newest: Vec<_> = usable.take(rules.policy.last.max(2)).collect();
     let (good, other): (Vec<_>, Vec<_>) = (newest.into_iter()).partition(|(of, _)| of.verified);
-    let next = other.iter().find(|(_, seen)| seen.read)?;
+    let next = other.first()?;
     (good.len() < 2).then_some((next.0.seq, next.0.commit.manifest))
 }
 

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use muster_checkpoint::verify::Depth;
 use muster_protocol::Digest;
 use muster_protocol::checkpoint::{Standing, State};
-use muster_protocol::local::{KeepNews, MAX_PATH, Review, short};
+use muster_protocol::local::{KeepNews, MAX_NAME, MAX_NEEDS, MAX_PATH, Review, short};
 use tokio::sync::mpsc;
 
 use super::Done;
@@ -320,7 +320,10 @@ fn answer(
         .map(|seen| KeepNews::Looked {
             round,
             seq: seen.seq,
-            needs: seen.needs,
+            // Of more it names none itself; the agent knows of these.
+            needs: (seen.needs.into_iter().filter(|name| name.len() <= MAX_NAME))
+                .take(MAX_NEEDS)
+                .collect(),
             state: seen.state,
             gone: seen.gone,
         })
