@@ -7,10 +7,10 @@ use muster_protocol::local::Left;
 use muster_protocol::storelog::Body;
 use serde_json::json;
 
-use super::super::output::{Failure, counted, put, put_json};
-use super::{Opened, THREADS, Where};
+use super::super::output::{Failure, clean, counted, put, put_json};
+use super::{Checked, Opened, THREADS, Where, named};
 use crate::kept::args::KeepArgs;
-use crate::kept::{Reviewed, Rules, review, whole};
+use crate::kept::{Reviewed, Row, Rules, review};
 
 /// `muster checkpoint prune`
 #[derive(Debug, clap::Args)]
@@ -35,6 +35,8 @@ struct Done {
     deleted: Vec<String>,
     /// What was to be done and was not.
     refused: Vec<String>,
+    /// What stays because it cannot be read, or is damaged and nobody has rejected it.
+    stays: Vec<String>,
 }
 
 pub(super) async fn main(args: &Args) -> Result<(), Failure> {
@@ -45,9 +47,23 @@ pub(super) async fn main(args: &Args) -> Result<(), Failure> {
     if args.dry_run {
         plan(&opened, &found, &mut done);
     } else {
-        prune(&mut opened, &rules, found, &mut done)?;
+        prune(&mut opened, &rules, &found, &mut done)?;
     }
+    done.stays = stays(&mut opened, &found)?;
     told(args, &opened, &done)
+}
+
+/// What could not be read, in words. Nothing is said of what the job has retired meanwhile.
+fn stays(opened: &mut Opened, found: &Reviewed) -> Result<Vec<String>, Failure> {
+    opened.ledger.refresh()?;
+    let unread = |row: &&Row| row.retired.is_none();
+    let rows = opened.ledger.rows.iter().filter(unread);
+    let said = rows.filter_map(|row| {
+        let seen = found.seen.iter().find(|seen| seen.seq == row.seq)?;
+        let why = seen.state.why()?;
+        Some(format!("{} stays: {}", named(row), clean(why)))
+    });
+    Ok(said.collect())
 }
 
 /// Looks until nothing more has to be verified.
@@ -64,16 +80,19 @@ fn settled(opened: &mut Opened, rules: &Rules) -> Result<Reviewed, Failure> {
             return Ok(found);
         };
         let depth = Depth::Everything { threads: THREADS };
-        match whole(&opened.place, manifest, depth)? {
-            State::Damaged { why } => {
+        match opened.state_of(seq, depth)? {
+            Checked::Damaged(why) => {
                 let step = standings.iter().find(|s| s.seq == seq);
                 let step = step.map_or(0, |s| s.commit.step);
                 return Err(Failure::Refused(format!(
                     "the checkpoint of step {step} is damaged, and nothing is deleted meanwhile: {why}; `muster checkpoint verify --reject` takes it out"
                 )));
             }
-            state => {
-                let keeper = &mut opened.ledger.keeper;
+            Checked::Unknown(why) => return Err(Failure::Refused(why)),
+            // By the job itself, which the next look takes into account.
+            Checked::Retired(_) => {}
+            Checked::Whole => {
+                let (keeper, state) = (&mut opened.ledger.keeper, State::Verified);
                 keeper.handle(KeeperEvent::Checked { seq, state });
             }
         }
@@ -112,11 +131,11 @@ fn item(opened: &Opened, left: &Left) -> Item {
 fn prune(
     opened: &mut Opened,
     rules: &Rules,
-    found: Reviewed,
+    found: &Reviewed,
     done: &mut Done,
 ) -> Result<(), Failure> {
     let decision = Decision {
-        retire: found.retire,
+        retire: found.retire.clone(),
         delete: Vec::new(),
     };
     opened.ledger.keeper.handle(KeeperEvent::Decided(decision));
@@ -173,7 +192,7 @@ fn told(args: &Args, opened: &Opened, done: &Done) -> Result<(), Failure> {
             .collect();
         return put_json(&json!({
             "ok": true, "dry_run": args.dry_run, "retired": retired, "deleted": done.deleted,
-            "refused": done.refused, "kept": kept,
+            "refused": done.refused, "stays": done.stays, "kept": kept,
         }));
     }
     let (would, deleted) = match args.dry_run {
@@ -189,6 +208,9 @@ fn told(args: &Args, opened: &Opened, done: &Done) -> Result<(), Failure> {
     }
     for refused in &done.refused {
         text.push_str(&format!("not done: {refused}\n"));
+    }
+    for stays in &done.stays {
+        text.push_str(&format!("{stays}\n"));
     }
     if done.retired.is_empty() && done.deleted.is_empty() {
         text.push_str("nothing to prune\n");
