@@ -212,6 +212,7 @@ names!(entry_name, ENTRIES, Body, {
     Body::Retire { .. } => "retire",
     Body::Reject { .. } => "reject",
     Body::Pin { .. } => "pin",
+    Body::Unpin { .. } => "unpin",
 });
 
 pub fn key() -> JobKey {
@@ -642,6 +643,7 @@ pub fn entries() -> Vec<Entry> {
             reason: "checksum of shard 3".into(),
         },
         Body::Pin { seq: 2 },
+        Body::Unpin { seq: 2 },
     ];
     let bodies = bodies.into_iter().enumerate();
     bodies

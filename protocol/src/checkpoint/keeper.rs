@@ -94,6 +94,9 @@ pub enum Event {
     Pinned {
         seq: u64,
     },
+    Unpinned {
+        seq: u64,
+    },
     /// Every rank of the newest generation has loaded what it restores.
     Loaded {
         generation: Digest,
@@ -255,6 +258,7 @@ impl Keeper {
                 c.rejecting = false;
             }),
             Event::Pinned { seq } => self.with(seq, |c| c.pinned = true),
+            Event::Unpinned { seq } => self.with(seq, |c| c.pinned = false),
             Event::Loaded { generation } => {
                 if self.newest == Some(generation) {
                     self.in_use = None;

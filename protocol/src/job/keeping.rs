@@ -96,6 +96,7 @@ impl Job {
                 self.tell_reject(*seq, reason);
             }
             Body::Pin { seq } => keeper.handle(KeeperEvent::Pinned { seq: *seq }),
+            Body::Unpin { seq } => keeper.handle(KeeperEvent::Unpinned { seq: *seq }),
         }
     }
 

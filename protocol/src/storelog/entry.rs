@@ -28,7 +28,7 @@ pub const MAX_ENTRY: usize = 512 * 1024;
 /// The most bytes of a REJECT's reason; a longer one is cut when it is written.
 pub const MAX_REASON: usize = 512;
 
-/// Who writes an entry for a person with rights to the store: a PIN, a REJECT or a RETIRE. No node has
+/// Who writes an entry for a person with rights to the store: a PIN or its end, a REJECT or a RETIRE. No node has
 /// this identity.
 pub const OPERATOR: NodeId = NodeId([0; 32]);
 
@@ -62,6 +62,8 @@ pub enum Body {
     Reject { seq: u64, reason: String },
     /// The COMMIT at `seq` is not to be retired.
     Pin { seq: u64 },
+    /// It may be retired again.
+    Unpin { seq: u64 },
 }
 
 /// Why bytes are not an entry.
@@ -104,6 +106,7 @@ enum WireBody {
     Retire(WireSeq),
     Reject(WireReject),
     Pin(WireSeq),
+    Unpin(WireSeq),
 }
 
 #[derive(Serialize, Deserialize, PartialEq, Eq)]
@@ -253,6 +256,7 @@ impl Entry {
                 reason: cut(reason).to_owned(),
             }),
             Body::Pin { seq } => WireBody::Pin(WireSeq { seq: *seq }),
+            Body::Unpin { seq } => WireBody::Unpin(WireSeq { seq: *seq }),
         };
         let wire = WireEntry {
             v: ENTRY_VERSION,
@@ -300,6 +304,7 @@ impl Entry {
                 reason: cut(&of.reason).to_owned(),
             },
             WireBody::Pin(of) => Body::Pin { seq: of.seq },
+            WireBody::Unpin(of) => Body::Unpin { seq: of.seq },
         };
         Ok(Entry {
             seq: wire.seq,

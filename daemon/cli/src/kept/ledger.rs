@@ -297,6 +297,10 @@ impl Ledger {
                 keeper.handle(KeeperEvent::Pinned { seq: of });
                 self.mark(of, |row| row.pinned = true);
             }
+            Body::Unpin { seq: of } => {
+                keeper.handle(KeeperEvent::Unpinned { seq: of });
+                self.mark(of, |row| row.pinned = false);
+            }
         }
     }
 

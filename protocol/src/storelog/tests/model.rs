@@ -283,7 +283,7 @@ impl Model {
                 Body::Reject { seq, .. } => {
                     gone.insert(*seq);
                 }
-                Body::Pin { .. } => {}
+                Body::Pin { .. } | Body::Unpin { .. } => {}
             }
             if let Some(name) = name_of(&entry.body)
                 && self.lost.contains(&name)

@@ -56,6 +56,11 @@ fn the_rules_of_the_log_hold_for_people_too() {
         );
     }
     assert_eq!(steps(&ledger), [10, 20, 30]);
+    // Not pinned any more, it is one of three.
+    ledger.append(Body::Unpin { seq: 2 }).unwrap();
+    assert!(!ledger.rows[0].pinned);
+    ledger.append(Body::Retire { seq: 2 }).unwrap();
+    assert_eq!(steps(&ledger), [20, 30]);
 }
 
 #[test]

@@ -43,6 +43,8 @@ pub(super) enum Sub {
     Export(export::Args),
     /// Keep a checkpoint for good
     Pin(PinArgs),
+    /// Take a pin back: the job's rules decide again
+    Unpin(PinArgs),
     /// Retire and delete checkpoints that are not to be kept
     Prune(prune::Args),
 }
@@ -73,7 +75,7 @@ pub struct ListArgs {
     all: bool,
 }
 
-/// `muster checkpoint pin`
+/// `muster checkpoint pin` and `unpin`
 #[derive(Debug, clap::Args)]
 pub(super) struct PinArgs {
     #[command(flatten)]
@@ -89,6 +91,7 @@ pub(super) async fn main(sub: &Sub, style: &Style) -> Result<(), Failure> {
         Sub::Explain(args) => explain::main(args).await,
         Sub::Export(args) => export::main(args).await,
         Sub::Pin(args) => pin(args).await,
+        Sub::Unpin(args) => unpin(args).await,
         Sub::Prune(args) => prune::main(args).await,
     }
 }
@@ -315,6 +318,28 @@ async fn pin(args: &PinArgs) -> Result<(), Failure> {
     let text = match slot {
         Some(slot) => format!("{} is pinned, by slot {slot} of the log\n", named(&row)),
         None => format!("{} was pinned already\n", named(&row)),
+    };
+    put(text.as_bytes())
+}
+
+async fn unpin(args: &PinArgs) -> Result<(), Failure> {
+    let mut opened = args.of.open(true).await?;
+    let row = opened.row(args.step)?.clone();
+    let slot = match row.pinned {
+        true => Some(opened.ledger.append(Body::Unpin { seq: row.seq })?),
+        false => None,
+    };
+    if args.of.json() {
+        return put_json(
+            &json!({ "ok": true, "step": args.step, "slot": row.seq, "unpinned": slot }),
+        );
+    }
+    let text = match slot {
+        Some(slot) => format!(
+            "{} is pinned no more, by slot {slot} of the log\n",
+            named(&row)
+        ),
+        None => format!("{} was not pinned\n", named(&row)),
     };
     put(text.as_bytes())
 }
