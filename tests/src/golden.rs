@@ -164,6 +164,7 @@ names!(to_agent_name, TO_AGENT, ToAgent, {
     ToAgent::Save(SaveNews::Keep(KeepNews::Failed { .. })) => "save.keep.failed",
     ToAgent::Save(SaveNews::Keep(KeepNews::Checked { .. })) => "save.keep.checked",
     ToAgent::Save(SaveNews::Keep(KeepNews::LookedAgain { .. })) => "save.keep.looked_again",
+    ToAgent::Save(SaveNews::Keep(KeepNews::Rules(_))) => "save.keep.rules",
     ToAgent::Command(Command::Checkpoint { .. }) => "command.checkpoint",
 });
 
@@ -213,6 +214,7 @@ names!(entry_name, ENTRIES, Body, {
     Body::Reject { .. } => "reject",
     Body::Pin { .. } => "pin",
     Body::Unpin { .. } => "unpin",
+    Body::Rules(_) => "rules",
 });
 
 pub fn key() -> JobKey {
@@ -644,6 +646,7 @@ pub fn entries() -> Vec<Entry> {
         },
         Body::Pin { seq: 2 },
         Body::Unpin { seq: 2 },
+        Body::Rules(saves::rules()),
     ];
     let bodies = bodies.into_iter().enumerate();
     bodies

@@ -19,6 +19,8 @@ use muster_protocol::storelog::{self, Body, CreateOutcome, ReadOutcome};
 use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, Span, StoreUuid, Time};
 use muster_tests::usual;
 
+#[path = "sim_saves_job/rules.rs"]
+mod rules;
 #[path = "sim_saves_job/second_look.rs"]
 mod second_look;
 

@@ -14,7 +14,7 @@ use crate::checkpoint::{Decision, Item, KeeperEffect, KeeperEvent, State};
 use crate::ids::Digest;
 use crate::local::{KeepNews, Left, MAX_KEPT, Review, SaveAsk};
 use crate::record::{Arbiter, CommitRef};
-use crate::storelog::{Body, Entry, Outcome};
+use crate::storelog::{Body, Entry, Outcome, Rules};
 use crate::time::{Span, Time};
 
 /// How long a store that could not be looked at is left alone.
@@ -45,6 +45,18 @@ pub(super) struct Keeping {
     caught_up: bool,
     /// Checkpoints of which people know that they cannot be read.
     unreadable: BTreeSet<u64>,
+    rules: Told,
+}
+
+/// The rules that the job goes by: whoever leads keeps the log's up to date.
+#[derive(Debug, Default)]
+struct Told {
+    /// What the launcher here was started with.
+    here: Option<Rules>,
+    /// The newest in the log.
+    logged: Option<Rules>,
+    /// The generation in which this agent has asked the log to take them.
+    asked: Digest,
 }
 
 impl Job {
@@ -96,6 +108,7 @@ impl Job {
                 self.tell_reject(*seq, reason);
             }
             Body::Pin { seq } => keeper.handle(KeeperEvent::Pinned { seq: *seq }),
+            Body::Rules(rules) => self.saves.keeping.rules.logged = Some(rules.clone()),
             Body::Unpin { seq } => keeper.handle(KeeperEvent::Unpinned { seq: *seq }),
         }
     }
@@ -177,6 +190,8 @@ impl Job {
         let Some(generation) = self.saves.keeper.newest() else {
             return;
         };
+        self.log_rules(ctx);
+        let keeping = &mut self.saves.keeping;
         keeping.wanted = false;
         keeping.asked = conn;
         keeping.round = keeping.round.wrapping_add(1);
@@ -189,11 +204,27 @@ impl Job {
         }
     }
 
+    /// Who prunes the store later goes by these: so they are in the log before anything is retired by them.
+    fn log_rules(&mut self, ctx: &Ctx<'_>) {
+        let generation = self.head_digest();
+        let rules = &mut self.saves.keeping.rules;
+        let known = rules.logged == rules.here || rules.asked == generation;
+        if known || self.saves.keeper.standings().next().is_none() {
+            return;
+        }
+        rules.asked = generation;
+        if let Some(here) = rules.here.clone() {
+            // Whatever becomes of it: the next generation's leader looks again.
+            let _unanswered = self.append(ctx, Body::Rules(here));
+        }
+    }
+
     /// What the launcher here has found in the store.
     pub(super) fn on_keep_news(&mut self, ctx: &mut Ctx<'_>, news: KeepNews) {
         let round = self.saves.keeping.round;
         match news {
             KeepNews::Place { store } => self.saves.keeping.place = Some(store),
+            KeepNews::Rules(rules) => self.saves.keeping.rules.here = Some(rules),
             KeepNews::Looked {
                 round: of,
                 seq,

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{MAX_PATH, MAX_REASON, TooMuch};
 use crate::checkpoint::{Standing, State};
 use crate::ids::Digest;
+use crate::storelog::{MAX_METRIC, Rules};
 
 /// The most names in the store that one checkpoint needs.
 pub const MAX_NEEDS: usize = 8;
@@ -65,6 +66,8 @@ pub enum KeepNews {
     },
     /// All bytes were read of one that somebody found damaged: the answer to the question of this number.
     LookedAgain { number: u64, state: State },
+    /// What this launcher was started with.
+    Rules(Rules),
 }
 
 /// Something in the store that no checkpoint in force needs.
@@ -119,6 +122,7 @@ impl KeepNews {
         };
         match self {
             KeepNews::Place { store } => fits("--store", store.len(), MAX_PATH),
+            KeepNews::Rules(rules) => fits("--best-by", rules.metric.len(), MAX_METRIC),
             KeepNews::Looked { needs, state, .. } => {
                 fits("a checkpoint's names", needs.len(), MAX_NEEDS)?;
                 let longest = needs.iter().map(String::len).max();
@@ -218,6 +222,14 @@ mod tests {
         assert!(!says(KeepNews::LookedAgain { number: 1, state }));
         let store = "x".repeat(MAX_PATH + 1);
         assert!(!says(KeepNews::Place { store }));
+        let rules = |metric: usize| Rules {
+            last: 3,
+            best: 0,
+            metric: "x".repeat(metric),
+            highest: false,
+        };
+        assert!(says(KeepNews::Rules(rules(MAX_METRIC))));
+        assert!(!says(KeepNews::Rules(rules(MAX_METRIC + 1))));
         let why = "x".repeat(MAX_REASON + 1);
         assert!(!says(KeepNews::Failed { round: 1, why }));
         let retire = vec![1; MAX_KEPT + 1];

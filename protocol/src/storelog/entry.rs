@@ -15,6 +15,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::rules::{MAX_METRIC, Rules};
 use crate::codec;
 use crate::ids::{Digest, NodeId};
 use crate::record::{CommitRef, Record};
@@ -64,6 +65,8 @@ pub enum Body {
     Pin { seq: u64 },
     /// It may be retired again.
     Unpin { seq: u64 },
+    /// What the job keeps from now on.
+    Rules(Rules),
 }
 
 /// Why bytes are not an entry.
@@ -83,6 +86,8 @@ pub enum EntryError {
     Hex(&'static str),
     #[error("the record in it cannot be decoded: {0}")]
     Record(codec::CodecError),
+    #[error("the name of its metric has {0} bytes, the limit is {MAX_METRIC}")]
+    Metric(usize),
     #[error("`{0}` says something else than the record beside it")]
     Disagrees(&'static str),
 }
@@ -107,6 +112,7 @@ enum WireBody {
     Reject(WireReject),
     Pin(WireSeq),
     Unpin(WireSeq),
+    Rules(Rules),
 }
 
 #[derive(Serialize, Deserialize, PartialEq, Eq)]
@@ -257,6 +263,7 @@ impl Entry {
             }),
             Body::Pin { seq } => WireBody::Pin(WireSeq { seq: *seq }),
             Body::Unpin { seq } => WireBody::Unpin(WireSeq { seq: *seq }),
+            Body::Rules(rules) => WireBody::Rules(rules.clone()),
         };
         let wire = WireEntry {
             v: ENTRY_VERSION,
@@ -305,6 +312,10 @@ impl Entry {
             },
             WireBody::Pin(of) => Body::Pin { seq: of.seq },
             WireBody::Unpin(of) => Body::Unpin { seq: of.seq },
+            WireBody::Rules(rules) if rules.metric.len() > MAX_METRIC => {
+                return Err(EntryError::Metric(rules.metric.len()));
+            }
+            WireBody::Rules(rules) => Body::Rules(rules),
         };
         Ok(Entry {
             seq: wire.seq,

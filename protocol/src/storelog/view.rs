@@ -130,6 +130,7 @@ impl View {
             Body::Claim(record) => self.judge_claim(record),
             Body::Commit(commit) => self.judge_commit(writer, commit),
             Body::Pin { seq } => self.existing(*seq).map(|_| ()),
+            Body::Rules(_) => self.keeper(writer),
             Body::Unpin { seq } => {
                 let pinned = self.existing(*seq)?.pinned;
                 self.keeper(writer)?;
@@ -249,6 +250,8 @@ impl View {
             Body::Reject { seq, .. } => self.mark(*seq, |c| c.rejected = true),
             Body::Pin { seq } => self.mark(*seq, |c| c.pinned = true),
             Body::Unpin { seq } => self.mark(*seq, |c| c.pinned = false),
+            // For who decides what is kept: any of it is valid.
+            Body::Rules(_) => {}
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use muster_protocol::checkpoint::{
 use muster_protocol::local::{KeepNews, Left, Review, SaveAsk, SaveNews};
 use muster_protocol::record::CommitRef;
 use muster_protocol::spec::Triggers;
+use muster_protocol::storelog::Rules;
 use muster_protocol::wire::JobMessage;
 
 use super::digest;
@@ -101,6 +102,15 @@ pub(super) fn pace() -> Pace {
         stall_us: 61_000,
         written: 1 << 30,
         write_us: 500_000,
+    }
+}
+
+pub(super) fn rules() -> Rules {
+    Rules {
+        last: 10,
+        best: 2,
+        metric: "loss".into(),
+        highest: false,
     }
 }
 
@@ -216,6 +226,7 @@ pub(super) fn news() -> Vec<SaveNews> {
             number: 77,
             state: State::Unreadable { why: why() },
         }),
+        SaveNews::Keep(KeepNews::Rules(rules())),
     ]
 }
 

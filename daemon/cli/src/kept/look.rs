@@ -8,12 +8,13 @@ use muster_checkpoint::hex::{Bytes, Id};
 use muster_checkpoint::load::{Damage, LoadError};
 use muster_checkpoint::manifest::{Manifest, ManifestError};
 use muster_checkpoint::newest::Shelf;
-use muster_checkpoint::retention::{self, Commit, Item, Policy, View};
+use muster_checkpoint::retention::{self, Best, Commit, Item, Policy, View};
 use muster_checkpoint::verify::{Depth, verify};
 use muster_protocol::Digest;
 use muster_protocol::checkpoint::{Standing, State};
 use muster_protocol::local::{Left, MAX_NAME, MAX_NEEDS, short};
 use muster_protocol::record::CommitRef;
+use muster_protocol::storelog;
 
 use super::Folder;
 
@@ -31,6 +32,37 @@ impl Default for Rules {
         Rules {
             policy: Policy::default(),
             metric: String::new(),
+        }
+    }
+}
+
+impl Rules {
+    /// As the job's log has them.
+    pub fn logged(&self) -> storelog::Rules {
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let (best, of) = self.policy.best.unwrap_or((Best::Lowest, 0));
+        storelog::Rules {
+            last: count(self.policy.last),
+            best: count(of),
+            metric: self.metric.clone(),
+            highest: best == Best::Highest,
+        }
+    }
+}
+
+impl From<&storelog::Rules> for Rules {
+    fn from(rules: &storelog::Rules) -> Rules {
+        let count = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
+        let best = match rules.highest {
+            true => Best::Highest,
+            false => Best::Lowest,
+        };
+        Rules {
+            policy: Policy {
+                last: count(rules.last),
+                best: Some((best, count(rules.best))),
+            },
+            metric: rules.metric.clone(),
         }
     }
 }

@@ -4,12 +4,12 @@
 use muster_checkpoint::verify::Depth;
 use muster_protocol::checkpoint::{Decision, Item, KeeperEffect, KeeperEvent, State};
 use muster_protocol::local::Left;
-use muster_protocol::storelog::Body;
+use muster_protocol::storelog::{self, Body};
 use serde_json::json;
 
 use super::super::output::{Failure, clean, counted, put, put_json};
 use super::{Checked, Opened, THREADS, Where, named};
-use crate::kept::args::KeepArgs;
+use crate::kept::args::ElseKeep;
 use crate::kept::{Reviewed, Row, Rules, review};
 
 /// `muster checkpoint prune`
@@ -18,7 +18,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     of: Where,
     #[command(flatten)]
-    keep: KeepArgs,
+    keep: ElseKeep,
     /// Only say what would go
     #[arg(long)]
     dry_run: bool,
@@ -40,8 +40,9 @@ struct Done {
 }
 
 pub(super) async fn main(args: &Args) -> Result<(), Failure> {
-    let rules = args.keep.rules();
     let mut opened = args.of.open(!args.dry_run).await?;
+    let logged = args.keep.over(opened.ledger.rules.as_ref());
+    let rules = Rules::from(&logged);
     let mut done = Done::default();
     let found = settled(&mut opened, &rules)?;
     if args.dry_run {
@@ -50,7 +51,7 @@ pub(super) async fn main(args: &Args) -> Result<(), Failure> {
         prune(&mut opened, &rules, &found, &mut done)?;
     }
     done.stays = stays(&mut opened, &found)?;
-    told(args, &opened, &done)
+    told(args, &opened, &logged, &done)
 }
 
 /// What could not be read, in words. Nothing is said of what the job has retired meanwhile.
@@ -181,10 +182,20 @@ fn carry_out(opened: &mut Opened, done: &mut Done) -> Result<(), Failure> {
     Ok(())
 }
 
-fn told(args: &Args, opened: &Opened, done: &Done) -> Result<(), Failure> {
+fn told(
+    args: &Args,
+    opened: &Opened,
+    rules: &storelog::Rules,
+    done: &Done,
+) -> Result<(), Failure> {
     let kept = opened.ledger.rows.iter().filter(|row| row.in_force());
     let goes = |seq: u64| done.retired.iter().any(|(retired, _)| *retired == seq);
     let kept: Vec<u64> = (kept.filter(|row| !goes(row.seq)).map(|row| row.commit.step)).collect();
+    let which = match rules.highest {
+        true => "max",
+        false => "min",
+    };
+    let by = format!("{}:{which}", rules.metric);
     if args.of.json() {
         let retired = done.retired.iter();
         let retired: Vec<_> = retired
@@ -193,6 +204,7 @@ fn told(args: &Args, opened: &Opened, done: &Done) -> Result<(), Failure> {
         return put_json(&json!({
             "ok": true, "dry_run": args.dry_run, "retired": retired, "deleted": done.deleted,
             "refused": done.refused, "stays": done.stays, "kept": kept,
+            "keep_last": rules.last, "keep_best": rules.best, "best_by": by,
         }));
     }
     let (would, deleted) = match args.dry_run {
@@ -218,5 +230,14 @@ fn told(args: &Args, opened: &Opened, done: &Done) -> Result<(), Failure> {
     let steps: Vec<String> = kept.iter().rev().map(u64::to_string).collect();
     let many = counted(kept.len() as u64, "checkpoint");
     text.push_str(&format!("{many} kept: steps {}\n", steps.join(", ")));
+    let of = match opened.ledger.rules.as_ref() {
+        Some(logged) if logged == rules => " (as the job was started)",
+        Some(_) => "",
+        None => " (its log does not say how the job was started)",
+    };
+    let (last, best) = (rules.last, rules.best);
+    text.push_str(&format!(
+        "by --keep-last {last} --keep-best {best} --best-by {by}{of}\n"
+    ));
     put(text.as_bytes())
 }

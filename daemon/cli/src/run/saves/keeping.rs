@@ -100,12 +100,17 @@ impl Keeping {
     }
 
     /// What the agent is to know on a new link.
-    pub(super) fn link_up(&mut self) -> Option<KeepNews> {
+    pub(super) fn link_up(&mut self) -> Vec<KeepNews> {
         self.link += 1;
         self.arriving = None;
+        if self.place.is_none() {
+            return Vec::new();
+        }
         let store = self.location.clone();
         let fits = !store.is_empty() && store.len() <= MAX_PATH;
-        (self.place.is_some() && fits).then_some(KeepNews::Place { store })
+        let place = fits.then_some(KeepNews::Place { store });
+        let rules = KeepNews::Rules(self.rules.logged());
+        place.into_iter().chain([rules]).collect()
     }
 
     /// The agent asks; an answer at once where nothing can be done.
