@@ -1,6 +1,8 @@
 //! Never fewer than two that are known to be good: the keeper beside a model of a few lines, over many random
 //! histories with pins, rejections, damage and what cannot be read. Each follows from its seed.
 
+use std::collections::BTreeMap;
+
 use super::*;
 use crate::record::CommitRef;
 use crate::rng::Rng;

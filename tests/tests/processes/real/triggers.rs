@@ -14,7 +14,7 @@ const NEVER: u64 = 1_000_000;
 
 impl Saves {
     /// What the log holds of this kind.
-    fn entries(&self, kind: &str) -> Vec<serde_json::Value> {
+    pub(super) fn entries(&self, kind: &str) -> Vec<serde_json::Value> {
         let mut files: Vec<PathBuf> = std::fs::read_dir(self.folder().join("log"))
             .into_iter()
             .flatten()
