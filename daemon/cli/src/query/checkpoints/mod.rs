@@ -324,7 +324,12 @@ async fn pin(args: &PinArgs) -> Result<(), Failure> {
 
 async fn unpin(args: &PinArgs) -> Result<(), Failure> {
     let mut opened = args.of.open(true).await?;
-    let row = opened.row(args.step)?.clone();
+    // Of several commits of a step, the one that is pinned.
+    let mut rows = opened.ledger.rows.iter().rev();
+    let row = match rows.find(|row| row.pinned && row.commit.step == args.step) {
+        Some(row) => row.clone(),
+        None => opened.row(args.step)?.clone(),
+    };
     let slot = match row.pinned {
         true => Some(opened.ledger.append(Body::Unpin { seq: row.seq })?),
         false => None,
