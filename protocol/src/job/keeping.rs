@@ -126,19 +126,20 @@ impl Job {
         }
     }
 
-    /// What stays because it cannot be read is said once.
-    fn tell_unreadable(&mut self, seq: u64, step: u64, state: &State) {
+    /// What stays because it cannot be read is said once: whether it is news.
+    fn tell_unreadable(&mut self, seq: u64, step: u64, state: &State) -> bool {
         let known = &mut self.saves.keeping.unreadable;
-        match state {
-            State::Unreadable { why } => {
-                if known.insert(seq) {
-                    self.tell_saving(format!(
-                        "the checkpoint of step {step} cannot be read, and stays: {why}"
-                    ));
-                }
-            }
-            _ => drop(known.remove(&seq)),
+        let State::Unreadable { why } = state else {
+            known.remove(&seq);
+            return false;
+        };
+        let news = known.insert(seq);
+        if news {
+            self.tell_saving(format!(
+                "the checkpoint of step {step} cannot be read, and stays: {why}"
+            ));
         }
+        news
     }
 
     /// The log was read to its end.
@@ -282,9 +283,19 @@ impl Job {
                 if known.is_none_or(|s| s.commit.manifest != manifest) {
                     return;
                 }
+                let step = known.map_or(0, |s| s.commit.step);
+                let again = !self.tell_unreadable(seq, step, &state);
                 match state {
                     State::Damaged { why } => self.launcher_doubts(ctx, seq, why),
-                    state => keeper.handle(KeeperEvent::Checked { seq, state }),
+                    state => {
+                        let unread = matches!(state, State::Unreadable { .. });
+                        let event = KeeperEvent::Checked { seq, state };
+                        self.saves.keeper.handle(event);
+                        // What still cannot be read is tried again when there is more to look at.
+                        if unread && again {
+                            return;
+                        }
+                    }
                 }
                 self.look_at_store_again();
             }

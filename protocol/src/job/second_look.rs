@@ -318,10 +318,12 @@ impl Job {
     }
 
     fn tell_doubt(&mut self, ctx: &Ctx<'_>, record: &Record, seq: u64, judge: NodeId) {
-        let doubt = self.saves.looks.doubts.get_mut(&seq);
-        let Some(doubt) = doubt.filter(|d| !std::mem::replace(&mut d.told, true)) else {
+        let Some(doubt) = self.saves.looks.doubts.get_mut(&seq) else {
             return;
         };
+        if std::mem::replace(&mut doubt.told, true) {
+            return;
+        }
         let text = format!(
             "{} found the checkpoint of step {} damaged: {}; {} reads it whole before it is rejected",
             doubt.who,

@@ -184,6 +184,7 @@ fn look(
     listed: bool,
     rules: &Rules,
     stored: &[String],
+    unread: &Unread,
 ) -> Seen {
     let name = name_of(of.commit.manifest);
     let mut seen = Seen {
@@ -202,14 +203,14 @@ fn look(
     let unreadable = |error: Unknown| State::Unreadable {
         why: short(words(&error)),
     };
-    let manifest = match manifest_of(shelf, of.commit.manifest) {
-        Ok(Ok(manifest)) => manifest,
-        found => {
-            seen.state = match found {
-                Ok(Err(why)) => State::Damaged { why },
-                Err(error) => unreadable(error),
-                Ok(Ok(_)) => State::Unchecked,
-            };
+    let found = match manifest_of(shelf, of.commit.manifest) {
+        Ok(found) => found.map_err(|why| State::Damaged { why }),
+        Err(error) => Err(unreadable(error)),
+    };
+    let manifest = match found {
+        Ok(manifest) => manifest,
+        Err(state) => {
+            seen.state = state;
             // Once it is retired, only its generation's fence says whose the folders are.
             if !of.retired {
                 let folders = stored.iter().filter(|folder| may_be_of(folder, &of.commit));
@@ -236,7 +237,10 @@ fn look(
     if !of.retired {
         match state_of(shelf, &manifest, Depth::Sizes) {
             Ok(damaged @ State::Damaged { .. }) => seen.state = damaged,
-            Ok(_) => {}
+            Ok(_) => {
+                let why = unread.get(&of.commit.manifest).cloned();
+                seen.state = why.map_or(seen.state, |why| State::Unreadable { why });
+            }
             Err(error) => seen.state = unreadable(error),
         }
     }
@@ -274,6 +278,9 @@ fn first_of(digest: Digest) -> [u8; 8] {
     first
 }
 
+/// Checkpoints that could not be read to their end, by manifest, and why. A glance does not show it.
+pub type Unread = BTreeMap<Digest, String>;
+
 /// Looks at all of them, and decides. `newest` is the generation that may still commit.
 ///
 /// # Errors
@@ -283,6 +290,7 @@ pub fn review(
     rules: &Rules,
     newest: Digest,
     standings: &[Standing],
+    unread: &Unread,
 ) -> Result<Reviewed, Unknown> {
     let shelf = place.open().map_err(Unknown::Store)?;
     let listed = Shelf::list(&shelf).map_err(Unknown::Store)?;
@@ -291,7 +299,7 @@ pub fn review(
     let mut seen = Vec::with_capacity(standings.len());
     for of in standings {
         let there = listed.contains(&Bytes(of.commit.manifest.0));
-        seen.push(look(&shelf, of, there, rules, &folders));
+        seen.push(look(&shelf, of, there, rules, &folders, unread));
     }
     // What is in the store, and who wrote it.
     let known: BTreeMap<Digest, Digest> = (standings.iter())
@@ -317,7 +325,7 @@ pub fn review(
     }
     // A store that went away meanwhile has damaged nothing.
     place.open().map_err(Unknown::Store)?;
-    Ok(decide(rules, newest, standings, seen, &writers))
+    Ok(decide(rules, newest, standings, seen, &writers, unread))
 }
 
 fn decide(
@@ -326,6 +334,7 @@ fn decide(
     standings: &[Standing],
     seen: Vec<Seen>,
     writers: &BTreeMap<String, [u8; 8]>,
+    unread: &Unread,
 ) -> Reviewed {
     let commit = |(of, seen): (&Standing, &Seen)| Commit {
         seq: of.seq,
@@ -379,20 +388,30 @@ fn decide(
                 Some(Left { name, generation })
             })
             .collect(),
-        verify: next_to_verify(rules, standings, &seen),
+        verify: next_to_verify(rules, standings, &seen, unread),
         seen,
     }
 }
 
-/// Two of those that are kept are to be known as good: the newest first, for they stay the longest.
-fn next_to_verify(rules: &Rules, standings: &[Standing], seen: &[Seen]) -> Option<(u64, Digest)> {
+/// Two of those that are kept are to be known as good: the newest first, for they stay the longest. What could
+/// not be read is tried again where nothing else is left.
+fn next_to_verify(
+    rules: &Rules,
+    standings: &[Standing],
+    seen: &[Seen],
+    unread: &Unread,
+) -> Option<(u64, Digest)> {
     let both = standings.iter().zip(seen).rev();
     let usable = both.filter(|(of, seen)| {
         !of.retired && !of.rejected && seen.state.why().is_none()
     });
     let newest: Vec<_> = usable.take(rules.policy.last.max(2)).collect();
     let (good, other): (Vec<_>, Vec<_>) = (newest.into_iter()).partition(|(of, _)| of.verified);
-    let next = other.first()?;
+    let again = || {
+        let mut newest = standings.iter().zip(seen).rev();
+        newest.find(|(of, _)| !of.retired && !of.rejected && unread.contains_key(&of.commit.manifest))
+    };
+    let next = other.first().copied().or_else(again)?;
     (good.len() < 2).then_some((next.0.seq, next.0.commit.manifest))
 }
 

@@ -14,7 +14,7 @@ fn eight(bench: &Bench) -> Vec<Standing> {
 }
 
 fn look_at(bench: &Bench, rules: &Rules, standings: &[Standing]) -> Reviewed {
-    review(&bench.place(), rules, NEWEST, standings).unwrap()
+    review(&bench.place(), rules, NEWEST, standings, &Unread::new()).unwrap()
 }
 
 fn names(reviewed: &Reviewed) -> Vec<&str> {
@@ -175,6 +175,31 @@ fn two_that_can_be_read_stay_besides_what_cannot() {
     assert_eq!(found.retire, [11, 12, 13, 14]);
 }
 
+/// A disk that fails in the middle of a file shows at no glance.
+#[test]
+fn what_could_not_be_read_to_its_end_is_passed_over_and_tried_again_last() {
+    let bench = Bench::new();
+    let mut all = eight(&bench);
+    let (rules, mut unread) = (Rules::default(), Unread::new());
+    let look = |all: &[Standing], unread: &Unread| {
+        review(&bench.place(), &rules, NEWEST, all, unread).unwrap()
+    };
+    for (seq, next) in [(18, 17), (17, 16)] {
+        let of = &all[seq as usize - 11].commit;
+        unread.insert(of.manifest, "input/output error".into());
+        let found = look(&all, &unread);
+        assert_eq!(found.verify.map(|(seq, _)| seq), Some(next));
+        assert_eq!(found.retire, [0; 0]);
+    }
+    (all[5].verified, all[4].verified) = (true, true);
+    let found = look(&all, &unread);
+    assert!(matches!(found.seen[7].state, State::Unreadable { .. }));
+    // The newest three that can be read stay, and what cannot.
+    assert_eq!((found.verify, found.retire), (None, vec![11, 12, 13]));
+    let all = &all[6..];
+    assert_eq!(look(all, &unread).verify.map(|(seq, _)| seq), Some(18));
+}
+
 #[test]
 fn an_attempt_of_the_newest_generation_may_still_be_committed() {
     let bench = Bench::new();
@@ -196,7 +221,7 @@ fn a_store_that_is_away_has_damaged_nothing() {
     let place = bench.place();
     let rules = Rules::default();
     assert!(matches!(
-        review(&place, &rules, NEWEST, &all),
+        review(&place, &rules, NEWEST, &all, &Unread::new()),
         Err(Unknown::Store(_))
     ));
     let manifest = all[0].commit.manifest;
@@ -205,7 +230,7 @@ fn a_store_that_is_away_has_damaged_nothing() {
         Err(Unknown::Store(_))
     ));
     std::fs::rename(away, bench.root().join("muster-store")).unwrap();
-    assert!(review(&place, &rules, NEWEST, &all).is_ok());
+    assert!(review(&place, &rules, NEWEST, &all, &Unread::new()).is_ok());
 }
 
 #[test]

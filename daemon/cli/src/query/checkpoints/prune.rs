@@ -10,7 +10,7 @@ use serde_json::json;
 use super::super::output::{Failure, clean, counted, put, put_json};
 use super::{Checked, Opened, THREADS, Where, named};
 use crate::kept::args::ElseKeep;
-use crate::kept::{Reviewed, Row, Rules, review};
+use crate::kept::{Reviewed, Row, Rules, Unread, review};
 
 /// `muster checkpoint prune`
 #[derive(Debug, clap::Args)]
@@ -69,15 +69,18 @@ fn stays(opened: &mut Opened, found: &Reviewed) -> Result<Vec<String>, Failure> 
 
 /// Looks until nothing more has to be verified.
 fn settled(opened: &mut Opened, rules: &Rules) -> Result<Reviewed, Failure> {
+    let mut unread = Unread::new();
     for _ in 0..ROUNDS {
         let standings = opened.ledger.standings();
-        let found = review(&opened.place, rules, opened.ledger.newest(), &standings)?;
+        let newest = opened.ledger.newest();
+        let found = review(&opened.place, rules, newest, &standings, &unread)?;
         for seen in &found.seen {
             let keeper = &mut opened.ledger.keeper;
             let (seq, names) = (seen.seq, seen.needs.clone());
             keeper.handle(KeeperEvent::Needs { seq, names });
         }
-        let Some((seq, manifest)) = found.verify else {
+        let next = found.verify.filter(|(_, of)| !unread.contains_key(of));
+        let Some((seq, manifest)) = next else {
             return Ok(found);
         };
         let depth = Depth::Everything { threads: THREADS };
@@ -89,7 +92,7 @@ fn settled(opened: &mut Opened, rules: &Rules) -> Result<Reviewed, Failure> {
                     "the checkpoint of step {step} is damaged, and nothing is deleted meanwhile: {why}; `muster checkpoint verify --reject` takes it out"
                 )));
             }
-            Checked::Unknown(why) => return Err(Failure::Refused(why)),
+            Checked::Unknown(why) => drop(unread.insert(manifest, why)),
             // By the job itself, which the next look takes into account.
             Checked::Retired(_) => {}
             Checked::Whole => {

@@ -13,7 +13,7 @@ use muster_protocol::local::{KeepNews, MAX_NAME, MAX_NEEDS, MAX_PATH, Review, sh
 use tokio::sync::mpsc;
 
 use super::Done;
-use crate::kept::{Folder, Rules, review, whole, words};
+use crate::kept::{Folder, Reviewed, Rules, Unknown, Unread, review, whole, words};
 
 /// The most checkpoints of one question; a log is not that long.
 const MAX_COMMITS: usize = 1 << 20;
@@ -32,6 +32,7 @@ enum Task {
         round: u32,
         newest: Digest,
         commits: Vec<Standing>,
+        unread: Unread,
     },
     Delete(String),
 }
@@ -50,7 +51,7 @@ enum Said {
     Verified {
         seq: u64,
         manifest: Digest,
-        result: Result<State, String>,
+        state: State,
     },
     LookedAgain {
         number: u64,
@@ -75,6 +76,7 @@ pub(super) struct Keeping {
     /// The number of the second look under way.
     looking_again: Option<u64>,
     verified: BTreeSet<Digest>,
+    unread: Unread,
     done: mpsc::UnboundedSender<Done>,
 }
 
@@ -95,6 +97,7 @@ impl Keeping {
             reading: None,
             looking_again: None,
             verified: BTreeSet::new(),
+            unread: Unread::new(),
             done,
         }
     }
@@ -144,6 +147,7 @@ impl Keeping {
             round,
             newest: whole.generation,
             commits,
+            unread: self.unread.clone(),
         };
         match self.add(task) {
             true => None,
@@ -186,26 +190,21 @@ impl Keeping {
             Said::Verified {
                 seq,
                 manifest,
-                result,
+                state,
             } => {
                 self.reading = None;
-                match result {
-                    Ok(state) => {
-                        if state == State::Verified {
-                            self.verified.insert(manifest);
-                        }
-                        let news = KeepNews::Checked {
-                            seq,
-                            manifest,
-                            state,
-                        };
-                        (vec![news], None)
-                    }
-                    Err(why) => (
-                        Vec::new(),
-                        Some(format!("a checkpoint could not be verified: {why}")),
-                    ),
+                self.unread.remove(&manifest);
+                match &state {
+                    State::Verified => drop(self.verified.insert(manifest)),
+                    State::Unreadable { why } => drop(self.unread.insert(manifest, why.clone())),
+                    State::Damaged { .. } | State::Unchecked => {}
                 }
+                let news = KeepNews::Checked {
+                    seq,
+                    manifest,
+                    state,
+                };
+                (vec![news], None)
             }
             Said::LookedAgain { number, state } => {
                 self.looking_again.take_if(|of| *of == number);
@@ -230,12 +229,7 @@ impl Keeping {
         };
         let done = self.done.clone();
         let read = move || {
-            let depth = Depth::Everything { threads: THREADS };
-            let found = whole(&place, manifest, depth);
-            let state = found.unwrap_or_else(|error| {
-                let why = short(words(&error));
-                State::Unreadable { why }
-            });
+            let state = read_whole(&place, manifest, THREADS);
             // Nobody listens once the launcher ends.
             let _over = done.send(Done::Kept(Word(Said::LookedAgain { number, state })));
         };
@@ -259,11 +253,10 @@ impl Keeping {
             if let Err(error) = rustix::process::setpriority_process(None, NICE) {
                 tracing::debug!(%error, "checkpoints are verified at the usual priority");
             }
-            let result = whole(&place, manifest, Depth::Everything { threads: 1 });
             let said = Said::Verified {
                 seq,
                 manifest,
-                result: result.map_err(|error| error.to_string()),
+                state: read_whole(&place, manifest, 1),
             };
             // Nobody listens once the launcher ends.
             let _over = done.send(Done::Kept(Word(said)));
@@ -273,6 +266,15 @@ impl Keeping {
             self.reading = Some(manifest);
         }
     }
+}
+
+/// How a checkpoint is found when all of it is read.
+fn read_whole(place: &Folder, manifest: Digest, threads: usize) -> State {
+    let found = whole(place, manifest, Depth::Everything { threads });
+    found.unwrap_or_else(|error| {
+        let why = short(words(&error));
+        State::Unreadable { why }
+    })
 }
 
 fn look(queue: &Receiver<Task>, place: &Folder, rules: &Rules, done: &mpsc::UnboundedSender<Done>) {
@@ -285,9 +287,11 @@ fn look(queue: &Receiver<Task>, place: &Folder, rules: &Rules, done: &mpsc::Unbo
                 round,
                 newest,
                 commits,
+                unread,
             } => {
                 left = false;
-                let (news, verify) = answer(place, rules, round, newest, &commits);
+                let found = review(place, rules, newest, &commits, &unread);
+                let (news, verify) = answer(round, found);
                 Said::Reviewed { link, news, verify }
             }
             Task::Delete(name) if left && name.starts_with("manifest/") => continue,
@@ -308,13 +312,10 @@ fn look(queue: &Receiver<Task>, place: &Folder, rules: &Rules, done: &mpsc::Unbo
 }
 
 fn answer(
-    place: &Folder,
-    rules: &Rules,
     round: u32,
-    newest: Digest,
-    commits: &[Standing],
+    found: Result<Reviewed, Unknown>,
 ) -> (Vec<KeepNews>, Option<(u64, Digest)>) {
-    let found = match review(place, rules, newest, commits) {
+    let found = match found {
         Ok(found) => found,
         Err(error) => {
             let why = short(error.to_string());
