@@ -79,6 +79,8 @@ pub fn charge(spec: &JobSpec, restarts_used: u32, cause: &Cause) -> Charge {
         | Cause::Merged { .. }
         // Each takes a checkpoint out of the log, so there is no end to fear.
         | Cause::Damaged { .. }
+        // A fault of nodes, which get their strikes for it.
+        | Cause::Misread { .. }
         | Cause::Finished
         | Cause::Cancelled => Charge::GoesOn { restarts_used },
     }
@@ -236,6 +238,10 @@ mod tests {
             Cause::StartFailed { nodes },
             Cause::Merged {
                 other: Digest::ZERO,
+            },
+            Cause::Misread {
+                nodes: vec![NodeId([1; 32])],
+                step: 1,
             },
         ];
         for used in 0..4 {

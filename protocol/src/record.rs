@@ -153,6 +153,12 @@ pub enum Cause {
         rank: u32,
         step: u64,
     },
+    /// Ranks on these nodes found the checkpoint of this step damaged, and another node has read all of it:
+    /// the nodes are at fault.
+    Misread {
+        nodes: Vec<NodeId>,
+        step: u64,
+    },
 }
 
 impl Cause {
@@ -172,6 +178,7 @@ impl Cause {
             Cause::Continued { .. } => "continued",
             Cause::WorkerHung { .. } => "worker_hung",
             Cause::Damaged { .. } => "checkpoint_damaged",
+            Cause::Misread { .. } => "checkpoint_misread",
         }
     }
 }

@@ -254,6 +254,24 @@ pub enum JobMessage {
         digest: Digest,
         text: String,
     },
+    /// Somebody found this checkpoint damaged: the leader has it read whole by the receiver's launcher.
+    LookAgain {
+        digest: Digest,
+        number: u64,
+        manifest: Digest,
+    },
+    /// The answer to a [`LookAgain`](Self::LookAgain) of this number.
+    LookedAgain {
+        digest: Digest,
+        number: u64,
+        state: checkpoint::State,
+    },
+    /// The receiver's node cannot read checkpoints that others find whole: its launcher is to end, and says
+    /// this.
+    Unfit {
+        digest: Digest,
+        text: String,
+    },
 }
 
 /// How far a checkpoint is that somebody asked for.
@@ -539,7 +557,12 @@ impl JobMessage {
                 limit("reason", damaged, MAX_TEXT)?;
                 limit("output", exit.tail.len(), MAX_TEXT)
             }
-            JobMessage::SaveSaid { text, .. } => limit("text", text.len(), MAX_TEXT),
+            JobMessage::SaveSaid { text, .. } | JobMessage::Unfit { text, .. } => {
+                limit("text", text.len(), MAX_TEXT)
+            }
+            JobMessage::LookedAgain { state, .. } => {
+                limit("reason", state.why().map_or(0, str::len), MAX_TEXT)
+            }
             JobMessage::Order(o) => match &o.action {
                 Action::Run { why, .. } | Action::Preempt { why, .. } | Action::End { why, .. } => {
                     limit("text", why.len(), MAX_TEXT)
@@ -565,6 +588,7 @@ impl JobMessage {
             | JobMessage::CheckpointAsk { .. }
             | JobMessage::Superseded { .. }
             | JobMessage::Verified { .. }
+            | JobMessage::LookAgain { .. }
             | JobMessage::Changed { .. } => Ok(()),
         }
     }

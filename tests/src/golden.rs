@@ -107,6 +107,9 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::SaveAnswer(_) => "job.save_answer",
     JobMessage::Verified { .. } => "job.verified",
     JobMessage::SaveSaid { .. } => "job.save_said",
+    JobMessage::LookAgain { .. } => "job.look_again",
+    JobMessage::LookedAgain { .. } => "job.looked_again",
+    JobMessage::Unfit { .. } => "job.unfit",
 });
 
 names!(to_agent_name, TO_AGENT, ToAgent, {
@@ -160,6 +163,8 @@ names!(to_agent_name, TO_AGENT, ToAgent, {
     ToAgent::Save(SaveNews::Keep(KeepNews::Decided { .. })) => "save.keep.decided",
     ToAgent::Save(SaveNews::Keep(KeepNews::Failed { .. })) => "save.keep.failed",
     ToAgent::Save(SaveNews::Keep(KeepNews::Checked { .. })) => "save.keep.checked",
+    ToAgent::Save(SaveNews::Keep(KeepNews::LookedAgain { .. })) => "save.keep.looked_again",
+    ToAgent::Save(SaveNews::Keep(KeepNews::Rules(_))) => "save.keep.rules",
     ToAgent::Command(Command::Checkpoint { .. }) => "command.checkpoint",
 });
 
@@ -193,6 +198,7 @@ names!(to_launcher_name, TO_LAUNCHER, ToLauncher, {
     ToLauncher::Save(SaveAsk::Tell { .. }) => "save.tell",
     ToLauncher::Save(SaveAsk::Committed { .. }) => "save.committed",
     ToLauncher::Save(SaveAsk::Review(_)) => "save.review",
+    ToLauncher::Save(SaveAsk::LookAgain { .. }) => "save.look_again",
 });
 
 names!(answer_name, ANSWERS, Answer, {
@@ -207,6 +213,8 @@ names!(entry_name, ENTRIES, Body, {
     Body::Retire { .. } => "retire",
     Body::Reject { .. } => "reject",
     Body::Pin { .. } => "pin",
+    Body::Unpin { .. } => "unpin",
+    Body::Rules(_) => "rules",
 });
 
 pub fn key() -> JobKey {
@@ -336,7 +344,13 @@ pub fn records() -> Vec<Arc<Record>> {
     let ends = kinds
         .into_iter()
         .map(|kind| record(kind, Cause::Finished, store));
-    trains.chain(ends).map(Arc::new).collect()
+    let misread = Cause::Misread {
+        nodes: list(),
+        step: 400,
+    };
+    // Behind the others, which keep their numbers.
+    let later = [record(Kind::Next, misread, store)];
+    trains.chain(ends).chain(later).map(Arc::new).collect()
 }
 
 fn advert() -> Advert {
@@ -567,7 +581,8 @@ pub fn job_messages() -> Vec<JobMessage> {
     ];
     all.extend(watch::job_messages());
     all.extend(saves::job_messages());
-    all.extend(records().pop().map(|record| JobMessage::Follows {
+    let end = records().into_iter().rfind(|r| r.kind.is_terminal());
+    all.extend(end.map(|record| JobMessage::Follows {
         have: digest(9),
         record,
     }));
@@ -630,6 +645,8 @@ pub fn entries() -> Vec<Entry> {
             reason: "checksum of shard 3".into(),
         },
         Body::Pin { seq: 2 },
+        Body::Unpin { seq: 2 },
+        Body::Rules(saves::rules()),
     ];
     let bodies = bodies.into_iter().enumerate();
     bodies

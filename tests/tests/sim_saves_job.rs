@@ -19,6 +19,11 @@ use muster_protocol::storelog::{self, Body, CreateOutcome, ReadOutcome};
 use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, Span, StoreUuid, Time};
 use muster_tests::usual;
 
+#[path = "sim_saves_job/rules.rs"]
+mod rules;
+#[path = "sim_saves_job/second_look.rs"]
+mod second_look;
+
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 /// Steps of the world at most until something holds.
 const STEPS: usize = 100_000;
@@ -35,6 +40,14 @@ struct Node {
     go: Option<Digest>,
     /// What it was asked to delete.
     deleted: Vec<String>,
+    /// What its launcher finds of checkpoints, by their steps: whole, where nothing is said.
+    view: BTreeMap<u64, State>,
+    /// Steps whose checkpoints it was asked to look at again.
+    looked_again: Vec<u64>,
+    /// What people read there.
+    told: Vec<String>,
+    /// With what its launcher was told to end.
+    ended: Option<(i32, String)>,
 }
 
 struct World {
@@ -321,6 +334,7 @@ impl World {
                 self.hears(i, ToAgent::Stopped { digest });
             }
             ToLauncher::Save(ask) => self.asked(i, ask),
+            ToLauncher::End { code, report } => self.nodes[i].ended = Some((code, report)),
             _ => {}
         }
     }
@@ -354,7 +368,14 @@ impl World {
                 self.nodes[i].go = Some(digest);
                 return;
             }
-            SaveAsk::StopWrite { .. } | SaveAsk::Tell { .. } | SaveAsk::Committed { .. } => return,
+            SaveAsk::StopWrite { .. } | SaveAsk::Committed { .. } => return,
+            SaveAsk::Tell { text } => return self.nodes[i].told.push(text),
+            SaveAsk::LookAgain { number, manifest } => {
+                let step = u64::from(manifest.0[0]);
+                self.nodes[i].looked_again.push(step);
+                let state = self.sees(i, step);
+                SaveNews::Keep(KeepNews::LookedAgain { number, state })
+            }
             SaveAsk::Review(review) => return self.review(i, &review),
             SaveAsk::Delete { name } => return self.nodes[i].deleted.push(name),
             SaveAsk::Refuse { .. } | SaveAsk::Skip { .. } => {
@@ -364,8 +385,13 @@ impl World {
         self.says(i, news);
     }
 
-    /// A launcher that would keep two, whose checkpoints are all whole but that of step 13, and which
-    /// thinks that everything else may go.
+    /// How a node's launcher finds the checkpoint of a step.
+    fn sees(&self, i: usize, step: u64) -> State {
+        let seen = self.nodes[i].view.get(&step);
+        seen.cloned().unwrap_or(State::Verified)
+    }
+
+    /// A launcher that would keep two, and thinks that everything else may go.
     fn review(&mut self, i: usize, review: &Review) {
         assert!(review.last, "a short log");
         let round = review.round;
@@ -374,10 +400,7 @@ impl World {
             vec![data, format!("manifest/{}.json", of.commit.manifest.hex())]
         };
         for of in &review.commits {
-            let state = match of.commit.step {
-                13 => State::Damaged { why: "cut".into() },
-                _ => State::Verified,
-            };
+            let state = self.sees(i, of.commit.step);
             let looked = KeepNews::Looked {
                 round,
                 seq: of.seq,
@@ -468,6 +491,12 @@ impl World {
         self.hears(i, ToAgent::Exited { digest, exit });
     }
 
+    /// A node's launcher finds the checkpoint of this step damaged from now on.
+    fn damage(&mut self, i: usize, step: u64) {
+        let why = format!("step {step} is cut");
+        self.nodes[i].view.insert(step, State::Damaged { why });
+    }
+
     fn pass(&mut self, span: Span) {
         let until = self.now + span;
         self.until("time passes", |w| w.now >= until);
@@ -535,6 +564,7 @@ fn what_is_committed_in_the_log_is_restored() {
 #[test]
 fn what_is_retired_in_the_log_is_deleted_and_nothing_else() {
     let mut world = World::training(true);
+    (0..2).for_each(|i| world.damage(i, 13));
     for step in [11, 12, 13, 14, 15] {
         world.save(step);
         world.until("committed", |w| {
@@ -668,12 +698,18 @@ fn what_a_rank_finds_damaged_is_rejected_and_the_one_before_is_restored() {
     assert!(world.nodes.iter().all(|n| n.go.is_none()));
     let manifest = record.restore.expect("a checkpoint").manifest;
     let why = String::from("a chunk is not what it was");
+    (0..2).for_each(|i| world.damage(i, 20));
     world.fails(1, Some(Damaged { manifest, why }));
     world.until("it restores the one before", |w| restores(w, 10));
     let (record, digest) = world.head(0).expect("a generation");
     assert_eq!(record.restarts_used, 1, "no fault of the script");
     assert!(matches!(record.cause, Cause::Damaged { step: 20, .. }));
     assert_eq!(world.rejects_in_log(), 1);
+    // People of every node read it once, in the words of who looked last.
+    for n in &world.nodes {
+        let said = "the checkpoint of step 20 is rejected: step 20 is cut";
+        assert_eq!(n.told.iter().filter(|t| *t == said).count(), 1, "{:?}", n.told);
+    }
     (0..2).for_each(|i| world.says(i, SaveNews::Loaded { digest }));
     world.until("all may begin", |w| {
         w.nodes.iter().all(|n| n.go == Some(digest))

@@ -196,6 +196,10 @@ fn about(cause: &Cause, names: Names<'_>) -> Value {
         Cause::Damaged { node, rank, step } => {
             json!({ "nodes": [names.of(*node)], "rank": rank, "step": step })
         }
+        Cause::Misread { nodes, step } => {
+            let all: Vec<String> = nodes.iter().take(SPELT).map(|n| names.of(*n)).collect();
+            json!({ "nodes": all, "step": step })
+        }
         Cause::Merged { other } => json!({ "other": other.hex() }),
         Cause::Formed | Cause::Finished | Cause::Cancelled => json!({}),
     }

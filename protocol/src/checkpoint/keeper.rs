@@ -27,6 +27,20 @@ pub enum State {
     Damaged {
         why: String,
     },
+    /// Nothing can be said of it now: it stays, and counts for nothing.
+    Unreadable {
+        why: String,
+    },
+}
+
+impl State {
+    /// What is wrong with it.
+    pub fn why(&self) -> Option<&str> {
+        match self {
+            State::Damaged { why } | State::Unreadable { why } => Some(why),
+            State::Verified | State::Unchecked => None,
+        }
+    }
 }
 
 /// What the log says of a COMMIT, and what is known of its data: what a decision on it needs.
@@ -80,6 +94,9 @@ pub enum Event {
     Pinned {
         seq: u64,
     },
+    Unpinned {
+        seq: u64,
+    },
     /// Every rank of the newest generation has loaded what it restores.
     Loaded {
         generation: Digest,
@@ -127,7 +144,7 @@ pub enum Refused {
     Floor,
     #[error("a checkpoint in force needs it")]
     Needed,
-    #[error("what a checkpoint in force needs is not known yet")]
+    #[error("it, or what a checkpoint in force needs, cannot be read")]
     Unread,
     #[error("it belongs to no retired checkpoint, and its generation may still commit it")]
     NotFenced,
@@ -241,6 +258,7 @@ impl Keeper {
                 c.rejecting = false;
             }),
             Event::Pinned { seq } => self.with(seq, |c| c.pinned = true),
+            Event::Unpinned { seq } => self.with(seq, |c| c.pinned = false),
             Event::Loaded { generation } => {
                 if self.newest == Some(generation) {
                     self.in_use = None;
@@ -322,6 +340,9 @@ impl Keeper {
         }
         if self.in_use == Some(of.commit) {
             return Err(Refused::InUse);
+        }
+        if matches!(of.state, State::Unreadable { .. }) && !of.rejected {
+            return Err(Refused::Unread);
         }
         let others = self.verified().filter(|s| *s != seq).count();
         match of.rejected || others >= FLOOR {

@@ -1,5 +1,6 @@
 //! Leader and nodes with each other, and each by itself where only its own word counts.
 
+mod floor;
 mod leader;
 mod node;
 mod pure;

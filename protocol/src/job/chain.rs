@@ -160,6 +160,9 @@ impl Job {
                 self.strikes.entry(*node).or_default().strike(ctx.now);
             }
         }
+        if let Cause::Misread { nodes, .. } = &record.cause {
+            self.count_misreads(ctx, nodes);
+        }
         self.lead = None;
         self.storeless.clear();
         self.desk.birth = None;

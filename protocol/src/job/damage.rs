@@ -2,8 +2,8 @@
 //! have loaded what they begin with, and one that finds it damaged has it rejected in the log, so that
 //! the next generation begins with the one before.
 
-use super::{Ctx, Job, REPEAT};
-use crate::checkpoint::{KeeperEvent, State};
+use super::{Ctx, Job};
+use crate::checkpoint::KeeperEvent;
 use crate::ids::{Digest, NodeId};
 use crate::local::{SaveAsk, WorkerExit};
 use crate::record::{Arbiter, CommitRef, Member, Record};
@@ -24,39 +24,22 @@ impl Job {
             .filter(|commit| logged && commit.manifest == damaged.manifest)
     }
 
-    /// Has it rejected. True while that is not in the log: a decision would restore it again.
+    /// Has it rejected, if a second look finds the same. True while that is not in the log, or not known: a
+    /// decision would restore it again.
     pub(super) fn awaits_reject(
         &mut self,
         ctx: &mut Ctx<'_>,
         record: &Record,
         exit: &WorkerExit,
     ) -> bool {
-        let (Some(commit), Some(damaged)) = (self.damaged(record, exit), &exit.damaged) else {
+        let Some(commit) = self.damaged(record, exit) else {
             return false;
         };
         let newest = self.log_commit();
         let Some((_, seq)) = newest.filter(|(newest, _)| *newest == commit) else {
             return false;
         };
-        let why = damaged.why.clone();
-        if self.saves.rejecting != Some(seq) {
-            self.saves.rejecting = Some(seq);
-            let (step, rank) = (commit.step, exit.rank);
-            let text = format!(
-                "the checkpoint of step {step} is rejected: rank {rank} found it damaged: {why}"
-            );
-            self.tell_all(ctx, record, text);
-        }
-        let state = State::Damaged { why };
-        // It asks once, and again where that came to nothing.
-        self.saves
-            .keeper
-            .handle(KeeperEvent::Checked { seq, state });
-        self.wake_at(
-            ctx.now + REPEAT,
-            "a damaged checkpoint that is not rejected yet",
-        );
-        true
+        self.awaits_verdict(ctx, record, commit, seq)
     }
 
     // ---- the first step ----
@@ -103,13 +86,15 @@ impl Job {
     }
 
     pub(super) fn on_verified(&mut self, ctx: &Ctx<'_>, from: NodeId, digest: Digest) {
-        let led = self.live().is_some_and(|h| {
+        let led = self.live().filter(|h| {
             h.digest == digest && self.acting_leader(ctx, &h.record) == Some(from)
         });
+        let record = led.map(|h| h.record.clone());
         let known = self.member.as_ref().is_none_or(|m| m.status.verified);
-        if !led || known {
+        let Some(record) = record.filter(|_| !known) else {
             return;
-        }
+        };
+        self.members_read(&record);
         self.update(true, |s| s.verified = true);
         let generation = digest;
         self.saves.keeper.handle(KeeperEvent::Loaded { generation });

@@ -182,8 +182,12 @@ impl Job {
                 format!("rank {rank} on {node} failed with code {code}; {next}")
             }
             Cause::Damaged { node, rank, step } => format!(
-                "the checkpoint of step {step} is damaged (so found rank {rank} on {}) and is rejected",
+                "rank {rank} on {} found the checkpoint of step {step} damaged",
                 ctx.name(*node)
+            ),
+            Cause::Misread { nodes, step } => format!(
+                "the checkpoint of step {step} is whole, and cannot be read on {}",
+                names(nodes)
             ),
             Cause::Merged { other } => format!("another group of this job ({other}) joins"),
             Cause::Finished => "all ranks finished".into(),

@@ -14,7 +14,7 @@ use crate::checkpoint::{Decision, Item, KeeperEffect, KeeperEvent, State};
 use crate::ids::Digest;
 use crate::local::{KeepNews, Left, MAX_KEPT, Review, SaveAsk};
 use crate::record::{Arbiter, CommitRef};
-use crate::storelog::{Body, Entry, Outcome};
+use crate::storelog::{Body, Entry, Outcome, Rules};
 use crate::time::{Span, Time};
 
 /// How long a store that could not be looked at is left alone.
@@ -41,6 +41,22 @@ pub(super) struct Keeping {
     refused: String,
     /// Where the launcher here has its store.
     place: Option<String>,
+    /// The log was read to its end once: what comes now is news.
+    caught_up: bool,
+    /// Checkpoints of which people know that they cannot be read.
+    unreadable: BTreeSet<u64>,
+    rules: Told,
+}
+
+/// The rules that the job goes by: whoever leads keeps the log's up to date.
+#[derive(Debug, Default)]
+struct Told {
+    /// What the launcher here was started with.
+    here: Option<Rules>,
+    /// The newest in the log.
+    logged: Option<Rules>,
+    /// The generation in which this agent has asked the log to take them.
+    asked: Digest,
 }
 
 impl Job {
@@ -87,9 +103,53 @@ impl Job {
                 keeper.handle(KeeperEvent::Loaded { generation });
             }
             Body::Retire { seq } => keeper.handle(KeeperEvent::Retired { seq: *seq }),
-            Body::Reject { seq, .. } => keeper.handle(KeeperEvent::Rejected { seq: *seq }),
+            Body::Reject { seq, reason } => {
+                keeper.handle(KeeperEvent::Rejected { seq: *seq });
+                self.tell_reject(*seq, reason);
+            }
             Body::Pin { seq } => keeper.handle(KeeperEvent::Pinned { seq: *seq }),
+            Body::Rules(rules) => self.saves.keeping.rules.logged = Some(rules.clone()),
+            Body::Unpin { seq } => keeper.handle(KeeperEvent::Unpinned { seq: *seq }),
         }
+    }
+
+    /// Whoever found it, and whoever wrote it down: each node's people read it in the log's own words. What
+    /// stood there when this agent began to read is no news.
+    fn tell_reject(&mut self, seq: u64, reason: &str) {
+        let mut all = self.saves.keeper.standings();
+        let of = all.find(|s| s.seq == seq).map(|s| s.commit.step);
+        drop(all);
+        if let Some(step) = of.filter(|_| self.saves.keeping.caught_up) {
+            self.tell_saving(format!(
+                "the checkpoint of step {step} is rejected: {reason}"
+            ));
+        }
+    }
+
+    /// What stays because it cannot be read is said once: whether it is news.
+    fn tell_unreadable(&mut self, seq: u64, step: u64, state: &State) -> bool {
+        let known = &mut self.saves.keeping.unreadable;
+        let State::Unreadable { why } = state else {
+            known.remove(&seq);
+            return false;
+        };
+        let news = known.insert(seq);
+        if news {
+            self.tell_saving(format!(
+                "the checkpoint of step {step} cannot be read, and stays: {why}"
+            ));
+        }
+        news
+    }
+
+    /// The log was read to its end.
+    pub(super) fn keeping_caught_up(&mut self) {
+        self.saves.keeping.caught_up = true;
+    }
+
+    /// What is known of the checkpoints has changed.
+    pub(super) fn look_at_store_again(&mut self) {
+        self.saves.keeping.wanted = true;
     }
 
     pub(super) fn keeper_appended(&mut self, id: u64, outcome: &Outcome) {
@@ -131,6 +191,8 @@ impl Job {
         let Some(generation) = self.saves.keeper.newest() else {
             return;
         };
+        self.log_rules(ctx);
+        let keeping = &mut self.saves.keeping;
         keeping.wanted = false;
         keeping.asked = conn;
         keeping.round = keeping.round.wrapping_add(1);
@@ -143,11 +205,27 @@ impl Job {
         }
     }
 
+    /// Who prunes the store later goes by these: so they are in the log before anything is retired by them.
+    fn log_rules(&mut self, ctx: &Ctx<'_>) {
+        let generation = self.head_digest();
+        let rules = &mut self.saves.keeping.rules;
+        let known = rules.logged == rules.here || rules.asked == generation;
+        if known || self.saves.keeper.standings().next().is_none() {
+            return;
+        }
+        rules.asked = generation;
+        if let Some(here) = rules.here.clone() {
+            // Whatever becomes of it: the next generation's leader looks again.
+            let _unanswered = self.append(ctx, Body::Rules(here));
+        }
+    }
+
     /// What the launcher here has found in the store.
     pub(super) fn on_keep_news(&mut self, ctx: &mut Ctx<'_>, news: KeepNews) {
         let round = self.saves.keeping.round;
         match news {
             KeepNews::Place { store } => self.saves.keeping.place = Some(store),
+            KeepNews::Rules(rules) => self.saves.keeping.rules.here = Some(rules),
             KeepNews::Looked {
                 round: of,
                 seq,
@@ -162,9 +240,15 @@ impl Job {
                     self.saves.keeping.gone.insert(seq);
                 }
                 keeper.handle(KeeperEvent::Needs { seq, names: needs });
-                // A glance never makes a checkpoint less than it is known to be, unless it finds damage.
-                if !standing.verified || state != State::Unchecked {
-                    keeper.handle(KeeperEvent::Checked { seq, state });
+                self.tell_unreadable(seq, standing.commit.step, &state);
+                match state {
+                    State::Damaged { why } => self.launcher_doubts(ctx, seq, why),
+                    // A glance never makes a checkpoint less than it is known to be.
+                    State::Unchecked if standing.verified => {}
+                    state => {
+                        let event = KeeperEvent::Checked { seq, state };
+                        self.saves.keeper.handle(event);
+                    }
                 }
             }
             KeepNews::Decided {
@@ -196,11 +280,26 @@ impl Job {
             } => {
                 let keeper = &mut self.saves.keeper;
                 let known = keeper.standings().find(|s| s.seq == seq);
-                if known.is_some_and(|s| s.commit.manifest == manifest) {
-                    keeper.handle(KeeperEvent::Checked { seq, state });
-                    self.saves.keeping.wanted = true;
+                if known.is_none_or(|s| s.commit.manifest != manifest) {
+                    return;
                 }
+                let step = known.map_or(0, |s| s.commit.step);
+                let again = !self.tell_unreadable(seq, step, &state);
+                match state {
+                    State::Damaged { why } => self.launcher_doubts(ctx, seq, why),
+                    state => {
+                        let unread = matches!(state, State::Unreadable { .. });
+                        let event = KeeperEvent::Checked { seq, state };
+                        self.saves.keeper.handle(event);
+                        // What still cannot be read is tried again when there is more to look at.
+                        if unread && again {
+                            return;
+                        }
+                    }
+                }
+                self.look_at_store_again();
             }
+            KeepNews::LookedAgain { number, state } => self.looked_again(ctx, number, state),
             // An answer to an earlier question.
             _ => {}
         }
@@ -236,18 +335,6 @@ impl Job {
                 let (Body::Retire { seq } | Body::Reject { seq, .. }) = body else {
                     return;
                 };
-                // What a rank found was told already.
-                if let Body::Reject { reason, .. } = &body
-                    && self.saves.rejecting != Some(seq)
-                {
-                    let mut all = self.saves.keeper.standings();
-                    let step = all.find(|s| s.seq == seq).map_or(0, |s| s.commit.step);
-                    let text = format!(
-                        "the checkpoint of step {step} is damaged and will not be restored: {reason}"
-                    );
-                    drop(all);
-                    self.say_saving(text);
-                }
                 match self.append(ctx, body) {
                     Some(id) => drop(self.saves.appends.insert(id, seq)),
                     None => self.saves.keeper.handle(KeeperEvent::NotAppended { seq }),

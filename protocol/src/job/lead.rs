@@ -24,6 +24,8 @@ pub(super) struct Lead {
     attempt: u32,
     run_at: Option<Time>,
     pub(super) struck: BTreeSet<NodeId>,
+    /// These have a bad view of a checkpoint that is whole.
+    pub(super) misread: BTreeSet<NodeId>,
     /// Since when a link between two members is reported missing.
     pub(super) links: BTreeMap<(NodeId, NodeId), Time>,
     pub(super) ending: Option<Time>,
@@ -53,6 +55,7 @@ impl Lead {
             attempt: 0,
             run_at: None,
             struck: BTreeSet::new(),
+            misread: BTreeSet::new(),
             links: BTreeMap::new(),
             ending: None,
             planned: None,
@@ -282,7 +285,7 @@ impl Job {
         }
     }
 
-    fn strike(&mut self, ctx: &Ctx<'_>, node: NodeId) {
+    pub(super) fn strike(&mut self, ctx: &Ctx<'_>, node: NodeId) {
         self.strikes.entry(node).or_default().strike(ctx.now);
     }
 

@@ -27,6 +27,7 @@ mod plan;
 mod propose;
 mod resume;
 mod saves;
+mod second_look;
 mod stop;
 mod store;
 mod triggers;
@@ -557,6 +558,17 @@ impl Job {
             JobMessage::SaveAnswer(message) => self.on_save_answer(ctx, from, *message),
             JobMessage::Verified { digest } => self.on_verified(ctx, from, digest),
             JobMessage::SaveSaid { digest, text } => self.on_save_said(ctx, from, digest, text),
+            JobMessage::LookAgain {
+                digest,
+                number,
+                manifest,
+            } => self.on_look_again(ctx, from, digest, (number, manifest)),
+            JobMessage::LookedAgain {
+                digest,
+                number,
+                state,
+            } => self.on_looked_again(ctx, from, digest, (number, state)),
+            JobMessage::Unfit { digest, text } => self.on_unfit(ctx, from, digest, text),
         }
     }
 

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use super::second_look::Verdict;
 use super::{Ctx, Job};
 use crate::budget;
 use crate::clique;
@@ -153,6 +154,10 @@ impl Job {
                 if self.parked_ms(ctx, m.node).is_some() {
                     continue;
                 }
+            }
+            let misread = self.lead.as_ref().is_some_and(|l| l.misread.contains(&m.node));
+            if misread && self.parked_ms(ctx, m.node).is_some() {
+                continue;
             }
             a.survivors.push(m.clone());
         }
@@ -391,13 +396,21 @@ impl Job {
         if let Some((node, exit)) = &a.failed
             && !planned
         {
-            return Some(match self.damaged(record, exit) {
-                Some(commit) => Cause::Damaged {
-                    node: *node,
-                    rank: exit.rank,
-                    step: commit.step,
+            let Some(commit) = self.damaged(record, exit) else {
+                return Some(cause_of(*node, exit));
+            };
+            let (rank, step) = (exit.rank, commit.step);
+            return Some(match self.verdict(&commit) {
+                Some(Verdict::Whole { .. }) => Cause::Misread {
+                    nodes: cap(&self.misread_by()),
+                    step,
                 },
-                None => cause_of(*node, exit),
+                Some(Verdict::Unknown { urgent: true }) => cause_of(*node, exit),
+                Some(Verdict::Unknown { .. } | Verdict::Damaged { .. }) | None => Cause::Damaged {
+                    node: *node,
+                    rank,
+                    step,
+                },
             });
         }
         if !a.not_started.is_empty() {

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use super::keeping::Keeping;
+use super::second_look::SecondLooks;
 use super::stop::Planned;
 use super::triggers::Triggers;
 use super::{Ctx, Job};
@@ -54,8 +55,8 @@ pub(super) struct Saves {
     pub(super) slots: BTreeMap<u16, (u64, [Found; 2])>,
     /// Since when the next generation waits for a save.
     awaited: Option<Time>,
-    /// The slot of the COMMIT that people know to be rejected.
-    pub(super) rejecting: Option<u64>,
+    /// What somebody found damaged, until another has looked.
+    pub(super) looks: SecondLooks,
     /// When the members were last told that the first step may begin.
     pub(super) verified_said: Time,
     /// Bytes that the slots here may have, of all that the node takes.
@@ -79,7 +80,7 @@ impl Default for Saves {
             commit: None,
             slots: BTreeMap::new(),
             awaited: None,
-            rejecting: None,
+            looks: SecondLooks::default(),
             verified_said: Time::ZERO,
             budget: u64::MAX,
             meter: Meter::default(),
@@ -332,6 +333,7 @@ impl Job {
         self.open_sealed(ctx);
         self.ask_for_commit(ctx);
         self.drive_keeping(ctx);
+        self.drive_second_looks(ctx);
         self.saving_effects(ctx);
         let generation = self.saves.generation;
         let nodes = &mut self.saves.nodes;

@@ -128,6 +128,7 @@ impl Job {
                 }
             }
             Output::TailConfirmed { asked_at } => {
+                self.keeping_caught_up();
                 let Some(store) = &self.store else { return };
                 let tail = store.log.tail();
                 let latest = tail.claim.map(|(_, digest, _)| digest);
@@ -205,8 +206,8 @@ impl Job {
         }
     }
 
-    /// Appends a RETIRE or a REJECT, under the id that is returned; none where no log can be written.
-    pub(super) fn append(&mut self, ctx: &mut Ctx<'_>, body: Body) -> Option<u64> {
+    /// Appends what is said of checkpoints, under the id that is returned; none where no log can be written.
+    pub(super) fn append(&mut self, ctx: &Ctx<'_>, body: Body) -> Option<u64> {
         let store = self.store.as_mut().filter(|s| s.broken.is_none())?;
         store.ids += 1;
         let id = store.ids;

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{MAX_PATH, MAX_REASON, TooMuch};
 use crate::checkpoint::{Standing, State};
 use crate::ids::Digest;
+use crate::storelog::{MAX_METRIC, Rules};
 
 /// The most names in the store that one checkpoint needs.
 pub const MAX_NEEDS: usize = 8;
@@ -63,6 +64,10 @@ pub enum KeepNews {
         manifest: Digest,
         state: State,
     },
+    /// All bytes were read of one that somebody found damaged: the answer to the question of this number.
+    LookedAgain { number: u64, state: State },
+    /// What this launcher was started with.
+    Rules(Rules),
 }
 
 /// Something in the store that no checkpoint in force needs.
@@ -111,12 +116,13 @@ impl KeepNews {
             true => Err(TooMuch { what, len, limit }),
             false => Ok(()),
         };
-        let state_fits = |state: &State| match state {
-            State::Damaged { why } => fits("the reason", why.len(), MAX_REASON),
-            State::Verified | State::Unchecked => Ok(()),
+        let state_fits = |state: &State| {
+            let why = state.why().map_or(0, str::len);
+            fits("the reason", why, MAX_REASON)
         };
         match self {
             KeepNews::Place { store } => fits("--store", store.len(), MAX_PATH),
+            KeepNews::Rules(rules) => fits("--best-by", rules.metric.len(), MAX_METRIC),
             KeepNews::Looked { needs, state, .. } => {
                 fits("a checkpoint's names", needs.len(), MAX_NEEDS)?;
                 let longest = needs.iter().map(String::len).max();
@@ -129,7 +135,9 @@ impl KeepNews {
                 fits("a name", longest.unwrap_or(0), MAX_NAME)
             }
             KeepNews::Failed { why, .. } => fits("the reason", why.len(), MAX_REASON),
-            KeepNews::Checked { state, .. } => state_fits(state),
+            KeepNews::Checked { state, .. } | KeepNews::LookedAgain { state, .. } => {
+                state_fits(state)
+            }
         }
     }
 }
@@ -209,8 +217,19 @@ mod tests {
         assert!(!looked(MAX_NEEDS + 1, 1, 1));
         assert!(!looked(1, MAX_NAME + 1, 1));
         assert!(!looked(1, 1, MAX_REASON + 1));
+        let why = "x".repeat(MAX_REASON + 1);
+        let state = State::Unreadable { why };
+        assert!(!says(KeepNews::LookedAgain { number: 1, state }));
         let store = "x".repeat(MAX_PATH + 1);
         assert!(!says(KeepNews::Place { store }));
+        let rules = |metric: usize| Rules {
+            last: 3,
+            best: 0,
+            metric: "x".repeat(metric),
+            highest: false,
+        };
+        assert!(says(KeepNews::Rules(rules(MAX_METRIC))));
+        assert!(!says(KeepNews::Rules(rules(MAX_METRIC + 1))));
         let why = "x".repeat(MAX_REASON + 1);
         assert!(!says(KeepNews::Failed { round: 1, why }));
         let retire = vec![1; MAX_KEPT + 1];

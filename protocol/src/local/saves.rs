@@ -138,6 +138,8 @@ pub enum SaveAsk {
     Committed { generation: Digest, step: u64 },
     /// Look at what is committed, and decide what is kept.
     Review(Review),
+    /// Somebody found this checkpoint damaged: read all of it. Asked again while there is no answer.
+    LookAgain { number: u64, manifest: Digest },
 }
 
 /// Parts in one frame.

@@ -15,6 +15,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::rules::{MAX_METRIC, Rules};
 use crate::codec;
 use crate::ids::{Digest, NodeId};
 use crate::record::{CommitRef, Record};
@@ -28,7 +29,7 @@ pub const MAX_ENTRY: usize = 512 * 1024;
 /// The most bytes of a REJECT's reason; a longer one is cut when it is written.
 pub const MAX_REASON: usize = 512;
 
-/// Who writes an entry for a person with rights to the store: a PIN, a REJECT or a RETIRE. No node has
+/// Who writes an entry for a person with rights to the store: a PIN or its end, a REJECT or a RETIRE. No node has
 /// this identity.
 pub const OPERATOR: NodeId = NodeId([0; 32]);
 
@@ -62,6 +63,10 @@ pub enum Body {
     Reject { seq: u64, reason: String },
     /// The COMMIT at `seq` is not to be retired.
     Pin { seq: u64 },
+    /// It may be retired again.
+    Unpin { seq: u64 },
+    /// What the job keeps from now on.
+    Rules(Rules),
 }
 
 /// Why bytes are not an entry.
@@ -81,6 +86,8 @@ pub enum EntryError {
     Hex(&'static str),
     #[error("the record in it cannot be decoded: {0}")]
     Record(codec::CodecError),
+    #[error("the name of its metric has {0} bytes, the limit is {MAX_METRIC}")]
+    Metric(usize),
     #[error("`{0}` says something else than the record beside it")]
     Disagrees(&'static str),
 }
@@ -104,6 +111,8 @@ enum WireBody {
     Retire(WireSeq),
     Reject(WireReject),
     Pin(WireSeq),
+    Unpin(WireSeq),
+    Rules(Rules),
 }
 
 #[derive(Serialize, Deserialize, PartialEq, Eq)]
@@ -253,6 +262,8 @@ impl Entry {
                 reason: cut(reason).to_owned(),
             }),
             Body::Pin { seq } => WireBody::Pin(WireSeq { seq: *seq }),
+            Body::Unpin { seq } => WireBody::Unpin(WireSeq { seq: *seq }),
+            Body::Rules(rules) => WireBody::Rules(rules.clone()),
         };
         let wire = WireEntry {
             v: ENTRY_VERSION,
@@ -300,6 +311,11 @@ impl Entry {
                 reason: cut(&of.reason).to_owned(),
             },
             WireBody::Pin(of) => Body::Pin { seq: of.seq },
+            WireBody::Unpin(of) => Body::Unpin { seq: of.seq },
+            WireBody::Rules(rules) if rules.metric.len() > MAX_METRIC => {
+                return Err(EntryError::Metric(rules.metric.len()));
+            }
+            WireBody::Rules(rules) => Body::Rules(rules),
         };
         Ok(Entry {
             seq: wire.seq,

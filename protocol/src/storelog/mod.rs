@@ -13,6 +13,7 @@
 
 mod api;
 mod entry;
+mod rules;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -23,6 +24,7 @@ pub use api::{
     CreateOutcome, Damage, Effect, Error, Event, Flaws, Outcome, Output, ReadOutcome, Tail,
 };
 pub use entry::{Body, ENTRY_VERSION, Entry, EntryError, MAX_ENTRY, MAX_REASON, OPERATOR};
+pub use rules::{MAX_METRIC, Rules};
 pub use view::{KEPT_COMMITS, Why};
 
 use crate::ids::{Digest, JobKey, NodeId, StoreUuid};

@@ -227,6 +227,36 @@ fn retention_honours_pins_and_keeps_two() {
 }
 
 #[test]
+fn a_pin_is_taken_back_by_who_may_say_what_is_kept() {
+    let mut store = BTreeMap::new();
+    let mut a = log(1);
+    let first = birth(&[1], 1);
+    a.claim(1, first.clone(), Time(1));
+    for n in 1..=3 {
+        a.commit(1 + n, commit_ref(first.digest(), n, n), Time(1));
+    }
+    a.append(10, Body::Unpin { seq: 2 }, Time(1));
+    a.append(11, Body::Pin { seq: 2 }, Time(1));
+    a.append(12, Body::Retire { seq: 2 }, Time(1));
+    let said = settle(&mut a, &mut store, Time(1));
+    let of = |id| outcome_of(&said, id).unwrap();
+    assert_eq!(of(10), Outcome::Invalid(Why::NotPinned));
+    assert_eq!(of(12), Outcome::Invalid(Why::Pinned));
+    // A stranger's word is none.
+    let mut stranger = log(2);
+    stranger.append(10, Body::Unpin { seq: 2 }, Time(1));
+    let said = settle(&mut stranger, &mut store, Time(1));
+    let refused = Outcome::Invalid(Why::NotMember);
+    assert_eq!(outcome_of(&said, 10), Some(refused));
+    a.append(13, Body::Unpin { seq: 2 }, Time(2));
+    a.append(14, Body::Retire { seq: 2 }, Time(2));
+    let said = settle(&mut a, &mut store, Time(2));
+    let of = |id| outcome_of(&said, id).unwrap();
+    assert_eq!(of(13), Outcome::Won { seq: 6 });
+    assert_eq!(of(14), Outcome::Won { seq: 7 });
+}
+
+#[test]
 fn a_person_may_say_what_is_kept_and_a_stale_leader_may_not() {
     let mut store = BTreeMap::new();
     let mut stale = log(1);

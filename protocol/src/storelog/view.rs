@@ -35,6 +35,8 @@ pub enum Why {
     Again(u64),
     #[error("the commit is pinned")]
     Pinned,
+    #[error("the commit is not pinned")]
+    NotPinned,
     #[error("fewer than two newer commits can be restored")]
     Needed,
     #[error("too long for an entry")]
@@ -128,6 +130,15 @@ impl View {
             Body::Claim(record) => self.judge_claim(record),
             Body::Commit(commit) => self.judge_commit(writer, commit),
             Body::Pin { seq } => self.existing(*seq).map(|_| ()),
+            Body::Rules(_) => self.keeper(writer),
+            Body::Unpin { seq } => {
+                let pinned = self.existing(*seq)?.pinned;
+                self.keeper(writer)?;
+                match pinned {
+                    true => Ok(()),
+                    false => Err(Why::NotPinned),
+                }
+            }
             Body::Reject { seq, .. } => {
                 let rejected = self.existing(*seq)?.rejected;
                 self.keeper(writer)?;
@@ -238,6 +249,9 @@ impl View {
             Body::Retire { seq } => self.mark(*seq, |c| c.retired = true),
             Body::Reject { seq, .. } => self.mark(*seq, |c| c.rejected = true),
             Body::Pin { seq } => self.mark(*seq, |c| c.pinned = true),
+            Body::Unpin { seq } => self.mark(*seq, |c| c.pinned = false),
+            // For who decides what is kept: any of it is valid.
+            Body::Rules(_) => {}
         }
         Ok(())
     }

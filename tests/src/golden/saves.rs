@@ -7,6 +7,7 @@ use muster_protocol::checkpoint::{
 use muster_protocol::local::{KeepNews, Left, Review, SaveAsk, SaveNews};
 use muster_protocol::record::CommitRef;
 use muster_protocol::spec::Triggers;
+use muster_protocol::storelog::Rules;
 use muster_protocol::wire::JobMessage;
 
 use super::digest;
@@ -73,6 +74,22 @@ pub(super) fn job_messages() -> Vec<JobMessage> {
             digest: digest(5),
             text: "a fresh save fits".into(),
         },
+        JobMessage::LookAgain {
+            digest: digest(5),
+            number: 77,
+            manifest: digest(7),
+        },
+        JobMessage::LookedAgain {
+            digest: digest(5),
+            number: 77,
+            state: State::Damaged {
+                why: "n0-0.safetensors is not there".into(),
+            },
+        },
+        JobMessage::Unfit {
+            digest: digest(5),
+            text: "this node is of no use to the job".into(),
+        },
     ];
     let answers = parts.into_iter().map(answer);
     stages.chain(answers).chain(said).collect()
@@ -85,6 +102,15 @@ pub(super) fn pace() -> Pace {
         stall_us: 61_000,
         written: 1 << 30,
         write_us: 500_000,
+    }
+}
+
+pub(super) fn rules() -> Rules {
+    Rules {
+        last: 10,
+        best: 2,
+        metric: "loss".into(),
+        highest: false,
     }
 }
 
@@ -196,6 +222,11 @@ pub(super) fn news() -> Vec<SaveNews> {
             manifest,
             state: State::Damaged { why: why() },
         }),
+        SaveNews::Keep(KeepNews::LookedAgain {
+            number: 77,
+            state: State::Unreadable { why: why() },
+        }),
+        SaveNews::Keep(KeepNews::Rules(rules())),
     ]
 }
 
@@ -250,5 +281,9 @@ pub(super) fn asks() -> Vec<SaveAsk> {
             }],
             last: true,
         }),
+        SaveAsk::LookAgain {
+            number: 77,
+            manifest: digest(7),
+        },
     ]
 }

@@ -63,6 +63,8 @@ impl World {
                     self.tell_keeper(a, KeeperEvent::Rejected { seq });
                 }
                 Body::Pin { seq } => self.tell_keeper(a, KeeperEvent::Pinned { seq }),
+                Body::Rules(_) => {}
+                Body::Unpin { seq } => self.tell_keeper(a, KeeperEvent::Unpinned { seq }),
             },
             Output::Appended { id, outcome } => self.appended(a, id, &outcome)?,
             Output::Broken { why } => {

@@ -185,6 +185,14 @@ impl Truth {
                     of.pinned = true;
                 }
             }
+            Body::Rules(_) => {}
+            Body::Unpin { seq: of } => {
+                if self.is_member(entry.writer)
+                    && let Some(of) = self.commits.get_mut(of)
+                {
+                    of.pinned = false;
+                }
+            }
         }
         Ok(())
     }

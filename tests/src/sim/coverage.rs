@@ -121,6 +121,7 @@ impl Coverage {
                     Cause::Formed
                     | Cause::Continued { .. }
                     | Cause::Damaged { .. }
+                    | Cause::Misread { .. }
                     | Cause::Finished
                     | Cause::Cancelled => {}
                 }

@@ -340,7 +340,7 @@ impl Truth {
                     commit.1 = true;
                 }
             }
-            Body::Pin { .. } => {}
+            Body::Pin { .. } | Body::Unpin { .. } | Body::Rules(_) => {}
         }
     }
 

@@ -12,6 +12,7 @@ use muster_protocol::checkpoint::{Keeper, KeeperEvent, Standing};
 use muster_protocol::record::{Arbiter, CommitRef, Record};
 use muster_protocol::storelog::{
     Body, CreateOutcome, Damage, Effect, Entry, Event, Log, OPERATOR, Outcome, Output, ReadOutcome,
+    Rules,
 };
 use muster_protocol::{Digest, Time};
 use muster_store::{Created, Kind, Location, Options, Store, StoreError, UUID_NAME};
@@ -79,6 +80,8 @@ pub struct Ledger {
     pub rows: Vec<Row>,
     /// The newest generation, or the job's end.
     pub latest: Option<(Record, Digest)>,
+    /// What the job was started with; none of a log without checkpoints, or of an earlier release.
+    pub rules: Option<Rules>,
     pub keeper: Keeper,
 }
 
@@ -124,6 +127,7 @@ impl Ledger {
             appends: 0,
             rows: Vec::new(),
             latest: None,
+            rules: None,
             keeper: Keeper::default(),
         };
         ledger.refresh()?;
@@ -296,6 +300,11 @@ impl Ledger {
             Body::Pin { seq: of } => {
                 keeper.handle(KeeperEvent::Pinned { seq: of });
                 self.mark(of, |row| row.pinned = true);
+            }
+            Body::Rules(rules) => self.rules = Some(rules),
+            Body::Unpin { seq: of } => {
+                keeper.handle(KeeperEvent::Unpinned { seq: of });
+                self.mark(of, |row| row.pinned = false);
             }
         }
     }

@@ -8,11 +8,13 @@ use muster_checkpoint::hex::{Bytes, Id};
 use muster_checkpoint::load::{Damage, LoadError};
 use muster_checkpoint::manifest::{Manifest, ManifestError};
 use muster_checkpoint::newest::Shelf;
-use muster_checkpoint::retention::{self, Commit, Item, Policy, View};
+use muster_checkpoint::retention::{self, Best, Commit, Item, Policy, View};
 use muster_checkpoint::verify::{Depth, verify};
 use muster_protocol::Digest;
 use muster_protocol::checkpoint::{Standing, State};
 use muster_protocol::local::{Left, MAX_NAME, MAX_NEEDS, short};
+use muster_protocol::record::CommitRef;
+use muster_protocol::storelog;
 
 use super::Folder;
 
@@ -34,6 +36,37 @@ impl Default for Rules {
     }
 }
 
+impl Rules {
+    /// As the job's log has them.
+    pub fn logged(&self) -> storelog::Rules {
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let (best, of) = self.policy.best.unwrap_or((Best::Lowest, 0));
+        storelog::Rules {
+            last: count(self.policy.last),
+            best: count(of),
+            metric: self.metric.clone(),
+            highest: best == Best::Highest,
+        }
+    }
+}
+
+impl From<&storelog::Rules> for Rules {
+    fn from(rules: &storelog::Rules) -> Rules {
+        let count = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
+        let best = match rules.highest {
+            true => Best::Highest,
+            false => Best::Lowest,
+        };
+        Rules {
+            policy: Policy {
+                last: count(rules.last),
+                best: Some((best, count(rules.best))),
+            },
+            metric: rules.metric.clone(),
+        }
+    }
+}
+
 /// Why nothing can be said of a checkpoint, or of all of them: nothing is decided then.
 #[derive(Debug, thiserror::Error)]
 pub enum Unknown {
@@ -51,14 +84,13 @@ pub enum Unknown {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seen {
     pub seq: u64,
-    /// Names in the store.
+    /// Names in the store; without its manifest, those of all folders that its step and generation may have
+    /// written.
     pub needs: Vec<String>,
     pub state: State,
     /// It is retired, and nothing of it is there.
     pub gone: bool,
     pub metric: Option<f64>,
-    /// Whether all that it needs is known.
-    read: bool,
 }
 
 /// What was found, and what should be done about it.
@@ -145,8 +177,15 @@ fn state_of(shelf: &impl Shelf, manifest: &Manifest, depth: Depth) -> Result<Sta
     }
 }
 
-/// Looks at a checkpoint of the log.
-fn look(shelf: &impl Shelf, of: &Standing, listed: bool, rules: &Rules) -> Result<Seen, Unknown> {
+/// Looks at a checkpoint of the log. What keeps it from being read concerns no other.
+fn look(
+    shelf: &impl Shelf,
+    of: &Standing,
+    listed: bool,
+    rules: &Rules,
+    stored: &[String],
+    unread: &Unread,
+) -> Seen {
     let name = name_of(of.commit.manifest);
     let mut seen = Seen {
         seq: of.seq,
@@ -157,23 +196,29 @@ fn look(shelf: &impl Shelf, of: &Standing, listed: bool, rules: &Rules) -> Resul
         },
         gone: of.retired && !listed,
         metric: None,
-        read: true,
     };
     if seen.gone {
-        return Ok(seen);
+        return seen;
     }
-    let manifest = match manifest_of(shelf, of.commit.manifest) {
-        Ok(Ok(manifest)) => manifest,
-        Ok(Err(why)) => {
-            seen.state = State::Damaged { why };
-            seen.read = false;
-            return Ok(seen);
+    let unreadable = |error: Unknown| State::Unreadable {
+        why: short(words(&error)),
+    };
+    let found = match manifest_of(shelf, of.commit.manifest) {
+        Ok(found) => found.map_err(|why| State::Damaged { why }),
+        Err(error) => Err(unreadable(error)),
+    };
+    let manifest = match found {
+        Ok(manifest) => manifest,
+        Err(state) => {
+            seen.state = state;
+            // Once it is retired, only its generation's fence says whose the folders are.
+            if !of.retired {
+                let folders = stored.iter().filter(|folder| may_be_of(folder, &of.commit));
+                seen.needs
+                    .extend(folders.map(|folder| format!("data/{folder}")));
+            }
+            return seen;
         }
-        Err(Unknown::Manifest(_)) => {
-            seen.read = false;
-            return Ok(seen);
-        }
-        Err(error) => return Err(error),
     };
     let folder = |path: &str| Some(path.rsplit_once('/')?.0.to_owned());
     let folders: BTreeSet<String> = (manifest.files.iter())
@@ -185,15 +230,27 @@ fn look(shelf: &impl Shelf, of: &Standing, listed: bool, rules: &Rules) -> Resul
     seen.needs.sort();
     seen.needs.dedup();
     if seen.needs.len() > MAX_NEEDS || seen.needs.iter().any(|name| name.len() > MAX_NAME) {
-        return Err(Unknown::Places(name_of(of.commit.manifest)));
+        seen.state = unreadable(Unknown::Places(name_of(of.commit.manifest)));
+        return seen;
     }
     seen.metric = manifest.metric(&rules.metric);
-    if !of.retired
-        && let damaged @ State::Damaged { .. } = state_of(shelf, &manifest, Depth::Sizes)?
-    {
-        seen.state = damaged;
+    if !of.retired {
+        match state_of(shelf, &manifest, Depth::Sizes) {
+            Ok(damaged @ State::Damaged { .. }) => seen.state = damaged,
+            Ok(_) => {
+                let why = unread.get(&of.commit.manifest).cloned();
+                seen.state = why.map_or(seen.state, |why| State::Unreadable { why });
+            }
+            Err(error) => seen.state = unreadable(error),
+        }
     }
-    Ok(seen)
+    seen
+}
+
+/// Whether a folder of data may belong to a commit: its name says so as far as the log does.
+fn may_be_of(folder: &str, commit: &CommitRef) -> bool {
+    let step = folder.split('-').next().and_then(|step| step.parse().ok());
+    step == Some(commit.step) && generation_of(folder) == Some(first_of(commit.generation))
 }
 
 /// Where a save's files are, as its attempt names it.
@@ -221,15 +278,19 @@ fn first_of(digest: Digest) -> [u8; 8] {
     first
 }
 
+/// Checkpoints that could not be read to their end, by manifest, and why. A glance does not show it.
+pub type Unread = BTreeMap<Digest, String>;
+
 /// Looks at all of them, and decides. `newest` is the generation that may still commit.
 ///
 /// # Errors
-/// Something could be neither read nor found damaged: nothing is decided then.
+/// The store is not there, or cannot be listed: nothing is decided then.
 pub fn review(
     place: &Folder,
     rules: &Rules,
     newest: Digest,
     standings: &[Standing],
+    unread: &Unread,
 ) -> Result<Reviewed, Unknown> {
     let shelf = place.open().map_err(Unknown::Store)?;
     let listed = Shelf::list(&shelf).map_err(Unknown::Store)?;
@@ -238,7 +299,7 @@ pub fn review(
     let mut seen = Vec::with_capacity(standings.len());
     for of in standings {
         let there = listed.contains(&Bytes(of.commit.manifest.0));
-        seen.push(look(&shelf, of, there, rules)?);
+        seen.push(look(&shelf, of, there, rules, &folders, unread));
     }
     // What is in the store, and who wrote it.
     let known: BTreeMap<Digest, Digest> = (standings.iter())
@@ -257,15 +318,14 @@ pub fn review(
             // What cannot be read belongs to nobody, and stays.
             None => match manifest_of(&shelf, manifest) {
                 Ok(Ok(manifest)) => Some(first_of(Digest(manifest.origin.generation.0))),
-                Ok(Err(_)) | Err(Unknown::Manifest(_)) => None,
-                Err(error) => return Err(error),
+                Ok(Err(_)) | Err(_) => None,
             },
         };
         writers.extend(writer.map(|writer| (name_of(manifest), writer)));
     }
     // A store that went away meanwhile has damaged nothing.
     place.open().map_err(Unknown::Store)?;
-    Ok(decide(rules, newest, standings, seen, &writers))
+    Ok(decide(rules, newest, standings, seen, &writers, unread))
 }
 
 fn decide(
@@ -274,13 +334,15 @@ fn decide(
     standings: &[Standing],
     seen: Vec<Seen>,
     writers: &BTreeMap<String, [u8; 8]>,
+    unread: &Unread,
 ) -> Reviewed {
     let commit = |(of, seen): (&Standing, &Seen)| Commit {
         seq: of.seq,
         needs: seen.needs.clone(),
         state: match &seen.state {
             _ if of.rejected => retention::State::Rejected,
-            State::Damaged { .. } => retention::State::Rejected,
+            // What cannot be read is none of those that are counted on.
+            State::Damaged { .. } | State::Unreadable { .. } => retention::State::Rejected,
             State::Verified => retention::State::Verified,
             State::Unchecked => retention::State::Unchecked,
         },
@@ -304,13 +366,10 @@ fn decide(
         unresolved: &[],
     };
     let decision = retention::review(rules.policy, view);
-    // What is damaged is rejected first, in the log.
+    // What is damaged or cannot be read is rejected first, in the log, or stays.
     let rejected = |seq: &u64| {
         let mut both = standings.iter().zip(&seen);
-        both.any(|(of, seen)| {
-            let damaged = matches!(seen.state, State::Damaged { .. });
-            of.seq == *seq && (of.rejected || !damaged)
-        })
+        both.any(|(of, seen)| of.seq == *seq && (of.rejected || seen.state.why().is_none()))
     };
     // What one look took for damaged stays, for people, while there are not two that are known to be good.
     let good = |c: &&Commit| c.state == retention::State::Verified && !c.retired;
@@ -319,33 +378,40 @@ fn decide(
         let mut of = commits.iter().filter(|c| c.seq == *seq);
         !enough && of.any(|c| c.state == retention::State::Rejected)
     };
-    // While it is not known what a checkpoint in force needs, nothing is known to be needed no more.
-    let all_read = (standings.iter().zip(&seen)).all(|(of, seen)| seen.read || of.retired);
-    let left = decision.delete.into_iter().filter(|_| all_read);
     Reviewed {
         retire: (decision.retire.into_iter())
             .filter(|seq| rejected(seq) && !doubted(seq))
             .collect(),
-        left: left
+        left: (decision.delete.into_iter())
             .filter_map(|name| {
                 let generation = *writers.get(&name)?;
                 Some(Left { name, generation })
             })
             .collect(),
-        verify: next_to_verify(rules, standings, &seen),
+        verify: next_to_verify(rules, standings, &seen, unread),
         seen,
     }
 }
 
-/// Two of those that are kept are to be known as good: the newest first, for they stay the longest.
-fn next_to_verify(rules: &Rules, standings: &[Standing], seen: &[Seen]) -> Option<(u64, Digest)> {
+/// Two of those that are kept are to be known as good: the newest first, for they stay the longest. What could
+/// not be read is tried again where nothing else is left.
+fn next_to_verify(
+    rules: &Rules,
+    standings: &[Standing],
+    seen: &[Seen],
+    unread: &Unread,
+) -> Option<(u64, Digest)> {
     let both = standings.iter().zip(seen).rev();
     let usable = both.filter(|(of, seen)| {
-        !of.retired && !of.rejected && !matches!(seen.state, State::Damaged { .. })
+        !of.retired && !of.rejected && seen.state.why().is_none()
     });
     let newest: Vec<_> = usable.take(rules.policy.last.max(2)).collect();
     let (good, other): (Vec<_>, Vec<_>) = (newest.into_iter()).partition(|(of, _)| of.verified);
-    let next = other.iter().find(|(_, seen)| seen.read)?;
+    let again = || {
+        let mut newest = standings.iter().zip(seen).rev();
+        newest.find(|(of, _)| !of.retired && !of.rejected && unread.contains_key(&of.commit.manifest))
+    };
+    let next = other.first().copied().or_else(again)?;
     (good.len() < 2).then_some((next.0.seq, next.0.commit.manifest))
 }
 

@@ -10,7 +10,7 @@ pub mod look;
 pub mod place;
 
 pub use ledger::{Ledger, LedgerError, Row};
-pub use look::{Reviewed, Rules, Seen, Unknown, manifest_of, review, whole, words};
+pub use look::{Reviewed, Rules, Seen, Unknown, Unread, manifest_of, review, whole, words};
 pub use place::Folder;
 
 #[cfg(test)]

@@ -101,6 +101,22 @@ fn two_verified_ones_always_stay() {
 }
 
 #[test]
+fn what_cannot_be_read_stays_until_it_is_rejected_and_is_none_of_the_two() {
+    let mut keeper = keeper();
+    let why = String::from("no such device");
+    let state = State::Unreadable { why };
+    keeper.handle(KeeperEvent::Checked { seq: 2, state });
+    assert_eq!(keeper.verified().collect::<Vec<_>>(), [3, 4, 5]);
+    assert_eq!(why_of(&mut keeper, &[2, 3, 4]), [Refused::Unread, Refused::Floor]);
+    keeper.handle(KeeperEvent::Rejected { seq: 2 });
+    assert_eq!(why_of(&mut keeper, &[2]), []);
+}
+
+fn why_of(keeper: &mut Keeper, retire: &[u64]) -> Vec<Refused> {
+    why(&decide(keeper, retire, &[]))
+}
+
+#[test]
 fn what_is_pinned_or_being_restored_stays() {
     let mut keeper = keeper();
     keeper.handle(KeeperEvent::Pinned { seq: 2 });

@@ -283,7 +283,7 @@ impl Model {
                 Body::Reject { seq, .. } => {
                     gone.insert(*seq);
                 }
-                Body::Pin { .. } => {}
+                Body::Pin { .. } | Body::Unpin { .. } | Body::Rules(_) => {}
             }
             if let Some(name) = name_of(&entry.body)
                 && self.lost.contains(&name)

@@ -257,6 +257,11 @@ fn prune_leaves_two_that_are_verified_and_one_is_exported() {
     kept.bed.order(None, 0);
     assert_eq!(kept.bed.ended(0), Some(0));
     kept.holds(&steps);
+    // By the rules that the job was started with, where nothing else is said.
+    let (ok, said) = kept.muster(&["checkpoint", "prune", "job"]);
+    assert!(ok && said.contains("nothing to prune"), "{said}");
+    assert!(said.contains("--keep-last 10"), "{said}");
+    kept.holds(&steps);
     // Nothing is done where that is only asked for, nor while one is known to be damaged.
     let prune = ["checkpoint", "prune", "job", "--keep-last=1"];
     let (ok, said) = kept.muster(&[&prune[..], &["--dry-run"]].concat());

@@ -1,6 +1,7 @@
 //! On loopback, with a worker that needs no PyTorch.
 
 mod agents;
+mod bad_view;
 mod buckets;
 mod drill;
 mod faults;

@@ -56,6 +56,30 @@ fn the_rules_of_the_log_hold_for_people_too() {
         );
     }
     assert_eq!(steps(&ledger), [10, 20, 30]);
+    // Not pinned any more, it is one of three.
+    ledger.append(Body::Unpin { seq: 2 }).unwrap();
+    assert!(!ledger.rows[0].pinned);
+    ledger.append(Body::Retire { seq: 2 }).unwrap();
+    assert_eq!(steps(&ledger), [20, 30]);
+}
+
+#[test]
+fn the_newest_rules_of_the_log_are_those_of_the_job() {
+    let mut bench = Bench::new();
+    job(&mut bench, [10, 20]);
+    let mut ledger = Ledger::open(&bench.location(), "job", true).unwrap();
+    assert_eq!(ledger.rules, None, "a log of before there were any");
+    let rules = |last| Rules {
+        last,
+        best: 1,
+        metric: "loss".into(),
+        highest: true,
+    };
+    for last in [5, 10] {
+        ledger.append(Body::Rules(rules(last))).unwrap();
+    }
+    let again = Ledger::open(&bench.location(), "job", false).unwrap();
+    assert_eq!(again.rules, Some(rules(10)));
 }
 
 #[test]

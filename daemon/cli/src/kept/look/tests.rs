@@ -14,7 +14,7 @@ fn eight(bench: &Bench) -> Vec<Standing> {
 }
 
 fn look_at(bench: &Bench, rules: &Rules, standings: &[Standing]) -> Reviewed {
-    review(&bench.place(), rules, NEWEST, standings).unwrap()
+    review(&bench.place(), rules, NEWEST, standings, &Unread::new()).unwrap()
 }
 
 fn names(reviewed: &Reviewed) -> Vec<&str> {
@@ -117,25 +117,87 @@ fn what_is_damaged_is_named_and_rejected_before_it_goes() {
 }
 
 #[test]
-fn without_a_manifest_nothing_is_known_to_be_needed_no_more() {
+fn what_cannot_be_read_keeps_itself_and_holds_nothing_else_up() {
     let bench = Bench::new();
     let mut all = eight(&bench);
+    (all[6].verified, all[5].verified) = (true, true);
     let orphan = bench.save(OLDER, 3, None);
-    let left = look_at(&bench, &Rules::default(), &all);
-    assert_eq!(names(&left), needs(&orphan));
-    std::fs::write(bench.manifest(&all[1].commit), "{}").unwrap();
+    // Of a generation that can commit nothing any more: only that they may be needed keeps these.
+    for at in [0, 1, 4] {
+        all[at].commit = bench.save(OLDER, 20 + at as u64, None);
+    }
+    // Something that is no file now, a person's pin whose manifest is gone, and one that is damaged.
+    let no_file = bench.manifest(&all[0].commit);
+    std::fs::remove_file(&no_file).unwrap();
+    std::fs::create_dir(&no_file).unwrap();
+    std::fs::remove_file(bench.manifest(&all[1].commit)).unwrap();
+    (all[1].pinned, all[1].rejected) = (true, true);
+    std::fs::write(bench.manifest(&all[4].commit), "{}").unwrap();
+    all[2].retired = true;
     let found = look_at(&bench, &Rules::default(), &all);
-    assert!(
-        matches!(&found.seen[1].state, State::Damaged { why } if why.contains("its digest is"))
-    );
-    assert!(found.left.is_empty());
-    // Once it is retired, what it may have needed is nobody's.
-    (all[1].rejected, all[1].retired) = (true, true);
-    let found = look_at(&bench, &Rules::default(), &all);
-    let mut expected = needs(&orphan);
-    expected.push(name_of(all[1].commit.manifest));
+    let state = |at: usize| &found.seen[at].state;
+    assert!(matches!(state(0), State::Unreadable { .. }), "{found:?}");
+    assert!(matches!(state(1), State::Damaged { why } if why.contains("is not there")));
+    assert!(matches!(state(4), State::Damaged { why } if why.contains("its digest is")));
+    for at in [0, 1, 4] {
+        let mut wanted = needs(&all[at].commit);
+        let mut known = found.seen[at].needs.clone();
+        (wanted.sort(), known.sort());
+        assert_eq!(known, wanted);
+    }
+    // The newest three that can be read stay; the one before them goes, and so does what is nobody's.
+    assert_eq!(found.retire, [14]);
+    let mut expected = [needs(&orphan), needs(&all[2].commit)].concat();
     expected.sort();
     assert_eq!(names(&found), expected);
+    // Once it is rejected and retired, what it may have needed is nobody's.
+    (all[4].rejected, all[4].retired) = (true, true);
+    let found = look_at(&bench, &Rules::default(), &all);
+    expected.extend(needs(&all[4].commit));
+    expected.sort();
+    assert_eq!(names(&found), expected);
+}
+
+/// What was known to be good counts for nothing while it cannot be read.
+#[test]
+fn two_that_can_be_read_stay_besides_what_cannot() {
+    let bench = Bench::new();
+    let mut all = eight(&bench);
+    (all[7].verified, all[6].verified) = (true, true);
+    let manifest = bench.manifest(&all[7].commit);
+    std::fs::remove_file(&manifest).unwrap();
+    std::fs::create_dir(&manifest).unwrap();
+    let found = look_at(&bench, &Rules::default(), &all);
+    assert_eq!(found.retire, [0; 0], "one alone is known to be good");
+    assert_eq!(found.verify, Some((16, all[5].commit.manifest)));
+    all[5].verified = true;
+    let found = look_at(&bench, &Rules::default(), &all);
+    assert_eq!(found.retire, [11, 12, 13, 14]);
+}
+
+/// A disk that fails in the middle of a file shows at no glance.
+#[test]
+fn what_could_not_be_read_to_its_end_is_passed_over_and_tried_again_last() {
+    let bench = Bench::new();
+    let mut all = eight(&bench);
+    let (rules, mut unread) = (Rules::default(), Unread::new());
+    let look = |all: &[Standing], unread: &Unread| {
+        review(&bench.place(), &rules, NEWEST, all, unread).unwrap()
+    };
+    for (seq, next) in [(18, 17), (17, 16)] {
+        let of = &all[seq as usize - 11].commit;
+        unread.insert(of.manifest, "input/output error".into());
+        let found = look(&all, &unread);
+        assert_eq!(found.verify.map(|(seq, _)| seq), Some(next));
+        assert_eq!(found.retire, [0; 0]);
+    }
+    (all[5].verified, all[4].verified) = (true, true);
+    let found = look(&all, &unread);
+    assert!(matches!(found.seen[7].state, State::Unreadable { .. }));
+    // The newest three that can be read stay, and what cannot.
+    assert_eq!((found.verify, found.retire), (None, vec![11, 12, 13]));
+    let all = &all[6..];
+    assert_eq!(look(all, &unread).verify.map(|(seq, _)| seq), Some(18));
 }
 
 #[test]
@@ -159,7 +221,7 @@ fn a_store_that_is_away_has_damaged_nothing() {
     let place = bench.place();
     let rules = Rules::default();
     assert!(matches!(
-        review(&place, &rules, NEWEST, &all),
+        review(&place, &rules, NEWEST, &all, &Unread::new()),
         Err(Unknown::Store(_))
     ));
     let manifest = all[0].commit.manifest;
@@ -168,7 +230,7 @@ fn a_store_that_is_away_has_damaged_nothing() {
         Err(Unknown::Store(_))
     ));
     std::fs::rename(away, bench.root().join("muster-store")).unwrap();
-    assert!(review(&place, &rules, NEWEST, &all).is_ok());
+    assert!(review(&place, &rules, NEWEST, &all, &Unread::new()).is_ok());
 }
 
 #[test]

@@ -1,12 +1,11 @@
 //! `muster checkpoint explain JOB`: which checkpoint would be restored, and why no newer one.
 
 use muster_checkpoint::verify::Depth;
-use muster_protocol::checkpoint::State;
 use serde_json::{Value, json};
 
 use super::super::output::{Failure, clean, put, put_json};
-use super::{Opened, THREADS, Where, age, gib, named};
-use crate::kept::{Row, whole};
+use super::{Checked, Opened, THREADS, Where, age, gib, named};
+use crate::kept::Row;
 
 /// `muster checkpoint explain`
 #[derive(Debug, clap::Args)]
@@ -19,15 +18,15 @@ pub(crate) struct Args {
 }
 
 pub(super) async fn main(args: &Args) -> Result<(), Failure> {
-    let opened = args.of.open(false).await?;
+    let mut opened = args.of.open(false).await?;
     let depth = match args.full {
         true => Depth::Everything { threads: THREADS },
         false => Depth::Sizes,
     };
-    let mut passed: Vec<(&Row, String)> = Vec::new();
+    let mut passed: Vec<(Row, String)> = Vec::new();
     let mut chosen = None;
-    for row in opened.ledger.rows.iter().rev() {
-        match why_not(&opened, row, depth)? {
+    for row in opened.ledger.rows.clone().into_iter().rev() {
+        match why_not(&mut opened, &row, depth)? {
             Some(why) => passed.push((row, why)),
             None => {
                 chosen = Some(row);
@@ -35,6 +34,7 @@ pub(super) async fn main(args: &Args) -> Result<(), Failure> {
             }
         }
     }
+    let chosen = chosen.as_ref();
     // What the log alone would choose: damage that nobody has rejected yet is found when it is loaded.
     let by_log = opened.ledger.restorable();
     let began = opened
@@ -85,7 +85,7 @@ pub(super) async fn main(args: &Args) -> Result<(), Failure> {
 }
 
 /// Why it would not be restored; none if it would.
-fn why_not(opened: &Opened, row: &Row, depth: Depth) -> Result<Option<String>, Failure> {
+fn why_not(opened: &mut Opened, row: &Row, depth: Depth) -> Result<Option<String>, Failure> {
     // What is rejected is retired, too: the reason says more.
     if let Some(reason) = &row.rejected {
         return Ok(Some(format!("rejected in the log: {reason}")));
@@ -93,8 +93,10 @@ fn why_not(opened: &Opened, row: &Row, depth: Depth) -> Result<Option<String>, F
     if let Some(slot) = row.retired {
         return Ok(Some(format!("retired by slot {slot} of the log")));
     }
-    Ok(match whole(&opened.place, row.commit.manifest, depth)? {
-        State::Damaged { why } => Some(format!("damaged: {why}")),
-        State::Verified | State::Unchecked => None,
-    })
+    match opened.state_of(row.seq, depth)? {
+        Checked::Damaged(why) => Ok(Some(format!("damaged: {why}"))),
+        Checked::Retired(slot) => Ok(Some(format!("retired by slot {slot} of the log"))),
+        Checked::Unknown(why) => Err(Failure::Refused(why)),
+        Checked::Whole => Ok(None),
+    }
 }

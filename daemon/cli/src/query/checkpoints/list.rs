@@ -1,12 +1,11 @@
 //! `muster checkpoints JOB`: what the log says of each checkpoint, and what lies in the store.
 
 use muster_checkpoint::verify::Depth;
-use muster_protocol::checkpoint::State;
 use serde_json::{Value, json};
 
 use super::super::output::{Cell, Failure, Style, Table, Tone, counted, put, put_json};
-use super::{ListArgs, Opened, age, gib};
-use crate::kept::{Row, whole};
+use super::{Checked, ListArgs, Opened, age, gib};
+use crate::kept::Row;
 
 /// A checkpoint, as it is shown.
 struct Line {
@@ -23,9 +22,10 @@ struct Line {
 }
 
 pub(super) async fn main(args: &ListArgs, style: &Style) -> Result<(), Failure> {
-    let opened = args.of.open(false).await?;
-    let mut lines: Vec<Line> = (opened.ledger.rows.iter().rev())
-        .map(|row| line(&opened, row))
+    let mut opened = args.of.open(false).await?;
+    let rows = opened.ledger.rows.clone();
+    let mut lines: Vec<Line> = (rows.iter().rev())
+        .map(|row| line(&mut opened, row))
         .collect::<Result<_, _>>()?;
     let all = lines.len();
     if !args.all {
@@ -46,13 +46,7 @@ pub(super) async fn main(args: &ListArgs, style: &Style) -> Result<(), Failure> 
     put(text.as_bytes())
 }
 
-fn line(opened: &Opened, row: &Row) -> Result<Line, Failure> {
-    let manifest = match opened.manifest(row.commit.manifest) {
-        Ok(Ok(manifest)) => Ok(manifest),
-        Ok(Err(why)) => Err((Some(why), None)),
-        Err(Failure::Refused(why)) => Err((None, Some(why))),
-        Err(other) => return Err(other),
-    };
+fn line(opened: &mut Opened, row: &Row) -> Result<Line, Failure> {
     let mut line = Line {
         row: row.clone(),
         bytes: None,
@@ -63,21 +57,27 @@ fn line(opened: &Opened, row: &Row) -> Result<Line, Failure> {
         unknown: None,
         gone: false,
     };
-    match manifest {
-        Ok(manifest) => {
+    match opened.manifest(row.commit.manifest) {
+        Ok(Ok(manifest)) => {
             line.bytes = Some(manifest.bytes());
             line.saved_at = Some(manifest.origin.saved_at);
             line.world = Some(manifest.origin.world);
-            if row.retired.is_none() {
-                match whole(&opened.place, row.commit.manifest, Depth::Sizes) {
-                    Ok(State::Damaged { why }) => line.damaged = Some(why),
-                    Ok(_) => {}
-                    Err(error) => line.unknown = Some(error.to_string()),
-                }
+        }
+        // Of one in force it is looked for once more.
+        Ok(Err(_)) => line.gone = row.retired.is_some(),
+        Err(Failure::Refused(why)) => line.unknown = Some(why),
+        Err(other) => return Err(other),
+    }
+    if row.retired.is_none() && line.unknown.is_none() {
+        match opened.state_of(row.seq, Depth::Sizes)? {
+            Checked::Damaged(why) => line.damaged = Some(why),
+            Checked::Whole => {}
+            Checked::Unknown(why) => line.unknown = Some(why),
+            Checked::Retired(slot) => {
+                line.row.retired = Some(slot);
+                line.gone = line.bytes.is_none();
             }
         }
-        Err((_, None)) if row.retired.is_some() => line.gone = true,
-        Err((damaged, unknown)) => (line.damaged, line.unknown) = (damaged, unknown),
     }
     Ok(line)
 }

@@ -14,7 +14,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use muster_checkpoint::load::LoadError;
 use muster_checkpoint::manifest::Manifest;
+use muster_checkpoint::verify::Depth;
 use muster_protocol::Digest;
+use muster_protocol::checkpoint::State;
 use muster_protocol::local::Query;
 use muster_protocol::storelog::Body;
 use muster_store::Location;
@@ -22,7 +24,7 @@ use serde_json::{Value, json};
 
 use super::client::{Client, rows_of};
 use super::output::{Failure, Style, clean, duration_ms, field, list, put, put_json};
-use crate::kept::{Folder, Ledger, LedgerError, Row, Unknown, manifest_of};
+use crate::kept::{Folder, Ledger, LedgerError, Row, Unknown, manifest_of, whole};
 use crate::stores;
 
 /// Threads that read and verify.
@@ -41,6 +43,8 @@ pub(super) enum Sub {
     Export(export::Args),
     /// Keep a checkpoint for good
     Pin(PinArgs),
+    /// Take a pin back: the job's rules decide again
+    Unpin(PinArgs),
     /// Retire and delete checkpoints that are not to be kept
     Prune(prune::Args),
 }
@@ -71,7 +75,7 @@ pub struct ListArgs {
     all: bool,
 }
 
-/// `muster checkpoint pin`
+/// `muster checkpoint pin` and `unpin`
 #[derive(Debug, clap::Args)]
 pub(super) struct PinArgs {
     #[command(flatten)]
@@ -87,6 +91,7 @@ pub(super) async fn main(sub: &Sub, style: &Style) -> Result<(), Failure> {
         Sub::Explain(args) => explain::main(args).await,
         Sub::Export(args) => export::main(args).await,
         Sub::Pin(args) => pin(args).await,
+        Sub::Unpin(args) => unpin(args).await,
         Sub::Prune(args) => prune::main(args).await,
     }
 }
@@ -158,6 +163,17 @@ impl Where {
     }
 }
 
+/// How a checkpoint was found.
+#[derive(Debug, PartialEq)]
+enum Checked {
+    Whole,
+    Damaged(String),
+    /// That cannot be told.
+    Unknown(String),
+    /// By this slot of the log, while it was looked at.
+    Retired(u64),
+}
+
 /// A job's log, and its folder.
 struct Opened {
     ledger: Ledger,
@@ -180,6 +196,26 @@ impl Opened {
                     known.join(", ")
                 ),
             })
+        })
+    }
+
+    /// Whether a checkpoint is what was saved. A job that runs meanwhile retires checkpoints in the log before
+    /// it deletes them: so nothing is called damaged before the log was read once more, up to its end.
+    fn state_of(&mut self, seq: u64, depth: Depth) -> Result<Checked, Failure> {
+        let of = |ledger: &Ledger| ledger.rows.iter().find(|row| row.seq == seq).cloned();
+        let Some(row) = of(&self.ledger) else {
+            return Ok(Checked::Unknown("the log has no such checkpoint".into()));
+        };
+        let why = match whole(&self.place, row.commit.manifest, depth) {
+            Ok(State::Damaged { why }) => why,
+            Ok(State::Unreadable { why }) => return Ok(Checked::Unknown(why)),
+            Ok(State::Verified | State::Unchecked) => return Ok(Checked::Whole),
+            Err(error) => return Ok(Checked::Unknown(error.to_string())),
+        };
+        self.ledger.refresh()?;
+        Ok(match of(&self.ledger).and_then(|row| row.retired) {
+            Some(slot) if row.retired.is_none() => Checked::Retired(slot),
+            _ => Checked::Damaged(why),
         })
     }
 
@@ -282,6 +318,33 @@ async fn pin(args: &PinArgs) -> Result<(), Failure> {
     let text = match slot {
         Some(slot) => format!("{} is pinned, by slot {slot} of the log\n", named(&row)),
         None => format!("{} was pinned already\n", named(&row)),
+    };
+    put(text.as_bytes())
+}
+
+async fn unpin(args: &PinArgs) -> Result<(), Failure> {
+    let mut opened = args.of.open(true).await?;
+    // Of several commits of a step, the one that is pinned.
+    let mut rows = opened.ledger.rows.iter().rev();
+    let row = match rows.find(|row| row.pinned && row.commit.step == args.step) {
+        Some(row) => row.clone(),
+        None => opened.row(args.step)?.clone(),
+    };
+    let slot = match row.pinned {
+        true => Some(opened.ledger.append(Body::Unpin { seq: row.seq })?),
+        false => None,
+    };
+    if args.of.json() {
+        return put_json(
+            &json!({ "ok": true, "step": args.step, "slot": row.seq, "unpinned": slot }),
+        );
+    }
+    let text = match slot {
+        Some(slot) => format!(
+            "{} is pinned no more, by slot {slot} of the log\n",
+            named(&row)
+        ),
+        None => format!("{} was not pinned\n", named(&row)),
     };
     put(text.as_bytes())
 }

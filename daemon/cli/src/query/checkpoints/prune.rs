@@ -4,13 +4,13 @@
 use muster_checkpoint::verify::Depth;
 use muster_protocol::checkpoint::{Decision, Item, KeeperEffect, KeeperEvent, State};
 use muster_protocol::local::Left;
-use muster_protocol::storelog::Body;
+use muster_protocol::storelog::{self, Body};
 use serde_json::json;
 
-use super::super::output::{Failure, counted, put, put_json};
-use super::{Opened, THREADS, Where};
-use crate::kept::args::KeepArgs;
-use crate::kept::{Reviewed, Rules, review, whole};
+use super::super::output::{Failure, clean, counted, put, put_json};
+use super::{Checked, Opened, THREADS, Where, named};
+use crate::kept::args::ElseKeep;
+use crate::kept::{Reviewed, Row, Rules, Unread, review};
 
 /// `muster checkpoint prune`
 #[derive(Debug, clap::Args)]
@@ -18,7 +18,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     of: Where,
     #[command(flatten)]
-    keep: KeepArgs,
+    keep: ElseKeep,
     /// Only say what would go
     #[arg(long)]
     dry_run: bool,
@@ -35,45 +35,68 @@ struct Done {
     deleted: Vec<String>,
     /// What was to be done and was not.
     refused: Vec<String>,
+    /// What stays because it cannot be read, or is damaged and nobody has rejected it.
+    stays: Vec<String>,
 }
 
 pub(super) async fn main(args: &Args) -> Result<(), Failure> {
-    let rules = args.keep.rules();
     let mut opened = args.of.open(!args.dry_run).await?;
+    let logged = args.keep.over(opened.ledger.rules.as_ref());
+    let rules = Rules::from(&logged);
     let mut done = Done::default();
     let found = settled(&mut opened, &rules)?;
     if args.dry_run {
         plan(&opened, &found, &mut done);
     } else {
-        prune(&mut opened, &rules, found, &mut done)?;
+        prune(&mut opened, &rules, &found, &mut done)?;
     }
-    told(args, &opened, &done)
+    done.stays = stays(&mut opened, &found)?;
+    told(args, &opened, &logged, &done)
+}
+
+/// What could not be read, in words. Nothing is said of what the job has retired meanwhile.
+fn stays(opened: &mut Opened, found: &Reviewed) -> Result<Vec<String>, Failure> {
+    opened.ledger.refresh()?;
+    let unread = |row: &&Row| row.retired.is_none();
+    let rows = opened.ledger.rows.iter().filter(unread);
+    let said = rows.filter_map(|row| {
+        let seen = found.seen.iter().find(|seen| seen.seq == row.seq)?;
+        let why = seen.state.why()?;
+        Some(format!("{} stays: {}", named(row), clean(why)))
+    });
+    Ok(said.collect())
 }
 
 /// Looks until nothing more has to be verified.
 fn settled(opened: &mut Opened, rules: &Rules) -> Result<Reviewed, Failure> {
+    let mut unread = Unread::new();
     for _ in 0..ROUNDS {
         let standings = opened.ledger.standings();
-        let found = review(&opened.place, rules, opened.ledger.newest(), &standings)?;
+        let newest = opened.ledger.newest();
+        let found = review(&opened.place, rules, newest, &standings, &unread)?;
         for seen in &found.seen {
             let keeper = &mut opened.ledger.keeper;
             let (seq, names) = (seen.seq, seen.needs.clone());
             keeper.handle(KeeperEvent::Needs { seq, names });
         }
-        let Some((seq, manifest)) = found.verify else {
+        let next = found.verify.filter(|(_, of)| !unread.contains_key(of));
+        let Some((seq, manifest)) = next else {
             return Ok(found);
         };
         let depth = Depth::Everything { threads: THREADS };
-        match whole(&opened.place, manifest, depth)? {
-            State::Damaged { why } => {
+        match opened.state_of(seq, depth)? {
+            Checked::Damaged(why) => {
                 let step = standings.iter().find(|s| s.seq == seq);
                 let step = step.map_or(0, |s| s.commit.step);
                 return Err(Failure::Refused(format!(
                     "the checkpoint of step {step} is damaged, and nothing is deleted meanwhile: {why}; `muster checkpoint verify --reject` takes it out"
                 )));
             }
-            state => {
-                let keeper = &mut opened.ledger.keeper;
+            Checked::Unknown(why) => drop(unread.insert(manifest, why)),
+            // By the job itself, which the next look takes into account.
+            Checked::Retired(_) => {}
+            Checked::Whole => {
+                let (keeper, state) = (&mut opened.ledger.keeper, State::Verified);
                 keeper.handle(KeeperEvent::Checked { seq, state });
             }
         }
@@ -112,11 +135,11 @@ fn item(opened: &Opened, left: &Left) -> Item {
 fn prune(
     opened: &mut Opened,
     rules: &Rules,
-    found: Reviewed,
+    found: &Reviewed,
     done: &mut Done,
 ) -> Result<(), Failure> {
     let decision = Decision {
-        retire: found.retire,
+        retire: found.retire.clone(),
         delete: Vec::new(),
     };
     opened.ledger.keeper.handle(KeeperEvent::Decided(decision));
@@ -162,10 +185,20 @@ fn carry_out(opened: &mut Opened, done: &mut Done) -> Result<(), Failure> {
     Ok(())
 }
 
-fn told(args: &Args, opened: &Opened, done: &Done) -> Result<(), Failure> {
+fn told(
+    args: &Args,
+    opened: &Opened,
+    rules: &storelog::Rules,
+    done: &Done,
+) -> Result<(), Failure> {
     let kept = opened.ledger.rows.iter().filter(|row| row.in_force());
     let goes = |seq: u64| done.retired.iter().any(|(retired, _)| *retired == seq);
     let kept: Vec<u64> = (kept.filter(|row| !goes(row.seq)).map(|row| row.commit.step)).collect();
+    let which = match rules.highest {
+        true => "max",
+        false => "min",
+    };
+    let by = format!("{}:{which}", rules.metric);
     if args.of.json() {
         let retired = done.retired.iter();
         let retired: Vec<_> = retired
@@ -173,7 +206,8 @@ fn told(args: &Args, opened: &Opened, done: &Done) -> Result<(), Failure> {
             .collect();
         return put_json(&json!({
             "ok": true, "dry_run": args.dry_run, "retired": retired, "deleted": done.deleted,
-            "refused": done.refused, "kept": kept,
+            "refused": done.refused, "stays": done.stays, "kept": kept,
+            "keep_last": rules.last, "keep_best": rules.best, "best_by": by,
         }));
     }
     let (would, deleted) = match args.dry_run {
@@ -190,11 +224,23 @@ fn told(args: &Args, opened: &Opened, done: &Done) -> Result<(), Failure> {
     for refused in &done.refused {
         text.push_str(&format!("not done: {refused}\n"));
     }
+    for stays in &done.stays {
+        text.push_str(&format!("{stays}\n"));
+    }
     if done.retired.is_empty() && done.deleted.is_empty() {
         text.push_str("nothing to prune\n");
     }
     let steps: Vec<String> = kept.iter().rev().map(u64::to_string).collect();
     let many = counted(kept.len() as u64, "checkpoint");
     text.push_str(&format!("{many} kept: steps {}\n", steps.join(", ")));
+    let of = match opened.ledger.rules.as_ref() {
+        Some(logged) if logged == rules => " (as the job was started)",
+        Some(_) => "",
+        None => " (its log does not say how the job was started)",
+    };
+    let (last, best) = (rules.last, rules.best);
+    text.push_str(&format!(
+        "by --keep-last {last} --keep-best {best} --best-by {by}{of}\n"
+    ));
     put(text.as_bytes())
 }

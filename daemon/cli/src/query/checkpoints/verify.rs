@@ -3,13 +3,12 @@
 use std::time::Instant;
 
 use muster_checkpoint::verify::Depth;
-use muster_protocol::checkpoint::State;
 use muster_protocol::storelog::Body;
 use serde_json::{Value, json};
 
 use super::super::output::{Failure, clean, counted, duration_ms, put, put_json};
-use super::{THREADS, Where, named};
-use crate::kept::{Row, whole};
+use super::{Checked, THREADS, Where, named};
+use crate::kept::Row;
 
 /// `muster checkpoint verify`
 #[derive(Debug, clap::Args)]
@@ -37,18 +36,19 @@ pub(super) async fn main(args: &Args) -> Result<(), Failure> {
     for row in &rows {
         let began = Instant::now();
         let depth = Depth::Everything { threads: THREADS };
-        let result = whole(&opened.place, row.commit.manifest, depth);
+        let found = opened.state_of(row.seq, depth)?;
         let ms = began.elapsed().as_secs_f64() * 1e3;
-        let (word, why) = match result {
-            Ok(State::Damaged { why }) => {
+        let (word, why) = match found {
+            Checked::Damaged(why) => {
                 bad += 1;
                 ("damaged", why)
             }
-            Ok(_) => ("verified", String::new()),
-            Err(error) => {
+            Checked::Whole => ("verified", String::new()),
+            Checked::Unknown(why) => {
                 unknown += 1;
-                ("unknown", error.to_string())
+                ("unknown", why)
             }
+            Checked::Retired(slot) => ("retired", format!("by slot {slot} of the log, meanwhile")),
         };
         let rejects =
             args.reject && word == "damaged" && row.rejected.is_none() && row.retired.is_none();

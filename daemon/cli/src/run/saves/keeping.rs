@@ -1,6 +1,6 @@
 //! Keeping checkpoints, on the launcher's side: two threads look at the store for the agent, and delete
 //! what it names. One looks at what is there and deletes, quickly; the other reads whole checkpoints,
-//! behind everything else that the machine has to do.
+//! behind everything else that the machine has to do. What somebody found damaged is read by a third.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use muster_checkpoint::verify::Depth;
 use muster_protocol::Digest;
 use muster_protocol::checkpoint::{Standing, State};
-use muster_protocol::local::{KeepNews, MAX_PATH, Review, short};
+use muster_protocol::local::{KeepNews, MAX_NAME, MAX_NEEDS, MAX_PATH, Review, short};
 use tokio::sync::mpsc;
 
 use super::Done;
-use crate::kept::{Folder, Rules, review, whole};
+use crate::kept::{Folder, Reviewed, Rules, Unknown, Unread, review, whole, words};
 
 /// The most checkpoints of one question; a log is not that long.
 const MAX_COMMITS: usize = 1 << 20;
@@ -22,6 +22,9 @@ const MAX_COMMITS: usize = 1 << 20;
 /// has a priority of its own (setpriority(2)).
 const NICE: i32 = 19;
 
+/// Threads that take a second look.
+const THREADS: usize = 4;
+
 /// What a thread is to do.
 enum Task {
     Review {
@@ -29,6 +32,7 @@ enum Task {
         round: u32,
         newest: Digest,
         commits: Vec<Standing>,
+        unread: Unread,
     },
     Delete(String),
 }
@@ -47,7 +51,11 @@ enum Said {
     Verified {
         seq: u64,
         manifest: Digest,
-        result: Result<State, String>,
+        state: State,
+    },
+    LookedAgain {
+        number: u64,
+        state: State,
     },
     NotDeleted(String),
 }
@@ -65,7 +73,10 @@ pub(super) struct Keeping {
     arriving: Option<Review>,
     looker: Option<Sender<Task>>,
     reading: Option<Digest>,
+    /// The number of the second look under way.
+    looking_again: Option<u64>,
     verified: BTreeSet<Digest>,
+    unread: Unread,
     done: mpsc::UnboundedSender<Done>,
 }
 
@@ -84,18 +95,25 @@ impl Keeping {
             arriving: None,
             looker: None,
             reading: None,
+            looking_again: None,
             verified: BTreeSet::new(),
+            unread: Unread::new(),
             done,
         }
     }
 
     /// What the agent is to know on a new link.
-    pub(super) fn link_up(&mut self) -> Option<KeepNews> {
+    pub(super) fn link_up(&mut self) -> Vec<KeepNews> {
         self.link += 1;
         self.arriving = None;
+        if self.place.is_none() {
+            return Vec::new();
+        }
         let store = self.location.clone();
         let fits = !store.is_empty() && store.len() <= MAX_PATH;
-        (self.place.is_some() && fits).then_some(KeepNews::Place { store })
+        let place = fits.then_some(KeepNews::Place { store });
+        let rules = KeepNews::Rules(self.rules.logged());
+        place.into_iter().chain([rules]).collect()
     }
 
     /// The agent asks; an answer at once where nothing can be done.
@@ -129,6 +147,7 @@ impl Keeping {
             round,
             newest: whole.generation,
             commits,
+            unread: self.unread.clone(),
         };
         match self.add(task) {
             true => None,
@@ -171,28 +190,56 @@ impl Keeping {
             Said::Verified {
                 seq,
                 manifest,
-                result,
+                state,
             } => {
                 self.reading = None;
-                match result {
-                    Ok(state) => {
-                        if state == State::Verified {
-                            self.verified.insert(manifest);
-                        }
-                        let news = KeepNews::Checked {
-                            seq,
-                            manifest,
-                            state,
-                        };
-                        (vec![news], None)
-                    }
-                    Err(why) => (
-                        Vec::new(),
-                        Some(format!("a checkpoint could not be verified: {why}")),
-                    ),
+                self.unread.remove(&manifest);
+                match &state {
+                    State::Verified => drop(self.verified.insert(manifest)),
+                    State::Unreadable { why } => drop(self.unread.insert(manifest, why.clone())),
+                    State::Damaged { .. } | State::Unchecked => {}
                 }
+                let news = KeepNews::Checked {
+                    seq,
+                    manifest,
+                    state,
+                };
+                (vec![news], None)
+            }
+            Said::LookedAgain { number, state } => {
+                self.looking_again.take_if(|of| *of == number);
+                (vec![KeepNews::LookedAgain { number, state }], None)
             }
             Said::NotDeleted(text) => (Vec::new(), Some(text)),
+        }
+    }
+
+    /// Reads a checkpoint that somebody found damaged, as fast as it can: its job may wait for it. An answer
+    /// at once where it cannot.
+    pub(super) fn look_again(&mut self, number: u64, manifest: Digest) -> Option<KeepNews> {
+        if self.looking_again == Some(number) {
+            return None;
+        }
+        let unreadable = |why: String| {
+            let state = State::Unreadable { why: short(why) };
+            KeepNews::LookedAgain { number, state }
+        };
+        let Some(place) = self.place.clone() else {
+            return Some(unreadable("this launcher has no store".into()));
+        };
+        let done = self.done.clone();
+        let read = move || {
+            let state = read_whole(&place, manifest, THREADS);
+            // Nobody listens once the launcher ends.
+            let _over = done.send(Done::Kept(Word(Said::LookedAgain { number, state })));
+        };
+        let thread = std::thread::Builder::new().name("second-look".into());
+        match thread.spawn(read) {
+            Ok(_) => {
+                self.looking_again = Some(number);
+                None
+            }
+            Err(error) => Some(unreadable(format!("no thread to read it: {error}"))),
         }
     }
 
@@ -206,11 +253,10 @@ impl Keeping {
             if let Err(error) = rustix::process::setpriority_process(None, NICE) {
                 tracing::debug!(%error, "checkpoints are verified at the usual priority");
             }
-            let result = whole(&place, manifest, Depth::Everything { threads: 1 });
             let said = Said::Verified {
                 seq,
                 manifest,
-                result: result.map_err(|error| error.to_string()),
+                state: read_whole(&place, manifest, 1),
             };
             // Nobody listens once the launcher ends.
             let _over = done.send(Done::Kept(Word(said)));
@@ -220,6 +266,15 @@ impl Keeping {
             self.reading = Some(manifest);
         }
     }
+}
+
+/// How a checkpoint is found when all of it is read.
+fn read_whole(place: &Folder, manifest: Digest, threads: usize) -> State {
+    let found = whole(place, manifest, Depth::Everything { threads });
+    found.unwrap_or_else(|error| {
+        let why = short(words(&error));
+        State::Unreadable { why }
+    })
 }
 
 fn look(queue: &Receiver<Task>, place: &Folder, rules: &Rules, done: &mpsc::UnboundedSender<Done>) {
@@ -232,9 +287,11 @@ fn look(queue: &Receiver<Task>, place: &Folder, rules: &Rules, done: &mpsc::Unbo
                 round,
                 newest,
                 commits,
+                unread,
             } => {
                 left = false;
-                let (news, verify) = answer(place, rules, round, newest, &commits);
+                let found = review(place, rules, newest, &commits, &unread);
+                let (news, verify) = answer(round, found);
                 Said::Reviewed { link, news, verify }
             }
             Task::Delete(name) if left && name.starts_with("manifest/") => continue,
@@ -255,13 +312,10 @@ fn look(queue: &Receiver<Task>, place: &Folder, rules: &Rules, done: &mpsc::Unbo
 }
 
 fn answer(
-    place: &Folder,
-    rules: &Rules,
     round: u32,
-    newest: Digest,
-    commits: &[Standing],
+    found: Result<Reviewed, Unknown>,
 ) -> (Vec<KeepNews>, Option<(u64, Digest)>) {
-    let found = match review(place, rules, newest, commits) {
+    let found = match found {
         Ok(found) => found,
         Err(error) => {
             let why = short(error.to_string());
@@ -272,7 +326,10 @@ fn answer(
         .map(|seen| KeepNews::Looked {
             round,
             seq: seen.seq,
-            needs: seen.needs,
+            // Of more it names none itself; the agent knows of these.
+            needs: (seen.needs.into_iter().filter(|name| name.len() <= MAX_NAME))
+                .take(MAX_NEEDS)
+                .collect(),
             state: seen.state,
             gone: seen.gone,
         })

@@ -227,8 +227,8 @@ impl Saves {
             capacity: rank.slots[0].capacity().0,
             found: [rank.seen[0].found(), rank.seen[1].found()],
         };
-        let place = self.keeping.link_up().map(SaveNews::Keep);
-        self.ranks.iter().map(slots).chain(place).collect()
+        let kept = self.keeping.link_up().into_iter().map(SaveNews::Keep);
+        self.ranks.iter().map(slots).chain(kept).collect()
     }
 
     /// Whether there is anything to look at often.
@@ -424,6 +424,10 @@ impl Saves {
                 None
             }
             SaveAsk::Review(review) => self.keeping.ask(review).map(SaveNews::Keep),
+            SaveAsk::LookAgain { number, manifest } => {
+                let news = self.keeping.look_again(number, manifest);
+                news.map(SaveNews::Keep)
+            }
             SaveAsk::Assemble { save, parts, last } => self.assemble(save, parts, last),
             // The driver's, who knows the workers.
             SaveAsk::Skip { .. } | SaveAsk::Go { .. } | SaveAsk::Tell { .. } => None,

@@ -166,6 +166,14 @@ impl Job {
         self.bed.until(&what, |_| self.said().contains(text));
     }
 
+    /// Waits until every launcher has told this.
+    pub(crate) fn all_hear(&self, text: &str) {
+        for node in &self.nodes {
+            let what = format!("n{node} tells: {text}");
+            (self.bed).until(&what, |bed| bed.said(*node).contains(text));
+        }
+    }
+
     /// Ends the job, and judges everything once more.
     pub(crate) fn end(mut self) -> Log {
         self.steady(0, "everything");

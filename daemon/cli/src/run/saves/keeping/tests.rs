@@ -15,7 +15,8 @@ impl Lab {
         let location = bench.location().to_string();
         let mut keeping = Keeping::new(place, location.clone(), Rules::default(), done);
         let store = location;
-        assert_eq!(keeping.link_up(), Some(KeepNews::Place { store }));
+        let rules = KeepNews::Rules(Rules::default().logged());
+        assert_eq!(keeping.link_up(), [KeepNews::Place { store }, rules]);
         Lab { keeping, words }
     }
 
@@ -123,6 +124,34 @@ fn it_looks_reads_two_whole_and_deletes_what_it_is_told_to() {
 }
 
 #[test]
+fn a_second_look_reads_all_bytes_of_what_lies_there_now() {
+    let bench = Bench::new();
+    let commit = bench.save(NEWEST, 4, None);
+    let mut lab = Lab::new(&bench);
+    let mut look = |number| {
+        assert_eq!(lab.keeping.look_again(number, commit.manifest), None);
+        // One question is one reading, however often it is asked.
+        assert_eq!(lab.keeping.look_again(number, commit.manifest), None);
+        let (mut news, people) = lab.hear();
+        assert!(people.is_none() && lab.words.try_recv().is_err());
+        match news.remove(0) {
+            KeepNews::LookedAgain { number: of, state } if of == number => state,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(look(1), State::Verified);
+    bench.flip(&commit);
+    let state = look(2);
+    assert!(
+        matches!(&state, State::Damaged { why } if why.contains("n0-0.safetensors")),
+        "{state:?}"
+    );
+    // A store that is away tells nothing.
+    std::fs::remove_file(bench.root().join("muster-store")).unwrap();
+    assert!(matches!(look(3), State::Unreadable { .. }));
+}
+
+#[test]
 fn an_answer_goes_to_nobody_but_who_asked() {
     let bench = Bench::new();
     let all = [standing(11, bench.save(NEWEST, 1, None))];
@@ -149,7 +178,15 @@ fn an_answer_goes_to_nobody_but_who_asked() {
         Rules::default(),
         lab.keeping.done.clone(),
     );
-    assert_eq!(nowhere.link_up(), None);
+    assert_eq!(nowhere.link_up(), []);
+    let unasked = nowhere.look_again(5, all[0].commit.manifest);
+    assert!(matches!(
+        unasked,
+        Some(KeepNews::LookedAgain {
+            number: 5,
+            state: State::Unreadable { .. }
+        })
+    ));
     let asked = nowhere.ask(Review::all(7, NEWEST, &all).remove(0));
     assert!(matches!(asked, Some(KeepNews::Failed { round: 7, .. })));
 }
