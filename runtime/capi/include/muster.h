@@ -37,9 +37,9 @@ enum muster_code {
   MUSTER_BUSY = -6,         /* both slots are still being written */
   MUSTER_SAVE = -7,         /* nothing was saved; the next save may succeed */
   MUSTER_PLAN = -8,         /* what the ranks hold does not make up the tensors */
-  MUSTER_RESTORE = -9,      /* the checkpoint cannot be read */
+  MUSTER_RESTORE = -9,      /* the checkpoint cannot be read now, or not on this node */
   MUSTER_MISMATCH = -10,    /* the checkpoint has not what is wanted: the model was changed */
-  MUSTER_DAMAGED = -11,     /* the checkpoint is damaged */
+  MUSTER_DAMAGED = -11,     /* the checkpoint is damaged, for every node */
   MUSTER_PANIC = -12        /* a mistake of this library */
 };
 
