@@ -217,6 +217,7 @@ pub async fn launch(
             max_restarts: plan.spec.max_restarts,
             store: folder,
             cache: cached,
+            store_id: uuid,
             memory,
         },
         program: plan.program,
