@@ -3,8 +3,9 @@
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use muster_checkpoint::Slice;
 use muster_checkpoint::dir::Dir;
 use muster_checkpoint::hex::Id;
 use muster_checkpoint::load::{Damage as Harm, LoadError, Loaded, Want, load};
@@ -40,6 +41,8 @@ pub struct Restore {
     own: bool,
     /// Where damage is told.
     page: Option<Arc<Page>>,
+    /// What was wanted by loads that found damage. Held by the load that is under way.
+    spoiled: Mutex<Vec<(String, Slice)>>,
 }
 
 /// Why a checkpoint cannot be used.
@@ -228,6 +231,7 @@ impl Restore {
             },
             own: uuid.is_some(),
             page: None,
+            spoiled: Mutex::default(),
         })
     }
 
@@ -268,22 +272,36 @@ impl Restore {
     }
 
     /// Fills these slices, in any slicing, reading no more than they need and verifying all of that. What
-    /// launchers hold in memory comes from there, the rest from the store.
+    /// launchers hold in memory comes from there, the rest from the store. Loads of several threads wait for
+    /// each other: each reads by many threads itself.
     ///
     /// # Errors
     /// They do not fit what was saved, or it is damaged: [`LoadError::damage`] tells which.
     pub fn load(&self, wants: &mut [Want<'_>]) -> Result<Loaded, LoadError> {
+        // Which copy a chunk came from is known of one reader only.
+        let mut spoiled = self.spoiled.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.source.origins();
         let loaded = load(&self.manifest, &self.source, wants, self.threads);
-        match (&self.page, &loaded) {
-            // What was said of a try before is not so.
-            (Some(page), Ok(_)) => page.store(word::DAMAGE, 0),
-            (Some(page), Err(error)) => {
-                if let Some(damage) = error.damage().filter(|damage| self.believes(damage)) {
-                    tell(page, self.digest, damage.to_string());
+        if let Some(page) = &self.page {
+            match &loaded {
+                Ok(_) => {
+                    spoiled.retain(|(name, slice)| {
+                        let again = |want: &Want<'_>| want.name == *name && want.slice == *slice;
+                        !wants.iter().any(again)
+                    });
+                    if spoiled.is_empty() {
+                        // What was said of a try before is not so.
+                        page.store(word::DAMAGE, 0);
+                    }
+                }
+                Err(error) => {
+                    if let Some(damage) = error.damage().filter(|damage| self.believes(damage)) {
+                        let wanted = wants.iter();
+                        spoiled.extend(wanted.map(|w| (w.name.to_owned(), w.slice.clone())));
+                        tell(page, self.digest, damage.to_string());
+                    }
                 }
             }
-            (None, _) => {}
         }
         self.source.tell(&before);
         muster_fault::point("worker.loaded");

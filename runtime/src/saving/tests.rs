@@ -359,6 +359,17 @@ impl Kept {
         saving::Damage::decode(&words.try_into().unwrap(), length)
     }
 
+    /// A file that has nothing of this tensor.
+    fn file_without(&self, tensor: &str) -> std::path::PathBuf {
+        let opened = Restore::open(self.folder(), self.digest).unwrap();
+        let manifest = opened.manifest();
+        let of = |t: &&muster_checkpoint::manifest::Tensor| t.name == tensor;
+        let with = manifest.tensors.iter().find(of).unwrap();
+        let files = manifest.files.iter().enumerate();
+        let mut files = files.filter(|(at, _)| with.slices.iter().all(|s| s.file as usize != *at));
+        self.folder().join(&files.next().unwrap().1.path)
+    }
+
     fn remove_a_file(&self) {
         let data = self.folder().join(format!("data/40-{}-1", "05".repeat(8)));
         let files = std::fs::read_dir(data).unwrap().map(|e| e.unwrap().path());
@@ -373,7 +384,7 @@ impl Kept {
 }
 
 /// Loads all of what was saved of step 40, and compares it.
-fn load_all(restore: &Restore) -> Result<Loaded, LoadError> {
+pub(super) fn load_all(restore: &Restore) -> Result<Loaded, LoadError> {
     let (mut weights, mut sharded) = (vec![0; 200_000], vec![0; ROWS as usize * 16]);
     let (one, two) = ([100_000], [ROWS, 4]);
     let of = |name, dtype, shape, into| Want {
@@ -410,6 +421,34 @@ fn what_is_found_damaged_the_launcher_is_told() {
     // A store that is not there is no damage.
     let elsewhere = kept.root.path().join("elsewhere/job");
     kept.open(&[(STORE_ENV, Some(&elsewhere))]).unwrap_err();
+    assert_eq!(kept.told(), None);
+}
+
+#[test]
+fn damage_that_was_told_is_not_taken_back_by_the_load_of_something_else() {
+    let kept = Kept::new();
+    let restore = kept.open(&[]).unwrap();
+    let mut weights = vec![0; 200_000];
+    let mut load_one = || {
+        restore.load(&mut [Want {
+            name: "weights",
+            dtype: Dtype::F16,
+            shape: &[100_000],
+            slice: Slice::whole(&[100_000]),
+            into: &mut weights,
+        }])
+    };
+    load_one().unwrap();
+    let other = kept.file_without("weights");
+    let whole = std::fs::read(&other).unwrap();
+    std::fs::write(&other, b"").unwrap();
+    load_all(&restore).unwrap_err();
+    load_one().unwrap();
+    let launcher = Page::from_file(&kept.page).unwrap();
+    assert_ne!(launcher.load(saving::word::DAMAGE), 0);
+    // The same, once it is whole again.
+    std::fs::write(&other, whole).unwrap();
+    load_all(&restore).unwrap();
     assert_eq!(kept.told(), None);
 }
 

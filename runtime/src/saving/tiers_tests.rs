@@ -8,7 +8,7 @@ use muster_checkpoint::hex::Id;
 use muster_protocol::Digest;
 use muster_protocol::memory::{Answer, Ask, Entry, Key, Name, Whom};
 
-use super::tests::{ROWS, bytes, part, row, save_on_two};
+use super::tests::{load_all, save_on_two};
 use super::*;
 use crate::memory::{Link, SOON};
 
@@ -119,40 +119,20 @@ fn nobody() -> u16 {
     listener.local_addr().unwrap().port()
 }
 
-/// Loads all of it; what came from where.
-fn restore(place: &Path, digest: Id, own: u16, peers: &[u16]) -> Result<Origins, LoadError> {
+/// Opens it, with what these hold.
+fn open(place: &Path, digest: Id, own: u16, peers: &[u16]) -> Restore {
     let whom = Whom {
         key: key(),
         own,
         guards: peers.iter().map(|port| guard(*port)).collect(),
     };
-    let opened = Restore::open_with(place, digest, &whom, 0).unwrap();
-    let (mut weights, mut sharded) = (vec![0; 200_000], vec![0; ROWS as usize * 16]);
-    let shape = [ROWS, 4];
-    let want = |name, dtype, shape, slice, into| Want {
-        name,
-        dtype,
-        shape,
-        slice,
-        into,
-    };
-    opened.load(&mut [
-        want(
-            "weights",
-            Dtype::F16,
-            &[100_000],
-            Slice::whole(&[100_000]),
-            &mut weights,
-        ),
-        want(
-            "sharded",
-            Dtype::F32,
-            &shape,
-            Slice::whole(&shape),
-            &mut sharded,
-        ),
-    ])?;
-    assert!(weights == bytes("weights", 40) && sharded == part(40, &row(0, 1)));
+    Restore::open_with(place, digest, &whom, 0).unwrap()
+}
+
+/// Loads all of it; what came from where.
+fn restore(place: &Path, digest: Id, own: u16, peers: &[u16]) -> Result<Origins, LoadError> {
+    let opened = open(place, digest, own, peers);
+    load_all(&opened)?;
     Ok(opened.origins())
 }
 
@@ -274,4 +254,21 @@ fn this_nodes_memory_comes_first_and_by_descriptor() {
         "{from:?}"
     );
     assert!(from.contains(&("the store".into(), 0)), "{from:?}");
+}
+
+#[test]
+fn several_loads_at_once_find_no_damage_that_is_none() {
+    let place = tempfile::tempdir().unwrap();
+    let (digest, files) = checkpoint(place.path());
+    let bad = launcher("n1", files, Does::Flips);
+    for _ in 0..5 {
+        let opened = open(place.path(), digest, nobody(), &[bad]);
+        thread::scope(|scope| {
+            let loads = [(); 6].map(|()| scope.spawn(|| load_all(&opened)));
+            for load in loads {
+                load.join().unwrap().unwrap();
+            }
+        });
+        assert_eq!(from(&opened.origins(), "n1's memory"), 0);
+    }
 }
