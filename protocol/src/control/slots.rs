@@ -17,6 +17,9 @@
 /// The environment variable that holds the job's folder in its store: a path, or a bucket's location.
 pub const STORE_ENV: &str = "MUSTER_CHECKPOINT_DIR";
 
+/// The environment variable that holds the store's uuid, in hexadecimal: what that folder lies in.
+pub const STORE_ID_ENV: &str = "MUSTER_STORE_ID";
+
 /// The environment variable that holds the path of a folder with copies of what this node saved.
 pub const CACHE_ENV: &str = "MUSTER_CHECKPOINT_CACHE";
 

@@ -37,9 +37,9 @@ enum muster_code {
   MUSTER_BUSY = -6,         /* both slots are still being written */
   MUSTER_SAVE = -7,         /* nothing was saved; the next save may succeed */
   MUSTER_PLAN = -8,         /* what the ranks hold does not make up the tensors */
-  MUSTER_RESTORE = -9,      /* the checkpoint cannot be read */
+  MUSTER_RESTORE = -9,      /* the checkpoint cannot be read now, or not on this node */
   MUSTER_MISMATCH = -10,    /* the checkpoint has not what is wanted: the model was changed */
-  MUSTER_DAMAGED = -11,     /* the checkpoint is damaged */
+  MUSTER_DAMAGED = -11,     /* the checkpoint is damaged, for every node */
   MUSTER_PANIC = -12        /* a mistake of this library */
 };
 
@@ -84,6 +84,10 @@ int32_t muster_step(muster_job *job, uint64_t step, muster_directive *directive)
 
 /* What `muster_step` asked for (MUSTER_CHECKPOINT or MUSTER_STOP) is done. */
 int32_t muster_done(muster_job *job, uint64_t step, int32_t action);
+
+/* Instead of that: MUSTER_CHECKPOINT could not be done, and why. The training may go on; who ordered it
+ * (`muster checkpoint`) is told. */
+int32_t muster_failed(muster_job *job, uint64_t step, const char *why);
 
 /* How this rank trains, for /metrics. What is not known is NaN, or 0 where a number is whole. */
 typedef struct muster_metrics {

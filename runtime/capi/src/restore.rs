@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_void};
 
-use muster_runtime::saving::{LoadError, Restore, RestoreError, Want};
+use muster_runtime::saving::{Damage, LoadError, Restore, RestoreError, Want};
 
 use crate::outcome::{Code, Failure, entry};
 use crate::raw::{Described, Tensor, described, list, list_mut, one, out, text};
@@ -38,7 +38,7 @@ fn of_restore(error: &RestoreError) -> Failure {
 
 fn of_load(error: &LoadError) -> Failure {
     let code = match error {
-        _ if error.damage().is_some() => Code::Damaged,
+        _ if error.damage().is_some_and(Damage::is_certain) => Code::Damaged,
         LoadError::Missing { .. }
         | LoadError::Differs { .. }
         | LoadError::Slice { .. }
@@ -243,4 +243,22 @@ pub unsafe extern "C" fn muster_restore_close(restore: *mut Checkpoint) {
         }
         Ok(Code::Ok)
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_that_fails_is_no_damage_of_the_checkpoint() {
+        let path = "data/40-05-1/n0-0.safetensors".to_owned();
+        let of = |damage: Damage| of_load(&LoadError::Damage(damage));
+        let gone = of(Damage::Gone { path: path.clone() });
+        assert_eq!(gone.code, Code::Damaged, "{}", gone.text);
+        let failure = of(Damage::Disk { path });
+        assert_eq!(failure.code, Code::Restore, "{}", failure.text);
+        for words in ["EIO", "n0-0.safetensors", "may be whole", "kernel's log"] {
+            assert!(failure.text.contains(words), "{}", failure.text);
+        }
+    }
 }

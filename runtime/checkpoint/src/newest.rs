@@ -58,7 +58,7 @@ pub struct Skipped {
 pub enum Reason {
     #[error("its manifest is not there")]
     Gone,
-    #[error("the disk cannot read its manifest")]
+    #[error("this node gets an input/output error (EIO) when it reads its manifest")]
     Disk,
     #[error("its manifest is damaged: its digest is {found}")]
     Digest { found: Id },

@@ -1,7 +1,8 @@
 //! What tests have in common: tensors whose bytes say where they belong, and ways to cut them.
 
 use crate::Dtype;
-use crate::manifest::{Placed, Tensor};
+use crate::hex::Bytes;
+use crate::manifest::{Origin, Placed, Tensor};
 use crate::slice::Slice;
 
 /// A sequence from a seed.
@@ -15,6 +16,20 @@ impl Random {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (z ^ (z >> 31)) % bound
+    }
+}
+
+/// Of a save that nobody asks about.
+pub(crate) fn origin() -> Origin {
+    Origin {
+        job: "job".into(),
+        lineage: Bytes([1; 32]),
+        generation: Bytes([2; 32]),
+        number: 1,
+        attempt: 1,
+        step: 1,
+        world: 1,
+        saved_at: 1,
     }
 }
 

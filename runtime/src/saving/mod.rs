@@ -39,7 +39,7 @@ mod saver;
 mod slots;
 mod tiers;
 
-pub use muster_checkpoint::load::{LoadError, Loaded, Want};
+pub use muster_checkpoint::load::{Damage, LoadError, Loaded, Want};
 pub use muster_checkpoint::manifest::Blob;
 pub use muster_checkpoint::plan::{Held, PlanError, Rank};
 pub use muster_checkpoint::slot::SlotError;

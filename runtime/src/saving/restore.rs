@@ -3,8 +3,9 @@
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use muster_checkpoint::Slice;
 use muster_checkpoint::dir::Dir;
 use muster_checkpoint::hex::Id;
 use muster_checkpoint::load::{Damage as Harm, LoadError, Loaded, Want, load};
@@ -15,9 +16,9 @@ use muster_checkpoint::source::Directory;
 use muster_protocol::Digest;
 use muster_protocol::control::FD_ENV;
 use muster_protocol::control::saving::{Damage, word};
-use muster_protocol::control::slots::{CACHE_ENV, RESTORE_ENV, STORE_ENV};
+use muster_protocol::control::slots::{CACHE_ENV, RESTORE_ENV, STORE_ENV, STORE_ID_ENV};
 use muster_protocol::memory::{MEMORY_ENV, Whom};
-use muster_store::{Location, LocationError, Options, Store, StoreError};
+use muster_store::{Kind, Location, LocationError, Options, Store, StoreError, Uuid};
 
 use super::tiers::{Origins, Tiers};
 use crate::live;
@@ -36,8 +37,12 @@ pub struct Restore {
     manifest: Manifest,
     source: Tiers<Nearby<Directory, Store>>,
     threads: usize,
+    /// It is the job's own store: what is not there is gone.
+    own: bool,
     /// Where damage is told.
     page: Option<Arc<Page>>,
+    /// What was wanted by loads that found damage. Held by the load that is under way.
+    spoiled: Mutex<Vec<(String, Slice)>>,
 }
 
 /// Why a checkpoint cannot be used.
@@ -55,6 +60,18 @@ pub enum RestoreError {
         "the checkpoints are in {0}, and this worker cannot read buckets: build it with the feature `buckets` of muster-runtime"
     )]
     Buckets(Location),
+    #[error(
+        "{STORE_ID_ENV} is {value:?}, which is no store's uuid; start the worker with `muster run`"
+    )]
+    StoreId { value: String },
+    #[error(
+        "what this worker finds at {place} is not the job's store: mount the store there for workers as it is for `muster run`"
+    )]
+    OtherStore {
+        place: Location,
+        #[source]
+        source: StoreError,
+    },
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("cannot read the manifest {digest}")]
@@ -91,11 +108,12 @@ impl Restore {
         page: Option<Arc<Page>>,
         get: impl Fn(&str) -> Option<OsString>,
     ) -> Result<Option<Restore>, RestoreError> {
-        let opened = Self::from_lookup(get);
+        let opened = Self::from_lookup(&get);
         match opened {
             Ok(restore) => Ok(restore.map(|restore| Restore { page, ..restore })),
             Err(error) => {
-                if let (Some(page), Some(digest)) = (&page, error.damaged()) {
+                let own = get(STORE_ID_ENV).is_some();
+                if let (Some(page), Some(digest)) = (&page, error.damaged(own)) {
                     tell(page, digest, error.to_string());
                 }
                 Err(error)
@@ -141,12 +159,17 @@ impl Restore {
             return Err(RestoreError::Digest { value });
         };
         let folder = folder.ok_or(RestoreError::NoStore)?;
+        let uuid = get(STORE_ID_ENV).map(|value| {
+            let value = value.to_string_lossy().into_owned();
+            Uuid::parse(&value).ok_or(RestoreError::StoreId { value })
+        });
+        let uuid = uuid.transpose()?;
         let cache = get(CACHE_ENV).map(PathBuf::from);
         // Without it nobody is asked for what is in memory.
         let whom = get(MEMORY_ENV).and_then(|text| Whom::decode(text.to_str()?));
         let rank = get("RANK").and_then(|text| text.to_str()?.parse().ok());
         let whom = whom.as_ref().map(|whom| (whom, rank.unwrap_or_default()));
-        Self::open_from(&folder, cache, digest, whom).map(Some)
+        Self::open_from(&folder, uuid, cache, digest, whom).map(Some)
     }
 
     /// Opens the checkpoint of this manifest in a job's folder: a path, or a bucket's location
@@ -155,7 +178,7 @@ impl Restore {
     /// # Errors
     /// As [`from_env`](Self::from_env).
     pub fn open(folder: impl AsRef<OsStr>, digest: Id) -> Result<Restore, RestoreError> {
-        Self::open_from(folder.as_ref(), None, digest, None)
+        Self::open_from(folder.as_ref(), None, None, digest, None)
     }
 
     /// Opens it, and asks these launchers for what they hold of it in memory; `rank` is who tells this
@@ -169,17 +192,21 @@ impl Restore {
         whom: &Whom,
         rank: u32,
     ) -> Result<Restore, RestoreError> {
-        Self::open_from(folder.as_ref(), None, digest, Some((whom, rank)))
+        Self::open_from(folder.as_ref(), None, None, digest, Some((whom, rank)))
     }
 
     fn open_from(
         folder: &OsStr,
+        uuid: Option<Uuid>,
         cache: Option<PathBuf>,
         digest: Id,
         whom: Option<(&Whom, u32)>,
     ) -> Result<Restore, RestoreError> {
         let location = readable(location(folder)?)?;
-        let store = Store::open(&location, &Options::of_process())?;
+        let store = match uuid {
+            Some(uuid) => own_store(&location, uuid)?,
+            None => Store::open(&location, &Options::of_process())?,
+        };
         let bytes =
             (store.manifest(digest)).map_err(|source| RestoreError::Manifest { digest, source })?;
         let found = Manifest::digest(&bytes);
@@ -202,7 +229,9 @@ impl Restore {
                 true => BUCKET_THREADS,
                 false => THREADS,
             },
+            own: uuid.is_some(),
             page: None,
+            spoiled: Mutex::default(),
         })
     }
 
@@ -243,26 +272,46 @@ impl Restore {
     }
 
     /// Fills these slices, in any slicing, reading no more than they need and verifying all of that. What
-    /// launchers hold in memory comes from there, the rest from the store.
+    /// launchers hold in memory comes from there, the rest from the store. Loads of several threads wait for
+    /// each other: each reads by many threads itself.
     ///
     /// # Errors
     /// They do not fit what was saved, or it is damaged: [`LoadError::damage`] tells which.
     pub fn load(&self, wants: &mut [Want<'_>]) -> Result<Loaded, LoadError> {
+        // Which copy a chunk came from is known of one reader only.
+        let mut spoiled = self.spoiled.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.source.origins();
         let loaded = load(&self.manifest, &self.source, wants, self.threads);
-        match (&self.page, &loaded) {
-            // What was said of a try before is not so.
-            (Some(page), Ok(_)) => page.store(word::DAMAGE, 0),
-            // A disk that cannot be read now may be read again.
-            (Some(page), Err(error)) => match error.damage() {
-                None | Some(Harm::Disk { .. }) => {}
-                Some(damage) => tell(page, self.digest, damage.to_string()),
-            },
-            (None, _) => {}
+        if let Some(page) = &self.page {
+            match &loaded {
+                Ok(_) => {
+                    spoiled.retain(|(name, slice)| {
+                        let again = |want: &Want<'_>| want.name == *name && want.slice == *slice;
+                        !wants.iter().any(again)
+                    });
+                    if spoiled.is_empty() {
+                        // What was said of a try before is not so.
+                        page.store(word::DAMAGE, 0);
+                    }
+                }
+                Err(error) => {
+                    if let Some(damage) = error.damage().filter(|damage| self.believes(damage)) {
+                        let wanted = wants.iter();
+                        spoiled.extend(wanted.map(|w| (w.name.to_owned(), w.slice.clone())));
+                        tell(page, self.digest, damage.to_string());
+                    }
+                }
+            }
         }
         self.source.tell(&before);
         muster_fault::point("worker.loaded");
         loaded
+    }
+
+    /// Whether this is damage for every node: a disk that cannot be read now may be read again, and another
+    /// node's can be.
+    fn believes(&self, damage: &Harm) -> bool {
+        damage.is_certain() && (self.own || !matches!(damage, Harm::Gone { .. }))
     }
 }
 
@@ -272,6 +321,21 @@ fn readable(location: Location) -> Result<Location, RestoreError> {
         true => Err(RestoreError::Buckets(location)),
         false => Ok(location),
     }
+}
+
+/// The job's folder in its store. The path may lead to something else here than for the launcher, such as
+/// the empty directory below a mount that is missing: nothing is believed to be gone then.
+fn own_store(folder: &Location, uuid: Uuid) -> Result<Store, RestoreError> {
+    let (place, folder) = folder.split().ok_or(LocationError::Empty)?;
+    let opened = Store::open(&place, &Options::of_process());
+    let opened = opened.and_then(|store| store.expect(uuid).map(|()| store));
+    let store = opened.map_err(|source| match source.kind {
+        Kind::Gone => RestoreError::OtherStore { place, source },
+        // There is no such directory.
+        Kind::Setup if !place.is_cloud() => RestoreError::OtherStore { place, source },
+        _ => RestoreError::Store(source),
+    })?;
+    Ok(store.within(&folder)?)
 }
 
 fn location(folder: &OsStr) -> Result<Location, LocationError> {
@@ -284,12 +348,13 @@ fn location(folder: &OsStr) -> Result<Location, LocationError> {
 
 impl RestoreError {
     /// The checkpoint that is damaged, if that is what is wrong: its manifest is gone, or is not what it
-    /// was. What another version wrote is not damaged, nor what a store does not show now.
-    fn damaged(&self) -> Option<Id> {
+    /// was. What another version wrote is not damaged, nor what a store does not show now, nor what is not
+    /// in a store that may be another one than the job's own.
+    fn damaged(&self, own: bool) -> Option<Id> {
         match self {
             RestoreError::Damaged { digest, .. } => Some(*digest),
             RestoreError::Manifest { digest, source }
-                if source.kind() == io::ErrorKind::NotFound =>
+                if own && source.kind() == io::ErrorKind::NotFound =>
             {
                 Some(*digest)
             }

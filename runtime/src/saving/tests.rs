@@ -13,8 +13,9 @@ use muster_checkpoint::shelf;
 use muster_checkpoint::slot::{Slot, State};
 use muster_protocol::Digest;
 use muster_protocol::control::fresh_page;
-use muster_protocol::control::slots::{Given, RESTORE_ENV, STORE_ENV, word};
+use muster_protocol::control::slots::{Given, RESTORE_ENV, STORE_ENV, STORE_ID_ENV, word};
 use muster_protocol::control::{decode_step, encode_step, saving};
+use muster_store::Store;
 
 use super::*;
 use crate::page::Page;
@@ -304,63 +305,203 @@ fn a_rank_waits_for_a_slot_and_then_says_which_are_busy() {
     assert!(matches!(refused, SaveError::Budget { .. }), "{refused}");
 }
 
-#[test]
-fn what_is_found_damaged_the_launcher_is_told() {
-    let place = tempfile::tempdir().unwrap();
-    let digest = save_on_two(place.path(), 40);
-    let data = place.path().join(format!("data/40-{}-1", "05".repeat(8)));
-    let files = std::fs::read_dir(data).unwrap().map(|e| e.unwrap().path());
-    let mut files = files.filter(|p| p.extension().is_some_and(|e| e == "safetensors"));
-    std::fs::remove_file(files.next().unwrap()).unwrap();
-    let file = page();
-    let launcher = Page::from_file(&file).unwrap();
-    let told = || {
-        let words: Vec<u64> = saving::word::damage().map(|at| launcher.load(at)).collect();
-        let words = words.try_into().unwrap();
-        saving::Damage::decode(&words, launcher.load(saving::word::DAMAGE))
-    };
-    let load = |restore: &Restore| {
-        let mut weights = vec![0; 200_000];
-        let mut mine = vec![0; (ROWS * 16) as usize];
-        let (one, two) = ([100_000], [ROWS, 4]);
-        let of = |name, dtype, shape, into| Want {
-            name,
-            dtype,
-            shape,
-            slice: Slice::whole(shape),
-            into,
-        };
-        restore.load(&mut [
-            of("weights", Dtype::F16, &one, &mut weights),
-            of("sharded", Dtype::F32, &two, &mut mine),
-        ])
-    };
-    let env = |name: &str| -> Option<std::ffi::OsString> {
+/// A store, and a job's checkpoint in it.
+struct Kept {
+    root: tempfile::TempDir,
+    uuid: String,
+    digest: Id,
+    page: File,
+}
+
+impl Kept {
+    fn new() -> Kept {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir(root.path().join("job")).unwrap();
+        let location = muster_store::Location::Directory(root.path().to_owned());
+        let store = Store::open(&location, &muster_store::Options::of_process()).unwrap();
+        Kept {
+            uuid: store.probe().unwrap().uuid.to_string(),
+            digest: save_on_two(&root.path().join("job"), 40),
+            root,
+            page: page(),
+        }
+    }
+
+    fn folder(&self) -> std::path::PathBuf {
+        self.root.path().join("job")
+    }
+
+    fn env(&self, name: &str) -> Option<std::ffi::OsString> {
         match name {
-            RESTORE_ENV => Some(digest.to_string().into()),
-            STORE_ENV => Some(place.path().into()),
+            RESTORE_ENV => Some(self.digest.to_string().into()),
+            STORE_ENV => Some(self.folder().into()),
+            STORE_ID_ENV => Some(self.uuid.clone().into()),
             _ => None,
         }
+    }
+
+    /// As a worker restores it; `but` is another value of a variable, or none.
+    fn open(&self, but: &[(&str, Option<&Path>)]) -> Result<Restore, RestoreError> {
+        let page = Page::from_file(&self.page).ok().map(std::sync::Arc::new);
+        let opened = Restore::told(page, |name| {
+            let other = but.iter().find(|(other, _)| *other == name);
+            other.map_or_else(|| self.env(name), |(_, value)| value.map(Into::into))
+        });
+        opened.map(|restore| restore.expect("there is something to restore"))
+    }
+
+    /// What the launcher was told since it was asked last.
+    fn told(&self) -> Option<saving::Damage> {
+        let launcher = Page::from_file(&self.page).unwrap();
+        let words: Vec<u64> = saving::word::damage().map(|at| launcher.load(at)).collect();
+        let length = launcher.load(saving::word::DAMAGE);
+        launcher.store(saving::word::DAMAGE, 0);
+        saving::Damage::decode(&words.try_into().unwrap(), length)
+    }
+
+    /// A file that has nothing of this tensor.
+    fn file_without(&self, tensor: &str) -> std::path::PathBuf {
+        let opened = Restore::open(self.folder(), self.digest).unwrap();
+        let manifest = opened.manifest();
+        let of = |t: &&muster_checkpoint::manifest::Tensor| t.name == tensor;
+        let with = manifest.tensors.iter().find(of).unwrap();
+        let files = manifest.files.iter().enumerate();
+        let mut files = files.filter(|(at, _)| with.slices.iter().all(|s| s.file as usize != *at));
+        self.folder().join(&files.next().unwrap().1.path)
+    }
+
+    fn remove_a_file(&self) {
+        let data = self.folder().join(format!("data/40-{}-1", "05".repeat(8)));
+        let files = std::fs::read_dir(data).unwrap().map(|e| e.unwrap().path());
+        let mut files = files.filter(|p| p.extension().is_some_and(|e| e == "safetensors"));
+        std::fs::remove_file(files.next().unwrap()).unwrap();
+    }
+
+    fn remove_the_manifest(&self) {
+        let name = format!("manifest/{}.json", self.digest);
+        std::fs::remove_file(self.folder().join(name)).unwrap();
+    }
+}
+
+/// Loads all of what was saved of step 40, and compares it.
+pub(super) fn load_all(restore: &Restore) -> Result<Loaded, LoadError> {
+    let (mut weights, mut sharded) = (vec![0; 200_000], vec![0; ROWS as usize * 16]);
+    let (one, two) = ([100_000], [ROWS, 4]);
+    let of = |name, dtype, shape, into| Want {
+        name,
+        dtype,
+        shape,
+        slice: Slice::whole(shape),
+        into,
     };
-    let page = || Page::from_file(&file).ok().map(std::sync::Arc::new);
-    let restore = Restore::told(page(), env).unwrap().unwrap();
-    assert_eq!(told(), None);
-    let error = load(&restore).unwrap_err();
-    let damage = told().unwrap();
-    assert_eq!(damage.manifest, Digest(digest.0));
+    let loaded = restore.load(&mut [
+        of("weights", Dtype::F16, &one, &mut weights),
+        of("sharded", Dtype::F32, &two, &mut sharded),
+    ])?;
+    assert!(weights == bytes("weights", 40) && sharded == part(40, &row(0, 1)));
+    Ok(loaded)
+}
+
+#[test]
+fn what_is_found_damaged_the_launcher_is_told() {
+    let kept = Kept::new();
+    kept.remove_a_file();
+    let restore = kept.open(&[]).unwrap();
+    assert_eq!(kept.told(), None);
+    let error = load_all(&restore).unwrap_err();
+    let damage = kept.told().unwrap();
+    assert_eq!(damage.manifest, Digest(kept.digest.0));
     assert_eq!(damage.why, error.damage().unwrap().to_string());
     assert!(damage.why.ends_with("is not there"), "{}", damage.why);
     // So is a manifest that is gone.
-    launcher.store(saving::word::DAMAGE, 0);
-    std::fs::remove_file(place.path().join(format!("manifest/{digest}.json"))).unwrap();
-    Restore::told(page(), env).unwrap_err();
-    assert!(told().unwrap().why.contains("cannot read the manifest"));
+    kept.remove_the_manifest();
+    kept.open(&[]).unwrap_err();
+    let why = kept.told().unwrap().why;
+    assert!(why.contains("cannot read the manifest"), "{why}");
     // A store that is not there is no damage.
-    launcher.store(saving::word::DAMAGE, 0);
-    let elsewhere = |name: &str| match name {
-        STORE_ENV => Some(place.path().join("elsewhere").into()),
-        name => env(name),
+    let elsewhere = kept.root.path().join("elsewhere/job");
+    kept.open(&[(STORE_ENV, Some(&elsewhere))]).unwrap_err();
+    assert_eq!(kept.told(), None);
+}
+
+#[test]
+fn damage_that_was_told_is_not_taken_back_by_the_load_of_something_else() {
+    let kept = Kept::new();
+    let restore = kept.open(&[]).unwrap();
+    let mut weights = vec![0; 200_000];
+    let mut load_one = || {
+        restore.load(&mut [Want {
+            name: "weights",
+            dtype: Dtype::F16,
+            shape: &[100_000],
+            slice: Slice::whole(&[100_000]),
+            into: &mut weights,
+        }])
     };
-    Restore::told(page(), elsewhere).unwrap_err();
-    assert_eq!(told(), None);
+    load_one().unwrap();
+    let other = kept.file_without("weights");
+    let whole = std::fs::read(&other).unwrap();
+    std::fs::write(&other, b"").unwrap();
+    load_all(&restore).unwrap_err();
+    load_one().unwrap();
+    let launcher = Page::from_file(&kept.page).unwrap();
+    assert_ne!(launcher.load(saving::word::DAMAGE), 0);
+    // The same, once it is whole again.
+    std::fs::write(&other, whole).unwrap();
+    load_all(&restore).unwrap();
+    assert_eq!(kept.told(), None);
+}
+
+#[test]
+fn a_missing_mount_is_no_missing_checkpoint() {
+    let kept = Kept::new();
+    // The directory below the mount: the job's folder is there from a day without it, and empty.
+    let below = tempfile::tempdir().unwrap();
+    let folder = below.path().join("job");
+    std::fs::create_dir(&folder).unwrap();
+    let refused = kept.open(&[(STORE_ENV, Some(&folder))]).unwrap_err();
+    assert!(
+        matches!(refused, RestoreError::OtherStore { .. }),
+        "{refused}"
+    );
+    assert!(
+        refused.to_string().contains("mount the store there"),
+        "{refused}"
+    );
+    assert_eq!(kept.told(), None);
+    // Another store is no better, whatever lies in it.
+    let other = Kept::new();
+    let refused = kept
+        .open(&[(STORE_ENV, Some(&other.folder()))])
+        .unwrap_err();
+    assert!(
+        matches!(refused, RestoreError::OtherStore { .. }),
+        "{refused}"
+    );
+    let wrong = kept
+        .open(&[(STORE_ID_ENV, Some(Path::new("7")))])
+        .unwrap_err();
+    assert!(matches!(wrong, RestoreError::StoreId { .. }), "{wrong}");
+    assert_eq!(kept.told(), None);
+
+    // It may go while it is read.
+    let restore = kept.open(&[]).unwrap();
+    kept.remove_a_file();
+    std::fs::remove_file(kept.root.path().join(muster_store::UUID_NAME)).unwrap();
+    let error = load_all(&restore).unwrap_err();
+    assert!(error.damage().is_none(), "{error}");
+    assert_eq!(kept.told(), None);
+}
+
+#[test]
+fn what_a_store_without_a_name_does_not_show_is_not_called_gone() {
+    let kept = Kept::new();
+    let unnamed = [(STORE_ID_ENV, None)];
+    let restore = kept.open(&unnamed).unwrap();
+    kept.remove_a_file();
+    load_all(&restore).unwrap_err();
+    assert_eq!(kept.told(), None);
+    kept.remove_the_manifest();
+    kept.open(&unnamed).unwrap_err();
+    assert_eq!(kept.told(), None);
 }

@@ -5,16 +5,18 @@ use std::path::Path;
 use std::thread;
 
 use muster_checkpoint::hex::Id;
-use muster_protocol::Digest;
-use muster_protocol::memory::{Answer, Ask, Entry, Key, Name, Whom};
+use muster_protocol::memory::{Answer, Ask, Entry, Key, Name, Peer, Whom};
+use muster_protocol::{Digest, LauncherId};
 
-use super::tests::{ROWS, bytes, part, row, save_on_two};
+use super::tests::{load_all, save_on_two};
 use super::*;
 use crate::memory::{Link, SOON};
 
 fn key() -> Key {
     Key::of_cluster(Some(b"secret")).of_job(Digest([1; 32]))
 }
+
+const LAUNCHER: LauncherId = LauncherId(*b"launcher");
 
 /// What a launcher does with what it is asked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,7 +43,7 @@ fn launcher(who: &'static str, files: Files, does: Does) -> u16 {
             let (stream, _) = listener.accept().unwrap();
             let files = files.clone();
             thread::spawn(move || {
-                let Ok(mut link) = Link::accept(stream, key) else {
+                let Ok(mut link) = Link::accept(stream, &key(), LAUNCHER) else {
                     return;
                 };
                 while let Ok(ask) = link.hear::<Ask>(SOON * 30) {
@@ -88,7 +90,7 @@ fn answer(link: &mut Link, who: &str, files: &Files, does: Does, ask: Ask) {
 }
 
 /// The guard of a launcher at this port.
-fn guard(port: u16) -> std::net::SocketAddr {
+fn guard(port: u16) -> Peer {
     use std::io::Write;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let at = listener.local_addr().unwrap();
@@ -99,7 +101,10 @@ fn guard(port: u16) -> std::net::SocketAddr {
             stream.write_all(&answer).unwrap();
         }
     });
-    at
+    Peer {
+        launcher: LAUNCHER,
+        guard: at,
+    }
 }
 
 /// A checkpoint, and its files by name.
@@ -119,40 +124,21 @@ fn nobody() -> u16 {
     listener.local_addr().unwrap().port()
 }
 
-/// Loads all of it; what came from where.
-fn restore(place: &Path, digest: Id, own: u16, peers: &[u16]) -> Result<Origins, LoadError> {
+/// Opens it, with what these hold.
+fn open(place: &Path, digest: Id, own: u16, peers: &[u16]) -> Restore {
     let whom = Whom {
         key: key(),
         own,
-        guards: peers.iter().map(|port| guard(*port)).collect(),
+        launcher: LAUNCHER,
+        others: peers.iter().map(|port| guard(*port)).collect(),
     };
-    let opened = Restore::open_with(place, digest, &whom, 0).unwrap();
-    let (mut weights, mut sharded) = (vec![0; 200_000], vec![0; ROWS as usize * 16]);
-    let shape = [ROWS, 4];
-    let want = |name, dtype, shape, slice, into| Want {
-        name,
-        dtype,
-        shape,
-        slice,
-        into,
-    };
-    opened.load(&mut [
-        want(
-            "weights",
-            Dtype::F16,
-            &[100_000],
-            Slice::whole(&[100_000]),
-            &mut weights,
-        ),
-        want(
-            "sharded",
-            Dtype::F32,
-            &shape,
-            Slice::whole(&shape),
-            &mut sharded,
-        ),
-    ])?;
-    assert!(weights == bytes("weights", 40) && sharded == part(40, &row(0, 1)));
+    Restore::open_with(place, digest, &whom, 0).unwrap()
+}
+
+/// Loads all of it; what came from where.
+fn restore(place: &Path, digest: Id, own: u16, peers: &[u16]) -> Result<Origins, LoadError> {
+    let opened = open(place, digest, own, peers);
+    load_all(&opened)?;
     Ok(opened.origins())
 }
 
@@ -253,7 +239,7 @@ fn this_nodes_memory_comes_first_and_by_descriptor() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let own = listener.local_addr().unwrap().port();
     let told = thread::spawn(move || {
-        let accept = || Link::accept(listener.accept().unwrap().0, key).unwrap();
+        let accept = || Link::accept(listener.accept().unwrap().0, &key(), LAUNCHER).unwrap();
         let mut link = accept();
         assert_eq!(link.hear::<Ask>(SOON).unwrap(), Ask::List);
         let (who, pid) = ("me".to_owned(), std::process::id());
@@ -274,4 +260,21 @@ fn this_nodes_memory_comes_first_and_by_descriptor() {
         "{from:?}"
     );
     assert!(from.contains(&("the store".into(), 0)), "{from:?}");
+}
+
+#[test]
+fn several_loads_at_once_find_no_damage_that_is_none() {
+    let place = tempfile::tempdir().unwrap();
+    let (digest, files) = checkpoint(place.path());
+    let bad = launcher("n1", files, Does::Flips);
+    for _ in 0..5 {
+        let opened = open(place.path(), digest, nobody(), &[bad]);
+        thread::scope(|scope| {
+            let loads = [(); 6].map(|()| scope.spawn(|| load_all(&opened)));
+            for load in loads {
+                load.join().unwrap().unwrap();
+            }
+        });
+        assert_eq!(from(&opened.origins(), "n1's memory"), 0);
+    }
 }

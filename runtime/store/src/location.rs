@@ -74,6 +74,25 @@ impl Location {
     pub fn is_cloud(&self) -> bool {
         !matches!(self, Self::Directory(_))
     }
+
+    /// The place that this folder lies in, and its name there; `None` of what lies in nothing.
+    pub fn split(&self) -> Option<(Location, String)> {
+        let mut above = self.clone();
+        let last = match &mut above {
+            Self::Directory(path) => {
+                let last = path.file_name()?.to_str()?.to_owned();
+                path.pop();
+                last
+            }
+            Self::S3 { prefix, .. } | Self::Google { prefix, .. } | Self::Azure { prefix, .. } => {
+                let cut = prefix.rfind('/');
+                let last = prefix.split_off(cut.map_or(0, |at| at + 1));
+                prefix.truncate(cut.unwrap_or(0));
+                last
+            }
+        };
+        (!last.is_empty()).then_some((above, last))
+    }
 }
 
 impl FromStr for Location {
@@ -311,6 +330,23 @@ mod tests {
             let error = parse(text).unwrap_err();
             assert!(error.to_string().contains(fix), "{text}: {error}");
             assert!(!error.to_string().contains("secret"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_folder_lies_in_a_place() {
+        for (folder, above, last) in [
+            ("/shared/jobs/train", "/shared/jobs", "train"),
+            ("/train", "/", "train"),
+            ("s3://bucket/team/train", "s3://bucket/team", "train"),
+            ("gs://bucket/train", "gs://bucket", "train"),
+            ("az://box/a/b/train", "az://box/a/b", "train"),
+        ] {
+            let split = parse(folder).unwrap().split();
+            assert_eq!(split, Some((parse(above).unwrap(), last.to_owned())));
+        }
+        for place in ["/", "s3://bucket", "az://box/"] {
+            assert_eq!(parse(place).unwrap().split(), None, "{place}");
         }
     }
 

@@ -25,6 +25,14 @@ const UUID_LIMIT: u64 = 4096;
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Uuid(pub [u8; 16]);
 
+impl Uuid {
+    /// From 32 hexadecimal digits; `None` of anything else, and of zeros.
+    pub fn parse(text: &str) -> Option<Uuid> {
+        let bytes: [u8; 16] = hex::decode(text)?.try_into().ok()?;
+        (bytes != [0; 16]).then_some(Uuid(bytes))
+    }
+}
+
 impl fmt::Display for Uuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&hex::encode(&self.0))
@@ -85,15 +93,33 @@ impl Store {
             }
         }
         let uuid = root.make_uuid()?;
-        if self.set_uuid(uuid) != uuid {
-            let error = root.error(Kind::Gone, "probe", "");
-            return Err(error.said("it has another uuid than it had"));
-        }
+        self.is_named(uuid)?;
         Ok(Probed {
             uuid,
             latency,
             checksums,
         })
+    }
+
+    /// Whether this is the store of this uuid, which somebody else has probed: one request. From then on
+    /// it is believed only while that uuid is there, as after a probe.
+    ///
+    /// # Errors
+    /// `Gone`: it is another store, or none, such as the directory below a mount that is missing. Else
+    /// that cannot be told now.
+    pub fn expect(&self, uuid: Uuid) -> Result<(), StoreError> {
+        self.is_named(uuid)?;
+        self.still_there("use")
+    }
+
+    /// From now on, and not otherwise before.
+    fn is_named(&self, uuid: Uuid) -> Result<(), StoreError> {
+        let known = self.set_uuid(uuid);
+        if known != uuid {
+            let error = self.error(Kind::Gone, "use", "");
+            return Err(error.said(format!("its uuid was {known}, and is to be {uuid}")));
+        }
+        Ok(())
     }
 
     /// One create's time, and whether there are checksums.
@@ -209,9 +235,8 @@ impl Store {
             error.said(format!("{said}: restore it, or use another place"))
         };
         let file: UuidFile = serde_json::from_slice(&bytes).map_err(|e| bad(&e.to_string()))?;
-        let uuid = hex::decode(&file.uuid).and_then(|bytes| bytes.try_into().ok());
-        match uuid.map(Uuid) {
-            Some(uuid) if file.format == 1 && uuid.0 != [0; 16] => Ok(uuid),
+        match Uuid::parse(&file.uuid) {
+            Some(uuid) if file.format == 1 => Ok(uuid),
             _ => Err(bad("it holds no uuid of format 1")),
         }
     }

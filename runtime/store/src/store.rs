@@ -442,16 +442,16 @@ impl Store {
         got
     }
 
-    fn still_there(&self, doing: &'static str) -> Result<(), StoreError> {
+    pub(crate) fn still_there(&self, doing: &'static str) -> Result<(), StoreError> {
         let Some(known) = self.uuid() else {
             return Ok(());
         };
         let gone = |said: &str| Err(self.error(Kind::Gone, doing, "").said(said));
         match self.root().read_uuid() {
             Ok(found) if found == known => Ok(()),
-            Ok(_) => gone("it has another uuid than it had"),
+            Ok(found) => gone(&format!("its uuid is {found}, not {known}")),
             Err(error) if error.kind == Kind::NotFound => {
-                gone(&format!("{UUID_NAME} is not there any more"))
+                gone(&format!("{UUID_NAME} is not there, which holds its uuid"))
             }
             Err(error) => Err(error),
         }

@@ -4,10 +4,10 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use muster_protocol::LauncherId;
-use muster_protocol::control::slots::{CACHE_ENV, RESTORE_ENV, STORE_ENV};
+use muster_protocol::control::slots::{CACHE_ENV, RESTORE_ENV, STORE_ENV, STORE_ID_ENV};
 use muster_protocol::local::Start;
 use muster_protocol::memory::{MEMORY_ENV, Whom};
+use muster_protocol::{LauncherId, StoreUuid};
 
 use super::procs::MARK;
 
@@ -20,6 +20,8 @@ pub struct Job {
     pub max_restarts: u32,
     /// The job's folder in its store, a path or a bucket's location.
     pub store: Option<OsString>,
+    /// The store's own name, by which workers know it.
+    pub store_id: Option<StoreUuid>,
     /// The folder with copies of what this node saves.
     pub cache: Option<OsString>,
     /// The port at which this launcher gives what it holds in memory.
@@ -71,6 +73,9 @@ pub fn variables(
     if let Some(store) = &job.store {
         vars.push((STORE_ENV, store.into()));
     }
+    if let Some(id) = &job.store_id {
+        vars.push((STORE_ID_ENV, id.hex().into()));
+    }
     if let Some(cache) = &job.cache {
         vars.push((CACHE_ENV, cache.into()));
     }
@@ -78,7 +83,8 @@ pub fn variables(
         let whom = Whom {
             key: start.peers.key,
             own,
-            guards: start.peers.guards.clone(),
+            launcher: job.launcher,
+            others: start.peers.others.clone(),
         };
         vars.push((MEMORY_ENV, whom.encode().into()));
     }
@@ -161,6 +167,7 @@ mod tests {
             role: "trainer".into(),
             max_restarts: 5,
             store: None,
+            store_id: None,
             cache: None,
             memory: None,
         }
@@ -210,6 +217,22 @@ mod tests {
         .map(|(k, v)| (k, v.to_owned()))
         .into();
         assert_eq!(got, expected);
+    }
+
+    #[test]
+    fn a_worker_is_told_which_store_it_is() {
+        let of_store = Job {
+            store: Some("/shared/j".into()),
+            store_id: Some(StoreUuid([0xef; 16])),
+            ..job()
+        };
+        let vars = variables(&of_store, &start(), 0, Path::new("e"), None, &|_| false);
+        let get = |wanted| vars.iter().find(|(name, _)| *name == wanted);
+        assert_eq!(get(STORE_ENV), Some(&(STORE_ENV, "/shared/j".into())));
+        assert_eq!(
+            get(STORE_ID_ENV),
+            Some(&(STORE_ID_ENV, "ef".repeat(16).into()))
+        );
     }
 
     #[test]

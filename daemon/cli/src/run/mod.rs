@@ -202,6 +202,7 @@ pub async fn launch(
     if let Some(server) = server {
         let settings = saves::replicas::Settings {
             server,
+            launcher,
             who: muster_daemon::serve::host_name(),
             copies: plan.replicas,
         };
@@ -216,6 +217,7 @@ pub async fn launch(
             role: plan.role,
             max_restarts: plan.spec.max_restarts,
             store: folder,
+            store_id: uuid,
             cache: cached,
             memory,
         },

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::process::Command;
 
 use super::*;
-use crate::hex::{Bytes, encode};
-use crate::manifest::{Origin, Placed};
+use crate::hex::encode;
+use crate::manifest::Placed;
 use crate::persist::Path as How;
 use crate::sum::{CHUNK, ChunkSum};
-use crate::testing::ramp;
+use crate::testing::{origin, ramp};
 
 /// Each tensor: its name, type, shape, and the bytes of its elements, or their sum.
 const LIST: &str = "
@@ -66,18 +66,8 @@ fn checkpoint(tensors: &BTreeMap<&str, (Dtype, &[u64])>) -> (Manifest, Memory) {
         chunks: data.chunks(CHUNK as usize).map(ChunkSum::of).collect(),
         path: How::Found,
     };
-    let origin = Origin {
-        job: "job".into(),
-        lineage: Bytes([1; 32]),
-        generation: Bytes([2; 32]),
-        number: 1,
-        attempt: 1,
-        step: 1,
-        world: 1,
-        saved_at: 1,
-    };
     let manifest = Manifest {
-        origin,
+        origin: origin(),
         chunk: CHUNK,
         files: vec![written.data_file("data/1/n0-0.safetensors".into())],
         tensors,

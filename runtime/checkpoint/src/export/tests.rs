@@ -1,8 +1,7 @@
 use super::*;
-use crate::hex::Bytes;
-use crate::manifest::Origin;
 use crate::source::Directory;
 use crate::sum::CHUNK;
+use crate::testing::origin;
 
 #[test]
 fn a_type_that_torch_files_do_not_have_is_named() {
@@ -14,18 +13,8 @@ fn a_type_that_torch_files_do_not_have_is_named() {
         shape: vec![0],
         slices: Vec::new(),
     };
-    let origin = Origin {
-        job: "job".into(),
-        lineage: Bytes([1; 32]),
-        generation: Bytes([2; 32]),
-        number: 1,
-        attempt: 1,
-        step: 1,
-        world: 1,
-        saved_at: 1,
-    };
     let manifest = Manifest {
-        origin,
+        origin: origin(),
         chunk: CHUNK,
         files: Vec::new(),
         tensors: vec![tensor],

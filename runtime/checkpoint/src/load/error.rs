@@ -82,8 +82,19 @@ pub enum Damage {
     },
     #[error("{path}: its chunks are right, its digest is not")]
     Digest { path: String },
-    #[error("the disk cannot read {path}")]
+    /// No word about the checkpoint: on another node it may be whole ([`is_certain`](Self::is_certain)).
+    #[error(
+        "this node gets an input/output error (EIO) when it reads {path}: its disk or mount fails, and the checkpoint may be whole; look for its errors in the kernel's log, or leave this node out"
+    )]
     Disk { path: String },
+}
+
+impl Damage {
+    /// Whether the checkpoint is damaged for everybody. An error of the disk is the trouble of whoever
+    /// reads from it.
+    pub fn is_certain(&self) -> bool {
+        !matches!(self, Self::Disk { .. })
+    }
 }
 
 fn of(tensors: &[String]) -> String {

@@ -1,10 +1,10 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::manifest::{DataFile, Manifest, ManifestError, Origin};
+use crate::manifest::{DataFile, Manifest, ManifestError};
 use crate::part::Part;
 use crate::sum::CHUNK;
-use crate::testing::{Random, tiling};
+use crate::testing::{Random, origin, tiling};
 
 fn held(name: &str, shape: &[u64], slices: &[Slice]) -> Held {
     Held {
@@ -12,19 +12,6 @@ fn held(name: &str, shape: &[u64], slices: &[Slice]) -> Held {
         dtype: Dtype::F32,
         shape: shape.to_vec(),
         slices: slices.to_vec(),
-    }
-}
-
-fn origin() -> Origin {
-    Origin {
-        job: "j".to_owned(),
-        lineage: crate::hex::Bytes([0; 32]),
-        generation: crate::hex::Bytes([0; 32]),
-        number: 1,
-        attempt: 0,
-        step: 1,
-        world: 1,
-        saved_at: 0,
     }
 }
 

@@ -13,11 +13,11 @@ mod walk;
 
 use std::collections::BTreeSet;
 
-use crate::harness::project;
+use crate::ground::sources::sources;
 
 pub(crate) use job::{Job, Setup};
 
-use points::{AGENT, LAUNCHER, LEADER, Point, RESTORE, WORKER, When};
+use points::{AGENT, LAUNCHER, LEADER, Point, RESTORE, RETIRE, WORKER, When};
 use walk::{all_die, walk};
 
 #[test]
@@ -46,6 +46,25 @@ fn any_process_dies_at_every_point_of_a_restore() {
 }
 
 #[test]
+fn any_process_dies_at_every_point_of_a_deletion() {
+    walk(RETIRE);
+}
+
+#[test]
+fn all_nodes_die_in_the_middle_of_a_deletion() {
+    let in_the_middle = |point: &&Point| {
+        let what = (point.name, point.of);
+        [
+            ("log.linked", "\"retire\""),
+            ("store.unlinked", ".safetensors"),
+            ("keeping.delete", "manifest/"),
+        ]
+        .contains(&what)
+    };
+    all_die(RETIRE.iter().filter(in_the_middle));
+}
+
+#[test]
 fn all_nodes_die_around_the_commit() {
     let of_the_commit = |point: &&Point| {
         let what = (point.name, point.of);
@@ -62,21 +81,11 @@ fn all_nodes_die_around_the_commit() {
 /// So that none is forgotten.
 #[test]
 fn every_point_in_the_code_is_drilled() {
-    let root = std::path::PathBuf::from(project("."));
     let mut found = BTreeSet::new();
-    let mut folders = vec![root.join("daemon"), root.join("runtime")];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).unwrap().flatten() {
-            let path = entry.path();
-            if path.is_dir() {
-                folders.push(path);
-                continue;
-            }
-            let text = std::fs::read_to_string(&path).unwrap_or_default();
-            for call in text.split("muster_fault::point").skip(1) {
-                let name = call.split('"').nth(1);
-                found.insert(name.expect("a point's name is on its line").to_owned());
-            }
+    for (_, text) in sources(&["daemon", "runtime"]) {
+        for call in text.split("muster_fault::point").skip(1) {
+            let name = call.split('"').nth(1);
+            found.insert(name.expect("a point's name is on its line").to_owned());
         }
     }
     let drilled = points::all().map(|p| p.name.to_owned()).collect();
