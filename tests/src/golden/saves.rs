@@ -250,5 +250,6 @@ pub(super) fn asks() -> Vec<SaveAsk> {
             }],
             last: true,
         }),
+        SaveAsk::Inherit { k: 1 },
     ]
 }

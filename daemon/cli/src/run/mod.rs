@@ -356,11 +356,11 @@ mod tests {
     struct Nobody;
 
     impl link::Link for Nobody {
-        async fn send(&mut self, _: ToAgent) -> io::Result<()> {
+        async fn send(&mut self, _: link::Out) -> io::Result<()> {
             Err(io::ErrorKind::BrokenPipe.into())
         }
 
-        async fn recv(&mut self) -> io::Result<Option<ToLauncher>> {
+        async fn recv(&mut self) -> io::Result<Option<link::In>> {
             Ok(None)
         }
     }
