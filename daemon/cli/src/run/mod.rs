@@ -322,7 +322,6 @@ mod tests {
     use std::io;
 
     use clap::Parser;
-    use muster_protocol::local::{ToAgent, ToLauncher};
 
     use super::*;
 

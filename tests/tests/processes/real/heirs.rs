@@ -89,7 +89,7 @@ fn the_next_launcher_restores_from_what_the_dead_one_left_in_memory() {
             let texts = bed.history(node, "saving");
             texts
                 .iter()
-                .any(|e| e["text"].to_string().contains("wait 10m"))
+                .any(|e| e["text"].to_string().contains("wait 600.0 s"))
         });
         saves.bed.attach(node);
         after = saves.bed.group(&[0, 1], at);

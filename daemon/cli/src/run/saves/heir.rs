@@ -28,7 +28,7 @@ impl Saves {
             return told;
         }
         let slots: Result<Vec<Arc<Slot>>, _> = slots.into_iter().map(Slot::inherit).collect();
-        let slots: [Arc<Slot>; SLOTS] = match slots.map(Vec::try_into) {
+        let slots: [Arc<Slot>; SLOTS] = match slots.map(<[_; SLOTS]>::try_from) {
             Ok(Ok(slots)) => slots,
             Ok(Err(others)) => {
                 let count = others.len();
