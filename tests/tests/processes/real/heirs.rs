@@ -52,20 +52,6 @@ fn kill(saves: &mut Saves, node: usize) -> u64 {
     at
 }
 
-/// What the node's newest launcher says of its rank's restore.
-fn restore(saves: &Saves, node: usize) -> String {
-    let mut found = None;
-    saves.bed.until("the rank says from where", |bed| {
-        let said = bed.said(node);
-        found = said
-            .lines()
-            .find(|l| l.contains(" restored step "))
-            .map(str::to_owned);
-        found.is_some()
-    });
-    found.unwrap()
-}
-
 fn end(saves: &mut Saves) {
     saves.bed.order(None, 0);
     for node in [0, 1] {
@@ -101,14 +87,14 @@ fn the_next_launcher_restores_from_what_the_dead_one_left_in_memory() {
             )),
             "{said}"
         );
-        for node in [0, 1] {
-            let line = restore(&saves, node);
-            assert!(line.contains(&format!("restored step {step}:")), "{line}");
-            assert!(line.contains("from this node's memory"), "{line}");
-            assert!(line.contains(" 0 B from the store"), "{line}");
-        }
-        // Its worker has the same slots again, and saves into them.
-        assert_eq!(slots(&saves.bed, node).len(), 2);
+        // Its own part from there, the other's from the other's memory.
+        let line = saves.origins(&[node], 1).remove(0);
+        assert!(line.contains(&format!("restored step {step}:")), "{line}");
+        assert!(line.contains("from this node's memory"), "{line}");
+        assert!(line.contains(" 0 B from the store"), "{line}");
+        saves.bed.until("they are this launcher's own", |bed| {
+            slots(bed, node).len() == 2
+        });
     }
     saves.trains(&after);
     let (ok, said) = saves.bed.checkpoint(0, &[]);
@@ -116,7 +102,14 @@ fn the_next_launcher_restores_from_what_the_dead_one_left_in_memory() {
     saves
         .bed
         .until("another commit", |_| saves.committed().len() == 2);
-    assert_eq!(slots(&saves.bed, 0).len(), 2);
+    // Into the very same slots.
+    for node in [0, 1] {
+        assert_eq!(slots(&saves.bed, node).len(), 2);
+        assert!(
+            !saves.bed.said(node).contains("of memory in"),
+            "none was made"
+        );
+    }
     end(&mut saves);
 }
 
@@ -137,7 +130,7 @@ fn what_is_damaged_in_memory_meanwhile_comes_from_the_store() {
     let next = saves.bed.group(&[0, 1], at);
     // It checks what it has restored.
     assert_eq!(saves.restored(&next), step);
-    let line = restore(&saves, node);
+    let line = saves.origins(&[node], 1).remove(0);
     assert!(line.contains("is damaged at byte 0"), "{line}");
     assert!(!line.contains(" 0 B from the store"), "{line}");
     end(&mut saves);
@@ -160,7 +153,7 @@ fn when_the_lease_is_over_the_memory_is_given_back() {
     saves.bed.attach(node);
     let next = saves.bed.group(&[0, 1], at);
     assert_eq!(saves.restored(&next), step);
-    let line = restore(&saves, node);
+    let line = saves.origins(&[node], 1).remove(0);
     assert!(!line.contains("from this node's memory"), "{line}");
     assert!(!line.contains(" 0 B from the store"), "{line}");
     end(&mut saves);
