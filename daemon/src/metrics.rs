@@ -39,6 +39,8 @@ pub struct Metrics {
     pub peers_connected: IntGauge,
     /// Jobs that this agent knows.
     pub jobs: IntGauge,
+    /// Bytes of checkpoint slots whose launcher is gone.
+    pub slots_waiting: IntGauge,
     pub messages_sent: IntCounter,
     pub messages_received: IntCounter,
     generation_changes: IntCounterVec,
@@ -149,6 +151,10 @@ impl Metrics {
                 "Agents that are connected and have proven the cluster secret.",
             ))?,
             jobs: b.add(IntGauge::new("muster_jobs", "Jobs that this agent knows."))?,
+            slots_waiting: b.add(IntGauge::new(
+                "muster_checkpoint_slots_waiting_bytes",
+                "Memory of checkpoint slots whose launcher is gone, held for its job's next one.",
+            ))?,
             messages_sent: int(
                 "muster_messages_sent_total",
                 "Control messages sent to other agents.",

@@ -199,6 +199,7 @@ names!(to_launcher_name, TO_LAUNCHER, ToLauncher, {
     ToLauncher::Save(SaveAsk::Committed { .. }) => "save.committed",
     ToLauncher::Save(SaveAsk::Review(_)) => "save.review",
     ToLauncher::Save(SaveAsk::LookAgain { .. }) => "save.look_again",
+    ToLauncher::Save(SaveAsk::Inherit { .. }) => "save.inherit",
 });
 
 names!(answer_name, ANSWERS, Answer, {

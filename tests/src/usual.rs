@@ -23,6 +23,7 @@ pub fn config(i: usize) -> Config {
         minority_wait: Span::from_secs(6),
         orphan_after: Span::from_secs(10),
         slot_memory: u64::MAX,
+        slot_lease: Span::from_secs(600),
         place: Place::default(),
         memory: muster_protocol::memory::Key::default(),
         flaws: Flaws::default(),

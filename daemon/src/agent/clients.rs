@@ -3,15 +3,17 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use muster_protocol::agent::{ConnId, Event};
 use muster_protocol::control::report::RankMetrics;
 use muster_protocol::local::{
-    Answer, Command, Register, STORE_HANGS, StoreAnswer, ToAgent, ToLauncher,
+    Answer, Command, Register, STORE_HANGS, SaveNews, StoreAnswer, ToAgent, ToLauncher,
 };
 use muster_protocol::{Digest, JobKey, LauncherId, codec, storelog};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 use super::reports::{Labels, Reported, Series};
 use super::stores::{self, Asked, Told};
@@ -48,6 +50,10 @@ impl Launcher {
             metrics: Reported::default(),
         }
     }
+
+    pub(super) fn key(&self) -> &JobKey {
+        &self.key
+    }
 }
 
 impl Node {
@@ -67,17 +73,17 @@ impl Node {
         tokio::spawn(read(receiver, id, self.tx.clone()));
     }
 
-    pub(super) fn on_frame(&mut self, conn: ConnId, frame: &[u8]) {
+    pub(super) fn on_frame(&mut self, conn: ConnId, frame: &[u8], fds: Vec<OwnedFd>) {
         match codec::decode_frame::<ToAgent>(frame) {
             Err(error) => {
                 self.refuse(conn, &error.to_string());
                 self.drop_client(conn);
             }
-            Ok(frame) => self.act(conn, frame),
+            Ok(frame) => self.act(conn, frame, fds),
         }
     }
 
-    fn act(&mut self, conn: ConnId, frame: ToAgent) {
+    fn act(&mut self, conn: ConnId, frame: ToAgent, fds: Vec<OwnedFd>) {
         if let Err(error) = frame.check() {
             self.refuse(conn, &error.to_string());
             return self.drop_client(conn);
@@ -100,6 +106,12 @@ impl Node {
                 first,
                 ranks,
             } => self.on_metrics(conn, digest, first, &ranks),
+            ToAgent::Save(SaveNews::Slots { k, capacity, found }) => {
+                // Before the core hears of them: it may refuse them.
+                self.keep_slots(conn, k, capacity, fds);
+                let frame = ToAgent::Save(SaveNews::Slots { k, capacity, found });
+                self.apply(Event::Launcher { conn, owner, frame });
+            }
             frame => self.apply(Event::Launcher { conn, owner, frame }),
         }
     }
@@ -130,10 +142,11 @@ impl Node {
             return self.warn_refused(&error.to_string());
         }
         self.give_up_store(conn);
-        let id = launcher.id;
+        let (id, key) = (launcher.id, launcher.key.clone());
         if let Some(client) = self.clients.get_mut(&conn) {
             client.launcher = Some(launcher);
         }
+        self.hand_over(conn, &key);
         for conn in self.looks.back(uid, id) {
             let alive = false;
             self.apply(Event::LauncherGone { conn, alive });
@@ -427,6 +440,8 @@ pub(super) fn with_refusals<'a>(
 
 async fn read(mut receiver: Receiver, conn: ConnId, tx: mpsc::Sender<Input>) {
     let mut first = true;
+    // Descriptors of one frame at a time wait for the loop, so that no client has many of them opened here.
+    let turns = Arc::new(Semaphore::new(1));
     loop {
         let received = if first {
             match tokio::time::timeout(FIRST_FRAME, receiver.recv()).await {
@@ -438,9 +453,19 @@ async fn read(mut receiver: Receiver, conn: ConnId, tx: mpsc::Sender<Input>) {
         };
         first = false;
         match received {
-            // No frame of a client brings a descriptor: one that came is closed here.
-            Ok(Some((frame, _))) => {
-                if tx.send(Input::Frame { conn, frame }).await.is_err() {
+            // Descriptors that came with any frame but of slots are closed with it.
+            Ok(Some((frame, fds))) => {
+                let turn = match fds.is_empty() {
+                    true => None,
+                    false => turns.clone().acquire_owned().await.ok(),
+                };
+                let input = Input::Frame {
+                    conn,
+                    frame,
+                    fds,
+                    _turn: turn,
+                };
+                if tx.send(input).await.is_err() {
                     return;
                 }
             }

@@ -1,6 +1,7 @@
 //! Carrying out what the core wants: the disk, the network, launchers, stores, people.
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use muster_protocol::agent::{ConnId, Effect, Event, Notice, Told};
@@ -95,13 +96,19 @@ impl Node {
     }
 
     pub(super) fn tell_launcher(&mut self, conn: ConnId, frame: &ToLauncher) {
+        self.told(conn, frame);
+        self.tell_with(conn, frame, Vec::new());
+    }
+
+    /// With descriptors.
+    pub(super) fn tell_with(&mut self, conn: ConnId, frame: &ToLauncher, fds: Vec<OwnedFd>) {
         let Some(client) = self.clients.get_mut(&conn) else {
             return;
         };
         let frame = clients::with_refusals(frame, &self.refused, &mut client.waiting);
         match codec::encode_frame(&*frame) {
             Ok(bytes) => {
-                if let Err(error) = client.sender.send(bytes, Vec::new()) {
+                if let Err(error) = client.sender.send(bytes, fds) {
                     tracing::warn!(pid = client.pid, %error, "the launcher does not read");
                 }
             }

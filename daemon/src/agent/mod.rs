@@ -4,6 +4,8 @@
 mod clients;
 pub mod clock;
 mod effects;
+mod heirs;
+mod held;
 mod history;
 mod listen;
 mod looks;
@@ -14,6 +16,7 @@ mod stores;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use muster_protocol::agent::{Agent, Config, ConnId, Event, Flaws};
@@ -21,7 +24,7 @@ use muster_protocol::membership::Answer;
 use muster_protocol::record::{Kind, Place};
 use muster_protocol::wire::Message;
 use muster_protocol::{JobKey, NodeId, Span, Time, codec};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 pub use probe::{GUARD_MAGIC, GUARD_VERSION};
 
@@ -56,6 +59,8 @@ pub struct Setup {
     pub place: Place,
     /// The most bytes of the checkpoint slots of all jobs here.
     pub slot_memory: u64,
+    /// How long those of a launcher that is gone are held for its job's next one.
+    pub slot_lease: Span,
 }
 
 /// The network part of a [`Setup`].
@@ -95,6 +100,9 @@ enum Input {
     Frame {
         conn: ConnId,
         frame: Vec<u8>,
+        fds: Vec<OwnedFd>,
+        /// While it lives the client's next descriptors are not read.
+        _turn: Option<OwnedSemaphorePermit>,
     },
     Closed(ConnId),
     /// A launcher whose connection closed was looked for at its guard.
@@ -166,6 +174,7 @@ pub struct Node {
     looks: looks::Looks,
     seldom: Seldom,
     history: history::History,
+    held: held::Held,
     facts: query::Facts,
     metrics: Metrics,
     health: Health,
@@ -226,6 +235,7 @@ impl Node {
                 minority_wait: setup.suspect_after.times(3),
                 orphan_after: setup.suspect_after.times(5),
                 slot_memory: setup.slot_memory,
+                slot_lease: setup.slot_lease,
                 place: setup.place,
                 memory: muster_protocol::memory::Key::of_cluster(setup.net.secret.as_deref()),
                 flaws: Flaws::default(),
@@ -246,6 +256,7 @@ impl Node {
             looks: looks::Looks::default(),
             seldom: Seldom::default(),
             history: history::History::default(),
+            held: held::Held::default(),
             facts: query::Facts::new(
                 setup.net.secret.is_some(),
                 std::mem::take(&mut setup.labels),
@@ -295,6 +306,7 @@ impl Node {
             self.health.watchdog.touch();
             self.expire_stores();
             self.effects();
+            self.follow_slots();
             self.leave_when_done();
         }
         self.remember();
@@ -329,8 +341,8 @@ impl Node {
 
     fn due(&self) -> Option<Time> {
         let core = self.core.poll_timeout().map(|(at, _)| at);
-        let all = core.into_iter().chain(self.linger).chain(self.stores_due());
-        all.min()
+        let others = [self.linger, self.stores_due(), self.held.due()];
+        core.into_iter().chain(others.into_iter().flatten()).min()
     }
 
     /// A drained agent goes once its launchers are gone; the others have what they need by then.
@@ -412,7 +424,9 @@ impl Node {
     fn on_input(&mut self, input: Input) {
         match input {
             Input::Accepted(conn) => self.on_client(conn),
-            Input::Frame { conn, frame } => self.on_frame(conn, &frame),
+            Input::Frame {
+                conn, frame, fds, ..
+            } => self.on_frame(conn, &frame, fds),
             Input::Closed(conn) => self.on_closed(conn),
             Input::LauncherAlive { conn, alive } => {
                 self.apply(Event::LauncherGone { conn, alive });

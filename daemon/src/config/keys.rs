@@ -70,6 +70,12 @@ pub(super) const KEYS: &[Key] = &[
         Kind::Text,
         Some("unlimited"),
     ),
+    key(
+        "checkpoint_lease",
+        "--checkpoint-lease",
+        Kind::Text,
+        Some("10m"),
+    ),
     key("labels", "--labels", Kind::Map, Some("")),
     key("place", "--place", Kind::List, Some("")),
     key("log_format", "--log-format", Kind::Text, Some("auto")),
@@ -133,6 +139,9 @@ pub struct Flags {
     /// Memory for checkpoint slots of all jobs of this node, such as 64G, or "unlimited" [default: unlimited]
     #[arg(long, value_name = "BYTES")]
     pub checkpoint_memory: Option<String>,
+    /// How long the checkpoint slots of a dead launcher are held for its job's next one; 0s: not at all [default: 10m]
+    #[arg(long, value_name = "TIME")]
+    pub checkpoint_lease: Option<String>,
     /// Labels of this node, name=value
     #[arg(long, value_name = "NAME=VALUE")]
     pub labels: Vec<String>,
@@ -167,6 +176,7 @@ impl Flags {
             "sigterm_deadline" => one(&self.sigterm_deadline),
             "drain_deadline" => one(&self.drain_deadline),
             "checkpoint_memory" => one(&self.checkpoint_memory),
+            "checkpoint_lease" => one(&self.checkpoint_lease),
             "labels" => self.labels.clone(),
             "place" => self.place.clone(),
             "log_format" => one(&self.log_format),

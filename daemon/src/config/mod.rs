@@ -121,6 +121,8 @@ pub struct AgentConfig {
     pub drain_deadline: Span,
     /// The most bytes of the checkpoint slots of all jobs of this node.
     pub checkpoint_memory: u64,
+    /// How long those of a dead launcher are held for its job's next one.
+    pub checkpoint_lease: Span,
     pub labels: BTreeMap<String, String>,
     /// Where the node is, outermost first: ["zone-a", "rack-7", "switch-3"].
     pub place: Vec<String>,
@@ -234,6 +236,7 @@ pub fn read(inputs: &Inputs) -> Result<(AgentConfig, Effective), ConfigError> {
         sigterm_deadline: layers.get("sigterm_deadline", parse::span)?,
         drain_deadline: layers.get("drain_deadline", parse::span)?,
         checkpoint_memory: layers.get("checkpoint_memory", parse::memory)?,
+        checkpoint_lease: layers.get("checkpoint_lease", parse::span)?,
         labels: layers.get("labels", parse::labels)?,
         place: layers.get("place", parse::place)?,
         log_format: layers.get("log_format", parse::log_format)?,

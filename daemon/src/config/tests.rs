@@ -213,6 +213,7 @@ fn a_wrong_value_is_named_with_its_source() {
             "checkpoint_memory = '99999999T'",
             ["checkpoint_memory", "64G"],
         ),
+        ("checkpoint_lease = 600", ["checkpoint_lease", "\"600s\""]),
         ("labels = ['a']", ["labels", "table"]),
         ("labels = { a = 1 }", ["labels", "text"]),
         ("log_format = 'xml'", ["log_format", "json"]),
@@ -380,7 +381,9 @@ fn memory_for_slots_has_a_unit_or_no_bound() {
         let world = World::with_secret().env("MUSTER_CHECKPOINT_MEMORY", text);
         world.load().0.checkpoint_memory
     };
-    assert_eq!(World::with_secret().load().0.checkpoint_memory, u64::MAX);
+    let usual = World::with_secret().load().0;
+    assert_eq!(usual.checkpoint_memory, u64::MAX);
+    assert_eq!(usual.checkpoint_lease, Span::from_secs(600));
     let cases = [
         ("4096", 4096),
         ("3K", 3 << 10),

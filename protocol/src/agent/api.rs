@@ -44,6 +44,8 @@ pub struct Config {
     pub orphan_after: Span,
     /// The most bytes of the checkpoint slots of all jobs of this node.
     pub slot_memory: u64,
+    /// How long the sealed copies of a job live on that has no launcher here any more.
+    pub slot_lease: Span,
     /// Where the node is, for launchers that do not say.
     pub place: crate::record::Place,
     /// Of which the keys of jobs are made, for what their launchers hold in memory.

@@ -244,6 +244,7 @@ mod tests {
             minority_wait: Span::from_secs(6),
             orphan_after: Span::from_secs(10),
             slot_memory: u64::MAX,
+            slot_lease: Span::from_secs(600),
             place: Place::default(),
             memory: crate::memory::Key::default(),
             flaws: Flaws::default(),

@@ -45,6 +45,7 @@ impl Alone {
             minority_wait: Span::from_secs(6),
             orphan_after: Span::from_secs(10),
             slot_memory: SLOT_MEMORY,
+            slot_lease: Span::from_secs(600),
             place: Place::default(),
             memory: crate::memory::Key::default(),
             flaws: Flaws::default(),

@@ -31,9 +31,6 @@ const SAVE: Span = Span::from_secs(600);
 /// How long a decision waits for a save, at most.
 const PATIENCE: Span = Span::from_secs(60);
 
-/// How long sealed copies live on when nobody leads them.
-const LEASE: Span = Span::from_secs(600);
-
 /// The most bytes that are stored about files that are durable. Without them they are written again
 /// after a restart, no more.
 const MAX_STORED: usize = 16 * 1024;
@@ -382,7 +379,7 @@ impl Job {
                 ranks,
                 busy: record.spec.triggers.busy,
                 budget: self.saves.budget,
-                lease: LEASE,
+                lease: ctx.cfg.slot_lease,
                 flaws: Flaws::default(),
             };
             let state = self.durable.saves.node.clone();
@@ -478,7 +475,7 @@ impl Job {
     }
 
     /// Bytes of the slots here.
-    pub(crate) fn slot_memory(&self) -> u64 {
+    pub fn slot_memory(&self) -> u64 {
         let slots = self.saves.slots.values();
         let both = slots.map(|(capacity, _)| capacity.saturating_mul(2));
         both.fold(0, u64::saturating_add)

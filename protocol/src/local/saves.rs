@@ -17,7 +17,8 @@ pub const MAX_PARTS: usize = crate::wire::MAX_RANKS;
 /// From the launcher.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SaveNews {
-    /// The slots of a local rank, and what is in them.
+    /// The slots of a local rank, and what is in them. With the frame come the descriptors of both, which the agent
+    /// keeps for the launcher's heir; an agent inside its launcher gets none.
     Slots {
         k: u16,
         /// Bytes of each.
@@ -140,6 +141,9 @@ pub enum SaveAsk {
     Review(Review),
     /// Somebody found this checkpoint damaged: read all of it. Asked again while there is no answer.
     LookAgain { number: u64, manifest: Digest },
+    /// The two slots of this local rank, which come with this frame, are of the job's launcher that was here before and
+    /// is dead: what is in them is this one's.
+    Inherit { k: u16 },
 }
 
 /// Parts in one frame.

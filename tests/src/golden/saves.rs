@@ -285,5 +285,6 @@ pub(super) fn asks() -> Vec<SaveAsk> {
             number: 77,
             manifest: digest(7),
         },
+        SaveAsk::Inherit { k: 1 },
     ]
 }

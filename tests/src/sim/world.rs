@@ -145,6 +145,7 @@ impl World {
             minority_wait: Span::from_secs(6),
             orphan_after: Span::from_secs(12),
             slot_memory: u64::MAX,
+            slot_lease: Span::from_secs(600),
             place: muster_protocol::record::Place::default(),
             memory: muster_protocol::memory::Key::default(),
             flaws: setup.flaws,

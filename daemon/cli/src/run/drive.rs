@@ -6,10 +6,11 @@ mod telling;
 
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use muster_protocol::control::Reason;
-use muster_protocol::local::{Start, StoreAnswer, ToAgent, ToLauncher};
+use muster_protocol::local::{SaveAsk, SaveNews, Start, StoreAnswer, ToAgent, ToLauncher};
 use muster_protocol::{Digest, Span, Time};
 use nix::sys::signal::Signal;
 use nix::time::{ClockId, clock_gettime};
@@ -20,7 +21,7 @@ use tokio::time::{Instant, sleep_until};
 use super::control::ControlPage;
 use super::embedded::Gone;
 use super::guard;
-use super::link::{Dial, LinkEvent, keep};
+use super::link::{Dial, LinkEvent, Out, keep};
 use super::logs::has_files;
 use super::net;
 use super::options::Handled;
@@ -83,7 +84,9 @@ pub struct Driver {
     next_port: Option<ReservedPort>,
     used_ports: Vec<(Instant, ReservedPort)>,
     masters: Masters,
-    link: Option<mpsc::Sender<ToAgent>>,
+    link: Option<mpsc::Sender<Out>>,
+    /// Whether the agent is a process of its own, which keeps slots for whoever comes after this launcher.
+    leaves: bool,
     was_linked: bool,
     verdicts: (mpsc::Sender<Verdict>, mpsc::Receiver<Verdict>),
     progress: progress::Progress,
@@ -121,6 +124,7 @@ impl Driver {
             used_ports: Vec::new(),
             masters: Masters::default(),
             link: None,
+            leaves: true,
             was_linked: false,
             verdicts: mpsc::channel(16),
             progress: progress::Progress::new(hangs),
@@ -140,6 +144,7 @@ impl Driver {
         let mut signals = self.listen()?;
         let (events, mut link_events) = mpsc::channel(64);
         if let Some(agent) = agent {
+            self.leaves = false;
             tokio::spawn(watch(agent, events.clone()));
         }
         tokio::spawn(keep(dialer, events));
@@ -288,7 +293,10 @@ impl Driver {
                     say("the agent is away; the workers go on");
                 }
             }
-            LinkEvent::Frame(frame) => self.frame(*frame, session),
+            LinkEvent::Frame(got) => {
+                let (frame, fds) = *got;
+                self.frame(frame, fds, session);
+            }
             LinkEvent::Gone(why) => {
                 self.link = None;
                 let (code, report) = (AGENT_GONE, format!("muster: {why}"));
@@ -300,8 +308,12 @@ impl Driver {
     }
 
     /// What the agent says.
-    fn frame(&mut self, frame: ToLauncher, session: &mut Session) {
+    fn frame(&mut self, frame: ToLauncher, fds: Vec<OwnedFd>, session: &mut Session) {
         match frame {
+            ToLauncher::Save(SaveAsk::Inherit { k }) => {
+                let told = self.saves.inherit(k, fds, self.workers.count());
+                self.tell(told);
+            }
             ToLauncher::Store { id, ask } => {
                 let answer = match &mut self.store {
                     Some(store) => store.ask(id, ask),
@@ -335,8 +347,14 @@ impl Driver {
 
     fn send(&mut self, frame: ToAgent) {
         if let Some(queue) = &self.link {
+            let fds = match &frame {
+                ToAgent::Save(SaveNews::Slots { k, .. }) if self.leaves => {
+                    self.saves.descriptors(*k)
+                }
+                _ => Vec::new(),
+            };
             // A full queue means an agent that hangs; the facts are told again on the next link.
-            if queue.try_send(frame).is_err() {
+            if queue.try_send((frame, fds)).is_err() {
                 self.link = None;
             }
         }

@@ -163,6 +163,7 @@ async fn start(config: AgentConfig, state: StateDir, socket: &Path) -> anyhow::R
         place: muster_protocol::record::Place::default(),
         // It serves one launcher, which bounds them itself.
         slot_memory: u64::MAX,
+        slot_lease: config.checkpoint_lease,
     };
     Ok(Node::start(setup).await?)
 }

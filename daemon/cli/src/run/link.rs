@@ -5,6 +5,7 @@
 
 use std::future::Future;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -23,14 +24,19 @@ const SEND_PATIENCE: Duration = Duration::from_secs(10);
 /// Frames that may wait for the agent.
 const MAX_WAITING: usize = 1024;
 
+/// A frame for the agent, and the descriptors that go with it.
+pub type Out = (ToAgent, Vec<OwnedFd>);
+/// A frame of the agent's, and the descriptors that came with it.
+pub type In = (ToLauncher, Vec<OwnedFd>);
+
 /// A connection to an agent.
 pub trait Link: Send + 'static {
-    /// Sends one frame.
-    fn send(&mut self, frame: ToAgent) -> impl Future<Output = io::Result<()>> + Send;
+    /// Sends one frame, and descriptors with it.
+    fn send(&mut self, out: Out) -> impl Future<Output = io::Result<()>> + Send;
 
     /// The next frame; `None` when the agent closed the link. Must be safe to drop half-way: no
     /// frame is lost then.
-    fn recv(&mut self) -> impl Future<Output = io::Result<Option<ToLauncher>>> + Send;
+    fn recv(&mut self) -> impl Future<Output = io::Result<Option<In>>> + Send;
 }
 
 /// A way to get a [`Link`].
@@ -44,9 +50,9 @@ pub trait Dial: Send + 'static {
 #[derive(Debug)]
 pub enum LinkEvent {
     /// A new link; frames for it go into this queue, which ends with the link.
-    Up(mpsc::Sender<ToAgent>),
+    Up(mpsc::Sender<Out>),
     Down,
-    Frame(Box<ToLauncher>),
+    Frame(Box<In>),
     /// The agent cannot be reached; told once per time away.
     Away(String),
     /// No agent will ever answer: why.
@@ -92,21 +98,21 @@ pub async fn keep<D: Dial>(mut dialer: D, events: mpsc::Sender<LinkEvent>) {
 
 async fn carry<L: Link>(
     mut link: L,
-    mut outbox: mpsc::Receiver<ToAgent>,
+    mut outbox: mpsc::Receiver<Out>,
     events: &mpsc::Sender<LinkEvent>,
 ) {
     loop {
         tokio::select! {
             out = outbox.recv() => {
-                let Some(frame) = out else { return };
-                match timeout(SEND_PATIENCE, link.send(frame)).await {
+                let Some(out) = out else { return };
+                match timeout(SEND_PATIENCE, link.send(out)).await {
                     Ok(Ok(())) => {}
                     Ok(Err(_)) | Err(_) => return,
                 }
             }
             got = link.recv() => match got {
-                Ok(Some(frame)) => {
-                    if events.send(LinkEvent::Frame(Box::new(frame))).await.is_err() {
+                Ok(Some(got)) => {
+                    if events.send(LinkEvent::Frame(Box::new(got))).await.is_err() {
                         return;
                     }
                 }
@@ -143,16 +149,17 @@ impl Dial for SocketDial {
 }
 
 impl Link for SocketLink {
-    async fn send(&mut self, frame: ToAgent) -> io::Result<()> {
+    async fn send(&mut self, (frame, fds): Out) -> io::Result<()> {
         let frame = codec::encode_frame(&frame).map_err(io::Error::other)?;
-        self.0.send(frame, Vec::new()).map_err(io::Error::other)
+        self.0.send(frame, fds).map_err(io::Error::other)
     }
 
-    async fn recv(&mut self) -> io::Result<Option<ToLauncher>> {
+    async fn recv(&mut self) -> io::Result<Option<In>> {
         match self.0.recv().await.map_err(io::Error::other)? {
-            Some((frame, _)) => codec::decode_frame(&frame)
-                .map(Some)
-                .map_err(io::Error::other),
+            Some((frame, fds)) => {
+                let frame = codec::decode_frame(&frame).map_err(io::Error::other)?;
+                Ok(Some((frame, fds)))
+            }
             None => Ok(None),
         }
     }

@@ -324,7 +324,6 @@ mod tests {
     use std::io;
 
     use clap::Parser;
-    use muster_protocol::local::{ToAgent, ToLauncher};
 
     use super::*;
 
@@ -358,11 +357,11 @@ mod tests {
     struct Nobody;
 
     impl link::Link for Nobody {
-        async fn send(&mut self, _: ToAgent) -> io::Result<()> {
+        async fn send(&mut self, _: link::Out) -> io::Result<()> {
             Err(io::ErrorKind::BrokenPipe.into())
         }
 
-        async fn recv(&mut self) -> io::Result<Option<ToLauncher>> {
+        async fn recv(&mut self) -> io::Result<Option<link::In>> {
             Ok(None)
         }
     }

@@ -161,6 +161,11 @@ impl Workers {
         })
     }
 
+    /// How many there are on this node.
+    pub fn count(&self) -> u16 {
+        self.setup.slots
+    }
+
     pub fn root(&self) -> &LogRoot {
         &self.root
     }

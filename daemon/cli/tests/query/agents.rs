@@ -115,6 +115,7 @@ impl Agent {
                 let setup = Setup {
                     labels: std::collections::BTreeMap::new(),
                     slot_memory: u64::MAX,
+                    slot_lease: muster_protocol::Span::from_secs(600),
                     place: muster_protocol::record::Place::default(),
                     state: StateDir::open(&state).unwrap(),
                     listener: Some(Listener::bind(&socket).unwrap()),

@@ -180,6 +180,21 @@ impl Slot {
         Ok(Arc::new(Slot { fd, region }))
     }
 
+    /// Maps a slot whose owners are dead, whoever filled it and whoever wrote from it: what was sealed is sealed, what
+    /// was being filled is void. Its pages are there already.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn inherit(fd: OwnedFd) -> Result<Arc<Slot>, SlotError> {
+        let slot = Slot {
+            region: Region::open(fd.as_fd())?,
+            fd,
+        };
+        slot.reclaim();
+        slot.keep(false);
+        Ok(Arc::new(slot))
+    }
+
     /// Its descriptor, for another process.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -263,8 +278,16 @@ impl Slot {
         let Ok(taken) = self.step_on(State::Sealed, State::Taken) else {
             return Ok(None);
         };
-        match self.read(taken) {
-            Ok(sealed) => Ok(Some(sealed)),
+        match self.read() {
+            Ok(head) => Ok(Some(Sealed {
+                slot: Arc::clone(self),
+                taken,
+                step: head.step,
+                generation: head.generation,
+                bytes: head.bytes,
+                sums: head.sums,
+                note: head.note,
+            })),
             Err(error) => {
                 self.region.store(word::STATE, after(taken, State::Free));
                 Err(error)
@@ -285,7 +308,8 @@ impl Slot {
         let _ = self.region.exchange(word::STATE, now, then);
     }
 
-    fn read(self: &Arc<Self>, taken: u64) -> Result<Sealed, SlotError> {
+    /// What its last seal says.
+    fn read(&self) -> Result<Head, SlotError> {
         let shape = self.region.shape();
         let bytes = self.region.load(word::IMAGE);
         let note = self.region.load(word::NOTE);
@@ -305,9 +329,7 @@ impl Slot {
         if region::head_sum(step, &generation, bytes, &sums, &note) != said {
             return Err(SlotError::Damaged("its head does not match its checksum"));
         }
-        Ok(Sealed {
-            slot: Arc::clone(self),
-            taken,
+        Ok(Head {
             step,
             generation,
             bytes,
@@ -353,6 +375,15 @@ fn check(image: &Image<'_>) -> Result<(), SlotError> {
         }
     }
     Ok(())
+}
+
+/// What a seal says, in one reading.
+struct Head {
+    step: u64,
+    generation: Id,
+    bytes: u64,
+    sums: Vec<u64>,
+    note: Vec<u8>,
 }
 
 /// A sealed slot's content, held by who makes it durable.

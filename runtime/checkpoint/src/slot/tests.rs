@@ -130,6 +130,43 @@ fn the_dead_leave_nothing_half_done() {
 }
 
 #[test]
+fn an_heir_finds_what_the_dead_left() {
+    let inherit = |slot: &Slot| Slot::inherit(slot.fd().try_clone_to_owned().unwrap()).unwrap();
+    let bytes = ramp(&[CHUNK + 777], 1);
+    let sources = [Source {
+        at: 0,
+        bytes: &bytes,
+    }];
+    let dead = slot(bytes.len() as u64);
+    assert!(inherit(&dead).left().is_none(), "nothing was ever sealed");
+    dead.fill(&image(bytes.len() as u64, &sources), 1).unwrap();
+    // Its writer died with it in its hands.
+    let taken = dead.take().unwrap().unwrap();
+    dead.keep(true);
+    let heir = inherit(&dead);
+    assert_eq!((heir.state(), heir.is_kept()), ((State::Sealed, 12), false));
+    assert!(heir.left().is_none(), "it is sealed, and to be taken");
+    std::mem::forget(taken);
+    heir.take().unwrap().unwrap().release();
+    // As after a commit.
+    let heir = inherit(&heir);
+    let (view, note) = heir.left().unwrap();
+    assert_eq!((view.step, view.generation), (12, GENERATION));
+    assert_eq!(
+        (view.image(), &note[..]),
+        (&bytes[..], &b"what belongs to it"[..])
+    );
+    assert!(view.is_whole());
+    // Another copy begins: then nothing of it counts any more, whether that ends or not.
+    heir.step_on(State::Free, State::Filling).unwrap();
+    assert!(!view.is_whole());
+    heir.region.put_sum(0, 1);
+    let heir = inherit(&heir);
+    assert_eq!(heir.state().0, State::Free);
+    assert!(heir.left().is_none() && !view.is_whole());
+}
+
+#[test]
 fn damage_is_found() {
     let bytes = ramp(&[CHUNK + 5], 1);
     let sources = [Source {

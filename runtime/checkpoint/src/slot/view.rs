@@ -75,6 +75,25 @@ impl View {
 }
 
 impl Slot {
+    /// What a free slot was sealed with last, if its head still says so, and the note: as after a commit. Of a copy that
+    /// was begun since and given up, the sums tell.
+    pub fn left(self: &Arc<Self>) -> Option<(View, Vec<u8>)> {
+        let free = self.region.load(word::STATE);
+        if State::of(free) != State::Free {
+            return None;
+        }
+        let head = self.read().ok()?;
+        let view = View {
+            slot: Arc::clone(self),
+            taken: free,
+            step: head.step,
+            generation: head.generation,
+            bytes: head.bytes,
+            sums: head.sums.into(),
+        };
+        Some((view, head.note))
+    }
+
     /// Asks the worker to fill the other slot first, where both are free: what is in this one is of use.
     pub fn keep(&self, keep: bool) {
         self.region.store(word::KEPT, u64::from(keep));

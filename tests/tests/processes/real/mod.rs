@@ -6,6 +6,7 @@ mod buckets;
 mod drill;
 mod faults;
 mod growth;
+mod heirs;
 mod keeping;
 mod progress;
 mod replicas;

@@ -6,6 +6,7 @@
 //! that blocks is done by threads, and the driver never waits for them.
 
 mod cache;
+mod heir;
 mod keeping;
 mod making;
 pub mod replicas;
@@ -429,8 +430,11 @@ impl Saves {
                 news.map(SaveNews::Keep)
             }
             SaveAsk::Assemble { save, parts, last } => self.assemble(save, parts, last),
-            // The driver's, who knows the workers.
-            SaveAsk::Skip { .. } | SaveAsk::Go { .. } | SaveAsk::Tell { .. } => None,
+            // The driver's, who knows the workers, and has the descriptors.
+            SaveAsk::Skip { .. }
+            | SaveAsk::Go { .. }
+            | SaveAsk::Tell { .. }
+            | SaveAsk::Inherit { .. } => None,
         }
         .into_iter()
         .collect()
@@ -554,6 +558,16 @@ impl Saves {
     }
 }
 
+/// What the agent is to know of it.
+fn copy_of(sealed: &Sealed) -> Copy {
+    Copy {
+        generation: Digest(sealed.generation.0),
+        step: sealed.step,
+        bytes: sealed.image().len() as u64,
+        digest: Digest(sealed.digest().0),
+    }
+}
+
 /// What became of a rank's slots since the last look.
 fn look_at(k: u16, rank: &mut Rank, alive: bool, replicas: Option<&Replicas>, told: &mut Told) {
     let mut torn = false;
@@ -578,12 +592,7 @@ fn look_at(k: u16, rank: &mut Rank, alive: bool, replicas: Option<&Replicas>, to
                         let step = sealed.step;
                         told.agent.push(SaveNews::Filling { slot: id, step });
                     }
-                    let copy = Copy {
-                        generation: Digest(sealed.generation.0),
-                        step: sealed.step,
-                        bytes: sealed.image().len() as u64,
-                        digest: Digest(sealed.digest().0),
-                    };
+                    let copy = copy_of(&sealed);
                     told.agent.push(SaveNews::Sealed { slot: id, copy });
                     if let Some(replicas) = replicas {
                         replicas.sealed(id, &sealed);

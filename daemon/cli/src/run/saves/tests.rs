@@ -21,7 +21,7 @@ pub(super) const GENERATION: Digest = Digest([9; 32]);
 pub(super) const BYTES: u64 = 10_000_000;
 
 /// What a rank was given: slots of its own mapping, or how much room there is.
-type Answer = (Given, Option<[Arc<Slot>; SLOTS]>, u64);
+pub(super) type Answer = (Given, Option<[Arc<Slot>; SLOTS]>, u64);
 
 /// Two local ranks that ask, and remember what they are given.
 #[derive(Default)]
@@ -32,7 +32,7 @@ pub(super) struct Two {
 }
 
 impl Two {
-    fn ask(&self, k: u16, number: u64, image: u64) {
+    pub(super) fn ask(&self, k: u16, number: u64, image: u64) {
         let note = 100_000;
         let ask = Ask {
             number,
@@ -42,7 +42,7 @@ impl Two {
         self.asks.borrow_mut().insert(k, ask);
     }
 
-    fn answer(&self, k: u16) -> Option<Answer> {
+    pub(super) fn answer(&self, k: u16) -> Option<Answer> {
         self.given.borrow_mut().remove(&k)
     }
 }

@@ -124,6 +124,14 @@ impl Replicas {
         }
     }
 
+    /// This was in a slot that the launcher before left. It is not copied to another node: who holds this node's copies
+    /// holds it already, or never will.
+    pub(super) fn inherited(&self, slot: SlotId, view: View, note: &[u8]) {
+        if let Some(name) = name_of(&view, note) {
+            lock(&self.shelf).seal(slot, name, view);
+        }
+    }
+
     /// A rank's slots are given up for others.
     pub(super) fn part(&self, k: u16) {
         lock(&self.shelf).part(k);
@@ -140,6 +148,12 @@ impl Replicas {
     }
 }
 
+/// What an image is called. A rank that writes nothing has no file.
+fn name_of(view: &View, note: &[u8]) -> Option<Name> {
+    let file = Note::decode(note).ok()?.file?;
+    Name::new(view.step, &Digest(view.generation.0), &file)
+}
+
 /// Puts what was sealed where it is found; what is to be copied of it.
 fn shelve(news: News, shelf: &Mutex<Shelf>) -> Option<Job> {
     let News {
@@ -149,9 +163,7 @@ fn shelve(news: News, shelf: &Mutex<Shelf>) -> Option<Job> {
         generation,
         holder,
     } = news;
-    // A rank that writes nothing has no file.
-    let file = Note::decode(&note).ok()?.file?;
-    let name = Name::new(view.step, &Digest(view.generation.0), &file)?;
+    let name = name_of(&view, &note)?;
     lock(shelf).seal(slot, name.clone(), view.clone());
     let holder = holder.filter(|_| view.generation.0 == generation.0)?;
     Some(Job {

@@ -1,0 +1,98 @@
+//! Slots from a launcher to its job's next one: [`Held`](super::held::Held), joined with the jobs that the core knows.
+
+use std::os::fd::OwnedFd;
+
+use muster_protocol::JobKey;
+use muster_protocol::Span;
+use muster_protocol::agent::ConnId;
+use muster_protocol::job::Job;
+use muster_protocol::local::{SaveAsk, ToLauncher};
+use muster_protocol::record::Kind;
+
+use super::held::Left;
+use super::{Node, clock};
+
+impl Node {
+    /// A launcher says of slots; these descriptors came with the word.
+    pub(super) fn keep_slots(&mut self, conn: ConnId, k: u16, capacity: u64, slots: Vec<OwnedFd>) {
+        let client = self.clients.get(&conn);
+        let Some(key) = client.and_then(|c| Some(c.launcher.as_ref()?.key().clone())) else {
+            return;
+        };
+        // As from a launcher that has no descriptor left, or whose agent keeps none.
+        if slots.is_empty() || self.core.config().slot_lease == Span::ZERO {
+            return self.held.refuse(&key, k);
+        }
+        if let Err(why) = self.held.keep(&key, k, capacity, slots) {
+            tracing::warn!(job = %key, local_rank = k, %why, "checkpoint slots are not kept");
+            let text = format!(
+                "the agent does not keep the checkpoint slots of local rank {k} for a launcher that comes after this one: {why}"
+            );
+            self.tell_launcher(conn, &ToLauncher::Save(SaveAsk::Tell { text }));
+        }
+    }
+
+    /// What waits for this launcher's job becomes its own.
+    pub(super) fn hand_over(&mut self, conn: ConnId, key: &JobKey) {
+        for (k, slots) in self.held.inherit(key) {
+            tracing::info!(job = %key, local_rank = k, "its next launcher gets its checkpoint slots");
+            let frame = ToLauncher::Save(SaveAsk::Inherit { k });
+            self.tell_with(conn, &frame, slots);
+        }
+    }
+
+    /// What a launcher is told about its slots holds for those that are kept, too.
+    pub(super) fn told(&mut self, conn: ConnId, frame: &ToLauncher) {
+        let launcher = self.clients.get(&conn).and_then(|c| c.launcher.as_ref());
+        let Some(launcher) = launcher else { return };
+        match frame {
+            ToLauncher::End { .. } => self.held.end(launcher.key()),
+            ToLauncher::Save(SaveAsk::Refuse { k }) => self.held.refuse(launcher.key(), *k),
+            _ => {}
+        }
+    }
+
+    /// Whose launcher is gone, whose job is over, whose lease, and what has no room.
+    pub(super) fn follow_slots(&mut self) {
+        let now = clock::now();
+        for key in self.held.jobs() {
+            let job = self.core.job(&key);
+            if job.is_some_and(|job| job.launcher().is_some()) {
+                continue;
+            }
+            let over = |kind| matches!(kind, Kind::End { .. } | Kind::Failed { .. });
+            let head = job.and_then(Job::head);
+            let over = head.is_some_and(|(record, _)| over(record.kind));
+            let lease = self.core.config().slot_lease;
+            if let Some(left) = self.held.orphan(&key, now + lease) {
+                self.tell_left(&left, &format!("wait {lease} for its next launcher here"));
+            }
+            if over && let Some(left) = self.held.over(&key) {
+                self.tell_left(&left, "are closed: the job is over");
+            }
+        }
+        for left in self.held.expire(now) {
+            self.tell_left(&left, "are closed: no launcher came for them in time");
+        }
+        let live = self.core.jobs().map(Job::slot_memory);
+        let live = live.fold(0, u64::saturating_add);
+        let room = self.core.config().slot_memory.saturating_sub(live);
+        for left in self.held.fit(room) {
+            let why = "are closed: checkpoint_memory is needed for slots of jobs that run";
+            self.tell_left(&left, why);
+        }
+        let waiting = i64::try_from(self.held.waiting());
+        self.metrics.slots_waiting.set(waiting.unwrap_or(i64::MAX));
+    }
+
+    fn tell_left(&mut self, left: &Left, what: &str) {
+        let Left { key, ranks, bytes } = left;
+        let text = format!(
+            "the checkpoint slots that a launcher left here, of {ranks} ranks and {} MiB, {what}",
+            bytes >> 20
+        );
+        tracing::info!(job = %key, text, "checkpoint slots");
+        let fields = serde_json::json!({ "text": text });
+        self.history.add(key, "saving", fields);
+    }
+}
