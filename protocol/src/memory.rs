@@ -3,8 +3,8 @@
 //! verifies them against a manifest.
 //!
 //! A launcher listens on a TCP port of its own, which its guard tells behind its answer ([`data_port`]). A connection
-//! begins with a proof by both sides, then goes question by question, each a frame as on the unix socket
-//! ([`codec`](crate::codec), with its length):
+//! begins with a proof by both sides ([`proof`]), then goes question by question, each a frame as on the unix socket
+//! ([`codec`](crate::codec), with its length). Behind each frame, and behind each run of bytes, is its [`Mark`]:
 //!
 //! ```text
 //! caller    MAGIC, nonce
@@ -17,20 +17,19 @@
 //!           Ask::Restored             -> Answer::Heard
 //! ```
 
+pub mod proof;
+
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{Digest, NodeId};
+pub use self::proof::{Key, MAGIC, Mark, Marks, Meeting, Nonce, Side};
+use crate::ids::{Digest, LauncherId, NodeId};
 use crate::record::{Place, Record};
 
 /// The environment variable by which a launcher tells its workers where to ask.
 pub const MEMORY_ENV: &str = "MUSTER_MEMORY";
-
-/// The first bytes of a connection.
-pub const MAGIC: [u8; 8] = *b"MUSTERM1";
 
 /// The most members that a launcher is told of.
 pub const MAX_PEERS: usize = 64;
@@ -50,71 +49,6 @@ pub const MAX_IMAGE: u64 = 1 << 40;
 
 /// Bytes of a chunk, as in a manifest.
 pub const CHUNK: u64 = 4 << 20;
-
-/// Drawn by each side for one connection.
-pub type Nonce = [u8; 32];
-
-/// What only a job's launchers and workers know: the agents of its cluster make it of the cluster's secret.
-/// Never shown.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Key([u8; 32]);
-
-impl fmt::Debug for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Key(..)")
-    }
-}
-
-/// Who proves something.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    Caller,
-    Listener,
-}
-
-impl Key {
-    /// A cluster's, from its secret. Without a secret agents are on loopback, or told to trust the network.
-    pub fn of_cluster(secret: Option<&[u8]>) -> Key {
-        match secret {
-            Some(secret) => Key(blake3::derive_key("muster 2026 memory: cluster", secret)),
-            None => Key::default(),
-        }
-    }
-
-    /// A job's, of its cluster's.
-    pub fn of_job(self, lineage: Digest) -> Key {
-        let mut hash = blake3::Hasher::new_keyed(&self.0);
-        hash.update(b"job");
-        hash.update(&lineage.0);
-        Key(*hash.finalize().as_bytes())
-    }
-
-    /// What shows to the other side that this one knows the key.
-    pub fn proof(&self, side: Side, caller: &Nonce, listener: &Nonce) -> [u8; 32] {
-        let mut hash = blake3::Hasher::new_keyed(&self.0);
-        hash.update(match side {
-            Side::Caller => b"caller",
-            Side::Listener => b"listen",
-        });
-        hash.update(caller);
-        hash.update(listener);
-        *hash.finalize().as_bytes()
-    }
-
-    /// Whether the other side has shown it. Takes as long whatever it sent.
-    pub fn is_proven(&self, side: Side, caller: &Nonce, listener: &Nonce, proof: [u8; 32]) -> bool {
-        let expected = blake3::Hash::from_bytes(self.proof(side, caller, listener));
-        expected == blake3::Hash::from_bytes(proof)
-    }
-
-    fn hex(&self) -> String {
-        Digest(self.0).hex()
-    }
-
-    fn from_hex(text: &str) -> Option<Key> {
-        Digest::from_hex(text).map(|digest| Key(digest.0))
-    }
-}
 
 /// The port behind a guard's answer (`MGRD`, a version, the launcher's id: 13 bytes), at which its launcher tells
 /// what it holds. `None` where there is none, as with a launcher that has no store.
@@ -277,12 +211,21 @@ impl Answer {
     }
 }
 
+/// Another member's launcher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peer {
+    /// Which it is, whatever leads to it.
+    pub launcher: LauncherId,
+    /// Its guard, which tells where it listens.
+    pub guard: SocketAddr,
+}
+
 /// What a launcher is told of the others at a generation's start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peers {
     pub key: Key,
-    /// Guards of the other members. The first is the one that holds this node's copies.
-    pub guards: Vec<SocketAddr>,
+    /// The other members'. The first is the one that holds this node's copies.
+    pub others: Vec<Peer>,
     /// Of the newest commit: the generation that saved it, and its step.
     pub committed: Option<(Digest, u64)>,
 }
@@ -293,17 +236,20 @@ impl Peers {
         let members = &record.members;
         let here = members.iter().position(|m| m.node == me);
         let places: Vec<Place> = members.iter().map(|m| m.place).collect();
-        let mut guards = Vec::new();
+        let mut list = Vec::new();
         if let Some(here) = here {
             let first = here + shift(&places);
             let all = (first..).take(members.len());
             let others = all.filter_map(|at| members.get(at % members.len()));
             let others = others.filter(|m| m.node != me);
-            guards.extend(others.take(MAX_PEERS).map(|m| m.guard));
+            list.extend(others.take(MAX_PEERS).map(|m| Peer {
+                launcher: m.launcher,
+                guard: m.guard,
+            }));
         }
         Peers {
             key: cluster.of_job(record.lineage()),
-            guards,
+            others: list,
             committed: record
                 .restore
                 .map(|commit| (commit.generation, commit.step)),
@@ -331,31 +277,47 @@ fn shift(places: &[Place]) -> usize {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Whom {
     pub key: Key,
-    /// The port of its own launcher, on loopback.
+    /// The port of its own launcher, on loopback, and which that is.
     pub own: u16,
-    /// The others' guards.
-    pub guards: Vec<SocketAddr>,
+    pub launcher: LauncherId,
+    /// The others.
+    pub others: Vec<Peer>,
 }
 
 impl Whom {
     /// As the variable's value.
     pub fn encode(&self) -> String {
-        let guards: Vec<String> = self.guards.iter().map(ToString::to_string).collect();
-        format!("{}/{}/{}", self.key.hex(), self.own, guards.join(","))
+        let one = |peer: &Peer| format!("{}@{}", peer.launcher.hex(), peer.guard);
+        let others: Vec<String> = self.others.iter().map(one).collect();
+        let (key, launcher) = (self.key.hex(), self.launcher.hex());
+        format!("{key}/{launcher}@{}/{}", self.own, others.join(","))
     }
 
     /// The inverse; `None` for anything else.
     pub fn decode(text: &str) -> Option<Whom> {
         let mut parts = text.splitn(3, '/');
-        let (key, own, guards) = (parts.next()?, parts.next()?, parts.next()?);
-        let guards = guards.split(',').filter(|g| !g.is_empty());
-        let guards: Option<Vec<SocketAddr>> = guards.map(|g| g.parse().ok()).collect();
+        let (key, own, others) = (parts.next()?, parts.next()?, parts.next()?);
+        let (launcher, own) = named(own)?;
+        let others = others.split(',').filter(|text| !text.is_empty());
+        let others: Option<Vec<Peer>> = others
+            .map(|text| {
+                let (launcher, guard) = named(text)?;
+                Some(Peer { launcher, guard })
+            })
+            .collect();
         Some(Whom {
             key: Key::from_hex(key)?,
-            own: own.parse().ok()?,
-            guards: guards.filter(|g| g.len() <= MAX_PEERS)?,
+            own,
+            launcher,
+            others: others.filter(|list| list.len() <= MAX_PEERS)?,
         })
     }
+}
+
+/// A launcher, and where it is.
+fn named<T: std::str::FromStr>(text: &str) -> Option<(LauncherId, T)> {
+    let (launcher, at) = text.split_once('@')?;
+    Some((LauncherId::from_hex(launcher)?, at.parse().ok()?))
 }
 
 #[cfg(test)]
@@ -416,19 +378,6 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_proven_by_each_side_for_one_connection() {
-        let key = Key::of_cluster(Some(b"secret")).of_job(Digest([1; 32]));
-        let other = Key::of_cluster(Some(b"secret")).of_job(Digest([2; 32]));
-        let (a, b) = ([3; 32], [4; 32]);
-        let proof = key.proof(Side::Caller, &a, &b);
-        assert!(key.is_proven(Side::Caller, &a, &b, proof));
-        assert!(!key.is_proven(Side::Listener, &a, &b, proof));
-        assert!(!key.is_proven(Side::Caller, &b, &a, proof));
-        assert!(!other.is_proven(Side::Caller, &a, &b, proof));
-        assert_eq!(format!("{key:?}"), "Key(..)");
-    }
-
-    #[test]
     fn a_guard_tells_the_port_behind_its_answer() {
         let mut answer = b"MGRD\x01launcher".to_vec();
         assert_eq!(data_port(&answer), None);
@@ -440,23 +389,34 @@ mod tests {
 
     #[test]
     fn a_worker_reads_what_its_launcher_wrote() {
+        let peer = |n, guard: &str| Peer {
+            launcher: LauncherId([n; 8]),
+            guard: guard.parse().unwrap(),
+        };
         let whom = Whom {
             key: Key::of_cluster(Some(b"s")),
             own: 7,
-            guards: vec!["10.0.0.1:5".parse().unwrap(), "[::1]:6".parse().unwrap()],
+            launcher: LauncherId([1; 8]),
+            others: vec![peer(2, "10.0.0.1:5"), peer(3, "[::1]:6")],
         };
         assert_eq!(Whom::decode(&whom.encode()), Some(whom.clone()));
         let alone = Whom {
-            guards: vec![],
+            others: vec![],
             ..whom
         };
         assert_eq!(Whom::decode(&alone.encode()), Some(alone));
+        let (key, id) = ("0".repeat(64), "0".repeat(16));
+        assert!(Whom::decode(&format!("{key}/{id}@1/")).is_some());
         for text in [
             "",
             "x/1/",
             "00/1/",
             "/1/2",
-            &format!("{}/70000/", "0".repeat(64)),
+            &format!("{key}/{id}@70000/"),
+            &format!("{key}/1/"),
+            &format!("{key}/00@1/"),
+            &format!("{key}/{id}@1/10.0.0.1:5"),
+            &format!("{key}/{id}@1/{id}@10.0.0.1"),
         ] {
             assert_eq!(Whom::decode(text), None, "{text}");
         }

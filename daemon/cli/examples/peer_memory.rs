@@ -25,7 +25,7 @@ use muster_cli::run::saves::{Ask, CheckpointIo, Done, Place, Ranks, Saves, Told}
 use muster_protocol::checkpoint::{Save, SlotId, Written};
 use muster_protocol::control::slots::{Given, SLOTS};
 use muster_protocol::local::{SaveAsk, SaveNews, Start};
-use muster_protocol::memory::{Key, Peers, Whom};
+use muster_protocol::memory::{Key, Peer, Peers, Whom};
 use muster_protocol::{Digest, LauncherId, Time};
 use muster_runtime::saving::{Dtype, Restore, Slice, Want};
 use muster_store::{Location, Options, Store};
@@ -33,6 +33,8 @@ use muster_store::{Location, Options, Store};
 type Failure = Box<dyn Error>;
 
 const GENERATION: Digest = Digest([9; 32]);
+/// Of the process that holds the copy; the other one is nobody's peer.
+const TAKER: LauncherId = LauncherId([2; 8]);
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const SAVE: Save = Save {
     generation: GENERATION,
@@ -56,9 +58,14 @@ fn key() -> Key {
 }
 
 /// A launcher and its guard.
-fn launcher(place: &Path, who: &str, peers: Vec<SocketAddr>) -> Result<(Saves, Guard), Failure> {
+fn launcher(
+    place: &Path,
+    who: &str,
+    id: LauncherId,
+    others: Vec<Peer>,
+) -> Result<(Saves, Guard), Failure> {
     let server = Server::open(LOOPBACK)?;
-    let guard = Guard::open(LOOPBACK, LauncherId([1; 8]), Some(server.port()))?;
+    let guard = Guard::open(LOOPBACK, id, Some(server.port()))?;
     let location = Location::Directory(place.to_owned());
     let store = Store::open(&location, &Options::of_process())?;
     let place = Place {
@@ -71,6 +78,7 @@ fn launcher(place: &Path, who: &str, peers: Vec<SocketAddr>) -> Result<(Saves, G
     let mut saves = Saves::new(Some(place), u64::MAX, Rules::default());
     saves.share(Settings {
         server,
+        launcher: id,
         who: who.into(),
         copies: 1,
     })?;
@@ -92,7 +100,7 @@ fn launcher(place: &Path, who: &str, peers: Vec<SocketAddr>) -> Result<(Saves, G
         restore: None,
         peers: Box::new(Peers {
             key: key(),
-            guards: peers,
+            others,
             committed: None,
         }),
         why: String::new(),
@@ -102,7 +110,7 @@ fn launcher(place: &Path, who: &str, peers: Vec<SocketAddr>) -> Result<(Saves, G
 
 /// The launcher that comes to hold the copy, until its input ends.
 fn take(place: &Path) -> Result<(), Failure> {
-    let (_saves, guard) = launcher(place, "peer", Vec::new())?;
+    let (_saves, guard) = launcher(place, "peer", TAKER, Vec::new())?;
     println!("{}", SocketAddr::new(LOOPBACK, guard.port()));
     std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
@@ -149,7 +157,11 @@ fn hold(place: &Path, bytes: u64, peer: SocketAddr) -> Result<(), Failure> {
         bytes: shard.layout.bytes,
         slots: OnceLock::new(),
     };
-    let (mut saves, _guard) = launcher(place, "lost", vec![peer])?;
+    let peer = Peer {
+        launcher: TAKER,
+        guard: peer,
+    };
+    let (mut saves, _guard) = launcher(place, "lost", LauncherId([1; 8]), vec![peer])?;
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     let next = |saves: &mut Saves| -> Result<Told, Failure> {
         let done: Option<Done> = runtime.block_on(saves.next());
@@ -277,7 +289,11 @@ fn measure(bytes: u64, turns: u64) -> Result<(), Failure> {
         key: key(),
         // Of a node that is new to the job.
         own: 1,
-        guards: vec![guard.parse()?],
+        launcher: LauncherId([1; 8]),
+        others: vec![Peer {
+            launcher: TAKER,
+            guard: guard.parse()?,
+        }],
     };
     let expected = state(bytes);
     let mut into = vec![1; bytes as usize];

@@ -16,8 +16,9 @@ use std::time::Instant;
 use muster_checkpoint::manifest::Manifest;
 use muster_checkpoint::nearby::Nearby;
 use muster_checkpoint::source::Source;
+use muster_protocol::LauncherId;
 use muster_protocol::local::short;
-use muster_protocol::memory::{Answer, Ask, CHUNK, Entry, Key, MAX_WHO, Name, Whom};
+use muster_protocol::memory::{Answer, Ask, CHUNK, Entry, Key, MAX_WHO, Name, Peer, Whom};
 
 use crate::memory::{Link, find, time_for};
 
@@ -37,12 +38,25 @@ pub struct Origins {
     pub why: Option<String>,
 }
 
+/// How a launcher is called.
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    at: SocketAddr,
+    key: Key,
+    launcher: LauncherId,
+}
+
+impl Call {
+    fn connect(&self) -> io::Result<Link> {
+        Link::connect(self.at, &self.key, self.launcher)
+    }
+}
+
 /// A launcher that holds something.
 #[derive(Debug)]
 struct Holder {
     who: String,
-    at: SocketAddr,
-    key: Key,
+    call: Call,
     /// This node's own: its process.
     pid: Option<u32>,
     links: Mutex<Vec<Link>>,
@@ -77,7 +91,7 @@ pub(super) struct Tiers<S> {
     store: S,
     rank: u32,
     step: u64,
-    own: Option<(SocketAddr, Key)>,
+    own: Option<Call>,
     holders: Vec<Holder>,
     held: BTreeMap<String, Held>,
     from_store: AtomicU64,
@@ -116,8 +130,12 @@ impl<S: Below> Tiers<S> {
         let Some((whom, _)) = whom else {
             return tiers;
         };
-        let own = SocketAddr::from((Ipv4Addr::LOCALHOST, whom.own));
-        tiers.own = Some((own, whom.key));
+        let own = Call {
+            at: SocketAddr::from((Ipv4Addr::LOCALHOST, whom.own)),
+            key: whom.key,
+            launcher: whom.launcher,
+        };
+        tiers.own = Some(own);
         let named: BTreeMap<Name, (&str, u64)> = (manifest.files.iter())
             .filter_map(|file| {
                 let name = Name::of_path(&file.path)?;
@@ -185,7 +203,7 @@ impl<S: Below> Tiers<S> {
 
     /// Tells the launcher, for people, what came from where since it was told last.
     pub(super) fn tell(&self, before: &Origins) {
-        let Some((at, key)) = &self.own else { return };
+        let Some(own) = &self.own else { return };
         let now = self.origins();
         let known = |who: &str| {
             let known = before.from.iter().find(|(name, _)| name == who);
@@ -202,7 +220,7 @@ impl<S: Below> Tiers<S> {
             why: now.why,
         };
         // Nobody has to know.
-        let _told = Link::connect(*at, key).and_then(|mut link| link.ask(&ask));
+        let _told = own.connect().and_then(|mut link| link.ask(&ask));
     }
 
     /// A copy's bytes, or why they do not come.
@@ -345,7 +363,7 @@ impl Holder {
                 Err(error) => return Err(error),
             }
         }
-        let mut link = Link::connect(self.at, &self.key)?;
+        let mut link = self.call.connect()?;
         ask_for(&mut link, name, at, into)?;
         lock(&self.links).push(link);
         Ok(())
@@ -373,19 +391,20 @@ fn ask_for(link: &mut Link, name: &Name, at: u64, into: &mut [u8]) -> io::Result
 }
 
 /// What all launchers hold, this node's own first. Who does not answer holds nothing.
-fn ask_all(own: SocketAddr, whom: &Whom) -> Vec<(Holder, Vec<Entry>)> {
-    let mut all: Vec<(Holder, Vec<Entry>)> =
-        ask_one(Some(own), &whom.key, true).into_iter().collect();
-    for guards in whom.guards.chunks(ASKED) {
+fn ask_all(own: Call, whom: &Whom) -> Vec<(Holder, Vec<Entry>)> {
+    let mut all: Vec<(Holder, Vec<Entry>)> = ask_one(own, true).into_iter().collect();
+    for others in whom.others.chunks(ASKED) {
         let found = std::thread::scope(|scope| {
-            let ask = |guard: SocketAddr| {
+            let ask = |peer: Peer| {
                 let key = whom.key;
                 let thread = std::thread::Builder::new().name("muster-memory".into());
                 thread.spawn_scoped(scope, move || {
-                    ask_one(find(guard).ok().flatten(), &key, false)
+                    let at = find(peer.guard).ok().flatten()?;
+                    let launcher = peer.launcher;
+                    ask_one(Call { at, key, launcher }, false)
                 })
             };
-            let asked: Vec<_> = guards.iter().map(|guard| ask(*guard)).collect();
+            let asked: Vec<_> = others.iter().map(|peer| ask(*peer)).collect();
             let answers = asked.into_iter().flatten();
             let answers = answers.filter_map(|thread| thread.join().ok().flatten());
             answers.collect::<Vec<_>>()
@@ -395,9 +414,8 @@ fn ask_all(own: SocketAddr, whom: &Whom) -> Vec<(Holder, Vec<Entry>)> {
     all
 }
 
-fn ask_one(at: Option<SocketAddr>, key: &Key, own: bool) -> Option<(Holder, Vec<Entry>)> {
-    let at = at?;
-    let mut link = Link::connect(at, key).ok()?;
+fn ask_one(call: Call, own: bool) -> Option<(Holder, Vec<Entry>)> {
+    let mut link = call.connect().ok()?;
     let Ok(Answer::Held { who, pid, list }) = link.ask(&Ask::List) else {
         return None;
     };
@@ -414,8 +432,7 @@ fn ask_one(at: Option<SocketAddr>, key: &Key, own: bool) -> Option<(Holder, Vec<
     };
     let holder = Holder {
         who,
-        at,
-        key: *key,
+        call,
         pid: own.then_some(pid),
         links: Mutex::new(vec![link]),
         files: Mutex::default(),

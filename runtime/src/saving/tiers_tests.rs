@@ -5,8 +5,8 @@ use std::path::Path;
 use std::thread;
 
 use muster_checkpoint::hex::Id;
-use muster_protocol::Digest;
-use muster_protocol::memory::{Answer, Ask, Entry, Key, Name, Whom};
+use muster_protocol::memory::{Answer, Ask, Entry, Key, Name, Peer, Whom};
+use muster_protocol::{Digest, LauncherId};
 
 use super::tests::{load_all, save_on_two};
 use super::*;
@@ -15,6 +15,8 @@ use crate::memory::{Link, SOON};
 fn key() -> Key {
     Key::of_cluster(Some(b"secret")).of_job(Digest([1; 32]))
 }
+
+const LAUNCHER: LauncherId = LauncherId(*b"launcher");
 
 /// What a launcher does with what it is asked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,7 +43,7 @@ fn launcher(who: &'static str, files: Files, does: Does) -> u16 {
             let (stream, _) = listener.accept().unwrap();
             let files = files.clone();
             thread::spawn(move || {
-                let Ok(mut link) = Link::accept(stream, key) else {
+                let Ok(mut link) = Link::accept(stream, &key(), LAUNCHER) else {
                     return;
                 };
                 while let Ok(ask) = link.hear::<Ask>(SOON * 30) {
@@ -88,7 +90,7 @@ fn answer(link: &mut Link, who: &str, files: &Files, does: Does, ask: Ask) {
 }
 
 /// The guard of a launcher at this port.
-fn guard(port: u16) -> std::net::SocketAddr {
+fn guard(port: u16) -> Peer {
     use std::io::Write;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let at = listener.local_addr().unwrap();
@@ -99,7 +101,10 @@ fn guard(port: u16) -> std::net::SocketAddr {
             stream.write_all(&answer).unwrap();
         }
     });
-    at
+    Peer {
+        launcher: LAUNCHER,
+        guard: at,
+    }
 }
 
 /// A checkpoint, and its files by name.
@@ -124,7 +129,8 @@ fn open(place: &Path, digest: Id, own: u16, peers: &[u16]) -> Restore {
     let whom = Whom {
         key: key(),
         own,
-        guards: peers.iter().map(|port| guard(*port)).collect(),
+        launcher: LAUNCHER,
+        others: peers.iter().map(|port| guard(*port)).collect(),
     };
     Restore::open_with(place, digest, &whom, 0).unwrap()
 }
@@ -233,7 +239,7 @@ fn this_nodes_memory_comes_first_and_by_descriptor() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let own = listener.local_addr().unwrap().port();
     let told = thread::spawn(move || {
-        let accept = || Link::accept(listener.accept().unwrap().0, key).unwrap();
+        let accept = || Link::accept(listener.accept().unwrap().0, &key(), LAUNCHER).unwrap();
         let mut link = accept();
         assert_eq!(link.hear::<Ask>(SOON).unwrap(), Ask::List);
         let (who, pid) = ("me".to_owned(), std::process::id());

@@ -6,7 +6,7 @@ use muster_protocol::control::report::{Metrics, RankMetrics};
 use muster_protocol::local::{
     Answer, Command, Part, Query, Register, Start, StoreAnswer, StoreAsk, ToAgent, ToLauncher,
 };
-use muster_protocol::memory::{Key, Peers};
+use muster_protocol::memory::{Key, Peer, Peers};
 use muster_protocol::record::Place;
 use muster_protocol::spec::JobSpec;
 use muster_protocol::{LauncherId, StoreUuid};
@@ -156,7 +156,10 @@ pub fn to_launcher() -> Vec<ToLauncher> {
             restore: Some(digest),
             peers: Box::new(Peers {
                 key: Key::of_cluster(Some(b"secret")),
-                guards: vec![SocketAddr::from(([10, 0, 0, 1], 7001))],
+                others: vec![Peer {
+                    launcher: LauncherId([6; 8]),
+                    guard: SocketAddr::from(([10, 0, 0, 1], 7001)),
+                }],
                 committed: Some((digest, 400)),
             }),
             why: why(),

@@ -83,7 +83,8 @@ pub fn variables(
         let whom = Whom {
             key: start.peers.key,
             own,
-            guards: start.peers.guards.clone(),
+            launcher: job.launcher,
+            others: start.peers.others.clone(),
         };
         vars.push((MEMORY_ENV, whom.encode().into()));
     }
@@ -166,8 +167,8 @@ mod tests {
             role: "trainer".into(),
             max_restarts: 5,
             store: None,
-            cache: None,
             store_id: None,
+            cache: None,
             memory: None,
         }
     }
@@ -219,7 +220,6 @@ mod tests {
     }
 
     #[test]
-    #[test]
     fn a_worker_is_told_which_store_it_is() {
         let of_store = Job {
             store: Some("/shared/j".into()),
@@ -235,6 +235,7 @@ mod tests {
         );
     }
 
+    #[test]
     fn what_the_user_set_stays() {
         let mine = [
             "OMP_NUM_THREADS",

@@ -202,6 +202,7 @@ pub async fn launch(
     if let Some(server) = server {
         let settings = saves::replicas::Settings {
             server,
+            launcher,
             who: muster_daemon::serve::host_name(),
             copies: plan.replicas,
         };
@@ -216,8 +217,8 @@ pub async fn launch(
             role: plan.role,
             max_restarts: plan.spec.max_restarts,
             store: folder,
-            cache: cached,
             store_id: uuid,
+            cache: cached,
             memory,
         },
         program: plan.program,

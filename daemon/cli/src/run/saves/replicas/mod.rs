@@ -6,16 +6,15 @@ mod push;
 mod serve;
 mod shelf;
 
-use std::net::SocketAddr;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use muster_checkpoint::part::Note;
 use muster_checkpoint::slot::{Sealed, View};
-use muster_protocol::Digest;
 use muster_protocol::checkpoint::SlotId;
 use muster_protocol::local::Start;
-use muster_protocol::memory::{MAX_WHO, Name};
+use muster_protocol::memory::{MAX_WHO, Name, Peer};
+use muster_protocol::{Digest, LauncherId};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::Done;
@@ -30,8 +29,8 @@ struct News {
     view: View,
     note: Vec<u8>,
     generation: Digest,
-    /// Of the launcher that holds copies.
-    guard: Option<SocketAddr>,
+    /// Who holds copies.
+    holder: Option<Peer>,
 }
 
 /// How this launcher takes part.
@@ -39,7 +38,8 @@ struct News {
 pub struct Settings {
     /// The port that peers and workers call.
     pub server: Server,
-    /// What people call this node.
+    /// Which launcher this is, and what people call its node.
+    pub launcher: LauncherId,
     pub who: String,
     /// Copies of what is sealed here that other nodes hold: 0 or 1. With 1 this one holds those of another.
     pub copies: u8,
@@ -50,7 +50,7 @@ pub struct Settings {
 pub struct Replicas {
     shelf: Arc<Mutex<Shelf>>,
     copies: u8,
-    guard: Option<SocketAddr>,
+    holder: Option<Peer>,
     generation: Digest,
     news: Option<Sender<News>>,
     /// Closes its port when it is dropped.
@@ -70,13 +70,14 @@ impl Replicas {
         let Settings {
             mut server,
             mut who,
+            launcher,
             copies,
         } = settings;
         while who.len() > MAX_WHO {
             who.pop();
         }
         let shelf = Arc::new(Mutex::new(Shelf::new(copies > 0, budget)));
-        server.serve(who, shelf.clone(), done.clone())?;
+        server.serve(launcher, who, shelf.clone(), done.clone())?;
         let (news, sealed) = channel::<News>();
         let (jobs, queue) = channel::<Job>();
         let pusher = Pusher::new(shelf.clone(), done);
@@ -94,7 +95,7 @@ impl Replicas {
         Ok(Replicas {
             shelf,
             copies,
-            guard: None,
+            holder: None,
             generation: Digest::ZERO,
             news: Some(news),
             _server: server,
@@ -104,7 +105,7 @@ impl Replicas {
     /// A generation's workers start.
     pub(super) fn begins(&mut self, start: &Start) {
         self.generation = start.digest;
-        self.guard = start.peers.guards.first().copied();
+        self.holder = start.peers.others.first().copied();
         lock(&self.shelf).begin(start.digest, &start.peers);
     }
 
@@ -115,7 +116,7 @@ impl Replicas {
             view: sealed.view(),
             note: sealed.note.clone(),
             generation: self.generation,
-            guard: self.guard.filter(|_| self.copies > 0),
+            holder: self.holder.filter(|_| self.copies > 0),
         };
         if let Some(queue) = &self.news {
             let _over = queue.send(news);
@@ -145,18 +146,18 @@ fn shelve(news: News, shelf: &Mutex<Shelf>) -> Option<Job> {
         view,
         note,
         generation,
-        guard,
+        holder,
     } = news;
     // A rank that writes nothing has no file.
     let file = Note::decode(&note).ok()?.file?;
     let name = Name::new(view.step, &Digest(view.generation.0), &file)?;
     lock(shelf).seal(slot, name.clone(), view.clone());
-    let guard = guard.filter(|_| view.generation.0 == generation.0)?;
+    let holder = holder.filter(|_| view.generation.0 == generation.0)?;
     Some(Job {
         generation,
         name,
         view,
-        guard,
+        holder,
     })
 }
 

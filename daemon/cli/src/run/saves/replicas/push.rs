@@ -2,7 +2,6 @@
 //! slot that is filled anew while it is copied is no copy any more, and nobody waits for one.
 
 use std::io;
-use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -10,7 +9,7 @@ use std::time::{Duration, Instant};
 use muster_checkpoint::slot::View;
 use muster_checkpoint::sum::CHUNK;
 use muster_protocol::Digest;
-use muster_protocol::memory::{Answer, Ask, Name};
+use muster_protocol::memory::{Answer, Ask, Name, Peer};
 use muster_runtime::memory::{Link, SOON, find, time_for};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -29,8 +28,8 @@ pub(super) struct Job {
     pub(super) generation: Digest,
     pub(super) name: Name,
     pub(super) view: View,
-    /// Of the launcher that is to hold it.
-    pub(super) guard: SocketAddr,
+    /// Who is to hold it.
+    pub(super) holder: Peer,
 }
 
 #[derive(Debug)]
@@ -131,7 +130,7 @@ impl Pusher {
         if !self.is_wanted(job) {
             return Outcome::Overtaken;
         }
-        let (who, mut link) = match self.connect(job.guard) {
+        let (who, mut link) = match self.connect(&job.holder) {
             Ok(holder) => holder,
             Err(why) => return Outcome::Later(why),
         };
@@ -144,7 +143,8 @@ impl Pusher {
     }
 
     /// What people call the node, and a connection.
-    fn connect(&self, guard: SocketAddr) -> Result<(String, Link), String> {
+    fn connect(&self, holder: &Peer) -> Result<(String, Link), String> {
+        let guard = holder.guard;
         let words = |error: io::Error| format!("the launcher at {guard}: {error}");
         let Some(at) = find(guard).map_err(words)? else {
             return Err(format!(
@@ -152,7 +152,7 @@ impl Pusher {
             ));
         };
         let key = lock(&self.shelf).key().unwrap_or_default();
-        let mut link = Link::connect(at, &key).map_err(words)?;
+        let mut link = Link::connect(at, &key, holder.launcher).map_err(words)?;
         match link.ask(&Ask::List).map_err(words)? {
             Answer::Held { mut who, .. } => {
                 who.retain(|c| !c.is_control());

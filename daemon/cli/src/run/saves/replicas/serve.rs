@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use muster_checkpoint::slot::Room;
 use muster_checkpoint::sum::{CHUNK, crc};
-use muster_protocol::Digest;
 use muster_protocol::memory::{Answer, Ask, Name};
+use muster_protocol::{Digest, LauncherId};
 use muster_runtime::memory::{Link, SOON, time_for};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -39,7 +39,8 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// What connections need.
 #[derive(Clone, Debug)]
 struct Served {
-    /// What people call this node.
+    /// Which launcher this is, and what people call its node.
+    launcher: LauncherId,
     who: String,
     shelf: Arc<Mutex<Shelf>>,
     done: UnboundedSender<Done>,
@@ -76,11 +77,13 @@ impl Server {
         &mut self,
         who: String,
         shelf: Arc<Mutex<Shelf>>,
+        launcher: LauncherId,
         done: UnboundedSender<Done>,
     ) -> io::Result<()> {
         let served = Served {
             who,
             shelf,
+            launcher,
             done,
             unproven: Arc::default(),
             served: Arc::default(),
@@ -141,7 +144,7 @@ fn serve_apart(stream: TcpStream, served: &Served) {
         let Some(key) = lock(&served.shelf).key() else {
             return;
         };
-        let Ok(mut link) = Link::accept(stream, || key) else {
+        let Ok(mut link) = Link::accept(stream, &key, served.launcher) else {
             return;
         };
         drop(unproven);

@@ -1,11 +1,10 @@
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use muster_protocol::LauncherId;
 use muster_protocol::local::{SaveAsk, SaveNews};
-use muster_protocol::memory::{Answer, Ask, Key, Peers};
+use muster_protocol::memory::{Answer, Ask, Key, Peer, Peers};
 use muster_runtime::memory::Link;
 
 use super::*;
@@ -23,6 +22,7 @@ fn key() -> Key {
 
 /// A launcher that shares memory.
 struct Launcher {
+    id: LauncherId,
     saves: Saves,
     two: Two,
     guard: Guard,
@@ -33,17 +33,21 @@ struct Launcher {
 impl Launcher {
     fn new(who: &str, copies: u8, budget: u64) -> Launcher {
         let dir = tempfile::tempdir().unwrap();
+        // Each name begins with another letter.
+        let id = LauncherId([who.as_bytes()[1]; 8]);
         let server = Server::open(LOOPBACK).unwrap();
         let port = server.port();
-        let guard = Guard::open(LOOPBACK, LauncherId([1; 8]), Some(port)).unwrap();
+        let guard = Guard::open(LOOPBACK, id, Some(port)).unwrap();
         let mut saves = Saves::new(Some(place(dir.path())), budget, Rules::default());
         let settings = Settings {
             server,
+            launcher: id,
             who: who.into(),
             copies,
         };
         saves.share(settings).unwrap();
         Launcher {
+            id,
             saves,
             two: Two::default(),
             guard,
@@ -52,21 +56,19 @@ impl Launcher {
         }
     }
 
-    fn guard(&self) -> SocketAddr {
-        SocketAddr::new(LOOPBACK, self.guard.port())
+    fn peer(&self) -> Peer {
+        Peer {
+            launcher: self.id,
+            guard: SocketAddr::new(LOOPBACK, self.guard.port()),
+        }
     }
 
-    fn begins(
-        &mut self,
-        digest: Digest,
-        guards: Vec<SocketAddr>,
-        committed: Option<(Digest, u64)>,
-    ) {
+    fn begins(&mut self, digest: Digest, others: Vec<Peer>, committed: Option<(Digest, u64)>) {
         let mut start = start();
         start.digest = digest;
         *start.peers = Peers {
             key: key(),
-            guards,
+            others,
             committed,
         };
         self.saves.begins(&start);
@@ -91,7 +93,7 @@ impl Launcher {
     fn link(&self) -> Link {
         let until = Instant::now() + Duration::from_secs(60);
         loop {
-            match Link::connect(SocketAddr::new(LOOPBACK, self.port), &key()) {
+            match Link::connect(SocketAddr::new(LOOPBACK, self.port), &key(), self.id) {
                 Ok(link) => return link,
                 Err(error) => assert!(Instant::now() < until, "{error}"),
             }
@@ -138,8 +140,8 @@ fn read(launcher: &Launcher, name: Name, bytes: usize) -> Option<Vec<u8>> {
 async fn what_is_sealed_is_held_elsewhere_until_something_newer_is_committed() {
     let mut a = Launcher::new("na", 1, u64::MAX);
     let mut b = Launcher::new("nb", 1, u64::MAX);
-    a.begins(GENERATION, vec![b.guard()], None);
-    b.begins(GENERATION, vec![a.guard()], None);
+    a.begins(GENERATION, vec![b.peer()], None);
+    b.begins(GENERATION, vec![a.peer()], None);
     let slots = given(&mut a.saves, &a.two, 0).await;
     fill(&slots[0], 0, 7);
     a.saves.look(&a.two, muster_protocol::Time::ZERO);
@@ -195,8 +197,8 @@ async fn a_launcher_without_room_or_without_replicas_says_so() {
     ] {
         let mut a = Launcher::new("na", 1, u64::MAX);
         let mut b = Launcher::new("nb", copies, budget);
-        a.begins(GENERATION, vec![b.guard()], None);
-        b.begins(GENERATION, vec![a.guard()], None);
+        a.begins(GENERATION, vec![b.peer()], None);
+        b.begins(GENERATION, vec![a.peer()], None);
         let slots = given(&mut a.saves, &a.two, 0).await;
         fill(&slots[0], 0, 7);
         a.saves.look(&a.two, muster_protocol::Time::ZERO);
@@ -210,8 +212,8 @@ async fn a_launcher_without_room_or_without_replicas_says_so() {
 async fn a_flipped_bit_is_found_on_the_way() {
     let mut a = Launcher::new("na", 1, u64::MAX);
     let mut b = Launcher::new("nb", 1, u64::MAX);
-    a.begins(GENERATION, vec![b.guard()], None);
-    b.begins(GENERATION, vec![a.guard()], None);
+    a.begins(GENERATION, vec![b.peer()], None);
+    b.begins(GENERATION, vec![a.peer()], None);
     let slots = given(&mut a.saves, &a.two, 0).await;
     fill(&slots[0], 0, 7);
     let memory = std::fs::File::from(slots[0].fd().try_clone_to_owned().unwrap());
@@ -225,25 +227,29 @@ async fn a_flipped_bit_is_found_on_the_way() {
 }
 
 /// A launcher's end that proves the key, and then does as it likes.
-fn peer(then: impl FnOnce(Link) + Send + 'static) -> SocketAddr {
+fn peer(then: impl FnOnce(Link) + Send + 'static) -> Peer {
+    let launcher = LauncherId([2; 8]);
     let listener = TcpListener::bind((LOOPBACK, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     let guard = TcpListener::bind((LOOPBACK, 0)).unwrap();
     let at = guard.local_addr().unwrap();
     std::thread::spawn(move || {
-        let answer = guard::answer(LauncherId([2; 8]), Some(port));
+        let answer = guard::answer(launcher, Some(port));
         guard.accept().unwrap().0.write_all(&answer).unwrap();
         drop(guard);
         let (stream, _) = listener.accept().unwrap();
-        then(Link::accept(stream, key).unwrap());
+        then(Link::accept(stream, &key(), launcher).unwrap());
     });
-    at
+    Peer {
+        launcher,
+        guard: at,
+    }
 }
 
 #[tokio::test]
 async fn a_peer_that_does_not_read_delays_no_save() {
     let (over, ends) = std::sync::mpsc::channel::<()>();
-    let guard = peer(move |mut link| {
+    let deaf = peer(move |mut link| {
         let wait = Duration::from_secs(60);
         assert_eq!(link.hear::<Ask>(wait).unwrap(), Ask::List);
         let (who, pid, list) = ("deaf".into(), 1, Vec::new());
@@ -253,7 +259,7 @@ async fn a_peer_that_does_not_read_delays_no_save() {
         let _ended = ends.recv();
     });
     let mut a = Launcher::new("na", 1, u64::MAX);
-    a.begins(GENERATION, vec![guard], None);
+    a.begins(GENERATION, vec![deaf], None);
     let slots = given(&mut a.saves, &a.two, 0).await;
     for (side, step) in [(0, 7), (1, 8)] {
         fill(&slots[usize::from(side)], 0, step);
@@ -290,10 +296,12 @@ fn strangers_and_garbage_change_nothing() {
     let mut a = Launcher::new("na", 1, u64::MAX);
     let at = SocketAddr::new(LOOPBACK, a.port);
     // It serves nobody before it was told the key.
-    assert!(Link::connect(at, &key()).is_err());
+    assert!(Link::connect(at, &key(), a.id).is_err());
     a.begins(GENERATION, vec![], None);
     let other = Key::of_cluster(Some(b"another")).of_job(Digest([8; 32]));
-    assert!(Link::connect(at, &other).is_err());
+    assert!(Link::connect(at, &other, a.id).is_err());
+    // Nor whoever means another launcher.
+    assert!(Link::connect(at, &key(), LauncherId([2; 8])).is_err());
     let mut kept = Vec::new();
     for round in 0..100usize {
         let mut stream = TcpStream::connect(at).unwrap();
