@@ -2,6 +2,7 @@
 //! to the launcher of one other node, so that it outlives this one. Everything that waits is done by threads; training
 //! and commits wait for none of it.
 
+mod places;
 mod push;
 mod serve;
 mod shelf;
@@ -69,8 +70,8 @@ impl Replicas {
     ) -> std::io::Result<Replicas> {
         let Settings {
             mut server,
-            mut who,
             launcher,
+            mut who,
             copies,
         } = settings;
         while who.len() > MAX_WHO {

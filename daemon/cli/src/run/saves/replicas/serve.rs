@@ -18,12 +18,14 @@ use muster_protocol::{Digest, LauncherId};
 use muster_runtime::memory::{Link, SOON, time_for};
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::places::Places;
 use super::shelf::{Admission, Shelf};
 use crate::run::saves::Done;
 use crate::run::saves::making::shown;
 
-/// Connections that have not proven the key, and those that have.
-const MAX_UNPROVEN: usize = 64;
+/// Connections that have not proven the key, of which one host has half at most, and those that have. All ranks of a
+/// node may call at once, each by several threads.
+const MAX_UNPROVEN: usize = 256;
 const MAX_SERVED: usize = 512;
 
 /// How long a connection may ask for nothing.
@@ -44,7 +46,7 @@ struct Served {
     who: String,
     shelf: Arc<Mutex<Shelf>>,
     done: UnboundedSender<Done>,
-    unproven: Arc<AtomicUsize>,
+    unproven: Arc<Places>,
     served: Arc<AtomicUsize>,
 }
 
@@ -75,17 +77,17 @@ impl Server {
 
     pub(super) fn serve(
         &mut self,
+        launcher: LauncherId,
         who: String,
         shelf: Arc<Mutex<Shelf>>,
-        launcher: LauncherId,
         done: UnboundedSender<Done>,
     ) -> io::Result<()> {
         let served = Served {
+            launcher,
             who,
             shelf,
-            launcher,
             done,
-            unproven: Arc::default(),
+            unproven: Places::new(MAX_UNPROVEN),
             served: Arc::default(),
         };
         let (listener, over) = (self.listener.clone(), self.over.clone());
@@ -109,32 +111,32 @@ impl Drop for Server {
 fn accept(listener: &TcpListener, over: &AtomicBool, served: &Served) {
     while !over.load(Ordering::Acquire) {
         match listener.accept() {
-            Ok((stream, _)) => serve_apart(stream, served),
+            Ok((stream, from)) => serve_apart(stream, from.ip(), served),
             // Too many open files, or a connection that was gone again.
             Err(_) => std::thread::sleep(REST),
         }
     }
 }
 
-/// One of so many.
-struct Place(Arc<AtomicUsize>);
+/// One of those that are served.
+struct Seat(Arc<AtomicUsize>);
 
-impl Place {
-    fn of(count: &Arc<AtomicUsize>, most: usize) -> Option<Place> {
+impl Seat {
+    fn of(count: &Arc<AtomicUsize>) -> Option<Seat> {
         // Given back by the drop, too many or not.
-        let place = Place(count.clone());
-        (count.fetch_add(1, Ordering::AcqRel) < most).then_some(place)
+        let seat = Seat(count.clone());
+        (count.fetch_add(1, Ordering::AcqRel) < MAX_SERVED).then_some(seat)
     }
 }
 
-impl Drop for Place {
+impl Drop for Seat {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-fn serve_apart(stream: TcpStream, served: &Served) {
-    let Some(unproven) = Place::of(&served.unproven, MAX_UNPROVEN) else {
+fn serve_apart(stream: TcpStream, from: IpAddr, served: &Served) {
+    let Some(unproven) = served.unproven.take(from) else {
         return;
     };
     let served = served.clone();
@@ -148,7 +150,7 @@ fn serve_apart(stream: TcpStream, served: &Served) {
             return;
         };
         drop(unproven);
-        if let Some(_place) = Place::of(&served.served, MAX_SERVED) {
+        if let Some(_seat) = Seat::of(&served.served) {
             let _gone = converse(&mut link, &served);
         }
     });

@@ -371,3 +371,21 @@ fn strangers_and_garbage_change_nothing() {
         .map_or(true, |s| s.read(&mut [0]).is_ok_and(|n| n == 0));
     assert!(closed);
 }
+
+#[tokio::test]
+async fn one_host_of_strangers_keeps_no_other_out() {
+    let mut a = Launcher::new("na", 1, u64::MAX);
+    a.begins(GENERATION, vec![], None);
+    let at = SocketAddr::new(LOOPBACK, a.port);
+    let mut strangers = Vec::new();
+    for _ in 0..400 {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        let from = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+        socket.bind(SocketAddr::new(from, 0)).unwrap();
+        strangers.push(socket.connect(at).await.unwrap());
+    }
+    // They are silent, and keep what places they got for as long as a proof may take.
+    let mut link = Link::connect(at, &key(), a.id).unwrap();
+    assert!(matches!(link.ask(&Ask::List), Ok(Answer::Held { .. })));
+    drop(strangers);
+}
