@@ -75,6 +75,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # arguments; what has no name here r
     "muster_close": (_ptr,),
     "muster_step": (_ptr, _u64, _to(_Directive)),
     "muster_done": (_ptr, _u64, _i32),
+    "muster_failed": (_ptr, _u64, _text),
     "muster_report": (_ptr, _to(_Metrics)),
     "muster_declare": (_ptr, _to(_Tensor), _size, _to(_u8)),
     "muster_save": (_ptr, _u64, _to(_ptr), _size, _to(_Blob), _size, _f64, _to(_Saved)),
@@ -491,7 +492,7 @@ class Job:
         self._writes: Any = ()
         self._wanted = False
         self._pinned: dict[str, Any] = {}
-        self._stores = True
+        self._no_store: Optional[str] = None  # why nothing is saved
         self._random: Optional[bytes] = None
         #: The step to begin with: 0, or where the checkpoint that was restored begins.
         self.start = 0
@@ -605,8 +606,11 @@ class Job:
         if directive.action == _STOP:
             self._stop(step, _REASONS[directive.reason] if directive.reason < len(_REASONS) else "unknown")
         elif directive.action == _CHECKPOINT:
-            self._save_or_say(step)
-            _library()("muster_done", self._handle, step, _CHECKPOINT)
+            why = self._save_or_say(step)
+            if why is None:
+                _library()("muster_done", self._handle, step, _CHECKPOINT)
+            else:
+                _library()("muster_failed", self._handle, step, why.encode())
         elif self._wanted or (self._every is not None and step > self.start and step % self._every == 0):
             self._save_or_say(step)
         elif self._steps == 1 and self._tracked:
@@ -629,14 +633,15 @@ class Job:
         """Has the state saved when this step is complete, before the next one begins. All ranks ask for it in the same step."""
         self._wanted = True
 
-    def _save(self) -> None:
-        """Copies this rank's part of the state into a slot; it becomes durable, and is committed, while the training goes on."""
+    def _save(self) -> Optional[str]:
+        """Copies this rank's part of the state into a slot; it becomes durable, and is committed, while the training goes on.
+        Why nothing is saved, where the job has no store."""
         self._wanted = False
         if not self.attached or not self._tracked:
-            return
+            return None
         flat, values = self._collect()
         if not self._declare(flat.leaves):
-            return
+            return self._no_store
         torch, keep, wait = _torch(), [], set()
         data = (_ptr * len(self._writes))()
         leaves = {leaf.key: leaf for leaf in flat.leaves}
@@ -658,15 +663,17 @@ class Job:
             blobs.append(("python", json.dumps({"format": 1, "state": values}, separators=(",", ":")).encode()))
         c_blobs = (_Blob * len(blobs))(*[_Blob(name.encode(), blob, len(blob)) for name, blob in blobs])
         _library()("muster_save", self._handle, self._step, data, len(data), c_blobs, len(blobs), _WAIT, None)
+        return None
 
-    def _save_or_say(self, step: int) -> None:
-        """A save without which the training goes on."""
+    def _save_or_say(self, step: int) -> Optional[str]:
+        """A save without which the training goes on; why there is none."""
         try:
-            self._save()
+            return self._save()
         except MusterError as error:
             if error.code not in (BUSY, SAVE):
                 raise
             print(f"muster: rank {self.rank} could not save step {step}: {error}", file=sys.stderr, flush=True)
+            return str(error)
 
     def _collect(self) -> tuple[_Flat, dict[str, Any]]:
         flat = _Flat(self.rank)
@@ -686,7 +693,7 @@ class Job:
 
     def _declare(self, leaves: list[_Leaf]) -> bool:
         """Says what all ranks hold, if that has changed since. False: there is no store."""
-        if not self._stores:
+        if self._no_store is not None:
             return False
         described = [leaf[:-1] for leaf in leaves]
         if described == self._declared:
@@ -702,7 +709,7 @@ class Job:
         except MusterError as error:
             if error.code != NO_STORE:
                 raise
-            self._stores = False
+            self._no_store = str(error)
             if self.rank == 0:
                 print(f"muster: nothing will be saved: {error}", file=sys.stderr, flush=True)
             return False

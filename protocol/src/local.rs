@@ -238,6 +238,8 @@ impl ToAgent {
             ToAgent::Store { answer, .. } => answer.check(),
             ToAgent::Save(news) => news.check(),
             ToAgent::Saved { saved, .. } => {
+                let failed = saved.failed.as_ref().map_or(0, String::len);
+                fits("the reason", failed, MAX_REASON)?;
                 fits("the ranks", saved.ranks.len(), crate::wire::MAX_RANKS)
             }
             ToAgent::Command(Command::Checkpoint { job }) => fits("the job", job.len(), MAX_PATH),

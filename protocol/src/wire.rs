@@ -294,8 +294,10 @@ pub struct Saved {
     /// The step before which they saved.
     pub step: u64,
     pub ranks: Vec<u32>,
-    /// These are all that run on the node.
+    /// All that run on the node have, or have said that they cannot.
     pub all: bool,
+    /// A rank that was to save and did not, and why, in words.
+    pub failed: Option<String>,
 }
 
 /// When a voter last acknowledged the lease of a member that a proposal drops, as an age.
@@ -517,6 +519,8 @@ impl JobMessage {
                 limit("unreachable", s.unreachable.len(), MAX_LIST)?;
                 let saved = s.saved.as_ref().map_or(0, |s| s.ranks.len());
                 limit("ranks", saved, MAX_RANKS)?;
+                let failed = s.saved.as_ref().and_then(|s| s.failed.as_ref());
+                limit("reason", failed.map_or(0, String::len), MAX_TEXT)?;
                 let damaged = s.exit.as_ref().and_then(|e| e.damaged.as_ref());
                 limit("reason", damaged.map_or(0, |d| d.why.len()), MAX_TEXT)?;
                 let tail = s.exit.as_ref().map_or(0, |e| e.tail.len());

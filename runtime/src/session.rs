@@ -5,10 +5,11 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use muster_protocol::control::report;
+use muster_protocol::control::saving::{self, Failure};
 use muster_protocol::control::{
     self, Decision, LAYOUT, MAX_STEP, Reason, Stop, decode_step, encode_step, word, worker_decision,
 };
-use muster_protocol::control::{report, saving};
 
 use crate::page::Page;
 
@@ -248,6 +249,21 @@ impl Session {
     /// next [`step`](Self::step) says so, too.
     pub fn saved(&self, step: u64) {
         self.page.store(word::SAVED, encode_step(Some(step)));
+    }
+
+    /// Tells the launcher that this rank could not save for the checkpoint before `step`, and why: whoever
+    /// ordered it learns that, and waits no more. The training may go on.
+    pub fn failed_to_save(&self, step: u64, why: &str) {
+        let failure = Failure {
+            step,
+            why: why.to_owned(),
+        };
+        let (words, length) = failure.encode();
+        for (at, value) in saving::word::failure().zip(words) {
+            self.page.store(at, value);
+        }
+        self.page.store(saving::word::FAILED, length);
+        self.saved(step);
     }
 }
 

@@ -242,6 +242,21 @@ fn a_checkpoint_is_asked_for_once_and_the_worker_goes_on() {
     launcher.store(word::STOP, Stop::Cancelled.encode());
     confirm_checkpoint(&launcher, 5);
     assert_eq!(session.step(6).unwrap(), Directive::Checkpoint { step: 6 });
+    // It may have failed: that is told before that it is over.
+    let failure = || {
+        let words: Vec<u64> = saving::word::failure()
+            .map(|at| launcher.load(at))
+            .collect();
+        let length = launcher.load(saving::word::FAILED);
+        saving::Failure::decode(&words.try_into().unwrap(), length)
+    };
+    assert_eq!(failure(), None);
+    session.failed_to_save(6, "no room");
+    assert_eq!(decode_step(launcher.load(word::SAVED)), Some(6));
+    assert_eq!(
+        failure().map(|f| (f.step, f.why)),
+        Some((6, "no room".into()))
+    );
     // Then a stop, without the launcher's having cleared the checkpoint's word long before.
     launcher.store(word::STOP, Stop::Cancelled.encode());
     launcher.store(word::CHECKPOINT, 0);

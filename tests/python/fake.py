@@ -11,7 +11,7 @@ class Fake:
     def __init__(self, rank=0, world=1, asks=None, begin=None, fails=None):
         self.rank, self.world, self.asks, self.begin = rank, world, asks or {}, begin
         self.fails = fails or {}  # a function's name: a code
-        self.saved, self.done, self.declared, self.reports, self.closed = {}, [], [], [], 0
+        self.saved, self.done, self.failed, self.declared, self.reports, self.closed = {}, [], [], [], [], 0
 
     def __call__(self, name, *arguments):
         if name in self.fails:
@@ -30,6 +30,9 @@ class Fake:
 
     def muster_done(self, _handle, step, action):
         self.done.append((step, action))
+
+    def muster_failed(self, _handle, step, why):
+        self.failed.append((step, why.decode()))
 
     def muster_report(self, _handle, metrics):
         self.reports.append(metrics and metrics._obj)

@@ -195,6 +195,12 @@ class Plain(Attached):
             job = attach(Fake(fails={"muster_save": muster.BUSY}), extra={}, save_every=2)
             self.assertEqual(len(list(job.steps(4))), 4)
         self.assertIn("could not save step 2", said.getvalue())
+        # Whoever ordered a checkpoint learns why there is none, and the training goes on.
+        for function, code in (("muster_declare", muster.SAVE), ("muster_declare", muster.NO_STORE), ("muster_save", muster.BUSY)):
+            with contextlib.redirect_stderr(said):
+                job = attach(Fake(fails={function: code}, asks={1: (1, 6)}), extra={})
+                self.assertEqual(len(list(job.steps(4))), 4)
+            self.assertEqual((muster._loaded.failed, muster._loaded.done), ([(1, "as the test wants")], []))
         # Where the job stops a failed save is no success.
         job = attach(Fake(fails={"muster_save": muster.SAVE}, asks={1: (2, 3)}), extra={})
         with self.assertRaises(muster.MusterError):

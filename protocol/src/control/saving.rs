@@ -10,6 +10,8 @@
 //! | [`SKIP`](word::SKIP) | launcher | the newest step whose save is to be left out instead ([`encode_step`](super::encode_step)) |
 //! | [`MANIFEST`](word::MANIFEST), [`TEXT`](word::TEXT) | worker | the checkpoint that it found damaged, and what is wrong. Before DAMAGE |
 //! | [`DAMAGE`](word::DAMAGE) | worker | bytes of TEXT, plus one; 0: nothing is damaged |
+//! | [`FAILED_STEP`](word::FAILED_STEP), [`WHY`](word::WHY) | worker | a step before which it was to save and did not ([`encode_step`](super::encode_step)), and why. Before FAILED, which is before SAVED |
+//! | [`FAILED`](word::FAILED) | worker | bytes of WHY, plus one; 0: no save has failed |
 //! | [`HOLD`](word::HOLD) | launcher | 1 while the first step has to wait until all ranks have loaded what they begin with (R15) |
 
 use crate::ids::Digest;
@@ -44,12 +46,21 @@ pub mod word {
     pub const MANIFEST: usize = 2752;
     pub const TEXT: usize = 2784;
 
+    pub const FAILED: usize = 3328;
+    pub const FAILED_STEP: usize = 3336;
+    pub const WHY: usize = 3344;
+
     /// Every word of this module.
     pub fn all() -> impl Iterator<Item = usize> {
         let single = [
-            SAVES, STEP, BYTES, COPIED, WAITED, WAITS, DAMAGE, HOLD, SKIP,
+            SAVES, STEP, BYTES, COPIED, WAITED, WAITS, DAMAGE, HOLD, SKIP, FAILED,
         ];
-        single.into_iter().chain(damage())
+        single.into_iter().chain(damage()).chain(failure())
+    }
+
+    /// The words of [`super::Failure`], in the order in which it is encoded.
+    pub fn failure() -> impl Iterator<Item = usize> {
+        std::iter::once(FAILED_STEP).chain((0..TEXT_WORDS).map(|i| WHY + 8 * i))
     }
 
     /// The words of [`super::Damage`], in the order in which it is encoded.
@@ -58,6 +69,9 @@ pub mod word {
         manifest.chain((0..TEXT_WORDS).map(|i| TEXT + 8 * i))
     }
 }
+
+/// Words of [`Failure`].
+pub const FAILURE_WORDS: usize = 1 + TEXT_WORDS;
 
 /// What one save held its rank up for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,31 +91,62 @@ pub struct Damage {
     pub why: String,
 }
 
+/// A save that a rank was to make, and did not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    pub step: u64,
+    pub why: String,
+}
+
+/// What stands before a text, and the text, which is cut where it is too long; and its length, plus one.
+fn encode<const N: usize>(head: &[u8], text: &str) -> ([u64; N], u64) {
+    let mut end = text.len().min(MAX_TEXT);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let mut bytes = head.iter().chain(text.as_bytes().iter().take(end));
+    let words = std::array::from_fn(|_| {
+        let word: [u8; 8] = std::array::from_fn(|_| bytes.next().copied().unwrap_or(0));
+        u64::from_le_bytes(word)
+    });
+    (words, end as u64 + 1)
+}
+
+/// The inverse, total; none where there is nothing.
+fn decode<const HEAD: usize>(words: &[u64], length: u64) -> Option<([u8; HEAD], String)> {
+    let len = usize::try_from(length.checked_sub(1)?).ok()?.min(MAX_TEXT);
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let (head, text) = bytes.split_first_chunk()?;
+    let text = String::from_utf8_lossy(text.get(..len)?).into_owned();
+    Some((*head, text))
+}
+
 impl Damage {
     /// Words for [`word::damage`], and that of [`word::DAMAGE`]; what is too long is cut.
     pub fn encode(&self) -> ([u64; DAMAGE_WORDS], u64) {
-        let mut end = self.why.len().min(MAX_TEXT);
-        while !self.why.is_char_boundary(end) {
-            end -= 1;
-        }
-        let text = self.why.as_bytes().iter().take(end);
-        let mut bytes = self.manifest.0.iter().chain(text);
-        let words = std::array::from_fn(|_| {
-            let word: [u8; 8] = std::array::from_fn(|_| bytes.next().copied().unwrap_or(0));
-            u64::from_le_bytes(word)
-        });
-        (words, end as u64 + 1)
+        encode(&self.manifest.0, &self.why)
     }
 
     /// The inverse, total; none while nothing is damaged.
     pub fn decode(words: &[u64; DAMAGE_WORDS], damage: u64) -> Option<Damage> {
-        let len = usize::try_from(damage.checked_sub(1)?).ok()?.min(MAX_TEXT);
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let (manifest, text) = bytes.split_first_chunk::<32>()?;
-        Some(Damage {
-            manifest: Digest(*manifest),
-            why: String::from_utf8_lossy(text.get(..len)?).into_owned(),
-        })
+        let (manifest, why) = decode(words, damage)?;
+        let manifest = Digest(manifest);
+        Some(Damage { manifest, why })
+    }
+}
+
+impl Failure {
+    /// Words for [`word::failure`], and that of [`word::FAILED`]; what is too long is cut.
+    pub fn encode(&self) -> ([u64; FAILURE_WORDS], u64) {
+        let step = super::encode_step(Some(self.step)).to_le_bytes();
+        encode(&step, &self.why)
+    }
+
+    /// The inverse, total; none while no save has failed.
+    pub fn decode(words: &[u64; FAILURE_WORDS], failed: u64) -> Option<Failure> {
+        let (step, why) = decode(words, failed)?;
+        let step = super::decode_step(u64::from_le_bytes(step))?;
+        Some(Failure { step, why })
     }
 }
 
@@ -127,5 +172,20 @@ mod tests {
         let foreign =
             Damage::decode(&[u64::MAX; DAMAGE_WORDS], u64::MAX).map(|d| d.why.chars().count());
         assert_eq!(foreign, Some(MAX_TEXT));
+    }
+
+    #[test]
+    fn what_failed_comes_back_as_it_was_told() {
+        let of = |step, why: &str| Failure {
+            step,
+            why: why.to_owned(),
+        };
+        for (step, why) in [(0, ""), (7, "ü"), (crate::control::MAX_STEP, "no room")] {
+            let (words, failed) = of(step, why).encode();
+            assert_eq!(Failure::decode(&words, failed), Some(of(step, why)));
+        }
+        let (words, _) = of(7, "no room").encode();
+        assert_eq!(Failure::decode(&words, 0), None);
+        let _any = Failure::decode(&[u64::MAX; FAILURE_WORDS], u64::MAX);
     }
 }

@@ -311,18 +311,22 @@ impl Job {
             _ => None,
         };
         if let Some(step) = at {
-            let (mut ranks, mut all) = (Vec::new(), true);
+            let (mut ranks, mut all, mut failed) = (Vec::new(), true, None);
             for m in &record.members {
                 let saved = statuses.get(&m.node).and_then(|(s, _)| s.saved.as_ref());
                 let saved = saved.filter(|s| s.step >= step);
                 all &= saved.is_some_and(|s| s.all);
                 ranks.extend(saved.iter().flat_map(|s| s.ranks.iter().copied()));
+                failed = failed.or_else(|| saved?.failed.clone());
             }
             ranks.sort_unstable();
             ranks.dedup();
             ranks.truncate(MAX_SAVED);
             saving.state.saved = ranks;
-            if all {
+            if let Some(why) = failed.filter(|_| !saving.askers.is_empty()) {
+                // Whoever waits for it waits in vain. What was due is made again when it is due again.
+                saving.fail(why);
+            } else if all {
                 saving.state.stage = CheckpointStage::Done { step };
             }
         }

@@ -85,6 +85,10 @@ int32_t muster_step(muster_job *job, uint64_t step, muster_directive *directive)
 /* What `muster_step` asked for (MUSTER_CHECKPOINT or MUSTER_STOP) is done. */
 int32_t muster_done(muster_job *job, uint64_t step, int32_t action);
 
+/* Instead of that: MUSTER_CHECKPOINT could not be done, and why. The training may go on; who ordered it
+ * (`muster checkpoint`) is told. */
+int32_t muster_failed(muster_job *job, uint64_t step, const char *why);
+
 /* How this rank trains, for /metrics. What is not known is NaN, or 0 where a number is whole. */
 typedef struct muster_metrics {
   uint64_t steps;                /* that this process has done */

@@ -1,12 +1,13 @@
 //! The job: attach, step, report.
 
+use std::ffi::c_char;
 use std::sync::Mutex;
 use std::time::UNIX_EPOCH;
 
 use muster_runtime::{Directive, Metrics, Session, SessionError, WorkerEnv};
 
 use crate::outcome::{Code, Failure, entry};
-use crate::raw::{lock, one, out};
+use crate::raw::{lock, one, out, text};
 use crate::saves::Saves;
 
 /// `muster_job` of the header.
@@ -193,6 +194,20 @@ pub unsafe extern "C" fn muster_done(job: *const Job, step: u64, action: i32) ->
                 return Err(Failure::argument(text));
             }
         }
+        Ok(Code::Ok)
+    })
+}
+
+/// A checkpoint that [`muster_step`] asked for could not be made.
+///
+/// # Safety
+/// `job` is null or from [`muster_open`]; `why` is null or text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn muster_failed(job: *const Job, step: u64, why: *const c_char) -> i32 {
+    entry(|| {
+        // SAFETY: the caller's promise.
+        let (job, why) = unsafe { (one(job, "job")?, text(why, "why")?) };
+        lock(&job.0).session.failed_to_save(step, why);
         Ok(Code::Ok)
     })
 }

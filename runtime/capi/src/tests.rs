@@ -19,7 +19,9 @@ use muster_checkpoint::shelf;
 use muster_checkpoint::slot::Slot;
 use muster_protocol::Digest;
 use muster_protocol::control::slots::{Given, word as slots};
-use muster_protocol::control::{Reason, Stop, decode_step, encode_step, fresh_page, report, word};
+use muster_protocol::control::{
+    Reason, Stop, decode_step, encode_step, fresh_page, report, saving, word,
+};
 use muster_runtime::data::{Batch, Sampler, SamplerConfig, Tail};
 use muster_runtime::saving::Restore;
 use muster_runtime::{Session, WorkerEnv};
@@ -460,6 +462,22 @@ fn steps_stops_and_reports_go_through_the_page() {
     // SAFETY: as above.
     assert_eq!(unsafe { job::muster_done(&job, 6, 1) }, 0);
     assert_eq!(decode_step(page.load(word::SAVED)), Some(6));
+    page.store(word::STOP, Stop::Cancelled.encode());
+    // Another one, which comes to nothing.
+    page.store(word::CHECKPOINT, encode_step(Some(7)));
+    page.store(word::STOP, Stop::Confirmed(7).encode());
+    assert_eq!(step(7).action, 1);
+    let why = c"no room".as_ptr();
+    // SAFETY: as above.
+    assert_eq!(unsafe { job::muster_failed(&job, 7, why) }, 0);
+    assert_eq!(decode_step(page.load(word::SAVED)), Some(7));
+    let words: Vec<u64> = saving::word::failure().map(|at| page.load(at)).collect();
+    let length = page.load(saving::word::FAILED);
+    let failure = saving::Failure::decode(&words.try_into().unwrap(), length);
+    assert_eq!(
+        failure.map(|f| (f.step, f.why)),
+        Some((7, "no room".into()))
+    );
     page.store(word::STOP, Stop::Cancelled.encode());
     page.store(word::CHECKPOINT, 0);
     page.store(word::DEADLINE, 1_234_567);

@@ -65,6 +65,7 @@ pub(super) fn saved() -> Saved {
         step: 400,
         ranks: vec![2, 3],
         all: true,
+        failed: Some("rank 4 could not save: there is room for 77 bytes".into()),
     }
 }
 

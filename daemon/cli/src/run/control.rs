@@ -10,7 +10,9 @@ use memmap2::{MmapOptions, MmapRaw};
 use muster_protocol::Digest;
 use muster_protocol::control::live::{self, Assignment, CAN_REASSIGN, TELLS_RESTORE, Term};
 use muster_protocol::control::report::{self, METRICS_WORDS};
-use muster_protocol::control::saving::{self, Copied, DAMAGE_WORDS, Damage};
+use muster_protocol::control::saving::{
+    self, Copied, DAMAGE_WORDS, Damage, FAILURE_WORDS, Failure,
+};
 use muster_protocol::control::slots::{self, Given, SLOTS};
 use muster_protocol::control::{self, Gate, LAYOUT, MAGIC, PAGE_LEN, Reason, Stop, word};
 use muster_protocol::hang::Point;
@@ -107,9 +109,20 @@ impl ControlPage {
         may
     }
 
-    /// Whether the worker has saved for a checkpoint at this step.
+    /// Whether the worker has saved for a checkpoint at this step, or has said why it did not.
     pub fn has_saved(&self, step: u64) -> bool {
         control::decode_step(self.load(word::SAVED)) >= Some(step)
+    }
+
+    /// Why the worker did not save for a checkpoint at this step, if it has said so.
+    pub fn failed_to_save(&self, step: u64) -> Option<String> {
+        let length = self.load(saving::word::FAILED);
+        let mut words = [0; FAILURE_WORDS];
+        for (to, at) in words.iter_mut().zip(saving::word::failure()) {
+            *to = self.load(at);
+        }
+        let failure = Failure::decode(&words, length);
+        failure.filter(|f| f.step >= step).map(|f| f.why)
     }
 
     /// Gives the worker its place in the next generation, and says which manifest that restores. The
@@ -120,6 +133,7 @@ impl ControlPage {
         self.store(word::CHECKPOINT, control::encode_step(None));
         self.store(word::ACK, control::encode_step(None));
         self.store(word::SAVED, control::encode_step(None));
+        self.store(saving::word::FAILED, 0);
         let sequence = self.load(live::word::SEQUENCE);
         self.store(live::word::SEQUENCE, sequence | 1);
         let restore = live::word::restore().zip(live::encode_restore(restore));
@@ -301,6 +315,19 @@ mod tests {
         assert_eq!(control::decode_step(page.load(word::CHECKPOINT)), Some(21));
         page.store(word::SAVED, control::encode_step(Some(21)));
         assert!(page.has_saved(21) && !page.has_saved(22));
+        // It may have said instead why it did not.
+        assert_eq!(page.failed_to_save(21), None);
+        let failure = Failure {
+            step: 21,
+            why: "no room".into(),
+        };
+        let (words, length) = failure.encode();
+        for (at, value) in saving::word::failure().zip(words) {
+            page.store(at, value);
+        }
+        page.store(saving::word::FAILED, length);
+        assert_eq!(page.failed_to_save(21), Some(failure.why));
+        assert_eq!(page.failed_to_save(22), None, "that is of an earlier one");
         page.store(word::PROGRESS, control::encode_step(Some(30)));
         assert_eq!(page.install(1, 0, Reason::Drain), 31);
         assert_eq!(page.load(word::CHECKPOINT), 0);

@@ -34,6 +34,7 @@ fn a_checkpoint_that_nobody_ends_holds_up_one_other_at_most() {
         step: 5,
         ranks: Vec::new(),
         all: false,
+        failed: None,
     };
     alone.says(ToAgent::Saved { digest, saved });
     alone.pass(Span::from_secs(5));
@@ -49,4 +50,38 @@ fn a_checkpoint_that_nobody_ends_holds_up_one_other_at_most() {
     // The next one is agreed on anew.
     assert_eq!(alone.asks(), CheckpointStage::Agreeing);
     assert!(installs(&alone) > 0, "{:?}", alone.told);
+}
+
+#[test]
+fn who_ordered_a_checkpoint_learns_that_a_rank_could_not_save() {
+    let mut alone = Alone::new();
+    let (digest, attempt) = alone.trains();
+    alone.says(ToAgent::Started { digest, attempt });
+    alone.says(ToAgent::TakesStopSteps { digest, yes: true });
+    alone.pass(Span::from_secs(1));
+    assert_eq!(alone.asks(), CheckpointStage::Agreeing);
+    let install = |f: &ToLauncher| match f {
+        ToLauncher::InstallStop { barrier, .. } => Some(*barrier),
+        _ => None,
+    };
+    let barrier = alone.told.iter().find_map(install).unwrap();
+    alone.says(ToAgent::StopInstalled {
+        digest,
+        barrier,
+        step: 5,
+    });
+    alone.pass(Span::from_secs(1));
+    assert_eq!(alone.stage(), CheckpointStage::Saving { step: 5 });
+    let why = "rank 0 could not save: raise --checkpoint-memory".to_owned();
+    let saved = Saved {
+        step: 5,
+        ranks: Vec::new(),
+        all: true,
+        failed: Some(why.clone()),
+    };
+    alone.says(ToAgent::Saved { digest, saved });
+    alone.pass(Span::from_secs(5));
+    assert_eq!(alone.stage(), CheckpointStage::Failed { why });
+    // The next one is agreed on anew.
+    assert_eq!(alone.asks(), CheckpointStage::Agreeing);
 }

@@ -77,6 +77,7 @@ impl Trains {
             step,
             ranks: vec![0],
             all: true,
+            failed: None,
         };
         self.alone.says(ToAgent::Saved { digest, saved });
         wanted

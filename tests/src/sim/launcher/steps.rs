@@ -343,7 +343,12 @@ impl Launcher {
         let Some(run) = &self.run else { return };
         let ranks = run.start.first_rank..run.start.first_rank + u32::from(run.start.slots);
         let ranks = if all { ranks.collect() } else { Vec::new() };
-        let saved = Saved { step, ranks, all };
+        let saved = Saved {
+            step,
+            ranks,
+            all,
+            failed: None,
+        };
         self.facts.retain(|f| !matches!(f, ToAgent::Saved { .. }));
         self.fact(ToAgent::Saved { digest, saved }, out);
     }

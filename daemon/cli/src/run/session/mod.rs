@@ -81,12 +81,13 @@ pub enum Event {
     TakesStopSteps(bool),
     /// Some worker makes no progress for too long, or all do again.
     Stalled(bool),
-    /// These workers have saved for the checkpoint that is under way; `all` are all that run. Once all
-    /// have saved or gone on without, they have `passed` it.
+    /// These workers have saved for the checkpoint that is under way; `all` that run have, or have
+    /// `failed` to, and why. Once all have saved or gone on without, they have `passed` it.
     Saved {
         ranks: Vec<u32>,
         all: bool,
         passed: bool,
+        failed: Option<String>,
     },
     /// All workers that run have left the generation by themselves: at a stop step that they
     /// acknowledged, or because they lost each other.
@@ -358,7 +359,12 @@ impl Session {
             }
             Event::TakesStopSteps(yes) => self.takes_stop_steps(yes),
             Event::Stalled(yes) => self.stalled(yes),
-            Event::Saved { ranks, all, passed } => self.saved(ranks, all, passed),
+            Event::Saved {
+                ranks,
+                all,
+                passed,
+                failed,
+            } => self.saved(ranks, all, passed, failed),
             Event::ParkedAlone {
                 acknowledged,
                 at_ms,

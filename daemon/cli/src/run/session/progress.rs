@@ -123,18 +123,29 @@ impl Session {
             });
             self.effects.push_back(Effect::ConfirmCheckpoint { step });
             // The agent has to know that it was heard.
-            self.saved(Vec::new(), false, false);
+            self.saved(Vec::new(), false, false, None);
         } else {
             current.confirmed = true;
             self.effects.push_back(Effect::ConfirmStop { step });
         }
     }
 
-    pub(super) fn saved(&mut self, ranks: Vec<u32>, all: bool, passed: bool) {
+    pub(super) fn saved(
+        &mut self,
+        ranks: Vec<u32>,
+        all: bool,
+        passed: bool,
+        failed: Option<String>,
+    ) {
         let (Some(digest), Some(step)) = (self.trains(), self.saves()) else {
             return;
         };
-        let saved = Saved { step, ranks, all };
+        let saved = Saved {
+            step,
+            ranks,
+            all,
+            failed,
+        };
         let frame = ToAgent::Saved { digest, saved };
         if !self.facts.contains(&frame) {
             self.facts.retain(|f| !matches!(f, ToAgent::Saved { .. }));

@@ -8,6 +8,7 @@ use muster_protocol::control::report::RankMetrics;
 use muster_protocol::control::saving::Copied;
 use muster_protocol::control::slots::{Given, SLOTS};
 use muster_protocol::hang::Point;
+use muster_protocol::local::short;
 
 use super::{Worker, Workers};
 use crate::run::control::ControlPage;
@@ -76,10 +77,21 @@ impl Workers {
         // An attached one says so itself, when it has saved or goes on: how far it is tells nothing, for
         // it may have resumed there and be saving right now.
         let silent = |w: &&Worker| !w.page.is_linked();
+        let (mut ranks, mut failed) = (Vec::new(), None);
+        for worker in saved {
+            match worker.page.failed_to_save(step) {
+                None => ranks.push(worker.rank),
+                Some(why) => {
+                    let rank = worker.rank;
+                    failed.get_or_insert(short(format!("rank {rank} could not save: {why}")));
+                }
+            }
+        }
         Event::Saved {
-            ranks: saved.iter().map(|w| w.rank).collect(),
+            ranks,
             all: others.is_empty(),
             passed: others.iter().all(silent),
+            failed,
         }
     }
 }

@@ -79,7 +79,12 @@ fn behind_a_checkpoint_the_workers_go_on_and_a_stop_waits_for_it() {
     assert_eq!(world.frame(install(1, Reason::Checkpoint)).len(), 1);
     let told = |ranks: &[u32], all| {
         let (step, ranks) = (5, ranks.to_vec());
-        let saved = Saved { step, ranks, all };
+        let saved = Saved {
+            step,
+            ranks,
+            all,
+            failed: None,
+        };
         Effect::Send(ToAgent::Saved { digest, saved })
     };
     assert_eq!(
@@ -102,6 +107,7 @@ fn behind_a_checkpoint_the_workers_go_on_and_a_stop_waits_for_it() {
         ranks: ranks.to_vec(),
         all,
         passed: all,
+        failed: None,
     };
     assert_eq!(world.on(saved(&[0], false)), [told(&[0], false)]);
     assert_eq!(world.on(saved(&[0], false)), [], "nothing new");
@@ -121,6 +127,25 @@ fn behind_a_checkpoint_the_workers_go_on_and_a_stop_waits_for_it() {
         world.frame(confirm(3, Reason::Drain)),
         [Effect::ConfirmStop { step: 5 }]
     );
+    // Why one could not save is passed on.
+    let mut world = World::running(1);
+    world.frame(install(1, Reason::Checkpoint));
+    world.frame(confirm(1, Reason::Checkpoint));
+    let failed = Some("rank 1 could not save: no room".to_owned());
+    let saved = Saved {
+        step: 5,
+        ranks: vec![0],
+        all: true,
+        failed: failed.clone(),
+    };
+    let told = world.on(Event::Saved {
+        ranks: vec![0],
+        all: true,
+        passed: true,
+        failed,
+    });
+    let saved = Effect::Send(ToAgent::Saved { digest, saved });
+    assert_eq!(told, [saved, Effect::CancelStop]);
     // Workers that go on without having saved hold no stop up.
     let mut world = World::running(1);
     world.frame(install(1, Reason::Checkpoint));
@@ -129,6 +154,7 @@ fn behind_a_checkpoint_the_workers_go_on_and_a_stop_waits_for_it() {
         ranks: Vec::new(),
         all: false,
         passed: true,
+        failed: None,
     });
     assert!(world.session.expects_progress(world.now));
     assert_eq!(world.frame(install(2, Reason::Drain)).len(), 1);
@@ -173,6 +199,7 @@ fn who_hangs_in_a_checkpoint_or_before_it_is_judged_in_the_end() {
         ranks: vec![1],
         all: false,
         passed: false,
+        failed: None,
     });
     assert!(!expects(&world, 299) && expects(&world, 300));
     assert_eq!(world.frame(install(2, 0, Reason::Drain)), []);
@@ -242,6 +269,7 @@ fn an_agent_that_comes_back_is_told_what_is_held() {
         ranks: vec![0, 1],
         all: true,
         passed: true,
+        failed: None,
     });
     assert_eq!(
         held(&mut world),
@@ -291,6 +319,7 @@ fn what_is_cancelled_leaves_the_checkpoint_before_it() {
         ranks: ranks.clone(),
         all,
         passed: true,
+        failed: None,
     };
     world.on(done);
     install(&mut world, 4, 9);
@@ -305,6 +334,7 @@ fn what_is_cancelled_leaves_the_checkpoint_before_it() {
         step: 5,
         ranks,
         all,
+        failed: None,
     };
     let told = Effect::Send(ToAgent::Saved { digest, saved });
     assert_eq!(world.frame(confirm(6, 5)), [told]);
