@@ -105,7 +105,7 @@ fn remove_below(dir: &OwnedFd, name: &str, depth: usize) -> io::Result<()> {
         };
         match removed {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
+            _ => muster_fault::point_on("store.unlinked", || below.to_owned()),
         }
     }
     Ok(unix::unlinkat(dir, name, AtFlags::REMOVEDIR)?)

@@ -3,6 +3,7 @@
 //! behind everything else that the machine has to do.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -238,7 +239,7 @@ fn look(queue: &Receiver<Task>, place: &Folder, rules: &Rules, done: &mpsc::Unbo
                 Said::Reviewed { link, news, verify }
             }
             Task::Delete(name) if left && name.starts_with("manifest/") => continue,
-            Task::Delete(name) => match place.remove(&name) {
+            Task::Delete(name) => match remove(place, &name) {
                 Ok(()) => continue,
                 Err(error) => {
                     left = true;
@@ -252,6 +253,13 @@ fn look(queue: &Receiver<Task>, place: &Folder, rules: &Rules, done: &mpsc::Unbo
             return;
         }
     }
+}
+
+fn remove(place: &Folder, name: &str) -> io::Result<()> {
+    muster_fault::point_on("keeping.delete", || name.to_owned());
+    place.remove(name)?;
+    muster_fault::point_on("keeping.deleted", || name.to_owned());
+    Ok(())
 }
 
 fn answer(

@@ -22,6 +22,8 @@ pub(crate) struct Setup {
     pub(crate) env: Vec<(&'static str, String)>,
     /// Where the store is; none: in a directory of its own.
     pub(crate) store: Option<PathBuf>,
+    /// How many checkpoints stay; usually all, so that every commit is judged by its data.
+    pub(crate) keep: u64,
 }
 
 impl Default for Setup {
@@ -33,6 +35,7 @@ impl Default for Setup {
             every: 8,
             env: Vec::new(),
             store: None,
+            keep: 1_000_000,
         }
     }
 }
@@ -56,8 +59,7 @@ impl Job {
             format!("--nnodes={}:{}", setup.nodes.min(2), setup.nodes),
             format!("--store={}", store.display()),
             "--max-restarts=1000".into(),
-            // Every commit is judged by its data.
-            "--keep-last=1000000".into(),
+            format!("--keep-last={}", setup.keep),
             "--join-quiet=100ms".into(),
         ];
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
@@ -149,6 +151,21 @@ impl Job {
         let what = format!("training goes on {what}");
         self.bed
             .until(&what, |bed| bed.has_met(group.generation, now + 30));
+    }
+
+    /// Waits until all but the two newest checkpoints of this log are retired, and nothing is left of them.
+    pub(crate) fn finishes_deletions(&self, known: &Log, what: &str) {
+        let old = known.commits.len().saturating_sub(2);
+        let old: Vec<_> = known.commits.iter().take(old).map(|c| c.commit).collect();
+        assert!(!old.is_empty(), "{what}: nothing was to be retired");
+        let what = format!("the deletion is finished after {what}");
+        self.bed.until(&what, |_| {
+            let log = self.judge.log();
+            let retired = log.commits.iter().filter(|c| c.retired);
+            let retired: Vec<_> = retired.map(|c| c.commit).collect();
+            let mut old = old.iter();
+            old.all(|commit| retired.contains(commit) && self.judge.is_deleted(commit))
+        });
     }
 
     /// What launchers and workers wrote, and the agents' words about saves, on all nodes.

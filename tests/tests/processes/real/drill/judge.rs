@@ -139,6 +139,8 @@ pub(crate) struct Judge {
     whole: BTreeSet<Digest>,
     /// Those of which the test itself has destroyed something.
     forgiven: BTreeSet<Digest>,
+    /// What each manifest that was ever whole names.
+    files: BTreeMap<Digest, Vec<String>>,
 }
 
 impl Judge {
@@ -148,6 +150,7 @@ impl Judge {
             folder,
             whole: BTreeSet::new(),
             forgiven: BTreeSet::new(),
+            files: BTreeMap::new(),
         }
     }
 
@@ -178,7 +181,24 @@ impl Judge {
         for commit in log.commits.iter().filter(|c| c.counts()) {
             self.is_whole(&commit.commit);
         }
+        // Of those that are not damaged two always stay.
+        let good = log.commits.iter().filter(|c| !c.rejected).count();
+        let stay = log.commits.iter().filter(|c| c.counts()).count();
+        assert!(
+            stay >= good.min(2),
+            "too much was retired: {:?}",
+            log.commits
+        );
         log
+    }
+
+    /// Whether nothing of a checkpoint is there any more. Of one that came and went unseen only the manifest is
+    /// looked for, which goes last.
+    pub(crate) fn is_deleted(&self, commit: &CommitRef) -> bool {
+        let manifest = format!("manifest/{}.json", commit.manifest.hex());
+        let files = self.files.get(&commit.manifest).into_iter().flatten();
+        let mut names = files.chain(std::iter::once(&manifest));
+        !names.any(|name| self.folder.join(name).exists())
     }
 
     /// As [`check`](Self::check), and reads every byte of what counts again.
@@ -199,17 +219,22 @@ impl Judge {
         if known.iter().any(|set| set.contains(&commit.manifest)) {
             return;
         }
-        if let Err(why) = whole(&self.folder, commit) {
-            // It may have been retired since the log was read, and then its data goes.
-            let gone = (self.log().commits.iter()).any(|c| c.commit == *commit && !c.counts());
-            assert!(gone, "{commit:?} is committed, and not whole: {why}");
+        match whole(&self.folder, commit) {
+            Ok(files) => {
+                self.files.insert(commit.manifest, files);
+            }
+            Err(why) => {
+                // It may have been retired since the log was read, and then its data goes.
+                let gone = (self.log().commits.iter()).any(|c| c.commit == *commit && !c.counts());
+                assert!(gone, "{commit:?} is committed, and not whole: {why}");
+            }
         }
         self.whole.insert(commit.manifest);
     }
 }
 
-/// That all bytes of a checkpoint are there.
-fn whole(folder: &Path, commit: &CommitRef) -> Result<(), String> {
+/// That all bytes of a checkpoint are there; in which files.
+fn whole(folder: &Path, commit: &CommitRef) -> Result<Vec<String>, String> {
     let path = folder.join(format!("manifest/{}.json", commit.manifest.hex()));
     let bytes = std::fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
     let digest: Id = Manifest::digest(&bytes);
@@ -225,5 +250,6 @@ fn whole(folder: &Path, commit: &CommitRef) -> Result<(), String> {
     }
     let dir = Dir::open(folder).map_err(|e| e.to_string())?;
     let source = Directory::new(dir, false);
-    verify(&manifest, &source, Depth::Everything { threads: 1 }).map_err(|e| e.to_string())
+    verify(&manifest, &source, Depth::Everything { threads: 1 }).map_err(|e| e.to_string())?;
+    Ok(manifest.files.into_iter().map(|file| file.path).collect())
 }

@@ -17,7 +17,7 @@ use crate::harness::project;
 
 pub(crate) use job::{Job, Setup};
 
-use points::{AGENT, LAUNCHER, LEADER, Point, RESTORE, WORKER, When};
+use points::{AGENT, LAUNCHER, LEADER, Point, RESTORE, RETIRE, WORKER, When};
 use walk::{all_die, walk};
 
 #[test]
@@ -43,6 +43,25 @@ fn the_leaders_agent_dies_at_every_point_of_a_commit() {
 #[test]
 fn any_process_dies_at_every_point_of_a_restore() {
     walk(RESTORE);
+}
+
+#[test]
+fn any_process_dies_at_every_point_of_a_deletion() {
+    walk(RETIRE);
+}
+
+#[test]
+fn all_nodes_die_in_the_middle_of_a_deletion() {
+    let in_the_middle = |point: &&Point| {
+        let what = (point.name, point.of);
+        [
+            ("log.linked", "\"retire\""),
+            ("store.unlinked", ".safetensors"),
+            ("keeping.delete", "manifest/"),
+        ]
+        .contains(&what)
+    };
+    all_die(RETIRE.iter().filter(in_the_middle));
 }
 
 #[test]

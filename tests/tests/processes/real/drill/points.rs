@@ -24,6 +24,8 @@ pub(super) enum When {
     Save,
     /// Another node's worker is killed: a generation begins, and restores.
     Restore,
+    /// Training does, which keeps two checkpoints only.
+    Retire,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +70,13 @@ const fn restore(victim: Victim, on: On, name: &'static str, of: &'static str) -
     Point {
         when: When::Restore,
         ..save(victim, on, name, of)
+    }
+}
+
+const fn retire(victim: Victim, name: &'static str, of: &'static str) -> Point {
+    Point {
+        when: When::Retire,
+        ..save(victim, Leader, name, of)
     }
 }
 
@@ -134,8 +143,23 @@ pub(super) const RESTORE: &[Point] = &[
     restore(Worker, Each, "worker.loaded", ""),
 ];
 
+/// From the decision that a checkpoint goes to the last of its files, its manifest.
+pub(super) const RETIRE: &[Point] = &[
+    retire(Agent, "agent.effect", "\"retire\""),
+    retire(Launcher, "log.create", "\"retire\""),
+    retire(Launcher, "log.linked", "\"retire\""),
+    retire(Launcher, "log.created", "\"retire\""),
+    retire(Agent, "agent.effect", "Save(Delete"),
+    retire(Launcher, "keeping.delete", "data/"),
+    retire(Launcher, "store.unlinked", ".safetensors"),
+    retire(Launcher, "store.unlinked", "rank-"),
+    retire(Launcher, "keeping.deleted", "data/"),
+    retire(Launcher, "keeping.delete", "manifest/"),
+    retire(Launcher, "keeping.deleted", "manifest/"),
+];
+
 pub(super) fn all() -> impl Iterator<Item = &'static Point> {
-    [WORKER, LAUNCHER, AGENT, LEADER, RESTORE]
+    [WORKER, LAUNCHER, AGENT, LEADER, RESTORE, RETIRE]
         .into_iter()
         .flatten()
 }

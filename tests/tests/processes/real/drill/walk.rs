@@ -7,12 +7,26 @@ use nix::sys::signal::Signal;
 use super::job::{Job, Setup};
 use super::points::{On, Point, Victim, When};
 
+/// The fewest that may be kept.
+const KEPT: u64 = 2;
+
+/// A job that comes to these points.
+fn job_of(points: &[&Point], setup: Setup) -> Job {
+    let retires = points.iter().any(|point| point.when == When::Retire);
+    let keep = if retires { KEPT } else { setup.keep };
+    Job::start(Setup { keep, ..setup })
+}
+
 /// Every point of these, in one job of three nodes.
 pub(super) fn walk(points: &[Point]) {
-    let mut job = Job::start(Setup {
-        nodes: 3,
-        ..Setup::default()
-    });
+    let all: Vec<&Point> = points.iter().collect();
+    let mut job = job_of(
+        &all,
+        Setup {
+            nodes: 3,
+            ..Setup::default()
+        },
+    );
     for point in points {
         let nodes: &[On] = match &point.on {
             On::Each => &[On::Leader, On::Other],
@@ -58,6 +72,9 @@ fn dies_at(job: &mut Job, point: &Point, on: On) {
     }
     job.steady(known.step(), &what);
     let log = job.judge.check(&job.bed.events());
+    if point.when == When::Retire {
+        job.finishes_deletions(&known, &what);
+    }
     let restored = log.claims.last().and_then(|c| c.restore);
     eprintln!(
         "{what}: restored {:?}, {:.1} s",
@@ -69,10 +86,13 @@ fn dies_at(job: &mut Job, point: &Point, on: On) {
 /// All nodes die when one of them has come to a point, and others go on: for each of these points.
 pub(super) fn all_die<'a>(points: impl IntoIterator<Item = &'a Point>) {
     let points: Vec<&Point> = points.into_iter().collect();
-    let mut job = Job::start(Setup {
-        times: points.len() + 1,
-        ..Setup::default()
-    });
+    let mut job = job_of(
+        &points,
+        Setup {
+            times: points.len() + 1,
+            ..Setup::default()
+        },
+    );
     for point in points {
         let what = format!("all die at {} {}", point.name, point.of);
         let (group, _) = job.steady(0, &what);
@@ -91,6 +111,9 @@ pub(super) fn all_die<'a>(points: impl IntoIterator<Item = &'a Point>) {
         let restored = next.and_then(|claim| claim.restore).map(|c| c.step);
         let newest = known.newest().map(|c| c.commit.step);
         assert_eq!(restored, newest, "{what}");
+        if point.when == When::Retire {
+            job.finishes_deletions(&known, &what);
+        }
     }
     job.end();
 }
