@@ -3,6 +3,7 @@
 
 pub(crate) mod clock;
 pub(crate) mod disk;
+pub(crate) mod sources;
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener};

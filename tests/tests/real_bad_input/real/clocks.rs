@@ -1,10 +1,10 @@
 //! Time that does not pass as it should: an agent that stands still, and a wall clock that jumps.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::ground::clock::FalseClock;
+use crate::ground::sources::that_name;
 use crate::support::{Bed, Proc, until};
 
 fn three(bed: &mut Bed, more: &[&str]) -> (Vec<Proc>, Vec<Proc>) {
@@ -121,32 +121,10 @@ fn a_wall_clock_that_jumps_changes_nothing() {
 /// torchrun's error files do, and to tell a worker its deadline.
 #[test]
 fn the_wall_clock_is_read_in_few_places() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let mut found = BTreeSet::new();
-    let mut folders: Vec<PathBuf> = ["protocol/src", "daemon/src", "daemon/cli/src/run"]
-        .iter()
-        .map(|f| root.join(f))
-        .collect();
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).unwrap().flatten() {
-            let path = entry.path();
-            if path.is_dir() {
-                folders.push(path);
-                continue;
-            }
-            let name = path
-                .strip_prefix(root)
-                .unwrap()
-                .to_str()
-                .unwrap()
-                .to_owned();
-            let text = std::fs::read_to_string(&path).unwrap();
-            let reads = ["SystemTime", "ClockId::Realtime", "unix_ms()"];
-            if !name.ends_with("tests.rs") && reads.iter().any(|r| text.contains(r)) {
-                found.insert(name);
-            }
-        }
-    }
+    let found = that_name(
+        &["protocol/src", "daemon/src", "daemon/cli/src/run"],
+        &["SystemTime", "ClockId::Realtime", "unix_ms()"],
+    );
     let allowed = [
         "daemon/cli/src/run/drive.rs",
         "daemon/cli/src/run/workers.rs",
@@ -154,5 +132,5 @@ fn the_wall_clock_is_read_in_few_places() {
         "daemon/src/agent/history.rs",
         "daemon/src/agent/query.rs",
     ];
-    assert_eq!(found, BTreeSet::from(allowed.map(str::to_owned)));
+    assert_eq!(found, allowed);
 }

@@ -13,7 +13,7 @@ mod walk;
 
 use std::collections::BTreeSet;
 
-use crate::harness::project;
+use crate::ground::sources::sources;
 
 pub(crate) use job::{Job, Setup};
 
@@ -81,21 +81,11 @@ fn all_nodes_die_around_the_commit() {
 /// So that none is forgotten.
 #[test]
 fn every_point_in_the_code_is_drilled() {
-    let root = std::path::PathBuf::from(project("."));
     let mut found = BTreeSet::new();
-    let mut folders = vec![root.join("daemon"), root.join("runtime")];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).unwrap().flatten() {
-            let path = entry.path();
-            if path.is_dir() {
-                folders.push(path);
-                continue;
-            }
-            let text = std::fs::read_to_string(&path).unwrap_or_default();
-            for call in text.split("muster_fault::point").skip(1) {
-                let name = call.split('"').nth(1);
-                found.insert(name.expect("a point's name is on its line").to_owned());
-            }
+    for (_, text) in sources(&["daemon", "runtime"]) {
+        for call in text.split("muster_fault::point").skip(1) {
+            let name = call.split('"').nth(1);
+            found.insert(name.expect("a point's name is on its line").to_owned());
         }
     }
     let drilled = points::all().map(|p| p.name.to_owned()).collect();

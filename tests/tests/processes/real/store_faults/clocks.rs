@@ -1,11 +1,10 @@
 //! A wall clock that jumps.
 
-use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::super::drill::{Job, Setup};
 use crate::ground::clock::FalseClock;
-use crate::harness::project;
+use crate::ground::sources::that_name;
 
 #[test]
 fn the_newest_commit_is_the_logs_newest_whatever_the_clock_says() {
@@ -52,27 +51,9 @@ fn saved_at(folder: &Path, manifest: &str) -> u64 {
 /// What checkpoints are made, found and deleted by reads no wall clock: a manifest is dated for people.
 #[test]
 fn the_wall_clock_dates_manifests_and_nothing_else() {
-    let root = PathBuf::from(project("."));
-    let mut found = BTreeSet::new();
-    let mut folders = vec![
-        root.join("runtime/checkpoint/src"),
-        root.join("runtime/src/saving"),
-    ];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).unwrap().flatten() {
-            let path = entry.path();
-            if path.is_dir() {
-                folders.push(path);
-                continue;
-            }
-            let text = std::fs::read_to_string(&path).unwrap();
-            let reads = ["SystemTime", "ClockId::Realtime", "st_mtime", "modified()"];
-            let name = path.strip_prefix(&root).unwrap().display().to_string();
-            if !name.ends_with("tests.rs") && reads.iter().any(|r| text.contains(r)) {
-                found.insert(name);
-            }
-        }
-    }
-    let allowed = ["runtime/src/saving/saver.rs"];
-    assert_eq!(found, BTreeSet::from(allowed.map(str::to_owned)));
+    let found = that_name(
+        &["runtime/checkpoint/src", "runtime/src/saving"],
+        &["SystemTime", "ClockId::Realtime", "st_mtime", "modified()"],
+    );
+    assert_eq!(found, ["runtime/src/saving/saver.rs"]);
 }
