@@ -70,7 +70,7 @@ pub enum RestoreError {
     OtherStore {
         place: Location,
         #[source]
-        source: StoreError,
+        source: Box<StoreError>,
     },
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -329,10 +329,14 @@ fn own_store(folder: &Location, uuid: Uuid) -> Result<Store, RestoreError> {
     let (place, folder) = folder.split().ok_or(LocationError::Empty)?;
     let opened = Store::open(&place, &Options::of_process());
     let opened = opened.and_then(|store| store.expect(uuid).map(|()| store));
+    let other = |place, source| {
+        let source = Box::new(source);
+        RestoreError::OtherStore { place, source }
+    };
     let store = opened.map_err(|source| match source.kind {
-        Kind::Gone => RestoreError::OtherStore { place, source },
+        Kind::Gone => other(place, source),
         // There is no such directory.
-        Kind::Setup if !place.is_cloud() => RestoreError::OtherStore { place, source },
+        Kind::Setup if !place.is_cloud() => other(place, source),
         _ => RestoreError::Store(source),
     })?;
     Ok(store.within(&folder)?)
