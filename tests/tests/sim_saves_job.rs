@@ -378,7 +378,7 @@ impl World {
             }
             SaveAsk::Review(review) => return self.review(i, &review),
             SaveAsk::Delete { name } => return self.nodes[i].deleted.push(name),
-            SaveAsk::Refuse { .. } | SaveAsk::Skip { .. } => {
+            SaveAsk::Refuse { .. } | SaveAsk::Skip { .. } | SaveAsk::Inherit { .. } => {
                 unreachable!("{ask:?}")
             }
         };
@@ -708,7 +708,12 @@ fn what_a_rank_finds_damaged_is_rejected_and_the_one_before_is_restored() {
     // People of every node read it once, in the words of who looked last.
     for n in &world.nodes {
         let said = "the checkpoint of step 20 is rejected: step 20 is cut";
-        assert_eq!(n.told.iter().filter(|t| *t == said).count(), 1, "{:?}", n.told);
+        assert_eq!(
+            n.told.iter().filter(|t| *t == said).count(),
+            1,
+            "{:?}",
+            n.told
+        );
     }
     (0..2).for_each(|i| world.says(i, SaveNews::Loaded { digest }));
     world.until("all may begin", |w| {

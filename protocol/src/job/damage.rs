@@ -86,9 +86,9 @@ impl Job {
     }
 
     pub(super) fn on_verified(&mut self, ctx: &Ctx<'_>, from: NodeId, digest: Digest) {
-        let led = self.live().filter(|h| {
-            h.digest == digest && self.acting_leader(ctx, &h.record) == Some(from)
-        });
+        let led = self
+            .live()
+            .filter(|h| h.digest == digest && self.acting_leader(ctx, &h.record) == Some(from));
         let record = led.map(|h| h.record.clone());
         let known = self.member.as_ref().is_none_or(|m| m.status.verified);
         let Some(record) = record.filter(|_| !known) else {

@@ -155,7 +155,10 @@ impl Job {
                     continue;
                 }
             }
-            let misread = self.lead.as_ref().is_some_and(|l| l.misread.contains(&m.node));
+            let misread = self
+                .lead
+                .as_ref()
+                .is_some_and(|l| l.misread.contains(&m.node));
             if misread && self.parked_ms(ctx, m.node).is_some() {
                 continue;
             }

@@ -74,10 +74,16 @@ struct Look {
 /// What a second look told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    Damaged { why: String },
-    Whole { by: NodeId },
+    Damaged {
+        why: String,
+    },
+    Whole {
+        by: NodeId,
+    },
     /// Nobody could tell; `urgent` where a generation waited for it.
-    Unknown { urgent: bool },
+    Unknown {
+        urgent: bool,
+    },
 }
 
 /// A question of another node.

@@ -99,7 +99,9 @@ fn the_leader_s_own_complaint_is_judged_by_another_node() {
     // Its launcher is no better than its rank, and is not asked.
     world.damage(leads, 20);
     world.complains(leads);
-    world.until("the other goes on with it", |w| w.restores(&[1 - leads], 20));
+    world.until("the other goes on with it", |w| {
+        w.restores(&[1 - leads], 20)
+    });
     assert_eq!(world.nodes[1 - leads].looked_again, [20]);
     assert!(world.nodes[leads].looked_again.is_empty());
     assert_eq!(world.rejects_in_log(), 0);

@@ -402,14 +402,14 @@ fn next_to_verify(
     unread: &Unread,
 ) -> Option<(u64, Digest)> {
     let both = standings.iter().zip(seen).rev();
-    let usable = both.filter(|(of, seen)| {
-        !of.retired && !of.rejected && seen.state.why().is_none()
-    });
+    let usable =
+        both.filter(|(of, seen)| !of.retired && !of.rejected && seen.state.why().is_none());
     let newest: Vec<_> = usable.take(rules.policy.last.max(2)).collect();
     let (good, other): (Vec<_>, Vec<_>) = (newest.into_iter()).partition(|(of, _)| of.verified);
     let again = || {
         let mut newest = standings.iter().zip(seen).rev();
-        newest.find(|(of, _)| !of.retired && !of.rejected && unread.contains_key(&of.commit.manifest))
+        newest
+            .find(|(of, _)| !of.retired && !of.rejected && unread.contains_key(&of.commit.manifest))
     };
     let next = other.first().copied().or_else(again)?;
     (good.len() < 2).then_some((next.0.seq, next.0.commit.manifest))

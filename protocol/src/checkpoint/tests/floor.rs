@@ -204,7 +204,10 @@ fn whatever_happens_only_what_leaves_two_good_ones_or_is_rejected_goes() {
                 retired += case.retired - before;
                 // Nothing that is decided takes the second one.
                 let left = counting(&case.model);
-                assert!(left >= good.min(2), "seed {seed}: {left} of {good} are left");
+                assert!(
+                    left >= good.min(2),
+                    "seed {seed}: {left} of {good} are left"
+                );
                 spared += usize::from(good > 0 && left == good.min(2));
                 let known: Vec<u64> = case.keeper.verified().collect();
                 assert_eq!(known.len(), left, "seed {seed}");

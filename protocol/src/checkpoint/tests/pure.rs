@@ -107,7 +107,10 @@ fn what_cannot_be_read_stays_until_it_is_rejected_and_is_none_of_the_two() {
     let state = State::Unreadable { why };
     keeper.handle(KeeperEvent::Checked { seq: 2, state });
     assert_eq!(keeper.verified().collect::<Vec<_>>(), [3, 4, 5]);
-    assert_eq!(why_of(&mut keeper, &[2, 3, 4]), [Refused::Unread, Refused::Floor]);
+    assert_eq!(
+        why_of(&mut keeper, &[2, 3, 4]),
+        [Refused::Unread, Refused::Floor]
+    );
     keeper.handle(KeeperEvent::Rejected { seq: 2 });
     assert_eq!(why_of(&mut keeper, &[2]), []);
 }

@@ -185,12 +185,7 @@ fn carry_out(opened: &mut Opened, done: &mut Done) -> Result<(), Failure> {
     Ok(())
 }
 
-fn told(
-    args: &Args,
-    opened: &Opened,
-    rules: &storelog::Rules,
-    done: &Done,
-) -> Result<(), Failure> {
+fn told(args: &Args, opened: &Opened, rules: &storelog::Rules, done: &Done) -> Result<(), Failure> {
     let kept = opened.ledger.rows.iter().filter(|row| row.in_force());
     let goes = |seq: u64| done.retired.iter().any(|(retired, _)| *retired == seq);
     let kept: Vec<u64> = (kept.filter(|row| !goes(row.seq)).map(|row| row.commit.step)).collect();

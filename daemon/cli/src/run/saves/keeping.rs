@@ -319,10 +319,7 @@ fn remove(place: &Folder, name: &str) -> io::Result<()> {
     Ok(())
 }
 
-fn answer(
-    round: u32,
-    found: Result<Reviewed, Unknown>,
-) -> (Vec<KeepNews>, Option<(u64, Digest)>) {
+fn answer(round: u32, found: Result<Reviewed, Unknown>) -> (Vec<KeepNews>, Option<(u64, Digest)>) {
     let found = match found {
         Ok(found) => found,
         Err(error) => {
