@@ -65,7 +65,7 @@ fn an_heir_gets_the_very_slots_and_nobody_else_any() {
     held.keep(&key, k, CAPACITY, slots).unwrap();
     assert_eq!(held.waiting(), 2 * (CAPACITY + 8192));
     assert_eq!(held.expire(at(600))[0].ranks, 1);
-    assert_eq!(held.jobs(), [key.clone()]);
+    assert_eq!(held.jobs(), std::slice::from_ref(&key));
     held.end(&key);
     assert!(held.jobs().is_empty());
 }
