@@ -142,7 +142,8 @@ fn what_cannot_be_read_keeps_itself_and_holds_nothing_else_up() {
     for at in [0, 1, 4] {
         let mut wanted = needs(&all[at].commit);
         let mut known = found.seen[at].needs.clone();
-        (wanted.sort(), known.sort());
+        wanted.sort();
+        known.sort();
         assert_eq!(known, wanted);
     }
     // The newest three that can be read stay; the one before them goes, and so does what is nobody's.

@@ -13,6 +13,7 @@ use muster_checkpoint::slot::{Image, Source};
 use muster_checkpoint::source::Directory;
 use muster_checkpoint::{Dtype, Slice};
 use muster_protocol::LauncherId;
+use muster_protocol::local::KeepNews;
 use muster_store::{Location, Options, Variables};
 
 use super::*;
@@ -214,7 +215,12 @@ async fn from_two_workers_memory_to_a_manifest() {
     // Another run of the agent hears what is there.
     assert!(matches!(
         &saves.link_up()[..],
-        [SaveNews::Slots { found: [Found::Sealed(copy), Found::Free], .. }, _, SaveNews::Keep(_)] if copy.step == 7
+        [
+            SaveNews::Slots { found: [Found::Sealed(copy), Found::Free], .. },
+            SaveNews::Slots { .. },
+            SaveNews::Keep(KeepNews::Place { .. }),
+            SaveNews::Keep(KeepNews::Rules(_)),
+        ] if copy.step == 7
     ));
 
     let mut parts = Vec::new();
