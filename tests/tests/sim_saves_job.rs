@@ -44,6 +44,8 @@ struct Node {
     view: BTreeMap<u64, State>,
     /// Steps whose checkpoints it was asked to look at again.
     looked_again: Vec<u64>,
+    /// Its launcher reads a checkpoint for longer than anybody waits.
+    reads_on: bool,
     /// What people read there.
     told: Vec<String>,
     /// With what its launcher was told to end.
@@ -373,6 +375,9 @@ impl World {
             SaveAsk::LookAgain { number, manifest } => {
                 let step = u64::from(manifest.0[0]);
                 self.nodes[i].looked_again.push(step);
+                if self.nodes[i].reads_on {
+                    return;
+                }
                 let state = self.sees(i, step);
                 SaveNews::Keep(KeepNews::LookedAgain { number, state })
             }

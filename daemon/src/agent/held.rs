@@ -39,10 +39,20 @@ pub(super) enum Refused {
 /// A rank's slots.
 #[derive(Debug)]
 struct Rank {
-    slots: [OwnedFd; SLOTS],
+    slots: Vec<OwnedFd>,
     bytes: u64,
     /// Its launcher is gone: until when they wait for the next one.
     until: Option<Time>,
+}
+
+impl Drop for Rank {
+    /// Who closes memory last gives all of its pages back, which takes long for much of it: not in the agent's loop.
+    fn drop(&mut self) {
+        let slots = std::mem::take(&mut self.slots);
+        let thread = std::thread::Builder::new().name("close".into());
+        // Without a thread they are closed here.
+        let _closing = thread.spawn(move || drop(slots));
+    }
 }
 
 /// A job's slots that wait, or waited.
@@ -69,8 +79,9 @@ impl Held {
         let at = (key.clone(), k);
         // Those that it had are given up by their launcher, whatever these are.
         self.0.remove(&at);
-        let slots: [OwnedFd; SLOTS] =
-            (slots.try_into()).map_err(|slots: Vec<OwnedFd>| Refused::Count(slots.len()))?;
+        if slots.len() != SLOTS {
+            return Err(Refused::Count(slots.len()));
+        }
         let mut bytes = 0u64;
         for slot in &slots {
             bytes = bytes.saturating_add(size(slot, capacity)?);

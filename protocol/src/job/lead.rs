@@ -311,7 +311,8 @@ impl Job {
             self.tell_failure(ctx, *node, exit);
             self.fault_seen(ctx, a);
             self.end(ctx, record, a);
-            if self.awaits_reject(ctx, record, exit) {
+            // Who ends the job waits for no verdict: a generation that restores it again asks anew.
+            if !a.cancel && self.awaits_reject(ctx, record, exit) {
                 return;
             }
             // Whether a lost node is behind the failure shows once everybody has answered.

@@ -18,7 +18,7 @@ use muster_protocol::control::FD_ENV;
 use muster_protocol::control::saving::{Damage, word};
 use muster_protocol::control::slots::{CACHE_ENV, RESTORE_ENV, STORE_ENV, STORE_ID_ENV};
 use muster_protocol::memory::{MEMORY_ENV, Whom};
-use muster_store::{Kind, Location, LocationError, Options, Store, StoreError, Uuid};
+use muster_store::{Kind, Location, LocationError, Options, Store, StoreError, UUID_NAME, Uuid};
 
 use super::tiers::{Origins, Tiers};
 use crate::live;
@@ -29,6 +29,9 @@ use crate::session::Session;
 const THREADS: usize = 4;
 /// From a bucket: each read waits for an answer.
 const BUCKET_THREADS: usize = 16;
+
+/// Bytes of what names a store, at most.
+const MAX_NAME: u64 = 4096;
 
 /// A committed checkpoint, open for reading.
 #[derive(Debug)]
@@ -203,12 +206,23 @@ impl Restore {
         whom: Option<(&Whom, u32)>,
     ) -> Result<Restore, RestoreError> {
         let location = readable(location(folder)?)?;
-        let store = match uuid {
-            Some(uuid) => own_store(&location, uuid)?,
-            None => Store::open(&location, &Options::of_process())?,
+        let plain = || Ok(Store::open(&location, &Options::of_process())?);
+        let (store, doubt) = match uuid.map(|uuid| own_store(&location, uuid)) {
+            None => (plain()?, None),
+            Some(Ok(store)) => (store, None),
+            // Who may read the job's folder and nothing beside it: what is there is as good as anywhere.
+            Some(Err(why)) if is_unnamed(&location) => match plain() {
+                Ok(store) => (store, Some(why)),
+                Err::<_, RestoreError>(_) => return Err(why),
+            },
+            Some(Err(why)) => return Err(why),
         };
-        let bytes =
-            (store.manifest(digest)).map_err(|source| RestoreError::Manifest { digest, source })?;
+        let own = uuid.is_some() && doubt.is_none();
+        let bytes = match (store.manifest(digest), doubt) {
+            (Ok(bytes), _) => bytes,
+            (Err(error), Some(why)) if error.kind() == io::ErrorKind::NotFound => return Err(why),
+            (Err(source), _) => return Err(RestoreError::Manifest { digest, source }),
+        };
         let found = Manifest::digest(&bytes);
         if found != digest {
             return Err(RestoreError::Damaged { digest, found });
@@ -229,7 +243,7 @@ impl Restore {
                 true => BUCKET_THREADS,
                 false => THREADS,
             },
-            own: uuid.is_some(),
+            own,
             page: None,
             spoiled: Mutex::default(),
         })
@@ -340,6 +354,16 @@ fn own_store(folder: &Location, uuid: Uuid) -> Result<Store, RestoreError> {
         _ => RestoreError::Store(source),
     })?;
     Ok(store.within(&folder)?)
+}
+
+/// Whether nothing says here which store it is, as far as this worker may look.
+fn is_unnamed(folder: &Location) -> bool {
+    let Some((place, _)) = folder.split() else {
+        return false;
+    };
+    let named = Store::open(&place, &Options::of_process());
+    let named = named.and_then(|store| store.get(UUID_NAME, MAX_NAME));
+    named.is_err_and(|error| matches!(error.kind, Kind::NotFound | Kind::Denied))
 }
 
 fn location(folder: &OsStr) -> Result<Location, LocationError> {

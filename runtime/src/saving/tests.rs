@@ -494,6 +494,24 @@ fn a_missing_mount_is_no_missing_checkpoint() {
 }
 
 #[test]
+fn who_sees_the_jobs_folder_alone_restores_and_calls_nothing_gone() {
+    let kept = Kept::new();
+    std::fs::remove_file(kept.root.path().join(muster_store::UUID_NAME)).unwrap();
+    let restore = kept.open(&[]).unwrap();
+    load_all(&restore).unwrap();
+    kept.remove_a_file();
+    load_all(&restore).unwrap_err();
+    assert_eq!(kept.told(), None);
+    kept.remove_the_manifest();
+    let refused = kept.open(&[]).unwrap_err();
+    assert!(
+        matches!(refused, RestoreError::OtherStore { .. }),
+        "{refused}"
+    );
+    assert_eq!(kept.told(), None);
+}
+
+#[test]
 fn what_a_store_without_a_name_does_not_show_is_not_called_gone() {
     let kept = Kept::new();
     let unnamed = [(STORE_ID_ENV, None)];

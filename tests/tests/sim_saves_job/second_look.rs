@@ -153,6 +153,28 @@ fn where_nobody_can_tell_it_stays_and_the_rank_has_failed() {
 }
 
 #[test]
+fn a_job_that_a_user_ends_waits_for_no_second_look() {
+    let mut world = World::restoring();
+    let leads = world.leader();
+    world.nodes[leads].reads_on = true;
+    world.complains(1 - leads);
+    world.until("it is looked at", |w| {
+        !w.nodes[leads].looked_again.is_empty()
+    });
+    world.hears(leads, ToAgent::Cancel);
+    world.until("the job is over", |w| {
+        let end = |i: usize| w.head(i).map(|(r, _)| r.kind);
+        (0..2).all(|i| {
+            matches!(
+                end(i),
+                Some(muster_protocol::record::Kind::End { cancelled: true })
+            )
+        })
+    });
+    assert_eq!(world.rejects_in_log(), 0);
+}
+
+#[test]
 fn a_node_alone_looks_once_more_by_itself() {
     let mut world = World::restoring();
     let leads = world.leader();

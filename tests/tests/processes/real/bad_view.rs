@@ -50,12 +50,14 @@ fn a_node_that_cannot_read_what_others_read_is_left_out_and_then_ends() {
     let at = saves.bed.kill(1);
     let committed = *saves.committed().last().unwrap();
 
-    let view = saves.bed.path("view");
+    // All of the store, with what says that it is this one.
+    let (folder, copy) = (saves.folder(), saves.bed.path("copy"));
     let copied = Command::new("cp")
         .arg("-r")
-        .args([&saves.folder(), &view])
+        .args([folder.parent().unwrap(), &copy])
         .status();
     assert!(copied.unwrap().success());
+    let view = copy.join(folder.file_name().unwrap());
     flip_all(&view.join("data"));
     std::fs::write(control.join("view-n4"), view.to_str().unwrap()).unwrap();
     for node in [2, 3, 4] {
