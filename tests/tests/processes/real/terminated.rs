@@ -149,12 +149,11 @@ impl Job {
         let at = now_ns();
         self.train(nodes);
         let restored = || {
-            let all = self.bed.events().into_iter();
-            let mut all = all.filter(|e| e.event == "restored" && e.t > at);
-            let first = all.next()?;
-            let others = all.filter(|e| e.generation == first.generation);
-            let together: Vec<Noted> = std::iter::once(first).chain(others).collect();
-            (together.len() >= together[0].world as usize).then_some(together)
+            let mut all = self.bed.events();
+            all.retain(|e| e.event == "restored" && e.t > at);
+            let (generation, world) = all.first().map(|e| (e.generation, e.world))?;
+            all.retain(|e| e.generation == generation);
+            (all.len() >= world as usize).then_some(all)
         };
         let all = eventually(PATIENCE, "all ranks have restored", restored);
         assert!(all.iter().all(|e| e.step == all[0].step), "{all:?}");
