@@ -157,15 +157,15 @@ class Torch:
 
 
 def probe(options, worker, target):
-    """Bytes per second that the disk takes, 16 requests at a time."""
+    """Bytes per second that the disk takes and gives, 16 requests at a time."""
     argv = [worker, "probe", "--file", os.path.join(target, "probe"), "--bytes", options.bytes]
     out = json.loads(subprocess.run([str(part) for part in argv], check=True, capture_output=True, text=True).stdout)
-    return out["bytes"] / out["seconds"]
+    return out["bytes"] / out["seconds"], out["bytes"] / out["read_seconds"]
 
 
 def save(options, system, world, figures, directory, target, worker):
     """All saves of one system; the first is a case of its own, for it finds no memory that was touched."""
-    case, speeds = f"save, world {world}", [probe(options, worker, target)]
+    case, speeds = f"save, world {world}", [probe(options, worker, target)[0]]
     with procs.Bed() as bed:
         ranks = Ranks(directory, world)
         system.start(bed, directory, ranks, target)
@@ -203,7 +203,7 @@ def save(options, system, world, figures, directory, target, worker):
 def figures_of_probe(options, system, case, figures, speeds, worker, target):
     """The disk's own speed is that before and after."""
     first, *saves = speeds
-    disk = (first + probe(options, worker, target)) / 2
+    disk = (first + probe(options, worker, target)[0]) / 2
     figures.add("disk", case, "rate", disk / 2**30, "GiB/s")
     for size, took in saves[1:]:
         figures.add(system.name, case, "share_of_probe", 100 * size / took / disk, "%")
@@ -241,6 +241,7 @@ def load(options, muster, figures, directory, target):
         writers.end()
     for turn in range(options.saves):
         for world in (2, 3):
+            figures.add("disk", case.format(2, world), "load_rate", probe(options, muster.worker, target)[1] / 2**30, "GiB/s")
             for name in ("muster", "dcp.load"):
                 with procs.Bed() as bed:
                     ranks = Ranks(make(directory, f"{name}-{world}-{turn}"), world)
@@ -284,7 +285,7 @@ def stop(options, muster, figures, directory, target):
         (port,) = setup.free_ports(1)
         for node in range(2):
             argv = muster.argv(store, "train", "--rdzv-endpoint", f"127.0.0.1:{port}", nnodes="1:2")
-            argv += ["--log", ranks.log, "--bytes", str(options.bytes), "--step-ms", str(options.step_ms)]
+            argv += ["--log", ranks.log, "--bytes", str(2 * options.bytes), "--step-ms", str(options.step_ms)]
             home = make(directory, f"n{node}")
             bed.spawn(argv, f"node{node}", systems.clean_environment(home), os.path.join(home, "out"), home)
             if node == 0:
@@ -341,8 +342,9 @@ def main(argv):
                 save(options, what, world, figures, directory, target, worker)
         except NotReached as reason:
             name = what if isinstance(what, str) else what.name
-            out = Path(directory, "out")
-            tail = out.read_text(errors="replace").splitlines()[-15:] if out.exists() else []
+            tail = []
+            for out in sorted(Path(directory).rglob("out")):
+                tail += [f"{out.relative_to(directory)}:", *out.read_text(errors="replace").splitlines()[-15:]]
             figures.add("muster" if isinstance(what, str) else name, f"{name}, world {world}", "not_reached", 1, "attempts")
             print(f"{name}: {reason}", *tail, sep="\n", file=sys.stderr)
         except KeyboardInterrupt:

@@ -3,10 +3,10 @@
 //! - `save_steps save --log FILE --go FIFO --bytes N`, started by `muster run --store DIR`: at a line `change` that comes through
 //!   the fifo of its rank (FIFO.RANK) it times a plain copy and changes the state, at any other it saves.
 //! - `save_steps train --log FILE --bytes N --step-ms MS`, started likewise: steps until it is told to stop, and saves
-//!   where it stops.
+//!   where it stops. N is what all ranks have together, for the world changes.
 //! - `save_steps load --log FILE --go FIFO --bytes N --dir DIR --rank R --world W`, alone: loads this rank's rows of the checkpoint
 //!   whose manifest each line names.
-//! - `save_steps probe --file FILE --bytes N`: so many bytes to disk with O_DIRECT, 16 requests at a time, no hash.
+//! - `save_steps probe --file FILE --bytes N`: so many bytes to disk with O_DIRECT, 16 requests at a time, no hash, and back.
 //!
 //! FILE gets one line of JSON for each event, from each process its own (FILE.RANK). The state is so many bytes a rank: rows
 //! of 64 tensors, of which each rank holds its part, random enough that no disk makes it smaller.
@@ -218,7 +218,7 @@ fn train(options: &Options) -> Result<(), Failure> {
     let mut log = Log::of(options, env.rank)?;
     let pause = Duration::from_millis(options.number("step-ms")?);
     let world = u64::from(env.world);
-    let mut state = State::new(options.number("bytes")?, u64::from(env.rank), world);
+    let mut state = State::new(options.number("bytes")? / world, u64::from(env.rank), world);
     let mut step = 0;
     if let Some(checkpoint) = Restore::from_env()? {
         step = checkpoint.step();
@@ -287,11 +287,10 @@ fn load(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The disk alone.
+/// The disk alone: written, and read again.
 fn probe(options: &Options) -> Result<(), Failure> {
     use std::os::unix::fs::{FileExt, OpenOptionsExt};
     const BLOCK: usize = 1 << 20;
-    const DEPTH: usize = 16;
     let state = State::new(options.number("bytes")?, 0, 1);
     // O_DIRECT writes from memory that begins at a page.
     let whole = state.bytes();
@@ -299,37 +298,53 @@ fn probe(options: &Options) -> Result<(), Failure> {
     let blocks = (whole.len() - start) / BLOCK;
     let image = &whole[start..start + blocks * BLOCK];
     let path = options.text("file")?;
-    let file = File::options()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .custom_flags(libc::O_DIRECT)
-        .open(path)?;
+    // Where O_DIRECT is refused (tmpfs), as it can be done.
+    let open = || {
+        let mut how = File::options();
+        how.read(true).write(true).create(true).truncate(true);
+        let direct = how.custom_flags(libc::O_DIRECT).open(path);
+        direct.or_else(|_| how.custom_flags(0).open(path))
+    };
+    let file = open()?;
     // As what is written by `persist` has it.
     let reserved = u64::try_from(image.len())?;
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, reserved)?;
     let began = Instant::now();
+    at_once(blocks, &|_, block| {
+        let at = block * BLOCK;
+        file.write_all_at(&image[at..at + BLOCK], at as u64)
+    })?;
+    file.sync_data()?;
+    let wrote = began.elapsed().as_secs_f64();
+    let began = Instant::now();
+    at_once(blocks, &|buffer, block| {
+        buffer.resize(2 * BLOCK, 0);
+        let start = buffer.as_ptr().align_offset(4096);
+        file.read_exact_at(&mut buffer[start..start + BLOCK], (block * BLOCK) as u64)
+    })?;
+    let read = began.elapsed().as_secs_f64();
+    std::fs::remove_file(path)?;
+    let bytes = image.len();
+    println!("{{\"bytes\": {bytes}, \"seconds\": {wrote}, \"read_seconds\": {read}}}");
+    Ok(())
+}
+
+/// Work on so many blocks, by 16 threads, each with a buffer of its own.
+fn at_once(
+    blocks: usize,
+    work: &(dyn Fn(&mut Vec<u8>, usize) -> std::io::Result<()> + Sync),
+) -> Result<(), Failure> {
+    const DEPTH: usize = 16;
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..DEPTH)
-            .map(|thread| {
-                let file = &file;
-                scope.spawn(move || {
-                    for block in (thread..blocks).step_by(DEPTH) {
-                        let at = block * BLOCK;
-                        file.write_all_at(&image[at..at + BLOCK], at as u64)?;
-                    }
-                    Ok::<(), std::io::Error>(())
-                })
-            })
-            .collect();
+        let run = |thread| {
+            let mut buffer = Vec::new();
+            let mut blocks = (thread..blocks).step_by(DEPTH);
+            blocks.try_for_each(|block| work(&mut buffer, block))
+        };
+        let threads: Vec<_> = (0..DEPTH).map(|t| scope.spawn(move || run(t))).collect();
         for thread in threads {
             thread.join().map_err(|_| "a thread panicked")??;
         }
-        file.sync_data()?;
-        Ok::<(), Failure>(())
-    })?;
-    let took = began.elapsed().as_secs_f64();
-    std::fs::remove_file(path)?;
-    println!("{{\"bytes\": {}, \"seconds\": {took}}}", image.len());
-    Ok(())
+        Ok(())
+    })
 }

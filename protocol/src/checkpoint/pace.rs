@@ -72,8 +72,8 @@ pub(crate) struct Meter {
     pub(crate) pace: Pace,
     /// The save that the copies are of.
     step: u64,
-    /// What is being written: the attempt, and since when.
-    writing: Option<(u32, Time)>,
+    /// What is being written: the attempt, since when, and how much of it is there.
+    writing: Option<(u32, Time, u64)>,
     /// The furthest rank's step, and how long steps usually take.
     pub(crate) at: Option<(u64, Span)>,
 }
@@ -92,24 +92,27 @@ impl Meter {
         pace.stall_us = pace.stall_us.max(stall);
     }
 
-    /// A file is asked for.
+    /// A file is asked for. Until one of this attempt is there, the speed is that of the one before: a notice that
+    /// comes meanwhile asks for it.
     pub(crate) fn writes(&mut self, attempt: u32, now: Time) {
-        if self.writing.is_none_or(|(known, _)| known != attempt) {
-            self.writing = Some((attempt, now));
-            (self.pace.written, self.pace.write_us) = (0, 0);
+        if self.writing.is_none_or(|(known, ..)| known != attempt) {
+            self.writing = Some((attempt, now, 0));
         }
     }
 
     /// Since when something is being written.
     pub(crate) fn writes_since(&self) -> Option<Time> {
-        self.writing.map(|(_, since)| since)
+        self.writing.map(|(_, since, _)| since)
     }
 
     /// And is there.
     pub(crate) fn written(&mut self, attempt: u32, bytes: u64, now: Time) {
-        if let Some((_, since)) = self.writing.filter(|(known, _)| *known == attempt) {
-            self.pace.written = self.pace.written.saturating_add(bytes);
-            self.pace.write_us = (now.since(since).0 / 1_000).max(1);
+        if let Some((known, since, written)) = &mut self.writing
+            && *known == attempt
+        {
+            *written = written.saturating_add(bytes);
+            self.pace.written = *written;
+            self.pace.write_us = (now.since(*since).0 / 1_000).max(1);
         }
     }
 
@@ -144,6 +147,11 @@ mod tests {
         assert_eq!(pace.speeds(), (Some((8 << 20) * 250), Some((8 << 20) * 10)));
         meter.copied(20, 1 << 20, 1_000, 0);
         assert_eq!((meter.pace.bytes, meter.pace.stall_us), (1 << 20, 1_000));
+        // While the next one is written, and nothing of it is there, the last one still tells.
+        meter.writes(3, at(200));
+        assert_eq!(meter.pace.speeds().1, Some((8 << 20) * 10));
+        meter.written(3, 1 << 20, at(300));
+        assert_eq!(meter.pace.speeds().1, Some((1 << 20) * 10));
         assert_eq!(Pace::default().speeds(), (None, None));
     }
 

@@ -10,6 +10,8 @@ mod ground;
 #[cfg(test)]
 mod harness;
 #[cfg(test)]
+mod needs_azurite;
+#[cfg(test)]
 mod needs_libtorch;
 #[cfg(test)]
 mod needs_netns;

@@ -1,16 +1,17 @@
 //! Copying into a slot, fused with its checksum.
 //!
 //! Each source byte is read from memory once: a piece is hashed, which brings it into the cache, and copied
-//! from there. The copy goes around the cache (SSE2's non-temporal stores, which every x86-64 has): a plain
-//! store would read the line that it is about to overwrite. That is what `memcpy` does for large
-//! blocks, too; for pieces as small as these it would not.
+//! from there. The copy goes around the cache (non-temporal stores, whole lines at a time where the processor can):
+//! a plain store would read the line that it is about to overwrite. That is what `memcpy` does for large
+//! blocks, too; for pieces as small as these it would not. While a piece is stored the next one is fetched, so that
+//! the hash, which would wait for each line, finds it in the cache.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
 use crate::slot::Source;
 
-/// Hashed and copied at a time: it stays in a second-level cache.
-const PIECE: usize = 128 << 10;
+/// Hashed and copied at a time: it stays in a first-level cache, together with the one that is fetched meanwhile.
+const PIECE: usize = 16 << 10;
 
 /// What no source covers.
 static ZEROS: [u8; 4096] = [0; 4096];
@@ -74,36 +75,71 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Copies around the cache where that is possible. Both are equally long.
+/// Copies around the cache where that is possible, and fetches what comes a piece later. Both are equally long.
 #[cfg(target_arch = "x86_64")]
 fn stream(from: &[u8], to: &mut [u8]) {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
-    const LINE: usize = 64;
-
-    let head = to.as_ptr().align_offset(LINE).min(to.len());
+    let head = to.as_ptr().align_offset(x86::LINE).min(to.len());
     let (first, from) = from.split_at(head);
     let (start, to) = to.split_at_mut(head);
     start.copy_from_slice(first);
-    let (lines, last) = from.as_chunks::<LINE>();
-    let (places, end) = to.as_chunks_mut::<LINE>();
-    for (line, place) in lines.iter().zip(places) {
-        let (line, place) = (line.as_ptr().cast::<__m128i>(), place.as_mut_ptr());
-        let place = place.cast::<__m128i>();
-        // SAFETY: four times 16 bytes of 64, and the places are aligned to 64, as `head` left out what
-        // is before that. x86-64 has SSE2.
-        unsafe {
-            let words = [
-                _mm_loadu_si128(line),
-                _mm_loadu_si128(line.add(1)),
-                _mm_loadu_si128(line.add(2)),
-                _mm_loadu_si128(line.add(3)),
-            ];
-            for (at, word) in words.into_iter().enumerate() {
-                _mm_stream_si128(place.add(at), word);
-            }
+    let (lines, last) = from.as_chunks();
+    let (places, end) = to.as_chunks_mut();
+    // SAFETY: the processor has what they use, and the places are aligned to a line, as `head` left out what is before.
+    unsafe {
+        if is_x86_feature_detected!("avx512f") {
+            x86::by_64(lines, places);
+        } else if is_x86_feature_detected!("avx") {
+            x86::by_32(lines, places);
+        } else {
+            x86::by_16(lines, places);
         }
     }
     end.copy_from_slice(last);
+}
+
+/// Non-temporal stores of 16, 32 and 64 bytes. A line that is stored at once needs no read of what was there.
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::{
+        _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_stream_si128, _mm256_loadu_si256,
+        _mm256_stream_si256, _mm512_loadu_si512, _mm512_stream_si512,
+    };
+
+    use super::PIECE;
+
+    pub(super) const LINE: usize = 64;
+
+    macro_rules! by {
+        ($name:ident, $feature:literal, $bytes:literal, $load:ident, $store:ident) => {
+            /// # Safety
+            /// The processor has the feature, and the places are aligned to a line.
+            #[target_feature(enable = $feature)]
+            pub(super) unsafe fn $name(lines: &[[u8; LINE]], places: &mut [[u8; LINE]]) {
+                for (line, place) in lines.iter().zip(places) {
+                    let (line, place) = (line.as_ptr(), place.as_mut_ptr());
+                    // Beyond the source's end nothing is fetched, and nothing goes wrong.
+                    _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(PIECE).cast());
+                    for at in (0..LINE).step_by($bytes) {
+                        // SAFETY: both are a line long; the rest is the caller's.
+                        unsafe {
+                            let word = $load(line.add(at).cast());
+                            $store(place.add(at).cast(), word);
+                        }
+                    }
+                }
+            }
+        };
+    }
+
+    by!(by_16, "sse2", 16, _mm_loadu_si128, _mm_stream_si128);
+    by!(by_32, "avx", 32, _mm256_loadu_si256, _mm256_stream_si256);
+    by!(
+        by_64,
+        "avx512f",
+        64,
+        _mm512_loadu_si512,
+        _mm512_stream_si512
+    );
 }
 
 #[cfg(not(target_arch = "x86_64"))]

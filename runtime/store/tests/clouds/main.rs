@@ -2,6 +2,8 @@
 //! real servers. All on the loopback address.
 
 #[cfg(test)]
+mod azurite;
+#[cfg(test)]
 mod bed;
 #[cfg(test)]
 mod checkpoints;

@@ -1,69 +1,14 @@
-//! Against Azurite, Azure Blob Storage's emulator: `MUSTER_TEST_AZURITE` names its program.
+//! Against Azurite, Azure Blob Storage's emulator.
 
 use muster_store::{Created, Kind, Options, Patience, Store, Variables, Verified};
 
+use crate::azurite::{KEY, start, variables};
 use crate::bed::{all, bytes, go_on, race};
 use crate::http::Response;
 use crate::proxy::{Fault, Proxy, Server};
-use crate::server::{Running, ports};
-
-/// The emulator's account, which is public.
-const ACCOUNT: &str = "devstoreaccount1";
-const KEY: &str =
-    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
-
-fn start() -> (Running, u16) {
-    let [port] = ports();
-    let mut server = Running::start("MUSTER_TEST_AZURITE", |_, command| {
-        command
-            .args(["--blobHost", "127.0.0.1", "--blobPort"])
-            .arg(port.to_string())
-            .args(["--location", "data", "--skipApiVersionCheck"])
-            .args(["--disableTelemetry", "--silent"])
-            .env("AZURITE_ACCOUNTS", format!("{ACCOUNT}:{KEY}"));
-    });
-    server.until(|| match make_container(port) {
-        Ok(201 | 409) => Ok(()),
-        Ok(status) => Err(format!("HTTP {status}")),
-        Err(error) => Err(error.to_string()),
-    });
-    (server, port)
-}
-
-/// Muster makes no containers.
-fn make_container(port: u16) -> std::io::Result<u16> {
-    let status = std::process::Command::new("python3")
-        .args(["-c", MAKE, &port.to_string(), ACCOUNT, KEY])
-        .output()?;
-    let said = String::from_utf8_lossy(&status.stdout);
-    let failed = || std::io::Error::other(String::from_utf8_lossy(&status.stderr).into_owned());
-    said.trim().parse().map_err(|_| failed())
-}
-
-/// Create Container, signed with the account's key (Shared Key, version 2021-08-06).
-const MAKE: &str = r#"
-import base64, email.utils, hashlib, hmac, http.client, sys
-port, account, key = sys.argv[1:]
-date = email.utils.formatdate(usegmt=True)
-headers = {"x-ms-date": date, "x-ms-version": "2021-08-06"}
-canonical = "".join(f"{name}:{value}\n" for name, value in sorted(headers.items()))
-text = "PUT" + "\n" * 12 + canonical + f"/{account}/{account}/box\nrestype:container"
-mac = hmac.new(base64.b64decode(key), text.encode(), hashlib.sha256).digest()
-headers["Authorization"] = f"SharedKey {account}:" + base64.b64encode(mac).decode()
-connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=10)
-connection.request("PUT", f"/{account}/box?restype=container", headers=headers)
-print(connection.getresponse().status)
-"#;
 
 fn store_at(port: u16, location: &str, key: &str) -> Store {
-    let endpoint = format!("http://127.0.0.1:{port}/{ACCOUNT}");
-    let variables: Variables = [
-        ("AZURE_STORAGE_ACCOUNT", ACCOUNT),
-        ("AZURE_STORAGE_KEY", key),
-        ("AZURE_STORAGE_ENDPOINT", &endpoint),
-    ]
-    .into_iter()
-    .collect();
+    let variables: Variables = variables(port, key).into_iter().collect();
     let options = Options {
         patience: Patience::default(),
         part: 5 << 20,

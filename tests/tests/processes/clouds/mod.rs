@@ -1,5 +1,7 @@
 //! Servers for stores, and a proxy that injects faults: those of muster-store's own tests.
 
+#[path = "../../../../runtime/store/tests/clouds/azurite.rs"]
+pub(crate) mod azurite;
 #[path = "../../../../runtime/store/tests/clouds/fake.rs"]
 pub(crate) mod fake;
 #[path = "../../../../runtime/store/tests/clouds/http.rs"]
@@ -14,14 +16,16 @@ use muster_store::{Options, Store, Variables};
 
 use crate::harness::Bed;
 
-/// What reaches a server on this port.
+/// What reaches a server on this port, whatever it speaks.
 fn variables(port: u16) -> Vec<(&'static str, String)> {
-    vec![
+    let aws = [
         ("AWS_ACCESS_KEY_ID", "test".into()),
         ("AWS_SECRET_ACCESS_KEY", "testsecret".into()),
         ("AWS_REGION", "us-east-1".into()),
         ("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{port}")),
-    ]
+    ];
+    let azure = azurite::variables(port, azurite::KEY);
+    aws.into_iter().chain(azure).collect()
 }
 
 /// Gives the credentials to all that the bed starts from now on.

@@ -5,8 +5,12 @@ use std::path::PathBuf;
 
 use nix::sys::signal::Signal;
 
+use crate::clouds::fake::Faults;
+use crate::clouds::lend;
+use crate::clouds::proxy::Fault;
 use crate::ground::{eventually, program};
-use crate::harness::{Bed, Group, Noted, project, python};
+use crate::harness::{Bed, Group, Noted, now_ns, project, python};
+use crate::real::buckets::bucket;
 
 /// The bound of waits for processes that import PyTorch.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(90);
@@ -18,9 +22,9 @@ struct Job {
 }
 
 /// A bed whose workers find `muster.py` and its library.
-fn bed(nodes: &str, store: &tempfile::TempDir) -> Bed {
-    let dir = format!("--store={}", store.path().display());
-    let mut bed = Bed::new(&[&format!("--nnodes={nodes}"), &dir, "--max-restarts=1"]);
+fn bed(nodes: &str, store: &str) -> Bed {
+    let (nodes, store) = (format!("--nnodes={nodes}"), format!("--store={store}"));
+    let mut bed = Bed::new(&[&nodes, &store, "--max-restarts=1"]);
     bed.env("PYTHONPATH", &project("python"));
     bed.env("MUSTER_LIBRARY", &program("libmuster.so"));
     bed.env("OMP_NUM_THREADS", "1");
@@ -31,7 +35,7 @@ fn bed(nodes: &str, store: &tempfile::TempDir) -> Bed {
 impl Job {
     fn new(nodes: &str, steps: u64, every: u64, more: &[&str]) -> Job {
         let store = tempfile::tempdir().unwrap();
-        let mut bed = bed(nodes, &store);
+        let mut bed = bed(nodes, store.path().to_str().unwrap());
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();
         let (events, control) = (text(bed.path("events")), text(bed.path("control")));
         let (steps, every) = (steps.to_string(), every.to_string());
@@ -45,7 +49,7 @@ impl Job {
     fn trains(&self, nodes: &[usize], after: u64, step: u64) -> Group {
         eventually(PATIENCE, "it trains; logs below", || {
             let group = self.bed.newest(nodes, after)?;
-            let done = self.noted("done", group.generation);
+            let done = self.noted("done", &group);
             let ranks: BTreeSet<u32> = done
                 .iter()
                 .filter(|e| e.step >= step)
@@ -55,16 +59,18 @@ impl Job {
         })
     }
 
-    fn noted(&self, event: &str, generation: u64) -> Vec<Noted> {
+    /// What the ranks of a generation noted in it. Another job may have a generation of the same number.
+    fn noted(&self, event: &str, group: &Group) -> Vec<Noted> {
+        let theirs = |e: &Noted| group.ranks.iter().any(|r| r.pid == e.pid);
         let all = self.bed.events().into_iter();
-        all.filter(|e| e.event == event && e.generation == generation)
+        all.filter(|e| e.event == event && e.generation == group.generation && theirs(e))
             .collect()
     }
 
     /// The digest of the state after each step of a generation: the same on every rank that has done it.
-    fn digests(&self, generation: u64) -> BTreeMap<u64, String> {
+    fn digests(&self, group: &Group) -> BTreeMap<u64, String> {
         let mut found = BTreeMap::new();
-        for event in self.noted("done", generation) {
+        for event in self.noted("done", group) {
             let digest = found
                 .entry(event.step)
                 .or_insert_with(|| event.digest.clone());
@@ -75,7 +81,7 @@ impl Job {
 
     /// Where a generation began: the same step and state on every rank.
     fn began(&self, group: &Group) -> Noted {
-        let all = self.noted("begin", group.generation);
+        let all = self.noted("begin", group);
         assert_eq!(all.len(), group.ranks.len());
         let same = all
             .iter()
@@ -121,13 +127,13 @@ fn no_step_is_lost_on_sigterm_and_all_may_die() {
     let two = job.trains(&stay, three.began(), 0);
 
     // All ranks stopped behind the same step, the next generation began with the one after, and with that very state.
-    let before = job.digests(three.generation);
+    let before = job.digests(&three);
     let last = *before.keys().last().unwrap();
     assert_eq!(
         before.keys().copied().collect::<Vec<u64>>(),
         (0..=last).collect::<Vec<u64>>()
     );
-    let each = job.noted("done", three.generation).len() as u64;
+    let each = job.noted("done", &three).len() as u64;
     assert_eq!(each, 3 * (last + 1), "every rank did every step");
     let began = job.began(&two);
     assert_eq!((began.step, &began.digest), (last + 1, &before[&last]));
@@ -162,9 +168,46 @@ fn no_step_is_lost_on_sigterm_and_all_may_die() {
         began.step
     );
     assert!(job.committed().contains(&began.step));
-    assert_eq!(began.digest, job.digests(two.generation)[&(began.step - 1)]);
+    assert_eq!(began.digest, job.digests(&two)[&(began.step - 1)]);
     job.bed.order(None, 0);
     assert_eq!((job.bed.ended(3), job.bed.ended(4)), (Some(0), Some(0)));
+}
+
+#[test]
+fn two_nodes_go_at_once_within_three_seconds_and_then_the_last() {
+    let mut job = Job::new("1:3", 1_000_000, 1_000_000, &[]);
+    job.bed.env("PET_STOP_GRACE", "3s");
+    (0..3).for_each(|node| job.bed.run(node, 0));
+    let three = job.trains(&[0, 1, 2], 0, 15);
+    let gone = [three.nodes()[0], three.nodes()[2]];
+    let stays = three.nodes()[1];
+    let at = now_ns();
+    let tell = |job: &Job, node| (job.bed).signal(job.bed.launcher_pid(node), Signal::SIGTERM);
+    gone.iter().for_each(|node| tell(&job, *node));
+    // Some steps on, so that its launcher knows that it has attached.
+    let goes_on_at = |job: &Job| job.digests(&three).keys().last().map_or(0, |step| step + 1);
+    job.trains(&[stays], at, 0);
+    let alone = job.trains(&[stays], at, goes_on_at(&job) + 15);
+    for node in gone {
+        assert_eq!(job.bed.ended(node), Some(143), "{}", job.bed.said(node));
+    }
+    // Whoever goes on begins where all stopped, with that very state.
+    let goes_on = |job: &Job, before: &Group, after: &Group| {
+        let digests = job.digests(before);
+        let (last, digest) = digests.last_key_value().unwrap();
+        let began = job.began(after);
+        assert_eq!((began.step, &began.digest), (last + 1, digest));
+        assert_eq!(job.committed().last(), Some(&(last + 1)));
+    };
+    goes_on(&job, &three, &alone);
+    tell(&job, stays);
+    assert_eq!(job.bed.ended(stays), Some(143), "{}", job.bed.said(stays));
+    let at = now_ns();
+    job.bed.run(3, 3);
+    let other = job.trains(&[3], at, 0);
+    goes_on(&job, &alone, &other);
+    job.bed.order(None, 0);
+    assert_eq!(job.bed.ended(3), Some(0), "{}", job.bed.said(3));
 }
 
 #[test]
@@ -195,20 +238,16 @@ fn a_training_that_was_killed_and_stopped_ends_as_an_undisturbed_one() {
     (2..4).for_each(|node| job.bed.run(node, 2));
     let next = job.trains(&[2, 3], at, 50);
     let again = job.began(&next);
-    assert_eq!(
-        again.digest,
-        job.digests(first.generation)[&(again.step - 1)]
-    );
+    assert_eq!(again.digest, job.digests(&first)[&(again.step - 1)]);
     // A checkpoint by order, in the middle.
     let (ok, said) = job.bed.checkpoint(2, &[]);
     assert!(ok, "{said}");
     assert_eq!(finish(&mut job, [2, 3]), expected);
 }
 
-#[test]
-fn the_example_stops_and_goes_on_and_is_done_once() {
-    let store = tempfile::tempdir().unwrap();
-    let mut bed = bed("1", &store);
+/// The example is told to stop, and goes on elsewhere: each step once, over both runs.
+#[track_caller]
+fn stops_and_goes_on(mut bed: Bed) {
     let script = project("examples/three_lines.py");
     bed.script(&[
         "--nproc-per-node=2",
@@ -226,7 +265,6 @@ fn the_example_stops_and_goes_on_and_is_done_once() {
     bed.signal(bed.launcher_pid(0), Signal::SIGTERM);
     assert_eq!(bed.ended(0), Some(143), "{}", bed.said(0));
     says(&bed, 0, "muster: all ranks stop before step");
-    // Each step once, over both runs.
     bed.run(1, 1);
     says(&bed, 1, "step 2000:");
     assert_eq!(bed.ended(1), Some(0), "{}", bed.said(1));
@@ -235,4 +273,20 @@ fn the_example_stops_and_goes_on_and_is_done_once() {
         let times = both.matches(&format!("step {step}:")).count();
         assert_eq!(times, 1, "step {step}");
     }
+}
+
+#[test]
+fn the_example_stops_and_goes_on_and_is_done_once() {
+    let store = tempfile::tempdir().unwrap();
+    stops_and_goes_on(bed("1", store.path().to_str().unwrap()));
+}
+
+#[test]
+fn the_example_stops_and_goes_on_from_a_bucket() {
+    let (_fake, proxy, location) = bucket(Faults::default());
+    let mut bed = bed("1", &location);
+    lend(&mut bed, proxy.port);
+    proxy.inject("GET", "/data/", 1, Fault::Reset);
+    stops_and_goes_on(bed);
+    assert!(proxy.count("GET", "/data/") >= 2, "it was restored");
 }

@@ -16,7 +16,7 @@ use crate::harness::Bed;
 use super::saves::Saves;
 
 /// A server, and the store in it.
-fn bucket(faults: Faults) -> (Arc<Fake>, Proxy, String) {
+pub(crate) fn bucket(faults: Faults) -> (Arc<Fake>, Proxy, String) {
     let fake = Arc::new(Fake::new(faults));
     let proxy = Proxy::start(Server::Fake(Arc::clone(&fake)));
     (fake, proxy, format!("s3://{BUCKET}/team"))

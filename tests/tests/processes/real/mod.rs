@@ -2,7 +2,7 @@
 
 mod agents;
 mod bad_view;
-mod buckets;
+pub(crate) mod buckets;
 mod drill;
 mod faults;
 mod growth;

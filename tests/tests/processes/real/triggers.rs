@@ -185,6 +185,44 @@ fn a_notice_that_leaves_no_time_begins_no_save_and_says_so_on_every_node() {
 }
 
 #[test]
+fn a_notice_that_leaves_time_for_the_sealed_copy_alone_commits_that_one() {
+    let flags = ["--stop-grace=5s"];
+    let mut saves = Saves::with(&flags, "2:3", 3, NEVER);
+    let first = saves.train(&[0, 1, 2], 0);
+    saves.trains(&first);
+    let (ok, said) = saves.bed.checkpoint(0, &[]);
+    assert!(ok, "{said}");
+    let known = saves.committed();
+    // The next copy takes longer than the notice will give, and the writing of it has not begun when that comes.
+    let gone = first.nodes()[2];
+    saves.bed.arm(gone, "slot.filled", "sleep=6500");
+    saves.bed.arm(gone, "launcher.write", "sleep=2500");
+    let (ok, said) = saves.bed.checkpoint(0, &["--sealed"]);
+    assert!(ok, "{said}");
+    let sealed = saves.noted("saved", first.generation);
+    let sealed = sealed.iter().map(|e| e.step).max().unwrap();
+    assert!(sealed > known[0], "{sealed} after {known:?}");
+    saves.bed.until("it goes on", |bed| {
+        bed.has_met(first.generation, sealed + 3)
+    });
+    let at = now_ns();
+    (saves.bed).signal(saves.bed.launcher_pid(gone), Signal::SIGTERM);
+    let mut stay: Vec<usize> = first.nodes()[..2].to_vec();
+    stay.sort_unstable();
+    let next = saves.bed.group(&stay, at);
+    assert_eq!(saves.restored(&next), sealed);
+    assert_eq!(saves.committed(), [known[0], sealed]);
+    let noted = saves.noted("saved", first.generation);
+    assert!(noted.iter().all(|e| e.step <= sealed), "{noted:?}");
+    let text = format!("the copy of step {sealed}, which all ranks have sealed, needs ");
+    for node in stay.iter().chain([&gone]) {
+        let said = saves.bed.said(*node);
+        assert!(said.contains(&text), "n{node}: {said}");
+    }
+    saves.finish(&stay);
+}
+
+#[test]
 fn a_save_that_is_open_when_its_leader_s_agent_dies_is_committed_when_it_is_back() {
     // Large enough to be still written.
     let mut saves = Saves::with(&[], "2", 48, NEVER);
