@@ -3,8 +3,6 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::Duration;
 
 use muster_protocol::agent::{ConnId, Event};
@@ -13,13 +11,13 @@ use muster_protocol::local::{
     Answer, Command, Register, STORE_HANGS, SaveNews, StoreAnswer, ToAgent, ToLauncher,
 };
 use muster_protocol::{Digest, JobKey, LauncherId, codec, storelog};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 
 use super::reports::{Labels, Reported, Series};
 use super::stores::{self, Asked, Told};
 use super::{Client, Input, Node, clock};
 use crate::net::Refusal;
-use crate::socket::{Conn, Receiver};
+use crate::socket::{Conn, Received, Receiver};
 
 /// Agents called in vain that launchers are told of.
 const MAX_REFUSED: usize = 8;
@@ -73,7 +71,7 @@ impl Node {
         tokio::spawn(read(receiver, id, self.tx.clone()));
     }
 
-    pub(super) fn on_frame(&mut self, conn: ConnId, frame: &[u8], fds: Vec<OwnedFd>) {
+    pub(super) fn on_frame(&mut self, conn: ConnId, frame: &[u8], fds: Received) {
         match codec::decode_frame::<ToAgent>(frame) {
             Err(error) => {
                 self.refuse(conn, &error.to_string());
@@ -83,7 +81,7 @@ impl Node {
         }
     }
 
-    fn act(&mut self, conn: ConnId, frame: ToAgent, fds: Vec<OwnedFd>) {
+    fn act(&mut self, conn: ConnId, frame: ToAgent, fds: Received) {
         if let Err(error) = frame.check() {
             self.refuse(conn, &error.to_string());
             return self.drop_client(conn);
@@ -440,8 +438,6 @@ pub(super) fn with_refusals<'a>(
 
 async fn read(mut receiver: Receiver, conn: ConnId, tx: mpsc::Sender<Input>) {
     let mut first = true;
-    // Descriptors of one frame at a time wait for the loop, so that no client has many of them opened here.
-    let turns = Arc::new(Semaphore::new(1));
     loop {
         let received = if first {
             match tokio::time::timeout(FIRST_FRAME, receiver.recv()).await {
@@ -455,16 +451,7 @@ async fn read(mut receiver: Receiver, conn: ConnId, tx: mpsc::Sender<Input>) {
         match received {
             // Descriptors that came with any frame but of slots are closed with it.
             Ok(Some((frame, fds))) => {
-                let turn = match fds.is_empty() {
-                    true => None,
-                    false => turns.clone().acquire_owned().await.ok(),
-                };
-                let input = Input::Frame {
-                    conn,
-                    frame,
-                    fds,
-                    _turn: turn,
-                };
+                let input = Input::Frame { conn, frame, fds };
                 if tx.send(input).await.is_err() {
                     return;
                 }

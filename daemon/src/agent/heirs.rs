@@ -1,9 +1,5 @@
 //! Slots from a launcher to its job's next one: [`Held`](super::held::Held), joined with the jobs that the core knows.
 
-use std::os::fd::OwnedFd;
-
-use muster_protocol::JobKey;
-use muster_protocol::Span;
 use muster_protocol::agent::ConnId;
 use muster_protocol::job::Job;
 use muster_protocol::local::{SaveAsk, ToLauncher};
@@ -14,9 +10,8 @@ use super::{Node, clock};
 
 impl Node {
     /// A launcher says of slots; these descriptors came with the word.
-    pub(super) fn keep_slots(&mut self, conn: ConnId, k: u16, capacity: u64, slots: Vec<OwnedFd>) {
-        let client = self.clients.get(&conn);
-        let Some(key) = client.and_then(|c| Some(c.launcher.as_ref()?.key().clone())) else {
+    pub(super) fn keep_slots(&mut self, conn: ConnId, k: u16, capacity: u64, slots: Received) {
+        let Some((key, launcher)) = self.launcher_of(conn) else {
             return;
         };
         // As from a launcher that has no descriptor left, or whose agent keeps none.

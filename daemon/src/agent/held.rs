@@ -7,6 +7,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use muster_protocol::{JobKey, Time};
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 
+use crate::socket::Received;
+
 /// Ranks whose slots are kept: of one user, so that he leaves some to others, and of all.
 const MAX_PER_USER: usize = 64;
 const MAX_PER_NODE: usize = 128;
@@ -45,16 +47,6 @@ struct Rank {
     until: Option<Time>,
 }
 
-impl Drop for Rank {
-    /// Who closes memory last gives all of its pages back, which takes long for much of it: not in the agent's loop.
-    fn drop(&mut self) {
-        let slots = std::mem::take(&mut self.slots);
-        let thread = std::thread::Builder::new().name("close".into());
-        // Without a thread they are closed here.
-        let _closing = thread.spawn(move || drop(slots));
-    }
-}
-
 /// A job's slots that wait, or waited.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Left {
@@ -74,7 +66,7 @@ impl Held {
         key: &JobKey,
         k: u16,
         capacity: u64,
-        slots: Vec<OwnedFd>,
+        mut slots: Received,
     ) -> Result<(), Refused> {
         let at = (key.clone(), k);
         // Those that it had are given up by their launcher, whatever these are.
@@ -83,13 +75,14 @@ impl Held {
             return Err(Refused::Count(slots.len()));
         }
         let mut bytes = 0u64;
-        for slot in &slots {
+        for slot in slots.iter() {
             bytes = bytes.saturating_add(size(slot, capacity)?);
         }
         let of_user = self.0.keys().filter(|(other, _)| other.owner == key.owner);
         if of_user.count() >= MAX_PER_USER || self.0.len() >= MAX_PER_NODE {
             return Err(Refused::TooMany);
         }
+        slots.settle();
         let until = None;
         let rank = Rank {
             slots,

@@ -19,8 +19,8 @@ fn slot() -> OwnedFd {
     memory(CAPACITY + 8192, SealFlags::SHRINK | SealFlags::GROW)
 }
 
-fn two() -> Vec<OwnedFd> {
-    vec![slot(), slot()]
+fn two() -> Received {
+    vec![slot(), slot()].into()
 }
 
 /// Which memory this is.
@@ -47,7 +47,10 @@ fn an_heir_gets_the_very_slots_and_nobody_else_any() {
     for k in [0, 3] {
         held.keep(&key, k, CAPACITY, two()).unwrap();
     }
-    let kept: Vec<(u64, u64)> = held.of(&key).flat_map(|r| &r.slots).map(id).collect();
+    let kept: Vec<(u64, u64)> = (held.of(&key))
+        .flat_map(|r| r.slots.iter())
+        .map(id)
+        .collect();
     // While its launcher lives there is no heir.
     assert!(held.inherit(&key).is_empty());
     let left = held.orphan(&key, at(600)).unwrap();
