@@ -109,6 +109,7 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::SaveSaid { .. } => "job.save_said",
     JobMessage::LookAgain { .. } => "job.look_again",
     JobMessage::LookedAgain { .. } => "job.looked_again",
+    JobMessage::LooksAgain { .. } => "job.looks_again",
     JobMessage::Unfit { .. } => "job.unfit",
 });
 
@@ -164,6 +165,7 @@ names!(to_agent_name, TO_AGENT, ToAgent, {
     ToAgent::Save(SaveNews::Keep(KeepNews::Failed { .. })) => "save.keep.failed",
     ToAgent::Save(SaveNews::Keep(KeepNews::Checked { .. })) => "save.keep.checked",
     ToAgent::Save(SaveNews::Keep(KeepNews::LookedAgain { .. })) => "save.keep.looked_again",
+    ToAgent::Save(SaveNews::Keep(KeepNews::LooksAgain { .. })) => "save.keep.looks_again",
     ToAgent::Save(SaveNews::Keep(KeepNews::Rules(_))) => "save.keep.rules",
     ToAgent::Command(Command::Checkpoint { .. }) => "command.checkpoint",
 });
@@ -198,7 +200,7 @@ names!(to_launcher_name, TO_LAUNCHER, ToLauncher, {
     ToLauncher::Save(SaveAsk::Tell { .. }) => "save.tell",
     ToLauncher::Save(SaveAsk::Committed { .. }) => "save.committed",
     ToLauncher::Save(SaveAsk::Review(_)) => "save.review",
-    ToLauncher::Save(SaveAsk::LookAgain { .. }) => "save.look_again",
+    ToLauncher::Save(SaveAsk::LookAgain(_)) => "save.look_again",
     ToLauncher::Save(SaveAsk::Inherit { .. }) => "save.inherit",
 });
 
@@ -376,6 +378,7 @@ fn exit() -> WorkerExit {
         damaged: Some(Damaged {
             manifest: digest(7),
             why: "n0-0.safetensors is not there".into(),
+            here: false,
         }),
         at_ms: 1_700_000_000_123,
         tail: "Segmentation fault\n".into(),

@@ -300,6 +300,7 @@ impl Job {
                 self.look_at_store_again();
             }
             KeepNews::LookedAgain { number, state } => self.looked_again(ctx, number, state),
+            KeepNews::LooksAgain { number, read } => self.looks_again(ctx, number, read),
             // An answer to an earlier question.
             _ => {}
         }

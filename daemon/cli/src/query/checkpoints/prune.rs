@@ -92,7 +92,7 @@ fn settled(opened: &mut Opened, rules: &Rules) -> Result<Reviewed, Failure> {
                     "the checkpoint of step {step} is damaged, and nothing is deleted meanwhile: {why}; `muster checkpoint verify --reject` takes it out"
                 )));
             }
-            Checked::Unknown(why) => drop(unread.insert(manifest, why)),
+            Checked::Unknown(why) => drop(unread.insert(manifest, State::Unreadable { why })),
             // By the job itself, which the next look takes into account.
             Checked::Retired(_) => {}
             Checked::Whole => {

@@ -425,10 +425,7 @@ impl Saves {
                 None
             }
             SaveAsk::Review(review) => self.keeping.ask(review).map(SaveNews::Keep),
-            SaveAsk::LookAgain { number, manifest } => {
-                let news = self.keeping.look_again(number, manifest);
-                news.map(SaveNews::Keep)
-            }
+            SaveAsk::LookAgain(question) => Some(SaveNews::Keep(self.keeping.look_again(question))),
             SaveAsk::Assemble { save, parts, last } => self.assemble(save, parts, last),
             // The driver's, who knows the workers, and has the descriptors.
             SaveAsk::Skip { .. }
