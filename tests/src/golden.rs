@@ -146,6 +146,7 @@ names!(to_agent_name, TO_AGENT, ToAgent, {
     ToAgent::Save(SaveNews::Slots { .. }) => "save.slots",
     ToAgent::Save(SaveNews::Filling { .. }) => "save.filling",
     ToAgent::Save(SaveNews::Sealed { .. }) => "save.sealed",
+    ToAgent::Save(SaveNews::SlotsGone { .. }) => "save.slots_gone",
     ToAgent::Save(SaveNews::WorkerGone { .. }) => "save.worker_gone",
     ToAgent::Save(SaveNews::Progress { .. }) => "save.progress",
     ToAgent::Save(SaveNews::Written { .. }) => "save.written",

@@ -52,6 +52,10 @@ impl Launcher {
     pub(super) fn key(&self) -> &JobKey {
         &self.key
     }
+
+    pub(super) fn id(&self) -> LauncherId {
+        self.id
+    }
 }
 
 impl Node {
@@ -110,7 +114,12 @@ impl Node {
                 let frame = ToAgent::Save(SaveNews::Slots { k, capacity, found });
                 self.apply(Event::Launcher { conn, owner, frame });
             }
-            frame => self.apply(Event::Launcher { conn, owner, frame }),
+            frame => {
+                if let ToAgent::Save(SaveNews::SlotsGone { k }) = frame {
+                    self.let_go(conn, k);
+                }
+                self.apply(Event::Launcher { conn, owner, frame });
+            }
         }
     }
 
@@ -144,7 +153,7 @@ impl Node {
         if let Some(client) = self.clients.get_mut(&conn) {
             client.launcher = Some(launcher);
         }
-        self.hand_over(conn, &key);
+        self.hand_over(conn, &key, id);
         for conn in self.looks.back(uid, id) {
             let alive = false;
             self.apply(Event::LauncherGone { conn, alive });
@@ -449,7 +458,7 @@ async fn read(mut receiver: Receiver, conn: ConnId, tx: mpsc::Sender<Input>) {
         };
         first = false;
         match received {
-            // Descriptors that came with any frame but of slots are closed with it.
+            // Descriptors that came with any frame but of slots are dropped with it.
             Ok(Some((frame, fds))) => {
                 let input = Input::Frame { conn, frame, fds };
                 if tx.send(input).await.is_err() {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 
-use muster_protocol::{JobKey, Time};
+use muster_protocol::{JobKey, LauncherId, Time};
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 
 use crate::socket::Received;
@@ -41,7 +41,8 @@ pub(super) enum Refused {
 /// A rank's slots.
 #[derive(Debug)]
 struct Rank {
-    slots: Vec<OwnedFd>,
+    launcher: LauncherId,
+    slots: Received,
     bytes: u64,
     /// Its launcher is gone: until when they wait for the next one.
     until: Option<Time>,
@@ -64,6 +65,7 @@ impl Held {
     pub(super) fn keep(
         &mut self,
         key: &JobKey,
+        launcher: LauncherId,
         k: u16,
         capacity: u64,
         mut slots: Received,
@@ -85,6 +87,7 @@ impl Held {
         slots.settle();
         let until = None;
         let rank = Rank {
+            launcher,
             slots,
             bytes,
             until,
@@ -93,7 +96,7 @@ impl Held {
         Ok(())
     }
 
-    /// A rank's slots are not taken in.
+    /// A rank's slots are not taken in, or given up by their launcher.
     pub(super) fn refuse(&mut self, key: &JobKey, k: u16) {
         self.0.remove(&(key.clone(), k));
     }
@@ -110,14 +113,20 @@ impl Held {
         jobs
     }
 
-    /// The job's launcher is gone: its slots wait for the next one from now on. None where they do already.
-    pub(super) fn orphan(&mut self, key: &JobKey, until: Time) -> Option<Left> {
+    /// Launchers of the job are gone: their slots wait for the next one from now on. None where they do already.
+    pub(super) fn orphan(
+        &mut self,
+        key: &JobKey,
+        gone: impl Fn(LauncherId) -> bool,
+        until: Time,
+    ) -> Option<Left> {
         let mut left = Left {
             key: key.clone(),
             ranks: 0,
             bytes: 0,
         };
-        for rank in self.of(key).filter(|rank| rank.until.is_none()) {
+        let live = self.of(key).filter(|rank| rank.until.is_none());
+        for rank in live.filter(|rank| gone(rank.launcher)) {
             rank.until = Some(until);
             left.ranks += 1;
             left.bytes = left.bytes.saturating_add(rank.bytes);

@@ -425,8 +425,9 @@ impl Node {
             Input::Closed(conn) => self.on_closed(conn),
             Input::LauncherAlive { conn, alive } => {
                 self.apply(Event::LauncherGone { conn, alive });
-                if !alive {
-                    self.looks.end(conn);
+                match alive {
+                    true => self.looks.answers(conn),
+                    false => self.looks.end(conn),
                 }
             }
             Input::Probed {

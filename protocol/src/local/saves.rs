@@ -25,6 +25,10 @@ pub enum SaveNews {
         capacity: u64,
         found: [Found; 2],
     },
+    /// The slots of a local rank are no more, and other ones are being made: the agent lets go of their memory.
+    SlotsGone {
+        k: u16,
+    },
     /// A worker copies into it.
     Filling {
         slot: SlotId,

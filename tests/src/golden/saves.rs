@@ -164,6 +164,7 @@ pub(super) fn news() -> Vec<SaveNews> {
         },
         SaveNews::Filling { slot, step: 400 },
         SaveNews::Sealed { slot, copy },
+        SaveNews::SlotsGone { k: 1 },
         SaveNews::WorkerGone { k: 1 },
         SaveNews::Progress {
             slot,
