@@ -644,7 +644,7 @@ pub fn entries() -> Vec<Entry> {
     let bodies = [
         Body::Claim(Box::new(record(Kind::Next, Cause::Formed, store))),
         Body::Commit(commit()),
-        Body::Retire { seq: 2 },
+        Body::Retire { seq: 2, good: None },
         Body::Reject {
             seq: 2,
             reason: "checksum of shard 3".into(),
@@ -652,6 +652,10 @@ pub fn entries() -> Vec<Entry> {
         Body::Pin { seq: 2 },
         Body::Unpin { seq: 2 },
         Body::Rules(saves::rules()),
+        Body::Retire {
+            seq: 2,
+            good: Some([3, 4]),
+        },
     ];
     let bodies = bodies.into_iter().enumerate();
     bodies

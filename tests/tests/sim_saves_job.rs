@@ -472,7 +472,7 @@ impl World {
         let (mut retired, mut rejected) = (Vec::new(), Vec::new());
         for entry in &entries {
             match &entry.body {
-                Body::Retire { seq } => retired.extend(step(*seq)),
+                Body::Retire { seq, .. } => retired.extend(step(*seq)),
                 Body::Reject { seq, .. } => rejected.extend(step(*seq)),
                 _ => {}
             }

@@ -102,7 +102,7 @@ impl Job {
                 // All its ranks have sealed a state of their own: none reads what it began from.
                 keeper.handle(KeeperEvent::Loaded { generation });
             }
-            Body::Retire { seq } => keeper.handle(KeeperEvent::Retired { seq: *seq }),
+            Body::Retire { seq, .. } => keeper.handle(KeeperEvent::Retired { seq: *seq }),
             Body::Reject { seq, reason } => {
                 keeper.handle(KeeperEvent::Rejected { seq: *seq });
                 self.tell_reject(*seq, reason);
@@ -333,7 +333,7 @@ impl Job {
     pub(super) fn keeper_effect(&mut self, ctx: &mut Ctx<'_>, effect: KeeperEffect) {
         match effect {
             KeeperEffect::Append(body) => {
-                let (Body::Retire { seq } | Body::Reject { seq, .. }) = body else {
+                let (Body::Retire { seq, .. } | Body::Reject { seq, .. }) = body else {
                     return;
                 };
                 match self.append(ctx, body) {
