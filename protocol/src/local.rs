@@ -21,7 +21,7 @@ use crate::record::Place;
 use crate::spec::JobSpec;
 use crate::wire::Saved;
 
-pub use keeping::{KeepNews, Left, MAX_KEPT, MAX_NAME, MAX_NEEDS, Review};
+pub use keeping::{KeepNews, Left, MAX_KEPT, MAX_NAME, MAX_NEEDS, Question, Review};
 pub use saves::{MAX_PARTS, SaveAsk, SaveNews, short};
 pub use store::{Assembly, MAX_PART, News, Part, STORE_HANGS, StoreAnswer, StoreAsk, Troubles};
 
@@ -301,6 +301,8 @@ pub struct Damaged {
     pub manifest: Digest,
     /// What is wrong, of at most [`MAX_REASON`] bytes.
     pub why: String,
+    /// It is this node that cannot read it, by the worker's own word: its disk fails, or it has another store.
+    pub here: bool,
 }
 
 /// From the agent to a launcher.

@@ -15,7 +15,7 @@ use crate::checkpoint;
 use crate::codec::{self, CodecError};
 use crate::hang::{Hang, MAX_STANDINGS, Standing};
 use crate::ids::{Boot, Digest, JobKey, NodeId, StateId, StoreUuid};
-use crate::local::WorkerExit;
+use crate::local::{Question, WorkerExit};
 use crate::record::{CommitRef, Member, Record, RecordError};
 use crate::spec::JobSpec;
 
@@ -254,11 +254,17 @@ pub enum JobMessage {
         digest: Digest,
         text: String,
     },
-    /// Somebody found this checkpoint damaged: the leader has it read whole by the receiver's launcher.
+    /// Somebody found a checkpoint damaged, or cannot read it: the leader has it read by the receiver's launcher. Said
+    /// again until there is an answer.
     LookAgain {
         digest: Digest,
+        question: Question,
+    },
+    /// The sender's launcher reads on: how far it is. It answers a [`LookAgain`](Self::LookAgain) of this number.
+    LooksAgain {
+        digest: Digest,
         number: u64,
-        manifest: Digest,
+        read: u64,
     },
     /// The answer to a [`LookAgain`](Self::LookAgain) of this number.
     LookedAgain {
@@ -564,6 +570,7 @@ impl JobMessage {
             JobMessage::SaveSaid { text, .. } | JobMessage::Unfit { text, .. } => {
                 limit("text", text.len(), MAX_TEXT)
             }
+            JobMessage::LookAgain { question, .. } => limit("reason", question.why.len(), MAX_TEXT),
             JobMessage::LookedAgain { state, .. } => {
                 limit("reason", state.why().map_or(0, str::len), MAX_TEXT)
             }
@@ -592,7 +599,7 @@ impl JobMessage {
             | JobMessage::CheckpointAsk { .. }
             | JobMessage::Superseded { .. }
             | JobMessage::Verified { .. }
-            | JobMessage::LookAgain { .. }
+            | JobMessage::LooksAgain { .. }
             | JobMessage::Changed { .. } => Ok(()),
         }
     }

@@ -109,6 +109,7 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::SaveSaid { .. } => "job.save_said",
     JobMessage::LookAgain { .. } => "job.look_again",
     JobMessage::LookedAgain { .. } => "job.looked_again",
+    JobMessage::LooksAgain { .. } => "job.looks_again",
     JobMessage::Unfit { .. } => "job.unfit",
 });
 
@@ -145,6 +146,7 @@ names!(to_agent_name, TO_AGENT, ToAgent, {
     ToAgent::Save(SaveNews::Slots { .. }) => "save.slots",
     ToAgent::Save(SaveNews::Filling { .. }) => "save.filling",
     ToAgent::Save(SaveNews::Sealed { .. }) => "save.sealed",
+    ToAgent::Save(SaveNews::SlotsGone { .. }) => "save.slots_gone",
     ToAgent::Save(SaveNews::WorkerGone { .. }) => "save.worker_gone",
     ToAgent::Save(SaveNews::Progress { .. }) => "save.progress",
     ToAgent::Save(SaveNews::Written { .. }) => "save.written",
@@ -164,6 +166,7 @@ names!(to_agent_name, TO_AGENT, ToAgent, {
     ToAgent::Save(SaveNews::Keep(KeepNews::Failed { .. })) => "save.keep.failed",
     ToAgent::Save(SaveNews::Keep(KeepNews::Checked { .. })) => "save.keep.checked",
     ToAgent::Save(SaveNews::Keep(KeepNews::LookedAgain { .. })) => "save.keep.looked_again",
+    ToAgent::Save(SaveNews::Keep(KeepNews::LooksAgain { .. })) => "save.keep.looks_again",
     ToAgent::Save(SaveNews::Keep(KeepNews::Rules(_))) => "save.keep.rules",
     ToAgent::Command(Command::Checkpoint { .. }) => "command.checkpoint",
 });
@@ -198,7 +201,7 @@ names!(to_launcher_name, TO_LAUNCHER, ToLauncher, {
     ToLauncher::Save(SaveAsk::Tell { .. }) => "save.tell",
     ToLauncher::Save(SaveAsk::Committed { .. }) => "save.committed",
     ToLauncher::Save(SaveAsk::Review(_)) => "save.review",
-    ToLauncher::Save(SaveAsk::LookAgain { .. }) => "save.look_again",
+    ToLauncher::Save(SaveAsk::LookAgain(_)) => "save.look_again",
     ToLauncher::Save(SaveAsk::Inherit { .. }) => "save.inherit",
 });
 
@@ -376,6 +379,7 @@ fn exit() -> WorkerExit {
         damaged: Some(Damaged {
             manifest: digest(7),
             why: "n0-0.safetensors is not there".into(),
+            here: false,
         }),
         at_ms: 1_700_000_000_123,
         tail: "Segmentation fault\n".into(),
@@ -640,7 +644,7 @@ pub fn entries() -> Vec<Entry> {
     let bodies = [
         Body::Claim(Box::new(record(Kind::Next, Cause::Formed, store))),
         Body::Commit(commit()),
-        Body::Retire { seq: 2 },
+        Body::Retire { seq: 2, good: None },
         Body::Reject {
             seq: 2,
             reason: "checksum of shard 3".into(),
@@ -648,6 +652,10 @@ pub fn entries() -> Vec<Entry> {
         Body::Pin { seq: 2 },
         Body::Unpin { seq: 2 },
         Body::Rules(saves::rules()),
+        Body::Retire {
+            seq: 2,
+            good: Some([3, 4]),
+        },
     ];
     let bodies = bodies.into_iter().enumerate();
     bodies

@@ -10,12 +10,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use muster_protocol::agent::{Agent, Config, ConnId, Effect, Event, Notice};
 use muster_protocol::checkpoint::{Copy, Found, SlotId, Standing, State};
 use muster_protocol::local::{
-    Damaged, KeepNews, Left, Register, Review, SaveAsk, SaveNews, ToAgent, ToLauncher, WorkerExit,
+    Damaged, KeepNews, Left, Question, Register, Review, SaveAsk, SaveNews, ToAgent, ToLauncher,
+    WorkerExit,
 };
 use muster_protocol::membership::Answer;
 use muster_protocol::record::{Cause, Place, Record};
 use muster_protocol::spec::JobSpec;
 use muster_protocol::storelog::{self, Body, CreateOutcome, ReadOutcome};
+use muster_protocol::wire::{JobMessage, Message};
 use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, Span, StoreUuid, Time};
 use muster_tests::usual;
 
@@ -44,10 +46,11 @@ struct Node {
     deleted: Vec<String>,
     /// What its launcher finds of checkpoints, by their steps: whole, where nothing is said.
     view: BTreeMap<u64, State>,
-    /// Steps whose checkpoints it was asked to look at again.
+    /// Steps whose checkpoints it was asked to look at again, and the questions.
     looked_again: Vec<u64>,
-    /// Its launcher reads a checkpoint for longer than anybody waits.
-    reads_on: bool,
+    questions: Vec<Question>,
+    /// Its launcher reads a checkpoint until then, and whether it gets on with it.
+    reads: Option<(Time, bool)>,
     /// What people read there.
     told: Vec<String>,
     /// With what its launcher was told to end.
@@ -60,6 +63,8 @@ struct World {
     store: Option<BTreeMap<u64, Vec<u8>>>,
     /// COMMITs reach nobody.
     stuck: bool,
+    /// Nobody hears that its launcher is to end.
+    deaf: bool,
     committed: Vec<u64>,
     queue: BTreeMap<(Time, u64), (usize, Event)>,
     seq: u64,
@@ -85,6 +90,7 @@ impl World {
             nodes: (0..2).map(|_| Node::default()).collect(),
             store: store.then(BTreeMap::new),
             stuck: false,
+            deaf: false,
             committed: Vec::new(),
             queue: BTreeMap::new(),
             seq: 0,
@@ -261,9 +267,13 @@ impl World {
                 }
                 Effect::Send { to, message } => {
                     let frame = message.encode().expect("within the limits");
-                    let message = muster_protocol::wire::Message::decode(&frame).expect("valid");
+                    let message = Message::decode(&frame).expect("valid");
                     let to = (0..2).find(|j| node(*j) == to).expect("a node");
                     let from = node(i);
+                    let unfit = |body: &JobMessage| matches!(body, JobMessage::Unfit { .. });
+                    if self.deaf && matches!(&message, Message::Job { body, .. } if unfit(body)) {
+                        continue;
+                    }
                     self.put(to, Event::Message { from, message });
                 }
                 Effect::Probe { node: of, id, .. } => {
@@ -339,6 +349,7 @@ impl World {
             }
             ToLauncher::Save(ask) => self.asked(i, ask),
             ToLauncher::End { code, report } => self.nodes[i].ended = Some((code, report)),
+            ToLauncher::Refused { reason } => self.nodes[i].ended = Some((1, reason)),
             _ => {}
         }
     }
@@ -374,13 +385,23 @@ impl World {
             }
             SaveAsk::StopWrite { .. } | SaveAsk::Committed { .. } => return,
             SaveAsk::Tell { text } => return self.nodes[i].told.push(text),
-            SaveAsk::LookAgain { number, manifest } => {
-                let step = u64::from(manifest.0[0]);
-                self.nodes[i].looked_again.push(step);
-                if self.nodes[i].reads_on {
-                    return;
+            SaveAsk::LookAgain(question) => {
+                let (number, step) = (question.number, u64::from(question.manifest.0[0]));
+                let n = &mut self.nodes[i];
+                if n.questions.last() != Some(&question) {
+                    n.looked_again.push(step);
+                    n.questions.push(question.clone());
                 }
-                let state = self.sees(i, step);
+                let moves = n.reads.filter(|(until, _)| self.now < *until);
+                if let Some((_, moves)) = moves {
+                    let read = if moves { self.now.0 } else { 1 };
+                    let news = KeepNews::LooksAgain { number, read };
+                    return self.says(i, SaveNews::Keep(news));
+                }
+                let state = match self.sees(i, step) {
+                    State::Verified if !question.all => State::Unchecked,
+                    state => state,
+                };
                 SaveNews::Keep(KeepNews::LookedAgain { number, state })
             }
             SaveAsk::Review(review) => return self.review(i, &review),
@@ -451,7 +472,7 @@ impl World {
         let (mut retired, mut rejected) = (Vec::new(), Vec::new());
         for entry in &entries {
             match &entry.body {
-                Body::Retire { seq } => retired.extend(step(*seq)),
+                Body::Retire { seq, .. } => retired.extend(step(*seq)),
                 Body::Reject { seq, .. } => rejected.extend(step(*seq)),
                 _ => {}
             }

@@ -3,8 +3,6 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::Duration;
 
 use muster_protocol::agent::{ConnId, Event};
@@ -13,13 +11,13 @@ use muster_protocol::local::{
     Answer, Command, Register, STORE_HANGS, SaveNews, StoreAnswer, ToAgent, ToLauncher,
 };
 use muster_protocol::{Digest, JobKey, LauncherId, codec, storelog};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 
 use super::reports::{Labels, Reported, Series};
 use super::stores::{self, Asked, Told};
 use super::{Client, Input, Node, clock};
 use crate::net::Refusal;
-use crate::socket::{Conn, Receiver};
+use crate::socket::{Conn, Received, Receiver};
 
 /// Agents called in vain that launchers are told of.
 const MAX_REFUSED: usize = 8;
@@ -54,6 +52,10 @@ impl Launcher {
     pub(super) fn key(&self) -> &JobKey {
         &self.key
     }
+
+    pub(super) fn id(&self) -> LauncherId {
+        self.id
+    }
 }
 
 impl Node {
@@ -73,7 +75,7 @@ impl Node {
         tokio::spawn(read(receiver, id, self.tx.clone()));
     }
 
-    pub(super) fn on_frame(&mut self, conn: ConnId, frame: &[u8], fds: Vec<OwnedFd>) {
+    pub(super) fn on_frame(&mut self, conn: ConnId, frame: &[u8], fds: Received) {
         match codec::decode_frame::<ToAgent>(frame) {
             Err(error) => {
                 self.refuse(conn, &error.to_string());
@@ -83,7 +85,7 @@ impl Node {
         }
     }
 
-    fn act(&mut self, conn: ConnId, frame: ToAgent, fds: Vec<OwnedFd>) {
+    fn act(&mut self, conn: ConnId, frame: ToAgent, fds: Received) {
         if let Err(error) = frame.check() {
             self.refuse(conn, &error.to_string());
             return self.drop_client(conn);
@@ -112,7 +114,12 @@ impl Node {
                 let frame = ToAgent::Save(SaveNews::Slots { k, capacity, found });
                 self.apply(Event::Launcher { conn, owner, frame });
             }
-            frame => self.apply(Event::Launcher { conn, owner, frame }),
+            frame => {
+                if let ToAgent::Save(SaveNews::SlotsGone { k }) = frame {
+                    self.let_go(conn, k);
+                }
+                self.apply(Event::Launcher { conn, owner, frame });
+            }
         }
     }
 
@@ -146,7 +153,7 @@ impl Node {
         if let Some(client) = self.clients.get_mut(&conn) {
             client.launcher = Some(launcher);
         }
-        self.hand_over(conn, &key);
+        self.hand_over(conn, &key, id);
         for conn in self.looks.back(uid, id) {
             let alive = false;
             self.apply(Event::LauncherGone { conn, alive });
@@ -440,8 +447,6 @@ pub(super) fn with_refusals<'a>(
 
 async fn read(mut receiver: Receiver, conn: ConnId, tx: mpsc::Sender<Input>) {
     let mut first = true;
-    // Descriptors of one frame at a time wait for the loop, so that no client has many of them opened here.
-    let turns = Arc::new(Semaphore::new(1));
     loop {
         let received = if first {
             match tokio::time::timeout(FIRST_FRAME, receiver.recv()).await {
@@ -453,18 +458,9 @@ async fn read(mut receiver: Receiver, conn: ConnId, tx: mpsc::Sender<Input>) {
         };
         first = false;
         match received {
-            // Descriptors that came with any frame but of slots are closed with it.
+            // Descriptors that came with any frame but of slots are dropped with it.
             Ok(Some((frame, fds))) => {
-                let turn = match fds.is_empty() {
-                    true => None,
-                    false => turns.clone().acquire_owned().await.ok(),
-                };
-                let input = Input::Frame {
-                    conn,
-                    frame,
-                    fds,
-                    _turn: turn,
-                };
+                let input = Input::Frame { conn, frame, fds };
                 if tx.send(input).await.is_err() {
                     return;
                 }

@@ -1,29 +1,26 @@
 //! Slots from a launcher to its job's next one: [`Held`](super::held::Held), joined with the jobs that the core knows.
 
-use std::os::fd::OwnedFd;
-
-use muster_protocol::JobKey;
-use muster_protocol::Span;
 use muster_protocol::agent::ConnId;
 use muster_protocol::job::Job;
 use muster_protocol::local::{SaveAsk, ToLauncher};
 use muster_protocol::record::Kind;
+use muster_protocol::{JobKey, LauncherId, Span};
 
 use super::held::Left;
 use super::{Node, clock};
+use crate::socket::Received;
 
 impl Node {
     /// A launcher says of slots; these descriptors came with the word.
-    pub(super) fn keep_slots(&mut self, conn: ConnId, k: u16, capacity: u64, slots: Vec<OwnedFd>) {
-        let client = self.clients.get(&conn);
-        let Some(key) = client.and_then(|c| Some(c.launcher.as_ref()?.key().clone())) else {
+    pub(super) fn keep_slots(&mut self, conn: ConnId, k: u16, capacity: u64, slots: Received) {
+        let Some((key, launcher)) = self.launcher_of(conn) else {
             return;
         };
         // As from a launcher that has no descriptor left, or whose agent keeps none.
         if slots.is_empty() || self.core.config().slot_lease == Span::ZERO {
             return self.held.refuse(&key, k);
         }
-        if let Err(why) = self.held.keep(&key, k, capacity, slots) {
+        if let Err(why) = self.held.keep(&key, launcher, k, capacity, slots) {
             tracing::warn!(job = %key, local_rank = k, %why, "checkpoint slots are not kept");
             let text = format!(
                 "the agent does not keep the checkpoint slots of local rank {k} for a launcher that comes after this one: {why}"
@@ -32,12 +29,38 @@ impl Node {
         }
     }
 
+    /// A launcher has given up the slots of a rank.
+    pub(super) fn let_go(&mut self, conn: ConnId, k: u16) {
+        if let Some((key, _)) = self.launcher_of(conn) {
+            self.held.refuse(&key, k);
+        }
+    }
+
+    fn launcher_of(&self, conn: ConnId) -> Option<(JobKey, LauncherId)> {
+        let launcher = self.clients.get(&conn)?.launcher.as_ref()?;
+        Some((launcher.key().clone(), launcher.id()))
+    }
+
     /// What waits for this launcher's job becomes its own.
-    pub(super) fn hand_over(&mut self, conn: ConnId, key: &JobKey) {
+    pub(super) fn hand_over(&mut self, conn: ConnId, key: &JobKey, heir: LauncherId) {
+        // It may have taken the place of one that is looked for still.
+        self.orphan(key, Some(heir));
         for (k, slots) in self.held.inherit(key) {
             tracing::info!(job = %key, local_rank = k, "its next launcher gets its checkpoint slots");
             let frame = ToLauncher::Save(SaveAsk::Inherit { k });
             self.tell_with(conn, &frame, slots);
+        }
+    }
+
+    /// The slots of launchers of this job that are gone wait from now on; `here` is the one that the job has, if any.
+    /// One that answers at its guard lives, whoever has taken its place, and its workers write into them.
+    fn orphan(&mut self, key: &JobKey, here: Option<LauncherId>) {
+        let lease = self.core.config().slot_lease;
+        let until = clock::now() + lease;
+        let looks = &self.looks;
+        let gone = |launcher| Some(launcher) != here && !looks.lives(launcher);
+        if let Some(left) = self.held.orphan(key, gone, until) {
+            self.tell_left(&left, &format!("wait {lease} for its next launcher here"));
         }
     }
 
@@ -56,17 +79,15 @@ impl Node {
     pub(super) fn follow_slots(&mut self) {
         let now = clock::now();
         for key in self.held.jobs() {
-            let job = self.core.job(&key);
-            if job.is_some_and(|job| job.launcher().is_some()) {
+            let here = self.core.job(&key).and_then(Job::launcher);
+            self.orphan(&key, here);
+            if here.is_some() {
                 continue;
             }
+            let job = self.core.job(&key);
             let over = |kind| matches!(kind, Kind::End { .. } | Kind::Failed { .. });
             let head = job.and_then(Job::head);
             let over = head.is_some_and(|(record, _)| over(record.kind));
-            let lease = self.core.config().slot_lease;
-            if let Some(left) = self.held.orphan(&key, now + lease) {
-                self.tell_left(&left, &format!("wait {lease} for its next launcher here"));
-            }
             if over && let Some(left) = self.held.over(&key) {
                 self.tell_left(&left, "are closed: the job is over");
             }

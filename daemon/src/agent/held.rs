@@ -4,8 +4,10 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 
-use muster_protocol::{JobKey, Time};
+use muster_protocol::{JobKey, LauncherId, Time};
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+
+use crate::socket::Received;
 
 /// Ranks whose slots are kept: of one user, so that he leaves some to others, and of all.
 const MAX_PER_USER: usize = 64;
@@ -39,20 +41,11 @@ pub(super) enum Refused {
 /// A rank's slots.
 #[derive(Debug)]
 struct Rank {
-    slots: Vec<OwnedFd>,
+    launcher: LauncherId,
+    slots: Received,
     bytes: u64,
     /// Its launcher is gone: until when they wait for the next one.
     until: Option<Time>,
-}
-
-impl Drop for Rank {
-    /// Who closes memory last gives all of its pages back, which takes long for much of it: not in the agent's loop.
-    fn drop(&mut self) {
-        let slots = std::mem::take(&mut self.slots);
-        let thread = std::thread::Builder::new().name("close".into());
-        // Without a thread they are closed here.
-        let _closing = thread.spawn(move || drop(slots));
-    }
 }
 
 /// A job's slots that wait, or waited.
@@ -72,9 +65,10 @@ impl Held {
     pub(super) fn keep(
         &mut self,
         key: &JobKey,
+        launcher: LauncherId,
         k: u16,
         capacity: u64,
-        slots: Vec<OwnedFd>,
+        mut slots: Received,
     ) -> Result<(), Refused> {
         let at = (key.clone(), k);
         // Those that it had are given up by their launcher, whatever these are.
@@ -83,15 +77,17 @@ impl Held {
             return Err(Refused::Count(slots.len()));
         }
         let mut bytes = 0u64;
-        for slot in &slots {
+        for slot in slots.iter() {
             bytes = bytes.saturating_add(size(slot, capacity)?);
         }
         let of_user = self.0.keys().filter(|(other, _)| other.owner == key.owner);
         if of_user.count() >= MAX_PER_USER || self.0.len() >= MAX_PER_NODE {
             return Err(Refused::TooMany);
         }
+        slots.settle();
         let until = None;
         let rank = Rank {
+            launcher,
             slots,
             bytes,
             until,
@@ -100,7 +96,7 @@ impl Held {
         Ok(())
     }
 
-    /// A rank's slots are not taken in.
+    /// A rank's slots are not taken in, or given up by their launcher.
     pub(super) fn refuse(&mut self, key: &JobKey, k: u16) {
         self.0.remove(&(key.clone(), k));
     }
@@ -117,14 +113,20 @@ impl Held {
         jobs
     }
 
-    /// The job's launcher is gone: its slots wait for the next one from now on. None where they do already.
-    pub(super) fn orphan(&mut self, key: &JobKey, until: Time) -> Option<Left> {
+    /// Launchers of the job are gone: their slots wait for the next one from now on. None where they do already.
+    pub(super) fn orphan(
+        &mut self,
+        key: &JobKey,
+        gone: impl Fn(LauncherId) -> bool,
+        until: Time,
+    ) -> Option<Left> {
         let mut left = Left {
             key: key.clone(),
             ranks: 0,
             bytes: 0,
         };
-        for rank in self.of(key).filter(|rank| rank.until.is_none()) {
+        let live = self.of(key).filter(|rank| rank.until.is_none());
+        for rank in live.filter(|rank| gone(rank.launcher)) {
             rank.until = Some(until);
             left.ranks += 1;
             left.bytes = left.bytes.saturating_add(rank.bytes);

@@ -26,6 +26,8 @@ pub(super) struct Looks(BTreeMap<ConnId, Look>);
 struct Look {
     uid: u32,
     launcher: LauncherId,
+    /// It has answered at its guard.
+    lives: bool,
     task: AbortHandle,
 }
 
@@ -46,10 +48,24 @@ impl Looks {
         let look = Look {
             uid,
             launcher,
+            lives: false,
             task,
         };
         self.0.insert(conn, look);
         true
+    }
+
+    /// A launcher that is looked for answers.
+    pub(super) fn answers(&mut self, conn: ConnId) {
+        if let Some(look) = self.0.get_mut(&conn) {
+            look.lives = true;
+        }
+    }
+
+    /// Whether this one has lost its connection, and is known to live.
+    pub(super) fn lives(&self, launcher: LauncherId) -> bool {
+        let of = |look: &Look| look.launcher == launcher && look.lives;
+        self.0.values().any(of)
     }
 
     /// The launcher is back: ends the looks for it. The connections that it had.

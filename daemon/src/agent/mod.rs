@@ -16,7 +16,6 @@ mod stores;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use muster_protocol::agent::{Agent, Config, ConnId, Event, Flaws};
@@ -24,7 +23,7 @@ use muster_protocol::membership::Answer;
 use muster_protocol::record::{Kind, Place};
 use muster_protocol::wire::Message;
 use muster_protocol::{JobKey, NodeId, Span, Time, codec};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 
 pub use probe::{GUARD_MAGIC, GUARD_VERSION};
 
@@ -33,7 +32,7 @@ use crate::metrics::Metrics;
 use crate::net::{Identity, Net, NetConfig, NetEvent, Refusal};
 use crate::notify::Notifier;
 use crate::seldom::Seldom;
-use crate::socket::{Conn, Listener, Sender};
+use crate::socket::{Conn, Listener, Received, Sender};
 use crate::state::StateDir;
 
 /// Inputs that may wait for the loop.
@@ -100,9 +99,7 @@ enum Input {
     Frame {
         conn: ConnId,
         frame: Vec<u8>,
-        fds: Vec<OwnedFd>,
-        /// While it lives the client's next descriptors are not read.
-        _turn: Option<OwnedSemaphorePermit>,
+        fds: Received,
     },
     Closed(ConnId),
     /// A launcher whose connection closed was looked for at its guard.
@@ -424,14 +421,13 @@ impl Node {
     fn on_input(&mut self, input: Input) {
         match input {
             Input::Accepted(conn) => self.on_client(conn),
-            Input::Frame {
-                conn, frame, fds, ..
-            } => self.on_frame(conn, &frame, fds),
+            Input::Frame { conn, frame, fds } => self.on_frame(conn, &frame, fds),
             Input::Closed(conn) => self.on_closed(conn),
             Input::LauncherAlive { conn, alive } => {
                 self.apply(Event::LauncherGone { conn, alive });
-                if !alive {
-                    self.looks.end(conn);
+                match alive {
+                    true => self.looks.answers(conn),
+                    false => self.looks.end(conn),
                 }
             }
             Input::Probed {

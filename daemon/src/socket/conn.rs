@@ -10,8 +10,10 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
+use super::received::{Received, last_elsewhere};
 use super::{
-    MAX_FDS, MAX_QUEUED_BYTES, MAX_QUEUED_FRAMES, Message, Peer, SocketError, WRITE_TIMEOUT, wire,
+    MAX_FDS, MAX_QUEUED_BYTES, MAX_QUEUED_FRAMES, Message, Peer, SocketError, UNSETTLED,
+    WRITE_TIMEOUT, wire,
 };
 
 /// A connection; made by [`connect`], [`pair`] or [`Listener::accept`](super::Listener::accept).
@@ -42,7 +44,7 @@ pub struct Receiver {
     partial: Vec<u8>,
     /// How many bytes of `partial` have arrived.
     filled: usize,
-    fds: Vec<OwnedFd>,
+    fds: Received,
     failed: bool,
 }
 
@@ -52,6 +54,16 @@ struct Stream {
     peer: Peer,
     /// Counts against the listener's limit for as long as either half lives.
     _permits: Vec<OwnedSemaphorePermit>,
+    /// Room for descriptors of this peer's user that are neither kept nor closed yet.
+    unsettled: Arc<Semaphore>,
+    /// Behind the socket, which is closed before this is dropped.
+    open: Option<std::sync::mpsc::Sender<()>>,
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.open = last_elsewhere(&self.socket);
+    }
 }
 
 #[derive(Debug)]
@@ -66,12 +78,15 @@ impl Conn {
     pub(super) fn new(
         socket: UnixStream,
         permits: Vec<OwnedSemaphorePermit>,
+        unsettled: Arc<Semaphore>,
     ) -> Result<Conn, SocketError> {
         let peer = credentials(&socket)?;
         let stream = Arc::new(Stream {
             socket,
             peer,
             _permits: permits,
+            unsettled,
+            open: None,
         });
         let (queue, queued) = mpsc::channel(MAX_QUEUED_FRAMES);
         let (end, ended) = watch::channel(false);
@@ -87,7 +102,7 @@ impl Conn {
                 stream,
                 partial: vec![0; 4],
                 filled: 0,
-                fds: Vec::new(),
+                fds: Received::default(),
                 failed: false,
             },
         })
@@ -189,7 +204,7 @@ impl Receiver {
         let result = self.next().await;
         if result.is_err() {
             self.failed = true;
-            self.fds.clear();
+            self.fds = Received::default();
             let _ = rustix::net::shutdown(&self.stream.socket, rustix::net::Shutdown::Both);
         }
         result
@@ -215,14 +230,23 @@ impl Receiver {
                 }
                 self.partial.resize(4 + len, 0);
             }
-            let (socket, fds) = (&self.stream.socket, &mut self.fds);
-            let buffer = &mut self.partial[self.filled..];
-            let received = socket
-                .async_io(Interest::READABLE, || {
-                    wire::receive(socket.as_fd(), buffer, fds)
-                })
-                .await;
+            let socket = &self.stream.socket;
+            socket.readable().await?;
+            // Descriptors may come with whatever is read, and wait until they can be closed.
+            let place = match self.fds.has_place() {
+                true => None,
+                false => Arc::clone(&self.stream.unsettled)
+                    .acquire_owned()
+                    .await
+                    .ok(),
+            };
+            let (buffer, fds) = (&mut self.partial[self.filled..], self.fds.arriving());
+            let received = socket.try_io(Interest::READABLE, || {
+                wire::receive(socket.as_fd(), buffer, fds)
+            });
+            self.fds.occupy(place);
             match received {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Ok(Ok(0)) | Err(_) if self.filled == 0 && is_end(&received) => return Ok(None),
                 Ok(Ok(0)) => return Err(SocketError::Truncated),
                 Ok(Ok(n)) => self.filled += n,
@@ -294,11 +318,17 @@ pub async fn connect(path: &Path) -> Result<Conn, SocketError> {
             path: path.to_owned(),
             source,
         })?;
-    Conn::new(socket, Vec::new())
+    Conn::new(socket, Vec::new(), unsettled())
 }
 
 /// Two ends of one connection inside this process, for an agent that is embedded in a launcher.
 pub fn pair() -> Result<(Conn, Conn), SocketError> {
     let (a, b) = UnixStream::pair()?;
-    Ok((Conn::new(a, Vec::new())?, Conn::new(b, Vec::new())?))
+    let conn = |socket| Conn::new(socket, Vec::new(), unsettled());
+    Ok((conn(a)?, conn(b)?))
+}
+
+/// For the descriptors of one user.
+pub(super) fn unsettled() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(UNSETTLED))
 }

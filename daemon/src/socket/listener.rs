@@ -20,7 +20,9 @@ use rustix::net::{
 use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{CONNECTIONS_PER_USER, Conn, MAX_CONNECTIONS, RESERVED_CONNECTIONS, SocketError};
+use super::{
+    CONNECTIONS_PER_USER, Conn, MAX_CONNECTIONS, RESERVED_CONNECTIONS, SocketError, conn, received,
+};
 use crate::seldom::Seldom;
 
 /// `sun_path` holds 108 bytes with its end (unix(7)).
@@ -42,6 +44,8 @@ pub struct Listener {
     unprivileged: Arc<Semaphore>,
     /// The places of each user who has any, or had.
     users: Mutex<BTreeMap<u32, Arc<Semaphore>>>,
+    /// Room for the descriptors of each user that are neither kept nor closed yet.
+    unsettled: Mutex<BTreeMap<u32, Arc<Semaphore>>>,
     refusals: Mutex<Seldom>,
 }
 
@@ -85,6 +89,7 @@ impl Listener {
             all: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
             unprivileged: Arc::new(Semaphore::new(MAX_CONNECTIONS - RESERVED_CONNECTIONS)),
             users: Mutex::default(),
+            unsettled: Mutex::default(),
             refusals: Mutex::default(),
         })
     }
@@ -110,17 +115,26 @@ impl Listener {
                 Err(e) => return Err(e.into()),
             };
             let Ok(uid) = stream.peer_cred().map(|c| c.uid()) else {
+                received::close(stream);
                 continue;
             };
             match self.admit(uid) {
-                Ok(permits) => return Conn::new(stream, permits),
+                Ok(permits) => return Conn::new(stream, permits, self.unsettled_of(uid)),
                 Err(why) => {
+                    received::close(stream);
                     if let Some(left_out) = seldom(&self.refusals) {
                         tracing::warn!(uid, left_out, "refused a local connection: {why}");
                     }
                 }
             }
         }
+    }
+
+    fn unsettled_of(&self, uid: u32) -> Arc<Semaphore> {
+        let mut all = (self.unsettled.lock()).unwrap_or_else(PoisonError::into_inner);
+        // A connection has it, or what one brought.
+        all.retain(|_, room| Arc::strong_count(room) > 1);
+        Arc::clone(all.entry(uid).or_insert_with(conn::unsettled))
     }
 
     /// The places that a connection of this user takes, or why it gets none.

@@ -7,10 +7,12 @@
 //! may do. Nothing here decodes a frame or decides a right.
 //!
 //! Never does a client that does not read hold the agent up: sending only queues, the queue is
-//! bounded, and a connection whose queue is full or whose frame is not taken in time is closed.
+//! bounded, and a connection whose queue is full or whose frame is not taken in time is closed. Nor does
+//! closing a descriptor that a client has sent, which takes as long as its file wants ([`Received`]).
 
 mod conn;
 mod listener;
+mod received;
 mod wire;
 
 use std::io;
@@ -19,6 +21,7 @@ use std::time::Duration;
 
 pub use conn::{Conn, Receiver, Sender, connect, pair};
 pub use listener::Listener;
+pub use received::Received;
 
 /// Descriptors that travel with one frame at most.
 pub const MAX_FDS: usize = 4;
@@ -32,11 +35,13 @@ pub const CONNECTIONS_PER_USER: usize = (MAX_CONNECTIONS - RESERVED_CONNECTIONS)
 /// Frames that wait to be taken by a peer at most, and their bytes.
 pub const MAX_QUEUED_FRAMES: usize = 256;
 pub const MAX_QUEUED_BYTES: usize = 1 << 20;
+/// Of one user, frames with descriptors that are neither kept nor closed yet; nothing more is read of his until one is.
+pub const UNSETTLED: usize = 3;
 /// How long a peer may take to read one frame.
 pub const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One frame and the descriptors that came with it.
-pub type Message = (Vec<u8>, Vec<std::os::fd::OwnedFd>);
+pub type Message = (Vec<u8>, Received);
 
 /// Who is at the other end, as the kernel recorded it when the connection was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

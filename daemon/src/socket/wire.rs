@@ -13,6 +13,10 @@ use super::{MAX_FDS, SocketError};
 
 const SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_FDS));
 
+/// What one message carries at most (`SCM_MAX_FD` of the kernel). There is room for all of them: the kernel closes what
+/// finds none, and whoever receives waits for that.
+const CARRIED: usize = rustix::cmsg_space!(ScmRights(253));
+
 /// Sends what fits of `bytes`, with all of `fds` if anything fits at all.
 pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[OwnedFd]) -> io::Result<usize> {
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
@@ -30,14 +34,14 @@ pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[OwnedFd]) -> io:
 }
 
 /// Receives at most `buffer.len()` bytes; adds what descriptors came with them to `fds`. More than
-/// [`MAX_FDS`] are an error, and all are closed. The inner error is the connection's end, the
-/// outer one may be `WouldBlock`.
+/// [`MAX_FDS`] are an error, and are for the caller to close. The inner error is the connection's end,
+/// the outer one may be `WouldBlock`.
 pub(super) fn receive(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],
     fds: &mut Vec<OwnedFd>,
 ) -> io::Result<Result<usize, SocketError>> {
-    let mut space = [MaybeUninit::uninit(); SPACE];
+    let mut space = [MaybeUninit::uninit(); CARRIED];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let message = rustix::net::recvmsg(
         socket,
@@ -50,9 +54,8 @@ pub(super) fn receive(
             fds.extend(new);
         }
     }
-    // The kernel has closed what did not fit.
+    // Truncated: this process could open no more.
     if message.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MAX_FDS {
-        fds.clear();
         return Ok(Err(SocketError::TooManyFds));
     }
     Ok(Ok(message.bytes))

@@ -302,9 +302,10 @@ impl Keeper {
     fn decided(&mut self, decision: Decision) {
         for seq in decision.retire {
             match self.may_retire(seq) {
-                Ok(()) => {
+                Ok(good) => {
                     self.with(seq, |c| c.retiring = true);
-                    self.effects.push_back(Effect::Append(Body::Retire { seq }));
+                    let entry = Body::Retire { seq, good };
+                    self.effects.push_back(Effect::Append(entry));
                     if self.flaws.skip_retire {
                         let needs = self.commits.get(&seq).and_then(|c| c.needs.clone());
                         for name in needs.into_iter().flatten() {
@@ -330,7 +331,8 @@ impl Keeper {
         self.effects.push_back(Effect::Refused { what, why });
     }
 
-    fn may_retire(&self, seq: u64) -> Result<(), Refused> {
+    /// The two that are counted on, the newest, of one that is.
+    fn may_retire(&self, seq: u64) -> Result<Option<[u64; FLOOR]>, Refused> {
         let of = self.commits.get(&seq).ok_or(Refused::Unknown)?;
         if of.retired || of.retiring {
             return Err(Refused::Unknown);
@@ -344,10 +346,13 @@ impl Keeper {
         if matches!(of.state, State::Unreadable { .. }) && !of.rejected {
             return Err(Refused::Unread);
         }
-        let others = self.verified().filter(|s| *s != seq).count();
-        match of.rejected || others >= FLOOR {
-            true => Ok(()),
-            false => Err(Refused::Floor),
+        if of.rejected {
+            return Ok(None);
+        }
+        let others: Vec<u64> = self.verified().filter(|s| *s != seq).collect();
+        match others.last_chunk() {
+            Some(newest) => Ok(Some(*newest)),
+            None => Err(Refused::Floor),
         }
     }
 

@@ -102,6 +102,10 @@ pub enum Event {
         why: String,
     },
     Leader(ToNode),
+    /// A rank's slots are no more: it gets other ones.
+    SlotsGone {
+        k: u16,
+    },
     /// The process of a rank is gone: what it was copying is torn. What it sealed stays.
     WorkerGone {
         k: u16,
@@ -357,6 +361,7 @@ impl Node {
                 }
             }
             Event::Leader(message) => self.leader(message)?,
+            Event::SlotsGone { k } => drop(self.ranks.remove(&k)),
             Event::WorkerGone { k } => self.torn(|at| at == k),
             Event::LauncherGone => {
                 self.torn(|_| true);

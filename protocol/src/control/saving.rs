@@ -9,7 +9,7 @@
 //! | [`WAITS`](word::WAITS) | worker | the step of a save for which both slots are occupied, while it waits for one ([`encode_step`](super::encode_step)) |
 //! | [`SKIP`](word::SKIP) | launcher | the newest step whose save is to be left out instead ([`encode_step`](super::encode_step)) |
 //! | [`MANIFEST`](word::MANIFEST), [`TEXT`](word::TEXT) | worker | the checkpoint that it found damaged, and what is wrong. Before DAMAGE |
-//! | [`DAMAGE`](word::DAMAGE) | worker | bytes of TEXT, plus one; 0: nothing is damaged |
+//! | [`DAMAGE`](word::DAMAGE) | worker | bytes of TEXT, plus one, and [`HERE`] where it is only this node that cannot read it; 0: nothing is damaged |
 //! | [`FAILED_STEP`](word::FAILED_STEP), [`WHY`](word::WHY) | worker | a step before which it was to save and did not ([`encode_step`](super::encode_step)), and why. Before FAILED, which is before SAVED |
 //! | [`FAILED`](word::FAILED) | worker | bytes of WHY, plus one; 0: no save has failed |
 //! | [`HOLD`](word::HOLD) | launcher | 1 while the first step has to wait until all ranks have loaded what they begin with (R15) |
@@ -84,11 +84,16 @@ pub struct Copied {
     pub waited_us: u64,
 }
 
+/// In [`DAMAGE`](word::DAMAGE): the trouble is this node's.
+pub const HERE: u64 = 1 << 32;
+
 /// A checkpoint that was to be restored and cannot be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
     pub manifest: Digest,
     pub why: String,
+    /// The worker does not doubt it: its node's disk fails, or it finds another store than the job's.
+    pub here: bool,
 }
 
 /// A save that a rank was to make, and did not.
@@ -124,14 +129,19 @@ fn decode<const HEAD: usize>(words: &[u64], length: u64) -> Option<([u8; HEAD], 
 impl Damage {
     /// Words for [`word::damage`], and that of [`word::DAMAGE`]; what is too long is cut.
     pub fn encode(&self) -> ([u64; DAMAGE_WORDS], u64) {
-        encode(&self.manifest.0, &self.why)
+        let (words, length) = encode(&self.manifest.0, &self.why);
+        let here = if self.here { HERE } else { 0 };
+        (words, length | here)
     }
 
     /// The inverse, total; none while nothing is damaged.
     pub fn decode(words: &[u64; DAMAGE_WORDS], damage: u64) -> Option<Damage> {
-        let (manifest, why) = decode(words, damage)?;
-        let manifest = Digest(manifest);
-        Some(Damage { manifest, why })
+        let (manifest, why) = decode(words, damage & !HERE)?;
+        Some(Damage {
+            manifest: Digest(manifest),
+            why,
+            here: damage & HERE != 0,
+        })
     }
 }
 
@@ -159,11 +169,13 @@ mod tests {
         let of = |why: &str| Damage {
             manifest: Digest([0xa7; 32]),
             why: why.to_owned(),
+            here: why.is_empty(),
         };
         for why in ["", "n0-0.safetensors is damaged in chunk 3", "ü"] {
             let (words, damage) = of(why).encode();
             assert_eq!(Damage::decode(&words, damage), Some(of(why)));
         }
+        assert_eq!(Damage::decode(&[0; DAMAGE_WORDS], HERE), None);
         let (words, damage) = of(&"ü".repeat(MAX_TEXT)).encode();
         let cut = Damage::decode(&words, damage).map(|d| d.why);
         assert_eq!(cut, Some("ü".repeat(MAX_TEXT / 2)));

@@ -128,6 +128,10 @@ impl Job {
 
     /// Why a ticket can never lead to membership.
     fn refusal(&self, ticket: &Ticket) -> Option<String> {
+        let member = &ticket.member;
+        if let Some(why) = self.is_unfit(member.node, member.launcher) {
+            return Some(why.to_owned());
+        }
         let (spec, where_) = match self.live() {
             Some(head) => {
                 if let Arbiter::Store(uuid) = head.record.arbiter

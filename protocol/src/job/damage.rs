@@ -42,6 +42,12 @@ impl Job {
         self.awaits_verdict(ctx, record, commit, seq)
     }
 
+    /// Whether a second look has told of the checkpoint that a worker found damaged.
+    pub(super) fn is_judged(&self, record: &Record, exit: &WorkerExit) -> bool {
+        let commit = self.damaged(record, exit);
+        commit.is_some_and(|commit| self.verdict(&commit).is_some())
+    }
+
     // ---- the first step ----
 
     /// All ranks here stand before their first step.

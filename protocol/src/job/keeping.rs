@@ -102,7 +102,7 @@ impl Job {
                 // All its ranks have sealed a state of their own: none reads what it began from.
                 keeper.handle(KeeperEvent::Loaded { generation });
             }
-            Body::Retire { seq } => keeper.handle(KeeperEvent::Retired { seq: *seq }),
+            Body::Retire { seq, .. } => keeper.handle(KeeperEvent::Retired { seq: *seq }),
             Body::Reject { seq, reason } => {
                 keeper.handle(KeeperEvent::Rejected { seq: *seq });
                 self.tell_reject(*seq, reason);
@@ -300,6 +300,7 @@ impl Job {
                 self.look_at_store_again();
             }
             KeepNews::LookedAgain { number, state } => self.looked_again(ctx, number, state),
+            KeepNews::LooksAgain { number, read } => self.looks_again(ctx, number, read),
             // An answer to an earlier question.
             _ => {}
         }
@@ -332,7 +333,7 @@ impl Job {
     pub(super) fn keeper_effect(&mut self, ctx: &mut Ctx<'_>, effect: KeeperEffect) {
         match effect {
             KeeperEffect::Append(body) => {
-                let (Body::Retire { seq } | Body::Reject { seq, .. }) = body else {
+                let (Body::Retire { seq, .. } | Body::Reject { seq, .. }) = body else {
                     return;
                 };
                 match self.append(ctx, body) {

@@ -311,8 +311,10 @@ impl Job {
             self.tell_failure(ctx, *node, exit);
             self.fault_seen(ctx, a);
             self.end(ctx, record, a);
-            // Who ends the job waits for no verdict: a generation that restores it again asks anew.
-            if !a.cancel && self.awaits_reject(ctx, record, exit) {
+            // Who ends the job waits for no verdict, nor does who leaves it: a generation that restores the same
+            // again asks anew. One that is known is soon in the log.
+            let waits = !a.cancel && (a.leaving.is_empty() || self.is_judged(record, exit));
+            if waits && self.awaits_reject(ctx, record, exit) {
                 return;
             }
             // Whether a lost node is behind the failure shows once everybody has answered.

@@ -21,6 +21,7 @@ mod lead;
 mod lease;
 mod member;
 mod merge;
+mod misreads;
 mod news;
 mod orders;
 mod plan;
@@ -558,11 +559,14 @@ impl Job {
             JobMessage::SaveAnswer(message) => self.on_save_answer(ctx, from, *message),
             JobMessage::Verified { digest } => self.on_verified(ctx, from, digest),
             JobMessage::SaveSaid { digest, text } => self.on_save_said(ctx, from, digest, text),
-            JobMessage::LookAgain {
+            JobMessage::LookAgain { digest, question } => {
+                self.on_look_again(ctx, from, digest, question);
+            }
+            JobMessage::LooksAgain {
                 digest,
                 number,
-                manifest,
-            } => self.on_look_again(ctx, from, digest, (number, manifest)),
+                read,
+            } => self.on_looks_again(ctx, from, digest, (number, read)),
             JobMessage::LookedAgain {
                 digest,
                 number,

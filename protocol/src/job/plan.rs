@@ -403,12 +403,17 @@ impl Job {
                 return Some(cause_of(*node, exit));
             };
             let (rank, step) = (exit.rank, commit.step);
-            return Some(match self.verdict(&commit) {
+            let verdict = self.verdict(&commit);
+            if verdict.is_none() && !a.leaving.is_empty() {
+                // These wait for none, and the next generation asks anew.
+                return Some(left(a));
+            }
+            return Some(match verdict {
                 Some(Verdict::Whole { .. }) => Cause::Misread {
                     nodes: cap(&self.misread_by()),
                     step,
                 },
-                Some(Verdict::Unknown { urgent: true }) => cause_of(*node, exit),
+                Some(Verdict::Unknown { urgent: true, .. }) => cause_of(*node, exit),
                 Some(Verdict::Unknown { .. } | Verdict::Damaged { .. }) | None => Cause::Damaged {
                     node: *node,
                     rank,
@@ -421,13 +426,19 @@ impl Job {
             return Some(Cause::StartFailed { nodes });
         }
         if !a.leaving.is_empty() {
-            let nodes: Vec<NodeId> = a.leaving.iter().map(|(n, _)| *n).collect();
-            return Some(Cause::NodesLeft { nodes: cap(&nodes) });
+            return Some(left(a));
         }
         if let Some(other) = self.merge.taking_in(record) {
             return Some(Cause::Merged { other });
         }
         None
+    }
+}
+
+fn left(a: &Assessment) -> Cause {
+    let nodes = a.leaving.iter().take(crate::wire::MAX_LIST);
+    Cause::NodesLeft {
+        nodes: nodes.map(|(node, _)| *node).collect(),
     }
 }
 

@@ -107,6 +107,10 @@ impl Job {
                 self.saves.slots.insert(k, (capacity, found));
                 NodeEvent::Slots { k, capacity, found }
             }
+            SaveNews::SlotsGone { k } => {
+                self.saves.slots.remove(&k);
+                NodeEvent::SlotsGone { k }
+            }
             SaveNews::Filling { slot, step } => {
                 self.found(slot, Found::Filling { step });
                 NodeEvent::Filling { slot, step }

@@ -4,36 +4,41 @@
 //!
 //! Found damaged again, it is rejected. Found whole, it stays, and who found it damaged is said to have a bad
 //! view: where that kept its ranks from loading it, the node is left out for a while, as for any fault of a
-//! node, and after [`MISREADS`] of these in a row its launcher ends. Where nobody can tell, it stays, and the
+//! node, and after a few of these in a row its launcher ends. Where nobody can tell, it stays, and the
 //! rank has failed like any other.
+//!
+//! A rank that says itself that it is its node which cannot read the checkpoint (an error of the disk, another
+//! store than the job's) doubts nothing: another node only tries what that one could not read.
+//!
+//! Who is asked looks first at what was named, and says how far it is each time that it is asked again: a look
+//! takes as long as the checkpoint is large, and only one that stands still is given up.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Ctx, Job, REPEAT};
 use crate::checkpoint::{KeeperEvent, State};
-use crate::ids::{Digest, NodeId};
-use crate::local::{SaveAsk, short};
+use crate::ids::{Digest, LauncherId, NodeId};
+use crate::local::{Damaged, Question, SaveAsk};
 use crate::record::{CommitRef, Record};
 use crate::time::{Span, Time};
 use crate::wire::JobMessage;
 
-/// A node that has not read a checkpoint within this time is asked no longer.
-const LATE: Span = Span::from_secs(1_800);
+/// A node that has read nothing more of a checkpoint for this time is asked no longer. Its launcher tries a store
+/// that does not answer for a minute.
+const LATE: Span = Span::from_secs(600);
 
-/// It is asked again meanwhile: its launcher may have lost its link.
+/// It is asked again meanwhile, and says how far it is: its launcher may have lost its link, and stops reading
+/// what nobody asks for any more.
 const AGAIN: Span = Span::from_secs(5);
 
-/// So often a node may find damaged what others find whole. A generation that all its ranks have loaded ends
-/// the row.
-const MISREADS: u32 = 3;
-
-/// The exit code of a launcher whose node cannot read the job's checkpoints.
-const UNFIT: i32 = 1;
+/// Where nobody could tell, it is tried again after this time, if it is found damaged still; and at once in the
+/// next generation, which may have other members.
+const UNKNOWN: Span = Span::from_secs(3_600);
 
 /// What was found damaged, and what became of it.
 #[derive(Debug, Default)]
 pub(super) struct SecondLooks {
-    /// Of this generation everything below is, but `misreads`.
+    /// Of this generation everything below is, but `misreads` and `unfit`.
     generation: Digest,
     /// By the slot of its COMMIT.
     doubts: BTreeMap<u64, Doubt>,
@@ -43,7 +48,9 @@ pub(super) struct SecondLooks {
     /// What this node was asked to read.
     asked: Option<Asked>,
     /// How often each node had a bad view, in a row.
-    misreads: BTreeMap<NodeId, u32>,
+    pub(super) misreads: BTreeMap<NodeId, u32>,
+    /// Launchers that were told to end for it, and in what words.
+    pub(super) unfit: BTreeMap<NodeId, (LauncherId, String)>,
 }
 
 /// A checkpoint that somebody found damaged.
@@ -54,8 +61,10 @@ struct Doubt {
     /// Who found it so, for people.
     who: String,
     by: BTreeSet<NodeId>,
-    /// These could not tell.
-    tried: BTreeSet<NodeId>,
+    /// These could not tell, and why.
+    tried: BTreeMap<NodeId, String>,
+    /// Somebody found it damaged: all of it is read. Else some nodes cannot read it, by their own words.
+    all: bool,
     /// A rank could not load it: the next generation waits.
     urgent: bool,
     told: bool,
@@ -67,8 +76,23 @@ struct Look {
     seq: u64,
     judge: NodeId,
     number: u64,
-    since: Time,
+    /// All of it is read.
+    all: bool,
+    /// How far it is, and since when.
+    read: u64,
+    moved: Time,
     said: Time,
+}
+
+/// What somebody says of a checkpoint.
+#[derive(Debug)]
+struct Complaint {
+    node: NodeId,
+    /// For people.
+    who: String,
+    why: String,
+    /// It is the node that cannot read it, by its own word.
+    here: bool,
 }
 
 /// What a second look told.
@@ -77,12 +101,15 @@ pub(super) enum Verdict {
     Damaged {
         why: String,
     },
+    /// Or, if not `all` of it was read, as good as what a node could not read.
     Whole {
         by: NodeId,
+        all: bool,
     },
-    /// Nobody could tell; `urgent` where a generation waited for it.
+    /// Nobody could tell; `urgent` where a generation waited for it. Until then nobody is asked again.
     Unknown {
         urgent: bool,
+        until: Time,
     },
 }
 
@@ -112,17 +139,24 @@ impl Job {
         commit: CommitRef,
         seq: u64,
     ) -> bool {
+        let complaints = self.complaints(record, &commit);
+        let answers = |all: bool| all || complaints.iter().all(|(_, _, damaged)| damaged.here);
         match self.verdict(&commit).cloned() {
-            Some(Verdict::Unknown { urgent: true }) => return false,
-            Some(Verdict::Whole { by }) => {
+            Some(Verdict::Unknown { urgent: true, .. }) => return false,
+            Some(Verdict::Whole { by, all }) if answers(all) => {
                 self.misread(ctx, record, &commit, by);
                 return false;
             }
             Some(Verdict::Damaged { why }) => self.confirm(seq, why),
-            Some(Verdict::Unknown { urgent: false }) | None => {
-                for (node, rank, why) in self.complaints(record, &commit) {
-                    let who = format!("rank {rank} on {}", ctx.name(node));
-                    self.doubt((seq, commit), (node, who, why), true);
+            Some(Verdict::Unknown { .. } | Verdict::Whole { .. }) | None => {
+                for (node, rank, damaged) in complaints {
+                    let complaint = Complaint {
+                        node,
+                        who: format!("rank {rank} on {}", ctx.name(node)),
+                        why: damaged.why,
+                        here: damaged.here,
+                    };
+                    self.doubt((seq, commit), complaint, true);
                 }
             }
         }
@@ -141,50 +175,67 @@ impl Job {
         match self.verdict(&commit).cloned() {
             // It asks once, and again where that came to nothing.
             Some(Verdict::Damaged { why }) => self.confirm(seq, why),
-            Some(Verdict::Whole { .. } | Verdict::Unknown { .. }) => {}
-            None => {
-                let who = format!("the launcher of {}", ctx.name(ctx.me()));
-                self.doubt((seq, commit), (ctx.me(), who, why), false);
+            Some(Verdict::Whole { all: true, .. }) => {}
+            Some(Verdict::Unknown { until, .. }) if ctx.now < until => {}
+            Some(Verdict::Unknown { .. } | Verdict::Whole { .. }) | None => {
+                let complaint = Complaint {
+                    node: ctx.me(),
+                    who: format!("the launcher of {}", ctx.name(ctx.me())),
+                    why,
+                    here: false,
+                };
+                self.doubt((seq, commit), complaint, false);
             }
         }
     }
 
     /// The members whose ranks could not load this, by their own words.
-    fn complaints(&self, record: &Record, commit: &CommitRef) -> Vec<(NodeId, u32, String)> {
+    pub(super) fn complaints(
+        &self,
+        record: &Record,
+        commit: &CommitRef,
+    ) -> Vec<(NodeId, u32, Damaged)> {
         let of = |node: NodeId| {
             let exit = self.status_of(node)?.exit.as_ref()?;
             let damaged = exit.damaged.as_ref()?;
             let same = damaged.manifest == commit.manifest;
-            same.then(|| (node, exit.rank, damaged.why.clone()))
+            same.then(|| (node, exit.rank, damaged.clone()))
         };
         record.members.iter().filter_map(|m| of(m.node)).collect()
     }
 
-    fn doubt(
-        &mut self,
-        (seq, commit): (u64, CommitRef),
-        (node, who, why): (NodeId, String, String),
-        urgent: bool,
-    ) {
+    fn doubt(&mut self, (seq, commit): (u64, CommitRef), of: Complaint, urgent: bool) {
         self.looks_of_this_generation();
-        let doubts = &mut self.saves.looks.doubts;
-        let doubt = doubts.entry(seq).or_insert_with(|| Doubt {
+        let looks = &mut self.saves.looks;
+        // It told nothing of this.
+        looks.verdicts.remove(&commit.manifest);
+        let doubt = looks.doubts.entry(seq).or_insert_with(|| Doubt {
             commit,
-            why,
-            who,
+            why: of.why.clone(),
+            who: of.who.clone(),
             by: BTreeSet::new(),
-            tried: BTreeSet::new(),
+            tried: BTreeMap::new(),
+            all: false,
             urgent,
             told: false,
         });
         doubt.urgent |= urgent;
-        if doubt.by.insert(node) {
-            // Until that is known, it is none of those that are known to be good.
-            let state = State::Unchecked;
-            self.saves
-                .keeper
-                .handle(KeeperEvent::Checked { seq, state });
+        let news = doubt.by.insert(of.node);
+        if of.here || (doubt.all && !news) {
+            return;
         }
+        if !doubt.all {
+            // Who could not read it has not found it damaged; this one has.
+            (doubt.all, doubt.told) = (true, false);
+            (doubt.who, doubt.why) = (of.who, of.why);
+            doubt.tried.clear();
+            looks.under_way.take_if(|look| look.seq == seq && !look.all);
+        }
+        // Until that is known, it is none of those that are known to be good.
+        let state = State::Unchecked;
+        self.saves
+            .keeper
+            .handle(KeeperEvent::Checked { seq, state });
     }
 
     fn looks_of_this_generation(&mut self) {
@@ -192,9 +243,11 @@ impl Job {
         let looks = &mut self.saves.looks;
         if looks.generation != generation {
             let misreads = std::mem::take(&mut looks.misreads);
+            let unfit = std::mem::take(&mut looks.unfit);
             *looks = SecondLooks {
                 generation,
                 misreads,
+                unfit,
                 ..SecondLooks::default()
             };
         }
@@ -245,26 +298,34 @@ impl Job {
         let under_way = self.saves.looks.under_way.as_ref();
         let known = under_way
             .filter(|look| look.seq == seq)
-            .map(|look| (look.judge, look.said, look.since + LATE));
+            .map(|look| (look.judge, look.said, look.moved + LATE));
         if let Some((judge, said, late)) = known {
-            if ctx.now < late && self.can_look(ctx, judge) {
+            let able = self.can_look(ctx, judge);
+            if able && ctx.now < late {
                 if ctx.now >= said + AGAIN {
                     self.ask_for_look(ctx);
                 }
                 self.wake_at(ctx.now + AGAIN, "a second look at a checkpoint");
                 return true;
             }
-            self.cannot_tell(seq, judge);
+            let why = match able {
+                true => "it has read nothing more for ten minutes".to_owned(),
+                false => "it cannot be reached any more, or has no launcher or no store".into(),
+            };
+            self.cannot_tell(seq, judge, why);
         }
         let Some(judge) = self.next_judge(ctx, record, seq) else {
             self.nobody_can_tell(ctx, record, seq);
             return false;
         };
+        let doubt = self.saves.looks.doubts.get(&seq);
         self.saves.looks.under_way = Some(Look {
             seq,
             judge,
             number: ctx.rng.next_u64(),
-            since: ctx.now,
+            all: doubt.is_some_and(|d| d.all),
+            read: 0,
+            moved: ctx.now,
             said: ctx.now,
         });
         self.ask_for_look(ctx);
@@ -282,13 +343,15 @@ impl Job {
             return;
         };
         look.said = ctx.now;
-        let (to, number) = (look.judge, look.number);
-        let manifest = doubt.commit.manifest;
-        let digest = looks.generation;
+        let to = look.judge;
         let ask = JobMessage::LookAgain {
-            digest,
-            number,
-            manifest,
+            digest: looks.generation,
+            question: Question {
+                number: look.number,
+                manifest: doubt.commit.manifest,
+                why: doubt.why.clone(),
+                all: look.all,
+            },
         };
         self.send(ctx, to, ask);
     }
@@ -311,15 +374,15 @@ impl Job {
         let others = all.iter().filter(|n| !doubt.by.contains(n));
         let others: Vec<NodeId> = others.copied().collect();
         let able = if others.is_empty() { all } else { others };
-        let free = able.into_iter().filter(|n| !doubt.tried.contains(n));
+        let free = able.into_iter().filter(|n| !doubt.tried.contains_key(n));
         // The launcher here, where it may: nothing has to travel.
         free.min_by_key(|n| *n != ctx.me())
     }
 
-    fn cannot_tell(&mut self, seq: u64, judge: NodeId) {
+    fn cannot_tell(&mut self, seq: u64, judge: NodeId, why: String) {
         self.saves.looks.under_way = None;
         if let Some(doubt) = self.saves.looks.doubts.get_mut(&seq) {
-            doubt.tried.insert(judge);
+            doubt.tried.insert(judge, why);
         }
     }
 
@@ -330,13 +393,16 @@ impl Job {
         if std::mem::replace(&mut doubt.told, true) {
             return;
         }
-        let text = format!(
-            "{} found the checkpoint of step {} damaged: {}; {} reads it whole before it is rejected",
-            doubt.who,
-            doubt.commit.step,
-            doubt.why,
-            ctx.name(judge)
-        );
+        let (who, step, why) = (&doubt.who, doubt.commit.step, &doubt.why);
+        let judge = ctx.name(judge);
+        let text = match doubt.all {
+            true => format!(
+                "{who} found the checkpoint of step {step} damaged: {why}; {judge} reads it whole before it is rejected"
+            ),
+            false => format!(
+                "{who} cannot read the checkpoint of step {step}: {why}; {judge} tries whether it is that node alone"
+            ),
+        };
         self.tell_all(ctx, record, text);
     }
 
@@ -347,10 +413,26 @@ impl Job {
             return;
         };
         let (manifest, urgent) = (doubt.commit.manifest, doubt.urgent);
-        looks.verdicts.insert(manifest, Verdict::Unknown { urgent });
+        let until = ctx.now + UNKNOWN;
+        let verdict = Verdict::Unknown { urgent, until };
+        looks.verdicts.insert(manifest, verdict);
+        let reasons = doubt.tried.iter();
+        let reasons: Vec<String> = reasons
+            .map(|(node, why)| format!("{}: {why}", ctx.name(*node)))
+            .collect();
+        let found = match doubt.all {
+            true => "found",
+            false => "could not read it",
+        };
         let text = format!(
-            "the checkpoint of step {} is not rejected, for nobody else can tell whether it is damaged, as {} found: {}",
-            doubt.commit.step, doubt.who, doubt.why
+            "the checkpoint of step {} is not rejected, for nobody else can tell whether it is damaged, as {} {found}: {}. {}",
+            doubt.commit.step,
+            doubt.who,
+            doubt.why,
+            match reasons.is_empty() {
+                true => "There is nobody else to ask".to_owned(),
+                false => format!("Of those who looked again, {}", reasons.join("; ")),
+            }
         );
         self.tell_all(ctx, record, text);
     }
@@ -363,8 +445,9 @@ impl Job {
         ctx: &Ctx<'_>,
         from: NodeId,
         digest: Digest,
-        (number, manifest): (u64, Digest),
+        question: Question,
     ) {
+        let (number, manifest) = (question.number, question.manifest);
         let of = self.live().filter(|h| h.digest == digest);
         if !of.is_some_and(|h| h.record.has(from)) {
             return;
@@ -386,7 +469,39 @@ impl Job {
             manifest,
             state: None,
         });
-        self.ask_launcher(SaveAsk::LookAgain { number, manifest });
+        self.ask_launcher(SaveAsk::LookAgain(question));
+    }
+
+    /// The launcher here reads on.
+    pub(super) fn looks_again(&mut self, ctx: &Ctx<'_>, number: u64, read: u64) {
+        let looks = &self.saves.looks;
+        let asked = looks.asked.as_ref().filter(|a| a.number == number);
+        if let Some(to) = asked.map(|a| a.by) {
+            let digest = looks.generation;
+            let answer = JobMessage::LooksAgain {
+                digest,
+                number,
+                read,
+            };
+            self.send(ctx, to, answer);
+        }
+    }
+
+    /// Who was asked reads on.
+    pub(super) fn on_looks_again(
+        &mut self,
+        ctx: &Ctx<'_>,
+        from: NodeId,
+        digest: Digest,
+        (number, read): (u64, u64),
+    ) {
+        let looks = &mut self.saves.looks;
+        let same = looks.generation == digest;
+        let look = looks.under_way.as_mut();
+        let look = look.filter(|l| same && (l.judge, l.number) == (from, number));
+        if let Some(look) = look.filter(|l| read > l.read) {
+            (look.read, look.moved) = (read, ctx.now);
+        }
     }
 
     /// The launcher here has read one.
@@ -412,18 +527,24 @@ impl Job {
         digest: Digest,
         (number, state): (u64, State),
     ) {
-        let looks = &mut self.saves.looks;
+        let looks = &self.saves.looks;
         let under_way = looks.under_way.as_ref();
         let of = under_way.filter(|l| (l.judge, l.number) == (from, number));
-        let seq = of.filter(|_| looks.generation == digest).map(|l| l.seq);
+        let of = of.filter(|_| looks.generation == digest);
         let record = self.live().map(|h| h.record.clone());
-        let (Some(seq), Some(record)) = (seq, record) else {
+        let (Some((seq, all)), Some(record)) = (of.map(|l| (l.seq, l.all)), record) else {
             return;
         };
+        let by = from;
         let verdict = match state {
-            State::Damaged { why } => Verdict::Damaged { why },
-            State::Verified => Verdict::Whole { by: from },
-            State::Unchecked | State::Unreadable { .. } => return self.cannot_tell(seq, from),
+            State::Damaged { why } if all => Verdict::Damaged { why },
+            // The first who finds it so: the other one could not read it.
+            State::Damaged { why } => return self.judge_doubts(ctx, seq, (from, why)),
+            State::Verified => Verdict::Whole { by, all },
+            // What another node could not read.
+            State::Unchecked if !all => Verdict::Whole { by, all },
+            State::Unchecked => return self.cannot_tell(seq, from, "it did not read it".into()),
+            State::Unreadable { why } => return self.cannot_tell(seq, from, why),
         };
         self.saves.looks.under_way = None;
         let Some(doubt) = self.saves.looks.doubts.remove(&seq) else {
@@ -434,11 +555,12 @@ impl Job {
         self.look_at_store_again();
         match verdict {
             Verdict::Damaged { why } => self.confirm(seq, why),
-            Verdict::Whole { by } => {
-                let state = State::Verified;
-                self.saves
-                    .keeper
-                    .handle(KeeperEvent::Checked { seq, state });
+            Verdict::Whole { by, all } => {
+                if all {
+                    let state = State::Verified;
+                    let event = KeeperEvent::Checked { seq, state };
+                    self.saves.keeper.handle(event);
+                }
                 let text = bad_view(ctx, &doubt, by);
                 self.tell_all(ctx, &record, text);
             }
@@ -446,65 +568,17 @@ impl Job {
         }
     }
 
-    // ---- nodes with a bad view ----
-
-    /// The ranks of these could not load what others find whole: a fault of their nodes.
-    fn misread(&mut self, ctx: &mut Ctx<'_>, record: &Record, commit: &CommitRef, by: NodeId) {
-        let digest = self.head_digest();
-        for (node, rank, why) in self.complaints(record, commit) {
-            let fresh = self.lead.as_mut().is_some_and(|l| l.misread.insert(node));
-            if !fresh {
-                continue;
-            }
-            self.strike(ctx, node);
-            let row = 1 + self.misreads_of(node);
-            if row >= MISREADS {
-                let text = short(format!(
-                    "this node is of no use to the job: for the {row}th time in a row its ranks cannot read a \
-                     checkpoint that is whole. Rank {rank} found that of step {} damaged ({why}), and {} has \
-                     read all of it. Check this node's memory, its mount of the store and the disk of its \
-                     --checkpoint-cache",
-                    commit.step,
-                    ctx.name(by)
-                ));
-                self.send(ctx, node, JobMessage::Unfit { digest, text });
-            }
-        }
-    }
-
-    fn misreads_of(&self, node: NodeId) -> u32 {
-        let known = self.saves.looks.misreads.get(&node);
-        known.copied().unwrap_or_default()
-    }
-
-    /// Members whose ranks could not load what others find whole, where that is why the generation ends.
-    pub(super) fn misread_by(&self) -> Vec<NodeId> {
-        let of = |l: &super::lead::Lead| l.misread.iter().copied().collect();
-        self.lead.as_ref().map(of).unwrap_or_default()
-    }
-
-    /// A generation follows one that ended so. Everybody counts, for anybody may come to lead.
-    pub(super) fn count_misreads(&mut self, ctx: &Ctx<'_>, nodes: &[NodeId]) {
-        for node in nodes {
-            let row = self.saves.looks.misreads.entry(*node).or_default();
-            *row = row.saturating_add(1);
-            if self.parked_ms(ctx, *node).is_none() {
-                self.strike(ctx, *node);
-            }
-        }
-    }
-
-    /// All ranks of this generation have loaded what it begins with.
-    pub(super) fn members_read(&mut self, record: &Record) {
-        let misreads = &mut self.saves.looks.misreads;
-        misreads.retain(|node, _| !record.has(*node));
-    }
-
-    /// By the leader's word, which counts: this node's launcher ends.
-    pub(super) fn on_unfit(&mut self, ctx: &Ctx<'_>, from: NodeId, digest: Digest, text: String) {
-        let head = self.live().filter(|h| h.digest == digest);
-        if head.is_some_and(|h| self.acting_leader(ctx, &h.record) == Some(from)) {
-            self.dismiss(UNFIT, text);
+    /// Who was to read what another node could not has found it damaged.
+    fn judge_doubts(&mut self, ctx: &Ctx<'_>, seq: u64, (node, why): (NodeId, String)) {
+        let known = self.saves.looks.doubts.get(&seq);
+        if let Some((commit, urgent)) = known.map(|doubt| (doubt.commit, doubt.urgent)) {
+            let complaint = Complaint {
+                node,
+                who: format!("the launcher of {}", ctx.name(node)),
+                why,
+                here: false,
+            };
+            self.doubt((seq, commit), complaint, urgent);
         }
     }
 }
@@ -513,13 +587,24 @@ impl Job {
 fn bad_view(ctx: &Ctx<'_>, doubt: &Doubt, by: NodeId) -> String {
     let nodes: Vec<NodeId> = doubt.by.iter().copied().collect();
     let (names, step) = (ctx.names(&nodes), doubt.commit.step);
+    let (who, why) = (&doubt.who, &doubt.why);
+    let check = "check the memory there, the mount of the store and the disk of --checkpoint-cache";
+    if !doubt.all {
+        let reader = match doubt.by.contains(&by) {
+            true => "its launcher".to_owned(),
+            false => ctx.name(by),
+        };
+        return format!(
+            "the checkpoint of step {step} stays: {reader} can read what {who} cannot ({why}). The view of it on \
+             {names} is bad: {check}"
+        );
+    }
     let reader = match doubt.by.contains(&by) {
         true => "read once more it is whole".to_owned(),
         false => format!("{} has read it whole", ctx.name(by)),
     };
     format!(
-        "the checkpoint of step {step} stays: {reader}, and {} found it damaged ({}). The view of it on {names} is \
-         bad: check the memory there, the mount of the store and the disk of --checkpoint-cache",
-        doubt.who, doubt.why
+        "the checkpoint of step {step} stays: {reader}, and {who} found it damaged ({why}). The view of it on {names} \
+         is bad: {check}"
     )
 }

@@ -34,6 +34,18 @@ pub struct Review {
     pub last: bool,
 }
 
+/// From the agent: look again at a checkpoint that somebody found damaged, or could not read. Asked again while there is
+/// no answer: what nobody asks for any more need not be read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Question {
+    pub number: u64,
+    pub manifest: Digest,
+    /// What is wrong with it: what is named there is looked at first.
+    pub why: String,
+    /// All of it is to be read; else what is named, which a node could not read, and the rest at a glance.
+    pub all: bool,
+}
+
 /// From the launcher.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KeepNews {
@@ -64,8 +76,10 @@ pub enum KeepNews {
         manifest: Digest,
         state: State,
     },
-    /// All bytes were read of one that somebody found damaged: the answer to the question of this number.
+    /// The answer to the question of this number.
     LookedAgain { number: u64, state: State },
+    /// It is being read, and so far that is: this grows while the reading goes on.
+    LooksAgain { number: u64, read: u64 },
     /// What this launcher was started with.
     Rules(Rules),
 }
@@ -138,6 +152,7 @@ impl KeepNews {
             KeepNews::Checked { state, .. } | KeepNews::LookedAgain { state, .. } => {
                 state_fits(state)
             }
+            KeepNews::LooksAgain { .. } => Ok(()),
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::keeping::{KeepNews, Review};
+use super::keeping::{KeepNews, Question, Review};
 use super::{MAX_REASON, TooMuch};
 use crate::checkpoint::{Copy, Found, MAX_SUMMARY, Save, SlotId, Written};
 use crate::ids::Digest;
@@ -24,6 +24,10 @@ pub enum SaveNews {
         /// Bytes of each.
         capacity: u64,
         found: [Found; 2],
+    },
+    /// The slots of a local rank are no more, and other ones are being made: the agent lets go of their memory.
+    SlotsGone {
+        k: u16,
     },
     /// A worker copies into it.
     Filling {
@@ -139,8 +143,8 @@ pub enum SaveAsk {
     Committed { generation: Digest, step: u64 },
     /// Look at what is committed, and decide what is kept.
     Review(Review),
-    /// Somebody found this checkpoint damaged: read all of it. Asked again while there is no answer.
-    LookAgain { number: u64, manifest: Digest },
+    /// Look again at a checkpoint.
+    LookAgain(Question),
     /// The two slots of this local rank, which come with this frame, are of the job's launcher that was here before and
     /// is dead: what is in them is this one's.
     Inherit { k: u16 },

@@ -57,8 +57,10 @@ pub enum Body {
     Claim(Box<Record>),
     /// A checkpoint is durable.
     Commit(CommitRef),
-    /// The data of the COMMIT at `seq` will be deleted.
-    Retire { seq: u64 },
+    /// The data of the COMMIT at `seq` will be deleted. `good` are the slots of two others that its writer knows to be
+    /// good: it is valid only while these are in force, so that two writers who count on each other's leave two. None
+    /// for a COMMIT that was rejected, which nobody counts on.
+    Retire { seq: u64, good: Option<[u64; 2]> },
     /// The COMMIT at `seq` does not verify.
     Reject { seq: u64, reason: String },
     /// The COMMIT at `seq` is not to be retired.
@@ -108,7 +110,7 @@ struct WireEntry {
 enum WireBody {
     Claim(WireClaim),
     Commit(WireCommit),
-    Retire(WireSeq),
+    Retire(WireRetire),
     Reject(WireReject),
     Pin(WireSeq),
     Unpin(WireSeq),
@@ -141,6 +143,14 @@ struct WireCommit {
 #[serde(deny_unknown_fields)]
 struct WireSeq {
     seq: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WireRetire {
+    seq: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    good: Option<[u64; 2]>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -256,7 +266,10 @@ impl Entry {
                 WireBody::Claim(WireClaim::of(record).map_err(EntryError::Record)?)
             }
             Body::Commit(commit) => WireBody::Commit(WireCommit::of(commit)),
-            Body::Retire { seq } => WireBody::Retire(WireSeq { seq: *seq }),
+            Body::Retire { seq, good } => WireBody::Retire(WireRetire {
+                seq: *seq,
+                good: *good,
+            }),
             Body::Reject { seq, reason } => WireBody::Reject(WireReject {
                 seq: *seq,
                 reason: cut(reason).to_owned(),
@@ -304,7 +317,10 @@ impl Entry {
         let body = match wire.body {
             WireBody::Claim(claim) => Body::Claim(Box::new(claim.read()?)),
             WireBody::Commit(commit) => Body::Commit(commit.read()?),
-            WireBody::Retire(of) => Body::Retire { seq: of.seq },
+            WireBody::Retire(of) => Body::Retire {
+                seq: of.seq,
+                good: of.good,
+            },
             WireBody::Reject(of) => Body::Reject {
                 seq: of.seq,
                 // As it is when it is written: what was read encodes to itself again.

@@ -195,6 +195,11 @@ fn a_job_is_born_commits_and_goes_on() {
     assert_eq!(outcome_of(&said, 10), Some(Outcome::Won { seq: 6 }));
 }
 
+/// By somebody who counts on nothing.
+fn retire(seq: u64) -> Body {
+    Body::Retire { seq, good: None }
+}
+
 #[test]
 fn retention_honours_pins_and_keeps_two() {
     let mut store = BTreeMap::new();
@@ -205,13 +210,13 @@ fn retention_honours_pins_and_keeps_two() {
         a.commit(1 + n, commit_ref(first.digest(), n, n), Time(1));
     }
     a.append(10, Body::Pin { seq: 2 }, Time(1));
-    a.append(11, Body::Retire { seq: 2 }, Time(1));
-    a.append(12, Body::Retire { seq: 3 }, Time(1));
-    a.append(13, Body::Retire { seq: 4 }, Time(1));
+    a.append(11, retire(2), Time(1));
+    a.append(12, retire(3), Time(1));
+    a.append(13, retire(4), Time(1));
     let reason = "é".repeat(MAX_REASON);
     a.append(14, Body::Reject { seq: 5, reason }, Time(1));
-    a.append(15, Body::Retire { seq: 5 }, Time(1));
-    a.append(16, Body::Retire { seq: 9 }, Time(1));
+    a.append(15, retire(5), Time(1));
+    a.append(16, retire(9), Time(1));
     let said = settle(&mut a, &mut store, Time(1));
     let of = |id| outcome_of(&said, id).unwrap();
     assert_eq!(of(11), Outcome::Invalid(Why::Pinned));
@@ -226,6 +231,51 @@ fn retention_honours_pins_and_keeps_two() {
     assert_eq!(a.tail().last_number, 4);
 }
 
+/// Each knows of two that are good, and of no more: what one counts on the other retires.
+#[test]
+fn two_who_retire_at_once_leave_two_good_ones() {
+    for first in [1, 2] {
+        let mut store = BTreeMap::new();
+        let mut member = log(1);
+        let birth = birth(&[1], 1);
+        member.claim(1, birth.clone(), Time(1));
+        for n in 1..=5 {
+            member.commit(1 + n, commit_ref(birth.digest(), n, n), Time(1));
+        }
+        settle(&mut member, &mut store, Time(1));
+        let mut person = Log::new(key(), STORE, OPERATOR, 9);
+        settle(&mut person, &mut store, Time(1));
+        // Slots 2 to 6: the newest is known to be good by both, and one more by each.
+        let of = |seq, good| Body::Retire { seq, good };
+        member.append(10, of(3, Some([2, 6])), Time(2));
+        person.append(10, of(2, Some([3, 6])), Time(2));
+        let (mut said, mut late) = match first {
+            1 => (settle(&mut member, &mut store, Time(2)), person),
+            _ => (settle(&mut person, &mut store, Time(2)), member),
+        };
+        assert_eq!(outcome_of(&said, 10), Some(Outcome::Won { seq: 7 }));
+        said = settle(&mut late, &mut store, Time(2));
+        let gone = if first == 1 { 3 } else { 2 };
+        let void = Outcome::Invalid(Why::NotLeft(gone));
+        assert_eq!(outcome_of(&said, 10), Some(void));
+        // Nor does one count on what is rejected, on itself, on one twice, or on nothing.
+        let left = if gone == 3 { 2 } else { 3 };
+        let reason = "cut".to_owned();
+        late.append(11, Body::Reject { seq: left, reason }, Time(3));
+        late.append(12, of(4, Some([left, 6])), Time(3));
+        late.append(13, of(4, Some([4, 6])), Time(3));
+        late.append(14, of(4, Some([6, 6])), Time(3));
+        late.append(15, of(4, Some([5, 99])), Time(3));
+        late.append(16, of(4, Some([5, 6])), Time(3));
+        let said = settle(&mut late, &mut store, Time(3));
+        let of = |id| outcome_of(&said, id).unwrap();
+        for (id, slot) in [(12, left), (13, 4), (14, 6), (15, 99)] {
+            assert_eq!(of(id), Outcome::Invalid(Why::NotLeft(slot)), "{id}");
+        }
+        assert!(matches!(of(16), Outcome::Won { .. }));
+    }
+}
+
 #[test]
 fn a_pin_is_taken_back_by_who_may_say_what_is_kept() {
     let mut store = BTreeMap::new();
@@ -237,7 +287,7 @@ fn a_pin_is_taken_back_by_who_may_say_what_is_kept() {
     }
     a.append(10, Body::Unpin { seq: 2 }, Time(1));
     a.append(11, Body::Pin { seq: 2 }, Time(1));
-    a.append(12, Body::Retire { seq: 2 }, Time(1));
+    a.append(12, retire(2), Time(1));
     let said = settle(&mut a, &mut store, Time(1));
     let of = |id| outcome_of(&said, id).unwrap();
     assert_eq!(of(10), Outcome::Invalid(Why::NotPinned));
@@ -249,7 +299,7 @@ fn a_pin_is_taken_back_by_who_may_say_what_is_kept() {
     let refused = Outcome::Invalid(Why::NotMember);
     assert_eq!(outcome_of(&said, 10), Some(refused));
     a.append(13, Body::Unpin { seq: 2 }, Time(2));
-    a.append(14, Body::Retire { seq: 2 }, Time(2));
+    a.append(14, retire(2), Time(2));
     let said = settle(&mut a, &mut store, Time(2));
     let of = |id| outcome_of(&said, id).unwrap();
     assert_eq!(of(13), Outcome::Won { seq: 6 });
@@ -270,7 +320,7 @@ fn a_person_may_say_what_is_kept_and_a_stale_leader_may_not() {
     let mut other = log(2);
     other.claim(1, next(&first, &[2], 2), Time(2));
     settle(&mut other, &mut store, Time(2));
-    stale.append(10, Body::Retire { seq: 2 }, Time(3));
+    stale.append(10, retire(2), Time(3));
     let reason = "cut".to_owned();
     stale.append(11, Body::Reject { seq: 5, reason }, Time(3));
     let said = settle(&mut stale, &mut store, Time(3));
@@ -279,8 +329,8 @@ fn a_person_may_say_what_is_kept_and_a_stale_leader_may_not() {
         assert_eq!(outcome, Outcome::Invalid(Why::NotMember));
     }
     let mut person = Log::new(key(), STORE, OPERATOR, 9);
-    person.append(1, Body::Retire { seq: 2 }, Time(4));
-    person.append(2, Body::Retire { seq: 4 }, Time(4));
+    person.append(1, retire(2), Time(4));
+    person.append(2, retire(4), Time(4));
     person.commit(3, commit_ref(first.digest(), 9, 9), Time(4));
     let said = settle(&mut person, &mut store, Time(4));
     let of = |id| outcome_of(&said, id).unwrap();
@@ -482,10 +532,7 @@ fn entries_are_written_as_they_always_were() {
                 "00".repeat(23)
             ),
         ),
-        (
-            Body::Retire { seq: 2 },
-            r#"{"retire":{"seq":2}}"#.to_owned(),
-        ),
+        (retire(2), r#"{"retire":{"seq":2}}"#.to_owned()),
         (
             Body::Reject { seq: 2, reason },
             r#"{"reject":{"seq":2,"reason":"checksum"}}"#.to_owned(),

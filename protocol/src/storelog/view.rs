@@ -39,6 +39,8 @@ pub enum Why {
     NotPinned,
     #[error("fewer than two newer commits can be restored")]
     Needed,
+    #[error("the checkpoint in slot {0}, which was to be left, is retired or rejected by now")]
+    NotLeft(u64),
     #[error("too long for an entry")]
     TooLong,
     #[error("more than {} appends wait already", super::MAX_QUEUE)]
@@ -147,7 +149,7 @@ impl View {
                 }
                 Ok(())
             }
-            Body::Retire { seq } => self.judge_retire(writer, *seq),
+            Body::Retire { seq, good } => self.judge_retire(writer, *seq, *good),
         }
     }
 
@@ -193,7 +195,7 @@ impl View {
         }
     }
 
-    fn judge_retire(&self, writer: NodeId, seq: u64) -> Result<(), Why> {
+    fn judge_retire(&self, writer: NodeId, seq: u64, good: Option<[u64; 2]>) -> Result<(), Why> {
         let of = self.existing(seq)?;
         self.keeper(writer)?;
         if of.retired {
@@ -206,7 +208,14 @@ impl View {
         if !of.rejected && newer.filter(|(_, c)| c.restorable()).count() < KEPT_COMMITS {
             return Err(Why::Needed);
         }
-        Ok(())
+        // Which ones are good no entry says: each writer knows of some. So it names two, and they stay.
+        let [one, other] = good.unwrap_or_default();
+        let left = |at: u64| at != seq && self.commits.get(&at).is_some_and(Committed::restorable);
+        match good {
+            Some(_) if !left(one) => Err(Why::NotLeft(one)),
+            Some(_) if !left(other) || one == other => Err(Why::NotLeft(other)),
+            Some(_) | None => Ok(()),
+        }
     }
 
     fn existing(&self, seq: u64) -> Result<&Committed, Why> {
@@ -246,7 +255,7 @@ impl View {
                 };
                 self.commits.insert(entry.seq, committed);
             }
-            Body::Retire { seq } => self.mark(*seq, |c| c.retired = true),
+            Body::Retire { seq, .. } => self.mark(*seq, |c| c.retired = true),
             Body::Reject { seq, .. } => self.mark(*seq, |c| c.rejected = true),
             Body::Pin { seq } => self.mark(*seq, |c| c.pinned = true),
             Body::Unpin { seq } => self.mark(*seq, |c| c.pinned = false),

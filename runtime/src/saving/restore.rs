@@ -116,8 +116,13 @@ impl Restore {
             Ok(restore) => Ok(restore.map(|restore| Restore { page, ..restore })),
             Err(error) => {
                 let own = get(STORE_ID_ENV).is_some();
-                if let (Some(page), Some(digest)) = (&page, error.damaged(own)) {
-                    tell(page, digest, error.to_string());
+                if let Some(page) = &page {
+                    let wanted = get(RESTORE_ENV).and_then(|id| Id::parse(id.to_str()?));
+                    match (error.damaged(own), wanted.filter(|_| error.is_here())) {
+                        (Some(digest), _) => tell(page, digest, error.to_string(), false),
+                        (None, Some(digest)) => tell(page, digest, error.to_string(), true),
+                        (None, None) => {}
+                    }
                 }
                 Err(error)
             }
@@ -309,10 +314,11 @@ impl Restore {
                     }
                 }
                 Err(error) => {
-                    if let Some(damage) = error.damage().filter(|damage| self.believes(damage)) {
+                    if let Some(damage) = error.damage() {
                         let wanted = wants.iter();
                         spoiled.extend(wanted.map(|w| (w.name.to_owned(), w.slice.clone())));
-                        tell(page, self.digest, damage.to_string());
+                        let here = !self.believes(damage);
+                        tell(page, self.digest, damage.to_string(), here);
                     }
                 }
             }
@@ -375,6 +381,15 @@ fn location(folder: &OsStr) -> Result<Location, LocationError> {
 }
 
 impl RestoreError {
+    /// Whether it is this node that cannot read it: another one may.
+    fn is_here(&self) -> bool {
+        match self {
+            RestoreError::OtherStore { .. } => true,
+            RestoreError::Manifest { source, .. } => is_disk(source),
+            _ => false,
+        }
+    }
+
     /// The checkpoint that is damaged, if that is what is wrong: its manifest is gone, or is not what it
     /// was. What another version wrote is not damaged, nor what a store does not show now, nor what is not
     /// in a store that may be another one than the job's own.
@@ -391,17 +406,23 @@ impl RestoreError {
     }
 }
 
+/// An input/output error (EIO).
+fn is_disk(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error())
+}
+
 /// The control page of the launcher that started this process.
 fn launcher_page() -> Option<Arc<Page>> {
     let fd = std::env::var(FD_ENV).ok()?.trim().parse().ok()?;
     Page::from_fd(fd).ok().map(Arc::new)
 }
 
-/// Tells the launcher what is damaged. It looks when this process has ended.
-fn tell(page: &Page, digest: Id, why: String) {
+/// Tells the launcher what is damaged, or what this node alone cannot read. It looks when this process has ended.
+fn tell(page: &Page, digest: Id, why: String, here: bool) {
     let damage = Damage {
         manifest: Digest(digest.0),
         why,
+        here,
     };
     let (words, length) = damage.encode();
     for (at, value) in word::damage().zip(words) {

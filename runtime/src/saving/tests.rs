@@ -359,6 +359,13 @@ impl Kept {
         saving::Damage::decode(&words.try_into().unwrap(), length)
     }
 
+    /// The launcher was told that this node cannot read the checkpoint, and doubts nothing else.
+    fn told_of_this_node(&self, why: &str) {
+        let told = self.told().unwrap();
+        assert!(told.here && told.why.contains(why), "{told:?}");
+        assert_eq!(told.manifest, Digest(self.digest.0));
+    }
+
     /// A file that has nothing of this tensor.
     fn file_without(&self, tensor: &str) -> std::path::PathBuf {
         let opened = Restore::open(self.folder(), self.digest).unwrap();
@@ -413,15 +420,16 @@ fn what_is_found_damaged_the_launcher_is_told() {
     assert_eq!(damage.manifest, Digest(kept.digest.0));
     assert_eq!(damage.why, error.damage().unwrap().to_string());
     assert!(damage.why.ends_with("is not there"), "{}", damage.why);
+    assert!(!damage.here);
     // So is a manifest that is gone.
     kept.remove_the_manifest();
     kept.open(&[]).unwrap_err();
     let why = kept.told().unwrap().why;
     assert!(why.contains("cannot read the manifest"), "{why}");
-    // A store that is not there is no damage.
+    // A store that is not there is no damage: this node's view is bad.
     let elsewhere = kept.root.path().join("elsewhere/job");
     kept.open(&[(STORE_ENV, Some(&elsewhere))]).unwrap_err();
-    assert_eq!(kept.told(), None);
+    kept.told_of_this_node("mount the store there");
 }
 
 #[test]
@@ -468,7 +476,7 @@ fn a_missing_mount_is_no_missing_checkpoint() {
         refused.to_string().contains("mount the store there"),
         "{refused}"
     );
-    assert_eq!(kept.told(), None);
+    kept.told_of_this_node("mount the store there");
     // Another store is no better, whatever lies in it.
     let other = Kept::new();
     let refused = kept
@@ -478,6 +486,7 @@ fn a_missing_mount_is_no_missing_checkpoint() {
         matches!(refused, RestoreError::OtherStore { .. }),
         "{refused}"
     );
+    kept.told_of_this_node("mount the store there");
     let wrong = kept
         .open(&[(STORE_ID_ENV, Some(Path::new("7")))])
         .unwrap_err();
@@ -501,14 +510,14 @@ fn who_sees_the_jobs_folder_alone_restores_and_calls_nothing_gone() {
     load_all(&restore).unwrap();
     kept.remove_a_file();
     load_all(&restore).unwrap_err();
-    assert_eq!(kept.told(), None);
+    kept.told_of_this_node("is not there");
     kept.remove_the_manifest();
     let refused = kept.open(&[]).unwrap_err();
     assert!(
         matches!(refused, RestoreError::OtherStore { .. }),
         "{refused}"
     );
-    assert_eq!(kept.told(), None);
+    kept.told_of_this_node("mount the store there");
 }
 
 #[test]
@@ -518,7 +527,7 @@ fn what_a_store_without_a_name_does_not_show_is_not_called_gone() {
     let restore = kept.open(&unnamed).unwrap();
     kept.remove_a_file();
     load_all(&restore).unwrap_err();
-    assert_eq!(kept.told(), None);
+    kept.told_of_this_node("is not there");
     kept.remove_the_manifest();
     kept.open(&unnamed).unwrap_err();
     assert_eq!(kept.told(), None);

@@ -4,7 +4,7 @@ use muster_protocol::checkpoint::{
     Busy, Copy, Found, Outcome, Pace, Part, Save, SlotId, Stage, Standing, State, ToLeader, ToNode,
     Written,
 };
-use muster_protocol::local::{KeepNews, Left, Review, SaveAsk, SaveNews};
+use muster_protocol::local::{KeepNews, Left, Question, Review, SaveAsk, SaveNews};
 use muster_protocol::record::CommitRef;
 use muster_protocol::spec::Triggers;
 use muster_protocol::storelog::Rules;
@@ -76,8 +76,12 @@ pub(super) fn job_messages() -> Vec<JobMessage> {
         },
         JobMessage::LookAgain {
             digest: digest(5),
+            question: question(),
+        },
+        JobMessage::LooksAgain {
+            digest: digest(5),
             number: 77,
-            manifest: digest(7),
+            read: 1 << 30,
         },
         JobMessage::LookedAgain {
             digest: digest(5),
@@ -93,6 +97,15 @@ pub(super) fn job_messages() -> Vec<JobMessage> {
     ];
     let answers = parts.into_iter().map(answer);
     stages.chain(answers).chain(said).collect()
+}
+
+fn question() -> Question {
+    Question {
+        number: 77,
+        manifest: digest(7),
+        why: "n0-0.safetensors is not there".into(),
+        all: true,
+    }
 }
 
 pub(super) fn pace() -> Pace {
@@ -151,6 +164,7 @@ pub(super) fn news() -> Vec<SaveNews> {
         },
         SaveNews::Filling { slot, step: 400 },
         SaveNews::Sealed { slot, copy },
+        SaveNews::SlotsGone { k: 1 },
         SaveNews::WorkerGone { k: 1 },
         SaveNews::Progress {
             slot,
@@ -226,6 +240,10 @@ pub(super) fn news() -> Vec<SaveNews> {
             number: 77,
             state: State::Unreadable { why: why() },
         }),
+        SaveNews::Keep(KeepNews::LooksAgain {
+            number: 77,
+            read: 1 << 30,
+        }),
         SaveNews::Keep(KeepNews::Rules(rules())),
     ]
 }
@@ -281,10 +299,7 @@ pub(super) fn asks() -> Vec<SaveAsk> {
             }],
             last: true,
         }),
-        SaveAsk::LookAgain {
-            number: 77,
-            manifest: digest(7),
-        },
+        SaveAsk::LookAgain(question()),
         SaveAsk::Inherit { k: 1 },
     ]
 }

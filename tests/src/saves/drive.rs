@@ -487,7 +487,7 @@ impl World {
                 self.note(format!("keeper {a}: {body:?}"));
                 let now = self.now;
                 if let Some(cores) = &mut self.agents[a].cores
-                    && let Body::Retire { seq } | Body::Reject { seq, .. } = body
+                    && let Body::Retire { seq, .. } | Body::Reject { seq, .. } = body
                 {
                     cores.ids += 1;
                     cores.appends.insert(cores.ids, seq);

@@ -57,7 +57,7 @@ impl World {
                         }
                     }
                 }
-                Body::Retire { seq } => self.tell_keeper(a, KeeperEvent::Retired { seq }),
+                Body::Retire { seq, .. } => self.tell_keeper(a, KeeperEvent::Retired { seq }),
                 Body::Reject { seq, .. } => {
                     self.counts.rejected += 1;
                     self.tell_keeper(a, KeeperEvent::Rejected { seq });

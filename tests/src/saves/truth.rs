@@ -157,7 +157,7 @@ impl Truth {
                 };
                 self.commits.insert(seq, committed);
             }
-            Body::Retire { seq: of } => {
+            Body::Retire { seq: of, .. } => {
                 let newer = self.commits.range(of + 1..).filter(|(_, c)| c.in_force());
                 let enough = newer.count() >= 2;
                 let member = self.is_member(entry.writer);

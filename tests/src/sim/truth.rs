@@ -335,7 +335,7 @@ impl Truth {
                     self.log.commits.insert(slot, (commit, false));
                 }
             }
-            Body::Retire { seq } | Body::Reject { seq, .. } => {
+            Body::Retire { seq, .. } | Body::Reject { seq, .. } => {
                 if member && let Some(commit) = self.log.commits.get_mut(&seq) {
                     commit.1 = true;
                 }

@@ -179,7 +179,13 @@ fn what_a_rank_finds_damaged_is_rejected_and_the_one_before_is_restored() {
     let manifest = record.restore.expect("a checkpoint").manifest;
     let why = String::from("a chunk is not what it was");
     (0..2).for_each(|i| world.damage(i, 20));
-    world.fails(1, Some(Damaged { manifest, why }));
+    let here = false;
+    let damaged = Damaged {
+        manifest,
+        why,
+        here,
+    };
+    world.fails(1, Some(damaged));
     world.until("it restores the one before", |w| restores(w, 10));
     let (record, digest) = world.head(0).expect("a generation");
     assert_eq!(record.restarts_used, 1, "no fault of the script");

@@ -289,7 +289,7 @@ impl Ledger {
                     rejected: None,
                 });
             }
-            Body::Retire { seq: of } => {
+            Body::Retire { seq: of, .. } => {
                 keeper.handle(KeeperEvent::Retired { seq: of });
                 self.mark(of, |row| row.retired = Some(seq));
             }

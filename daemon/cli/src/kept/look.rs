@@ -165,7 +165,12 @@ pub fn whole(place: &Folder, manifest: Digest, depth: Depth) -> Result<State, Un
 }
 
 fn state_of(shelf: &impl Shelf, manifest: &Manifest, depth: Depth) -> Result<State, Unknown> {
-    match verify(manifest, shelf, depth) {
+    found(verify(manifest, shelf, depth), depth)
+}
+
+/// What a look has found.
+pub(super) fn found(looked: Result<(), LoadError>, depth: Depth) -> Result<State, Unknown> {
+    match looked {
         Ok(()) if depth == Depth::Sizes => Ok(State::Unchecked),
         Ok(()) => Ok(State::Verified),
         // A disk that cannot be read now may be read again.
@@ -238,8 +243,10 @@ fn look(
         match state_of(shelf, &manifest, Depth::Sizes) {
             Ok(damaged @ State::Damaged { .. }) => seen.state = damaged,
             Ok(_) => {
-                let why = unread.get(&of.commit.manifest).cloned();
-                seen.state = why.map_or(seen.state, |why| State::Unreadable { why });
+                let known = unread.get(&of.commit.manifest).cloned();
+                // What one reading took for damaged may have been found whole since.
+                let stale = |state: &State| of.verified && matches!(state, State::Damaged { .. });
+                seen.state = known.filter(|state| !stale(state)).unwrap_or(seen.state);
             }
             Err(error) => seen.state = unreadable(error),
         }
@@ -278,8 +285,9 @@ fn first_of(digest: Digest) -> [u8; 8] {
     first
 }
 
-/// Checkpoints that could not be read to their end, by manifest, and why. A glance does not show it.
-pub type Unread = BTreeMap<Digest, String>;
+/// Checkpoints that were read and not found whole, by manifest: damaged, or not readable to their end. A glance does
+/// not show it.
+pub type Unread = BTreeMap<Digest, State>;
 
 /// Looks at all of them, and decides. `newest` is the generation that may still commit.
 ///
@@ -408,8 +416,11 @@ fn next_to_verify(
     let (good, other): (Vec<_>, Vec<_>) = (newest.into_iter()).partition(|(of, _)| of.verified);
     let again = || {
         let mut newest = standings.iter().zip(seen).rev();
-        newest
-            .find(|(of, _)| !of.retired && !of.rejected && unread.contains_key(&of.commit.manifest))
+        newest.find(|(of, _)| {
+            let known = unread.get(&of.commit.manifest);
+            let untold = matches!(known, Some(State::Unreadable { .. }));
+            !of.retired && !of.rejected && untold
+        })
     };
     let next = other.first().copied().or_else(again)?;
     (good.len() < 2).then_some((next.0.seq, next.0.commit.manifest))

@@ -4,6 +4,7 @@
 //! user's rights. Nothing here deletes by itself: what may go is judged against the job's log, by
 //! [`muster_protocol::checkpoint::Keeper`].
 
+pub mod again;
 pub mod args;
 pub mod ledger;
 pub mod look;

@@ -158,7 +158,7 @@ impl Link for SocketLink {
         match self.0.recv().await.map_err(io::Error::other)? {
             Some((frame, fds)) => {
                 let frame = codec::decode_frame(&frame).map_err(io::Error::other)?;
-                Ok(Some((frame, fds)))
+                Ok(Some((frame, fds.keep())))
             }
             None => Ok(None),
         }

@@ -10,6 +10,7 @@ pub mod environment;
 pub mod guard;
 pub mod link;
 pub mod logs;
+mod mounts;
 pub mod net;
 pub mod options;
 pub mod output;

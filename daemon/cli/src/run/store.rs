@@ -5,6 +5,7 @@
 //! network file system that hangs holds two threads, however long it does. What is asked of a thread
 //! that is busy fails at once.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
@@ -14,10 +15,11 @@ use muster_protocol::StoreUuid;
 use muster_protocol::local::{
     Assembly, News, Part, STORE_HANGS, StoreAnswer, StoreAsk, ToAgent, Troubles,
 };
-use muster_store::{Created, Kind, Location, Options, Patience, Store, StoreError};
+use muster_store::{Created, Kind, Location, Options, Patience, Store, StoreError, UUID_NAME};
 use tokio::sync::mpsc;
 
 use super::drive::say;
+use super::mounts;
 use crate::stores;
 
 /// Between two words about a store that does not open.
@@ -51,6 +53,17 @@ pub enum Outcome {
     Answer(StoreAnswer),
 }
 
+/// The job's folder in a store.
+struct Opened {
+    folder: Store,
+    uuid: muster_store::Uuid,
+    /// The store was made by this.
+    new: bool,
+}
+
+/// The store would be made in the directory below a mount that is missing, at this path.
+struct NotMounted(PathBuf);
+
 /// One job's folder in an open store.
 #[derive(Clone, Debug)]
 pub struct JobStore {
@@ -70,8 +83,20 @@ impl JobStore {
         let (location, folder) = (location.clone(), stores::folder(job));
         let mut opening = tokio::task::spawn_blocking(move || -> Result<_, StoreError> {
             let store = Store::open(&location, &Options::of_process())?;
+            // Behind the probe it would be a store, whatever it is.
+            let unnamed =
+                matches!(store.head(UUID_NAME), Err(error) if error.kind == Kind::NotFound);
+            let missing = match &location {
+                Location::Directory(path) if unnamed => mounts::missing(path),
+                _ => None,
+            };
+            if let Some(at) = missing {
+                return Ok(Err(NotMounted(at)));
+            }
             let uuid = store.probe()?.uuid;
-            Ok((store.within(&folder)?, uuid))
+            let folder = store.within(&folder)?;
+            let new = unnamed;
+            Ok(Ok(Opened { folder, uuid, new }))
         });
         let opened = loop {
             match tokio::time::timeout(SLOW, &mut opening).await {
@@ -79,7 +104,21 @@ impl JobStore {
                 Err(_) => say(&format!("--store {shown}: {STORE_HANGS}")),
             }
         };
-        let (folder, uuid) = opened.with_context(|| format!("--store {shown} cannot be used"))?;
+        let opened = opened.with_context(|| format!("--store {shown} cannot be used"))?;
+        let (folder, uuid) = match opened {
+            Ok(Opened { folder, uuid, new }) => {
+                if new {
+                    say(&format!(
+                        "--store {shown} is a new store: nothing was in it. If this job has checkpoints, its store is another, or not mounted here"
+                    ));
+                }
+                (folder, uuid)
+            }
+            Err(NotMounted(at)) => anyhow::bail!(
+                "--store {shown} is no store yet, and /etc/fstab says that something is to be mounted at {at}, where nothing is: mount it (mount {at}), or name another directory",
+                at = at.display()
+            ),
+        };
         Ok(JobStore {
             log: folder.with_patience(Patience::brief()),
             folder,

@@ -455,6 +455,7 @@ impl Workers {
         exit.damaged = (worker.page.damage()).map(|damage| Damaged {
             manifest: damage.manifest,
             why: damage.why,
+            here: damage.here,
         });
         let error = logs::read_error_file(&worker.dir.join("error.json"));
         exit.at_ms = logs::failed_at(error.as_ref(), reaped_ms);

@@ -8,6 +8,9 @@ use super::*;
 
 const CAPACITY: u64 = 1 << 20;
 
+const OLD: LauncherId = LauncherId([1; 8]);
+const NEW: LauncherId = LauncherId([2; 8]);
+
 fn memory(bytes: u64, seals: SealFlags) -> OwnedFd {
     let fd = memfd_create("slot", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     ftruncate(&fd, bytes).unwrap();
@@ -19,8 +22,8 @@ fn slot() -> OwnedFd {
     memory(CAPACITY + 8192, SealFlags::SHRINK | SealFlags::GROW)
 }
 
-fn two() -> Vec<OwnedFd> {
-    vec![slot(), slot()]
+fn two() -> Received {
+    vec![slot(), slot()].into()
 }
 
 /// Which memory this is.
@@ -45,14 +48,21 @@ fn at(seconds: u64) -> Time {
 fn an_heir_gets_the_very_slots_and_nobody_else_any() {
     let (mut held, key) = (Held::default(), job("1000", "job"));
     for k in [0, 3] {
-        held.keep(&key, k, CAPACITY, two()).unwrap();
+        held.keep(&key, OLD, k, CAPACITY, two()).unwrap();
     }
-    let kept: Vec<(u64, u64)> = held.of(&key).flat_map(|r| &r.slots).map(id).collect();
+    let kept: Vec<(u64, u64)> = (held.of(&key))
+        .flat_map(|r| r.slots.iter())
+        .map(id)
+        .collect();
     // While its launcher lives there is no heir.
     assert!(held.inherit(&key).is_empty());
-    let left = held.orphan(&key, at(600)).unwrap();
+    let left = held.orphan(&key, |_| true, at(600)).unwrap();
     assert_eq!((left.ranks, left.bytes), (2, 4 * (CAPACITY + 8192)));
-    assert_eq!(held.orphan(&key, at(999)), None, "its lease runs already");
+    assert_eq!(
+        held.orphan(&key, |_| true, at(999)),
+        None,
+        "its lease runs already"
+    );
     // Another user's job of the same name, and another job.
     for other in [job("1001", "job"), job("1000", "jo")] {
         assert!(held.inherit(&other).is_empty(), "{other:?}");
@@ -63,7 +73,7 @@ fn an_heir_gets_the_very_slots_and_nobody_else_any() {
     assert_eq!(given, kept);
     // It brings one rank's back as its own; the lease of the other's runs on.
     let (k, slots) = heirs.into_iter().next().unwrap();
-    held.keep(&key, k, CAPACITY, slots).unwrap();
+    held.keep(&key, OLD, k, CAPACITY, slots.into()).unwrap();
     assert_eq!(held.waiting(), 2 * (CAPACITY + 8192));
     assert_eq!(held.expire(at(600))[0].ranks, 1);
     assert_eq!(held.jobs(), std::slice::from_ref(&key));
@@ -71,12 +81,29 @@ fn an_heir_gets_the_very_slots_and_nobody_else_any() {
     assert!(held.jobs().is_empty());
 }
 
+/// The one before is looked for still.
+#[test]
+fn an_heir_in_the_place_of_a_launcher_gets_what_that_one_had() {
+    let (mut held, key) = (Held::default(), job("1000", "job"));
+    held.keep(&key, OLD, 0, CAPACITY, two()).unwrap();
+    held.keep(&key, NEW, 1, CAPACITY, two()).unwrap();
+    // It lives after all.
+    assert_eq!(held.orphan(&key, |_| false, at(600)), None);
+    let left = held.orphan(&key, |launcher| launcher != NEW, at(600));
+    assert_eq!(left.map(|left| left.ranks), Some(1));
+    let heirs = held.inherit(&key);
+    assert_eq!(heirs.iter().map(|(k, _)| *k).collect::<Vec<_>>(), [0]);
+    let (k, slots) = heirs.into_iter().next().unwrap();
+    held.keep(&key, NEW, k, CAPACITY, slots.into()).unwrap();
+    assert_eq!((held.waiting(), held.due()), (0, None));
+}
+
 #[test]
 fn a_lease_ends_when_it_is_over_and_not_before() {
     let (mut held, key) = (Held::default(), job("1000", "job"));
-    held.keep(&key, 0, CAPACITY, two()).unwrap();
+    held.keep(&key, OLD, 0, CAPACITY, two()).unwrap();
     assert_eq!(held.due(), None);
-    held.orphan(&key, at(600)).unwrap();
+    held.orphan(&key, |_| true, at(600)).unwrap();
     assert_eq!(held.due(), Some(at(600)));
     assert!(held.expire(at(599)).is_empty());
     assert_eq!(held.inherit(&key).len(), 1);
@@ -88,8 +115,11 @@ fn a_lease_ends_when_it_is_over_and_not_before() {
 #[test]
 fn the_memory_is_given_back_when_slots_are_closed() {
     let (mut held, key) = (Held::default(), job("1000", "job"));
-    held.keep(&key, 0, CAPACITY, two()).unwrap();
-    let ours: Vec<(u64, u64)> = held.of(&key).flat_map(|r| &r.slots).map(id).collect();
+    held.keep(&key, OLD, 0, CAPACITY, two()).unwrap();
+    let ours: Vec<(u64, u64)> = (held.of(&key))
+        .flat_map(|r| r.slots.iter())
+        .map(id)
+        .collect();
     let open = || -> Vec<(u64, u64)> {
         let all = std::fs::read_dir("/proc/self/fd").unwrap();
         let of = |entry: std::fs::DirEntry| std::fs::metadata(entry.path()).ok();
@@ -97,7 +127,7 @@ fn the_memory_is_given_back_when_slots_are_closed() {
         let ids = files.map(|file| (file.dev(), file.ino()));
         ids.filter(|id| ours.contains(id)).collect()
     };
-    held.orphan(&key, at(1)).unwrap();
+    held.orphan(&key, |_| true, at(1)).unwrap();
     assert_eq!(open().len(), 2);
     held.expire(at(1));
     // By a thread of its own.
@@ -114,11 +144,12 @@ fn what_waits_makes_room_for_jobs_that_run_the_shortest_lease_first() {
     let each = 2 * (CAPACITY + 8192);
     for (name, lease) in [("a", 30), ("b", 10), ("c", 20)] {
         let key = job("1000", name);
-        held.keep(&key, 0, CAPACITY, two()).unwrap();
-        held.orphan(&key, at(lease)).unwrap();
+        held.keep(&key, OLD, 0, CAPACITY, two()).unwrap();
+        held.orphan(&key, |_| true, at(lease)).unwrap();
     }
     // Of a launcher that lives: it counts elsewhere.
-    held.keep(&job("1000", "d"), 0, CAPACITY, two()).unwrap();
+    held.keep(&job("1000", "d"), OLD, 0, CAPACITY, two())
+        .unwrap();
     assert!(held.fit(3 * each).is_empty());
     let gone = held.fit(2 * each - 1);
     let names: Vec<&str> = gone.iter().map(|left| left.key.id.as_str()).collect();
@@ -157,8 +188,11 @@ fn what_is_no_slot_is_refused() {
         ),
     ];
     for (slots, refused) in cases {
-        held.keep(&key, 0, CAPACITY, two()).unwrap();
-        assert_eq!(held.keep(&key, 0, CAPACITY, slots), Err(refused));
+        held.keep(&key, OLD, 0, CAPACITY, two()).unwrap();
+        assert_eq!(
+            held.keep(&key, OLD, 0, CAPACITY, slots.into()),
+            Err(refused)
+        );
         assert!(held.jobs().is_empty(), "what was there is given up");
     }
 }
@@ -167,7 +201,7 @@ fn what_is_no_slot_is_refused() {
 fn one_user_leaves_room_for_others() {
     let mut held = Held::default();
     let keep = |held: &mut Held, owner: &str, k: usize| {
-        held.keep(&job(owner, "job"), k as u16, CAPACITY, two())
+        held.keep(&job(owner, "job"), OLD, k as u16, CAPACITY, two())
     };
     for k in 0..MAX_PER_USER {
         keep(&mut held, "1", k).unwrap();

@@ -177,9 +177,18 @@ impl Case {
     fn effects(&mut self) -> Vec<u64> {
         let mut went = Vec::new();
         for effect in drain(|| self.keeper.poll_effect()) {
-            let KeeperEffect::Append(Body::Retire { seq }) = effect else {
+            let KeeperEffect::Append(Body::Retire { seq, good }) = effect else {
                 continue;
             };
+            // It names who is left: others that are known to be good.
+            let of = |at: u64| self.model.get(&at).filter(|k| k.good && !k.rejected);
+            match good {
+                Some(two) => {
+                    assert!(two[0] < two[1] && !two.contains(&seq), "{two:?}");
+                    assert!(two.iter().all(|at| of(*at).is_some()), "{two:?}");
+                }
+                None => assert!(self.model.get(&seq).is_some_and(|k| k.rejected)),
+            }
             went.push(seq);
             self.retired += 1;
             if self.rng.below(2) == 0 {

@@ -319,3 +319,21 @@ fn what_does_not_fit_the_slot_is_refused() {
     let again = node.handle(NodeEvent::Wants { k, step }, at(0));
     assert_eq!(again, Err(Error::Sealed { rank: 0, step }));
 }
+
+#[test]
+fn slots_that_are_no_more_occupy_nothing() {
+    let mut node = new(settings(0, 2));
+    let before = node.memory();
+    node.handle(NodeEvent::SlotsGone { k: 0 }, at(0)).unwrap();
+    assert_eq!(2 * node.memory(), before);
+    assert!(
+        node.handle(NodeEvent::Wants { k: 0, step: 7 }, at(0))
+            .is_err()
+    );
+    // Larger ones take their place.
+    let (k, capacity, found) = (0, 3 * BYTES, [Found::Free; 2]);
+    node.handle(NodeEvent::Slots { k, capacity, found }, at(0))
+        .unwrap();
+    assert_eq!(node.memory(), before / 2 + 6 * BYTES);
+    seal(&mut node, 0, 7);
+}

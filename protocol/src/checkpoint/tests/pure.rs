@@ -64,7 +64,13 @@ fn data_goes_behind_its_retire() {
     let mut keeper = keeper();
     let old = [(folder(2), 1)];
     let both = decide(&mut keeper, &[2], &old);
-    assert_eq!(both[0], KeeperEffect::Append(Body::Retire { seq: 2 }));
+    assert_eq!(
+        both[0],
+        KeeperEffect::Append(Body::Retire {
+            seq: 2,
+            good: Some([4, 5])
+        })
+    );
     assert_eq!(why(&both), [Refused::Needed], "it is not in the log yet");
     keeper.handle(KeeperEvent::Retired { seq: 2 });
     let name = folder(2);

@@ -34,6 +34,11 @@ struct Model {
 
 type Checked = Result<(), String>;
 
+/// Whether an agent has read the commit of a slot, and found it whole.
+fn knows(agent: u8, seq: u64) -> bool {
+    splitmix(u64::from(agent), seq).is_multiple_of(2)
+}
+
 impl Model {
     fn new(seed: u64, flaws: Flaws) -> Model {
         let mut model = Model {
@@ -180,6 +185,7 @@ impl Model {
             }
             (6, Some(_)) => Body::Retire {
                 seq: self.draw(oldest) + 1,
+                good: self.known_good(i),
             },
             (7, Some(_)) if fresh.is_multiple_of(3) => Body::Reject {
                 seq: oldest,
@@ -194,6 +200,21 @@ impl Model {
             Body::Commit(commit) => agent.log.commit(fresh, commit, now),
             body => agent.log.append(fresh, body, now),
         }
+    }
+
+    /// Two of those that this agent knows to be good. What others retire meanwhile it has not heard.
+    fn known_good(&mut self, i: usize) -> Option<[u64; 2]> {
+        let n = self.agents[i].n;
+        let entries = self.store.values().map(|bytes| Entry::decode(bytes));
+        let commits = entries.filter_map(|e| e.ok().filter(|e| matches!(e.body, Body::Commit(_))));
+        let known: Vec<u64> = commits
+            .map(|e| e.seq)
+            .filter(|seq| knows(n, *seq))
+            .collect();
+        let at = |draw: u64| known.get(draw as usize).copied();
+        let count = known.len() as u64;
+        let (one, other) = (self.draw(count.max(1)), self.draw(count.max(1)));
+        Some([at(one)?, at(other)?])
     }
 
     /// Deletes the data of some commit, if an agent's log allows it.
@@ -276,9 +297,15 @@ impl Model {
                     }
                     valid.insert(entry.seq, *commit);
                 }
-                Body::Retire { seq } => {
+                Body::Retire { seq, good } => {
                     retired.insert(*seq);
                     gone.insert(*seq);
+                    let left = |at: &u64| valid.contains_key(at) && !gone.contains(at);
+                    let good: BTreeSet<u64> = good.iter().flatten().copied().collect();
+                    let two = good.len() == 2 && good.iter().all(left);
+                    if !(two || good.is_empty()) {
+                        return Err(format!("retire {} leaves no two good ones", entry.seq));
+                    }
                 }
                 Body::Reject { seq, .. } => {
                     gone.insert(*seq);

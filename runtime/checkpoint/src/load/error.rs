@@ -42,6 +42,9 @@ pub enum LoadError {
     },
     #[error("no memory to read into")]
     Memory(#[source] io::Error),
+    /// Whoever watched had it end.
+    #[error("it was stopped before its end")]
+    Stopped,
     /// Whether the data is damaged is not known.
     #[error(
         "cannot read {path}: check that the store is mounted and answers, and that the job's user may read it"

@@ -14,7 +14,7 @@ use crate::verify::{Depth, verify};
 #[derive(Default)]
 pub(crate) struct Memory {
     pub(crate) files: BTreeMap<String, Vec<u8>>,
-    read: Mutex<Vec<(String, u64)>>,
+    pub(crate) read: Mutex<Vec<(String, u64)>>,
     broken: Option<rustix::io::Errno>,
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn manifest(tensors: Vec<Tensor>, files: &BTreeMap<String, Vec<u8>>) 
 }
 
 /// A tensor saved in these slices, and its bytes.
-fn saved(shape: &[u64], dtype: Dtype, slices: &[Slice]) -> (Manifest, Memory, Vec<u8>) {
+pub(crate) fn saved(shape: &[u64], dtype: Dtype, slices: &[Slice]) -> (Manifest, Memory, Vec<u8>) {
     let whole = ramp(shape, dtype.size());
     let (tensor, files) = tensor_of(shape, dtype, slices, &whole);
     let files = (files.into_iter().enumerate())

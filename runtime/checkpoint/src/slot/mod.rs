@@ -181,18 +181,20 @@ impl Slot {
     }
 
     /// Maps a slot whose owners are dead, whoever filled it and whoever wrote from it: what was sealed is sealed, what
-    /// was being filled is void. Its pages are there already.
+    /// was being filled is void. Its pages are there already. Also whether it was being filled: who did that may not
+    /// be dead for certain, and could write on, so it is not to be filled again.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
-    pub fn inherit(fd: OwnedFd) -> Result<Arc<Slot>, SlotError> {
+    pub fn inherit(fd: OwnedFd) -> Result<(Arc<Slot>, bool), SlotError> {
         let slot = Slot {
             region: Region::open(fd.as_fd())?,
             fd,
         };
+        let torn = slot.state().0 == State::Filling;
         slot.reclaim();
         slot.keep(false);
-        Ok(Arc::new(slot))
+        Ok((Arc::new(slot), torn))
     }
 
     /// Its descriptor, for another process.

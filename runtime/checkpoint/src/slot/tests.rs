@@ -131,7 +131,12 @@ fn the_dead_leave_nothing_half_done() {
 
 #[test]
 fn an_heir_finds_what_the_dead_left() {
-    let inherit = |slot: &Slot| Slot::inherit(slot.fd().try_clone_to_owned().unwrap()).unwrap();
+    let take_up = |slot: &Slot| Slot::inherit(slot.fd().try_clone_to_owned().unwrap()).unwrap();
+    let inherit = |slot: &Slot| {
+        let (heir, torn) = take_up(slot);
+        assert!(!torn);
+        heir
+    };
     let bytes = ramp(&[CHUNK + 777], 1);
     let sources = [Source {
         at: 0,
@@ -161,7 +166,8 @@ fn an_heir_finds_what_the_dead_left() {
     heir.step_on(State::Free, State::Filling).unwrap();
     assert!(!view.is_whole());
     heir.region.put_sum(0, 1);
-    let heir = inherit(&heir);
+    let (heir, torn) = take_up(&heir);
+    assert!(torn, "who was filling it may live");
     assert_eq!(heir.state().0, State::Free);
     assert!(heir.left().is_none() && !view.is_whole());
 }

@@ -12,6 +12,10 @@ fn job(bench: &mut Bench, steps: impl IntoIterator<Item = u64>) {
     }
 }
 
+fn retire(seq: u64) -> Body {
+    Body::Retire { seq, good: None }
+}
+
 fn steps(ledger: &Ledger) -> Vec<u64> {
     let live = ledger.rows.iter().filter(|row| row.in_force());
     live.map(|row| row.commit.step).collect()
@@ -24,7 +28,7 @@ fn a_log_is_read_to_its_end_and_a_person_s_words_are_in_it() {
     let mut ledger = Ledger::open(&bench.location(), "job", true).unwrap();
     assert_eq!(steps(&ledger), [10, 20, 30, 40]);
     assert_eq!(ledger.append(Body::Pin { seq: 2 }).unwrap(), 6);
-    assert_eq!(ledger.append(Body::Retire { seq: 3 }).unwrap(), 7);
+    assert_eq!(ledger.append(retire(3)).unwrap(), 7);
     let reason = "cut".to_owned();
     assert_eq!(ledger.append(Body::Reject { seq: 5, reason }).unwrap(), 8);
     // Whoever reads it next sees the same.
@@ -49,7 +53,7 @@ fn the_rules_of_the_log_hold_for_people_too() {
     let mut ledger = Ledger::open(&bench.location(), "job", true).unwrap();
     ledger.append(Body::Pin { seq: 2 }).unwrap();
     for seq in [2, 3, 4, 9] {
-        let refused = ledger.append(Body::Retire { seq });
+        let refused = ledger.append(retire(seq));
         assert!(
             matches!(refused, Err(LedgerError::Refused(_))),
             "{seq}: {refused:?}"
@@ -59,7 +63,7 @@ fn the_rules_of_the_log_hold_for_people_too() {
     // Not pinned any more, it is one of three.
     ledger.append(Body::Unpin { seq: 2 }).unwrap();
     assert!(!ledger.rows[0].pinned);
-    ledger.append(Body::Retire { seq: 2 }).unwrap();
+    ledger.append(retire(2)).unwrap();
     assert_eq!(steps(&ledger), [20, 30]);
 }
 
@@ -102,7 +106,7 @@ fn a_job_that_has_ended_is_still_kept_in_order() {
     let restore = last.restorable().map(|row| row.commit);
     bench.next(&record(), Kind::End { cancelled: false }, restore);
     let mut ledger = Ledger::open(&bench.location(), "job", true).unwrap();
-    assert_eq!(ledger.append(Body::Retire { seq: 2 }).unwrap(), 6);
+    assert_eq!(ledger.append(retire(2)).unwrap(), 6);
     assert!(ledger.standings().iter().all(|s| !s.in_use));
 }
 

@@ -187,7 +187,8 @@ fn what_could_not_be_read_to_its_end_is_passed_over_and_tried_again_last() {
     };
     for (seq, next) in [(18, 17), (17, 16)] {
         let of = &all[seq as usize - 11].commit;
-        unread.insert(of.manifest, "input/output error".into());
+        let why = "input/output error".into();
+        unread.insert(of.manifest, State::Unreadable { why });
         let found = look(&all, &unread);
         assert_eq!(found.verify.map(|(seq, _)| seq), Some(next));
         assert_eq!(found.retire, [0; 0]);

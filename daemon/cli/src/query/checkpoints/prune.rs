@@ -92,7 +92,7 @@ fn settled(opened: &mut Opened, rules: &Rules) -> Result<Reviewed, Failure> {
                     "the checkpoint of step {step} is damaged, and nothing is deleted meanwhile: {why}; `muster checkpoint verify --reject` takes it out"
                 )));
             }
-            Checked::Unknown(why) => drop(unread.insert(manifest, why)),
+            Checked::Unknown(why) => drop(unread.insert(manifest, State::Unreadable { why })),
             // By the job itself, which the next look takes into account.
             Checked::Retired(_) => {}
             Checked::Whole => {
@@ -163,10 +163,10 @@ fn prune(
 fn carry_out(opened: &mut Opened, done: &mut Done) -> Result<(), Failure> {
     while let Some(effect) = opened.ledger.keeper.poll_effect() {
         match effect {
-            KeeperEffect::Append(Body::Retire { seq }) => {
+            KeeperEffect::Append(entry @ Body::Retire { seq, .. }) => {
                 let row = opened.ledger.rows.iter().find(|row| row.seq == seq);
                 let step = row.map_or(0, |row| row.commit.step);
-                opened.ledger.append(Body::Retire { seq })?;
+                opened.ledger.append(entry)?;
                 done.retired.push((seq, step));
             }
             // Nothing is rejected here.

@@ -27,9 +27,13 @@ impl Saves {
         if self.place.is_none() || has_own || k >= ranks {
             return told;
         }
-        let slots: Result<Vec<Arc<Slot>>, _> = slots.into_iter().map(Slot::inherit).collect();
-        let slots: [Arc<Slot>; SLOTS] = match slots.map(<[_; SLOTS]>::try_from) {
-            Ok(Ok(slots)) => slots,
+        let slots: Result<Vec<(Arc<Slot>, bool)>, _> =
+            slots.into_iter().map(Slot::inherit).collect();
+        let (slots, torn) = match slots.map(<[_; SLOTS]>::try_from) {
+            Ok(Ok(slots)) => {
+                let torn = slots.each_ref().map(|(_, torn)| *torn);
+                (slots.map(|(slot, _)| slot), torn)
+            }
             Ok(Err(others)) => {
                 let count = others.len();
                 let text = format!("{count} checkpoint slots of local rank {k} were left, not two");
@@ -93,7 +97,7 @@ impl Saves {
                 [first, .., last] => format!("steps {first} and {last} are in them"),
             }
         ));
-        let rank = Rank { slots, seen };
+        let rank = Rank { slots, seen, torn };
         told.agent.push(SaveNews::Slots {
             k,
             capacity: rank.slots[0].capacity().0,

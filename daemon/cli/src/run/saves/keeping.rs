@@ -2,6 +2,8 @@
 //! what it names. One looks at what is there and deletes, quickly; the other reads whole checkpoints,
 //! behind everything else that the machine has to do. What somebody found damaged is read by a third.
 
+mod looking;
+
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
@@ -10,9 +12,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use muster_checkpoint::verify::Depth;
 use muster_protocol::Digest;
 use muster_protocol::checkpoint::{Standing, State};
-use muster_protocol::local::{KeepNews, MAX_NAME, MAX_NEEDS, MAX_PATH, Review, short};
+use muster_protocol::local::{KeepNews, MAX_NAME, MAX_NEEDS, MAX_PATH, Question, Review, short};
 use tokio::sync::mpsc;
 
+use self::looking::Again;
 use super::Done;
 use crate::kept::{Folder, Reviewed, Rules, Unknown, Unread, review, whole, words};
 
@@ -22,9 +25,6 @@ const MAX_COMMITS: usize = 1 << 20;
 /// By how much the thread that reads checkpoints makes way for others: all there is. On Linux a thread
 /// has a priority of its own (setpriority(2)).
 const NICE: i32 = 19;
-
-/// Threads that take a second look.
-const THREADS: usize = 4;
 
 /// What a thread is to do.
 enum Task {
@@ -54,9 +54,10 @@ enum Said {
         manifest: Digest,
         state: State,
     },
+    /// None: nobody wanted to know any more.
     LookedAgain {
-        number: u64,
-        state: State,
+        look: u64,
+        state: Option<State>,
     },
     NotDeleted(String),
 }
@@ -74,8 +75,7 @@ pub(super) struct Keeping {
     arriving: Option<Review>,
     looker: Option<Sender<Task>>,
     reading: Option<Digest>,
-    /// The number of the second look under way.
-    looking_again: Option<u64>,
+    again: Again,
     verified: BTreeSet<Digest>,
     unread: Unread,
     done: mpsc::UnboundedSender<Done>,
@@ -96,7 +96,7 @@ impl Keeping {
             arriving: None,
             looker: None,
             reading: None,
-            looking_again: None,
+            again: Again::default(),
             verified: BTreeSet::new(),
             unread: Unread::new(),
             done,
@@ -141,7 +141,12 @@ impl Keeping {
         }
         let mut commits = whole.commits;
         for of in &mut commits {
-            of.verified |= self.verified.contains(&of.commit.manifest);
+            let manifest = of.commit.manifest;
+            if of.verified {
+                // Somebody else has read it, or all ranks have loaded it.
+                self.unread.remove(&manifest);
+            }
+            of.verified |= self.verified.contains(&manifest);
         }
         let task = Task::Review {
             link: self.link,
@@ -194,12 +199,7 @@ impl Keeping {
                 state,
             } => {
                 self.reading = None;
-                self.unread.remove(&manifest);
-                match &state {
-                    State::Verified => drop(self.verified.insert(manifest)),
-                    State::Unreadable { why } => drop(self.unread.insert(manifest, why.clone())),
-                    State::Damaged { .. } | State::Unchecked => {}
-                }
+                self.remember(manifest, &state);
                 let news = KeepNews::Checked {
                     seq,
                     manifest,
@@ -207,40 +207,47 @@ impl Keeping {
                 };
                 (vec![news], None)
             }
-            Said::LookedAgain { number, state } => {
-                self.looking_again.take_if(|of| *of == number);
+            Said::LookedAgain { look, state } => {
+                let Some((question, state)) = self.again.ended(look).zip(state) else {
+                    return (Vec::new(), None);
+                };
+                self.remember(question.manifest, &state);
+                let number = question.number;
                 (vec![KeepNews::LookedAgain { number, state }], None)
             }
             Said::NotDeleted(text) => (Vec::new(), Some(text)),
         }
     }
 
-    /// Reads a checkpoint that somebody found damaged, as fast as it can: its job may wait for it. An answer
-    /// at once where it cannot.
-    pub(super) fn look_again(&mut self, number: u64, manifest: Digest) -> Option<KeepNews> {
-        if self.looking_again == Some(number) {
-            return None;
-        }
-        let unreadable = |why: String| {
-            let state = State::Unreadable { why: short(why) };
-            KeepNews::LookedAgain { number, state }
-        };
-        let Some(place) = self.place.clone() else {
-            return Some(unreadable("this launcher has no store".into()));
-        };
-        let done = self.done.clone();
-        let read = move || {
-            let state = read_whole(&place, manifest, THREADS);
-            // Nobody listens once the launcher ends.
-            let _over = done.send(Done::Kept(Word(Said::LookedAgain { number, state })));
-        };
-        let thread = std::thread::Builder::new().name("second-look".into());
-        match thread.spawn(read) {
-            Ok(_) => {
-                self.looking_again = Some(number);
-                None
+    /// How a checkpoint was found when it was read: what is known is not read again, and again.
+    fn remember(&mut self, manifest: Digest, state: &State) {
+        match state {
+            State::Verified => {
+                self.unread.remove(&manifest);
+                self.verified.insert(manifest);
             }
-            Err(error) => Some(unreadable(format!("no thread to read it: {error}"))),
+            State::Unreadable { .. } | State::Damaged { .. } => {
+                self.verified.remove(&manifest);
+                self.unread.insert(manifest, state.clone());
+            }
+            State::Unchecked => {}
+        }
+    }
+
+    /// Looks again at a checkpoint that somebody found damaged, or could not read, as fast as it can: its job may
+    /// wait for it. How far it is, or an answer at once where nothing can be done.
+    pub(super) fn look_again(&mut self, question: Question) -> KeepNews {
+        let number = question.number;
+        let started = match &self.place {
+            Some(place) => self.again.asked(question, place, &self.done),
+            None => Err("this launcher has no store".to_owned()),
+        };
+        match started {
+            Ok(read) => KeepNews::LooksAgain { number, read },
+            Err(why) => {
+                let state = State::Unreadable { why };
+                KeepNews::LookedAgain { number, state }
+            }
         }
     }
 
@@ -257,7 +264,7 @@ impl Keeping {
             let said = Said::Verified {
                 seq,
                 manifest,
-                state: read_whole(&place, manifest, 1),
+                state: read_whole(&place, manifest),
             };
             // Nobody listens once the launcher ends.
             let _over = done.send(Done::Kept(Word(said)));
@@ -270,8 +277,8 @@ impl Keeping {
 }
 
 /// How a checkpoint is found when all of it is read.
-fn read_whole(place: &Folder, manifest: Digest, threads: usize) -> State {
-    let found = whole(place, manifest, Depth::Everything { threads });
+fn read_whole(place: &Folder, manifest: Digest) -> State {
+    let found = whole(place, manifest, Depth::Everything { threads: 1 });
     found.unwrap_or_else(|error| {
         let why = short(words(&error));
         State::Unreadable { why }

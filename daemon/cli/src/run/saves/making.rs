@@ -69,12 +69,26 @@ pub(super) fn shown(bytes: u64) -> String {
     }
 }
 
-/// Makes them.
-pub(super) fn start(k: u16, ask: Ask, done: mpsc::UnboundedSender<Done>) -> std::io::Result<()> {
+/// Makes those that are not there.
+pub(super) fn start(
+    k: u16,
+    ask: Ask,
+    there: [Option<Arc<Slot>>; SLOTS],
+    done: mpsc::UnboundedSender<Done>,
+) -> std::io::Result<()> {
     let make = move || -> Result<([Arc<Slot>; SLOTS], Duration), SlotError> {
-        let (first, one) = Slot::create(ask.image, ask.note, THREADS)?;
-        let (second, two) = Slot::create(ask.image, ask.note, THREADS)?;
-        Ok(([first, second], one.took + two.took))
+        let mut took = Duration::ZERO;
+        let mut one = |slot: Option<Arc<Slot>>| match slot {
+            Some(slot) => Ok(slot),
+            None => {
+                let (slot, made) = Slot::create(ask.image, ask.note, THREADS)?;
+                took += made.took;
+                Ok(slot)
+            }
+        };
+        let [first, second] = there;
+        let slots = [one(first)?, one(second)?];
+        Ok((slots, took))
     };
     let thread = std::thread::Builder::new().name("slots".into());
     thread.spawn(move || {

@@ -120,6 +120,9 @@ impl Seen {
 struct Rank {
     slots: [Arc<Slot>; SLOTS],
     seen: [Seen; SLOTS],
+    /// The worker of the launcher before was filling it, and may not be dead for certain: another one takes its place
+    /// before anything is filled.
+    torn: [bool; SLOTS],
 }
 
 /// A file that is being written.
@@ -272,8 +275,13 @@ impl Saves {
         if self.place.is_none() {
             return workers.give(k, ask.number, Given::NoStore, None, 0);
         }
+        let mut ask = ask;
         if let Some(rank) = self.ranks.get(&k).filter(|rank| ask.fits(&rank.slots[0])) {
-            return workers.give(k, ask.number, Given::Slots, Some(&rank.slots), 0);
+            if rank.torn == [false; SLOTS] {
+                return workers.give(k, ask.number, Given::Slots, Some(&rank.slots), 0);
+            }
+            // As the other one is.
+            (ask.image, ask.note) = rank.slots[0].capacity();
         }
         let others = self.ranks.iter().filter(|(other, _)| **other != k);
         let used: u64 = others.map(|(_, rank)| making::bytes_of(&rank.slots)).sum();
@@ -296,13 +304,24 @@ impl Saves {
         {
             return;
         }
-        self.ranks.remove(&k);
+        let mut there = [None, None];
+        if let Some(rank) = self.ranks.remove(&k) {
+            if rank.torn != [false; SLOTS] && ask.fits(&rank.slots[0]) {
+                for ((slot, torn), there) in rank.slots.into_iter().zip(rank.torn).zip(&mut there) {
+                    *there = (!torn).then_some(slot);
+                }
+            }
+            // The agent has descriptors of them: it lets go before there is memory for others.
+            told.agent.push(SaveNews::SlotsGone { k });
+        }
         if let Some(replicas) = &self.replicas {
-            replicas.part(k);
+            if there.iter().all(Option::is_none) {
+                replicas.part(k);
+            }
             replicas.set_slots(used + ask.bytes() * SLOTS as u64);
         }
         self.making.insert(k, ask.number);
-        if let Err(error) = making::start(k, ask, self.done.0.clone()) {
+        if let Err(error) = making::start(k, ask, there, self.done.0.clone()) {
             self.making.remove(&k);
             told.people
                 .push(format!("no thread to make checkpoint slots: {error}"));
@@ -361,6 +380,7 @@ impl Saves {
                 let rank = Rank {
                     seen: [Seen::Free, Seen::Free],
                     slots,
+                    torn: [false; SLOTS],
                 };
                 told.agent.push(SaveNews::Slots {
                     k,
@@ -425,10 +445,7 @@ impl Saves {
                 None
             }
             SaveAsk::Review(review) => self.keeping.ask(review).map(SaveNews::Keep),
-            SaveAsk::LookAgain { number, manifest } => {
-                let news = self.keeping.look_again(number, manifest);
-                news.map(SaveNews::Keep)
-            }
+            SaveAsk::LookAgain(question) => Some(SaveNews::Keep(self.keeping.look_again(question))),
             SaveAsk::Assemble { save, parts, last } => self.assemble(save, parts, last),
             // The driver's, who knows the workers, and has the descriptors.
             SaveAsk::Skip { .. }

@@ -340,7 +340,9 @@ async fn memory_is_given_within_the_budget() {
     assert!(given == Given::Budget && slots.is_none() && room < BYTES / 2 && room > BYTES / 3);
     // What its worker asks for anew takes the place of what it had.
     two.ask(0, 6, BYTES + 1_000_000);
-    saves.look(&two, Time::ZERO);
+    let told = saves.look(&two, Time::ZERO);
+    // The agent has descriptors of it, and lets go before there is other memory.
+    assert_eq!(told.agent, [SaveNews::SlotsGone { k: 0 }]);
     assert!(matches!(
         &done(&mut saves, &two).await.agent[..],
         [SaveNews::Slots { k: 0, .. }]

@@ -105,7 +105,7 @@ impl Log {
                     rejected: false,
                 });
             }
-            Body::Retire { seq } => self.mark(seq, |c| c.retired = true),
+            Body::Retire { seq, .. } => self.mark(seq, |c| c.retired = true),
             Body::Reject { seq, .. } => self.mark(seq, |c| c.rejected = true),
             Body::Pin { .. } | Body::Unpin { .. } | Body::Rules(_) => {}
         }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::kept::testing::{Bench, standing};
+use crate::kept::testing::{Bench, FILE, standing};
 
 const NEWEST: Digest = Digest([9; 32]);
 
@@ -123,15 +123,29 @@ fn it_looks_reads_two_whole_and_deletes_what_it_is_told_to() {
     ));
 }
 
+fn question(number: u64, manifest: Digest) -> Question {
+    Question {
+        number,
+        manifest,
+        why: "n0-0.safetensors is not there".into(),
+        all: true,
+    }
+}
+
 #[test]
 fn a_second_look_reads_all_bytes_of_what_lies_there_now() {
     let bench = Bench::new();
     let commit = bench.save(NEWEST, 4, None);
     let mut lab = Lab::new(&bench);
     let mut look = |number| {
-        assert_eq!(lab.keeping.look_again(number, commit.manifest), None);
-        // One question is one reading, however often it is asked.
-        assert_eq!(lab.keeping.look_again(number, commit.manifest), None);
+        // One question is one reading, however often it is asked: each time it is said how far it is.
+        for _ in 0..2 {
+            let news = lab.keeping.look_again(question(number, commit.manifest));
+            let KeepNews::LooksAgain { number: of, read } = news else {
+                panic!("{news:?}");
+            };
+            assert!(of == number && read <= 1 + FILE as u64, "{news:?}");
+        }
         let (mut news, people) = lab.hear();
         assert!(people.is_none() && lab.words.try_recv().is_err());
         match news.remove(0) {
@@ -146,9 +160,75 @@ fn a_second_look_reads_all_bytes_of_what_lies_there_now() {
         matches!(&state, State::Damaged { why } if why.contains("n0-0.safetensors")),
         "{state:?}"
     );
-    // A store that is away tells nothing.
-    std::fs::remove_file(bench.root().join("muster-store")).unwrap();
-    assert!(matches!(look(3), State::Unreadable { .. }));
+}
+
+#[test]
+fn a_second_look_ends_when_nobody_asks_for_it() {
+    let bench = Bench::new();
+    let commit = bench.save(NEWEST, 4, None);
+    // It waits for the store for as long as somebody asks.
+    let mark = bench.root().join("muster-store");
+    std::fs::remove_file(&mark).unwrap();
+    let mut lab = Lab::new(&bench);
+    lab.keeping.again.unasked = std::time::Duration::ZERO;
+    lab.keeping.look_again(question(1, commit.manifest));
+    assert_eq!(lab.hear(), (Vec::new(), None));
+    // Another question takes the place of one that is not answered.
+    lab.keeping.again.unasked = std::time::Duration::from_secs(3_600);
+    lab.keeping.look_again(question(2, commit.manifest));
+    let other = bench.save(NEWEST, 5, None);
+    lab.keeping.look_again(question(3, other.manifest));
+    assert_eq!(lab.hear(), (Vec::new(), None));
+    // One about the same joins it, and gets its answer.
+    lab.keeping.look_again(question(4, other.manifest));
+    std::fs::write(&mark, "{}").unwrap();
+    let (news, _) = lab.hear();
+    let (number, state) = (4, State::Verified);
+    assert_eq!(news, [KeepNews::LookedAgain { number, state }]);
+}
+
+#[test]
+fn what_was_found_damaged_is_not_read_again_and_again() {
+    let bench = Bench::new();
+    let mut all: Vec<Standing> = (1..=3)
+        .map(|step| standing(10 + step, bench.save(NEWEST, step, None)))
+        .collect();
+    bench.flip(&all[2].commit);
+    let mut lab = Lab::new(&bench);
+    let mut read = Vec::new();
+    for round in 1..=3 {
+        lab.ask(round, &all);
+        let (news, _) = lab.hear();
+        let seen = |news: &KeepNews| match news {
+            KeepNews::Looked { seq: 13, state, .. } => Some(state.clone()),
+            _ => None,
+        };
+        let seen = news.iter().find_map(seen).unwrap();
+        assert_eq!(matches!(seen, State::Damaged { .. }), round > 1, "{seen:?}");
+        match &lab.hear().0[..] {
+            [KeepNews::Checked { seq, .. }] => read.push(*seq),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(read, [13, 12, 11]);
+    lab.ask(4, &all);
+    lab.hear();
+    assert!(lab.words.try_recv().is_err(), "all is known");
+    // Another node has read it, and it is whole.
+    all[2].verified = true;
+    lab.ask(5, &all);
+    let (news, _) = lab.hear();
+    let whole = |news: &KeepNews| {
+        matches!(
+            news,
+            KeepNews::Looked {
+                seq: 13,
+                state: State::Verified,
+                ..
+            }
+        )
+    };
+    assert!(news.iter().any(whole), "{news:?}");
 }
 
 #[test]
@@ -179,13 +259,13 @@ fn an_answer_goes_to_nobody_but_who_asked() {
         lab.keeping.done.clone(),
     );
     assert_eq!(nowhere.link_up(), []);
-    let unasked = nowhere.look_again(5, all[0].commit.manifest);
+    let unasked = nowhere.look_again(question(5, all[0].commit.manifest));
     assert!(matches!(
         unasked,
-        Some(KeepNews::LookedAgain {
+        KeepNews::LookedAgain {
             number: 5,
             state: State::Unreadable { .. }
-        })
+        }
     ));
     let asked = nowhere.ask(Review::all(7, NEWEST, &all).remove(0));
     assert!(matches!(asked, Some(KeepNews::Failed { round: 7, .. })));

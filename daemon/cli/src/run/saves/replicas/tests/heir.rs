@@ -93,6 +93,35 @@ async fn what_was_being_filled_is_void() {
     heir.begins(LATER, vec![], None);
     assert_eq!(heir.holds(), [8]);
     assert_eq!(slots[0].state().0, State::Free);
+    // Who was filling it may not be dead for certain: the worker gets another one in its place, and the other slot.
+    heir.saves.ask(SaveAsk::Free {
+        slot: SlotId { k: 0, side: 1 },
+    });
+    heir.two.ask(0, 1, BYTES / 2);
+    let told = heir.saves.look(&heir.two, Time::ZERO);
+    assert_eq!(told.agent, [SaveNews::SlotsGone { k: 0 }]);
+    let told = done(&mut heir.saves, &heir.two).await;
+    assert!(matches!(
+        told.agent[..],
+        [SaveNews::Slots {
+            k: 0,
+            found: [Found::Free, Found::Free],
+            ..
+        }]
+    ));
+    let (_, given, _) = heir.two.answer(0).unwrap();
+    let given = given.unwrap();
+    assert_eq!(given[0].capacity(), slots[0].capacity());
+    fill(&given[0], 0, 9);
+    fill(&given[1], 0, 10);
+    assert_eq!(slots[0].state().0, State::Free);
+    assert_eq!(slots[1].state(), (State::Sealed, 10));
+    // From then on they are its own.
+    heir.saves.look(&heir.two, Time::ZERO);
+    heir.two.ask(0, 2, BYTES);
+    let told = heir.saves.look(&heir.two, Time::ZERO);
+    assert_eq!(told.agent, []);
+    assert!(heir.two.answer(0).is_some());
 }
 
 #[tokio::test]
