@@ -11,11 +11,11 @@ from . import setup, systems
 POLL_SECONDS = 0.02
 
 
-def build():
-    """The worker of both benches, and the launcher; in release mode."""
-    argv = ["cargo", "build", "--release", "-p", "muster-runtime", "--example", "live_steps"]
+def build(worker="live_steps"):
+    """A worker of the benches, in release mode."""
+    argv = ["cargo", "build", "--release", "-p", "muster-runtime", "--example", worker]
     subprocess.run(argv, cwd=setup.ROOT, check=True)
-    return setup.TARGET / "release" / "examples" / "live_steps"
+    return setup.TARGET / "release" / "examples" / worker
 
 
 class Notes:

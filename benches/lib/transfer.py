@@ -64,11 +64,19 @@ def plain(worker, size):
     return size / seconds["again"], size / seconds["fresh"]
 
 
-def attempt(options, worker, figures, bed, directory):
+def system(options):
+    """What is measured, as the figures name it."""
+    trainer = {"no": "muster", "part": "trainer", "dense": "trainer-dense"}
+    return f"{trainer[options.trainer]}-{options.transport}"
+
+
+def attempt(options, worker, wire, figures, bed, directory):
     count = options.world
     argv = [worker, "--gradient", options.gradient, "--state", options.state, "--step-ms", options.step_ms, "--steps", options.steps]
+    if options.trainer == "dense":
+        argv += ["--dense", 1]
     nodes = live.Nodes(bed, directory, argv, count, count + 1, options.transport)
-    notes, name = nodes.notes, f"muster-{options.transport}"
+    notes, name = nodes.notes, system(options)
     nodes.launch(range(count))
 
     def trains(world, steps):
@@ -78,7 +86,7 @@ def attempt(options, worker, figures, bed, directory):
 
     if not notes.until(lambda: trains(count, 10), options.bound, nodes.anyone):
         raise systems.NotServing(f"no world of {count} trains\n{nodes.show_logs()}")
-    rates = [plain(worker, options.state)]
+    rates = [plain(wire, options.state)]
     survivors, started = list(notes.events), time.time_ns()
     copying = Copying(bed, f"node{count}", worker)
     copying.start()
@@ -91,7 +99,7 @@ def attempt(options, worker, figures, bed, directory):
         raise systems.NotServing(f"the newcomer did not catch up\n{nodes.show_logs()}")
     # Its own first values, written before the copy comes into the same memory.
     made = notes.of(caught[0]["who"], "made")[0]
-    rates.append(plain(worker, options.state))
+    rates.append(plain(wire, options.state))
     took = (copying.until - copying.since) / 1e9
     tcp = sum(rate for rate, _ in rates) / len(rates)
     fresh = sum(rate for _, rate in rates) / len(rates)
@@ -124,12 +132,14 @@ def main(argv):
     parser.add_argument("--step-ms", type=int, default=200)
     parser.add_argument("--steps", type=int, default=120, help="after which all end and compare their states")
     parser.add_argument("--world", type=int, default=3, help="ranks before the newcomer")
+    parser.add_argument("--trainer", choices=["no", "part", "dense"], default="no", help="by train::Trainer; with dense each step changes the whole state")
     parser.add_argument("--transport", choices=["shm", "tcp"], default="shm", help="of the collectives; tcp needs root")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--bound", type=float, default=120.0)
     parser.add_argument("--out", default=str(setup.ROOT / "target" / "bench-transfer.jsonl"), help="file for the JSON lines")
     options = parser.parse_args(argv)
-    worker = live.build()
+    wire = live.build()
+    worker = wire if options.trainer == "no" else live.build("trained_steps")
     setup.muster("muster")
     figures = report.Report(options.out)
     status = 0
@@ -137,9 +147,9 @@ def main(argv):
         directory = tempfile.mkdtemp(prefix="bench-transfer-")
         try:
             with procs.Bed() as bed:
-                attempt(options, worker, figures, bed, directory)
+                attempt(options, worker, wire, figures, bed, directory)
         except systems.NotServing as reason:
-            figures.add(f"muster-{options.transport}", CASE, "not_reached", 1, "attempts")
+            figures.add(system(options), CASE, "not_reached", 1, "attempts")
             print(reason, file=sys.stderr)
         except KeyboardInterrupt:
             status = 130
@@ -147,6 +157,6 @@ def main(argv):
         finally:
             shutil.rmtree(directory, ignore_errors=True)
     title = f"{options.state >> 20} MiB of state, world {options.world} to {options.world + 1}"
-    print(figures.table({CASE: title}, METRICS, [f"muster-{options.transport}"]))
+    print(figures.table({CASE: title}, METRICS, [system(options)]))
     print(f"JSON lines: {options.out}")
     return status

@@ -3,7 +3,7 @@
 mod keeper;
 mod port;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(crate) use self::keeper::Keeper;
 pub(crate) use self::port::HeldPort;
@@ -11,6 +11,16 @@ use crate::collective::{Group, GroupConfig, Sharing};
 
 /// Longer than anything takes that goes well.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+/// Waits until it holds.
+#[track_caller]
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + LONG;
+    while !holds() {
+        assert!(Instant::now() < until, "not within {LONG:?}: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
 
 /// Each rank as if on a host of its own.
 pub(crate) fn group_config(rank: u32, world: u32, port: u16) -> GroupConfig {

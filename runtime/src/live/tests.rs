@@ -5,6 +5,7 @@ mod bed;
 mod landing;
 mod leaks;
 mod quality;
+mod trained;
 mod transfer;
 
 use std::cell::Cell;

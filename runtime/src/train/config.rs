@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::model::BoxError;
+use super::reserve::NoMemory;
 use crate::data::{LoadError, SamplerConfig, SamplerError};
 use crate::gradient::ScalerConfig;
 use crate::gradient::compress::{Codec, CodecError};
@@ -32,10 +33,15 @@ pub struct Config {
     /// Whether the best model is kept, as [`Model::encode`](super::Model::encode) gives it: a copy in the memory
     /// of every rank.
     pub keep_best: bool,
+    /// Whether every rank keeps memory for a second state, where ranks may join: what a newcomer copies is held in it,
+    /// and a newcomer's copy comes into it. Without it that memory is had when it is needed, and all wait while the
+    /// state is copied into pages that were not there before: about ten times as long.
+    pub reserve: bool,
 }
 
 impl Config {
-    /// Uncompressed, in single precision, without clipping; a larger world's rate is reached within an epoch.
+    /// Uncompressed, in single precision, without clipping; a larger world's rate is reached within an epoch; memory
+    /// for newcomers is kept.
     pub fn new(sampler: SamplerConfig, until: Span, schedule: Schedule) -> Config {
         Config {
             sampler,
@@ -47,6 +53,7 @@ impl Config {
             max_norm: None,
             better: Better::LowerLoss,
             keep_best: false,
+            reserve: true,
         }
     }
 }
@@ -93,6 +100,11 @@ pub enum TrainError {
     },
     #[error(transparent)]
     Load(#[from] LoadError),
+    #[error("the model cannot be made")]
+    Make {
+        #[source]
+        source: BoxError,
+    },
     #[error("the model failed in step {step}")]
     Model {
         step: u64,
@@ -101,7 +113,18 @@ pub enum TrainError {
     },
     #[error("the model gives no state after step {step}; what it encodes is empty")]
     NoState { step: u64 },
-    #[error("no thread can be started to reduce gradients; is the limit on processes reached?")]
+    #[error(
+        "there is no memory for the {bytes} bytes of a second state, for newcomers; look how much memory is free"
+    )]
+    Memory { bytes: usize },
+    #[error(
+        "the state that the other ranks hand out is not of this model: start all workers with one program and one configuration"
+    )]
+    Handed {
+        #[source]
+        source: BoxError,
+    },
+    #[error("no thread can be started; is the limit on processes reached?")]
     Thread(#[source] std::io::Error),
     #[error("the model gave {got} extra sums, not the {expected} that it announced")]
     Extras { got: usize, expected: usize },
@@ -151,6 +174,12 @@ pub enum TrainError {
         "this rank's state has {ours} steps, the step is number {theirs}: restore a checkpoint"
     )]
     OutOfStep { ours: u64, theirs: u64 },
+}
+
+impl From<NoMemory> for TrainError {
+    fn from(NoMemory(bytes): NoMemory) -> TrainError {
+        TrainError::Memory { bytes }
+    }
 }
 
 /// Ranges that cover the arena once, none of them empty.

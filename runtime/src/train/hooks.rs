@@ -90,7 +90,8 @@ pub trait Hooks<M: Model> {
         Ok(())
     }
 
-    /// A generation begins.
+    /// A generation begins. Where the model is still being made ([`Parallel::later`](super::Parallel::later)), this is
+    /// told when it is there, and not at all if the generation is over by then.
     ///
     /// # Errors
     /// Whatever the training shall end with.

@@ -75,9 +75,9 @@ pub trait Model {
     /// Becomes that; false, and nothing changed, if it is of another model.
     fn decode(&mut self, bytes: &[u8]) -> bool;
 
-    /// All that is registered as tensors with names, for checkpoints that any program can read: the same on every
-    /// rank, and at all times of the same names, types and shapes. What is borrowed is copied once, and nothing waits
-    /// for more. None, as here: [`encode`](Self::encode) is saved, as one tensor of bytes.
+    /// All that is registered as tensors with names, for newcomers, and for checkpoints that any program can read: the
+    /// same on every rank, and at all times of the same names, types and shapes. What is borrowed is copied once, and
+    /// nothing waits for more. None, as here: [`encode`](Self::encode) is saved and handed over, as one tensor of bytes.
     ///
     /// # Errors
     /// The training cannot go on, in this process.
@@ -85,7 +85,8 @@ pub trait Model {
         Ok(Vec::new())
     }
 
-    /// Fills those of its [`tensors`](Self::tensors) that are to be loaded.
+    /// Fills those of its [`tensors`](Self::tensors) that are to be loaded, from a checkpoint or from what others hand
+    /// over.
     ///
     /// # Errors
     /// One of them is not there, or not what this model has. What the model is then is of no use.

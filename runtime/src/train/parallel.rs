@@ -9,19 +9,20 @@ use super::config::{Codecs, Config, TrainError, check};
 use super::feed::Feed;
 use super::held_out::HeldOut;
 use super::lane::{self, Lane};
+use super::made::{Made, Outline};
 use super::model::{BoxError, Measured, Micro, Model, Update};
 use super::progress::Progress;
 use super::report::{Best, Evaluation, News, Report, Times};
+use super::reserve::Reserve;
 use super::restore::{self, Store};
 use super::results::{Results, Totals};
 use super::saves::Saves;
-use super::state::Whole;
 use super::sums::Sums;
 use crate::collective::Group;
 use crate::data::{Plan, Sampler};
 use crate::gradient::compress::{Bucket, Codec, Own, Reduced};
 use crate::gradient::{Scaler, Verdict, clip};
-use crate::live::{Fault, Frozen, Share, Training};
+use crate::live::{Fault, Frozen, Landing, Share, Training};
 use crate::random::seed_of;
 use crate::schedule::{At, Rate};
 
@@ -36,7 +37,7 @@ use crate::schedule::{At, Rate};
 /// part, counters, and the best evaluation. What a rank has not sent yet (residuals of error feedback) is its
 /// own. It goes with a rank that is lost, and stays in the world when ranks leave in good order.
 pub struct Parallel<M: Model> {
-    pub(super) model: M,
+    pub(super) model: Made<M>,
     pub(super) config: Config,
     pub(super) ranges: Vec<Range<usize>>,
     extras: usize,
@@ -58,6 +59,9 @@ pub struct Parallel<M: Model> {
     pub(super) best_model: Option<Vec<u8>>,
     /// At a planned boundary: what all ranks had kept back, by bucket.
     pub(super) kept_back: Option<Vec<Own>>,
+    /// Memory for a second state, and how much that is, once it is known.
+    pub(super) reserve: Reserve,
+    pub(super) room: Option<usize>,
     /// Memory of results that are not needed any more.
     spare: Vec<Reduced>,
     scratch: Vec<f32>,
@@ -83,8 +87,18 @@ impl<M: Model> Parallel<M> {
     /// # Errors
     /// A size is zero, the model's buckets do not cover its parameters, or a codec cannot work with them.
     pub fn new(model: M, feed: Feed<M::Sample>, config: Config) -> Result<Self, TrainError> {
-        let ranges = model.buckets();
-        check(&ranges, model.parameters())?;
+        let outline = Outline::of(&model);
+        Parallel::with(Made::already(model), outline, feed, config)
+    }
+
+    pub(super) fn with(
+        model: Made<M>,
+        outline: Outline,
+        feed: Feed<M::Sample>,
+        config: Config,
+    ) -> Result<Self, TrainError> {
+        let ranges = outline.buckets;
+        check(&ranges, outline.parameters)?;
         let codecs: Vec<Codec> = match &config.codecs {
             Codecs::All(codec) => vec![codec.clone(); ranges.len()],
             Codecs::Each(codecs) => codecs.clone(),
@@ -104,7 +118,7 @@ impl<M: Model> Parallel<M> {
         let sampler = Sampler::new(config.sampler)?;
         let batch = config.sampler.batch.over(1).min(config.sampler.samples);
         Ok(Parallel {
-            extras: model.extras(),
+            extras: outline.extras,
             model,
             feed,
             held_out: None,
@@ -120,6 +134,8 @@ impl<M: Model> Parallel<M> {
             latest: None,
             best_model: None,
             kept_back: None,
+            reserve: Reserve::new(config.reserve),
+            room: None,
             spare: Vec::new(),
             scratch: Vec::new(),
             news: VecDeque::new(),
@@ -145,13 +161,14 @@ impl<M: Model> Parallel<M> {
         self
     }
 
+    /// Waits for it, should it still be made.
     pub fn model(&self) -> &M {
         &self.model
     }
 
     /// The model, when the training is over.
     pub fn into_model(self) -> M {
-        self.model
+        self.model.into_inner()
     }
 
     /// Steps that are over, skipped ones included.
@@ -257,7 +274,7 @@ impl<M: Model> Parallel<M> {
             && let Some(held_out) = &mut self.held_out
         {
             let (steps, epoch) = (self.progress.steps, self.sampler.state().epoch);
-            let evaluated = held_out.evaluate(&mut self.model, share, steps, epoch);
+            let evaluated = held_out.evaluate(&mut *self.model, share, steps, epoch);
             (totals.held_out, totals.evaluated) = evaluated.map_err(fault)?;
         }
         let began = Instant::now();
@@ -276,7 +293,7 @@ impl<M: Model> Parallel<M> {
         let mut reduced = std::mem::take(&mut self.spare);
         reduced.resize_with(self.buckets.len(), Reduced::default);
         let outcome = lane::step(
-            &mut self.model,
+            &mut *self.model,
             &self.ranges,
             &micros,
             &mut self.sums,
@@ -532,10 +549,16 @@ impl<M: Model> Training for Parallel<M> {
     }
 
     fn freeze(&mut self) -> Box<dyn Frozen> {
-        Box::new(self.whole().unwrap_or_else(|error| {
-            self.fault = Some(error);
-            Whole::default()
-        }))
+        Box::new(self.hand_over())
+    }
+
+    fn landing(&mut self) -> Option<Box<dyn Landing>> {
+        let landing: Box<dyn Landing> = Box::new(self.land()?);
+        Some(landing)
+    }
+
+    fn adopt_state(&mut self, landing: Box<dyn Landing>) -> bool {
+        self.adopt(landing)
     }
 
     fn fault(&mut self) -> Option<BoxError> {
@@ -559,7 +582,8 @@ impl<M: Model> Training for Parallel<M> {
         if let Some(saves) = &mut self.saves {
             saves.begin(group)?;
         }
-        Ok(self.take_up(group, survived)?)
+        self.take_up(group, survived)?;
+        self.prepare_to_hand_over().map_err(fault)
     }
 }
 

@@ -49,6 +49,7 @@ pub(super) fn restore<M: Model>(
     training: &mut Parallel<M>,
     group: &mut Group,
 ) -> Result<u64, Fault> {
+    training.model.wait().map_err(fault)?;
     if let Some(saves) = &training.saves {
         let checkpoint = saves.checkpoint().map_err(|e| fault(e.into()))?;
         if let Some(checkpoint) = checkpoint {
@@ -83,7 +84,7 @@ pub(super) fn restore<M: Model>(
     };
     let state = match own.filter(|_| group.rank() == owner) {
         Some((_, state)) => state,
-        None if group.rank() == owner => training.whole().map_err(fault)?.concat(),
+        None if group.rank() == owner => training.whole().map_err(fault)?,
         None => Vec::new(),
     };
     let state = hand_out(group, owner, state)?;

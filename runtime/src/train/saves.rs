@@ -17,7 +17,7 @@ use super::model::Model;
 use super::parallel::Parallel;
 use super::report::{Evaluation, News, Save};
 use super::state::PIECES;
-use super::tensors::{Load, Named, Room, STATE};
+use super::tensors::{Load, Named, Room};
 use crate::collective::{Group, GroupError};
 use crate::env::WorkerEnv;
 use crate::gradient::compress::{Own, reshard};
@@ -213,6 +213,9 @@ impl<M: Model> Parallel<M> {
             let known = planned.is_some_and(|(entered, _)| *entered == share.entered);
             saves.on.is_some() && !known && !share.entered.is_empty()
         };
+        if !self.model.is_done() {
+            return Ok(());
+        }
         let Some(mut saves) = self.saves.take_if(due) else {
             return Ok(());
         };
@@ -263,55 +266,37 @@ impl<M: Model> Parallel<M> {
         share: &Share,
         does: Does,
     ) -> Result<Option<Save>, TrainError> {
-        let encoded;
-        let mut named = self.named(step)?;
-        if named.is_empty() && self.model.parameters() > 0 {
-            drop(named);
-            encoded = self.encoded_model()?;
-            named = vec![Named::bytes(STATE, &encoded)];
-        }
-        for (number, bucket) in self.buckets.iter().enumerate() {
-            let shared = bucket.shared();
-            if !shared.is_empty() {
-                let shape = [shared.len() as u64];
-                named.push(Named::floats(codec(number), &shape, shared));
-            }
-        }
         let failed = |source: SaveError| TrainError::Save {
             step,
             source: Box::new(source),
         };
-        let common = named.iter().map(Named::held).collect();
-        let own = |rank| self.own_tensors(rank).map(|tensor| tensor.held()).collect();
-        saves.plan(&share.entered, common, own).map_err(failed)?;
-        if does == Does::Plan {
-            return Ok(None);
-        }
-        named.extend(self.own_tensors(share.rank));
-        let bytes: HashMap<&str, &[u8]> = (named.iter())
-            .map(|tensor| (&*tensor.name, &*tensor.bytes))
-            .collect();
-        let blobs = match share.entered.first() == Some(&share.rank) {
-            true => self.blobs(),
-            false => Vec::new(),
-        };
-        let Some(saver) = &mut saves.saver else {
-            return Err(failed(SaveError::NoAnswer));
-        };
-        let state = |name: &str, _: &_| bytes.get(name).copied();
-        let saved = saver.save(step, state, blobs).map_err(failed)?;
-        Ok((!saved.left_out).then_some(Save {
-            step,
-            bytes: saved.bytes,
-            copied: saved.copied,
-            waited: saved.waited,
-        }))
-    }
-
-    /// The model's tensors; none, if it names none.
-    fn named(&self, step: u64) -> Result<Vec<Named<'_>>, TrainError> {
-        let tensors = self.model.tensors();
-        tensors.map_err(|source| TrainError::Model { step, source })
+        self.with_tensors(|training, tensors| {
+            let common = tensors.iter().map(Named::held).collect();
+            let own = |rank| training.own_tensors(rank).map(|t| t.held()).collect();
+            saves.plan(&share.entered, common, own).map_err(failed)?;
+            if does == Does::Plan {
+                return Ok(None);
+            }
+            let own: Vec<Named<'_>> = training.own_tensors(share.rank).collect();
+            let bytes: HashMap<&str, &[u8]> = (tensors.iter().chain(&own))
+                .map(|tensor| (&*tensor.name, &*tensor.bytes))
+                .collect();
+            let blobs = match share.entered.first() == Some(&share.rank) {
+                true => training.blobs(),
+                false => Vec::new(),
+            };
+            let Some(saver) = &mut saves.saver else {
+                return Err(failed(SaveError::NoAnswer));
+            };
+            let state = |name: &str, _: &_| bytes.get(name).copied();
+            let saved = saver.save(step, state, blobs).map_err(failed)?;
+            Ok((!saved.left_out).then_some(Save {
+                step,
+                bytes: saved.bytes,
+                copied: saved.copied,
+                waited: saved.waited,
+            }))
+        })
     }
 
     /// What a rank has not sent yet, by the names that it has for that rank.
@@ -387,24 +372,9 @@ impl<M: Model> Parallel<M> {
         let lasting = lasting.map_err(|name| TrainError::Piece { step, name })?;
 
         let mut load = Load::new(checkpoint, &|_| true);
-        if self.model.parameters() > 0 || self.model.tensors().is_ok_and(|all| !all.is_empty()) {
-            self.model.load(&mut load).map_err(failed)?;
-        }
-        self.ask_model();
-        if let Some(error) = self.fault.take() {
-            return Err(error);
-        }
+        self.load_tensors(&mut load, failed)?;
         if let Some(name) = load.left() {
             return Err(TrainError::Left { step, name });
-        }
-        for (number, bucket) in self.buckets.iter_mut().enumerate() {
-            let mut shared = bucket.shared().to_vec();
-            if !shared.is_empty() {
-                let shape = [shared.len() as u64];
-                let room = Room::floats(codec(number), &shape, &mut shared);
-                load.fill(vec![room]).map_err(|e| failed(e.into()))?;
-                bucket.set_shared(&shared);
-            }
         }
         self.forget_own();
         self.load_own(checkpoint, &mut load, (rank, world))
@@ -449,11 +419,6 @@ impl<M: Model> Parallel<M> {
         }
         Ok(())
     }
-}
-
-/// The name of what a bucket's codec keeps on all ranks alike.
-fn codec(bucket: usize) -> String {
-    format!("codec.{bucket}")
 }
 
 fn own(what: &str, bucket: usize, rank: u32) -> String {

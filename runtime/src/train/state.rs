@@ -1,14 +1,14 @@
-//! The state of a training as bytes: the same on every rank.
+//! The state of a training, the same on every rank: as bytes in one piece, and as tensors with names.
 
 use super::bytes::{Fields, put, put_word};
 use super::config::TrainError;
-use super::model::Model;
+use super::model::{BoxError, Model};
 use super::parallel::Parallel;
 use super::progress::Progress;
+use super::tensors::{Load, Named, Room, STATE};
 use crate::data::{Sampler, State};
 use crate::gradient::Scaler;
 use crate::gradient::compress::Bucket;
-use crate::live::Frozen;
 use crate::schedule::Rate;
 
 const MAGIC: &[u8] = b"MTRAIN 2";
@@ -25,43 +25,17 @@ pub(super) struct Lasting {
     scaler: Option<Scaler>,
 }
 
-/// A state; the model's part of it is not copied again.
-#[derive(Debug, Default)]
-pub(super) struct Whole {
-    before: Vec<u8>,
-    model: Vec<u8>,
-}
-
-impl Whole {
-    pub(super) fn concat(&self) -> Vec<u8> {
-        [&self.before[..], &self.model[..]].concat()
-    }
-}
-
-impl Frozen for Whole {
-    fn total(&self) -> usize {
-        self.before.len() + self.model.len()
-    }
-
-    fn piece(&self, byte: usize) -> &[u8] {
-        match byte.checked_sub(self.before.len()) {
-            None => &self.before[byte..],
-            Some(byte) => self.model.piece(byte),
-        }
-    }
-}
-
 impl<M: Model> Parallel<M> {
-    /// All that lasts and is the same on every rank, for newcomers and checkpoints.
+    /// All that lasts and is the same on every rank, in one piece.
     pub fn encode(&self) -> Vec<u8> {
-        self.around(self.model.encode()).concat()
+        self.around(self.model.encode())
     }
 
     /// The same, for others to rely on.
     ///
     /// # Errors
     /// The model has failed, or gives no state.
-    pub(super) fn whole(&mut self) -> Result<Whole, TrainError> {
+    pub(super) fn whole(&mut self) -> Result<Vec<u8>, TrainError> {
         let model = self.encoded_model()?;
         Ok(self.around(model))
     }
@@ -72,10 +46,7 @@ impl<M: Model> Parallel<M> {
     /// The model has failed, or gives no state.
     pub(super) fn encoded_model(&mut self) -> Result<Vec<u8>, TrainError> {
         let model = self.model.encode();
-        self.ask_model();
-        if let Some(error) = self.fault.take() {
-            return Err(error);
-        }
+        self.asked()?;
         if model.is_empty() && self.model.parameters() > 0 {
             let step = self.progress.steps;
             return Err(TrainError::NoState { step });
@@ -85,13 +56,84 @@ impl<M: Model> Parallel<M> {
 
     /// Whether the model met an error where it could not tell.
     pub(super) fn ask_model(&mut self) {
-        if let Some(source) = self.model.fault() {
+        let model = self.model.get_mut();
+        if let Some(source) = model.and_then(|model| model.fault()) {
             let step = self.progress.steps;
             self.fault.get_or_insert(TrainError::Model { step, source });
         }
     }
 
-    fn around(&self, model: Vec<u8>) -> Whole {
+    /// The same, where it can be told at once.
+    pub(super) fn asked(&mut self) -> Result<(), TrainError> {
+        self.ask_model();
+        self.fault.take().map_or(Ok(()), Err)
+    }
+
+    /// The model's tensors; none, if it names none.
+    pub(super) fn named(&self) -> Result<Vec<Named<'_>>, TrainError> {
+        self.model.wait()?;
+        let step = self.progress.steps;
+        let tensors = self.model.tensors();
+        tensors.map_err(|source| TrainError::Model { step, source })
+    }
+
+    /// What `with` makes of all tensors that are the same on every rank: the model's, or its encoding as one, if it
+    /// names none; and the codecs'.
+    ///
+    /// # Errors
+    /// The model has failed, or gives no state. Or what `with` says.
+    pub(super) fn with_tensors<T>(
+        &mut self,
+        with: impl FnOnce(&Self, Vec<Named<'_>>) -> Result<T, TrainError>,
+    ) -> Result<T, TrainError> {
+        let encoded;
+        let mut tensors = self.named()?;
+        if tensors.is_empty() {
+            drop(tensors);
+            encoded = self.encoded_model()?;
+            let state = (!encoded.is_empty()).then(|| Named::bytes(STATE, &encoded));
+            tensors = state.into_iter().collect();
+        }
+        tensors.extend(self.shared_tensors());
+        with(self, tensors)
+    }
+
+    /// The codecs' part of them.
+    pub(super) fn shared_tensors(&self) -> impl Iterator<Item = Named<'_>> {
+        let shared = (0..)
+            .zip(&self.buckets)
+            .map(|(n, bucket)| (n, bucket.shared()));
+        shared
+            .filter(|(_, shared)| !shared.is_empty())
+            .map(|(number, shared)| Named::floats(codec(number), &[shared.len() as u64], shared))
+    }
+
+    /// Fills all of them.
+    ///
+    /// # Errors
+    /// They are not of this model, and it is of no use now.
+    pub(super) fn load_tensors(
+        &mut self,
+        load: &mut Load<'_>,
+        failed: impl Fn(BoxError) -> TrainError,
+    ) -> Result<(), TrainError> {
+        if load.shape(STATE).is_some() || self.named().is_ok_and(|all| !all.is_empty()) {
+            self.model.load(load).map_err(&failed)?;
+        }
+        self.asked()?;
+        for (number, bucket) in (0..).zip(&mut self.buckets) {
+            let mut shared = bucket.shared().to_vec();
+            if !shared.is_empty() {
+                let shape = [shared.len() as u64];
+                let room = Room::floats(codec(number), &shape, &mut shared);
+                load.fill(vec![room]).map_err(|e| failed(e.into()))?;
+                bucket.set_shared(&shared);
+            }
+        }
+        Ok(())
+    }
+
+    fn around(&self, model: Vec<u8>) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         for piece in self.pieces() {
             put(&mut out, &piece);
@@ -100,8 +142,8 @@ impl<M: Model> Parallel<M> {
         for bucket in &self.buckets {
             put(&mut out, &bucket.encode_shared());
         }
-        put_word(&mut out, model.len() as u64);
-        Whole { before: out, model }
+        put(&mut out, &model);
+        out
     }
 
     /// What [`PIECES`] names, in its order.
@@ -189,4 +231,9 @@ impl<M: Model> Parallel<M> {
         self.become_lasting(lasting);
         Some(())
     }
+}
+
+/// The name of what a bucket's codec keeps on all ranks alike.
+fn codec(bucket: usize) -> String {
+    format!("codec.{bucket}")
 }

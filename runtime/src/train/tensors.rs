@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::config::TrainError;
+use super::handed::Come;
 use super::model::Model;
 use crate::saving::{Dtype, Held, LoadError, Restore, Slice, Want};
 
@@ -100,17 +101,29 @@ impl<'a> Room<'a> {
     }
 }
 
-/// A checkpoint that a model loads, or a part of it.
+/// What a model loads: a checkpoint or a part of it, or the state that others hand to a newcomer.
 pub struct Load<'a> {
-    checkpoint: &'a Restore,
+    source: Source<'a>,
     picks: &'a dyn Fn(&str) -> bool,
     filled: BTreeSet<String>,
 }
 
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    Checkpoint(&'a Restore),
+    Come(&'a Come<'a>),
+    /// Nothing: memory that is to be filled some day is touched, and stays as it is.
+    Nowhere,
+}
+
 impl std::fmt::Debug for Load<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let step = match self.source {
+            Source::Checkpoint(checkpoint) => Some(checkpoint.step()),
+            Source::Come(_) | Source::Nowhere => None,
+        };
         f.debug_struct("Load")
-            .field("step", &self.checkpoint.step())
+            .field("step", &step)
             .field("filled", &self.filled.len())
             .finish_non_exhaustive()
     }
@@ -119,8 +132,26 @@ impl std::fmt::Debug for Load<'_> {
 impl<'a> Load<'a> {
     pub(super) fn new(checkpoint: &'a Restore, picks: &'a dyn Fn(&str) -> bool) -> Load<'a> {
         Load {
-            checkpoint,
+            source: Source::Checkpoint(checkpoint),
             picks,
+            filled: BTreeSet::new(),
+        }
+    }
+
+    /// All of a state that has come.
+    pub(super) fn come(come: &'a Come<'a>) -> Load<'a> {
+        Load {
+            source: Source::Come(come),
+            picks: &|_| true,
+            filled: BTreeSet::new(),
+        }
+    }
+
+    /// None of it: the memory that is to be filled is touched, so that its pages are there when it is.
+    pub(super) fn touch() -> Load<'static> {
+        Load {
+            source: Source::Nowhere,
+            picks: &|_| false,
             filled: BTreeSet::new(),
         }
     }
@@ -137,18 +168,27 @@ impl<'a> Load<'a> {
     /// A tensor is not there or another one, which the error names, or it is damaged. What the memory holds then is
     /// of no use.
     pub fn fill(&mut self, mut rooms: Vec<Room<'_>>) -> Result<(), LoadError> {
+        if let Source::Nowhere = self.source {
+            rooms.iter_mut().for_each(|room| touch(room.into));
+        }
         rooms.retain(|room| self.picks(&room.name));
-        let each = rooms.iter_mut();
-        let mut wants: Vec<Want<'_>> = each
-            .map(|room| Want {
-                name: &room.name,
-                dtype: room.dtype,
-                shape: &room.shape,
-                slice: Slice::whole(&room.shape),
-                into: &mut *room.into,
-            })
-            .collect();
-        self.checkpoint.load(&mut wants)?;
+        match self.source {
+            Source::Nowhere => {}
+            Source::Come(come) => come.fill(&mut rooms)?,
+            Source::Checkpoint(checkpoint) => {
+                let each = rooms.iter_mut();
+                let mut wants: Vec<Want<'_>> = each
+                    .map(|room| Want {
+                        name: &room.name,
+                        dtype: room.dtype,
+                        shape: &room.shape,
+                        slice: Slice::whole(&room.shape),
+                        into: &mut *room.into,
+                    })
+                    .collect();
+                checkpoint.load(&mut wants)?;
+            }
+        }
         self.filled.extend(rooms.into_iter().map(|room| room.name));
         Ok(())
     }
@@ -158,8 +198,7 @@ impl<'a> Load<'a> {
         if !self.picks(name) {
             return Ok(None);
         }
-        let saved = self.checkpoint.manifest().tensor(name);
-        let Some(&[len]) = saved.map(|tensor| &tensor.shape[..]) else {
+        let Some(&[len]) = self.shape(name) else {
             let name = name.to_owned();
             return Err(LoadError::Missing { name });
         };
@@ -177,11 +216,41 @@ impl<'a> Load<'a> {
         Ok(Some(out))
     }
 
-    /// The first tensor of the model or its optimizer that is in the checkpoint and was not loaded.
+    /// The shape of a tensor that is there.
+    pub(super) fn shape(&self, name: &str) -> Option<&[u64]> {
+        match self.source {
+            Source::Nowhere => None,
+            Source::Come(come) => come.shape(name),
+            Source::Checkpoint(checkpoint) => {
+                let tensor = checkpoint.manifest().tensor(name)?;
+                Some(&tensor.shape)
+            }
+        }
+    }
+
+    /// The first tensor of the model or its optimizer that is there and was not loaded.
     pub(super) fn left(&self) -> Option<String> {
-        let all = self.checkpoint.manifest().matching(&["model.*", "optim.*"]);
-        let mut names = all.map(|tensor| &tensor.name);
-        names.find(|name| !self.filled.contains(*name)).cloned()
+        let left = |name: &&String| !self.filled.contains(*name);
+        match self.source {
+            Source::Nowhere => None,
+            Source::Come(come) => {
+                let of_model =
+                    |name: &&String| name.starts_with("model.") || name.starts_with("optim.");
+                come.names().filter(of_model).find(left).cloned()
+            }
+            Source::Checkpoint(checkpoint) => {
+                let all = checkpoint.manifest().matching(&["model.*", "optim.*"]);
+                all.map(|tensor| &tensor.name).find(left).cloned()
+            }
+        }
+    }
+}
+
+/// Writes to each page what is there.
+fn touch(memory: &mut [u8]) {
+    const PAGE: usize = 4096;
+    for byte in memory.iter_mut().step_by(PAGE) {
+        *byte = std::hint::black_box(*byte);
     }
 }
 

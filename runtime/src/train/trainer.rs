@@ -5,6 +5,7 @@ use super::hooks::{Boundary, Hooks, Place};
 use super::model::{BoxError, Model};
 use super::parallel::Parallel;
 use super::report::News;
+use super::reserve::Reserve;
 use super::restore::hand_out;
 use super::saves::{Saves, node_of_job, store_of_job};
 use crate::collective::{Group, GroupConfig, GroupError};
@@ -281,6 +282,25 @@ impl<H> Aside<H> {
         }
     }
 
+    /// Tells of a generation, once the model is there that is shown with it.
+    fn begun<M: Model>(
+        &mut self,
+        training: &Parallel<M>,
+        begun: &mut Option<Place>,
+    ) -> Result<(), RunError>
+    where
+        H: Hooks<M>,
+    {
+        match begun.take_if(|_| training.model.is_done()) {
+            Some(place) => {
+                training.model.wait()?;
+                let told = self.hooks.on_regroup(training.model(), &place);
+                told.map_err(RunError::Hook)
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Passes on what was committed and saved.
     fn news<M: Model>(&mut self, training: &mut Parallel<M>) -> Result<(), RunError>
     where
@@ -321,7 +341,7 @@ impl<H> Aside<H> {
         }
         let state = training.whole()?;
         if let Some(store) = &mut training.store {
-            let saved = store.save(step, &state.concat());
+            let saved = store.save(step, &state);
             saved.map_err(|source| RunError::Save { step, source })?;
         }
         self.saved = Some(step);
@@ -335,7 +355,7 @@ fn live<M: Model, H: Hooks<M>>(
     mut aside: Aside<H>,
 ) -> Result<(Ending, Parallel<M>), RunError> {
     worker.compare_every(aside.options.compare_every);
-    let (mut instead, mut saver) = (None, None);
+    let (mut instead, mut saver, mut begun) = (None, None, None);
     loop {
         let outcome = match instead.take() {
             Some(outcome) => outcome,
@@ -345,6 +365,7 @@ fn live<M: Model, H: Hooks<M>>(
             }
         };
         let saves = worker.saves();
+        aside.begun(&worker.training, &mut begun)?;
         match outcome {
             Outcome::Regrouped {
                 place,
@@ -352,7 +373,7 @@ fn live<M: Model, H: Hooks<M>>(
                 survived,
                 took,
             } => {
-                let place = Place {
+                begun = Some(Place {
                     rank: place.rank,
                     world: place.world,
                     local_rank: place.local_rank,
@@ -365,9 +386,8 @@ fn live<M: Model, H: Hooks<M>>(
                     },
                     survived,
                     took: Some(took),
-                };
-                let told = aside.hooks.on_regroup(worker.training.model(), &place);
-                told.map_err(RunError::Hook)?;
+                });
+                aside.begun(&worker.training, &mut begun)?;
                 aside.news(&mut worker.training)?;
             }
             Outcome::Stepped { step, .. } => {
@@ -447,6 +467,8 @@ fn live<M: Model, H: Hooks<M>>(
                 let (share, step) = (worker.share(), worker.committed());
                 worker.training.save_part(step, &share)?;
                 aside.news(&mut worker.training)?;
+                // Nobody comes any more.
+                worker.training.reserve = Reserve::new(false);
                 return Ok((Ending::Complete, worker.training));
             }
         }
@@ -601,7 +623,7 @@ fn compare_states<M: Model, H: Hooks<M>>(
         Comparison::Deviating { ranks, right } => {
             let root = right.first().copied().unwrap_or(0);
             let own = if group.rank() == root {
-                training.whole()?.concat()
+                training.whole()?
             } else {
                 Vec::new()
             };

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use muster_protocol::Digest;
 use muster_protocol::control::fresh_page;
@@ -16,9 +16,7 @@ use super::super::seat::tests::assign;
 use super::super::*;
 use crate::page::Page;
 use crate::session::Session;
-use crate::testing::HeldPort;
-
-const LONG: Duration = Duration::from_secs(60);
+use crate::testing::{HeldPort, LONG, eventually};
 
 /// What a rank says to the test.
 #[derive(Debug)]
@@ -121,15 +119,6 @@ impl<T: Training + Send + 'static> Rank<T> {
         self.page.store(word::ENDED, self.term.0);
         self.page.wake(word::ENDED);
         eventually("parked", || Term(self.page.load(word::PARKED)) >= self.term);
-    }
-}
-
-#[track_caller]
-pub(super) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let until = Instant::now() + LONG;
-    while !holds() {
-        assert!(Instant::now() < until, "not within {LONG:?}: {what}");
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::bed::eventually;
 use super::*;
+use crate::testing::eventually;
 
 /// Values of a model: five parts of a copy and a bit.
 const VALUES: usize = (21 << 20) / 4;

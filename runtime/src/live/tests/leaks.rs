@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use super::super::*;
-use super::bed::{Job, eventually};
+use super::bed::Job;
 use crate::collective::{Group, Op};
+use crate::testing::eventually;
 
 /// A training of which nothing grows.
 struct Still {

@@ -23,10 +23,7 @@ use super::model::Net;
 use crate::live::{Patience, assign};
 use crate::page::Page;
 use crate::session::Session;
-use crate::testing::HeldPort;
-use crate::testing::Keeper;
-
-const LONG: Duration = Duration::from_secs(60);
+use crate::testing::{HeldPort, Keeper, LONG, eventually};
 
 /// What a rank heard.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,7 +91,7 @@ impl Hooks<Net> for Tell {
     }
 }
 
-type Ended = Result<(Ending, Parallel<Net>), RunError>;
+pub(super) type Ended = Result<(Ending, Parallel<Net>), RunError>;
 
 pub(super) struct Rank {
     page: Arc<Page>,
@@ -130,15 +127,6 @@ fn assignment(number: u64, rank: usize, world: usize, master: SocketAddr) -> Ass
         master,
         digest: Digest([number as u8; 32]),
         lineage: Digest([1; 32]),
-    }
-}
-
-#[track_caller]
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let until = Instant::now() + LONG;
-    while !holds() {
-        assert!(Instant::now() < until, "not within {LONG:?}: {what}");
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -367,6 +355,11 @@ impl Job {
 }
 
 impl Rank {
+    /// How it has ended.
+    pub(super) fn end_of(self) -> Ended {
+        self.thread.join().expect("lives")
+    }
+
     pub(super) fn heard(&self) -> Vec<Heard> {
         self.heard.lock().unwrap().clone()
     }

@@ -2,7 +2,9 @@
 
 mod durable;
 mod elastic;
+mod handing;
 mod harness;
+mod later;
 mod model;
 mod saving;
 mod steps;

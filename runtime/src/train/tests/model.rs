@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::super::bytes::{Fields, put, put_float};
-use super::super::optim::Adam;
+use super::super::optim::{Adam, Sgd};
 use super::super::tensors::STATE;
 use super::super::{
     BoxError, Gradients, Layout, Load, Measured, Micro, Model, Named, Room, Update, buckets_of,
@@ -54,7 +54,7 @@ pub(super) struct Faults {
 pub(super) struct Net {
     pub(super) parameters: Vec<f32>,
     pub(super) layout: Layout,
-    optimizer: Adam,
+    optimizer: Optimizer,
     /// Registered, and moved by the reduced extras.
     running: f64,
     failed: bool,
@@ -65,13 +65,41 @@ pub(super) struct Net {
     pub(super) places: BTreeSet<usize>,
 }
 
+/// Any that there is.
+#[derive(Clone, Debug)]
+pub(super) enum Optimizer {
+    Sgd(Sgd),
+    Adam(Adam),
+}
+
+impl Optimizer {
+    /// With the names of their kinds.
+    pub(super) fn all() -> [(&'static str, Optimizer); 5] {
+        use Optimizer::{Adam as A, Sgd as S};
+        let sgd = Sgd::new(PARAMETERS);
+        [
+            ("SGD", S(sgd.clone().weight_decay(0.01))),
+            ("momentum", S(sgd.momentum(0.9).nesterov())),
+            ("Adam", A(Adam::new(PARAMETERS))),
+            ("AdamW", A(Adam::decoupled(PARAMETERS))),
+            ("AMSGrad", A(Adam::new(PARAMETERS).amsgrad())),
+        ]
+    }
+}
+
 impl Net {
+    /// With another optimizer.
+    pub(super) fn by(mut self, optimizer: &Optimizer) -> Net {
+        self.optimizer = optimizer.clone();
+        self
+    }
+
     pub(super) fn new(seed: u64, faults: Faults) -> Net {
         let mut random = SplitMix::new(seed);
         Net {
             layout: Net::layout("first.weight", INPUTS as u64),
             parameters: (0..PARAMETERS).map(|_| random.signed_unit()).collect(),
-            optimizer: Adam::decoupled(PARAMETERS),
+            optimizer: Optimizer::Adam(Adam::decoupled(PARAMETERS)),
             running: 0.0,
             failed: false,
             faults,
@@ -280,8 +308,11 @@ impl Model for Net {
             .into_iter()
             .zip(update.gradient.iter().map(Vec::as_slice));
         let parts: Vec<_> = parts.collect();
-        let optimizer = &mut self.optimizer;
-        optimizer.step_parts(&mut self.parameters, parts, update.rate);
+        let (parameters, rate) = (&mut self.parameters, update.rate);
+        match &mut self.optimizer {
+            Optimizer::Sgd(sgd) => sgd.step_parts(parameters, parts, rate),
+            Optimizer::Adam(adam) => adam.step_parts(parameters, parts, rate),
+        }
         self.die_at(update.step, Point::InsideUpdate);
         let mean = update.measured.extra[0] / update.measured.samples as f64;
         self.running += 0.1 * (mean - self.running);
@@ -300,7 +331,11 @@ impl Model for Net {
         if self.faults.mute {
             return out;
         }
-        put(&mut out, &self.optimizer.encode());
+        let optimizer = match &self.optimizer {
+            Optimizer::Sgd(sgd) => sgd.encode(),
+            Optimizer::Adam(adam) => adam.encode(),
+        };
+        put(&mut out, &optimizer);
         put_float(&mut out, self.running);
         for value in &self.parameters {
             out.extend_from_slice(&value.to_le_bytes());
@@ -316,7 +351,12 @@ impl Model for Net {
         let (values, []) = fields.0.as_chunks() else {
             return false;
         };
-        if values.len() != PARAMETERS || !self.optimizer.decode(optimizer) {
+        let fits = values.len() == PARAMETERS
+            && match &mut self.optimizer {
+                Optimizer::Sgd(sgd) => sgd.decode(optimizer),
+                Optimizer::Adam(adam) => adam.decode(optimizer),
+            };
+        if !fits {
             return false;
         }
         self.running = running;
@@ -335,7 +375,10 @@ impl Model for Net {
             shape: Vec::new(),
             bytes: self.running.to_le_bytes().to_vec().into(),
         });
-        all.extend(self.optimizer.tensors(&self.layout));
+        all.extend(match &self.optimizer {
+            Optimizer::Sgd(sgd) => sgd.tensors(&self.layout),
+            Optimizer::Adam(adam) => adam.tensors(&self.layout),
+        });
         Ok(all)
     }
 
@@ -354,6 +397,10 @@ impl Model for Net {
         });
         from.fill(rooms)?;
         self.running = f64::from_le_bytes(running);
-        Ok(self.optimizer.load(&self.layout, from)?)
+        match &mut self.optimizer {
+            Optimizer::Sgd(sgd) => sgd.load(&self.layout, from)?,
+            Optimizer::Adam(adam) => adam.load(&self.layout, from)?,
+        }
+        Ok(())
     }
 }

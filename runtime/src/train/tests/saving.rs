@@ -175,6 +175,7 @@ fn a_model_that_failed_is_not_saved() {
 
     let mute = Faults {
         mute: true,
+        unnamed: true,
         ..Faults::default()
     };
     let mut mute = parallel(&config(), mute);
