@@ -23,7 +23,7 @@ use crate::env::WorkerEnv;
 use crate::gradient::compress::{Own, reshard};
 use crate::live::{Share, seated};
 use crate::page::Page;
-use crate::saving::{Blob, Held, Restore, RestoreError, SaveError, Saver};
+use crate::saving::{Blob, Held, Memory, Restore, RestoreError, SaveError, Saver};
 
 /// The blob that says how good a checkpoint's state is.
 const METRICS: &str = "metrics";
@@ -288,8 +288,8 @@ impl<M: Model> Parallel<M> {
             return Ok(None);
         }
         named.extend(self.own_tensors(share.rank));
-        let bytes: HashMap<&str, &[u8]> = (named.iter())
-            .map(|tensor| (&*tensor.name, &*tensor.bytes))
+        let bytes: HashMap<&str, Memory<'_>> = (named.iter())
+            .map(|tensor| (&*tensor.name, tensor.bytes.memory()))
             .collect();
         let blobs = match share.entered.first() == Some(&share.rank) {
             true => self.blobs(),

@@ -6,13 +6,45 @@ use std::ops::Range;
 
 use super::config::TrainError;
 use super::model::Model;
-use crate::saving::{Dtype, Held, LoadError, Restore, Slice, Want};
+use crate::saving::{Dtype, Held, LoadError, Memory, MemoryMut, OnDevice, Restore, Slice, Wanted};
 
 /// The name of what a model without names is saved as: its encoding, in one tensor of bytes.
 pub(super) const STATE: &str = "model.state";
 
 #[cfg(target_endian = "big")]
 compile_error!("tensors are saved as they are in memory, in little endian");
+
+/// A tensor's elements in C order, little-endian. They are copied once, into the checkpoint's slot, unless they are
+/// bytes of their own.
+#[derive(Clone, Debug)]
+pub enum Bytes<'a> {
+    /// In the memory of this process.
+    Host(Cow<'a, [u8]>),
+    /// In a GPU's.
+    Device(OnDevice<'a>),
+}
+
+impl Bytes<'_> {
+    /// What is saved.
+    pub fn memory(&self) -> Memory<'_> {
+        match self {
+            Bytes::Host(bytes) => Memory::Host(bytes),
+            Bytes::Device(there) => Memory::Device(*there),
+        }
+    }
+}
+
+impl<'a> From<&'a [u8]> for Bytes<'a> {
+    fn from(bytes: &'a [u8]) -> Bytes<'a> {
+        Bytes::Host(Cow::Borrowed(bytes))
+    }
+}
+
+impl From<Vec<u8>> for Bytes<'_> {
+    fn from(bytes: Vec<u8>) -> Self {
+        Bytes::Host(Cow::Owned(bytes))
+    }
+}
 
 /// A tensor of a model's state, by the name that it has in checkpoints.
 #[derive(Clone, Debug)]
@@ -21,8 +53,7 @@ pub struct Named<'a> {
     pub name: String,
     pub dtype: Dtype,
     pub shape: Vec<u64>,
-    /// Its elements in C order, little-endian. Borrowed, they are copied once, into the checkpoint's slot.
-    pub bytes: Cow<'a, [u8]>,
+    pub bytes: Bytes<'a>,
 }
 
 impl<'a> Named<'a> {
@@ -31,7 +62,7 @@ impl<'a> Named<'a> {
             name: name.into(),
             dtype: Dtype::F32,
             shape: shape.to_vec(),
-            bytes: Cow::Borrowed(bytemuck::cast_slice(values)),
+            bytes: bytemuck::cast_slice::<f32, u8>(values).into(),
         }
     }
 
@@ -41,7 +72,7 @@ impl<'a> Named<'a> {
             name: name.into(),
             dtype: Dtype::U64,
             shape: Vec::new(),
-            bytes: Cow::Owned(value.to_le_bytes().to_vec()),
+            bytes: value.to_le_bytes().to_vec().into(),
         }
     }
 
@@ -50,18 +81,7 @@ impl<'a> Named<'a> {
             name: name.to_owned(),
             dtype: Dtype::U8,
             shape: vec![bytes.len() as u64],
-            bytes: Cow::Borrowed(bytes),
-        }
-    }
-
-    /// The same, with bytes of its own.
-    #[cfg(feature = "torch")]
-    pub(crate) fn into_owned(self) -> Named<'static> {
-        Named {
-            name: self.name,
-            dtype: self.dtype,
-            shape: self.shape,
-            bytes: Cow::Owned(self.bytes.into_owned()),
+            bytes: bytes.into(),
         }
     }
 
@@ -76,7 +96,7 @@ pub struct Room<'a> {
     pub name: String,
     pub dtype: Dtype,
     pub shape: Vec<u64>,
-    pub into: &'a mut [u8],
+    pub into: MemoryMut<'a>,
 }
 
 impl<'a> Room<'a> {
@@ -85,7 +105,7 @@ impl<'a> Room<'a> {
             name: name.into(),
             dtype: Dtype::F32,
             shape: shape.to_vec(),
-            into: bytemuck::cast_slice_mut(into),
+            into: bytemuck::cast_slice_mut::<f32, u8>(into).into(),
         }
     }
 
@@ -95,7 +115,7 @@ impl<'a> Room<'a> {
             name: name.into(),
             dtype: Dtype::U64,
             shape: Vec::new(),
-            into,
+            into: into.into(),
         }
     }
 }
@@ -138,17 +158,16 @@ impl<'a> Load<'a> {
     /// of no use.
     pub fn fill(&mut self, mut rooms: Vec<Room<'_>>) -> Result<(), LoadError> {
         rooms.retain(|room| self.picks(&room.name));
-        let each = rooms.iter_mut();
-        let mut wants: Vec<Want<'_>> = each
-            .map(|room| Want {
+        let wants = (rooms.iter_mut())
+            .map(|room| Wanted {
                 name: &room.name,
                 dtype: room.dtype,
                 shape: &room.shape,
                 slice: Slice::whole(&room.shape),
-                into: &mut *room.into,
+                into: room.into.reborrow(),
             })
             .collect();
-        self.checkpoint.load(&mut wants)?;
+        self.checkpoint.load_into(wants)?;
         self.filled.extend(rooms.into_iter().map(|room| room.name));
         Ok(())
     }
@@ -172,7 +191,7 @@ impl<'a> Load<'a> {
             name: name.to_owned(),
             dtype: Dtype::U8,
             shape: vec![len as u64],
-            into: &mut out,
+            into: (&mut out).into(),
         }])?;
         Ok(Some(out))
     }
@@ -304,6 +323,69 @@ impl Layout {
     ) -> impl Iterator<Item = Named<'a>> {
         self.parts.iter().filter_map(move |(name, shape, range)| {
             Some(Named::floats(full(name), shape, values.get(range.clone())?))
+        })
+    }
+
+    /// Copies of them.
+    #[cfg(feature = "torch")]
+    pub(crate) fn copies(
+        &self,
+        values: &[f32],
+        full: impl Fn(&str) -> String,
+    ) -> Vec<Named<'static>> {
+        let copied = self.parts.iter().filter_map(|(name, shape, range)| {
+            let values = values.get(range.clone())?;
+            Some(Named {
+                name: full(name),
+                dtype: Dtype::F32,
+                shape: shape.clone(),
+                bytes: bytemuck::cast_slice::<f32, u8>(values).to_vec().into(),
+            })
+        });
+        copied.collect()
+    }
+
+    /// The same of numbers that are on a GPU.
+    #[cfg(feature = "torch")]
+    pub(crate) fn there<'a>(
+        &self,
+        values: OnDevice<'a>,
+        full: impl Fn(&str) -> String,
+    ) -> Vec<Named<'a>> {
+        let parts = self.parts_of(values).map(|(name, shape, bytes)| Named {
+            name: full(name),
+            dtype: Dtype::F32,
+            shape: shape.to_vec(),
+            bytes: Bytes::Device(bytes),
+        });
+        parts.collect()
+    }
+
+    /// Their memory.
+    #[cfg(feature = "torch")]
+    pub(crate) fn rooms_there<'a>(
+        &self,
+        values: OnDevice<'a>,
+        full: impl Fn(&str) -> String,
+    ) -> Vec<Room<'a>> {
+        let parts = self.parts_of(values).map(|(name, shape, into)| Room {
+            name: full(name),
+            dtype: Dtype::F32,
+            shape: shape.to_vec(),
+            into: into.into(),
+        });
+        parts.collect()
+    }
+
+    #[cfg(feature = "torch")]
+    fn parts_of<'s, 'a: 's>(
+        &'s self,
+        values: OnDevice<'a>,
+    ) -> impl Iterator<Item = (&'s str, &'s [u64], OnDevice<'a>)> {
+        const SIZE: u64 = size_of::<f32>() as u64;
+        self.parts.iter().filter_map(move |(name, shape, range)| {
+            let bytes = range.start as u64 * SIZE..range.end as u64 * SIZE;
+            Some((&**name, &**shape, values.part(bytes)?))
         })
     }
 
