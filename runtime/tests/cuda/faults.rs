@@ -1,8 +1,10 @@
 //! What goes wrong, and what stays as it was.
 
 use std::error::Error as _;
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
 
-use muster_checkpoint::slot::State;
+use muster_checkpoint::slot::{IMAGE_AT, State};
 use muster_runtime::cuda::CudaError;
 use muster_runtime::saving::{LoadError, Memory, MemoryMut, OnDevice, SaveError, Slice, Way};
 
@@ -56,6 +58,42 @@ fn an_error_in_the_middle_seals_nothing_and_the_last_save_stays() {
             assert!(loaded[name] == content(name, bytes, 2), "{way}: {name}");
         }
     }
+}
+
+#[test]
+fn a_save_that_failed_has_nothing_on_its_way() {
+    script("lazy");
+    let place = tempfile::tempdir().unwrap();
+    let mut worker = Worker::new();
+    worker.train(1);
+    worker.save(1).unwrap();
+    let restore = worker.commit(place.path(), 1);
+    let at = restore.manifest().tensor("weight").unwrap().slices[0].at;
+    // Shorter than it says. The stand-in refuses what goes beyond it, and has begun what comes before that.
+    let short = content("weight", 9 << 20, 2);
+    let memory = worker.devices[0].upload(&short).unwrap();
+    let host = vec![0u8; 32 << 20];
+    let state = |name: &str, slice: &Slice| match name {
+        // SAFETY: as said.
+        "weight" => Memory::Device(unsafe {
+            OnDevice::new(memory.address(), slice.extent[0], std::ptr::null_mut())
+        }),
+        _ => Memory::Host(&host[..slice.extent[0] as usize]),
+    };
+    let error = worker
+        .saver
+        .save(2, |name, slice| Some(state(name, slice)), Vec::new());
+    let error = error.unwrap_err();
+    assert!(
+        matches!(cause(&error), CudaError::Call { code: 1, .. }),
+        "{error:?}"
+    );
+    // What was begun is over: a copy that comes later would be one into the next save.
+    let first = (4 << 20) - at % (4 << 20);
+    let mut there = vec![0; first as usize];
+    let slot = File::from(worker.slots[1].fd().try_clone_to_owned().unwrap());
+    slot.read_exact_at(&mut there, IMAGE_AT + at).unwrap();
+    assert!(there == short[..first as usize]);
 }
 
 #[test]

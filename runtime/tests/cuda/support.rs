@@ -176,7 +176,11 @@ impl Worker {
     }
 
     /// Saves what is in the memory, after what is in `stream` of the first device and in the others' default one.
-    pub(crate) fn save_after(&mut self, step: u64, stream: RawStream) -> Result<Saved, SaveError> {
+    pub(crate) fn save_after(
+        &mut self,
+        step: u64,
+        stream: RawStream,
+    ) -> Result<Saved, Box<SaveError>> {
         let place = |name: &str| TENSORS.iter().find(|(known, ..)| *known == name).unwrap().1;
         let memory = &self.memory;
         let state = |name: &str, _: &Slice| {
@@ -198,10 +202,10 @@ impl Worker {
             name: "rng/0".to_owned(),
             data: vec![7; 3],
         };
-        self.saver.save(step, state, vec![blob])
+        (self.saver.save(step, state, vec![blob])).map_err(Box::new)
     }
 
-    pub(crate) fn save(&mut self, step: u64) -> Result<Saved, SaveError> {
+    pub(crate) fn save(&mut self, step: u64) -> Result<Saved, Box<SaveError>> {
         self.save_after(step, RawStream::DEFAULT)
     }
 
