@@ -28,13 +28,14 @@ from typing import Any, NamedTuple, Optional
 
 __all__ = ["init", "Job", "ElasticSampler", "Shard", "MusterError"]
 
-ABI = 1  # MUSTER_ABI of runtime/capi/include/muster.h
+ABI = 2  # MUSTER_ABI of runtime/capi/include/muster.h
 
 OK, NOTHING = 0, 1
 ARGUMENT, ENVIRONMENT, STEP, UNDECIDED, NO_STORE, BUSY, SAVE, PLAN, RESTORE, MISMATCH, DAMAGED, PANIC = range(-1, -13, -1)
 _CONTINUE, _CHECKPOINT, _STOP = 0, 1, 2
 _REASONS = ("unknown", "preemption", "drain", "SIGTERM", "a join", "interrupted", "checkpoint")
 _ALL_RANKS = 0xFFFFFFFF
+_HOST, _CUDA = 0, 1  # muster_memory_kind
 _WAIT = 600.0  # seconds for a slot
 
 
@@ -64,6 +65,7 @@ _METRICS = (
 )  # fmt: skip
 _Metrics = _struct("muster_metrics", steps=_u64, **{name: _f64 for name in _METRICS})
 _Tensor = _struct("muster_tensor", name=_text, dtype=_text, dims=_u32, rank=_u32, shape=_to(_u64), offset=_to(_u64), extent=_to(_u64))
+_Memory = _struct("muster_memory", at=_ptr, kind=_u32, reserved=_u32, stream=_ptr)
 _Blob = _struct("muster_blob", name=_text, data=_text, bytes=_size)
 _Saved = _struct("muster_saved", bytes=_u64, copied=_f64, waited=_f64)
 _Origin = _struct("muster_origin", step=_u64, world=_u32, reserved=_u32, tensors=_size)
@@ -71,18 +73,18 @@ _SamplerConfig = _struct("muster_sampler_config", samples=_u64, seed=_u64, batch
 _Batch = _struct("muster_batch", epoch=_u64, samples=_u64, count=_size)
 
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # arguments; what has no name here returns muster_code
-    "muster_open": (_to(_ptr), _to(_Place)),
+    "muster_open": (_u32, _to(_ptr), _to(_Place)),
     "muster_close": (_ptr,),
     "muster_step": (_ptr, _u64, _to(_Directive)),
     "muster_done": (_ptr, _u64, _i32),
     "muster_failed": (_ptr, _u64, _text),
     "muster_report": (_ptr, _to(_Metrics)),
     "muster_declare": (_ptr, _to(_Tensor), _size, _to(_u8)),
-    "muster_save": (_ptr, _u64, _to(_ptr), _size, _to(_Blob), _size, _f64, _to(_Saved)),
+    "muster_save": (_ptr, _u64, _to(_Memory), _size, _to(_Blob), _size, _f64, _to(_Saved)),
     "muster_restore_open": (_to(_ptr), _to(_Origin)),
     "muster_restore_tensor": (_ptr, _size, _to(_Tensor)),
     "muster_restore_blob": (_ptr, _text, _to(_ptr), _to(_size)),
-    "muster_restore_load": (_ptr, _to(_Tensor), _to(_ptr), _size),
+    "muster_restore_load": (_ptr, _to(_Tensor), _to(_Memory), _size),
     "muster_restore_close": (_ptr,),
     "muster_sampler_open": (_to(_ptr), _to(_SamplerConfig), _text),
     "muster_sampler_next": (_ptr, _u32, _u32, _to(_u64), _size, _to(_Batch)),
@@ -201,15 +203,36 @@ def _dtype(tensor: Any) -> Optional[str]:
     return _DTYPES.get(tensor.dtype.name) if tensor.dtype.isnative else None
 
 
+def _on_cuda(tensor: Any) -> bool:
+    """Whether it is on one of NVIDIA's GPUs; torch calls AMD's so, too."""
+    return _is_torch(tensor) and tensor.device.type == "cuda" and getattr(_torch().version, "hip", None) is None
+
+
 def _is_plain(tensor: Any) -> bool:
-    """Whether its memory is what is saved: this process's, in C order."""
+    """Whether its memory is what is saved: this process's or a CUDA device's, in C order."""
     if _is_torch(tensor):
-        return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+        reached = tensor.device.type == "cpu" or _on_cuda(tensor)
+        return reached and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
     return bool(tensor.flags.c_contiguous)
+
+
+def _plain(tensor: Any) -> Any:
+    """The same in such memory."""
+    if _is_numpy(tensor):
+        return sys.modules["numpy"].ascontiguousarray(tensor)
+    tensor = tensor.detach() if _on_cuda(tensor) else tensor.detach().cpu()
+    return tensor.resolve_conj().resolve_neg().contiguous()
 
 
 def _address(tensor: Any) -> int:
     return int(tensor.data_ptr() if _is_torch(tensor) else tensor.ctypes.data)
+
+
+def _memory(tensor: Any) -> Any:
+    """Where its bytes are, and the stream in which they are worked with."""
+    if not _on_cuda(tensor):
+        return _Memory(_address(tensor), _HOST, 0, None)
+    return _Memory(_address(tensor), _CUDA, 0, _torch().cuda.current_stream(tensor.device).cuda_stream)
 
 
 def _empty(shape: Sequence[int], dtype: str, like: Any) -> Any:
@@ -379,7 +402,7 @@ class _Checkpoint:
         """Reads and verifies all that was asked for."""
         wants = list(self._wants.values())
         tensors = (_Tensor * len(wants))(*[leaf.described() for leaf in wants])
-        into = (_ptr * len(wants))(*[_address(leaf.tensor) for leaf in wants])
+        into = (_Memory * len(wants))(*[_memory(leaf.tensor) for leaf in wants])
         _library()("muster_restore_load", self._handle, tensors, into, len(wants))
 
 
@@ -491,7 +514,6 @@ class Job:
         self._entries: list[Any] = []  # of all ranks: the leaf that it is, by its key; None: another rank's
         self._writes: Any = ()
         self._wanted = False
-        self._pinned: dict[str, Any] = {}
         self._no_store: Optional[str] = None  # why nothing is saved
         self._random: Optional[bytes] = None
         #: The step to begin with: 0, or where the checkpoint that was restored begins.
@@ -500,7 +522,7 @@ class Job:
         place = _Place(0, 1, 0, 1, 0, 0)
         if os.environ.get("MUSTER_CONTROL_FD"):
             handle = _ptr()
-            _library()("muster_open", ctypes.byref(handle), ctypes.byref(place))
+            _library()("muster_open", ABI, ctypes.byref(handle), ctypes.byref(place))
             self._handle = handle
         else:
             place.rank, place.world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -642,23 +664,15 @@ class Job:
         flat, values = self._collect()
         if not self._declare(flat.leaves):
             return self._no_store
-        torch, keep, wait = _torch(), [], set()
-        data = (_ptr * len(self._writes))()
+        keep, data = [], (_Memory * len(self._writes))()
         leaves = {leaf.key: leaf for leaf in flat.leaves}
         for i, entry in enumerate(self._entries):
             if entry is None or not self._writes[i]:
                 continue
-            leaf = leaves[entry]
-            tensor = leaf.tensor
-            if not _is_plain(tensor):
-                if _is_torch(tensor) and tensor.device.type == "cuda":
-                    wait.add(tensor.device)
-                tensor = self._plain(leaf)
-            keep.append(tensor)
-            data[i] = _address(tensor)
-        for device in wait:  # each has a stream of its own
-            torch.cuda.synchronize(device)
-        blobs = [] if not self._rng or torch is None else [(f"rng/{self.rank}", _random())]
+            tensor = leaves[entry].tensor
+            keep.append(tensor if _is_plain(tensor) else _plain(tensor))
+            data[i] = _memory(keep[-1])
+        blobs = [] if not self._rng or _torch() is None else [(f"rng/{self.rank}", _random())]
         if self.rank == 0:
             blobs.append(("python", json.dumps({"format": 1, "state": values}, separators=(",", ":")).encode()))
         c_blobs = (_Blob * len(blobs))(*[_Blob(name.encode(), blob, len(blob)) for name, blob in blobs])
@@ -678,18 +692,6 @@ class Job:
     def _collect(self) -> tuple[_Flat, dict[str, Any]]:
         flat = _Flat(self.rank)
         return flat, {tracked.name: flat.add(tracked.name, tracked.state(), tracked.buffers()) for tracked in self._tracked}
-
-    def _plain(self, leaf: _Leaf) -> Any:
-        """A tensor's bytes in this process's memory, in C order."""
-        tensor = leaf.tensor
-        if _is_numpy(tensor):
-            return sys.modules["numpy"].ascontiguousarray(tensor)
-        if tensor.device.type != "cuda":
-            return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        buffer = self._pinned.get(leaf.name)
-        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            buffer = self._pinned[leaf.name] = _torch().empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return buffer.copy_(tensor.detach(), non_blocking=True)
 
     def _declare(self, leaves: list[_Leaf]) -> bool:
         """Says what all ranks hold, if that has changed since. False: there is no store."""

@@ -9,6 +9,8 @@
 
 pub mod checkpoint;
 pub mod collective;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod data;
 pub mod demo;
 pub mod env;

@@ -11,6 +11,7 @@ class Fake:
     def __init__(self, rank=0, world=1, asks=None, begin=None, fails=None):
         self.rank, self.world, self.asks, self.begin = rank, world, asks or {}, begin
         self.fails = fails or {}  # a function's name: a code
+        self.memory = {}  # where a tensor's bytes were, or went, last
         self.saved, self.done, self.failed, self.declared, self.reports, self.closed = {}, [], [], [], [], 0
 
     def __call__(self, name, *arguments):
@@ -18,7 +19,8 @@ class Fake:
             raise muster.MusterError("as the test wants", self.fails[name])
         return getattr(self, name)(*arguments) or 0
 
-    def muster_open(self, handle, place):
+    def muster_open(self, abi, handle, place):
+        assert abi == muster.ABI
         handle._obj.value = 1
         place._obj.rank, place._obj.world, place._obj.generation = self.rank, self.world, 7
 
@@ -49,8 +51,9 @@ class Fake:
     def muster_save(self, _handle, step, data, count, blobs, blob_count, _wait, _saved):
         assert count == len(self.declared)
         tensors = {}
-        for (name, dtype, shape, _, extent, rank), at in zip(self.declared, data):
+        for (name, dtype, shape, _, extent, rank), memory in zip(self.declared, data):
             if rank in (0xFFFFFFFF, self.rank):
+                at, self.memory[name] = memory.at, (memory.kind, memory.reserved, memory.stream)
                 size = SIZES[dtype]
                 for n in extent:
                     size *= n
@@ -92,7 +95,8 @@ class Fake:
                 # Rows alone.
                 row = len(content) // shape[0]
                 content = content[tensors[i].offset[0] * row :][: tensors[i].extent[0] * row]
-            ctypes.memmove(into[i], content, len(content))
+            self.memory[tensors[i].name.decode()] = (into[i].kind, into[i].reserved, into[i].stream)
+            ctypes.memmove(into[i].at, content, len(content))
 
     def muster_restore_close(self, _handle):
         self.closed += 1

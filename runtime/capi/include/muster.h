@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Changes with everything below that does not fit what was compiled before. */
-#define MUSTER_ABI 1u
+#define MUSTER_ABI 2u
 
 /* `muster_tensor.rank`: every rank holds the same. */
 #define MUSTER_ALL_RANKS 0xffffffffu
@@ -63,8 +63,9 @@ typedef struct muster_place {
 } muster_place;
 
 /* Attaches to the launcher that started this process; from then on a stop is agreed on by steps, not by a signal.
- * MUSTER_NOTHING, and `*job` is NULL: not started by Muster. `place` is filled in either case. */
-int32_t muster_open(muster_job **job, muster_place *place);
+ * `abi` is MUSTER_ABI: a library of another one refuses (MUSTER_ENVIRONMENT). MUSTER_NOTHING, and `*job` is NULL: not
+ * started by Muster. `place` is filled in either case. */
+int32_t muster_open(uint32_t abi, muster_job **job, muster_place *place);
 
 /* Detaches. NULL is nothing. What is sealed stays. */
 void muster_close(muster_job *job);
@@ -118,6 +119,21 @@ typedef struct muster_tensor {
   const uint64_t *extent;
 } muster_tensor;
 
+enum muster_memory_kind {
+  MUSTER_HOST = 0,           /* of this process */
+  MUSTER_CUDA = 1            /* of one of NVIDIA's GPUs */
+};
+
+/* A tensor's memory. Fill it with zeros first. The driver, libcuda.so.1 or the file that MUSTER_CUDA_LIBRARY names, is
+ * loaded when a tensor of a GPU is saved or loaded for the first time. */
+typedef struct muster_memory {
+  void *at;                  /* only read by muster_save */
+  uint32_t kind;             /* muster_memory_kind */
+  uint32_t reserved;         /* 0 */
+  void *stream;              /* of a GPU: the CUstream or cudaStream_t in which it is worked with, and which is waited
+                              * for; NULL is the default stream. Of the primary context, as is the memory. */
+} muster_memory;
+
 /* What all ranks hold: the same list on every rank. What several hold is written by one of them, so plain data-parallel
  * state (MUSTER_ALL_RANKS) needs no word between ranks; of sharded state, gather what each rank has first. Asks the launcher for two slots, which takes a
  * second or so a gigabyte. `writes[i]` becomes 1 if this rank will write something of the i-th, else 0. May be called
@@ -137,10 +153,11 @@ typedef struct muster_saved {
 } muster_saved;
 
 /* Copies this rank's part of the state before `step` into a slot and seals it: from then on it does not depend on this
- * process. `data[i]` is the memory of the i-th tensor that was declared, and is not looked at where writes[i] is 0.
+ * process. `data[i]` is the memory of the i-th tensor that was declared, and is not looked at where writes[i] is 0. What
+ * is on a GPU is copied by it, straight into the slot where the driver allows that, and sealed when that is done.
  * All ranks save the same steps, each higher than the one before. Waits up to `wait` seconds for a slot.
  * MUSTER_NOTHING: both are busy, and the job was started to leave such saves out. */
-int32_t muster_save(muster_job *job, uint64_t step, const void *const *data, size_t count, const muster_blob *blobs,
+int32_t muster_save(muster_job *job, uint64_t step, const muster_memory *data, size_t count, const muster_blob *blobs,
                     size_t blob_count, double wait, muster_saved *saved);
 
 /* ---- restoring ---- */
@@ -164,8 +181,10 @@ int32_t muster_restore_tensor(const muster_restore *restore, size_t i, muster_te
 int32_t muster_restore_blob(const muster_restore *restore, const char *name, const uint8_t **data, size_t *bytes);
 
 /* Fills `into[i]`, exactly the bytes of the i-th tensor or box, in any slicing; reads no more than that needs and
- * verifies all of it. No two may overlap in memory. After an error their content is undefined. */
-int32_t muster_restore_load(const muster_restore *restore, const muster_tensor *tensors, void *const *into, size_t count);
+ * verifies all of it. No two may overlap in memory. What is on a GPU is there when this returns, for any stream. After
+ * an error their content is undefined. */
+int32_t muster_restore_load(const muster_restore *restore, const muster_tensor *tensors, const muster_memory *into,
+                            size_t count);
 
 void muster_restore_close(muster_restore *restore);
 

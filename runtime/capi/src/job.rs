@@ -6,6 +6,7 @@ use std::time::UNIX_EPOCH;
 
 use muster_runtime::{Directive, Metrics, Session, SessionError, WorkerEnv};
 
+use crate::ABI;
 use crate::outcome::{Code, Failure, entry};
 use crate::raw::{lock, one, out, text};
 use crate::saves::Saves;
@@ -87,10 +88,21 @@ fn of_session(error: &SessionError) -> Failure {
 /// Attaches to the launcher that started this process.
 ///
 /// # Safety
-/// Both are null or valid for a write.
+/// Both are null or valid for a write, if `abi` is this library's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn muster_open(job: *mut *mut Job, place: *mut Place) -> i32 {
+pub unsafe extern "C" fn muster_open(abi: u32, job: *mut *mut Job, place: *mut Place) -> i32 {
     entry(|| {
+        // Before anything else is looked at: of another ABI the rest may be anything. ABI 1 had no such number, and
+        // what stands here then is a part of an address, which is never as small.
+        if abi != ABI {
+            let text = format!(
+                "the program was made for ABI {abi} of libmuster.so, and this one has {ABI}: build it with the muster.h of this release, or take the muster.py of it"
+            );
+            return Err(Failure {
+                code: Code::Environment,
+                text,
+            });
+        }
         // SAFETY: the caller's promise.
         let (job, place) = unsafe { (out(job, "job")?, out(place, "place")?) };
         *job = std::ptr::null_mut();

@@ -13,7 +13,7 @@ pub mod sampler;
 pub mod saves;
 
 /// The version of the ABI: changes with everything that does not fit what was compiled before.
-pub const ABI: u32 = 1;
+pub const ABI: u32 = 2;
 
 const RELEASE: &std::ffi::CStr = match std::ffi::CStr::from_bytes_with_nul(
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes(),

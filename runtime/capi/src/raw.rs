@@ -1,9 +1,9 @@
 //! From a caller's pointers to references.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use muster_runtime::saving::{Dtype, Slice};
+use muster_runtime::saving::{self, Dtype, MemoryMut, OnDevice, Slice};
 
 use crate::outcome::Failure;
 
@@ -22,6 +22,20 @@ pub struct Tensor {
     pub offset: *const u64,
     pub extent: *const u64,
 }
+
+/// `muster_memory` of the header.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Memory {
+    pub at: *mut c_void,
+    pub kind: u32,
+    pub reserved: u32,
+    pub stream: *mut c_void,
+}
+
+/// `MUSTER_HOST` and `MUSTER_CUDA`.
+pub(crate) const HOST: u32 = 0;
+pub(crate) const CUDA: u32 = 1;
 
 /// The same, read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,6 +110,58 @@ fn check<T>(at: *const T, count: usize, what: &str) -> Result<(), Failure> {
             "{what}: {count} values at an address that cannot hold them"
         ))),
     }
+}
+
+/// A tensor's memory, to be read.
+///
+/// # Safety
+/// It is null or as the header says, and stays as it is for `'a`.
+pub(crate) unsafe fn memory<'a>(
+    memory: &Memory,
+    bytes: usize,
+) -> Result<saving::Memory<'a>, Failure> {
+    match kind_of(memory)? {
+        // SAFETY: the caller's promise, here and below.
+        HOST => unsafe { list(memory.at.cast_const().cast::<u8>(), bytes, MEMORY) }.map(Into::into),
+        _ => unsafe { on_device(memory, bytes) }.map(Into::into),
+    }
+}
+
+/// A tensor's memory, to be filled.
+///
+/// # Safety
+/// It is null or as the header says, and nobody else looks at it for `'a`.
+pub(crate) unsafe fn memory_mut<'a>(
+    memory: &Memory,
+    bytes: usize,
+) -> Result<MemoryMut<'a>, Failure> {
+    match kind_of(memory)? {
+        // SAFETY: the caller's promise, here and below.
+        HOST => unsafe { list_mut(memory.at.cast::<u8>(), bytes, MEMORY) }.map(MemoryMut::Host),
+        _ => unsafe { on_device(memory, bytes) }.map(MemoryMut::Device),
+    }
+}
+
+const MEMORY: &str = "a tensor's memory";
+
+/// The kind, if it is one that there is.
+fn kind_of(memory: &Memory) -> Result<u32, Failure> {
+    match (memory.kind, memory.reserved) {
+        (kind @ (HOST | CUDA), 0) => Ok(kind),
+        (kind, reserved) => Err(Failure::argument(format!(
+            "memory of kind {kind} (reserved: {reserved}) is not known: fill muster_memory with zeros first, and take header and library from one release"
+        ))),
+    }
+}
+
+/// # Safety
+/// As for [`memory`], of a device.
+unsafe fn on_device<'a>(memory: &Memory, bytes: usize) -> Result<OnDevice<'a>, Failure> {
+    if memory.at.is_null() && bytes > 0 {
+        return Err(null(MEMORY));
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { OnDevice::new(memory.at.addr() as u64, bytes as u64, memory.stream) })
 }
 
 /// # Safety

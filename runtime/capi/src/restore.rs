@@ -1,11 +1,11 @@
 //! Restoring.
 
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, CString, c_char};
 
-use muster_runtime::saving::{Damage, LoadError, Restore, RestoreError, Want};
+use muster_runtime::saving::{Damage, LoadError, MemoryMut, Restore, RestoreError, Wanted};
 
 use crate::outcome::{Code, Failure, entry};
-use crate::raw::{Described, Tensor, described, list, list_mut, one, out, text};
+use crate::raw::{Described, Memory, Tensor, described, list, memory_mut, one, out, text};
 
 /// `muster_restore` of the header.
 #[derive(Debug)]
@@ -173,12 +173,12 @@ pub unsafe extern "C" fn muster_restore_blob(
 ///
 /// # Safety
 /// `restore` is null or from [`muster_restore_open`]; `tensors` are null or `count`, as the header says; `into` are
-/// null or as many pointers, each to memory of that tensor's or box's bytes that nobody else uses until this returns.
+/// null or as many, each memory of that tensor's or box's bytes that nobody else uses until this returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn muster_restore_load(
     restore: *const Checkpoint,
     tensors: *const Tensor,
-    into: *const *mut c_void,
+    into: *const Memory,
     count: usize,
 ) -> i32 {
     entry(|| {
@@ -195,28 +195,29 @@ pub unsafe extern "C" fn muster_restore_load(
             .map(|tensor| unsafe { described(tensor) })
             .collect::<Result<Vec<Described<'_>>, Failure>>()?;
         apart(&all, into)?;
-        let mut wants = (all.iter().zip(into))
+        let wants = (all.iter().zip(into))
             .map(|(tensor, at)| {
-                Ok(Want {
+                Ok(Wanted {
                     name: tensor.name,
                     dtype: tensor.dtype,
                     shape: tensor.shape,
                     slice: tensor.slice.clone(),
                     // SAFETY: as above; no two overlap.
-                    into: unsafe { list_mut(at.cast::<u8>(), tensor.bytes, "a tensor's memory")? },
+                    into: unsafe { memory_mut(at, tensor.bytes)? },
                 })
             })
-            .collect::<Result<Vec<Want<'_>>, Failure>>()?;
-        (checkpoint.restore.load(&mut wants)).map_err(|e| of_load(&e))?;
+            .collect::<Result<Vec<Wanted<'_, MemoryMut<'_>>>, Failure>>()?;
+        (checkpoint.restore.load_into(wants)).map_err(|e| of_load(&e))?;
         Ok(Code::Ok)
     })
 }
 
 /// That no two lie on top of each other: each is filled by threads of its own.
-fn apart(all: &[Described<'_>], into: &[*mut c_void]) -> Result<(), Failure> {
+fn apart(all: &[Described<'_>], into: &[Memory]) -> Result<(), Failure> {
+    // A device's addresses are no others than a process's: both are in one space.
     let mut spans: Vec<(usize, usize, &str)> = (all.iter().zip(into))
         .filter(|(tensor, _)| tensor.bytes > 0)
-        .map(|(tensor, at)| (at.addr(), tensor.bytes, tensor.name))
+        .map(|(tensor, memory)| (memory.at.addr(), tensor.bytes, tensor.name))
         .collect();
     spans.sort_unstable();
     for pair in spans.windows(2) {

@@ -1,14 +1,13 @@
 //! Saving: what the ranks hold, and a rank's saves.
 
 use std::collections::BTreeMap;
-use std::ffi::c_void;
 use std::time::Duration;
 
-use muster_runtime::saving::{Blob, Held, Rank, SaveError, Saver, Slice};
+use muster_runtime::saving::{Blob, Held, Memory as Bytes, Rank, SaveError, Saver, Slice};
 
 use crate::job::{Inner, Job};
 use crate::outcome::{Code, Failure, entry};
-use crate::raw::{Described, Tensor, described, list, list_mut, lock, one, text};
+use crate::raw::{Described, Memory, Tensor, described, list, list_mut, lock, memory, one, text};
 
 /// The longest wait for a slot.
 const LONGEST_WAIT: f64 = 86_400.0;
@@ -158,14 +157,13 @@ pub unsafe extern "C" fn muster_declare(
 /// Copies this rank's part of the state into a slot, and seals it.
 ///
 /// # Safety
-/// `job` is null or from [`muster_open`](crate::job::muster_open). `data` are null or `count` pointers, of which those
-/// that this rank writes point to as many bytes as were declared, which stay as they are until this returns. `blobs`
-/// are null or `blob_count`, as the header says; `saved` is null or valid for a write.
+/// `job` is null or from [`muster_open`](crate::job::muster_open). `data` are null or `count`, of which those that this
+/// rank writes are memory of as many bytes as were declared, which stay as they are until this returns. `blobs` are null or `blob_count`, as the header says; `saved` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn muster_save(
     job: *const Job,
     step: u64,
-    data: *const *const c_void,
+    data: *const Memory,
     count: usize,
     blobs: *const RawBlob,
     blob_count: usize,
@@ -212,20 +210,21 @@ pub unsafe extern "C" fn muster_save(
         };
         if data.len() != bytes.len() {
             let (given, declared) = (data.len(), bytes.len());
-            let text = format!("{given} pointers are given, and {declared} tensors were declared");
+            let text =
+                format!("the memory of {given} tensors is given, and {declared} were declared");
             return Err(Failure::argument(text));
         }
-        let memory = (data.iter().zip(&*bytes))
+        let all = (data.iter().zip(&*bytes))
             .map(|(at, bytes)| match bytes {
                 // SAFETY: as above.
-                Some(bytes) => unsafe { list(at.cast::<u8>(), *bytes, "a tensor's memory") },
-                None => Ok(&[][..]),
+                Some(bytes) => unsafe { memory(at, *bytes) },
+                None => Ok(Bytes::Host(&[])),
             })
-            .collect::<Result<Vec<&[u8]>, Failure>>()?;
+            .collect::<Result<Vec<Bytes<'_>>, Failure>>()?;
         saver.wait(Duration::from_secs_f64(wait.min(LONGEST_WAIT)));
         let state = |name: &str, slice: &Slice| {
             let at = index.get(&(name.to_owned(), slice.clone()))?;
-            memory.get(*at).copied()
+            all.get(*at).copied()
         };
         let done = saver.save(step, state, blobs).map_err(|e| of_save(&e))?;
         // SAFETY: as above.

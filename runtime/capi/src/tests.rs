@@ -1,5 +1,6 @@
 //! The functions as a caller in C sees them; the launcher's side is played by the test.
 
+mod cuda;
 mod header;
 mod job;
 mod sampler;
@@ -10,7 +11,7 @@ use std::fs::File;
 use std::io::Write as _;
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
-use std::ptr::null;
+use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::thread;
 
@@ -20,7 +21,7 @@ use muster_checkpoint::manifest::Origin;
 use muster_checkpoint::part::{Note, keep};
 use muster_checkpoint::persist::Options;
 use muster_checkpoint::shelf;
-use muster_checkpoint::slot::Slot;
+use muster_checkpoint::slot::{self, Slot};
 use muster_protocol::Digest;
 use muster_protocol::control::fresh_page;
 use muster_protocol::control::slots::{Given, word as slots};
@@ -29,7 +30,7 @@ use muster_runtime::{Session, WorkerEnv};
 use super::saves;
 use crate::job::Job;
 use crate::outcome::{Code, muster_error};
-use crate::raw::Tensor;
+use crate::raw::{HOST, Memory, Tensor};
 use crate::saves::{RawBlob, Sealed};
 
 /// A launcher's side of a control page: a file, which the worker maps.
@@ -105,6 +106,16 @@ fn fails(code: i32, expected: Code, says: &str) {
         "{}",
         said()
     );
+}
+
+/// Memory of this process.
+fn host(at: *mut u8) -> Memory {
+    Memory {
+        at: at.cast::<c_void>(),
+        kind: HOST,
+        reserved: 0,
+        stream: null_mut(),
+    }
 }
 
 const ROWS: u64 = 300_000;
@@ -185,18 +196,13 @@ fn save(page: &Page, rank: u32, step: u64) -> (Vec<Arc<Slot>>, [u8; 4]) {
         launcher.join().unwrap()
     });
     let memory = State::memory(rank as u8);
-    let mine = memory[2].as_ptr().cast::<c_void>();
-    let data = [
-        memory[0].as_ptr().cast(),
-        memory[1].as_ptr().cast(),
-        mine,
-        mine,
-    ];
+    let data = [&memory[0], &memory[1], &memory[2], &memory[2]];
     // What it does not write is not looked at.
-    let data: Vec<*const c_void> = data
-        .iter()
-        .zip(writes)
-        .map(|(at, writes)| if writes == 1 { *at } else { null() })
+    let data: Vec<Memory> = (data.iter().zip(writes))
+        .map(|(bytes, writes)| match writes {
+            1 => host(bytes.as_ptr().cast_mut()),
+            _ => host(null_mut()),
+        })
         .collect();
     let name = CString::new(format!("rng/{rank}")).unwrap();
     let blob = RawBlob {
@@ -215,9 +221,7 @@ fn save(page: &Page, rank: u32, step: u64) -> (Vec<Arc<Slot>>, [u8; 4]) {
 
 /// Makes what two ranks have saved durable, as their launchers do; the manifest's digest.
 fn commit(place: &Path, step: u64) -> Id {
-    let dir = Dir::open(place).unwrap();
-    let (mut draft, mut parts) = (None, Vec::new());
-    for rank in 0..2 {
+    let saved = [0, 1].map(|rank| {
         let (slots, writes) = save(&Page::new(), rank, step);
         // A tensor that both hold is written by one of them.
         assert_eq!(
@@ -228,13 +232,19 @@ fn commit(place: &Path, step: u64) -> Id {
                 u8::from(rank == 1)
             ]
         );
-        let sealed = slots[0].take().unwrap().unwrap();
+        slots[0].take().unwrap().unwrap()
+    });
+    durable(place, step, &saved)
+}
+
+/// Makes what ranks have sealed durable.
+fn durable(place: &Path, step: u64, sealed: &[slot::Sealed]) -> Id {
+    let dir = Dir::open(place).unwrap();
+    let (mut draft, mut parts) = (None, Vec::new());
+    for (rank, sealed) in (0..).zip(sealed) {
         let go_on = |_| std::ops::ControlFlow::Continue(());
-        parts.push(
-            keep(&sealed, &dir, "s", rank, Options::default(), &go_on)
-                .unwrap()
-                .digest,
-        );
+        let kept = keep(sealed, &dir, "s", rank, Options::default(), &go_on).unwrap();
+        parts.push(kept.digest);
         draft = draft.or(Note::decode(&sealed.note).unwrap().draft);
     }
     let origin = Origin {
@@ -244,7 +254,7 @@ fn commit(place: &Path, step: u64) -> Id {
         number: 3,
         attempt: 1,
         step,
-        world: 2,
+        world: parts.len() as u32,
         saved_at: 0,
     };
     let manifest = draft.unwrap().assemble(origin, &dir, "s", &parts).unwrap();

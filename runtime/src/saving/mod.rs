@@ -33,13 +33,22 @@
 //! }
 //! # Ok(()) }
 //! ```
+//!
+//! A tensor may lie in a GPU's memory ([`Memory::Device`], [`MemoryMut::Device`]; feature `cuda`). Its bytes are copied
+//! straight into the slot where the driver registers its memory, else through pinned memory
+//! ([`Saver::way`]); either way after what is in the tensor's stream, and the slot is sealed after that copy. On the way
+//! back they are verified in the host's memory before they go to the GPU's.
 
+#[cfg_attr(not(feature = "cuda"), path = "no_devices.rs")]
+mod devices;
+mod memory;
 mod restore;
 mod saver;
 mod slots;
 mod tiers;
 
-pub use muster_checkpoint::load::{Damage, LoadError, Loaded, Want};
+pub use memory::{Memory, MemoryMut, OnDevice, Way};
+pub use muster_checkpoint::load::{Damage, LoadError, Loaded, Want, Wanted};
 pub use muster_checkpoint::manifest::Blob;
 pub use muster_checkpoint::plan::{Held, PlanError, Rank};
 pub use muster_checkpoint::slot::SlotError;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use muster_checkpoint::Slice;
 use muster_checkpoint::dir::Dir;
 use muster_checkpoint::hex::Id;
-use muster_checkpoint::load::{Damage as Harm, LoadError, Loaded, Want, load};
+use muster_checkpoint::load::{Damage as Harm, LoadError, Loaded, Want, Wanted, load};
 use muster_checkpoint::manifest::{Manifest, ManifestError};
 use muster_checkpoint::nearby::Nearby;
 use muster_checkpoint::newest::Shelf;
@@ -20,6 +20,8 @@ use muster_protocol::control::slots::{CACHE_ENV, RESTORE_ENV, STORE_ENV, STORE_I
 use muster_protocol::memory::{MEMORY_ENV, Whom};
 use muster_store::{Kind, Location, LocationError, Options, Store, StoreError, UUID_NAME, Uuid};
 
+use super::devices::Devices;
+use super::memory::MemoryMut;
 use super::tiers::{Origins, Tiers};
 use crate::live;
 use crate::page::Page;
@@ -40,6 +42,7 @@ pub struct Restore {
     manifest: Manifest,
     source: Tiers<Nearby<Directory, Store>>,
     threads: usize,
+    devices: Devices,
     /// It is the job's own store: what is not there is gone.
     own: bool,
     /// Where damage is told.
@@ -248,6 +251,7 @@ impl Restore {
                 true => BUCKET_THREADS,
                 false => THREADS,
             },
+            devices: Devices::default(),
             own,
             page: None,
             spoiled: Mutex::default(),
@@ -290,6 +294,12 @@ impl Restore {
         self.source.origins()
     }
 
+    /// Uses this driver for tensors on GPUs, instead of the one that is found.
+    #[cfg(feature = "cuda")]
+    pub fn use_driver(&mut self, driver: Arc<crate::cuda::Driver>) {
+        self.devices.use_driver(driver);
+    }
+
     /// Fills these slices, in any slicing, reading no more than they need and verifying all of that. What
     /// launchers hold in memory comes from there, the rest from the store. Loads of several threads wait for
     /// each other: each reads by many threads itself.
@@ -297,17 +307,43 @@ impl Restore {
     /// # Errors
     /// They do not fit what was saved, or it is damaged: [`LoadError::damage`] tells which.
     pub fn load(&self, wants: &mut [Want<'_>]) -> Result<Loaded, LoadError> {
+        let wanted = wants
+            .iter()
+            .map(|want| (want.name.to_owned(), want.slice.clone()));
+        self.loading(wanted.collect(), || {
+            load(&self.manifest, &self.source, wants, self.threads)
+        })
+    }
+
+    /// The same, into memory of this process and of GPUs. What goes to a GPU is verified before, and is there when this
+    /// returns, for whatever stream.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load); or a driver or device fails ([`LoadError::Far`]), and what the memory holds then is of
+    /// no use.
+    pub fn load_into(&self, wants: Vec<Wanted<'_, MemoryMut<'_>>>) -> Result<Loaded, LoadError> {
+        let wanted = wants
+            .iter()
+            .map(|want| (want.name.to_owned(), want.slice.clone()));
+        self.loading(wanted.collect(), || {
+            (self.devices).load(&self.manifest, &self.source, wants, self.threads)
+        })
+    }
+
+    /// Loads these slices, and tells the launcher of damage.
+    fn loading(
+        &self,
+        wanted: Vec<(String, Slice)>,
+        load: impl FnOnce() -> Result<Loaded, LoadError>,
+    ) -> Result<Loaded, LoadError> {
         // Which copy a chunk came from is known of one reader only.
         let mut spoiled = self.spoiled.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.source.origins();
-        let loaded = load(&self.manifest, &self.source, wants, self.threads);
+        let loaded = load();
         if let Some(page) = &self.page {
             match &loaded {
                 Ok(_) => {
-                    spoiled.retain(|(name, slice)| {
-                        let again = |want: &Want<'_>| want.name == *name && want.slice == *slice;
-                        !wants.iter().any(again)
-                    });
+                    spoiled.retain(|slice| !wanted.contains(slice));
                     if spoiled.is_empty() {
                         // What was said of a try before is not so.
                         page.store(word::DAMAGE, 0);
@@ -315,8 +351,7 @@ impl Restore {
                 }
                 Err(error) => {
                     if let Some(damage) = error.damage() {
-                        let wanted = wants.iter();
-                        spoiled.extend(wanted.map(|w| (w.name.to_owned(), w.slice.clone())));
+                        spoiled.extend(wanted);
                         let here = !self.believes(damage);
                         tell(page, self.digest, damage.to_string(), here);
                     }

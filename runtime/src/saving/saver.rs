@@ -9,9 +9,11 @@ use muster_checkpoint::hex::Bytes;
 use muster_checkpoint::manifest::Blob;
 use muster_checkpoint::part::{Note, PartError};
 use muster_checkpoint::plan::{Held, Plan, PlanError, Rank};
-use muster_checkpoint::slot::{Image, SlotError, Source, State};
+use muster_checkpoint::slot::{FarError, Image, SlotError, Source, State};
 use muster_protocol::control::saving::word;
 
+use super::devices::Devices;
+use super::memory::{Memory, Part, Way};
 use super::slots::Store;
 use crate::env::WorkerEnv;
 use crate::page::Page;
@@ -80,6 +82,9 @@ pub enum SaveError {
         "this rank is {rank} of {world}, and the plan is for {peers} ranks: hand over what each holds"
     )]
     Peers { rank: u32, world: u32, peers: usize },
+    /// The slot is free again; the last save that was sealed stays.
+    #[error("tensors on GPUs could not be copied, and nothing was saved")]
+    Device(#[source] FarError),
     #[error(transparent)]
     Plan(#[from] PlanError),
     #[error(transparent)]
@@ -97,6 +102,7 @@ pub struct Saver {
     /// Of the newest save: its blobs change, the rest stays the same.
     note: Note,
     slots: Store,
+    devices: Devices,
     threads: usize,
     wait: Duration,
 }
@@ -162,14 +168,17 @@ impl Saver {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = (cores / local.count().max(1)).clamp(1, THREADS);
         let bytes = note.encode()?.len() as u64;
-        let (slots, wait) =
-            before.map_or((Store::None, WAIT), |before| (before.slots, before.wait));
+        let (slots, devices, wait) = match before {
+            Some(before) => (before.slots, before.devices, before.wait),
+            None => (Store::None, Devices::default(), WAIT),
+        };
         let mut saver = Saver {
             page,
             env: env.clone(),
             plan,
             note,
             slots: Store::None,
+            devices,
             threads,
             wait,
         };
@@ -196,6 +205,17 @@ impl Saver {
         self.threads = threads.clamp(1, THREADS);
     }
 
+    /// Uses this driver for tensors on GPUs, instead of the one that is found when the first is saved.
+    #[cfg(feature = "cuda")]
+    pub fn use_driver(&mut self, driver: Arc<crate::cuda::Driver>) {
+        self.devices.use_driver(driver);
+    }
+
+    /// How tensors on GPUs got into the slot of the last save that had any. It is said on stderr, too, once.
+    pub fn way(&self) -> Option<&Way> {
+        self.devices.way()
+    }
+
     /// The slices that this rank writes something of, by tensor: [`save`](Self::save) asks for these alone.
     pub fn writes(&self) -> impl Iterator<Item = (&str, &Slice)> {
         let mine = self.plan.shards.get(self.env.rank as usize);
@@ -206,16 +226,18 @@ impl Saver {
     /// Copies this rank's part of the state before `step` into a slot. All ranks save the same steps,
     /// each higher than the one before.
     ///
-    /// `state` gives the bytes of a slice that this rank said it holds, in C order, little-endian.
+    /// `state` gives the bytes of a slice that this rank said it holds, in C order, little-endian, wherever they
+    /// are. With the first tensors on GPUs both slots are registered with the driver, which takes a while for
+    /// large ones.
     /// `blobs` are state that is no tensor; a name that several ranks use has to be told apart
     /// (`rng/3`).
     ///
     /// # Errors
     /// Nothing was saved, and why.
-    pub fn save<'a>(
+    pub fn save<'a, M: Into<Memory<'a>>>(
         &mut self,
         step: u64,
-        state: impl Fn(&str, &Slice) -> Option<&'a [u8]>,
+        state: impl Fn(&str, &Slice) -> Option<M>,
         blobs: Vec<Blob>,
     ) -> Result<Saved, SaveError> {
         let Some(shard) = self.plan.shards.get(self.env.rank as usize) else {
@@ -226,24 +248,27 @@ impl Saver {
             });
         };
         let mut sources = Vec::with_capacity(shard.pieces.len() + 1);
+        let mut parts = Vec::new();
         sources.push(Source {
             at: 0,
             bytes: &shard.layout.header,
         });
         for piece in &shard.pieces {
             let name = self.plan.name(piece);
-            let whole = state(name, &piece.held);
-            let end = piece.skip + piece.bytes;
-            let Some(bytes) = whole.and_then(|w| w.get(piece.skip as usize..end as usize)) else {
-                let name = name.to_owned();
-                return Err(SaveError::State { name, bytes: end });
-            };
-            sources.push(Source {
-                at: piece.at,
-                bytes,
-            });
+            let whole = state(name, &piece.held).map(Into::into);
+            let (at, end) = (piece.at, piece.skip + piece.bytes);
+            match whole.and_then(|whole: Memory<'a>| whole.part(piece.skip..end)) {
+                Some(Memory::Host(bytes)) => sources.push(Source { at, bytes }),
+                Some(Memory::Device(from)) if piece.bytes > 0 => parts.push(Part { at, from }),
+                Some(Memory::Device(_)) => {}
+                None => {
+                    let name = name.to_owned();
+                    return Err(SaveError::State { name, bytes: end });
+                }
+            }
         }
         sources.sort_unstable_by_key(|source| source.at);
+        parts.sort_unstable_by_key(|part| part.at);
         self.note.blobs = blobs;
         if let Some(draft) = &mut self.note.draft {
             let since = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -271,7 +296,7 @@ impl Saver {
             note: &note,
         };
         muster_fault::point("worker.fill");
-        let copied = slot.fill(&image, self.threads)?;
+        let copied = (self.devices).fill(slots.all(), slot, &image, &parts, self.threads)?;
         muster_fault::point("worker.sealed");
         self.tell(step, bytes, copied, waited);
         Ok(Saved {

@@ -126,6 +126,10 @@ impl Slots {
         })
     }
 
+    pub(super) fn all(&self) -> &[Arc<Slot>] {
+        &self.slots
+    }
+
     /// Whether they have room for this.
     fn fit(&self, image: u64, note: u64) -> bool {
         self.slots.iter().all(|slot| {

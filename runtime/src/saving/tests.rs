@@ -203,6 +203,46 @@ fn a_bucket_is_refused_by_a_worker_that_was_built_without_them() {
     assert!(matches!(location, RestoreError::Location(_)), "{location}");
 }
 
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn a_gpu_is_refused_by_a_worker_that_was_built_without_them() {
+    use std::error::Error as _;
+
+    let file = page();
+    let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
+    let launcher = Page::from_file(&file).unwrap();
+    let peers = [Peer {
+        node: 0,
+        held: held(0, 1),
+    }];
+    let (mut saver, slots) = thread::scope(|scope| {
+        let launcher = scope.spawn(|| give(&launcher, Given::Slots));
+        let saver = Saver::new(&mut session, &env(0, 1), &peers).unwrap();
+        (saver, launcher.join().unwrap())
+    });
+    // SAFETY: nobody looks there; that is what is tested.
+    let there = |bytes| unsafe { OnDevice::new(4096, bytes, std::ptr::null_mut()) };
+    let state = |name: &str, _: &Slice| Some(there(bytes(name, 1).len() as u64));
+    let refused = saver.save(1, state, Vec::new()).unwrap_err();
+    let said = refused.source().unwrap().to_string();
+    assert!(said.contains("feature `cuda`"), "{said}");
+    assert_eq!(slots[0].state().0, State::Free);
+
+    let place = tempfile::tempdir().unwrap();
+    let digest = save_on_two(place.path(), 40);
+    let checkpoint = Restore::open(place.path(), digest).unwrap();
+    let want = Wanted {
+        name: "weights",
+        dtype: Dtype::F16,
+        shape: &[100_000],
+        slice: Slice::whole(&[100_000]),
+        into: MemoryMut::Device(there(200_000)),
+    };
+    let refused = checkpoint.load_into(vec![want]).unwrap_err();
+    let said = refused.source().unwrap().to_string();
+    assert!(said.contains("feature `cuda`"), "{said}");
+}
+
 #[test]
 fn why_there_are_no_slots_is_said() {
     let peers = [Peer {

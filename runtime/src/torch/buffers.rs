@@ -160,7 +160,7 @@ impl Buffers {
                 name: in_model(name),
                 dtype: dtype_of(name, tensor.kind())?,
                 shape: shape_of(tensor),
-                into: &mut bytes,
+                into: (&mut bytes).into(),
             };
             if from.picks(&room.name) {
                 from.fill(vec![room])?;

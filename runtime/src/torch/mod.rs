@@ -100,7 +100,7 @@ pub use optimizer::{Adam, Optimizer, Rule, State};
 pub enum TorchError {
     #[error(transparent)]
     Torch(#[from] TchError),
-    #[error("libtorch refuses a hook on a gradient: {0}")]
+    #[error("libtorch refuses: {0}")]
     Shim(String),
     #[error(
         "the variable {name} is of kind {kind:?}; train in Float (autocast computes in 16 bits), and convert others before the model is made"

@@ -1,4 +1,4 @@
-// What tch does not offer: hooks that run when a parameter's gradient has been accumulated.
+// What tch does not offer: hooks that run when a parameter's gradient has been accumulated, and a device's stream.
 
 #include <cstdint>
 #include <cstring>
@@ -6,6 +6,7 @@
 #include <memory>
 
 #include <ATen/Tensor.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -51,6 +52,15 @@ extern "C" int muster_torch_hook(void *tensor, Call call, const void *context, u
     torch::autograd::impl::set_post_acc_grad_hooks(
         *static_cast<at::Tensor *>(tensor),
         std::make_unique<Accumulated>(call, context, index));
+  });
+}
+
+// The current stream of the tensor's device, as its driver has it.
+extern "C" int muster_torch_stream(void *tensor, void **stream, char *why, size_t room) noexcept {
+  return guarded(why, room, [&] {
+    const c10::Device device = static_cast<at::Tensor *>(tensor)->device();
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    *stream = guard.getStream(device).native_handle();
   });
 }
 

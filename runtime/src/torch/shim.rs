@@ -1,4 +1,5 @@
-//! Hooks that run when a gradient is complete, by the shim in C++ (`shim.cpp`).
+//! What tch does not offer, by the shim in C++ (`shim.cpp`): hooks that run when a gradient is complete, and a device's
+//! current stream.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,6 +17,12 @@ unsafe extern "C" {
         call: Call,
         context: *const c_void,
         index: u32,
+        why: *mut c_char,
+        room: usize,
+    ) -> c_int;
+    fn muster_torch_stream(
+        tensor: *mut c_void,
+        stream: *mut *mut c_void,
         why: *mut c_char,
         room: usize,
     ) -> c_int;
@@ -151,6 +158,14 @@ extern "C" fn fired(context: *const c_void, index: u32) {
     // SAFETY: the hook was made with a listener, which outlives it.
     let listener = unsafe { &*context.cast::<Listener>() };
     let _panicked = catch_unwind(AssertUnwindSafe(|| listener.fired(index as usize)));
+}
+
+/// The stream that libtorch now uses on the tensor's device, as its driver has it.
+pub(super) fn current_stream(tensor: &Tensor) -> Result<*mut c_void, TorchError> {
+    let mut stream = std::ptr::null_mut();
+    // SAFETY: the tensor is alive, and the pointer is to a live one.
+    said(|why, room| unsafe { muster_torch_stream(raw(tensor), &raw mut stream, why, room) })?;
+    Ok(stream)
 }
 
 fn raw(tensor: &Tensor) -> *mut c_void {

@@ -5,7 +5,8 @@ use std::ops::Range;
 use bytemuck::cast_slice;
 use tch::{Device, Kind, Tensor};
 
-use super::TorchError;
+use super::{TorchError, shim};
+use crate::saving::OnDevice;
 use crate::train::{BoxError, Layout, Load, Named};
 
 /// The values of a contiguous tensor on a CPU, in its own memory. `None` for any other.
@@ -22,6 +23,25 @@ pub(super) fn view(tensor: &Tensor) -> Option<&[f32]> {
     // SAFETY: `len` floats at `at` belong to the tensor, which is borrowed; nobody writes them meanwhile: that
     // is what the callers in this module see to.
     Some(unsafe { std::slice::from_raw_parts(at, len) })
+}
+
+/// The values of a contiguous tensor on one of NVIDIA's GPUs, where they are. What libtorch has put into its current
+/// stream is waited for by whoever uses them.
+fn on_device(tensor: &Tensor) -> Result<Option<OnDevice<'_>>, TorchError> {
+    let direct = cfg!(feature = "cuda")
+        && matches!(tensor.device(), Device::Cuda(_))
+        && tensor.kind() == Kind::Float
+        && tensor.is_contiguous();
+    if !direct {
+        return Ok(None);
+    }
+    let stream = shim::current_stream(tensor)?;
+    let (at, bytes) = (tensor.data_ptr().addr(), size_of::<f32>() * tensor.numel());
+    // SAFETY: so many bytes there belong to the tensor, which is borrowed. What libtorch does with them goes through
+    // the stream, and the callers in this module put nothing into it meanwhile.
+    Ok(Some(unsafe {
+        OnDevice::new(at as u64, bytes as u64, stream)
+    }))
 }
 
 /// Whether all of them can be [viewed](view), and none shares memory with another.
@@ -92,10 +112,12 @@ pub(super) fn named<'a>(
     if let Some(values) = view(tensor) {
         return Ok(layout.tensors(values, full).collect());
     }
+    if let Some(values) = on_device(tensor)? {
+        return Ok(layout.there(values, full));
+    }
     let mut values = vec![0.0; tensor.numel()];
     read(tensor, &mut values)?;
-    let owned = layout.tensors(&values, full).map(Named::into_owned);
-    Ok(owned.collect())
+    Ok(layout.copies(&values, full))
 }
 
 /// Fills those from a checkpoint.
@@ -105,6 +127,9 @@ pub(super) fn load(
     full: impl Fn(&str) -> String,
     from: &mut Load<'_>,
 ) -> Result<(), BoxError> {
+    if let Some(values) = on_device(tensor)? {
+        return Ok(from.fill(layout.rooms_there(values, full))?);
+    }
     change(tensor, |values| -> Result<(), BoxError> {
         Ok(from.fill(layout.rooms(values, full))?)
     })

@@ -13,11 +13,13 @@ use super::model::Model;
 use super::parallel::Parallel;
 use super::reserve::{Buffer, copy};
 use super::state::PIECES;
-use super::tensors::{Load, Named, Room};
+use super::tensors::{Load, Named, Reach, Room};
 use crate::live::{Frozen, Landing};
-use crate::saving::{Dtype, LoadError};
+use crate::saving::{Dtype, LoadError, MemoryMut};
 
 const MAGIC: &[u8] = b"MHANDED1";
+
+const DEVICES: &str = "ranks without a GPU handed their state to one that has one: train all on the same kind of device";
 
 /// Room for what of a head differs from state to state, such as the best evaluation.
 const SLACK: usize = 64 << 10;
@@ -81,9 +83,14 @@ fn put_head(pieces: &[Vec<u8>], tensors: &[Named<'_>]) -> Vec<u8> {
         for size in &tensor.shape {
             put_word(&mut head, *size);
         }
-        put_word(&mut head, tensor.bytes.len() as u64);
+        put_word(&mut head, bytes_of(tensor).len() as u64);
     }
     head
+}
+
+/// Of a tensor within reach.
+fn bytes_of<'a>(tensor: &'a Named<'_>) -> &'a [u8] {
+    tensor.bytes.host().unwrap_or_default()
 }
 
 impl<'a> Come<'a> {
@@ -135,14 +142,18 @@ impl<'a> Come<'a> {
                     wanted: (room.dtype, room.shape.clone()),
                 });
             }
-            if tensor.bytes.len() != room.into.len() {
+            let MemoryMut::Host(into) = &mut room.into else {
+                // Who has a GPU hands its encoding over.
+                return Err(LoadError::Far(DEVICES.into()));
+            };
+            if tensor.bytes.len() != into.len() {
                 return Err(LoadError::Buffer {
                     name: room.name.clone(),
                     slice: tensor.bytes.len() as u64,
-                    given: room.into.len() as u64,
+                    given: into.len() as u64,
                 });
             }
-            pairs.push((&mut *room.into, tensor.bytes));
+            pairs.push((&mut **into, tensor.bytes));
         }
         copy(pairs);
         Ok(())
@@ -173,15 +184,15 @@ impl<M: Model> Parallel<M> {
 
     fn copied(&mut self) -> Result<Handed, TrainError> {
         let reserve = self.reserve.clone();
-        let handed = self.with_tensors(|training, tensors| {
-            let total = tensors.iter().map(|tensor| tensor.bytes.len()).sum();
+        let handed = self.with_tensors(Reach::Host, |training, tensors| {
+            let total = tensors.iter().map(|tensor| bytes_of(tensor).len()).sum();
             let mut buffer = reserve.take(total)?;
             let mut left = &mut buffer[..];
             copy(tensors.iter().map_while(|tensor| {
-                let len = tensor.bytes.len();
+                let len = bytes_of(tensor).len();
                 let (to, rest) = std::mem::take(&mut left).split_at_mut_checked(len)?;
                 left = rest;
-                Some((to, &*tensor.bytes))
+                Some((to, bytes_of(tensor)))
             }));
             Ok(Handed {
                 head: put_head(&training.pieces(), &tensors),
@@ -192,16 +203,16 @@ impl<M: Model> Parallel<M> {
         Ok(handed)
     }
 
-    /// Bytes of the memory that a state takes which is handed over. `None`: the model names no tensors, and so this is
-    /// not known before.
+    /// Bytes of the memory that a state takes which is handed over. `None`: the model names no tensors, or has them on a
+    /// GPU, and so this is not known before.
     fn room(&mut self) -> Result<Option<usize>, TrainError> {
         if self.room.is_none() {
-            let mut tensors = self.named()?;
+            let mut tensors = self.within(Reach::Host)?;
             if tensors.is_empty() {
                 return Ok(None);
             }
             tensors.extend(self.shared_tensors());
-            let bytes: usize = tensors.iter().map(|tensor| tensor.bytes.len()).sum();
+            let bytes: usize = tensors.iter().map(|tensor| bytes_of(tensor).len()).sum();
             self.room = Some(put_head(&self.pieces(), &tensors).len() + SLACK + bytes);
         }
         Ok(self.room)

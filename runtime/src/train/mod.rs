@@ -43,5 +43,5 @@ pub use parallel::Parallel;
 pub use report::{Best, Evaluation, News, Report, Save, Times};
 pub use restore::{Files, Store};
 pub use results::Results;
-pub use tensors::{Layout, Load, Named, Room, load_model};
+pub use tensors::{Bytes, Layout, Load, Named, Room, load_model};
 pub use trainer::{Ending, Options, RunError, Trainer};

@@ -8,6 +8,9 @@ use super::tensors::{Load, Named, STATE};
 /// Any failure of a user's code.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
+/// Why a model does not decode a state.
+pub(super) const OTHER: &str = "what was saved is the state of another model";
+
 /// A model with its optimizer, on one rank.
 ///
 /// Its parameters are thought of as one list of `f32`, the arena, tensor after tensor; `buckets` cuts that
@@ -86,15 +89,14 @@ pub trait Model {
     }
 
     /// Fills those of its [`tensors`](Self::tensors) that are to be loaded, from a checkpoint or from what others hand
-    /// over.
+    /// over. Also called with none that is to be loaded, when it is made, so that the memory is there before it is
+    /// filled: what is not [picked](Load::picks) stays as it is.
     ///
     /// # Errors
     /// One of them is not there, or not what this model has. What the model is then is of no use.
     fn load(&mut self, from: &mut Load<'_>) -> Result<(), BoxError> {
         match from.bytes(STATE)? {
-            Some(state) if !self.decode(&state) => {
-                Err("what was saved is the state of another model".into())
-            }
+            Some(state) if !self.decode(&state) => Err(OTHER.into()),
             _ => Ok(()),
         }
     }

@@ -24,6 +24,8 @@ struct Kept {
     /// How many are in use.
     lent: usize,
     making: Making,
+    /// Somebody waits for what is being made.
+    wanted: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +43,7 @@ impl fmt::Debug for Kept {
             .field("free", &self.free.as_ref().map(Vec::len))
             .field("lent", &self.lent)
             .field("making", &self.making)
+            .field("wanted", &self.wanted)
             .finish()
     }
 }
@@ -53,12 +56,14 @@ impl Reserve {
             free: None,
             lent: 0,
             making: Making::No,
+            wanted: false,
         })))
     }
 
     /// Has memory made for so many bytes, on a thread of its own, if it is to be there before it is needed.
     pub(super) fn prepare(&self, len: usize) {
         let mut kept = self.kept();
+        kept.wanted = false;
         if kept.keeps && kept.lent == 0 {
             self.make(&mut kept, len);
         } else if !kept.keeps {
@@ -70,6 +75,7 @@ impl Reserve {
     /// Whether memory for so many bytes is there; if not, it is being made.
     pub(super) fn is_ready(&self, len: usize) -> Result<bool, NoMemory> {
         let mut kept = self.kept();
+        kept.wanted = true;
         if kept.making == Making::Failed {
             kept.making = Making::No;
             return Err(NoMemory(len));
@@ -91,18 +97,20 @@ impl Reserve {
             let touched = touched(len);
             if let Some(home) = home.upgrade() {
                 let mut kept = lock(&home);
-                kept.making = match touched {
-                    Some(_) => Making::No,
-                    None => Making::Failed,
+                // Where nobody waits for it, it is tried again when somebody does.
+                kept.making = match (&touched, kept.wanted) {
+                    (None, true) => Making::Failed,
+                    _ => Making::No,
                 };
-                kept.free = touched;
+                kept.free = touched.filter(|_| kept.keeps || kept.wanted);
             }
         };
         let name = "muster-reserve".to_owned();
         let started = std::thread::Builder::new().name(name).spawn(made);
         kept.making = match started {
             Ok(_) => Making::Now,
-            Err(_) => Making::Failed,
+            Err(_) if kept.wanted => Making::Failed,
+            Err(_) => Making::No,
         };
         false
     }

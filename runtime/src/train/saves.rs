@@ -17,13 +17,13 @@ use super::model::Model;
 use super::parallel::Parallel;
 use super::report::{Evaluation, News, Save};
 use super::state::PIECES;
-use super::tensors::{Load, Named, Room};
+use super::tensors::{Load, Named, Reach, Room};
 use crate::collective::{Group, GroupError};
 use crate::env::WorkerEnv;
 use crate::gradient::compress::{Own, reshard};
 use crate::live::{Share, seated};
 use crate::page::Page;
-use crate::saving::{Blob, Held, Restore, RestoreError, SaveError, Saver};
+use crate::saving::{Blob, Held, Memory, Restore, RestoreError, SaveError, Saver};
 
 /// The blob that says how good a checkpoint's state is.
 const METRICS: &str = "metrics";
@@ -270,7 +270,7 @@ impl<M: Model> Parallel<M> {
             step,
             source: Box::new(source),
         };
-        self.with_tensors(|training, tensors| {
+        self.with_tensors(Reach::Devices, |training, tensors| {
             let common = tensors.iter().map(Named::held).collect();
             let own = |rank| training.own_tensors(rank).map(|t| t.held()).collect();
             saves.plan(&share.entered, common, own).map_err(failed)?;
@@ -278,8 +278,8 @@ impl<M: Model> Parallel<M> {
                 return Ok(None);
             }
             let own: Vec<Named<'_>> = training.own_tensors(share.rank).collect();
-            let bytes: HashMap<&str, &[u8]> = (tensors.iter().chain(&own))
-                .map(|tensor| (&*tensor.name, &*tensor.bytes))
+            let bytes: HashMap<&str, Memory<'_>> = (tensors.iter().chain(&own))
+                .map(|tensor| (&*tensor.name, tensor.bytes.memory()))
                 .collect();
             let blobs = match share.entered.first() == Some(&share.rank) {
                 true => training.blobs(),

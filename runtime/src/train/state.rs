@@ -2,10 +2,10 @@
 
 use super::bytes::{Fields, put, put_word};
 use super::config::TrainError;
-use super::model::{BoxError, Model};
+use super::model::{BoxError, Model, OTHER};
 use super::parallel::Parallel;
 use super::progress::Progress;
-use super::tensors::{Load, Named, Room, STATE};
+use super::tensors::{Load, Named, Reach, Room, STATE};
 use crate::data::{Sampler, State};
 use crate::gradient::Scaler;
 use crate::gradient::compress::Bucket;
@@ -69,8 +69,17 @@ impl<M: Model> Parallel<M> {
         self.fault.take().map_or(Ok(()), Err)
     }
 
+    /// The model's tensors whose bytes are in this reach; none, if it names none, or has some beyond.
+    pub(super) fn within(&self, reach: Reach) -> Result<Vec<Named<'_>>, TrainError> {
+        let mut named = self.named()?;
+        if reach == Reach::Host && named.iter().any(|tensor| tensor.bytes.host().is_none()) {
+            named.clear();
+        }
+        Ok(named)
+    }
+
     /// The model's tensors; none, if it names none.
-    pub(super) fn named(&self) -> Result<Vec<Named<'_>>, TrainError> {
+    fn named(&self) -> Result<Vec<Named<'_>>, TrainError> {
         self.model.wait()?;
         let step = self.progress.steps;
         let tensors = self.model.tensors();
@@ -78,16 +87,17 @@ impl<M: Model> Parallel<M> {
     }
 
     /// What `with` makes of all tensors that are the same on every rank: the model's, or its encoding as one, if it
-    /// names none; and the codecs'.
+    /// names none within this reach; and the codecs'.
     ///
     /// # Errors
     /// The model has failed, or gives no state. Or what `with` says.
     pub(super) fn with_tensors<T>(
         &mut self,
+        reach: Reach,
         with: impl FnOnce(&Self, Vec<Named<'_>>) -> Result<T, TrainError>,
     ) -> Result<T, TrainError> {
         let encoded;
-        let mut tensors = self.named()?;
+        let mut tensors = self.within(reach)?;
         if tensors.is_empty() {
             drop(tensors);
             encoded = self.encoded_model()?;
@@ -117,7 +127,12 @@ impl<M: Model> Parallel<M> {
         load: &mut Load<'_>,
         failed: impl Fn(BoxError) -> TrainError,
     ) -> Result<(), TrainError> {
-        if load.shape(STATE).is_some() || self.named().is_ok_and(|all| !all.is_empty()) {
+        if let Some(state) = load.encoded().map_err(|error| failed(error.into()))? {
+            // Whatever names its tensors have: it came as one.
+            if !self.model.decode(&state) {
+                return Err(failed(OTHER.into()));
+            }
+        } else if self.model.parameters() > 0 || !self.named()?.is_empty() {
             self.model.load(load).map_err(&failed)?;
         }
         self.asked()?;

@@ -7,13 +7,62 @@ use std::ops::Range;
 use super::config::TrainError;
 use super::handed::Come;
 use super::model::Model;
-use crate::saving::{Dtype, Held, LoadError, Restore, Slice, Want};
+use crate::saving::{Dtype, Held, LoadError, Memory, MemoryMut, OnDevice, Restore, Slice, Wanted};
 
 /// The name of what a model without names is saved as: its encoding, in one tensor of bytes.
 pub(super) const STATE: &str = "model.state";
 
 #[cfg(target_endian = "big")]
 compile_error!("tensors are saved as they are in memory, in little endian");
+
+/// Where bytes may be, for what is to be done with them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// In this process's memory: it is read here.
+    Host,
+    /// Or in a GPU's.
+    Devices,
+}
+
+/// A tensor's elements in C order, little-endian. They are copied once, into the checkpoint's slot, unless they are
+/// bytes of their own.
+#[derive(Clone, Debug)]
+pub enum Bytes<'a> {
+    /// In the memory of this process.
+    Host(Cow<'a, [u8]>),
+    /// In a GPU's.
+    Device(OnDevice<'a>),
+}
+
+impl Bytes<'_> {
+    /// In the memory of this process.
+    pub(super) fn host(&self) -> Option<&[u8]> {
+        match self {
+            Bytes::Host(bytes) => Some(bytes),
+            Bytes::Device(_) => None,
+        }
+    }
+
+    /// What is saved.
+    pub fn memory(&self) -> Memory<'_> {
+        match self {
+            Bytes::Host(bytes) => Memory::Host(bytes),
+            Bytes::Device(there) => Memory::Device(*there),
+        }
+    }
+}
+
+impl<'a> From<&'a [u8]> for Bytes<'a> {
+    fn from(bytes: &'a [u8]) -> Bytes<'a> {
+        Bytes::Host(Cow::Borrowed(bytes))
+    }
+}
+
+impl From<Vec<u8>> for Bytes<'_> {
+    fn from(bytes: Vec<u8>) -> Self {
+        Bytes::Host(Cow::Owned(bytes))
+    }
+}
 
 /// A tensor of a model's state, by the name that it has in checkpoints.
 #[derive(Clone, Debug)]
@@ -22,8 +71,7 @@ pub struct Named<'a> {
     pub name: String,
     pub dtype: Dtype,
     pub shape: Vec<u64>,
-    /// Its elements in C order, little-endian. Borrowed, they are copied once, into the checkpoint's slot.
-    pub bytes: Cow<'a, [u8]>,
+    pub bytes: Bytes<'a>,
 }
 
 impl<'a> Named<'a> {
@@ -32,7 +80,7 @@ impl<'a> Named<'a> {
             name: name.into(),
             dtype: Dtype::F32,
             shape: shape.to_vec(),
-            bytes: Cow::Borrowed(bytemuck::cast_slice(values)),
+            bytes: bytemuck::cast_slice::<f32, u8>(values).into(),
         }
     }
 
@@ -42,7 +90,7 @@ impl<'a> Named<'a> {
             name: name.into(),
             dtype: Dtype::U64,
             shape: Vec::new(),
-            bytes: Cow::Owned(value.to_le_bytes().to_vec()),
+            bytes: value.to_le_bytes().to_vec().into(),
         }
     }
 
@@ -51,18 +99,7 @@ impl<'a> Named<'a> {
             name: name.to_owned(),
             dtype: Dtype::U8,
             shape: vec![bytes.len() as u64],
-            bytes: Cow::Borrowed(bytes),
-        }
-    }
-
-    /// The same, with bytes of its own.
-    #[cfg(feature = "torch")]
-    pub(crate) fn into_owned(self) -> Named<'static> {
-        Named {
-            name: self.name,
-            dtype: self.dtype,
-            shape: self.shape,
-            bytes: Cow::Owned(self.bytes.into_owned()),
+            bytes: bytes.into(),
         }
     }
 
@@ -77,7 +114,7 @@ pub struct Room<'a> {
     pub name: String,
     pub dtype: Dtype,
     pub shape: Vec<u64>,
-    pub into: &'a mut [u8],
+    pub into: MemoryMut<'a>,
 }
 
 impl<'a> Room<'a> {
@@ -86,7 +123,7 @@ impl<'a> Room<'a> {
             name: name.into(),
             dtype: Dtype::F32,
             shape: shape.to_vec(),
-            into: bytemuck::cast_slice_mut(into),
+            into: bytemuck::cast_slice_mut::<f32, u8>(into).into(),
         }
     }
 
@@ -96,7 +133,7 @@ impl<'a> Room<'a> {
             name: name.into(),
             dtype: Dtype::U64,
             shape: Vec::new(),
-            into,
+            into: into.into(),
         }
     }
 }
@@ -169,24 +206,23 @@ impl<'a> Load<'a> {
     /// of no use.
     pub fn fill(&mut self, mut rooms: Vec<Room<'_>>) -> Result<(), LoadError> {
         if let Source::Nowhere = self.source {
-            rooms.iter_mut().for_each(|room| touch(room.into));
+            rooms.iter_mut().for_each(|room| touch(&mut room.into));
         }
         rooms.retain(|room| self.picks(&room.name));
         match self.source {
             Source::Nowhere => {}
             Source::Come(come) => come.fill(&mut rooms)?,
             Source::Checkpoint(checkpoint) => {
-                let each = rooms.iter_mut();
-                let mut wants: Vec<Want<'_>> = each
-                    .map(|room| Want {
+                let wants = (rooms.iter_mut())
+                    .map(|room| Wanted {
                         name: &room.name,
                         dtype: room.dtype,
                         shape: &room.shape,
                         slice: Slice::whole(&room.shape),
-                        into: &mut *room.into,
+                        into: room.into.reborrow(),
                     })
                     .collect();
-                checkpoint.load(&mut wants)?;
+                checkpoint.load_into(wants)?;
             }
         }
         self.filled.extend(rooms.into_iter().map(|room| room.name));
@@ -211,9 +247,17 @@ impl<'a> Load<'a> {
             name: name.to_owned(),
             dtype: Dtype::U8,
             shape: vec![len as u64],
-            into: &mut out,
+            into: (&mut out).into(),
         }])?;
         Ok(Some(out))
+    }
+
+    /// A model's encoding, if that is what is there.
+    pub(super) fn encoded(&mut self) -> Result<Option<Vec<u8>>, LoadError> {
+        match self.shape(STATE) {
+            Some(_) => self.bytes(STATE),
+            None => Ok(None),
+        }
     }
 
     /// The shape of a tensor that is there.
@@ -247,8 +291,11 @@ impl<'a> Load<'a> {
 }
 
 /// Writes to each page what is there.
-fn touch(memory: &mut [u8]) {
+fn touch(memory: &mut MemoryMut<'_>) {
     const PAGE: usize = 4096;
+    let MemoryMut::Host(memory) = memory else {
+        return;
+    };
     for byte in memory.iter_mut().step_by(PAGE) {
         *byte = std::hint::black_box(*byte);
     }
@@ -373,6 +420,69 @@ impl Layout {
     ) -> impl Iterator<Item = Named<'a>> {
         self.parts.iter().filter_map(move |(name, shape, range)| {
             Some(Named::floats(full(name), shape, values.get(range.clone())?))
+        })
+    }
+
+    /// Copies of them.
+    #[cfg(feature = "torch")]
+    pub(crate) fn copies(
+        &self,
+        values: &[f32],
+        full: impl Fn(&str) -> String,
+    ) -> Vec<Named<'static>> {
+        let copied = self.parts.iter().filter_map(|(name, shape, range)| {
+            let values = values.get(range.clone())?;
+            Some(Named {
+                name: full(name),
+                dtype: Dtype::F32,
+                shape: shape.clone(),
+                bytes: bytemuck::cast_slice::<f32, u8>(values).to_vec().into(),
+            })
+        });
+        copied.collect()
+    }
+
+    /// The same of numbers that are on a GPU.
+    #[cfg(feature = "torch")]
+    pub(crate) fn there<'a>(
+        &self,
+        values: OnDevice<'a>,
+        full: impl Fn(&str) -> String,
+    ) -> Vec<Named<'a>> {
+        let parts = self.parts_of(values).map(|(name, shape, bytes)| Named {
+            name: full(name),
+            dtype: Dtype::F32,
+            shape: shape.to_vec(),
+            bytes: Bytes::Device(bytes),
+        });
+        parts.collect()
+    }
+
+    /// Their memory.
+    #[cfg(feature = "torch")]
+    pub(crate) fn rooms_there<'a>(
+        &self,
+        values: OnDevice<'a>,
+        full: impl Fn(&str) -> String,
+    ) -> Vec<Room<'a>> {
+        let parts = self.parts_of(values).map(|(name, shape, into)| Room {
+            name: full(name),
+            dtype: Dtype::F32,
+            shape: shape.to_vec(),
+            into: into.into(),
+        });
+        parts.collect()
+    }
+
+    #[cfg(feature = "torch")]
+    fn parts_of<'s, 'a: 's>(
+        &'s self,
+        values: OnDevice<'a>,
+    ) -> impl Iterator<Item = (&'s str, &'s [u64], OnDevice<'a>)> {
+        const SIZE: u64 = size_of::<f32>() as u64;
+        self.parts.iter().filter_map(move |(name, shape, range)| {
+            let bytes = range.start as u64 * SIZE..range.end as u64 * SIZE;
+            Some((&**name, &**shape, values.part(bytes)?))
         })
     }
 

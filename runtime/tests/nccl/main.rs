@@ -15,4 +15,6 @@ mod misuse;
 mod needs_torch;
 mod processes;
 mod results;
+#[path = "../common/standin.rs"]
+mod standin;
 mod support;

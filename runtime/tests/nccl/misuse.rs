@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use muster_runtime::collective::nccl::{Communicator, Library, NcclError, Version};
+use muster_runtime::collective::nccl::{
+    Communicator, CudaError, Library, LibraryError, NcclError, Version,
+};
 use muster_runtime::collective::{DType, Op};
 
 use super::support::*;
@@ -12,17 +14,21 @@ fn libraries_that_cannot_be_used_are_named() {
     let standin = standin();
     let nowhere = Path::new("libnccl-that-is-not-there.so.2");
     let error = Library::load_from(nowhere, &standin).unwrap_err();
-    assert!(matches!(error, NcclError::Missing { .. }), "{error}");
+    assert!(
+        matches!(error, NcclError::Library(LibraryError::Missing { .. })),
+        "{error}"
+    );
     let said = error.to_string();
     assert!(said.contains("libnccl-that-is-not-there.so.2") && said.contains("LD_LIBRARY_PATH"));
     let error =
         Library::load_from(&standin, Path::new("libcuda-that-is-not-there.so")).unwrap_err();
-    assert!(
-        error.to_string().contains("libcuda-that-is-not-there.so"),
-        "{error}"
-    );
+    let NcclError::Cuda(CudaError::Driver(missing)) = error else {
+        panic!("{error}");
+    };
+    let said = missing.to_string();
+    assert!(said.contains("libcuda-that-is-not-there.so"), "{said}");
     let error = Library::load_from(Path::new("libc.so.6"), &standin).unwrap_err();
-    let NcclError::NoSymbol { symbol, .. } = error else {
+    let NcclError::Library(LibraryError::NoSymbol { symbol, .. }) = error else {
         panic!("{error}");
     };
     assert_eq!(symbol, "ncclGetVersion");
@@ -84,10 +90,10 @@ fn a_rank_without_a_device_is_known_to_all() {
     assert!(
         matches!(
             errors[1],
-            NcclError::NoDevice {
+            NcclError::Cuda(CudaError::NoDevice {
                 ordinal: 99,
                 count: 8
-            }
+            })
         ),
         "{}",
         errors[1]

@@ -5,7 +5,7 @@ use std::process::Command;
 use crate::ABI;
 use crate::job::{Asked, Place, Trains};
 use crate::outcome::Code;
-use crate::raw::Tensor;
+use crate::raw::{self, Memory, Tensor};
 use crate::restore::Origin as RestoreOrigin;
 use crate::sampler::{self, Config, Dealt};
 use crate::saves::{RawBlob, Sealed};
@@ -28,6 +28,7 @@ fn the_header_says_the_same() {
         muster_directive = Asked { action, reason, deadline }
         muster_metrics = Trains { steps, training_loss, samples_per_second, learning_rate, loss_scale, data_seconds, compute_seconds, communication_seconds, gradient_sync_seconds }
         muster_tensor = Tensor { name, dtype, dims, rank, shape, offset, extent }
+        muster_memory = Memory { at, kind, reserved, stream }
         muster_blob = RawBlob { name, data, bytes }
         muster_saved = Sealed { bytes, copied, waited }
         muster_origin = RestoreOrigin { step, world, reserved, tensors }
@@ -41,6 +42,8 @@ fn the_header_says_the_same() {
         ("MUSTER_ABI", i64::from(ABI)),
         ("MUSTER_ALL_RANKS", u32::MAX.into()),
         ("MUSTER_SAMPLER_STATE", sampler::STATE as i64),
+        ("MUSTER_HOST", raw::HOST.into()),
+        ("MUSTER_CUDA", raw::CUDA.into()),
         ("MUSTER_CHECKPOINT", 1),
         ("MUSTER_STOP", 2),
     ]);

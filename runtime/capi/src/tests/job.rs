@@ -1,7 +1,7 @@
 //! Steps, stops and reports; panics and nulls.
 
 use std::ffi::CStr;
-use std::ptr::{null, null_mut};
+use std::ptr::{NonNull, null, null_mut};
 use std::thread;
 
 use muster_protocol::control::{Reason, Stop, decode_step, encode_step, report, saving, word};
@@ -120,9 +120,16 @@ fn a_panic_is_a_code_and_nothing_is_an_argument() {
     // SAFETY: nulls are allowed everywhere.
     unsafe {
         fails(
-            job::muster_open(null_mut(), null_mut()),
+            job::muster_open(ABI, null_mut(), null_mut()),
             Code::Argument,
             "job is NULL",
+        );
+        // A program of before passed an address first; nothing behind it is looked at.
+        let (job, place) = (NonNull::dangling().as_ptr(), NonNull::dangling().as_ptr());
+        fails(
+            job::muster_open(0x5566_7788, job, place),
+            Code::Environment,
+            &format!("this one has {ABI}"),
         );
         fails(
             job::muster_step(null(), 0, null_mut()),

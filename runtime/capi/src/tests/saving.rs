@@ -1,15 +1,15 @@
 //! Saving and restoring.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::CStr;
 use std::ptr::{null, null_mut};
 use std::thread;
 
 use muster_protocol::control::slots::Given;
 use muster_runtime::saving::Restore;
 
-use super::{Page, ROWS, State, commit, fails, said, save};
+use super::{Page, ROWS, State, commit, fails, host, said, save};
 use crate::outcome::Code;
-use crate::raw::Tensor;
+use crate::raw::{Memory, Tensor};
 use crate::restore::Checkpoint;
 use crate::{restore, saves};
 
@@ -50,7 +50,7 @@ fn what_two_ranks_save_is_listed_and_loaded_by_one() {
 
     let mut memory = [vec![0; 24], vec![0; 200_000], vec![0; (ROWS * 16) as usize]];
     let tensors: Vec<Tensor> = found.iter().map(|(.., tensor)| *tensor).collect();
-    let into = memory.each_mut().map(|m| m.as_mut_ptr().cast::<c_void>());
+    let into = memory.each_mut().map(|m| host(m.as_mut_ptr()));
     // SAFETY: as above.
     let code =
         unsafe { restore::muster_restore_load(&checkpoint, tensors.as_ptr(), into.as_ptr(), 3) };
@@ -67,7 +67,7 @@ fn what_two_ranks_save_is_listed_and_loaded_by_one() {
         ..tensors[2]
     };
     let mut rows = vec![0u8; 32];
-    let at = [rows.as_mut_ptr().cast::<c_void>()];
+    let at = [host(rows.as_mut_ptr())];
     // SAFETY: as above.
     assert_eq!(
         unsafe { restore::muster_restore_load(&checkpoint, &part, at.as_ptr(), 1) },
@@ -89,7 +89,7 @@ fn what_two_ranks_save_is_listed_and_loaded_by_one() {
     assert_eq!(blob(c"rng/2"), (Code::Nothing as i32, vec![]));
 
     // What cannot be loaded says why.
-    let load = |tensor: &Tensor, into: &[*mut c_void]| {
+    let load = |tensor: &Tensor, into: &[Memory]| {
         let twice = [*tensor, *tensor];
         // SAFETY: as above.
         unsafe {
@@ -115,7 +115,11 @@ fn what_two_ranks_save_is_listed_and_loaded_by_one() {
         Code::Argument,
         "share memory",
     );
-    fails(load(&tensors[0], &[null_mut()]), Code::Argument, "is NULL");
+    fails(
+        load(&tensors[0], &[host(null_mut())]),
+        Code::Argument,
+        "is NULL",
+    );
     let file = place.path().join("data/s/n0-0.safetensors");
     let mut bytes = std::fs::read(&file).unwrap();
     // The first tensor after the header: large ones come first.
@@ -184,7 +188,7 @@ fn both_slots_busy_is_told_apart() {
         launcher.join().unwrap()
     });
     assert_eq!(writes, 1);
-    let data = [bytes.as_ptr().cast::<c_void>()];
+    let data = [host(bytes.as_ptr().cast_mut())];
     // SAFETY: as above.
     let save = |step, wait| unsafe {
         saves::muster_save(&job, step, data.as_ptr(), 1, null(), 0, wait, null_mut())
@@ -192,4 +196,15 @@ fn both_slots_busy_is_told_apart() {
     assert_eq!((save(1, 9.0), save(2, 9.0)), (0, 0));
     fails(save(3, 0.0), Code::Busy, "being written");
     fails(save(3, f64::NAN), Code::Argument, "NaN");
+    // Memory that this library does not know of.
+    for (kind, reserved) in [(2, 0), (0, 1), (1, 9)] {
+        let other = Memory {
+            kind,
+            reserved,
+            ..data[0]
+        };
+        // SAFETY: as above.
+        let code = unsafe { saves::muster_save(&job, 3, &other, 1, null(), 0, 0.0, null_mut()) };
+        fails(code, Code::Argument, &format!("of kind {kind}"));
+    }
 }

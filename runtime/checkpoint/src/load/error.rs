@@ -6,6 +6,7 @@ use crate::Dtype;
 use crate::hex::Bytes;
 use crate::manifest::ManifestError;
 use crate::slice::SliceError;
+use crate::slot::FarError;
 
 /// A load failed. The wants' memory is undefined.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +46,8 @@ pub enum LoadError {
     /// Whoever watched had it end.
     #[error("it was stopped before its end")]
     Stopped,
+    #[error("what was read could not be taken to the memory that it was wanted in")]
+    Far(#[source] FarError),
     /// Whether the data is damaged is not known.
     #[error(
         "cannot read {path}: check that the store is mounted and answers, and that the job's user may read it"

@@ -5,6 +5,7 @@
 
 mod error;
 mod scatter;
+mod sink;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,6 +20,7 @@ use crate::{Dtype, Pages, pool};
 
 pub use error::{Damage, LoadError};
 use scatter::Targets;
+pub use sink::{Part, Room, Sink};
 
 /// A slice of a tensor, and the memory that it is to fill.
 #[derive(Debug)]
@@ -31,6 +33,16 @@ pub struct Want<'a> {
     pub slice: Slice,
     /// Exactly the slice's bytes, in C order. After an error its content is undefined.
     pub into: &'a mut [u8],
+}
+
+/// The same with memory of any kind.
+#[derive(Debug)]
+pub struct Wanted<'a, M> {
+    pub name: &'a str,
+    pub dtype: Dtype,
+    pub shape: &'a [u64],
+    pub slice: Slice,
+    pub into: M,
 }
 
 /// What a load did.
@@ -51,6 +63,27 @@ pub fn load(
     manifest: &Manifest,
     source: &impl Source,
     wants: &mut [Want<'_>],
+    threads: usize,
+) -> Result<Loaded, LoadError> {
+    let here = wants.iter_mut().map(|want| Wanted {
+        name: want.name,
+        dtype: want.dtype,
+        shape: want.shape,
+        slice: want.slice.clone(),
+        into: Room::Here(&mut *want.into),
+    });
+    load_to(manifest, source, here.collect(), &(), threads)
+}
+
+/// The same, where some wants are in memory that only `sink` can write to.
+///
+/// # Errors
+/// As [`load`]; or [`LoadError::Far`].
+pub fn load_to<S: Sink>(
+    manifest: &Manifest,
+    source: &impl Source,
+    mut wants: Vec<Wanted<'_, Room<'_>>>,
+    sink: &S,
     threads: usize,
 ) -> Result<Loaded, LoadError> {
     // Threads write to the wants' memory on the strength of it.
@@ -81,25 +114,42 @@ pub fn load(
         chunks.keys().map(|(file, _)| *file as usize),
     )?;
 
-    let wanted = wants
-        .iter()
-        .fold(0, |sum, want| sum + want.into.len() as u64);
-    let targets = Targets::new(wants.iter_mut().map(|want| &mut *want.into));
+    let wanted = wants.iter().map(|want| want.into.bytes()).sum();
+    let is_far = |want: &Wanted<'_, Room<'_>>| matches!(want.into, Room::Far(_));
+    let far: Vec<bool> = wants.iter().map(is_far).collect();
+    let targets = Targets::new(wants.iter_mut().map(|want| match &mut want.into {
+        Room::Here(bytes) => &mut **bytes,
+        Room::Far(_) => &mut [],
+    }));
     let work: Vec<((u32, u64), Vec<usize>)> = chunks.into_iter().collect();
-    let read = pool::each(threads, work.len(), buffer, |buffer, at| {
-        let ((file, chunk), overlaps) = &work[at];
-        let bytes = read_chunk(manifest, source, *file as usize, *chunk, buffer)?;
-        muster_fault::point("load.chunk");
-        let begin = chunk * CHUNK;
-        for (want, overlap) in overlaps.iter().map(|at| &found[*at]) {
-            for run in overlap.within(begin, begin + bytes.len() as u64) {
-                // Within the chunk, which is in memory.
-                let src = &bytes[(run.src - begin) as usize..][..run.bytes as usize];
-                targets.copy(*want, run.dst as usize, src);
+    let read = pool::each(
+        threads,
+        work.len(),
+        || sink.buffer(),
+        |buffer, at| {
+            let ((file, chunk), overlaps) = &work[at];
+            let bytes = read_chunk(manifest, source, *file as usize, *chunk, buffer)?.len();
+            muster_fault::point("load.chunk");
+            let begin = chunk * CHUNK;
+            for (want, overlap) in overlaps.iter().map(|at| &found[*at]) {
+                for run in overlap.within(begin, begin + bytes as u64) {
+                    // Within the chunk, which is in memory.
+                    let part = Part {
+                        at: (run.src - begin) as usize,
+                        bytes: run.bytes as usize,
+                    };
+                    if far[*want] {
+                        sink.put(*want, run.dst, buffer, part)?;
+                    } else {
+                        let src = &buffer[part.at..][..part.bytes];
+                        targets.copy(*want, run.dst as usize, src);
+                    }
+                }
             }
-        }
-        Ok(bytes.len() as u64)
-    })?;
+            sink.flush(buffer)?;
+            Ok(bytes as u64)
+        },
+    )?;
     Ok(Loaded {
         wanted,
         read: read.iter().sum(),
@@ -113,7 +163,7 @@ pub(crate) fn buffer() -> Result<Pages, LoadError> {
 
 fn overlaps_of<'a>(
     manifest: &'a Manifest,
-    want: &'a Want<'_>,
+    want: &'a Wanted<'_, Room<'_>>,
 ) -> Result<impl Iterator<Item = Overlap> + 'a, LoadError> {
     let name = || want.name.to_owned();
     let Some(tensor) = manifest.tensor(want.name) else {
@@ -130,11 +180,11 @@ fn overlaps_of<'a>(
         .slice
         .check(&tensor.shape)
         .map_err(|why| LoadError::Slice { name: name(), why })?;
-    if want.into.len() as u64 != count * want.dtype.size() {
+    if want.into.bytes() != count * want.dtype.size() {
         return Err(LoadError::Buffer {
             name: name(),
             slice: count * want.dtype.size(),
-            given: want.into.len() as u64,
+            given: want.into.bytes(),
         });
     }
     Ok(overlaps(tensor, &want.slice))

@@ -124,7 +124,86 @@ proptest! {
             .collect();
         let loaded = load(&manifest, &source, &mut wants, 3).unwrap();
         prop_assert_eq!(loaded.wanted, whole.len() as u64);
-        prop_assert_eq!(into, expected);
+        prop_assert_eq!(&into, &expected);
+
+        // Every other one to memory that somebody else writes to.
+        let mut into: Vec<Vec<u8>> = expected.iter().map(|bytes| vec![0xaa; bytes.len()]).collect();
+        let there = There::new(&expected);
+        let wants: Vec<Wanted<'_, Room<'_>>> = (slices.iter().zip(&mut into).enumerate())
+            .map(|(at, (slice, into))| {
+                let into = match at % 2 {
+                    0 => Room::Here(into),
+                    _ => Room::Far(into.len() as u64),
+                };
+                Wanted { name: "t", dtype, shape: &shape, slice: slice.clone(), into }
+            })
+            .collect();
+        load_to(&manifest, &source, wants, &there, 3).unwrap();
+        for (at, (bytes, there)) in into.iter().zip(there.all()).enumerate() {
+            prop_assert_eq!(if at % 2 == 0 { bytes } else { &there }, &expected[at]);
+        }
+    }
+}
+
+/// Memory that only a sink writes to; what is put is there once it is flushed.
+struct There(Vec<Mutex<Vec<u8>>>);
+
+/// What was put from this thread's memory.
+struct Lorry {
+    memory: Pages,
+    put: Mutex<Vec<(usize, u64, Part)>>,
+}
+
+impl std::ops::Deref for Lorry {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.memory
+    }
+}
+
+impl std::ops::DerefMut for Lorry {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        assert!(self.put.lock().unwrap().is_empty(), "it was not flushed");
+        &mut self.memory
+    }
+}
+
+impl There {
+    fn new(like: &[Vec<u8>]) -> There {
+        let empty = like.iter().map(|bytes| Mutex::new(vec![0xbb; bytes.len()]));
+        There(empty.collect())
+    }
+
+    fn all(self) -> impl Iterator<Item = Vec<u8>> {
+        self.0.into_iter().map(|one| one.into_inner().unwrap())
+    }
+}
+
+impl Sink for There {
+    type Buffer = Lorry;
+
+    fn buffer(&self) -> Result<Lorry, LoadError> {
+        Ok(Lorry {
+            memory: buffer()?,
+            put: Mutex::default(),
+        })
+    }
+
+    fn put(&self, want: usize, at: u64, from: &Lorry, part: Part) -> Result<(), LoadError> {
+        from.put.lock().unwrap().push((want, at, part));
+        Ok(())
+    }
+
+    fn flush(&self, lorry: &mut Lorry) -> Result<(), LoadError> {
+        let put = std::mem::take(&mut *lorry.put.lock().unwrap());
+        for (want, at, part) in put {
+            let mut memory = self.0[want].lock().unwrap();
+            let Some(room) = memory.get_mut(at as usize..at as usize + part.bytes) else {
+                return Err(LoadError::Far("too short".into()));
+            };
+            room.copy_from_slice(&lorry.memory[part.at..][..part.bytes]);
+        }
+        Ok(())
     }
 }
 

@@ -8,7 +8,7 @@
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-use crate::slot::Source;
+use crate::slot::{Source, Span};
 
 /// Hashed and copied at a time: it stays in a first-level cache, together with the one that is fetched meanwhile.
 const PIECE: usize = 16 << 10;
@@ -19,56 +19,92 @@ static ZEROS: [u8; 4096] = [0; 4096];
 /// The bytes of a part of an image, in order.
 pub(super) struct Cursor<'a> {
     sources: &'a [Source<'a>],
+    spans: &'a [Span],
     at: u64,
     end: u64,
 }
 
+/// What comes next.
+enum Piece<'a> {
+    /// To be copied.
+    Here(&'a [u8]),
+    /// So many bytes were brought, and are in their place.
+    Brought(usize),
+}
+
 impl<'a> Cursor<'a> {
-    /// Of `begin..end`. The sources ascend and do not overlap.
-    pub(super) fn new(sources: &'a [Source<'a>], begin: u64, end: u64) -> Self {
-        let first = sources.partition_point(|s| s.at + s.bytes.len() as u64 <= begin);
+    /// Of `begin..end`. Sources and spans ascend, and none of them overlap.
+    pub(super) fn new(sources: &'a [Source<'a>], spans: &'a [Span], begin: u64, end: u64) -> Self {
+        let source = sources.partition_point(|s| s.at + s.bytes.len() as u64 <= begin);
+        let span = spans.partition_point(|s| s.at + s.bytes <= begin);
         Self {
-            sources: &sources[first..],
+            sources: &sources[source..],
+            spans: &spans[span..],
             at: begin,
             end,
         }
     }
 
     /// The next bytes, at most a piece of them; none at the end.
-    fn next(&mut self) -> Option<&'a [u8]> {
+    fn next(&mut self) -> Option<Piece<'a>> {
         let left = usize::try_from(self.end - self.at).unwrap_or(usize::MAX);
         if left == 0 {
             return None;
         }
-        // A source that ends here, or is empty, has nothing more to give.
+        // What ends here, or is empty, has nothing more to give.
         while let Some(source) = self.sources.first()
             && source.at + source.bytes.len() as u64 <= self.at
         {
             self.sources = &self.sources[1..];
         }
-        let bytes = match self.sources.first() {
-            Some(source) if source.at <= self.at => {
+        while let Some(span) = self.spans.first()
+            && span.at + span.bytes <= self.at
+        {
+            self.spans = &self.spans[1..];
+        }
+        let (source, span) = (self.sources.first(), self.spans.first());
+        let piece = match (source, span) {
+            (Some(source), _) if source.at <= self.at => {
                 let from = (self.at - source.at) as usize;
                 let len = (source.bytes.len() - from).min(PIECE).min(left);
-                &source.bytes[from..from + len]
+                Piece::Here(&source.bytes[from..from + len])
             }
-            next => {
-                let gap = next.map_or(left, |source| (source.at - self.at) as usize);
-                &ZEROS[..gap.min(ZEROS.len()).min(left)]
+            (_, Some(span)) if span.at <= self.at => {
+                let rest = span.at + span.bytes - self.at;
+                let rest = usize::try_from(rest).unwrap_or(usize::MAX);
+                Piece::Brought(rest.min(PIECE).min(left))
+            }
+            _ => {
+                let next = source.map(|source| source.at).into_iter();
+                let next = next.chain(span.map(|span| span.at)).min();
+                let gap = next.map_or(left, |at| (at - self.at) as usize);
+                Piece::Here(&ZEROS[..gap.min(ZEROS.len()).min(left)])
             }
         };
-        self.at += bytes.len() as u64;
-        Some(bytes)
+        self.at += match piece {
+            Piece::Here(bytes) => bytes.len(),
+            Piece::Brought(bytes) => bytes,
+        } as u64;
+        Some(piece)
     }
 
-    /// Copies them all, and returns their CRC-64/NVME. `to` is as long as they are.
+    /// Copies what is not there yet, and returns the CRC-64/NVME of all. `to` is as long as that.
     pub(super) fn copy_into(mut self, mut to: &mut [u8]) -> u64 {
         let mut crc = Digest::new(CrcAlgorithm::Crc64Nvme);
-        while let Some(bytes) = self.next() {
-            crc.update(bytes);
-            let (here, rest) = to.split_at_mut(bytes.len());
-            stream(bytes, here);
-            to = rest;
+        while let Some(piece) = self.next() {
+            to = match piece {
+                Piece::Here(bytes) => {
+                    crc.update(bytes);
+                    let (here, rest) = to.split_at_mut(bytes.len());
+                    stream(bytes, here);
+                    rest
+                }
+                Piece::Brought(bytes) => {
+                    let (here, rest) = to.split_at_mut(bytes);
+                    crc.update(here);
+                    rest
+                }
+            };
         }
         fence();
         crc.finalize()

@@ -26,13 +26,15 @@
 //! All that is read of a slot is checked, for its writer is another process, and a user's.
 
 mod copy;
+mod far;
 mod region;
 mod replica;
 mod view;
 
+use std::any::Any;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::hex::{Bytes, Id};
@@ -40,6 +42,8 @@ use crate::sum::{CHUNK, chunks_of};
 use crate::{PAGE, pool};
 
 use copy::Cursor;
+use far::Ending;
+pub use far::{Far, FarError, Span};
 use region::{Region, Shape, word};
 pub use replica::{Replica, Room};
 pub use view::{IMAGE_AT, View};
@@ -50,6 +54,8 @@ pub const MAX_NOTE: u64 = 64 << 20;
 /// A slot, mapped.
 #[derive(Debug)]
 pub struct Slot {
+    /// What has to go before the mapping does: fields are dropped in this order.
+    tied: OnceLock<Box<dyn Any + Send + Sync>>,
     fd: OwnedFd,
     region: Region,
 }
@@ -148,6 +154,8 @@ pub enum SlotError {
     Sources(u64),
     #[error("the sealed checkpoint slot is damaged: {0}")]
     Damaged(&'static str),
+    #[error("a part of the image could not be copied from where it is, and nothing was sealed")]
+    Far(#[source] FarError),
 }
 
 impl Slot {
@@ -161,7 +169,7 @@ impl Slot {
         let shape = Shape::new(image, note)?;
         let (fd, region) = Region::create(shape)?;
         region.populate(threads)?;
-        let slot = Arc::new(Slot { fd, region });
+        let slot = Arc::new(Slot::of(fd, region));
         let made = Made {
             bytes: shape.len() as u64,
             took: began.elapsed(),
@@ -177,7 +185,7 @@ impl Slot {
     pub fn open(fd: OwnedFd, threads: usize) -> Result<Arc<Slot>, SlotError> {
         let region = Region::open(fd.as_fd())?;
         region.populate(threads)?;
-        Ok(Arc::new(Slot { fd, region }))
+        Ok(Arc::new(Slot::of(fd, region)))
     }
 
     /// Maps a slot whose owners are dead, whoever filled it and whoever wrote from it: what was sealed is sealed, what
@@ -187,14 +195,28 @@ impl Slot {
     /// # Errors
     /// As for [`open`](Self::open).
     pub fn inherit(fd: OwnedFd) -> Result<(Arc<Slot>, bool), SlotError> {
-        let slot = Slot {
-            region: Region::open(fd.as_fd())?,
-            fd,
-        };
+        let region = Region::open(fd.as_fd())?;
+        let slot = Slot::of(fd, region);
         let torn = slot.state().0 == State::Filling;
         slot.reclaim();
         slot.keep(false);
         Ok((Arc::new(slot), torn))
+    }
+
+    fn of(fd: OwnedFd, region: Region) -> Slot {
+        Slot {
+            tied: OnceLock::new(),
+            fd,
+            region,
+        }
+    }
+
+    /// Keeps something that belongs to this mapping of the image's memory, such as its registration with a driver, and
+    /// drops it right before the memory is unmapped. It is made once, at the first call; `None` if that made
+    /// something of another type.
+    pub fn tie<T: Any + Send + Sync>(&self, make: impl FnOnce(*mut [u8]) -> T) -> Option<&T> {
+        let made = || -> Box<dyn Any + Send + Sync> { Box::new(make(self.region.image_memory())) };
+        self.tied.get_or_init(made).downcast_ref()
     }
 
     /// Its descriptor, for another process.
@@ -221,6 +243,21 @@ impl Slot {
     /// The slot is busy ([`SlotError::Busy`]), too small, or the sources are no image. It is as it was
     /// then.
     pub fn fill(&self, image: &Image<'_>, threads: usize) -> Result<Duration, SlotError> {
+        self.fill_with(image, &(), threads)
+    }
+
+    /// The same of an image of which a part has to be brought. It is sealed once all of that is there and
+    /// hashed; chunks are hashed while later ones are brought.
+    ///
+    /// # Errors
+    /// As [`fill`](Self::fill); or something was not brought ([`SlotError::Far`]): then the slot is free, and
+    /// what was in it is gone.
+    pub fn fill_with(
+        &self,
+        image: &Image<'_>,
+        far: &impl Far,
+        threads: usize,
+    ) -> Result<Duration, SlotError> {
         let began = Instant::now();
         let shape = self.region.shape();
         let fits = |what, need: u64, have| match need > have {
@@ -229,27 +266,15 @@ impl Slot {
         };
         fits("image", image.bytes, shape.image)?;
         fits("note", image.note.len() as u64, shape.note)?;
-        check(image)?;
+        check(image, far.spans())?;
         let filling = self.step_on(State::Free, State::Filling)?;
         self.keep(false);
 
-        let chunks = usize::try_from(chunks_of(image.bytes)).unwrap_or(usize::MAX);
-        let copied = pool::each(
-            threads,
-            chunks,
-            || Ok(()),
-            |(), chunk| {
-                let begin = chunk as u64 * CHUNK;
-                let end = image.bytes.min(begin + CHUNK);
-                let room = self.region.image_part(begin, end);
-                let crc = Cursor::new(image.sources, begin, end).copy_into(room);
-                self.region.put_sum(chunk, crc);
-                Ok::<(), std::convert::Infallible>(())
-            },
-        );
-        match copied {
-            Ok(_) => {}
-            Err(never) => match never {},
+        if let Err(error) = self.copy(image, far, threads) {
+            // It fails when somebody took this process for dead meanwhile, and has freed it.
+            let free = after(filling, State::Free);
+            let _ = self.region.exchange(word::STATE, filling, free);
+            return Err(SlotError::Far(error));
         }
         muster_fault::point("slot.filled");
         self.region.put_note(image.note);
@@ -269,6 +294,29 @@ impl Slot {
             .exchange(word::STATE, filling, after(filling, State::Sealed))
             .map_err(|found| self.busy(found))?;
         Ok(began.elapsed())
+    }
+
+    /// Copies the image, and writes down the sums of its chunks.
+    fn copy(&self, image: &Image<'_>, far: &impl Far, threads: usize) -> Result<(), FarError> {
+        // On every way out: who fills the slot next would find a device writing to it.
+        let _ending = Ending(far);
+        far.begin()?;
+        let chunks = usize::try_from(chunks_of(image.bytes)).unwrap_or(usize::MAX);
+        let copied = pool::each(
+            threads,
+            chunks,
+            || Ok(()),
+            |(), chunk| {
+                let begin = chunk as u64 * CHUNK;
+                let end = image.bytes.min(begin + CHUNK);
+                far.bring(self.region.image_memory(), begin, end)?;
+                let room = self.region.image_part(begin, end);
+                let cursor = Cursor::new(image.sources, far.spans(), begin, end);
+                self.region.put_sum(chunk, cursor.copy_into(room));
+                Ok(())
+            },
+        );
+        copied.map(drop)
     }
 
     /// Takes a sealed slot, to make its image durable; `None` when it is not sealed. The slot is free
@@ -366,17 +414,26 @@ const fn after(word: u64, state: State) -> u64 {
     ((word >> 2).wrapping_add(1) << 2) | state.code()
 }
 
-/// That the sources are an image.
-fn check(image: &Image<'_>) -> Result<(), SlotError> {
+/// That the sources are an image, with what is brought in between.
+fn check(image: &Image<'_>, spans: &[Span]) -> Result<(), SlotError> {
+    let here = |source: &Source<'_>| (source.at, source.bytes.len() as u64);
+    let mut sources = image.sources.iter().map(here).peekable();
+    let mut spans = spans.iter().map(|span| (span.at, span.bytes)).peekable();
     let mut end = 0;
-    for source in image.sources {
-        let until = source.at.checked_add(source.bytes.len() as u64);
-        match until {
-            Some(until) if source.at >= end && until <= image.bytes => end = until,
-            _ => return Err(SlotError::Sources(source.at)),
+    loop {
+        let next = match (sources.peek(), spans.peek()) {
+            (Some(source), Some(span)) if span < source => spans.next(),
+            (Some(_), _) => sources.next(),
+            (None, _) => spans.next(),
+        };
+        let Some((at, bytes)) = next else {
+            return Ok(());
+        };
+        match at.checked_add(bytes) {
+            Some(until) if at >= end && until <= image.bytes => end = until,
+            _ => return Err(SlotError::Sources(at)),
         }
     }
-    Ok(())
 }
 
 /// What a seal says, in one reading.

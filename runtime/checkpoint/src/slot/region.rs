@@ -241,6 +241,13 @@ impl Region {
         }
     }
 
+    /// All that there is for an image. Whoever uses it keeps to the states, as `image_part` says.
+    pub(super) fn image_memory(&self) -> *mut [u8] {
+        // SAFETY: inside the mapping, which is longer by its first page at least.
+        let start = unsafe { self.map.as_mut_ptr().add(PAGE) };
+        std::ptr::slice_from_raw_parts_mut(start, self.shape.image as usize)
+    }
+
     /// The image's first bytes, to be read.
     pub(super) fn image(&self, bytes: u64) -> &[u8] {
         assert!(bytes <= self.shape.image);

@@ -1,3 +1,6 @@
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::pwrite;
@@ -253,6 +256,143 @@ fn other_descriptors_are_no_slots() {
     }
 }
 
+/// Bytes that are brought, or not.
+struct Cargo<'a> {
+    spans: Vec<Span>,
+    bytes: Vec<&'a [u8]>,
+    /// A chunk that never comes.
+    fails_at: Option<u64>,
+    begun: AtomicUsize,
+    ended: AtomicUsize,
+}
+
+impl<'a> Cargo<'a> {
+    fn new(parts: &[(u64, &'a [u8])], fails_at: Option<u64>) -> Cargo<'a> {
+        let span = |(at, bytes): &(u64, &[u8])| Span {
+            at: *at,
+            bytes: bytes.len() as u64,
+        };
+        Cargo {
+            spans: parts.iter().map(span).collect(),
+            bytes: parts.iter().map(|(_, bytes)| *bytes).collect(),
+            fails_at,
+            begun: AtomicUsize::new(0),
+            ended: AtomicUsize::new(0),
+        }
+    }
+
+    fn calls(&self) -> (usize, usize) {
+        (self.begun.load(Relaxed), self.ended.load(Relaxed))
+    }
+}
+
+impl Far for Cargo<'_> {
+    fn spans(&self) -> &[Span] {
+        &self.spans
+    }
+
+    fn begin(&self) -> Result<(), FarError> {
+        self.begun.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    fn bring(&self, image: *mut [u8], begin: u64, end: u64) -> Result<(), FarError> {
+        assert_eq!(self.calls(), (1, 0));
+        if self.fails_at == Some(begin) {
+            return Err("the device is gone".into());
+        }
+        for (span, bytes) in self.spans.iter().zip(&self.bytes) {
+            let (from, to) = (span.at.max(begin), (span.at + span.bytes).min(end));
+            if from < to {
+                let part = &bytes[(from - span.at) as usize..(to - span.at) as usize];
+                // SAFETY: spans are in the image, and these bytes are this call's.
+                unsafe {
+                    let there = image.cast::<u8>().add(from as usize);
+                    there.copy_from_nonoverlapping(part.as_ptr(), part.len());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&self) {
+        self.ended.fetch_add(1, Relaxed);
+    }
+}
+
+#[test]
+fn what_was_not_brought_is_not_sealed() {
+    let bytes = ramp(&[3 * CHUNK], 1);
+    let slot = slot(3 * CHUNK);
+    let header = [Source {
+        at: 0,
+        bytes: &bytes[..100],
+    }];
+    let whole = image(3 * CHUNK, &header);
+    let parts = [(4096, &bytes[4096..])];
+    for (fails_at, threads) in [(0, 1), (CHUNK, 3), (2 * CHUNK, 3)] {
+        let cargo = Cargo::new(&parts, Some(fails_at));
+        let error = slot.fill_with(&whole, &cargo, threads).unwrap_err();
+        let SlotError::Far(why) = error else {
+            panic!("{error}");
+        };
+        assert_eq!(why.to_string(), "the device is gone");
+        assert_eq!((slot.state().0, cargo.calls()), (State::Free, (1, 1)));
+    }
+    let cargo = Cargo::new(&parts, None);
+    slot.fill_with(&whole, &cargo, 2).unwrap();
+    assert_eq!(cargo.calls(), (1, 1));
+    let sealed = slot.take().unwrap().unwrap();
+    assert_eq!(sealed.image()[..100], bytes[..100]);
+    assert!(sealed.image()[100..4096].iter().all(|byte| *byte == 0));
+    assert!(sealed.image()[4096..] == bytes[4096..]);
+    // Nothing is begun in a slot that is somebody else's, or with parts on top of each other.
+    let cargo = Cargo::new(&parts, None);
+    let busy = slot.fill_with(&whole, &cargo, 1).unwrap_err();
+    assert!(matches!(busy, SlotError::Busy { .. }), "{busy}");
+    sealed.release();
+    for wrong in [
+        [(99, &bytes[..10]), (4096, &bytes[..10])],
+        [(200, &bytes[..10]), (209, &bytes[..10])],
+        [(200, &bytes[..10]), (3 * CHUNK - 9, &bytes[..10])],
+    ] {
+        let cargo = Cargo::new(&wrong, None);
+        let error = slot.fill_with(&whole, &cargo, 1).unwrap_err();
+        assert!(matches!(error, SlotError::Sources(_)), "{error}");
+        assert_eq!((slot.state().0, cargo.calls()), (State::Free, (0, 0)));
+    }
+}
+
+#[test]
+fn what_is_tied_to_a_slot_goes_before_its_memory() {
+    /// Looks at the memory when it is dropped.
+    struct Tied(usize, Arc<AtomicUsize>);
+    impl Drop for Tied {
+        fn drop(&mut self) {
+            let at: *const u8 = std::ptr::with_exposed_provenance(self.0);
+            // SAFETY: it is mapped, or this test ends here.
+            self.1.store(unsafe { at.read_volatile() }.into(), Relaxed);
+        }
+    }
+    let seen = Arc::new(AtomicUsize::new(0));
+    let slot = slot(100);
+    let make = |memory: *mut [u8]| {
+        assert!(memory.len() >= 100 && memory.cast::<u8>().addr().is_multiple_of(PAGE));
+        Tied(memory.cast::<u8>().expose_provenance(), seen.clone())
+    };
+    let first = slot.tie(make).unwrap().0;
+    // Once.
+    assert_eq!(slot.tie(make).unwrap().0, first);
+    assert!(slot.tie(|_| 7u8).is_none());
+    let sources = [Source {
+        at: 0,
+        bytes: &[42],
+    }];
+    slot.fill(&image(1, &sources), 1).unwrap();
+    drop(slot);
+    assert_eq!(seen.load(Relaxed), 42);
+}
+
 proptest! {
     // Megabytes each.
     #![proptest_config(ProptestConfig::with_cases(40))]
@@ -263,6 +403,7 @@ proptest! {
         let bytes = random.below(3 * CHUNK);
         let data = ramp(&[bytes + 1], 1);
         let (mut expected, mut sources, mut at) = (vec![0; bytes as usize], Vec::new(), 0);
+        let mut brought: Vec<(u64, &[u8])> = Vec::new();
         while at < bytes {
             at += random.below(3) * random.below(100_000);
             let len = (random.below(2) * random.below(1_000_000) + random.below(200)).min(bytes.saturating_sub(at));
@@ -273,7 +414,10 @@ proptest! {
             let from = random.below(bytes - len + 1) as usize;
             let part = &data[from..from + len as usize];
             expected[at as usize..][..part.len()].copy_from_slice(part);
-            sources.push(Source { at, bytes: part });
+            match random.below(2) {
+                0 => sources.push(Source { at, bytes: part }),
+                _ => brought.push((at, part)),
+            }
             at += len;
         }
         let slot = slot(bytes.max(1));
@@ -282,7 +426,7 @@ proptest! {
             slot.fill(&image(slot.capacity().0, &[Source { at: 0, bytes: &all }]), 1).unwrap();
             slot.take().unwrap().unwrap().release();
         }
-        slot.fill(&image(bytes, &sources), threads).unwrap();
+        slot.fill_with(&image(bytes, &sources), &Cargo::new(&brought, None), threads).unwrap();
         let sealed = slot.take().unwrap().unwrap();
         prop_assert!(sealed.image() == expected);
         let sums: Vec<u64> = expected.chunks(CHUNK as usize).map(crc).collect();

@@ -11,14 +11,15 @@ use super::super::element::{DType, Op};
 use super::super::vigil::Known;
 use super::super::{Aborter, Group};
 use super::Config;
-use super::device::{Device, Event, Memory, RawStream, Stream};
 use super::elements::{BYTES, Elements, fits, from, number_of, reduction, to};
 use super::error::NcclError;
 use super::forming::{Own, introduce, share_id};
-use super::library::{IN_PROGRESS, Library, SUCCESS};
+use super::library::{IN_PROGRESS, Library};
 use super::state::{Issued, Phase, Shared, Trouble, trouble_of};
-use super::sys::{Code, Nccl};
+use super::sys::Nccl;
 use super::watchdog::Watchdog;
+use crate::cuda::sys::{Code, SUCCESS};
+use crate::cuda::{Device, Event, Memory, RawStream, Stream};
 
 /// Operations that are in the stream at most; a further one waits for the first of them. The driver holds
 /// about a thousand launches, and a call that waits for it would look like one that hangs.
@@ -69,8 +70,8 @@ impl Communicator {
             stream,
             scratch,
         } = introduce(library, ordinal, group)?;
-        let id = share_id(&device, group)?;
-        let shared = Shared::new(device);
+        let id = share_id(library, &device, group)?;
+        let shared = Shared::new(library, device);
         let bell = Aborter::new()?;
         let place = (group.rank(), group.world());
         let watchdog = Watchdog::start(&shared, group.vigil()?, &bell, config, id, place)?;

@@ -6,6 +6,7 @@ use cudarc::nccl::sys as nc;
 
 use super::super::element::{DType, Op};
 use super::error::NcclError;
+use crate::cuda::Memory;
 
 /// Elements in a device's memory, which an operation reads or writes: an address that somebody else
 /// keeps, for example a tensor's `data_ptr`.
@@ -32,6 +33,17 @@ impl Elements {
 
     pub(super) fn bytes(&self) -> u64 {
         self.len as u64 * self.dtype.size() as u64
+    }
+}
+
+impl Memory {
+    /// All of it as elements of a type; a rest that is no whole element is left out.
+    ///
+    /// # Safety
+    /// See [`Elements::new`]: the memory is kept until the operations that use it have ended.
+    pub unsafe fn elements(&self, dtype: DType) -> Elements {
+        // SAFETY: the caller vouches for it.
+        unsafe { Elements::new(self.address(), self.bytes() / dtype.size(), dtype) }
     }
 }
 

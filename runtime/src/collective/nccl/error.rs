@@ -1,10 +1,10 @@
 //! What can go wrong between devices.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use super::super::GroupError;
 use super::super::element::DType;
+use crate::cuda::{CudaError, LibraryError};
 
 /// A version of NCCL as it says it, for example 22809 for 2.28.9.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,19 +26,11 @@ pub enum NcclError {
     /// Of the control plane: a rank that is lost is named here.
     #[error(transparent)]
     Group(#[from] GroupError),
-    #[error("cannot load {}; install it, or name the folder that holds it in LD_LIBRARY_PATH", .path.display())]
-    Missing {
-        path: PathBuf,
-        #[source]
-        source: libloading::Error,
-    },
-    #[error("{} has no {symbol}; is it the right library, and a current one?", .path.display())]
-    NoSymbol {
-        path: PathBuf,
-        symbol: &'static str,
-        #[source]
-        source: libloading::Error,
-    },
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// Of the driver, or of a device.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
     #[error(
         "NCCL {found} is too old; {least} is the first that can be aborted from another thread"
     )]
@@ -55,18 +47,10 @@ pub enum NcclError {
         "ranks {ranks:?} are on one device ({device}), and NCCL needs one for each rank; choose devices by LOCAL_RANK, or start fewer workers on the node"
     )]
     SharedDevice { ranks: Vec<u32>, device: String },
-    #[error("there is no device {ordinal}, but {count} are visible; look at CUDA_VISIBLE_DEVICES")]
-    NoDevice { ordinal: u32, count: u32 },
     #[error("rank {rank} cannot use its device; its own error says why")]
     NotReady { rank: u32 },
     #[error("what rank {rank} said of its device is nonsense; are all workers of one release?")]
     Nonsense { rank: u32 },
-    #[error("{call}: {text} (CUDA error {code})")]
-    Cuda {
-        call: &'static str,
-        code: u32,
-        text: String,
-    },
     #[error("{call}: {text} (NCCL error {code})")]
     Nccl {
         call: &'static str,

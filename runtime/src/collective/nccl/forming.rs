@@ -6,9 +6,9 @@ use std::sync::Arc;
 use cudarc::nccl::sys as nc;
 
 use super::super::Group;
-use super::device::{Device, Memory, Stream};
 use super::error::{NcclError, Version};
 use super::library::Library;
+use crate::cuda::{Device, Memory, Stream};
 
 /// Bytes of a version, and of a device's unique id.
 const FIXED: usize = 4 + 16;
@@ -55,7 +55,7 @@ pub(super) struct Own {
 
 impl Own {
     fn open(library: &Arc<Library>, ordinal: u32) -> Result<Own, NcclError> {
-        let device = Device::open(library, ordinal)?;
+        let device = Device::open(library.driver(), ordinal)?;
         Ok(Own {
             stream: device.stream()?,
             scratch: device.upload(&[0f32; 2])?,
@@ -119,18 +119,21 @@ fn check(all: &[Vec<u8>]) -> Result<(), NcclError> {
 
 /// Rank 0 makes an id, and everybody gets it.
 pub(super) fn share_id(
-    device: &Arc<Device>,
+    library: &Library,
+    device: &Device,
     group: &mut Group,
 ) -> Result<nc::ncclUniqueId, NcclError> {
-    let library = device.library();
     let mut id = nc::ncclUniqueId { internal: [0; ID] };
     let mut made = Ok(());
     if group.rank() == 0 {
-        made = device.enter().and_then(|_current| {
-            // SAFETY: the pointer is to a live id.
-            let code = unsafe { (library.nccl.unique_id)(&raw mut id) };
-            library.check_nccl("ncclGetUniqueId", code)
-        });
+        made = device
+            .enter()
+            .map_err(NcclError::from)
+            .and_then(|_current| {
+                // SAFETY: the pointer is to a live id.
+                let code = unsafe { (library.nccl.unique_id)(&raw mut id) };
+                library.check_nccl("ncclGetUniqueId", code)
+            });
     }
     let bytes = id.internal.map(|byte| byte.to_ne_bytes()[0]);
     let said: &[u8] = if made.is_ok() { &bytes } else { &[] };

@@ -1,32 +1,30 @@
-//! NCCL and the CUDA driver, loaded at run time.
+//! NCCL, loaded at run time.
 
-use std::ffi::{CStr, c_char};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cudarc::nccl::sys as nc;
-use libloading::os::unix::{Library as Handle, RTLD_LOCAL, RTLD_NOW};
 
 use super::error::{NcclError, Version};
-use super::sys::{Code, Cuda, CudaText, Nccl, NcclLast, NcclText};
+use super::sys::{Nccl, NcclLast, NcclText};
+use crate::cuda::Driver;
+use crate::cuda::driver::read;
+use crate::cuda::loading::{named, not_found, open};
+use crate::cuda::sys::{Code, SUCCESS};
 
-pub(super) const SUCCESS: Code = 0;
 /// `ncclInProgress`.
 pub(super) const IN_PROGRESS: Code = nc::ncclResult_t::ncclInProgress as Code;
-/// `CUDA_ERROR_NOT_READY`.
-pub(super) const NOT_READY: Code = cudarc::driver::sys::CUresult::CUDA_ERROR_NOT_READY as Code;
 
 /// The first version whose abort may come from a thread that did not make the communicator
 /// (NVIDIA/nccl issue 992).
 pub const LEAST_VERSION: Version = Version(21_900);
 
-/// Both libraries. They stay loaded for the life of the process: NCCL has threads of its own.
+/// NCCL, with the driver. Both stay loaded for the life of the process: NCCL has threads of its own.
 pub struct Library {
     pub(super) nccl: Nccl,
-    pub(super) cuda: Cuda,
+    driver: Arc<Driver>,
     nccl_text: NcclText,
     nccl_last: NcclLast,
-    cuda_text: CudaText,
     version: Version,
     path: PathBuf,
 }
@@ -41,13 +39,13 @@ impl std::fmt::Debug for Library {
 }
 
 impl Library {
-    /// `libnccl.so.2` and `libcuda.so.1`, as the system's loader finds them. Where PyTorch with CUDA is
-    /// loaded in this process, these are its own.
+    /// `libnccl.so.2`, as the system's loader finds it, and the driver ([`Driver::load`]). Where PyTorch with
+    /// CUDA is loaded in this process, these are its own.
     ///
     /// # Errors
     /// One of them is missing, too old, or not usable here.
     pub fn load() -> Result<Arc<Library>, NcclError> {
-        Self::load_from(Path::new("libnccl.so.2"), Path::new("libcuda.so.1"))
+        Self::with(Path::new("libnccl.so.2"), Driver::load()?)
     }
 
     /// As [`load`](Self::load), from other files.
@@ -55,35 +53,33 @@ impl Library {
     /// # Errors
     /// As there.
     pub fn load_from(nccl: &Path, cuda: &Path) -> Result<Arc<Library>, NcclError> {
-        // The driver first: without one there is nothing to be done, and NCCL says less about it.
-        let cuda_handle = open(cuda)?;
+        Self::with(nccl, Driver::load_from(cuda)?)
+    }
+
+    /// The driver comes first: without one there is nothing to be done, and NCCL says less about it.
+    fn with(nccl: &Path, driver: Arc<Driver>) -> Result<Arc<Library>, NcclError> {
         let handle = open(nccl)?;
-        // SAFETY: the names are those of the CUDA driver's functions, declared as in its header.
-        let cuda_table = unsafe { Cuda::find(&cuda_handle) };
-        let cuda_table = cuda_table.map_err(|(symbol, source)| not_found(cuda, symbol, source))?;
         // SAFETY: the names are those of NCCL's functions, declared as in its header.
         let table = unsafe { Nccl::find(&handle) };
-        let table = table.map_err(|(symbol, source)| not_found(nccl, symbol, source))?;
-        // SAFETY: the signatures are those of the headers; `CUresult` and `ncclResult_t` are C enums
-        // without negative values, which are passed as `unsigned int`.
-        let (cuda_text, nccl_text, nccl_last) = unsafe {
+        let table = table.map_err(|error| not_found(nccl, error))?;
+        // SAFETY: the signatures are those of the header; `ncclResult_t` is a C enum without negative values,
+        // which is passed as `unsigned int`.
+        let (nccl_text, nccl_last) = unsafe {
             (
-                *named::<CudaText>(&cuda_handle, cuda, "cuGetErrorString")?,
                 *named::<NcclText>(&handle, nccl, "ncclGetErrorString")?,
                 *named::<NcclLast>(&handle, nccl, "ncclGetLastError")?,
             )
         };
         let mut library = Library {
             nccl: table,
-            cuda: cuda_table,
+            driver,
             nccl_text,
             nccl_last,
-            cuda_text,
             version: Version(0),
             path: nccl.to_owned(),
         };
         // Never unloaded.
-        std::mem::forget((cuda_handle, handle));
+        std::mem::forget(handle);
         let mut version = 0;
         // SAFETY: the pointer is to a live integer.
         let code = unsafe { (library.nccl.version)(&raw mut version) };
@@ -95,9 +91,6 @@ impl Library {
                 least: LEAST_VERSION,
             });
         }
-        // SAFETY: it may be called any number of times, from any thread.
-        let code = unsafe { (library.cuda.init)(0) };
-        library.check_cuda("cuInit", code)?;
         Ok(Arc::new(library))
     }
 
@@ -110,16 +103,8 @@ impl Library {
         &self.path
     }
 
-    pub(super) fn check_cuda(&self, call: &'static str, code: Code) -> Result<(), NcclError> {
-        if code == SUCCESS {
-            return Ok(());
-        }
-        let mut text = std::ptr::null();
-        // SAFETY: the pointer is to a live one; an unknown code leaves it null.
-        let known = unsafe { (self.cuda_text)(code, &raw mut text) } == SUCCESS;
-        // SAFETY: a known code's text lives as long as the library.
-        let text = unsafe { read(if known { text } else { std::ptr::null() }) };
-        Err(NcclError::Cuda { call, code, text })
+    pub fn driver(&self) -> &Arc<Driver> {
+        &self.driver
     }
 
     pub(super) fn check_nccl(&self, call: &'static str, code: Code) -> Result<(), NcclError> {
@@ -141,46 +126,5 @@ impl Library {
         } else {
             format!("{text}; {last}")
         }
-    }
-}
-
-/// # Safety
-/// Null, or a text with an end that lives for the call.
-unsafe fn read(text: *const c_char) -> String {
-    if text.is_null() {
-        return String::new();
-    }
-    // SAFETY: the caller vouches for it.
-    let text = unsafe { CStr::from_ptr(text) };
-    text.to_string_lossy().trim().to_owned()
-}
-
-fn open(path: &Path) -> Result<Handle, NcclError> {
-    // SAFETY: what such a library does when it is loaded is its maker's affair; NCCL and the driver
-    // expect to be loaded so.
-    let opened = unsafe { Handle::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
-    opened.map_err(|source| NcclError::Missing {
-        path: path.to_owned(),
-        source,
-    })
-}
-
-/// # Safety
-/// The symbol is of this type.
-unsafe fn named<T>(
-    library: &Handle,
-    path: &Path,
-    name: &'static str,
-) -> Result<libloading::os::unix::Symbol<T>, NcclError> {
-    // SAFETY: the caller vouches for it.
-    let found = unsafe { library.get(name.as_bytes()) };
-    found.map_err(|source| not_found(path, name, source))
-}
-
-fn not_found(path: &Path, symbol: &'static str, source: libloading::Error) -> NcclError {
-    NcclError::NoSymbol {
-        path: path.to_owned(),
-        symbol,
-        source,
     }
 }

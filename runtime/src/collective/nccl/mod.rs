@@ -69,7 +69,6 @@
 //! ```
 
 mod communicator;
-mod device;
 mod elements;
 mod error;
 mod forming;
@@ -82,8 +81,8 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use crate::cuda::{CudaError, Device, LibraryError, Memory, RawStream, Stream};
 pub use communicator::{Communicator, Ticket};
-pub use device::{Device, Memory, RawStream, Stream};
 pub use elements::Elements;
 pub use error::{NcclError, Version};
 pub use library::{LEAST_VERSION, Library};

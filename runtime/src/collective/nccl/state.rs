@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use cudarc::nccl::sys as nc;
 
 use super::super::{GroupError, Over};
-use super::device::{Device, Event};
 use super::error::NcclError;
-use super::library::{IN_PROGRESS, Library, SUCCESS};
-use super::sys::Code;
+use super::library::{IN_PROGRESS, Library};
+use crate::cuda::sys::{Code, SUCCESS};
+use crate::cuda::{CudaError, Device, Event};
 
 /// Why a communicator is over.
 #[derive(Clone, Debug)]
@@ -57,7 +57,7 @@ impl From<Trouble> for NcclError {
             Trouble::TimedOut { what, within } => NcclError::TimedOut { what, within },
             Trouble::Late { what, code, text } => NcclError::Late { what, code, text },
             Trouble::Nccl { call, code, text } => NcclError::Nccl { call, code, text },
-            Trouble::Cuda { call, code, text } => NcclError::Cuda { call, code, text },
+            Trouble::Cuda { call, code, text } => CudaError::Call { call, code, text }.into(),
             Trouble::GivenUp { by } => NcclError::GivenUp { by },
             Trouble::Stuck { call, waited } => NcclError::Stuck { call, waited },
         }
@@ -83,7 +83,7 @@ pub(super) fn trouble_of(error: NcclError) -> Trouble {
             code,
             text,
         },
-        NcclError::Cuda { call, code, text } => Trouble::Cuda { call, code, text },
+        NcclError::Cuda(CudaError::Call { call, code, text }) => Trouble::Cuda { call, code, text },
         // Calls have no other errors.
         _ => Trouble::Group(Over::Broken),
     }
@@ -156,6 +156,7 @@ impl State {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Shared {
+    library: Arc<Library>,
     pub(super) device: Arc<Device>,
     /// Null before it is made, and after it is aborted.
     pub(super) comm: AtomicPtr<nc::ncclComm>,
@@ -166,8 +167,9 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(device: Arc<Device>) -> Arc<Shared> {
+    pub(super) fn new(library: &Arc<Library>, device: Arc<Device>) -> Arc<Shared> {
         Arc::new(Shared {
+            library: library.clone(),
             device,
             comm: AtomicPtr::default(),
             calls: Mutex::default(),
@@ -186,7 +188,7 @@ impl Shared {
     }
 
     pub(super) fn library(&self) -> &Arc<Library> {
-        self.device.library()
+        &self.library
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {

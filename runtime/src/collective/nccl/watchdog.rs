@@ -17,10 +17,10 @@ use cudarc::nccl::sys as nc;
 use super::super::error::LossCause;
 use super::super::{Aborter, Over, Seen, Vigil};
 use super::error::NcclError;
-use super::library::{IN_PROGRESS, SUCCESS};
+use super::library::IN_PROGRESS;
 use super::state::{Phase, Shared, Trouble, trouble_of};
-use super::sys::Code;
 use super::{Config, StuckCall};
+use crate::cuda::sys::{Code, SUCCESS};
 
 /// How often the watchdog looks at NCCL. What comes on a connection wakes it at once.
 const TICK: Duration = Duration::from_millis(5);
@@ -82,7 +82,8 @@ impl Caller {
 fn carry_out(shared: &Shared, job: Job) -> Done {
     let library = shared.library();
     let mut comm = std::ptr::null_mut();
-    let result = shared.device.enter().and_then(|_current| match job {
+    let entered = shared.device.enter().map_err(NcclError::from);
+    let result = entered.and_then(|_current| match job {
         Job::Make { id, rank, world } => {
             let mut config = config();
             // SAFETY: the pointers are to live places; NCCL copies the config.

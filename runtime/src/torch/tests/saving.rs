@@ -1,5 +1,6 @@
 //! A model's tensors, through a slot and a checkpoint, into another model.
 
+use std::borrow::Cow;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
@@ -58,7 +59,7 @@ fn saved(tensors: &[train::Named<'_>]) -> (Arc<Keeper>, Restore) {
     let mut saver = Saver::new(&mut session, &env, &[Peer { node: 0, held }]).unwrap();
     let state = |name: &str, _: &_| {
         let found = tensors.iter().find(|tensor| tensor.name == name);
-        found.map(|tensor| &*tensor.bytes)
+        found.map(|tensor| tensor.bytes.memory())
     };
     saver.save(7, state, Vec::new()).unwrap();
     keeper.until_saved(7);
@@ -90,7 +91,8 @@ fn a_model_comes_back_from_a_checkpoint_with_all_that_it_keeps() {
             (conv.dtype, &conv.shape[..]),
             (Dtype::F32, &[3, 1, 3, 3][..])
         );
-        let borrowed = |t: &train::Named<'_>| matches!(t.bytes, std::borrow::Cow::Borrowed(_));
+        let borrowed =
+            |t: &train::Named<'_>| matches!(t.bytes, train::Bytes::Host(Cow::Borrowed(_)));
         assert!(borrowed(conv) && borrowed(of("model.first.norm.running_var")));
         let slots = tensors
             .iter()

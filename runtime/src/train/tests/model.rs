@@ -393,7 +393,7 @@ impl Model for Net {
             name: "model.running".to_owned(),
             dtype: Dtype::F64,
             shape: Vec::new(),
-            into: &mut running,
+            into: (&mut running).into(),
         });
         from.fill(rooms)?;
         self.running = f64::from_le_bytes(running);
