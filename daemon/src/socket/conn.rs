@@ -52,8 +52,8 @@ pub struct Receiver {
 struct Stream {
     socket: UnixStream,
     peer: Peer,
-    /// Counts against the listener's limit for as long as either half lives.
-    _permits: Vec<OwnedSemaphorePermit>,
+    /// Counts against the listener's limit for as long as either half lives, and what it left unread is not closed.
+    permits: Vec<OwnedSemaphorePermit>,
     /// Room for descriptors of this peer's user that are neither kept nor closed yet.
     unsettled: Arc<Semaphore>,
     /// Behind the socket, which is closed before this is dropped.
@@ -62,7 +62,7 @@ struct Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.open = last_elsewhere(&self.socket);
+        self.open = last_elsewhere(&self.socket, std::mem::take(&mut self.permits));
     }
 }
 
@@ -84,7 +84,7 @@ impl Conn {
         let stream = Arc::new(Stream {
             socket,
             peer,
-            _permits: permits,
+            permits,
             unsettled,
             open: None,
         });

@@ -6,6 +6,7 @@
 use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::io::ioctl_fionread;
 use tokio::net::UnixStream;
@@ -72,16 +73,32 @@ impl Drop for Received {
     }
 }
 
-/// Without a thread what it was to close is closed here.
+/// Without a thread what it was to close stays open: a descriptor less is better than an agent that stands still.
 fn by_thread(close: impl FnOnce() + Send + 'static) {
+    let close = Arc::new(Mutex::new(Some(close)));
+    let for_thread = Arc::clone(&close);
+    let run = move || {
+        let close = for_thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        close.map(|close| close())
+    };
     let thread = std::thread::Builder::new().name("close".into());
-    let _closing = thread.spawn(close);
+    if let Err(error) = thread.spawn(run) {
+        tracing::error!(%error, "no thread to close a descriptor, which stays open");
+        std::mem::forget(close);
+    }
 }
 
 /// What was sent on a socket and not read goes with its last descriptor, and with it the descriptors that lie there. Where
 /// there is something, a thread has the last one: it closes that once the answer is dropped, which is to be done when the
-/// socket is closed here.
-pub(super) fn last_elsewhere(socket: impl AsFd) -> Option<Sender<()>> {
+/// socket is closed here. The connection's places are taken until then, so that no user has more of these threads than
+/// connections.
+pub(super) fn last_elsewhere(
+    socket: impl AsFd,
+    places: Vec<OwnedSemaphorePermit>,
+) -> Option<Sender<()>> {
     // Nothing comes any more.
     let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
     if ioctl_fionread(&socket).is_ok_and(|unread| unread == 0) {
@@ -93,13 +110,14 @@ pub(super) fn last_elsewhere(socket: impl AsFd) -> Option<Sender<()>> {
         // An error: it is dropped.
         let _closed = closed.recv();
         drop(last);
+        drop(places);
     });
     Some(open)
 }
 
 /// Closes a connection that is not taken.
 pub(super) fn close(stream: UnixStream) {
-    let open = last_elsewhere(&stream);
+    let open = last_elsewhere(&stream, Vec::new());
     drop(stream);
     drop(open);
 }

@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::io;
+use std::ops::ControlFlow;
 
 use muster_checkpoint::hex::{Bytes, Id};
 use muster_checkpoint::load::{Damage, LoadError};
 use muster_checkpoint::manifest::{Manifest, ManifestError};
 use muster_checkpoint::newest::Shelf;
 use muster_checkpoint::retention::{self, Best, Commit, Item, Policy, View};
-use muster_checkpoint::verify::{Depth, verify};
+use muster_checkpoint::verify::{Depth, verify, verify_watched};
 use muster_protocol::Digest;
 use muster_protocol::checkpoint::{Standing, State};
 use muster_protocol::local::{Left, MAX_NAME, MAX_NEEDS, short};
@@ -149,14 +150,27 @@ pub fn manifest_of(
     Manifest::decode(&bytes).map(Ok).map_err(Unknown::Manifest)
 }
 
-/// Whether a checkpoint is what was saved: by the lengths of its files, or by all bytes.
+/// Whether a checkpoint is what was saved: by the lengths of its files, or by all bytes. `each` is called after each
+/// file that was looked at, and each chunk that was read.
 ///
 /// # Errors
 /// That is not known.
-pub fn whole(place: &Folder, manifest: Digest, depth: Depth) -> Result<State, Unknown> {
+pub fn whole(
+    place: &Folder,
+    manifest: Digest,
+    depth: Depth,
+    each: &(dyn Fn() + Sync),
+) -> Result<State, Unknown> {
     let shelf = place.open().map_err(Unknown::Store)?;
+    let go_on = |_| {
+        each();
+        ControlFlow::Continue(())
+    };
     let state = match manifest_of(&shelf, manifest)? {
-        Ok(manifest) => state_of(&shelf, &manifest, depth)?,
+        Ok(manifest) => found(
+            verify_watched(&manifest, &shelf, depth, None, &go_on),
+            depth,
+        )?,
         Err(why) => State::Damaged { why },
     };
     // A store that went away meanwhile has damaged nothing.
@@ -164,8 +178,9 @@ pub fn whole(place: &Folder, manifest: Digest, depth: Depth) -> Result<State, Un
     Ok(state)
 }
 
-fn state_of(shelf: &impl Shelf, manifest: &Manifest, depth: Depth) -> Result<State, Unknown> {
-    found(verify(manifest, shelf, depth), depth)
+/// What a checkpoint's lengths say of it.
+fn sized(shelf: &impl Shelf, manifest: &Manifest) -> Result<State, Unknown> {
+    found(verify(manifest, shelf, Depth::Sizes), Depth::Sizes)
 }
 
 /// What a look has found.
@@ -240,7 +255,7 @@ fn look(
     }
     seen.metric = manifest.metric(&rules.metric);
     if !of.retired {
-        match state_of(shelf, &manifest, Depth::Sizes) {
+        match sized(shelf, &manifest) {
             Ok(damaged @ State::Damaged { .. }) => seen.state = damaged,
             Ok(_) => {
                 let known = unread.get(&of.commit.manifest).cloned();

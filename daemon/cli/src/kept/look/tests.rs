@@ -228,7 +228,7 @@ fn a_store_that_is_away_has_damaged_nothing() {
     ));
     let manifest = all[0].commit.manifest;
     assert!(matches!(
-        whole(&place, manifest, Depth::Sizes),
+        whole(&place, manifest, Depth::Sizes, &|| {}),
         Err(Unknown::Store(_))
     ));
     std::fs::rename(away, bench.root().join("muster-store")).unwrap();
@@ -240,11 +240,19 @@ fn a_flipped_bit_is_named_by_file_chunk_and_tensor() {
     let bench = Bench::new();
     let commit = bench.save(NEWEST, 4, None);
     let place = bench.place();
-    let read = || whole(&place, commit.manifest, Depth::Everything { threads: 1 }).unwrap();
+    let read = || {
+        whole(
+            &place,
+            commit.manifest,
+            Depth::Everything { threads: 1 },
+            &|| {},
+        )
+        .unwrap()
+    };
     assert_eq!(read(), State::Verified);
     bench.flip(&commit);
     assert_eq!(
-        whole(&place, commit.manifest, Depth::Sizes).unwrap(),
+        whole(&place, commit.manifest, Depth::Sizes, &|| {}).unwrap(),
         State::Unchecked
     );
     let State::Damaged { why } = read() else {

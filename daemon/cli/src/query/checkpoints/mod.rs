@@ -206,7 +206,7 @@ impl Opened {
         let Some(row) = of(&self.ledger) else {
             return Ok(Checked::Unknown("the log has no such checkpoint".into()));
         };
-        let why = match whole(&self.place, row.commit.manifest, depth) {
+        let why = match whole(&self.place, row.commit.manifest, depth, &|| {}) {
             Ok(State::Damaged { why }) => why,
             Ok(State::Unreadable { why }) => return Ok(Checked::Unknown(why)),
             Ok(State::Verified | State::Unchecked) => return Ok(Checked::Whole),

@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 
 use self::looking::Again;
 use super::Done;
+use super::way::Way;
 use crate::kept::{Folder, Reviewed, Rules, Unknown, Unread, review, whole, words};
 
 /// The most checkpoints of one question; a log is not that long.
@@ -79,6 +80,8 @@ pub(super) struct Keeping {
     verified: BTreeSet<Digest>,
     unread: Unread,
     done: mpsc::UnboundedSender<Done>,
+    /// What is read to verify it makes way for what is written.
+    way: Way,
 }
 
 impl Keeping {
@@ -87,6 +90,7 @@ impl Keeping {
         location: String,
         rules: Rules,
         done: mpsc::UnboundedSender<Done>,
+        way: Way,
     ) -> Keeping {
         Keeping {
             place: place.map(Arc::new),
@@ -100,6 +104,7 @@ impl Keeping {
             verified: BTreeSet::new(),
             unread: Unread::new(),
             done,
+            way,
         }
     }
 
@@ -256,7 +261,7 @@ impl Keeping {
         let Some(place) = self.place.clone().filter(|_| self.reading.is_none()) else {
             return;
         };
-        let done = self.done.clone();
+        let (done, way) = (self.done.clone(), self.way.clone());
         let read = move || {
             if let Err(error) = rustix::process::setpriority_process(None, NICE) {
                 tracing::debug!(%error, "checkpoints are verified at the usual priority");
@@ -264,7 +269,7 @@ impl Keeping {
             let said = Said::Verified {
                 seq,
                 manifest,
-                state: read_whole(&place, manifest),
+                state: read_whole(&place, manifest, &way),
             };
             // Nobody listens once the launcher ends.
             let _over = done.send(Done::Kept(Word(said)));
@@ -277,8 +282,9 @@ impl Keeping {
 }
 
 /// How a checkpoint is found when all of it is read.
-fn read_whole(place: &Folder, manifest: Digest) -> State {
-    let found = whole(place, manifest, Depth::Everything { threads: 1 });
+fn read_whole(place: &Folder, manifest: Digest, way: &Way) -> State {
+    let depth = Depth::Everything { threads: 1 };
+    let found = whole(place, manifest, depth, &|| way.give());
     found.unwrap_or_else(|error| {
         let why = short(words(&error));
         State::Unreadable { why }

@@ -10,6 +10,7 @@ mod heir;
 mod keeping;
 mod making;
 pub mod replicas;
+mod way;
 mod writing;
 
 use std::collections::BTreeMap;
@@ -32,6 +33,7 @@ use keeping::Keeping;
 pub use making::Ask;
 use making::Made;
 use replicas::Replicas;
+use way::Way;
 use writing::{Task, Writer};
 
 /// Between two words about how far a file is.
@@ -168,6 +170,7 @@ pub struct Saves {
     /// Parts of a manifest that is to be made, as they arrive.
     parts: Option<(Save, Vec<Written>)>,
     writer: Option<Writer>,
+    way: Way,
     /// What is held in memory; none without a store.
     replicas: Option<Replicas>,
     keeping: Keeping,
@@ -176,12 +179,13 @@ pub struct Saves {
 
 impl Saves {
     pub fn new(place: Option<Place>, budget: u64, rules: Rules) -> Saves {
-        let done = mpsc::unbounded_channel();
+        let (done, way) = (mpsc::unbounded_channel(), Way::default());
         let folder = (place.as_ref()).map(|place| Folder::probed(place.store.clone()));
         let location = place.as_ref().map(|place| place.location.clone());
         let location = location.unwrap_or_default();
         Saves {
-            keeping: Keeping::new(folder, location, rules, done.0.clone()),
+            keeping: Keeping::new(folder, location, rules, done.0.clone(), way.clone()),
+            way,
             place,
             budget,
             ranks: BTreeMap::new(),
@@ -494,6 +498,7 @@ impl Saves {
             options: place.io.options(),
             stop: Arc::clone(&stop),
             done: Arc::clone(&done),
+            way: self.way.take(),
         };
         if self.writer.is_none() {
             self.writer = Writer::start(self.done.0.clone()).ok();

@@ -18,6 +18,7 @@ use muster_protocol::local::{SaveNews, short};
 use muster_store::Store;
 use tokio::sync::mpsc;
 
+use super::way::Taken;
 use super::{Cache, Done, Generation, Place};
 use crate::kept::words;
 
@@ -36,6 +37,7 @@ pub(super) struct Task {
     pub(super) options: Options,
     pub(super) stop: Arc<AtomicBool>,
     pub(super) done: Arc<AtomicU64>,
+    pub(super) way: Taken,
 }
 
 /// Why a file was not written.
@@ -80,7 +82,7 @@ impl Writer {
                 muster_fault::point("launcher.written");
                 let Task { slot, save, .. } = task;
                 // The slot may be freed as soon as this is heard: nothing of it is held any more.
-                drop(task.sealed);
+                drop((task.sealed, task.way));
                 if done.send(Done::Wrote(slot, save, result)).is_err() {
                     break;
                 }

@@ -13,7 +13,13 @@ impl Lab {
         let (done, words) = mpsc::unbounded_channel();
         let place = Some(bench.place());
         let location = bench.location().to_string();
-        let mut keeping = Keeping::new(place, location.clone(), Rules::default(), done);
+        let mut keeping = Keeping::new(
+            place,
+            location.clone(),
+            Rules::default(),
+            done,
+            Way::default(),
+        );
         let store = location;
         let rules = KeepNews::Rules(Rules::default().logged());
         assert_eq!(keeping.link_up(), [KeepNews::Place { store }, rules]);
@@ -257,6 +263,7 @@ fn an_answer_goes_to_nobody_but_who_asked() {
         String::new(),
         Rules::default(),
         lab.keeping.done.clone(),
+        Way::default(),
     );
     assert_eq!(nowhere.link_up(), []);
     let unasked = nowhere.look_again(question(5, all[0].commit.manifest));
