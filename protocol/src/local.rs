@@ -269,6 +269,8 @@ pub struct Register {
     /// The store that the launcher opened for the job: it carries out what [`ToLauncher::Store`]
     /// asks.
     pub store: Option<StoreUuid>,
+    /// Nodes that it wants parity of checkpoints over; 0: none.
+    pub parity: u8,
     pub pid: u32,
     /// The command, for people; at most 256 bytes.
     pub command: String,

@@ -14,9 +14,14 @@
 //!           Ask::Read                 -> Answer::Bytes, then the bytes | Gone
 //!           Ask::Keep                 -> Answer::Go | Have | NoRoom | Refused
 //!             after Go: each chunk of the image, with its CRC-64/NVME behind it (u64 little-endian) -> Answer::Kept | Damaged
+//!           Ask::Parities             -> Answer::Parities
+//!           Ask::Fold                 -> Answer::GoFrom | Have | NoRoom | Refused
+//!             after GoFrom: each chunk of the stripe from there on, as after Go -> Answer::Kept | Damaged
+//!           Ask::Unfold               -> Answer::Folded, then the bytes | Gone
 //!           Ask::Restored             -> Answer::Heard
 //! ```
 
+pub mod parity;
 pub mod proof;
 
 use std::collections::BTreeMap;
@@ -24,6 +29,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use self::parity::{MAX_PARITIES, MAX_PARTS, Parity, Stripe};
 pub use self::proof::{Key, MAGIC, Mark, Marks, Meeting, Nonce, Side};
 use crate::ids::{Digest, LauncherId, NodeId};
 use crate::record::{Place, Record};
@@ -33,6 +39,10 @@ pub const MEMORY_ENV: &str = "MUSTER_MEMORY";
 
 /// The most members that a launcher is told of.
 pub const MAX_PEERS: usize = 64;
+
+/// The most sources that a worker names, and bytes of what it calls one.
+pub const MAX_FROM: usize = 4 * MAX_PEERS;
+pub const MAX_SOURCE: usize = 4 * MAX_WHO;
 
 /// Bytes of a file's name, and of a node's.
 pub const MAX_FILE: usize = 128;
@@ -121,6 +131,23 @@ pub enum Ask {
         /// Why something did not come from where it was asked for first.
         why: Option<String>,
     },
+    /// What parity is here?
+    Parities,
+    /// Add this stripe of an image of mine, of so many bytes, to those of other nodes: of the ranks of this local number.
+    Fold {
+        generation: Digest,
+        name: Name,
+        bytes: u64,
+        local: u16,
+        stripe: Stripe,
+    },
+    /// The first bytes of a piece of parity, if this part is in it.
+    Unfold {
+        number: u64,
+        part: u8,
+        piece: u32,
+        len: u32,
+    },
 }
 
 /// What is held of one image.
@@ -164,6 +191,17 @@ pub enum Answer {
         chunk: u64,
     },
     Heard,
+    Parities {
+        list: Vec<Parity>,
+    },
+    /// Send it, from this piece on: those before are here.
+    GoFrom {
+        piece: u32,
+    },
+    /// Which parts are in the piece, the first one's bit the lowest. As many bytes as were asked for follow.
+    Folded {
+        parts: u32,
+    },
 }
 
 /// More than may be said.
@@ -178,12 +216,21 @@ impl Ask {
     /// It does not.
     pub fn check(&self) -> Result<(), TooMuch> {
         let fits = match self {
-            Ask::List => true,
+            Ask::List | Ask::Parities => true,
             Ask::Read { name, at, len } => name.is_plain() && *len <= MAX_READ && *at <= MAX_IMAGE,
             Ask::Keep { name, bytes, .. } => name.is_plain() && *bytes <= MAX_IMAGE,
+            Ask::Fold {
+                name,
+                bytes,
+                stripe,
+                ..
+            } => name.is_plain() && *bytes <= MAX_IMAGE && stripe.is_possible(),
+            Ask::Unfold { part, len, .. } => {
+                usize::from(*part) < MAX_PARTS && u64::from(*len) <= CHUNK
+            }
             Ask::Restored { from, why, .. } => {
-                from.len() <= MAX_PEERS + 2
-                    && from.iter().all(|(who, _)| who.len() <= MAX_WHO)
+                from.len() <= MAX_FROM
+                    && from.iter().all(|(who, _)| who.len() <= MAX_SOURCE)
                     && why
                         .as_ref()
                         .is_none_or(|why| why.len() <= crate::local::MAX_REASON)
@@ -205,6 +252,9 @@ impl Answer {
                 who.len() <= MAX_WHO && list.len() <= MAX_LIST && list.iter().all(plain)
             }
             Answer::Refused { why } => why.len() <= crate::local::MAX_REASON,
+            Answer::Parities { list } => {
+                list.len() <= MAX_PARITIES && list.iter().all(Parity::is_possible)
+            }
             _ => true,
         };
         fits.then_some(()).ok_or(TooMuch("an answer"))
@@ -226,30 +276,40 @@ pub struct Peers {
     pub key: Key,
     /// The other members'. The first is the one that holds this node's copies.
     pub others: Vec<Peer>,
+    /// With which this node shares parity, the next one in the group first; none where its launcher asked for none.
+    pub group: Vec<Peer>,
     /// Of the newest commit: the generation that saved it, and its step.
     pub committed: Option<(Digest, u64)>,
 }
 
 impl Peers {
-    /// Of a member of a generation.
-    pub fn of(record: &Record, me: NodeId, cluster: Key) -> Peers {
+    /// Of a member of a generation, whose launcher asked for parity over so many nodes (0: for none).
+    pub fn of(record: &Record, me: NodeId, cluster: Key, over: u8) -> Peers {
         let members = &record.members;
         let here = members.iter().position(|m| m.node == me);
         let places: Vec<Place> = members.iter().map(|m| m.place).collect();
-        let mut list = Vec::new();
+        let (mut others, mut group) = (Vec::new(), Vec::new());
         if let Some(here) = here {
+            let peer = |at: usize| {
+                let member = members.get(at % members.len())?;
+                Some(Peer {
+                    launcher: member.launcher,
+                    guard: member.guard,
+                })
+            };
             let first = here + shift(&places);
             let all = (first..).take(members.len());
-            let others = all.filter_map(|at| members.get(at % members.len()));
-            let others = others.filter(|m| m.node != me);
-            list.extend(others.take(MAX_PEERS).map(|m| Peer {
-                launcher: m.launcher,
-                guard: m.guard,
-            }));
+            let all = all.filter(|at| at % members.len() != here);
+            others.extend(all.filter_map(peer).take(MAX_PEERS));
+            if over > 0 {
+                let mates = parity::mates(&places, over, here);
+                group.extend(mates.into_iter().filter_map(peer));
+            }
         }
         Peers {
             key: cluster.of_job(record.lineage()),
-            others: list,
+            others,
+            group,
             committed: record
                 .restore
                 .map(|commit| (commit.generation, commit.step)),
@@ -448,5 +508,73 @@ mod tests {
         assert!(held(MAX_LIST).check().is_ok());
         assert!(crate::codec::encode_frame(&held(MAX_LIST)).is_ok());
         assert!(held(MAX_LIST + 1).check().is_err());
+    }
+
+    #[test]
+    fn what_is_said_of_parity_is_bounded() {
+        use super::parity::Part;
+        let stripe = |of, first| Stripe { of, first };
+        let fold = |bytes, stripe| {
+            let ask = Ask::Fold {
+                generation: Digest([1; 32]),
+                name: Name::new(1, &Digest([1; 32]), "n0").unwrap(),
+                bytes,
+                local: 0,
+                stripe,
+            };
+            ask.check().is_ok()
+        };
+        assert!(fold(MAX_IMAGE, stripe(2, 1)));
+        assert!(!fold(MAX_IMAGE + 1, stripe(2, 1)));
+        for (of, first) in [(0, 0), (2, 2), (MAX_PARTS as u8 + 1, 0)] {
+            assert!(!fold(1, stripe(of, first)));
+        }
+        let unfold = |part, len| {
+            let ask = Ask::Unfold {
+                number: u64::MAX,
+                part,
+                piece: u32::MAX,
+                len,
+            };
+            ask.check().is_ok()
+        };
+        assert!(unfold(MAX_PARTS as u8 - 1, CHUNK as u32));
+        assert!(!unfold(MAX_PARTS as u8, 1));
+        assert!(!unfold(0, CHUNK as u32 + 1));
+        let part = |file: &str| Part {
+            file: file.into(),
+            bytes: MAX_IMAGE,
+            stripe: stripe(MAX_PARTS as u8, MAX_PARTS as u8 - 1),
+        };
+        let parities = |parities: usize, parts: usize, file: &str| Answer::Parities {
+            list: vec![
+                Parity {
+                    number: u64::MAX,
+                    step: u64::MAX,
+                    generation: [255; 8],
+                    parts: vec![part(file); parts],
+                };
+                parities
+            ],
+        };
+        let longest = "n".repeat(MAX_FILE);
+        let most = parities(MAX_PARITIES, MAX_PARTS, &longest);
+        assert!(most.check().is_ok());
+        assert!(crate::codec::encode_frame(&most).is_ok());
+        assert!(
+            parities(MAX_PARITIES + 1, 1, &longest).check().is_err()
+                && parities(1, MAX_PARTS + 1, &longest).check().is_err()
+                && parities(1, 1, "a/b").check().is_err()
+                && parities(1, 1, &format!("{longest}n")).check().is_err()
+        );
+        let restored = |sources: usize| Ask::Restored {
+            rank: u32::MAX,
+            step: u64::MAX,
+            from: vec![("n".repeat(MAX_SOURCE), u64::MAX); sources],
+            why: None,
+        };
+        assert!(restored(MAX_FROM).check().is_ok());
+        assert!(crate::codec::encode_frame(&restored(MAX_FROM)).is_ok());
+        assert!(restored(MAX_FROM + 1).check().is_err());
     }
 }

@@ -127,6 +127,7 @@ impl World {
             running: None,
             gate: None,
             store: None,
+            parity: 0,
             pid: 1,
             command: String::new(),
             log_dir: None,

@@ -58,6 +58,7 @@ fn run(owner: u8, store: &mut BTreeMap<u64, Vec<u8>>) -> ToLauncher {
         running: None,
         gate: None,
         store: Some(StoreUuid([5; 16])),
+        parity: 0,
         pid: 1,
         command: String::new(),
         log_dir: None,

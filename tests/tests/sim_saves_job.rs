@@ -143,6 +143,7 @@ impl World {
             place: Place::default(),
             running,
             store: self.store.as_ref().map(|_| StoreUuid([5; 16])),
+            parity: 0,
             pid: 1,
             command: String::new(),
             log_dir: None,

@@ -20,7 +20,7 @@ use muster_checkpoint::plan::{Held, Plan, Rank};
 use muster_checkpoint::slot::{Image, Slot, Source};
 use muster_cli::kept::Rules;
 use muster_cli::run::guard::Guard;
-use muster_cli::run::saves::replicas::{Server, Settings};
+use muster_cli::run::saves::replicas::{Choice, Server, Settings};
 use muster_cli::run::saves::{Ask, CheckpointIo, Done, Place, Ranks, Saves, Told};
 use muster_protocol::checkpoint::{Save, SlotId, Written};
 use muster_protocol::control::slots::{Given, SLOTS};
@@ -80,7 +80,7 @@ fn launcher(
         server,
         launcher: id,
         who: who.into(),
-        copies: 1,
+        replicas: Choice::Copy,
     })?;
     let nowhere = SocketAddr::new(LOOPBACK, 1);
     saves.begins(&Start {
@@ -101,6 +101,7 @@ fn launcher(
         peers: Box::new(Peers {
             key: key(),
             others,
+            group: Vec::new(),
             committed: None,
         }),
         why: String::new(),

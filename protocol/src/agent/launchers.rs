@@ -268,6 +268,7 @@ mod tests {
             running: None,
             gate: None,
             store: None,
+            parity: 0,
             pid: 1,
             command: String::new(),
             log_dir: None,

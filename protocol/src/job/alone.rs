@@ -103,6 +103,7 @@ impl Alone {
             running: running.map(|(digest, _)| digest),
             gate: running.map(|(_, held)| held),
             store: None,
+            parity: 0,
             pid: 1,
             command: String::new(),
             log_dir: None,

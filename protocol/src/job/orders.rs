@@ -142,6 +142,7 @@ impl Job {
     ) -> Option<Start> {
         let (first_rank, slots) = record.ranks_of(ctx.me())?;
         let first = record.members.first()?;
+        let over = self.local.as_ref().map_or(0, |local| local.reg.parity);
         let node_rank = record.members.iter().position(|m| m.node == ctx.me())?;
         Some(Start {
             digest,
@@ -158,7 +159,7 @@ impl Job {
             master_launcher: first.launcher,
             restart_count: 0,
             restore: record.restore.map(|commit| commit.manifest),
-            peers: Box::new(Peers::of(record, ctx.me(), ctx.cfg.memory)),
+            peers: Box::new(Peers::of(record, ctx.me(), ctx.cfg.memory, over)),
             why: String::new(),
         })
     }

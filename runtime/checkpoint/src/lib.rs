@@ -20,6 +20,7 @@ pub mod manifest;
 pub mod nearby;
 pub mod newest;
 mod pages;
+pub mod parity;
 pub mod part;
 pub mod persist;
 pub mod place;

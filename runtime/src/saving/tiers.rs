@@ -1,8 +1,10 @@
-//! Where a checkpoint's bytes come from: memory of this node, memory of others, then the store.
+//! Where a checkpoint's bytes come from: memory of this node, memory of others, parity of several, then the store.
 //!
 //! What a launcher says that it holds is believed for nothing but where to ask: each chunk is verified by the manifest,
 //! and what does not verify comes from the next tier. Nobody is asked before all launchers have said what they hold,
 //! which a bound ends, and a launcher that fails once is left alone.
+
+mod parity;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,13 +15,17 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use muster_checkpoint::manifest::Manifest;
+use muster_checkpoint::hex::Bytes;
+use muster_checkpoint::manifest::{DataFile, Manifest};
 use muster_checkpoint::nearby::Nearby;
 use muster_checkpoint::source::Source;
+use muster_checkpoint::sum::crc;
 use muster_protocol::LauncherId;
 use muster_protocol::local::short;
+use muster_protocol::memory::parity::Parity;
 use muster_protocol::memory::{Answer, Ask, CHUNK, Entry, Key, MAX_WHO, Name, Peer, Whom};
 
+use self::parity::{Rebuilt, Way};
 use crate::memory::{Link, find, time_for};
 
 /// Launchers that are asked at once.
@@ -55,6 +61,8 @@ impl Call {
 /// A launcher that holds something.
 #[derive(Debug)]
 struct Holder {
+    /// What people call its node, and its memory.
+    name: String,
     who: String,
     call: Call,
     /// This node's own: its process.
@@ -69,6 +77,7 @@ struct Holder {
 #[derive(Debug)]
 struct Copy {
     holder: usize,
+    name: Name,
     fd: i32,
     base: u64,
     /// It does not verify, or is not there any more.
@@ -78,9 +87,12 @@ struct Copy {
 /// A file that launchers hold.
 #[derive(Debug)]
 struct Held {
-    name: Name,
     bytes: u64,
+    /// CRC-64/NVME of each chunk, by the manifest.
+    sums: Vec<Bytes<8>>,
     copies: Vec<Copy>,
+    /// Parity that it is in.
+    ways: Vec<Way>,
     /// For each chunk which copy it came from last, from 1; 0 is the store.
     served: Vec<AtomicU8>,
 }
@@ -94,6 +106,7 @@ pub(super) struct Tiers<S> {
     own: Option<Call>,
     holders: Vec<Holder>,
     held: BTreeMap<String, Held>,
+    rebuilt: Mutex<Rebuilt>,
     from_store: AtomicU64,
     why: Mutex<Option<String>>,
 }
@@ -124,6 +137,7 @@ impl<S: Below> Tiers<S> {
             own: None,
             holders: Vec::new(),
             held: BTreeMap::new(),
+            rebuilt: Mutex::default(),
             from_store: AtomicU64::new(0),
             why: Mutex::default(),
         };
@@ -136,49 +150,41 @@ impl<S: Below> Tiers<S> {
             launcher: whom.launcher,
         };
         tiers.own = Some(own);
-        let named: BTreeMap<Name, (&str, u64)> = (manifest.files.iter())
-            .filter_map(|file| {
-                let name = Name::of_path(&file.path)?;
-                Some((name, (file.path.as_str(), file.bytes)))
-            })
+        let named: BTreeMap<Name, &DataFile> = (manifest.files.iter())
+            .filter_map(|file| Some((Name::of_path(&file.path)?, file)))
             .collect();
-        for (holder, list) in ask_all(own, whom) {
-            tiers.add(holder, list, &named);
+        for found in ask_all(own, whom) {
+            tiers.add(found, &named);
         }
         tiers
     }
 
-    fn add(&mut self, holder: Holder, list: Vec<Entry>, named: &BTreeMap<Name, (&str, u64)>) {
+    fn add(&mut self, found: Found, named: &BTreeMap<Name, &DataFile>) {
         let number = self.holders.len();
         let mut any = false;
-        for entry in list {
-            let Some((path, bytes)) = named.get(&entry.name) else {
+        for entry in found.list {
+            let file = named.get(&entry.name);
+            let Some(file) = file.filter(|file| file.bytes == entry.bytes) else {
                 continue;
             };
-            if entry.bytes != *bytes {
-                continue;
-            }
-            let held = self.held.entry((*path).to_owned()).or_insert_with(|| Held {
-                name: entry.name.clone(),
-                bytes: *bytes,
-                copies: Vec::new(),
-                served: (0..bytes.div_ceil(CHUNK))
-                    .map(|_| AtomicU8::new(0))
-                    .collect(),
-            });
+            let held = held_of(&mut self.held, file);
             // The number of a copy has one byte.
             if held.copies.len() < usize::from(u8::MAX) {
                 any = true;
                 held.copies.push(Copy {
                     holder: number,
+                    name: entry.name,
                     fd: entry.fd,
                     base: entry.base,
                     spoiled: AtomicBool::new(false),
                 });
             }
         }
+        for parity in &found.parities {
+            any |= self.add_parity(number, parity, named);
+        }
         if any {
-            self.holders.push(holder);
+            self.holders.push(found.holder);
         }
     }
 
@@ -192,6 +198,7 @@ impl<S: Below> Tiers<S> {
         let load = |bytes: &AtomicU64| bytes.load(Ordering::Relaxed);
         let memory = self.holders.iter().map(|h| (h.who.clone(), load(&h.bytes)));
         let mut from: Vec<(String, u64)> = memory.filter(|(_, bytes)| *bytes > 0).collect();
+        from.extend(self.of_parity());
         let (below, disk) = (load(&self.from_store), self.store.bytes_of_disk());
         if disk > 0 {
             from.push((DISK.into(), disk));
@@ -224,7 +231,7 @@ impl<S: Below> Tiers<S> {
     }
 
     /// A copy's bytes, or why they do not come.
-    fn read_copy(&self, held: &Held, copy: &Copy, at: u64, into: &mut [u8]) -> io::Result<()> {
+    fn read_copy(&self, copy: &Copy, at: u64, into: &mut [u8]) -> io::Result<()> {
         let Some(holder) = self.holders.get(copy.holder) else {
             return Err(ErrorKind::NotFound.into());
         };
@@ -234,15 +241,54 @@ impl<S: Below> Tiers<S> {
                 let direct = holder.open(pid, copy.fd);
                 match direct {
                     Ok(file) => file.read_exact_at(into, copy.base + at),
-                    Err(_) => holder.read(&held.name, at, into),
+                    Err(_) => holder.read(&copy.name, at, into),
                 }
             }
-            None => holder.read(&held.name, at, into),
+            None => holder.read(&copy.name, at, into),
         }
     }
 
     fn note(&self, why: String) {
         lock(&self.why).get_or_insert(short(why));
+    }
+
+    /// From which of a file's copies these bytes came; they are not verified.
+    fn copied(&self, path: &str, held: &Held, at: u64, into: &mut [u8]) -> Option<usize> {
+        let count = held.copies.len();
+        // Its own first; several others give some chunks each.
+        let own = held.copies.first().filter(|c| self.is_own(c)).map(|_| 0);
+        let turn = (0..count).map(|k| (k + (at / CHUNK) as usize) % count);
+        for number in own.into_iter().chain(turn) {
+            let copy = held.copies.get(number)?;
+            let holder = self.holders.get(copy.holder)?;
+            let gone = copy.spoiled.load(Ordering::Relaxed);
+            if gone || holder.lost.load(Ordering::Relaxed) {
+                continue;
+            }
+            match self.read_copy(copy, at, into) {
+                Ok(()) => return Some(number),
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    copy.spoiled.store(true, Ordering::Relaxed);
+                    self.note(format!("{} has {path} no more", holder.who));
+                }
+                Err(error) => {
+                    holder.lost.store(true, Ordering::Relaxed);
+                    self.note(format!("{} failed: {error}", holder.who));
+                }
+            }
+        }
+        None
+    }
+
+    /// What a copy has there is not what it has to be.
+    fn spoil(&self, path: &str, copy: &Copy, at: u64) {
+        copy.spoiled.store(true, Ordering::Relaxed);
+        if let Some(holder) = self.holders.get(copy.holder) {
+            let who = &holder.who;
+            self.note(format!(
+                "what {who} holds of {path} is damaged at byte {at}"
+            ));
+        }
     }
 }
 
@@ -255,48 +301,24 @@ impl<S: Below> Source for Tiers<S> {
     }
 
     fn read(&self, path: &str, at: u64, into: &mut [u8]) -> io::Result<()> {
-        let chunk = at / CHUNK;
+        let bytes = into.len() as u64;
         if let Some(held) = self.held.get(path) {
-            let served = held.served.get(chunk as usize);
-            let count = held.copies.len();
-            // Its own first; several others give some chunks each.
-            let own = held.copies.first().filter(|c| self.is_own(c)).map(|_| 0);
-            let turn = (0..count).map(|k| (k + chunk as usize) % count);
-            for number in own.into_iter().chain(turn) {
-                let Some(copy) = held.copies.get(number) else {
-                    continue;
-                };
-                let Some(holder) = self.holders.get(copy.holder) else {
-                    continue;
-                };
-                let gone = copy.spoiled.load(Ordering::Relaxed);
-                if gone || holder.lost.load(Ordering::Relaxed) {
-                    continue;
-                }
-                match self.read_copy(held, copy, at, into) {
-                    Ok(()) => {
-                        if let Some(served) = served {
-                            served.store(number as u8 + 1, Ordering::Relaxed);
-                        }
-                        holder.bytes.fetch_add(into.len() as u64, Ordering::Relaxed);
-                        return Ok(());
-                    }
-                    Err(error) if error.kind() == ErrorKind::NotFound => {
-                        copy.spoiled.store(true, Ordering::Relaxed);
-                        self.note(format!("{} has {path} no more", holder.who));
-                    }
-                    Err(error) => {
-                        holder.lost.store(true, Ordering::Relaxed);
-                        self.note(format!("{} failed: {error}", holder.who));
-                    }
-                }
+            let number = self.copied(path, held, at, into);
+            if let Some(served) = held.served.get((at / CHUNK) as usize) {
+                let number = number.map_or(0, |number| number as u8 + 1);
+                served.store(number, Ordering::Relaxed);
             }
-            if let Some(served) = served {
-                served.store(0, Ordering::Relaxed);
+            if let Some(copy) = number.and_then(|number| held.copies.get(number)) {
+                if let Some(holder) = self.holders.get(copy.holder) {
+                    holder.bytes.fetch_add(bytes, Ordering::Relaxed);
+                }
+                return Ok(());
+            }
+            if self.has_rebuilt(path, held, at, into) {
+                return Ok(());
             }
         }
         self.store.read(path, at, into)?;
-        let bytes = into.len() as u64;
         self.from_store.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
     }
@@ -311,15 +333,11 @@ impl<S: Below> Source for Tiers<S> {
         let Some(copy) = copy.and_then(|number| held.copies.get(number)) else {
             return false;
         };
-        copy.spoiled.store(true, Ordering::Relaxed);
         if let Some(holder) = self.holders.get(copy.holder) {
             let bytes = (held.bytes - at).min(CHUNK);
             holder.bytes.fetch_sub(bytes, Ordering::Relaxed);
-            self.note(format!(
-                "what {} holds of {path} is damaged at byte {at}",
-                holder.who
-            ));
         }
+        self.spoil(path, copy, at);
         true
     }
 }
@@ -329,6 +347,31 @@ impl<S> Tiers<S> {
         let holder = self.holders.get(copy.holder);
         holder.is_some_and(|holder| holder.pid.is_some())
     }
+}
+
+impl Held {
+    /// Bytes of a chunk; none behind the last one.
+    fn length(&self, chunk: u64) -> u64 {
+        let begin = chunk.saturating_mul(CHUNK);
+        self.bytes.saturating_sub(begin).min(CHUNK)
+    }
+
+    /// Whether these are all bytes of a chunk, by the manifest.
+    fn is_right(&self, chunk: u64, bytes: &[u8]) -> bool {
+        let sum = self.sums.get(chunk as usize);
+        bytes.len() as u64 == self.length(chunk) && sum == Some(&Bytes(crc(bytes).to_be_bytes()))
+    }
+}
+
+/// What is known to be held of a file.
+fn held_of<'a>(all: &'a mut BTreeMap<String, Held>, file: &DataFile) -> &'a mut Held {
+    all.entry(file.path.clone()).or_insert_with(|| Held {
+        bytes: file.bytes,
+        sums: file.chunks.clone(),
+        copies: Vec::new(),
+        ways: Vec::new(),
+        served: (file.chunks.iter()).map(|_| AtomicU8::new(0)).collect(),
+    })
 }
 
 impl Holder {
@@ -351,12 +394,17 @@ impl Holder {
     }
 
     fn read(&self, name: &Name, at: u64, into: &mut [u8]) -> io::Result<()> {
+        self.over_link(|link| ask_for(link, name, at, into))
+    }
+
+    /// Asks by a connection that is there already, if there is one.
+    fn over_link<T>(&self, mut ask: impl FnMut(&mut Link) -> io::Result<T>) -> io::Result<T> {
         let kept = lock(&self.links).pop();
         if let Some(mut link) = kept {
-            match ask_for(&mut link, name, at, into) {
-                Ok(()) => {
+            match ask(&mut link) {
+                Ok(answer) => {
                     lock(&self.links).push(link);
-                    return Ok(());
+                    return Ok(answer);
                 }
                 // It was closed while nobody asked.
                 Err(error) if is_closed(&error) => {}
@@ -364,9 +412,9 @@ impl Holder {
             }
         }
         let mut link = self.call.connect()?;
-        ask_for(&mut link, name, at, into)?;
+        let answer = ask(&mut link)?;
         lock(&self.links).push(link);
-        Ok(())
+        Ok(answer)
     }
 }
 
@@ -390,9 +438,16 @@ fn ask_for(link: &mut Link, name: &Name, at: u64, into: &mut [u8]) -> io::Result
     }
 }
 
+/// What a launcher says that it holds.
+struct Found {
+    holder: Holder,
+    list: Vec<Entry>,
+    parities: Vec<Parity>,
+}
+
 /// What all launchers hold, this node's own first. Who does not answer holds nothing.
-fn ask_all(own: Call, whom: &Whom) -> Vec<(Holder, Vec<Entry>)> {
-    let mut all: Vec<(Holder, Vec<Entry>)> = ask_one(own, true).into_iter().collect();
+fn ask_all(own: Call, whom: &Whom) -> Vec<Found> {
+    let mut all: Vec<Found> = ask_one(own, true).into_iter().collect();
     for others in whom.others.chunks(ASKED) {
         let found = std::thread::scope(|scope| {
             let ask = |peer: Peer| {
@@ -414,30 +469,39 @@ fn ask_all(own: Call, whom: &Whom) -> Vec<(Holder, Vec<Entry>)> {
     all
 }
 
-fn ask_one(call: Call, own: bool) -> Option<(Holder, Vec<Entry>)> {
+fn ask_one(call: Call, own: bool) -> Option<Found> {
     let mut link = call.connect().ok()?;
     let Ok(Answer::Held { who, pid, list }) = link.ask(&Ask::List) else {
         return None;
     };
-    let who = match own {
-        true => "this node's memory".to_owned(),
+    let (parities, link) = match link.ask(&Ask::Parities) {
+        Ok(Answer::Parities { list }) => (list, Some(link)),
+        _ => (Vec::new(), None),
+    };
+    let name = match own {
+        true => "this node".to_owned(),
         false => {
-            let mut who = who;
-            who.retain(|c| !c.is_control());
-            while who.len() > MAX_WHO - "'s memory".len() {
-                who.pop();
+            let mut name = who;
+            name.retain(|c| !c.is_control());
+            while name.len() > MAX_WHO - "'s memory".len() {
+                name.pop();
             }
-            format!("{who}'s memory")
+            name
         }
     };
     let holder = Holder {
-        who,
+        who: format!("{name}'s memory"),
+        name,
         call,
         pid: own.then_some(pid),
-        links: Mutex::new(vec![link]),
+        links: Mutex::new(link.into_iter().collect()),
         files: Mutex::default(),
         lost: AtomicBool::new(false),
         bytes: AtomicU64::new(0),
     };
-    Some((holder, list))
+    Some(Found {
+        holder,
+        list,
+        parities,
+    })
 }

@@ -1,3 +1,5 @@
+mod parity;
+
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::AsRawFd;
@@ -36,18 +38,23 @@ type Files = BTreeMap<Name, Vec<u8>>;
 
 /// A launcher that holds these, in another process for all that its reader knows. Its port.
 fn launcher(who: &'static str, files: Files, does: Does) -> u16 {
+    serve(move |link, ask| answer(link, who, &files, does, ask))
+}
+
+/// A launcher that answers like this. Its port.
+fn serve(answer: impl Fn(&mut Link, Ask) + Clone + Send + 'static) -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     thread::spawn(move || {
         loop {
             let (stream, _) = listener.accept().unwrap();
-            let files = files.clone();
+            let answer = answer.clone();
             thread::spawn(move || {
                 let Ok(mut link) = Link::accept(stream, &key(), LAUNCHER) else {
                     return;
                 };
                 while let Ok(ask) = link.hear::<Ask>(SOON * 30) {
-                    answer(&mut link, who, &files, does, ask);
+                    answer(&mut link, ask);
                 }
             });
         }
@@ -68,6 +75,10 @@ fn answer(link: &mut Link, who: &str, files: &Files, does: Does, ask: Ask) {
             let list = files.iter().map(entry).collect();
             let (who, pid) = (who.to_owned(), 1);
             link.say(&Answer::Held { who, pid, list }).unwrap();
+        }
+        Ask::Parities => {
+            let list = Vec::new();
+            link.say(&Answer::Parities { list }).unwrap();
         }
         Ask::Read { name, at, len } => {
             let mut part = files[&name][at as usize..][..len as usize].to_vec();
@@ -244,6 +255,9 @@ fn this_nodes_memory_comes_first_and_by_descriptor() {
         assert_eq!(link.hear::<Ask>(SOON).unwrap(), Ask::List);
         let (who, pid) = ("me".to_owned(), std::process::id());
         link.say(&Answer::Held { who, pid, list }).unwrap();
+        assert_eq!(link.hear::<Ask>(SOON).unwrap(), Ask::Parities);
+        let list = Vec::new();
+        link.say(&Answer::Parities { list }).unwrap();
         let mut link = accept();
         let ask = link.hear::<Ask>(SOON * 30).unwrap();
         link.say(&Answer::Heard).unwrap();

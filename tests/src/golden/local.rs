@@ -30,6 +30,7 @@ pub fn to_agent() -> Vec<ToAgent> {
             running: Some(digest),
             gate: Some(held()),
             store: Some(StoreUuid([8; 16])),
+            parity: 3,
             pid: 4711,
             command: "python train.py".into(),
             log_dir: Some("/tmp/logs".into()),
@@ -159,6 +160,10 @@ pub fn to_launcher() -> Vec<ToLauncher> {
                 others: vec![Peer {
                     launcher: LauncherId([6; 8]),
                     guard: SocketAddr::from(([10, 0, 0, 1], 7001)),
+                }],
+                group: vec![Peer {
+                    launcher: LauncherId([7; 8]),
+                    guard: SocketAddr::from(([10, 0, 0, 2], 7002)),
                 }],
                 committed: Some((digest, 400)),
             }),

@@ -1,5 +1,6 @@
 //! Samples of what is asked of a launcher's memory, and answered.
 
+use muster_protocol::memory::parity::{Parity, Part, Stripe};
 use muster_protocol::memory::{Answer, Ask, Entry, Name};
 
 use super::digest;
@@ -9,6 +10,9 @@ names!(memory_ask_name, MEMORY_ASKS, Ask, {
     Ask::Read { .. } => "read",
     Ask::Keep { .. } => "keep",
     Ask::Restored { .. } => "restored",
+    Ask::Parities => "parities",
+    Ask::Fold { .. } => "fold",
+    Ask::Unfold { .. } => "unfold",
 });
 
 names!(memory_answer_name, MEMORY_ANSWERS, Answer, {
@@ -22,6 +26,9 @@ names!(memory_answer_name, MEMORY_ANSWERS, Answer, {
     Answer::Kept => "kept",
     Answer::Damaged { .. } => "damaged",
     Answer::Heard => "heard",
+    Answer::Parities { .. } => "parities",
+    Answer::GoFrom { .. } => "go_from",
+    Answer::Folded { .. } => "folded",
 });
 
 fn name() -> Name {
@@ -30,6 +37,10 @@ fn name() -> Name {
         generation: [5; 8],
         file: "n0-1.safetensors".into(),
     }
+}
+
+fn stripe(first: u8) -> Stripe {
+    Stripe { of: 3, first }
 }
 
 pub fn memory_asks() -> Vec<Ask> {
@@ -51,6 +62,20 @@ pub fn memory_asks() -> Vec<Ask> {
             from: vec![("n2's memory".into(), 1 << 30), ("the store".into(), 0)],
             why: Some("n1's memory failed".into()),
         },
+        Ask::Parities,
+        Ask::Fold {
+            generation: digest(5),
+            name: name(),
+            bytes: 1 << 30,
+            local: 1,
+            stripe: stripe(2),
+        },
+        Ask::Unfold {
+            number: 9,
+            part: 1,
+            piece: 300,
+            len: 4 << 20,
+        },
     ]
 }
 
@@ -63,6 +88,19 @@ pub fn memory_answers() -> Vec<Answer> {
             bytes: 1 << 30,
             fd: 12,
             base: 4096,
+        }],
+    };
+    let part = |node: u8| Part {
+        file: format!("n{node}-1.safetensors"),
+        bytes: 1 << 30,
+        stripe: stripe(node),
+    };
+    let parities = Answer::Parities {
+        list: vec![Parity {
+            number: 9,
+            step: 400,
+            generation: [5; 8],
+            parts: vec![part(0), part(1)],
         }],
     };
     vec![
@@ -78,5 +116,8 @@ pub fn memory_answers() -> Vec<Answer> {
         Answer::Kept,
         Answer::Damaged { chunk: 7 },
         Answer::Heard,
+        parities,
+        Answer::GoFrom { piece: 300 },
+        Answer::Folded { parts: 5 },
     ]
 }

@@ -236,6 +236,7 @@ impl Launcher {
                 running,
                 gate,
                 store,
+                parity: 0,
                 pid: self.token,
                 command: "train".into(),
                 log_dir: None,

@@ -11,6 +11,7 @@ use muster_store::Location;
 
 use super::drive::OnHang;
 use super::saves::CheckpointIo;
+use super::saves::replicas::Choice;
 use crate::kept::args::KeepArgs;
 use crate::stores;
 
@@ -357,9 +358,16 @@ pub struct RunArgs {
     )]
     pub checkpoint_busy: OnBusy,
 
-    /// Other nodes that hold copies of this node's newest checkpoints in memory, 0 or 1; with 1 this node holds those of another
-    #[arg(long, env = "PET_REPLICAS", default_value = "0", value_name = "N", value_parser = clap::value_parser!(u8).range(0..=1))]
-    pub replicas: u8,
+    /// What other nodes hold in memory of this node's newest checkpoints, and this one of theirs: 0 (nothing), 1 (a
+    /// whole copy on one other) or parity:K (shared by K+1 nodes, which each give 1/K of a copy's memory; K from 2 to 8)
+    #[arg(
+        long,
+        env = "PET_REPLICAS",
+        default_value = "0",
+        value_name = "0|1|parity:K",
+        value_parser = Choice::parse
+    )]
+    pub replicas: Choice,
 
     #[command(flatten)]
     pub keep: KeepArgs,

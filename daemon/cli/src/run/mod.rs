@@ -205,7 +205,7 @@ pub async fn launch(
             server,
             launcher,
             who: muster_daemon::serve::host_name(),
-            copies: plan.replicas,
+            replicas: plan.replicas,
         };
         saves.share(settings).context("cannot share memory")?;
     }
@@ -264,6 +264,7 @@ fn register(
         running: None,
         gate: None,
         store,
+        parity: plan.replicas.over(),
         pid: std::process::id(),
         command: plan.command_line(),
         log_dir: log_dir(plan, launcher),

@@ -16,6 +16,7 @@ use nix::sys::signal::Signal;
 use super::args::{OnBusy, RunArgs};
 use super::drive::{Hangs, limits};
 use super::saves::CheckpointIo;
+use super::saves::replicas::Choice;
 use crate::kept::Rules;
 
 /// The most workers of one node.
@@ -106,8 +107,8 @@ pub struct Plan {
     /// A directory for copies of what this node saves.
     pub checkpoint_cache: Option<PathBuf>,
     pub checkpoint_io: CheckpointIo,
-    /// Other nodes that hold copies of this node's checkpoints in memory.
-    pub replicas: u8,
+    /// What other nodes hold of this node's checkpoints in memory.
+    pub replicas: Choice,
     /// Which checkpoints are kept in the store.
     pub keep: Rules,
     pub state_dir: Option<PathBuf>,

@@ -287,3 +287,18 @@ fn when_a_job_saves() {
     let nowhere = plan_on("--checkpoint-overhead 1 x.py", &host()).unwrap_err();
     assert_eq!(nowhere, PlanError::OverheadWithoutStore);
 }
+
+#[test]
+fn what_other_nodes_hold_in_memory() {
+    for (line, replicas) in [
+        ("x", Choice::Nothing),
+        ("--replicas 0 x", Choice::Nothing),
+        ("--replicas 1 x", Choice::Copy),
+        ("--replicas=parity:3 x", Choice::Parity(3)),
+    ] {
+        assert_eq!(plan(line).replicas, replicas, "{line}");
+    }
+    let wrong = Line::try_parse_from(["muster", "--replicas", "parity:1", "x"]);
+    let error = wrong.unwrap_err().to_string();
+    assert!(error.contains("write --replicas 1"), "{error}");
+}

@@ -185,6 +185,7 @@ pub(crate) fn registration(job: &str, nodes: (u16, u16)) -> Register {
         running: None,
         gate: None,
         store: None,
+        parity: 0,
         pid: std::process::id(),
         command: "train".into(),
         log_dir: None,

@@ -8,6 +8,7 @@ mod faults;
 mod growth;
 mod heirs;
 mod keeping;
+mod parity;
 mod progress;
 mod replicas;
 pub(crate) mod saves;

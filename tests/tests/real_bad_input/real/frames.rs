@@ -260,6 +260,7 @@ fn register() -> ToAgent {
         running: Some(Digest([3; 32])),
         gate: None,
         store: None,
+        parity: 0,
         pid: 1,
         command: "nothing".into(),
         log_dir: None,

@@ -135,9 +135,12 @@ fn plan() -> Plan {
 
 /// A worker's save.
 pub(super) fn fill(slot: &Slot, rank: usize, step: u64) {
-    let plan = plan();
+    fill_of(&plan(), &state(step), slot, rank, step);
+}
+
+/// A worker's save of this state.
+pub(super) fn fill_of(plan: &Plan, state: &[u8], slot: &Slot, rank: usize, step: u64) {
     let shard = &plan.shards[rank];
-    let state = state(step);
     let mut sources = vec![Source {
         at: 0,
         bytes: &shard.layout.header,
@@ -146,6 +149,7 @@ pub(super) fn fill(slot: &Slot, rank: usize, step: u64) {
         at: piece.at,
         bytes: &state[piece.skip as usize..][..piece.bytes as usize],
     }));
+    sources.sort_unstable_by_key(|source| source.at);
     let note = Note {
         file: Some(shard.file.clone()),
         blobs: vec![Blob {
@@ -174,17 +178,28 @@ pub(super) fn save(step: u64) -> Save {
 }
 
 pub(super) async fn given(saves: &mut Saves, two: &Two, k: u16) -> [Arc<Slot>; SLOTS] {
-    two.ask(k, 1, BYTES);
+    let (slots, said) = given_for(saves, two, k, BYTES).await;
+    assert!(said.contains("9.6 MiB"), "{said}");
+    slots
+}
+
+/// Slots for images of so many bytes, and what is said of them.
+pub(super) async fn given_for(
+    saves: &mut Saves,
+    two: &Two,
+    k: u16,
+    bytes: u64,
+) -> ([Arc<Slot>; SLOTS], String) {
+    two.ask(k, 1, bytes);
     assert!(saves.look(two, Time::ZERO).agent.is_empty());
-    let told = done(saves, two).await;
+    let mut told = done(saves, two).await;
     assert!(
-        matches!(&told.agent[..], [SaveNews::Slots { k: of, capacity, found: [Found::Free, Found::Free] }] if *of == k && *capacity >= BYTES),
+        matches!(&told.agent[..], [SaveNews::Slots { k: of, capacity, found: [Found::Free, Found::Free] }] if *of == k && *capacity >= bytes),
         "{told:?}"
     );
-    assert!(told.people[0].contains("9.6 MiB"), "{told:?}");
     let (given, slots, _) = two.answer(k).unwrap();
     assert_eq!(given, Given::Slots);
-    slots.unwrap()
+    (slots.unwrap(), told.people.remove(0))
 }
 
 #[tokio::test]

@@ -73,6 +73,7 @@ impl World {
             running: None,
             gate: None,
             store: None,
+            parity: 0,
             pid: 1,
             log_dir: None,
             command: String::new(),

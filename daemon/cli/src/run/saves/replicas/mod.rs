@@ -1,7 +1,10 @@
 //! Checkpoints in memory: what is in this node's slots is given to the workers of the job, on every node, and copied
-//! to the launcher of one other node, so that it outlives this one. Everything that waits is done by threads; training
-//! and commits wait for none of it.
+//! to the launcher of one other node, or added to the parity that several hold, so that it outlives this one. Everything
+//! that waits is done by threads; training and commits wait for none of it.
 
+mod choice;
+mod folding;
+mod parities;
 mod places;
 mod push;
 mod serve;
@@ -14,12 +17,14 @@ use muster_checkpoint::part::Note;
 use muster_checkpoint::slot::{Sealed, View};
 use muster_protocol::checkpoint::SlotId;
 use muster_protocol::local::Start;
-use muster_protocol::memory::{MAX_WHO, Name, Peer};
+use muster_protocol::memory::parity::Stripe;
+use muster_protocol::memory::{MAX_WHO, Name, Peers};
 use muster_protocol::{Digest, LauncherId};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::Done;
-use push::{Job, Pusher};
+pub use choice::Choice;
+use push::{How, Job, Pusher, To};
 pub use serve::Server;
 use serve::lock;
 use shelf::Shelf;
@@ -30,8 +35,8 @@ struct News {
     view: View,
     note: Vec<u8>,
     generation: Digest,
-    /// Who holds copies.
-    holder: Option<Peer>,
+    /// Who is to hold it, or a part of it.
+    to: Vec<To>,
 }
 
 /// How this launcher takes part.
@@ -42,18 +47,22 @@ pub struct Settings {
     /// Which launcher this is, and what people call its node.
     pub launcher: LauncherId,
     pub who: String,
-    /// Copies of what is sealed here that other nodes hold: 0 or 1. With 1 this one holds those of another.
-    pub copies: u8,
+    /// What other nodes hold of what is sealed here, and this one of theirs.
+    pub replicas: Choice,
 }
 
 /// What this launcher holds in memory, and its threads.
 #[derive(Debug)]
 pub struct Replicas {
     shelf: Arc<Mutex<Shelf>>,
-    copies: u8,
-    holder: Option<Peer>,
+    choice: Choice,
+    /// By whom what is sealed is held in this generation.
+    peers: Peers,
     generation: Digest,
     news: Option<Sender<News>>,
+    done: UnboundedSender<Done>,
+    /// What people were told last of how many nodes there are.
+    said: Option<String>,
     /// Closes its port when it is dropped.
     _server: Server,
 }
@@ -72,33 +81,35 @@ impl Replicas {
             mut server,
             launcher,
             mut who,
-            copies,
+            replicas: choice,
         } = settings;
         while who.len() > MAX_WHO {
             who.pop();
         }
-        let shelf = Arc::new(Mutex::new(Shelf::new(copies > 0, budget)));
+        let shelf = Arc::new(Mutex::new(Shelf::new(choice, budget)));
         server.serve(launcher, who, shelf.clone(), done.clone())?;
         let (news, sealed) = channel::<News>();
         let (jobs, queue) = channel::<Job>();
-        let pusher = Pusher::new(shelf.clone(), done);
+        let pusher = Pusher::new(shelf.clone(), done.clone());
         let thread = std::thread::Builder::new().name("copies".into());
         thread.spawn(move || pusher.run(&queue))?;
         let here = shelf.clone();
         let thread = std::thread::Builder::new().name("sealed".into());
         thread.spawn(move || {
             for news in sealed {
-                if let Some(job) = shelve(news, &here) {
+                for job in shelve(news, &here) {
                     let _over = jobs.send(job);
                 }
             }
         })?;
         Ok(Replicas {
             shelf,
-            copies,
-            holder: None,
+            choice,
+            peers: Peers::default(),
             generation: Digest::ZERO,
             news: Some(news),
+            done,
+            said: None,
             _server: server,
         })
     }
@@ -106,8 +117,69 @@ impl Replicas {
     /// A generation's workers start.
     pub(super) fn begins(&mut self, start: &Start) {
         self.generation = start.digest;
-        self.holder = start.peers.others.first().copied();
+        self.peers = (*start.peers).clone();
         lock(&self.shelf).begin(start.digest, &start.peers);
+        let said = self.fewer();
+        if said != self.said {
+            if let Some(text) = &said {
+                let _over = self.done.send(Done::Said(text.clone()));
+            }
+            self.said = said;
+        }
+    }
+
+    /// For people: what it means that there are fewer nodes than parity was asked over.
+    fn fewer(&self) -> Option<String> {
+        let (over, others) = (self.choice.over(), self.peers.group.len());
+        let nodes = others + 1;
+        let means = match others {
+            _ if others >= usize::from(over) => return None,
+            0 => "no other node holds what is sealed here".to_owned(),
+            1 => "each holds all that the other one seals".to_owned(),
+            _ => format!("it is over {others}"),
+        };
+        let wants = over + 1;
+        Some(format!(
+            "parity over {over} nodes wants {wants}, and the job has {nodes} now: {means}"
+        ))
+    }
+
+    /// Who is to hold what is sealed in a slot, or a part of it.
+    fn to(&self, slot: SlotId) -> Vec<To> {
+        let copy = |peer| To {
+            holder: peer,
+            how: How::Copy,
+        };
+        match self.choice {
+            Choice::Nothing => Vec::new(),
+            Choice::Copy => self
+                .peers
+                .others
+                .iter()
+                .copied()
+                .map(copy)
+                .take(1)
+                .collect(),
+            Choice::Parity(_) => {
+                let stripe = |first| Stripe {
+                    // Few enough: what is impossible is refused.
+                    of: self.peers.group.len() as u8,
+                    first,
+                };
+                let how = |first| How::Fold {
+                    local: slot.k,
+                    stripe: stripe(first),
+                };
+                let to = |(first, holder)| To {
+                    holder,
+                    how: how(first),
+                };
+                (0u8..)
+                    .zip(self.peers.group.iter().copied())
+                    .map(to)
+                    .collect()
+            }
+        }
     }
 
     /// A rank has sealed this.
@@ -117,7 +189,7 @@ impl Replicas {
             view: sealed.view(),
             note: sealed.note.clone(),
             generation: self.generation,
-            holder: self.holder.filter(|_| self.copies > 0),
+            to: self.to(slot),
         };
         if let Some(queue) = &self.news {
             let _over = queue.send(news);
@@ -154,24 +226,37 @@ fn name_of(view: &View, note: &[u8]) -> Option<Name> {
     Name::new(view.step, &Digest(view.generation.0), &file)
 }
 
-/// Puts what was sealed where it is found; what is to be copied of it.
-fn shelve(news: News, shelf: &Mutex<Shelf>) -> Option<Job> {
+/// Puts what was sealed where it is found; what is to be brought where of it.
+fn shelve(news: News, shelf: &Mutex<Shelf>) -> Vec<Job> {
     let News {
         slot,
         view,
         note,
         generation,
-        holder,
+        to,
     } = news;
-    let name = name_of(&view, &note)?;
+    let Some(name) = name_of(&view, &note) else {
+        return Vec::new();
+    };
     lock(shelf).seal(slot, name.clone(), view.clone());
-    let holder = holder.filter(|_| view.generation.0 == generation.0)?;
-    Some(Job {
+    if view.generation.0 != generation.0 {
+        return Vec::new();
+    }
+    // An image may be too short for all of its stripes.
+    let to = to.into_iter().filter(|to| match to.how {
+        How::Copy => true,
+        How::Fold { stripe, .. } => stripe.pieces(view.bytes()) > 0,
+    });
+    let to: Vec<To> = to.collect();
+    let all = to.len();
+    let job = |to: &To| Job {
         generation,
-        name,
-        view,
-        holder,
-    })
+        name: name.clone(),
+        view: view.clone(),
+        to: *to,
+        all,
+    };
+    to.iter().map(job).collect()
 }
 
 #[cfg(test)]

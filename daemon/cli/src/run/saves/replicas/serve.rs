@@ -1,4 +1,4 @@
-//! The port at which a launcher tells and gives what it holds in memory, and takes copies.
+//! The port at which a launcher tells and gives what it holds in memory, and takes copies or parity.
 //!
 //! A connection has a thread of its own, and is let in by its proof alone. Whatever it sends has a limit and an end in
 //! time; a caller that does not read, or not send, loses its connection and disturbs nobody.
@@ -13,11 +13,14 @@ use std::time::{Duration, Instant};
 
 use muster_checkpoint::slot::Room;
 use muster_checkpoint::sum::{CHUNK, crc};
+use muster_protocol::memory::parity::MAX_PARTS;
 use muster_protocol::memory::{Answer, Ask, Name};
 use muster_protocol::{Digest, LauncherId};
 use muster_runtime::memory::{Link, SOON, time_for};
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::folding::{self, Brought};
+use super::parities::Of;
 use super::places::Places;
 use super::shelf::{Admission, Shelf};
 use crate::run::saves::Done;
@@ -27,6 +30,10 @@ use crate::run::saves::making::shown;
 /// node may call at once, each by several threads.
 const MAX_UNPROVEN: usize = 256;
 const MAX_SERVED: usize = 512;
+
+/// Stripes that arrive at once, each of which has a chunk of memory beyond all budgets: one of each other node of a
+/// group, and some that are about to be cut off.
+const MAX_FOLDING: usize = 2 * MAX_PARTS;
 
 /// How long a connection may ask for nothing.
 const IDLE: Duration = Duration::from_secs(30);
@@ -48,6 +55,7 @@ struct Served {
     done: UnboundedSender<Done>,
     unproven: Arc<Places>,
     served: Arc<AtomicUsize>,
+    folding: Arc<AtomicUsize>,
 }
 
 /// A listening port. Dropping it closes it; connections end by themselves.
@@ -89,6 +97,7 @@ impl Server {
             done,
             unproven: Places::new(MAX_UNPROVEN),
             served: Arc::default(),
+            folding: Arc::default(),
         };
         let (listener, over) = (self.listener.clone(), self.over.clone());
         let thread = std::thread::Builder::new().name("memory".into());
@@ -118,14 +127,14 @@ fn accept(listener: &TcpListener, over: &AtomicBool, served: &Served) {
     }
 }
 
-/// One of those that are served.
+/// One of so many at most.
 struct Seat(Arc<AtomicUsize>);
 
 impl Seat {
-    fn of(count: &Arc<AtomicUsize>) -> Option<Seat> {
+    fn of(count: &Arc<AtomicUsize>, most: usize) -> Option<Seat> {
         // Given back by the drop, too many or not.
         let seat = Seat(count.clone());
-        (count.fetch_add(1, Ordering::AcqRel) < MAX_SERVED).then_some(seat)
+        (count.fetch_add(1, Ordering::AcqRel) < most).then_some(seat)
     }
 }
 
@@ -150,7 +159,7 @@ fn serve_apart(stream: TcpStream, from: IpAddr, served: &Served) {
             return;
         };
         drop(unproven);
-        if let Some(_seat) = Seat::of(&served.served) {
+        if let Some(_seat) = Seat::of(&served.served, MAX_SERVED) {
             let _gone = converse(&mut link, &served);
         }
     });
@@ -173,6 +182,37 @@ fn converse(link: &mut Link, served: &Served) -> io::Result<()> {
                 name,
                 bytes,
             } => keep(link, served, generation, &name, bytes)?,
+            Ask::Parities => {
+                let list = lock(&served.shelf).parities();
+                link.say(&Answer::Parities { list })?;
+            }
+            Ask::Fold {
+                generation,
+                name,
+                bytes,
+                local,
+                stripe,
+            } => {
+                let Some(_seat) = Seat::of(&served.folding, MAX_FOLDING) else {
+                    let why = "that node takes in as much as it may at once".into();
+                    link.say(&Answer::Refused { why })?;
+                    continue;
+                };
+                let brought = Brought {
+                    generation,
+                    name,
+                    bytes,
+                    local,
+                    stripe,
+                };
+                folding::fold(link, &served.shelf, brought)?;
+            }
+            Ask::Unfold {
+                number,
+                part,
+                piece,
+                len,
+            } => folding::unfold(link, &served.shelf, Of { number, part }, piece, len)?,
             Ask::Restored {
                 rank,
                 step,

@@ -1,15 +1,19 @@
 //! What this launcher holds in memory of its job's checkpoints: images in its own slots, for as long as they are
-//! there, and copies of another node's, within the memory that slots leave. Never waits, and touches no byte of an
-//! image.
+//! there, and copies of another node's, or parity of several, within the memory that slots leave. Never waits, and
+//! touches no byte of an image.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use muster_checkpoint::slot::{IMAGE_AT, Replica, Room, SlotError, View};
 use muster_protocol::Digest;
 use muster_protocol::checkpoint::SlotId;
+use muster_protocol::memory::parity::{Parity, Part};
 use muster_protocol::memory::{Entry, Key, MAX_LIST, Name, Peers};
+
+use super::choice::Choice;
+use super::parities::{self, Lane, Of, Parities, Piece, is_before};
 
 /// Rooms that wait for another image.
 const SPARE: usize = 16;
@@ -63,11 +67,35 @@ pub(super) enum Admission {
     Refused(&'static str),
 }
 
+/// What is said to who wants a stripe added.
+#[derive(Debug)]
+pub(super) enum Folding {
+    /// From this piece on.
+    From(Of, u32),
+    Have,
+    NoRoom(u64),
+    Refused(&'static str),
+}
+
+/// What memory is needed for.
+#[derive(Clone, Copy)]
+enum Need<'a> {
+    Slots,
+    Copy(&'a Name),
+    Parity(Lane),
+}
+
+/// Something that is held of others.
+enum Thing {
+    Copy(Name),
+    Parity(Lane),
+}
+
 /// All that is held.
 #[derive(Debug)]
 pub(super) struct Shelf {
-    /// Whether copies of others are taken.
-    takes: bool,
+    /// What is taken of others.
+    takes: Choice,
     /// The most bytes of slots and copies.
     budget: u64,
     /// Bytes of the present slots.
@@ -80,10 +108,11 @@ pub(super) struct Shelf {
     /// Copies that are arriving, and the bytes reserved for them.
     coming: BTreeMap<Name, u64>,
     spare: Vec<Room>,
+    parities: Parities,
 }
 
 impl Shelf {
-    pub(super) fn new(takes: bool, budget: u64) -> Shelf {
+    pub(super) fn new(takes: Choice, budget: u64) -> Shelf {
         Shelf {
             takes,
             budget,
@@ -95,6 +124,7 @@ impl Shelf {
             held: BTreeMap::new(),
             coming: BTreeMap::new(),
             spare: Vec::new(),
+            parities: Parities::default(),
         }
     }
 
@@ -124,7 +154,7 @@ impl Shelf {
     /// What a rank has sealed in a slot.
     pub(super) fn seal(&mut self, slot: SlotId, name: Name, view: View) {
         self.own.retain(|own| own.slot != Some(slot));
-        view.keep(self.is_committed(&name));
+        view.keep(self.is_committed(name.step, name.generation));
         let slot = Some(slot);
         self.own.push(Own { slot, name, view });
     }
@@ -141,17 +171,23 @@ impl Shelf {
     /// So many bytes are taken by slots from now on: copies make room for them.
     pub(super) fn set_slots(&mut self, bytes: u64) {
         self.slots = bytes;
-        while self.used() > self.budget && self.evict(None) {}
+        while self.used() > self.budget && self.evict(Need::Slots) {}
     }
 
-    /// Bytes of slots, of copies, and of rooms.
+    /// Bytes of slots, of copies, of rooms, and of parity.
     pub(super) fn used(&self) -> u64 {
         let parted = self.own.iter().filter(|own| own.slot.is_none());
         let parted: u64 = parted.map(|own| own.view.memory()).sum();
         let held: u64 = self.held.values().map(|replica| replica.memory()).sum();
         let spare: u64 = self.spare.iter().map(Room::memory).sum();
         let coming: u64 = self.coming.values().sum();
-        self.slots + parted + held + spare + coming
+        self.slots + parted + held + spare + coming + self.parities.memory()
+    }
+
+    /// Bytes of the present slots.
+    #[cfg(test)]
+    pub(super) fn slots(&self) -> u64 {
+        self.slots
     }
 
     pub(super) fn find(&self, name: &Name) -> Option<Image> {
@@ -180,7 +216,7 @@ impl Shelf {
 
     /// Another launcher wants this held.
     pub(super) fn admit(&mut self, generation: Digest, name: &Name, bytes: u64) -> Admission {
-        if !self.takes {
+        if self.takes != Choice::Copy {
             return Admission::Refused("that node takes no copies: start it with --replicas 1");
         }
         if generation != self.generation {
@@ -218,7 +254,7 @@ impl Shelf {
     fn room_for(&mut self, name: &Name, bytes: u64) -> Result<Option<Room>, SlotError> {
         let need = Room::memory_for(bytes).unwrap_or(u64::MAX);
         while self.used().saturating_add(need) > self.budget {
-            if !self.evict(Some(name)) {
+            if !self.evict(Need::Copy(name)) {
                 return Ok(None);
             }
         }
@@ -236,7 +272,9 @@ impl Shelf {
         let mut of_rank = self.held.keys().rev().filter(|other| same(other));
         let newest = of_rank.next().cloned();
         self.retain(|shelf, other| {
-            !same(other) || Some(other) == newest.as_ref() || shelf.is_committed(other)
+            !same(other)
+                || Some(other) == newest.as_ref()
+                || shelf.is_committed(other.step, other.generation)
         });
     }
 
@@ -252,53 +290,139 @@ impl Shelf {
         }
     }
 
-    /// Gives up something, least useful first: for a copy only what it takes the place of. Whether there was any.
-    fn evict(&mut self, copy: Option<&Name>) -> bool {
+    /// Another launcher wants this stripe added to those of others.
+    pub(super) fn fold(
+        &mut self,
+        generation: Digest,
+        name: &Name,
+        local: u16,
+        part: Part,
+    ) -> Folding {
+        if !matches!(self.takes, Choice::Parity(_)) {
+            return Folding::Refused(
+                "that node holds no parity: start it with the same --replicas",
+            );
+        }
+        if generation != self.generation {
+            return Folding::Refused("that node is in another generation");
+        }
+        if !self.is_of_use(name) {
+            return Folding::Refused("no generation would restore it");
+        }
+        let lane = Lane {
+            step: name.step,
+            generation: name.generation,
+            local,
+        };
+        loop {
+            let room = self.budget.saturating_sub(self.used());
+            match self.parities.enter(lane, part.clone(), room) {
+                parities::Entry::From(of, piece) => return Folding::From(of, piece),
+                parities::Entry::Have => return Folding::Have,
+                parities::Entry::Refused(why) => return Folding::Refused(why),
+                parities::Entry::NoRoom if self.evict(Need::Parity(lane)) => {}
+                parities::Entry::NoRoom => return Folding::NoRoom(room),
+            }
+        }
+    }
+
+    /// A piece of parity; none if it is given up.
+    pub(super) fn piece(&self, number: u64, piece: u32) -> Option<Arc<Mutex<Piece>>> {
+        self.parities.piece(number, piece)
+    }
+
+    /// So many pieces of a stripe are added. An older parity goes once all of its images are in this one.
+    pub(super) fn folded(&mut self, of: Of, pieces: u32) {
+        let Some(lane) = self.parities.advance(of, pieces) else {
+            return;
+        };
+        let mut go = self.parities.older(lane);
+        go.retain(|old| !self.is_committed(old.step, old.generation));
+        self.parities.retain(|lane| !go.contains(&lane));
+    }
+
+    /// All parity that is here.
+    pub(super) fn parities(&self) -> Vec<Parity> {
+        self.parities.list()
+    }
+
+    /// Gives up something, least useful first: for a copy, or for parity, only what it takes the place of. Whether there
+    /// was any.
+    fn evict(&mut self, need: Need<'_>) -> bool {
         if self.spare.pop().is_some() {
             return true;
         }
         let parted = self.own.iter().position(|own| own.slot.is_none());
-        if let Some(at) = parted.filter(|_| copy.is_none()) {
+        if let Some(at) = parted.filter(|_| matches!(need, Need::Slots)) {
             self.own.swap_remove(at);
             return true;
         }
-        let replaced = |other: &&Name| match copy {
-            Some(copy) => {
-                other.file == copy.file && other.step < copy.step && !self.is_committed(other)
+        let committed = |step, generation| self.is_committed(step, generation);
+        let copies = self.held.keys().filter(|other| match need {
+            Need::Slots => true,
+            Need::Copy(copy) => {
+                let older = other.file == copy.file && other.step < copy.step;
+                older && !committed(other.step, other.generation)
             }
-            None => true,
-        };
-        let all = self.held.keys().filter(replaced);
-        let least = all.min_by_key(|name| (self.is_committed(name), name.step));
-        let Some(least) = least.cloned() else {
-            return false;
-        };
-        self.held.remove(&least);
+            Need::Parity(_) => false,
+        });
+        let parities = self.parities.lanes().filter(|other| match need {
+            Need::Slots => true,
+            Need::Copy(_) => false,
+            Need::Parity(lane) => {
+                is_before(*other, lane) && !committed(other.step, other.generation)
+            }
+        });
+        let copies = copies.map(|name| {
+            let (step, generation) = (name.step, name.generation);
+            (
+                (committed(step, generation), step),
+                Thing::Copy(name.clone()),
+            )
+        });
+        let parities = parities.map(|lane| {
+            let (step, generation) = (lane.step, lane.generation);
+            ((committed(step, generation), step), Thing::Parity(lane))
+        });
+        let least = copies.chain(parities).min_by_key(|(worth, _)| *worth);
+        match least {
+            Some((_, Thing::Copy(name))) => drop(self.held.remove(&name)),
+            Some((_, Thing::Parity(gone))) => self.parities.retain(|lane| lane != gone),
+            None => return false,
+        }
         true
     }
 
-    fn is_committed(&self, name: &Name) -> bool {
-        let is =
-            |(generation, step)| Name::new(step, &generation, &name.file).as_ref() == Some(name);
+    fn is_committed(&self, step: u64, generation: [u8; 8]) -> bool {
+        let is = |(of, at): (Digest, u64)| at == step && of.0.starts_with(&generation);
         self.committed.is_some_and(is)
     }
 
     /// Whether some generation may still restore it.
     fn is_of_use(&self, name: &Name) -> bool {
+        self.may_be_restored(name.step, name.generation)
+    }
+
+    fn may_be_restored(&self, step: u64, generation: [u8; 8]) -> bool {
         let (_, committed) = self.committed.unwrap_or_default();
-        let present = Name::new(name.step, &self.generation, &name.file).as_ref() == Some(name);
-        self.is_committed(name) || (present && name.step > committed)
+        let present = self.generation.0.starts_with(&generation);
+        self.is_committed(step, generation) || (present && step > committed)
     }
 
     /// Lets go what is of no use any more.
     fn prune(&mut self) {
         self.retain(Shelf::is_of_use);
+        let mut parities = std::mem::take(&mut self.parities);
+        parities.retain(|lane| self.may_be_restored(lane.step, lane.generation));
+        self.parities = parities;
         let mut own = std::mem::take(&mut self.own);
         own.retain(|own| {
-            own.view.is_whole() && (own.slot.is_some() || self.is_committed(&own.name))
+            let committed = self.is_committed(own.name.step, own.name.generation);
+            own.view.is_whole() && (own.slot.is_some() || committed)
         });
         for own in &own {
-            own.view.keep(self.is_committed(&own.name));
+            let name = &own.name;
+            own.view.keep(self.is_committed(name.step, name.generation));
         }
         self.own = own;
     }

@@ -1,4 +1,5 @@
 mod heir;
+mod parity;
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -29,12 +30,20 @@ struct Launcher {
     two: Two,
     guard: Guard,
     port: u16,
-    dir: tempfile::TempDir,
+    dir: Arc<tempfile::TempDir>,
 }
 
 impl Launcher {
-    fn new(who: &str, copies: u8, budget: u64) -> Launcher {
-        let dir = tempfile::tempdir().unwrap();
+    fn new(who: &str, replicas: Choice, budget: u64) -> Launcher {
+        Launcher::of_store(
+            who,
+            replicas,
+            budget,
+            Arc::new(tempfile::tempdir().unwrap()),
+        )
+    }
+
+    fn of_store(who: &str, replicas: Choice, budget: u64, dir: Arc<tempfile::TempDir>) -> Launcher {
         // Each name begins with another letter.
         let id = LauncherId([who.as_bytes()[1]; 8]);
         let server = Server::open(LOOPBACK).unwrap();
@@ -45,7 +54,7 @@ impl Launcher {
             server,
             launcher: id,
             who: who.into(),
-            copies,
+            replicas,
         };
         saves.share(settings).unwrap();
         Launcher {
@@ -71,6 +80,7 @@ impl Launcher {
         *start.peers = Peers {
             key: key(),
             others,
+            group: Vec::new(),
             committed,
         };
         self.saves.begins(&start);
@@ -140,8 +150,8 @@ fn read(launcher: &Launcher, name: Name, bytes: usize) -> Option<Vec<u8>> {
 
 #[tokio::test]
 async fn what_is_sealed_is_held_elsewhere_until_something_newer_is_committed() {
-    let mut a = Launcher::new("na", 1, u64::MAX);
-    let mut b = Launcher::new("nb", 1, u64::MAX);
+    let mut a = Launcher::new("na", Choice::Copy, u64::MAX);
+    let mut b = Launcher::new("nb", Choice::Copy, u64::MAX);
     a.begins(GENERATION, vec![b.peer()], None);
     b.begins(GENERATION, vec![a.peer()], None);
     let slots = given(&mut a.saves, &a.two, 0).await;
@@ -193,12 +203,12 @@ async fn what_is_sealed_is_held_elsewhere_until_something_newer_is_committed() {
 
 #[tokio::test]
 async fn a_launcher_without_room_or_without_replicas_says_so() {
-    for (copies, budget, words) in [
-        (1, BYTES / 4, "raise --checkpoint-memory"),
-        (0, u64::MAX, "start it with --replicas 1"),
+    for (replicas, budget, words) in [
+        (Choice::Copy, BYTES / 4, "raise --checkpoint-memory"),
+        (Choice::Nothing, u64::MAX, "start it with --replicas 1"),
     ] {
-        let mut a = Launcher::new("na", 1, u64::MAX);
-        let mut b = Launcher::new("nb", copies, budget);
+        let mut a = Launcher::new("na", Choice::Copy, u64::MAX);
+        let mut b = Launcher::new("nb", replicas, budget);
         a.begins(GENERATION, vec![b.peer()], None);
         b.begins(GENERATION, vec![a.peer()], None);
         let slots = given(&mut a.saves, &a.two, 0).await;
@@ -212,8 +222,8 @@ async fn a_launcher_without_room_or_without_replicas_says_so() {
 
 #[tokio::test]
 async fn a_flipped_bit_is_found_on_the_way() {
-    let mut a = Launcher::new("na", 1, u64::MAX);
-    let mut b = Launcher::new("nb", 1, u64::MAX);
+    let mut a = Launcher::new("na", Choice::Copy, u64::MAX);
+    let mut b = Launcher::new("nb", Choice::Copy, u64::MAX);
     a.begins(GENERATION, vec![b.peer()], None);
     b.begins(GENERATION, vec![a.peer()], None);
     let slots = given(&mut a.saves, &a.two, 0).await;
@@ -260,7 +270,7 @@ async fn a_peer_that_does_not_read_delays_no_save() {
         link.say(&Answer::Go).unwrap();
         let _ended = ends.recv();
     });
-    let mut a = Launcher::new("na", 1, u64::MAX);
+    let mut a = Launcher::new("na", Choice::Copy, u64::MAX);
     a.begins(GENERATION, vec![deaf], None);
     let slots = given(&mut a.saves, &a.two, 0).await;
     for (side, step) in [(0, 7), (1, 8)] {
@@ -295,7 +305,7 @@ async fn a_peer_that_does_not_read_delays_no_save() {
 
 #[test]
 fn strangers_and_garbage_change_nothing() {
-    let mut a = Launcher::new("na", 1, u64::MAX);
+    let mut a = Launcher::new("na", Choice::Copy, u64::MAX);
     let at = SocketAddr::new(LOOPBACK, a.port);
     // It serves nobody before it was told the key.
     assert!(Link::connect(at, &key(), a.id).is_err());
@@ -377,7 +387,7 @@ fn strangers_and_garbage_change_nothing() {
 
 #[tokio::test]
 async fn one_host_of_strangers_keeps_no_other_out() {
-    let mut a = Launcher::new("na", 1, u64::MAX);
+    let mut a = Launcher::new("na", Choice::Copy, u64::MAX);
     a.begins(GENERATION, vec![], None);
     let at = SocketAddr::new(LOOPBACK, a.port);
     let mut strangers = Vec::new();

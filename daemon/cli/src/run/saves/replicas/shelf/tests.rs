@@ -9,7 +9,7 @@ fn name(step: u64, file: &str) -> Name {
 
 fn shelf(rooms: u64) -> Shelf {
     let memory = Room::create(IMAGE).unwrap().memory();
-    let mut shelf = Shelf::new(true, rooms * memory);
+    let mut shelf = Shelf::new(Choice::Copy, rooms * memory);
     shelf.begin(NOW, &Peers::default());
     shelf
 }
@@ -114,4 +114,108 @@ fn a_length_from_the_network_takes_no_memory_that_is_not_there() {
         );
     }
     assert!(keeps(&mut shelf, 1, "a"));
+}
+
+/// Takes a stripe in, all of it, if there is room for it.
+fn folds(shelf: &mut Shelf, step: u64, node: u8) -> bool {
+    let file = format!("n{node}-0.safetensors");
+    let stripe = muster_protocol::memory::parity::Stripe { of: 1, first: 0 };
+    let part = Part {
+        file: file.clone(),
+        bytes: IMAGE,
+        stripe,
+    };
+    match shelf.fold(NOW, &name(step, &file), 0, part) {
+        Folding::From(of, 0) => {
+            shelf.folded(of, 1);
+            true
+        }
+        Folding::Have => true,
+        Folding::NoRoom(_) => false,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn lanes(shelf: &Shelf) -> Vec<(u64, usize)> {
+    let lane = |parity: Parity| (parity.step, parity.parts.len());
+    shelf.parities().into_iter().map(lane).collect()
+}
+
+fn of_parity(budget: u64) -> Shelf {
+    let mut shelf = Shelf::new(Choice::Parity(2), budget);
+    shelf.begin(NOW, &Peers::default());
+    shelf
+}
+
+#[test]
+fn of_parity_the_newest_is_held_and_what_is_committed() {
+    let mut shelf = of_parity(u64::MAX);
+    assert!(folds(&mut shelf, 1, 1) && folds(&mut shelf, 1, 2));
+    assert_eq!((lanes(&shelf), shelf.used()), (vec![(1, 2)], IMAGE));
+    // The one before stays until both are in the new one.
+    assert!(folds(&mut shelf, 2, 1));
+    assert_eq!(lanes(&shelf), [(1, 2), (2, 1)]);
+    assert!(folds(&mut shelf, 2, 2));
+    assert_eq!(lanes(&shelf), [(2, 2)]);
+    shelf.commit(NOW, 2);
+    for step in [3, 4] {
+        assert!(folds(&mut shelf, step, 1) && folds(&mut shelf, step, 2));
+    }
+    assert_eq!(lanes(&shelf), [(2, 2), (4, 2)]);
+    shelf.commit(NOW, 4);
+    assert_eq!(lanes(&shelf), [(4, 2)]);
+    let late = |shelf: &mut Shelf, step, generation| {
+        let name = Name::new(step, &NOW, "n3-0.safetensors").unwrap();
+        let part = Part {
+            file: name.file.clone(),
+            bytes: IMAGE,
+            stripe: muster_protocol::memory::parity::Stripe { of: 1, first: 0 },
+        };
+        shelf.fold(generation, &name, 0, part)
+    };
+    for (step, generation) in [(3, NOW), (5, Digest([6; 32]))] {
+        let answer = late(&mut shelf, step, generation);
+        assert!(matches!(answer, Folding::Refused(_)), "{answer:?}");
+    }
+    // What comes late is of use as long as what it belongs to is.
+    assert!(matches!(late(&mut shelf, 4, NOW), Folding::From(_, 0)));
+    // The next generation restores what is committed alone.
+    assert!(folds(&mut shelf, 6, 1));
+    shelf.begin(Digest([6; 32]), &Peers::default());
+    assert_eq!(lanes(&shelf), [(4, 3)]);
+}
+
+#[test]
+fn the_budget_is_kept_for_parity_and_slots_come_first() {
+    let mut shelf = of_parity(2 * IMAGE);
+    assert!(folds(&mut shelf, 1, 1) && folds(&mut shelf, 1, 2));
+    shelf.commit(NOW, 1);
+    assert!(folds(&mut shelf, 2, 1) && folds(&mut shelf, 2, 2));
+    // The one before makes way at once, but not what is committed.
+    assert!(folds(&mut shelf, 3, 1));
+    assert_eq!(lanes(&shelf), [(1, 2), (3, 1)]);
+    shelf.set_slots(IMAGE);
+    assert_eq!(lanes(&shelf), [(1, 2)], "what is committed goes last");
+    assert!(!folds(&mut shelf, 3, 1));
+    shelf.set_slots(2 * IMAGE);
+    assert!(lanes(&shelf).is_empty() && !folds(&mut shelf, 3, 1));
+    shelf.set_slots(0);
+    assert!(folds(&mut shelf, 3, 1));
+    let used = shelf.used();
+    assert!(used <= shelf.budget, "{used}");
+}
+
+#[test]
+fn who_holds_one_kind_takes_no_other() {
+    let mut shelf = of_parity(u64::MAX);
+    let answer = shelf.admit(NOW, &name(1, "a"), IMAGE);
+    assert!(matches!(answer, Admission::Refused(_)), "{answer:?}");
+    let mut shelf = self::shelf(9);
+    let part = Part {
+        file: "a".into(),
+        bytes: IMAGE,
+        stripe: muster_protocol::memory::parity::Stripe { of: 1, first: 0 },
+    };
+    let answer = shelf.fold(NOW, &name(1, "a"), 0, part);
+    assert!(matches!(answer, Folding::Refused(_)), "{answer:?}");
 }

@@ -12,7 +12,7 @@ use super::*;
 /// A launcher that had saved step 7, which was committed, and sealed step 8; the worker was filling nothing. It died
 /// of a SIGKILL: what it held of its slots it never let go.
 async fn dead() -> ([Arc<Slot>; SLOTS], Vec<std::os::fd::OwnedFd>) {
-    let mut launcher = Launcher::new("na", 0, u64::MAX);
+    let mut launcher = Launcher::new("na", Choice::Nothing, u64::MAX);
     launcher.begins(GENERATION, vec![], None);
     let slots = given(&mut launcher.saves, &launcher.two, 0).await;
     fill(&slots[0], 0, 7);
@@ -38,7 +38,7 @@ fn clones(left: &[std::os::fd::OwnedFd]) -> Vec<std::os::fd::OwnedFd> {
 async fn an_heir_holds_what_was_committed_and_what_was_sealed() {
     let (slots, left) = dead().await;
     assert_eq!(slots[1].state(), (State::Taken, 8));
-    let mut heir = Launcher::new("na", 0, u64::MAX);
+    let mut heir = Launcher::new("na", Choice::Nothing, u64::MAX);
     let told = heir.saves.inherit(0, left, 2);
     assert!(
         told.people[0].ends_with("steps 7 and 8 are in them"),
@@ -87,7 +87,7 @@ async fn what_was_being_filled_is_void() {
     let sums = 4096 + slots[0].capacity().0;
     memory.write_all_at(&[1; 8], sums).unwrap();
     assert_eq!(slots[0].state(), (State::Filling, 7));
-    let mut heir = Launcher::new("na", 0, u64::MAX);
+    let mut heir = Launcher::new("na", Choice::Nothing, u64::MAX);
     let told = heir.saves.inherit(0, left, 2);
     assert!(told.people[0].ends_with("step 8 is in them"), "{told:?}");
     heir.begins(LATER, vec![], None);
@@ -129,7 +129,7 @@ async fn what_is_of_no_use_is_not_taken_up() {
     let (_slots, left) = dead().await;
     let nothing = |told: &Told| told.agent.is_empty();
     // Fewer ranks than before.
-    let mut heir = Launcher::new("na", 0, u64::MAX);
+    let mut heir = Launcher::new("na", Choice::Nothing, u64::MAX);
     assert!(nothing(&heir.saves.inherit(0, clones(&left), 0)));
     let told = heir.saves.inherit(0, clones(&left[..1]), 2);
     assert!(
@@ -149,7 +149,7 @@ async fn what_is_of_no_use_is_not_taken_up() {
     assert!(!nothing(&heir.saves.inherit(0, clones(&left), 2)));
     assert!(nothing(&heir.saves.inherit(0, clones(&left), 2)));
     // No room.
-    let mut small = Launcher::new("na", 0, BYTES);
+    let mut small = Launcher::new("na", Choice::Nothing, BYTES);
     let told = small.saves.inherit(0, clones(&left), 2);
     assert!(
         nothing(&told) && told.people[0].contains("--checkpoint-memory, now 9.5 MiB"),
