@@ -3,7 +3,7 @@
 //! `trained_steps --log DIR --gradient BYTES --state BYTES --step-ms MS --steps N --dense 0|1`, started by `muster run`:
 //! every commit and every change of the generation goes to a file of this process in DIR, one line of JSON each. A step
 //! changes as much of the state as the gradient is long, the next part each time; with `--dense 1` all of it, as
-//! an optimizer does. The model is made while its rank takes its place.
+//! an optimizer does. The model is made once its rank takes part.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -17,8 +17,8 @@ use muster_runtime::Session;
 use muster_runtime::data::{Batch, SamplerConfig, Tail};
 use muster_runtime::schedule::{Base, Scaling, Schedule, Span};
 use muster_runtime::train::{
-    BoxError, Config, Feed, Gradients, Hooks, Layout, Load, Measured, Micro, Model, Named, Outline,
-    Parallel, Place, Report, Room, Trainer, Update,
+    BUCKET_SIZES, BoxError, Config, Feed, Gradients, Hooks, Layout, Load, Measured, Micro, Model,
+    Named, Outline, Parallel, Place, Report, Room, Trainer, Update, buckets_of,
 };
 
 /// Tensors that the state is cut into.
@@ -59,7 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let outline = Outline {
         parameters: gradient,
-        buckets: vec![0..gradient],
+        buckets: buckets_of(&[gradient], BUCKET_SIZES),
         extras: 0,
     };
     let sampler = SamplerConfig {
@@ -130,7 +130,7 @@ impl Model for Wide {
     }
 
     fn buckets(&self) -> Vec<Range<usize>> {
-        vec![0..self.gradient]
+        buckets_of(&[self.gradient], BUCKET_SIZES)
     }
 
     fn backward(

@@ -1,8 +1,9 @@
-//! A model that may still be made, on a thread of its own, while its rank takes its place.
+//! A model that may still be made, on a thread of its own, while its rank takes part already.
 
+use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::panic::resume_unwind;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use super::config::{Config, TrainError};
@@ -32,26 +33,47 @@ impl Outline {
     }
 }
 
-type Making<M> = JoinHandle<Result<M, BoxError>>;
+type Thread<M> = JoinHandle<Result<M, BoxError>>;
+
+enum Making<M> {
+    /// How the thread is started.
+    Not(Box<dyn FnOnce() -> io::Result<Thread<M>> + Send>),
+    Now(Thread<M>),
+    /// There was no thread.
+    Never(io::Error),
+    Over,
+}
 
 /// Whoever uses it waits until it is made.
 pub(super) struct Made<M> {
     model: OnceLock<M>,
-    making: Mutex<Option<Making<M>>>,
+    making: Mutex<Making<M>>,
 }
 
 impl<M> Made<M> {
     pub(super) fn already(model: M) -> Made<M> {
         Made {
             model: OnceLock::from(model),
-            making: Mutex::new(None),
+            making: Mutex::new(Making::Over),
         }
     }
 
     /// Whether nobody has to wait for it.
     pub(super) fn is_done(&self) -> bool {
-        let done = |making: &Making<M>| making.is_finished();
-        self.model.get().is_some() || self.making().as_ref().is_none_or(done)
+        match &*self.making() {
+            Making::Not(_) => false,
+            Making::Now(thread) => thread.is_finished(),
+            Making::Never(_) | Making::Over => true,
+        }
+    }
+
+    /// Has it made from now on.
+    pub(super) fn start(&self) {
+        let mut making = self.making();
+        *making = match std::mem::replace(&mut *making, Making::Over) {
+            Making::Not(start) => start().map_or_else(Making::Never, Making::Now),
+            other => other,
+        };
     }
 
     /// Waits until it is made.
@@ -59,10 +81,14 @@ impl<M> Made<M> {
     /// # Errors
     /// It cannot be made: told once.
     pub(super) fn wait(&self) -> Result<(), TrainError> {
-        let Some(making) = self.making().take() else {
-            return Ok(());
+        self.start();
+        let making = std::mem::replace(&mut *self.making(), Making::Over);
+        let thread = match making {
+            Making::Now(thread) => thread,
+            Making::Never(error) => return Err(TrainError::Thread(error)),
+            Making::Not(_) | Making::Over => return Ok(()),
         };
-        match making.join() {
+        match thread.join() {
             Ok(Ok(model)) => {
                 // Cannot be there yet: one thread makes it.
                 let _new = self.model.set(model);
@@ -93,7 +119,7 @@ impl<M> Made<M> {
         self.model.get().unwrap_or_else(|| none())
     }
 
-    fn making(&self) -> std::sync::MutexGuard<'_, Option<Making<M>>> {
+    fn making(&self) -> MutexGuard<'_, Making<M>> {
         self.making.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -105,18 +131,18 @@ fn none() -> ! {
 
 impl<M: Model + Send + 'static> Parallel<M> {
     /// At the beginning of a training whose model `make` makes, on a thread of its own. In a job whose ranks train
-    /// already they wait for a newcomer until it takes part, but not for its model: it is made while the others go on.
+    /// already they wait for a newcomer until it takes part, but not for its model: that is made from then on, while
+    /// the others go on.
     ///
     /// # Errors
-    /// As of [`new`](Self::new); or no thread can be started. That no model, or another one, is made ends the training
-    /// later.
+    /// As of [`new`](Self::new). That no model, or another one, is made ends the training later.
     pub fn later(
         outline: Outline,
         make: impl FnOnce() -> Result<M, BoxError> + Send + 'static,
         feed: Feed<M::Sample>,
         config: Config,
     ) -> Result<Parallel<M>, TrainError> {
-        let model = Made::later(outline.clone(), make)?;
+        let model = Made::later(outline.clone(), make);
         Parallel::with(model, outline, feed, config)
     }
 }
@@ -126,9 +152,8 @@ impl<M: Model + Send + 'static> Made<M> {
     fn later(
         outline: Outline,
         make: impl FnOnce() -> Result<M, BoxError> + Send + 'static,
-    ) -> Result<Made<M>, TrainError> {
-        let thread = std::thread::Builder::new().name("muster-model".into());
-        let making = thread.spawn(move || {
+    ) -> Made<M> {
+        let whole = move || {
             let mut model = make()?;
             let made = Outline::of(&model);
             if made != outline {
@@ -137,11 +162,13 @@ impl<M: Model + Send + 'static> Made<M> {
             // A copy comes into memory that is there. Models that name no tensors have no such memory.
             let _touched = model.load(&mut Load::touch());
             Ok(model)
-        });
-        Ok(Made {
+        };
+        let thread = std::thread::Builder::new().name("muster-model".into());
+        let start = Box::new(move || thread.spawn(whole));
+        Made {
             model: OnceLock::new(),
-            making: Mutex::new(Some(making.map_err(TrainError::Thread)?)),
-        })
+            making: Mutex::new(Making::Not(start)),
+        }
     }
 }
 

@@ -353,6 +353,8 @@ impl<M: Model> Parallel<M> {
 
     /// The part of a rank that has no state yet: it contributes nothing, and keeps the results.
     fn listen(&mut self, share: &Share, group: &mut Group) -> Result<Results, Fault> {
+        // The others do not wait for it any more.
+        self.model.start();
         // Of a state that it held before, if any.
         self.buckets.iter_mut().for_each(Bucket::clear_own);
         let done = AtomicUsize::new(0);

@@ -8,7 +8,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Bytes that one thread copies at once.
+/// For fewer bytes there is no other thread.
 const SPAN: usize = 16 << 20;
 /// More threads than this do not copy faster: memory is the limit.
 const THREADS: usize = 4;
@@ -235,13 +235,15 @@ impl Drop for Buffer {
 
 /// Copies each of these to its place, on several threads. A pair is of one length.
 pub(super) fn copy<'a>(pairs: impl IntoIterator<Item = (&'a mut [u8], &'a [u8])>) {
-    let spans = pairs
-        .into_iter()
-        .flat_map(|(to, from)| to.chunks_mut(SPAN).zip(from.chunks(SPAN)));
-    let spans: Vec<_> = spans.collect();
-    let bytes: usize = spans.iter().map(|(_, from)| from.len()).sum();
+    let pairs: Vec<_> = pairs.into_iter().collect();
+    let bytes: usize = pairs.iter().map(|(_, from)| from.len()).sum();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = cores.min(THREADS).min(bytes / SPAN);
+    let threads = cores.min(THREADS).min(bytes / SPAN).max(1);
+    // As long as can be: what is long is copied around the cache.
+    let span = bytes.div_ceil(threads).max(1);
+    let spans: Vec<_> = (pairs.into_iter())
+        .flat_map(|(to, from)| to.chunks_mut(span).zip(from.chunks(span)))
+        .collect();
     let left = Mutex::new(spans.into_iter());
     let work = || {
         loop {

@@ -10,8 +10,8 @@ use crate::schedule::{Base, Scaling, Schedule, Span};
 use crate::testing::eventually;
 use crate::train::optim::Sgd;
 use crate::train::{
-    BoxError, Config, Feed, Gradients, Layout, Load, Measured, Micro, Model, Named, Parallel,
-    Results, Update,
+    BUCKET_SIZES, BoxError, Config, Feed, Gradients, Layout, Load, Measured, Micro, Model, Named,
+    Parallel, Results, Update, buckets_of,
 };
 
 /// Parameters: with their velocity, three parts of a copy and a bit.
@@ -48,7 +48,7 @@ impl Model for Much {
     }
 
     fn buckets(&self) -> Vec<Range<usize>> {
-        vec![0..FEW]
+        buckets_of(&[FEW], BUCKET_SIZES)
     }
 
     fn backward(

@@ -1,4 +1,4 @@
-//! Models that are made while their ranks take their places.
+//! Models that are made while their ranks take part already.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -107,6 +107,8 @@ fn a_model_that_is_not_what_was_said_is_refused() {
     };
     let training = Parallel::later(wrong, || Ok(net), Feed::indices(), config());
     let mut training = training.unwrap();
+    assert!(training.landing().is_none());
+    training.model.start();
     let error = loop {
         assert!(training.landing().is_none());
         if let Some(error) = training.fault() {
