@@ -24,17 +24,17 @@ macro_rules! functions {
     (
         $(#[$doc:meta])*
         $table:ident from $sys:ident, returning $result:ident;
-        $($field:ident: $symbol:ident($($parameter:ty),*);)*
+        $($(#[$when:meta])* $field:ident: $symbol:ident($($parameter:ty),*);)*
     ) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
         pub(crate) struct $table {
-            $(pub(crate) $field:
+            $($(#[$when])* pub(crate) $field:
                 unsafe extern "C" fn($($parameter),*) -> $crate::cuda::sys::Code,)*
         }
 
         // The same parameters as in cudarc's declaration.
-        $(const _: unsafe fn($($parameter),*) -> $sys::$result = $sys::$symbol;)*
+        $($(#[$when])* const _: unsafe fn($($parameter),*) -> $sys::$result = $sys::$symbol;)*
 
         impl $table {
             /// # Safety
@@ -43,7 +43,7 @@ macro_rules! functions {
                 library: &libloading::os::unix::Library,
             ) -> Result<$table, $crate::cuda::loading::NotFound> {
                 Ok($table {
-                    $($field: {
+                    $($(#[$when])* $field: {
                         let name = stringify!($symbol);
                         // SAFETY: the caller vouches for the signature.
                         let found = unsafe { library.get(name.as_bytes()) };
@@ -76,6 +76,7 @@ functions! {
     stream_synchronize: cuStreamSynchronize(cu::CUstream);
     event_create: cuEventCreate(*mut cu::CUevent, c_uint);
     event_record: cuEventRecord(cu::CUevent, cu::CUstream);
+    #[cfg(feature = "nccl")]
     event_query: cuEventQuery(cu::CUevent);
     event_synchronize: cuEventSynchronize(cu::CUevent);
     event_destroy: cuEventDestroy_v2(cu::CUevent);

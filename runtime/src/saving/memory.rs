@@ -28,6 +28,10 @@ pub struct OnDevice<'a> {
     pub(super) address: u64,
     pub(super) bytes: u64,
     /// A `CUstream`. As a number, because it is only handed on.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "without a driver it is only refused")
+    )]
     pub(super) stream: usize,
     tensor: PhantomData<&'a [u8]>,
 }
@@ -127,5 +131,9 @@ pub enum Way {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part<'a> {
     pub(super) at: u64,
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "without a driver it is only refused")
+    )]
     pub(super) from: OnDevice<'a>,
 }

@@ -13,7 +13,7 @@ use super::memory::{MemoryMut, Part, Way};
 
 /// None.
 #[derive(Debug, Default)]
-pub(super) struct Devices;
+pub(super) struct Devices {}
 
 #[derive(Debug, thiserror::Error)]
 #[error(
