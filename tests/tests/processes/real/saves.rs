@@ -77,8 +77,12 @@ impl Saves {
 
     /// Waits for the first steps: by then their launchers know that all ranks have attached.
     pub(crate) fn trains(&self, group: &Group) {
-        self.bed
-            .until("it trains", |bed| bed.has_met(group.generation, 20));
+        self.bed.until("it trains", |bed| {
+            // Who restores says so before its first step.
+            let restored = self.noted("restored", group.generation).into_iter();
+            let began = restored.map(|e| e.step).max().unwrap_or(0);
+            bed.has_met(group.generation, began + 20)
+        });
     }
 
     /// The steps whose commits are in the log.
