@@ -62,12 +62,8 @@ fn an_error_in_the_middle_seals_nothing_and_the_last_save_stays() {
 
 #[test]
 fn a_save_that_failed_has_nothing_on_its_way() {
-    script("lazy");
     let place = tempfile::tempdir().unwrap();
-    let mut worker = Worker::new();
-    worker.train(1);
-    worker.save(1).unwrap();
-    let restore = worker.commit(place.path(), 1);
+    let (mut worker, restore) = Worker::saved(place.path());
     let at = restore.manifest().tensor("weight").unwrap().slices[0].at;
     // Shorter than it says. The stand-in refuses what goes beyond it, and has begun what comes before that.
     let short = content("weight", 9 << 20, 2);
@@ -154,12 +150,8 @@ fn memory_that_is_too_short_is_refused_by_name() {
 
 #[test]
 fn what_is_damaged_never_gets_to_a_device() {
-    script("lazy");
     let place = tempfile::tempdir().unwrap();
-    let mut worker = Worker::new();
-    worker.train(1);
-    worker.save(1).unwrap();
-    let restore = worker.commit(place.path(), 1);
+    let (worker, restore) = Worker::saved(place.path());
     // In the chunk of the first tensor's first byte.
     let tensor = restore.manifest().tensor("weight").unwrap();
     let (file, at) = (tensor.slices[0].file, tensor.slices[0].at);
@@ -187,12 +179,8 @@ fn what_is_damaged_never_gets_to_a_device() {
 
 #[test]
 fn a_device_that_fails_on_the_way_back_is_named() {
-    script("lazy");
     let place = tempfile::tempdir().unwrap();
-    let mut worker = Worker::new();
-    worker.train(1);
-    worker.save(1).unwrap();
-    let restore = worker.commit(place.path(), 1);
+    let (worker, restore) = Worker::saved(place.path());
     script("lazy;copy:2:700");
     let (shape, memory) = ([TENSORS[4].2], worker.on_device("weight"));
     // SAFETY: it is so long, and nobody else uses it.
@@ -208,12 +196,8 @@ fn a_device_that_fails_on_the_way_back_is_named() {
 
 #[test]
 fn a_load_goes_on_without_pinned_memory() {
-    script("lazy");
     let place = tempfile::tempdir().unwrap();
-    let mut worker = Worker::new();
-    worker.train(1);
-    worker.save(1).unwrap();
-    let restore = worker.commit(place.path(), 1);
+    let (mut worker, restore) = Worker::saved(place.path());
     script("lazy;pinned:2");
     worker.train(9);
     let (shape, memory) = ([TENSORS[4].2], worker.on_device("weight"));

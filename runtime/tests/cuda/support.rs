@@ -109,6 +109,16 @@ pub(crate) enum Tensor {
 }
 
 impl Worker {
+    /// One on a driver whose copies are late, with what it has saved as step 1.
+    pub(crate) fn saved(place: &Path) -> (Worker, Restore) {
+        script("lazy");
+        let mut worker = Worker::new();
+        worker.train(1);
+        worker.save(1).unwrap();
+        let restore = worker.commit(place, 1);
+        (worker, restore)
+    }
+
     /// With the stand-in.
     pub(crate) fn new() -> Worker {
         let mut worker = Worker::alone();

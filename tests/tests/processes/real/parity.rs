@@ -3,35 +3,12 @@
 use nix::sys::signal::Signal;
 
 use super::saves::Saves;
-use crate::harness::Group;
 
 /// MiB of the ranks' state, of which each of three saves a third.
 const STATE: usize = 36;
 
-/// Three nodes, each of which holds parity of the other two.
-fn three(nodes: &str) -> (Saves, Group) {
-    let flags = [
-        "--replicas=parity:2",
-        "--checkpoint-memory=1G",
-        "--max-restarts=3",
-    ];
-    // It saves only where it is told to.
-    let mut saves = Saves::with(&flags, nodes, STATE, 1_000_000);
-    let first = saves.train(&[0, 1, 2], 0);
-    saves.trains(&first);
-    (saves, first)
-}
-
-/// Saves once, and waits until it is committed and in parity.
-fn save(saves: &Saves) -> u64 {
-    let (ok, said) = saves.bed.checkpoint(0, &[]);
-    assert!(ok, "{said}");
-    saves.bed.until("a commit, and its parity", |bed| {
-        let folded = |node| bed.said(node).contains("is in the parity that these hold");
-        saves.committed().len() == 1 && [0, 1, 2].into_iter().all(folded)
-    });
-    saves.committed()[0]
-}
+/// What a launcher says when all of them are held.
+const HELD: &str = "is in the parity that these hold";
 
 /// MiB that a line says of all sources that are called so.
 fn mib(line: &str, called: &str) -> f64 {
@@ -52,17 +29,10 @@ fn mib(line: &str, called: &str) -> f64 {
     sources.map(amount).sum()
 }
 
-fn end(saves: &mut Saves, nodes: &[usize]) {
-    saves.bed.order(None, 0);
-    for node in nodes {
-        assert_eq!(saves.bed.ended(*node), Some(0));
-    }
-}
-
 #[test]
 fn a_lost_nodes_bytes_come_out_of_what_the_others_hold() {
-    let (mut saves, first) = three("2:3");
-    let step = save(&saves);
+    let (mut saves, first) = Saves::three("parity:2", "2:3", STATE);
+    let step = saves.save_held(HELD);
     let lost = first.nodes()[1];
     let stay: Vec<usize> = (0..3).filter(|node| *node != lost).collect();
     let at = saves.bed.kill(lost);
@@ -87,13 +57,13 @@ fn a_lost_nodes_bytes_come_out_of_what_the_others_hold() {
         let own = mib(&line, " from this node's memory");
         assert!((share - 0.5..share + 0.5).contains(&own), "{line}");
     }
-    end(&mut saves, &stay);
+    saves.finish(&stay);
 }
 
 #[test]
 fn two_nodes_that_are_lost_at_once_cost_what_only_the_store_has() {
-    let (mut saves, first) = three("1:3");
-    let step = save(&saves);
+    let (mut saves, first) = Saves::three("parity:2", "1:3", STATE);
+    let step = saves.save_held(HELD);
     let stays = first.nodes()[0];
     let lost: Vec<usize> = (0..3).filter(|node| *node != stays).collect();
     saves.bed.kill(lost[0]);
@@ -111,5 +81,5 @@ fn two_nodes_that_are_lost_at_once_cost_what_only_the_store_has() {
         (2.0 * share - 0.5..2.0 * share + 0.5).contains(&stored),
         "{line}"
     );
-    end(&mut saves, &[stays]);
+    saves.finish(&[stays]);
 }

@@ -7,28 +7,12 @@ use std::path::{Path, PathBuf};
 use nix::sys::signal::Signal;
 
 use super::saves::Saves;
-use crate::harness::Group;
 
-/// Three nodes, each of which holds the copies of another.
-fn three() -> (Saves, Group) {
-    let flags = ["--replicas=1", "--checkpoint-memory=1G", "--max-restarts=3"];
-    // So much that each rank writes a part. It saves only where it is told to.
-    let mut saves = Saves::with(&flags, "2:3", 12, 1_000_000);
-    let first = saves.train(&[0, 1, 2], 0);
-    saves.trains(&first);
-    (saves, first)
-}
+/// MiB of the state: so much that each rank writes a part.
+const STATE: usize = 12;
 
-/// Saves once, and waits until it is committed and copied.
-fn save(saves: &Saves) -> u64 {
-    let (ok, said) = saves.bed.checkpoint(0, &[]);
-    assert!(ok, "{said}");
-    saves.bed.until("a commit, and its copies", |bed| {
-        let copied = |node| bed.said(node).contains("are in the memory of");
-        saves.committed().len() == 1 && [0, 1, 2].into_iter().all(copied)
-    });
-    saves.committed()[0]
-}
+/// What a launcher says when all of them are held.
+const HELD: &str = "are in the memory of";
 
 /// Memory of other ranks' images that this launcher holds: it has no room for notes.
 fn copies(launcher: i32) -> Vec<PathBuf> {
@@ -44,17 +28,10 @@ fn copies(launcher: i32) -> Vec<PathBuf> {
     paths.filter(is_copy).collect()
 }
 
-fn end(saves: &mut Saves, nodes: &[usize]) {
-    saves.bed.order(None, 0);
-    for node in nodes {
-        assert_eq!(saves.bed.ended(*node), Some(0));
-    }
-}
-
 #[test]
 fn a_lost_nodes_bytes_come_from_a_peers_memory() {
-    let (mut saves, first) = three();
-    let step = save(&saves);
+    let (mut saves, first) = Saves::three("1", "2:3", STATE);
+    let step = saves.save_held(HELD);
     let lost = first.nodes()[1];
     let stay: Vec<usize> = (0..3).filter(|node| *node != lost).collect();
     let at = saves.bed.kill(lost);
@@ -73,13 +50,13 @@ fn a_lost_nodes_bytes_come_from_a_peers_memory() {
         assert!(line.contains(&format!("restored step {step}:")), "{line}");
         assert!(line.contains(" 0 B from the store"), "{line}");
     }
-    end(&mut saves, &stay);
+    saves.finish(&stay);
 }
 
 #[test]
 fn a_flipped_bit_in_a_peers_memory_is_read_from_the_store() {
-    let (mut saves, first) = three();
-    let step = save(&saves);
+    let (mut saves, first) = Saves::three("1", "2:3", STATE);
+    let step = saves.save_held(HELD);
     let lost = first.nodes()[1];
     let stay: Vec<usize> = (0..3).filter(|node| *node != lost).collect();
     for node in &stay {
@@ -101,5 +78,5 @@ fn a_flipped_bit_in_a_peers_memory_is_read_from_the_store() {
         assert!(line.contains("is damaged at byte 0"), "{line}");
         assert!(!line.contains(" 0 B from the store"), "{line}");
     }
-    end(&mut saves, &stay);
+    saves.finish(&stay);
 }

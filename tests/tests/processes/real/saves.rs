@@ -85,6 +85,37 @@ impl Saves {
         });
     }
 
+    /// Three nodes whose launchers hold each other's checkpoints in memory, once they train.
+    pub(crate) fn three(replicas: &str, nodes: &str, mib: usize) -> (Saves, Group) {
+        let replicas = format!("--replicas={replicas}");
+        let flags = [&replicas, "--checkpoint-memory=1G", "--max-restarts=3"];
+        // It saves only where it is told to.
+        let mut saves = Saves::with(&flags, nodes, mib, 1_000_000);
+        let first = saves.train(&[0, 1, 2], 0);
+        saves.trains(&first);
+        (saves, first)
+    }
+
+    /// The three save once; waits until that is committed, and each launcher has said so.
+    pub(crate) fn save_held(&self, told: &str) -> u64 {
+        let (ok, said) = self.bed.checkpoint(0, &[]);
+        assert!(ok, "{said}");
+        let what = format!("a commit, and that it {told}");
+        self.bed.until(&what, |bed| {
+            let held = |node| bed.said(node).contains(told);
+            self.committed().len() == 1 && [0, 1, 2].into_iter().all(held)
+        });
+        self.committed()[0]
+    }
+
+    /// All workers end well, and so do these nodes' launchers.
+    pub(crate) fn finish(&mut self, nodes: &[usize]) {
+        self.bed.order(None, 0);
+        for node in nodes {
+            assert_eq!(self.bed.ended(*node), Some(0), "n{node}");
+        }
+    }
+
     /// The steps whose commits are in the log.
     pub(crate) fn committed(&self) -> Vec<u64> {
         let mut names = Vec::new();

@@ -60,13 +60,6 @@ impl Saves {
         file.seek(middle).unwrap();
         file.write_all(&[byte[0] ^ 1]).unwrap();
     }
-
-    fn finish(&mut self, nodes: &[usize]) {
-        self.bed.order(None, 0);
-        for node in nodes {
-            assert_eq!(self.bed.ended(*node), Some(0), "n{node}");
-        }
-    }
 }
 
 #[test]
