@@ -6,7 +6,7 @@ use std::io;
 use std::ops::ControlFlow;
 
 use crate::dir::Dir;
-use crate::load::{LoadError, Want, load};
+use crate::load::{LoadError, Team, Want, load};
 use crate::manifest::{Manifest, Tensor};
 use crate::persist::{Options, PersistError, Written, persist};
 use crate::shard::{Layout, LayoutError, Part};
@@ -131,7 +131,7 @@ fn fill(
             into,
         });
     }
-    load(manifest, source, &mut wants, options.threads)?;
+    load(manifest, source, &mut wants, Team::alone(options.threads))?;
     Ok(())
 }
 

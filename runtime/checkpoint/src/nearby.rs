@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::hex::Bytes;
 use crate::manifest::{DataFile, Manifest};
-use crate::source::Source;
+use crate::source::{Readers, Source};
 use crate::sum::{CHUNK, crc};
 
 /// A checkpoint's files where they belong, and copies of some of them nearby: a chunk whose copy is
@@ -45,7 +45,7 @@ impl<N: Source, F: Source> Nearby<N, F> {
     }
 
     /// Whether the chunk that begins here was read from nearby, and is what it has to be.
-    fn has_read(&self, path: &str, at: u64, into: &mut [u8]) -> bool {
+    fn has_read(&self, path: &str, at: u64, into: &mut [u8], readers: Readers) -> bool {
         let (Some(near), Some(file)) = (&self.near, self.files.get(path)) else {
             return false;
         };
@@ -58,7 +58,7 @@ impl<N: Source, F: Source> Nearby<N, F> {
         else {
             return false;
         };
-        near.read(path, at, into).is_ok() && Bytes(crc(into).to_be_bytes()) == *expected
+        near.read(path, at, into, readers).is_ok() && Bytes(crc(into).to_be_bytes()) == *expected
     }
 }
 
@@ -73,13 +73,13 @@ impl<N: Source, F: Source> Source for Nearby<N, F> {
         self.far.size(path)
     }
 
-    fn read(&self, path: &str, at: u64, into: &mut [u8]) -> io::Result<()> {
-        if self.has_read(path, at, into) {
+    fn read(&self, path: &str, at: u64, into: &mut [u8], readers: Readers) -> io::Result<()> {
+        if self.has_read(path, at, into, readers) {
             let bytes = into.len() as u64;
             self.from_near.fetch_add(bytes, Ordering::Relaxed);
             return Ok(());
         }
-        self.far.read(path, at, into)
+        self.far.read(path, at, into, readers)
     }
 }
 
@@ -117,7 +117,7 @@ mod tests {
             assert_eq!(nearby.from_near(), from_near);
             // Not a chunk: nobody could tell whether it is right.
             let mut some = [0; 5];
-            nearby.read("data/f", 3, &mut some).unwrap();
+            nearby.read("data/f", 3, &mut some, Readers::One).unwrap();
             assert_eq!(some, bytes[3..8]);
             assert_eq!(nearby.from_near(), from_near);
         }

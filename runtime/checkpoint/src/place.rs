@@ -10,7 +10,7 @@ use crate::persist::{
     self, Fault, Options, PersistError, Progress, Written, persist, persist_sealed,
 };
 use crate::slot::Sealed;
-use crate::source::{Directory, Source};
+use crate::source::{Directory, Readers, Source};
 use crate::sum::{CHUNK, ChunkSum};
 use crate::{Pages, pool};
 
@@ -156,7 +156,7 @@ pub fn compare(
         |buffer, at| {
             let begin = at as u64 * CHUNK;
             let chunk = &mut buffer[..(bytes - begin).min(CHUNK) as usize];
-            source.read(name, begin, chunk)?;
+            source.read(name, begin, chunk, Readers::One)?;
             let sum = ChunkSum::of(chunk);
             match sum.crc == sealed.sums[at] {
                 true => Ok(sum),

@@ -65,6 +65,11 @@ pub fn elements(shape: &[u64]) -> Result<u64, SliceError> {
 const MAX_COMPARED: u64 = 1 << 26;
 
 impl Slice {
+    /// Whether it is all of a tensor of this shape.
+    pub(crate) fn is_whole(&self, shape: &[u64]) -> bool {
+        self.extent == shape
+    }
+
     /// Whether they have an element in common. Both lie within one shape.
     fn meets(&self, other: &Self) -> bool {
         let mine = self.offset.iter().zip(&self.extent);

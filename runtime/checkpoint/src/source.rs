@@ -2,14 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::{self as unix, OFlags};
+use rustix::fs::{self as unix, Advice, OFlags};
 use rustix::io::{self as unix_io, Errno};
 
 use crate::PAGE;
 use crate::dir::Dir;
+
+/// Who on this host reads the same bytes, as far as the reader knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readers {
+    /// Nobody else: what remembers them for others is in the way.
+    One,
+    /// Other ranks as well.
+    Several,
+}
 
 /// Data files by their paths in the manifest: a directory, later a store or a peer. What it returns
 /// is verified by whoever asked.
@@ -24,7 +34,7 @@ pub trait Source: Sync {
     ///
     /// # Errors
     /// `UnexpectedEof` if the file is shorter, else as [`Source::size`].
-    fn read(&self, path: &str, at: u64, into: &mut [u8]) -> io::Result<()>;
+    fn read(&self, path: &str, at: u64, into: &mut [u8], readers: Readers) -> io::Result<()>;
 
     /// What was read last from byte `at` of a file does not verify. Whether it would come from
     /// elsewhere now: then it is read again.
@@ -52,7 +62,7 @@ struct Opened {
 }
 
 impl Directory {
-    /// Reads below this directory; with `direct` around the page cache where that is possible.
+    /// Reads below this directory; with `direct` what nobody else reads goes around the page cache, where that is possible.
     pub fn new(dir: Dir, direct: bool) -> Self {
         Self {
             dir,
@@ -106,15 +116,21 @@ impl Source for Directory {
         Ok(u64::try_from(stat.st_size).unwrap_or(0))
     }
 
-    fn read(&self, path: &str, at: u64, into: &mut [u8]) -> io::Result<()> {
+    fn read(&self, path: &str, at: u64, into: &mut [u8], readers: Readers) -> io::Result<()> {
         let opened = self.opened(path)?;
         let aligned = at.is_multiple_of(PAGE as u64)
             && into.len().is_multiple_of(PAGE)
             && into.as_ptr().addr().is_multiple_of(PAGE);
         let (mut rest, mut at) = (into, at);
         let mut file = match &opened.direct {
-            Some(direct) if aligned => direct,
-            _ => &opened.cached,
+            Some(direct) if aligned && readers == Readers::One => direct,
+            _ => {
+                // All of it at once: read-ahead alone asks the disk for little at a time.
+                if let Some(bytes) = NonZeroU64::new(rest.len() as u64) {
+                    let _advice = unix::fadvise(&opened.cached, at, Some(bytes), Advice::WillNeed);
+                }
+                &opened.cached
+            }
         };
         while !rest.is_empty() {
             match unix_io::pread(file, &mut *rest, at) {

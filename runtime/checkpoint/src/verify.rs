@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use crate::load::{Damage, LoadError, buffer, check_sizes, read_chunk};
 use crate::manifest::Manifest;
 use crate::pool;
-use crate::source::Source;
+use crate::source::{Readers, Source};
 use crate::sum::{CHUNK, ChunkSum, file_digest};
 
 /// How closely to look.
@@ -87,7 +87,7 @@ pub fn verify_watched(
         goes_on(1)
     };
     let read = |buffer: &mut crate::Pages, index: usize, chunk: u64| {
-        let bytes = read_chunk(manifest, source, index, chunk, buffer)?;
+        let bytes = read_chunk(manifest, source, index, chunk, buffer, Readers::One)?;
         let (sum, count) = (ChunkSum::of(bytes), bytes.len() as u64);
         goes_on(count).map(|()| sum)
     };

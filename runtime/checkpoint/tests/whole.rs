@@ -8,7 +8,7 @@ use std::path::Path;
 
 use muster_checkpoint::dir::Dir;
 use muster_checkpoint::hex::{Bytes, Id};
-use muster_checkpoint::load::{LoadError, Want, load};
+use muster_checkpoint::load::{LoadError, Team, Want, load};
 use muster_checkpoint::manifest::{Blob, Manifest, Origin};
 use muster_checkpoint::newest::{Reason, newest};
 use muster_checkpoint::part::{Note, keep};
@@ -177,7 +177,7 @@ fn load_and_compare(
                 into,
             })
             .collect();
-        load(manifest, source, &mut wants, 2)?;
+        load(manifest, source, &mut wants, Team::alone(2))?;
         for (held, into) in held.iter().zip(&into) {
             assert!(
                 *into == bytes(&held.name, &held.shape, &held.slices[0], step),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_checkpoint::load::{LoadError, Loaded, Room, Wanted, load_to};
+use muster_checkpoint::load::{LoadError, Loaded, Room, Team, Wanted, load_to};
 use muster_checkpoint::manifest::Manifest;
 use muster_checkpoint::slot::{Image, Slot};
 use muster_checkpoint::source::Source;
@@ -41,7 +41,7 @@ impl Devices {
         manifest: &Manifest,
         source: &impl Source,
         wants: Vec<Wanted<'_, MemoryMut<'_>>>,
-        threads: usize,
+        team: Team,
     ) -> Result<Loaded, LoadError> {
         let here = wants.into_iter().map(|want| {
             Ok(Wanted {
@@ -56,7 +56,7 @@ impl Devices {
             })
         });
         let here = here.collect::<Result<Vec<_>, LoadError>>()?;
-        load_to(manifest, source, here, &(), threads)
+        load_to(manifest, source, here, &(), team)
     }
 
     pub(super) fn way(&self) -> Option<&Way> {

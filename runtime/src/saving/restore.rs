@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use muster_checkpoint::Slice;
 use muster_checkpoint::dir::Dir;
 use muster_checkpoint::hex::Id;
-use muster_checkpoint::load::{Damage as Harm, LoadError, Loaded, Want, Wanted, load};
+use muster_checkpoint::load::{Damage as Harm, LoadError, Loaded, Team, Want, Wanted, load};
 use muster_checkpoint::manifest::{Manifest, ManifestError};
 use muster_checkpoint::nearby::Nearby;
 use muster_checkpoint::newest::Shelf;
@@ -41,7 +41,7 @@ pub struct Restore {
     digest: Id,
     manifest: Manifest,
     source: Tiers<Nearby<Directory, Store>>,
-    threads: usize,
+    team: Team,
     devices: Devices,
     /// It is the job's own store: what is not there is gone.
     own: bool,
@@ -180,7 +180,10 @@ impl Restore {
         let whom = get(MEMORY_ENV).and_then(|text| Whom::decode(text.to_str()?));
         let rank = get("RANK").and_then(|text| text.to_str()?.parse().ok());
         let whom = whom.as_ref().map(|whom| (whom, rank.unwrap_or_default()));
-        Self::open_from(&folder, uuid, cache, digest, whom).map(Some)
+        let mut opened = Self::open_from(&folder, uuid, cache, digest, whom)?;
+        let here = get("LOCAL_WORLD_SIZE").and_then(|text| text.to_str()?.parse().ok());
+        opened.team.ranks = here.unwrap_or(1);
+        Ok(Some(opened))
     }
 
     /// Opens the checkpoint of this manifest in a job's folder: a path, or a bucket's location
@@ -247,10 +250,10 @@ impl Restore {
             digest,
             source: Tiers::new(Nearby::new(near, store, &manifest), &manifest, whom),
             manifest,
-            threads: match location.is_cloud() {
+            team: Team::alone(match location.is_cloud() {
                 true => BUCKET_THREADS,
                 false => THREADS,
-            },
+            }),
             devices: Devices::default(),
             own,
             page: None,
@@ -311,7 +314,7 @@ impl Restore {
             .iter()
             .map(|want| (want.name.to_owned(), want.slice.clone()));
         self.loading(wanted.collect(), || {
-            load(&self.manifest, &self.source, wants, self.threads)
+            load(&self.manifest, &self.source, wants, self.team)
         })
     }
 
@@ -326,7 +329,7 @@ impl Restore {
             .iter()
             .map(|want| (want.name.to_owned(), want.slice.clone()));
         self.loading(wanted.collect(), || {
-            (self.devices).load(&self.manifest, &self.source, wants, self.threads)
+            (self.devices).load(&self.manifest, &self.source, wants, self.team)
         })
     }
 

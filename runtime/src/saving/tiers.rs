@@ -18,7 +18,7 @@ use std::time::Instant;
 use muster_checkpoint::hex::Bytes;
 use muster_checkpoint::manifest::{DataFile, Manifest};
 use muster_checkpoint::nearby::Nearby;
-use muster_checkpoint::source::Source;
+use muster_checkpoint::source::{Readers, Source};
 use muster_checkpoint::sum::crc;
 use muster_protocol::LauncherId;
 use muster_protocol::local::short;
@@ -300,7 +300,7 @@ impl<S: Below> Source for Tiers<S> {
         }
     }
 
-    fn read(&self, path: &str, at: u64, into: &mut [u8]) -> io::Result<()> {
+    fn read(&self, path: &str, at: u64, into: &mut [u8], readers: Readers) -> io::Result<()> {
         let bytes = into.len() as u64;
         if let Some(held) = self.held.get(path) {
             let number = self.copied(path, held, at, into);
@@ -318,7 +318,7 @@ impl<S: Below> Source for Tiers<S> {
                 return Ok(());
             }
         }
-        self.store.read(path, at, into)?;
+        self.store.read(path, at, into, readers)?;
         self.from_store.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
     }

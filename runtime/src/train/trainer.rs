@@ -1,19 +1,19 @@
 //! The loop around a training, with Muster or without.
 
+mod in_place;
+
+pub(super) use self::in_place::in_place;
 use super::config::TrainError;
 use super::hooks::{Boundary, Hooks, Place};
 use super::model::{BoxError, Model};
 use super::parallel::Parallel;
 use super::report::News;
 use super::reserve::Reserve;
-use super::restore::hand_out;
 use super::saves::{Saves, node_of_job, store_of_job};
-use crate::collective::{Group, GroupConfig, GroupError};
+use crate::collective::GroupError;
 use crate::env::{EnvError, WorkerEnv};
-use crate::live::{
-    Comparison, Fault, LiveError, Outcome, Patience, Seat, Share, Training, Worker, compare,
-};
-use crate::session::{Directive, Metrics, Session, SessionError};
+use crate::live::{Fault, LiveError, Outcome, Patience, Seat, Worker};
+use crate::session::{Metrics, Session, SessionError};
 
 /// How often, beside the training itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -509,129 +509,4 @@ fn save<M: Model, H: Hooks<M>>(
         aside.news(&mut worker.training)?;
     }
     Ok(instead)
-}
-
-/// In one generation: until the end, a stop that was agreed, or a loss.
-pub(super) fn in_place<M: Model, H: Hooks<M>>(
-    mut training: Parallel<M>,
-    mut aside: Aside<H>,
-    mut session: Option<&mut Session>,
-    env: &WorkerEnv,
-) -> Result<(Ending, Parallel<M>), RunError> {
-    let mut group = Group::form(&GroupConfig::from_env(env))?;
-    group.set_op_within(aside.options.patience.operation);
-    if let Some(session) = &session {
-        group.mark_waits(session.waits());
-    }
-    let mut step = training.restore(&mut group)?;
-    if let Some(saves) = &mut training.saves {
-        saves.begin(&mut group)?;
-    }
-    let place = Place {
-        rank: env.rank,
-        world: env.world,
-        local_rank: env.local_rank,
-        generation: env.generation,
-        digest: env.digest,
-        steps: training.steps(),
-        survived: false,
-        took: None,
-    };
-    let told = aside.hooks.on_regroup(training.model(), &place);
-    told.map_err(RunError::Hook)?;
-    let share = Share {
-        entered: (0..env.world).collect(),
-        rank: env.rank,
-        world: env.world,
-    };
-    training.prepare_saves(&share)?;
-    while !training.is_complete(env.world as usize) {
-        if let Some(session) = session.as_mut() {
-            match session.step(step)? {
-                Directive::Continue => {}
-                Directive::Checkpoint { step } => {
-                    save_together(&mut training, &mut aside, &mut group, &share, step)?;
-                    session.saved(step);
-                }
-                Directive::Stop { deadline, reason } => {
-                    save_together(&mut training, &mut aside, &mut group, &share, step)?;
-                    let boundary = Boundary { reason, deadline };
-                    let told = aside.hooks.on_boundary(training.model(), &boundary);
-                    told.map_err(RunError::Hook)?;
-                    session.acknowledge(step);
-                    return Ok((Ending::Stopped, training));
-                }
-            }
-        }
-        let every = aside.options.compare_every.filter(|every| *every > 0);
-        if every.is_some_and(|every| step.is_multiple_of(every)) {
-            compare_states(&mut training, &mut aside, &mut group, step)?;
-        }
-        let results = training.results(step, &share, &mut group)?;
-        training.commit(step, &results);
-        if let Some(error) = training.fault() {
-            return Err(Fault::Training(error).into());
-        }
-        training.recycle(results);
-        step += 1;
-        aside.news(&mut training)?;
-        if let Some(session) = session.as_mut() {
-            session.report(&aside.metrics);
-        }
-        if aside.is_due(step) && !training.saves_with_evaluation(step, &share) {
-            save_together(&mut training, &mut aside, &mut group, &share, step)?;
-        }
-    }
-    save_together(&mut training, &mut aside, &mut group, &share, step)?;
-    Ok((Ending::Complete, training))
-}
-
-/// All ranks save what most of them hold, each its part; or rank 0 alone, and all go on when it has.
-fn save_together<M: Model, H: Hooks<M>>(
-    training: &mut Parallel<M>,
-    aside: &mut Aside<H>,
-    group: &mut Group,
-    share: &Share,
-    step: u64,
-) -> Result<(), RunError> {
-    if aside.options.compare_every.is_some_and(|every| every > 0) {
-        compare_states(training, aside, group, step)?;
-    }
-    if training.saves.is_some() {
-        training.save_part(step, share)?;
-        return aside.news(training);
-    }
-    if group.rank() == 0 {
-        aside.save(training)?;
-    }
-    Ok(group.barrier()?)
-}
-
-/// A rank whose state deviates gets the state of the others. Once before each step.
-fn compare_states<M: Model, H: Hooks<M>>(
-    training: &mut Parallel<M>,
-    aside: &mut Aside<H>,
-    group: &mut Group,
-    step: u64,
-) -> Result<(), RunError> {
-    if aside.compared.replace(step) == Some(step) {
-        return Ok(());
-    }
-    match compare(group, Some(training.digest_state()))? {
-        Comparison::Same => Ok(()),
-        Comparison::Undecided { groups } => Err(LiveError::StatesDiffer { step, groups }.into()),
-        Comparison::Deviating { ranks, right } => {
-            let root = right.first().copied().unwrap_or(0);
-            let own = if group.rank() == root {
-                training.whole()?
-            } else {
-                Vec::new()
-            };
-            let state = hand_out(group, root, own)?;
-            if ranks.contains(&group.rank()) && !training.decode(&state) {
-                return Err(LiveError::Useless { what: "state" }.into());
-            }
-            aside.hooks.on_quarantine(&ranks).map_err(RunError::Hook)
-        }
-    }
 }

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use muster_checkpoint::hex::Id;
 use muster_checkpoint::manifest::MAX_MANIFEST;
 use muster_checkpoint::newest::Shelf;
-use muster_checkpoint::source::Source;
+use muster_checkpoint::source::{Readers, Source};
 
 use crate::error::Kind;
 use crate::store::Store;
@@ -20,8 +20,8 @@ impl Source for Store {
         Ok(self.head(path)?.size)
     }
 
-    fn read(&self, path: &str, at: u64, into: &mut [u8]) -> io::Result<()> {
-        Ok(self.get_range(path, at, into)?)
+    fn read(&self, path: &str, at: u64, into: &mut [u8], readers: Readers) -> io::Result<()> {
+        Ok(self.read_range(path, at, into, readers)?)
     }
 }
 

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use muster_checkpoint::dir::Dir;
+use muster_checkpoint::source::Readers;
 
 use crate::directory::Folder;
 use crate::error::{Flavour, Kind, StoreError};
@@ -241,9 +242,19 @@ impl Store {
     /// # Errors
     /// `Short` where the object ends before; else as [`Store::get`].
     pub fn get_range(&self, name: &str, at: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        self.read_range(name, at, into, Readers::One)
+    }
+
+    pub(crate) fn read_range(
+        &self,
+        name: &str,
+        at: u64,
+        into: &mut [u8],
+        readers: Readers,
+    ) -> Result<(), StoreError> {
         self.check("read", name)?;
         let got = match &self.backend {
-            Backend::Folder(folder) => folder.get_range(name, at, into),
+            Backend::Folder(folder) => folder.get_range(name, at, into, readers),
             #[cfg(feature = "cloud")]
             Backend::Cloud(cloud) => cloud.get_range(name, at, into),
         };

@@ -8,7 +8,7 @@ use std::time::Duration;
 use muster_checkpoint::hex::Id;
 use muster_checkpoint::load::LoadError;
 use muster_checkpoint::newest::Shelf;
-use muster_checkpoint::source::Source;
+use muster_checkpoint::source::{Readers, Source};
 use muster_checkpoint::verify::{Depth, Spot, verify_watched};
 use muster_protocol::checkpoint::State;
 use muster_protocol::local::{Question, short};
@@ -94,8 +94,8 @@ impl<S: Shelf, A: Asker> Source for Patient<'_, S, A> {
         patiently(self.asker, || self.shelf.size(path))
     }
 
-    fn read(&self, path: &str, at: u64, into: &mut [u8]) -> io::Result<()> {
-        patiently(self.asker, || self.shelf.read(path, at, into))
+    fn read(&self, path: &str, at: u64, into: &mut [u8], readers: Readers) -> io::Result<()> {
+        patiently(self.asker, || self.shelf.read(path, at, into, readers))
     }
 
     fn refuse(&self, path: &str, at: u64) -> bool {

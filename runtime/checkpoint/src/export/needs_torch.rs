@@ -8,6 +8,7 @@ use super::*;
 use crate::hex::encode;
 use crate::manifest::Placed;
 use crate::persist::Path as How;
+use crate::source::Readers;
 use crate::sum::{CHUNK, ChunkSum};
 use crate::testing::{origin, ramp};
 
@@ -30,7 +31,7 @@ impl Source for Memory {
         Ok(self.0.len() as u64)
     }
 
-    fn read(&self, _path: &str, at: u64, into: &mut [u8]) -> io::Result<()> {
+    fn read(&self, _path: &str, at: u64, into: &mut [u8], _readers: Readers) -> io::Result<()> {
         into.copy_from_slice(&self.0[at as usize..][..into.len()]);
         Ok(())
     }

@@ -14,7 +14,7 @@ use crate::hex::Bytes;
 use crate::manifest::Manifest;
 use crate::reshard::{Overlap, overlaps};
 use crate::slice::Slice;
-use crate::source::Source;
+use crate::source::{Readers, Source};
 use crate::sum::{CHUNK, crc};
 use crate::{Dtype, Pages, pool};
 
@@ -45,6 +45,22 @@ pub struct Wanted<'a, M> {
     pub into: M,
 }
 
+/// Who loads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Team {
+    /// Threads of this rank that read and verify.
+    pub threads: usize,
+    /// Ranks on this host that load at the same time, with this one: what all of them want is read from a disk once.
+    pub ranks: u32,
+}
+
+impl Team {
+    /// So many threads of the only rank here.
+    pub fn alone(threads: usize) -> Team {
+        Team { threads, ranks: 1 }
+    }
+}
+
 /// What a load did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loaded {
@@ -63,7 +79,7 @@ pub fn load(
     manifest: &Manifest,
     source: &impl Source,
     wants: &mut [Want<'_>],
-    threads: usize,
+    team: Team,
 ) -> Result<Loaded, LoadError> {
     let here = wants.iter_mut().map(|want| Wanted {
         name: want.name,
@@ -72,7 +88,7 @@ pub fn load(
         slice: want.slice.clone(),
         into: Room::Here(&mut *want.into),
     });
-    load_to(manifest, source, here.collect(), &(), threads)
+    load_to(manifest, source, here.collect(), &(), team)
 }
 
 /// The same, where some wants are in memory that only `sink` can write to.
@@ -84,7 +100,7 @@ pub fn load_to<S: Sink>(
     source: &impl Source,
     mut wants: Vec<Wanted<'_, Room<'_>>>,
     sink: &S,
-    threads: usize,
+    team: Team,
 ) -> Result<Loaded, LoadError> {
     // Threads write to the wants' memory on the strength of it.
     manifest
@@ -95,19 +111,23 @@ pub fn load_to<S: Sink>(
     for (index, want) in wants.iter().enumerate() {
         found.extend(overlaps_of(manifest, want)?.map(|overlap| (index, overlap)));
     }
-    let mut chunks: BTreeMap<(u32, u64), Vec<usize>> = BTreeMap::new();
-    for (at, (_, overlap)) in found.iter().enumerate() {
+    let mut chunks: BTreeMap<(u32, u64), Piece> = BTreeMap::new();
+    for (at, (want, overlap)) in found.iter().enumerate() {
         let (begin, end) = overlap.span();
         for chunk in begin / CHUNK..end.div_ceil(CHUNK) {
-            if overlap
-                .within(chunk * CHUNK, (chunk + 1) * CHUNK)
-                .next()
-                .is_some()
-            {
-                chunks.entry((overlap.file, chunk)).or_default().push(at);
+            let (first, last) = (chunk * CHUNK, (chunk + 1) * CHUNK);
+            let runs = overlap.within(first, last).map(|run| run.bytes);
+            let bytes = runs.sum::<u64>();
+            if bytes > 0 {
+                let piece = chunks.entry((overlap.file, chunk)).or_default();
+                piece.overlaps.push(at);
+                piece.wanted += bytes;
+                let want = &wants[*want];
+                piece.by_all |= team.ranks > 1 && want.slice.is_whole(want.shape);
             }
         }
     }
+    let held = held(manifest, |file, chunk| chunks.contains_key(&(file, chunk)));
     check_sizes(
         manifest,
         source,
@@ -121,17 +141,23 @@ pub fn load_to<S: Sink>(
         Room::Here(bytes) => &mut **bytes,
         Room::Far(_) => &mut [],
     }));
-    let work: Vec<((u32, u64), Vec<usize>)> = chunks.into_iter().collect();
+    let work: Vec<((u32, u64), Piece)> = chunks.into_iter().collect();
     let read = pool::each(
-        threads,
+        team.threads,
         work.len(),
         || sink.buffer(),
         |buffer, at| {
-            let ((file, chunk), overlaps) = &work[at];
-            let bytes = read_chunk(manifest, source, *file as usize, *chunk, buffer)?.len();
+            let (place @ (file, chunk), piece) = &work[at];
+            let others = held.get(place).is_some_and(|held| *held > piece.wanted);
+            let readers = match piece.by_all || others {
+                true => Readers::Several,
+                false => Readers::One,
+            };
+            let bytes =
+                read_chunk(manifest, source, *file as usize, *chunk, buffer, readers)?.len();
             muster_fault::point("load.chunk");
             let begin = chunk * CHUNK;
-            for (want, overlap) in overlaps.iter().map(|at| &found[*at]) {
+            for (want, overlap) in piece.overlaps.iter().map(|at| &found[*at]) {
                 for run in overlap.within(begin, begin + bytes as u64) {
                     // Within the chunk, which is in memory.
                     let part = Part {
@@ -154,6 +180,31 @@ pub fn load_to<S: Sink>(
         wanted,
         read: read.iter().sum(),
     })
+}
+
+/// What is wanted of a chunk.
+#[derive(Default)]
+struct Piece {
+    overlaps: Vec<usize>,
+    /// Its bytes.
+    wanted: u64,
+    /// It is wanted by the other ranks too: of a tensor that is not sharded.
+    by_all: bool,
+}
+
+/// Bytes of tensors in these chunks. What a rank does not want of a chunk, another one does.
+fn held(manifest: &Manifest, is_wanted: impl Fn(u32, u64) -> bool) -> BTreeMap<(u32, u64), u64> {
+    let mut held = BTreeMap::new();
+    for placed in manifest.tensors.iter().flat_map(|tensor| &tensor.slices) {
+        let (begin, end) = (placed.at, placed.at + placed.bytes);
+        for chunk in begin / CHUNK..end.div_ceil(CHUNK) {
+            if is_wanted(placed.file, chunk) {
+                let (first, last) = (begin.max(chunk * CHUNK), end.min((chunk + 1) * CHUNK));
+                *held.entry((placed.file, chunk)).or_insert(0) += last - first;
+            }
+        }
+    }
+    held
 }
 
 /// Memory for one chunk.
@@ -226,6 +277,7 @@ pub(crate) fn read_chunk<'b>(
     index: usize,
     chunk: u64,
     buffer: &'b mut [u8],
+    readers: Readers,
 ) -> Result<&'b [u8], LoadError> {
     let file = &manifest.files[index];
     let begin = chunk * CHUNK;
@@ -233,7 +285,7 @@ pub(crate) fn read_chunk<'b>(
     let buffer = &mut buffer[..bytes];
     let expected = file.chunks[chunk as usize];
     loop {
-        if let Err(error) = source.read(&file.path, begin, buffer) {
+        if let Err(error) = source.read(&file.path, begin, buffer, readers) {
             return Err(match error.kind() {
                 io::ErrorKind::UnexpectedEof => Damage::Cut {
                     path: file.path.clone(),

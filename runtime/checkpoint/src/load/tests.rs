@@ -15,6 +15,8 @@ use crate::verify::{Depth, verify};
 pub(crate) struct Memory {
     pub(crate) files: BTreeMap<String, Vec<u8>>,
     pub(crate) read: Mutex<Vec<(String, u64)>>,
+    /// What else was read by others, as it was said.
+    shared: Mutex<Vec<(String, u64)>>,
     broken: Option<rustix::io::Errno>,
 }
 
@@ -23,11 +25,14 @@ impl Source for Memory {
         let file = self.files.get(path).ok_or(io::ErrorKind::NotFound)?;
         Ok(file.len() as u64)
     }
-    fn read(&self, path: &str, at: u64, into: &mut [u8]) -> io::Result<()> {
+    fn read(&self, path: &str, at: u64, into: &mut [u8], readers: Readers) -> io::Result<()> {
         if let Some(errno) = self.broken {
             return Err(errno.into());
         }
         self.read.lock().unwrap().push((path.to_owned(), at));
+        if readers == Readers::Several {
+            self.shared.lock().unwrap().push((path.to_owned(), at));
+        }
         let file = self.files.get(path).ok_or(io::ErrorKind::NotFound)?;
         let bytes = file.get(at as usize..at as usize + into.len());
         into.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
@@ -92,6 +97,15 @@ fn get(
     source: &impl Source,
     slice: &Slice,
 ) -> Result<(Vec<u8>, Loaded), LoadError> {
+    get_by(Team::alone(3), manifest, source, slice)
+}
+
+fn get_by(
+    team: Team,
+    manifest: &Manifest,
+    source: &impl Source,
+    slice: &Slice,
+) -> Result<(Vec<u8>, Loaded), LoadError> {
     let tensor = &manifest.tensors[0];
     let mut into = vec![0; (slice.elements().unwrap_or(0) * tensor.dtype.size()) as usize];
     let mut wants = [Want {
@@ -101,7 +115,7 @@ fn get(
         slice: slice.clone(),
         into: &mut into,
     }];
-    let loaded = load(manifest, source, &mut wants, 3)?;
+    let loaded = load(manifest, source, &mut wants, team)?;
     Ok((into, loaded))
 }
 
@@ -122,7 +136,7 @@ proptest! {
         let mut wants: Vec<Want<'_>> = (slices.iter().zip(&mut into))
             .map(|(slice, into)| Want { name: "t", dtype, shape: &shape, slice: slice.clone(), into })
             .collect();
-        let loaded = load(&manifest, &source, &mut wants, 3).unwrap();
+        let loaded = load(&manifest, &source, &mut wants, Team::alone(3)).unwrap();
         prop_assert_eq!(loaded.wanted, whole.len() as u64);
         prop_assert_eq!(&into, &expected);
 
@@ -138,7 +152,7 @@ proptest! {
                 Wanted { name: "t", dtype, shape: &shape, slice: slice.clone(), into }
             })
             .collect();
-        load_to(&manifest, &source, wants, &there, 3).unwrap();
+        load_to(&manifest, &source, wants, &there, Team::alone(3)).unwrap();
         for (at, (bytes, there)) in into.iter().zip(there.all()).enumerate() {
             prop_assert_eq!(if at % 2 == 0 { bytes } else { &there }, &expected[at]);
         }
@@ -236,6 +250,34 @@ fn only_the_chunks_that_are_needed_are_read() {
 }
 
 #[test]
+fn what_other_ranks_here_want_too_is_read_as_such() {
+    let (manifest, source, _, shape) = large();
+    let whole = Slice::whole(&shape);
+    let half = |offset: u64| Slice {
+        offset: vec![offset, 0],
+        extent: vec![2560, 1024],
+    };
+    let team = |ranks| Team { threads: 3, ranks };
+    let chunks = |which: &[u64]| -> Vec<(String, u64)> {
+        let name = |chunk: &u64| ("f0".to_owned(), chunk * CHUNK);
+        which.iter().map(name).collect()
+    };
+    for (ranks, slice, shared) in [
+        // The border is of both halves, wherever the other rank is.
+        (1, half(0), chunks(&[2])),
+        (2, half(2560), chunks(&[2])),
+        (1, whole.clone(), vec![]),
+        // Each rank wants the whole tensor.
+        (2, whole, chunks(&[0, 1, 2, 3, 4, 5])),
+    ] {
+        get_by(team(ranks), &manifest, &source, &slice).unwrap();
+        let mut said = std::mem::take(&mut *source.shared.lock().unwrap());
+        said.sort();
+        assert_eq!(said, shared, "{ranks} ranks, {slice:?}");
+    }
+}
+
+#[test]
 fn damage_is_named_by_file_tensor_and_chunk() {
     let (manifest, mut source, _, shape) = large();
     source.files.get_mut("f0").unwrap()[2 * CHUNK as usize + 77] ^= 0x10;
@@ -323,7 +365,7 @@ fn wants_that_do_not_fit_are_refused() {
             slice,
             into: &mut into,
         }];
-        load(&manifest, &source, &mut wants, 1).unwrap_err()
+        load(&manifest, &source, &mut wants, Team::alone(1)).unwrap_err()
     };
     let (whole, f32) = (Slice::whole(&[4, 2]), Dtype::F32);
     assert!(matches!(
@@ -393,7 +435,7 @@ fn many_wants_over_many_chunks() {
             into,
         })
         .collect();
-    load(&manifest, &source, &mut wants, 4).unwrap();
+    load(&manifest, &source, &mut wants, Team::alone(4)).unwrap();
     for (slice, into) in slices.iter().zip(&into) {
         assert!(*into == read_slice(&whole, &shape, slice, 4), "{slice}");
     }

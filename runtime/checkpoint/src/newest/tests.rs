@@ -7,6 +7,7 @@ use super::*;
 use crate::hex::Bytes;
 use crate::load::Damage;
 use crate::load::tests::{Memory, manifest};
+use crate::source::Readers;
 use crate::verify::{Depth, verify};
 
 const OURS: Id = Bytes([7; 32]);
@@ -52,10 +53,10 @@ impl Source for Shelves {
     fn size(&self, path: &str) -> io::Result<u64> {
         self.data.size(path)
     }
-    fn read(&self, path: &str, at: u64, into: &mut [u8]) -> io::Result<()> {
+    fn read(&self, path: &str, at: u64, into: &mut [u8], readers: Readers) -> io::Result<()> {
         match self.silent.load(Ordering::Relaxed) {
             true => Err(Errno::TIMEDOUT.into()),
-            false => self.data.read(path, at, into),
+            false => self.data.read(path, at, into, readers),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use muster_checkpoint::Pages;
-use muster_checkpoint::load::{LoadError, Loaded, Part, Room, Sink, Wanted, load_to};
+use muster_checkpoint::load::{LoadError, Loaded, Part, Room, Sink, Team, Wanted, load_to};
 use muster_checkpoint::manifest::Manifest;
 use muster_checkpoint::source::Source;
 use muster_checkpoint::sum::CHUNK;
@@ -19,7 +19,7 @@ pub(super) fn load(
     manifest: &Manifest,
     source: &impl Source,
     wants: Vec<Wanted<'_, MemoryMut<'_>>>,
-    threads: usize,
+    team: Team,
 ) -> Result<Loaded, LoadError> {
     let mut deliveries = Deliveries::default();
     let mut rooms = Vec::with_capacity(wants.len());
@@ -53,8 +53,8 @@ pub(super) fn load(
         });
     }
     match deliveries.devices.is_empty() {
-        true => load_to(manifest, source, rooms, &(), threads),
-        false => load_to(manifest, source, rooms, &deliveries, threads),
+        true => load_to(manifest, source, rooms, &(), team),
+        false => load_to(manifest, source, rooms, &deliveries, team),
     }
 }
 

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use muster_checkpoint::load::{LoadError, Loaded, Wanted};
+use muster_checkpoint::load::{LoadError, Loaded, Team, Wanted};
 use muster_checkpoint::manifest::Manifest;
 use muster_checkpoint::slot::{Image, Slot, SlotError};
 use muster_checkpoint::source::Source;
@@ -173,9 +173,9 @@ impl Devices {
         manifest: &Manifest,
         source: &impl Source,
         wants: Vec<Wanted<'_, MemoryMut<'_>>>,
-        threads: usize,
+        team: Team,
     ) -> Result<Loaded, LoadError> {
-        from_checkpoint::load(self.driver.as_ref(), manifest, source, wants, threads)
+        from_checkpoint::load(self.driver.as_ref(), manifest, source, wants, team)
     }
 }
 

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use muster_checkpoint::dir::Dir;
-use muster_checkpoint::source;
+use muster_checkpoint::source::{self, Readers};
 use rustix::fs::{self as unix, AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -201,8 +201,15 @@ impl Folder {
     }
 
     /// Fills `into` from byte `at` of the object.
-    pub(crate) fn get_range(&self, name: &str, at: u64, into: &mut [u8]) -> Result<(), StoreError> {
-        let read = |reader: &source::Directory| source::Source::read(reader, name, at, into);
+    pub(crate) fn get_range(
+        &self,
+        name: &str,
+        at: u64,
+        into: &mut [u8],
+        readers: Readers,
+    ) -> Result<(), StoreError> {
+        let read =
+            |reader: &source::Directory| source::Source::read(reader, name, at, into, readers);
         (self.reader().and_then(read)).map_err(|error| self.error("read", name, error))
     }
 

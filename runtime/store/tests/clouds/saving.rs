@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use muster_checkpoint::hex::Bytes;
-use muster_checkpoint::load::{Want, load};
+use muster_checkpoint::load::{Team, Want, load};
 use muster_checkpoint::manifest::{Blob, Manifest, Origin};
 use muster_checkpoint::newest::Shelf as _;
 use muster_checkpoint::part::{self, Kept, Note, PartError};
@@ -112,7 +112,7 @@ fn save_and_load(job: &Store) -> Vec<Kept> {
         slice: Slice::whole(&[LENGTH as u64]),
         into: &mut into,
     };
-    load(&found, job, &mut [want], 4).unwrap();
+    load(&found, job, &mut [want], Team::alone(4)).unwrap();
     assert!(into == state(7));
     kept
 }

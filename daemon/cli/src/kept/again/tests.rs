@@ -1,6 +1,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use muster_checkpoint::source::Readers;
 use muster_protocol::Digest;
 use muster_protocol::record::CommitRef;
 
@@ -98,7 +99,7 @@ impl Source for Failing {
         Ok(1)
     }
 
-    fn read(&self, _path: &str, _at: u64, into: &mut [u8]) -> io::Result<()> {
+    fn read(&self, _path: &str, _at: u64, into: &mut [u8], _readers: Readers) -> io::Result<()> {
         let left = self
             .0
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
@@ -126,14 +127,14 @@ fn a_read_that_fails_is_tried_again_where_it_was() {
     let (shelf, asker) = (&Failing(AtomicU64::new(2)), &fake);
     let patient = Patient { shelf, asker };
     let mut byte = [0];
-    patient.read("x", 0, &mut byte).unwrap();
+    patient.read("x", 0, &mut byte, Readers::One).unwrap();
     assert_eq!((byte, fake.waited()), ([7], 3 * PAUSE));
     // As long as somebody wants to know.
     let mut fake = Fake::new(|_| ());
     fake.until = 0;
     let (shelf, asker) = (&Failing(AtomicU64::new(2)), &fake);
     let patient = Patient { shelf, asker };
-    let error = patient.read("x", 0, &mut byte).unwrap_err();
+    let error = patient.read("x", 0, &mut byte, Readers::One).unwrap_err();
     assert_eq!(
         (error.kind(), fake.waited()),
         (io::ErrorKind::TimedOut, PAUSE)

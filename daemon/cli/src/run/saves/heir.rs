@@ -9,7 +9,8 @@ use muster_protocol::checkpoint::SlotId;
 use muster_protocol::control::slots::SLOTS;
 use muster_protocol::local::SaveNews;
 
-use super::{Rank, Saves, Seen, Told, copy_of, making};
+use super::looking::copy_of;
+use super::{Rank, Saves, Seen, Told, making};
 
 impl Saves {
     /// A local rank's slots, for the agent to keep. None where no descriptor is left.

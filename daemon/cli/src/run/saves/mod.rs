@@ -8,6 +8,7 @@
 mod cache;
 mod heir;
 mod keeping;
+mod looking;
 mod making;
 pub mod replicas;
 mod way;
@@ -19,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use muster_checkpoint::part::Kept;
 use muster_checkpoint::persist::Options;
-use muster_checkpoint::slot::{Sealed, Slot, State};
+use muster_checkpoint::slot::{Sealed, Slot};
 use muster_protocol::checkpoint::{Copy, Found, Save, SlotId, Written};
 use muster_protocol::control::slots::{Given, SLOTS};
 use muster_protocol::local::{MAX_PARTS, SaveAsk, SaveNews, Start, short};
@@ -33,7 +34,7 @@ use keeping::Keeping;
 pub use making::Ask;
 use making::Made;
 use replicas::Replicas;
-use way::Way;
+use way::{Taken, Way};
 use writing::{Task, Writer};
 
 /// Between two words about how far a file is.
@@ -171,6 +172,8 @@ pub struct Saves {
     parts: Option<(Save, Vec<Written>)>,
     writer: Option<Writer>,
     way: Way,
+    /// While ranks fill slots: training waits for that.
+    filling: Option<Taken>,
     /// What is held in memory; none without a store.
     replicas: Option<Replicas>,
     keeping: Keeping,
@@ -186,6 +189,7 @@ impl Saves {
         Saves {
             keeping: Keeping::new(folder, location, rules, done.0.clone(), way.clone()),
             way,
+            filling: None,
             place,
             budget,
             ranks: BTreeMap::new(),
@@ -242,33 +246,6 @@ impl Saves {
     /// Whether there is anything to look at often.
     pub fn is_used(&self) -> bool {
         !self.ranks.is_empty()
-    }
-
-    /// Looks at what the workers ask for, and at what they have done to their slots.
-    pub fn look(&mut self, workers: &impl Ranks, now: Time) -> Told {
-        let mut told = Told::default();
-        let asks = workers.asks();
-        for (k, rank) in &mut self.ranks {
-            let alive = workers.runs(*k);
-            look_at(*k, rank, alive, self.replicas.as_ref(), &mut told);
-        }
-        // Behind the look: what was sealed before its worker asked for other slots is known by now, and kept.
-        for (k, ask) in asks {
-            self.asked(k, ask, workers, &mut told);
-        }
-        for (slot, writing) in &mut self.writing {
-            let done = writing.done.load(Ordering::Relaxed);
-            if done != writing.said && now >= writing.say_at {
-                writing.said = done;
-                writing.say_at = now + PROGRESS;
-                told.agent.push(SaveNews::Progress {
-                    slot: *slot,
-                    attempt: writing.save.attempt,
-                    done,
-                });
-            }
-        }
-        told
     }
 
     /// A worker wants slots.
@@ -577,62 +554,6 @@ impl Saves {
             sealed,
             self.done.0.clone(),
         )
-    }
-}
-
-/// What the agent is to know of it.
-fn copy_of(sealed: &Sealed) -> Copy {
-    Copy {
-        generation: Digest(sealed.generation.0),
-        step: sealed.step,
-        bytes: sealed.image().len() as u64,
-        digest: Digest(sealed.digest().0),
-    }
-}
-
-/// What became of a rank's slots since the last look.
-fn look_at(k: u16, rank: &mut Rank, alive: bool, replicas: Option<&Replicas>, told: &mut Told) {
-    let mut torn = false;
-    for (side, (slot, seen)) in (0u8..).zip(rank.slots.iter().zip(&mut rank.seen)) {
-        let id = SlotId { k, side };
-        let (state, step) = slot.state();
-        match (state, &*seen) {
-            (State::Free, Seen::Filling { .. }) => *seen = Seen::Free,
-            (State::Filling, _) if !alive => {
-                slot.reclaim();
-                *seen = Seen::Free;
-                torn = true;
-            }
-            (State::Filling, Seen::Free) => {
-                *seen = Seen::Filling { step };
-                told.agent.push(SaveNews::Filling { slot: id, step });
-            }
-            (State::Sealed, Seen::Free | Seen::Filling { .. }) => match slot.take() {
-                Ok(Some(sealed)) => {
-                    muster_fault::point("launcher.taken");
-                    if matches!(*seen, Seen::Free) {
-                        let step = sealed.step;
-                        told.agent.push(SaveNews::Filling { slot: id, step });
-                    }
-                    let copy = copy_of(&sealed);
-                    told.agent.push(SaveNews::Sealed { slot: id, copy });
-                    if let Some(replicas) = replicas {
-                        replicas.sealed(id, &sealed);
-                    }
-                    *seen = Seen::Sealed(Arc::new(sealed), copy);
-                }
-                Ok(None) => {}
-                Err(error) => {
-                    *seen = Seen::Free;
-                    torn = true;
-                    told.people.push(format!("local rank {k}: {error}"));
-                }
-            },
-            _ => {}
-        }
-    }
-    if torn {
-        told.agent.push(SaveNews::WorkerGone { k });
     }
 }
 

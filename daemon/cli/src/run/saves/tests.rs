@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use muster_checkpoint::dir::Dir;
 use muster_checkpoint::hex::Bytes;
-use muster_checkpoint::load::{Want, load};
+use muster_checkpoint::load::{Team, Want, load};
 use muster_checkpoint::manifest::{Blob, Manifest};
 use muster_checkpoint::newest::Shelf;
 use muster_checkpoint::part::Note;
 use muster_checkpoint::plan::{Held, Plan, Rank as Holder};
-use muster_checkpoint::slot::{Image, Source};
+use muster_checkpoint::slot::{Image, Source, State};
 use muster_checkpoint::source::Directory;
 use muster_checkpoint::{Dtype, Slice};
 use muster_protocol::LauncherId;
@@ -314,7 +314,7 @@ async fn from_two_workers_memory_to_a_manifest() {
         slice: Slice::whole(&[BYTES]),
         into: &mut into,
     };
-    load(&manifest, &source, &mut [want], 2).unwrap();
+    load(&manifest, &source, &mut [want], Team::alone(2)).unwrap();
     assert!(into == state(7));
 
     // A slot is busy until it is freed.

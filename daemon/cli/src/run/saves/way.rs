@@ -1,5 +1,5 @@
-//! What is written goes before what is read to verify older checkpoints: both take the same disk's time, and training
-//! may wait for the first.
+//! What is saved goes before what is read to verify older checkpoints: both take the same memory's and disk's time, and
+//! training waits for the first.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -8,30 +8,30 @@ use std::time::Duration;
 /// So long a reader waits before each chunk at most: about 40 MB/s are read while saves follow without a break.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Counts what is being written.
+/// Counts what is being saved.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Way(Arc<Count>);
 
 #[derive(Debug, Default)]
 struct Count {
-    writing: AtomicUsize,
+    saving: AtomicUsize,
     lock: Mutex<()>,
     over: Condvar,
 }
 
-/// Something is written, until this is dropped.
+/// Something is saved, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Taken(Arc<Count>);
 
 impl Way {
     pub(super) fn take(&self) -> Taken {
-        self.0.writing.fetch_add(1, Ordering::SeqCst);
+        self.0.saving.fetch_add(1, Ordering::SeqCst);
         Taken(Arc::clone(&self.0))
     }
 
-    /// Waits until nothing is written, for a while.
+    /// Waits until nothing is saved, for a while.
     pub(super) fn give(&self) {
-        let writes = || self.0.writing.load(Ordering::SeqCst) > 0;
+        let writes = || self.0.saving.load(Ordering::SeqCst) > 0;
         if writes() {
             let held = self.0.lock.lock().unwrap_or_else(PoisonError::into_inner);
             let over = &self.0.over;
@@ -42,7 +42,7 @@ impl Way {
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        self.0.writing.fetch_sub(1, Ordering::SeqCst);
+        self.0.saving.fetch_sub(1, Ordering::SeqCst);
         // Whoever has looked and does not wait yet has the lock.
         drop(self.0.lock.lock());
         self.0.over.notify_all();
@@ -72,7 +72,7 @@ mod tests {
         let reader = std::thread::spawn({
             let way = way.clone();
             move || {
-                while way.0.writing.load(Ordering::SeqCst) > 0 {
+                while way.0.saving.load(Ordering::SeqCst) > 0 {
                     way.give();
                 }
             }

@@ -1,0 +1,102 @@
+//! What workers have done to their slots.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use muster_checkpoint::slot::{Sealed, State};
+use muster_protocol::checkpoint::{Copy, SlotId};
+use muster_protocol::local::SaveNews;
+use muster_protocol::{Digest, Time};
+
+use super::replicas::Replicas;
+use super::{PROGRESS, Rank, Ranks, Saves, Seen, Told};
+
+impl Saves {
+    /// Looks at what the workers ask for, and at what they have done to their slots.
+    pub fn look(&mut self, workers: &impl Ranks, now: Time) -> Told {
+        let mut told = Told::default();
+        let asks = workers.asks();
+        for (k, rank) in &mut self.ranks {
+            let alive = workers.runs(*k);
+            look_at(*k, rank, alive, self.replicas.as_ref(), &mut told);
+        }
+        let fills = |rank: &Rank| rank.seen.iter().any(|s| matches!(s, Seen::Filling { .. }));
+        self.filling = match self.ranks.values().any(fills) {
+            true => Some(self.filling.take().unwrap_or_else(|| self.way.take())),
+            false => None,
+        };
+        // Behind the look: what was sealed before its worker asked for other slots is known by now, and kept.
+        for (k, ask) in asks {
+            self.asked(k, ask, workers, &mut told);
+        }
+        for (slot, writing) in &mut self.writing {
+            let done = writing.done.load(Ordering::Relaxed);
+            if done != writing.said && now >= writing.say_at {
+                writing.said = done;
+                writing.say_at = now + PROGRESS;
+                told.agent.push(SaveNews::Progress {
+                    slot: *slot,
+                    attempt: writing.save.attempt,
+                    done,
+                });
+            }
+        }
+        told
+    }
+}
+
+/// What the agent is to know of it.
+pub(super) fn copy_of(sealed: &Sealed) -> Copy {
+    Copy {
+        generation: Digest(sealed.generation.0),
+        step: sealed.step,
+        bytes: sealed.image().len() as u64,
+        digest: Digest(sealed.digest().0),
+    }
+}
+
+/// What became of a rank's slots since the last look.
+fn look_at(k: u16, rank: &mut Rank, alive: bool, replicas: Option<&Replicas>, told: &mut Told) {
+    let mut torn = false;
+    for (side, (slot, seen)) in (0u8..).zip(rank.slots.iter().zip(&mut rank.seen)) {
+        let id = SlotId { k, side };
+        let (state, step) = slot.state();
+        match (state, &*seen) {
+            (State::Free, Seen::Filling { .. }) => *seen = Seen::Free,
+            (State::Filling, _) if !alive => {
+                slot.reclaim();
+                *seen = Seen::Free;
+                torn = true;
+            }
+            (State::Filling, Seen::Free) => {
+                *seen = Seen::Filling { step };
+                told.agent.push(SaveNews::Filling { slot: id, step });
+            }
+            (State::Sealed, Seen::Free | Seen::Filling { .. }) => match slot.take() {
+                Ok(Some(sealed)) => {
+                    muster_fault::point("launcher.taken");
+                    if matches!(*seen, Seen::Free) {
+                        let step = sealed.step;
+                        told.agent.push(SaveNews::Filling { slot: id, step });
+                    }
+                    let copy = copy_of(&sealed);
+                    told.agent.push(SaveNews::Sealed { slot: id, copy });
+                    if let Some(replicas) = replicas {
+                        replicas.sealed(id, &sealed);
+                    }
+                    *seen = Seen::Sealed(Arc::new(sealed), copy);
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    *seen = Seen::Free;
+                    torn = true;
+                    told.people.push(format!("local rank {k}: {error}"));
+                }
+            },
+            _ => {}
+        }
+    }
+    if torn {
+        told.agent.push(SaveNews::WorkerGone { k });
+    }
+}
