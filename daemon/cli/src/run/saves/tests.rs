@@ -1,5 +1,6 @@
 use std::cell::RefCell;
 use std::net::SocketAddr;
+use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
 use muster_checkpoint::dir::Dir;
@@ -9,7 +10,7 @@ use muster_checkpoint::manifest::{Blob, Manifest};
 use muster_checkpoint::newest::Shelf;
 use muster_checkpoint::part::Note;
 use muster_checkpoint::plan::{Held, Plan, Rank as Holder};
-use muster_checkpoint::slot::{Image, Source, State};
+use muster_checkpoint::slot::{Far, FarError, Image, Source, Span, State};
 use muster_checkpoint::source::Directory;
 use muster_checkpoint::{Dtype, Slice};
 use muster_protocol::LauncherId;
@@ -428,6 +429,57 @@ async fn what_cannot_be_written_is_said() {
         [SaveNews::WriteStopped { attempt: 2, .. } | SaveNews::Written { attempt: 2, .. }]
     );
     assert!(ended, "{told:?}");
+}
+
+/// Waits in the middle of a fill until it is told to go on.
+struct Paused<'a>(&'a mpsc::Sender<()>, &'a Mutex<mpsc::Receiver<()>>);
+
+impl Far for Paused<'_> {
+    fn spans(&self) -> &[Span] {
+        &[]
+    }
+
+    fn begin(&self) -> Result<(), FarError> {
+        self.0.send(())?;
+        let go = self.1.lock().unwrap();
+        Ok(go.recv_timeout(Duration::from_secs(60))?)
+    }
+
+    fn bring(&self, _image: *mut [u8], _begin: u64, _end: u64) -> Result<(), FarError> {
+        Ok(())
+    }
+
+    fn end(&self) {}
+}
+
+#[tokio::test]
+async fn nothing_is_verified_while_a_slot_is_filled() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut saves, two) = (saves(dir.path(), u64::MAX), Two::default());
+    let slots = given(&mut saves, &two, 0).await;
+    assert!(!saves.way.is_taken());
+    let ((begun, begins), (go_on, goes_on)) = (mpsc::channel(), mpsc::channel());
+    let image = Image {
+        step: 7,
+        generation: Bytes(GENERATION.0),
+        bytes: 0,
+        sources: &[],
+        note: &[],
+    };
+    std::thread::scope(|scope| {
+        let goes_on = Mutex::new(goes_on);
+        let filling = scope.spawn({
+            let (slot, begun, image) = (&slots[0], &begun, &image);
+            move || slot.fill_with(image, &Paused(begun, &goes_on), 1).is_ok()
+        });
+        begins.recv_timeout(Duration::from_secs(60)).unwrap();
+        saves.look(&two, Time::ZERO);
+        assert!(saves.way.is_taken());
+        go_on.send(()).unwrap();
+        assert!(filling.join().unwrap());
+    });
+    saves.look(&two, Time::ZERO);
+    assert!(!saves.way.is_taken());
 }
 
 #[tokio::test]

@@ -29,6 +29,11 @@ impl Way {
         Taken(Arc::clone(&self.0))
     }
 
+    #[cfg(test)]
+    pub(super) fn is_taken(&self) -> bool {
+        self.0.saving.load(Ordering::SeqCst) > 0
+    }
+
     /// Waits until nothing is saved, for a while.
     pub(super) fn give(&self) {
         let writes = || self.0.saving.load(Ordering::SeqCst) > 0;
