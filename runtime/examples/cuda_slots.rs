@@ -27,7 +27,7 @@ use muster_protocol::control::fresh_page;
 use muster_protocol::control::slots::{Given, word};
 use muster_runtime::cuda::{Device, Driver};
 use muster_runtime::saving::{
-    Dtype, Held, MemoryMut, OnDevice, Peer, Restore, Saver, Slice, Wanted, Way,
+    Dtype, Held, MemoryMut, OnDevice, OnDeviceMut, Peer, Restore, Saver, Slice, Wanted, Way,
 };
 use muster_runtime::{Session, WorkerEnv};
 
@@ -174,7 +174,7 @@ fn compare(
 
     let (shape, into) = ([content.len() as u64], device.alloc(content.len())?);
     // SAFETY: it is so long, and nobody else uses it.
-    let there = unsafe { OnDevice::new(into.address(), shape[0], std::ptr::null_mut()) };
+    let there = unsafe { OnDeviceMut::new(into.address(), shape[0], std::ptr::null_mut()) };
     let began = Instant::now();
     restore.load_into(vec![Wanted {
         name: "tensor",

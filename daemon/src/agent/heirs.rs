@@ -31,8 +31,8 @@ impl Node {
 
     /// A launcher has given up the slots of a rank.
     pub(super) fn let_go(&mut self, conn: ConnId, k: u16) {
-        if let Some((key, _)) = self.launcher_of(conn) {
-            self.held.refuse(&key, k);
+        if let Some((key, launcher)) = self.launcher_of(conn) {
+            self.held.give_up(&key, launcher, k);
         }
     }
 

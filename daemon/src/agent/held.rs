@@ -96,7 +96,20 @@ impl Held {
         Ok(())
     }
 
-    /// A rank's slots are not taken in, or given up by their launcher.
+    /// This launcher has no slots of the rank any more. It says so on each link: what another one left waits on, for
+    /// this one may be its heir.
+    pub(super) fn give_up(&mut self, key: &JobKey, launcher: LauncherId, k: u16) {
+        let at = (key.clone(), k);
+        if self
+            .0
+            .get(&at)
+            .is_some_and(|rank| rank.launcher == launcher)
+        {
+            self.0.remove(&at);
+        }
+    }
+
+    /// A rank's slots are not taken in.
     pub(super) fn refuse(&mut self, key: &JobKey, k: u16) {
         self.0.remove(&(key.clone(), k));
     }

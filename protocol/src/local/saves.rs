@@ -25,7 +25,8 @@ pub enum SaveNews {
         capacity: u64,
         found: [Found; 2],
     },
-    /// The slots of a local rank are no more, and other ones are being made: the agent lets go of their memory.
+    /// The slots of a local rank are no more, and other ones are being made: the agent lets go of their memory. Said
+    /// again on each link until there are others.
     SlotsGone {
         k: u16,
     },

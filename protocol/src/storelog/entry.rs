@@ -10,6 +10,10 @@
 //! flipped bit of the newest COMMIT would make it another's, and the job would go on from an older one.
 //! It is the first 16 hexadecimal digits of the BLAKE3 of the bytes before it. Version 1 had none.
 //!
+//! An entry has the lowest version whose readers understand it: an older build on the same store reads on until it meets
+//! one that it cannot, and then names the version. Version 3 is that of `unpin`, of `rules`, and of a `retire` that names
+//! what is `good`.
+//!
 //! A claim carries its record as the hexadecimal of its canonical encoding. The fields beside it
 //! are for people; a reader refuses the entry when they say something else than the record.
 
@@ -20,8 +24,11 @@ use crate::codec;
 use crate::ids::{Digest, NodeId};
 use crate::record::{CommitRef, Record};
 
-/// The version of every entry that this build writes. It reads version 1 as well.
-pub const ENTRY_VERSION: u32 = 2;
+/// The highest version of an entry that this build writes, and reads. It reads those before as well.
+pub const ENTRY_VERSION: u32 = 3;
+
+/// Since when there is a checksum.
+const SUMMED: u32 = 2;
 
 /// The most bytes of one entry: a record with 1,024 members, in hexadecimal, with room to spare.
 pub const MAX_ENTRY: usize = 512 * 1024;
@@ -258,6 +265,19 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
         .collect()
 }
 
+impl Body {
+    /// The version since which readers understand it.
+    fn version(&self) -> u32 {
+        match self {
+            Body::Claim(_) | Body::Commit(_) | Body::Reject { .. } | Body::Pin { .. } => SUMMED,
+            Body::Retire { good: None, .. } => SUMMED,
+            Body::Retire { good: Some(_), .. } | Body::Unpin { .. } | Body::Rules(_) => {
+                ENTRY_VERSION
+            }
+        }
+    }
+}
+
 impl Entry {
     /// The bytes to store. Fails only for a record beyond a frame's limit.
     pub fn encode(&self) -> Result<Vec<u8>, EntryError> {
@@ -279,7 +299,7 @@ impl Entry {
             Body::Rules(rules) => WireBody::Rules(rules.clone()),
         };
         let wire = WireEntry {
-            v: ENTRY_VERSION,
+            v: self.body.version(),
             seq: self.seq,
             prev: self.prev.hex(),
             writer: self.writer.hex(),
@@ -306,7 +326,8 @@ impl Entry {
         let version: WireVersion = serde_json::from_slice(bytes).map_err(json)?;
         let wire: WireEntry = match version.v {
             1 => serde_json::from_slice(bytes),
-            ENTRY_VERSION => serde_json::from_slice(&without_tail(bytes)?),
+            // Builds between wrote all that there is as version 2.
+            SUMMED..=ENTRY_VERSION => serde_json::from_slice(&without_tail(bytes)?),
             other => return Err(EntryError::Version(other)),
         }
         .map_err(json)?;

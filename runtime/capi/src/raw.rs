@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use muster_runtime::saving::{self, Dtype, MemoryMut, OnDevice, Slice};
+use muster_runtime::saving::{self, Dtype, MemoryMut, OnDevice, OnDeviceMut, Slice};
 
 use crate::outcome::Failure;
 
@@ -123,7 +123,10 @@ pub(crate) unsafe fn memory<'a>(
     match kind_of(memory)? {
         // SAFETY: the caller's promise, here and below.
         HOST => unsafe { list(memory.at.cast_const().cast::<u8>(), bytes, MEMORY) }.map(Into::into),
-        _ => unsafe { on_device(memory, bytes) }.map(Into::into),
+        _ => {
+            let at = on_device(memory, bytes)?;
+            Ok(unsafe { OnDevice::new(at, bytes as u64, memory.stream) }.into())
+        }
     }
 }
 
@@ -138,7 +141,10 @@ pub(crate) unsafe fn memory_mut<'a>(
     match kind_of(memory)? {
         // SAFETY: the caller's promise, here and below.
         HOST => unsafe { list_mut(memory.at.cast::<u8>(), bytes, MEMORY) }.map(MemoryMut::Host),
-        _ => unsafe { on_device(memory, bytes) }.map(MemoryMut::Device),
+        _ => {
+            let at = on_device(memory, bytes)?;
+            Ok(unsafe { OnDeviceMut::new(at, bytes as u64, memory.stream) }.into())
+        }
     }
 }
 
@@ -154,14 +160,12 @@ fn kind_of(memory: &Memory) -> Result<u32, Failure> {
     }
 }
 
-/// # Safety
-/// As for [`memory`], of a device.
-unsafe fn on_device<'a>(memory: &Memory, bytes: usize) -> Result<OnDevice<'a>, Failure> {
-    if memory.at.is_null() && bytes > 0 {
-        return Err(null(MEMORY));
+/// The address of a device's memory.
+fn on_device(memory: &Memory, bytes: usize) -> Result<u64, Failure> {
+    match memory.at.is_null() && bytes > 0 {
+        true => Err(null(MEMORY)),
+        false => Ok(memory.at.addr() as u64),
     }
-    // SAFETY: the caller's promise.
-    Ok(unsafe { OnDevice::new(memory.at.addr() as u64, bytes as u64, memory.stream) })
 }
 
 /// # Safety

@@ -369,7 +369,8 @@ impl Stream {
     /// Waits until all that is in it is done.
     ///
     /// # Errors
-    /// Something in it failed, or the device's context is lost: then nothing of it is going on any more.
+    /// Something failed: in it, in another stream that the driver tells of here, or the device's context is lost. Then
+    /// it is not known whether what is in it has ended.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         let driver = &self.device.driver;
         let _current = self.device.enter()?;

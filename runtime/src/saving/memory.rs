@@ -19,12 +19,12 @@ pub enum MemoryMut<'a> {
     /// Memory of this process.
     Host(&'a mut [u8]),
     /// Memory of a GPU.
-    Device(OnDevice<'a>),
+    Device(OnDeviceMut<'a>),
 }
 
-/// Bytes in the memory of a GPU that NVIDIA's driver knows, and the stream in which they are worked with.
+/// Where bytes are in the memory of a GPU that NVIDIA's driver knows, and the stream in which they are worked with.
 #[derive(Clone, Copy, Debug)]
-pub struct OnDevice<'a> {
+pub(super) struct There {
     pub(super) address: u64,
     pub(super) bytes: u64,
     /// A `CUstream`. As a number, because it is only handed on.
@@ -33,6 +33,32 @@ pub struct OnDevice<'a> {
         expect(dead_code, reason = "without a driver it is only refused")
     )]
     pub(super) stream: usize,
+}
+
+impl There {
+    fn new(address: u64, bytes: u64, stream: *mut c_void) -> There {
+        There {
+            address,
+            bytes,
+            stream: stream.expose_provenance(),
+        }
+    }
+
+    /// A part of it, if it is inside.
+    fn part(self, range: Range<u64>) -> Option<There> {
+        let inside = range.start <= range.end && range.end <= self.bytes;
+        inside.then(|| There {
+            address: self.address + range.start,
+            bytes: range.end - range.start,
+            ..self
+        })
+    }
+}
+
+/// Bytes in the memory of a GPU, to be read: as `&[u8]` for what is not this process's own.
+#[derive(Clone, Copy, Debug)]
+pub struct OnDevice<'a> {
+    pub(super) there: There,
     tensor: PhantomData<&'a [u8]>,
 }
 
@@ -42,29 +68,98 @@ impl<'a> OnDevice<'a> {
     ///
     /// # Safety
     /// So many bytes of one GPU's memory lie there, in memory that stays for `'a`, and the stream does, too. Until
-    /// the call to which this is handed has returned, nobody but what is in the stream by then writes to
-    /// them; and where they are to be filled, nobody else reads them.
+    /// a call to which this is handed has returned, nobody but what is in the stream by then writes to them.
     pub unsafe fn new(address: u64, bytes: u64, stream: *mut c_void) -> OnDevice<'a> {
         OnDevice {
-            address,
-            bytes,
-            stream: stream.expose_provenance(),
+            there: There::new(address, bytes, stream),
             tensor: PhantomData,
         }
     }
 
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.there.bytes
     }
 
     /// A part of it, if it is inside.
     pub(crate) fn part(self, range: Range<u64>) -> Option<OnDevice<'a>> {
-        let inside = range.start <= range.end && range.end <= self.bytes;
-        inside.then(|| OnDevice {
-            address: self.address + range.start,
-            bytes: range.end - range.start,
-            ..self
+        Some(OnDevice {
+            there: self.there.part(range)?,
+            tensor: PhantomData,
         })
+    }
+}
+
+/// Bytes in the memory of a GPU, to be filled: as `&mut [u8]` for what is not this process's own. So there is one at a
+/// time, and none is made of what is only to be read.
+///
+/// ```
+/// use muster_runtime::saving::{MemoryMut, OnDeviceMut};
+///
+/// fn filled(mut there: OnDeviceMut<'_>) {
+///     let _for_a_while: MemoryMut<'_> = there.reborrow().into();
+///     let _for_good: MemoryMut<'_> = there.into();
+/// }
+/// ```
+///
+/// ```compile_fail,E0382
+/// # use muster_runtime::saving::{MemoryMut, OnDeviceMut};
+/// fn two(there: OnDeviceMut<'_>) -> [MemoryMut<'_>; 2] {
+///     [there.into(), there.into()]
+/// }
+/// ```
+///
+/// ```compile_fail,E0499
+/// # use muster_runtime::saving::OnDeviceMut;
+/// fn two<'a>(there: &'a mut OnDeviceMut<'_>) -> [OnDeviceMut<'a>; 2] {
+///     [there.reborrow(), there.reborrow()]
+/// }
+/// ```
+///
+/// ```compile_fail,E0277
+/// # use muster_runtime::saving::{MemoryMut, OnDevice};
+/// fn filled(there: OnDevice<'_>) -> MemoryMut<'_> {
+///     there.into()
+/// }
+/// ```
+#[derive(Debug)]
+pub struct OnDeviceMut<'a> {
+    pub(super) there: There,
+    tensor: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> OnDeviceMut<'a> {
+    /// As [`OnDevice::new`].
+    ///
+    /// # Safety
+    /// As there; and nobody else reads or writes those bytes during `'a`, but what is in the stream by the call to
+    /// which this is handed.
+    pub unsafe fn new(address: u64, bytes: u64, stream: *mut c_void) -> OnDeviceMut<'a> {
+        OnDeviceMut {
+            there: There::new(address, bytes, stream),
+            tensor: PhantomData,
+        }
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.there.bytes
+    }
+
+    /// The same, for a while.
+    pub fn reborrow(&mut self) -> OnDeviceMut<'_> {
+        OnDeviceMut {
+            there: self.there,
+            tensor: PhantomData,
+        }
+    }
+
+    /// What is before a byte, and what begins with it, if it is inside.
+    pub fn split_at_checked(self, at: u64) -> Option<(OnDeviceMut<'a>, OnDeviceMut<'a>)> {
+        let of = |range| {
+            let there = self.there.part(range)?;
+            let tensor = PhantomData;
+            Some(OnDeviceMut { there, tensor })
+        };
+        Some((of(0..at)?, of(at..self.there.bytes)?))
     }
 }
 
@@ -98,7 +193,7 @@ impl MemoryMut<'_> {
     pub(crate) fn reborrow(&mut self) -> MemoryMut<'_> {
         match self {
             MemoryMut::Host(bytes) => MemoryMut::Host(bytes),
-            MemoryMut::Device(there) => MemoryMut::Device(*there),
+            MemoryMut::Device(there) => MemoryMut::Device(there.reborrow()),
         }
     }
 }
@@ -109,8 +204,8 @@ impl<'a, B: AsMut<[u8]> + ?Sized> From<&'a mut B> for MemoryMut<'a> {
     }
 }
 
-impl<'a> From<OnDevice<'a>> for MemoryMut<'a> {
-    fn from(there: OnDevice<'a>) -> MemoryMut<'a> {
+impl<'a> From<OnDeviceMut<'a>> for MemoryMut<'a> {
+    fn from(there: OnDeviceMut<'a>) -> MemoryMut<'a> {
         MemoryMut::Device(there)
     }
 }

@@ -11,6 +11,9 @@ use muster_checkpoint::source::Source;
 use super::SaveError;
 use super::memory::{MemoryMut, Part, Way};
 
+/// Nothing is to be done.
+pub(super) type Preparation = fn(&[Arc<Slot>]);
+
 /// None.
 #[derive(Debug, Default)]
 pub(super) struct Devices {}
@@ -22,6 +25,19 @@ pub(super) struct Devices {}
 struct NoCuda;
 
 impl Devices {
+    pub(super) fn renew(&mut self) {}
+
+    pub(super) fn check(&self, parts: &[Part<'_>]) -> Result<(), SaveError> {
+        match parts {
+            [] => Ok(()),
+            _ => Err(SaveError::Device(NoCuda.into())),
+        }
+    }
+
+    pub(super) fn preparation(&mut self, _parts: &[Part<'_>]) -> Option<Preparation> {
+        None
+    }
+
     pub(super) fn fill(
         &mut self,
         _slots: &[Arc<Slot>],
@@ -30,10 +46,8 @@ impl Devices {
         parts: &[Part<'_>],
         threads: usize,
     ) -> Result<Duration, SaveError> {
-        match parts {
-            [] => Ok(slot.fill(image, threads)?),
-            _ => Err(SaveError::Device(NoCuda.into())),
-        }
+        self.check(parts)?;
+        Ok(slot.fill(image, threads)?)
     }
 
     pub(super) fn load(

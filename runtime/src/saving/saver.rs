@@ -8,7 +8,7 @@ use muster_checkpoint::Slice;
 use muster_checkpoint::hex::Bytes;
 use muster_checkpoint::manifest::Blob;
 use muster_checkpoint::part::{Note, PartError};
-use muster_checkpoint::plan::{Held, Plan, PlanError, Rank};
+use muster_checkpoint::plan::{Held, Plan, PlanError, Rank, Shard};
 use muster_checkpoint::slot::{FarError, Image, SlotError, Source, State};
 use muster_protocol::control::saving::word;
 
@@ -85,6 +85,12 @@ pub enum SaveError {
     /// The slot is free again; the last save that was sealed stays.
     #[error("tensors on GPUs could not be copied, and nothing was saved")]
     Device(#[source] FarError),
+    /// The driver did not say whether what was begun has ended. What copies go to is kept from everybody, and the last
+    /// save that was sealed stays.
+    #[error(
+        "tensors on GPUs could not be copied, and the driver does not say whether copies are still under way: nothing was saved, the checkpoint slot stays taken, and this process copies nothing more from its GPUs; end it, so that another worker is started"
+    )]
+    Lost(#[source] FarError),
     #[error(transparent)]
     Plan(#[from] PlanError),
     #[error(transparent)]
@@ -168,10 +174,11 @@ impl Saver {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = (cores / local.count().max(1)).clamp(1, THREADS);
         let bytes = note.encode()?.len() as u64;
-        let (slots, devices, wait) = match before {
+        let (slots, mut devices, wait) = match before {
             Some(before) => (before.slots, before.devices, before.wait),
             None => (Store::None, Devices::default(), WAIT),
         };
+        devices.renew();
         let mut saver = Saver {
             page,
             env: env.clone(),
@@ -223,12 +230,28 @@ impl Saver {
             .map(|piece| (self.plan.name(piece), &piece.held))
     }
 
+    /// Does what the first save of tensors on GPUs would do first, in the background: registers both slots with the
+    /// driver, as soon as they are there. `state` is that of [`save`](Self::save), and only looked at. What goes wrong
+    /// here goes wrong there again, and is told there.
+    pub fn prepare<'a, M: Into<Memory<'a>>>(&mut self, state: impl Fn(&str, &Slice) -> Option<M>) {
+        let Some(shard) = self.plan.shards.get(self.env.rank as usize) else {
+            return;
+        };
+        let Ok((_, parts)) = gather(&self.plan, shard, state) else {
+            return;
+        };
+        if let Some(preparation) = self.devices.preparation(&parts) {
+            let slots = std::mem::replace(&mut self.slots, Store::None);
+            self.slots = slots.then(preparation);
+        }
+    }
+
     /// Copies this rank's part of the state before `step` into a slot. All ranks save the same steps,
     /// each higher than the one before.
     ///
     /// `state` gives the bytes of a slice that this rank said it holds, in C order, little-endian, wherever they
     /// are. With the first tensors on GPUs both slots are registered with the driver, which takes a while for
-    /// large ones.
+    /// large ones, unless that [has been done](Self::prepare).
     /// `blobs` are state that is no tensor; a name that several ranks use has to be told apart
     /// (`rng/3`).
     ///
@@ -247,28 +270,8 @@ impl Saver {
                 peers: self.plan.shards.len(),
             });
         };
-        let mut sources = Vec::with_capacity(shard.pieces.len() + 1);
-        let mut parts = Vec::new();
-        sources.push(Source {
-            at: 0,
-            bytes: &shard.layout.header,
-        });
-        for piece in &shard.pieces {
-            let name = self.plan.name(piece);
-            let whole = state(name, &piece.held).map(Into::into);
-            let (at, end) = (piece.at, piece.skip + piece.bytes);
-            match whole.and_then(|whole: Memory<'a>| whole.part(piece.skip..end)) {
-                Some(Memory::Host(bytes)) => sources.push(Source { at, bytes }),
-                Some(Memory::Device(from)) if piece.bytes > 0 => parts.push(Part { at, from }),
-                Some(Memory::Device(_)) => {}
-                None => {
-                    let name = name.to_owned();
-                    return Err(SaveError::State { name, bytes: end });
-                }
-            }
-        }
-        sources.sort_unstable_by_key(|source| source.at);
-        parts.sort_unstable_by_key(|part| part.at);
+        let (sources, parts) = gather(&self.plan, shard, state)?;
+        self.devices.check(&parts)?;
         self.note.blobs = blobs;
         if let Some(draft) = &mut self.note.draft {
             let since = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -320,4 +323,35 @@ impl Saver {
         }
         self.page.add(word::SAVES, 1);
     }
+}
+
+/// What a shard's image is made of: what is in this process's memory, and what is on devices.
+fn gather<'s, 'a: 's, M: Into<Memory<'a>>>(
+    plan: &Plan,
+    shard: &'s Shard,
+    state: impl Fn(&str, &Slice) -> Option<M>,
+) -> Result<(Vec<Source<'s>>, Vec<Part<'a>>), SaveError> {
+    let mut sources = Vec::with_capacity(shard.pieces.len() + 1);
+    let mut parts = Vec::new();
+    sources.push(Source {
+        at: 0,
+        bytes: &shard.layout.header,
+    });
+    for piece in &shard.pieces {
+        let name = plan.name(piece);
+        let whole = state(name, &piece.held).map(Into::into);
+        let (at, end) = (piece.at, piece.skip + piece.bytes);
+        match whole.and_then(|whole: Memory<'a>| whole.part(piece.skip..end)) {
+            Some(Memory::Host(bytes)) => sources.push(Source { at, bytes }),
+            Some(Memory::Device(from)) if piece.bytes > 0 => parts.push(Part { at, from }),
+            Some(Memory::Device(_)) => {}
+            None => {
+                let name = name.to_owned();
+                return Err(SaveError::State { name, bytes: end });
+            }
+        }
+    }
+    sources.sort_unstable_by_key(|source| source.at);
+    parts.sort_unstable_by_key(|part| part.at);
+    Ok((sources, parts))
 }

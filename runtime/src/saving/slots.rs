@@ -55,6 +55,25 @@ impl Store {
         thread.map_or(Store::None, Store::Coming)
     }
 
+    /// Does something with the slots once they are there, by a thread: the training goes on, and who needs them waits.
+    pub(super) fn then(self, work: impl FnOnce(&[Arc<Slot>]) + Send + 'static) -> Store {
+        if matches!(self, Store::None) {
+            return Store::None;
+        }
+        let thread = std::thread::Builder::new().name("muster-slots".into());
+        let thread = thread.spawn(move || {
+            let slots = match self {
+                Store::Here(slots) => slots,
+                Store::Coming(thread) => thread.join().map_err(|_| SaveError::NoAnswer)??,
+                Store::None => return Err(SaveError::NoAnswer),
+            };
+            work(slots.all());
+            Ok(slots)
+        });
+        // Without a thread they are asked for anew when they are needed.
+        thread.map_or(Store::None, Store::Coming)
+    }
+
     /// Slots of this size; they are waited for.
     pub(super) fn get(
         &mut self,

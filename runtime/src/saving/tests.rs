@@ -236,7 +236,8 @@ fn a_gpu_is_refused_by_a_worker_that_was_built_without_them() {
         dtype: Dtype::F16,
         shape: &[100_000],
         slice: Slice::whole(&[100_000]),
-        into: MemoryMut::Device(there(200_000)),
+        // SAFETY: as above.
+        into: unsafe { OnDeviceMut::new(4096, 200_000, std::ptr::null_mut()) }.into(),
     };
     let refused = checkpoint.load_into(vec![want]).unwrap_err();
     let said = refused.source().unwrap().to_string();

@@ -1,12 +1,13 @@
 //! Tensors of `f32` as slices and bytes.
 
+use std::ffi::c_void;
 use std::ops::Range;
 
 use bytemuck::cast_slice;
 use tch::{Device, Kind, Tensor};
 
 use super::{TorchError, shim};
-use crate::saving::OnDevice;
+use crate::saving::{OnDevice, OnDeviceMut};
 use crate::train::{BoxError, Layout, Load, Named};
 
 /// The values of a contiguous tensor on a CPU, in its own memory. `None` for any other.
@@ -25,9 +26,9 @@ pub(super) fn view(tensor: &Tensor) -> Option<&[f32]> {
     Some(unsafe { std::slice::from_raw_parts(at, len) })
 }
 
-/// The values of a contiguous tensor on one of NVIDIA's GPUs, where they are. What libtorch has put into its current
-/// stream is waited for by whoever uses them.
-fn on_device(tensor: &Tensor) -> Result<Option<OnDevice<'_>>, TorchError> {
+/// Where the values of a contiguous tensor on one of NVIDIA's GPUs are: the address, how many bytes, and libtorch's
+/// current stream there.
+fn place(tensor: &Tensor) -> Result<Option<(u64, u64, *mut c_void)>, TorchError> {
     let direct = cfg!(feature = "cuda")
         && matches!(tensor.device(), Device::Cuda(_))
         && tensor.kind() == Kind::Float
@@ -37,11 +38,31 @@ fn on_device(tensor: &Tensor) -> Result<Option<OnDevice<'_>>, TorchError> {
     }
     let stream = shim::current_stream(tensor)?;
     let (at, bytes) = (tensor.data_ptr().addr(), size_of::<f32>() * tensor.numel());
+    Ok(Some((at as u64, bytes as u64, stream)))
+}
+
+/// The values, to be read where they are. What libtorch has put into its current stream is waited for by whoever uses
+/// them.
+fn on_device(tensor: &Tensor) -> Result<Option<OnDevice<'_>>, TorchError> {
+    let Some((at, bytes, stream)) = place(tensor)? else {
+        return Ok(None);
+    };
     // SAFETY: so many bytes there belong to the tensor, which is borrowed. What libtorch does with them goes through
     // the stream, and the callers in this module put nothing into it meanwhile.
-    Ok(Some(unsafe {
-        OnDevice::new(at as u64, bytes as u64, stream)
-    }))
+    Ok(Some(unsafe { OnDevice::new(at, bytes, stream) }))
+}
+
+/// As [`on_device`], to be filled.
+///
+/// # Safety
+/// Nobody else reads or writes the tensor's memory meanwhile, by another tensor that shares it either, but what is in
+/// libtorch's current stream.
+unsafe fn on_device_mut(tensor: &mut Tensor) -> Result<Option<OnDeviceMut<'_>>, TorchError> {
+    let Some((at, bytes, stream)) = place(tensor)? else {
+        return Ok(None);
+    };
+    // SAFETY: as above, and by the caller's word.
+    Ok(Some(unsafe { OnDeviceMut::new(at, bytes, stream) }))
 }
 
 /// Whether all of them can be [viewed](view), and none shares memory with another.
@@ -127,7 +148,8 @@ pub(super) fn load(
     full: impl Fn(&str) -> String,
     from: &mut Load<'_>,
 ) -> Result<(), BoxError> {
-    if let Some(values) = on_device(tensor)? {
+    // SAFETY: the tensor is borrowed for as long, and whoever calls this uses no view into it meanwhile.
+    if let Some(values) = unsafe { on_device_mut(tensor)? } {
         return Ok(from.fill(layout.rooms_there(values, full))?);
     }
     change(tensor, |values| -> Result<(), BoxError> {

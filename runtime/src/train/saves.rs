@@ -274,21 +274,22 @@ impl<M: Model> Parallel<M> {
             let common = tensors.iter().map(Named::held).collect();
             let own = |rank| training.own_tensors(rank).map(|t| t.held()).collect();
             saves.plan(&share.entered, common, own).map_err(failed)?;
-            if does == Does::Plan {
-                return Ok(None);
-            }
             let own: Vec<Named<'_>> = training.own_tensors(share.rank).collect();
             let bytes: HashMap<&str, Memory<'_>> = (tensors.iter().chain(&own))
                 .map(|tensor| (&*tensor.name, tensor.bytes.memory()))
                 .collect();
+            let state = |name: &str, _: &_| bytes.get(name).copied();
+            let Some(saver) = &mut saves.saver else {
+                return Err(failed(SaveError::NoAnswer));
+            };
+            if does == Does::Plan {
+                saver.prepare(state);
+                return Ok(None);
+            }
             let blobs = match share.entered.first() == Some(&share.rank) {
                 true => training.blobs(),
                 false => Vec::new(),
             };
-            let Some(saver) = &mut saves.saver else {
-                return Err(failed(SaveError::NoAnswer));
-            };
-            let state = |name: &str, _: &_| bytes.get(name).copied();
             let saved = saver.save(step, state, blobs).map_err(failed)?;
             Ok((!saved.left_out).then_some(Save {
                 step,

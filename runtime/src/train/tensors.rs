@@ -7,6 +7,8 @@ use std::ops::Range;
 use super::config::TrainError;
 use super::handed::Come;
 use super::model::Model;
+#[cfg(feature = "torch")]
+use crate::saving::OnDeviceMut;
 use crate::saving::{Dtype, Held, LoadError, Memory, MemoryMut, OnDevice, Restore, Slice, Wanted};
 
 /// The name of what a model without names is saved as: its encoding, in one tensor of bytes.
@@ -449,11 +451,14 @@ impl Layout {
         values: OnDevice<'a>,
         full: impl Fn(&str) -> String,
     ) -> Vec<Named<'a>> {
-        let parts = self.parts_of(values).map(|(name, shape, bytes)| Named {
-            name: full(name),
-            dtype: Dtype::F32,
-            shape: shape.to_vec(),
-            bytes: Bytes::Device(bytes),
+        let parts = self.parts.iter().filter_map(|(name, shape, range)| {
+            let bytes = bytes_of(range.start)..bytes_of(range.end);
+            Some(Named {
+                name: full(name),
+                dtype: Dtype::F32,
+                shape: shape.clone(),
+                bytes: Bytes::Device(values.part(bytes)?),
+            })
         });
         parts.collect()
     }
@@ -462,28 +467,23 @@ impl Layout {
     #[cfg(feature = "torch")]
     pub(crate) fn rooms_there<'a>(
         &self,
-        values: OnDevice<'a>,
+        values: OnDeviceMut<'a>,
         full: impl Fn(&str) -> String,
     ) -> Vec<Room<'a>> {
-        let parts = self.parts_of(values).map(|(name, shape, into)| Room {
-            name: full(name),
-            dtype: Dtype::F32,
-            shape: shape.to_vec(),
-            into: into.into(),
-        });
-        parts.collect()
-    }
-
-    #[cfg(feature = "torch")]
-    fn parts_of<'s, 'a: 's>(
-        &'s self,
-        values: OnDevice<'a>,
-    ) -> impl Iterator<Item = (&'s str, &'s [u64], OnDevice<'a>)> {
-        const SIZE: u64 = size_of::<f32>() as u64;
-        self.parts.iter().filter_map(move |(name, shape, range)| {
-            let bytes = range.start as u64 * SIZE..range.end as u64 * SIZE;
-            Some((&**name, &**shape, values.part(bytes)?))
-        })
+        let (mut rest, mut at, mut rooms) = (values, 0, Vec::new());
+        for (name, shape, range) in &self.parts {
+            let after = rest.split_at_checked(bytes_of(range.start - at));
+            let here = after.and_then(|(_, after)| after.split_at_checked(bytes_of(range.len())));
+            let Some((here, after)) = here else { break };
+            rooms.push(Room {
+                name: full(name),
+                dtype: Dtype::F32,
+                shape: shape.clone(),
+                into: here.into(),
+            });
+            (rest, at) = (after, range.end);
+        }
+        rooms
     }
 
     pub(crate) fn rooms<'a>(
@@ -501,4 +501,10 @@ impl Layout {
         }
         rooms
     }
+}
+
+/// Of so many numbers.
+#[cfg(feature = "torch")]
+fn bytes_of(numbers: usize) -> u64 {
+    numbers as u64 * size_of::<f32>() as u64
 }

@@ -63,7 +63,7 @@ fn slots_are_unregistered_before_they_are_unmapped() {
     worker.save(3).unwrap();
     assert_eq!(live()[4], 2);
     // Also after an error, and by whoever drops them.
-    script("copy:2:700");
+    script("passing:2:719");
     worker.save(4).unwrap_err();
     script("");
     drop(worker);

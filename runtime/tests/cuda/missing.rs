@@ -93,6 +93,42 @@ fn the_driver_is_found_by_its_variable_and_the_way_is_said_once() {
     worker.save(2).unwrap();
 }
 
+#[test]
+fn a_change_of_the_way_is_said_once() {
+    if std::env::var_os("MUSTER_TEST_AGAIN").is_none() {
+        let test = "missing::a_change_of_the_way_is_said_once";
+        let output = again(test, &standin());
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && said.contains("1 passed"),
+            "{said}"
+        );
+        let said = String::from_utf8_lossy(&output.stderr);
+        let ways: Vec<&str> = (said.lines())
+            .filter_map(|line| line.strip_prefix("muster: tensors on GPUs are copied "))
+            .collect();
+        assert_eq!(ways.len(), 3, "{said}");
+        assert!(ways[0].contains("through pinned buffers") && ways[0].contains("not supported"));
+        assert!(ways[1].contains("through pinned buffers") && ways[1].contains("out of memory"));
+        assert!(ways[2].contains("straight into"), "{said}");
+        return;
+    }
+    let mut worker = Worker::alone();
+    for (step, driver) in [
+        (1, "register:801"),
+        (2, "register:2"),
+        (3, "register:2"),
+        (4, "register:2"),
+        (5, ""),
+        (6, ""),
+        (7, ""),
+    ] {
+        script(driver);
+        worker.save(step).unwrap();
+        worker.taken(step).release();
+    }
+}
+
 /// The example program, built beside this test.
 fn example(driver: &Path) -> Output {
     let tests = std::env::current_exe().unwrap();

@@ -191,28 +191,18 @@ impl Worker {
         step: u64,
         stream: RawStream,
     ) -> Result<Saved, Box<SaveError>> {
-        let place = |name: &str| TENSORS.iter().find(|(known, ..)| *known == name).unwrap().1;
-        let memory = &self.memory;
-        let state = |name: &str, _: &Slice| {
-            Some(match &memory[name] {
-                Tensor::Host(bytes) => Memory::Host(bytes),
-                Tensor::Device(there) => {
-                    let stream = match place(name) {
-                        Place::Device(0) => stream,
-                        _ => RawStream::DEFAULT,
-                    };
-                    // SAFETY: the memory is so long, and outlives the save.
-                    Memory::Device(unsafe {
-                        OnDevice::new(there.address(), there.bytes() as u64, stream.as_ptr())
-                    })
-                }
-            })
-        };
+        let state = of_memory(&self.memory, stream);
         let blob = Blob {
             name: "rng/0".to_owned(),
             data: vec![7; 3],
         };
         (self.saver.save(step, state, vec![blob])).map_err(Box::new)
+    }
+
+    /// Has what the first save would do first done by a thread.
+    pub(crate) fn prepare(&mut self) {
+        let state = of_memory(&self.memory, RawStream::DEFAULT);
+        self.saver.prepare(state);
     }
 
     pub(crate) fn save(&mut self, step: u64) -> Result<Saved, Box<SaveError>> {
@@ -262,6 +252,29 @@ impl Worker {
             let result = body(self);
             self.slots = launcher.join().unwrap();
             result
+        })
+    }
+}
+
+/// What is in the memory, where it is; that of the first device is worked with in `stream`.
+fn of_memory<'a>(
+    memory: &'a BTreeMap<&'static str, Tensor>,
+    stream: RawStream,
+) -> impl Fn(&str, &Slice) -> Option<Memory<'a>> {
+    let place = |name: &str| TENSORS.iter().find(|(known, ..)| *known == name).unwrap().1;
+    move |name: &str, _: &Slice| {
+        Some(match &memory[name] {
+            Tensor::Host(bytes) => Memory::Host(bytes),
+            Tensor::Device(there) => {
+                let stream = match place(name) {
+                    Place::Device(0) => stream,
+                    _ => RawStream::DEFAULT,
+                };
+                // SAFETY: the memory is so long, and outlives the save.
+                Memory::Device(unsafe {
+                    OnDevice::new(there.address(), there.bytes() as u64, stream.as_ptr())
+                })
+            }
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Tensors there and back.
 
 use muster_checkpoint::slot::State;
-use muster_runtime::saving::{MemoryMut, OnDevice, Way};
+use muster_runtime::saving::{MemoryMut, OnDeviceMut, Way};
 
 use super::support::*;
 
@@ -53,7 +53,7 @@ fn tensors_of_devices_come_back_bit_for_bit_either_way() {
                 }
                 let there = worker.on_device(name).address();
                 // SAFETY: it is so long, and nobody else uses it.
-                let there = unsafe { OnDevice::new(there, bytes, std::ptr::null_mut()) };
+                let there = unsafe { OnDeviceMut::new(there, bytes, std::ptr::null_mut()) };
                 wants.push(want(name, shape, MemoryMut::Device(there)));
             }
             restore.load_into(wants).unwrap();
@@ -80,7 +80,7 @@ fn a_part_of_a_tensor_goes_to_its_place_on_a_device() {
         .upload(&vec![0xeeu8; len as usize + 2])
         .unwrap();
     // SAFETY: inside, and nobody else uses it.
-    let there = unsafe { OnDevice::new(into.address() + 1, len, std::ptr::null_mut()) };
+    let there = unsafe { OnDeviceMut::new(into.address() + 1, len, std::ptr::null_mut()) };
     let mut part = want(name, &shape, MemoryMut::Device(there));
     (part.slice.offset, part.slice.extent) = (vec![begin], vec![len]);
     restore.load_into(vec![part]).unwrap();
@@ -116,7 +116,7 @@ fn what_is_in_the_callers_stream_is_waited_for() {
         let shape = [TENSORS[4].2];
         let memory = worker.on_device("weight");
         // SAFETY: it is so long, and only the stream uses it.
-        let there = unsafe { OnDevice::new(memory.address(), shape[0], stream.raw().as_ptr()) };
+        let there = unsafe { OnDeviceMut::new(memory.address(), shape[0], stream.raw().as_ptr()) };
         let weight = want("weight", &shape, MemoryMut::Device(there));
         restore.load_into(vec![weight]).unwrap();
         // What is left in a stream that is destroyed is done.

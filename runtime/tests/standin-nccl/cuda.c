@@ -270,7 +270,7 @@ unsigned cuEventSynchronize(struct event *event)
 	if (event->stream) want(event->stream, event->at);
 	while (atomic_load(&event->done) < atomic_load(&event->recorded))
 		usleep(20);
-	return standin_lost();
+	return standin_said();
 }
 
 unsigned cuStreamSynchronize(struct stream *stream)
@@ -284,7 +284,7 @@ unsigned cuStreamSynchronize(struct stream *stream)
 		while (atomic_load(&stream->done) < all)
 			usleep(20);
 	}
-	return standin_lost();
+	return standin_said();
 }
 
 unsigned cuEventQuery(struct event *event)

@@ -39,12 +39,15 @@ void standin_enqueue(void *stream, standin_fn *run, void *arg);
 int standin_stream_device(void *stream);
 /* Why the driver does nothing any more: an error in a stream has lost the context. */
 unsigned standin_lost(void);
+/* The same, or an error that nobody was told of yet: it is said once, to whoever waits next. */
+unsigned standin_said(void);
 /*
  * What the driver does from now on, separated by semicolons; nothing: as it should, and nothing is lost any more.
  *   lazy               what is in a stream is done only when somebody waits for it, here or by another stream
  *   register:CODE      cuMemHostRegister fails
  *   pinned:CODE        cuMemHostAlloc fails
  *   copy:N:CODE        the N-th asynchronous copy from now on fails on the device, and the context is lost
+ *   passing:N:CODE     it fails, and the context is not lost
  */
 void standin_cuda(const char *script);
 int standin_lazy(void);

@@ -167,7 +167,11 @@ impl Driver {
             tokio::select! {
                 biased;
                 _ = children.recv() => self.reap(&mut session),
-                Some(number) = signals.recv() => session.handle(asked(number), now()),
+                Some(number) = signals.recv() => {
+                    // Whoever has attached by now is stopped at a step, not in the middle of one.
+                    self.look_who_takes_stop_steps(&mut session);
+                    session.handle(asked(number), now());
+                }
                 Some(event) = link_events.recv() => self.link_event(event, &mut session),
                 done = store::next(&mut self.store) => self.stored(done),
                 Some(done) = self.saves.next() => {
@@ -185,16 +189,15 @@ impl Driver {
                 _ = parking.tick(), if self.workers.have_live() && session.awaits_parking() => {
                     self.look_for_parked(&mut session);
                 }
-                _ = slots.tick(), if self.saves.is_used() => self.look_at_slots(),
+                _ = slots.tick(), if self.saves.is_used() => {
+                    self.look_at_slots();
+                    self.look_who_takes_stop_steps(&mut session);
+                }
                 _ = pages.tick(), if session.has_workers() => {
                     self.release_ports();
                     self.look_at_slots();
                     self.look_for_parked(&mut session);
-                    let linked = self.linked();
-                    if linked != self.was_linked {
-                        self.was_linked = linked;
-                        session.handle(Event::TakesStopSteps(linked), now());
-                    }
+                    self.look_who_takes_stop_steps(&mut session);
                     self.watch_progress(&mut session);
                     self.tell_step(&session);
                     if let Some(step) = session.saves() {
@@ -409,6 +412,8 @@ impl Driver {
                     self.masters.met(start.master.port());
                     self.was_linked = false;
                     self.progress.begin();
+                    // What the dead were filling: behind the spawn it would be the new ones'.
+                    self.look_at_slots();
                     self.saves.begins(&start);
                     self.telling.begin(&start);
                     let result = self.workers.spawn(&start, interface.as_deref());
@@ -509,6 +514,15 @@ impl Driver {
             .pages()
             .map(|page| page.install(step, deadline_ms, reason))
             .max()
+    }
+
+    /// A stop goes by a step that all agree on only where the leader knows that all workers take one.
+    fn look_who_takes_stop_steps(&mut self, session: &mut Session) {
+        let linked = session.has_workers() && self.linked();
+        if linked != self.was_linked {
+            self.was_linked = linked;
+            session.handle(Event::TakesStopSteps(linked), now());
+        }
     }
 
     /// Whether there are workers and all of them have a runtime attached.

@@ -458,6 +458,19 @@ fn workers_stop_at_the_step_that_was_agreed() {
     }
 }
 
+/// In its first step already: the leader chooses between a step and the signal by what it knows when it hears of it.
+#[test]
+fn a_launcher_that_is_to_leave_says_first_that_its_workers_take_stop_steps() {
+    let mut agent = Agent::new();
+    let leaves = "store(272, 1)\nimport signal\nos.kill(os.getppid(), signal.SIGTERM)";
+    let worker = OBEYS.replace("store(272, 1)", leaves);
+    let _launcher = Launcher::start(&agent, &["--", "python3", "-c", &worker]);
+    agent.accept();
+    let digest = agent.run(1);
+    assert_eq!(agent.fact(), ToAgent::TakesStopSteps { digest, yes: true });
+    assert!(matches!(agent.fact(), ToAgent::Leave { .. }));
+}
+
 #[test]
 fn what_ran_before_the_launcher_is_left_alone() {
     let mut agent = Agent::new();

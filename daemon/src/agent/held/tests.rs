@@ -99,6 +99,24 @@ fn an_heir_in_the_place_of_a_launcher_gets_what_that_one_had() {
 }
 
 #[test]
+fn who_gives_up_slots_gives_up_its_own() {
+    let (mut held, key) = (Held::default(), job("1000", "job"));
+    held.keep(&key, OLD, 0, CAPACITY, two()).unwrap();
+    held.orphan(&key, |_| true, at(600)).unwrap();
+    // An heir that had slots while no agent heard it, and has none: what was left for it is there still.
+    held.give_up(&key, NEW, 0);
+    let heirs = held.inherit(&key);
+    assert_eq!(heirs.len(), 1);
+    let (k, slots) = heirs.into_iter().next().unwrap();
+    held.keep(&key, NEW, k, CAPACITY, slots.into()).unwrap();
+    // Said once more than it was heard.
+    for _again in 0..2 {
+        held.give_up(&key, NEW, k);
+        assert!(held.jobs().is_empty());
+    }
+}
+
+#[test]
 fn a_lease_ends_when_it_is_over_and_not_before() {
     let (mut held, key) = (Held::default(), job("1000", "job"));
     held.keep(&key, OLD, 0, CAPACITY, two()).unwrap();

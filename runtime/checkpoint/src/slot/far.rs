@@ -2,6 +2,8 @@
 
 use std::error::Error;
 
+use super::Slot;
+
 /// Why they were not brought.
 pub type FarError = Box<dyn Error + Send + Sync>;
 
@@ -16,7 +18,8 @@ pub struct Span {
 ///
 /// The image's memory is given as a pointer, since a device may be writing to it: until [`bring`](Self::bring)
 /// has returned for bytes, nobody else reads or writes those of them that are in a span, and nothing but spans is
-/// written. The pointer is good until [`end`](Self::end) has returned.
+/// written. The pointer is good until [`end`](Self::end) has returned, and after [`Ended::Unknown`] for the life of the
+/// process.
 pub trait Far: Sync {
     /// Ascending, apart from each other and from the image's other sources.
     fn spans(&self) -> &[Span];
@@ -34,8 +37,21 @@ pub trait Far: Sync {
     /// The image is given up.
     fn bring(&self, image: *mut [u8], begin: u64, end: u64) -> Result<(), FarError>;
 
-    /// Returns when nothing writes to the image any more, whether it is whole or given up.
-    fn end(&self);
+    /// Returns when nothing writes to the image any more, whether it is whole or given up, or when that cannot be
+    /// known.
+    fn end(&self) -> Ended;
+}
+
+/// What was found out about bytes that were brought.
+#[derive(Debug)]
+pub enum Ended {
+    /// What [`bring`](Far::bring) said of them holds.
+    Well,
+    /// Nothing is on its way any more, and something has failed: the image is given up.
+    Badly(FarError),
+    /// Something may still be writing, and nobody will know when it has ended: the memory is kept from everybody for
+    /// as long as this process lives.
+    Unknown(FarError),
 }
 
 /// Nothing is far.
@@ -52,14 +68,39 @@ impl Far for () {
         Ok(())
     }
 
-    fn end(&self) {}
+    fn end(&self) -> Ended {
+        Ended::Well
+    }
 }
 
 /// Ends it, whatever happens in between.
-pub(super) struct Ending<'a, F: Far>(pub(super) &'a F);
+pub(super) struct Ending<'a, F: Far> {
+    pub(super) far: &'a F,
+    pub(super) slot: &'a Slot,
+}
+
+impl<F: Far> Ending<'_, F> {
+    /// Nothing happened in between.
+    pub(super) fn over(self) -> Result<(), FarError> {
+        let this = std::mem::ManuallyDrop::new(self);
+        this.end()
+    }
+
+    fn end(&self) -> Result<(), FarError> {
+        match self.far.end() {
+            Ended::Well => Ok(()),
+            Ended::Badly(error) => Err(error),
+            Ended::Unknown(error) => {
+                self.slot.abandon();
+                Err(error)
+            }
+        }
+    }
+}
 
 impl<F: Far> Drop for Ending<'_, F> {
     fn drop(&mut self) {
-        self.0.end();
+        // The slot knows what it has to, and what went wrong before is the cause.
+        let _ended = self.end();
     }
 }

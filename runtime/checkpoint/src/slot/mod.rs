@@ -13,6 +13,10 @@
 //!                    +--> Free                                  | its holder died: reclaim --> Sealed
 //! ```
 //!
+//! A copy that failed leads from Filling to Free at once, if nothing writes to the slot any more. Where that cannot be
+//! known ([`SlotError::Abandoned`]) the slot stays with its worker, Filling, until that is dead: whoever else got it,
+//! its next filler or the kernel, would find a device writing there.
+//!
 //! A slot is a memfd that can neither shrink nor grow, so that nobody who maps it can be hit by
 //! SIGBUS:
 //!
@@ -34,7 +38,7 @@ mod view;
 use std::any::Any;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::hex::{Bytes, Id};
@@ -43,7 +47,7 @@ use crate::{PAGE, pool};
 
 use copy::Cursor;
 use far::Ending;
-pub use far::{Far, FarError, Span};
+pub use far::{Ended, Far, FarError, Span};
 use region::{Region, Shape, word};
 pub use replica::{Replica, Room};
 pub use view::{IMAGE_AT, View};
@@ -55,10 +59,16 @@ pub const MAX_NOTE: u64 = 64 << 20;
 #[derive(Debug)]
 pub struct Slot {
     /// What has to go before the mapping does: fields are dropped in this order.
-    tied: OnceLock<Box<dyn Any + Send + Sync>>,
+    tied: OnceLock<Tied>,
+    /// One makes what is tied, the others wait.
+    tying: Mutex<()>,
     fd: OwnedFd,
-    region: Region,
+    region: Arc<Region>,
+    /// Something may be writing to the memory for as long as this process lives.
+    abandoned: OnceLock<()>,
 }
+
+type Tied = Arc<dyn Any + Send + Sync>;
 
 /// What a slot is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,6 +166,11 @@ pub enum SlotError {
     Damaged(&'static str),
     #[error("a part of the image could not be copied from where it is, and nothing was sealed")]
     Far(#[source] FarError),
+    /// The slot is its worker's, and unusable, until that has ended.
+    #[error(
+        "a part of the image could not be copied from where it is, and may still be on its way: nothing was sealed, and nobody fills the slot again until this process has ended"
+    )]
+    Abandoned(#[source] FarError),
 }
 
 impl Slot {
@@ -206,17 +221,46 @@ impl Slot {
     fn of(fd: OwnedFd, region: Region) -> Slot {
         Slot {
             tied: OnceLock::new(),
+            tying: Mutex::default(),
             fd,
-            region,
+            region: Arc::new(region),
+            abandoned: OnceLock::new(),
         }
     }
 
     /// Keeps something that belongs to this mapping of the image's memory, such as its registration with a driver, and
-    /// drops it right before the memory is unmapped. It is made once, at the first call; `None` if that made
-    /// something of another type.
-    pub fn tie<T: Any + Send + Sync>(&self, make: impl FnOnce(*mut [u8]) -> T) -> Option<&T> {
-        let made = || -> Box<dyn Any + Send + Sync> { Box::new(make(self.region.image_memory())) };
-        self.tied.get_or_init(made).downcast_ref()
+    /// drops it right before the memory is unmapped. It is made once; what could not be made is tried again by the next
+    /// call. `None` if there is something of another type.
+    ///
+    /// # Errors
+    /// It could not be made.
+    pub fn tie<T: Any + Send + Sync, E>(
+        &self,
+        make: impl FnOnce(*mut [u8]) -> Result<T, E>,
+    ) -> Result<Option<&T>, E> {
+        if self.tied.get().is_none() {
+            let _alone = self.tying.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.tied.get().is_none() {
+                let made: Tied = Arc::new(make(self.region.image_memory())?);
+                // Nobody else sets it: this is behind the lock.
+                let _set = self.tied.set(made);
+            }
+        }
+        Ok(self.tied())
+    }
+
+    /// What is [tied](Self::tie) to it.
+    pub fn tied<T: Any + Send + Sync>(&self) -> Option<&T> {
+        self.tied.get()?.downcast_ref()
+    }
+
+    /// Something may be writing to the memory from now on, and nobody will ever know when it has ended. It stays mapped,
+    /// with what is tied to it, for as long as this process lives: that is what the counts that are not given back do.
+    fn abandon(&self) {
+        if self.abandoned.set(()).is_ok() {
+            std::mem::forget(Arc::clone(&self.region));
+            std::mem::forget(self.tied.get().cloned());
+        }
     }
 
     /// Its descriptor, for another process.
@@ -251,7 +295,7 @@ impl Slot {
     ///
     /// # Errors
     /// As [`fill`](Self::fill); or something was not brought ([`SlotError::Far`]): then the slot is free, and
-    /// what was in it is gone.
+    /// what was in it is gone. Or it may still be on its way ([`SlotError::Abandoned`]): then the slot stays as it is.
     pub fn fill_with(
         &self,
         image: &Image<'_>,
@@ -267,10 +311,18 @@ impl Slot {
         fits("image", image.bytes, shape.image)?;
         fits("note", image.note.len() as u64, shape.note)?;
         check(image, far.spans())?;
+        if self.abandoned.get().is_some() {
+            // Also where somebody took this process for dead, and has freed it.
+            let before = "an earlier copy may still be on its way";
+            return Err(SlotError::Abandoned(before.into()));
+        }
         let filling = self.step_on(State::Free, State::Filling)?;
         self.keep(false);
 
         if let Err(error) = self.copy(image, far, threads) {
+            if self.abandoned.get().is_some() {
+                return Err(SlotError::Abandoned(error));
+            }
             // It fails when somebody took this process for dead meanwhile, and has freed it.
             let free = after(filling, State::Free);
             let _ = self.region.exchange(word::STATE, filling, free);
@@ -299,13 +351,13 @@ impl Slot {
     /// Copies the image, and writes down the sums of its chunks.
     fn copy(&self, image: &Image<'_>, far: &impl Far, threads: usize) -> Result<(), FarError> {
         // On every way out: who fills the slot next would find a device writing to it.
-        let _ending = Ending(far);
+        let ending = Ending { far, slot: self };
         far.begin()?;
         let chunks = usize::try_from(chunks_of(image.bytes)).unwrap_or(usize::MAX);
         let copied = pool::each(
             threads,
             chunks,
-            || Ok(()),
+            || Ok::<(), FarError>(()),
             |(), chunk| {
                 let begin = chunk as u64 * CHUNK;
                 let end = image.bytes.min(begin + CHUNK);
@@ -316,7 +368,8 @@ impl Slot {
                 Ok(())
             },
         );
-        copied.map(drop)
+        copied?;
+        ending.over()
     }
 
     /// Takes a sealed slot, to make its image durable; `None` when it is not sealed. The slot is free

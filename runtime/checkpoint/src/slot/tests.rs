@@ -262,6 +262,8 @@ struct Cargo<'a> {
     bytes: Vec<&'a [u8]>,
     /// A chunk that never comes.
     fails_at: Option<u64>,
+    /// What is found out in the end.
+    end: fn() -> Ended,
     begun: AtomicUsize,
     ended: AtomicUsize,
 }
@@ -276,6 +278,7 @@ impl<'a> Cargo<'a> {
             spans: parts.iter().map(span).collect(),
             bytes: parts.iter().map(|(_, bytes)| *bytes).collect(),
             fails_at,
+            end: || Ended::Well,
             begun: AtomicUsize::new(0),
             ended: AtomicUsize::new(0),
         }
@@ -315,8 +318,9 @@ impl Far for Cargo<'_> {
         Ok(())
     }
 
-    fn end(&self) {
+    fn end(&self) -> Ended {
         self.ended.fetch_add(1, Relaxed);
+        (self.end)()
     }
 }
 
@@ -339,6 +343,14 @@ fn what_was_not_brought_is_not_sealed() {
         assert_eq!(why.to_string(), "the device is gone");
         assert_eq!((slot.state().0, cargo.calls()), (State::Free, (1, 1)));
     }
+    // All seemed well until the end.
+    let cargo = Cargo {
+        end: || Ended::Badly("a copy failed".into()),
+        ..Cargo::new(&parts, None)
+    };
+    let error = slot.fill_with(&whole, &cargo, 2).unwrap_err();
+    assert!(matches!(error, SlotError::Far(_)), "{error}");
+    assert_eq!((slot.state().0, cargo.calls()), (State::Free, (1, 1)));
     let cargo = Cargo::new(&parts, None);
     slot.fill_with(&whole, &cargo, 2).unwrap();
     assert_eq!(cargo.calls(), (1, 1));
@@ -378,12 +390,19 @@ fn what_is_tied_to_a_slot_goes_before_its_memory() {
     let slot = slot(100);
     let make = |memory: *mut [u8]| {
         assert!(memory.len() >= 100 && memory.cast::<u8>().addr().is_multiple_of(PAGE));
-        Tied(memory.cast::<u8>().expose_provenance(), seen.clone())
+        Ok::<_, &str>(Tied(memory.cast::<u8>().expose_provenance(), seen.clone()))
     };
-    let first = slot.tie(make).unwrap().0;
+    // What is refused is asked for again.
+    assert_eq!(
+        slot.tie(|_| Err::<Tied, _>("not now")).err(),
+        Some("not now")
+    );
+    assert!(slot.tied::<Tied>().is_none());
+    let first = slot.tie(make).unwrap().unwrap().0;
     // Once.
-    assert_eq!(slot.tie(make).unwrap().0, first);
-    assert!(slot.tie(|_| 7u8).is_none());
+    assert_eq!(slot.tie(make).unwrap().unwrap().0, first);
+    assert!(slot.tie(|_| Ok::<_, ()>(7u8)).unwrap().is_none());
+    assert_eq!(slot.tied::<Tied>().unwrap().0, first);
     let sources = [Source {
         at: 0,
         bytes: &[42],
@@ -391,6 +410,49 @@ fn what_is_tied_to_a_slot_goes_before_its_memory() {
     slot.fill(&image(1, &sources), 1).unwrap();
     drop(slot);
     assert_eq!(seen.load(Relaxed), 42);
+}
+
+#[test]
+fn what_may_still_be_written_to_is_nobody_elses_and_stays_mapped() {
+    let bytes = ramp(&[2 * CHUNK], 1);
+    let parts = [(4096, &bytes[4096..])];
+    let whole = image(2 * CHUNK, &[]);
+    // An error on the way, and none before the end.
+    for fails_at in [Some(CHUNK), None] {
+        let slot = slot(2 * CHUNK);
+        let (launcher, dropped) = (again(&slot), Arc::new(()));
+        let tied = slot.tie(|_| Ok::<_, ()>(dropped.clone()));
+        assert!(tied.unwrap().is_some());
+        let cargo = Cargo {
+            end: || Ended::Unknown("the driver does not say".into()),
+            ..Cargo::new(&parts, fails_at)
+        };
+        let error = slot.fill_with(&whole, &cargo, 2).unwrap_err();
+        let SlotError::Abandoned(why) = error else {
+            panic!("{error}");
+        };
+        let cause = match fails_at {
+            Some(_) => "the device is gone",
+            None => "the driver does not say",
+        };
+        assert_eq!((why.to_string().as_str(), cargo.calls()), (cause, (1, 1)));
+        assert_eq!(launcher.state().0, State::Filling);
+        assert!(launcher.take().unwrap().is_none());
+        // Not even where somebody has taken this process for dead.
+        launcher.reclaim();
+        assert_eq!(launcher.state().0, State::Free);
+        let again = slot.fill(&whole, 1).unwrap_err();
+        assert!(matches!(again, SlotError::Abandoned(_)), "{again}");
+        // Of this process it is for good: another's mapping may come and go.
+        let at = slot.region.image_memory().cast::<u8>().expose_provenance();
+        drop(slot);
+        assert_eq!(Arc::strong_count(&dropped), 2);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let page = format!("{:x}-", at - PAGE);
+        assert!(maps.lines().any(|line| line.starts_with(&page)), "{maps}");
+        // Who comes after this process may have it.
+        launcher.fill(&whole, 1).unwrap();
+    }
 }
 
 proptest! {

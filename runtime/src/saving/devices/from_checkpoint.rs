@@ -1,27 +1,30 @@
 //! From a checkpoint to devices: a chunk is read into pinned memory, verified there, and copied from there.
 
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use muster_checkpoint::Pages;
 use muster_checkpoint::load::{LoadError, Loaded, Part, Room, Sink, Team, Wanted, load_to};
 use muster_checkpoint::manifest::Manifest;
+use muster_checkpoint::slot::Ended;
 use muster_checkpoint::source::Source;
 use muster_checkpoint::sum::CHUNK;
 
-use super::super::memory::MemoryMut;
-use super::stream_of;
+use super::super::memory::{MemoryMut, OnDeviceMut};
+use super::{Lost, stream_of};
 use crate::cuda::{CudaError, Device, Driver, Event, Pinned, RawStream, Stream};
 
 /// Fills these wants.
 pub(super) fn load(
     driver: Option<&Arc<Driver>>,
+    lost: &Arc<Lost>,
     manifest: &Manifest,
     source: &impl Source,
     wants: Vec<Wanted<'_, MemoryMut<'_>>>,
     team: Team,
 ) -> Result<Loaded, LoadError> {
-    let mut deliveries = Deliveries::default();
+    let mut deliveries = Deliveries::new(lost);
     let mut rooms = Vec::with_capacity(wants.len());
     let mut found = driver.cloned();
     for want in wants {
@@ -31,17 +34,21 @@ pub(super) fn load(
                 Room::Here(bytes)
             }
             MemoryMut::Device(there) => {
+                if let Some(why) = lost.why() {
+                    return Err(LoadError::Far(why));
+                }
                 let driver = match &found {
                     Some(driver) => driver.clone(),
                     None => found.insert(Driver::load().map_err(far)?).clone(),
                 };
                 // Of nothing there need be no address.
-                let to = match there.bytes {
+                let bytes = there.bytes();
+                let to = match bytes {
                     0 => None,
-                    _ => Some(deliveries.to(&driver, there).map_err(far)?),
+                    _ => Some(deliveries.to(&driver, &there).map_err(far)?),
                 };
                 deliveries.to.push(to);
-                Room::Far(there.bytes)
+                Room::Far(bytes)
             }
         };
         rooms.push(Wanted {
@@ -72,8 +79,9 @@ struct To {
 }
 
 /// The wants that are on devices.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Deliveries {
+    lost: Arc<Lost>,
     devices: Vec<(u32, Arc<Device>)>,
     /// The callers' streams, and what is in them by now: the memory may still be in use there.
     ready: Vec<(usize, RawStream, Event)>,
@@ -81,7 +89,17 @@ struct Deliveries {
 }
 
 impl Deliveries {
-    fn to(&mut self, driver: &Arc<Driver>, there: super::OnDevice<'_>) -> Result<To, CudaError> {
+    fn new(lost: &Arc<Lost>) -> Deliveries {
+        Deliveries {
+            lost: Arc::clone(lost),
+            devices: Vec::new(),
+            ready: Vec::new(),
+            to: Vec::new(),
+        }
+    }
+
+    fn to(&mut self, driver: &Arc<Driver>, into: &OnDeviceMut<'_>) -> Result<To, CudaError> {
+        let there = into.there;
         let ordinal = Device::ordinal_of(driver, there.address)?;
         let known = (self.devices.iter()).position(|(number, _)| *number == ordinal);
         let device = match known {
@@ -91,7 +109,7 @@ impl Deliveries {
                 self.devices.len() - 1
             }
         };
-        let (of, stream) = (&self.devices[device].1, stream_of(&there));
+        let (of, stream) = (&self.devices[device].1, stream_of(there));
         let known = |(number, caller, _): &(usize, RawStream, Event)| {
             (*number, *caller) == (device, stream)
         };
@@ -112,7 +130,8 @@ impl Deliveries {
 /// A thread's memory for a chunk, and its way to each device.
 struct Staging {
     streams: Vec<Stream>,
-    memory: Staged,
+    memory: ManuallyDrop<Staged>,
+    lost: Arc<Lost>,
 }
 
 /// The driver may have no pinned memory left; it copies from any other, too, only slower.
@@ -124,7 +143,7 @@ enum Staged {
 impl Deref for Staging {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        match &self.memory {
+        match &*self.memory {
             Staged::Pinned(memory) => memory,
             Staged::Pages(memory) => memory,
         }
@@ -133,7 +152,7 @@ impl Deref for Staging {
 
 impl DerefMut for Staging {
     fn deref_mut(&mut self) -> &mut [u8] {
-        match &mut self.memory {
+        match &mut *self.memory {
             Staged::Pinned(memory) => memory,
             Staged::Pages(memory) => memory,
         }
@@ -142,9 +161,14 @@ impl DerefMut for Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
+        let mut settled = true;
         for stream in &self.streams {
-            // A copy that was begun may still be reading the memory. If this fails, none is.
-            let _over = stream.synchronize();
+            // A copy that was begun may still be reading the memory, which stays if nobody knows.
+            settled &= !matches!(self.lost.settle(stream), Ended::Unknown(_));
+        }
+        if settled {
+            // SAFETY: once, and nobody uses it afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
         }
     }
 }
@@ -168,7 +192,11 @@ impl Sink for Deliveries {
             Some(pinned) => Staged::Pinned(pinned),
             None => Staged::Pages(Pages::new(CHUNK as usize).map_err(LoadError::Memory)?),
         };
-        Ok(Staging { streams, memory })
+        Ok(Staging {
+            streams,
+            memory: ManuallyDrop::new(memory),
+            lost: Arc::clone(&self.lost),
+        })
     }
 
     fn put(&self, want: usize, at: u64, from: &Staging, part: Part) -> Result<(), LoadError> {

@@ -1,14 +1,15 @@
 //! From devices into a slot.
 
 use std::collections::BTreeSet;
+use std::mem::ManuallyDrop;
 use std::ops::Range;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use muster_checkpoint::slot::{Far, FarError, Span};
+use muster_checkpoint::slot::{Ended, Far, FarError, Span};
 use muster_checkpoint::sum::CHUNK;
 
 use super::super::memory::Part;
-use super::{Lane, lock, stream_of};
+use super::{Lane, Lost, lock, stream_of};
 use crate::cuda::{CudaError, Event, Pinned, RawStream, Stream};
 
 /// Parts of an image whose copies have one event behind them, at most: events cost, too.
@@ -27,24 +28,29 @@ pub(super) struct Bounce {
     lane: u32,
     stream: Stream,
     events: [Event; 2],
-    memory: Pinned,
+    memory: ManuallyDrop<Pinned>,
+    lost: Arc<Lost>,
 }
 
 impl Bounce {
-    fn new(lane: &Lane) -> Result<Bounce, CudaError> {
+    fn new(lane: &Lane, lost: &Arc<Lost>) -> Result<Bounce, CudaError> {
         Ok(Bounce {
             lane: lane.ordinal,
             stream: lane.device.stream()?,
             events: [lane.device.event()?, lane.device.event()?],
-            memory: Pinned::new(&lane.device, BOUNCE)?,
+            memory: ManuallyDrop::new(Pinned::new(&lane.device, BOUNCE)?),
+            lost: Arc::clone(lost),
         })
     }
 }
 
 impl Drop for Bounce {
     fn drop(&mut self) {
-        // A copy that was begun may still be writing to the memory. If this fails, nothing is.
-        let _over = self.stream.synchronize();
+        // A copy that was begun may still be writing to the memory, which stays if nobody knows.
+        if !matches!(self.lost.settle(&self.stream), Ended::Unknown(_)) {
+            // SAFETY: once, and nobody uses it afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
+        }
     }
 }
 
@@ -59,6 +65,7 @@ struct Origin {
 pub(super) struct Copies<'a> {
     lanes: &'a [Lane],
     bounces: &'a Mutex<Vec<Bounce>>,
+    lost: &'a Arc<Lost>,
     spans: Vec<Span>,
     /// Of each span.
     from: Vec<Origin>,
@@ -80,6 +87,7 @@ impl<'a> Copies<'a> {
     pub(super) fn new(
         lanes: &'a [Lane],
         bounces: &'a Mutex<Vec<Bounce>>,
+        lost: &'a Arc<Lost>,
         parts: &[Part<'_>],
         which: &[usize],
         straight: bool,
@@ -87,15 +95,15 @@ impl<'a> Copies<'a> {
     ) -> Copies<'a> {
         let span = |part: &Part<'_>| Span {
             at: part.at,
-            bytes: part.from.bytes,
+            bytes: part.from.bytes(),
         };
         let from = |(part, lane): (&Part<'_>, &usize)| Origin {
             lane: *lane,
-            address: part.from.address,
+            address: part.from.there.address,
         };
         let mut callers: Vec<(usize, RawStream)> = Vec::new();
         for (part, lane) in parts.iter().zip(which) {
-            let caller = (*lane, stream_of(&part.from));
+            let caller = (*lane, stream_of(part.from.there));
             if !callers.contains(&caller) {
                 callers.push(caller);
             }
@@ -105,6 +113,7 @@ impl<'a> Copies<'a> {
         Copies {
             lanes,
             bounces,
+            lost,
             spans: parts.iter().map(span).collect(),
             from: parts.iter().zip(which).map(from).collect(),
             callers,
@@ -192,7 +201,7 @@ impl<'a> Copies<'a> {
             };
             let mut bounce = match free {
                 Some(bounce) => bounce,
-                None => Bounce::new(&self.lanes[lane])?,
+                None => Bounce::new(&self.lanes[lane], self.lost)?,
             };
             self.bounce(&mut bounce, lane, image, range.clone())?;
             lock(self.bounces).push(bounce);
@@ -281,7 +290,9 @@ impl Far for Copies<'_> {
             let event = of.event()?;
             let _current = of.device.enter()?;
             event.record(*stream)?;
-            event.hold(of.stream.raw())?;
+            if self.straight {
+                event.hold(of.stream.raw())?;
+            }
             Ok((*lane, event))
         };
         let ready = self.callers.iter().map(wait).collect::<Result<_, _>>()?;
@@ -297,11 +308,20 @@ impl Far for Copies<'_> {
         }
     }
 
-    fn end(&self) {
-        let used: BTreeSet<usize> = self.from.iter().map(|from| from.lane).collect();
-        for lane in used {
-            // Whoever has begun a copy waits for it. If this fails, the device does nothing any more.
-            let _over = self.lanes[lane].stream.synchronize();
+    fn end(&self) -> Ended {
+        if !self.straight {
+            // No device writes to the slot: its bytes are brought from buffers, which see to themselves.
+            return Ended::Well;
         }
+        let used: BTreeSet<usize> = self.from.iter().map(|from| from.lane).collect();
+        let mut all = Ended::Well;
+        for lane in used {
+            // Whoever has begun a copy waits for it, in every stream, and the worst counts.
+            all = match (all, self.lost.settle(&self.lanes[lane].stream)) {
+                (worst @ Ended::Unknown(_), _) | (worst, Ended::Well) => worst,
+                (_, ended) => ended,
+            };
+        }
+        all
     }
 }

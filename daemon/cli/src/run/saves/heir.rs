@@ -105,6 +105,7 @@ impl Saves {
             found: [rank.seen[0].found(), rank.seen[1].found()],
         });
         self.ranks.insert(k, rank);
+        self.gone.remove(&k);
         self.count_slots();
         told
     }

@@ -14,7 +14,7 @@ pub mod replicas;
 mod way;
 mod writing;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -164,6 +164,9 @@ pub struct Saves {
     /// The most bytes of all slots.
     budget: u64,
     ranks: BTreeMap<u16, Rank>,
+    /// Had slots, and has none. That is said on each link, as what the others have is: the word may have been lost with
+    /// the link before, and the agent would hold memory that nobody uses.
+    gone: BTreeSet<u16>,
     /// Slots that are being made, and for which ask.
     making: BTreeMap<u16, u64>,
     generations: Vec<Generation>,
@@ -193,6 +196,7 @@ impl Saves {
             place,
             budget,
             ranks: BTreeMap::new(),
+            gone: BTreeSet::new(),
             making: BTreeMap::new(),
             generations: Vec::new(),
             writing: BTreeMap::new(),
@@ -240,7 +244,11 @@ impl Saves {
             found: [rank.seen[0].found(), rank.seen[1].found()],
         };
         let kept = self.keeping.link_up().into_iter().map(SaveNews::Keep);
-        self.ranks.iter().map(slots).chain(kept).collect()
+        // First: what they have left is memory for others.
+        let gone = self.gone.iter().map(|k| SaveNews::SlotsGone { k: *k });
+        gone.chain(self.ranks.iter().map(slots))
+            .chain(kept)
+            .collect()
     }
 
     /// Whether there is anything to look at often.
@@ -293,6 +301,7 @@ impl Saves {
                 }
             }
             // The agent has descriptors of them: it lets go before there is memory for others.
+            self.gone.insert(k);
             told.agent.push(SaveNews::SlotsGone { k });
         }
         if let Some(replicas) = &self.replicas {
@@ -370,6 +379,7 @@ impl Saves {
                 });
                 workers.give(k, ask, Given::Slots, Some(&rank.slots), 0);
                 self.ranks.insert(k, rank);
+                self.gone.remove(&k);
                 self.count_slots();
             }
             Err(error) => {

@@ -359,11 +359,24 @@ async fn memory_is_given_within_the_budget() {
     let told = saves.look(&two, Time::ZERO);
     // The agent has descriptors of it, and lets go before there is other memory.
     assert_eq!(told.agent, [SaveNews::SlotsGone { k: 0 }]);
+    // Where that was lost with the link, it is said on the next one, until there are others.
+    let of_slots = |saves: &mut Saves| {
+        let mut all = saves.link_up();
+        all.retain(|news| !matches!(news, SaveNews::Keep(_)));
+        all
+    };
+    for _link in 0..2 {
+        assert_eq!(of_slots(&mut saves), [SaveNews::SlotsGone { k: 0 }]);
+    }
     assert!(matches!(
         &done(&mut saves, &two).await.agent[..],
         [SaveNews::Slots { k: 0, .. }]
     ));
     assert!(matches!(two.answer(0), Some((Given::Slots, Some(_), _))));
+    assert!(matches!(
+        &of_slots(&mut saves)[..],
+        [SaveNews::Slots { k: 0, .. }]
+    ));
 
     let mut nowhere = Saves::new(None, u64::MAX, Rules::default());
     two.ask(0, 1, 1);
