@@ -301,6 +301,8 @@ pub enum CheckpointStage {
     Done { step: u64 },
     /// It came to nothing, or not all did.
     Failed { why: String },
+    /// The ranks cannot agree yet: for what they are waited for.
+    Waiting { why: String },
 }
 
 impl CheckpointStage {
@@ -551,7 +553,9 @@ impl JobMessage {
                 limit("output", tail, MAX_TEXT)
             }
             JobMessage::Checkpoint { state, .. } => {
-                if let CheckpointStage::Failed { why } = &state.stage {
+                if let CheckpointStage::Failed { why } | CheckpointStage::Waiting { why } =
+                    &state.stage
+                {
                     limit("text", why.len(), MAX_TEXT)?;
                 }
                 limit("ranks", state.saved.len(), MAX_SAVED)
