@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use muster_protocol::Span;
 use muster_protocol::record::Place;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing_subscriber::EnvFilter;
@@ -34,6 +35,7 @@ fn serve(flags: Flags) -> anyhow::Result<()> {
         tracing::warn!("{warning}");
     }
     ignore_file_size_signal();
+    raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -144,6 +146,22 @@ fn ignore_file_size_signal() {
     }
 }
 
+/// Peers, and the descriptors that launchers give it, are many more than the 1,024 files that a shell allows. An agent starts
+/// no program, which could mind.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current == limit.maximum {
+        return;
+    }
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, limit = ?limit.current, "no more descriptors than this: the limit cannot be raised");
+    }
+}
+
 /// Starts logging as configured.
 pub fn log_to_stderr(config: &AgentConfig) -> anyhow::Result<()> {
     let filter = EnvFilter::try_new(&config.log)?;
@@ -166,4 +184,22 @@ pub fn log_to_stderr(config: &AgentConfig) -> anyhow::Result<()> {
         builder.init();
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_may_open_as_many_descriptors_as_it_is_allowed_to() {
+        let before = getrlimit(Resource::Nofile);
+        let current = before.maximum.map(|most| most / 2);
+        setrlimit(Resource::Nofile, Rlimit { current, ..before }).unwrap();
+        raise_descriptor_limit();
+        let limit = getrlimit(Resource::Nofile);
+        assert_eq!(
+            (limit.current, limit.maximum),
+            (before.maximum, before.maximum)
+        );
+    }
 }

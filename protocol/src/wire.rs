@@ -303,6 +303,8 @@ pub enum CheckpointStage {
     Done { step: u64 },
     /// It came to nothing, or not all did.
     Failed { why: String },
+    /// The ranks cannot agree yet: for what they are waited for.
+    Waiting { why: String },
 }
 
 impl CheckpointStage {

@@ -17,7 +17,7 @@ use super::reports::{Labels, Reported, Series};
 use super::stores::{self, Asked, Told};
 use super::{Client, Input, Node, clock};
 use crate::net::Refusal;
-use crate::socket::{Conn, Received, Receiver};
+use crate::socket::{Conn, NoRoom, Received, Receiver};
 
 /// Agents called in vain that launchers are told of.
 const MAX_REFUSED: usize = 8;
@@ -75,7 +75,7 @@ impl Node {
         tokio::spawn(read(receiver, id, self.tx.clone()));
     }
 
-    pub(super) fn on_frame(&mut self, conn: ConnId, frame: &[u8], fds: Received) {
+    pub(super) fn on_frame(&mut self, conn: ConnId, frame: &[u8], fds: Result<Received, NoRoom>) {
         match codec::decode_frame::<ToAgent>(frame) {
             Err(error) => {
                 self.refuse(conn, &error.to_string());
@@ -85,7 +85,7 @@ impl Node {
         }
     }
 
-    fn act(&mut self, conn: ConnId, frame: ToAgent, fds: Received) {
+    fn act(&mut self, conn: ConnId, frame: ToAgent, fds: Result<Received, NoRoom>) {
         if let Err(error) = frame.check() {
             self.refuse(conn, &error.to_string());
             return self.drop_client(conn);

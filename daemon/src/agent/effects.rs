@@ -1,7 +1,7 @@
 //! Carrying out what the core wants: the disk, the network, launchers, stores, people.
 
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use muster_protocol::agent::{ConnId, Effect, Event, Notice, Told};
@@ -12,6 +12,7 @@ use muster_protocol::wire::Message;
 use muster_protocol::{JobKey, LauncherId, NodeId, codec};
 
 use super::{Input, Node, blob_name, clients, history, probe};
+use crate::socket::Received;
 
 /// An effect, for who picks one by its text: what is to be in the log as it will be read there.
 fn words(effect: &Effect) -> String {
@@ -97,18 +98,18 @@ impl Node {
 
     pub(super) fn tell_launcher(&mut self, conn: ConnId, frame: &ToLauncher) {
         self.told(conn, frame);
-        self.tell_with(conn, frame, Vec::new());
+        self.tell_with(conn, frame, Arc::default());
     }
 
     /// With descriptors.
-    pub(super) fn tell_with(&mut self, conn: ConnId, frame: &ToLauncher, fds: Vec<OwnedFd>) {
+    pub(super) fn tell_with(&mut self, conn: ConnId, frame: &ToLauncher, fds: Arc<Received>) {
         let Some(client) = self.clients.get_mut(&conn) else {
             return;
         };
         let frame = clients::with_refusals(frame, &self.refused, &mut client.waiting);
         match codec::encode_frame(&*frame) {
             Ok(bytes) => {
-                if let Err(error) = client.sender.send(bytes, fds) {
+                if let Err(error) = client.sender.send_shared(bytes, fds) {
                     tracing::warn!(pid = client.pid, %error, "the launcher does not read");
                 }
             }

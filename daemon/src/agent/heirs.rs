@@ -8,19 +8,34 @@ use muster_protocol::{JobKey, LauncherId, Span};
 
 use super::held::Left;
 use super::{Node, clock};
-use crate::socket::Received;
+use crate::socket::{NoRoom, Received};
 
 impl Node {
     /// A launcher says of slots; these descriptors came with the word.
-    pub(super) fn keep_slots(&mut self, conn: ConnId, k: u16, capacity: u64, slots: Received) {
+    pub(super) fn keep_slots(
+        &mut self,
+        conn: ConnId,
+        k: u16,
+        capacity: u64,
+        slots: Result<Received, NoRoom>,
+    ) {
         let Some((key, launcher)) = self.launcher_of(conn) else {
             return;
         };
         // As from a launcher that has no descriptor left, or whose agent keeps none.
-        if slots.is_empty() || self.core.config().slot_lease == Span::ZERO {
+        let none = slots.as_ref().is_ok_and(|slots| slots.is_empty());
+        if none || self.core.config().slot_lease == Span::ZERO {
             return self.held.refuse(&key, k);
         }
-        if let Err(why) = self.held.keep(&key, launcher, k, capacity, slots) {
+        let kept = match slots {
+            Ok(slots) => self.held.keep(&key, launcher, k, capacity, slots),
+            Err(why) => {
+                // Those that are kept are given up by their launcher.
+                self.held.refuse(&key, k);
+                Err(why.into())
+            }
+        };
+        if let Err(why) = kept {
             tracing::warn!(job = %key, local_rank = k, %why, "checkpoint slots are not kept");
             let text = format!(
                 "the agent does not keep the checkpoint slots of local rank {k} for a launcher that comes after this one: {why}"

@@ -3,11 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use muster_protocol::{JobKey, LauncherId, Time};
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 
-use crate::socket::Received;
+use crate::socket::{NoRoom, Received};
 
 /// Ranks whose slots are kept: of one user, so that he leaves some to others, and of all.
 const MAX_PER_USER: usize = 64;
@@ -36,13 +37,16 @@ pub(super) enum Refused {
         MAX_PER_NODE
     )]
     TooMany,
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
 }
 
 /// A rank's slots.
 #[derive(Debug)]
 struct Rank {
     launcher: LauncherId,
-    slots: Received,
+    /// An heir's frame may still wait to be sent with them.
+    slots: Arc<Received>,
     bytes: u64,
     /// Its launcher is gone: until when they wait for the next one.
     until: Option<Time>,
@@ -88,7 +92,7 @@ impl Held {
         let until = None;
         let rank = Rank {
             launcher,
-            slots,
+            slots: Arc::new(slots),
             bytes,
             until,
         };
@@ -147,16 +151,14 @@ impl Held {
         (left.ranks > 0).then_some(left)
     }
 
-    /// What waits for this job's next launcher: descriptors of its own, by local rank. They wait on until that launcher
-    /// has brought them back as its own.
-    pub(super) fn inherit(&self, key: &JobKey) -> Vec<(u16, Vec<OwnedFd>)> {
+    /// What waits for this job's next launcher, by local rank. It waits on until that launcher has brought the slots back
+    /// as its own. No descriptor is made for this: however many launchers ask and do not read, they cost none.
+    pub(super) fn inherit(&self, key: &JobKey) -> Vec<(u16, Arc<Received>)> {
         let waiting = self.0.iter();
         let waiting = waiting.filter(|((of, _), rank)| of == key && rank.until.is_some());
-        let copies = |((_, k), rank): (&(JobKey, u16), &Rank)| {
-            let copies = rank.slots.iter().map(|slot| slot.try_clone().ok());
-            Some((*k, copies.collect::<Option<_>>()?))
-        };
-        waiting.filter_map(copies).collect()
+        waiting
+            .map(|((_, k), rank)| (*k, Arc::clone(&rank.slots)))
+            .collect()
     }
 
     /// What waits for a launcher no longer needs to: the job is over.

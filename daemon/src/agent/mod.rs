@@ -32,7 +32,7 @@ use crate::metrics::Metrics;
 use crate::net::{Identity, Net, NetConfig, NetEvent, Refusal};
 use crate::notify::Notifier;
 use crate::seldom::Seldom;
-use crate::socket::{Conn, Listener, Received, Sender};
+use crate::socket::{Conn, Listener, NoRoom, Received, Sender};
 use crate::state::StateDir;
 
 /// Inputs that may wait for the loop.
@@ -99,7 +99,7 @@ enum Input {
     Frame {
         conn: ConnId,
         frame: Vec<u8>,
-        fds: Received,
+        fds: Result<Received, NoRoom>,
     },
     Closed(ConnId),
     /// A launcher whose connection closed was looked for at its guard.

@@ -256,6 +256,7 @@ fn checkpoint_json(job: &Job, asked: &CheckpointAsked) -> Value {
         CheckpointStage::Saving { step } => ("saving", Some(step), None),
         CheckpointStage::Done { step } => ("done", Some(step), None),
         CheckpointStage::Failed { why } => ("failed", None, Some(why)),
+        CheckpointStage::Waiting { why } => ("waiting", None, Some(why)),
     };
     let committed = step.and_then(|step| job.committed(*step));
     json!({

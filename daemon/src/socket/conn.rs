@@ -1,20 +1,26 @@
 //! One connection: a sender with a bounded queue and a task that drains it, and a receiver.
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_protocol::codec::{MAX_FRAME, with_length};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
-use super::received::{Received, last_elsewhere};
+use super::received::{self, Received};
+use super::room::Places;
 use super::{
-    MAX_FDS, MAX_QUEUED_BYTES, MAX_QUEUED_FRAMES, Message, Peer, SocketError, UNSETTLED,
+    MAX_FDS, MAX_QUEUED_BYTES, MAX_QUEUED_FRAMES, Message, NoRoom, Peer, SocketError,
     WRITE_TIMEOUT, wire,
 };
+
+/// How soon descriptors are offered again to a peer that has not taken the connection yet.
+const OFFERED_AGAIN: Duration = Duration::from_millis(5);
 
 /// A connection; made by [`connect`], [`pair`] or [`Listener::accept`](super::Listener::accept).
 #[derive(Debug)]
@@ -44,32 +50,36 @@ pub struct Receiver {
     partial: Vec<u8>,
     /// How many bytes of `partial` have arrived.
     filled: usize,
+    /// What came with it, and its place.
     fds: Received,
+    /// More came than could be taken in.
+    lost: bool,
     failed: bool,
 }
 
 #[derive(Debug)]
 struct Stream {
-    socket: UnixStream,
+    socket: ManuallyDrop<UnixStream>,
     peer: Peer,
     /// Counts against the listener's limit for as long as either half lives, and what it left unread is not closed.
     permits: Vec<OwnedSemaphorePermit>,
-    /// Room for descriptors of this peer's user that are neither kept nor closed yet.
-    unsettled: Arc<Semaphore>,
-    /// Behind the socket, which is closed before this is dropped.
-    open: Option<std::sync::mpsc::Sender<()>>,
+    /// For descriptors of this peer that are neither kept nor closed yet.
+    places: Places,
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.open = last_elsewhere(&self.socket, std::mem::take(&mut self.permits));
+        // SAFETY: nobody uses it after this.
+        let socket = unsafe { ManuallyDrop::take(&mut self.socket) };
+        received::close(socket, std::mem::take(&mut self.permits));
     }
 }
 
 #[derive(Debug)]
 struct Queued {
     bytes: Vec<u8>,
-    fds: Vec<OwnedFd>,
+    /// Closed by a thread, whoever drops the last of them: they may be somebody else's.
+    fds: Arc<Received>,
     _room: OwnedSemaphorePermit,
 }
 
@@ -77,21 +87,23 @@ impl Conn {
     /// Must be called within a tokio runtime: the writer is a task.
     pub(super) fn new(
         socket: UnixStream,
+        peer: Peer,
         permits: Vec<OwnedSemaphorePermit>,
-        unsettled: Arc<Semaphore>,
-    ) -> Result<Conn, SocketError> {
-        let peer = credentials(&socket)?;
+        places: Places,
+    ) -> Conn {
+        // An urgent byte comes in its place then: the kernel would leave it out, and close what came with it, while the
+        // bytes behind it are read. An error: this kernel has none.
+        let _ = rustix::net::sockopt::set_socket_oobinline(&socket, true);
         let stream = Arc::new(Stream {
-            socket,
+            socket: ManuallyDrop::new(socket),
             peer,
             permits,
-            unsettled,
-            open: None,
+            places,
         });
         let (queue, queued) = mpsc::channel(MAX_QUEUED_FRAMES);
         let (end, ended) = watch::channel(false);
         tokio::spawn(write_all(Arc::clone(&stream), queued, end));
-        Ok(Conn {
+        Conn {
             sender: Sender {
                 queue,
                 room: Arc::new(Semaphore::new(MAX_QUEUED_BYTES)),
@@ -103,9 +115,10 @@ impl Conn {
                 partial: vec![0; 4],
                 filled: 0,
                 fds: Received::default(),
+                lost: false,
                 failed: false,
             },
-        })
+        }
     }
 
     pub fn peer(&self) -> Peer {
@@ -136,6 +149,11 @@ impl Sender {
     /// waits; a peer whose queue is full is cut off. Descriptors are closed here once they are
     /// sent, or when this fails.
     pub fn send(&self, frame: Vec<u8>, fds: Vec<OwnedFd>) -> Result<(), SocketError> {
+        self.send_shared(frame, Arc::new(fds.into()))
+    }
+
+    /// As [`send`](Self::send), of descriptors that others use too.
+    pub fn send_shared(&self, frame: Vec<u8>, fds: Arc<Received>) -> Result<(), SocketError> {
         if frame.len() > MAX_FRAME {
             return Err(SocketError::TooLong { len: frame.len() });
         }
@@ -167,7 +185,7 @@ impl Sender {
 
     /// Closes both directions at once; what is queued is lost, and the peer reads the end.
     pub fn close(&self) {
-        let _ = rustix::net::shutdown(&self.stream.socket, rustix::net::Shutdown::Both);
+        let _ = rustix::net::shutdown(&*self.stream.socket, rustix::net::Shutdown::Both);
     }
 
     /// Closes both directions once what is queued has been sent, or could not be sent in time.
@@ -205,12 +223,13 @@ impl Receiver {
         if result.is_err() {
             self.failed = true;
             self.fds = Received::default();
-            let _ = rustix::net::shutdown(&self.stream.socket, rustix::net::Shutdown::Both);
+            let _ = rustix::net::shutdown(&*self.stream.socket, rustix::net::Shutdown::Both);
         }
         result
     }
 
-    /// Reads never go beyond the frame, so that descriptors that arrive belong to it.
+    /// Reads never go beyond the frame, so that descriptors that arrive belong to it. They are seen before they are taken:
+    /// only where some lie there is a place waited for, and a frame that has one waits no more.
     async fn next(&mut self) -> Result<Option<Message>, SocketError> {
         loop {
             if self.filled == self.partial.len() {
@@ -226,42 +245,54 @@ impl Receiver {
                     let frame = frame.to_vec();
                     self.partial = vec![0; 4];
                     self.filled = 0;
-                    return Ok(Some((frame, std::mem::take(&mut self.fds))));
+                    let mut fds = std::mem::take(&mut self.fds);
+                    fds.complete();
+                    let fds = match std::mem::take(&mut self.lost) {
+                        true => Err(NoRoom),
+                        false => Ok(fds),
+                    };
+                    return Ok(Some((frame, fds)));
                 }
                 self.partial.resize(4 + len, 0);
             }
-            let socket = &self.stream.socket;
-            socket.readable().await?;
-            // Descriptors may come with whatever is read, and wait until they can be closed.
-            let place = match self.fds.has_place() {
-                true => None,
-                false => Arc::clone(&self.stream.unsettled)
-                    .acquire_owned()
-                    .await
-                    .ok(),
-            };
-            let (buffer, fds) = (&mut self.partial[self.filled..], self.fds.arriving());
-            let received = socket.try_io(Interest::READABLE, || {
-                wire::receive(socket.as_fd(), buffer, fds)
+            let stream = &*self.stream;
+            stream.socket.readable().await?;
+            let rest = &mut self.partial[self.filled..];
+            let seen = stream.socket.try_io(Interest::READABLE, || {
+                wire::look(stream.socket.as_fd(), rest)
             });
-            self.fds.occupy(place);
-            match received {
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                Ok(Ok(0)) | Err(_) if self.filled == 0 && is_end(&received) => return Ok(None),
-                Ok(Ok(0)) => return Err(SocketError::Truncated),
-                Ok(Ok(n)) => self.filled += n,
-                Ok(Err(e)) => return Err(e),
+            let seen = match seen {
+                Ok(seen) => seen,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => continue,
+                // A peer that was killed may reset the connection instead of ending it.
+                Err(e) if e.kind() == io::ErrorKind::ConnectionReset && self.filled == 0 => {
+                    return Ok(None);
+                }
                 Err(e) => return Err(e.into()),
+            };
+            match (seen.bytes, self.filled) {
+                (0, 0) => return Ok(None),
+                (0, _) => return Err(SocketError::Truncated),
+                _ => {}
+            }
+            if seen.descriptors && !self.fds.has_place() {
+                self.fds.occupy(stream.places.take().await);
+            }
+            let got = wire::receive(stream.socket.as_fd(), &mut rest[..seen.bytes])?;
+            let begun = self.filled > 0;
+            self.filled += got.bytes;
+            self.lost |= got.lost;
+            if !got.fds.is_empty() {
+                self.fds.arriving().extend(got.fds);
+                // One place is for one message of the kernel's.
+                if begun {
+                    return Err(SocketError::LateFds);
+                }
+                if self.fds.len() > MAX_FDS {
+                    return Err(SocketError::TooManyFds);
+                }
             }
         }
-    }
-}
-
-/// A peer that was killed may reset the connection instead of ending it.
-fn is_end(received: &io::Result<Result<usize, SocketError>>) -> bool {
-    match received {
-        Ok(read) => matches!(read, Ok(0)),
-        Err(e) => e.kind() == io::ErrorKind::ConnectionReset,
     }
 }
 
@@ -279,28 +310,40 @@ async fn write_all(
             Err(_) => SocketError::WriteTimeout,
         };
         tracing::debug!(peer = ?stream.peer, %error, "closing a local connection");
-        let _ = rustix::net::shutdown(&stream.socket, rustix::net::Shutdown::Both);
+        let _ = rustix::net::shutdown(&*stream.socket, rustix::net::Shutdown::Both);
         break;
     }
-    let _ = rustix::net::shutdown(&stream.socket, rustix::net::Shutdown::Write);
+    let _ = rustix::net::shutdown(&*stream.socket, rustix::net::Shutdown::Write);
     end.send_replace(true);
 }
 
 async fn write_one(socket: &UnixStream, mut message: Queued) -> io::Result<()> {
     let mut sent = 0;
     while sent < message.bytes.len() {
-        sent += socket
-            .async_io(Interest::WRITABLE, || {
-                wire::send(socket.as_fd(), &message.bytes[sent..], &message.fds)
-            })
-            .await?;
-        // They went with the first byte.
-        message.fds.clear();
+        let once = socket.async_io(Interest::WRITABLE, || {
+            wire::send(socket.as_fd(), &message.bytes[sent..], &message.fds)
+        });
+        match once.await {
+            Ok(more) => {
+                sent += more;
+                // They went with the first byte.
+                message.fds = Arc::default();
+            }
+            // A listener bars descriptors until it has taken the connection. Whoever waits here has a limit.
+            Err(e) if barred(&e) && !message.fds.is_empty() => {
+                tokio::time::sleep(OFFERED_AGAIN).await;
+            }
+            Err(e) => return Err(e),
+        }
     }
     Ok(())
 }
 
-fn credentials(socket: &UnixStream) -> io::Result<Peer> {
+fn barred(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::PERM.raw_os_error())
+}
+
+pub(super) fn credentials(socket: &UnixStream) -> io::Result<Peer> {
     let cred = socket.peer_cred()?;
     Ok(Peer {
         pid: cred.pid().unwrap_or(0),
@@ -318,17 +361,17 @@ pub async fn connect(path: &Path) -> Result<Conn, SocketError> {
             path: path.to_owned(),
             source,
         })?;
-    Conn::new(socket, Vec::new(), unsettled())
+    alone(socket)
 }
 
 /// Two ends of one connection inside this process, for an agent that is embedded in a launcher.
 pub fn pair() -> Result<(Conn, Conn), SocketError> {
     let (a, b) = UnixStream::pair()?;
-    let conn = |socket| Conn::new(socket, Vec::new(), unsettled());
-    Ok((conn(a)?, conn(b)?))
+    Ok((alone(a)?, alone(b)?))
 }
 
-/// For the descriptors of one user.
-pub(super) fn unsettled() -> Arc<Semaphore> {
-    Arc::new(Semaphore::new(UNSETTLED))
+/// A connection that counts for nobody.
+fn alone(socket: UnixStream) -> Result<Conn, SocketError> {
+    let peer = credentials(&socket)?;
+    Ok(Conn::new(socket, peer, Vec::new(), Places::alone()))
 }

@@ -1,7 +1,6 @@
 //! The listening side: one agent per path, a stale socket file is replaced, and the number of
 //! connections is bounded.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::FlockOperation;
@@ -17,11 +16,13 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
-use tokio::net::UnixListener;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::OwnedSemaphorePermit;
 
+use super::refused::Refused;
+use super::room::{Room, Shares};
 use super::{
-    CONNECTIONS_PER_USER, Conn, MAX_CONNECTIONS, RESERVED_CONNECTIONS, SocketError, conn, received,
+    CONNECTIONS_PER_USER, Conn, MAX_CONNECTIONS, RESERVED_CONNECTIONS, SocketError, conn, wire,
 };
 use crate::seldom::Seldom;
 
@@ -40,12 +41,11 @@ pub struct Listener {
     file: (u64, u64),
     /// Whoever holds it owns the path; it makes the replacing of a stale file free of races.
     _lock: File,
-    all: Arc<Semaphore>,
-    unprivileged: Arc<Semaphore>,
-    /// The places of each user who has any, or had.
-    users: Mutex<BTreeMap<u32, Arc<Semaphore>>>,
-    /// Room for the descriptors of each user that are neither kept nor closed yet.
-    unsettled: Mutex<BTreeMap<u32, Arc<Semaphore>>>,
+    connections: Shares,
+    /// For descriptors that came on these.
+    room: Room,
+    /// Where this kernel cannot bar descriptors from connections that are not taken.
+    refused: Option<Refused>,
     refusals: Mutex<Seldom>,
 }
 
@@ -77,6 +77,7 @@ impl Listener {
         // the mode is right, because the socket does not listen yet.
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))
             .map_err(failed("setting the mode of"))?;
+        let barred = wire::bar_descriptors(&socket, true);
         listen(&socket, BACKLOG).map_err(|e| failed("listening on")(e.into()))?;
         let file = std::fs::symlink_metadata(path).map_err(failed("looking at"))?;
         let socket =
@@ -86,10 +87,9 @@ impl Listener {
             path: path.to_owned(),
             file: (file.dev(), file.ino()),
             _lock: lock,
-            all: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
-            unprivileged: Arc::new(Semaphore::new(MAX_CONNECTIONS - RESERVED_CONNECTIONS)),
-            users: Mutex::default(),
-            unsettled: Mutex::default(),
+            connections: Shares::new(MAX_CONNECTIONS, RESERVED_CONNECTIONS, CONNECTIONS_PER_USER),
+            room: Room::new(),
+            refused: barred.is_err().then(Refused::new),
             refusals: Mutex::default(),
         })
     }
@@ -102,6 +102,11 @@ impl Listener {
     /// wait. May be cancelled without losing a connection.
     pub async fn accept(&self) -> Result<Conn, SocketError> {
         loop {
+            // Before anything is there that would have to be closed.
+            let place = match &self.refused {
+                Some(refused) => refused.place().await,
+                None => None,
+            };
             let stream = match self.socket.accept().await {
                 Ok((stream, _)) => stream,
                 Err(e) if is_exhausted(&e) => {
@@ -114,14 +119,21 @@ impl Listener {
                 Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => continue,
                 Err(e) => return Err(e.into()),
             };
-            let Ok(uid) = stream.peer_cred().map(|c| c.uid()) else {
-                received::close(stream);
-                continue;
-            };
-            match self.admit(uid) {
-                Ok(permits) => return Conn::new(stream, permits, self.unsettled_of(uid)),
+            let peer = conn::credentials(&stream);
+            let uid = peer.as_ref().map_or(u32::MAX, |peer| peer.uid);
+            let admitted = peer
+                .map_err(|e| e.to_string())
+                .and_then(|peer| Ok((peer, self.admit(&stream, uid)?)));
+            match admitted {
+                Ok((peer, permits)) => {
+                    return Ok(Conn::new(stream, peer, permits, self.room.of(uid)));
+                }
                 Err(why) => {
-                    received::close(stream);
+                    match (&self.refused, place) {
+                        (Some(refused), Some(place)) => refused.close(uid, stream, place),
+                        // There are no descriptors in it.
+                        _ => drop(stream),
+                    }
                     if let Some(left_out) = seldom(&self.refusals) {
                         tracing::warn!(uid, left_out, "refused a local connection: {why}");
                     }
@@ -130,27 +142,37 @@ impl Listener {
         }
     }
 
-    fn unsettled_of(&self, uid: u32) -> Arc<Semaphore> {
-        let mut all = (self.unsettled.lock()).unwrap_or_else(PoisonError::into_inner);
-        // A connection has it, or what one brought.
-        all.retain(|_, room| Arc::strong_count(room) > 1);
-        Arc::clone(all.entry(uid).or_insert_with(conn::unsettled))
-    }
-
     /// The places that a connection of this user takes, or why it gets none.
-    fn admit(&self, uid: u32) -> Result<Vec<OwnedSemaphorePermit>, &'static str> {
-        let take = |of: &Arc<Semaphore>| Arc::clone(of).try_acquire_owned().ok();
-        let mut permits = vec![take(&self.all).ok_or("all places are taken")?];
-        if uid != 0 && uid != rustix::process::geteuid().as_raw() {
-            permits.push(take(&self.unprivileged).ok_or("the other places are reserved")?);
-            let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
-            users.retain(|_, places| places.available_permits() < CONNECTIONS_PER_USER);
-            let places = users
-                .entry(uid)
-                .or_insert_with(|| Arc::new(Semaphore::new(CONNECTIONS_PER_USER)));
-            permits.push(take(places).ok_or("this user has half of all places")?);
+    fn admit(&self, stream: &UnixStream, uid: u32) -> Result<Vec<OwnedSemaphorePermit>, String> {
+        let permits = self.connections.try_take(uid).map_err(|e| e.to_string())?;
+        if self.refused.is_none() {
+            wire::bar_descriptors(stream, false).map_err(|e| e.to_string())?;
         }
         Ok(permits)
+    }
+}
+
+#[cfg(test)]
+impl Listener {
+    pub(super) fn bars_descriptors(&self) -> bool {
+        self.refused.is_none()
+    }
+
+    /// As on a kernel that cannot bar descriptors, with room for so many that are refused.
+    pub(super) fn without_bar(self, places: usize) -> Listener {
+        let _ = wire::bar_descriptors(&self.socket, false);
+        let mut listener = self;
+        listener.refused = Some(Refused::with(places));
+        listener
+    }
+
+    pub(super) fn refused(&self) -> Option<&Refused> {
+        self.refused.as_ref()
+    }
+
+    /// Takes the places of this user.
+    pub(super) fn fill(&self, uid: u32) -> Vec<Vec<OwnedSemaphorePermit>> {
+        std::iter::from_fn(|| self.connections.try_take(uid).ok()).collect()
     }
 }
 

@@ -8,11 +8,16 @@
 //!
 //! Never does a client that does not read hold the agent up: sending only queues, the queue is
 //! bounded, and a connection whose queue is full or whose frame is not taken in time is closed. Nor does
-//! closing a descriptor that a client has sent, which takes as long as its file wants ([`Received`]).
+//! closing a descriptor that a client has sent, which takes as long as its file wants ([`Received`]), nor a client who is
+//! turned away (`refused`).
 
 mod conn;
+#[cfg(test)]
+mod lingering;
 mod listener;
 mod received;
+mod refused;
+mod room;
 mod wire;
 
 use std::io;
@@ -35,13 +40,23 @@ pub const CONNECTIONS_PER_USER: usize = (MAX_CONNECTIONS - RESERVED_CONNECTIONS)
 /// Frames that wait to be taken by a peer at most, and their bytes.
 pub const MAX_QUEUED_FRAMES: usize = 256;
 pub const MAX_QUEUED_BYTES: usize = 1 << 20;
-/// Of one user, frames with descriptors that are neither kept nor closed yet; nothing more is read of his until one is.
+/// Frames with descriptors that are neither kept nor closed yet: of one connection, of one user, and of all. Of whoever has as
+/// many a connection on which more of them lie is not read until one is closed. The others are.
 pub const UNSETTLED: usize = 3;
+pub const UNSETTLED_PER_USER: usize = 24;
+pub const UNSETTLED_OF_ALL: usize = 64;
 /// How long a peer may take to read one frame.
 pub const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One frame and the descriptors that came with it.
-pub type Message = (Vec<u8>, Received);
+pub type Message = (Vec<u8>, Result<Received, NoRoom>);
+
+/// Descriptors came with a frame and could not be taken in; the connection goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "descriptors came with a frame, and this process can open no more: raise its limit (systemd: LimitNOFILE, a shell: ulimit -n)"
+)]
+pub struct NoRoom;
 
 /// Who is at the other end, as the kernel recorded it when the connection was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,8 +94,10 @@ pub enum SocketError {
     TooLong { len: usize },
     #[error("the peer closed the connection in the middle of a frame")]
     Truncated,
-    #[error("more than {MAX_FDS} descriptors came with one frame, or none could be opened here")]
+    #[error("more than {MAX_FDS} descriptors came with one frame")]
     TooManyFds,
+    #[error("descriptors came in the middle of a frame")]
+    LateFds,
     #[error("the peer does not read: its queue is full")]
     QueueFull,
     #[error("the peer did not take a frame within {} s", WRITE_TIMEOUT.as_secs())]

@@ -1,23 +1,29 @@
 //! Descriptors that came from somebody else. Whoever closes a file's last one waits for as long as the file wants: a file
 //! system in user space that does not answer, a connection that lingers, a terminal that drains, the pages of much memory.
-//! So they are closed by threads, never by who reads the socket; and of a user who has many that are not closed yet nothing
-//! more is read.
+//! So they are closed by threads, never by who reads the socket or writes to it; and of a connection, or a user, that has
+//! many that are not closed yet no more are taken in ([`Room`](super::room::Room)).
 
 use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::io::ioctl_fionread;
+use rustix::net::{Shutdown, shutdown};
 use tokio::net::UnixStream;
 use tokio::sync::OwnedSemaphorePermit;
+
+use super::room::Place;
+use super::wire;
+
+/// Unread bytes that are looked through for descriptors, before a thread is started for them.
+const LOOKED_THROUGH: u64 = 64 << 10;
 
 /// Descriptors that arrived with a frame. Those that nobody keeps are closed by a thread.
 #[derive(Debug, Default)]
 pub struct Received {
     fds: Vec<OwnedFd>,
     /// Counts among those of their sender until they are closed or kept.
-    place: Option<OwnedSemaphorePermit>,
+    place: Option<Place>,
 }
 
 impl Received {
@@ -30,7 +36,9 @@ impl Received {
     pub fn settle(&mut self) {
         self.place = None;
     }
+}
 
+impl Received {
     pub(super) fn arriving(&mut self) -> &mut Vec<OwnedFd> {
         &mut self.fds
     }
@@ -39,10 +47,15 @@ impl Received {
         self.place.is_some()
     }
 
-    /// Takes the place, where there is anything to take it for.
-    pub(super) fn occupy(&mut self, place: Option<OwnedSemaphorePermit>) {
-        if !self.fds.is_empty() && self.place.is_none() {
-            self.place = place;
+    pub(super) fn occupy(&mut self, place: Place) {
+        self.place = Some(place);
+    }
+
+    /// No more arrive: what these need not of their place is given back.
+    pub(super) fn complete(&mut self) {
+        match &mut self.place {
+            Some(place) if !self.fds.is_empty() => place.shrink(self.fds.len()),
+            _ => self.place = None,
         }
     }
 }
@@ -64,6 +77,7 @@ impl Deref for Received {
 impl Drop for Received {
     fn drop(&mut self) {
         if !self.fds.is_empty() {
+            self.complete();
             let (fds, place) = (std::mem::take(&mut self.fds), self.place.take());
             by_thread(move || {
                 drop(fds);
@@ -73,8 +87,9 @@ impl Drop for Received {
     }
 }
 
-/// Without a thread what it was to close stays open: a descriptor less is better than an agent that stands still.
-fn by_thread(close: impl FnOnce() + Send + 'static) {
+/// Whether there is one. Without a thread what it was to close stays open: a descriptor less is better than an agent that
+/// stands still.
+pub(super) fn by_thread(close: impl FnOnce() + Send + 'static) -> bool {
     let close = Arc::new(Mutex::new(Some(close)));
     let for_thread = Arc::clone(&close);
     let run = move || {
@@ -85,41 +100,58 @@ fn by_thread(close: impl FnOnce() + Send + 'static) {
         close.map(|close| close())
     };
     let thread = std::thread::Builder::new().name("close".into());
-    if let Err(error) = thread.spawn(run) {
-        tracing::error!(%error, "no thread to close a descriptor, which stays open");
-        std::mem::forget(close);
+    match thread.spawn(run) {
+        Ok(_) => true,
+        Err(error) => {
+            tracing::error!(%error, "no thread to close a descriptor, which stays open");
+            std::mem::forget(close);
+            false
+        }
     }
 }
 
-/// What was sent on a socket and not read goes with its last descriptor, and with it the descriptors that lie there. Where
-/// there is something, a thread has the last one: it closes that once the answer is dropped, which is to be done when the
-/// socket is closed here. The connection's places are taken until then, so that no user has more of these threads than
-/// connections.
-pub(super) fn last_elsewhere(
-    socket: impl AsFd,
-    places: Vec<OwnedSemaphorePermit>,
-) -> Option<Sender<()>> {
+/// What was sent on a socket and not read.
+#[derive(Debug)]
+pub(super) enum Left {
+    /// The socket is closed.
+    Nothing,
+    /// It goes with this, and with it the descriptors that lie there.
+    Something(OwnedFd),
+}
+
+/// Ends a connection, and closes it if nobody can have to wait for that.
+pub(super) fn left_in(stream: UnixStream) -> Left {
     // Nothing comes any more.
-    let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
-    if ioctl_fionread(&socket).is_ok_and(|unread| unread == 0) {
-        return None;
+    let _ = shutdown(&stream, Shutdown::Both);
+    if holds_no_descriptors(&stream) {
+        return Left::Nothing;
     }
-    let last = socket.as_fd().try_clone_to_owned().ok()?;
-    let (open, closed) = channel();
-    by_thread(move || {
-        // An error: it is dropped.
-        let _closed = closed.recv();
-        drop(last);
-        drop(places);
-    });
-    Some(open)
+    match stream.into_std() {
+        Ok(stream) => Left::Something(stream.into()),
+        Err(_) => Left::Nothing,
+    }
 }
 
-/// Closes a connection that is not taken.
-pub(super) fn close(stream: UnixStream) {
-    let open = last_elsewhere(&stream, Vec::new());
-    drop(stream);
-    drop(open);
+fn holds_no_descriptors(socket: impl AsFd) -> bool {
+    match ioctl_fionread(&socket) {
+        Ok(0) => true,
+        Ok(unread) if unread <= LOOKED_THROUGH => {
+            let mut bytes = vec![0; usize::try_from(unread).unwrap_or(0)];
+            let seen = wire::look(socket.as_fd(), &mut bytes);
+            seen.is_ok_and(|seen| seen.bytes == bytes.len() && !seen.descriptors)
+        }
+        _ => false,
+    }
+}
+
+/// Closes a connection, whose places are taken until then: no user has more threads for this than connections.
+pub(super) fn close(stream: UnixStream, places: Vec<OwnedSemaphorePermit>) {
+    if let Left::Something(fd) = left_in(stream) {
+        by_thread(move || {
+            drop(fd);
+            drop(places);
+        });
+    }
 }
 
 #[cfg(test)]

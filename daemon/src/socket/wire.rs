@@ -4,18 +4,21 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use nix::libc;
+use nix::sys::socket::SetSockOpt;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
 
-use super::{MAX_FDS, SocketError};
+use super::MAX_FDS;
 
 const SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_FDS));
 
 /// What one message carries at most (`SCM_MAX_FD` of the kernel). There is room for all of them: the kernel closes what
 /// finds none, and whoever receives waits for that.
-const CARRIED: usize = rustix::cmsg_space!(ScmRights(253));
+pub(super) const CARRIED: usize = 253;
+const CARRIED_SPACE: usize = rustix::cmsg_space!(ScmRights(CARRIED));
 
 /// Sends what fits of `bytes`, with all of `fds` if anything fits at all.
 pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[OwnedFd]) -> io::Result<usize> {
@@ -33,15 +36,43 @@ pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[OwnedFd]) -> io:
     )?)
 }
 
-/// Receives at most `buffer.len()` bytes; adds what descriptors came with them to `fds`. More than
-/// [`MAX_FDS`] are an error, and are for the caller to close. The inner error is the connection's end,
-/// the outer one may be `WouldBlock`.
-pub(super) fn receive(
-    socket: BorrowedFd<'_>,
-    buffer: &mut [u8],
-    fds: &mut Vec<OwnedFd>,
-) -> io::Result<Result<usize, SocketError>> {
-    let mut space = [MaybeUninit::uninit(); CARRIED];
+/// What lies there to be received.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Seen {
+    /// Of those that come next. None at the end.
+    pub(super) bytes: usize,
+    /// Whether descriptors come with them, or later: the kernel looks on until it finds some.
+    pub(super) descriptors: bool,
+}
+
+/// Sees what comes next, at most `buffer.len()` bytes, and takes nothing. What the kernel closes meanwhile is never the last of
+/// a file, for the socket has it still.
+pub(super) fn look(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Seen> {
+    let message = rustix::net::recvmsg(
+        socket,
+        &mut [IoSliceMut::new(buffer)],
+        &mut RecvAncillaryBuffer::default(),
+        RecvFlags::PEEK | RecvFlags::DONTWAIT,
+    )?;
+    Ok(Seen {
+        bytes: message.bytes,
+        // They had no room.
+        descriptors: message.flags.contains(ReturnFlags::CTRUNC),
+    })
+}
+
+/// What one message had.
+#[derive(Debug)]
+pub(super) struct Got {
+    pub(super) bytes: usize,
+    pub(super) fds: Vec<OwnedFd>,
+    /// There were more descriptors, and this process could open no more of them. The kernel has closed those.
+    pub(super) lost: bool,
+}
+
+/// Receives at most `buffer.len()` bytes, and all descriptors that come with them.
+pub(super) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Got> {
+    let mut space = [MaybeUninit::uninit(); CARRIED_SPACE];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let message = rustix::net::recvmsg(
         socket,
@@ -49,14 +80,37 @@ pub(super) fn receive(
         &mut control,
         RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
     )?;
+    let mut fds = Vec::new();
     for part in control.drain() {
         if let RecvAncillaryMessage::ScmRights(new) = part {
             fds.extend(new);
         }
     }
-    // Truncated: this process could open no more.
-    if message.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MAX_FDS {
-        return Ok(Err(SocketError::TooManyFds));
-    }
-    Ok(Ok(message.bytes))
+    Ok(Got {
+        bytes: message.bytes,
+        fds,
+        lost: message.flags.contains(ReturnFlags::CTRUNC),
+    })
+}
+
+/// Whether descriptors may be sent to a socket; a listener's connections begin as it is. Linux 6.16 has it, for this very
+/// purpose: there was no other way not to get any.
+#[derive(Debug, Clone, Copy)]
+struct PassRights;
+
+/// `<asm-generic/socket.h>`, which the machines that Muster is built for share.
+const SO_PASSRIGHTS: libc::c_int = 83;
+
+nix::setsockopt_impl!(
+    PassRights,
+    libc::SOL_SOCKET,
+    SO_PASSRIGHTS,
+    bool,
+    nix::sys::socket::sockopt::SetBool
+);
+
+/// Whoever sends descriptors to this socket, or to a connection of this listener, is refused (`EPERM`), or no longer.
+/// An error: this kernel cannot.
+pub(super) fn bar_descriptors(socket: impl AsFd, bar: bool) -> io::Result<()> {
+    Ok(PassRights.set(&socket, &!bar)?)
 }

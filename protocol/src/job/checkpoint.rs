@@ -17,14 +17,21 @@ use crate::wire::{CheckpointStage, CheckpointState, JobMessage, MAX_SAVED, Saved
 /// How long the ranks may take to agree on the step.
 const AGREE: Span = Span::from_secs(30);
 
+/// How long workers may take to attach the runtime, from their start: one that has none never does.
+const ATTACH: Span = Span::from_secs(60);
+
 /// How long they may take to save.
 const SAVE: Span = Span::from_secs(600);
+
+const STOPS: &str = "the job is about to stop";
 
 /// A checkpoint as its leader sees it.
 #[derive(Debug)]
 pub(super) struct Saving {
     /// When it is given up.
     until: Time,
+    /// Not before this step.
+    from: u64,
     pub(super) cause: Cause,
     /// Who asked, and the number of that question.
     askers: BTreeMap<NodeId, u64>,
@@ -41,7 +48,9 @@ impl Saving {
     pub(super) fn step(&self) -> Option<u64> {
         match self.state.stage {
             CheckpointStage::Saving { step } | CheckpointStage::Done { step } => Some(step),
-            CheckpointStage::Agreeing | CheckpointStage::Failed { .. } => None,
+            CheckpointStage::Agreeing
+            | CheckpointStage::Failed { .. }
+            | CheckpointStage::Waiting { .. } => None,
         }
     }
 
@@ -208,6 +217,12 @@ impl Job {
         members.map(|m| m.node).collect()
     }
 
+    /// Until when this generation's workers are waited for that have not attached the runtime yet.
+    fn attach_until(&self) -> Time {
+        let run_at = self.lead.as_ref().and_then(|l| l.run_at);
+        self.installed_at.max(run_at.unwrap_or(self.installed_at)) + ATTACH
+    }
+
     /// Has the ranks agree on a step, not before this one, and save at it.
     pub(super) fn open_checkpoint(
         &mut self,
@@ -217,40 +232,56 @@ impl Job {
         step: u64,
         cause: Cause,
     ) {
-        let without = self.without_runtime(record);
+        let until = self.attach_until();
         let Some(lead) = &mut self.lead else { return };
-        let mut saving = Saving {
-            until: ctx.now + AGREE + SAVE,
+        lead.saving = Some(Saving {
+            until,
+            from: step,
             cause,
             askers,
             state: CheckpointState {
+                stage: CheckpointStage::Waiting { why: String::new() },
                 world: record.world(),
                 ..CheckpointState::default()
             },
             said: CheckpointState::default(),
-        };
-        if lead.planned.is_some() || lead.ending.is_some() {
-            saving.fail("the job is about to stop");
-        } else if !without.is_empty() {
-            saving.fail(format!(
-                "not every worker has attached the runtime: {}",
-                ctx.names(&without)
-            ));
-        }
-        let begins = !saving.is_over();
-        lead.saving = Some(saving);
-        if begins {
-            self.begin_barrier(record);
-            let event = barrier::LeaderEvent::Drain {
-                step,
-                // The ranks' own limit lies well behind: the cancel is there before they fail by it.
-                deadline: ctx.now + AGREE.times(2),
-                save_time: AGREE,
-                reason: Reason::Checkpoint,
-            };
-            self.at_lead_barrier(ctx, Some(event));
-        }
+        });
         self.drive_saving(ctx, record);
+    }
+
+    /// The ranks begin to agree once every worker has attached the runtime.
+    fn begin_saving(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let without = self.without_runtime(record);
+        let Some(lead) = &mut self.lead else { return };
+        let stops = lead.planned.is_some() || lead.ending.is_some();
+        let waits = |s: &&mut Saving| matches!(s.state.stage, CheckpointStage::Waiting { .. });
+        let Some(saving) = lead.saving.as_mut().filter(waits) else {
+            return;
+        };
+        if stops {
+            return saving.fail(STOPS);
+        }
+        if !without.is_empty() {
+            let names = ctx.names(&without);
+            let why = format!("not every worker has attached the runtime: {names}");
+            if ctx.now >= saving.until {
+                return saving.fail(why);
+            }
+            saving.state.stage = CheckpointStage::Waiting { why };
+            return;
+        }
+        saving.state.stage = CheckpointStage::Agreeing;
+        saving.until = ctx.now + AGREE + SAVE;
+        let step = saving.from;
+        self.begin_barrier(record);
+        let event = barrier::LeaderEvent::Drain {
+            step,
+            // The ranks' own limit lies well behind: the cancel is there before they fail by it.
+            deadline: ctx.now + AGREE.times(2),
+            save_time: AGREE,
+            reason: Reason::Checkpoint,
+        };
+        self.at_lead_barrier(ctx, Some(event));
     }
 
     /// The barrier of a checkpoint was decided.
@@ -281,10 +312,14 @@ impl Job {
             ..CheckpointState::default()
         };
         match lead.saving.as_mut().filter(|s| !s.is_over()) {
-            Some(saving) => saving.state = state,
+            Some(saving) => {
+                saving.state = state;
+                saving.until = saving.until.max(now + SAVE);
+            }
             None => {
                 lead.saving = Some(Saving {
                     until: now + SAVE,
+                    from: step,
                     cause: Cause::Ordered,
                     askers: BTreeMap::new(),
                     state,
@@ -296,6 +331,7 @@ impl Job {
 
     /// Looks at who has saved, and tells who asked.
     pub(super) fn drive_saving(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        self.begin_saving(ctx, record);
         let Some(lead) = &mut self.lead else { return };
         let stops = lead.planned.is_some() || lead.ending.is_some();
         let Some(saving) = lead.saving.as_mut() else {
@@ -304,7 +340,7 @@ impl Job {
         let statuses = &lead.statuses;
         let at = match saving.state.stage {
             CheckpointStage::Agreeing if stops => {
-                saving.fail("the job is about to stop");
+                saving.fail(STOPS);
                 None
             }
             CheckpointStage::Saving { step } => Some(step),

@@ -22,7 +22,7 @@ pub(super) struct Lead {
     pub(super) statuses: BTreeMap<NodeId, (Status, Time)>,
     orders: BTreeMap<NodeId, Ordered>,
     attempt: u32,
-    run_at: Option<Time>,
+    pub(super) run_at: Option<Time>,
     pub(super) struck: BTreeSet<NodeId>,
     /// These have a bad view of a checkpoint that is whole.
     pub(super) misread: BTreeSet<NodeId>,

@@ -84,7 +84,9 @@ impl JobMessage {
                 limit("output", tail, MAX_TEXT)
             }
             JobMessage::Checkpoint { state, .. } => {
-                if let CheckpointStage::Failed { why } = &state.stage {
+                if let CheckpointStage::Failed { why } | CheckpointStage::Waiting { why } =
+                    &state.stage
+                {
                     limit("text", why.len(), MAX_TEXT)?;
                 }
                 limit("ranks", state.saved.len(), MAX_SAVED)

@@ -48,6 +48,9 @@ pub(super) fn job_messages() -> Vec<JobMessage> {
         checkpoint(CheckpointStage::Failed {
             why: "the job is about to stop".into(),
         }),
+        checkpoint(CheckpointStage::Waiting {
+            why: "not every worker has attached the runtime: n2".into(),
+        }),
     ]
 }
 

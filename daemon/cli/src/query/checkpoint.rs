@@ -108,6 +108,7 @@ async fn order(job: &str, args: &Order) -> Result<(), Failure> {
                     "all ranks have saved step {}, but it is not committed: `muster events` says what it waits for",
                     field(&state, "step")
                 ),
+                false if stage == "waiting" => clean(&field(&state, "why")),
                 false => who(&state),
             };
             let seconds = args.timeout.as_secs();

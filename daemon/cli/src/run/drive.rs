@@ -9,6 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use muster_daemon::socket::NoRoom;
 use muster_protocol::control::Reason;
 use muster_protocol::local::{SaveAsk, SaveNews, Start, StoreAnswer, ToAgent, ToLauncher};
 use muster_protocol::{Digest, Span, Time};
@@ -311,12 +312,22 @@ impl Driver {
     }
 
     /// What the agent says.
-    fn frame(&mut self, frame: ToLauncher, fds: Vec<OwnedFd>, session: &mut Session) {
+    fn frame(
+        &mut self,
+        frame: ToLauncher,
+        fds: Result<Vec<OwnedFd>, NoRoom>,
+        session: &mut Session,
+    ) {
         match frame {
-            ToLauncher::Save(SaveAsk::Inherit { k }) => {
-                let told = self.saves.inherit(k, fds, self.workers.count());
-                self.tell(told);
-            }
+            ToLauncher::Save(SaveAsk::Inherit { k }) => match fds {
+                Ok(fds) => {
+                    let told = self.saves.inherit(k, fds, self.workers.count());
+                    self.tell(told);
+                }
+                Err(why) => say(&format!(
+                    "the checkpoint slots that were left of local rank {k} are of no use: {why}"
+                )),
+            },
             ToLauncher::Store { id, ask } => {
                 let answer = match &mut self.store {
                     Some(store) => store.ask(id, ask),

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use muster_daemon::socket::{self, Conn};
+use muster_daemon::socket::{self, Conn, NoRoom, Received};
 use muster_protocol::codec;
 use muster_protocol::local::{ToAgent, ToLauncher};
 use tokio::sync::mpsc;
@@ -27,7 +27,7 @@ const MAX_WAITING: usize = 1024;
 /// A frame for the agent, and the descriptors that go with it.
 pub type Out = (ToAgent, Vec<OwnedFd>);
 /// A frame of the agent's, and the descriptors that came with it.
-pub type In = (ToLauncher, Vec<OwnedFd>);
+pub type In = (ToLauncher, Result<Vec<OwnedFd>, NoRoom>);
 
 /// A connection to an agent.
 pub trait Link: Send + 'static {
@@ -158,7 +158,7 @@ impl Link for SocketLink {
         match self.0.recv().await.map_err(io::Error::other)? {
             Some((frame, fds)) => {
                 let frame = codec::decode_frame(&frame).map_err(io::Error::other)?;
-                Ok(Some((frame, fds.keep())))
+                Ok(Some((frame, fds.map(Received::keep))))
             }
             None => Ok(None),
         }

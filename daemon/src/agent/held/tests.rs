@@ -26,6 +26,12 @@ fn two() -> Received {
     vec![slot(), slot()].into()
 }
 
+/// As they come back from an heir.
+fn brought(slots: &Received) -> Received {
+    let copies = slots.iter().map(|slot| slot.try_clone().unwrap());
+    copies.collect::<Vec<_>>().into()
+}
+
 /// Which memory this is.
 fn id(fd: &OwnedFd) -> (u64, u64) {
     let stat = fstat(fd).unwrap();
@@ -69,11 +75,14 @@ fn an_heir_gets_the_very_slots_and_nobody_else_any() {
     }
     let heirs = held.inherit(&key);
     assert_eq!(heirs.iter().map(|(k, _)| *k).collect::<Vec<_>>(), [0, 3]);
-    let given: Vec<(u64, u64)> = heirs.iter().flat_map(|(_, fds)| fds).map(id).collect();
+    let given: Vec<(u64, u64)> = (heirs.iter())
+        .flat_map(|(_, fds)| fds.iter())
+        .map(id)
+        .collect();
     assert_eq!(given, kept);
     // It brings one rank's back as its own; the lease of the other's runs on.
     let (k, slots) = heirs.into_iter().next().unwrap();
-    held.keep(&key, OLD, k, CAPACITY, slots.into()).unwrap();
+    held.keep(&key, OLD, k, CAPACITY, brought(&slots)).unwrap();
     assert_eq!(held.waiting(), 2 * (CAPACITY + 8192));
     assert_eq!(held.expire(at(600))[0].ranks, 1);
     assert_eq!(held.jobs(), std::slice::from_ref(&key));
@@ -94,7 +103,7 @@ fn an_heir_in_the_place_of_a_launcher_gets_what_that_one_had() {
     let heirs = held.inherit(&key);
     assert_eq!(heirs.iter().map(|(k, _)| *k).collect::<Vec<_>>(), [0]);
     let (k, slots) = heirs.into_iter().next().unwrap();
-    held.keep(&key, NEW, k, CAPACITY, slots.into()).unwrap();
+    held.keep(&key, NEW, k, CAPACITY, brought(&slots)).unwrap();
     assert_eq!((held.waiting(), held.due()), (0, None));
 }
 
@@ -131,7 +140,7 @@ fn a_lease_ends_when_it_is_over_and_not_before() {
 }
 
 #[test]
-fn the_memory_is_given_back_when_slots_are_closed() {
+fn the_memory_is_given_back_when_slots_are_closed_and_heirs_cost_no_descriptor() {
     let (mut held, key) = (Held::default(), job("1000", "job"));
     held.keep(&key, OLD, 0, CAPACITY, two()).unwrap();
     let ours: Vec<(u64, u64)> = (held.of(&key))
@@ -146,8 +155,13 @@ fn the_memory_is_given_back_when_slots_are_closed() {
         ids.filter(|id| ours.contains(id)).collect()
     };
     held.orphan(&key, |_| true, at(1)).unwrap();
+    // As many as ask and do not read.
+    let heirs: Vec<_> = (0..10).map(|_| held.inherit(&key)).collect();
+    assert!(heirs.iter().all(|slots| slots.len() == 1));
     assert_eq!(open().len(), 2);
     held.expire(at(1));
+    assert_eq!(open().len(), 2, "they are to be sent still");
+    drop(heirs);
     // By a thread of its own.
     let until = Instant::now() + Duration::from_secs(60);
     while !open().is_empty() {

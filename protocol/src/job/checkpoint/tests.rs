@@ -1,7 +1,8 @@
 use super::super::alone::Alone;
+use super::ATTACH;
 use crate::barrier::Held;
 use crate::control::Reason;
-use crate::local::{ToAgent, ToLauncher};
+use crate::local::{Command, ToAgent, ToLauncher};
 use crate::time::Span;
 use crate::wire::{CheckpointStage, Saved};
 
@@ -84,4 +85,60 @@ fn who_ordered_a_checkpoint_learns_that_a_rank_could_not_save() {
     assert_eq!(alone.stage(), CheckpointStage::Failed { why });
     // The next one is agreed on anew.
     assert_eq!(alone.asks(), CheckpointStage::Agreeing);
+}
+
+const AWAY: &str = "not every worker has attached the runtime: ";
+
+fn waits(stage: &CheckpointStage) -> bool {
+    matches!(stage, CheckpointStage::Waiting { why } if why.starts_with(AWAY))
+}
+
+fn fails(stage: &CheckpointStage) -> bool {
+    matches!(stage, CheckpointStage::Failed { why } if why.starts_with(AWAY))
+}
+
+/// Right after a start, workers still load what brings the runtime.
+#[test]
+fn a_checkpoint_waits_for_workers_that_have_just_been_started() {
+    let mut alone = Alone::new();
+    let (digest, _) = alone.trains();
+    alone.says(ToAgent::TakesStopSteps { digest, yes: false });
+    let stage = alone.asks();
+    assert!(waits(&stage), "{stage:?}");
+    alone.says(ToAgent::TakesStopSteps { digest, yes: true });
+    alone.pass(Span::from_secs(1));
+    assert_eq!(alone.stage(), CheckpointStage::Agreeing);
+    let install = |f: &ToLauncher| match f {
+        ToLauncher::InstallStop { barrier, .. } => Some(*barrier),
+        _ => None,
+    };
+    let barrier = alone.told.iter().find_map(install).unwrap();
+    alone.says(ToAgent::StopInstalled {
+        digest,
+        barrier,
+        step: 5,
+    });
+    // It has as long from then on as any other.
+    alone.pass(ATTACH);
+    assert_eq!(alone.stage(), CheckpointStage::Saving { step: 5 });
+}
+
+#[test]
+fn workers_without_the_runtime_are_waited_for_once_and_then_named_at_once() {
+    let mut alone = Alone::new();
+    let (digest, _) = alone.trains();
+    alone.says(ToAgent::TakesStopSteps { digest, yes: false });
+    let stage = alone.asks();
+    assert!(waits(&stage), "{stage:?}");
+    alone.pass(Span::from_secs(45));
+    let stage = alone.stage();
+    assert!(waits(&stage), "{stage:?}");
+    alone.pass(Span::from_secs(15));
+    let stage = alone.stage();
+    assert!(fails(&stage), "{stage:?}");
+    // They had their time.
+    alone.says(ToAgent::Command(Command::Checkpoint { job: "job".into() }));
+    alone.pass(Span::from_millis(1));
+    let stage = alone.stage();
+    assert!(fails(&stage), "{stage:?}");
 }

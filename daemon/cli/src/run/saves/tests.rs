@@ -10,7 +10,7 @@ use muster_checkpoint::manifest::{Blob, Manifest};
 use muster_checkpoint::newest::Shelf;
 use muster_checkpoint::part::Note;
 use muster_checkpoint::plan::{Held, Plan, Rank as Holder};
-use muster_checkpoint::slot::{Far, FarError, Image, Source, Span, State};
+use muster_checkpoint::slot::{Ended, Far, FarError, Image, Source, Span, State};
 use muster_checkpoint::source::Directory;
 use muster_checkpoint::{Dtype, Slice};
 use muster_protocol::LauncherId;
@@ -462,7 +462,9 @@ impl Far for Paused<'_> {
         Ok(())
     }
 
-    fn end(&self) {}
+    fn end(&self) -> Ended {
+        Ended::Well
+    }
 }
 
 #[tokio::test]
