@@ -117,7 +117,7 @@ fn who_gives_up_slots_gives_up_its_own() {
     let heirs = held.inherit(&key);
     assert_eq!(heirs.len(), 1);
     let (k, slots) = heirs.into_iter().next().unwrap();
-    held.keep(&key, NEW, k, CAPACITY, slots.into()).unwrap();
+    held.keep(&key, NEW, k, CAPACITY, brought(&slots)).unwrap();
     // Said once more than it was heard.
     for _again in 0..2 {
         held.give_up(&key, NEW, k);
