@@ -146,6 +146,8 @@ pub enum Done {
     Assembled(Save, Result<(Digest, u32), String>),
     /// Something for people.
     Said(String),
+    /// How what is sealed here gets to other nodes.
+    Stands(replicas::Standing),
     Kept(keeping::Word),
 }
 
@@ -173,6 +175,7 @@ pub struct Saves {
     way: Way,
     /// What is held in memory; none without a store.
     replicas: Option<Replicas>,
+    standing: replicas::Standing,
     keeping: Keeping,
     done: (mpsc::UnboundedSender<Done>, mpsc::UnboundedReceiver<Done>),
 }
@@ -195,6 +198,7 @@ impl Saves {
             parts: None,
             writer: None,
             replicas: None,
+            standing: replicas::Standing::default(),
             done,
         }
     }
@@ -236,7 +240,10 @@ impl Saves {
             found: [rank.seen[0].found(), rank.seen[1].found()],
         };
         let kept = self.keeping.link_up().into_iter().map(SaveNews::Keep);
-        self.ranks.iter().map(slots).chain(kept).collect()
+        let some = self.standing != replicas::Standing::default();
+        let standing = some.then(|| self.standing.news());
+        let all = self.ranks.iter().map(slots).chain(kept);
+        all.chain(standing).collect()
     }
 
     /// Whether there is anything to look at often.
@@ -324,8 +331,9 @@ impl Saves {
             }
             replicas.set_slots(used + ask.bytes() * SLOTS as u64);
         }
+        let freeing = self.replicas.as_ref().map(Replicas::freeing);
         self.making.insert(k, ask.number);
-        if let Err(error) = making::start(k, ask, there, self.done.0.clone()) {
+        if let Err(error) = making::start(k, ask, there, freeing, self.done.0.clone()) {
             self.making.remove(&k);
             told.people
                 .push(format!("no thread to make checkpoint slots: {error}"));
@@ -351,6 +359,10 @@ impl Saves {
                 }
             }
             Done::Said(text) => told.people.push(text),
+            Done::Stands(standing) => {
+                self.standing = standing;
+                told.agent.push(standing.news());
+            }
             Done::Assembled(save, result) => told.agent.push(match result {
                 Ok((manifest, bytes)) => SaveNews::Assembled {
                     save,
