@@ -323,8 +323,7 @@ fn of_many_launchers_no_more_are_asked_than_it_takes() {
     let origins = restore(place.path(), digest, nobody(), &peers).unwrap();
     assert_eq!(from(&origins, "n1's memory"), total);
     assert_eq!(taken(&asked), 63);
-    // What those do not have is looked for, no further than it is found; the store is not even there.
-    std::fs::remove_dir_all(place.path().join("data")).unwrap();
+    // What those do not have is looked for, no further than it is found.
     let mut peers = vec![empty; 200];
     peers[70] = launcher("n2", [(name, first.clone())].into(), Does::Well);
     peers[130] = launcher("n3", second, Does::Well);

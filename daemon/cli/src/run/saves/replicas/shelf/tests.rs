@@ -323,11 +323,11 @@ fn no_memory_is_given_back_by_who_has_the_lock() {
     let mut shelf = Shelf::new(Choice::Copy, 2 * memory, freeing);
     shelf.begin(NOW, &Peers::default());
     assert!(keeps(&mut shelf, 1, "a") && keeps(&mut shelf, 1, "b"));
-    let Some(Image::Held(read)) = shelf.find(&name(1, "a")) else {
-        panic!("it is held");
+    let read = match shelf.find(&name(1, "a")) {
+        Some(Image::Held(read)) => Arc::downgrade(&read),
+        other => panic!("{other:?}"),
     };
     shelf.set_slots(memory);
-    let read = Arc::downgrade(&read);
     assert_eq!(
         (read.strong_count(), kept.free(), read.strong_count()),
         (1, 1, 0)

@@ -575,11 +575,18 @@ async fn a_save_that_was_begun_is_finished_though_a_newer_one_waits() {
         committed: None,
     };
     a.saves.begins(&start);
-    let slots = crate::run::saves::tests::given(&mut a.saves, &a.two, 0).await;
-    fill(&slots[0], 0, 7);
+    let (slots, _) = given_for(&mut a.saves, &a.two, 0, ROOM).await;
+    // Three chunks: both stripes have some.
+    let held = [Held::whole("w", Dtype::U8, &[SHARE])];
+    let plan = Plan::new(&[Rank {
+        node: 0,
+        held: &held,
+    }]);
+    let (plan, state) = (plan.unwrap(), vec![5; SHARE as usize]);
+    fill_of(&plan, &state, &slots[0], 0, 7);
     a.saves.look(&a.two, Time::ZERO);
     begun.recv_timeout(Duration::from_secs(60)).unwrap();
-    fill(&slots[1], 0, 8);
+    fill_of(&plan, &state, &slots[1], 0, 8);
     a.saves.look(&a.two, Time::ZERO);
     a.comes_to_hold(&[7, 8]);
     go.send(()).unwrap();
