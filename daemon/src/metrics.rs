@@ -41,6 +41,8 @@ pub struct Metrics {
     pub jobs: IntGauge,
     /// Bytes of checkpoint slots whose launcher is gone.
     pub slots_waiting: IntGauge,
+    /// Newest saves in a row that other nodes do not hold as they are to, of the job that has most.
+    pub replicas_behind: IntGauge,
     pub messages_sent: IntCounter,
     pub messages_received: IntCounter,
     generation_changes: IntCounterVec,
@@ -154,6 +156,10 @@ impl Metrics {
             slots_waiting: b.add(IntGauge::new(
                 "muster_checkpoint_slots_waiting_bytes",
                 "Memory of checkpoint slots whose launcher is gone, held for its job's next one.",
+            ))?,
+            replicas_behind: b.add(IntGauge::new(
+                "muster_checkpoint_replicas_behind_saves",
+                "Newest saves in a row of this node that other nodes do not hold in memory as they are to (copies or parity), of the job here that has most.",
             ))?,
             messages_sent: int(
                 "muster_messages_sent_total",

@@ -22,7 +22,7 @@ use crate::spec::JobSpec;
 use crate::wire::Saved;
 
 pub use keeping::{KeepNews, Left, MAX_KEPT, MAX_NAME, MAX_NEEDS, Question, Review};
-pub use saves::{MAX_PARTS, SaveAsk, SaveNews, short};
+pub use saves::{MAX_PARTS, Replicated, SaveAsk, SaveNews, short};
 pub use store::{Assembly, MAX_PART, News, Part, STORE_HANGS, StoreAnswer, StoreAsk, Troubles};
 
 /// The most bytes of a worker's last output that travel in a report.

@@ -22,26 +22,21 @@
 //! ```
 
 pub mod parity;
+mod peers;
 pub mod proof;
-
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use self::parity::{MAX_PARITIES, MAX_PARTS, Parity, Stripe};
+use self::parity::{MAX_OVER, MAX_PARITIES, MAX_PARTS, MIN_OVER, Parity, Stripe};
+pub use self::peers::{MAX_PEERS, Peer, Peers, Whom};
 pub use self::proof::{Key, MAGIC, Mark, Marks, Meeting, Nonce, Side};
-use crate::ids::{Digest, LauncherId, NodeId};
-use crate::record::{Place, Record};
+use crate::ids::Digest;
 
 /// The environment variable by which a launcher tells its workers where to ask.
 pub const MEMORY_ENV: &str = "MUSTER_MEMORY";
 
-/// The most members that a launcher is told of.
-pub const MAX_PEERS: usize = 64;
-
 /// The most sources that a worker names, and bytes of what it calls one.
-pub const MAX_FROM: usize = 4 * MAX_PEERS;
+pub const MAX_FROM: usize = 256;
 pub const MAX_SOURCE: usize = 4 * MAX_WHO;
 
 /// Bytes of a file's name, and of a node's.
@@ -131,8 +126,8 @@ pub enum Ask {
         /// Why something did not come from where it was asked for first.
         why: Option<String>,
     },
-    /// What parity is here?
-    Parities,
+    /// What parity is here whose number is above this one? As much of it as one answer names, the lowest numbers first.
+    Parities { above: u64 },
     /// Add this stripe of an image of mine, of so many bytes, to those of other nodes: of the ranks of this local number.
     Fold {
         generation: Digest,
@@ -140,8 +135,12 @@ pub enum Ask {
         bytes: u64,
         local: u16,
         stripe: Stripe,
+        /// Over how many nodes the sender wants parity: whoever takes it wants the same.
+        over: u8,
+        /// What people call the sender's node.
+        who: String,
     },
-    /// The first bytes of a piece of parity, if this part is in it.
+    /// The first bytes of a piece of parity, if this part is in it; no bytes: which parts are in it alone.
     Unfold {
         number: u64,
         part: u8,
@@ -216,15 +215,20 @@ impl Ask {
     /// It does not.
     pub fn check(&self) -> Result<(), TooMuch> {
         let fits = match self {
-            Ask::List | Ask::Parities => true,
+            Ask::List | Ask::Parities { .. } => true,
             Ask::Read { name, at, len } => name.is_plain() && *len <= MAX_READ && *at <= MAX_IMAGE,
             Ask::Keep { name, bytes, .. } => name.is_plain() && *bytes <= MAX_IMAGE,
             Ask::Fold {
                 name,
                 bytes,
                 stripe,
+                over,
+                who,
                 ..
-            } => name.is_plain() && *bytes <= MAX_IMAGE && stripe.is_possible(),
+            } => {
+                let possible = name.is_plain() && *bytes <= MAX_IMAGE && stripe.is_possible();
+                possible && (MIN_OVER..=MAX_OVER).contains(over) && who.len() <= MAX_WHO
+            }
             Ask::Unfold { part, len, .. } => {
                 usize::from(*part) < MAX_PARTS && u64::from(*len) <= CHUNK
             }
@@ -261,157 +265,9 @@ impl Answer {
     }
 }
 
-/// Another member's launcher.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Peer {
-    /// Which it is, whatever leads to it.
-    pub launcher: LauncherId,
-    /// Its guard, which tells where it listens.
-    pub guard: SocketAddr,
-}
-
-/// What a launcher is told of the others at a generation's start.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Peers {
-    pub key: Key,
-    /// The other members'. The first is the one that holds this node's copies.
-    pub others: Vec<Peer>,
-    /// With which this node shares parity, the next one in the group first; none where its launcher asked for none.
-    pub group: Vec<Peer>,
-    /// Of the newest commit: the generation that saved it, and its step.
-    pub committed: Option<(Digest, u64)>,
-}
-
-impl Peers {
-    /// Of a member of a generation, whose launcher asked for parity over so many nodes (0: for none).
-    pub fn of(record: &Record, me: NodeId, cluster: Key, over: u8) -> Peers {
-        let members = &record.members;
-        let here = members.iter().position(|m| m.node == me);
-        let places: Vec<Place> = members.iter().map(|m| m.place).collect();
-        let (mut others, mut group) = (Vec::new(), Vec::new());
-        if let Some(here) = here {
-            let peer = |at: usize| {
-                let member = members.get(at % members.len())?;
-                Some(Peer {
-                    launcher: member.launcher,
-                    guard: member.guard,
-                })
-            };
-            let first = here + shift(&places);
-            let all = (first..).take(members.len());
-            let all = all.filter(|at| at % members.len() != here);
-            others.extend(all.filter_map(peer).take(MAX_PEERS));
-            if over > 0 {
-                let mates = parity::mates(&places, over, here);
-                group.extend(mates.into_iter().filter_map(peer));
-            }
-        }
-        Peers {
-            key: cluster.of_job(record.lineage()),
-            others,
-            group,
-            committed: record
-                .restore
-                .map(|commit| (commit.generation, commit.step)),
-        }
-    }
-}
-
-/// How far from a node its copies are held, in a ring of the members in their order: each holds those of one other.
-/// Members of one place are neighbours, so a shift by the largest place's size leads to another place, as long as no
-/// place has more than half of them.
-fn shift(places: &[Place]) -> usize {
-    let mut sizes: BTreeMap<Place, usize> = BTreeMap::new();
-    for place in places.iter().filter(|p| **p != Place::default()) {
-        *sizes.entry(*place).or_default() += 1;
-    }
-    let largest = sizes.values().copied().max().unwrap_or(1);
-    if 2 * largest <= places.len() {
-        largest
-    } else {
-        1
-    }
-}
-
-/// What a worker is told by [`MEMORY_ENV`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Whom {
-    pub key: Key,
-    /// The port of its own launcher, on loopback, and which that is.
-    pub own: u16,
-    pub launcher: LauncherId,
-    /// The others.
-    pub others: Vec<Peer>,
-}
-
-impl Whom {
-    /// As the variable's value.
-    pub fn encode(&self) -> String {
-        let one = |peer: &Peer| format!("{}@{}", peer.launcher.hex(), peer.guard);
-        let others: Vec<String> = self.others.iter().map(one).collect();
-        let (key, launcher) = (self.key.hex(), self.launcher.hex());
-        format!("{key}/{launcher}@{}/{}", self.own, others.join(","))
-    }
-
-    /// The inverse; `None` for anything else.
-    pub fn decode(text: &str) -> Option<Whom> {
-        let mut parts = text.splitn(3, '/');
-        let (key, own, others) = (parts.next()?, parts.next()?, parts.next()?);
-        let (launcher, own) = named(own)?;
-        let others = others.split(',').filter(|text| !text.is_empty());
-        let others: Option<Vec<Peer>> = others
-            .map(|text| {
-                let (launcher, guard) = named(text)?;
-                Some(Peer { launcher, guard })
-            })
-            .collect();
-        Some(Whom {
-            key: Key::from_hex(key)?,
-            own,
-            launcher,
-            others: others.filter(|list| list.len() <= MAX_PEERS)?,
-        })
-    }
-}
-
-/// A launcher, and where it is.
-fn named<T: std::str::FromStr>(text: &str) -> Option<(LauncherId, T)> {
-    let (launcher, at) = text.split_once('@')?;
-    Some((LauncherId::from_hex(launcher)?, at.parse().ok()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn place(zone: &str, switch: &str) -> Place {
-        Place::of(zone, switch)
-    }
-
-    #[test]
-    fn copies_go_to_another_place_and_each_node_holds_those_of_one() {
-        let rack = |n: usize, of: &str| vec![place("z", of); n];
-        for (sizes, apart) in [
-            (vec![2, 2], true),
-            (vec![3, 1, 2], true),
-            (vec![3, 1], false),
-        ] {
-            let names = ["a", "b", "c"];
-            let places: Vec<Place> = (sizes.iter().zip(names))
-                .flat_map(|(n, name)| rack(*n, name))
-                .collect();
-            let by = shift(&places);
-            let holder = |at: usize| (at + by) % places.len();
-            let mut holders: Vec<usize> = (0..places.len()).map(holder).collect();
-            let all_apart = (0..places.len()).all(|at| places[at] != places[holder(at)]);
-            assert_eq!(all_apart, apart, "{sizes:?}");
-            assert!((0..places.len()).all(|at| at != holder(at)));
-            holders.sort_unstable();
-            assert_eq!(holders, (0..places.len()).collect::<Vec<_>>());
-        }
-        assert_eq!(shift(&[Place::default(); 5]), 1);
-        assert_eq!(shift(&[]), 1);
-    }
 
     #[test]
     fn an_image_is_named_by_its_path() {
@@ -448,41 +304,6 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_reads_what_its_launcher_wrote() {
-        let peer = |n, guard: &str| Peer {
-            launcher: LauncherId([n; 8]),
-            guard: guard.parse().unwrap(),
-        };
-        let whom = Whom {
-            key: Key::of_cluster(Some(b"s")),
-            own: 7,
-            launcher: LauncherId([1; 8]),
-            others: vec![peer(2, "10.0.0.1:5"), peer(3, "[::1]:6")],
-        };
-        assert_eq!(Whom::decode(&whom.encode()), Some(whom.clone()));
-        let alone = Whom {
-            others: vec![],
-            ..whom
-        };
-        assert_eq!(Whom::decode(&alone.encode()), Some(alone));
-        let (key, id) = ("0".repeat(64), "0".repeat(16));
-        assert!(Whom::decode(&format!("{key}/{id}@1/")).is_some());
-        for text in [
-            "",
-            "x/1/",
-            "00/1/",
-            "/1/2",
-            &format!("{key}/{id}@70000/"),
-            &format!("{key}/1/"),
-            &format!("{key}/00@1/"),
-            &format!("{key}/{id}@1/10.0.0.1:5"),
-            &format!("{key}/{id}@1/{id}@10.0.0.1"),
-        ] {
-            assert_eq!(Whom::decode(text), None, "{text}");
-        }
-    }
-
-    #[test]
     fn what_is_said_is_bounded() {
         let name = |file: &str| Name {
             step: 1,
@@ -514,17 +335,22 @@ mod tests {
     fn what_is_said_of_parity_is_bounded() {
         use super::parity::Part;
         let stripe = |of, first| Stripe { of, first };
-        let fold = |bytes, stripe| {
+        let fold_of = |bytes, stripe, over, who: usize| {
             let ask = Ask::Fold {
                 generation: Digest([1; 32]),
                 name: Name::new(1, &Digest([1; 32]), "n0").unwrap(),
                 bytes,
                 local: 0,
                 stripe,
+                over,
+                who: "n".repeat(who),
             };
             ask.check().is_ok()
         };
+        let fold = |bytes, stripe| fold_of(bytes, stripe, 2, MAX_WHO);
         assert!(fold(MAX_IMAGE, stripe(2, 1)));
+        assert!(!fold_of(1, stripe(2, 1), 2, MAX_WHO + 1));
+        assert!(!fold_of(1, stripe(2, 1), 1, 0) && !fold_of(1, stripe(2, 1), 9, 0));
         assert!(!fold(MAX_IMAGE + 1, stripe(2, 1)));
         for (of, first) in [(0, 0), (2, 2), (MAX_PARTS as u8 + 1, 0)] {
             assert!(!fold(1, stripe(of, first)));

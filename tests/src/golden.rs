@@ -170,6 +170,7 @@ names!(to_agent_name, TO_AGENT, ToAgent, {
     ToAgent::Save(SaveNews::Keep(KeepNews::LookedAgain { .. })) => "save.keep.looked_again",
     ToAgent::Save(SaveNews::Keep(KeepNews::LooksAgain { .. })) => "save.keep.looks_again",
     ToAgent::Save(SaveNews::Keep(KeepNews::Rules(_))) => "save.keep.rules",
+    ToAgent::Save(SaveNews::Replicas(_)) => "save.replicas",
     ToAgent::Command(Command::Checkpoint { .. }) => "command.checkpoint",
 });
 

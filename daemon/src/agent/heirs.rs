@@ -119,6 +119,10 @@ impl Node {
         }
         let waiting = i64::try_from(self.held.waiting());
         self.metrics.slots_waiting.set(waiting.unwrap_or(i64::MAX));
+        let behind = self.core.jobs().filter_map(Job::replicated);
+        let most = behind.map(|replicated| replicated.behind).max();
+        let most = i64::try_from(most.unwrap_or(0));
+        self.metrics.replicas_behind.set(most.unwrap_or(i64::MAX));
     }
 
     fn tell_left(&mut self, left: &Left, what: &str) {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 
 use muster_protocol::job::{CheckpointAsked, Job};
-use muster_protocol::local::{Answer, Query};
+use muster_protocol::local::{Answer, Query, Replicated};
 use muster_protocol::membership::State;
 use muster_protocol::peers::Peer;
 use muster_protocol::record::Arbiter;
@@ -164,6 +164,14 @@ impl Node {
             .take(LISTED)
             .map(|j| json!({ "job": j.key().id, "text": j.hung() }))
             .collect();
+        let behind: Vec<Value> = self
+            .core
+            .jobs()
+            .filter(|j| may(j.key()))
+            .filter_map(|j| Some((j, j.replicated().filter(|r| r.behind > 0)?)))
+            .take(LISTED)
+            .map(|(j, r)| json!({ "job": j.key().id, "text": behind_text(r) }))
+            .collect();
         let refused: Vec<Value> = self
             .facts
             .refused
@@ -176,7 +184,7 @@ impl Node {
             "listening": self.listening, "draining": self.core.is_draining(),
             "state_dir": self.state.path(),
             "peers_connected": self.core.peers().connected_nodes().count(),
-            "jobs": here.len(), "job_ids": here, "hung": hung,
+            "jobs": here.len(), "job_ids": here, "hung": hung, "replicas_behind": behind,
             "secret": self.facts.secret, "labels": self.facts.labels,
             "uptime_ms": clock::now().since(self.facts.since).as_millis(),
             "refused": refused,
@@ -244,8 +252,29 @@ impl Node {
         row["checkpoint"] = json!(job.checkpoint().map(|asked| checkpoint_json(job, asked)));
         row["store"] = json!(job.store_place());
         row["verified"] = json!(job.verified());
+        row["replicas"] = json!(job.replicated().map(|replicated| {
+            json!({
+                "behind": replicated.behind, "missed": replicated.missed, "step": replicated.whole,
+            })
+        }));
         row
     }
+}
+
+/// For people: what other nodes do not hold of this node's saves.
+fn behind_text(replicated: Replicated) -> String {
+    let Replicated { behind, whole, .. } = replicated;
+    let saves = match behind {
+        1 => "save".to_owned(),
+        more => format!("{more} saves"),
+    };
+    let newest = match whole {
+        Some(step) => format!("the newest that they do is of step {step}"),
+        None => "they do of none".to_owned(),
+    };
+    format!(
+        "of this node's newest {saves} other nodes do not hold in memory all that they are to (--replicas), {newest}: its launcher says why"
+    )
 }
 
 /// A checkpoint that somebody on this node asked for.
@@ -310,6 +339,21 @@ mod tests {
         }
         assert_eq!(joined, rows);
         assert_eq!(frames(Vec::new()), [Answer::Json("[]".into())]);
+    }
+
+    #[test]
+    fn what_other_nodes_do_not_hold_is_said() {
+        let text = |behind, whole| {
+            behind_text(Replicated {
+                behind,
+                missed: 9,
+                whole,
+            })
+        };
+        let one = text(1, None);
+        assert!(one.contains("newest save other nodes do not hold") && one.contains("of none"));
+        let more = text(7, Some(400));
+        assert!(more.contains("newest 7 saves") && more.contains("of step 400"));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::checkpoint::{
     NodeNotice, Outcome as SaveOutcome, Save, Settings, SlotId, Stage, ToLeader, ToNode, Wants,
 };
 use crate::ids::{Digest, NodeId};
-use crate::local::{SaveAsk, SaveNews, ToLauncher, short};
+use crate::local::{Replicated, SaveAsk, SaveNews, ToLauncher, short};
 use crate::record::{Arbiter, Record};
 use crate::storelog::Outcome;
 use crate::time::{Span, Time};
@@ -63,6 +63,8 @@ pub(super) struct Saves {
     pub(super) triggers: Triggers,
     /// The newest commit that the launcher here was told of.
     committed: Option<Save>,
+    /// How what is sealed here gets into the memory of other nodes, as the launcher here said last.
+    replicated: Option<Replicated>,
 }
 
 impl Default for Saves {
@@ -83,6 +85,7 @@ impl Default for Saves {
             meter: Meter::default(),
             triggers: Triggers::default(),
             committed: None,
+            replicated: None,
         }
     }
 }
@@ -171,6 +174,10 @@ impl Job {
                 return self.at_saves_leader(ctx, LeaderEvent::AssembleFailed { save, why });
             }
             SaveNews::Keep(news) => return self.on_keep_news(ctx, news),
+            SaveNews::Replicas(replicated) => {
+                self.saves.replicated = Some(replicated);
+                return;
+            }
             SaveNews::At { .. }
             | SaveNews::Copied { .. }
             | SaveNews::Waits { .. }
@@ -274,6 +281,7 @@ impl Job {
     /// The launcher here is gone: nobody fills its slots any more.
     pub(super) fn slots_orphaned(&mut self, now: Time) {
         self.saves.slots.clear();
+        self.saves.replicated = None;
         for node in &mut self.saves.nodes {
             let _known = node.handle(NodeEvent::LauncherGone, now);
         }
@@ -476,6 +484,11 @@ impl Job {
             text: short(text.clone()),
         });
         self.say_saving(text);
+    }
+
+    /// How what is sealed here gets into the memory of other nodes; none without a launcher that brings it there.
+    pub fn replicated(&self) -> Option<Replicated> {
+        self.saves.replicated
     }
 
     /// Bytes of the slots here.

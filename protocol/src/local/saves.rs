@@ -110,6 +110,19 @@ pub enum SaveNews {
     },
     /// About checkpoints that are committed.
     Keep(KeepNews),
+    /// How what is sealed here gets into the memory of other nodes, whenever that changes.
+    Replicas(Replicated),
+}
+
+/// Saves of a node, as far as other nodes are to hold them in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Replicated {
+    /// Newest ones in a row of which they do not hold all that they are to.
+    pub behind: u64,
+    /// All such ones since the launcher started.
+    pub missed: u64,
+    /// The newest step of which they hold all, in this generation.
+    pub whole: Option<u64>,
 }
 
 /// From the agent.

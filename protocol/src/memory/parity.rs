@@ -22,8 +22,9 @@ pub const MAX_OVER: u8 = 8;
 /// The most stripes that are added up: a group has fewer than twice the nodes that it is to have.
 pub const MAX_PARTS: usize = 2 * MAX_OVER as usize;
 
-/// The most parities that a launcher names.
+/// The most parities that a launcher names in one answer, and that it holds.
 pub const MAX_PARITIES: usize = 48;
+pub const MAX_LANES: usize = 512;
 
 /// Every `of`-th chunk of an image, from the chunk `first` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,9 +1,11 @@
 //! Where a checkpoint's bytes come from: memory of this node, memory of others, parity of several, then the store.
 //!
 //! What a launcher says that it holds is believed for nothing but where to ask: each chunk is verified by the manifest,
-//! and what does not verify comes from the next tier. Nobody is asked before all launchers have said what they hold,
-//! which a bound ends, and a launcher that fails once is left alone.
+//! and what does not verify comes from the next tier. Some launchers are asked at once what they hold, before anything
+//! is read of any, and the others when something is in nobody's memory as far as is known; a bound in time ends that,
+//! and a launcher that fails once is left alone.
 
+mod asking;
 mod parity;
 
 use std::collections::BTreeMap;
@@ -12,7 +14,7 @@ use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 
 use muster_checkpoint::hex::Bytes;
@@ -22,18 +24,19 @@ use muster_checkpoint::source::{Readers, Source};
 use muster_checkpoint::sum::crc;
 use muster_protocol::LauncherId;
 use muster_protocol::local::short;
-use muster_protocol::memory::parity::Parity;
-use muster_protocol::memory::{Answer, Ask, CHUNK, Entry, Key, MAX_WHO, Name, Peer, Whom};
+use muster_protocol::memory::{Answer, Ask, CHUNK, Key, Name, Whom};
 
+use self::asking::{Found, Search};
 use self::parity::{Rebuilt, Way};
-use crate::memory::{Link, find, time_for};
-
-/// Launchers that are asked at once.
-const ASKED: usize = 16;
+use crate::memory::{Link, time_for};
 
 /// What people are told that the last tiers are.
 const DISK: &str = "this node's disk";
 const STORE: &str = "the store";
+
+/// Nodes whose memory is named each for itself, and what the rest is called.
+const NAMED: usize = 64;
+const OTHERS: &str = "other nodes' memory";
 
 /// Bytes by where they came from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -84,17 +87,24 @@ struct Copy {
     spoiled: AtomicBool,
 }
 
-/// A file that launchers hold.
-#[derive(Debug)]
+/// A file that launchers hold. Whoever learns of more of it has a new one of these, with what is known in common.
+#[derive(Clone, Debug)]
 struct Held {
     bytes: u64,
     /// CRC-64/NVME of each chunk, by the manifest.
-    sums: Vec<Bytes<8>>,
-    copies: Vec<Copy>,
+    sums: Arc<[Bytes<8>]>,
+    copies: Vec<Arc<Copy>>,
     /// Parity that it is in.
-    ways: Vec<Way>,
+    ways: Vec<Arc<Way>>,
     /// For each chunk which copy it came from last, from 1; 0 is the store.
-    served: Vec<AtomicU8>,
+    served: Arc<[AtomicU8]>,
+}
+
+/// What launchers have said that they hold. It only ever grows: a number in it stays what it is.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    holders: Vec<Arc<Holder>>,
+    held: BTreeMap<String, Held>,
 }
 
 /// Memory, and below it a store.
@@ -104,8 +114,9 @@ pub(super) struct Tiers<S> {
     rank: u32,
     step: u64,
     own: Option<Call>,
-    holders: Vec<Holder>,
-    held: BTreeMap<String, Held>,
+    known: RwLock<Arc<Known>>,
+    /// Who was not asked yet.
+    search: Mutex<Search>,
     rebuilt: Mutex<Rebuilt>,
     from_store: AtomicU64,
     why: Mutex<Option<String>>,
@@ -130,61 +141,26 @@ impl<N: Source, F: Source> Below for Nearby<N, F> {
 impl<S: Below> Tiers<S> {
     /// The store alone, or with what the launchers hold of this checkpoint.
     pub(super) fn new(store: S, manifest: &Manifest, whom: Option<(&Whom, u32)>) -> Tiers<S> {
-        let mut tiers = Tiers {
-            store,
-            rank: whom.map_or(0, |(_, rank)| rank),
-            step: manifest.origin.step,
-            own: None,
-            holders: Vec::new(),
-            held: BTreeMap::new(),
-            rebuilt: Mutex::default(),
-            from_store: AtomicU64::new(0),
-            why: Mutex::default(),
-        };
-        let Some((whom, _)) = whom else {
-            return tiers;
-        };
-        let own = Call {
+        let (mut known, mut search) = (Known::default(), Search::default());
+        let own = whom.map(|(whom, _)| Call {
             at: SocketAddr::from((Ipv4Addr::LOCALHOST, whom.own)),
             key: whom.key,
             launcher: whom.launcher,
-        };
-        tiers.own = Some(own);
-        let named: BTreeMap<Name, &DataFile> = (manifest.files.iter())
-            .filter_map(|file| Some((Name::of_path(&file.path)?, file)))
-            .collect();
-        for found in ask_all(own, whom) {
-            tiers.add(found, &named);
+        });
+        if let (Some((whom, _)), Some(own)) = (whom, own) {
+            search = Search::new(whom, manifest);
+            search.first(own, &mut known);
         }
-        tiers
-    }
-
-    fn add(&mut self, found: Found, named: &BTreeMap<Name, &DataFile>) {
-        let number = self.holders.len();
-        let mut any = false;
-        for entry in found.list {
-            let file = named.get(&entry.name);
-            let Some(file) = file.filter(|file| file.bytes == entry.bytes) else {
-                continue;
-            };
-            let held = held_of(&mut self.held, file);
-            // The number of a copy has one byte.
-            if held.copies.len() < usize::from(u8::MAX) {
-                any = true;
-                held.copies.push(Copy {
-                    holder: number,
-                    name: entry.name,
-                    fd: entry.fd,
-                    base: entry.base,
-                    spoiled: AtomicBool::new(false),
-                });
-            }
-        }
-        for parity in &found.parities {
-            any |= self.add_parity(number, parity, named);
-        }
-        if any {
-            self.holders.push(found.holder);
+        Tiers {
+            store,
+            rank: whom.map_or(0, |(_, rank)| rank),
+            step: manifest.origin.step,
+            own,
+            known: RwLock::new(Arc::new(known)),
+            search: Mutex::new(search),
+            rebuilt: Mutex::default(),
+            from_store: AtomicU64::new(0),
+            why: Mutex::default(),
         }
     }
 
@@ -196,9 +172,16 @@ impl<S: Below> Tiers<S> {
     /// Bytes that came so far, and verified.
     pub(super) fn origins(&self) -> Origins {
         let load = |bytes: &AtomicU64| bytes.load(Ordering::Relaxed);
-        let memory = self.holders.iter().map(|h| (h.who.clone(), load(&h.bytes)));
+        let known = self.known();
+        let memory = known
+            .holders
+            .iter()
+            .map(|h| (h.who.clone(), load(&h.bytes)));
+        let more = known.holders.iter().skip(NAMED).map(|h| load(&h.bytes));
+        let others = (OTHERS.to_owned(), more.sum());
+        let memory = memory.take(NAMED).chain([others]);
         let mut from: Vec<(String, u64)> = memory.filter(|(_, bytes)| *bytes > 0).collect();
-        from.extend(self.of_parity());
+        from.extend(self.of_parity(&known));
         let (below, disk) = (load(&self.from_store), self.store.bytes_of_disk());
         if disk > 0 {
             from.push((DISK.into(), disk));
@@ -230,22 +213,32 @@ impl<S: Below> Tiers<S> {
         let _told = own.connect().and_then(|mut link| link.ask(&ask));
     }
 
-    /// A copy's bytes, or why they do not come.
-    fn read_copy(&self, copy: &Copy, at: u64, into: &mut [u8]) -> io::Result<()> {
-        let Some(holder) = self.holders.get(copy.holder) else {
-            return Err(ErrorKind::NotFound.into());
-        };
-        match holder.pid {
-            // Its own process may not be open to this one: the port is.
-            Some(pid) => {
-                let direct = holder.open(pid, copy.fd);
-                match direct {
-                    Ok(file) => file.read_exact_at(into, copy.base + at),
-                    Err(_) => holder.read(&copy.name, at, into),
-                }
-            }
-            None => holder.read(&copy.name, at, into),
+    fn known(&self) -> Arc<Known> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.clone()
+    }
+
+    /// Asks some launchers more what they hold. Whether more may be known now than is known here.
+    fn ask_more(&self, known: &Arc<Known>) -> bool {
+        let mut search = lock(&self.search);
+        // Somebody else has asked meanwhile.
+        if !Arc::ptr_eq(known, &self.known()) {
+            return true;
         }
+        if search.is_over() {
+            return false;
+        }
+        let mut more = Known::clone(known);
+        search.next(&mut more);
+        if more.holders.len() > known.holders.len() {
+            *self.known.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(more);
+        }
+        if let Some(left) = search.gives_up() {
+            self.note(format!(
+                "{left} nodes were not asked: those before them took too long"
+            ));
+        }
+        true
     }
 
     fn note(&self, why: String) {
@@ -253,19 +246,25 @@ impl<S: Below> Tiers<S> {
     }
 
     /// From which of a file's copies these bytes came; they are not verified.
-    fn copied(&self, path: &str, held: &Held, at: u64, into: &mut [u8]) -> Option<usize> {
+    fn copied(
+        &self,
+        known: &Known,
+        path: &str,
+        held: &Held,
+        at: u64,
+        into: &mut [u8],
+    ) -> Option<usize> {
         let count = held.copies.len();
         // Its own first; several others give some chunks each.
-        let own = held.copies.first().filter(|c| self.is_own(c)).map(|_| 0);
+        let own = held.copies.first().filter(|c| known.is_own(c)).map(|_| 0);
         let turn = (0..count).map(|k| (k + (at / CHUNK) as usize) % count);
         for number in own.into_iter().chain(turn) {
             let copy = held.copies.get(number)?;
-            let holder = self.holders.get(copy.holder)?;
-            let gone = copy.spoiled.load(Ordering::Relaxed);
-            if gone || holder.lost.load(Ordering::Relaxed) {
+            let holder = known.holders.get(copy.holder)?;
+            if !known.is_there(copy) {
                 continue;
             }
-            match self.read_copy(copy, at, into) {
+            match holder.read_copy(copy, at, into) {
                 Ok(()) => return Some(number),
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     copy.spoiled.store(true, Ordering::Relaxed);
@@ -281,50 +280,61 @@ impl<S: Below> Tiers<S> {
     }
 
     /// What a copy has there is not what it has to be.
-    fn spoil(&self, path: &str, copy: &Copy, at: u64) {
+    fn spoil(&self, known: &Known, path: &str, copy: &Copy, at: u64) {
         copy.spoiled.store(true, Ordering::Relaxed);
-        if let Some(holder) = self.holders.get(copy.holder) {
+        if let Some(holder) = known.holders.get(copy.holder) {
             let who = &holder.who;
             self.note(format!(
                 "what {who} holds of {path} is damaged at byte {at}"
             ));
         }
     }
+
+    /// Whether memory has these bytes. Of a file that nobody there has, as far as is known, others are asked, and
+    /// parity once there are no others.
+    fn remembered(&self, path: &str, at: u64, into: &mut [u8]) -> bool {
+        let mut known = self.known();
+        loop {
+            let held = known.held.get(path);
+            let number = held.and_then(|held| self.copied(&known, path, held, at, into));
+            if let Some(served) = held.and_then(|held| held.served.get((at / CHUNK) as usize)) {
+                let number = number.map_or(0, |number| number as u8 + 1);
+                served.store(number, Ordering::Relaxed);
+            }
+            let copy = number.and_then(|number| held?.copies.get(number));
+            if let Some(holder) = copy.and_then(|copy| known.holders.get(copy.holder)) {
+                holder.bytes.fetch_add(into.len() as u64, Ordering::Relaxed);
+                return true;
+            }
+            if !self.ask_more(&known) {
+                return held.is_some_and(|held| self.has_rebuilt(&known, path, held, at, into));
+            }
+            known = self.known();
+        }
+    }
 }
 
 impl<S: Below> Source for Tiers<S> {
     fn size(&self, path: &str) -> io::Result<u64> {
-        match self.held.get(path) {
+        match self.known().held.get(path) {
             Some(held) => Ok(held.bytes),
             None => self.store.size(path),
         }
     }
 
     fn read(&self, path: &str, at: u64, into: &mut [u8], readers: Readers) -> io::Result<()> {
-        let bytes = into.len() as u64;
-        if let Some(held) = self.held.get(path) {
-            let number = self.copied(path, held, at, into);
-            if let Some(served) = held.served.get((at / CHUNK) as usize) {
-                let number = number.map_or(0, |number| number as u8 + 1);
-                served.store(number, Ordering::Relaxed);
-            }
-            if let Some(copy) = number.and_then(|number| held.copies.get(number)) {
-                if let Some(holder) = self.holders.get(copy.holder) {
-                    holder.bytes.fetch_add(bytes, Ordering::Relaxed);
-                }
-                return Ok(());
-            }
-            if self.has_rebuilt(path, held, at, into) {
-                return Ok(());
-            }
+        if self.remembered(path, at, into) {
+            return Ok(());
         }
         self.store.read(path, at, into, readers)?;
-        self.from_store.fetch_add(bytes, Ordering::Relaxed);
+        self.from_store
+            .fetch_add(into.len() as u64, Ordering::Relaxed);
         Ok(())
     }
 
     fn refuse(&self, path: &str, at: u64) -> bool {
-        let Some(held) = self.held.get(path) else {
+        let known = self.known();
+        let Some(held) = known.held.get(path) else {
             return false;
         };
         let served = held.served.get((at / CHUNK) as usize);
@@ -333,19 +343,56 @@ impl<S: Below> Source for Tiers<S> {
         let Some(copy) = copy.and_then(|number| held.copies.get(number)) else {
             return false;
         };
-        if let Some(holder) = self.holders.get(copy.holder) {
+        if let Some(holder) = known.holders.get(copy.holder) {
             let bytes = (held.bytes - at).min(CHUNK);
             holder.bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
-        self.spoil(path, copy, at);
+        self.spoil(&known, path, copy, at);
         true
     }
 }
 
-impl<S> Tiers<S> {
+impl Known {
     fn is_own(&self, copy: &Copy) -> bool {
         let holder = self.holders.get(copy.holder);
         holder.is_some_and(|holder| holder.pid.is_some())
+    }
+
+    /// Whether it may be asked for, as far as is known.
+    fn is_there(&self, copy: &Copy) -> bool {
+        let lost = |holder: &Arc<Holder>| holder.lost.load(Ordering::Relaxed);
+        let holder = self.holders.get(copy.holder);
+        !copy.spoiled.load(Ordering::Relaxed) && !holder.is_none_or(lost)
+    }
+
+    /// Takes in what a launcher says that it holds, as far as it is of this checkpoint.
+    fn add(&mut self, found: Found, named: &BTreeMap<Name, DataFile>) {
+        let number = self.holders.len();
+        let mut any = false;
+        for entry in found.list {
+            let file = named.get(&entry.name);
+            let Some(file) = file.filter(|file| file.bytes == entry.bytes) else {
+                continue;
+            };
+            let held = held_of(&mut self.held, file);
+            // The number of a copy has one byte.
+            if held.copies.len() < usize::from(u8::MAX) {
+                any = true;
+                held.copies.push(Arc::new(Copy {
+                    holder: number,
+                    name: entry.name,
+                    fd: entry.fd,
+                    base: entry.base,
+                    spoiled: AtomicBool::new(false),
+                }));
+            }
+        }
+        for parity in &found.parities {
+            any |= self.add_parity(number, parity, named);
+        }
+        if any {
+            self.holders.push(Arc::new(found.holder));
+        }
     }
 }
 
@@ -367,7 +414,7 @@ impl Held {
 fn held_of<'a>(all: &'a mut BTreeMap<String, Held>, file: &DataFile) -> &'a mut Held {
     all.entry(file.path.clone()).or_insert_with(|| Held {
         bytes: file.bytes,
-        sums: file.chunks.clone(),
+        sums: file.chunks.as_slice().into(),
         copies: Vec::new(),
         ways: Vec::new(),
         served: (file.chunks.iter()).map(|_| AtomicU8::new(0)).collect(),
@@ -375,6 +422,16 @@ fn held_of<'a>(all: &'a mut BTreeMap<String, Held>, file: &DataFile) -> &'a mut 
 }
 
 impl Holder {
+    /// A copy's bytes, or why they do not come.
+    fn read_copy(&self, copy: &Copy, at: u64, into: &mut [u8]) -> io::Result<()> {
+        // Its own process may not be open to this one: the port is.
+        let direct = self.pid.and_then(|pid| self.open(pid, copy.fd).ok());
+        match direct {
+            Some(file) => file.read_exact_at(into, copy.base + at),
+            None => self.read(&copy.name, at, into),
+        }
+    }
+
     /// The descriptor of this process, as this one's own.
     fn open(&self, pid: u32, fd: i32) -> io::Result<Arc<File>> {
         let mut files = lock(&self.files);
@@ -436,72 +493,4 @@ fn ask_for(link: &mut Link, name: &Name, at: u64, into: &mut [u8]) -> io::Result
         Answer::Gone => Err(ErrorKind::NotFound.into()),
         _ => Err(ErrorKind::InvalidData.into()),
     }
-}
-
-/// What a launcher says that it holds.
-struct Found {
-    holder: Holder,
-    list: Vec<Entry>,
-    parities: Vec<Parity>,
-}
-
-/// What all launchers hold, this node's own first. Who does not answer holds nothing.
-fn ask_all(own: Call, whom: &Whom) -> Vec<Found> {
-    let mut all: Vec<Found> = ask_one(own, true).into_iter().collect();
-    for others in whom.others.chunks(ASKED) {
-        let found = std::thread::scope(|scope| {
-            let ask = |peer: Peer| {
-                let key = whom.key;
-                let thread = std::thread::Builder::new().name("muster-memory".into());
-                thread.spawn_scoped(scope, move || {
-                    let at = find(peer.guard).ok().flatten()?;
-                    let launcher = peer.launcher;
-                    ask_one(Call { at, key, launcher }, false)
-                })
-            };
-            let asked: Vec<_> = others.iter().map(|peer| ask(*peer)).collect();
-            let answers = asked.into_iter().flatten();
-            let answers = answers.filter_map(|thread| thread.join().ok().flatten());
-            answers.collect::<Vec<_>>()
-        });
-        all.extend(found);
-    }
-    all
-}
-
-fn ask_one(call: Call, own: bool) -> Option<Found> {
-    let mut link = call.connect().ok()?;
-    let Ok(Answer::Held { who, pid, list }) = link.ask(&Ask::List) else {
-        return None;
-    };
-    let (parities, link) = match link.ask(&Ask::Parities) {
-        Ok(Answer::Parities { list }) => (list, Some(link)),
-        _ => (Vec::new(), None),
-    };
-    let name = match own {
-        true => "this node".to_owned(),
-        false => {
-            let mut name = who;
-            name.retain(|c| !c.is_control());
-            while name.len() > MAX_WHO - "'s memory".len() {
-                name.pop();
-            }
-            name
-        }
-    };
-    let holder = Holder {
-        who: format!("{name}'s memory"),
-        name,
-        call,
-        pid: own.then_some(pid),
-        links: Mutex::new(link.into_iter().collect()),
-        files: Mutex::default(),
-        lost: AtomicBool::new(false),
-        bytes: AtomicU64::new(0),
-    };
-    Some(Found {
-        holder,
-        list,
-        parities,
-    })
 }

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use muster_checkpoint::hex::Id;
@@ -76,7 +78,7 @@ fn answer(link: &mut Link, who: &str, files: &Files, does: Does, ask: Ask) {
             let (who, pid) = (who.to_owned(), 1);
             link.say(&Answer::Held { who, pid, list }).unwrap();
         }
-        Ask::Parities => {
+        Ask::Parities { .. } => {
             let list = Vec::new();
             link.say(&Answer::Parities { list }).unwrap();
         }
@@ -255,7 +257,7 @@ fn this_nodes_memory_comes_first_and_by_descriptor() {
         assert_eq!(link.hear::<Ask>(SOON).unwrap(), Ask::List);
         let (who, pid) = ("me".to_owned(), std::process::id());
         link.say(&Answer::Held { who, pid, list }).unwrap();
-        assert_eq!(link.hear::<Ask>(SOON).unwrap(), Ask::Parities);
+        assert_eq!(link.hear::<Ask>(SOON).unwrap(), Ask::Parities { above: 0 });
         let list = Vec::new();
         link.say(&Answer::Parities { list }).unwrap();
         let mut link = accept();
@@ -291,4 +293,43 @@ fn several_loads_at_once_find_no_damage_that_is_none() {
         });
         assert_eq!(from(&opened.origins(), "n1's memory"), 0);
     }
+}
+
+/// A launcher that holds nothing, and counts who asks it.
+fn counts(asked: &Arc<AtomicU64>) -> u16 {
+    let asked = asked.clone();
+    serve(move |link, ask| {
+        if ask == Ask::List {
+            asked.fetch_add(1, Ordering::Relaxed);
+        }
+        answer(link, "n0", &Files::new(), Does::Well, ask);
+    })
+}
+
+#[test]
+fn of_many_launchers_no_more_are_asked_than_it_takes() {
+    let place = tempfile::tempdir().unwrap();
+    let (digest, files) = checkpoint(place.path());
+    let total: u64 = files.values().map(|file| file.len() as u64).sum();
+    let mut second = files.clone();
+    let (name, first) = second.pop_first().unwrap();
+    let asked = Arc::default();
+    let empty = counts(&asked);
+    let taken = |asked: &Arc<AtomicU64>| asked.swap(0, Ordering::Relaxed);
+    // The first ones are asked in any case.
+    let has_all = launcher("n1", files, Does::Well);
+    let mut peers = vec![empty; 200];
+    peers[20] = has_all;
+    let origins = restore(place.path(), digest, nobody(), &peers).unwrap();
+    assert_eq!(from(&origins, "n1's memory"), total);
+    assert_eq!(taken(&asked), 63);
+    // What those do not have is looked for, no further than it is found.
+    let mut peers = vec![empty; 200];
+    peers[70] = launcher("n2", [(name, first.clone())].into(), Does::Well);
+    peers[130] = launcher("n3", second, Does::Well);
+    let origins = restore(place.path(), digest, nobody(), &peers).unwrap();
+    assert_eq!(from(&origins, "n2's memory"), first.len() as u64);
+    assert_eq!(from(&origins, "n3's memory"), total - first.len() as u64);
+    assert_eq!((from(&origins, "the store"), origins.why), (0, None));
+    assert_eq!(taken(&asked), 142);
 }

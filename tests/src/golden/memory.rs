@@ -10,7 +10,7 @@ names!(memory_ask_name, MEMORY_ASKS, Ask, {
     Ask::Read { .. } => "read",
     Ask::Keep { .. } => "keep",
     Ask::Restored { .. } => "restored",
-    Ask::Parities => "parities",
+    Ask::Parities { .. } => "parities",
     Ask::Fold { .. } => "fold",
     Ask::Unfold { .. } => "unfold",
 });
@@ -62,13 +62,15 @@ pub fn memory_asks() -> Vec<Ask> {
             from: vec![("n2's memory".into(), 1 << 30), ("the store".into(), 0)],
             why: Some("n1's memory failed".into()),
         },
-        Ask::Parities,
+        Ask::Parities { above: 8 },
         Ask::Fold {
             generation: digest(5),
             name: name(),
             bytes: 1 << 30,
             local: 1,
             stripe: stripe(2),
+            over: 3,
+            who: "n0".into(),
         },
         Ask::Unfold {
             number: 9,

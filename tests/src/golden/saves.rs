@@ -4,7 +4,7 @@ use muster_protocol::checkpoint::{
     Busy, Copy, Found, Outcome, Pace, Part, Save, SlotId, Stage, Standing, State, ToLeader, ToNode,
     Written,
 };
-use muster_protocol::local::{KeepNews, Left, Question, Review, SaveAsk, SaveNews};
+use muster_protocol::local::{KeepNews, Left, Question, Replicated, Review, SaveAsk, SaveNews};
 use muster_protocol::record::CommitRef;
 use muster_protocol::spec::Triggers;
 use muster_protocol::storelog::Rules;
@@ -245,6 +245,11 @@ pub(super) fn news() -> Vec<SaveNews> {
             read: 1 << 30,
         }),
         SaveNews::Keep(KeepNews::Rules(rules())),
+        SaveNews::Replicas(Replicated {
+            behind: 3,
+            missed: 70_000,
+            whole: Some(400),
+        }),
     ]
 }
 

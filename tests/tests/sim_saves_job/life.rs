@@ -1,5 +1,8 @@
 //! A checkpoint's life: saved, committed, restored, retired, and found damaged.
 
+use muster_protocol::job::Job;
+use muster_protocol::local::Replicated;
+
 use super::*;
 
 #[track_caller]
@@ -205,4 +208,29 @@ fn what_a_rank_finds_damaged_is_rejected_and_the_one_before_is_restored() {
     world.until("all may begin", |w| {
         w.nodes.iter().all(|n| n.go == Some(digest))
     });
+}
+
+#[test]
+fn how_saves_get_to_other_nodes_is_known_while_their_launcher_is_there() {
+    let mut world = World::training(true);
+    let known = |world: &World, i: usize| {
+        let agent = world.nodes[i].agent.as_ref().expect("an agent");
+        agent.job(&key()).and_then(Job::replicated)
+    };
+    assert_eq!(known(&world, 0), None);
+    for behind in [0, 3] {
+        let says = Replicated {
+            behind,
+            missed: 7,
+            whole: Some(20),
+        };
+        world.says(0, SaveNews::Replicas(says));
+        world.pass(Span::from_secs(1));
+        assert_eq!((known(&world, 0), known(&world, 1)), (Some(says), None));
+    }
+    let conn = ConnId(world.nodes[0].boot);
+    world.nodes[0].running = None;
+    world.put(0, Event::LauncherGone { conn, alive: false });
+    world.pass(Span::from_secs(1));
+    assert_eq!(known(&world, 0), None);
 }

@@ -86,6 +86,11 @@ fn render_status(status: &Value, own_version: &str, style: &Style) -> String {
         let why = style.paint(Tone::Bad, &clean(&field(hung, "text")));
         text.push_str(&format!("\n{job}: {why}\n"));
     }
+    for behind in list(status, "replicas_behind") {
+        let job = clean(&field(behind, "job"));
+        let why = style.paint(Tone::Warn, &clean(&field(behind, "text")));
+        text.push_str(&format!("\n{job}: {why}\n"));
+    }
     text
 }
 
@@ -253,6 +258,13 @@ mod tests {
              peers            2 connected\n\
              jobs             1\n\
              state directory  /s\n"
+        );
+        let mut behind = status.clone();
+        behind["replicas_behind"] = json!([{ "job": "train", "text": "of 3 saves not all" }]);
+        let behind = render_status(&behind, "0.1.0", &PLAIN);
+        assert!(
+            behind.ends_with("\ntrain: of 3 saves not all\n"),
+            "{behind}"
         );
     }
 

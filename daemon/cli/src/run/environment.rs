@@ -84,7 +84,7 @@ pub fn variables(
             key: start.peers.key,
             own,
             launcher: job.launcher,
-            others: start.peers.others.clone(),
+            others: start.peers.by_use(),
         };
         vars.push((MEMORY_ENV, whom.encode().into()));
     }

@@ -2,20 +2,21 @@
 //! their nodes' memory.
 //!
 //! Every chunk is verified by the manifest before it is taken away from a sum, and so is what is left. What does not
-//! verify, is gone or late costs its way, and the next one or the next tier is asked.
+//! verify, is gone or is of something else costs this piece of the sum alone, and the next sum or the next tier is asked;
+//! a launcher that fails costs what it holds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use muster_checkpoint::manifest::DataFile;
 use muster_checkpoint::parity::fold;
 use muster_protocol::memory::parity::{Parity, Stripe};
-use muster_protocol::memory::{Answer, Ask, CHUNK, MAX_PEERS, Name};
+use muster_protocol::memory::{Answer, Ask, CHUNK, Name};
 
-use super::{Below, Held, Holder, Tiers, held_of, lock};
+use super::{Below, Held, Holder, Known, NAMED, Tiers, held_of, lock};
 use crate::memory::{Link, time_for};
 
 /// What a launcher holds of several files, added up.
@@ -24,8 +25,10 @@ struct Sum {
     holder: usize,
     /// By which the launcher knows it.
     number: u64,
-    /// The files' paths, and which part of each is in it.
-    parts: Vec<(String, Stripe)>,
+    /// What is in it: a file's path, and which part of the file. No part: it is of nothing that this checkpoint has.
+    parts: Vec<(String, Option<Stripe>)>,
+    /// The parts, a bit for each, that cannot be taken away: a piece that they are in is not worth its bytes.
+    lacks: AtomicU32,
 }
 
 /// One of the sums that a file is in.
@@ -34,8 +37,8 @@ pub(super) struct Way {
     sum: Arc<Sum>,
     part: u8,
     stripe: Stripe,
-    /// It led to nothing.
-    spoiled: AtomicBool,
+    /// Pieces that led to nothing.
+    spoiled: Mutex<BTreeSet<u32>>,
 }
 
 /// Bytes by the launcher whose parity they came out of, and those whose memory was needed for it.
@@ -47,61 +50,81 @@ enum Trouble {
     Sum(io::Error),
     /// Something is in it that cannot be, or was not when its launcher was asked.
     Odd,
+    /// This is in the sum, and of no file of this checkpoint.
+    Foreign(String),
     /// Nobody has this file's chunk, which is in the sum.
     Without(String),
 }
 
-impl<S: Below> Tiers<S> {
+impl Known {
     /// Takes in what a launcher holds of this checkpoint. Whether that is anything.
     pub(super) fn add_parity(
         &mut self,
         holder: usize,
         parity: &Parity,
-        named: &BTreeMap<Name, &DataFile>,
+        named: &BTreeMap<Name, DataFile>,
     ) -> bool {
-        let known = parity.parts.iter().map(|part| {
+        let files = parity.parts.iter().map(|part| {
             let file = named.get(&parity.name(part))?;
-            (file.bytes == part.bytes).then_some((part.stripe, *file))
+            (file.bytes == part.bytes).then_some(file)
         });
-        // Of another checkpoint.
-        let Some(known) = known.collect::<Option<Vec<_>>>() else {
-            return false;
-        };
-        let parts = known
-            .iter()
-            .map(|(stripe, file)| (file.path.clone(), *stripe));
+        let files: Vec<Option<&DataFile>> = files.collect();
+        let both = || files.iter().zip(&parity.parts);
+        let parts = both().map(|(file, part)| match file {
+            Some(file) => (file.path.clone(), Some(part.stripe)),
+            None => (part.file.clone(), None),
+        });
+        let foreign = files.iter().zip(0u32..).filter(|(file, _)| file.is_none());
+        let foreign = foreign.fold(0, |bits, (_, part)| bits | bit(part));
         let sum = Arc::new(Sum {
             holder,
             number: parity.number,
             parts: parts.collect(),
+            lacks: AtomicU32::new(foreign),
         });
-        for ((stripe, file), part) in known.iter().zip(0u8..) {
-            held_of(&mut self.held, file).ways.push(Way {
-                sum: sum.clone(),
-                part,
-                stripe: *stripe,
-                spoiled: AtomicBool::new(false),
-            });
+        for ((file, part), number) in both().zip(0u8..) {
+            if let Some(file) = file {
+                held_of(&mut self.held, file).ways.push(Arc::new(Way {
+                    sum: sum.clone(),
+                    part: number,
+                    stripe: part.stripe,
+                    spoiled: Mutex::default(),
+                }));
+            }
         }
-        !sum.parts.is_empty()
+        files.iter().any(Option::is_some)
     }
 
+    /// Whether some launcher may still give this.
+    fn is_anywhere(&self, held: &Held) -> bool {
+        held.copies.iter().any(|copy| self.is_there(copy))
+    }
+}
+
+impl<S: Below> Tiers<S> {
     /// Whether the chunk that begins here came out of parity, as it has to be.
-    pub(super) fn has_rebuilt(&self, path: &str, held: &Held, at: u64, into: &mut [u8]) -> bool {
+    pub(super) fn has_rebuilt(
+        &self,
+        known: &Known,
+        path: &str,
+        held: &Held,
+        at: u64,
+        into: &mut [u8],
+    ) -> bool {
         let chunk = at / CHUNK;
         if !at.is_multiple_of(CHUNK) || held.length(chunk) != into.len() as u64 {
             return false;
         }
         for way in &held.ways {
             let (Some(piece), Some(holder)) =
-                (way.stripe.piece(chunk), self.holders.get(way.sum.holder))
+                (way.stripe.piece(chunk), known.holders.get(way.sum.holder))
             else {
                 continue;
             };
-            if way.spoiled.load(Ordering::Relaxed) || holder.lost.load(Ordering::Relaxed) {
+            if lock(&way.spoiled).contains(&piece) || holder.lost.load(Ordering::Relaxed) {
                 continue;
             }
-            let why = match self.rebuild(way, holder, piece, into) {
+            let why = match self.rebuild(known, way, holder, piece, into) {
                 Ok(helpers) if held.is_right(chunk, into) => {
                     let mut rebuilt = lock(&self.rebuilt);
                     *rebuilt.entry((way.sum.holder, helpers)).or_default() += into.len() as u64;
@@ -119,6 +142,10 @@ impl<S: Below> Tiers<S> {
                     format!("{}'s parity failed: {error}", holder.name)
                 }
                 Err(Trouble::Odd) => format!("{}'s parity is not what it was", holder.name),
+                Err(Trouble::Foreign(other)) => format!(
+                    "in {}'s parity at byte {at} of {path} is {other}, which is not of this checkpoint",
+                    holder.name
+                ),
                 Err(Trouble::Without(other)) => {
                     let name = &holder.name;
                     format!(
@@ -126,7 +153,7 @@ impl<S: Below> Tiers<S> {
                     )
                 }
             };
-            way.spoiled.store(true, Ordering::Relaxed);
+            lock(&way.spoiled).insert(piece);
             self.note(why);
         }
         false
@@ -135,31 +162,57 @@ impl<S: Below> Tiers<S> {
     /// What is left of a piece without the other files' chunks. Whose memory was needed for it, ascending.
     fn rebuild(
         &self,
+        known: &Known,
         way: &Way,
         holder: &Holder,
         piece: u32,
         into: &mut [u8],
     ) -> Result<Vec<usize>, Trouble> {
-        let number = way.sum.number;
-        let unfold = |link: &mut Link| unfold(link, number, way.part, piece, into);
-        let mut left = holder.over_link(unfold).map_err(Trouble::Sum)?;
+        let sum = &*way.sum;
+        let ask = |into: &mut [u8]| {
+            let unfold = |link: &mut Link| unfold(link, sum.number, way.part, piece, into);
+            holder.over_link(unfold).map_err(Trouble::Sum)
+        };
+        let lacks = sum.lacks.load(Ordering::Relaxed);
+        if lacks != 0 {
+            // What it is of comes first: bytes that lead to nothing are not sent.
+            let without = ask(&mut [])? & lacks;
+            let part = sum.parts.get(without.trailing_zeros() as usize);
+            if let Some((path, stripe)) = part {
+                return Err(match stripe {
+                    None => Trouble::Foreign(path.clone()),
+                    Some(_) => Trouble::Without(path.clone()),
+                });
+            }
+        }
+        let mut left = ask(into)?;
         let mut helpers = Vec::new();
         let mut buffer = Vec::new();
-        for ((path, stripe), part) in way.sum.parts.iter().zip(0u8..) {
+        for ((path, stripe), part) in sum.parts.iter().zip(0u32..) {
             let is_in = left & 1 != 0;
             left >>= 1;
-            if !is_in || part == way.part {
+            if !is_in || part == u32::from(way.part) {
                 continue;
             }
-            let without = || Trouble::Without(path.clone());
-            let held = self.held.get(path).ok_or_else(without)?;
+            let stripe = stripe.ok_or_else(|| Trouble::Foreign(path.clone()))?;
+            let without = || {
+                if !known
+                    .held
+                    .get(path)
+                    .is_some_and(|held| known.is_anywhere(held))
+                {
+                    sum.lacks.fetch_or(bit(part), Ordering::Relaxed);
+                }
+                Trouble::Without(path.clone())
+            };
+            let held = known.held.get(path).ok_or_else(without)?;
             let chunk = stripe.chunk(piece);
             // All of it: the manifest has no sum of less.
             buffer.resize(held.length(chunk) as usize, 0);
             if buffer.is_empty() {
                 return Err(Trouble::Odd);
             }
-            let helper = self.verified(path, held, chunk, &mut buffer);
+            let helper = self.verified(known, path, held, chunk, &mut buffer);
             helpers.push(helper.ok_or_else(without)?);
             fold(into, &buffer);
         }
@@ -172,31 +225,40 @@ impl<S: Below> Tiers<S> {
     }
 
     /// Whose copy of a chunk this is, as it has to be.
-    fn verified(&self, path: &str, held: &Held, chunk: u64, into: &mut [u8]) -> Option<usize> {
-        while let Some(number) = self.copied(path, held, chunk * CHUNK, into) {
+    fn verified(
+        &self,
+        known: &Known,
+        path: &str,
+        held: &Held,
+        chunk: u64,
+        into: &mut [u8],
+    ) -> Option<usize> {
+        while let Some(number) = self.copied(known, path, held, chunk * CHUNK, into) {
             let copy = held.copies.get(number)?;
             if held.is_right(chunk, into) {
                 return Some(copy.holder);
             }
-            self.spoil(path, copy, chunk * CHUNK);
+            self.spoil(known, path, copy, chunk * CHUNK);
         }
         None
     }
 
     /// What came out of parity, by what people are told that it came from.
-    pub(super) fn of_parity(&self) -> Vec<(String, u64)> {
+    pub(super) fn of_parity(&self, known: &Known) -> Vec<(String, u64)> {
         let rebuilt = lock(&self.rebuilt);
         let mut all: BTreeMap<String, u64> = BTreeMap::new();
         for ((holder, helpers), bytes) in rebuilt.iter() {
-            let label = self.label(*holder, helpers).unwrap_or_default();
+            let label = known.label(*holder, helpers).unwrap_or_default();
             *all.entry(label).or_default() += bytes;
         }
-        match all.len() > MAX_PEERS {
+        match all.len() > NAMED {
             true => vec![("parity".to_owned(), all.values().sum())],
             false => all.into_iter().collect(),
         }
     }
+}
 
+impl Known {
     fn label(&self, holder: usize, helpers: &[usize]) -> Option<String> {
         let name = |at: &usize| Some(self.holders.get(*at)?.name.as_str());
         let of = name(&holder)?;
@@ -211,6 +273,11 @@ impl<S: Below> Tiers<S> {
             more => format!("{of}'s parity with the memory of {} nodes", more.len()),
         })
     }
+}
+
+/// A part's bit.
+fn bit(part: u32) -> u32 {
+    1u32.checked_shl(part).unwrap_or(0)
 }
 
 /// Asks for the first bytes of a piece; which parts are in it.

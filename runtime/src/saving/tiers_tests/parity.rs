@@ -1,7 +1,7 @@
 //! What comes out of parity, and what does not.
 
 use muster_checkpoint::parity::fold;
-use muster_protocol::memory::parity::{Parity, Part, Stripe};
+use muster_protocol::memory::parity::{MAX_PARITIES, Parity, Part, Stripe};
 
 use super::*;
 
@@ -20,6 +20,12 @@ enum Adds {
     Hangs,
     /// The other part is not in it yet.
     One,
+    /// It names a part of no file that there is, which is in no piece.
+    Names,
+    /// That part is in it, too.
+    Foreign,
+    /// There is more of it than one answer names, and this is the last one.
+    Last,
 }
 
 /// A launcher that holds nothing but the sum of these, of which the first one is longest.
@@ -33,12 +39,35 @@ fn adds(who: &'static str, files: &Files, step: u64, does: Adds) -> u16 {
     if does == Adds::Beyond {
         parts.get_mut(1).unwrap().stripe = Stripe { of: 2, first: 1 };
     }
-    let told = Parity {
+    if matches!(does, Adds::Names | Adds::Foreign) {
+        parts.insert(
+            0,
+            Part {
+                file: "n9-0.safetensors".into(),
+                bytes: 77,
+                stripe: Stripe { of: 1, first: 0 },
+            },
+        );
+    }
+    let last = Parity {
         number: 4,
         step,
         generation: [5; 8],
         parts,
     };
+    let mut told = vec![last];
+    if does == Adds::Last {
+        // Of another checkpoint.
+        let before = |number| Parity {
+            number,
+            step: step + 1,
+            ..told[0].clone()
+        };
+        let mut all: Vec<Parity> = (5..100).map(before).collect();
+        told[0].number = 100;
+        all.append(&mut told);
+        told = all;
+    }
     let most = match does {
         Adds::One => 1,
         _ => files.len(),
@@ -50,6 +79,8 @@ fn adds(who: &'static str, files: &Files, step: u64, does: Adds) -> u16 {
     let parts = match does {
         Adds::More => 7,
         Adds::One => 1,
+        Adds::Names => 6,
+        Adds::Foreign => 7,
         _ => 3,
     };
     serve(move |link, ask| match ask {
@@ -57,22 +88,23 @@ fn adds(who: &'static str, files: &Files, step: u64, does: Adds) -> u16 {
             let (who, pid, list) = (who.to_owned(), 1, Vec::new());
             link.say(&Answer::Held { who, pid, list }).unwrap();
         }
-        Ask::Parities => {
-            let list = vec![told.clone()];
+        Ask::Parities { above } => {
+            let list = told.iter().filter(|parity| parity.number > above);
+            let list = list.take(MAX_PARITIES).cloned().collect();
             link.say(&Answer::Parities { list }).unwrap();
         }
         Ask::Unfold {
-            number: 4,
+            number,
             piece: 0,
             len,
             ..
-        } => {
+        } if number == told.last().unwrap().number => {
             let mut sum = sum[..len as usize].to_vec();
             match does {
                 Adds::Gone => return link.say(&Answer::Gone).unwrap(),
                 Adds::Hangs => return thread::sleep(SOON * 2),
                 Adds::Flips => sum[len as usize / 3] ^= 32,
-                Adds::Well | Adds::More | Adds::Beyond | Adds::One => {}
+                _ => {}
             }
             link.say(&Answer::Folded { parts }).unwrap();
             let until = std::time::Instant::now() + SOON * 30;
@@ -126,6 +158,11 @@ fn what_does_not_come_out_comes_from_the_store() {
         (Adds::Gone, whole, "is not in n2's parity at byte 0"),
         (Adds::More, whole, "n2's parity is not what it was"),
         (Adds::Beyond, whole, "n2's parity is not what it was"),
+        (
+            Adds::Foreign,
+            whole,
+            "is n9-0.safetensors, which is not of this checkpoint",
+        ),
         (Adds::Hangs, whole, "n2's parity failed"),
         // The other part is not where it was, or not what it was.
         (Adds::Well, nobody(), "which is in no memory"),
@@ -168,6 +205,44 @@ fn a_sum_of_one_needs_nobody_else() {
     assert_eq!(from(&origins, "n2's parity"), first);
     // Of the other one it has nothing.
     assert_eq!(from(&origins, "the store"), total);
+}
+
+#[test]
+fn a_part_of_nothing_spoils_no_other() {
+    let place = tempfile::tempdir().unwrap();
+    let (digest, files, first, second) = two(place.path());
+    let other = launcher("n1", second, Does::Well);
+    let peers = [other, adds("n2", &files, 40, Adds::Names)];
+    let origins = restore(place.path(), digest, nobody(), &peers).unwrap();
+    assert_eq!(from(&origins, "n2's parity with n1's memory"), first);
+    assert_eq!((from(&origins, "the store"), origins.why), (0, None));
+}
+
+#[test]
+fn all_parity_is_asked_for_however_much_there_is() {
+    let place = tempfile::tempdir().unwrap();
+    let (digest, files, first, second) = two(place.path());
+    let other = launcher("n1", second, Does::Well);
+    let peers = [other, adds("n2", &files, 40, Adds::Last)];
+    let origins = restore(place.path(), digest, nobody(), &peers).unwrap();
+    assert_eq!(from(&origins, "n2's parity with n1's memory"), first);
+    assert_eq!((from(&origins, "the store"), origins.why), (0, None));
+}
+
+#[test]
+fn parity_and_what_it_needs_are_found_among_many() {
+    let place = tempfile::tempdir().unwrap();
+    let (digest, files, first, second) = two(place.path());
+    std::fs::remove_dir_all(place.path().join("data")).unwrap();
+    let asked = Arc::default();
+    let mut peers = vec![counts(&asked); 200];
+    // The sum is near, what has to be taken from it is far.
+    peers[3] = adds("n2", &files, 40, Adds::Well);
+    peers[199] = launcher("n1", second, Does::Well);
+    let origins = restore(place.path(), digest, nobody(), &peers).unwrap();
+    assert_eq!(from(&origins, "n2's parity with n1's memory"), first);
+    assert_eq!((from(&origins, "the store"), origins.why), (0, None));
+    assert_eq!(asked.load(Ordering::Relaxed), 198);
 }
 
 #[test]

@@ -8,6 +8,10 @@ use muster_protocol::control::slots::SLOTS;
 use tokio::sync::mpsc;
 
 use super::Done;
+use super::replicas::Freeing;
+
+/// How long slots wait for memory that is given back before theirs is found.
+const SETTLES: Duration = Duration::from_secs(10);
 
 /// Threads that touch the memory: the kernel zeroes it, page by page.
 const THREADS: usize = 4;
@@ -69,11 +73,12 @@ pub(super) fn shown(bytes: u64) -> String {
     }
 }
 
-/// Makes those that are not there.
+/// Makes those that are not there, once what makes room for them is given back.
 pub(super) fn start(
     k: u16,
     ask: Ask,
     there: [Option<Arc<Slot>>; SLOTS],
+    freeing: Option<Freeing>,
     done: mpsc::UnboundedSender<Done>,
 ) -> std::io::Result<()> {
     let make = move || -> Result<([Arc<Slot>; SLOTS], Duration), SlotError> {
@@ -92,6 +97,9 @@ pub(super) fn start(
     };
     let thread = std::thread::Builder::new().name("slots".into());
     thread.spawn(move || {
+        if let Some(freeing) = freeing {
+            freeing.settle(SETTLES);
+        }
         let made = Made {
             k,
             ask: ask.number,

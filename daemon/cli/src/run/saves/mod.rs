@@ -147,6 +147,8 @@ pub enum Done {
     Assembled(Save, Result<(Digest, u32), String>),
     /// Something for people.
     Said(String),
+    /// How what is sealed here gets to other nodes.
+    Stands(replicas::Standing),
     Kept(keeping::Word),
 }
 
@@ -179,6 +181,7 @@ pub struct Saves {
     filling: Option<Taken>,
     /// What is held in memory; none without a store.
     replicas: Option<Replicas>,
+    standing: replicas::Standing,
     keeping: Keeping,
     done: (mpsc::UnboundedSender<Done>, mpsc::UnboundedReceiver<Done>),
 }
@@ -203,6 +206,7 @@ impl Saves {
             parts: None,
             writer: None,
             replicas: None,
+            standing: replicas::Standing::default(),
             done,
         }
     }
@@ -246,9 +250,10 @@ impl Saves {
         let kept = self.keeping.link_up().into_iter().map(SaveNews::Keep);
         // First: what they have left is memory for others.
         let gone = self.gone.iter().map(|k| SaveNews::SlotsGone { k: *k });
-        gone.chain(self.ranks.iter().map(slots))
-            .chain(kept)
-            .collect()
+        let some = self.standing != replicas::Standing::default();
+        let standing = some.then(|| self.standing.news());
+        let all = gone.chain(self.ranks.iter().map(slots)).chain(kept);
+        all.chain(standing).collect()
     }
 
     /// Whether there is anything to look at often.
@@ -310,8 +315,9 @@ impl Saves {
             }
             replicas.set_slots(used + ask.bytes() * SLOTS as u64);
         }
+        let freeing = self.replicas.as_ref().map(Replicas::freeing);
         self.making.insert(k, ask.number);
-        if let Err(error) = making::start(k, ask, there, self.done.0.clone()) {
+        if let Err(error) = making::start(k, ask, there, freeing, self.done.0.clone()) {
             self.making.remove(&k);
             told.people
                 .push(format!("no thread to make checkpoint slots: {error}"));
@@ -337,6 +343,10 @@ impl Saves {
                 }
             }
             Done::Said(text) => told.people.push(text),
+            Done::Stands(standing) => {
+                self.standing = standing;
+                told.agent.push(standing.news());
+            }
             Done::Assembled(save, result) => told.agent.push(match result {
                 Ok((manifest, bytes)) => SaveNews::Assembled {
                     save,

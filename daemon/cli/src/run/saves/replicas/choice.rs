@@ -51,6 +51,16 @@ impl Choice {
     }
 }
 
+impl std::fmt::Display for Choice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Choice::Nothing => f.write_str("0"),
+            Choice::Copy => f.write_str("1"),
+            Choice::Parity(nodes) => write!(f, "parity:{nodes}"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -64,6 +74,7 @@ mod tests {
             ("parity:8", Choice::Parity(8)),
         ] {
             assert_eq!(Choice::parse(text), Ok(choice));
+            assert_eq!(choice.to_string(), text);
             let over = choice.over();
             assert_eq!(over > 0, text == format!("parity:{over}"));
         }

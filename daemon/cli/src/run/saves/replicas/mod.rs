@@ -4,11 +4,14 @@
 
 mod choice;
 mod folding;
+mod freeing;
 mod parities;
 mod places;
 mod push;
+mod queue;
 mod serve;
 mod shelf;
+mod telling;
 
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -24,7 +27,9 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::Done;
 pub use choice::Choice;
+pub use freeing::Freeing;
 use push::{How, Job, Pusher, To};
+pub use queue::Standing;
 pub use serve::Server;
 use serve::lock;
 use shelf::Shelf;
@@ -55,6 +60,7 @@ pub struct Settings {
 #[derive(Debug)]
 pub struct Replicas {
     shelf: Arc<Mutex<Shelf>>,
+    freeing: Freeing,
     choice: Choice,
     /// By whom what is sealed is held in this generation.
     peers: Peers,
@@ -86,11 +92,14 @@ impl Replicas {
         while who.len() > MAX_WHO {
             who.pop();
         }
-        let shelf = Arc::new(Mutex::new(Shelf::new(choice, budget)));
-        server.serve(launcher, who, shelf.clone(), done.clone())?;
+        let freeing = Freeing::start()?;
+        let shelf = Shelf::new(choice, budget, freeing.clone());
+        let shelf = Arc::new(Mutex::new(shelf));
+        let held = (shelf.clone(), freeing.clone());
+        server.serve(launcher, who.clone(), held, done.clone())?;
         let (news, sealed) = channel::<News>();
         let (jobs, queue) = channel::<Job>();
-        let pusher = Pusher::new(shelf.clone(), done.clone());
+        let pusher = Pusher::new(shelf.clone(), done.clone(), who, choice.over());
         let thread = std::thread::Builder::new().name("copies".into());
         thread.spawn(move || pusher.run(&queue))?;
         let here = shelf.clone();
@@ -104,6 +113,7 @@ impl Replicas {
         })?;
         Ok(Replicas {
             shelf,
+            freeing,
             choice,
             peers: Peers::default(),
             generation: Digest::ZERO,
@@ -207,6 +217,11 @@ impl Replicas {
     /// A rank's slots are given up for others.
     pub(super) fn part(&self, k: u16) {
         lock(&self.shelf).part(k);
+    }
+
+    /// Where memory goes that makes room for slots: who makes them waits until it is back.
+    pub(super) fn freeing(&self) -> Freeing {
+        self.freeing.clone()
     }
 
     /// So many bytes are taken by slots, or soon will be.

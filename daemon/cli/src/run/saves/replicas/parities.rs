@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use memmap2::MmapMut;
 use muster_checkpoint::parity::fold;
 use muster_checkpoint::sum::CHUNK;
-use muster_protocol::memory::parity::{MAX_PARITIES, MAX_PARTS, Parity as Told, Part};
+use muster_protocol::memory::parity::{MAX_LANES, MAX_PARITIES, MAX_PARTS, Parity as Told, Part};
 
 /// What is added up with each other: images of one save, of ranks with the same number on their nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -105,6 +105,8 @@ pub(super) enum Entry {
     From(Of, u32),
     Have,
     NoRoom,
+    /// There are as many lanes as may be.
+    Full,
     Refused(&'static str),
 }
 
@@ -143,11 +145,7 @@ impl Parities {
                     return Entry::Refused("it has stripes of as many nodes as it may have");
                 }
             }
-            None if self.all.len() >= MAX_PARITIES => {
-                return Entry::Refused(
-                    "that node holds parity of as many ranks and steps as it may, 48",
-                );
-            }
+            None if self.all.len() >= MAX_LANES => return Entry::Full,
             None => {}
         }
         let length = |piece| {
@@ -229,18 +227,23 @@ impl Parities {
         self.all.iter().map(|parity| parity.lane)
     }
 
-    pub(super) fn retain(&mut self, stays: impl Fn(Lane) -> bool) {
-        self.all.retain(|parity| stays(parity.lane));
+    /// Lets the others go; their memory.
+    pub(super) fn retain(&mut self, stays: impl Fn(Lane) -> bool) -> Vec<Vec<Arc<Mutex<Piece>>>> {
+        let gone = (self.all).extract_if(.., |parity| !stays(parity.lane));
+        gone.map(|parity| parity.pieces).collect()
     }
 
-    pub(super) fn list(&self) -> Vec<Told> {
+    /// Those whose number is above this one, as many as one answer names.
+    pub(super) fn list(&self, above: u64) -> Vec<Told> {
         let told = |parity: &Parity| Told {
             number: parity.number,
             step: parity.lane.step,
             generation: parity.lane.generation,
             parts: parity.parts.iter().map(|(part, _)| part.clone()).collect(),
         };
-        self.all.iter().map(told).collect()
+        // Their numbers ascend.
+        let more = self.all.iter().filter(|parity| parity.number > above);
+        more.take(MAX_PARITIES).map(told).collect()
     }
 }
 

@@ -9,20 +9,24 @@ use std::time::{Duration, Instant};
 
 use muster_checkpoint::slot::View;
 use muster_checkpoint::sum::CHUNK;
-use muster_protocol::memory::parity::{MAX_PARTS, Stripe};
+use muster_protocol::memory::parity::Stripe;
 use muster_protocol::memory::{Answer, Ask, Name, Peer};
 use muster_protocol::{Digest, LauncherId};
 use muster_runtime::memory::{Link, SOON, find, time_for};
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::queue::{Item, Left, Queue, Standing};
 use super::serve::lock;
 use super::shelf::Shelf;
+use super::telling::{Kind, Telling};
 use crate::run::saves::Done;
 use crate::run::saves::making::shown;
 
-/// After a failure, and how often it is tried again.
-const AGAIN: Duration = Duration::from_secs(1);
-const TRIES: u32 = 60;
+/// Between two looks at the queue.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// Between two words about saves that come too fast.
+const BEHIND_AGAIN: Duration = Duration::from_secs(60);
 
 /// An image, or a part of one, to be brought to another node.
 #[derive(Debug)]
@@ -50,105 +54,130 @@ pub(super) enum How {
     Fold { local: u16, stripe: Stripe },
 }
 
-#[derive(Debug)]
-struct Pending {
-    job: Job,
-    tries: u32,
-    at: Instant,
-}
-
 /// What became of a copy.
 enum Outcome {
     Held {
         who: String,
     },
-    /// Nobody wants it any more.
-    Overtaken,
+    /// Another is in its slot.
+    Overwritten,
+    /// Its generation is over.
+    Over,
     /// Not now.
-    Later(String),
+    Later(Kind, String),
 }
 
 /// Copies what comes, until nobody sends any more.
 pub(super) struct Pusher {
-    pub(super) shelf: Arc<Mutex<Shelf>>,
-    pub(super) done: UnboundedSender<Done>,
-    /// What people were told last, of each launcher that does not hold what it is to, and of those that do.
-    failing: BTreeMap<LauncherId, String>,
-    well: Option<String>,
+    shelf: Arc<Mutex<Shelf>>,
+    done: UnboundedSender<Done>,
+    /// What people call this node.
+    who: String,
+    /// Over how many nodes it wants parity.
+    over: u8,
+    queue: Queue<Job>,
+    telling: Telling,
+    generation: Digest,
     /// Who holds its stripe of the images of the newest step.
     folded: BTreeMap<Name, BTreeMap<LauncherId, String>>,
+    /// What the agent was told last, and people of saves that come too fast.
+    standing: Standing,
+    slow: Option<(u64, Instant)>,
 }
 
 impl Pusher {
-    pub(super) fn new(shelf: Arc<Mutex<Shelf>>, done: UnboundedSender<Done>) -> Pusher {
+    pub(super) fn new(
+        shelf: Arc<Mutex<Shelf>>,
+        done: UnboundedSender<Done>,
+        who: String,
+        over: u8,
+    ) -> Pusher {
         Pusher {
             shelf,
             done,
-            failing: BTreeMap::new(),
-            well: None,
+            who,
+            over,
+            queue: Queue::new(),
+            telling: Telling::default(),
+            generation: Digest::ZERO,
             folded: BTreeMap::new(),
+            standing: Standing::default(),
+            slow: None,
         }
     }
 
     pub(super) fn run(mut self, jobs: &Receiver<Job>) {
-        let mut pending: Vec<Pending> = Vec::new();
         loop {
             let now = Instant::now();
-            let next = pending.iter().map(|p| p.at).min();
-            let wait = next.map_or(AGAIN, |at| at.saturating_duration_since(now));
+            let next = self.queue.next_at();
+            let wait = next.map_or(IDLE, |at| at.saturating_duration_since(now));
             match jobs.recv_timeout(wait) {
                 Ok(job) => {
-                    // Of a rank the newest alone.
-                    pending.retain(|p| p.job.name.file != job.name.file || p.job.name == job.name);
-                    pending.push(Pending {
-                        job,
-                        tries: 0,
-                        at: now,
-                    });
+                    self.add(job, now);
                     continue;
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            let due = (pending.iter()).position(|p| p.at <= Instant::now());
-            let Some(mut this) = due.map(|at| pending.remove(at)) else {
-                continue;
-            };
-            match self.push(&this.job) {
-                Outcome::Held { who } => self.held(&this.job, who),
-                Outcome::Overtaken => {}
-                Outcome::Later(why) => {
-                    self.fails(&this.job.to, why);
-                    this.tries += 1;
-                    this.at = Instant::now() + AGAIN;
-                    if this.tries < TRIES {
-                        pending.push(this);
-                    }
-                }
+            if let Some((item, tries)) = self.queue.take(Instant::now()) {
+                self.try_one(item, tries);
+            }
+            self.stands(Instant::now());
+        }
+    }
+
+    fn add(&mut self, job: Job, now: Instant) {
+        if job.generation != self.generation {
+            self.generation = job.generation;
+            self.telling.begin();
+        }
+        let item = Item {
+            generation: job.generation,
+            step: job.name.step,
+            file: job.name.file.clone(),
+            all: job.all,
+            shared: matches!(job.to.how, How::Fold { .. }),
+            job,
+        };
+        self.queue.add(item, now);
+    }
+
+    fn try_one(&mut self, item: Item<Job>, tries: u32) {
+        match self.push(&item.job) {
+            Outcome::Held { who } => {
+                self.held(&item.job, who);
+                self.queue.leave(&item, Left::Held);
+            }
+            Outcome::Over => self.queue.leave(&item, Left::Over),
+            Outcome::Overwritten => {
+                // Where it waited for a node that takes nothing, that one was too slow.
+                let why = match tries {
+                    0 => Left::Slow,
+                    _ => Left::Failed,
+                };
+                self.queue.leave(&item, why);
+            }
+            Outcome::Later(kind, why) => {
+                self.fails(&item.job, kind, &why);
+                self.queue.again(item, tries, Instant::now());
             }
         }
     }
 
-    fn fails(&mut self, to: &To, why: String) {
-        self.well = None;
-        if self.failing.get(&to.holder.launcher) == Some(&why) {
+    fn fails(&mut self, job: &Job, kind: Kind, why: &str) {
+        let (node, file) = (job.to.holder.launcher, &job.name.file);
+        if !self.telling.fails(node, file, kind, Instant::now()) {
             return;
         }
-        let text = match to.how {
+        self.say(match job.to.how {
             How::Copy => format!("what is sealed here is not copied to another node: {why}"),
             How::Fold { .. } => format!("parity is without a stripe of what is sealed here: {why}"),
-        };
-        let _over = self.done.send(Done::Said(text));
-        // Those of generations that are over are of no use.
-        if self.failing.len() > MAX_PARTS {
-            self.failing.clear();
-        }
-        self.failing.insert(to.holder.launcher, why);
+        });
     }
 
     /// A node holds what it is to.
     fn held(&mut self, job: &Job, who: String) {
-        self.failing.remove(&job.to.holder.launcher);
+        self.telling.holds(job.to.holder.launcher, &job.name.file);
         let text = match job.to.how {
             How::Copy => format!("copies of what is sealed here are in the memory of {who}"),
             How::Fold { .. } => {
@@ -163,40 +192,85 @@ impl Pusher {
                 format!("what is sealed here is in the parity that these hold: {names}")
             }
         };
-        if self.well.as_ref() != Some(&text) {
-            let _over = self.done.send(Done::Said(text.clone()));
-            self.well = Some(text);
+        if self.telling.is_well(&text) {
+            self.say(text);
         }
     }
 
-    fn is_wanted(&self, job: &Job) -> bool {
-        job.view.is_whole() && lock(&self.shelf).generation() == job.generation
+    /// Tells how the saves get on, if that is news.
+    fn stands(&mut self, now: Instant) {
+        let standing = self.queue.standing();
+        if standing != self.standing {
+            self.standing = standing;
+            let _over = self.done.send(Done::Stands(standing));
+        }
+        let what = match self.over {
+            0 => "copies on other nodes are",
+            _ => "parity is",
+        };
+        match self.slow {
+            Some(_) if standing.behind == 0 && self.queue.is_at_ease() => {
+                self.slow = None;
+                let step = standing.whole.unwrap_or_default();
+                self.say(format!("{what} complete again: step {step}"));
+            }
+            Some((told, at)) if told == standing.slow || now < at + BEHIND_AGAIN => {}
+            None if standing.slow == 0 || standing.behind == 0 => {}
+            _ => {
+                self.slow = Some((standing.slow, now));
+                let whole = match standing.whole {
+                    Some(step) => format!("the newest that is complete is of step {step}"),
+                    None => "none is complete".to_owned(),
+                };
+                let (behind, slow) = (standing.behind, standing.slow);
+                self.say(format!(
+                    "{what} behind: saves come faster than they are sent to other nodes; of the newest {behind}, and of {slow} so far, not all is there, {whole}. Save less often, or see to a faster network"
+                ));
+            }
+        }
+    }
+
+    fn say(&self, text: String) {
+        let _over = self.done.send(Done::Said(text));
+    }
+
+    /// Why nobody wants it any more, if nobody does.
+    fn unwanted(&self, job: &Job) -> Option<Outcome> {
+        if lock(&self.shelf).generation() != job.generation {
+            return Some(Outcome::Over);
+        }
+        (!job.view.is_whole()).then_some(Outcome::Overwritten)
     }
 
     fn push(&self, job: &Job) -> Outcome {
-        if !self.is_wanted(job) {
-            return Outcome::Overtaken;
+        if let Some(outcome) = self.unwanted(job) {
+            return outcome;
         }
         let (who, mut link) = match self.connect(&job.to.holder) {
             Ok(holder) => holder,
-            Err(why) => return Outcome::Later(why),
+            Err((kind, why)) => return Outcome::Later(kind, why),
         };
         match self.bring(&who, &mut link, job) {
             Ok(outcome) => outcome,
             // A slot that is filled again does not verify there.
-            Err(_) if !self.is_wanted(job) => Outcome::Overtaken,
-            Err(error) => Outcome::Later(format!("{who}: {error}")),
+            Err(error) => self.unwanted(job).unwrap_or_else(|| {
+                Outcome::Later(Kind::Broken(error.kind()), format!("{who}: {error}"))
+            }),
         }
     }
 
     /// What people call the node, and a connection.
-    fn connect(&self, holder: &Peer) -> Result<(String, Link), String> {
+    fn connect(&self, holder: &Peer) -> Result<(String, Link), (Kind, String)> {
         let guard = holder.guard;
-        let words = |error: io::Error| format!("the launcher at {guard}: {error}");
+        let words = |error: io::Error| {
+            let text = format!("the launcher at {guard}: {error}");
+            (Kind::Away(error.kind()), text)
+        };
         let Some(at) = find(guard).map_err(words)? else {
-            return Err(format!(
+            let text = format!(
                 "the launcher at {guard} holds nothing: start it with --store, by the same Muster"
-            ));
+            );
+            return Err((Kind::HoldsNothing, text));
         };
         let key = lock(&self.shelf).key().unwrap_or_default();
         let mut link = Link::connect(at, &key, holder.launcher).map_err(words)?;
@@ -227,6 +301,8 @@ impl Pusher {
                 bytes,
                 local,
                 stripe,
+                over: self.over,
+                who: self.who.clone(),
             },
         };
         let answer = link.ask(&ask)?;
@@ -241,13 +317,17 @@ impl Pusher {
             }
             (_, Answer::Have | Answer::Kept) => return Ok(held()),
             (_, Answer::NoRoom { room }) => {
-                return Ok(Outcome::Later(format!(
+                let why = format!(
                     "{who} has room for {}, {} are needed: raise --checkpoint-memory there",
                     shown(room),
                     shown(job.to.how.bytes(bytes))
-                )));
+                );
+                return Ok(Outcome::Later(Kind::NoRoom, why));
             }
-            (_, Answer::Refused { why }) => return Ok(Outcome::Later(format!("{who}: {why}"))),
+            (_, Answer::Refused { why }) => {
+                let text = format!("{who}: {why}");
+                return Ok(Outcome::Later(Kind::Refused(why), text));
+            }
             _ => return Err(io::ErrorKind::InvalidData.into()),
         }
         match link.hear(SOON)? {
@@ -270,7 +350,7 @@ impl Pusher {
         let mut image = job.view.image().chunks(CHUNK as usize);
         let mut passed = 0;
         for chunk in chunks {
-            if !self.is_wanted(job) {
+            if self.unwanted(job).is_some() {
                 return Err(io::ErrorKind::Interrupted.into());
             }
             let bytes = image.nth((chunk - passed) as usize);

@@ -20,9 +20,11 @@ use muster_runtime::memory::{Link, SOON, time_for};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::folding::{self, Brought};
+use super::freeing::Freeing;
 use super::parities::Of;
 use super::places::Places;
 use super::shelf::{Admission, Shelf};
+use super::telling::Complaints;
 use crate::run::saves::Done;
 use crate::run::saves::making::shown;
 
@@ -52,10 +54,23 @@ struct Served {
     launcher: LauncherId,
     who: String,
     shelf: Arc<Mutex<Shelf>>,
+    freeing: Freeing,
     done: UnboundedSender<Done>,
+    complaints: Arc<Mutex<Complaints>>,
     unproven: Arc<Places>,
     served: Arc<AtomicUsize>,
     folding: Arc<AtomicUsize>,
+}
+
+impl Served {
+    /// What is wrong with what a node sends, or that nothing is: for people, once.
+    fn complain(&self, who: &str, what: Option<String>) {
+        let new = lock(&self.complaints).of(who, what);
+        if let Some(mut text) = new {
+            text.retain(|c| !c.is_control());
+            let _over = self.done.send(Done::Said(text));
+        }
+    }
 }
 
 /// A listening port. Dropping it closes it; connections end by themselves.
@@ -87,14 +102,16 @@ impl Server {
         &mut self,
         launcher: LauncherId,
         who: String,
-        shelf: Arc<Mutex<Shelf>>,
+        (shelf, freeing): (Arc<Mutex<Shelf>>, Freeing),
         done: UnboundedSender<Done>,
     ) -> io::Result<()> {
         let served = Served {
             launcher,
             who,
             shelf,
+            freeing,
             done,
+            complaints: Arc::default(),
             unproven: Places::new(MAX_UNPROVEN),
             served: Arc::default(),
             folding: Arc::default(),
@@ -182,8 +199,8 @@ fn converse(link: &mut Link, served: &Served) -> io::Result<()> {
                 name,
                 bytes,
             } => keep(link, served, generation, &name, bytes)?,
-            Ask::Parities => {
-                let list = lock(&served.shelf).parities();
+            Ask::Parities { above } => {
+                let list = lock(&served.shelf).parities(above);
                 link.say(&Answer::Parities { list })?;
             }
             Ask::Fold {
@@ -192,6 +209,8 @@ fn converse(link: &mut Link, served: &Served) -> io::Result<()> {
                 bytes,
                 local,
                 stripe,
+                over,
+                who,
             } => {
                 let Some(_seat) = Seat::of(&served.folding, MAX_FOLDING) else {
                     let why = "that node takes in as much as it may at once".into();
@@ -204,8 +223,11 @@ fn converse(link: &mut Link, served: &Served) -> io::Result<()> {
                     bytes,
                     local,
                     stripe,
+                    over,
+                    who,
                 };
-                folding::fold(link, &served.shelf, brought)?;
+                let tell = |who: &str, what| served.complain(who, what);
+                folding::fold(link, &served.shelf, &served.freeing, brought, tell)?;
             }
             Ask::Unfold {
                 number,
@@ -292,6 +314,7 @@ fn keep(
         name,
         room: Some(room),
     };
+    served.freeing.settle(folding::SETTLES);
     link.say(&Answer::Go)?;
     for chunk in 0..bytes.div_ceil(CHUNK) {
         let (begin, end) = (chunk * CHUNK, bytes.min((chunk + 1) * CHUNK));

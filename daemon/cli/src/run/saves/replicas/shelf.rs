@@ -1,6 +1,6 @@
 //! What this launcher holds in memory of its job's checkpoints: images in its own slots, for as long as they are
-//! there, and copies of another node's, or parity of several, within the memory that slots leave. Never waits, and
-//! touches no byte of an image.
+//! there, and copies of another node's, or parity of several, within the memory that slots leave. Never waits, touches
+//! no byte of an image, and gives back no memory itself.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, RawFd};
@@ -13,6 +13,7 @@ use muster_protocol::memory::parity::{Parity, Part};
 use muster_protocol::memory::{Entry, Key, MAX_LIST, Name, Peers};
 
 use super::choice::Choice;
+use super::freeing::{Freed, Freeing};
 use super::parities::{self, Lane, Of, Parities, Piece, is_before};
 
 /// Rooms that wait for another image.
@@ -74,6 +75,8 @@ pub(super) enum Folding {
     From(Of, u32),
     Have,
     NoRoom(u64),
+    /// Parity is over so many nodes here, and over others there.
+    OtherOver(u8),
     Refused(&'static str),
 }
 
@@ -83,6 +86,8 @@ enum Need<'a> {
     Slots,
     Copy(&'a Name),
     Parity(Lane),
+    /// One of the lanes that there may be, in place of any older one.
+    Lane(Lane),
 }
 
 /// Something that is held of others.
@@ -109,11 +114,13 @@ pub(super) struct Shelf {
     coming: BTreeMap<Name, u64>,
     spare: Vec<Room>,
     parities: Parities,
+    freeing: Freeing,
 }
 
 impl Shelf {
-    pub(super) fn new(takes: Choice, budget: u64) -> Shelf {
+    pub(super) fn new(takes: Choice, budget: u64, freeing: Freeing) -> Shelf {
         Shelf {
+            freeing,
             takes,
             budget,
             slots: 0,
@@ -153,7 +160,7 @@ impl Shelf {
 
     /// What a rank has sealed in a slot.
     pub(super) fn seal(&mut self, slot: SlotId, name: Name, view: View) {
-        self.own.retain(|own| own.slot != Some(slot));
+        self.retain_own(|own| own.slot != Some(slot));
         view.keep(self.is_committed(name.step, name.generation));
         let slot = Some(slot);
         self.own.push(Own { slot, name, view });
@@ -164,8 +171,7 @@ impl Shelf {
         for own in &mut self.own {
             own.slot = own.slot.filter(|slot| slot.k != k);
         }
-        self.own
-            .retain(|own| own.slot.is_some() || own.view.is_whole());
+        self.retain_own(|own| own.slot.is_some() || own.view.is_whole());
     }
 
     /// So many bytes are taken by slots from now on: copies make room for them.
@@ -287,6 +293,8 @@ impl Shelf {
     fn set_aside(&mut self, room: Room) {
         if self.spare.len() < SPARE && self.used().saturating_add(room.memory()) <= self.budget {
             self.spare.push(room);
+        } else {
+            self.freeing.free(Freed::Room(room));
         }
     }
 
@@ -296,12 +304,18 @@ impl Shelf {
         generation: Digest,
         name: &Name,
         local: u16,
+        over: u8,
         part: Part,
     ) -> Folding {
-        if !matches!(self.takes, Choice::Parity(_)) {
-            return Folding::Refused(
-                "that node holds no parity: start it with the same --replicas",
-            );
+        match self.takes {
+            Choice::Parity(here) if here == over => {}
+            // Groups are others there: what it sends would be of use by chance alone.
+            Choice::Parity(here) => return Folding::OtherOver(here),
+            Choice::Nothing | Choice::Copy => {
+                return Folding::Refused(
+                    "that node holds no parity: start it with the same --replicas",
+                );
+            }
         }
         if generation != self.generation {
             return Folding::Refused("that node is in another generation");
@@ -322,6 +336,12 @@ impl Shelf {
                 parities::Entry::Refused(why) => return Folding::Refused(why),
                 parities::Entry::NoRoom if self.evict(Need::Parity(lane)) => {}
                 parities::Entry::NoRoom => return Folding::NoRoom(room),
+                parities::Entry::Full if self.evict(Need::Lane(lane)) => {}
+                parities::Entry::Full => {
+                    return Folding::Refused(
+                        "that node holds parity of as many ranks and steps as it may, all of it newer or committed",
+                    );
+                }
             }
         }
     }
@@ -338,23 +358,30 @@ impl Shelf {
         };
         let mut go = self.parities.older(lane);
         go.retain(|old| !self.is_committed(old.step, old.generation));
-        self.parities.retain(|lane| !go.contains(&lane));
+        self.free_parities(|lane| !go.contains(&lane));
     }
 
-    /// All parity that is here.
-    pub(super) fn parities(&self) -> Vec<Parity> {
-        self.parities.list()
+    /// The parity that is here, from behind this number on.
+    pub(super) fn parities(&self, above: u64) -> Vec<Parity> {
+        self.parities.list(above)
     }
 
     /// Gives up something, least useful first: for a copy, or for parity, only what it takes the place of. Whether there
     /// was any.
     fn evict(&mut self, need: Need<'_>) -> bool {
-        if self.spare.pop().is_some() {
+        // A room makes no lane.
+        let spare = match need {
+            Need::Lane(_) => None,
+            Need::Slots | Need::Copy(_) | Need::Parity(_) => self.spare.pop(),
+        };
+        if let Some(room) = spare {
+            self.freeing.free(Freed::Room(room));
             return true;
         }
         let parted = self.own.iter().position(|own| own.slot.is_none());
         if let Some(at) = parted.filter(|_| matches!(need, Need::Slots)) {
-            self.own.swap_remove(at);
+            let own = self.own.swap_remove(at);
+            self.freeing.free(Freed::Slot(own.view));
             return true;
         }
         let committed = |step, generation| self.is_committed(step, generation);
@@ -364,7 +391,7 @@ impl Shelf {
                 let older = other.file == copy.file && other.step < copy.step;
                 older && !committed(other.step, other.generation)
             }
-            Need::Parity(_) => false,
+            Need::Parity(_) | Need::Lane(_) => false,
         });
         let parities = self.parities.lanes().filter(|other| match need {
             Need::Slots => true,
@@ -372,6 +399,7 @@ impl Shelf {
             Need::Parity(lane) => {
                 is_before(*other, lane) && !committed(other.step, other.generation)
             }
+            Need::Lane(lane) => other.step < lane.step && !committed(other.step, other.generation),
         });
         let copies = copies.map(|name| {
             let (step, generation) = (name.step, name.generation);
@@ -386,16 +414,18 @@ impl Shelf {
         });
         let least = copies.chain(parities).min_by_key(|(worth, _)| *worth);
         match least {
-            Some((_, Thing::Copy(name))) => drop(self.held.remove(&name)),
-            Some((_, Thing::Parity(gone))) => self.parities.retain(|lane| lane != gone),
+            Some((_, Thing::Copy(name))) => {
+                let gone = self.held.remove(&name).map(Freed::Copy);
+                gone.into_iter().for_each(|gone| self.freeing.free(gone));
+            }
+            Some((_, Thing::Parity(gone))) => self.free_parities(|lane| lane != gone),
             None => return false,
         }
         true
     }
 
     fn is_committed(&self, step: u64, generation: [u8; 8]) -> bool {
-        let is = |(of, at): (Digest, u64)| at == step && of.0.starts_with(&generation);
-        self.committed.is_some_and(is)
+        is_of(self.committed, step, generation)
     }
 
     /// Whether some generation may still restore it.
@@ -412,19 +442,31 @@ impl Shelf {
     /// Lets go what is of no use any more.
     fn prune(&mut self) {
         self.retain(Shelf::is_of_use);
-        let mut parities = std::mem::take(&mut self.parities);
-        parities.retain(|lane| self.may_be_restored(lane.step, lane.generation));
-        self.parities = parities;
-        let mut own = std::mem::take(&mut self.own);
-        own.retain(|own| {
-            let committed = self.is_committed(own.name.step, own.name.generation);
+        let lanes = self.parities.lanes();
+        let stay = lanes.filter(|lane| self.may_be_restored(lane.step, lane.generation));
+        let stay: Vec<Lane> = stay.collect();
+        self.free_parities(|lane| stay.contains(&lane));
+        let kept = self.committed;
+        self.retain_own(|own| {
+            let committed = is_of(kept, own.name.step, own.name.generation);
             own.view.is_whole() && (own.slot.is_some() || committed)
         });
-        for own in &own {
+        for own in &self.own {
             let name = &own.name;
             own.view.keep(self.is_committed(name.step, name.generation));
         }
-        self.own = own;
+    }
+
+    fn free_parities(&mut self, stays: impl Fn(Lane) -> bool) {
+        for pieces in self.parities.retain(stays) {
+            self.freeing.free(Freed::Parity(pieces));
+        }
+    }
+
+    fn retain_own(&mut self, stays: impl Fn(&Own) -> bool) {
+        for own in self.own.extract_if(.., |own| !stays(own)) {
+            self.freeing.free(Freed::Slot(own.view));
+        }
     }
 
     fn retain(&mut self, stays: impl Fn(&Shelf, &Name) -> bool) {
@@ -435,12 +477,20 @@ impl Shelf {
             .cloned()
             .collect();
         for name in go {
-            let replica = self.held.remove(&name).and_then(Arc::into_inner);
-            if let Some(replica) = replica {
-                self.set_aside(replica.into_room());
+            match self.held.remove(&name).map(Arc::try_unwrap) {
+                Some(Ok(replica)) => self.set_aside(replica.into_room()),
+                // Whoever reads it still may be the one who lets it go.
+                Some(Err(read)) => self.freeing.free(Freed::Copy(read)),
+                None => {}
             }
         }
     }
+}
+
+/// Whether this is what is committed.
+fn is_of(committed: Option<(Digest, u64)>, step: u64, generation: [u8; 8]) -> bool {
+    let is = |(of, at): (Digest, u64)| at == step && of.0.starts_with(&generation);
+    committed.is_some_and(is)
 }
 
 #[cfg(test)]

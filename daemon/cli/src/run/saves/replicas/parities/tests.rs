@@ -113,7 +113,7 @@ fn an_older_one_is_replaced_when_all_of_it_is_there_anew() {
     assert!(parities.older(lane(8, 0)).is_empty());
     bring(&mut parities, lane(8, 0), &part(1, MIB * 8), 1, u64::MAX);
     assert_eq!(parities.older(lane(8, 0)), [lane(7, 0)]);
-    parities.retain(|lane| lane.step == 8);
+    assert_eq!(parities.retain(|lane| lane.step == 8).len(), 2);
     assert_eq!(parities.lanes().collect::<Vec<_>>(), [lane(8, 0)]);
     assert!(parities.older(lane(9, 0)).is_empty());
 }
@@ -130,13 +130,16 @@ fn there_are_bounds_on_all_of_it() {
     }
     let answer = parities.enter(lane(1, 0), part(MAX_PARTS as u8, 9), u64::MAX);
     assert!(matches!(answer, Entry::Refused(_)), "{answer:?}");
-    for local in 1..MAX_PARITIES as u16 {
+    for local in 1..MAX_LANES as u16 {
         bring(&mut parities, lane(1, local), &part(0, 9), 1, u64::MAX);
     }
     let answer = parities.enter(lane(2, 0), part(0, 9), u64::MAX);
-    assert!(matches!(answer, Entry::Refused(_)), "{answer:?}");
-    let told = muster_protocol::memory::Answer::Parities {
-        list: parities.list(),
-    };
-    assert!(told.check().is_ok());
+    assert!(matches!(answer, Entry::Full), "{answer:?}");
+    for above in [0, 1, MAX_LANES as u64 - 3, u64::MAX] {
+        let list = parities.list(above);
+        let left = (MAX_LANES as u64).saturating_sub(above) as usize;
+        assert_eq!(list.len(), left.min(MAX_PARITIES));
+        let told = muster_protocol::memory::Answer::Parities { list };
+        assert!(told.check().is_ok());
+    }
 }

@@ -1,4 +1,6 @@
 use super::*;
+use crate::run::saves::replicas::freeing::Kept;
+use muster_protocol::memory::parity::{MAX_LANES, Stripe};
 
 const NOW: Digest = Digest([5; 32]);
 const IMAGE: u64 = 1 << 20;
@@ -9,7 +11,8 @@ fn name(step: u64, file: &str) -> Name {
 
 fn shelf(rooms: u64) -> Shelf {
     let memory = Room::create(IMAGE).unwrap().memory();
-    let mut shelf = Shelf::new(Choice::Copy, rooms * memory);
+    let (freeing, _kept) = Freeing::by_hand();
+    let mut shelf = Shelf::new(Choice::Copy, rooms * memory, freeing);
     shelf.begin(NOW, &Peers::default());
     shelf
 }
@@ -118,14 +121,19 @@ fn a_length_from_the_network_takes_no_memory_that_is_not_there() {
 
 /// Takes a stripe in, all of it, if there is room for it.
 fn folds(shelf: &mut Shelf, step: u64, node: u8) -> bool {
+    folds_of(shelf, step, node, 0)
+}
+
+/// Of the ranks of this number.
+fn folds_of(shelf: &mut Shelf, step: u64, node: u8, local: u16) -> bool {
     let file = format!("n{node}-0.safetensors");
-    let stripe = muster_protocol::memory::parity::Stripe { of: 1, first: 0 };
+    let stripe = Stripe { of: 1, first: 0 };
     let part = Part {
         file: file.clone(),
         bytes: IMAGE,
         stripe,
     };
-    match shelf.fold(NOW, &name(step, &file), 0, part) {
+    match shelf.fold(NOW, &name(step, &file), local, 2, part) {
         Folding::From(of, 0) => {
             shelf.folded(of, 1);
             true
@@ -138,13 +146,19 @@ fn folds(shelf: &mut Shelf, step: u64, node: u8) -> bool {
 
 fn lanes(shelf: &Shelf) -> Vec<(u64, usize)> {
     let lane = |parity: Parity| (parity.step, parity.parts.len());
-    shelf.parities().into_iter().map(lane).collect()
+    shelf.parities(0).into_iter().map(lane).collect()
 }
 
 fn of_parity(budget: u64) -> Shelf {
-    let mut shelf = Shelf::new(Choice::Parity(2), budget);
+    of_parity_kept(budget).0
+}
+
+/// With what it lets go.
+fn of_parity_kept(budget: u64) -> (Shelf, Kept) {
+    let (freeing, kept) = Freeing::by_hand();
+    let mut shelf = Shelf::new(Choice::Parity(2), budget, freeing);
     shelf.begin(NOW, &Peers::default());
-    shelf
+    (shelf, kept)
 }
 
 #[test]
@@ -169,9 +183,9 @@ fn of_parity_the_newest_is_held_and_what_is_committed() {
         let part = Part {
             file: name.file.clone(),
             bytes: IMAGE,
-            stripe: muster_protocol::memory::parity::Stripe { of: 1, first: 0 },
+            stripe: Stripe { of: 1, first: 0 },
         };
-        shelf.fold(generation, &name, 0, part)
+        shelf.fold(generation, &name, 0, 2, part)
     };
     for (step, generation) in [(3, NOW), (5, Digest([6; 32]))] {
         let answer = late(&mut shelf, step, generation);
@@ -214,8 +228,112 @@ fn who_holds_one_kind_takes_no_other() {
     let part = Part {
         file: "a".into(),
         bytes: IMAGE,
-        stripe: muster_protocol::memory::parity::Stripe { of: 1, first: 0 },
+        stripe: Stripe { of: 1, first: 0 },
     };
-    let answer = shelf.fold(NOW, &name(1, "a"), 0, part);
+    let answer = shelf.fold(NOW, &name(1, "a"), 0, 2, part);
     assert!(matches!(answer, Folding::Refused(_)), "{answer:?}");
+}
+
+#[test]
+fn who_wants_parity_over_others_is_told_over_how_many_it_is_here() {
+    let mut shelf = of_parity(u64::MAX);
+    let part = Part {
+        file: "a".into(),
+        bytes: IMAGE,
+        stripe: Stripe { of: 3, first: 0 },
+    };
+    let answer = shelf.fold(NOW, &name(1, "a"), 0, 3, part);
+    assert!(matches!(answer, Folding::OtherOver(2)), "{answer:?}");
+    assert_eq!((lanes(&shelf), shelf.used()), (vec![], 0));
+}
+
+#[test]
+fn when_there_are_as_many_lanes_as_may_be_older_ones_make_way() {
+    let mut shelf = of_parity(u64::MAX);
+    let half = MAX_LANES as u16 / 2;
+    assert!((0..half).all(|local| folds_of(&mut shelf, 1, 1, local)));
+    shelf.commit(NOW, 1);
+    assert!((0..half).all(|local| folds_of(&mut shelf, 2, 1, local)));
+    // More than one answer names, but the numbers go on.
+    let mut all: Vec<u64> = Vec::new();
+    loop {
+        let some = shelf.parities(all.last().copied().unwrap_or(0));
+        if some.is_empty() {
+            break;
+        }
+        all.extend(some.iter().map(|parity| parity.number));
+    }
+    assert_eq!(all, (1..=MAX_LANES as u64).collect::<Vec<_>>());
+    // Of another rank than any before; what is committed stays.
+    assert!(folds_of(&mut shelf, 3, 1, half));
+    let steps = |shelf: &Shelf| {
+        let mut steps = [0; 4];
+        for lane in shelf.parities.lanes() {
+            steps[lane.step as usize] += 1;
+        }
+        steps
+    };
+    let half = usize::from(half);
+    assert_eq!(steps(&shelf), [0, half, half - 1, 1]);
+    // Nothing newer makes way for what is older, and nothing that is committed.
+    let part = Part {
+        file: "n1-0.safetensors".into(),
+        bytes: IMAGE,
+        stripe: Stripe { of: 1, first: 0 },
+    };
+    let answer = shelf.fold(NOW, &name(2, &part.file), half as u16 + 1, 2, part);
+    assert!(matches!(answer, Folding::Refused(_)), "{answer:?}");
+    assert_eq!(steps(&shelf), [0, half, half - 1, 1]);
+}
+
+#[test]
+fn no_memory_is_given_back_by_who_has_the_lock() {
+    let (mut shelf, kept) = of_parity_kept(2 * IMAGE);
+    let piece_of = |shelf: &mut Shelf, step| {
+        assert!(folds(shelf, step, 1));
+        let number = shelf.parities(0).last().unwrap().number;
+        Arc::downgrade(&shelf.piece(number, 0).unwrap())
+    };
+    // What is committed makes the one before it of no use.
+    let first = piece_of(&mut shelf, 1);
+    let second = piece_of(&mut shelf, 2);
+    assert_eq!(
+        (first.strong_count(), kept.free(), first.strong_count()),
+        (1, 1, 0)
+    );
+    shelf.commit(NOW, 2);
+    let third = piece_of(&mut shelf, 3);
+    // Slots need all of it, and then a generation begins.
+    shelf.set_slots(IMAGE);
+    assert_eq!(
+        (third.strong_count(), kept.free(), third.strong_count()),
+        (1, 1, 0)
+    );
+    shelf.set_slots(0);
+    let fourth = piece_of(&mut shelf, 4);
+    shelf.begin(Digest([6; 32]), &Peers::default());
+    assert_eq!(
+        (fourth.strong_count(), kept.free(), fourth.strong_count()),
+        (1, 1, 0)
+    );
+    assert_eq!((second.strong_count(), shelf.used()), (1, IMAGE));
+    // Copies, and the rooms that they were in.
+    let memory = Room::create(IMAGE).unwrap().memory();
+    let (freeing, kept) = Freeing::by_hand();
+    let mut shelf = Shelf::new(Choice::Copy, 2 * memory, freeing);
+    shelf.begin(NOW, &Peers::default());
+    assert!(keeps(&mut shelf, 1, "a") && keeps(&mut shelf, 1, "b"));
+    let read = match shelf.find(&name(1, "a")) {
+        Some(Image::Held(read)) => Arc::downgrade(&read),
+        other => panic!("{other:?}"),
+    };
+    shelf.set_slots(memory);
+    assert_eq!(
+        (read.strong_count(), kept.free(), read.strong_count()),
+        (1, 1, 0)
+    );
+    shelf.commit(NOW, 2);
+    assert_eq!(kept.free(), 0, "its room waits for the next one");
+    shelf.set_slots(2 * memory);
+    assert_eq!((kept.free(), shelf.used()), (1, 2 * memory));
 }

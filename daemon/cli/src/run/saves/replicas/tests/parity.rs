@@ -202,7 +202,7 @@ impl Nodes {
 
 impl Launcher {
     fn parities(&self) -> Vec<Parity> {
-        let Ok(Answer::Parities { list }) = self.link().ask(&Ask::Parities) else {
+        let Ok(Answer::Parities { list }) = self.link().ask(&Ask::Parities { above: 0 }) else {
             panic!("it tells what it holds");
         };
         list
@@ -346,9 +346,13 @@ async fn a_flipped_bit_comes_from_the_store() {
         why.contains("does not come out of this node's parity at byte 0"),
         "{why}"
     );
+    // That piece alone.
     let (parity, store) = (of_parity(&origins), of_store(&origins));
-    assert!(store >= CHUNK && parity >= CHUNK, "{origins:?}");
-    assert_eq!(parity + store, nodes.bytes(0), "{origins:?}");
+    assert_eq!(
+        (parity, store),
+        (nodes.bytes(0) - CHUNK, CHUNK),
+        "{origins:?}"
+    );
     // A bit of what is needed besides: it is known before anything comes of it.
     lock(&piece).flip(1_000_000);
     let slot = nodes.slots[2][0].fd().try_clone_to_owned().unwrap();
@@ -364,6 +368,31 @@ async fn a_flipped_bit_comes_from_the_store() {
         "{why}"
     );
     assert!(of_store(&origins) > 0, "{origins:?}");
+}
+
+#[tokio::test]
+async fn nodes_that_want_parity_over_others_are_named_and_hold_none_of_each_other() {
+    let other = (Choice::Parity(3), u64::MAX);
+    let mut nodes = Nodes::start(&[(PARITY, u64::MAX), (PARITY, u64::MAX), other]).await;
+    for node in 0..3 {
+        nodes.seal(node, 0, 7);
+    }
+    // Both sides say it, of each other.
+    let here = nodes.all[0].says("was started with --replicas").await;
+    assert!(
+        here.contains("nc") && here.contains("parity:3") && here.contains("parity:2"),
+        "{here}"
+    );
+    let there = nodes.all[2].says("hold no parity of each other").await;
+    assert!(
+        there.starts_with("na was started with --replicas parity:2, this node with parity:3")
+            || there.starts_with("nb was started with --replicas parity:2"),
+        "{there}"
+    );
+    until("the stripes of those that agree", || {
+        let lanes = |node: usize| nodes.all[node].lanes();
+        lanes(0) == [(7, 1)] && lanes(1) == [(7, 1)] && lanes(2).is_empty()
+    });
 }
 
 #[tokio::test]
@@ -457,6 +486,8 @@ fn who_breaks_off_goes_on_and_nonsense_changes_nothing() {
         bytes,
         local: 3,
         stripe,
+        over: 2,
+        who: "nz\u{7}".into(),
     };
     let bytes = 4 * CHUNK;
     let chunk = vec![9; CHUNK as usize];
@@ -471,6 +502,15 @@ fn who_breaks_off_goes_on_and_nonsense_changes_nothing() {
     send(&mut link, crc(&chunk) ^ 1);
     let answer: Answer = link.hear(Duration::from_secs(60)).unwrap();
     assert_eq!(answer, Answer::Damaged { chunk: 3 });
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let said = runtime.block_on(a.says("which nz sends for parity"));
+    assert!(
+        said.starts_with("chunk 3 of n0-0.safetensors, which nz sends"),
+        "{said}"
+    );
     // What came whole is there.
     let mut link = a.link();
     assert_eq!(link.ask(&fold(bytes)).unwrap(), Answer::GoFrom { piece: 1 });
@@ -499,10 +539,64 @@ fn who_breaks_off_goes_on_and_nonsense_changes_nothing() {
         bytes,
         local: 3,
         stripe: Stripe { of: 0, first: 0 },
+        over: 2,
+        who: "nz".into(),
     };
     assert!(a.link().ask(&impossible).is_err());
     let mut small = Launcher::new("nb", PARITY, 1 << 30);
     small.begins(GENERATION, vec![], None);
     let answer = small.link().ask(&fold(1 << 40)).unwrap();
     assert_eq!(answer, Answer::NoRoom { room: 1 << 30 });
+}
+
+#[tokio::test]
+async fn a_save_that_was_begun_is_finished_though_a_newer_one_waits() {
+    // It takes its time over the first stripe.
+    let (begins, begun) = std::sync::mpsc::channel::<()>();
+    let (go, goes) = std::sync::mpsc::channel::<()>();
+    let slow = peer(move |mut link| {
+        let wait = Duration::from_secs(60);
+        assert_eq!(link.hear::<Ask>(wait).unwrap(), Ask::List);
+        let (who, pid, list) = ("slow".into(), 1, Vec::new());
+        link.say(&Answer::Held { who, pid, list }).unwrap();
+        assert!(matches!(link.hear(wait).unwrap(), Ask::Fold { .. }));
+        begins.send(()).unwrap();
+        let _ended = goes.recv();
+        link.say(&Answer::Have).unwrap();
+    });
+    let mut a = Launcher::new("na", PARITY, u64::MAX);
+    let mut b = Launcher::new("nb", PARITY, u64::MAX);
+    b.begins(GENERATION, vec![], None);
+    let mut start = start();
+    *start.peers = Peers {
+        key: key(),
+        others: Vec::new(),
+        group: vec![slow, b.peer()],
+        committed: None,
+    };
+    a.saves.begins(&start);
+    let (slots, _) = given_for(&mut a.saves, &a.two, 0, ROOM).await;
+    // Three chunks: both stripes have some.
+    let held = [Held::whole("w", Dtype::U8, &[SHARE])];
+    let plan = Plan::new(&[Rank {
+        node: 0,
+        held: &held,
+    }]);
+    let (plan, state) = (plan.unwrap(), vec![5; SHARE as usize]);
+    fill_of(&plan, &state, &slots[0], 0, 7);
+    a.saves.look(&a.two, Time::ZERO);
+    begun.recv_timeout(Duration::from_secs(60)).unwrap();
+    fill_of(&plan, &state, &slots[1], 0, 8);
+    a.saves.look(&a.two, Time::ZERO);
+    a.comes_to_hold(&[7, 8]);
+    go.send(()).unwrap();
+    let is_whole = |news: &SaveNews| matches!(news, SaveNews::Replicas(r) if r.whole.is_some());
+    let SaveNews::Replicas(replicated) = a.hears(is_whole).await else {
+        unreachable!("it was looked at");
+    };
+    assert_eq!((replicated.whole, replicated.behind), (Some(7), 0));
+    assert!(b.lanes().contains(&(7, 1)), "{:?}", b.lanes());
+    // Who links up anew is told again.
+    let told = a.saves.link_up();
+    assert!(told.iter().any(is_whole), "{told:?}");
 }
