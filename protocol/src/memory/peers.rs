@@ -97,7 +97,7 @@ fn shift(places: &[Place]) -> usize {
     }
 }
 
-/// What a worker is told by [`MEMORY_ENV`].
+/// What a worker is told by [`MEMORY_ENV`](super::MEMORY_ENV).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Whom {
     pub key: Key,
