@@ -11,6 +11,7 @@ use muster_protocol::codec::{MAX_FRAME, with_length};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::time::{Instant, timeout_at};
 
 use super::received::{self, Received};
 use super::room::Places;
@@ -52,6 +53,8 @@ pub struct Receiver {
     filled: usize,
     /// What came with it, and its place.
     fds: Received,
+    /// By when a frame that has a place must be whole: others wait for it.
+    due: Option<Instant>,
     /// More came than could be taken in.
     lost: bool,
     failed: bool,
@@ -115,6 +118,7 @@ impl Conn {
                 partial: vec![0; 4],
                 filled: 0,
                 fds: Received::default(),
+                due: None,
                 lost: false,
                 failed: false,
             },
@@ -247,6 +251,7 @@ impl Receiver {
                     self.filled = 0;
                     let mut fds = std::mem::take(&mut self.fds);
                     fds.complete();
+                    self.due = None;
                     let fds = match std::mem::take(&mut self.lost) {
                         true => Err(NoRoom),
                         false => Ok(fds),
@@ -256,7 +261,13 @@ impl Receiver {
                 self.partial.resize(4 + len, 0);
             }
             let stream = &*self.stream;
-            stream.socket.readable().await?;
+            let readable = stream.socket.readable();
+            match self.due {
+                None => readable.await?,
+                Some(due) => timeout_at(due, readable)
+                    .await
+                    .map_err(|_| SocketError::Unfinished)??,
+            }
             let rest = &mut self.partial[self.filled..];
             let seen = stream.socket.try_io(Interest::READABLE, || {
                 wire::look(stream.socket.as_fd(), rest)
@@ -277,6 +288,7 @@ impl Receiver {
             }
             if seen.descriptors && !self.fds.has_place() {
                 self.fds.occupy(stream.places.take().await);
+                self.due = Some(Instant::now() + WRITE_TIMEOUT);
             }
             let got = wire::receive(stream.socket.as_fd(), &mut rest[..seen.bytes])?;
             let begun = self.filled > 0;

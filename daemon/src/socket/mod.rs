@@ -96,6 +96,8 @@ pub enum SocketError {
     Truncated,
     #[error("more than {MAX_FDS} descriptors came with one frame")]
     TooManyFds,
+    #[error("the peer did not send the rest of a frame with descriptors within {} s", WRITE_TIMEOUT.as_secs())]
+    Unfinished,
     #[error("descriptors came in the middle of a frame")]
     LateFds,
     #[error("the peer does not read: its queue is full")]

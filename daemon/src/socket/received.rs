@@ -3,9 +3,10 @@
 //! So they are closed by threads, never by who reads the socket or writes to it; and of a connection, or a user, that has
 //! many that are not closed yet no more are taken in ([`Room`](super::room::Room)).
 
+use std::collections::VecDeque;
 use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use rustix::io::ioctl_fionread;
 use rustix::net::{Shutdown, shutdown};
@@ -87,24 +88,27 @@ impl Drop for Received {
     }
 }
 
-/// Whether there is one. Without a thread what it was to close stays open: a descriptor less is better than an agent that
-/// stands still.
+type Close = Box<dyn FnOnce() + Send>;
+
+/// What is to be closed, by whichever thread comes to it.
+static TO_CLOSE: Mutex<VecDeque<Close>> = Mutex::new(VecDeque::new());
+
+/// Whether there is one. Without a thread what it was to close stays open until there is one again: descriptors less are
+/// better than an agent that stands still.
 pub(super) fn by_thread(close: impl FnOnce() + Send + 'static) -> bool {
-    let close = Arc::new(Mutex::new(Some(close)));
-    let for_thread = Arc::clone(&close);
+    let queue = || TO_CLOSE.lock().unwrap_or_else(PoisonError::into_inner);
+    queue().push_back(Box::new(close));
     let run = move || {
-        let close = for_thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        close.map(|close| close())
+        // One at a time: each may take as long as it wants, and others come to the rest.
+        while let Some(close) = { queue().pop_front() } {
+            close();
+        }
     };
     let thread = std::thread::Builder::new().name("close".into());
     match thread.spawn(run) {
         Ok(_) => true,
         Err(error) => {
-            tracing::error!(%error, "no thread to close a descriptor, which stays open");
-            std::mem::forget(close);
+            tracing::error!(%error, "no thread to close a descriptor, which stays open until there is one");
             false
         }
     }

@@ -265,6 +265,23 @@ async fn too_many_descriptors_are_closed_and_end_the_connection() {
     }
 }
 
+#[tokio::test]
+async fn a_frame_that_brought_descriptors_and_is_not_finished_ends_the_connection() {
+    let tmp = tempfile::tempdir().unwrap();
+    let (_listener, client, mut server) = raw_client(&tmp.path().join("s")).await;
+    let marker = tmp.path().join("marker");
+    let file = File::create(&marker).unwrap();
+    send_marked(&client, &[2, 0, 0, 0, 1], 1, &file);
+    drop(file);
+    let error = soon(server.recv()).await.unwrap_err();
+    assert!(matches!(error, SocketError::Unfinished), "{error}");
+    let from = Instant::now();
+    while open_here(&marker) > 0 {
+        assert!(from.elapsed() < LONG);
+        tokio::task::yield_now().await;
+    }
+}
+
 /// Sends one descriptor many times, past what a frame may have.
 fn send_marked(socket: impl AsFd, bytes: &[u8], count: usize, file: &File) {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};

@@ -54,7 +54,7 @@ struct Order {
     #[arg(long, conflicts_with = "no_wait")]
     sealed: bool,
     /// The longest to wait; what is under way goes on
-    #[arg(long, default_value = "11m", value_parser = crate::run::args::duration, value_name = "TIME")]
+    #[arg(long, default_value = "12m", value_parser = crate::run::args::duration, value_name = "TIME")]
     timeout: Duration,
     #[command(flatten)]
     common: super::Common,

@@ -135,6 +135,10 @@ impl Devices {
 
     /// What is to be done with the slots before the first of these parts is copied: nothing, if they are on no device.
     pub(super) fn preparation(&mut self, parts: &[Part<'_>]) -> Option<Preparation> {
+        if parts.is_empty() {
+            // Nor is the driver looked for.
+            return None;
+        }
         let first = *self.lanes_of(parts).ok()?.first()?;
         let device = self.lanes.get(first)?.device.clone();
         Some(Box::new(move |slots| {

@@ -6,10 +6,21 @@ use std::sync::atomic::Ordering;
 use muster_checkpoint::slot::{Sealed, State};
 use muster_protocol::checkpoint::{Copy, SlotId};
 use muster_protocol::local::SaveNews;
-use muster_protocol::{Digest, Time};
+use muster_protocol::{Digest, Span, Time};
 
 use super::replicas::Replicas;
+use super::way::Taken;
 use super::{PROGRESS, Rank, Ranks, Saves, Seen, Told};
+
+/// So long a fill is waited for by others: it takes seconds, unless its worker stands still, or keeps the slot for good.
+const FILLS: Span = Span::from_secs(60);
+
+/// Slots are filled.
+#[derive(Debug)]
+pub(super) struct Filling {
+    since: Time,
+    way: Option<Taken>,
+}
 
 impl Saves {
     /// Looks at what the workers ask for, and at what they have done to their slots.
@@ -22,7 +33,14 @@ impl Saves {
         }
         let fills = |rank: &Rank| rank.seen.iter().any(|s| matches!(s, Seen::Filling { .. }));
         self.filling = match self.ranks.values().any(fills) {
-            true => Some(self.filling.take().unwrap_or_else(|| self.way.take())),
+            true => {
+                let mut filling = self.filling.take().unwrap_or_else(|| Filling {
+                    since: now,
+                    way: Some(self.way.take()),
+                });
+                filling.way.take_if(|_| now.since(filling.since) > FILLS);
+                Some(filling)
+            }
             false => None,
         };
         // Behind the look: what was sealed before its worker asked for other slots is known by now, and kept.

@@ -34,7 +34,7 @@ use keeping::Keeping;
 pub use making::Ask;
 use making::Made;
 use replicas::Replicas;
-use way::{Taken, Way};
+use way::Way;
 use writing::{Task, Writer};
 
 /// Between two words about how far a file is.
@@ -178,7 +178,7 @@ pub struct Saves {
     writer: Option<Writer>,
     way: Way,
     /// While ranks fill slots: training waits for that.
-    filling: Option<Taken>,
+    filling: Option<looking::Filling>,
     /// What is held in memory; none without a store.
     replicas: Option<Replicas>,
     standing: replicas::Standing,

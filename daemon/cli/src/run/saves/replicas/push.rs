@@ -119,6 +119,7 @@ impl Pusher {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
+            self.renew();
             if let Some((item, tries)) = self.queue.take(Instant::now()) {
                 self.try_one(item, tries);
             }
@@ -126,10 +127,21 @@ impl Pusher {
         }
     }
 
-    fn add(&mut self, job: Job, now: Instant) {
-        if job.generation != self.generation {
-            self.generation = job.generation;
+    /// Begins the generation that has begun: what waits is of no use, and what was told was of another.
+    fn renew(&mut self) {
+        let generation = lock(&self.shelf).generation();
+        if generation != self.generation {
+            self.generation = generation;
             self.telling.begin();
+            self.queue.begin(generation);
+            self.slow = None;
+        }
+    }
+
+    fn add(&mut self, job: Job, now: Instant) {
+        self.renew();
+        if job.generation != self.generation {
+            return;
         }
         let item = Item {
             generation: job.generation,
@@ -210,9 +222,10 @@ impl Pusher {
         };
         match self.slow {
             Some(_) if standing.behind == 0 && self.queue.is_at_ease() => {
-                self.slow = None;
-                let step = standing.whole.unwrap_or_default();
-                self.say(format!("{what} complete again: step {step}"));
+                if let Some(step) = standing.whole {
+                    self.slow = None;
+                    self.say(format!("{what} complete again: step {step}"));
+                }
             }
             Some((told, at)) if told == standing.slow || now < at + BEHIND_AGAIN => {}
             None if standing.slow == 0 || standing.behind == 0 => {}

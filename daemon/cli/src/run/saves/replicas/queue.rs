@@ -99,8 +99,9 @@ pub(super) struct Queue<J> {
     /// By step.
     saves: BTreeMap<u64, Progress>,
     standing: Standing,
-    /// Steps that were counted as missed.
+    /// Steps that were counted as missed, and as whole.
     missed: BTreeSet<u64>,
+    whole: BTreeSet<u64>,
     level: u32,
     eased: u32,
 }
@@ -123,6 +124,7 @@ impl<J> Queue<J> {
             saves: BTreeMap::new(),
             standing: Standing::default(),
             missed: BTreeSet::new(),
+            whole: BTreeSet::new(),
             level: 0,
             eased: 0,
         }
@@ -262,7 +264,13 @@ impl<J> Queue<J> {
         while self.missed.len() > REMEMBERED {
             self.missed.pop_first();
         }
-        self.standing.behind += u64::from(Some(step) > self.standing.whole);
+        if self.whole.remove(&step) {
+            // By the ranks that had sealed it then.
+            self.eased = 0;
+            self.count();
+        } else {
+            self.standing.behind += u64::from(Some(step) > self.standing.whole);
+        }
         self.standing.missed += 1;
         self.standing.slow += u64::from(slow);
         true
@@ -272,10 +280,12 @@ impl<J> Queue<J> {
         if self.missed.contains(&step) {
             return;
         }
+        self.whole.insert(step);
+        while self.whole.len() > REMEMBERED {
+            self.whole.pop_first();
+        }
         if Some(step) > self.standing.whole {
-            self.standing.whole = Some(step);
-            let newer = self.missed.range(step..).count();
-            self.standing.behind = u64::try_from(newer).unwrap_or(u64::MAX);
+            self.count();
         }
         self.eased += 1;
         if self.eased >= EASED {
@@ -284,7 +294,14 @@ impl<J> Queue<J> {
         }
     }
 
-    fn begin(&mut self, generation: Digest) {
+    /// From what is remembered.
+    fn count(&mut self) {
+        self.standing.whole = self.whole.last().copied();
+        let newer = self.missed.range(self.standing.whole.unwrap_or(0)..);
+        self.standing.behind = u64::try_from(newer.count()).unwrap_or(u64::MAX);
+    }
+
+    pub(super) fn begin(&mut self, generation: Digest) {
         let standing = Standing {
             behind: 0,
             whole: None,

@@ -200,3 +200,24 @@ fn another_generation_begins_anew() {
     queue.leave(&over, Left::Over);
     assert_eq!((queue.standing().behind, queue.standing().missed), (0, 0));
 }
+
+/// Ranks seal one after the other: what is held of the first is not yet the save.
+#[test]
+fn a_save_that_a_later_rank_misses_was_not_whole() {
+    let (mut queue, now) = (Queue::new(), Instant::now());
+    for (count, step) in (1..).zip([10, 20, 30]) {
+        add(&mut queue, step, "n0-0", 1, now);
+        let item = takes(&mut queue, now, (step, "n0-0", 0));
+        queue.leave(&item, Left::Held);
+        add(&mut queue, step, "n0-1", 1, now);
+        let item = takes(&mut queue, now, (step, "n0-1", 0));
+        queue.leave(&item, Left::Failed);
+        let standing = queue.standing();
+        assert_eq!((standing.whole, standing.behind), (None, count));
+    }
+    add(&mut queue, 40, "n0-0", 1, now);
+    let item = takes(&mut queue, now, (40, "n0-0", 0));
+    queue.leave(&item, Left::Held);
+    let standing = queue.standing();
+    assert_eq!((standing.whole, standing.behind), (Some(40), 0));
+}
