@@ -491,10 +491,10 @@ async fn nothing_is_verified_while_a_slot_is_filled() {
         saves.look(&two, Time::ZERO);
         assert!(saves.way.is_taken());
         // A worker that stands still: not for ever.
-        let minute = Time::ZERO + Span::from_secs(60);
+        let minute = Time::ZERO + muster_protocol::Span::from_secs(60);
         saves.look(&two, minute);
         assert!(saves.way.is_taken());
-        saves.look(&two, minute + Span::from_secs(1));
+        saves.look(&two, minute + muster_protocol::Span::from_secs(1));
         assert!(!saves.way.is_taken());
         go_on.send(()).unwrap();
         assert!(filling.join().unwrap());
