@@ -37,9 +37,7 @@ impl Received {
     pub fn settle(&mut self) {
         self.place = None;
     }
-}
 
-impl Received {
     pub(super) fn arriving(&mut self) -> &mut Vec<OwnedFd> {
         &mut self.fds
     }

@@ -196,6 +196,17 @@ fn a_job_is_born_commits_and_goes_on() {
     assert_eq!(outcome_of(&said, 10), Some(Outcome::Won { seq: 6 }));
 }
 
+/// That has claimed a first generation, and committed so many of its saves.
+fn with_commits(count: u64) -> Log {
+    let mut a = log(1);
+    let first = birth(&[1], 1);
+    a.claim(1, first.clone(), Time(1));
+    for n in 1..=count {
+        a.commit(1 + n, commit_ref(first.digest(), n, n), Time(1));
+    }
+    a
+}
+
 /// By somebody who counts on nothing.
 fn retire(seq: u64) -> Body {
     Body::Retire { seq, good: None }
@@ -204,12 +215,7 @@ fn retire(seq: u64) -> Body {
 #[test]
 fn retention_honours_pins_and_keeps_two() {
     let mut store = BTreeMap::new();
-    let mut a = log(1);
-    let first = birth(&[1], 1);
-    a.claim(1, first.clone(), Time(1));
-    for n in 1..=4 {
-        a.commit(1 + n, commit_ref(first.digest(), n, n), Time(1));
-    }
+    let mut a = with_commits(4);
     a.append(10, Body::Pin { seq: 2 }, Time(1));
     a.append(11, retire(2), Time(1));
     a.append(12, retire(3), Time(1));

@@ -53,14 +53,8 @@ fn a_checkpoint_that_nobody_ends_holds_up_one_other_at_most() {
     assert!(installs(&alone) > 0, "{:?}", alone.told);
 }
 
-#[test]
-fn who_ordered_a_checkpoint_learns_that_a_rank_could_not_save() {
-    let mut alone = Alone::new();
-    let (digest, attempt) = alone.trains();
-    alone.says(ToAgent::Started { digest, attempt });
-    alone.says(ToAgent::TakesStopSteps { digest, yes: true });
-    alone.pass(Span::from_secs(1));
-    assert_eq!(alone.asks(), CheckpointStage::Agreeing);
+/// The launcher says which step it would stop before.
+fn installs_stop(alone: &mut Alone, digest: crate::Digest, step: u64) {
     let install = |f: &ToLauncher| match f {
         ToLauncher::InstallStop { barrier, .. } => Some(*barrier),
         _ => None,
@@ -69,8 +63,19 @@ fn who_ordered_a_checkpoint_learns_that_a_rank_could_not_save() {
     alone.says(ToAgent::StopInstalled {
         digest,
         barrier,
-        step: 5,
+        step,
     });
+}
+
+#[test]
+fn who_ordered_a_checkpoint_learns_that_a_rank_could_not_save() {
+    let mut alone = Alone::new();
+    let (digest, attempt) = alone.trains();
+    alone.says(ToAgent::Started { digest, attempt });
+    alone.says(ToAgent::TakesStopSteps { digest, yes: true });
+    alone.pass(Span::from_secs(1));
+    assert_eq!(alone.asks(), CheckpointStage::Agreeing);
+    installs_stop(&mut alone, digest, 5);
     alone.pass(Span::from_secs(1));
     assert_eq!(alone.stage(), CheckpointStage::Saving { step: 5 });
     let why = "rank 0 could not save: raise --checkpoint-memory".to_owned();
@@ -108,16 +113,7 @@ fn a_checkpoint_waits_for_workers_that_have_just_been_started() {
     alone.says(ToAgent::TakesStopSteps { digest, yes: true });
     alone.pass(Span::from_secs(1));
     assert_eq!(alone.stage(), CheckpointStage::Agreeing);
-    let install = |f: &ToLauncher| match f {
-        ToLauncher::InstallStop { barrier, .. } => Some(*barrier),
-        _ => None,
-    };
-    let barrier = alone.told.iter().find_map(install).unwrap();
-    alone.says(ToAgent::StopInstalled {
-        digest,
-        barrier,
-        step: 5,
-    });
+    installs_stop(&mut alone, digest, 5);
     // It has as long from then on as any other.
     alone.pass(ATTACH);
     assert_eq!(alone.stage(), CheckpointStage::Saving { step: 5 });

@@ -9,6 +9,16 @@ pub(super) fn of_version_1(entry: &Entry) -> String {
     begin.replacen("{\"v\":2", "{\"v\":1", 1) + "}\n"
 }
 
+fn entry(body: Body) -> Entry {
+    Entry {
+        seq: 7,
+        prev: Digest([5; 32]),
+        writer: NodeId([0xa7; 32]),
+        nonce: 1234,
+        body,
+    }
+}
+
 /// The same entry under another version, with its checksum.
 fn under(version: u32, bytes: &[u8]) -> Vec<u8> {
     let text = std::str::from_utf8(bytes).unwrap();
@@ -40,13 +50,7 @@ fn an_entry_has_the_version_since_which_it_can_be_read() {
         (Body::Unpin { seq: 2 }, 3),
         (Body::Rules(rules), 3),
     ] {
-        let entry = Entry {
-            seq: 7,
-            prev: Digest([5; 32]),
-            writer: NodeId([0xa7; 32]),
-            nonce: 1234,
-            body,
-        };
+        let entry = entry(body);
         let bytes = entry.encode().unwrap();
         assert!(bytes.starts_with(format!("{{\"v\":{version},").as_bytes()));
         assert_eq!(under(version, &bytes), bytes);
@@ -65,12 +69,7 @@ fn an_entry_has_the_version_since_which_it_can_be_read() {
 #[test]
 fn an_older_log_is_read_to_its_end() {
     let mut store = BTreeMap::new();
-    let mut a = log(1);
-    let first = birth(&[1], 1);
-    a.claim(1, first.clone(), Time(1));
-    for n in 1..=4 {
-        a.commit(1 + n, commit_ref(first.digest(), n, n), Time(1));
-    }
+    let mut a = with_commits(4);
     let good = Some([4, 5]);
     a.append(10, Body::Retire { seq: 2, good }, Time(1));
     settle(&mut a, &mut store, Time(1));
@@ -89,13 +88,7 @@ fn an_older_log_is_read_to_its_end() {
 
 #[test]
 fn no_bit_of_the_newest_entry_flips_unseen() {
-    let entry = Entry {
-        seq: 7,
-        prev: Digest([5; 32]),
-        writer: NodeId([0xa7; 32]),
-        nonce: 1234,
-        body: Body::Commit(commit_ref(Digest([9; 32]), 3, 4)),
-    };
+    let entry = entry(Body::Commit(commit_ref(Digest([9; 32]), 3, 4)));
     let bytes = entry.encode().unwrap();
     assert_eq!(Entry::decode(&bytes), Ok(entry));
     for bit in 0..bytes.len() * 8 {
@@ -135,13 +128,7 @@ fn entries_are_written_as_they_always_were() {
         (Body::Pin { seq: 2 }, r#"{"pin":{"seq":2}}"#.to_owned()),
     ];
     for (body, text) in cases {
-        let entry = Entry {
-            seq: 7,
-            prev: Digest([5; 32]),
-            writer: NodeId([0xa7; 32]),
-            nonce: 1234,
-            body,
-        };
+        let entry = entry(body);
         let stored = format!("{head}{text}}}\n");
         assert_eq!(of_version_1(&entry), stored);
         assert_eq!(Entry::decode(stored.as_bytes()), Ok(entry));

@@ -127,7 +127,14 @@ pub fn load_to<S: Sink>(
             }
         }
     }
-    let held = held(manifest, |file, chunk| chunks.contains_key(&(file, chunk)));
+    for placed in manifest.tensors.iter().flat_map(|tensor| &tensor.slices) {
+        let (begin, end) = (placed.at, placed.at + placed.bytes);
+        for chunk in begin / CHUNK..end.div_ceil(CHUNK) {
+            if let Some(piece) = chunks.get_mut(&(placed.file, chunk)) {
+                piece.held += end.min((chunk + 1) * CHUNK) - begin.max(chunk * CHUNK);
+            }
+        }
+    }
     check_sizes(
         manifest,
         source,
@@ -147,9 +154,9 @@ pub fn load_to<S: Sink>(
         work.len(),
         || sink.buffer(),
         |buffer, at| {
-            let (place @ (file, chunk), piece) = &work[at];
-            let others = held.get(place).is_some_and(|held| *held > piece.wanted);
-            let readers = match piece.by_all || others {
+            let ((file, chunk), piece) = &work[at];
+            // What this rank does not want of it, another one does.
+            let readers = match piece.by_all || piece.held > piece.wanted {
                 true => Readers::Several,
                 false => Readers::One,
             };
@@ -186,25 +193,11 @@ pub fn load_to<S: Sink>(
 #[derive(Default)]
 struct Piece {
     overlaps: Vec<usize>,
-    /// Its bytes.
+    /// Bytes of it that are wanted, and all that are of tensors.
     wanted: u64,
+    held: u64,
     /// It is wanted by the other ranks too: of a tensor that is not sharded.
     by_all: bool,
-}
-
-/// Bytes of tensors in these chunks. What a rank does not want of a chunk, another one does.
-fn held(manifest: &Manifest, is_wanted: impl Fn(u32, u64) -> bool) -> BTreeMap<(u32, u64), u64> {
-    let mut held = BTreeMap::new();
-    for placed in manifest.tensors.iter().flat_map(|tensor| &tensor.slices) {
-        let (begin, end) = (placed.at, placed.at + placed.bytes);
-        for chunk in begin / CHUNK..end.div_ceil(CHUNK) {
-            if is_wanted(placed.file, chunk) {
-                let (first, last) = (begin.max(chunk * CHUNK), end.min((chunk + 1) * CHUNK));
-                *held.entry((placed.file, chunk)).or_insert(0) += last - first;
-            }
-        }
-    }
-    held
 }
 
 /// Memory for one chunk.
