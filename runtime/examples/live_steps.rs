@@ -262,6 +262,10 @@ impl Training for Steps {
         }
     }
 
+    fn results_len(&self) -> Option<usize> {
+        Some(size_of_val(self.gradient.as_slice()))
+    }
+
     fn encode_results(&self, sums: &Sums) -> Vec<u8> {
         bytemuck::cast_slice(&sums.values).to_vec()
     }

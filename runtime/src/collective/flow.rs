@@ -391,10 +391,10 @@ fn receive<'a>(
         incoming.got += n;
         any = true;
         if was < HEAD_LEN {
-            if incoming.got >= HEAD_LEN
-                && let Some(what) = Head::differs(head, &incoming.head)
-            {
-                return Err(Over::Protocol(incoming.rank, what).into());
+            if incoming.got >= HEAD_LEN {
+                let word = Head::word_of(head, &incoming.head);
+                let word = word.map_err(|what| Over::Protocol(incoming.rank, what))?;
+                watch.hear(incoming.rank, word);
             }
         } else if was - HEAD_LEN < before {
             if incoming.first == First::Part {

@@ -257,6 +257,11 @@ impl Hier {
 }
 
 impl Transport for Hier {
+    /// Only the first ranks of two hosts talk with each other.
+    fn is_mutual(&self, _work: &Work<'_>) -> bool {
+        false
+    }
+
     fn run(&mut self, call: Call<'_>, watch: &mut Watch) -> Result<(), Fault> {
         let (head, until) = (call.head, call.until);
         let stage = Stage { head, until };

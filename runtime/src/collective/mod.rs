@@ -34,6 +34,7 @@ mod transport;
 mod vigil;
 mod watch;
 mod wire;
+mod words;
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -69,6 +70,11 @@ pub struct Group {
     watch: Watch,
     over: Option<Over>,
     waits: Option<Waits>,
+    /// What the heads of this rank's operations say, and since when all ranks have heard all.
+    word: u64,
+    told: Option<Instant>,
+    /// How long operations may take from then on.
+    within_once_told: Option<Duration>,
 }
 
 /// Why a group is over.
@@ -113,6 +119,7 @@ impl Group {
 
     /// How long each later operation may take.
     pub fn set_op_within(&mut self, within: Duration) {
+        self.within_once_told = None;
         self.watch.within = within;
         self.watch.known.set_within(within);
     }
@@ -315,16 +322,24 @@ impl Group {
                 root,
                 len: len as u64,
                 part: 0,
+                word: self.word,
             },
             until: Instant::now() + self.watch.within,
             work,
         };
+        let mutual = transport.is_mutual(&call.work);
         let outcome = {
             let _waiting = self.waits.as_ref().map(Waits::enter);
             transport.run(call, &mut self.watch)
         };
         match outcome {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                if mutual {
+                    self.watch.hear(self.rank, self.word);
+                    self.have_told();
+                }
+                Ok(())
+            }
             Err(Fault::Over(over)) => Err(self.end(over)),
             Err(Fault::Local(error)) => {
                 self.end(Over::Broken);

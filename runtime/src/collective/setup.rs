@@ -277,9 +277,13 @@ fn establish(
             within: topology.op_within,
             grace: if stages { GRACE } else { Duration::ZERO },
             known: Known::new(topology.op_within),
+            words: vec![0; world as usize],
         },
         over: None,
         waits: None,
+        word: 0,
+        told: None,
+        within_once_told: None,
     })
 }
 

@@ -208,6 +208,18 @@ fn broadcast_parts(
 }
 
 impl Transport for Net {
+    fn is_mutual(&self, work: &Work<'_>) -> bool {
+        match work {
+            Work::AllReduce { input, .. } if input.len() <= SMALL => self.places() <= DIRECT,
+            Work::Barrier => self.places() <= DIRECT,
+            Work::AllReduce { .. }
+            | Work::ReduceScatter { .. }
+            | Work::AllGather { .. }
+            | Work::AllToAll { .. } => true,
+            Work::Broadcast { .. } => false,
+        }
+    }
+
     fn run(&mut self, call: Call<'_>, watch: &mut Watch) -> Result<(), Fault> {
         let (n, me) = (self.places(), self.me);
         let peers = &self.peers;

@@ -69,6 +69,9 @@ pub(super) struct Call<'a> {
 /// A way to carry collectives. After a fault the transport is not used again.
 pub(super) trait Transport: std::fmt::Debug + Send {
     fn run(&mut self, call: Call<'_>, watch: &mut Watch) -> Result<(), Fault>;
+
+    /// Whether in this operation every rank gets the head of every other's: the same answer on every rank.
+    fn is_mutual(&self, work: &Work<'_>) -> bool;
 }
 
 /// Where part `i` of `n` begins in `len`; all parts are as long as each other, but for one.

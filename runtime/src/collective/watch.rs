@@ -218,6 +218,8 @@ pub(super) struct Watch {
     pub(super) grace: Duration,
     /// What is known to those who watch this group from the side.
     pub(super) known: Arc<Known>,
+    /// The newest word of each rank, by rank.
+    pub(super) words: Vec<u64>,
 }
 
 impl Drop for Watch {
@@ -232,6 +234,13 @@ impl Watch {
             return Err(Over::Aborted.into());
         }
         Ok(())
+    }
+
+    /// What the rank says in the head of an operation.
+    pub(super) fn hear(&mut self, rank: u32, word: u64) {
+        if let Some(last) = self.words.get_mut(rank as usize) {
+            *last = word;
+        }
     }
 
     /// Waits for one of `fds`, or a notice. False: the time is over.

@@ -9,7 +9,7 @@ use super::error::Refusal;
 compile_error!("elements travel as they are in memory, which must be little-endian");
 
 const MAGIC: [u8; 8] = *b"MUSTERDP";
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 pub(super) const HELLO_LEN: usize = 104;
 pub(super) const CHALLENGE_LEN: usize = 80;
 pub(super) const PROOF_LEN: usize = 32 + CARD_LEN;
@@ -222,8 +222,8 @@ impl Notice {
     }
 }
 
-/// The operation that the bytes after it belong to. Ranks in step say the same head, so a receiver
-/// compares it with its own: nothing in it is used otherwise.
+/// The operation that the bytes after it belong to. Ranks in step say the same head but for their word, so a
+/// receiver compares it with its own: nothing else in it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
     /// Counts a group's operations.
@@ -236,7 +236,12 @@ pub(super) struct Head {
     pub(super) len: u64,
     /// Which part of an operation that is done in parts.
     pub(super) part: u64,
+    /// What the rank says to all beside its bytes; zero: nothing.
+    pub(super) word: u64,
 }
+
+/// Bytes of a head in which ranks in step are alike.
+const ALIKE: usize = 40;
 
 impl Head {
     pub(super) fn encode(&self) -> [u8; HEAD_LEN] {
@@ -248,20 +253,24 @@ impl Head {
         out[14] = self.op;
         out[16..20].copy_from_slice(&self.root.to_le_bytes());
         out[24..32].copy_from_slice(&self.len.to_le_bytes());
-        out[32..40].copy_from_slice(&self.part.to_le_bytes());
+        out[32..ALIKE].copy_from_slice(&self.part.to_le_bytes());
+        out[ALIKE..].copy_from_slice(&self.word.to_le_bytes());
         out
     }
 
-    /// What is wrong with another rank's head, if this one is right.
-    pub(super) fn differs(own: &[u8; HEAD_LEN], got: &[u8; HEAD_LEN]) -> Option<&'static str> {
-        if own == got {
-            None
+    /// The word of another rank's head.
+    ///
+    /// # Errors
+    /// What is wrong with it, if this one is right.
+    pub(super) fn word_of(own: &[u8; HEAD_LEN], got: &[u8; HEAD_LEN]) -> Result<u64, &'static str> {
+        if own[..ALIKE] == got[..ALIKE] {
+            Ok(u64::from_le_bytes(array(got, ALIKE)))
         } else if got[..8] != MAGIC {
-            Some("an unknown frame")
+            Err("an unknown frame")
         } else if own[8..24] != got[8..24] {
-            Some("a frame of another operation")
+            Err("a frame of another operation")
         } else {
-            Some("a payload of another size")
+            Err("a payload of another size")
         }
     }
 }
@@ -326,21 +335,24 @@ mod tests {
             root: 5,
             len: 6,
             part: 7,
+            word: 8,
         };
         let own = head.encode();
-        let other = |head: Head| Head::differs(&own, &head.encode());
-        assert_eq!(other(head), None);
+        let other = |head: Head| Head::word_of(&own, &head.encode());
+        assert_eq!(other(head), Ok(8));
+        let word = u64::MAX;
+        assert_eq!(other(Head { word, ..head }), Ok(word), "each has its own");
         assert_eq!(
             other(Head { seq: 2, ..head }),
-            Some("a frame of another operation")
+            Err("a frame of another operation")
         );
         assert_eq!(
             other(Head { len: 2, ..head }),
-            Some("a payload of another size")
+            Err("a payload of another size")
         );
         assert_eq!(
-            Head::differs(&own, &[0xff; HEAD_LEN]),
-            Some("an unknown frame")
+            Head::word_of(&own, &[0xff; HEAD_LEN]),
+            Err("an unknown frame")
         );
     }
 }

@@ -3,7 +3,8 @@
 //! A [`Training`] says what a step is; [`Worker`] drives it by the rule of
 //! [`muster_protocol::live`]: survivors regroup in place, commit the step in doubt if any of them
 //! holds all its results and else do it again, and newcomers copy a frozen state while the others go
-//! on. The number of collectives per step grows by one, an all-gather of two words.
+//! on. Ranks tell each other in the operations of a step that they are in it, or, where results are
+//! large, in one more all-gather of a word.
 
 mod compare;
 mod hand;

@@ -59,8 +59,8 @@ pub struct Patience {
     /// For all ranks of a new generation.
     pub form: Duration,
     /// For one operation. What a rank does between two steps, such as saving the state, must take less: the others
-    /// wait for it in the next one. Inside a step, once some were measured, an operation has [`Patience::STEPS`]
-    /// times the slowest of the last ones, but not less than a tenth of this.
+    /// wait for it in the next one. Inside a step, once all ranks are in it and some were measured, an operation has
+    /// [`Patience::STEPS`] times the slowest of the last ones, but not less than a tenth of this.
     pub operation: Duration,
     /// For results or a state from survivors.
     pub copy: Duration,

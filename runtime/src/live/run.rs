@@ -31,7 +31,7 @@ pub struct Worker<'a, T: Training> {
     pub(super) compare_every: Option<u64>,
     /// Before this step of the generation they were compared last.
     pub(super) compared: Option<u64>,
-    /// This rank wants them compared before the next one.
+    /// This rank wants them compared: it says so in the step that comes next.
     pub(super) compare_next: bool,
     pub training: T,
     patience: Patience,

@@ -54,6 +54,8 @@ struct Model {
     log: Vec<Entry>,
     kill: Option<(u64, Point)>,
     handed: Cell<bool>,
+    /// Its results are known to be few: all hear from each other inside the step, and not before it.
+    few: bool,
 }
 
 /// One sample's gradient: rounding makes the sum depend on who adds what to what.
@@ -122,7 +124,12 @@ impl Model {
             log: Vec::new(),
             kill,
             handed: Cell::new(false),
+            few: false,
         }
+    }
+
+    fn with_few(self, few: bool) -> Model {
+        Model { few, ..self }
     }
 
     /// Ends this rank like SIGKILL: nothing it would still say is said.
@@ -176,6 +183,10 @@ impl Training for Model {
         self.die_at(step, Point::InsideCommit);
         apply(&mut self.parameters[half..], &results.sums[half..]);
         self.log.push(results.entry.clone());
+    }
+
+    fn results_len(&self) -> Option<usize> {
+        self.few.then_some(size_of::<[f32; BUCKETS * WIDTH]>())
     }
 
     fn encode_results(&self, results: &Results) -> Vec<u8> {
@@ -235,10 +246,11 @@ fn decode_log(bytes: &[u8]) -> Option<(Vec<Entry>, &[u8])> {
 }
 
 impl Job<Model> {
-    /// The first generation. `kills`: which rank is killed where.
-    fn start(world: usize, kills: &BTreeMap<usize, (u64, Point)>) -> Job<Model> {
-        let first = (0..world).map(|rank| Model::new(kills.get(&rank).copied()));
-        Job::of(first.collect(), || Model::new(None))
+    /// The first generation. `kills`: which rank is killed where; `few`: whether results are known to be few.
+    fn start(world: usize, few: bool, kills: &BTreeMap<usize, (u64, Point)>) -> Job<Model> {
+        let model = move |kill| Model::new(kill).with_few(few);
+        let first = (0..world).map(|rank| model(kills.get(&rank).copied()));
+        Job::of(first.collect(), move || model(None))
     }
 
     /// Stops all at a boundary they share, and compares each with a replay of its log.
@@ -268,14 +280,17 @@ impl Job<Model> {
     }
 }
 
+/// With results of any length, and with few.
+const BOTH: [bool; 2] = [false, true];
+
 #[test]
 fn survivors_go_on_bit_identical_wherever_a_rank_is_killed() {
     let mut points = vec![Point::BeforeStep, Point::BeforeCommit, Point::InsideCommit];
     points.extend((0..BUCKETS).flat_map(|b| [Point::BeforeBucket(b), Point::AfterBucket(b)]));
     for point in points {
-        for victim in 0..3 {
-            let case = format!("rank {victim} killed at {point:?}");
-            let mut job = Job::start(3, &BTreeMap::from([(victim, (4, point))]));
+        for (victim, few) in (0..3).flat_map(|victim| BOTH.map(|few| (victim, few))) {
+            let case = format!("rank {victim} killed at {point:?}, few results: {few}");
+            let mut job = Job::start(3, few, &BTreeMap::from([(victim, (4, point))]));
             job.until_dead(1);
             job.regroup(0);
             job.until(8);
@@ -293,34 +308,41 @@ fn two_at_once_and_one_more_in_the_next_step() {
         (2, (3, Point::AfterBucket(1))),
         (0, (4, Point::BeforeBucket(2))),
     ]);
-    let mut job = Job::start(5, &kills);
-    job.until_dead(1);
-    job.regroup(0);
-    // Ranks that were to be killed in step 3 or 4 meet it again when it is redone.
-    while job.ranks.len() > 2 {
+    for few in BOTH {
+        let mut job = Job::start(5, few, &kills);
         job.until_dead(1);
         job.regroup(0);
+        // Ranks that were to be killed in step 3 or 4 meet it again when it is redone.
+        while job.ranks.len() > 2 {
+            job.until_dead(1);
+            job.regroup(0);
+        }
+        job.until(8);
+        job.finish("three of five are killed");
     }
-    job.until(8);
-    job.finish("three of five are killed");
 }
 
 #[test]
 fn a_newcomer_comes_while_another_is_copying() {
-    let mut job = Job::start(2, &BTreeMap::new());
-    job.until(3);
-    for _ in 0..4 {
-        job.regroup(1);
+    for few in BOTH {
+        let mut job = Job::start(2, few, &BTreeMap::new());
+        job.until(3);
+        for _ in 0..4 {
+            job.regroup(1);
+        }
+        job.finish("four join at once");
     }
-    job.finish("four join at once");
 }
 
 #[test]
 fn who_is_alone_goes_on_and_hands_its_state_to_who_comes() {
-    let mut job = Job::start(2, &BTreeMap::from([(0, (2, Point::InsideCommit))]));
-    job.until_dead(1);
-    job.regroup(0);
-    job.until(6);
-    job.regroup(2);
-    job.finish("one is left, two come");
+    for few in BOTH {
+        let killed = BTreeMap::from([(0, (2, Point::InsideCommit))]);
+        let mut job = Job::start(2, few, &killed);
+        job.until_dead(1);
+        job.regroup(0);
+        job.until(6);
+        job.regroup(2);
+        job.finish("one is left, two come");
+    }
 }

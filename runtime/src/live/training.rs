@@ -38,6 +38,16 @@ pub trait Training {
     /// Applies a step's results: the same bits on every rank, without any collective.
     fn commit(&mut self, step: u64, results: &Self::Results);
 
+    /// Bytes of memory that a step's results take: the same on every rank, always, or `None`. Where they are few
+    /// ([`LIGHT`](Self::LIGHT)) two steps' results are held for a while, and no rank waits for the others before a
+    /// step.
+    fn results_len(&self) -> Option<usize> {
+        None
+    }
+
+    /// Results of no more bytes are few: beside larger ones the wait does not count, but the memory does.
+    const LIGHT: usize = 16 << 20;
+
     fn encode_results(&self, results: &Self::Results) -> Vec<u8>;
 
     /// The inverse of [`encode_results`](Self::encode_results); `None` for anything else.

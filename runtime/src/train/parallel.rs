@@ -526,6 +526,12 @@ impl<M: Model> Training for Parallel<M> {
         }
     }
 
+    /// As they are without compression.
+    fn results_len(&self) -> Option<usize> {
+        let values: usize = self.ranges.iter().map(Range::len).sum();
+        Some(size_of::<f32>().saturating_mul(values))
+    }
+
     fn encode_results(&self, results: &Results) -> Vec<u8> {
         results.encode()
     }

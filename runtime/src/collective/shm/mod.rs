@@ -58,9 +58,8 @@ impl Local {
             return Err(Over::Protocol(self.ranks[self.me], "a round out of order").into());
         };
         for (place, rank) in self.ranks.iter().enumerate() {
-            if let Some(what) = Head::differs(&at.head, &slots.head(place)) {
-                return Err(Over::Protocol(*rank, what).into());
-            }
+            let word = Head::word_of(&at.head, &slots.head(place));
+            watch.hear(*rank, word.map_err(|what| Over::Protocol(*rank, what))?);
         }
         take(slots);
         self.port.finish();
@@ -336,6 +335,11 @@ fn check(done: bool) -> Result<(), Fault> {
 }
 
 impl Transport for Local {
+    /// In each round all read the heads of all.
+    fn is_mutual(&self, _work: &Work<'_>) -> bool {
+        true
+    }
+
     fn run(&mut self, call: Call<'_>, watch: &mut Watch) -> Result<(), Fault> {
         let at = At {
             head: call.head.encode(),

@@ -119,6 +119,7 @@ fn wrong_bytes_from_a_rank_are_its_fault_and_nothing_panics() {
                     root: 0,
                     len: 400_000,
                     part: 0,
+                    word: 0,
                 };
                 data.write_all(&before.encode()).unwrap();
                 data.write_all(&[0; 4096]).unwrap();

@@ -2,6 +2,7 @@ mod faults;
 mod forming;
 mod misuse;
 mod results;
+mod words;
 
 use std::net::TcpListener;
 

@@ -6,24 +6,27 @@ use std::time::{Duration, Instant};
 use muster_protocol::live::{Effect, Error as RuleError, Event};
 
 use super::Worker;
+use super::form::Formed;
 use crate::live::hand::{Thing, fetch};
 use crate::live::outcome::{LiveError, Patience};
-use crate::live::training::Training;
+use crate::live::training::{Share, Training};
 
-/// Bit in a step's header: this rank has caught up.
+/// Bits in what a rank says of a step, below the step.
+const FLAGS: u32 = 2;
+/// This rank has caught up.
 const READY: u64 = 1;
-/// Bit in a step's header: all ranks compare their states before this step.
+/// All ranks compare their states before this step is committed anywhere.
 const COMPARE: u64 = 2;
 
 /// How a step ended that was not lost.
 pub(super) enum Stepped {
     Complete,
-    /// It was not begun: these ranks held another state, and are newcomers now.
+    /// It is not done: these ranks held another state, and are newcomers now.
     Quarantined(Vec<u32>),
 }
 
 impl<T: Training> Worker<'_, T> {
-    /// How long an operation inside a step may take. Between two steps, until the header is there, it is
+    /// How long an operation inside a step may take. Between two steps, until all ranks are in the next, it is
     /// [`Patience::operation`]: a rank saves meanwhile, takes in a copy, or tells its hooks.
     fn operation(&self) -> Duration {
         let most = self.patience.operation;
@@ -38,58 +41,97 @@ impl<T: Training> Worker<'_, T> {
         let number = self.number();
         let share = self.share();
         let operation = self.operation();
+        let light = self.is_light();
         let mut compares = self.compares_at(step);
-        let mut flags = 0;
-        if std::mem::take(&mut self.say_ready) {
-            flags |= READY;
+        if !light {
+            self.announce(step);
+            compares |= self.under_way(step, &share)?;
         }
-        if std::mem::take(&mut self.compare_next) {
-            flags |= COMPARE;
+        if compares && let Some(ranks) = self.set_apart(step)? {
+            return Ok(Stepped::Quarantined(ranks));
         }
+        if light {
+            self.announce(step);
+        }
+        let began = Instant::now();
         let Some(formed) = &mut self.formed else {
             return Ok(Stepped::Complete);
         };
-        let mut headers = vec![0u64; 2 * share.world as usize];
-        formed.group.all_gather(&[step, flags], &mut headers)?;
+        formed.group.set_op_within_once_told(operation);
+        let results = self.training.results(step, &share, &mut formed.group)?;
+        formed.group.set_op_within(self.patience.operation);
+        // The state is still what it was before this step, which is done anew if it has to be.
+        if light
+            && self.under_way(step, &share)?
+            && let Some(ranks) = self.set_apart(step)?
+        {
+            self.training.recycle(results);
+            return Ok(Stepped::Quarantined(ranks));
+        }
+        self.kept.insert(step, results);
+        self.live.handle(Event::Complete { number, step })?;
+        self.carry_out()?;
+        // What a rank did before it came does not count.
+        let told = self.formed.as_ref().and_then(|f| f.group.told_for());
+        let took = told.map_or(began.elapsed(), |told| told.min(began.elapsed()));
+        self.slowest = (self.slowest * 15 / 16).max(took);
+        Ok(Stepped::Complete)
+    }
+
+    /// Whether all ranks hear from each other inside the step, in operations that it has anyway, and not before: then
+    /// nobody waits, and the results of two steps are held for a while.
+    fn is_light(&self) -> bool {
+        let few = |bytes: usize| bytes <= T::LIGHT;
+        let flat = |formed: &Formed| formed.group.is_flat();
+        self.training.results_len().is_some_and(few) && self.formed.as_ref().is_some_and(flat)
+    }
+
+    /// From now on this rank says that it is in this step, and so holds all results of the one before.
+    fn announce(&mut self, step: u64) {
+        let Some(formed) = &mut self.formed else {
+            return;
+        };
+        let mut word = step << FLAGS;
+        if std::mem::take(&mut self.say_ready) {
+            word |= READY;
+        }
+        if std::mem::take(&mut self.compare_next) {
+            word |= COMPARE;
+        }
+        formed.group.say(word);
+    }
+
+    /// All ranks are in this step, or are waited for: what they say with that. True: states are to be compared.
+    fn under_way(&mut self, step: u64, share: &Share) -> Result<bool, LiveError> {
+        let Some(formed) = &mut self.formed else {
+            return Ok(false);
+        };
+        let mut compares = false;
         let mut ready = Vec::new();
-        for (rank, header) in (0..).zip(headers.as_chunks::<2>().0) {
-            if header[0] != step {
+        for (rank, word) in (0..).zip(formed.group.words()?) {
+            if word >> FLAGS != step {
                 return Err(LiveError::OutOfStep {
                     rank,
-                    theirs: header[0],
+                    theirs: word >> FLAGS,
                     ours: step,
                 });
             }
-            if header[1] & READY != 0 {
+            if word & READY != 0 {
                 ready.push(rank);
             }
-            compares |= header[1] & COMPARE != 0;
+            compares |= word & COMPARE != 0;
         }
         if share.entered.len() == share.world as usize {
             // All have what they asked for, and no frozen copy is needed any more.
             formed.hand.withdraw_all();
         }
         self.live.handle(Event::UnderWay {
-            number,
+            number: self.number(),
             step,
             ready,
         })?;
         self.carry_out()?;
-        if compares && let Some(ranks) = self.set_apart(step)? {
-            return Ok(Stepped::Quarantined(ranks));
-        }
-        let began = Instant::now();
-        let Some(formed) = &mut self.formed else {
-            return Ok(Stepped::Complete);
-        };
-        formed.group.set_op_within(operation);
-        let results = self.training.results(step, &share, &mut formed.group)?;
-        formed.group.set_op_within(self.patience.operation);
-        self.kept.insert(step, results);
-        self.live.handle(Event::Complete { number, step })?;
-        self.carry_out()?;
-        self.slowest = (self.slowest * 15 / 16).max(began.elapsed());
-        Ok(Stepped::Complete)
+        Ok(compares)
     }
 
     pub(in crate::live) fn carry_out(&mut self) -> Result<(), LiveError> {
