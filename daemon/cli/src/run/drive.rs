@@ -292,10 +292,10 @@ impl Driver {
                 }
                 session.handle(Event::LinkUp, now());
             }
-            LinkEvent::Down => {
+            LinkEvent::Down { heard } => {
                 self.link = None;
                 session.handle(Event::LinkDown, now());
-                if session.has_workers() {
+                if heard && session.has_workers() {
                     say("the agent is away; the workers go on");
                 }
             }
@@ -428,6 +428,12 @@ impl Driver {
                     // What the dead were filling: behind the spawn it would be the new ones'.
                     self.look_at_slots();
                     self.saves.begins(&start);
+                    if self.leaves {
+                        // The agent may have had no room for their descriptors until now.
+                        for news in self.saves.slots() {
+                            self.send(ToAgent::Save(news));
+                        }
+                    }
                     self.telling.begin(&start);
                     let result = self.workers.spawn(&start, interface.as_deref());
                     muster_fault::point("launcher.spawned");
