@@ -80,6 +80,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # arguments; what has no name here r
     "muster_failed": (_ptr, _u64, _text),
     "muster_report": (_ptr, _to(_Metrics)),
     "muster_declare": (_ptr, _to(_Tensor), _size, _to(_u8)),
+    "muster_prepare": (_ptr, _to(_Memory), _size),
     "muster_save": (_ptr, _u64, _to(_Memory), _size, _to(_Blob), _size, _f64, _to(_Saved)),
     "muster_restore_open": (_to(_ptr), _to(_Origin)),
     "muster_restore_tensor": (_ptr, _size, _to(_Tensor)),
@@ -127,7 +128,9 @@ class _Library:
             raise MusterError(text, ENVIRONMENT)
         self._lib.muster_error.restype = _text
         for name, arguments in _FUNCTIONS.items():
-            function = getattr(self._lib, name)
+            function = getattr(self._lib, name, None)
+            if function is None:
+                raise MusterError(f"{path} has no {name}, which this muster.py wants: take both from one release", ENVIRONMENT)
             function.argtypes = arguments
             function.restype = None if name in _CLOSES else _i32
 
@@ -637,7 +640,7 @@ class Job:
             self._save_or_say(step)
         elif self._steps == 1 and self._tracked:
             # By now optimizers have all their state. Finding memory for it now takes nothing from a later deadline.
-            self._declare(self._collect()[0].leaves)
+            self._prepare(self._collect()[0].leaves)
 
     def _stop(self, step: int, why: str) -> None:
         self._save()
@@ -664,14 +667,7 @@ class Job:
         flat, values = self._collect()
         if not self._declare(flat.leaves):
             return self._no_store
-        keep, data = [], (_Memory * len(self._writes))()
-        leaves = {leaf.key: leaf for leaf in flat.leaves}
-        for i, entry in enumerate(self._entries):
-            if entry is None or not self._writes[i]:
-                continue
-            tensor = leaves[entry].tensor
-            keep.append(tensor if _is_plain(tensor) else _plain(tensor))
-            data[i] = _memory(keep[-1])
+        data, _keep = self._placed(flat.leaves)
         blobs = [] if not self._rng or _torch() is None else [(f"rng/{self.rank}", _random())]
         if self.rank == 0:
             blobs.append(("python", json.dumps({"format": 1, "state": values}, separators=(",", ":")).encode()))
@@ -717,6 +713,24 @@ class Job:
             return False
         self._declared, self._entries, self._writes = described, entries, writes
         return True
+
+    def _prepare(self, leaves: list[_Leaf]) -> None:
+        """Has done what the first save would wait for: memory is found and, for tensors on GPUs, registered with their driver."""
+        if self._declare(leaves) and any(_on_cuda(leaf.tensor) for leaf in leaves):
+            data, _keep = self._placed(leaves)
+            _library()("muster_prepare", self._handle, data, len(data))
+
+    def _placed(self, leaves: list[_Leaf]) -> tuple[Any, list[Any]]:
+        """Where the tensors are that this rank writes, of all that were declared; and what has to live as long."""
+        keep, data = [], (_Memory * len(self._writes))()
+        by_key = {leaf.key: leaf for leaf in leaves}
+        for i, entry in enumerate(self._entries):
+            if entry is None or not self._writes[i]:
+                continue
+            tensor = by_key[entry].tensor
+            keep.append(tensor if _is_plain(tensor) else _plain(tensor))
+            data[i] = _memory(keep[-1])
+        return data, keep
 
     # ---- telling ----
 

@@ -372,6 +372,32 @@ pub enum RecordError {
 }
 
 #[cfg(test)]
+impl Record {
+    /// A job's first generation, of these, as tests want one.
+    pub(crate) fn first(members: Vec<Member>) -> Record {
+        Record {
+            key: JobKey {
+                cluster: "c".into(),
+                owner: "0".into(),
+                id: "j".into(),
+            },
+            birth: Digest::ZERO,
+            number: 1,
+            parent: Digest::ZERO,
+            kind: Kind::Next,
+            members,
+            witnesses: Vec::new(),
+            arbiter: Arbiter::Members,
+            spec: JobSpec::default(),
+            restarts_used: 0,
+            cause: Cause::Formed,
+            restore: None,
+            nonce: 0,
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -387,25 +413,7 @@ mod tests {
     }
 
     fn record(members: u8) -> Record {
-        Record {
-            key: JobKey {
-                cluster: "c".into(),
-                owner: "0".into(),
-                id: "j".into(),
-            },
-            birth: Digest::ZERO,
-            number: 1,
-            parent: Digest::ZERO,
-            kind: Kind::Next,
-            members: (1..=members).map(member).collect(),
-            witnesses: Vec::new(),
-            arbiter: Arbiter::Members,
-            spec: JobSpec::default(),
-            restarts_used: 0,
-            cause: Cause::Formed,
-            restore: None,
-            nonce: 0,
-        }
+        Record::first((1..=members).map(member).collect())
     }
 
     #[test]

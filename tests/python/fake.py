@@ -12,6 +12,7 @@ class Fake:
         self.rank, self.world, self.asks, self.begin = rank, world, asks or {}, begin
         self.fails = fails or {}  # a function's name: a code
         self.memory = {}  # where a tensor's bytes were, or went, last
+        self.prepared = []  # where the tensors were, each time
         self.saved, self.done, self.failed, self.declared, self.reports, self.closed = {}, [], [], [], [], 0
 
     def __call__(self, name, *arguments):
@@ -47,6 +48,10 @@ class Fake:
             offset = list(tensors[i].offset[: tensors[i].dims]) if tensors[i].offset else None
             self.declared.append((tensors[i].name.decode(), tensors[i].dtype.decode(), shape, offset, extent, tensors[i].rank))
             writes[i] = int(tensors[i].rank in (0xFFFFFFFF, self.rank))
+
+    def muster_prepare(self, _handle, data, count):
+        assert count == len(self.declared)
+        self.prepared.append([(memory.at, memory.kind, memory.stream) for memory in data])
 
     def muster_save(self, _handle, step, data, count, blobs, blob_count, _wait, _saved):
         assert count == len(self.declared)

@@ -111,6 +111,23 @@ class Cuda(unittest.TestCase):
             self.assertEqual(fresh[name].content, tensor.content)
         self.assertEqual(again.memory, fake.memory)
 
+    def test_slots_are_registered_before_the_first_save(self):
+        state = {"first": Tensor(b"abcdef", "cuda:1"), "here": Tensor(b"1234", "cpu")}
+        fake = Fake()
+        job = self.attach(fake, extra=state)
+        job.step()
+        self.assertEqual(fake.prepared, [])
+        for _ in range(3):
+            job.step()
+        self.assertEqual(fake.prepared, [[(state["first"].data_ptr(), 1, 0x2220), (state["here"].data_ptr(), 0, None)]])
+        self.assertEqual(fake.saved, {})
+        # Nothing is where no tensor is on a GPU, nor where nothing is saved.
+        for fake, device in ((Fake(), "cpu"), (Fake(fails={"muster_declare": muster.NO_STORE}), "cuda:0")):
+            job = self.attach(fake, extra={"t": Tensor(b"abc", device)})
+            with mock.patch("sys.stderr"):
+                job.step(), job.step()
+            self.assertEqual(fake.prepared, [])
+
     def test_what_is_not_in_c_order_is_copied_on_its_gpu(self):
         fake = self.saved({"t": Tensor(b"abc", "cuda:1", plain=False)})
         self.assertEqual(fake.memory, {"extra.t": (1, 0, 0x2220)})

@@ -13,6 +13,7 @@ mod chain;
 mod checkpoint;
 mod damage;
 mod deadline;
+mod disk;
 mod durable;
 mod explain;
 mod hang;
@@ -393,7 +394,7 @@ impl Job {
 
     /// Says `body` to `to`; to ourselves by way of the queue.
     fn send(&mut self, ctx: &Ctx<'_>, to: NodeId, body: JobMessage) {
-        if to == ctx.me() && is_vote(&body) {
+        if to == ctx.me() && disk::is_vote(&body) {
             self.own_votes.push_back(body);
             self.wake_at(ctx.now, "own vote on its way to the disk");
         } else if to == ctx.me() {
@@ -417,70 +418,6 @@ impl Job {
 
     fn notice(&mut self, notice: Notice) {
         self.effects.push_back(Effect::Notice(notice));
-    }
-
-    /// Makes the durable state durable before anything that is queued after it.
-    fn persist(&mut self, ctx: &mut Ctx<'_>) {
-        match self.durable.encode() {
-            Ok(bytes) => self.effects.push_back(Effect::Persist {
-                key: self.key.clone(),
-                bytes,
-            }),
-            Err(error) => {
-                // The limits on records make this impossible; if it happens, the vote is not given.
-                self.notice(Notice::Trouble {
-                    key: self.key.clone(),
-                    text: format!("the job's state cannot be stored: {error}"),
-                });
-                self.abstains_until = Some(ctx.now + REPEAT);
-            }
-        }
-    }
-
-    /// The disk refused a write: the votes that it was to back are not given. This voter abstains
-    /// and tries again now and then. What needs no durable state is said all the same.
-    pub(crate) fn persist_failed(&mut self, ctx: &mut Ctx<'_>) {
-        self.abstains_until = Some(ctx.now + REPEAT);
-        self.effects.retain(|effect| match effect {
-            Effect::Persist { .. } => false,
-            Effect::Send {
-                message: Message::Job { body, .. },
-                ..
-            } => !is_vote(body),
-            _ => true,
-        });
-        self.own_votes.clear();
-        self.proposal = None;
-        self.committing = None;
-        self.drive(ctx);
-    }
-
-    /// Lets this agent's own votes count, unless the driver has yet to write what they say.
-    fn count_own_votes(&mut self, ctx: &Ctx<'_>) {
-        if self.own_votes.is_empty() {
-            return;
-        }
-        let writing = |e: &Effect| matches!(e, Effect::Persist { .. });
-        if self.effects.iter().any(writing) {
-            self.wake_at(ctx.now, "own vote on its way to the disk");
-        } else {
-            self.loopback.append(&mut self.own_votes);
-        }
-    }
-
-    fn retry_persist(&mut self, ctx: &mut Ctx<'_>) {
-        if let Some(at) = self.abstains_until {
-            if ctx.now < at {
-                self.wake_at(at, "write the job's state again");
-            } else {
-                self.abstains_until = None;
-                self.persist(ctx);
-            }
-        }
-    }
-
-    pub(crate) fn abstains(&self) -> bool {
-        self.abstains_until.is_some()
     }
 
     pub(crate) fn on_message(&mut self, ctx: &mut Ctx<'_>, from: NodeId, body: JobMessage) {
@@ -613,18 +550,4 @@ impl Job {
         self.store_event(ctx, event);
         self.drive(ctx);
     }
-}
-
-/// What may only be said on the strength of the durable state: votes, and what a leader must not
-/// forget that it said.
-fn is_vote(body: &JobMessage) -> bool {
-    matches!(
-        body,
-        JobMessage::Promise { .. }
-            | JobMessage::Accept { .. }
-            | JobMessage::Accepted { .. }
-            | JobMessage::Commit { .. }
-            | JobMessage::Committed { .. }
-            | JobMessage::BirthAccepted { .. }
-    )
 }

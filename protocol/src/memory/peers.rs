@@ -147,9 +147,8 @@ fn named<T: std::str::FromStr>(text: &str) -> Option<(LauncherId, T)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{JobKey, StateId};
-    use crate::record::{Arbiter, Cause, Kind, Member};
-    use crate::spec::JobSpec;
+    use crate::ids::StateId;
+    use crate::record::Member;
 
     fn place(zone: &str, switch: &str) -> Place {
         Place::of(zone, switch)
@@ -229,32 +228,10 @@ mod tests {
         }
     }
 
-    fn record(members: usize) -> Record {
-        Record {
-            key: JobKey {
-                cluster: "c".into(),
-                owner: "1000".into(),
-                id: "train".into(),
-            },
-            birth: Digest([1; 32]),
-            number: 2,
-            parent: Digest([1; 32]),
-            kind: Kind::Next,
-            members: (0..members as u16).map(member).collect(),
-            witnesses: Vec::new(),
-            arbiter: Arbiter::Members,
-            spec: JobSpec::default(),
-            restarts_used: 0,
-            cause: Cause::Formed,
-            restore: None,
-            nonce: 0,
-        }
-    }
-
     #[test]
     fn each_node_knows_all_others_however_many_there_are() {
         for nodes in [2, 65, 66, 200, MAX_MEMBERS] {
-            let record = record(nodes);
+            let record = Record::first((0..nodes as u16).map(member).collect());
             let all: BTreeSet<LauncherId> = record.members.iter().map(|m| m.launcher).collect();
             for here in [0, nodes / 2, nodes - 1] {
                 let me = &record.members[here];

@@ -8,8 +8,7 @@ use std::net::SocketAddr;
 
 use super::*;
 use crate::ids::{LauncherId, StateId};
-use crate::record::{Arbiter, Cause, Kind, Member, Place};
-use crate::spec::JobSpec;
+use crate::record::{Arbiter, Kind, Member, Place};
 
 const STORE: StoreUuid = StoreUuid([7; 16]);
 
@@ -34,19 +33,9 @@ fn member(n: u8) -> Member {
 
 fn birth(members: &[u8], nonce: u64) -> Record {
     Record {
-        key: key(),
-        birth: Digest::ZERO,
-        number: 1,
-        parent: Digest::ZERO,
-        kind: Kind::Next,
-        members: members.iter().map(|n| member(*n)).collect(),
-        witnesses: Vec::new(),
         arbiter: Arbiter::Store(STORE),
-        spec: JobSpec::default(),
-        restarts_used: 0,
-        cause: Cause::Formed,
-        restore: None,
         nonce,
+        ..Record::first(members.iter().map(|n| member(*n)).collect())
     }
 }
 

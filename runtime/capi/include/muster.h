@@ -140,6 +140,12 @@ typedef struct muster_memory {
  * again when the state has changed its shape. */
 int32_t muster_declare(muster_job *job, const muster_tensor *tensors, size_t count, uint8_t *writes);
 
+/* Has done, in the background, what the first save of tensors on GPUs would do first: both slots are registered with the
+ * driver, which takes a while for large ones. `data` is that of muster_save; it is only looked at for where it is. Need not
+ * be called, and does nothing where no tensor is on a GPU. What goes wrong here goes wrong in the save again, and is
+ * told there. */
+int32_t muster_prepare(muster_job *job, const muster_memory *data, size_t count);
+
 typedef struct muster_blob {
   const char *name;          /* unique over all ranks: rng/3 */
   const uint8_t *data;

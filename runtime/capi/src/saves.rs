@@ -84,7 +84,45 @@ fn lists(all: &[Described<'_>], world: u32) -> Result<(Vec<Vec<Held>>, Vec<usize
     Ok((lists, which))
 }
 
+impl Saves {
+    /// Where the tensors are that this rank writes.
+    ///
+    /// # Safety
+    /// Those are memory of as many bytes as were declared, which stay as they are for `'a`.
+    unsafe fn placed<'a>(&self, data: &[Memory]) -> Result<Vec<Bytes<'a>>, Failure> {
+        if data.len() != self.bytes.len() {
+            let (given, declared) = (data.len(), self.bytes.len());
+            let text =
+                format!("the memory of {given} tensors is given, and {declared} were declared");
+            return Err(Failure::argument(text));
+        }
+        (data.iter().zip(&self.bytes))
+            .map(|(at, bytes)| match bytes {
+                // SAFETY: the caller's promise.
+                Some(bytes) => unsafe { memory(at, *bytes) },
+                None => Ok(Bytes::Host(&[])),
+            })
+            .collect()
+    }
+}
+
+/// Of these the one that is a rank's slice of a tensor.
+fn at<'a>(
+    index: &BTreeMap<(String, Slice), usize>,
+    all: &[Bytes<'a>],
+    name: &str,
+    slice: &Slice,
+) -> Option<Bytes<'a>> {
+    let at = index.get(&(name.to_owned(), slice.clone()))?;
+    all.get(*at).copied()
+}
+
 impl Inner {
+    fn declared(&mut self) -> Result<&mut Saves, Failure> {
+        let text = "nothing was declared: call muster_declare first";
+        self.saves.as_mut().ok_or_else(|| Failure::argument(text))
+    }
+
     fn declare(&mut self, all: &[Described<'_>], writes: &mut [u8]) -> Result<(), Failure> {
         let (lists, which) = lists(all, self.env.world)?;
         // Every rank is a node of its own here: which ranks share one is known to none but the launchers, and
@@ -154,6 +192,25 @@ pub unsafe extern "C" fn muster_declare(
     })
 }
 
+/// Has done what the first save of tensors on GPUs would do first.
+///
+/// # Safety
+/// `job` and `data` are as for [`muster_save`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn muster_prepare(job: *const Job, data: *const Memory, count: usize) -> i32 {
+    entry(|| {
+        // SAFETY: the caller's promise, here and below.
+        let (job, data) = unsafe { (one(job, "job")?, list(data, count, "data")?) };
+        let mut job = lock(&job.0);
+        let saves = job.declared()?;
+        // SAFETY: as above.
+        let all = unsafe { saves.placed(data)? };
+        let Saves { saver, index, .. } = saves;
+        saver.prepare(|name: &str, slice: &Slice| at(index, &all, name, slice));
+        Ok(Code::Ok)
+    })
+}
+
 /// Copies this rank's part of the state into a slot, and seals it.
 ///
 /// # Safety
@@ -198,34 +255,12 @@ pub unsafe extern "C" fn muster_save(
             return Err(Failure::argument(format!("cannot wait for {wait} seconds")));
         }
         let mut job = lock(&job.0);
-        let Some(Saves {
-            saver,
-            index,
-            bytes,
-        }) = &mut job.saves
-        else {
-            return Err(Failure::argument(
-                "nothing was declared: call muster_declare first",
-            ));
-        };
-        if data.len() != bytes.len() {
-            let (given, declared) = (data.len(), bytes.len());
-            let text =
-                format!("the memory of {given} tensors is given, and {declared} were declared");
-            return Err(Failure::argument(text));
-        }
-        let all = (data.iter().zip(&*bytes))
-            .map(|(at, bytes)| match bytes {
-                // SAFETY: as above.
-                Some(bytes) => unsafe { memory(at, *bytes) },
-                None => Ok(Bytes::Host(&[])),
-            })
-            .collect::<Result<Vec<Bytes<'_>>, Failure>>()?;
+        let saves = job.declared()?;
+        // SAFETY: as above.
+        let all = unsafe { saves.placed(data)? };
+        let Saves { saver, index, .. } = saves;
         saver.wait(Duration::from_secs_f64(wait.min(LONGEST_WAIT)));
-        let state = |name: &str, slice: &Slice| {
-            let at = index.get(&(name.to_owned(), slice.clone()))?;
-            all.get(*at).copied()
-        };
+        let state = |name: &str, slice: &Slice| at(index, &all, name, slice);
         let done = saver.save(step, state, blobs).map_err(|e| of_save(&e))?;
         // SAFETY: as above.
         if let Some(saved) = unsafe { saved.as_mut() } {

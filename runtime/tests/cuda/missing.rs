@@ -31,25 +31,32 @@ fn a_driver_that_is_not_there_is_named_with_what_helps() {
     assert_eq!(symbol, "cuInit");
 }
 
-/// This program, started again for one test with another driver.
-fn again(test: &str, driver: &Path) -> Output {
+/// What this program said, started again for one test with another driver; `None`: this is that process.
+fn again(test: &str, driver: &Path) -> Option<Output> {
+    const AGAIN: &str = "MUSTER_TEST_AGAIN";
+    if std::env::var_os(AGAIN).is_some() {
+        return None;
+    }
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .args(["--exact", test, "--nocapture"])
         .env(DRIVER_ENV, driver);
-    command.env("MUSTER_TEST_AGAIN", "1").output().unwrap()
+    let output = command.env(AGAIN, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{said}"
+    );
+    Some(output)
 }
 
 #[test]
 fn a_save_without_a_driver_fails_by_name() {
-    if std::env::var_os("MUSTER_TEST_AGAIN").is_none() {
-        let test = "missing::a_save_without_a_driver_fails_by_name";
-        let output = again(test, Path::new("libcuda-that-is-not-there.so.1"));
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(
-            output.status.success() && said.contains("1 passed"),
-            "{said}"
-        );
+    let (test, driver) = (
+        "missing::a_save_without_a_driver_fails_by_name",
+        "libcuda-that-is-not-there.so.1",
+    );
+    if again(test, Path::new(driver)).is_some() {
         return;
     }
     let mut worker = Worker::alone();
@@ -72,14 +79,8 @@ fn a_save_without_a_driver_fails_by_name() {
 
 #[test]
 fn the_driver_is_found_by_its_variable_and_the_way_is_said_once() {
-    if std::env::var_os("MUSTER_TEST_AGAIN").is_none() {
-        let test = "missing::the_driver_is_found_by_its_variable_and_the_way_is_said_once";
-        let output = again(test, &standin());
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(
-            output.status.success() && said.contains("1 passed"),
-            "{said}"
-        );
+    let test = "missing::the_driver_is_found_by_its_variable_and_the_way_is_said_once";
+    if let Some(output) = again(test, &standin()) {
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(
             said.matches("straight into the checkpoint slots").count(),
@@ -95,14 +96,8 @@ fn the_driver_is_found_by_its_variable_and_the_way_is_said_once() {
 
 #[test]
 fn a_change_of_the_way_is_said_once() {
-    if std::env::var_os("MUSTER_TEST_AGAIN").is_none() {
-        let test = "missing::a_change_of_the_way_is_said_once";
-        let output = again(test, &standin());
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(
-            output.status.success() && said.contains("1 passed"),
-            "{said}"
-        );
+    let test = "missing::a_change_of_the_way_is_said_once";
+    if let Some(output) = again(test, &standin()) {
         let said = String::from_utf8_lossy(&output.stderr);
         let ways: Vec<&str> = (said.lines())
             .filter_map(|line| line.strip_prefix("muster: tensors on GPUs are copied "))

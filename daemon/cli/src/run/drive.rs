@@ -2,6 +2,7 @@
 //! carry out the effects.
 
 mod progress;
+mod stops;
 mod telling;
 
 use std::io::{self, Write};
@@ -10,9 +11,8 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use muster_daemon::socket::NoRoom;
-use muster_protocol::control::Reason;
 use muster_protocol::local::{SaveAsk, SaveNews, Start, StoreAnswer, ToAgent, ToLauncher};
-use muster_protocol::{Digest, Span, Time};
+use muster_protocol::{Digest, Time};
 use nix::sys::signal::Signal;
 use nix::time::{ClockId, clock_gettime};
 use tokio::signal::unix::{SignalKind, signal};
@@ -191,14 +191,16 @@ impl Driver {
                     self.look_for_parked(&mut session);
                 }
                 _ = slots.tick(), if self.saves.is_used() => {
-                    self.look_at_slots();
-                    self.look_who_takes_stop_steps(&mut session);
+                    if let Some(outcome) = self.look_at_pages(&mut session) {
+                        return Ok(outcome);
+                    }
                 }
                 _ = pages.tick(), if session.has_workers() => {
                     self.release_ports();
-                    self.look_at_slots();
+                    if let Some(outcome) = self.look_at_pages(&mut session) {
+                        return Ok(outcome);
+                    }
                     self.look_for_parked(&mut session);
-                    self.look_who_takes_stop_steps(&mut session);
                     self.watch_progress(&mut session);
                     self.tell_step(&session);
                     if let Some(step) = session.saves() {
@@ -290,10 +292,10 @@ impl Driver {
                 }
                 session.handle(Event::LinkUp, now());
             }
-            LinkEvent::Down => {
+            LinkEvent::Down { heard } => {
                 self.link = None;
                 session.handle(Event::LinkDown, now());
-                if session.has_workers() {
+                if heard && session.has_workers() {
                     say("the agent is away; the workers go on");
                 }
             }
@@ -426,6 +428,12 @@ impl Driver {
                     // What the dead were filling: behind the spawn it would be the new ones'.
                     self.look_at_slots();
                     self.saves.begins(&start);
+                    if self.leaves {
+                        // The agent may have had no room for their descriptors until now.
+                        for news in self.saves.slots() {
+                            self.send(ToAgent::Save(news));
+                        }
+                    }
                     self.telling.begin(&start);
                     let result = self.workers.spawn(&start, interface.as_deref());
                     muster_fault::point("launcher.spawned");
@@ -454,24 +462,8 @@ impl Driver {
                         session.handle(event, now());
                     }
                 }
-                Effect::ConfirmStop { step } => {
-                    if !self.workers.pages().all(|page| page.confirm(step)) {
-                        say(&format!(
-                            "step {step} is confirmed as the stop, but not every worker waits for it"
-                        ));
-                    }
-                }
-                Effect::ConfirmCheckpoint { step } => {
-                    if !self
-                        .workers
-                        .pages()
-                        .all(|page| page.confirm_checkpoint(step))
-                    {
-                        say(&format!(
-                            "a checkpoint at step {step} is confirmed, but not every worker waits for it"
-                        ));
-                    }
-                }
+                Effect::ConfirmStop { step } => self.confirm_stop(step),
+                Effect::ConfirmCheckpoint { step } => self.confirm_checkpoint(step),
                 Effect::Look { digest, number } => {
                     // As they are now: another node may have looked later.
                     self.watch_progress(session);
@@ -509,41 +501,6 @@ impl Driver {
             }
         }
         None
-    }
-
-    /// Gates every worker and returns the step at which all of them can stop; `None` when one has
-    /// no runtime attached, for it would not obey.
-    fn install_stop(&mut self, step: u64, grace: Span, reason: Reason) -> Option<u64> {
-        if !self.linked() {
-            return None;
-        }
-        let deadline_ms = match grace {
-            Span::ZERO => 0,
-            grace => unix_ms().saturating_add(grace.as_millis()),
-        };
-        self.workers
-            .pages()
-            .map(|page| page.install(step, deadline_ms, reason))
-            .max()
-    }
-
-    /// A stop goes by a step that all agree on only where the leader knows that all workers take one.
-    fn look_who_takes_stop_steps(&mut self, session: &mut Session) {
-        let linked = session.has_workers() && self.linked();
-        if linked != self.was_linked {
-            self.was_linked = linked;
-            session.handle(Event::TakesStopSteps(linked), now());
-        }
-    }
-
-    /// Whether there are workers and all of them have a runtime attached.
-    fn linked(&mut self) -> bool {
-        let mut any = false;
-        let all = self.workers.pages().all(|page| {
-            any = true;
-            page.is_linked()
-        });
-        any && all
     }
 
     fn abort(&mut self) {

@@ -21,6 +21,16 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::fro
 /// A frame that an agent does not take for this long means that it hangs.
 const SEND_PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long an agent may take for its first word on a link before that is told to people. Each link begins with a word, which it says
+/// again every second.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// What people are told of a link on which the agent says nothing.
+const CLOSED: &str = "it closes each connection at once: it has as many as it takes, or is just ending; its log says which. \
+    Where there are too many, end launchers and commands on this node";
+const SILENT: &str = "it takes no connection: it is stopped, or can open no more files; its log says which. \
+    Where it can open no more, raise its limit (systemd: LimitNOFILE, a shell: ulimit -n)";
+
 /// Frames that may wait for the agent.
 const MAX_WAITING: usize = 1024;
 
@@ -51,9 +61,12 @@ pub trait Dial: Send + 'static {
 pub enum LinkEvent {
     /// A new link; frames for it go into this queue, which ends with the link.
     Up(mpsc::Sender<Out>),
-    Down,
+    /// The link ended; whether the agent had said anything on it.
+    Down {
+        heard: bool,
+    },
     Frame(Box<In>),
-    /// The agent cannot be reached; told once per time away.
+    /// The agent cannot be reached, or says nothing; told once per time away.
     Away(String),
     /// No agent will ever answer: why.
     Gone(String),
@@ -64,29 +77,23 @@ pub async fn keep<D: Dial>(mut dialer: D, events: mpsc::Sender<LinkEvent>) {
     let mut pause = BACK_OFF.0;
     let mut told = false;
     loop {
-        match dialer.dial().await {
+        let away = match dialer.dial().await {
             Ok(link) => {
-                (pause, told) = (BACK_OFF.0, false);
                 let (queue, outbox) = mpsc::channel(MAX_WAITING);
                 if events.send(LinkEvent::Up(queue)).await.is_err() {
                     return;
                 }
-                carry(link, outbox, &events).await;
-                if events.send(LinkEvent::Down).await.is_err() {
+                let heard = carry(link, outbox, &events, &mut told).await;
+                if events.send(LinkEvent::Down { heard }).await.is_err() {
                     return;
                 }
+                (!heard).then(|| CLOSED.to_owned())
             }
-            Err(error) if !told => {
-                told = true;
-                if events
-                    .send(LinkEvent::Away(error.to_string()))
-                    .await
-                    .is_err()
-                {
-                    return;
-                }
-            }
-            Err(_) => {}
+            Err(error) => Some(error.to_string()),
+        };
+        match away {
+            None => (pause, told) = (BACK_OFF.0, false),
+            Some(why) => tell(why, &mut told, &events).await,
         }
         if events.is_closed() {
             return;
@@ -96,28 +103,42 @@ pub async fn keep<D: Dial>(mut dialer: D, events: mpsc::Sender<LinkEvent>) {
     }
 }
 
+/// Once per time away. That nobody listens is seen elsewhere.
+async fn tell(why: String, told: &mut bool, events: &mpsc::Sender<LinkEvent>) {
+    if !std::mem::replace(told, true) {
+        let _gone = events.send(LinkEvent::Away(why)).await;
+    }
+}
+
+/// Until the link ends; whether the agent said anything.
 async fn carry<L: Link>(
     mut link: L,
     mut outbox: mpsc::Receiver<Out>,
     events: &mpsc::Sender<LinkEvent>,
-) {
+    told: &mut bool,
+) -> bool {
+    let silent = sleep(SILENCE);
+    tokio::pin!(silent);
+    let mut heard = false;
     loop {
         tokio::select! {
             out = outbox.recv() => {
-                let Some(out) = out else { return };
+                let Some(out) = out else { return heard };
                 match timeout(SEND_PATIENCE, link.send(out)).await {
                     Ok(Ok(())) => {}
-                    Ok(Err(_)) | Err(_) => return,
+                    Ok(Err(_)) | Err(_) => return heard,
                 }
             }
             got = link.recv() => match got {
                 Ok(Some(got)) => {
+                    heard = true;
                     if events.send(LinkEvent::Frame(Box::new(got))).await.is_err() {
-                        return;
+                        return heard;
                     }
                 }
-                Ok(None) | Err(_) => return,
-            }
+                Ok(None) | Err(_) => return heard,
+            },
+            () = &mut silent, if !heard && !*told => tell(SILENT.to_owned(), told, events).await,
         }
     }
 }

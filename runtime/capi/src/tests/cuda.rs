@@ -1,12 +1,14 @@
 //! Tensors on GPUs, over the stand-in for the driver that the runtime's tests have. What a process loads, the variable
 //! says before it begins, so each test starts this program again.
 
+use std::ffi::c_int;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::thread;
 
+use libloading::os::unix::{Library, Symbol};
 use muster_checkpoint::slot::{Slot, State};
 use muster_protocol::control::slots::Given;
 use muster_runtime::cuda::{DRIVER_ENV, Device, Driver, Memory as Allocated};
@@ -53,6 +55,12 @@ fn standin(to: &Path) -> PathBuf {
     library
 }
 
+/// As `runs`, with the stand-in.
+fn runs_on_standin(test: &str) -> bool {
+    let place = tempfile::tempdir().unwrap();
+    std::env::var_os(AGAIN).is_some() || runs(test, &standin(place.path()))
+}
+
 fn on_device(memory: &Allocated) -> Memory {
     Memory {
         at: std::ptr::without_provenance_mut(memory.address() as usize),
@@ -92,12 +100,10 @@ fn declared(tensors: &[Tensor]) -> (Job, Vec<Arc<Slot>>) {
 
 #[test]
 fn tensors_of_a_gpu_are_saved_and_loaded() {
-    let place = tempfile::tempdir().unwrap();
-    if std::env::var_os(AGAIN).is_none() {
-        let test = "tests::cuda::tensors_of_a_gpu_are_saved_and_loaded";
-        assert!(!runs(test, &standin(place.path())));
+    if !runs_on_standin("tests::cuda::tensors_of_a_gpu_are_saved_and_loaded") {
         return;
     }
+    let place = tempfile::tempdir().unwrap();
     let device = Device::open(&Driver::load().unwrap(), 1).unwrap();
     let shape = [BYTES];
     let (there, here) = (content(BYTES as usize, 1), content(BYTES as usize, 2));
@@ -145,6 +151,43 @@ fn tensors_of_a_gpu_are_saved_and_loaded() {
         Code::Restore,
         "no memory of a GPU",
     );
+}
+
+#[test]
+fn slots_are_registered_before_the_first_save_if_that_is_asked_for() {
+    let test = "tests::cuda::slots_are_registered_before_the_first_save_if_that_is_asked_for";
+    if !runs_on_standin(test) {
+        return;
+    }
+    let library = std::env::var_os(DRIVER_ENV).unwrap();
+    // SAFETY: the stand-in does nothing when it is loaded, and has this function, which counts the registrations.
+    let registered = || unsafe {
+        let library = Library::new(&library).unwrap();
+        let live: Symbol<unsafe extern "C" fn(c_int) -> c_int> =
+            library.get(b"standin_live").unwrap();
+        live(5)
+    };
+    let device = Device::open(&Driver::load().unwrap(), 0).unwrap();
+    let memory = device.upload(&content(BYTES as usize, 1)).unwrap();
+    let shape = [BYTES];
+    let (job, slots) = declared(&[tensor(c"on.device", &shape)]);
+    let data = on_device(&memory);
+    // SAFETY: as the header says, here and below.
+    fails(
+        unsafe { saves::muster_prepare(&job, &data, 0) },
+        Code::Argument,
+        "1 were declared",
+    );
+    assert_eq!(registered(), 0);
+    let code = unsafe { saves::muster_prepare(&job, &data, 1) };
+    assert_eq!(code, 0, "{}", said());
+    // By a thread, which needs nobody.
+    while registered() < 2 {
+        thread::yield_now();
+    }
+    let code = unsafe { saves::muster_save(&job, 4, &data, 1, null(), 0, 9.0, null_mut()) };
+    assert_eq!((code, registered()), (0, 2), "{}", said());
+    assert_eq!(slots[0].state().0, State::Sealed);
 }
 
 #[test]

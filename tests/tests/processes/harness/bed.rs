@@ -10,12 +10,11 @@ use std::time::{Duration, Instant};
 
 use muster_protocol::local::Query;
 use nix::sys::signal::Signal;
-use serde_json::Value;
 
 use super::events::{self, Group, Noted};
 use super::hosts::Hosts;
 use super::{now_ns, procs, project};
-use crate::ground::{PATIENCE, ask, eventually, free_port, program, without_our_environment};
+use crate::ground::{PATIENCE, eventually, free_port, program, without_our_environment};
 
 /// Nodes of a bed that does not say.
 const NODES: usize = 6;
@@ -273,10 +272,8 @@ impl Bed {
         });
     }
 
-    // ---- asking ----
-
     /// The socket of the node's agent, of its own or embedded.
-    fn socket(&self, node: usize) -> PathBuf {
+    pub(crate) fn socket(&self, node: usize) -> PathBuf {
         match (&self.nodes[node].agent, &self.nodes[node].launcher) {
             (None, Some(launcher)) => {
                 let name = format!("n{node}/run/muster/run-{}.sock", launcher.id());
@@ -284,112 +281,6 @@ impl Bed {
             }
             _ => self.path(&format!("n{node}/agent.sock")),
         }
-    }
-
-    /// What the node's agent answers; `None` when none does.
-    pub(crate) fn query(&self, node: usize, query: Query) -> Option<Value> {
-        let answer = ask(&self.socket(node), query)?;
-        Some(answer.unwrap_or_else(|text| panic!("n{node} refuses: {text}")))
-    }
-
-    /// `muster drain`.
-    pub(crate) fn drain(&self, node: usize) {
-        let done = process::Command::new(program("muster"))
-            .args(["drain", "--grace=20s", "--socket"])
-            .arg(self.socket(node))
-            .output()
-            .unwrap();
-        let errors = String::from_utf8_lossy(&done.stderr);
-        assert!(done.status.success(), "muster drain: {errors}");
-    }
-
-    /// `muster checkpoint`: whether all ranks saved, and what it said.
-    pub(crate) fn checkpoint(&self, node: usize, more: &[&str]) -> (bool, String) {
-        Self::checkpointed(self.begin_checkpoint(node, more))
-    }
-
-    /// A command that asks the node's agent: whether it went well, and what it said.
-    pub(crate) fn muster(&self, node: usize, args: &[&str]) -> (bool, String) {
-        let command = process::Command::new(program("muster"))
-            .args(args)
-            .arg("--socket")
-            .arg(self.socket(node))
-            .stdout(process::Stdio::piped())
-            .stderr(process::Stdio::piped())
-            .spawn();
-        Self::checkpointed(command.unwrap())
-    }
-
-    /// `muster checkpoint`, which goes on by itself.
-    pub(crate) fn begin_checkpoint(&self, node: usize, more: &[&str]) -> process::Child {
-        process::Command::new(program("muster"))
-            .args(["checkpoint", "job", "--socket"])
-            .arg(self.socket(node))
-            .args(more)
-            .stdout(process::Stdio::piped())
-            .stderr(process::Stdio::piped())
-            .spawn()
-            .unwrap()
-    }
-
-    /// What came of it.
-    pub(crate) fn checkpointed(command: process::Child) -> (bool, String) {
-        let done = command.wait_with_output().unwrap();
-        let said = [done.stdout, done.stderr].concat();
-        (
-            done.status.success(),
-            String::from_utf8_lossy(&said).into_owned(),
-        )
-    }
-
-    /// Has a rank of `stepper.py` save for 8 s from now on.
-    pub(crate) fn save_slowly(&self, rank: u32) {
-        std::fs::write(self.path(&format!("control/slow-save-{rank}")), "").unwrap();
-    }
-
-    /// `muster job continue`: whether it was done, and what it said.
-    pub(crate) fn go_on(&self, node: usize, more: &[&str]) -> (bool, String) {
-        let done = process::Command::new(program("muster"))
-            .args(["job", "continue", "job", "--socket"])
-            .arg(self.socket(node))
-            .args(more)
-            .output()
-            .unwrap();
-        let said = [done.stdout, done.stderr].concat();
-        (
-            done.status.success(),
-            String::from_utf8_lossy(&said).into_owned(),
-        )
-    }
-
-    /// The job as the node's agent sees it; null when there is none.
-    pub(crate) fn job(&self, node: usize) -> Value {
-        let jobs = self.query(node, Query::Jobs).unwrap_or_default();
-        jobs[0].clone()
-    }
-
-    pub(crate) fn status(&self, node: usize) -> Value {
-        self.query(node, Query::Status).unwrap_or_default()
-    }
-
-    /// What the node's agent says of the agent on another host.
-    pub(crate) fn peer(&self, node: usize, host: usize) -> Value {
-        let nodes = self.query(node, Query::Nodes).unwrap_or_default();
-        let name = format!("n{host}");
-        let mut all = nodes.as_array().into_iter().flatten();
-        let found = all.rfind(|n| n["host"] == name.as_str());
-        found.cloned().unwrap_or_default()
-    }
-
-    /// The entries of one kind in the node's history of the job.
-    pub(crate) fn history(&self, node: usize, kind: &str) -> Vec<Value> {
-        let query = Query::Events {
-            job: "job".into(),
-            after: 0,
-        };
-        let all = self.query(node, query).unwrap_or_default();
-        let all = all.as_array().cloned().unwrap_or_default();
-        all.into_iter().filter(|e| e["event"] == kind).collect()
     }
 
     /// How many jobs' state the node's embedded agents have left.
@@ -556,6 +447,11 @@ impl Bed {
         for mut child in node.agent.take().into_iter().chain(node.launcher.take()) {
             child.wait().unwrap();
         }
+    }
+
+    /// Has a rank of `stepper.py` save for 8 s from now on.
+    pub(crate) fn save_slowly(&self, rank: u32) {
+        std::fs::write(self.path(&format!("control/slow-save-{rank}")), "").unwrap();
     }
 
     /// Makes a rank of `stepper.py` sleep for ever inside its next step.

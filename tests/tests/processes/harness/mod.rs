@@ -1,6 +1,7 @@
 //! Nodes as sets of processes: started, found by a mark in their environment, signalled, followed,
 //! and ended at the latest when the test is.
 
+mod asking;
 mod bed;
 mod events;
 mod follow;

@@ -25,7 +25,7 @@ fn two(env: &[(&str, &str)]) -> (Saves, Group) {
 }
 
 /// Saves once, and waits for the commit.
-fn save(saves: &Saves) -> u64 {
+pub(super) fn save(saves: &Saves) -> u64 {
     let (ok, said) = saves.bed.checkpoint(0, &[]);
     assert!(ok, "{said}");
     saves
@@ -35,7 +35,7 @@ fn save(saves: &Saves) -> u64 {
 }
 
 /// The slots of which the node's agent has descriptors.
-fn slots(bed: &Bed, node: usize) -> Vec<PathBuf> {
+pub(super) fn slots(bed: &Bed, node: usize) -> Vec<PathBuf> {
     let descriptors = std::fs::read_dir(format!("/proc/{}/fd", bed.agent_pid(node))).unwrap();
     let paths = descriptors.filter_map(|fd| Some(fd.ok()?.path()));
     let slot = |target: &Path| target.to_string_lossy().starts_with("/memfd:muster-slot");
@@ -52,7 +52,7 @@ fn kill(saves: &mut Saves, node: usize) -> u64 {
     at
 }
 
-fn end(saves: &mut Saves) {
+pub(super) fn end(saves: &mut Saves) {
     saves.bed.order(None, 0);
     for node in [0, 1] {
         assert_eq!(saves.bed.ended(node), Some(0));

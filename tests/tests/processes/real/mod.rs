@@ -11,6 +11,7 @@ mod keeping;
 mod parity;
 mod progress;
 mod replicas;
+mod room;
 pub(crate) mod saves;
 mod store_faults;
 mod terminated;

@@ -8,7 +8,7 @@ use muster_store::{Location, Options, Store, Variables};
 use nix::sys::signal::Signal;
 
 use crate::ground::program;
-use crate::harness::{Bed, Group, Noted};
+use crate::harness::{Bed, Group, Noted, now_ns};
 
 /// A store, and a job of nodes whose workers save every so many steps.
 pub(crate) struct Saves {
@@ -213,6 +213,56 @@ fn no_step_is_lost_when_a_node_is_told_to_go_and_the_world_changes() {
     for node in stay {
         assert_eq!(saves.bed.ended(node), Some(0));
     }
+}
+
+/// The launchers look at their workers for who takes stop steps: that is to be known by the first step, on all nodes.
+#[track_caller]
+fn stops_in_the_first_step_after_a_restart(leader_goes: bool) {
+    let mut saves = Saves::with(&["--max-restarts=1"], "1:2", 3, 1_000_000);
+    for node in [0, 1] {
+        saves.bed.agent(node);
+        saves.bed.attach(node);
+    }
+    let first = saves.bed.group(&[0, 1], 0);
+    saves.trains(&first);
+    let (ok, said) = saves.bed.checkpoint(0, &[]);
+    assert!(ok, "{said}");
+    saves
+        .bed
+        .until("a commit", |_| saves.committed().len() == 1);
+    let (goes, stays) = match leader_goes {
+        true => (first.nodes()[0], first.nodes()[1]),
+        false => (first.nodes()[1], first.nodes()[0]),
+    };
+    let at = now_ns();
+    saves.bed.signal(first.pid(stays), Signal::SIGKILL);
+    let next = saves.bed.group(&[0, 1], at);
+    let began = saves.restored(&next);
+    saves
+        .bed
+        .until("its first step", |bed| bed.has_met(next.generation, began));
+    let at = now_ns();
+    saves.bed.signal(saves.bed.agent_pid(goes), Signal::SIGTERM);
+    let alone = saves.bed.group(&[stays], at);
+    let stopped: Vec<u64> = (saves.noted("saved", next.generation).iter())
+        .map(|e| e.step)
+        .collect();
+    assert_eq!(stopped.len(), 2, "both stop at a step: {stopped:?}");
+    assert_eq!(stopped[0], stopped[1]);
+    assert!(stopped[0] > began, "{stopped:?} after {began}");
+    assert_eq!(saves.restored(&alone), stopped[0], "no step is lost");
+    assert_eq!(saves.bed.ended(goes), Some(143));
+    saves.finish(&[stays]);
+}
+
+#[test]
+fn no_step_is_lost_when_the_leader_goes_in_the_first_step_after_a_restart() {
+    stops_in_the_first_step_after_a_restart(true);
+}
+
+#[test]
+fn no_step_is_lost_when_another_node_goes_in_the_first_step_after_a_restart() {
+    stops_in_the_first_step_after_a_restart(false);
 }
 
 #[test]

@@ -239,20 +239,25 @@ impl Saves {
         });
     }
 
-    /// All that the agent is to know, on a new link.
-    pub fn link_up(&mut self) -> Vec<SaveNews> {
-        self.parts = None;
+    /// The slots that there are.
+    pub fn slots(&self) -> Vec<SaveNews> {
         let slots = |(k, rank): (&u16, &Rank)| SaveNews::Slots {
             k: *k,
             capacity: rank.slots[0].capacity().0,
             found: [rank.seen[0].found(), rank.seen[1].found()],
         };
+        self.ranks.iter().map(slots).collect()
+    }
+
+    /// All that the agent is to know, on a new link.
+    pub fn link_up(&mut self) -> Vec<SaveNews> {
+        self.parts = None;
         let kept = self.keeping.link_up().into_iter().map(SaveNews::Keep);
         // First: what they have left is memory for others.
         let gone = self.gone.iter().map(|k| SaveNews::SlotsGone { k: *k });
         let some = self.standing != replicas::Standing::default();
         let standing = some.then(|| self.standing.news());
-        let all = gone.chain(self.ranks.iter().map(slots)).chain(kept);
+        let all = gone.chain(self.slots()).chain(kept);
         all.chain(standing).collect()
     }
 

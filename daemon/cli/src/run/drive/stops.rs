@@ -1,0 +1,71 @@
+//! Stop steps: who takes them, and what is written into the workers' control pages.
+
+use muster_protocol::Span;
+use muster_protocol::control::Reason;
+
+use super::{Driver, Outcome, now, say};
+use crate::run::session::{Event, Session};
+use crate::run::workers::unix_ms;
+
+impl Driver {
+    /// Who takes stop steps is said first: a rank has attached before it loads what it begins with, and none takes its first
+    /// step before all have. So the leader knows by then, and a stop in that step goes by a step, too.
+    pub(super) fn look_at_pages(&mut self, session: &mut Session) -> Option<Outcome> {
+        self.look_who_takes_stop_steps(session);
+        let over = self.carry_out(session);
+        self.look_at_slots();
+        over
+    }
+
+    /// A stop goes by a step that all agree on only where the leader knows that all workers take one.
+    pub(super) fn look_who_takes_stop_steps(&mut self, session: &mut Session) {
+        let linked = session.has_workers() && self.linked();
+        if linked != self.was_linked {
+            self.was_linked = linked;
+            session.handle(Event::TakesStopSteps(linked), now());
+        }
+    }
+
+    /// Whether there are workers and all of them have a runtime attached.
+    fn linked(&mut self) -> bool {
+        let mut any = false;
+        let all = self.workers.pages().all(|page| {
+            any = true;
+            page.is_linked()
+        });
+        any && all
+    }
+
+    /// Gates every worker and returns the step at which all of them can stop; `None` when one has
+    /// no runtime attached, for it would not obey.
+    pub(super) fn install_stop(&mut self, step: u64, grace: Span, reason: Reason) -> Option<u64> {
+        if !self.linked() {
+            return None;
+        }
+        let deadline_ms = match grace {
+            Span::ZERO => 0,
+            grace => unix_ms().saturating_add(grace.as_millis()),
+        };
+        self.workers
+            .pages()
+            .map(|page| page.install(step, deadline_ms, reason))
+            .max()
+    }
+
+    pub(super) fn confirm_stop(&mut self, step: u64) {
+        if !self.workers.pages().all(|page| page.confirm(step)) {
+            say(&format!(
+                "step {step} is confirmed as the stop, but not every worker waits for it"
+            ));
+        }
+    }
+
+    pub(super) fn confirm_checkpoint(&mut self, step: u64) {
+        let mut pages = self.workers.pages();
+        if !pages.all(|page| page.confirm_checkpoint(step)) {
+            say(&format!(
+                "a checkpoint at step {step} is confirmed, but not every worker waits for it"
+            ));
+        }
+    }
+}
