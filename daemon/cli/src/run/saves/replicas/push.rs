@@ -413,3 +413,6 @@ impl How {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
