@@ -18,7 +18,8 @@ from pathlib import Path
 from . import checkpoint_memory, procs, report, setup, systems
 
 PEERS = ["torch.save", "dcp.save-1", "dcp.save-2", "async-thread", "async-process", "async-shared", "async-kept"]
-CASES = ["save", "load", "sigterm", "memory"]
+CASES = ["save", "load", "sigterm", *checkpoint_memory.CASES]
+QUICK = {"bytes": 1 << 28, "parity_bytes": 1 << 26, "saves": 2, "repeat": 1}
 SAVE_METRICS = ["slots", "stall_first", "stall", "stall_by_copy_first", "stall_by_copy", "durable_first", "durable", "rate", "share_of_probe", "cpu"]
 LOAD_METRICS = ["load", "load_rate"]
 STOP_METRICS = ["stop_step", "committed", "beyond_a_step", "lost", "restored"]
@@ -308,28 +309,33 @@ def stop(options, muster, figures, directory, target):
 def main(argv):
     parser = argparse.ArgumentParser(prog="benches/run checkpoint", description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--bytes", type=int, default=1 << 30, help="of state, each rank")
+    parser.add_argument("--parity-bytes", type=int, default=1 << 28, help="of state, each rank, in `parity`: three nodes have slots, and hold of others, on this one")
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--systems", default=",".join(["muster", *PEERS]))
     parser.add_argument("--worlds", default="1,2")
     parser.add_argument("--saves", type=int, default=4, help="by each system in a turn, and loads")
     parser.add_argument("--repeat", type=int, default=2, help="turns")
+    parser.add_argument("--quick", action="store_true", help=f"{', '.join(f'{name} {value}' for name, value in QUICK.items())}")
     parser.add_argument("--step-ms", type=int, default=100)
     parser.add_argument("--directory", default=str(setup.TARGET), help="where to save: a place on the file system that is meant")
     parser.add_argument("--bound", type=float, default=120.0)
     parser.add_argument("--out", default=str(setup.ROOT / "target" / "bench-checkpoint.jsonl"), help="file for the JSON lines")
     options = parser.parse_args(argv)
+    vars(options).update(QUICK if options.quick else {})
     cases, worlds = options.cases.split(","), [int(world) for world in options.worlds.split(",")]
-    subprocess.run(["cargo", "build", "--release", "-p", "muster-runtime", "--example", "save_steps"], cwd=setup.ROOT, check=True)
+    jobs = [case for case in cases if case not in checkpoint_memory.CASES]
     worker = setup.TARGET / "release" / "examples" / "save_steps"
-    muster = Muster(options, setup.muster("muster"), worker)
+    if jobs:
+        subprocess.run(["cargo", "build", "--release", "-p", "muster-runtime", "--example", "save_steps"], cwd=setup.ROOT, check=True)
+    muster = Muster(options, setup.muster("muster") if jobs else None, worker)
     known = {"muster": muster, **{name: Torch(name, options) for name in PEERS}}
     chosen = [known[name] for name in options.systems.split(",")]
     figures, status = report.Report(options.out), 0
     attempts = []
     for _ in range(options.repeat):
-        if "save" in cases:
+        if "save" in jobs:
             attempts += [(system, world) for world in worlds for system in chosen]
-        attempts += [(case, 2) for case in cases if case not in ("save", "memory")]
+        attempts += [(case, 2) for case in jobs if case != "save"]
     for what, world in attempts:
         directory = tempfile.mkdtemp(prefix="bench-")
         target = tempfile.mkdtemp(prefix="bench-checkpoint-", dir=options.directory)
@@ -353,8 +359,10 @@ def main(argv):
         finally:
             shutil.rmtree(directory, ignore_errors=True)
             shutil.rmtree(target, ignore_errors=True)
-    if "memory" in cases and status == 0:
-        checkpoint_memory.measure(checkpoint_memory.build(), figures, options.bytes, options.saves, options.repeat)
+    for case in cases:
+        if case in checkpoint_memory.CASES and status == 0:
+            size = options.bytes if case == "memory" else options.parity_bytes
+            checkpoint_memory.measure(checkpoint_memory.build(), figures, case, size, options.saves, options.repeat)
     titles = {case: case for case, _, _ in figures.values if case != "-"}
     print(figures.table(titles, SAVE_METRICS + LOAD_METRICS + STOP_METRICS + checkpoint_memory.METRICS, ["muster", "disk", *PEERS, "dcp.load"]))
     print(f"JSON lines: {options.out}")

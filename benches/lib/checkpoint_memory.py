@@ -1,14 +1,18 @@
-"""Recovery from a peer's memory, beside plain TCP on loopback in turns: a part of `benches/run checkpoint`."""
+"""What other nodes' memory costs and gives, beside plain TCP on loopback in turns: a part of `benches/run checkpoint`."""
 
 import json
 import subprocess
 
 from . import setup
 
-CASE = "memory"
-TITLE = "a lost node's bytes from a peer's memory"
-METRICS = ["restore_rate", "tcp_rate", "tcp_four_rate", "share_of_tcp", "share_of_tcp_four", "copied_in"]
-SYSTEM = "muster"
+# Case: how many nodes, and each `--replicas` that is measured.
+CASES = {"memory": (2, ["1"]), "parity": (3, ["1", "parity:2"])}
+METRICS = ["held_first", "held", "held_cpu_first", "held_cpu", "held_memory", "held_memory_share"]
+METRICS += ["restore_rate", "tcp_rate", "tcp_four_rate", "share_of_tcp", "share_of_tcp_four"]
+
+
+def title(case, replicas):
+    return f"{case}, --replicas {replicas}"
 
 
 def build():
@@ -18,17 +22,25 @@ def build():
     return setup.TARGET / "release" / "examples" / "peer_memory"
 
 
-def measure(program, figures, size=1 << 30, turns=5, repeat=3):
-    """Adds one figure of each metric for each of `repeat` runs; each is the median of `turns`, which take turns with plain TCP."""
+def measure(program, figures, case, size, saves, repeat):
+    """Adds the figures of each of `repeat` runs for each way; rates are medians of turns with plain TCP, as many as saves."""
+    nodes, ways = CASES[case]
     for _ in range(repeat):
-        out = subprocess.run([str(program), str(size), str(turns)], check=True, capture_output=True, text=True)
-        found = json.loads(out.stdout)
-        for metric, value, unit in [
-            ("restore_rate", found["restore"] / 2**30, "GiB/s"),
-            ("tcp_rate", found["tcp"] / 2**30, "GiB/s"),
-            ("tcp_four_rate", found["tcp_four"] / 2**30, "GiB/s"),
-            ("share_of_tcp", 100 * found["share_of_tcp"], "%"),
-            ("share_of_tcp_four", 100 * found["share_of_tcp_four"], "%"),
-            ("copied_in", found["copied_in"], "s"),
-        ]:
-            figures.add(SYSTEM, CASE, metric, value, unit)
+        for replicas in ways:
+            argv = [program, replicas, nodes, size, saves, saves]
+            out = subprocess.run([str(part) for part in argv], check=True, capture_output=True, text=True)
+            add(figures, title(case, replicas), json.loads(out.stdout), size)
+
+
+def add(figures, case, found, size):
+    for metric, source, unit in (("held", "held", "s"), ("held_cpu", "cpu", "CPU s")):
+        first, *later = found[source]
+        figures.add("muster", case, f"{metric}_first", first, unit)
+        for value in later:
+            figures.add("muster", case, metric, value, unit)
+    figures.add("muster", case, "held_memory", found["memory"] / 2**20, "MiB")
+    figures.add("muster", case, "held_memory_share", 100 * found["memory"] / size, "% of an image")
+    for metric, source in (("restore_rate", "restore"), ("tcp_rate", "tcp"), ("tcp_four_rate", "tcp_four")):
+        figures.add("muster", case, metric, found[source] / 2**30, "GiB/s")
+    for metric in ("share_of_tcp", "share_of_tcp_four"):
+        figures.add("muster", case, metric, 100 * found[metric], "%")

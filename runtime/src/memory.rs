@@ -194,7 +194,21 @@ impl Link {
     /// # Errors
     /// They are not taken until then.
     pub fn write(&mut self, bytes: &[u8], until: Instant) -> io::Result<()> {
-        self.wire.write(bytes, until)?;
+        self.write_while(bytes, until, Duration::MAX, || true)
+    }
+
+    /// [`write`](Self::write), which looks so often at whether that is wanted still while the other side takes nothing.
+    ///
+    /// # Errors
+    /// As for `write`; `Interrupted` if it is not wanted any more.
+    pub fn write_while(
+        &mut self,
+        bytes: &[u8],
+        until: Instant,
+        looks: Duration,
+        wanted: impl Fn() -> bool,
+    ) -> io::Result<()> {
+        self.wire.write_while(bytes, until, looks, wanted)?;
         // While they are on their way.
         let mark = self.sends.of(&[bytes]);
         self.wire.write(&mark, until)
@@ -221,9 +235,23 @@ impl Link {
 }
 
 impl Wire {
-    fn write(&mut self, mut bytes: &[u8], until: Instant) -> io::Result<()> {
+    fn write(&mut self, bytes: &[u8], until: Instant) -> io::Result<()> {
+        self.write_while(bytes, until, Duration::MAX, || true)
+    }
+
+    fn write_while(
+        &mut self,
+        mut bytes: &[u8],
+        until: Instant,
+        looks: Duration,
+        wanted: impl Fn() -> bool,
+    ) -> io::Result<()> {
         while !bytes.is_empty() {
-            self.stream.set_write_timeout(Some(left(until)?))?;
+            if !wanted() {
+                return Err(ErrorKind::Interrupted.into());
+            }
+            let longest = left(until)?.min(looks);
+            self.stream.set_write_timeout(Some(longest))?;
             match self.stream.write(bytes) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),

@@ -130,8 +130,8 @@ fn a_worker_that_sleeps_inside_its_step_is_ended_by_the_policy_and_the_job_recov
     }
 }
 
-/// What the agent's HTTP port shows of training, one line for each series.
-fn training(address: &str) -> Vec<String> {
+/// What the agent's HTTP port shows of metrics whose names begin so, one line for each series.
+pub(crate) fn metrics(address: &str, name: &str) -> Vec<String> {
     let Ok(mut stream) = TcpStream::connect(address) else {
         return Vec::new();
     };
@@ -140,8 +140,12 @@ fn training(address: &str) -> Vec<String> {
         .unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
-    let lines = text.lines().filter(|l| l.starts_with("muster_training_"));
+    let lines = text.lines().filter(|l| l.starts_with(name));
     lines.map(str::to_owned).collect()
+}
+
+fn training(address: &str) -> Vec<String> {
+    metrics(address, "muster_training_")
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::signal::Signal;
 
+use super::progress::metrics;
 use super::saves::Saves;
 
 /// MiB of the state: so much that each rank writes a part.
@@ -79,4 +80,41 @@ fn a_flipped_bit_in_a_peers_memory_is_read_from_the_store() {
         assert!(!line.contains(" 0 B from the store"), "{line}");
     }
     saves.finish(&stay);
+}
+
+/// Of a node's agent with HTTP: the newest saves in a row that other nodes do not hold.
+fn behind(address: &str) -> Option<u64> {
+    let all = metrics(address, "muster_checkpoint_replicas_behind_saves");
+    all.first()?.split(' ').next_back()?.parse().ok()
+}
+
+#[test]
+fn saves_that_no_peer_holds_are_counted_as_long_as_the_job_runs() {
+    let flags = ["--checkpoint-memory=1G", "--max-restarts=3"];
+    let mut saves = Saves::with(&flags, "2", STATE, 1_000_000);
+    let address = saves.bed.agent_with_http(0);
+    saves.bed.agent(1);
+    // It takes no copies.
+    saves.bed.attach(1);
+    saves.bed.flag("--replicas=1");
+    saves.bed.attach(0);
+    let first = saves.bed.group(&[0, 1], 0);
+    saves.trains(&first);
+    for count in 0..3 {
+        let (ok, said) = saves.bed.checkpoint(0, &[]);
+        assert!(ok, "{said}");
+        // The newest is still tried.
+        let what = format!("{count} saves that are not held");
+        let refused = "start it with --replicas 1";
+        saves.bed.until(&what, |bed| {
+            bed.said(0).contains(refused) && behind(&address) == Some(count)
+        });
+    }
+    let (ok, said) = saves.bed.muster(0, &["status"]);
+    let words = "of this node's newest 2 saves other nodes do not hold in memory";
+    assert!(ok && said.contains(words), "{said}");
+    saves.finish(&[0, 1]);
+    saves
+        .bed
+        .until("none is of any use", |_| behind(&address) == Some(0));
 }

@@ -28,7 +28,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::Done;
 pub use choice::Choice;
 pub use freeing::Freeing;
-use push::{How, Job, Pusher, To};
+use push::{How, Job, Pusher, Seal, To};
 pub use queue::Standing;
 pub use serve::Server;
 use serve::lock;
@@ -40,6 +40,8 @@ struct News {
     view: View,
     note: Vec<u8>,
     generation: Digest,
+    /// Local ranks of that generation.
+    ranks: u16,
     /// Who is to hold it, or a part of it.
     to: Vec<To>,
 }
@@ -65,6 +67,7 @@ pub struct Replicas {
     /// By whom what is sealed is held in this generation.
     peers: Peers,
     generation: Digest,
+    ranks: u16,
     news: Option<Sender<News>>,
     done: UnboundedSender<Done>,
     /// What people were told last of how many nodes there are.
@@ -98,7 +101,7 @@ impl Replicas {
         let held = (shelf.clone(), freeing.clone());
         server.serve(launcher, who.clone(), held, done.clone())?;
         let (news, sealed) = channel::<News>();
-        let (jobs, queue) = channel::<Job>();
+        let (jobs, queue) = channel::<Seal>();
         let pusher = Pusher::new(shelf.clone(), done.clone(), who, choice.over());
         let thread = std::thread::Builder::new().name("copies".into());
         thread.spawn(move || pusher.run(&queue))?;
@@ -106,8 +109,8 @@ impl Replicas {
         let thread = std::thread::Builder::new().name("sealed".into());
         thread.spawn(move || {
             for news in sealed {
-                for job in shelve(news, &here) {
-                    let _over = jobs.send(job);
+                if let Some(seal) = shelve(news, &here) {
+                    let _over = jobs.send(seal);
                 }
             }
         })?;
@@ -117,6 +120,7 @@ impl Replicas {
             choice,
             peers: Peers::default(),
             generation: Digest::ZERO,
+            ranks: 0,
             news: Some(news),
             done,
             said: None,
@@ -127,6 +131,7 @@ impl Replicas {
     /// A generation's workers start.
     pub(super) fn begins(&mut self, start: &Start) {
         self.generation = start.digest;
+        self.ranks = start.slots;
         self.peers = (*start.peers).clone();
         lock(&self.shelf).begin(start.digest, &start.peers);
         let said = self.fewer();
@@ -199,6 +204,7 @@ impl Replicas {
             view: sealed.view(),
             note: sealed.note.clone(),
             generation: self.generation,
+            ranks: self.ranks,
             to: self.to(slot),
         };
         if let Some(queue) = &self.news {
@@ -241,37 +247,49 @@ fn name_of(view: &View, note: &[u8]) -> Option<Name> {
     Name::new(view.step, &Digest(view.generation.0), &file)
 }
 
-/// Puts what was sealed where it is found; what is to be brought where of it.
-fn shelve(news: News, shelf: &Mutex<Shelf>) -> Vec<Job> {
+/// Puts what was sealed where it is found; what is to be brought where of it, if anything of this node is brought anywhere.
+fn shelve(news: News, shelf: &Mutex<Shelf>) -> Option<Seal> {
     let News {
         slot,
         view,
         note,
         generation,
+        ranks,
         to,
     } = news;
-    let Some(name) = name_of(&view, &note) else {
-        return Vec::new();
-    };
-    lock(shelf).seal(slot, name.clone(), view.clone());
-    if view.generation.0 != generation.0 {
-        return Vec::new();
+    let (step, bytes) = (view.step, view.bytes());
+    let is_present = view.generation.0 == generation.0;
+    let name = name_of(&view, &note);
+    if let Some(name) = &name {
+        lock(shelf).seal(slot, name.clone(), view);
+    }
+    if !is_present || to.is_empty() {
+        return None;
     }
     // An image may be too short for all of its stripes.
     let to = to.into_iter().filter(|to| match to.how {
         How::Copy => true,
-        How::Fold { stripe, .. } => stripe.pieces(view.bytes()) > 0,
+        How::Fold { stripe, .. } => stripe.pieces(bytes) > 0,
     });
     let to: Vec<To> = to.collect();
     let all = to.len();
-    let job = |to: &To| Job {
+    let job = |(name, to): (&Name, &To)| Job {
         generation,
         name: name.clone(),
-        view: view.clone(),
+        bytes,
         to: *to,
         all,
     };
-    to.iter().map(job).collect()
+    let jobs = name
+        .iter()
+        .flat_map(|name| to.iter().map(move |to| (name, to)));
+    Some(Seal {
+        generation,
+        step,
+        rank: slot.k,
+        ranks,
+        jobs: jobs.map(job).collect(),
+    })
 }
 
 #[cfg(test)]

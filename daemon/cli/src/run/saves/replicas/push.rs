@@ -1,5 +1,6 @@
 //! Copies of what is sealed here, or stripes for parity, brought to the launchers of other nodes by a thread of its own.
-//! It holds no slot: a slot that is filled anew while it is copied is no copy any more, and nobody waits for one.
+//! It holds no slot: a slot that is filled anew while it is copied is no copy any more, and nobody waits for one. Nor does
+//! it hold the memory of one that was given up, whatever it waits for: it looks for the image on the shelf, chunk by chunk.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -7,7 +8,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use muster_checkpoint::slot::View;
 use muster_checkpoint::sum::CHUNK;
 use muster_protocol::memory::parity::Stripe;
 use muster_protocol::memory::{Answer, Ask, Name, Peer};
@@ -25,15 +25,31 @@ use crate::run::saves::making::shown;
 /// Between two looks at the queue.
 const IDLE: Duration = Duration::from_secs(1);
 
+/// Between two looks, while a node takes nothing of a chunk, at whether it is still wanted.
+const LOOKS: Duration = Duration::from_millis(100);
+
 /// Between two words about saves that come too fast.
 const BEHIND_AGAIN: Duration = Duration::from_secs(60);
+
+/// A local rank has sealed its part of a save.
+#[derive(Debug)]
+pub(super) struct Seal {
+    pub(super) generation: Digest,
+    pub(super) step: u64,
+    pub(super) rank: u16,
+    /// How many local ranks there are.
+    pub(super) ranks: u16,
+    /// What of it is to be brought: nothing, of a rank that writes nothing.
+    pub(super) jobs: Vec<Job>,
+}
 
 /// An image, or a part of one, to be brought to another node.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) generation: Digest,
     pub(super) name: Name,
-    pub(super) view: View,
+    /// Length of the image.
+    pub(super) bytes: u64,
     pub(super) to: To,
     /// How many jobs of this image there are.
     pub(super) all: usize,
@@ -59,7 +75,7 @@ enum Outcome {
     Held {
         who: String,
     },
-    /// Another is in its slot.
+    /// Another is in its slot, or its memory is needed.
     Overwritten,
     /// Its generation is over.
     Over,
@@ -106,14 +122,14 @@ impl Pusher {
         }
     }
 
-    pub(super) fn run(mut self, jobs: &Receiver<Job>) {
+    pub(super) fn run(mut self, sealed: &Receiver<Seal>) {
         loop {
             let now = Instant::now();
             let next = self.queue.next_at();
             let wait = next.map_or(IDLE, |at| at.saturating_duration_since(now));
-            match jobs.recv_timeout(wait) {
-                Ok(job) => {
-                    self.add(job, now);
+            match sealed.recv_timeout(wait) {
+                Ok(seal) => {
+                    self.add(seal, now);
                     continue;
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -138,20 +154,24 @@ impl Pusher {
         }
     }
 
-    fn add(&mut self, job: Job, now: Instant) {
+    fn add(&mut self, seal: Seal, now: Instant) {
         self.renew();
-        if job.generation != self.generation {
+        if seal.generation != self.generation {
             return;
         }
-        let item = Item {
-            generation: job.generation,
-            step: job.name.step,
-            file: job.name.file.clone(),
-            all: job.all,
-            shared: matches!(job.to.how, How::Fold { .. }),
-            job,
-        };
-        self.queue.add(item, now);
+        for job in seal.jobs {
+            let item = Item {
+                generation: job.generation,
+                step: job.name.step,
+                file: job.name.file.clone(),
+                all: job.all,
+                shared: matches!(job.to.how, How::Fold { .. }),
+                job,
+            };
+            self.queue.add(item, now);
+        }
+        let (step, rank) = (seal.step, seal.rank);
+        self.queue.sealed(seal.generation, step, rank, seal.ranks);
     }
 
     fn try_one(&mut self, item: Item<Job>, tries: u32) {
@@ -249,10 +269,11 @@ impl Pusher {
 
     /// Why nobody wants it any more, if nobody does.
     fn unwanted(&self, job: &Job) -> Option<Outcome> {
-        if lock(&self.shelf).generation() != job.generation {
+        let shelf = lock(&self.shelf);
+        if shelf.generation() != job.generation {
             return Some(Outcome::Over);
         }
-        (!job.view.is_whole()).then_some(Outcome::Overwritten)
+        (!shelf.has_own(&job.name)).then_some(Outcome::Overwritten)
     }
 
     fn push(&self, job: &Job) -> Outcome {
@@ -300,8 +321,7 @@ impl Pusher {
         let held = || Outcome::Held {
             who: who.to_owned(),
         };
-        let bytes = job.view.bytes();
-        let (generation, name) = (job.generation, job.name.clone());
+        let (generation, name, bytes) = (job.generation, job.name.clone(), job.bytes);
         let ask = match job.to.how {
             How::Copy => Ask::Keep {
                 generation,
@@ -360,20 +380,20 @@ impl Pusher {
         job: &Job,
         chunks: impl Iterator<Item = u64>,
     ) -> io::Result<()> {
-        let mut image = job.view.image().chunks(CHUNK as usize);
-        let mut passed = 0;
         for chunk in chunks {
             if self.unwanted(job).is_some() {
                 return Err(io::ErrorKind::Interrupted.into());
             }
-            let bytes = image.nth((chunk - passed) as usize);
-            passed = chunk + 1;
-            let sum = job.view.sums.get(chunk as usize);
+            let own = lock(&self.shelf).own(&job.name);
+            let view = own.ok_or(io::ErrorKind::Interrupted)?;
+            let bytes = view.image().chunks(CHUNK as usize).nth(chunk as usize);
+            let sum = view.sums.get(chunk as usize);
             let (Some(bytes), Some(sum)) = (bytes, sum) else {
                 return Err(io::ErrorKind::InvalidData.into());
             };
             let until = Instant::now() + time_for(bytes.len() as u64);
-            link.write(bytes, until)?;
+            let wanted = || self.unwanted(job).is_none();
+            link.write_while(bytes, until, LOOKS, wanted)?;
             link.write(&sum.to_le_bytes(), until)?;
         }
         Ok(())
@@ -393,3 +413,6 @@ impl How {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

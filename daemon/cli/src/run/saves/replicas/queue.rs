@@ -87,6 +87,17 @@ struct Progress {
     /// Of each image, how much is held of how much.
     images: BTreeMap<String, (usize, usize)>,
     missed: Option<Left>,
+    /// The local ranks that have sealed it, and how many there are.
+    sealed: BTreeSet<u16>,
+    ranks: u16,
+}
+
+impl Progress {
+    /// Whether every rank here has sealed it, and all of that is held.
+    fn is_whole(&self) -> bool {
+        let held = |(held, all): &(usize, usize)| held >= all;
+        self.sealed.len() >= usize::from(self.ranks) && self.images.values().all(held)
+    }
 }
 
 #[derive(Debug)]
@@ -99,9 +110,8 @@ pub(super) struct Queue<J> {
     /// By step.
     saves: BTreeMap<u64, Progress>,
     standing: Standing,
-    /// Steps that were counted as missed, and as whole.
+    /// Steps that were counted as missed.
     missed: BTreeSet<u64>,
-    whole: BTreeSet<u64>,
     level: u32,
     eased: u32,
 }
@@ -124,7 +134,6 @@ impl<J> Queue<J> {
             saves: BTreeMap::new(),
             standing: Standing::default(),
             missed: BTreeSet::new(),
-            whole: BTreeSet::new(),
             level: 0,
             eased: 0,
         }
@@ -149,8 +158,11 @@ impl<J> Queue<J> {
         if item.generation != self.generation {
             self.begin(item.generation);
         }
-        let known = self.saves.contains_key(&item.step);
+        // A rank that has nothing to bring may have sealed it first.
+        let known = self.saves.get(&item.step);
+        let known = known.is_some_and(|save| !save.images.is_empty());
         if item.shared && !known && !is_chosen(item.step, self.level) {
+            self.saves.remove(&item.step);
             self.misses(item.step, true);
             return;
         }
@@ -171,14 +183,34 @@ impl<J> Queue<J> {
         progress.left += 1;
         let image = progress.images.entry(item.file.clone());
         image.or_insert((0, 0)).1 = item.all;
-        while self.saves.len() > REMEMBERED {
-            self.saves.pop_first();
-        }
+        self.forget();
         self.waiting.push(Waiting {
             item,
             tries: 0,
             at: now,
         });
+    }
+
+    /// One of so many local ranks has sealed a save, and what of it is to be brought was added. A save is whole once
+    /// that is true of all of them.
+    pub(super) fn sealed(&mut self, generation: Digest, step: u64, rank: u16, ranks: u16) {
+        if generation != self.generation {
+            self.begin(generation);
+        }
+        if self.missed.contains(&step) {
+            return;
+        }
+        let progress = self.saves.entry(step).or_default();
+        progress.sealed.insert(rank);
+        progress.ranks = ranks;
+        self.forget();
+        self.settle(step);
+    }
+
+    fn forget(&mut self) {
+        while self.saves.len() > REMEMBERED {
+            self.saves.pop_first();
+        }
     }
 
     /// What is to be brought now, and how often that was tried. It is over with [`leave`](Self::leave), or not with
@@ -236,22 +268,27 @@ impl<J> Queue<J> {
                 progress.missed.get_or_insert(why);
             }
         }
-        let Some(progress) = self.saves.get(&item.step) else {
+        self.settle(item.step);
+    }
+
+    /// Counts a save of which nothing is to be done any more.
+    fn settle(&mut self, step: u64) {
+        let Some(progress) = self.saves.get(&step).filter(|save| save.left == 0) else {
             return;
         };
-        if progress.left > 0 {
-            return;
-        }
         if let Some(why) = progress.missed {
-            self.saves.remove(&item.step);
+            self.saves.remove(&step);
             let slow = why == Left::Slow;
-            if self.misses(item.step, slow) && slow {
+            if self.misses(step, slow) && slow {
                 self.eased = 0;
                 self.level = (self.level + 1).min(MAX_LEVEL);
             }
-        } else if progress.images.values().all(|(held, all)| held >= all) {
-            self.saves.remove(&item.step);
-            self.is_whole(item.step);
+        } else if self.missed.contains(&step) {
+            // What a later rank sealed of it.
+            self.saves.remove(&step);
+        } else if progress.is_whole() {
+            self.saves.remove(&step);
+            self.is_whole(step);
         }
     }
 
@@ -264,41 +301,23 @@ impl<J> Queue<J> {
         while self.missed.len() > REMEMBERED {
             self.missed.pop_first();
         }
-        if self.whole.remove(&step) {
-            // By the ranks that had sealed it then.
-            self.eased = 0;
-            self.count();
-        } else {
-            self.standing.behind += u64::from(Some(step) > self.standing.whole);
-        }
+        self.standing.behind += u64::from(Some(step) > self.standing.whole);
         self.standing.missed += 1;
         self.standing.slow += u64::from(slow);
         true
     }
 
     fn is_whole(&mut self, step: u64) {
-        if self.missed.contains(&step) {
-            return;
-        }
-        self.whole.insert(step);
-        while self.whole.len() > REMEMBERED {
-            self.whole.pop_first();
-        }
         if Some(step) > self.standing.whole {
-            self.count();
+            self.standing.whole = Some(step);
+            let newer = self.missed.range(step..).count();
+            self.standing.behind = u64::try_from(newer).unwrap_or(u64::MAX);
         }
         self.eased += 1;
         if self.eased >= EASED {
             self.eased = 0;
             self.level = self.level.saturating_sub(1);
         }
-    }
-
-    /// From what is remembered.
-    fn count(&mut self) {
-        self.standing.whole = self.whole.last().copied();
-        let newer = self.missed.range(self.standing.whole.unwrap_or(0)..);
-        self.standing.behind = u64::try_from(newer.count()).unwrap_or(u64::MAX);
     }
 
     pub(super) fn begin(&mut self, generation: Digest) {

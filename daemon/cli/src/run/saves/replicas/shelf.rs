@@ -200,9 +200,20 @@ impl Shelf {
         if let Some(replica) = self.held.get(name) {
             return Some(Image::Held(replica.clone()));
         }
+        self.own(name).map(Image::Own)
+    }
+
+    /// What was sealed here, while it is there, whole.
+    pub(super) fn own(&self, name: &Name) -> Option<View> {
         let mut own = self.own.iter();
         let own = own.find(|own| own.name == *name && own.view.is_whole())?;
-        Some(Image::Own(own.view.clone()))
+        Some(own.view.clone())
+    }
+
+    /// Whether [`own`](Self::own) finds it.
+    pub(super) fn has_own(&self, name: &Name) -> bool {
+        let mut own = self.own.iter();
+        own.any(|own| own.name == *name && own.view.is_whole())
     }
 
     /// All that is here, whole.

@@ -1,3 +1,4 @@
+mod given_up;
 mod heir;
 mod parity;
 

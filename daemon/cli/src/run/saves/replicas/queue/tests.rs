@@ -18,10 +18,21 @@ fn item(step: u64, file: &'static str, stripe: usize, all: usize) -> Item<Stripe
     }
 }
 
-fn add(queue: &mut Queue<Stripe>, step: u64, file: &'static str, all: usize, now: Instant) {
+/// The files of local ranks.
+const FILES: [&str; 2] = ["n0-0", "n0-1"];
+
+/// One of so many local ranks seals a save, to be brought in so many stripes.
+fn seal(queue: &mut Queue<Stripe>, step: u64, rank: (u16, u16), all: usize, now: Instant) {
+    let (rank, ranks) = rank;
     for stripe in 0..all {
-        queue.add(item(step, file, stripe, all), now);
+        queue.add(item(step, FILES[usize::from(rank)], stripe, all), now);
     }
+    queue.sealed(GENERATION, step, rank, ranks);
+}
+
+/// The only rank here seals a save.
+fn add(queue: &mut Queue<Stripe>, step: u64, all: usize, now: Instant) {
+    seal(queue, step, (0, 1), all, now);
 }
 
 /// Takes the next one, which has to be this.
@@ -53,10 +64,10 @@ fn sends(stripe_ms: u64, saves: u64) -> (BTreeSet<u64>, Standing) {
         if ms % EVERY == 0 {
             // Two ranks, a moment apart.
             let step = ms / EVERY * 50;
-            add(&mut queue, step, "n0-0", STRIPES, now);
+            seal(&mut queue, step, (0, 2), STRIPES, now);
         }
         if ms % EVERY == 3 {
-            add(&mut queue, ms / EVERY * 50, "n0-1", STRIPES, now);
+            seal(&mut queue, ms / EVERY * 50, (1, 2), STRIPES, now);
         }
         match under_way.take() {
             Some((until, item)) if ms < until => under_way = Some((until, item)),
@@ -116,11 +127,13 @@ fn a_save_that_was_begun_is_finished_and_the_next_is_the_newest() {
     let now = Instant::now();
     let (a, b) = (chosen(1), chosen(5_000));
     let c = chosen(b + 1);
-    add(&mut queue, a, "n0-0", 2, now);
-    add(&mut queue, a, "n0-1", 1, now);
+    seal(&mut queue, a, (0, 2), 2, now);
+    seal(&mut queue, a, (1, 2), 1, now);
     let first = takes(&mut queue, now, (a, "n0-0", 0));
     for step in [b, c] {
-        add(&mut queue, step, "n0-0", 2, now);
+        seal(&mut queue, step, (0, 2), 2, now);
+        // It writes nothing of these.
+        seal(&mut queue, step, (1, 2), 0, now);
     }
     assert_eq!((queue.standing().missed, queue.standing().slow), (1, 1));
     queue.leave(&first, Left::Held);
@@ -149,14 +162,14 @@ fn a_node_that_takes_nothing_holds_up_no_other() {
     let mut queue = Queue::new();
     let now = Instant::now();
     let later = |seconds| now + Duration::from_secs(seconds);
-    add(&mut queue, 10, "n0-0", 2, now);
+    add(&mut queue, 10, 2, now);
     let (failing, tries) = queue.take(now).unwrap();
     queue.again(failing, tries, now);
     let item = takes(&mut queue, now, (10, "n0-0", 1));
     queue.leave(&item, Left::Held);
     assert!(queue.take(now).is_none() && queue.next_at() == Some(later(1)));
     // All of it was tried: the next save takes its place, and it is counted.
-    add(&mut queue, 20, "n0-0", 2, now);
+    add(&mut queue, 20, 2, now);
     let standing = queue.standing();
     assert_eq!((standing.behind, standing.slow), (1, 0), "{standing:?}");
     for stripe in 0..2 {
@@ -165,7 +178,7 @@ fn a_node_that_takes_nothing_holds_up_no_other() {
     }
     assert_eq!(queue.standing().behind, 0);
     // It is not tried for ever.
-    add(&mut queue, 30, "n0-0", 1, now);
+    add(&mut queue, 30, 1, now);
     let mut tried = 0;
     while let Some((item, tries)) = queue.take(later(100 + 2 * tried)) {
         queue.again(item, tries, later(100 + 2 * tried));
@@ -179,11 +192,12 @@ fn a_node_that_takes_nothing_holds_up_no_other() {
 fn another_generation_begins_anew() {
     let mut queue = Queue::new();
     let now = Instant::now();
-    add(&mut queue, 10, "n0-0", 2, now);
+    add(&mut queue, 10, 2, now);
     let old = takes(&mut queue, now, (10, "n0-0", 0));
     let mut new = item(10, "n0-0", 0, 1);
     new.generation = Digest([8; 32]);
     queue.add(new, now);
+    queue.sealed(Digest([8; 32]), 10, 0, 1);
     queue.leave(&old, Left::Slow);
     let new = takes(&mut queue, now, (10, "n0-0", 0));
     queue.leave(&new, Left::Held);
@@ -201,23 +215,34 @@ fn another_generation_begins_anew() {
     assert_eq!((queue.standing().behind, queue.standing().missed), (0, 0));
 }
 
-/// Ranks seal one after the other: what is held of the first is not yet the save.
+/// Ranks seal one after the other: what is held of the first is not yet the save, for no moment.
 #[test]
-fn a_save_that_a_later_rank_misses_was_not_whole() {
+fn a_save_is_whole_once_every_rank_has_sealed_it() {
     let (mut queue, now) = (Queue::new(), Instant::now());
-    for (count, step) in (1..).zip([10, 20, 30]) {
-        add(&mut queue, step, "n0-0", 1, now);
-        let item = takes(&mut queue, now, (step, "n0-0", 0));
-        queue.leave(&item, Left::Held);
-        add(&mut queue, step, "n0-1", 1, now);
-        let item = takes(&mut queue, now, (step, "n0-1", 0));
-        queue.leave(&item, Left::Failed);
+    let sends = |queue: &mut Queue<Stripe>, step, rank: u16, why| {
+        seal(queue, step, (rank, 2), 1, now);
+        let item = takes(queue, now, (step, FILES[usize::from(rank)], 0));
+        queue.leave(&item, why);
         let standing = queue.standing();
-        assert_eq!((standing.whole, standing.behind), (None, count));
+        (standing.whole, standing.behind)
+    };
+    for (count, step) in (1..).zip([10, 20, 30]) {
+        assert_eq!(sends(&mut queue, step, 0, Left::Held), (None, count - 1));
+        assert_eq!(sends(&mut queue, step, 1, Left::Failed), (None, count));
     }
-    add(&mut queue, 40, "n0-0", 1, now);
-    let item = takes(&mut queue, now, (40, "n0-0", 0));
-    queue.leave(&item, Left::Held);
-    let standing = queue.standing();
-    assert_eq!((standing.whole, standing.behind), (Some(40), 0));
+    // Whichever rank it is.
+    for (count, step) in (4..).zip([40, 50]) {
+        assert_eq!(sends(&mut queue, step, 1, Left::Failed), (None, count));
+        assert_eq!(sends(&mut queue, step, 0, Left::Held), (None, count));
+    }
+    assert_eq!(sends(&mut queue, 60, 1, Left::Held), (None, 5));
+    assert_eq!(sends(&mut queue, 60, 0, Left::Held), (Some(60), 0));
+    // A rank that has nothing to bring counts like any other, first or last.
+    seal(&mut queue, 70, (1, 2), 0, now);
+    assert_eq!(queue.standing().whole, Some(60));
+    assert_eq!(sends(&mut queue, 70, 0, Left::Held), (Some(70), 0));
+    assert_eq!(sends(&mut queue, 80, 0, Left::Held), (Some(70), 0));
+    seal(&mut queue, 80, (1, 2), 0, now);
+    assert_eq!(queue.standing().whole, Some(80));
+    assert!(queue.saves.is_empty(), "{:?}", queue.saves);
 }

@@ -82,7 +82,7 @@ impl Nodes {
             let others: Vec<Peer> = (1..nodes).map(|k| peers[(at + k) % nodes]).collect();
             let mut start = start();
             (start.digest, start.first_rank) = (digest, at as u32);
-            (start.nodes, start.world) = (nodes as u32, nodes as u32);
+            (start.nodes, start.world, start.slots) = (nodes as u32, nodes as u32, 1);
             *start.peers = Peers {
                 key: key(),
                 group: others.clone(),
@@ -568,6 +568,7 @@ async fn a_save_that_was_begun_is_finished_though_a_newer_one_waits() {
     let mut b = Launcher::new("nb", PARITY, u64::MAX);
     b.begins(GENERATION, vec![], None);
     let mut start = start();
+    start.slots = 1;
     *start.peers = Peers {
         key: key(),
         others: Vec::new(),
