@@ -127,6 +127,7 @@ fn the_wall_clock_is_read_in_few_places() {
     );
     let allowed = [
         "daemon/cli/src/run/drive.rs",
+        "daemon/cli/src/run/drive/stops.rs",
         "daemon/cli/src/run/workers.rs",
         "daemon/src/agent/clock.rs",
         "daemon/src/agent/history.rs",
