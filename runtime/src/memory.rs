@@ -208,10 +208,10 @@ impl Link {
         looks: Duration,
         wanted: impl Fn() -> bool,
     ) -> io::Result<()> {
-        self.wire.write_while(bytes, until, looks, wanted)?;
+        self.wire.write_while(bytes, until, looks, &wanted)?;
         // While they are on their way.
         let mark = self.sends.of(&[bytes]);
-        self.wire.write(&mark, until)
+        self.wire.write_while(&mark, until, looks, wanted)
     }
 
     /// Fills all of this with what the other side has written at once. It is of no use after an error.

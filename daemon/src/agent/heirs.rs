@@ -30,7 +30,11 @@ impl Node {
         let kept = match slots {
             Ok(slots) => self.held.keep(&key, launcher, k, capacity, slots),
             Err(why) => {
-                // Those that are kept are given up by their launcher.
+                // A launcher offers its slots again now and then, and says first when it gives some up: what is kept of it
+                // is what it offers.
+                if self.held.is_of(&key, launcher, k) {
+                    return;
+                }
                 self.held.refuse(&key, k);
                 Err(why.into())
             }

@@ -113,6 +113,12 @@ impl Held {
         }
     }
 
+    /// Whether the rank's slots that are kept are this launcher's.
+    pub(super) fn is_of(&self, key: &JobKey, launcher: LauncherId, k: u16) -> bool {
+        let kept = self.0.get(&(key.clone(), k));
+        kept.is_some_and(|rank| rank.launcher == launcher)
+    }
+
     /// A rank's slots are not taken in.
     pub(super) fn refuse(&mut self, key: &JobKey, k: u16) {
         self.0.remove(&(key.clone(), k));

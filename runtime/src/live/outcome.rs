@@ -60,7 +60,8 @@ pub struct Patience {
     pub form: Duration,
     /// For one operation. What a rank does between two steps, such as saving the state, must take less: the others
     /// wait for it in the next one. Inside a step, once all ranks are in it and some were measured, an operation has
-    /// [`Patience::STEPS`] times the slowest of the last ones, but not less than a tenth of this.
+    /// [`Patience::STEPS`] times what the slowest of the last ones took from there on, but not less than a tenth of
+    /// this. Where ranks hear from each other in the step's first operation, that one has both times.
     pub operation: Duration,
     /// For results or a state from survivors.
     pub copy: Duration,

@@ -25,7 +25,8 @@ impl<T: Training> Worker<'_, T> {
     /// All ranks compare their states before the next step, if they ever do ([`compare_every`](Self::compare_every)):
     /// to be said by a rank that has saved, so that no checkpoint of a state that deviates stays the newest. When
     /// [`saver`](Self::saver) as it was is then named by [`Outcome::Quarantined`](super::Outcome::Quarantined), the
-    /// one that it is now saves over it.
+    /// one that it is now saves over it. Where results are few ([`Training::results_len`]) the step's are computed
+    /// first, and its commit waits; [`compare_now`](Self::compare_now) compares before anything is.
     pub fn compare_next(&mut self) {
         self.compare_next = self.compare_every.is_some_and(|every| every > 0);
     }
@@ -65,10 +66,11 @@ impl<T: Training> Worker<'_, T> {
     pub(super) fn set_apart(&mut self, step: u64) -> Result<Option<Vec<u32>>, LiveError> {
         let every = self.compare_every.filter(|every| *every > 0);
         if every.is_none() || self.compared == Some(step) {
+            self.compare_next = false;
             return Ok(None);
         }
         let deviating = self.deviating(step)?;
-        self.compared = Some(step);
+        (self.compared, self.compare_next) = (Some(step), false);
         if let Some(ranks) = &deviating {
             self.quarantine(ranks)?;
         }

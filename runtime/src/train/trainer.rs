@@ -395,6 +395,7 @@ fn live<M: Model, H: Hooks<M>>(
                 worker.report(&aside.metrics);
                 // Not by what this rank has committed: one that listens has none of it.
                 if aside.is_due(step + 1) {
+                    saver = None;
                     instead = save(&mut worker, &mut aside, step + 1, When::Evaluated)?;
                 }
             }
@@ -403,13 +404,7 @@ fn live<M: Model, H: Hooks<M>>(
                 worker.report(&aside.metrics);
             }
             Outcome::Quarantined { ranks, .. } => {
-                // What it saved last is not what the others hold, whose state is the newest checkpoint now.
-                if saver.is_some_and(|saver| ranks.contains(&saver)) {
-                    aside.saved = None;
-                    if saves {
-                        aside.save(&mut worker.training)?;
-                    }
-                }
+                save_over(&mut worker, &mut aside, saver, &ranks)?;
                 aside.hooks.on_quarantine(&ranks).map_err(RunError::Hook)?;
             }
             Outcome::Boundary {
@@ -431,6 +426,7 @@ fn live<M: Model, H: Hooks<M>>(
                 continue;
             }
             Outcome::Checkpoint { step } => {
+                saver = None;
                 instead = save(&mut worker, &mut aside, step, When::Now)?;
                 // The same on every rank: with nobody who could save, nobody says that it is done.
                 let ended = matches!(instead, Some(Outcome::Ended { .. }));
@@ -475,6 +471,23 @@ fn live<M: Model, H: Hooks<M>>(
     }
 }
 
+/// These ranks held another state than most do. What one of them saved last, as the saver, is not what the others hold,
+/// whose state is the newest checkpoint now.
+fn save_over<M: Model, H: Hooks<M>>(
+    worker: &mut Worker<'_, Parallel<M>>,
+    aside: &mut Aside<H>,
+    saver: Option<u32>,
+    ranks: &[u32],
+) -> Result<(), RunError> {
+    if saver.is_some_and(|saver| ranks.contains(&saver)) {
+        aside.saved = None;
+        if worker.saves() {
+            aside.save(&mut worker.training)?;
+        }
+    }
+    Ok(())
+}
+
 /// When a state is saved whose evaluation comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum When {
@@ -492,11 +505,16 @@ fn save<M: Model, H: Hooks<M>>(
     when: When,
 ) -> Result<Option<Outcome>, RunError> {
     if worker.training.saves.is_none() {
-        // By one rank: should its state deviate, another one saves over it.
-        if worker.saves() && aside.save(&mut worker.training)? {
-            worker.compare_next();
+        let saver = worker.saver();
+        if worker.saves() {
+            aside.save(&mut worker.training)?;
         }
-        return Ok(None);
+        // By one rank: should its state deviate, another one saves over it, before anybody goes on.
+        let instead = worker.compare_now()?;
+        if let Some(Outcome::Quarantined { ranks, .. }) = &instead {
+            save_over(worker, aside, saver, ranks)?;
+        }
+        return Ok(instead);
     }
     // What the ranks write has to be parts of one state.
     let instead = worker.compare_now()?;

@@ -136,7 +136,15 @@ async fn carry<L: Link>(
                         return heard;
                     }
                 }
-                Ok(None) | Err(_) => return heard,
+                Ok(None) => return heard,
+                Err(error) => {
+                    // Such as the refusal of an agent of another version.
+                    let unread = error.get_ref().is_some_and(|e| e.is::<codec::CodecError>());
+                    if unread && !heard {
+                        tell(error.to_string(), told, events).await;
+                    }
+                    return heard;
+                }
             },
             () = &mut silent, if !heard && !*told => tell(SILENT.to_owned(), told, events).await,
         }

@@ -245,3 +245,14 @@ fn one_user_leaves_room_for_others() {
     }
     assert_eq!(keep(&mut held, "3", 0), Err(Refused::TooMany));
 }
+
+#[test]
+fn slots_are_known_by_their_launcher_until_it_gives_them_up() {
+    let (mut held, key) = (Held::default(), job("1000", "job"));
+    held.keep(&key, OLD, 0, CAPACITY, two()).unwrap();
+    assert!(held.is_of(&key, OLD, 0));
+    assert!(!held.is_of(&key, NEW, 0) && !held.is_of(&key, OLD, 1));
+    assert!(!held.is_of(&job("1001", "job"), OLD, 0));
+    held.give_up(&key, OLD, 0);
+    assert!(!held.is_of(&key, OLD, 0));
+}

@@ -57,9 +57,17 @@ impl<T: Training> Worker<'_, T> {
         let Some(formed) = &mut self.formed else {
             return Ok(Stepped::Complete);
         };
+        // Whoever comes first waits for what another does before the step and in it.
+        let patience = self.patience.operation;
+        formed
+            .group
+            .set_op_within(patience.saturating_add(operation));
         formed.group.set_op_within_once_told(operation);
         let results = self.training.results(step, &share, &mut formed.group)?;
-        formed.group.set_op_within(self.patience.operation);
+        // What a rank did before it came does not count.
+        let took = formed.group.told_for().unwrap_or(began.elapsed());
+        let took = took.min(began.elapsed());
+        formed.group.set_op_within(patience);
         // The state is still what it was before this step, which is done anew if it has to be.
         if light
             && self.under_way(step, &share)?
@@ -71,9 +79,6 @@ impl<T: Training> Worker<'_, T> {
         self.kept.insert(step, results);
         self.live.handle(Event::Complete { number, step })?;
         self.carry_out()?;
-        // What a rank did before it came does not count.
-        let told = self.formed.as_ref().and_then(|f| f.group.told_for());
-        let took = told.map_or(began.elapsed(), |told| told.min(began.elapsed()));
         self.slowest = (self.slowest * 15 / 16).max(took);
         Ok(Stepped::Complete)
     }
@@ -95,7 +100,8 @@ impl<T: Training> Worker<'_, T> {
         if std::mem::take(&mut self.say_ready) {
             word |= READY;
         }
-        if std::mem::take(&mut self.compare_next) {
+        // Until it is done: the step may be lost.
+        if self.compare_next {
             word |= COMPARE;
         }
         formed.group.say(word);

@@ -38,6 +38,8 @@ pub(super) struct Faults {
     pub(super) overflow: Option<u64>,
     /// In this step's update a bit flips.
     pub(super) flip: Option<u64>,
+    /// In this step's update a value becomes none.
+    pub(super) breaks: Option<u64>,
     /// In this step's update the device fails, which nobody hears before it is asked.
     pub(super) fails: Option<u64>,
     /// It names no tensors.
@@ -319,6 +321,9 @@ impl Model for Net {
         self.failed |= self.faults.fails == Some(update.step);
         if self.faults.flip == Some(update.step) {
             self.parameters[7] = f32::from_bits(self.parameters[7].to_bits() ^ 1);
+        }
+        if self.faults.breaks == Some(update.step) {
+            self.parameters[7] = f32::NAN;
         }
     }
 

@@ -131,8 +131,8 @@ fn what_a_deviating_rank_has_saved_is_saved_over() {
         until: Span::Steps(12),
         ..config()
     };
-    // In the middle, and in the last step.
-    for flip in [5, 11] {
+    // In the middle, and in the last step; by a bit, and so that no step can be made of it.
+    for (step, breaks) in [(5, false), (5, true), (11, false), (11, true)] {
         let kept = Kept::default();
         let options = Options {
             save_every: Some(3),
@@ -140,18 +140,21 @@ fn what_a_deviating_rank_has_saved_is_saved_over() {
             ..Options::default()
         };
         let faults = Faults {
-            flip: Some(flip),
+            flip: (!breaks).then_some(step),
+            breaks: breaks.then_some(step),
             ..Faults::default()
         };
         let job = Job::start(options, kept.by(with(&config, 3, 0, faults)));
-        let (_, heard) = alike(job, "the saver");
+        let case = format!("the saver in step {step}, to no number: {breaks}");
+        let (_, heard) = alike(job, &case);
         for heard in &heard {
             assert!(heard.contains(&Heard::Quarantined(vec![0])), "{heard:?}");
         }
         let mut replayed = Net::new(1, Faults::default());
-        replay(&mut replayed, &config, &vec![3; flip as usize + 1]);
+        replay(&mut replayed, &config, &vec![3; step as usize + 1]);
         let states = kept.states.lock().unwrap();
-        assert!(states[&(flip + 1)].ends_with(&replayed.encode()), "{flip}");
+        let saved = &states[&(step + 1)];
+        assert!(saved.ends_with(&replayed.encode()), "{case}");
     }
 }
 

@@ -53,7 +53,8 @@ impl Driver {
     }
 
     pub(super) fn confirm_stop(&mut self, step: u64) {
-        if !self.workers.pages().all(|page| page.confirm(step)) {
+        let pages = self.workers.pages();
+        if !pages.fold(true, |all, page| page.confirm(step) && all) {
             say(&format!(
                 "step {step} is confirmed as the stop, but not every worker waits for it"
             ));
@@ -61,8 +62,8 @@ impl Driver {
     }
 
     pub(super) fn confirm_checkpoint(&mut self, step: u64) {
-        let mut pages = self.workers.pages();
-        if !pages.all(|page| page.confirm_checkpoint(step)) {
+        let pages = self.workers.pages();
+        if !pages.fold(true, |all, page| page.confirm_checkpoint(step) && all) {
             say(&format!(
                 "a checkpoint at step {step} is confirmed, but not every worker waits for it"
             ));

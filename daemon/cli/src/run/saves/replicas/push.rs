@@ -393,8 +393,10 @@ impl Pusher {
             };
             let until = Instant::now() + time_for(bytes.len() as u64);
             let wanted = || self.unwanted(job).is_none();
+            let sum = sum.to_le_bytes();
             link.write_while(bytes, until, LOOKS, wanted)?;
-            link.write(&sum.to_le_bytes(), until)?;
+            drop(view);
+            link.write(&sum, until)?;
         }
         Ok(())
     }
