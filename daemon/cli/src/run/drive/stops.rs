@@ -53,8 +53,10 @@ impl Driver {
     }
 
     pub(super) fn confirm_stop(&mut self, step: u64) {
+        // Each of them, whatever another says.
         let pages = self.workers.pages();
-        if !pages.fold(true, |all, page| page.confirm(step) && all) {
+        let waited: Vec<bool> = pages.map(|page| page.confirm(step)).collect();
+        if waited.contains(&false) {
             say(&format!(
                 "step {step} is confirmed as the stop, but not every worker waits for it"
             ));
@@ -63,7 +65,8 @@ impl Driver {
 
     pub(super) fn confirm_checkpoint(&mut self, step: u64) {
         let pages = self.workers.pages();
-        if !pages.fold(true, |all, page| page.confirm_checkpoint(step) && all) {
+        let waited: Vec<bool> = pages.map(|page| page.confirm_checkpoint(step)).collect();
+        if waited.contains(&false) {
             say(&format!(
                 "a checkpoint at step {step} is confirmed, but not every worker waits for it"
             ));
