@@ -4,6 +4,7 @@ use muster_protocol::Span;
 use muster_protocol::control::Reason;
 
 use super::{Driver, Outcome, now, say};
+use crate::run::control::ControlPage;
 use crate::run::session::{Event, Session};
 use crate::run::workers::unix_ms;
 
@@ -53,23 +54,20 @@ impl Driver {
     }
 
     pub(super) fn confirm_stop(&mut self, step: u64) {
-        // Each of them, whatever another says.
-        let pages = self.workers.pages();
-        let waited: Vec<bool> = pages.map(|page| page.confirm(step)).collect();
-        if waited.contains(&false) {
-            say(&format!(
-                "step {step} is confirmed as the stop, but not every worker waits for it"
-            ));
-        }
+        let what = format!("step {step} is confirmed as the stop");
+        self.confirm(&what, |page| page.confirm(step));
     }
 
     pub(super) fn confirm_checkpoint(&mut self, step: u64) {
-        let pages = self.workers.pages();
-        let waited: Vec<bool> = pages.map(|page| page.confirm_checkpoint(step)).collect();
+        let what = format!("a checkpoint at step {step} is confirmed");
+        self.confirm(&what, |page| page.confirm_checkpoint(step));
+    }
+
+    /// To each worker, whatever becomes of another.
+    fn confirm(&mut self, what: &str, confirm: impl Fn(&mut ControlPage) -> bool) {
+        let waited: Vec<bool> = self.workers.pages().map(confirm).collect();
         if waited.contains(&false) {
-            say(&format!(
-                "a checkpoint at step {step} is confirmed, but not every worker waits for it"
-            ));
+            say(&format!("{what}, but not every worker waits for it"));
         }
     }
 }
