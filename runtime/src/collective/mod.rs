@@ -27,6 +27,7 @@ pub mod nccl;
 mod outgoing;
 mod reduce;
 mod setup;
+mod share;
 mod shm;
 mod spin;
 mod tcp;

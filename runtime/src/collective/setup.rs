@@ -1,18 +1,16 @@
 //! From a place to a group: who is where, the connections, and the shared memory.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::AsRawFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::error::{GroupError, LossCause};
+use super::error::GroupError;
 use super::formation::{Mesh, connect, gather};
-use super::handshake::{Place, read_full, write_full};
+use super::handshake::Place;
 use super::hier::Hier;
 use super::layout::Layout;
-use super::shm::{Local, Region};
+use super::share::share;
+use super::shm::Local;
 use super::tcp::Net;
 use super::transport::Transport;
 use super::vigil::Known;
@@ -25,9 +23,6 @@ use crate::env::WorkerEnv;
 const SPIN: Duration = Duration::from_micros(20);
 /// How long others wait for the word of whoever waits for a silent rank, in a group with several stages.
 const GRACE: Duration = Duration::from_secs(1);
-/// Where a region is: a process, a descriptor there, and a nonce.
-const OFFER_LEN: usize = 40;
-const ACCEPTED: [u8; 1] = [1];
 
 /// With whom a rank shares memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -234,9 +229,9 @@ fn establish(
     let local = match neighbours.host.len() {
         0 | 1 => None,
         _ => {
-            let region = share(topology.rank, neighbours.host, &mesh, aborter, until)?;
+            let ranks: Vec<u32> = neighbours.host.iter().map(|seat| seat.rank).collect();
+            let region = share(topology.rank, &ranks, &mesh, aborter, until)?;
             aborter.covers(&region);
-            let ranks = neighbours.host.iter().map(|seat| seat.rank).collect();
             Some(Local::new(region, ranks, index, spin))
         }
     };
@@ -315,75 +310,4 @@ fn spin(hosts: &[Vec<Seat>], rank: u32) -> Duration {
     } else {
         Duration::ZERO
     }
-}
-
-/// The host's first rank makes the region, and the others open it; it has no name in the file system.
-fn share(
-    rank: u32,
-    host: &[Seat],
-    mesh: &Mesh,
-    aborter: &Aborter,
-    until: Instant,
-) -> Result<Arc<Region>, GroupError> {
-    let control = |rank: u32| mesh.get(&(rank, Purpose::Control));
-    let lost = |rank: u32, error: io::Error| {
-        if aborter.is_aborted() {
-            return GroupError::Aborted { by: None };
-        }
-        let cause = match error.kind() {
-            io::ErrorKind::UnexpectedEof => LossCause::Closed,
-            kind => LossCause::Broken(kind),
-        };
-        GroupError::PeerLost { rank, cause }
-    };
-    let unshared = |rank: u32, what: &str, source: Option<io::Error>| GroupError::SharedMemory {
-        rank,
-        what: what.to_owned(),
-        source,
-    };
-    let first = host.first().map_or(rank, |seat| seat.rank);
-    if first != rank {
-        let stream = control(first).ok_or_else(|| unshared(first, "not connected", None))?;
-        let mut offer = [0; OFFER_LEN];
-        read_full(stream, &mut offer, aborter, until).map_err(|error| lost(first, error))?;
-        let (numbers, nonce) = offer.split_at(8);
-        let number = |at: usize| {
-            let bytes = numbers
-                .get(at..at + 4)
-                .and_then(|four| four.try_into().ok());
-            bytes.map_or(0, u32::from_le_bytes)
-        };
-        let nonce = nonce.try_into().unwrap_or([0; 32]);
-        let region = Region::open(number(0), number(4), host.len(), &nonce)
-            .map_err(|error| unshared(first, "cannot open its region", Some(error)))?;
-        write_full(stream, &ACCEPTED, aborter, until).map_err(|error| lost(first, error))?;
-        return Ok(Arc::new(region));
-    }
-    let mut nonce = [0; 32];
-    let random = std::fs::File::open("/dev/urandom");
-    random
-        .and_then(|mut random| io::Read::read_exact(&mut random, &mut nonce))
-        .map_err(GroupError::Socket)?;
-    let (file, region) = Region::create(host.len(), &nonce)
-        .map_err(|error| unshared(rank, "cannot make a region", Some(error)))?;
-    let mut offer = [0; OFFER_LEN];
-    offer[..4].copy_from_slice(&std::process::id().to_le_bytes());
-    offer[4..8].copy_from_slice(&file.as_raw_fd().unsigned_abs().to_le_bytes());
-    offer[8..].copy_from_slice(&nonce);
-    for seat in host.iter().skip(1) {
-        let stream =
-            control(seat.rank).ok_or_else(|| unshared(seat.rank, "not connected", None))?;
-        write_full(stream, &offer, aborter, until).map_err(|error| lost(seat.rank, error))?;
-    }
-    // The descriptor stays open until all have opened it.
-    for seat in host.iter().skip(1) {
-        let stream =
-            control(seat.rank).ok_or_else(|| unshared(seat.rank, "not connected", None))?;
-        let mut answer = [0; 1];
-        read_full(stream, &mut answer, aborter, until).map_err(|error| lost(seat.rank, error))?;
-        if answer != ACCEPTED {
-            return Err(unshared(seat.rank, "it answers something else", None));
-        }
-    }
-    Ok(Arc::new(region))
 }
