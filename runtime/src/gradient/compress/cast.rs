@@ -3,6 +3,7 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use super::streamed;
 use crate::collective::{Element, Group, GroupError, Op};
 use crate::wide::widest;
 
@@ -58,6 +59,8 @@ impl Half for f16 {
     }
 
     fn narrow_by(from: &[f32], factor: f32, to: &mut [f16]) {
+        let done = streamed::narrow::<false>(from, factor, bytemuck::cast_slice_mut(to));
+        let (from, to) = (&from[done..], &mut to[done..]);
         #[cfg(target_arch = "x86_64")]
         match f16c::there() {
             // SAFETY: the processor has what the function was compiled for.
@@ -77,6 +80,8 @@ impl Half for f16 {
     }
 
     fn widen_by(from: &[f16], factor: f32, to: &mut [f32]) {
+        let done = streamed::widen::<false>(bytemuck::cast_slice(from), factor, to);
+        let (from, to) = (&from[done..], &mut to[done..]);
         #[cfg(target_arch = "x86_64")]
         match f16c::there() {
             // SAFETY: the processor has what the function was compiled for.
@@ -226,13 +231,20 @@ impl Half for bf16 {
     }
 
     fn narrow_by(from: &[f32], factor: f32, to: &mut [bf16]) {
-        narrow_brain(from, factor, bytemuck::cast_slice_mut(to));
+        let to = bytemuck::cast_slice_mut(to);
+        let done = streamed::narrow::<true>(from, factor, to);
+        narrow_brain(&from[done..], factor, &mut to[done..]);
     }
 
     fn widen_by(from: &[bf16], factor: f32, to: &mut [f32]) {
-        widen_brain(bytemuck::cast_slice(from), factor, to);
+        let from = bytemuck::cast_slice(from);
+        let done = streamed::widen::<true>(from, factor, to);
+        widen_brain(&from[done..], factor, &mut to[done..]);
     }
 }
+
+/// So that a NaN whose payload is cut off stays one.
+pub(super) const QUIET: u32 = 0x40;
 
 widest! {
     fn narrow_brain(from: &[f32], factor: f32, to: &mut [u16]) {
@@ -240,9 +252,8 @@ widest! {
             let value = from * factor;
             let bits = value.to_bits();
             let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-            // The quiet bit, so that a NaN whose payload is cut off stays one.
             let kept = if value.is_nan() {
-                bits >> 16 | 0x40
+                bits >> 16 | QUIET
             } else {
                 rounded
             };

@@ -28,6 +28,7 @@ mod int8;
 mod powersgd;
 mod select;
 mod state;
+mod streamed;
 mod topk;
 
 use half::{bf16, f16};
