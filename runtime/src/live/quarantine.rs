@@ -22,17 +22,9 @@ impl<T: Training> Worker<'_, T> {
         self.compare_every = steps;
     }
 
-    /// All ranks compare their states before the next step, if they ever do ([`compare_every`](Self::compare_every)):
-    /// to be said by a rank that has saved, so that no checkpoint of a state that deviates stays the newest. When
-    /// [`saver`](Self::saver) as it was is then named by [`Outcome::Quarantined`](super::Outcome::Quarantined), the
-    /// one that it is now saves over it. Where results are few ([`Training::results_len`]) the step's are computed
-    /// first, and its commit waits; [`compare_now`](Self::compare_now) compares before anything is.
-    pub fn compare_next(&mut self) {
-        self.compare_next = self.compare_every.is_some_and(|every| every > 0);
-    }
-
     /// All ranks compare their states now, if they ever do and have not before this step: to be called by every rank
-    /// between the same two steps, such as before all of them save. What became of it otherwise, as of
+    /// between the same two steps, such as before all of them save, or right after one has: then no checkpoint of a state
+    /// that deviates stays the newest, as who is [`saver`](Self::saver) now saves over it. What became of it otherwise, as of
     /// [`advance`](Self::advance): ranks that hold another state are newcomers now, or the generation is over.
     ///
     /// # Errors
@@ -55,7 +47,7 @@ impl<T: Training> Worker<'_, T> {
         first.saturating_add(self.turn)
     }
 
-    /// Whether it is time to compare, whatever the ranks ask for.
+    /// Whether it is time to compare.
     pub(super) fn compares_at(&self, step: u64) -> bool {
         let due = |every: u64| every > 0 && step.is_multiple_of(every);
         self.compare_every.is_some_and(due)
@@ -66,11 +58,10 @@ impl<T: Training> Worker<'_, T> {
     pub(super) fn set_apart(&mut self, step: u64) -> Result<Option<Vec<u32>>, LiveError> {
         let every = self.compare_every.filter(|every| *every > 0);
         if every.is_none() || self.compared == Some(step) {
-            self.compare_next = false;
             return Ok(None);
         }
         let deviating = self.deviating(step)?;
-        (self.compared, self.compare_next) = (Some(step), false);
+        self.compared = Some(step);
         if let Some(ranks) = &deviating {
             self.quarantine(ranks)?;
         }

@@ -31,8 +31,6 @@ pub struct Worker<'a, T: Training> {
     pub(super) compare_every: Option<u64>,
     /// Before this step of the generation they were compared last.
     pub(super) compared: Option<u64>,
-    /// This rank wants them compared: it says so in the step that comes next.
-    pub(super) compare_next: bool,
     pub training: T,
     patience: Patience,
     pub(super) formed: Option<Formed>,
@@ -74,7 +72,6 @@ impl<'a, T: Training> Worker<'a, T> {
             turn: 0,
             compare_every: None,
             compared: None,
-            compare_next: false,
             training,
             patience,
             formed: None,

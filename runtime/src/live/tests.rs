@@ -2,7 +2,6 @@
 //! end is, bit for bit, what one process gets that replays the log of who worked on which step.
 
 mod bed;
-mod comparing;
 mod landing;
 mod leaks;
 mod quality;

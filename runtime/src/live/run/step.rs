@@ -12,11 +12,9 @@ use crate::live::outcome::{LiveError, Patience};
 use crate::live::training::{Share, Training};
 
 /// Bits in what a rank says of a step, below the step.
-const FLAGS: u32 = 2;
+const FLAGS: u32 = 1;
 /// This rank has caught up.
 const READY: u64 = 1;
-/// All ranks compare their states before this step is committed anywhere.
-const COMPARE: u64 = 2;
 
 /// How a step ended that was not lost.
 pub(super) enum Stepped {
@@ -42,12 +40,13 @@ impl<T: Training> Worker<'_, T> {
         let share = self.share();
         let operation = self.operation();
         let light = self.is_light();
-        let mut compares = self.compares_at(step);
         if !light {
             self.announce(step);
-            compares |= self.under_way(step, &share)?;
+            self.under_way(step, &share)?;
         }
-        if compares && let Some(ranks) = self.set_apart(step)? {
+        if self.compares_at(step)
+            && let Some(ranks) = self.set_apart(step)?
+        {
             return Ok(Stepped::Quarantined(ranks));
         }
         if light {
@@ -68,13 +67,8 @@ impl<T: Training> Worker<'_, T> {
         let took = formed.group.told_for().unwrap_or(began.elapsed());
         let took = took.min(began.elapsed());
         formed.group.set_op_within(patience);
-        // The state is still what it was before this step, which is done anew if it has to be.
-        if light
-            && self.under_way(step, &share)?
-            && let Some(ranks) = self.set_apart(step)?
-        {
-            self.training.recycle(results);
-            return Ok(Stepped::Quarantined(ranks));
+        if light {
+            self.under_way(step, &share)?;
         }
         self.kept.insert(step, results);
         self.live.handle(Event::Complete { number, step })?;
@@ -100,19 +94,14 @@ impl<T: Training> Worker<'_, T> {
         if std::mem::take(&mut self.say_ready) {
             word |= READY;
         }
-        // Until it is done: the step may be lost.
-        if self.compare_next {
-            word |= COMPARE;
-        }
         formed.group.say(word);
     }
 
-    /// All ranks are in this step, or are waited for: what they say with that. True: states are to be compared.
-    fn under_way(&mut self, step: u64, share: &Share) -> Result<bool, LiveError> {
+    /// All ranks are in this step, or are waited for: what they say with that.
+    fn under_way(&mut self, step: u64, share: &Share) -> Result<(), LiveError> {
         let Some(formed) = &mut self.formed else {
-            return Ok(false);
+            return Ok(());
         };
-        let mut compares = false;
         let mut ready = Vec::new();
         for (rank, word) in (0..).zip(formed.group.words()?) {
             if word >> FLAGS != step {
@@ -125,7 +114,6 @@ impl<T: Training> Worker<'_, T> {
             if word & READY != 0 {
                 ready.push(rank);
             }
-            compares |= word & COMPARE != 0;
         }
         if share.entered.len() == share.world as usize {
             // All have what they asked for, and no frozen copy is needed any more.
@@ -136,8 +124,7 @@ impl<T: Training> Worker<'_, T> {
             step,
             ready,
         })?;
-        self.carry_out()?;
-        Ok(compares)
+        self.carry_out()
     }
 
     pub(in crate::live) fn carry_out(&mut self) -> Result<(), LiveError> {

@@ -17,6 +17,9 @@ use crate::run::guard::{self, Guard};
 use crate::run::saves::tests::{BYTES, GENERATION, Two, done, fill, given, place, save, start};
 use crate::run::saves::{Saves, Told};
 
+/// How long a test waits for what comes soon.
+const LONG: Duration = Duration::from_secs(60);
+
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const LATER: Digest = Digest([3; 32]);
 
@@ -104,7 +107,7 @@ impl Launcher {
 
     /// Strangers may take all places for a moment.
     fn link(&self) -> Link {
-        let until = Instant::now() + Duration::from_secs(60);
+        let until = Instant::now() + LONG;
         loop {
             match Link::connect(SocketAddr::new(LOOPBACK, self.port), &key(), self.id) {
                 Ok(link) => return link,
@@ -125,7 +128,7 @@ impl Launcher {
     }
 
     fn comes_to_hold(&self, steps: &[u64]) {
-        let until = Instant::now() + Duration::from_secs(60);
+        let until = Instant::now() + LONG;
         while self.holds() != steps {
             assert!(Instant::now() < until, "{:?}, not {steps:?}", self.holds());
             std::thread::sleep(Duration::from_millis(5));
@@ -144,7 +147,7 @@ fn read(launcher: &Launcher, name: Name, bytes: usize) -> Option<Vec<u8>> {
         return None;
     };
     let mut into = vec![0; bytes];
-    let until = Instant::now() + Duration::from_secs(60);
+    let until = Instant::now() + LONG;
     link.read(&mut into, until).unwrap();
     Some(into)
 }
@@ -259,16 +262,20 @@ fn peer(then: impl FnOnce(Link) + Send + 'static) -> Peer {
     }
 }
 
+/// Holds nothing, and lets its caller begin with a copy.
+fn lets_begin(link: &mut Link) {
+    assert_eq!(link.hear::<Ask>(LONG).unwrap(), Ask::List);
+    let (who, pid, list) = ("deaf".into(), 1, Vec::new());
+    link.say(&Answer::Held { who, pid, list }).unwrap();
+    assert!(matches!(link.hear(LONG).unwrap(), Ask::Keep { .. }));
+    link.say(&Answer::Go).unwrap();
+}
+
 #[tokio::test]
 async fn a_peer_that_does_not_read_delays_no_save() {
     let (over, ends) = std::sync::mpsc::channel::<()>();
     let deaf = peer(move |mut link| {
-        let wait = Duration::from_secs(60);
-        assert_eq!(link.hear::<Ask>(wait).unwrap(), Ask::List);
-        let (who, pid, list) = ("deaf".into(), 1, Vec::new());
-        link.say(&Answer::Held { who, pid, list }).unwrap();
-        assert!(matches!(link.hear(wait).unwrap(), Ask::Keep { .. }));
-        link.say(&Answer::Go).unwrap();
+        lets_begin(&mut link);
         let _ended = ends.recv();
     });
     let mut a = Launcher::new("na", Choice::Copy, u64::MAX);
@@ -324,7 +331,7 @@ fn strangers_and_garbage_change_nothing() {
         }
     }
     // Who has the key may still say nonsense.
-    let until = || Instant::now() + Duration::from_secs(60);
+    let until = || Instant::now() + LONG;
     for bytes in [
         &[255u8; 8][..],
         &[9, 0, 0, 0, 1, 200],
@@ -351,7 +358,7 @@ fn strangers_and_garbage_change_nothing() {
     assert_eq!(link.ask(&ask).unwrap(), Answer::Go);
     assert_eq!(a.link().ask(&ask).unwrap(), Answer::Have);
     drop(link);
-    let until = Instant::now() + Duration::from_secs(60);
+    let until = Instant::now() + LONG;
     loop {
         let mut link = a.link();
         match link.ask(&ask).unwrap() {

@@ -23,14 +23,9 @@ async fn who_takes_nothing_keeps_no_memory_of_slots_that_are_given_up() {
     let (begins, begun) = mpsc::channel::<()>();
     let (over, ends) = mpsc::channel::<()>();
     let deaf = peer(move |mut link| {
-        let wait = Duration::from_secs(60);
-        assert_eq!(link.hear::<Ask>(wait).unwrap(), Ask::List);
-        let (who, pid, list) = ("deaf".into(), 1, Vec::new());
-        link.say(&Answer::Held { who, pid, list }).unwrap();
-        assert!(matches!(link.hear(wait).unwrap(), Ask::Keep { .. }));
-        link.say(&Answer::Go).unwrap();
+        lets_begin(&mut link);
         // The beginning of the first chunk, and no more.
-        let _without_its_mark = link.read(&mut [0; 1_000], Instant::now() + wait);
+        let _without_its_mark = link.read(&mut [0; 1_000], Instant::now() + LONG);
         begins.send(()).unwrap();
         let _ended = ends.recv();
     });
@@ -49,7 +44,7 @@ async fn who_takes_nothing_keeps_no_memory_of_slots_that_are_given_up() {
         fill_of(&plan, &state, &slots[usize::from(side)], 0, step);
         a.saves.look(&a.two, Time::ZERO);
         if side == 0 {
-            begun.recv_timeout(Duration::from_secs(60)).unwrap();
+            begun.recv_timeout(LONG).unwrap();
         }
         // It is written, while the one is being sent and the other waits.
         let save = save(step);
