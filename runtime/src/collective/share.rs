@@ -30,8 +30,9 @@ struct Talk<'a> {
 /// The region that these ranks of one host share, of which this is one; they are in the order of their places.
 ///
 /// # Errors
-/// [`GroupError::SharedMemory`] only where the other side is there and says so: a region that is gone because its
-/// maker is no longer in this generation is a [`GroupError::PeerLost`], which the next generation mends.
+/// [`GroupError::SharedMemory`] at a rank that cannot make a region, or cannot open one whose maker is there and says
+/// so. A region that is gone because its maker is no longer in this generation is a [`GroupError::PeerLost`], which the
+/// next one mends; and so is, to all others, a rank that cannot open it.
 pub(super) fn share(
     rank: u32,
     ranks: &[u32],
@@ -103,16 +104,24 @@ impl Talk<'_> {
         for other in others {
             self.say(*other, &offer)?;
         }
-        // The descriptor stays open until all have opened it.
+        // The descriptor stays open until all have opened it, or know that it was there when they could not.
+        let mut without = None;
         for other in others {
             let mut answer = [0; 1];
             self.hear(*other, &mut answer)?;
             if answer != ACCEPTED {
                 self.say(*other, &REFUSED)?;
-                return Err(unshared(*other, "it cannot open this rank's region", None));
+                without.get_or_insert(*other);
             }
         }
-        Ok(region)
+        match without {
+            // It ends, and says why.
+            Some(rank) => Err(GroupError::PeerLost {
+                rank,
+                cause: LossCause::Closed,
+            }),
+            None => Ok(region),
+        }
     }
 
     fn hear(&self, from: u32, to: &mut [u8]) -> Result<(), GroupError> {
@@ -162,62 +171,50 @@ mod tests {
         Mesh::from([((rank, Purpose::Control), stream)])
     }
 
-    /// What rank 1 of a host with two ranks says, if this is rank 0's end of their connection.
-    fn second(act: impl FnOnce(TcpStream)) -> GroupError {
-        let (one, first) = connected();
-        let mesh = mesh(0, one);
+    /// This rank's way to a region that it shares with these.
+    fn shares(rank: u32, ranks: &[u32], mesh: &Mesh) -> Result<Arc<Region>, GroupError> {
         let until = Instant::now() + LONG;
-        std::thread::scope(|scope| {
-            let opens = scope.spawn(|| share(1, &[0, 1], &mesh, &Aborter::new().unwrap(), until));
-            act(first);
-            opens.join().unwrap().unwrap_err()
-        })
+        share(rank, ranks, mesh, &Aborter::new().unwrap(), until)
     }
 
-    fn offer(mut to: &TcpStream, fd: u32) {
-        let mut offer = [0; OFFER_LEN];
-        offer[..4].copy_from_slice(&std::process::id().to_le_bytes());
-        offer[4..8].copy_from_slice(&fd.to_le_bytes());
-        to.write_all(&offer).unwrap();
-    }
-
-    #[test]
-    fn a_region_that_went_with_its_maker_is_a_lost_rank() {
-        let error = second(|first| {
-            offer(&first, u32::MAX);
-            first.set_read_timeout(Some(LONG)).unwrap();
-            let mut answer = [0];
-            (&first).read_exact(&mut answer).unwrap();
-            assert_eq!(answer, REFUSED);
-        });
-        let lost = GroupError::PeerLost {
-            rank: 0,
-            cause: LossCause::Closed,
-        };
+    fn assert_lost(error: &GroupError, rank: u32) {
+        let cause = LossCause::Closed;
+        let lost = GroupError::PeerLost { rank, cause };
         assert_eq!(error.to_string(), lost.to_string());
     }
 
     #[test]
-    fn a_region_that_a_rank_cannot_reach_is_said_on_both_sides() {
-        let error = second(|first| {
-            offer(&first, u32::MAX);
-            first.set_nonblocking(true).unwrap();
-            let talk = Talk {
-                mesh: &mesh(1, first),
-                aborter: &Aborter::new().unwrap(),
-                until: Instant::now() + LONG,
-            };
-            // What this rank makes now is not what the other was told of first.
-            let error = talk.make(0, &[1]).unwrap_err();
-            assert!(
-                matches!(error, GroupError::SharedMemory { rank: 1, .. }),
-                "{error}"
-            );
+    fn a_region_that_went_with_its_maker_is_a_lost_rank() {
+        let (one, mut first) = connected();
+        let mesh = mesh(0, one);
+        std::thread::scope(|scope| {
+            let opens = scope.spawn(|| shares(1, &[0, 1], &mesh));
+            let mut offer = [0; OFFER_LEN];
+            offer[..4].copy_from_slice(&std::process::id().to_le_bytes());
+            offer[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
+            first.write_all(&offer).unwrap();
+            first.set_read_timeout(Some(LONG)).unwrap();
+            let mut answer = [0];
+            first.read_exact(&mut answer).unwrap();
+            assert_eq!(answer, REFUSED);
+            drop(first);
+            assert_lost(&opens.join().unwrap().unwrap_err(), 0);
         });
-        assert!(
-            matches!(error, GroupError::SharedMemory { rank: 0, .. }),
-            "{error}"
-        );
+    }
+
+    #[test]
+    fn a_region_that_a_rank_cannot_open_ends_that_rank_alone() {
+        let (one, first) = connected();
+        first.set_nonblocking(true).unwrap();
+        let (mine, theirs) = (mesh(1, first), mesh(0, one));
+        std::thread::scope(|scope| {
+            // It expects a region for three.
+            let opens = scope.spawn(|| shares(1, &[0, 1, 2], &theirs));
+            assert_lost(&shares(0, &[0, 1], &mine).unwrap_err(), 1);
+            let error = opens.join().unwrap().unwrap_err();
+            let refused = matches!(error, GroupError::SharedMemory { rank: 0, .. });
+            assert!(refused, "{error}");
+        });
     }
 
     #[test]

@@ -62,12 +62,18 @@ pub(crate) fn without_our_environment(command: &mut Command) {
 }
 
 /// A port that nobody has, below those that the kernel gives to outgoing connections: an agent that
-/// is away for a moment finds it free again.
+/// is away for a moment finds it free again. Tests that run at once under nextest take them out of
+/// different ranges.
 pub(crate) fn free_port() -> u16 {
+    const SLOTS: u16 = 12;
+    const OF_EACH: u16 = 1_000;
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    let spread = u16::try_from(std::process::id() % 10_000).unwrap();
-    (0..1_000)
-        .map(|_| 20_000 + (spread + NEXT.fetch_add(1, Ordering::Relaxed) * 7) % 12_000)
+    let spread = u16::try_from(std::process::id() % u32::from(OF_EACH)).unwrap();
+    let slot = std::env::var("NEXTEST_TEST_GLOBAL_SLOT").ok();
+    let slot: u16 = slot.and_then(|slot| slot.parse().ok()).unwrap_or(0);
+    let first = 20_000 + slot % SLOTS * OF_EACH;
+    (0..OF_EACH)
+        .map(|_| first + (spread + NEXT.fetch_add(1, Ordering::Relaxed) * 7) % OF_EACH)
         .find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok())
         .expect("a free port")
 }

@@ -1,28 +1,41 @@
 //! Casts of more than the caches hold: results go to memory without being read from it first. That is a quarter to a
 //! third of the traffic of a cast to or from 16 bits, and what reads them would find them in memory in any case.
 
-/// Bytes, read and written, that a core's share of the last cache does not hold.
-const LARGE: usize = 16 << 20;
+#[cfg(not(target_arch = "x86_64"))]
+use self::other as here;
+#[cfg(target_arch = "x86_64")]
+use self::x86 as here;
+
+/// Bytes, read and written, that the last cache does not hold for one rank, where it is not a very large one.
+const LARGE: usize = 32 << 20;
 
 /// Rounds `from` times `factor` to bfloat16 (`BRAIN`) or to the 16 bits of IEEE 754, where these are many values, the
-/// processor has what it takes and `to` begins a line of the cache. Both are equally long. So many are done.
+/// processor has what it takes and `to` is aligned as its stores want it. Both are equally long. So many are done.
 pub(super) fn narrow<const BRAIN: bool>(from: &[f32], factor: f32, to: &mut [u16]) -> usize {
-    #[cfg(target_arch = "x86_64")]
-    if size_of_val(from) + size_of_val(to) >= LARGE && x86::suits(to) {
-        // SAFETY: the processor has what the function was compiled for, and `to` is aligned.
-        return unsafe { x86::narrow::<BRAIN>(from, factor, to) };
+    match size_of_val(from) + size_of_val(to) >= LARGE {
+        true => here::narrow::<BRAIN>(from, factor, to),
+        false => 0,
     }
-    0
 }
 
 /// The inverse.
 pub(super) fn widen<const BRAIN: bool>(from: &[u16], factor: f32, to: &mut [f32]) -> usize {
-    #[cfg(target_arch = "x86_64")]
-    if size_of_val(from) + size_of_val(to) >= LARGE && x86::suits(to) {
-        // SAFETY: as above.
-        return unsafe { x86::widen::<BRAIN>(from, factor, to) };
+    match size_of_val(from) + size_of_val(to) >= LARGE {
+        true => here::widen::<BRAIN>(from, factor, to),
+        false => 0,
     }
-    0
+}
+
+/// Processors for which this is not written: nothing is done.
+#[cfg(not(target_arch = "x86_64"))]
+mod other {
+    pub(super) fn narrow<const BRAIN: bool>(_: &[f32], _: f32, _: &mut [u16]) -> usize {
+        0
+    }
+
+    pub(super) fn widen<const BRAIN: bool>(_: &[u16], _: f32, _: &mut [f32]) -> usize {
+        0
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -41,7 +54,24 @@ mod x86 {
     /// What each store begins at a multiple of.
     const ALIGNED: usize = 32;
 
-    pub(super) fn suits<T>(to: &[T]) -> bool {
+    pub(super) fn narrow<const BRAIN: bool>(from: &[f32], factor: f32, to: &mut [u16]) -> usize {
+        match suits(to) {
+            // SAFETY: `suits` has just said so.
+            true => unsafe { narrow_aligned::<BRAIN>(from, factor, to) },
+            false => 0,
+        }
+    }
+
+    pub(super) fn widen<const BRAIN: bool>(from: &[u16], factor: f32, to: &mut [f32]) -> usize {
+        match suits(to) {
+            // SAFETY: as above.
+            true => unsafe { widen_aligned::<BRAIN>(from, factor, to) },
+            false => 0,
+        }
+    }
+
+    /// Whether the processor has these features, and `to` is aligned.
+    fn suits<T>(to: &[T]) -> bool {
         to.as_ptr().addr().is_multiple_of(ALIGNED)
             && is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("f16c")
@@ -75,9 +105,9 @@ mod x86 {
     }
 
     /// # Safety
-    /// The processor has these features, and [`suits`] has seen `to`.
+    /// [`suits`].
     #[target_feature(enable = "avx2,f16c")]
-    pub(super) unsafe fn narrow<const BRAIN: bool>(
+    unsafe fn narrow_aligned<const BRAIN: bool>(
         from: &[f32],
         factor: f32,
         to: &mut [u16],
@@ -101,13 +131,9 @@ mod x86 {
     }
 
     /// # Safety
-    /// The processor has these features, and [`suits`] has seen `to`.
+    /// [`suits`].
     #[target_feature(enable = "avx2,f16c")]
-    pub(super) unsafe fn widen<const BRAIN: bool>(
-        from: &[u16],
-        factor: f32,
-        to: &mut [f32],
-    ) -> usize {
+    unsafe fn widen_aligned<const BRAIN: bool>(from: &[u16], factor: f32, to: &mut [f32]) -> usize {
         let by = _mm256_set1_ps(factor);
         let (from, to) = (from.as_chunks::<16>().0, to.as_chunks_mut::<16>().0);
         for (from, to) in from.iter().zip(&mut *to) {
@@ -135,53 +161,65 @@ mod x86 {
 mod tests {
     use half::{bf16, f16};
 
-    use super::LARGE;
+    use super::{LARGE, here};
     use crate::gradient::compress::{Half, narrow, widen};
 
-    /// All kinds of numbers there and back: so many that they are streamed, from an odd place to the middle of a line;
-    /// and by parts that are not.
-    fn alike<T: Half>() {
-        const MANY: usize = LARGE / 6 + 1000;
-        const FEW: usize = 1 << 16;
+    /// Where a line of the cache begins.
+    fn aligned<T>(all: &mut [T]) -> &mut [T] {
+        let at = all.as_ptr().align_offset(64);
+        &mut all[at..]
+    }
+
+    /// All kinds of numbers there and back as few values are cast: as many as were done, which are all but a rest.
+    fn alike<T: Half, const BRAIN: bool>() {
+        const LEN: usize = 10_003;
         let bits = |i: usize| f32::from_bits((i as u32).wrapping_mul(0x9e37_79b9));
-        let values: Vec<f32> = (0..MANY).map(bits).collect();
-        let (mut half, mut back) = (vec![T::zeroed(); MANY], vec![0.0; MANY]);
+        let values: Vec<f32> = (0..LEN).map(bits).collect();
+        let (mut half, mut back) = (vec![T::zeroed(); LEN], vec![0.0; LEN]);
+        narrow(&values, &mut half);
+        widen(&half, &mut back);
+        let (mut streamed, mut wide) = (vec![0_u16; LEN + 64], vec![0.0; LEN + 64]);
+        let (streamed, wide) = (aligned(&mut streamed), aligned(&mut wide));
+        let streamed = &mut streamed[..LEN];
+        let done = here::narrow::<BRAIN>(&values, 1.0, streamed);
+        assert_eq!(
+            &streamed[..done],
+            &bytemuck::cast_slice::<T, u16>(&half)[..done]
+        );
+        assert!(streamed[done..].iter().all(|half| *half == 0));
+        let of = bytemuck::cast_slice(&half);
+        let widened = here::widen::<BRAIN>(of, 1.0, &mut wide[..LEN]);
+        assert!(
+            (wide.iter().zip(&back))
+                .take(widened)
+                .all(|(a, b)| a.to_bits() == b.to_bits())
+        );
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
+            assert_eq!((done, widened), (LEN / 32 * 32, LEN / 16 * 16));
+        }
+        // What is not aligned is left to others.
+        assert_eq!(
+            here::narrow::<BRAIN>(&values[1..], 1.0, &mut streamed[1..]),
+            0
+        );
+        assert_eq!(here::widen::<BRAIN>(&of[1..], 1.0, &mut wide[1..LEN]), 0);
+    }
+
+    #[test]
+    fn what_is_streamed_is_what_is_cast_otherwise() {
+        alike::<f16, false>();
+        alike::<bf16, true>();
+    }
+
+    #[test]
+    fn many_values_are_cast_whole_from_any_place_on() {
+        const MANY: usize = LARGE / 6 + 1000;
+        let values = vec![1.5; MANY];
+        let (mut half, mut back) = (vec![f16::ZERO; MANY], vec![0.0; MANY]);
         narrow(&values[1..], &mut half[1..]);
         widen(&half[1..], &mut back[1..]);
-        let (mut few_half, mut few_back) = (vec![T::zeroed(); FEW], vec![0.0; FEW]);
-        let bytes = |values: &[T]| bytemuck::cast_slice::<T, u8>(values).to_vec();
-        for at in (1..MANY).step_by(FEW) {
-            let here = at..MANY.min(at + FEW);
-            let (few_half, few_back) = (&mut few_half[..here.len()], &mut few_back[..here.len()]);
-            narrow(&values[here.clone()], few_half);
-            widen(few_half, few_back);
-            assert_eq!(bytes(few_half), bytes(&half[here.clone()]));
-            assert!(
-                few_back
-                    .iter()
-                    .zip(&back[here])
-                    .all(|(a, b)| a.to_bits() == b.to_bits())
-            );
-        }
-    }
-
-    #[test]
-    fn many_values_are_cast_as_few_are() {
-        alike::<f16>();
-        alike::<bf16>();
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[test]
-    fn large_casts_are_streamed_where_the_processor_can() {
-        let from = vec![1.5; LARGE / 4];
-        let mut to = vec![0; LARGE / 4];
-        let at = to.as_ptr().align_offset(64);
-        let done = super::narrow::<false>(&from[at..], 2.0, &mut to[at..]);
-        let can = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
-        assert_eq!(done, if can { (from.len() - at) / 32 * 32 } else { 0 });
-        let three = f16::from_f32(3.0).to_bits();
-        assert!(to[at..at + done].iter().all(|half| *half == three));
-        assert_eq!(super::narrow::<false>(&from[..32], 2.0, &mut to[..32]), 0);
+        assert_eq!((half[0], back[0]), (f16::ZERO, 0.0));
+        assert_eq!(back[1..], values[1..]);
     }
 }

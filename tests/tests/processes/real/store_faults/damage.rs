@@ -108,7 +108,7 @@ fn a_bit_that_flips_in_a_sealed_slot_becomes_no_checkpoint() {
     let (group, log) = job.steady(0, "the start");
     let victim = group.rank0();
     job.bed
-        .arm(victim, "launcher.write", "sleep=1500 in=muster");
+        .arm(victim, "launcher.write", "sleep=5000 in=muster");
     job.bed.until("it is about to write", |bed| {
         bed.taken(victim, "launcher.write")
     });
