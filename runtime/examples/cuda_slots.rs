@@ -154,7 +154,7 @@ fn compare(
     let dir = Dir::open(folder)?;
     let go_on = |_| ControlFlow::Continue(());
     // It compares every chunk with what it hashed to.
-    let kept = keep(sealed, &dir, "saved", 0, Options::default(), &go_on)?;
+    let kept = keep(sealed, &dir, "saved", 0, None, Options::default(), &go_on)?;
     let draft = Note::decode(&sealed.note)?.draft;
     let origin = Origin {
         job: "cuda_slots".to_owned(),

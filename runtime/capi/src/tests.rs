@@ -243,7 +243,7 @@ fn durable(place: &Path, step: u64, sealed: &[slot::Sealed]) -> Id {
     let (mut draft, mut parts) = (None, Vec::new());
     for (rank, sealed) in (0..).zip(sealed) {
         let go_on = |_| std::ops::ControlFlow::Continue(());
-        let kept = keep(sealed, &dir, "s", rank, Options::default(), &go_on).unwrap();
+        let kept = keep(sealed, &dir, "s", rank, None, Options::default(), &go_on).unwrap();
         parts.push(kept.digest);
         draft = draft.or(Note::decode(&sealed.note).unwrap().draft);
     }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::hex::Id;
 use crate::manifest::{Blob, DataFile, Manifest, ManifestError, Origin, Tensor};
-use crate::persist::{self, Fault, Options, PersistError, Progress};
+use crate::persist::{self, Ahead, Fault, Options, PersistError, Progress};
 use crate::place::Place;
 use crate::pool;
 use crate::slot::{MAX_NOTE, Sealed};
@@ -143,7 +143,7 @@ pub struct Kept {
 }
 
 /// Makes what a rank sealed durable: its file, then its part, in a save's directory, `data/<name>` below
-/// `place`. What an earlier attempt at this has left whole is used as it is.
+/// `place`. `ahead` is what was written of the file while the slot was filled. What an earlier attempt at this has left whole is used as it is.
 ///
 /// # Errors
 /// The note is none, the image is damaged, or the disk fails. The slot is still sealed then.
@@ -152,6 +152,7 @@ pub fn keep(
     place: &impl Place,
     name: &str,
     rank: u32,
+    ahead: Option<Ahead>,
     options: Options,
     progress: &(dyn Fn(Progress) -> ControlFlow<()> + Sync),
 ) -> Result<Kept, PartError> {
@@ -168,7 +169,7 @@ pub fn keep(
     };
     let mut path = None;
     if let Some(file) = &note.file {
-        let written = dir.keep(file, sealed, options, progress)?;
+        let written = dir.keep(file, sealed, ahead, options, progress)?;
         path = Some(written.path);
         part.file = Some(written.data_file(format!("{DATA}/{name}/{file}")));
     }

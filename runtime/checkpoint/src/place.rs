@@ -7,9 +7,9 @@ use std::path::PathBuf;
 
 use crate::dir::Dir;
 use crate::persist::{
-    self, Fault, Options, PersistError, Progress, Written, persist, persist_sealed,
+    self, Ahead, Begun, Fault, Options, PersistError, Progress, Written, persist, persist_sealed,
 };
-use crate::slot::Sealed;
+use crate::slot::{Following, Sealed};
 use crate::source::{Directory, Readers, Source};
 use crate::sum::{CHUNK, ChunkSum};
 use crate::{Pages, pool};
@@ -32,8 +32,12 @@ pub trait Place: Sized + Sync {
     /// Something in it, for people.
     fn path(&self, name: &str) -> PathBuf;
 
+    /// Begins a file for what is being copied into a slot; none where that cannot be, or would not help.
+    fn begin_ahead(&self, following: Following, options: Options) -> Option<Begun>;
+
     /// Makes what was sealed the file of this name, durably: there is no such file until it is whole.
-    /// One that is there already and holds the same is used as it is.
+    /// One that is there already and holds the same is used as it is. `ahead` is what was written of it before it was
+    /// sealed, in this place or one above it.
     ///
     /// `progress` is called by any thread; when it breaks, the write is given up.
     ///
@@ -44,6 +48,7 @@ pub trait Place: Sized + Sync {
         &self,
         name: &str,
         sealed: &Sealed,
+        ahead: Option<Ahead>,
         options: Options,
         progress: &(dyn Fn(Progress) -> ControlFlow<()> + Sync),
     ) -> Result<Written, PersistError>;
@@ -63,6 +68,10 @@ pub trait Place: Sized + Sync {
 }
 
 impl Place for Dir {
+    fn begin_ahead(&self, following: Following, options: Options) -> Option<Begun> {
+        Dir::begin_ahead(self, following, options)
+    }
+
     fn make(&self, folder: &str) -> io::Result<Self> {
         Dir::make(self, folder)
     }
@@ -79,11 +88,15 @@ impl Place for Dir {
         &self,
         name: &str,
         sealed: &Sealed,
+        ahead: Option<Ahead>,
         options: Options,
         progress: &(dyn Fn(Progress) -> ControlFlow<()> + Sync),
     ) -> Result<Written, PersistError> {
         let image = sealed.image();
-        match persist_sealed(self, name, image, &sealed.sums, options, progress) {
+        let ahead = ahead.and_then(|ahead| ahead.publish(self, name, sealed));
+        let kept = ahead
+            .unwrap_or_else(|| persist_sealed(self, name, image, &sealed.sums, options, progress));
+        match kept {
             Err(error) if matches!(error.fault, Fault::Exists) => {
                 let source = Directory::new(self.clone(), options.direct);
                 let found = compare(&source, name, sealed, options.threads).ok_or(error)?;

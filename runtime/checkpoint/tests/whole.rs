@@ -137,7 +137,7 @@ fn save(place: &Path, world: u64, rows: u64, step: u64) -> Id {
         let sealed = slot.take().unwrap().unwrap();
         let go_on = |_| ControlFlow::Continue(());
         let rank = rank as u32;
-        let kept = keep(&sealed, &dir, &name, rank, Options::default(), &go_on).unwrap();
+        let kept = keep(&sealed, &dir, &name, rank, None, Options::default(), &go_on).unwrap();
         parts.push(kept.digest);
     }
     let origin = Origin {

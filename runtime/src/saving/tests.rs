@@ -127,7 +127,7 @@ pub(super) fn save_on_two(place: &Path, step: u64) -> Id {
         let sealed = slots[0].take().unwrap().unwrap();
         assert_eq!((sealed.step, sealed.generation), (step, Bytes([5; 32])));
         let go_on = |_| std::ops::ControlFlow::Continue(());
-        let kept = keep(&sealed, &dir, &name, rank, Options::default(), &go_on).unwrap();
+        let kept = keep(&sealed, &dir, &name, rank, None, Options::default(), &go_on).unwrap();
         parts.push(kept.digest);
         draft = draft.or(Note::decode(&sealed.note).unwrap().draft);
     }

@@ -140,7 +140,7 @@ impl Keeper {
         let (mut draft, mut digests) = (None, Vec::new());
         for (rank, sealed) in parts {
             let go_on = |_| ControlFlow::Continue(());
-            let kept = keep(&sealed, &dir, &name, rank, Options::default(), &go_on).unwrap();
+            let kept = keep(&sealed, &dir, &name, rank, None, Options::default(), &go_on).unwrap();
             digests.push(kept.digest);
             draft = draft.or(Note::decode(&sealed.note).unwrap().draft);
             sealed.release();

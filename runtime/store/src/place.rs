@@ -4,9 +4,9 @@ use std::io::{self, Read};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use muster_checkpoint::persist::{self, Fault, Options, PersistError, Written};
+use muster_checkpoint::persist::{self, Ahead, Begun, Fault, Options, PersistError, Written};
 use muster_checkpoint::place::{Place, compare};
-use muster_checkpoint::slot::Sealed;
+use muster_checkpoint::slot::{Following, Sealed};
 use muster_checkpoint::sum::{CHUNK, ChunkSum};
 
 use crate::error::{Kind, StoreError};
@@ -15,6 +15,12 @@ use crate::store::{Created, Progress, Store};
 /// A job's folder ([`Store::within`]). In a directory files are written as
 /// [`muster_checkpoint::persist`] writes them, around the page cache where that is possible.
 impl Place for Store {
+    /// In a directory, for a file anywhere below it.
+    fn begin_ahead(&self, following: Following, options: Options) -> Option<Begun> {
+        let folder = self.as_directory("data").ok()??;
+        folder.begin_ahead(following, options)
+    }
+
     fn make(&self, folder: &str) -> io::Result<Self> {
         self.enter(folder)
     }
@@ -31,13 +37,14 @@ impl Place for Store {
         &self,
         name: &str,
         sealed: &Sealed,
+        ahead: Option<Ahead>,
         options: Options,
         progress: &(dyn Fn(persist::Progress) -> ControlFlow<()> + Sync),
     ) -> Result<Written, PersistError> {
         let total = sealed.image().len() as u64;
         let failed = |error| self.fault(name, total, error);
         if let Some(dir) = self.as_directory(name).map_err(failed)? {
-            return dir.keep(last(name), sealed, options, progress);
+            return dir.keep(last(name), sealed, ahead, options, progress);
         }
         // Uploads are not create-only. The name is this save's alone, so what is there was left by
         // an earlier run of this node's launcher or agent.

@@ -222,7 +222,7 @@ impl Worker {
         let go_on = |_| std::ops::ControlFlow::Continue(());
         let folder = format!("s{step}");
         // It compares every chunk with its sum.
-        let kept = keep(&sealed, &dir, &folder, 0, Options::default(), &go_on).unwrap();
+        let kept = keep(&sealed, &dir, &folder, 0, None, Options::default(), &go_on).unwrap();
         let draft = Note::decode(&sealed.note).unwrap().draft;
         sealed.release();
         let origin = Origin {

@@ -49,7 +49,7 @@ fn what_was_kept_before_is_used_as_it_is() {
     let slot = sealed(&bytes, &note());
     let keep = |slot: &Arc<Slot>| {
         let sealed = slot.take().unwrap().unwrap();
-        keep(&sealed, &dir, "5-1-0", 3, Options::default(), &go_on)
+        keep(&sealed, &dir, "5-1-0", 3, None, Options::default(), &go_on)
     };
     let first = keep(&slot).unwrap();
     assert_eq!(first.bytes, 2 * CHUNK);
@@ -92,7 +92,7 @@ fn a_bit_that_flips_in_a_slot_makes_no_file() {
     let slot = sealed(&ramp(&[2 * CHUNK], 1), &note());
     pwrite(slot.fd(), &[0xaa], PAGE as u64 + CHUNK + 9).unwrap();
     let sealed = slot.take().unwrap().unwrap();
-    let error = keep(&sealed, &dir, "5-1-0", 0, Options::default(), &go_on).unwrap_err();
+    let error = keep(&sealed, &dir, "5-1-0", 0, None, Options::default(), &go_on).unwrap_err();
     assert!(error.to_string().contains("at byte 4194304"), "{error}");
     drop(sealed);
     assert_eq!(slot.state().0, State::Sealed);
@@ -112,7 +112,7 @@ fn a_rank_without_a_file_has_a_part_all_the_same() {
         },
     );
     let sealed = slot.take().unwrap().unwrap();
-    let kept = keep(&sealed, &dir, "5-1-0", 7, Options::default(), &go_on).unwrap();
+    let kept = keep(&sealed, &dir, "5-1-0", 7, None, Options::default(), &go_on).unwrap();
     assert_eq!((kept.bytes, kept.path), (0, None));
     sealed.release();
     let data = dir.enter(DATA).unwrap().enter("5-1-0").unwrap();

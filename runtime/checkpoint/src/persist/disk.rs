@@ -60,6 +60,7 @@ fn publish_by_link(dir: BorrowedFd<'_>, temporary: &str, name: &str) -> Result<(
 }
 
 /// The kernel.
+#[derive(Debug)]
 pub(super) struct Real;
 
 impl Disk for Real {}

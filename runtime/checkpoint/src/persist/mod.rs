@@ -8,12 +8,14 @@
 //! Through io_uring where that is asked for and allowed (containers forbid it by default): a few threads keep a disk
 //! as busy (the figures are in docs/checkpoints.md).
 
+mod ahead;
 mod disk;
 mod error;
+mod out;
 mod ring;
 
 use std::ops::ControlFlow;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{self as unix, FlockOperation, Mode, OFlags};
@@ -25,9 +27,10 @@ use crate::manifest::DataFile;
 use crate::sum::{CHUNK, ChunkSum, chunks_of, file_digest};
 use crate::{PAGE, pool};
 
+pub use ahead::{Ahead, Begun};
 use disk::{Disk, Real};
 pub use error::{Fault, PersistError};
-use ring::Ring;
+use out::Out;
 
 /// How to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,31 +153,67 @@ fn persist_on(
     options: Options,
     progress: &(dyn Fn(Progress) -> ControlFlow<()> + Sync),
 ) -> Result<Written, PersistError> {
-    let path = dir.shown(name);
-    let error = |fault| PersistError::new(path.clone(), image.len() as u64, fault);
+    let total = image.len() as u64;
+    let error = |fault| PersistError::new(dir.shown(name), total, fault);
+    check(name).map_err(error)?;
+    let (temporary, file) = create(disk, dir, name).map_err(error)?;
+    let written = || {
+        let aligned = image.as_ptr().addr().is_multiple_of(PAGE);
+        let out = Out::new(disk, file, total, aligned, options)?;
+        let chunks = write(&out, image, sums, options.threads, progress)?;
+        Ok((out, chunks))
+    };
+    let finished = written().and_then(|(out, chunks)| finish(&out, chunks, dir, &temporary, name));
+    published(disk, dir, name, &temporary, total, finished)
+}
+
+fn check(name: &str) -> Result<(), Fault> {
     let plain = name
         .bytes()
         .all(|c| c.is_ascii_alphanumeric() || b"-_.".contains(&c));
-    if name.is_empty() || name.starts_with('.') || name.len() > 200 || !plain {
-        return Err(error(Fault::Name));
+    match name.is_empty() || name.starts_with('.') || name.len() > 200 || !plain {
+        true => Err(Fault::Name),
+        false => Ok(()),
     }
-    let (temporary, file) = create(disk, dir, name).map_err(error)?;
-    let finished = write(disk, file.as_fd(), image, sums, options, progress)
-        .and_then(|written| {
-            muster_fault::point_on("persist.publish", || path.display().to_string());
-            disk.publish(dir.fd(), &temporary, name)
-                .map_err(|errno| match errno {
-                    Errno::EXIST => Fault::Exists,
-                    errno => Fault::io("rename", errno),
-                })?;
-            Ok(written)
-        })
+}
+
+/// Syncs a temporary file of which every chunk is written, and gives it its name.
+fn finish(
+    out: &Out<'_, impl Disk>,
+    chunks: Vec<ChunkSum>,
+    dir: &Dir,
+    temporary: &str,
+    name: &str,
+) -> Result<Written, Fault> {
+    out.sync()?;
+    muster_fault::point_on("persist.publish", || dir.shown(name).display().to_string());
+    out.publish(dir, temporary, name)?;
+    Ok(Written {
+        bytes: out.bytes(),
+        chunks,
+        path: out.path(),
+    })
+}
+
+/// Makes a file's name durable, or removes what an error left.
+fn published(
+    disk: &impl Disk,
+    dir: &Dir,
+    name: &str,
+    temporary: &str,
+    total: u64,
+    finished: Result<Written, Fault>,
+) -> Result<Written, PersistError> {
+    let error = |fault| PersistError::new(dir.shown(name), total, fault);
+    let finished = finished
         .inspect_err(|_| {
             // Best effort: a full disk gets its bytes back. If not, it may be collected later.
-            let _ = unix::unlinkat(dir.fd(), &*temporary, unix::AtFlags::empty());
+            let _ = unix::unlinkat(dir.fd(), temporary, unix::AtFlags::empty());
         })
         .map_err(error)?;
-    muster_fault::point_on("persist.published", || path.display().to_string());
+    muster_fault::point_on("persist.published", || {
+        dir.shown(name).display().to_string()
+    });
     disk.sync_dir(dir.fd()).map_err(|errno| PersistError {
         published: true,
         ..error(Fault::io("sync the directory of", errno))
@@ -182,14 +221,19 @@ fn persist_on(
     Ok(finished)
 }
 
-/// A new temporary file, locked so that nobody takes it for a dead one's.
-fn create(disk: &impl Disk, dir: &Dir, name: &str) -> Result<(String, OwnedFd), Fault> {
+/// Names for a temporary file. One that is taken is another host's or a dead process's of the same number.
+fn temporaries(name: &str) -> impl Iterator<Item = String> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let pid = std::process::id();
-    // A name that is taken is another host's or a dead process's of the same number.
-    for _ in 0..1000 {
+    (0..1000).map(move |_| {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let temporary = format!("{TEMPORARY}{name}-{pid}-{count}");
+        format!("{TEMPORARY}{name}-{pid}-{count}")
+    })
+}
+
+/// A new temporary file, locked so that nobody takes it for a dead one's.
+fn create(disk: &impl Disk, dir: &Dir, name: &str) -> Result<(String, OwnedFd), Fault> {
+    for temporary in temporaries(name) {
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         match disk.create(dir.fd(), &temporary, flags, Mode::from_raw_mode(0o666)) {
@@ -209,118 +253,33 @@ fn create(disk: &impl Disk, dir: &Dir, name: &str) -> Result<(String, OwnedFd), 
     Err(Fault::io("create", Errno::EXIST))
 }
 
+/// Writes every chunk.
 fn write(
-    disk: &impl Disk,
-    file: BorrowedFd<'_>,
+    out: &Out<'_, impl Disk>,
     image: &[u8],
     sums: Option<&[u64]>,
-    options: Options,
+    threads: usize,
     progress: &(dyn Fn(Progress) -> ControlFlow<()> + Sync),
-) -> Result<Written, Fault> {
+) -> Result<Vec<ChunkSum>, Fault> {
     let total = image.len() as u64;
-    // The size is set first: a full disk is found at once, and threads that write beyond the end
-    // of a file would wait for each other.
-    if total > 0 {
-        match disk.allocate(file, total) {
-            Ok(()) => {}
-            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
-                unix::ftruncate(file, total).map_err(|errno| Fault::io("size", errno))?;
-            }
-            Err(errno) => return Err(Fault::io("allocate", errno)),
-        }
-    }
-    let aligned = image.as_ptr().addr().is_multiple_of(PAGE) && image.len().is_multiple_of(PAGE);
-    let path = match (options.direct, aligned) {
-        (false, _) => Path::Buffered,
-        (true, false) => Path::Unaligned,
-        (true, true) if disk.set_direct(file, true).is_ok() => Path::Direct,
-        (true, true) => Path::Refused,
-    };
     let done = AtomicU64::new(0);
-    let refused = AtomicU64::new(0);
-    let by_ring = AtomicU64::new(0);
-    let queue = || {
-        let ring = options.ring && path == Path::Direct;
-        // One that is refused is done without.
-        Ok(ring.then(Ring::new).and_then(Result::ok))
-    };
-    let chunks = pool::each(
-        options.threads,
+    pool::each(
+        threads,
         usize::try_from(chunks_of(total)).unwrap_or(usize::MAX),
-        queue,
+        || Ok(out.queue()),
         |queue, chunk| {
             let begin = chunk * CHUNK as usize;
             let bytes = &image[begin..image.len().min(begin + CHUNK as usize)];
-            let fall_back = || {
-                let first = path == Path::Direct && disk.set_direct(file, false).is_ok();
-                refused.fetch_add(u64::from(first), Ordering::Relaxed);
-                first
-            };
             muster_fault::point("persist.chunk");
-            let queued = queue.as_mut().and_then(|ring| {
-                let written = ring.write(file, bytes, begin as u64, || ChunkSum::of(bytes));
-                written.ok()
-            });
-            if queued.is_none() {
-                *queue = None;
-            }
-            // The file gets its name only when all of it is right, so a chunk may be written before that is known.
-            let (answers, sum) = queued.unwrap_or_else(|| (Vec::new(), ChunkSum::of(bytes)));
-            if sums.is_some_and(|sums| sums.get(chunk) != Some(&sum.crc)) {
-                return Err(Fault::Damaged { at: begin as u64 });
-            }
-            by_ring.fetch_add(u64::from(!answers.is_empty()), Ordering::Relaxed);
-            if answers.is_empty() {
-                write_all(disk, file, bytes, begin as u64, fall_back)?;
-            }
-            for (block, answer) in answers {
-                // What the kernel did not take at once is written as without io_uring, which also says why not.
-                let (from, rest) = ring::rest(bytes, block, usize::try_from(answer).unwrap_or(0));
-                write_all(disk, file, rest, (begin + from) as u64, fall_back)?;
-            }
+            let wanted = sums.map(|sums| sums.get(chunk).copied());
+            let sum = out.chunk(queue, bytes, begin as u64, wanted)?;
             let done = done.fetch_add(bytes.len() as u64, Ordering::Relaxed) + bytes.len() as u64;
             match progress(Progress { done, total }) {
                 ControlFlow::Continue(()) => Ok(sum),
                 ControlFlow::Break(()) => Err(Fault::Cancelled),
             }
         },
-    )?;
-    disk.sync(file).map_err(|errno| Fault::io("sync", errno))?;
-    Ok(Written {
-        bytes: total,
-        chunks,
-        path: match (refused.into_inner(), by_ring.into_inner()) {
-            (0, 0) => path,
-            (0, _) => Path::Ring,
-            _ => Path::Refused,
-        },
-    })
-}
-
-/// Writes all of it. `fall_back` is asked once when the kernel refuses the write as such: whether
-/// it is worth another try.
-fn write_all(
-    disk: &impl Disk,
-    file: BorrowedFd<'_>,
-    mut bytes: &[u8],
-    mut at: u64,
-    fall_back: impl Fn() -> bool,
-) -> Result<(), Fault> {
-    let mut fallen = false;
-    while !bytes.is_empty() {
-        match disk.write(file, bytes, at) {
-            Ok(0) => return Err(Fault::Short { at }),
-            Ok(count) => {
-                let count = count.min(bytes.len());
-                bytes = &bytes[count..];
-                at += count as u64;
-            }
-            Err(Errno::INTR) => {}
-            Err(Errno::INVAL) if !fallen && fall_back() => fallen = true,
-            Err(errno) => return Err(Fault::io("write", errno)),
-        }
-    }
-    Ok(())
+    )
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 
+use super::ring::Ring;
 use super::*;
 use crate::Pages;
 use crate::testing::Random;

@@ -31,6 +31,7 @@
 
 mod copy;
 mod far;
+mod following;
 mod region;
 mod replica;
 mod view;
@@ -48,6 +49,7 @@ use crate::{PAGE, pool};
 use copy::Cursor;
 use far::Ending;
 pub use far::{Ended, Far, FarError, Span};
+pub use following::{Fill, Following};
 use region::{Region, Shape, word};
 pub use replica::{Replica, Room};
 pub use view::{IMAGE_AT, View};
@@ -318,6 +320,7 @@ impl Slot {
         }
         let filling = self.step_on(State::Free, State::Filling)?;
         self.keep(false);
+        self.begin_sums(filling, image.bytes);
 
         if let Err(error) = self.copy(image, far, threads) {
             if self.abandoned.get().is_some() {
@@ -364,7 +367,7 @@ impl Slot {
                 far.bring(self.region.image_memory(), begin, end)?;
                 let room = self.region.image_part(begin, end);
                 let cursor = Cursor::new(image.sources, far.spans(), begin, end);
-                self.region.put_sum(chunk, cursor.copy_into(room));
+                self.region.put_sum(chunk as u64, cursor.copy_into(room));
                 Ok(())
             },
         );

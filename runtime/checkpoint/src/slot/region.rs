@@ -40,6 +40,10 @@ pub(super) mod word {
     pub(in crate::slot) const GENERATION: [usize; 4] = [224, 232, 240, 248];
     /// Not 0: what is in it is of use, and the other slot is to be filled first.
     pub(in crate::slot) const KEPT: usize = 320;
+    /// Length of the image that is being filled. Before FOLLOWED.
+    pub(in crate::slot) const COMING: usize = 384;
+    /// The STATE of a fill whose chunks' sums appear one by one: 0 is none yet.
+    pub(in crate::slot) const FOLLOWED: usize = 392;
 }
 
 /// What a slot has room for.
@@ -250,14 +254,36 @@ impl Region {
 
     /// The image's first bytes, to be read.
     pub(super) fn image(&self, bytes: u64) -> &[u8] {
-        assert!(bytes <= self.shape.image);
-        // SAFETY: as for `image_part`: nobody who keeps to the states writes now, and the value of
-        // no byte decides about memory.
-        unsafe { slice::from_raw_parts(self.map.as_ptr().add(PAGE), bytes as usize) }
+        self.image_range(0, bytes)
     }
 
-    pub(super) fn put_sum(&self, chunk: usize, crc: u64) {
-        self.put(self.shape.sums_at() + chunk * 8, &crc.to_le_bytes());
+    /// The bytes `begin..end` of the image, to be read.
+    pub(super) fn image_range(&self, begin: u64, end: u64) -> &[u8] {
+        assert!(begin <= end && end <= self.shape.image);
+        // SAFETY: inside the mapping by the line above. As for `image_part`: nobody who keeps to the states writes
+        // to these bytes now, and the value of no byte decides about memory.
+        unsafe {
+            let start = self.map.as_ptr().add(PAGE + begin as usize);
+            slice::from_raw_parts(start, (end - begin) as usize)
+        }
+    }
+
+    /// The sum of a chunk, which others may look at while it is written.
+    fn sum_word(&self, chunk: u64) -> &AtomicU64 {
+        assert!(chunk < chunks_of(self.shape.image));
+        let at = self.shape.sums_at() + chunk as usize * 8;
+        // SAFETY: aligned, for the sums begin at a page, and inside the mapping by the line above.
+        unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
+    }
+
+    /// After the chunk's bytes.
+    pub(super) fn put_sum(&self, chunk: u64, crc: u64) {
+        self.sum_word(chunk).store(crc.to_le(), Ordering::Release);
+    }
+
+    /// Before the chunk's bytes.
+    pub(super) fn sum(&self, chunk: u64) -> u64 {
+        u64::from_le(self.sum_word(chunk).load(Ordering::Acquire))
     }
 
     pub(super) fn put_note(&self, note: &[u8]) {

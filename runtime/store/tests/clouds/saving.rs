@@ -73,7 +73,7 @@ fn state(step: u64) -> Vec<u8> {
 
 fn keep(job: &Store, sealed: &Sealed, rank: u32) -> Result<Kept, PartError> {
     let options = persist::Options::default();
-    part::keep(sealed, job, "7-9-1", rank, options, &go_on)
+    part::keep(sealed, job, "7-9-1", rank, None, options, &go_on)
 }
 
 /// Saves as launchers do, and loads as workers do.
@@ -194,7 +194,7 @@ fn nothing_is_overwritten_and_what_fails_says_why() {
 
     let options = persist::Options::default();
     let stop = |_| ControlFlow::Break(());
-    let error = part::keep(&sealed, &job, "7-9-1", 1, options, &stop).unwrap_err();
+    let error = part::keep(&sealed, &job, "7-9-1", 1, None, options, &stop).unwrap_err();
     let PartError::Persist(error) = error else {
         panic!("{error}")
     };

@@ -88,7 +88,7 @@ impl Cache {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         };
-        match folder.keep(&file, sealed, options, &go_on) {
+        match folder.keep(&file, sealed, None, options, &go_on) {
             Ok(_) => Ok(()),
             // It is not wanted any more.
             Err(error) if matches!(error.fault, Fault::Cancelled) => Ok(()),

@@ -98,7 +98,13 @@ impl Saves {
                 [first, .., last] => format!("steps {first} and {last} are in them"),
             }
         ));
-        let rank = Rank { slots, seen, torn };
+        let ahead = [None, None];
+        let rank = Rank {
+            slots,
+            seen,
+            torn,
+            ahead,
+        };
         told.agent.push(SaveNews::Slots {
             k,
             capacity: rank.slots[0].capacity().0,

@@ -5,12 +5,13 @@ use std::sync::atomic::Ordering;
 
 use muster_checkpoint::slot::{Sealed, State};
 use muster_protocol::checkpoint::{Copy, SlotId};
+use muster_protocol::control::slots::SLOTS;
 use muster_protocol::local::SaveNews;
 use muster_protocol::{Digest, Span, Time};
 
 use super::replicas::Replicas;
 use super::way::Taken;
-use super::{PROGRESS, Rank, Ranks, Saves, Seen, Told};
+use super::{Ahead, PROGRESS, Place, Rank, Ranks, Saves, Seen, Told};
 
 /// So long a fill is waited for by others: it takes seconds, unless its worker stands still, or keeps the slot for good.
 const FILLS: Span = Span::from_secs(60);
@@ -27,9 +28,17 @@ impl Saves {
     pub fn look(&mut self, workers: &impl Ranks, now: Time) -> Told {
         let mut told = Told::default();
         let asks = workers.asks();
+        let ranks = self.ranks.len();
         for (k, rank) in &mut self.ranks {
-            let alive = workers.runs(*k);
-            look_at(*k, rank, alive, self.replicas.as_ref(), &mut told);
+            let writes = [0, 1].map(|side| self.writing.contains_key(&SlotId { k: *k, side }));
+            let by = By {
+                alive: workers.runs(*k),
+                // What is older goes first.
+                ahead: self.place.as_ref().filter(|_| writes == [false; SLOTS]),
+                ranks,
+                replicas: self.replicas.as_ref(),
+            };
+            look_at(*k, rank, &by, &mut told);
         }
         let fills = |rank: &Rank| rank.seen.iter().any(|s| matches!(s, Seen::Filling { .. }));
         self.filling = match self.ranks.values().any(fills) {
@@ -73,21 +82,34 @@ pub(super) fn copy_of(sealed: &Sealed) -> Copy {
     }
 }
 
+/// What a look at a rank's slots goes by.
+struct By<'a> {
+    /// The rank's worker runs.
+    alive: bool,
+    /// Where what it fills may be written ahead.
+    ahead: Option<&'a Place>,
+    /// How many ranks the node has.
+    ranks: usize,
+    replicas: Option<&'a Replicas>,
+}
+
 /// What became of a rank's slots since the last look.
-fn look_at(k: u16, rank: &mut Rank, alive: bool, replicas: Option<&Replicas>, told: &mut Told) {
+fn look_at(k: u16, rank: &mut Rank, by: &By<'_>, told: &mut Told) {
     let mut torn = false;
-    for (side, (slot, seen)) in (0u8..).zip(rank.slots.iter().zip(&mut rank.seen)) {
+    let slots = rank.slots.iter().zip(&mut rank.seen).zip(&mut rank.ahead);
+    for (side, ((slot, seen), ahead)) in (0u8..).zip(slots) {
         let id = SlotId { k, side };
         let (state, step) = slot.state();
         match (state, &*seen) {
-            (State::Free, Seen::Filling { .. }) => *seen = Seen::Free,
-            (State::Filling, _) if !alive => {
+            (State::Free, Seen::Filling { .. }) => (*seen, *ahead) = (Seen::Free, None),
+            (State::Filling, _) if !by.alive => {
                 slot.reclaim();
-                *seen = Seen::Free;
+                (*seen, *ahead) = (Seen::Free, None);
                 torn = true;
             }
             (State::Filling, Seen::Free) => {
                 *seen = Seen::Filling { step };
+                *ahead = (by.ahead).and_then(|place| Ahead::start(place, slot, by.ranks));
                 told.agent.push(SaveNews::Filling { slot: id, step });
             }
             (State::Sealed, Seen::Free | Seen::Filling { .. }) => match slot.take() {
@@ -99,14 +121,14 @@ fn look_at(k: u16, rank: &mut Rank, alive: bool, replicas: Option<&Replicas>, to
                     }
                     let copy = copy_of(&sealed);
                     told.agent.push(SaveNews::Sealed { slot: id, copy });
-                    if let Some(replicas) = replicas {
+                    if let Some(replicas) = by.replicas {
                         replicas.sealed(id, &sealed);
                     }
                     *seen = Seen::Sealed(Arc::new(sealed), copy);
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    *seen = Seen::Free;
+                    (*seen, *ahead) = (Seen::Free, None);
                     torn = true;
                     told.people.push(format!("local rank {k}: {error}"));
                 }

@@ -5,6 +5,7 @@
 //! again, the agent says ([`SaveAsk`]); what happens to the slots it is told ([`SaveNews`]). Everything
 //! that blocks is done by threads, and the driver never waits for them.
 
+mod ahead;
 mod cache;
 mod heir;
 mod keeping;
@@ -29,6 +30,7 @@ use muster_store::Store;
 use tokio::sync::mpsc;
 
 use crate::kept::{Folder, Rules};
+use ahead::Ahead;
 pub use cache::Cache;
 use keeping::Keeping;
 pub use making::Ask;
@@ -126,6 +128,8 @@ struct Rank {
     /// The worker of the launcher before was filling it, and may not be dead for certain: another one takes its place
     /// before anything is filled.
     torn: [bool; SLOTS],
+    /// What is written of each before it is asked for.
+    ahead: [Option<Ahead>; SLOTS],
 }
 
 /// A file that is being written.
@@ -386,6 +390,7 @@ impl Saves {
                     seen: [Seen::Free, Seen::Free],
                     slots,
                     torn: [false; SLOTS],
+                    ahead: [None, None],
                 };
                 told.agent.push(SaveNews::Slots {
                     k,
@@ -483,18 +488,22 @@ impl Saves {
             return failed("this launcher knows no such generation");
         };
         let rank = generation.first_rank + u32::from(slot.k);
-        let seen = self.ranks.get(&slot.k);
-        let seen = seen.and_then(|r| r.seen.get(usize::from(slot.side)));
-        let sealed = match seen {
-            Some(Seen::Sealed(sealed, copy)) if copy.step == save.step => Arc::clone(sealed),
+        let held = self.ranks.get_mut(&slot.k);
+        let side = usize::from(slot.side);
+        let held = held.and_then(|r| Some((r.seen.get(side)?, r.ahead.get_mut(side)?)));
+        let (sealed, ahead) = match held {
+            Some((Seen::Sealed(sealed, copy), ahead)) if copy.step == save.step => {
+                (Arc::clone(sealed), ahead.take())
+            }
             _ => return failed("the slot holds no such copy"),
         };
-        let (stop, done) = (Arc::default(), Arc::default());
+        let (stop, done) = ahead.as_ref().map(Ahead::watched).unwrap_or_default();
         let task = Task {
             slot,
             save,
             rank,
             sealed,
+            ahead,
             place: place.store.clone(),
             cache: place.cache.clone(),
             options: place.io.options(),
@@ -520,10 +529,13 @@ impl Saves {
     }
 
     fn free(&mut self, slot: SlotId) {
-        let rank = self.ranks.get_mut(&slot.k);
-        let Some(seen) = rank.and_then(|r| r.seen.get_mut(usize::from(slot.side))) else {
+        let (rank, side) = (self.ranks.get_mut(&slot.k), usize::from(slot.side));
+        let Some((seen, ahead)) =
+            rank.and_then(|r| Some((r.seen.get_mut(side)?, r.ahead.get_mut(side)?)))
+        else {
             return;
         };
+        *ahead = None;
         if let Seen::Sealed(..) = seen
             && let Seen::Sealed(sealed, _) = std::mem::replace(seen, Seen::Free)
             && let Some(sealed) = Arc::into_inner(sealed)

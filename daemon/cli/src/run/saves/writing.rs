@@ -18,6 +18,7 @@ use muster_protocol::local::{SaveNews, short};
 use muster_store::Store;
 use tokio::sync::mpsc;
 
+use super::ahead::Ahead;
 use super::way::Taken;
 use super::{Cache, Done, Generation, Place};
 use crate::kept::words;
@@ -32,6 +33,8 @@ pub(super) struct Task {
     pub(super) save: Save,
     pub(super) rank: u32,
     pub(super) sealed: Arc<Sealed>,
+    /// What was begun of it before it was sealed.
+    pub(super) ahead: Option<Ahead>,
     pub(super) place: Store,
     pub(super) cache: Option<Cache>,
     pub(super) options: Options,
@@ -76,9 +79,10 @@ impl Writer {
         let (tasks, queue) = channel::<Task>();
         let thread = std::thread::Builder::new().name("saves".into());
         thread.spawn(move || {
-            for task in queue {
+            for mut task in queue {
                 muster_fault::point("launcher.write");
-                let result = write(&task);
+                let ahead = task.ahead.take();
+                let result = write(&task, ahead);
                 muster_fault::point("launcher.written");
                 let Task { slot, save, .. } = task;
                 // The slot may be freed as soon as this is heard: nothing of it is held any more.
@@ -97,7 +101,7 @@ impl Writer {
     }
 }
 
-fn write(task: &Task) -> Result<Kept, Failure> {
+fn write(task: &Task, ahead: Option<Ahead>) -> Result<Kept, Failure> {
     if task.stop.load(Ordering::Relaxed) {
         return Err(Failure::Stopped);
     }
@@ -116,6 +120,8 @@ fn write(task: &Task) -> Result<Kept, Failure> {
             &task.place,
             name,
             task.rank,
+            // Beside the copy, too.
+            ahead.and_then(Ahead::wait),
             task.options,
             &progress,
         )

@@ -1,6 +1,10 @@
 //! A job that saves every few steps, on nodes with an agent and a launcher each.
 
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
+
+use nix::fcntl::OFlag;
 
 use crate::ground::program;
 use crate::harness::{Bed, Group};
@@ -50,6 +54,16 @@ pub(crate) struct Job {
 }
 
 impl Job {
+    /// Whether its launchers can write a file before its image is sealed.
+    pub(crate) fn writes_ahead(&self) -> bool {
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .custom_flags(OFlag::O_TMPFILE.bits() | OFlag::O_DIRECT.bits())
+            .open(&self.store);
+        file.is_ok()
+    }
+
     /// Starts it.
     pub(crate) fn start(setup: Setup) -> Job {
         let own = setup.store.is_none().then(|| tempfile::tempdir().unwrap());

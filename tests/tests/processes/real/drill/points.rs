@@ -53,6 +53,13 @@ impl Point {
         };
         format!("kill in={program}{of}")
     }
+
+    /// What else is armed on its node, so that the victim comes to it: a launcher writes ahead if it sees a fill, and
+    /// these are over in a moment.
+    pub(super) fn first(&self) -> Option<(&'static str, &'static str)> {
+        let ahead = self.name.starts_with("ahead.");
+        ahead.then_some(("slot.filled", "sleep=400 in=saver"))
+    }
 }
 
 const fn save(victim: Victim, on: On, name: &'static str, of: &'static str) -> Point {
@@ -89,8 +96,10 @@ pub(super) const WORKER: &[Point] = &[
     save(Worker, Each, "worker.sealed", ""),
 ];
 
-/// From the sealed slot to the durable file; then the manifest, and the log.
+/// From the slot that is being filled to the durable file; then the manifest, and the log.
 pub(super) const LAUNCHER: &[Point] = &[
+    save(Launcher, Each, "ahead.chunk", ""),
+    save(Launcher, Each, "ahead.linked", ""),
     save(Launcher, Each, "launcher.taken", ""),
     save(Launcher, Each, "launcher.write", ""),
     save(Launcher, Other, "persist.chunk", ""),

@@ -39,6 +39,23 @@ pub(super) fn walk(points: &[Point]) {
     job.end();
 }
 
+/// Arms it, unless nobody can come to it here.
+fn arm(job: &Job, victim: usize, point: &Point) -> bool {
+    let first = point.first();
+    if first.is_some() && !job.writes_ahead() {
+        let name = point.name;
+        eprintln!(
+            "skipped: no {name}, for this file system has no files without names, or no O_DIRECT"
+        );
+        return false;
+    }
+    job.bed.arm(victim, point.name, &point.order());
+    if let Some((name, order)) = first {
+        job.bed.arm(victim, name, order);
+    }
+    true
+}
+
 /// Has the victim die at this point, and brings it back.
 fn dies_at(job: &mut Job, point: &Point, on: On) {
     let began = Instant::now();
@@ -52,7 +69,9 @@ fn dies_at(job: &mut Job, point: &Point, on: On) {
         On::Leader => group.rank0(),
         On::Other | On::Each => others[0],
     };
-    job.bed.arm(victim, point.name, &point.order());
+    if !arm(job, victim, point) {
+        return;
+    }
     if point.when == When::Restore {
         job.bed.signal(group.pid(others[1]), Signal::SIGKILL);
     }
@@ -100,7 +119,9 @@ pub(super) fn all_die<'a>(points: impl IntoIterator<Item = &'a Point>) {
             On::Leader | On::Each => group.rank0(),
             On::Other => job.others(group.rank0())[0],
         };
-        job.bed.arm(victim, point.name, &point.order());
+        if !arm(&job, victim, point) {
+            continue;
+        }
         job.bed.until(&what, |bed| bed.taken(victim, point.name));
         job.kill();
         let known = job.judge.check(&job.bed.events());

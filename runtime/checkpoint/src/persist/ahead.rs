@@ -1,0 +1,263 @@
+//! A file is written while its image is still being copied into a slot.
+//!
+//! It has no name at all until the image is sealed (O_TMPFILE), so whatever becomes of the copy, or of this process,
+//! nothing is left. Then it gets a temporary name, and from there goes the way of every other file. Each of its chunks
+//! has the sum that the seal says of it; if not, or if anything goes wrong before, all of it is forgotten, and the file
+//! is written from the sealed slot as if nobody had begun.
+//!
+//! Training waits for the copy, so while that goes on only one thread writes, when a processor has nothing else to do,
+//! and hashes nothing: that keeps most disks busy. With the seal as many as usual go on, and hash what is written already.
+
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{self as unix, AtFlags, CWD, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::disk::Real;
+use super::out::Out;
+use super::ring::Ring;
+use super::{Fault, Options, Path, PersistError, Written, check, finish, published, temporaries};
+use crate::dir::Dir;
+use crate::pool;
+use crate::slot::{Fill, Following, Sealed};
+use crate::sum::{CHUNK, ChunkSum, chunks_of};
+
+/// Between two looks at a chunk that is not there yet: a chunk is copied in less than a millisecond.
+const LOOK: Duration = Duration::from_micros(200);
+
+/// So long a seal is waited for: after that its worker stands still, or keeps the slot for good.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The priority of what goes on beside the copy: the lowest.
+const NICE: i32 = 19;
+
+/// A file without a name, and what is to be in it.
+#[derive(Debug)]
+pub struct Begun {
+    out: Out<'static, Real>,
+    following: Following,
+}
+
+/// A file without a name in which all chunks are.
+#[derive(Debug)]
+pub struct Ahead {
+    out: Out<'static, Real>,
+    following: Following,
+    chunks: Vec<ChunkSum>,
+}
+
+impl Dir {
+    /// A file for what is being copied into a slot. None where a file system has no files without names, or writes
+    /// through the page cache, which would cost the copy more time than this saves; nor where there is no room.
+    pub fn begin_ahead(&self, following: Following, options: Options) -> Option<Begun> {
+        let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+        let file = unix::openat(self.fd(), ".", flags, Mode::from_raw_mode(0o666)).ok()?;
+        // Before it has a name: nobody takes it for a dead one's.
+        if unix::flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
+            return None;
+        }
+        let out = Out::new(&Real, file, following.bytes(), true, options).ok()?;
+        (out.path() == Path::Direct).then_some(Begun { out, following })
+    }
+}
+
+impl Begun {
+    /// Writes each chunk as soon as it is there, by up to so many threads; returns when all are written. `done` counts
+    /// bytes.
+    ///
+    /// # Errors
+    /// [`Fault::Cancelled`] when the copy was given up, or takes too long, or `stop` is set; or whatever kept a chunk
+    /// from being written. Nothing is lost: the file is written from the sealed slot, where a fault shows again.
+    pub fn follow(
+        self,
+        threads: usize,
+        stop: &AtomicBool,
+        done: &AtomicU64,
+    ) -> Result<Ahead, Fault> {
+        let work = Work {
+            out: &self.out,
+            following: &self.following,
+            count: usize::try_from(chunks_of(self.following.bytes())).unwrap_or(usize::MAX),
+            next: AtomicUsize::new(0),
+            seen: Mutex::default(),
+            over: AtomicBool::new(false),
+            stop,
+            done,
+        };
+        let (early, rest) = thread::scope(|scope| {
+            let early = thread::Builder::new().name("ahead".into());
+            // Without a thread nothing is written before the seal.
+            let early = early.spawn_scoped(scope, || work.while_it_is_filled()).ok();
+            let rest = work.sealed().and_then(|()| work.after_the_seal(threads));
+            let early = early.map_or(Ok(Ok(())), thread::ScopedJoinHandle::join);
+            (early.unwrap_or(Err(Fault::Cancelled)), rest)
+        });
+        let chunks = rest.and_then(|chunks| early.map(|()| chunks))?;
+        let seen = work
+            .seen
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
+        // What was copied once more has been written too early.
+        if let Some(at) = (seen.iter().zip(&chunks)).position(|(seen, now)| *seen != now.crc) {
+            return Err(Fault::Damaged {
+                at: at as u64 * CHUNK,
+            });
+        }
+        Ok(Ahead {
+            out: self.out,
+            following: self.following,
+            chunks,
+        })
+    }
+}
+
+/// Writing, seen by all threads.
+struct Work<'a> {
+    out: &'a Out<'static, Real>,
+    following: &'a Following,
+    /// Chunks of the file.
+    count: usize,
+    /// The first chunk that nobody has begun to write.
+    next: AtomicUsize,
+    /// What the sums of chunks were that were written before the seal.
+    seen: Mutex<Vec<u64>>,
+    /// No seal is waited for any more.
+    over: AtomicBool,
+    stop: &'a AtomicBool,
+    done: &'a AtomicU64,
+}
+
+impl Work<'_> {
+    /// Writes chunks, in order, until the seal.
+    fn while_it_is_filled(&self) -> Result<(), Fault> {
+        // This thread's alone. One that may not have it writes as it is.
+        let _slower = rustix::process::setpriority_process(None, NICE);
+        loop {
+            let chunk = self.next.fetch_add(1, Ordering::Relaxed);
+            if chunk >= self.count {
+                return Ok(());
+            }
+            let sum = self.wait(chunk as u64).ok_or(Fault::Cancelled)?;
+            let seen = self.seen.lock();
+            seen.unwrap_or_else(PoisonError::into_inner).push(sum);
+            muster_fault::point("ahead.chunk");
+            let bytes = self.following.chunk_bytes(chunk as u64);
+            self.out.write_all(bytes, chunk as u64 * CHUNK)?;
+            self.done.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// The sum of a chunk, once that is there; none if it never will be.
+    fn wait(&self, chunk: u64) -> Option<u64> {
+        loop {
+            match self.following.chunk(chunk) {
+                Some(sum) => return Some(sum),
+                None if self.is_over() => return None,
+                None => thread::sleep(LOOK),
+            }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let set = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
+        set(self.stop) || set(&self.over) || self.following.state() == Fill::Gone
+    }
+
+    /// Waits for the seal.
+    fn sealed(&self) -> Result<(), Fault> {
+        let began = Instant::now();
+        while began.elapsed() < PATIENCE && !self.is_over() {
+            match self.following.state() {
+                Fill::Sealed => return Ok(()),
+                Fill::Going | Fill::Gone => thread::sleep(LOOK),
+            }
+        }
+        self.over.store(true, Ordering::Relaxed);
+        Err(Fault::Cancelled)
+    }
+
+    /// Writes what is not begun, and hashes all.
+    fn after_the_seal(&self, threads: usize) -> Result<Vec<ChunkSum>, Fault> {
+        let begun = self.next.swap(self.count, Ordering::Relaxed);
+        let begun = begun.min(self.count);
+        let order = spread(begun, self.count);
+        let one = |queue: &mut Option<Ring>, at: usize| {
+            if self.is_over() {
+                return Err(Fault::Cancelled);
+            }
+            let chunk = order[at];
+            let bytes = self.following.chunk_bytes(chunk as u64);
+            if chunk < begun {
+                return Ok((chunk, ChunkSum::of(bytes)));
+            }
+            let sum = self.out.chunk(queue, bytes, chunk as u64 * CHUNK, None)?;
+            self.done.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            Ok((chunk, sum))
+        };
+        let mut sums = pool::each(threads, self.count, || Ok(self.out.queue()), one)?;
+        sums.sort_unstable_by_key(|(chunk, _)| *chunk);
+        Ok(sums.into_iter().map(|(_, sum)| sum).collect())
+    }
+}
+
+/// All of `0..count`, with those below `begun`, which are only hashed, spread among those that the disk waits for.
+fn spread(begun: usize, count: usize) -> Vec<usize> {
+    let (mut hashed, mut written) = (0..begun, begun..count);
+    let between = (count - begun).div_ceil(begun.max(1)).max(1);
+    let mut order = Vec::with_capacity(count);
+    while order.len() < count {
+        order.extend(written.by_ref().take(between));
+        order.extend(hashed.next());
+    }
+    order
+}
+
+impl Ahead {
+    /// Whether it holds what was sealed.
+    fn is(&self, sealed: &Sealed) -> bool {
+        let sums = self.chunks.iter().map(|chunk| &chunk.crc);
+        self.following.became(sealed) && sums.eq(&sealed.sums)
+    }
+
+    /// Gives it a temporary name in a directory.
+    fn link(&self, dir: &Dir, name: &str) -> Result<String, Errno> {
+        let file = format!("/proc/self/fd/{}", self.out.file().as_raw_fd());
+        for temporary in temporaries(name) {
+            match unix::linkat(CWD, &*file, dir.fd(), &*temporary, AtFlags::SYMLINK_FOLLOW) {
+                Ok(()) => return Ok(temporary),
+                Err(Errno::EXIST) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Err(Errno::EXIST)
+    }
+
+    /// Makes it the file of this name, durably, if it holds what was sealed and the directory is one of its file
+    /// system. Else it is none of this name's, and forgotten.
+    ///
+    /// # Errors
+    /// As for [`persist`](super::persist).
+    pub(crate) fn publish(
+        self,
+        dir: &Dir,
+        name: &str,
+        sealed: &Sealed,
+    ) -> Option<Result<Written, PersistError>> {
+        let total = self.out.bytes();
+        check(name).ok()?;
+        if !self.is(sealed) {
+            return None;
+        }
+        let temporary = self.link(dir, name).ok()?;
+        muster_fault::point("ahead.linked");
+        let finished = finish(&self.out, self.chunks, dir, &temporary, name);
+        Some(published(&Real, dir, name, &temporary, total, finished))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,280 @@
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::hex::Bytes;
+use crate::place::Place as _;
+use crate::slot::{Ended, Far, FarError, Image, Slot, SlotError, Source, Span};
+use crate::testing::ramp;
+
+const CHUNKS: u64 = 5;
+
+/// So long anything here is waited for.
+const SOON: Duration = Duration::from_secs(30);
+
+/// Brings nothing, and holds a fill up at one chunk until it is told to go on, or to give up.
+struct Gate {
+    at: u64,
+    goes: Mutex<Receiver<bool>>,
+}
+
+impl Far for Gate {
+    fn spans(&self) -> &[Span] {
+        &[]
+    }
+
+    fn begin(&self) -> Result<(), FarError> {
+        Ok(())
+    }
+
+    fn bring(&self, _image: *mut [u8], begin: u64, _end: u64) -> Result<(), FarError> {
+        if begin != self.at * CHUNK {
+            return Ok(());
+        }
+        match self.goes.lock().unwrap().recv_timeout(SOON) {
+            Ok(true) => Ok(()),
+            _ => Err("given up".into()),
+        }
+    }
+
+    fn end(&self) -> Ended {
+        Ended::Well
+    }
+}
+
+/// A slot that is being filled with these bytes as far as this chunk; what lets it go on, and the worker.
+fn filling(
+    slot: &Arc<Slot>,
+    bytes: &[u8],
+    at: u64,
+) -> (
+    Sender<bool>,
+    thread::JoinHandle<Result<Duration, SlotError>>,
+) {
+    let (go, goes) = channel();
+    let gate = Gate {
+        at,
+        goes: Mutex::new(goes),
+    };
+    let (worker, bytes) = (Arc::clone(slot), bytes.to_vec());
+    let worker = thread::spawn(move || {
+        let sources = [Source {
+            at: 0,
+            bytes: &bytes,
+        }];
+        let image = Image {
+            step: 3,
+            generation: Bytes([1; 32]),
+            bytes: bytes.len() as u64,
+            sources: &sources,
+            note: b"",
+        };
+        worker.fill_with(&image, &gate, 1)
+    });
+    let began = Instant::now();
+    while slot.follow().and_then(|f| f.chunk(at - 1)).is_none() {
+        assert!(began.elapsed() < SOON, "the worker fills nothing");
+        thread::sleep(LOOK);
+    }
+    (go, worker)
+}
+
+fn slot() -> Arc<Slot> {
+    Slot::create(CHUNKS * CHUNK, 0, 2).unwrap().0
+}
+
+/// The image of a fill: whole pages, the last chunk short.
+fn state(number: u8) -> Vec<u8> {
+    let mut bytes = ramp(&[(CHUNKS - 1) * CHUNK + 4096], 1);
+    bytes.iter_mut().for_each(|byte| *byte ^= number);
+    bytes
+}
+
+/// None, and a word about it, where the file system has no files without names, or no O_DIRECT.
+fn begin(dir: &Dir, slot: &Arc<Slot>) -> Option<Begun> {
+    let begun = dir.begin_ahead(slot.follow().unwrap(), Options::default());
+    if begun.is_none() {
+        eprintln!("skipped: nothing can be written ahead on this file system");
+    }
+    begun
+}
+
+/// Writes by a thread of its own; what stops it, counts, and comes of it.
+struct Follows {
+    stop: Arc<AtomicBool>,
+    done: Arc<AtomicU64>,
+    thread: thread::JoinHandle<Result<Ahead, Fault>>,
+}
+
+fn follow(begun: Begun) -> Follows {
+    let (stop, done) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+    let (stops, counts) = (Arc::clone(&stop), Arc::clone(&done));
+    let thread = thread::spawn(move || begun.follow(3, &stops, &counts));
+    Follows { stop, done, thread }
+}
+
+impl Follows {
+    fn until(&self, chunks: u64) {
+        let began = Instant::now();
+        while self.done.load(Ordering::Relaxed) < chunks * CHUNK {
+            assert!(began.elapsed() < SOON, "nothing is written");
+            thread::sleep(LOOK);
+        }
+    }
+
+    fn end(self) -> Result<Ahead, Fault> {
+        self.thread.join().unwrap()
+    }
+}
+
+fn go_on(_: super::super::Progress) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+#[test]
+fn chunks_are_written_before_the_seal_and_the_file_is_what_was_sealed() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = Dir::open(place.path()).unwrap();
+    let below = dir.make("data").unwrap();
+    for (number, ring) in [(1, false), (2, true)] {
+        let (slot, bytes) = (slot(), state(number));
+        let (go, worker) = filling(&slot, &bytes, 3);
+        let options = Options {
+            ring,
+            ..Options::default()
+        };
+        let Some(begun) = dir.begin_ahead(slot.follow().unwrap(), options) else {
+            return eprintln!("skipped: nothing can be written ahead on this file system");
+        };
+        let follows = follow(begun);
+        follows.until(3);
+        assert_eq!(dir.names().unwrap(), ["data"]);
+        go.send(true).unwrap();
+        worker.join().unwrap().unwrap();
+        let ahead = follows.end().unwrap();
+        let sealed = slot.take().unwrap().unwrap();
+        let name = format!("file-{number}");
+        let written = below.keep(&name, &sealed, Some(ahead), Options::default(), &go_on);
+        let written = written.unwrap();
+        assert!(matches!(written.path, Path::Direct | Path::Ring));
+        assert!(std::fs::read(place.path().join("data").join(&name)).unwrap() == bytes);
+        // As it would be said of it without that.
+        let plain = below.keep("plain", &sealed, None, Options::default(), &go_on);
+        assert_eq!(written.chunks, plain.unwrap().chunks);
+        std::fs::remove_file(place.path().join("data/plain")).unwrap();
+    }
+    assert_eq!(below.names().unwrap(), ["file-1", "file-2"]);
+    assert!(below.collect_temporaries().unwrap().is_empty());
+}
+
+#[test]
+fn of_a_fill_that_is_given_up_nothing_is_left() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = Dir::open(place.path()).unwrap();
+    let slot = slot();
+    let (go, worker) = filling(&slot, &state(1), 2);
+    let Some(begun) = begin(&dir, &slot) else {
+        return;
+    };
+    let follows = follow(begun);
+    follows.until(2);
+    go.send(false).unwrap();
+    worker.join().unwrap().unwrap_err();
+    assert!(matches!(follows.end(), Err(Fault::Cancelled)));
+    // Nor of one whose worker goes on while nobody wants it.
+    let (go, worker) = filling(&slot, &state(1), 2);
+    let follows = follow(begin(&dir, &slot).unwrap());
+    follows.until(2);
+    follows.stop.store(true, Ordering::Relaxed);
+    assert!(matches!(follows.end(), Err(Fault::Cancelled)));
+    go.send(true).unwrap();
+    worker.join().unwrap().unwrap();
+    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn what_another_fill_left_is_no_file_of_this_one() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = Dir::open(place.path()).unwrap();
+    let slot = slot();
+    let ahead = |number| {
+        let (go, worker) = filling(&slot, &state(number), 2);
+        let follows = begin(&dir, &slot).map(follow);
+        go.send(true).unwrap();
+        worker.join().unwrap().unwrap();
+        Some(follows?.end().unwrap())
+    };
+    let Some(older) = ahead(1) else {
+        return;
+    };
+    // Its process takes it up, and is taken for dead: the seal is another one, and the bytes are the same.
+    drop(slot.take().unwrap());
+    let sealed = slot.take().unwrap().unwrap();
+    assert!(!older.is(&sealed));
+    sealed.release();
+    let newer = ahead(2).unwrap();
+    let sealed = slot.take().unwrap().unwrap();
+    for (name, ahead) in [("older", older), ("newer", newer)] {
+        (dir.keep(name, &sealed, Some(ahead), Options::default(), &go_on)).unwrap();
+        assert!(std::fs::read(place.path().join(name)).unwrap() == state(2));
+    }
+}
+
+#[test]
+fn a_chunk_that_changes_once_it_is_written_is_found() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = Dir::open(place.path()).unwrap();
+    let (slot, bytes) = (slot(), state(1));
+    let (go, worker) = filling(&slot, &bytes, 3);
+    let Some(begun) = begin(&dir, &slot) else {
+        return;
+    };
+    let follows = follow(begun);
+    follows.until(3);
+    // A worker that keeps to nothing: it copies a chunk again.
+    slot.fill_chunk_again(1, 77);
+    go.send(true).unwrap();
+    worker.join().unwrap().unwrap();
+    assert!(matches!(follows.end(), Err(Fault::Damaged { at: CHUNK })));
+}
+
+#[test]
+fn a_name_that_is_taken_stays_and_a_wrong_one_is_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = Dir::open(place.path()).unwrap();
+    std::fs::write(place.path().join("taken"), "another's").unwrap();
+    for (name, fault) in [("taken", "already"), ("../x", "name")] {
+        let slot = slot();
+        let (go, worker) = filling(&slot, &state(1), 2);
+        let Some(begun) = begin(&dir, &slot) else {
+            return;
+        };
+        go.send(true).unwrap();
+        worker.join().unwrap().unwrap();
+        let ahead = follow(begun).end().unwrap();
+        let sealed = slot.take().unwrap().unwrap();
+        let error = dir.keep(name, &sealed, Some(ahead), Options::default(), &go_on);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(fault), "{error}");
+    }
+    assert_eq!(
+        std::fs::read(place.path().join("taken")).unwrap(),
+        b"another's"
+    );
+    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1);
+}
+
+proptest! {
+    #[test]
+    fn every_chunk_has_its_turn_once(count in 0usize..300, share in 0usize..=100) {
+        let begun = count * share / 100;
+        let mut order = spread(begun, count);
+        // The disk waits for the first at once, if for any.
+        prop_assert!(begun == count || order[0] == begun);
+        order.sort_unstable();
+        prop_assert!(order.into_iter().eq(0..count));
+    }
+}
