@@ -141,6 +141,10 @@ pub(super) fn fill(slot: &Slot, rank: usize, step: u64) {
 
 /// A worker's save of this state.
 pub(super) fn fill_of(plan: &Plan, state: &[u8], slot: &Slot, rank: usize, step: u64) {
+    fill_with(plan, state, slot, rank, step, &());
+}
+
+fn fill_with(plan: &Plan, state: &[u8], slot: &Slot, rank: usize, step: u64, far: &impl Far) {
     let shard = &plan.shards[rank];
     let mut sources = vec![Source {
         at: 0,
@@ -167,7 +171,7 @@ pub(super) fn fill_of(plan: &Plan, state: &[u8], slot: &Slot, rank: usize, step:
         sources: &sources,
         note: &note,
     };
-    slot.fill(&image, 2).unwrap();
+    slot.fill_with(&image, far, 2).unwrap();
 }
 
 pub(super) fn save(step: u64) -> Save {
@@ -521,4 +525,57 @@ async fn a_worker_that_dies_leaves_what_it_sealed() {
         &done(&mut saves, &two).await.agent[..],
         [SaveNews::Written { .. }]
     ));
+}
+
+/// A worker's save that is looked at before its first byte is there.
+fn fill_seen(saves: &mut Saves, two: &Two, slot: &Slot, step: u64) {
+    let ((begun, begins), (go_on, goes_on)) = (mpsc::channel(), mpsc::channel());
+    std::thread::scope(|scope| {
+        let goes_on = Mutex::new(goes_on);
+        let filling = scope.spawn(move || {
+            let far = Paused(&begun, &goes_on);
+            fill_with(&plan(), &state(step), slot, 0, step, &far);
+        });
+        begins.recv_timeout(Duration::from_secs(60)).unwrap();
+        saves.look(two, Time::ZERO);
+        go_on.send(()).unwrap();
+        filling.join().unwrap();
+    });
+    saves.look(two, Time::ZERO);
+}
+
+#[tokio::test]
+async fn what_is_being_filled_is_written_ahead_unless_something_older_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut saves, two) = (saves(dir.path(), u64::MAX), Two::default());
+    let slots = given(&mut saves, &two, 0).await;
+    let slot = SlotId { k: 0, side: 0 };
+    let ahead = |saves: &Saves| saves.ranks[&0].ahead.each_ref().map(Option::is_some);
+    fill_seen(&mut saves, &two, &slots[0], 7);
+    assert_eq!(ahead(&saves), [true, false]);
+    let write = |saves: &mut Saves| {
+        let save = save(7);
+        assert!(saves.ask(SaveAsk::Write { slot, save }).is_empty());
+    };
+    write(&mut saves);
+    // It is the writer's now; and until that is through, nothing newer is begun.
+    fill_seen(&mut saves, &two, &slots[1], 8);
+    assert_eq!(ahead(&saves), [false, false]);
+    let told = done(&mut saves, &two).await.agent;
+    let [SaveNews::Written { summary: first, .. }] = &told[..] else {
+        panic!("{told:?}");
+    };
+    // Written once more, from the slot alone, it is the same.
+    write(&mut saves);
+    let told = done(&mut saves, &two).await.agent;
+    assert!(
+        matches!(&told[..], [SaveNews::Written { summary, .. }] if summary == first),
+        "{told:?}"
+    );
+    // What nobody asks for is forgotten with its slot.
+    saves.ask(SaveAsk::Free { slot });
+    fill_seen(&mut saves, &two, &slots[0], 9);
+    assert_eq!(ahead(&saves), [true, false]);
+    saves.ask(SaveAsk::Free { slot });
+    assert_eq!(ahead(&saves), [false, false]);
 }
