@@ -318,7 +318,8 @@ impl Node {
                     done: known, copy, ..
                 } = state
                 {
-                    *known = done.min(copy.bytes).max(*known);
+                    // Also less than before: what was begun in vain is written again.
+                    *known = done.min(copy.bytes);
                 }
             }
             Event::Written {

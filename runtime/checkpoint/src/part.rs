@@ -143,7 +143,8 @@ pub struct Kept {
 }
 
 /// Makes what a rank sealed durable: its file, then its part, in a save's directory, `data/<name>` below
-/// `place`. `ahead` is what was written of the file while the slot was filled. What an earlier attempt at this has left whole is used as it is.
+/// `place`. `ahead` is what was written of the file while the slot was filled. What an earlier attempt at this has
+/// left whole is used as it is.
 ///
 /// # Errors
 /// The note is none, the image is damaged, or the disk fails. The slot is still sealed then.

@@ -21,6 +21,7 @@ use super::disk::Real;
 use super::out::Out;
 use super::ring::Ring;
 use super::{Fault, Options, Path, PersistError, Written, check, finish, published, temporaries};
+use crate::PAGE;
 use crate::dir::Dir;
 use crate::pool;
 use crate::slot::{Fill, Following, Sealed};
@@ -54,7 +55,11 @@ impl Dir {
     /// A file for what is being copied into a slot. None where a file system has no files without names, or writes
     /// through the page cache, which would cost the copy more time than this saves; nor where there is no room.
     pub fn begin_ahead(&self, following: Following, options: Options) -> Option<Begun> {
-        let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+        if !following.bytes().is_multiple_of(PAGE as u64) || !options.direct {
+            return None;
+        }
+        // O_DIRECT at once: nothing is reserved where it is refused.
+        let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::DIRECT | OFlags::CLOEXEC;
         let file = unix::openat(self.fd(), ".", flags, Mode::from_raw_mode(0o666)).ok()?;
         // Before it has a name: nobody takes it for a dead one's.
         if unix::flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
@@ -66,8 +71,8 @@ impl Dir {
 }
 
 impl Begun {
-    /// Writes each chunk as soon as it is there, by up to so many threads; returns when all are written. `done` counts
-    /// bytes.
+    /// Writes each chunk as soon as it is there, by up to so many threads; returns when the slot is sealed and all of it is
+    /// written and hashed. `done` counts bytes.
     ///
     /// # Errors
     /// [`Fault::Cancelled`] when the copy was given up, or takes too long, or `stop` is set; or whatever kept a chunk
@@ -85,18 +90,27 @@ impl Begun {
             next: AtomicUsize::new(0),
             seen: Mutex::default(),
             over: AtomicBool::new(false),
+            hashed: AtomicBool::new(false),
             stop,
             done,
         };
         let (early, rest) = thread::scope(|scope| {
             let early = thread::Builder::new().name("ahead".into());
             // Without a thread nothing is written before the seal.
-            let early = early.spawn_scoped(scope, || work.while_it_is_filled()).ok();
+            let early = early.spawn_scoped(scope, || work.ends_with(work.while_it_is_filled()));
             let rest = work.sealed().and_then(|()| work.after_the_seal(threads));
-            let early = early.map_or(Ok(Ok(())), thread::ScopedJoinHandle::join);
+            let rest = work.ends_with(rest);
+            work.hashed.store(true, Ordering::Release);
+            let early = early
+                .ok()
+                .map_or(Ok(Ok(())), thread::ScopedJoinHandle::join);
             (early.unwrap_or(Err(Fault::Cancelled)), rest)
         });
-        let chunks = rest.and_then(|chunks| early.map(|()| chunks))?;
+        let chunks = match (early, rest) {
+            // Each ends when the other has failed: that one says why.
+            (Err(Fault::Cancelled), Err(why)) | (Err(why), _) => return Err(why),
+            (Ok(()), rest) => rest?,
+        };
         let seen = work
             .seen
             .into_inner()
@@ -125,8 +139,10 @@ struct Work<'a> {
     next: AtomicUsize,
     /// What the sums of chunks were that were written before the seal.
     seen: Mutex<Vec<u64>>,
-    /// No seal is waited for any more.
+    /// It comes to nothing.
     over: AtomicBool,
+    /// Every chunk was there: none is waited for any more.
+    hashed: AtomicBool,
     stop: &'a AtomicBool,
     done: &'a AtomicU64,
 }
@@ -147,19 +163,31 @@ impl Work<'_> {
             muster_fault::point("ahead.chunk");
             let bytes = self.following.chunk_bytes(chunk as u64);
             self.out.write_all(bytes, chunk as u64 * CHUNK)?;
+            if self.out.path() == Path::Refused {
+                // Through the page cache it costs the copy more than it saves.
+                return Err(Fault::Cancelled);
+            }
             self.done.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         }
     }
 
     /// The sum of a chunk, once that is there; none if it never will be.
     fn wait(&self, chunk: u64) -> Option<u64> {
-        loop {
+        while !self.is_over() {
+            // Before the look: a worker that unseals its slot, which none may, is not waited for.
+            let hashed = self.hashed.load(Ordering::Acquire);
             match self.following.chunk(chunk) {
                 Some(sum) => return Some(sum),
-                None if self.is_over() => return None,
+                None if hashed => break,
                 None => thread::sleep(LOOK),
             }
         }
+        None
+    }
+
+    /// What a thread ends with; with an error the others end, too.
+    fn ends_with<T>(&self, result: Result<T, Fault>) -> Result<T, Fault> {
+        result.inspect_err(|_| self.over.store(true, Ordering::Relaxed))
     }
 
     fn is_over(&self) -> bool {
@@ -176,7 +204,6 @@ impl Work<'_> {
                 Fill::Going | Fill::Gone => thread::sleep(LOOK),
             }
         }
-        self.over.store(true, Ordering::Relaxed);
         Err(Fault::Cancelled)
     }
 
@@ -220,7 +247,8 @@ impl Ahead {
     /// Whether it holds what was sealed.
     fn is(&self, sealed: &Sealed) -> bool {
         let sums = self.chunks.iter().map(|chunk| &chunk.crc);
-        self.following.became(sealed) && sums.eq(&sealed.sums)
+        let bytes = sealed.image().len() as u64;
+        self.following.became(sealed) && self.out.bytes() == bytes && sums.eq(&sealed.sums)
     }
 
     /// Gives it a temporary name in a directory.

@@ -43,8 +43,9 @@ impl Slot {
     /// The fill that goes on; none if there is none, or one of an image that does not fit.
     pub fn follow(self: &Arc<Self>) -> Option<Following> {
         let filling = self.region.load(word::STATE);
-        let bytes = self.region.load(word::COMING);
+        // In this order: what is written before it is of this fill, too.
         let clear = self.region.load(word::FOLLOWED) == filling;
+        let bytes = self.region.load(word::COMING);
         let fits = bytes <= self.region.shape().image;
         (State::of(filling) == State::Filling && clear && fits).then(|| Following {
             slot: Arc::clone(self),

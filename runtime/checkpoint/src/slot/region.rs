@@ -261,7 +261,7 @@ impl Region {
     pub(super) fn image_range(&self, begin: u64, end: u64) -> &[u8] {
         assert!(begin <= end && end <= self.shape.image);
         // SAFETY: inside the mapping by the line above. As for `image_part`: nobody who keeps to the states writes
-        // to these bytes now, and the value of no byte decides about memory.
+        // to these bytes while what is read of them counts, and the value of no byte decides about memory.
         unsafe {
             let start = self.map.as_ptr().add(PAGE + begin as usize);
             slice::from_raw_parts(start, (end - begin) as usize)

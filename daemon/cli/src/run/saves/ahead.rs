@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-use muster_checkpoint::persist;
+use muster_checkpoint::persist::{self, Fault};
 use muster_checkpoint::place::Place as _;
 use muster_checkpoint::slot::Slot;
 
@@ -27,13 +27,16 @@ impl Ahead {
         let following = slot.follow()?;
         let (stop, done) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let (store, options) = (place.store.clone(), place.io.options());
-        let threads = options.threads / share.max(1);
+        let threads = (options.threads / share.max(1)).max(1);
         let (stops, counts) = (Arc::clone(&stop), Arc::clone(&done));
         let write = move || {
             let begun = store.begin_ahead(following, options)?;
             let written = begun.follow(threads, &stops, &counts);
-            let failed = |fault: &_| tracing::debug!(?fault, "nothing is written ahead");
-            // It is written from the sealed slot, and a fault is said if it shows again there.
+            // It is written from the sealed slot. A fault that does not show again there makes saves slow.
+            let failed = |fault: &Fault| match fault {
+                Fault::Cancelled => {}
+                fault => tracing::warn!(?fault, "a checkpoint's file was begun in vain"),
+            };
             written.inspect_err(failed).ok()
         };
         let thread = std::thread::Builder::new().name("ahead".into());

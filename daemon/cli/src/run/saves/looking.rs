@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 
 use muster_checkpoint::slot::{Sealed, State};
 use muster_protocol::checkpoint::{Copy, SlotId};
-use muster_protocol::control::slots::SLOTS;
 use muster_protocol::local::SaveNews;
 use muster_protocol::{Digest, Span, Time};
 
@@ -30,11 +29,10 @@ impl Saves {
         let asks = workers.asks();
         let ranks = self.ranks.len();
         for (k, rank) in &mut self.ranks {
-            let writes = [0, 1].map(|side| self.writing.contains_key(&SlotId { k: *k, side }));
             let by = By {
                 alive: workers.runs(*k),
                 // What is older goes first.
-                ahead: self.place.as_ref().filter(|_| writes == [false; SLOTS]),
+                ahead: self.place.as_ref().filter(|_| self.writing.is_empty()),
                 ranks,
                 replicas: self.replicas.as_ref(),
             };

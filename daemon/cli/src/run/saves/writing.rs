@@ -106,7 +106,7 @@ fn write(task: &Task, ahead: Option<Ahead>) -> Result<Kept, Failure> {
         return Err(Failure::Stopped);
     }
     let progress = |progress: Progress| {
-        task.done.fetch_max(progress.done, Ordering::Relaxed);
+        task.done.store(progress.done, Ordering::Relaxed);
         match task.stop.load(Ordering::Relaxed) {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
@@ -114,19 +114,7 @@ fn write(task: &Task, ahead: Option<Ahead>) -> Result<Kept, Failure> {
     };
     let folder = task.save.folder();
     let name = folder.strip_prefix(DATA).unwrap_or(&folder);
-    let keep = || {
-        part::keep(
-            &task.sealed,
-            &task.place,
-            name,
-            task.rank,
-            // Beside the copy, too.
-            ahead.and_then(Ahead::wait),
-            task.options,
-            &progress,
-        )
-    };
-    let kept = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         // Beside each other: the copy is not to keep the save waiting. Where there is no thread for it,
         // there is no copy.
         if let Some(cache) = &task.cache {
@@ -134,13 +122,25 @@ fn write(task: &Task, ahead: Option<Ahead>) -> Result<Kept, Failure> {
             let thread = std::thread::Builder::new().name("cache".into());
             let _spawned = thread.spawn_scoped(scope, copy);
         }
-        keep()
-    });
-    kept.map_err(|error| match &error {
-        PartError::Persist(persist) if matches!(persist.fault, Fault::Cancelled) => {
-            Failure::Stopped
+        let ahead = ahead.and_then(Ahead::wait);
+        if task.stop.load(Ordering::Relaxed) {
+            return Err(Failure::Stopped);
         }
-        _ => Failure::Failed(words(&error)),
+        let kept = part::keep(
+            &task.sealed,
+            &task.place,
+            name,
+            task.rank,
+            ahead,
+            task.options,
+            &progress,
+        );
+        kept.map_err(|error| match &error {
+            PartError::Persist(persist) if matches!(persist.fault, Fault::Cancelled) => {
+                Failure::Stopped
+            }
+            _ => Failure::Failed(words(&error)),
+        })
     })
 }
 

@@ -95,11 +95,16 @@ fn state(number: u8) -> Vec<u8> {
 
 /// None, and a word about it, where the file system has no files without names, or no O_DIRECT.
 fn begin(dir: &Dir, slot: &Arc<Slot>) -> Option<Begun> {
-    let begun = dir.begin_ahead(slot.follow().unwrap(), Options::default());
-    if begun.is_none() {
+    begin_by(dir, slot, Options::default())
+}
+
+fn begin_by(dir: &Dir, slot: &Arc<Slot>, options: Options) -> Option<Begun> {
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::DIRECT;
+    if unix::openat(dir.fd(), ".", flags, Mode::from_raw_mode(0o600)).is_err() {
         eprintln!("skipped: nothing can be written ahead on this file system");
+        return None;
     }
-    begun
+    Some(dir.begin_ahead(slot.follow().unwrap(), options).unwrap())
 }
 
 /// Writes by a thread of its own; what stops it, counts, and comes of it.
@@ -146,8 +151,8 @@ fn chunks_are_written_before_the_seal_and_the_file_is_what_was_sealed() {
             ring,
             ..Options::default()
         };
-        let Some(begun) = dir.begin_ahead(slot.follow().unwrap(), options) else {
-            return eprintln!("skipped: nothing can be written ahead on this file system");
+        let Some(begun) = begin_by(&dir, &slot, options) else {
+            return;
         };
         let follows = follow(begun);
         follows.until(3);
@@ -157,8 +162,7 @@ fn chunks_are_written_before_the_seal_and_the_file_is_what_was_sealed() {
         let ahead = follows.end().unwrap();
         let sealed = slot.take().unwrap().unwrap();
         let name = format!("file-{number}");
-        let written = below.keep(&name, &sealed, Some(ahead), Options::default(), &go_on);
-        let written = written.unwrap();
+        let written = ahead.publish(&below, &name, &sealed).unwrap().unwrap();
         assert!(matches!(written.path, Path::Direct | Path::Ring));
         assert!(std::fs::read(place.path().join("data").join(&name)).unwrap() == bytes);
         // As it would be said of it without that.
@@ -193,6 +197,53 @@ fn of_a_fill_that_is_given_up_nothing_is_left() {
     go.send(true).unwrap();
     worker.join().unwrap().unwrap();
     assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
+}
+
+/// Work of which nothing is done yet, on a slot that is being filled as far as this chunk.
+fn undone<'a>(begun: &'a Begun, stop: &'a AtomicBool, done: &'a AtomicU64) -> Work<'a> {
+    Work {
+        out: &begun.out,
+        following: &begun.following,
+        count: CHUNKS as usize,
+        next: AtomicUsize::new(0),
+        seen: Mutex::default(),
+        over: AtomicBool::new(false),
+        hashed: AtomicBool::new(false),
+        stop,
+        done,
+    }
+}
+
+#[test]
+fn nothing_more_is_written_once_it_comes_to_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = Dir::open(place.path()).unwrap();
+    let slot = slot();
+    let (go, worker) = filling(&slot, &state(1), 3);
+    let Some(begun) = begin(&dir, &slot) else {
+        return;
+    };
+    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    let work = undone(&begun, &stop, &done);
+    assert!(work.wait(2).is_some());
+    // Chunks that are there are no reason to go on.
+    let failed: Result<(), Fault> = work.ends_with(Err(Fault::Short { at: 0 }));
+    assert!(failed.is_err());
+    assert_eq!(work.wait(2), None);
+    assert!(matches!(work.while_it_is_filled(), Err(Fault::Cancelled)));
+    assert!(matches!(work.sealed(), Err(Fault::Cancelled)));
+    assert!(matches!(work.after_the_seal(2), Err(Fault::Cancelled)));
+    let work = undone(&begun, &stop, &done);
+    stop.store(true, Ordering::Relaxed);
+    assert_eq!(work.wait(2), None);
+    stop.store(false, Ordering::Relaxed);
+    // A worker that unseals its slot: what was there for others is not waited for.
+    work.hashed.store(true, Ordering::Relaxed);
+    assert_eq!(work.wait(3), None);
+    assert!(work.wait(2).is_some());
+    assert_eq!(done.into_inner(), 0);
+    go.send(true).unwrap();
+    worker.join().unwrap().unwrap();
 }
 
 #[test]
