@@ -83,17 +83,7 @@ impl Begun {
         stop: &AtomicBool,
         done: &AtomicU64,
     ) -> Result<Ahead, Fault> {
-        let work = Work {
-            out: &self.out,
-            following: &self.following,
-            count: usize::try_from(chunks_of(self.following.bytes())).unwrap_or(usize::MAX),
-            next: AtomicUsize::new(0),
-            seen: Mutex::default(),
-            over: AtomicBool::new(false),
-            hashed: AtomicBool::new(false),
-            stop,
-            done,
-        };
+        let work = Work::new(&self, stop, done);
         let (early, rest) = thread::scope(|scope| {
             let early = thread::Builder::new().name("ahead".into());
             // Without a thread nothing is written before the seal.
@@ -147,7 +137,23 @@ struct Work<'a> {
     done: &'a AtomicU64,
 }
 
-impl Work<'_> {
+impl<'a> Work<'a> {
+    /// Of which nothing is done yet.
+    fn new(begun: &'a Begun, stop: &'a AtomicBool, done: &'a AtomicU64) -> Self {
+        let count = chunks_of(begun.following.bytes());
+        Work {
+            out: &begun.out,
+            following: &begun.following,
+            count: usize::try_from(count).unwrap_or(usize::MAX),
+            next: AtomicUsize::new(0),
+            seen: Mutex::default(),
+            over: AtomicBool::new(false),
+            hashed: AtomicBool::new(false),
+            stop,
+            done,
+        }
+    }
+
     /// Writes chunks, in order, until the seal.
     fn while_it_is_filled(&self) -> Result<(), Fault> {
         // This thread's alone. One that may not have it writes as it is.

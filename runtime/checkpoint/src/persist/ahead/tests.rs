@@ -199,21 +199,6 @@ fn of_a_fill_that_is_given_up_nothing_is_left() {
     assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
 }
 
-/// Work of which nothing is done yet, on a slot that is being filled as far as this chunk.
-fn undone<'a>(begun: &'a Begun, stop: &'a AtomicBool, done: &'a AtomicU64) -> Work<'a> {
-    Work {
-        out: &begun.out,
-        following: &begun.following,
-        count: CHUNKS as usize,
-        next: AtomicUsize::new(0),
-        seen: Mutex::default(),
-        over: AtomicBool::new(false),
-        hashed: AtomicBool::new(false),
-        stop,
-        done,
-    }
-}
-
 #[test]
 fn nothing_more_is_written_once_it_comes_to_nothing() {
     let place = tempfile::tempdir().unwrap();
@@ -224,7 +209,7 @@ fn nothing_more_is_written_once_it_comes_to_nothing() {
         return;
     };
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
-    let work = undone(&begun, &stop, &done);
+    let work = Work::new(&begun, &stop, &done);
     assert!(work.wait(2).is_some());
     // Chunks that are there are no reason to go on.
     let failed: Result<(), Fault> = work.ends_with(Err(Fault::Short { at: 0 }));
@@ -233,7 +218,7 @@ fn nothing_more_is_written_once_it_comes_to_nothing() {
     assert!(matches!(work.while_it_is_filled(), Err(Fault::Cancelled)));
     assert!(matches!(work.sealed(), Err(Fault::Cancelled)));
     assert!(matches!(work.after_the_seal(2), Err(Fault::Cancelled)));
-    let work = undone(&begun, &stop, &done);
+    let work = Work::new(&begun, &stop, &done);
     stop.store(true, Ordering::Relaxed);
     assert_eq!(work.wait(2), None);
     stop.store(false, Ordering::Relaxed);
