@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{self as unix, AtFlags, CWD, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::disk::Real;
+use super::disk::{Disk, Real};
 use super::out::Out;
 use super::ring::Ring;
 use super::{Fault, Options, Path, PersistError, Written, check, finish, published, temporaries};
@@ -29,6 +29,9 @@ use crate::sum::{CHUNK, ChunkSum, chunks_of};
 
 /// Between two looks at a chunk that is not there yet: a chunk is copied in less than a millisecond.
 const LOOK: Duration = Duration::from_micros(200);
+
+/// Between two looks whether a slot is sealed. Each takes a processor from the copy for a moment.
+const LOOK_AT_SEAL: Duration = Duration::from_millis(2);
 
 /// So long a seal is waited for: after that its worker stands still, or keeps the slot for good.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -83,34 +86,8 @@ impl Begun {
         stop: &AtomicBool,
         done: &AtomicU64,
     ) -> Result<Ahead, Fault> {
-        let work = Work::new(&self, stop, done);
-        let (early, rest) = thread::scope(|scope| {
-            let early = thread::Builder::new().name("ahead".into());
-            // Without a thread nothing is written before the seal.
-            let early = early.spawn_scoped(scope, || work.ends_with(work.while_it_is_filled()));
-            let rest = work.sealed().and_then(|()| work.after_the_seal(threads));
-            let rest = work.ends_with(rest);
-            work.hashed.store(true, Ordering::Release);
-            let early = early
-                .ok()
-                .map_or(Ok(Ok(())), thread::ScopedJoinHandle::join);
-            (early.unwrap_or(Err(Fault::Cancelled)), rest)
-        });
-        let chunks = match (early, rest) {
-            // Each ends when the other has failed: that one says why.
-            (Err(Fault::Cancelled), Err(why)) | (Err(why), _) => return Err(why),
-            (Ok(()), rest) => rest?,
-        };
-        let seen = work
-            .seen
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner);
-        // What was copied once more has been written too early.
-        if let Some(at) = (seen.iter().zip(&chunks)).position(|(seen, now)| *seen != now.crc) {
-            return Err(Fault::Damaged {
-                at: at as u64 * CHUNK,
-            });
-        }
+        let work = Work::new(&self.out, &self.following, stop, done);
+        let chunks = work.run(threads)?;
         Ok(Ahead {
             out: self.out,
             following: self.following,
@@ -120,11 +97,13 @@ impl Begun {
 }
 
 /// Writing, seen by all threads.
-struct Work<'a> {
-    out: &'a Out<'static, Real>,
+struct Work<'a, D> {
+    out: &'a Out<'a, D>,
     following: &'a Following,
     /// Chunks of the file.
     count: usize,
+    /// So long a seal is waited for.
+    patience: Duration,
     /// The first chunk that nobody has begun to write.
     next: AtomicUsize,
     /// What the sums of chunks were that were written before the seal.
@@ -137,20 +116,58 @@ struct Work<'a> {
     done: &'a AtomicU64,
 }
 
-impl<'a> Work<'a> {
+impl<'a, D: Disk> Work<'a, D> {
     /// Of which nothing is done yet.
-    fn new(begun: &'a Begun, stop: &'a AtomicBool, done: &'a AtomicU64) -> Self {
-        let count = chunks_of(begun.following.bytes());
+    fn new(
+        out: &'a Out<'a, D>,
+        following: &'a Following,
+        stop: &'a AtomicBool,
+        done: &'a AtomicU64,
+    ) -> Self {
+        let count = chunks_of(following.bytes());
         Work {
-            out: &begun.out,
-            following: &begun.following,
+            out,
+            following,
             count: usize::try_from(count).unwrap_or(usize::MAX),
+            patience: PATIENCE,
             next: AtomicUsize::new(0),
             seen: Mutex::default(),
             over: AtomicBool::new(false),
             hashed: AtomicBool::new(false),
             stop,
             done,
+        }
+    }
+
+    /// All of it, as [`Begun::follow`]; the sums of all chunks.
+    fn run(self, threads: usize) -> Result<Vec<ChunkSum>, Fault> {
+        let (early, rest) = thread::scope(|scope| {
+            let early = thread::Builder::new().name("ahead".into());
+            // Without a thread nothing is written before the seal.
+            let early = early.spawn_scoped(scope, || self.ends_with(self.while_it_is_filled()));
+            let rest = self.sealed().and_then(|()| self.after_the_seal(threads));
+            let rest = self.ends_with(rest);
+            self.hashed.store(true, Ordering::Release);
+            let early = early
+                .ok()
+                .map_or(Ok(Ok(())), thread::ScopedJoinHandle::join);
+            (early.unwrap_or(Err(Fault::Cancelled)), rest)
+        });
+        let chunks = match (early, rest) {
+            // Each ends when the other has failed: that one says why.
+            (Err(Fault::Cancelled), Err(why)) | (Err(why), _) => return Err(why),
+            (Ok(()), rest) => rest?,
+        };
+        let seen = self
+            .seen
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
+        // What was copied once more has been written too early.
+        match (seen.iter().zip(&chunks)).position(|(seen, now)| *seen != now.crc) {
+            Some(at) => Err(Fault::Damaged {
+                at: at as u64 * CHUNK,
+            }),
+            None => Ok(chunks),
         }
     }
 
@@ -204,10 +221,10 @@ impl<'a> Work<'a> {
     /// Waits for the seal.
     fn sealed(&self) -> Result<(), Fault> {
         let began = Instant::now();
-        while began.elapsed() < PATIENCE && !self.is_over() {
+        while began.elapsed() < self.patience && !self.is_over() {
             match self.following.state() {
                 Fill::Sealed => return Ok(()),
-                Fill::Going | Fill::Gone => thread::sleep(LOOK),
+                Fill::Going | Fill::Gone => thread::sleep(LOOK_AT_SEAL),
             }
         }
         Err(Fault::Cancelled)

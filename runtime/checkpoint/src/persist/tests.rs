@@ -42,11 +42,11 @@ fn all_names(dir: &std::path::Path) -> Vec<String> {
 }
 
 /// What the nth write answers in place of the kernel, if anything: how much of it is written.
-type AtWrite = fn(usize, &[u8]) -> Option<Result<usize, Errno>>;
+pub(super) type AtWrite = fn(usize, &[u8]) -> Option<Result<usize, Errno>>;
 
 /// Answers in place of the kernel where a test says so.
 #[derive(Default)]
-struct Faulty {
+pub(super) struct Faulty {
     writes: AtomicUsize,
     write: Option<AtWrite>,
     allocate: Option<Errno>,
@@ -57,6 +57,16 @@ struct Faulty {
     direct: Option<Errno>,
     /// Whether O_DIRECT was on at each change of it.
     flags: Mutex<Vec<bool>>,
+}
+
+impl Faulty {
+    /// One whose writes are answered so.
+    pub(super) fn at_write(write: AtWrite) -> Faulty {
+        Faulty {
+            write: Some(write),
+            ..Faulty::default()
+        }
+    }
 }
 
 fn or<T>(fault: Option<Errno>, real: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {

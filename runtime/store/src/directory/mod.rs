@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use muster_checkpoint::dir::Dir;
 use muster_checkpoint::source::{self, Readers};
-use rustix::fs::{self as unix, AtFlags, FileType, Mode, OFlags};
+use rustix::fs::{self as unix, AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use crate::error::{Flavour, Kind, StoreError};
@@ -41,8 +41,9 @@ const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
-/// A directory's device and inode: one that was made anew is another.
-type Identity = (u64, u64);
+/// A directory's device and inode, and when it was made, where that is known: one that was made anew is another, though
+/// it often has the inode of one that was deleted.
+type Identity = (u64, u64, (i64, u32));
 
 /// What is known to survive a power loss.
 #[derive(Debug, Default)]
@@ -315,14 +316,15 @@ impl Folder {
         let (parents, last) = split(name);
         let mut dir = self.root.try_clone()?;
         for part in self.components(parents) {
-            match unix::mkdirat(&dir, part, Mode::from_raw_mode(0o755)) {
-                Ok(()) | Err(Errno::EXIST) => {}
+            let made = match unix::mkdirat(&dir, part, Mode::from_raw_mode(0o755)) {
+                Ok(()) => true,
+                Err(Errno::EXIST) => false,
                 Err(errno) => return Err(errno.into()),
-            }
+            };
             let below = unix::openat(&dir, part, DIRECTORY, Mode::empty())?;
             let id = identity(below.as_fd())?;
             // Also where another process made it: it may not have come to its sync yet.
-            if !self.durable().names.contains_key(&id) {
+            if made || !self.durable().names.contains_key(&id) {
                 sync(dir.as_fd())?;
                 self.remember(id, HashSet::new());
             }
@@ -344,8 +346,12 @@ impl Folder {
         // The directories above may be as new as the name.
         let mut above = self.root.try_clone()?;
         for part in self.components(parents) {
-            sync(above.as_fd())?;
-            above = unix::openat(&above, part, DIRECTORY, Mode::empty())?;
+            let below = unix::openat(&above, part, DIRECTORY, Mode::empty())?;
+            let id = identity(below.as_fd())?;
+            if !self.durable().names.contains_key(&id) {
+                sync(above.as_fd())?;
+            }
+            above = below;
         }
         sync(dir.as_fd())?;
         if visible.len() <= MAX_NAMES {
@@ -419,7 +425,8 @@ impl Folder {
         if durable.names.len() >= MAX_DIRECTORIES {
             durable.names.clear();
         }
-        durable.names.entry(id).or_default().extend(names);
+        // What was known of one that was deleted is not so of this one.
+        durable.names.insert(id, names);
     }
 }
 
@@ -530,7 +537,13 @@ fn open_file(dir: BorrowedFd<'_>, name: &str) -> io::Result<File> {
 
 fn identity(dir: BorrowedFd<'_>) -> io::Result<Identity> {
     let stat = unix::fstat(dir)?;
-    Ok((stat.st_dev, stat.st_ino))
+    let more = unix::statx(dir, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok();
+    let known =
+        more.filter(|more| StatxFlags::from_bits_retain(more.stx_mask).contains(StatxFlags::BTIME));
+    let made = known.map_or((0, 0), |more| {
+        (more.stx_btime.tv_sec, more.stx_btime.tv_nsec)
+    });
+    Ok((stat.st_dev, stat.st_ino, made))
 }
 
 /// Makes a directory's entries durable. Where the file system knows no such request (EINVAL), its

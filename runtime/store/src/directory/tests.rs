@@ -309,6 +309,52 @@ fn places_that_cannot_be_used_are_told_with_what_helps() {
     assert!(!error.unknown, "{error}");
 }
 
+#[test]
+fn a_directory_that_was_made_anew_is_another_one() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("data");
+    let make = || {
+        std::fs::create_dir(&path).unwrap();
+        let dir = File::open(&path).unwrap();
+        let more = unix::statx(&dir, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).unwrap();
+        assert_eq!(
+            identity(dir.as_fd()).unwrap(),
+            identity(dir.as_fd()).unwrap()
+        );
+        let known = more.stx_mask & StatxFlags::BTIME.bits() != 0;
+        (identity(dir.as_fd()).unwrap(), known)
+    };
+    let (first, known) = make();
+    if !known {
+        return eprintln!("skipped: this file system does not say when a directory was made");
+    }
+    // The clock of a file system has ticks of some milliseconds.
+    std::thread::sleep(Duration::from_millis(50));
+    std::fs::remove_dir(&path).unwrap();
+    let (second, _) = make();
+    assert_ne!(first, second);
+}
+
+#[test]
+fn what_is_known_of_a_directory_is_not_so_of_the_next_one_of_its_name() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = || Folder::open(place.path()).unwrap();
+    let (store, other) = (folder(), folder());
+    store.create("data/a/x", b"1").unwrap();
+    assert_eq!(store.get("data/a/x", 9).unwrap(), b"1");
+    // Another node deletes it; this one, or a third, makes it once more.
+    other.delete_folder("data/a").unwrap();
+    for maker in [&store, &other] {
+        maker.create("data/a/y", b"2").unwrap();
+        assert_eq!(store.get("data/a/x", 9).unwrap_err().kind, Kind::NotFound);
+        let dir = File::open(place.path().join("data/a")).unwrap();
+        let id = identity(dir.as_fd()).unwrap();
+        let known = store.durable().names.get(&id).cloned().unwrap_or_default();
+        assert!(!known.contains("x"), "{known:?}");
+        other.delete_folder("data/a").unwrap();
+    }
+}
+
 proptest::proptest! {
     // Each step may sync a disk.
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(24))]

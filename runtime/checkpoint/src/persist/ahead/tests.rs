@@ -4,6 +4,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use proptest::prelude::*;
 
+use super::super::tests::{AtWrite, Faulty};
 use super::*;
 use crate::hex::Bytes;
 use crate::place::Place as _;
@@ -209,7 +210,7 @@ fn nothing_more_is_written_once_it_comes_to_nothing() {
         return;
     };
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
-    let work = Work::new(&begun, &stop, &done);
+    let work = Work::new(&begun.out, &begun.following, &stop, &done);
     assert!(work.wait(2).is_some());
     // Chunks that are there are no reason to go on.
     let failed: Result<(), Fault> = work.ends_with(Err(Fault::Short { at: 0 }));
@@ -218,7 +219,7 @@ fn nothing_more_is_written_once_it_comes_to_nothing() {
     assert!(matches!(work.while_it_is_filled(), Err(Fault::Cancelled)));
     assert!(matches!(work.sealed(), Err(Fault::Cancelled)));
     assert!(matches!(work.after_the_seal(2), Err(Fault::Cancelled)));
-    let work = Work::new(&begun, &stop, &done);
+    let work = Work::new(&begun.out, &begun.following, &stop, &done);
     stop.store(true, Ordering::Relaxed);
     assert_eq!(work.wait(2), None);
     stop.store(false, Ordering::Relaxed);
@@ -227,6 +228,76 @@ fn nothing_more_is_written_once_it_comes_to_nothing() {
     assert_eq!(work.wait(3), None);
     assert!(work.wait(2).is_some());
     assert_eq!(done.into_inner(), 0);
+    go.send(true).unwrap();
+    worker.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_disk_that_fails_ends_it_at_once_with_its_error() {
+    // At the second write, while the slot is filled and nobody lets it go on; at one after the seal; and a file system
+    // that refuses O_DIRECT at the write: nothing is written ahead there.
+    let cases: [(AtWrite, bool, Option<Errno>); 3] = [
+        (
+            |n, _| (n == 1).then_some(Err(Errno::IO)),
+            false,
+            Some(Errno::IO),
+        ),
+        (
+            |n, _| (n >= 3).then_some(Err(Errno::IO)),
+            true,
+            Some(Errno::IO),
+        ),
+        (|n, _| (n == 1).then_some(Err(Errno::INVAL)), false, None),
+    ];
+    for (write, seals, why) in cases {
+        let faulty = Faulty::at_write(write);
+        let slot = slot();
+        let (go, worker) = filling(&slot, &state(1), 3);
+        let following = slot.follow().unwrap();
+        let out = out(&faulty, &following);
+        let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+        if seals {
+            go.send(true).unwrap();
+        }
+        let fault = Work::new(&out, &following, &stop, &done)
+            .run(2)
+            .unwrap_err();
+        match (&fault, why) {
+            (Fault::Io { source, .. }, Some(why)) => {
+                assert_eq!(source.raw_os_error(), Some(why.raw_os_error()));
+            }
+            (Fault::Cancelled, None) => {}
+            _ => panic!("{fault:?}"),
+        }
+        if !seals {
+            assert_eq!(following.state(), Fill::Going);
+            go.send(true).unwrap();
+        }
+        worker.join().unwrap().unwrap();
+    }
+}
+
+/// A file for what is copied into a slot, on a disk that a test answers for.
+fn out<'d>(disk: &'d Faulty, following: &Following) -> Out<'d, Faulty> {
+    let file = tempfile::tempfile().unwrap().into();
+    Out::new(disk, file, following.bytes(), true, Options::default()).unwrap()
+}
+
+#[test]
+fn a_seal_that_does_not_come_is_not_waited_for_without_end() {
+    let slot = slot();
+    let (go, worker) = filling(&slot, &state(1), 3);
+    let following = slot.follow().unwrap();
+    let disk = Faulty::default();
+    let out = out(&disk, &following);
+    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    let work = Work {
+        patience: LOOK_AT_SEAL * 10,
+        ..Work::new(&out, &following, &stop, &done)
+    };
+    // The worker stands at its fourth chunk.
+    assert!(matches!(work.run(2), Err(Fault::Cancelled)));
+    assert_eq!(following.state(), Fill::Going);
     go.send(true).unwrap();
     worker.join().unwrap().unwrap();
 }
