@@ -193,3 +193,82 @@ impl Link for SocketLink {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use muster_protocol::codec::WIRE_VERSION;
+
+    use super::*;
+
+    /// Links over pairs of sockets; the other ends are an agent's.
+    struct Pairs(mpsc::UnboundedReceiver<Conn>);
+
+    impl Dial for Pairs {
+        type Link = SocketLink;
+
+        async fn dial(&mut self) -> io::Result<SocketLink> {
+            let conn = self.0.recv().await;
+            conn.map(SocketLink::over)
+                .ok_or_else(|| io::ErrorKind::ConnectionRefused.into())
+        }
+    }
+
+    #[tokio::test]
+    async fn an_agent_of_another_version_is_told_once_and_by_its_version() {
+        let (dials, queue) = mpsc::unbounded_channel();
+        let (events, mut heard) = mpsc::channel(16);
+        let link = tokio::spawn(keep(Pairs(queue), events));
+        let mut agents = Vec::new();
+        for _ in 0..3 {
+            let (ours, theirs) = socket::pair().unwrap();
+            let refusal = ToLauncher::Refused {
+                reason: "you are not of this version".into(),
+            };
+            let mut frame = codec::encode_frame(&refusal).unwrap();
+            frame[0] = WIRE_VERSION + 1;
+            theirs.send(frame, Vec::new()).unwrap();
+            agents.push(theirs);
+            dials.send(ours).unwrap();
+        }
+        // A session without a queue has ended.
+        let mut queues = Vec::new();
+        let mut told = Vec::new();
+        let mut ended = 0;
+        while ended < 3 {
+            match timeout(SILENCE, heard.recv()).await.unwrap().unwrap() {
+                LinkEvent::Up(queue) => queues.push(queue),
+                LinkEvent::Down { heard } => {
+                    assert!(!heard);
+                    ended += 1;
+                }
+                LinkEvent::Away(why) => told.push(why),
+                other => panic!("{other:?}"),
+            }
+        }
+        let theirs = format!("wire version {}", WIRE_VERSION + 1);
+        assert!(
+            told.len() == 1 && told[0].contains(&theirs) && told[0].contains("same Muster"),
+            "{told:?}"
+        );
+        // One of this version is heard.
+        let (ours, agent) = socket::pair().unwrap();
+        let welcome = ToLauncher::Refused {
+            reason: "full".into(),
+        };
+        agent
+            .send(codec::encode_frame(&welcome).unwrap(), Vec::new())
+            .unwrap();
+        dials.send(ours).unwrap();
+        loop {
+            match timeout(SILENCE, heard.recv()).await.unwrap().unwrap() {
+                LinkEvent::Up(queue) => queues.push(queue),
+                LinkEvent::Frame(got) => {
+                    assert_eq!(got.0, welcome);
+                    break;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        link.abort();
+    }
+}
