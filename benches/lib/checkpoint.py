@@ -243,7 +243,8 @@ def load(options, muster, figures, directory, target):
     for turn in range(options.saves):
         for world in (2, 3):
             figures.add("disk", case.format(2, world), "load_rate", probe(options, muster.worker, target)[1] / 2**30, "GiB/s")
-            for name in ("muster", "dcp.load"):
+            # By turns each is first: what one reads may leave something in a cache below the file system.
+            for name in ("muster", "dcp.load")[:: -1 if turn % 2 else 1]:
                 with procs.Bed() as bed:
                     ranks = Ranks(make(directory, f"{name}-{world}-{turn}"), world)
                     # Whole rows of what two ranks of that size have saved, whatever the world.

@@ -41,14 +41,14 @@ const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
-/// A directory's device and inode, and when it was made, where that is known: one that was made anew is another, though
-/// it often has the inode of one that was deleted.
-type Identity = (u64, u64, (i64, u32));
+/// A directory's device and inode, and when it was made, where the file system says that: then one that was made anew is
+/// another, though it often has the inode of one that was deleted.
+type Identity = (u64, u64, Option<(i64, u32)>);
 
 /// What is known to survive a power loss.
 #[derive(Debug, Default)]
 struct Durable {
-    /// Directories whose own names are durable, with the names in them that are.
+    /// Directories whose own names are durable, and those of all above them, with the names in them that are.
     names: HashMap<Identity, HashSet<String>>,
     /// Directories that were searched for what a crash left.
     tidied: HashSet<Identity>,
@@ -268,9 +268,11 @@ impl Folder {
         }
         let delete = || -> io::Result<()> {
             let (dir, last) = self.parents(folder)?;
-            // What was known of them may be told of other directories soon: inodes are used again.
+            let removed = listing::remove(&dir, last);
+            // What was known of them, also by a thread that looked meanwhile, may be told of other directories soon:
+            // inodes are used again.
             *self.durable() = Durable::default();
-            listing::remove(&dir, last)
+            removed
         };
         match delete() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -323,8 +325,12 @@ impl Folder {
             };
             let below = unix::openat(&dir, part, DIRECTORY, Mode::empty())?;
             let id = identity(below.as_fd())?;
+            if made {
+                // Known is one that was deleted, and had this inode.
+                self.durable().names.remove(&id);
+            }
             // Also where another process made it: it may not have come to its sync yet.
-            if made || !self.durable().names.contains_key(&id) {
+            if !self.knows(&id) {
                 sync(dir.as_fd())?;
                 self.remember(id, HashSet::new());
             }
@@ -348,8 +354,12 @@ impl Folder {
         for part in self.components(parents) {
             let below = unix::openat(&above, part, DIRECTORY, Mode::empty())?;
             let id = identity(below.as_fd())?;
-            if !self.durable().names.contains_key(&id) {
+            let known = self.knows(&id);
+            if !known || id.2.is_none() {
                 sync(above.as_fd())?;
+            }
+            if !known {
+                self.remember(id, HashSet::new());
             }
             above = below;
         }
@@ -420,9 +430,14 @@ impl Folder {
         self.durable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether a directory's own name is durable.
+    fn knows(&self, id: &Identity) -> bool {
+        self.durable().names.contains_key(id)
+    }
+
     fn remember(&self, id: Identity, names: HashSet<String>) {
         let mut durable = self.durable();
-        if durable.names.len() >= MAX_DIRECTORIES {
+        if durable.names.len() >= MAX_DIRECTORIES && !durable.names.contains_key(&id) {
             durable.names.clear();
         }
         // What was known of one that was deleted is not so of this one.
@@ -536,14 +551,29 @@ fn open_file(dir: BorrowedFd<'_>, name: &str) -> io::Result<File> {
 }
 
 fn identity(dir: BorrowedFd<'_>) -> io::Result<Identity> {
-    let stat = unix::fstat(dir)?;
-    let more = unix::statx(dir, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok();
-    let known =
-        more.filter(|more| StatxFlags::from_bits_retain(more.stx_mask).contains(StatxFlags::BTIME));
-    let made = known.map_or((0, 0), |more| {
-        (more.stx_btime.tv_sec, more.stx_btime.tv_nsec)
-    });
-    Ok((stat.st_dev, stat.st_ino, made))
+    match unix::statx(
+        dir,
+        "",
+        AtFlags::EMPTY_PATH,
+        StatxFlags::INO | StatxFlags::BTIME,
+    ) {
+        Ok(stat) => {
+            let device = unix::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+            let said = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
+            let made = (stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec);
+            Ok((
+                device,
+                stat.stx_ino,
+                Some(made).filter(|made| said && *made != (0, 0)),
+            ))
+        }
+        // Also where a container's rules do not know the call.
+        Err(Errno::NOSYS | Errno::PERM) => {
+            let stat = unix::fstat(dir)?;
+            Ok((stat.st_dev, stat.st_ino, None))
+        }
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 /// Makes a directory's entries durable. Where the file system knows no such request (EINVAL), its

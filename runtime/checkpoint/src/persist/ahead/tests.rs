@@ -256,9 +256,17 @@ fn a_disk_that_fails_ends_it_at_once_with_its_error() {
         let following = slot.follow().unwrap();
         let out = out(&faulty, &following);
         let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
-        if seals {
+        let fill = || {
             go.send(true).unwrap();
-        }
+            worker.join().unwrap().unwrap();
+        };
+        let fill = match seals {
+            true => {
+                fill();
+                None
+            }
+            false => Some(fill),
+        };
         let fault = Work::new(&out, &following, &stop, &done)
             .run(2)
             .unwrap_err();
@@ -269,11 +277,10 @@ fn a_disk_that_fails_ends_it_at_once_with_its_error() {
             (Fault::Cancelled, None) => {}
             _ => panic!("{fault:?}"),
         }
-        if !seals {
+        if let Some(fill) = fill {
             assert_eq!(following.state(), Fill::Going);
-            go.send(true).unwrap();
+            fill();
         }
-        worker.join().unwrap().unwrap();
     }
 }
 
@@ -296,7 +303,9 @@ fn a_seal_that_does_not_come_is_not_waited_for_without_end() {
         ..Work::new(&out, &following, &stop, &done)
     };
     // The worker stands at its fourth chunk.
+    let began = Instant::now();
     assert!(matches!(work.run(2), Err(Fault::Cancelled)));
+    assert!(began.elapsed() >= LOOK_AT_SEAL * 10);
     assert_eq!(following.state(), Fill::Going);
     go.send(true).unwrap();
     worker.join().unwrap().unwrap();
