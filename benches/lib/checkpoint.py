@@ -22,6 +22,9 @@ CASES = ["save", "load", "sigterm", *checkpoint_memory.CASES]
 QUICK = {"bytes": 1 << 28, "parity_bytes": 1 << 26, "saves": 2, "repeat": 1}
 SAVE_METRICS = ["slots", "stall_first", "stall", "stall_by_copy_first", "stall_by_copy", "durable_first", "durable", "rate", "share_of_probe", "cpu"]
 LOAD_METRICS = ["load", "load_rate"]
+# Seconds that the disk is left alone before each load: some give more for a while after a rest, and a peer's start, which takes
+# seconds, would be one.
+REST = 8
 STOP_METRICS = ["stop_step", "committed", "beyond_a_step", "lost", "restored"]
 POLL_SECONDS = 0.005
 
@@ -242,6 +245,7 @@ def load(options, muster, figures, directory, target):
         writers.end()
     for turn in range(options.saves):
         for world in (2, 3):
+            time.sleep(REST)
             figures.add("disk", case.format(2, world), "load_rate", probe(options, muster.worker, target)[1] / 2**30, "GiB/s")
             # By turns each is first: what one reads may leave something in a cache below the file system.
             for name in ("muster", "dcp.load")[:: -1 if turn % 2 else 1]:
@@ -258,6 +262,7 @@ def load(options, muster, figures, directory, target):
                         Torch("load", with_bytes(options, each)).start(bed, directory, ranks, target)
                     ranks.until("ready", 0, bed, options.bound)
                     uncached()
+                    time.sleep(REST)
                     if name != "muster":
                         ranks.tell("change")
                         ranks.until("changed", 1, bed, options.bound)
