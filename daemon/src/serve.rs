@@ -9,6 +9,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
 
 use crate::agent::{Handle, NetSetup, Node, Setup};
 use crate::config::{self, AgentConfig, Flags, Inputs, LogFormat};
@@ -30,7 +31,7 @@ pub fn main(flags: Flags) -> ExitCode {
 
 fn serve(flags: Flags) -> anyhow::Result<()> {
     let (config, effective) = config::load(&Inputs::from_process(flags))?;
-    log_to_stderr(&config)?;
+    log_to(&config, std::io::stderr)?;
     for warning in &effective.warnings {
         tracing::warn!("{warning}");
     }
@@ -163,7 +164,10 @@ fn raise_descriptor_limit() {
 }
 
 /// Starts logging as configured.
-pub fn log_to_stderr(config: &AgentConfig) -> anyhow::Result<()> {
+pub fn log_to<W>(config: &AgentConfig, writer: W) -> anyhow::Result<()>
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
     let filter = EnvFilter::try_new(&config.log)?;
     let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let json = match config.log_format {
@@ -173,7 +177,7 @@ pub fn log_to_stderr(config: &AgentConfig) -> anyhow::Result<()> {
     };
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(writer)
         // A line that cannot be written (a full disk, a reader that went away) is lost. Left on, this
         // says so on stderr, and the agent dies of that failing too.
         .log_internal_errors(false)

@@ -13,11 +13,23 @@ use bincode::config::{self, Configuration, Limit, LittleEndian, Varint};
 use serde::{Serialize, de::DeserializeOwned};
 
 /// The version of every message that this build sends. A reader refuses any other by name.
-pub const WIRE_VERSION: u8 = 1;
+pub const WIRE_VERSION: u8 = 2;
+
+/// The version of what an agent stores. Frames of wire version 1 were stored before there was one:
+/// their first byte is 1.
+pub const STORED_VERSION: u8 = 2;
 
 /// The most bytes of one frame, version byte included. Control messages are small; the bound is
 /// set by a record with 1,024 members.
 pub const MAX_FRAME: usize = 128 * 1024;
+
+/// The most bytes of what an agent stores of one job. Two of the largest records are in it: the
+/// generation, and the vote on the next one.
+pub const MAX_STORED: usize = 1 << 20;
+
+/// The most memory that the decoder of what is stored may ask for. It counts values as they are in
+/// memory, where a number of one byte takes eight: whatever could be stored can be read.
+const MAX_DECODED: usize = 8 * MAX_STORED;
 
 /// Why bytes could not become a value, or a value bytes. Nothing has changed in either case.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -26,6 +38,10 @@ pub enum CodecError {
     Empty,
     #[error("the frame has {len} bytes, the limit is {MAX_FRAME}")]
     TooLong { len: usize },
+    #[error("what is to be stored has {len} bytes, the limit is {MAX_STORED}")]
+    StoredTooLong { len: usize },
+    #[error("it was stored in format {theirs}, this build reads format {STORED_VERSION}")]
+    StoredVersion { theirs: u8 },
     #[error(
         "the peer speaks wire version {theirs}, this build speaks {WIRE_VERSION}: run the same Muster version on every node"
     )]
@@ -36,14 +52,29 @@ pub enum CodecError {
     Malformed(String),
 }
 
-fn configuration() -> Configuration<LittleEndian, Varint, Limit<MAX_FRAME>> {
-    config::standard().with_limit::<MAX_FRAME>()
+fn configuration<const MOST: usize>() -> Configuration<LittleEndian, Varint, Limit<MOST>> {
+    config::standard().with_limit::<MOST>()
+}
+
+fn encode_within<const MOST: usize, T: Serialize>(value: &T) -> Result<Vec<u8>, CodecError> {
+    bincode::serde::encode_to_vec(value, configuration::<MOST>())
+        .map_err(|e| CodecError::Malformed(e.to_string()))
+}
+
+fn decode_within<const MOST: usize, T: DeserializeOwned>(bytes: &[u8]) -> Result<T, CodecError> {
+    let (value, used) = bincode::serde::decode_from_slice(bytes, configuration::<MOST>())
+        .map_err(|e| CodecError::Malformed(e.to_string()))?;
+    if used != bytes.len() {
+        return Err(CodecError::Trailing {
+            extra: bytes.len() - used,
+        });
+    }
+    Ok(value)
 }
 
 /// The canonical encoding of a value: what digests are taken over.
 pub fn encode_body<T: Serialize>(value: &T) -> Result<Vec<u8>, CodecError> {
-    let bytes = bincode::serde::encode_to_vec(value, configuration())
-        .map_err(|e| CodecError::Malformed(e.to_string()))?;
+    let bytes = encode_within::<MAX_FRAME, T>(value)?;
     if bytes.len() >= MAX_FRAME {
         return Err(CodecError::TooLong { len: bytes.len() });
     }
@@ -55,14 +86,27 @@ pub fn decode_body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, CodecError> {
     if bytes.len() >= MAX_FRAME {
         return Err(CodecError::TooLong { len: bytes.len() });
     }
-    let (value, used) = bincode::serde::decode_from_slice(bytes, configuration())
-        .map_err(|e| CodecError::Malformed(e.to_string()))?;
-    if used != bytes.len() {
-        return Err(CodecError::Trailing {
-            extra: bytes.len() - used,
-        });
+    decode_within::<MAX_FRAME, T>(bytes)
+}
+
+/// What goes to the disk: a version of its own, and a wider limit than that of a frame.
+pub fn encode_stored<T: Serialize>(value: &T) -> Result<Vec<u8>, CodecError> {
+    let mut bytes = vec![STORED_VERSION];
+    bytes.extend(encode_within::<MAX_STORED, T>(value)?);
+    if bytes.len() > MAX_STORED {
+        return Err(CodecError::StoredTooLong { len: bytes.len() });
     }
-    Ok(value)
+    Ok(bytes)
+}
+
+/// The inverse of [`encode_stored`].
+pub fn decode_stored<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, CodecError> {
+    match bytes.split_first() {
+        _ if bytes.len() > MAX_STORED => Err(CodecError::StoredTooLong { len: bytes.len() }),
+        None => Err(CodecError::Empty),
+        Some((&STORED_VERSION, body)) => decode_within::<MAX_DECODED, T>(body),
+        Some((&theirs, _)) => Err(CodecError::StoredVersion { theirs }),
+    }
 }
 
 /// A frame without its length: the version byte and the body.

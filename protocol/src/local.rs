@@ -318,6 +318,9 @@ pub enum ToLauncher {
         /// How long workers may go on without an agent, counted from its last word: after that the
         /// others count the node as lost.
         agent_grace_ms: u32,
+        /// How long workers may go on without their launcher, unless the agent answers for them
+        /// ([`Query::Lease`]).
+        lease_ms: u32,
     },
     /// It was not, and will not be: the launcher says why and exits.
     Refused {
@@ -427,7 +430,14 @@ pub enum Query {
     Status,
     Nodes,
     Jobs,
-    Events { job: String, after: u64 },
+    Events {
+        job: String,
+        after: u64,
+    },
+    /// For how long the workers of a launcher that does not move may go on: `{"lease_ms": N}`.
+    Lease {
+        launcher: LauncherId,
+    },
 }
 
 /// An order of the command line.

@@ -63,6 +63,9 @@ impl Default for Config {
 pub enum Answer {
     /// By the one who was asked for: the agent by its identity, the guard by its launcher id.
     Answered,
+    /// The connection was accepted, and nothing said: the kernel does that for a process that is
+    /// stopped, or hangs.
+    Mute,
     /// The connection was refused.
     Refused,
     /// No answer within the prober's time limit.
@@ -72,7 +75,8 @@ pub enum Answer {
 }
 
 impl Answer {
-    fn is_gone(self) -> bool {
+    /// The process that was asked for has ended.
+    pub fn is_gone(self) -> bool {
         matches!(self, Answer::Refused | Answer::Other)
     }
 }

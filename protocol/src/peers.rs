@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use crate::ids::{NodeId, StateId};
 use crate::membership::State as PeerState;
 use crate::time::{Span, Time};
-use crate::wire::{Hello, Leave};
+use crate::wire::{Hello, Leave, Timeouts};
 
 /// Peers that are remembered, connected ones and watched ones apart.
 pub const MAX_PEERS: usize = 2_048;
@@ -26,6 +26,9 @@ pub struct Peer {
     pub hello_due: Time,
     /// The failure detector's verdict, while the peer is watched.
     pub state: Option<PeerState>,
+    /// Since when its agent is away, its launcher having answered then. Nothing heard since says that it
+    /// came back, nor that the launcher is gone.
+    pub away_since: Option<Time>,
     /// When the peer was last heard, or its connection last changed.
     pub seen: Time,
     /// It announced that it goes, and when at the latest.
@@ -38,6 +41,16 @@ impl Peer {
     pub fn state_dir(&self) -> Option<StateId> {
         let hello = self.hello.as_ref().filter(|_| self.greeted);
         hello.map(|h| h.state)
+    }
+
+    /// The failure detector's verdict.
+    pub fn judged(&mut self, state: PeerState) {
+        self.state = Some(state);
+        match state {
+            PeerState::Away { since } => self.away_since = Some(since),
+            PeerState::Alive | PeerState::Lost { confirmed: true } => self.away_since = None,
+            PeerState::Suspect | PeerState::Lost { confirmed: false } => {}
+        }
     }
 
     /// Its announcement to go, unless it is still here long after the time that it named: then that
@@ -102,6 +115,12 @@ impl Peers {
     /// The agent is absent though its launcher answers (a crash, an upgrade).
     pub fn away(&self, node: NodeId) -> bool {
         matches!(self.state(node), Some(PeerState::Away { .. }))
+    }
+
+    /// The longest times that any agent keeps of which this one has heard.
+    pub fn timeouts(&self) -> Timeouts {
+        let hellos = self.map.values().filter_map(|p| p.hello.as_ref());
+        hellos.fold(Timeouts::default(), |most, h| most.max(h.timeouts))
     }
 
     /// What people call a node.

@@ -20,6 +20,7 @@ use crate::ids::{Boot, Digest, JobKey, NodeId, StateId, StoreUuid};
 use crate::local::{Question, WorkerExit};
 use crate::record::{CommitRef, Member, Record, RecordError};
 use crate::spec::JobSpec;
+use crate::time::Span;
 
 /// The most jobs that one greeting or heartbeat speaks of.
 pub const MAX_JOBS: usize = 256;
@@ -81,7 +82,28 @@ pub struct Hello {
     pub version: String,
     pub state: StateId,
     pub boot: Boot,
+    pub timeouts: Timeouts,
     pub jobs: Vec<Advert>,
+}
+
+/// Times that an agent keeps, and on which others must count: for as long its node may train that
+/// nobody hears of any more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Timeouts {
+    /// Its workers may run for so long after a voter has acknowledged their lease (R16).
+    pub suspect_after: Span,
+    /// They may run for so long without an agent (R18).
+    pub agent_grace: Span,
+}
+
+impl Timeouts {
+    /// The longer ones of two nodes.
+    pub fn max(self, other: Timeouts) -> Timeouts {
+        Timeouts {
+            suspect_after: self.suspect_after.max(other.suspect_after),
+            agent_grace: self.agent_grace.max(other.agent_grace),
+        }
+    }
 }
 
 /// What an agent knows of a job's newest generation. A hint, never a proof.
@@ -94,6 +116,8 @@ pub struct Advert {
     pub leader: Option<NodeId>,
     /// Whether the sender belongs to the generation (as member or voter).
     pub belongs: bool,
+    /// The sender leads it, and sees no launcher of it any more.
+    pub deserted: bool,
 }
 
 /// About one job.
@@ -101,7 +125,10 @@ pub struct Advert {
 pub enum JobMessage {
     /// A launcher wants to become a member (R4). Said again every second until it is one.
     Ticket(Box<Ticket>),
+    /// `lineage`: the life of the job that the ticket waits in, and whose end its launcher will be told;
+    /// zero while none runs, or the one that runs is ending.
     TicketAck {
+        lineage: Digest,
         wait: Wait,
     },
     TicketRefused {
@@ -256,6 +283,10 @@ pub enum JobMessage {
         digest: Digest,
         text: String,
     },
+    /// A person ends the job on a node without a launcher of it: said to the leader.
+    CancelAsk {
+        digest: Digest,
+    },
     /// Somebody found a checkpoint damaged, or cannot read it: the leader has it read by the receiver's launcher. Said
     /// again until there is an answer.
     LookAgain {
@@ -279,6 +310,12 @@ pub enum JobMessage {
     Unfit {
         digest: Digest,
         text: String,
+    },
+    /// From whoever had this generation decided to its leader, which may not know the one before: a start
+    /// waits this long for those who may still be training.
+    Held {
+        digest: Digest,
+        ms: u32,
     },
 }
 
@@ -328,11 +365,11 @@ pub struct Saved {
     pub failed: Option<String>,
 }
 
-/// When a voter last acknowledged the lease of a member that a proposal drops, as an age.
+/// How long the lease may still last that a voter acknowledged to a member which a proposal drops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
     pub node: NodeId,
-    pub age_ms: u32,
+    pub left_ms: u32,
 }
 
 /// A launcher's wish to become a member, spoken by its agent (R4).

@@ -6,6 +6,7 @@ use std::fmt::Debug;
 use muster_checkpoint::manifest::Manifest;
 use muster_checkpoint::part::{Draft, Note, Part};
 use muster_checkpoint::shard::Header;
+use muster_protocol::agent::Past;
 use muster_protocol::codec::{self, Deframer};
 use muster_protocol::control::{Reason, decode_step};
 use muster_protocol::job::Durable;
@@ -17,7 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// The names of the decoders, as [`decode`] takes them.
-pub const DECODERS: [&str; 15] = [
+pub const DECODERS: [&str; 16] = [
     "message",
     "to_agent",
     "to_launcher",
@@ -25,6 +26,7 @@ pub const DECODERS: [&str; 15] = [
     "answer",
     "entry",
     "durable",
+    "past",
     "stream",
     "memory_ask",
     "memory_answer",
@@ -47,7 +49,8 @@ pub fn decode(decoder: &str, bytes: &[u8]) -> bool {
         "register" => frame::<Register>(bytes),
         "answer" => frame::<Answer>(bytes),
         "entry" => again(Entry::decode(bytes), Entry::encode, Entry::decode),
-        "durable" => frame::<Durable>(bytes),
+        "durable" => again(Durable::decode(bytes), Durable::encode, Durable::decode),
+        "past" => again(Past::decode(bytes), Past::encode, Past::decode),
         "stream" => stream(bytes),
         "memory_ask" => frame::<memory::Ask>(bytes),
         "memory_answer" => frame::<memory::Answer>(bytes),
@@ -160,6 +163,8 @@ pub fn corpus() -> Vec<Vec<u8>> {
     all.extend(asks.iter().filter_map(|m| codec::encode_frame(m).ok()));
     all.extend(answers.iter().filter_map(|m| codec::encode_frame(m).ok()));
     all.extend(entries.iter().filter_map(|m| m.encode().ok()));
+    let stored = crate::golden::durables();
+    all.extend(stored.iter().filter_map(|d| d.encode().ok()));
     all.extend(checkpoint());
     all
 }

@@ -13,11 +13,12 @@ use muster_protocol::local::{
 };
 use muster_protocol::record::{Arbiter, Cause, CommitRef, Kind, Member, Place, Record, Voter};
 use muster_protocol::spec::JobSpec;
-use muster_protocol::storelog::{Body, Entry};
+use muster_protocol::storelog::{Body, Entry, Snapshot, Standing};
 use muster_protocol::wire::{
-    Action, Advert, Ballot, Grant, Hello, JobMessage, Leave, Message, Order, Status, Ticket, Wait,
+    Action, Advert, Ballot, Grant, Hello, JobMessage, Leave, Message, Order, Status, Ticket,
+    Timeouts, Wait,
 };
-use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, StateId, StoreUuid, Time};
+use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, Span, StateId, StoreUuid, Time};
 
 /// Defines the name of every variant: a new variant does not compile until it has one, and a name
 /// without a sample fails the test.
@@ -35,6 +36,7 @@ mod jobs;
 mod local;
 mod memory;
 mod saves;
+mod stored;
 mod watch;
 
 pub use jobs::job_messages;
@@ -42,6 +44,7 @@ pub use local::{answers, to_agent, to_launcher};
 pub use memory::{
     MEMORY_ANSWERS, MEMORY_ASKS, memory_answer_name, memory_answers, memory_ask_name, memory_asks,
 };
+pub use stored::{durables, forgotten};
 use watch::{held, saved, standing};
 
 names!(message_name, MESSAGES, Message, {
@@ -56,13 +59,13 @@ names!(message_name, MESSAGES, Message, {
 
 names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::Ticket(_) => "job.ticket",
-    JobMessage::TicketAck { wait: Wait::Forming { .. } } => "job.ticket_ack.forming",
-    JobMessage::TicketAck { wait: Wait::Batching { .. } } => "job.ticket_ack.batching",
-    JobMessage::TicketAck { wait: Wait::Spare { .. } } => "job.ticket_ack.spare",
-    JobMessage::TicketAck { wait: Wait::NoQuorum { .. } } => "job.ticket_ack.no_quorum",
-    JobMessage::TicketAck { wait: Wait::Parked { .. } } => "job.ticket_ack.parked",
-    JobMessage::TicketAck { wait: Wait::Elsewhere { .. } } => "job.ticket_ack.elsewhere",
-    JobMessage::TicketAck { wait: Wait::Changing } => "job.ticket_ack.changing",
+    JobMessage::TicketAck { wait: Wait::Forming { .. }, .. } => "job.ticket_ack.forming",
+    JobMessage::TicketAck { wait: Wait::Batching { .. }, .. } => "job.ticket_ack.batching",
+    JobMessage::TicketAck { wait: Wait::Spare { .. }, .. } => "job.ticket_ack.spare",
+    JobMessage::TicketAck { wait: Wait::NoQuorum { .. }, .. } => "job.ticket_ack.no_quorum",
+    JobMessage::TicketAck { wait: Wait::Parked { .. }, .. } => "job.ticket_ack.parked",
+    JobMessage::TicketAck { wait: Wait::Elsewhere { .. }, .. } => "job.ticket_ack.elsewhere",
+    JobMessage::TicketAck { wait: Wait::Changing, .. } => "job.ticket_ack.changing",
     JobMessage::TicketRefused { .. } => "job.ticket_refused",
     JobMessage::Withdraw => "job.withdraw",
     JobMessage::Birth { .. } => "job.birth",
@@ -104,6 +107,7 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::Hang { hang: Some(_), .. } => "job.hang.some",
     JobMessage::Hang { hang: None, .. } => "job.hang.none",
     JobMessage::CheckpointAsk { .. } => "job.checkpoint_ask",
+    JobMessage::CancelAsk { .. } => "job.cancel_ask",
     JobMessage::Checkpoint { .. } => "job.checkpoint",
     JobMessage::Save(_) => "job.save",
     JobMessage::SaveAnswer(_) => "job.save_answer",
@@ -113,6 +117,7 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::LookedAgain { .. } => "job.looked_again",
     JobMessage::LooksAgain { .. } => "job.looks_again",
     JobMessage::Unfit { .. } => "job.unfit",
+    JobMessage::Held { .. } => "job.held",
 });
 
 names!(to_agent_name, TO_AGENT, ToAgent, {
@@ -127,6 +132,7 @@ names!(to_agent_name, TO_AGENT, ToAgent, {
     ToAgent::TakesStopSteps { .. } => "takes_stop_steps",
     ToAgent::Leave { .. } => "leave",
     ToAgent::Cancel => "cancel",
+    ToAgent::Query(Query::Lease { .. }) => "query.lease",
     ToAgent::Query(Query::Status) => "query.status",
     ToAgent::Query(Query::Nodes) => "query.nodes",
     ToAgent::Query(Query::Jobs) => "query.jobs",
@@ -222,6 +228,7 @@ names!(entry_name, ENTRIES, Body, {
     Body::Pin { .. } => "pin",
     Body::Unpin { .. } => "unpin",
     Body::Rules(_) => "rules",
+    Body::Snapshot(_) => "snapshot",
 });
 
 pub fn key() -> JobKey {
@@ -362,6 +369,7 @@ pub fn records() -> Vec<Arc<Record>> {
 
 fn advert() -> Advert {
     Advert {
+        deserted: false,
         key: key(),
         lineage: digest(4),
         digest: digest(5),
@@ -397,6 +405,10 @@ pub fn messages() -> Vec<Message> {
             version: "0.1.0".into(),
             state: StateId([1; 8]),
             boot: Boot(9),
+            timeouts: Timeouts {
+                suspect_after: Span::from_secs(2),
+                agent_grace: Span::from_secs(30),
+            },
             jobs: vec![advert()],
         }),
         Message::Ping {
@@ -441,6 +453,7 @@ pub fn entries() -> Vec<Entry> {
             seq: 2,
             good: Some([3, 4]),
         },
+        Body::Snapshot(Box::new(snapshot(store))),
     ];
     let bodies = bodies.into_iter().enumerate();
     bodies
@@ -456,6 +469,37 @@ pub fn entries() -> Vec<Entry> {
             body,
         })
         .collect()
+}
+
+fn snapshot(store: Arbiter) -> Snapshot {
+    let claim = record(Kind::Next, Cause::Formed, store);
+    let standing = |seq| Standing {
+        seq,
+        commit: commit(),
+        pinned: false,
+        retired: None,
+        rejected: None,
+    };
+    Snapshot {
+        claims: vec![(1, digest(4)), (3, claim.digest())],
+        claim,
+        last_number: 9,
+        commits: vec![
+            Standing {
+                retired: Some(6),
+                ..standing(2)
+            },
+            Standing {
+                rejected: Some("checksum of shard 3".into()),
+                ..standing(4)
+            },
+            Standing {
+                pinned: true,
+                ..standing(5)
+            },
+        ],
+        rules: Some(saves::rules()),
+    }
 }
 
 /// The lines of a golden file: a name and the bytes in hexadecimal.

@@ -2,6 +2,7 @@
 
 use muster_protocol::agent::{Config, Flaws};
 use muster_protocol::record::Place;
+use muster_protocol::storelog::Compaction;
 use muster_protocol::{Boot, NodeId, Span, StateId};
 
 /// Node `i` of 255 at most (beyond, set `node` and `state`), in its first boot, with the times that agents keep by default.
@@ -21,11 +22,12 @@ pub fn config(i: usize) -> Config {
         birth_timeout: Span::from_secs(4),
         start_timeout: Span::from_secs(10),
         minority_wait: Span::from_secs(6),
-        orphan_after: Span::from_secs(10),
+        orphan_after: Span::from_secs(12),
         slot_memory: u64::MAX,
         slot_lease: Span::from_secs(600),
         place: Place::default(),
         memory: muster_protocol::memory::Key::default(),
+        compaction: Compaction::default(),
         flaws: Flaws::default(),
     }
 }

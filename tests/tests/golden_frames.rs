@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::path::PathBuf;
 
-use muster_protocol::codec;
+use muster_protocol::agent::Past;
+use muster_protocol::codec::{self, CodecError};
+use muster_protocol::job::Durable;
 use muster_protocol::local::{Answer, ToAgent, ToLauncher};
 use muster_protocol::memory;
 use muster_protocol::storelog::{Body, Entry};
@@ -146,20 +148,26 @@ fn entries_of_the_log() {
     let name = |e: &Entry| golden::entry_name(&e.body);
     let encode = |e: &Entry| e.encode().expect("a sample within the limits");
     let all = samples(golden::entries(), name, encode);
-    check("../v3/entry.txt", golden::ENTRIES, all, |b| {
+    check("../v4/entry.txt", golden::ENTRIES, all, |b| {
         Entry::decode(b).expect("an entry")
     });
 }
 
-/// As builds wrote them that knew no version 3: they lie in stores, too.
+/// As builds wrote them that knew no version 3, or no version 4: they lie in stores, too.
 #[test]
-fn entries_of_version_2() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/v2/entry.txt");
-    let text = std::fs::read_to_string(path).expect("the golden file");
-    let kept = golden::parse(&text);
-    let name = |e: &Entry| golden::entry_name(&e.body);
-    for Sample { name, value, .. } in samples(golden::entries(), name, |_| Vec::new()) {
-        assert_eq!(Entry::decode(&kept[&name]), Ok(value), "{name}");
+fn entries_of_versions_2_and_3() {
+    for version in ["v2", "v3"] {
+        let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/golden");
+        let path = PathBuf::from(golden).join(version).join("entry.txt");
+        let text = std::fs::read_to_string(path).expect("the golden file");
+        let kept = golden::parse(&text);
+        let name = |e: &Entry| golden::entry_name(&e.body);
+        let mut entries = golden::entries();
+        entries.retain(|e| !matches!(e.body, Body::Snapshot(_)));
+        assert_eq!(kept.len(), entries.len());
+        for Sample { name, value, .. } in samples(entries, name, |_| Vec::new()) {
+            assert_eq!(Entry::decode(&kept[&name]), Ok(value), "{version}: {name}");
+        }
     }
 }
 
@@ -171,13 +179,49 @@ fn entries_of_version_1() {
     let kept = golden::parse(&text);
     // A claim's record is of the version of its day, and others came with version 2.
     let newer = |e: &Entry| match e.body {
-        Body::Claim(_) | Body::Unpin { .. } | Body::Rules(_) => true,
+        Body::Claim(_) | Body::Unpin { .. } | Body::Rules(_) | Body::Snapshot(_) => true,
         Body::Retire { good, .. } => good.is_some(),
         Body::Commit(_) | Body::Reject { .. } | Body::Pin { .. } => false,
     };
     for entry in golden::entries().into_iter().filter(|e| !newer(e)) {
         let name = format!("{}#1", golden::entry_name(&entry.body));
         assert_eq!(Entry::decode(&kept[&name]), Ok(entry));
+    }
+}
+
+/// An agent finds its votes again after an upgrade, or knows that it does not: what is stored changes with
+/// its own version only.
+#[test]
+fn what_an_agent_stores() {
+    let encode = |d: &Durable| d.encode().expect("a sample within the limits");
+    let all = samples(golden::durables(), |_| "durable", encode);
+    check("../stored2/durable.txt", &["durable"], all, |b| {
+        Durable::decode(b).expect("a job's state")
+    });
+    let mut past = Past::default();
+    for (lineage, number, over) in golden::forgotten() {
+        past.add(lineage, number, over);
+    }
+    let encode = |p: &Past| p.encode().expect("a sample within the limits");
+    check(
+        "../stored2/past.txt",
+        &["past"],
+        samples(vec![past], |_| "past", encode),
+        |b| Past::decode(b).expect("a list"),
+    );
+}
+
+/// As builds stored it whose format had no version: it is refused, for what it says of votes cannot be
+/// known.
+#[test]
+fn what_an_agent_stored_without_a_version() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/stored1/durable.txt");
+    let text = std::fs::read_to_string(path).expect("the golden file");
+    let kept = golden::parse(&text);
+    assert_eq!(kept.len(), 1);
+    for bytes in kept.values() {
+        let refused = CodecError::StoredVersion { theirs: 1 };
+        assert_eq!(Durable::decode(bytes), Err(refused));
     }
 }
 

@@ -102,7 +102,7 @@ impl World {
     /// Agent and launcher of a node start, with what was stored.
     fn start(&mut self, i: usize) {
         self.boots[i] += 1;
-        let stored = self.stored[i].clone().into_iter().collect();
+        let stored: Vec<_> = self.stored[i].clone().into_iter().collect();
         let agent =
             Agent::new(config(i, self.boots[i]), stored, self.now).expect("what was stored");
         self.agents[i] = Some(agent);

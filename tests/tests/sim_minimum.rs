@@ -8,7 +8,7 @@ use muster_protocol::record::{Cause, Kind};
 use muster_protocol::spec::JobSpec;
 use muster_tests::sim::clock::{Clock, MS, SEC};
 use muster_tests::sim::conductor::Conductor;
-use muster_tests::sim::setup::{Fault, NetSetup, NodeSetup, Setup};
+use muster_tests::sim::setup::{Fault, NetSetup, NodeSetup, Setup, Times};
 use muster_tests::sim::step::Step;
 
 const LEAVES: u64 = 10 * SEC;
@@ -49,7 +49,10 @@ fn setup(nodes: usize, spare_at: Option<u64>, fault: Fault) -> Setup {
         stop_steps: false,
         watches: false,
         ends_hung: false,
+        live: false,
+        times: Times::USUAL,
         flaws: Default::default(),
+        other_suspect: None,
         faults: vec![(LEAVES, fault)],
         // From then on nobody comes back by himself.
         heal_at: LEAVES + 10 * MS,

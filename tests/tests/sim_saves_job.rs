@@ -112,7 +112,7 @@ impl World {
             seed: 100 * n.boot + i as u64,
             ..usual::config(i)
         };
-        let stored = n.stored.clone().into_iter().collect();
+        let stored: Vec<_> = n.stored.clone().into_iter().collect();
         n.agent = Some(Agent::new(config, stored, self.now).expect("what was stored"));
         let running = n.running;
         for j in (0..self.nodes.len()).filter(|j| *j != i) {

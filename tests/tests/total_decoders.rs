@@ -55,6 +55,7 @@ fn every_valid_frame_is_decoded_by_its_own_decoder() {
             "to_agent",
             "to_launcher",
             "entry",
+            "durable",
             "memory_ask",
             "memory_answer",
             "manifest",

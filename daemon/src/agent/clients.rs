@@ -10,9 +10,11 @@ use muster_protocol::control::report::RankMetrics;
 use muster_protocol::local::{
     Answer, Command, Register, STORE_HANGS, SaveNews, StoreAnswer, ToAgent, ToLauncher,
 };
+use muster_protocol::membership;
 use muster_protocol::{Digest, JobKey, LauncherId, codec, storelog};
 use tokio::sync::mpsc;
 
+use super::looks::{Marks, Process};
 use super::reports::{Labels, Reported, Series};
 use super::stores::{self, Asked, Told};
 use super::{Client, Input, Node, clock};
@@ -29,6 +31,7 @@ const FIRST_FRAME: Duration = Duration::from_secs(10);
 pub(super) struct Launcher {
     id: LauncherId,
     guards: Vec<SocketAddr>,
+    process: Option<Process>,
     key: JobKey,
     /// What it was asked to do in the store that it brought.
     store: Option<Asked>,
@@ -36,13 +39,17 @@ pub(super) struct Launcher {
 }
 
 impl Launcher {
-    fn new(reg: &Register, key: JobKey) -> Launcher {
+    fn new(reg: &Register, key: JobKey, pid: i32) -> Launcher {
         let local = SocketAddr::from((Ipv4Addr::LOCALHOST, reg.guard_port));
         let addrs = reg.addrs.iter();
         let addrs = addrs.map(|ip| SocketAddr::new(*ip, reg.guard_port));
         Launcher {
             id: reg.launcher,
             guards: std::iter::once(local).chain(addrs).collect(),
+            // Another process may only pass on what the launcher says.
+            process: (u32::try_from(pid) == Ok(reg.pid))
+                .then(|| Process::of(pid))
+                .flatten(),
             key,
             store: reg.store.map(|_| Asked::default()),
             metrics: Reported::default(),
@@ -130,11 +137,11 @@ impl Node {
             owner: owner.clone(),
             id: reg.job.clone(),
         };
-        let launcher = Launcher::new(&reg, key);
         let Some(client) = self.clients.get(&conn) else {
             return;
         };
         let uid = client.uid;
+        let launcher = Launcher::new(&reg, key, client.pid);
         let other = |l: &Launcher| l.id != launcher.id || l.key != launcher.key;
         if client.launcher.as_ref().is_some_and(other) {
             self.refuse(conn, "a connection carries one launcher of one job");
@@ -155,8 +162,8 @@ impl Node {
         }
         self.hand_over(conn, &key, id);
         for conn in self.looks.back(uid, id) {
-            let alive = false;
-            self.apply(Event::LauncherGone { conn, alive });
+            let guard = membership::Answer::Refused;
+            self.apply(Event::LauncherGone { conn, guard });
         }
     }
 
@@ -241,17 +248,23 @@ impl Node {
             let held = self.held_by_others(conn, &launcher.key);
             launcher.metrics.forget(&self.metrics, &held);
         }
-        let Some(Launcher { id, guards, .. }) = client.launcher else {
+        let Some(launcher) = client.launcher else {
             return;
         };
-        let tx = self.tx.clone();
-        if !self.looks.start(conn, client.uid, id, guards, tx) {
+        let Launcher {
+            id,
+            guards,
+            process,
+            ..
+        } = launcher;
+        let (tx, marks) = (self.tx.clone(), Marks { guards, process });
+        if !self.looks.start(conn, client.uid, id, marks, tx) {
             tracing::warn!(
                 uid = client.uid,
-                "too many launchers of this user are looked for: one more counts as gone"
+                "too many launchers of this user are looked for: one more is not"
             );
-            let alive = false;
-            self.apply(Event::LauncherGone { conn, alive });
+            let guard = membership::Answer::Silent;
+            self.apply(Event::LauncherGone { conn, guard });
         }
     }
 
@@ -377,9 +390,10 @@ impl Node {
             .values_mut()
             .filter_map(|c| c.launcher.as_mut())
         {
-            if let Some(asked) = launcher.store.as_mut()
-                && let Some(event) = asked.expire(now)
-            {
+            let Some(asked) = launcher.store.as_mut() else {
+                continue;
+            };
+            for event in asked.expire(now) {
                 let (op, _) = stores::words(&event);
                 let news = asked.note(op == "create", Some(STORE_HANGS));
                 late.push((launcher.key.clone(), event, news));
@@ -397,11 +411,12 @@ impl Node {
             .clients
             .get_mut(&conn)
             .and_then(|c| c.launcher.as_mut());
-        if let Some(launcher) = launcher
-            && let Some(event) = launcher.store.as_mut().and_then(Asked::give_up)
-        {
-            let key = launcher.key.clone();
-            self.store_event(key, event);
+        let Some((key, asked)) = launcher.and_then(|l| Some((l.key.clone(), l.store.as_mut()?)))
+        else {
+            return;
+        };
+        for event in asked.give_up() {
+            self.store_event(key.clone(), event);
         }
     }
 

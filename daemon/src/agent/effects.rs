@@ -33,8 +33,11 @@ impl Node {
             muster_fault::point_on("agent.effect", || words(&effect));
             match effect {
                 Effect::Persist { key, bytes } => self.persist(key, &bytes),
-                Effect::Forget { key } => {
-                    if let Err(error) = self.state.remove(&blob_name(&key)) {
+                Effect::Forget { key, past } => {
+                    // Until what is remembered instead is durable, the old state stays.
+                    let result = self.state.save_past(&past);
+                    let result = result.and_then(|()| self.state.remove(&blob_name(&key)));
+                    if let Err(error) = result {
                         tracing::warn!(job = %key, %error, "old state stays");
                     }
                 }
@@ -143,6 +146,13 @@ impl Node {
                     }
                 }
             }
+            Notice::OtherTimes { node, theirs, mine } => tracing::warn!(
+                node = peers.name(*node),
+                suspect_after = %theirs.suspect_after, here_suspect_after = %mine.suspect_after,
+                agent_grace = %theirs.agent_grace, here_agent_grace = %mine.agent_grace,
+                "a node keeps other times than this one: set the same suspect_after and agent_grace on all; \
+                 until then every start waits for the longest"
+            ),
             Notice::Decided {
                 key,
                 digest,

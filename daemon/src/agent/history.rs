@@ -143,7 +143,7 @@ impl History {
             Notice::Saving { key, text } => self.add(key, "saving", json!({ "text": text })),
             Notice::Warning { key, text } => self.add(key, "warning", json!({ "text": text })),
             Notice::Trouble { key, text } => self.add(key, "trouble", json!({ "text": text })),
-            Notice::Peer { .. } => {}
+            Notice::Peer { .. } | Notice::OtherTimes { .. } => {}
         }
     }
 }
@@ -163,6 +163,8 @@ pub(super) fn record_json(record: &Record, names: Names<'_>) -> Value {
         })
         .collect();
     let kind = match record.kind {
+        // Below the job's minimum: nothing runs until others come.
+        Kind::Next if record.is_short() => "waits".to_owned(),
         Kind::Next => "runs".to_owned(),
         Kind::End { cancelled: false } => "finished".into(),
         Kind::End { cancelled: true } => "cancelled".into(),
@@ -174,7 +176,7 @@ pub(super) fn record_json(record: &Record, names: Names<'_>) -> Value {
         "generation": record.number, "kind": kind, "cause": record.cause.word(),
         "about": about(&record.cause, names), "members": members, "nodes": record.members.len(),
         "members_left_out": record.members.len().saturating_sub(SPELT),
-        "world": record.world(), "restarts_used": record.restarts_used,
+        "world": if record.is_short() { 0 } else { record.world() }, "restarts_used": record.restarts_used,
     })
 }
 

@@ -12,6 +12,7 @@ mod looks;
 mod probe;
 mod query;
 mod reports;
+mod restore;
 mod stores;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -90,6 +91,8 @@ pub enum StartError {
     Identity,
     #[error(transparent)]
     Core(#[from] muster_protocol::agent::Error),
+    #[error(transparent)]
+    State(#[from] crate::state::StateError),
 }
 
 /// What reaches the loop from its tasks.
@@ -103,9 +106,9 @@ enum Input {
     },
     Closed(ConnId),
     /// A launcher whose connection closed was looked for at its guard.
-    LauncherAlive {
+    LauncherLooked {
         conn: ConnId,
-        alive: bool,
+        guard: Answer,
     },
     Probed {
         node: NodeId,
@@ -214,7 +217,7 @@ impl Node {
         let (wanted, otherwise) = (setup.net.listen.clone(), setup.net.otherwise);
         let (net, net_rx) = listen::start(config, wanted, otherwise).await?;
         let now = clock::now();
-        let restored = restore(&mut setup.state);
+        let stored = restore::restore(&mut setup.state)?;
         let core = Agent::new(
             Config {
                 node: setup.state.node_id(),
@@ -230,14 +233,16 @@ impl Node {
                 birth_timeout: Span::from_secs(4),
                 start_timeout: Span::from_secs(30),
                 minority_wait: setup.suspect_after.times(3),
-                orphan_after: setup.suspect_after.times(5),
+                // By then an agent that is away has come back, or its launcher has ended its workers.
+                orphan_after: Span(setup.agent_grace.0.saturating_add(setup.suspect_after.0)),
                 slot_memory: setup.slot_memory,
                 slot_lease: setup.slot_lease,
                 place: setup.place,
                 memory: muster_protocol::memory::Key::of_cluster(setup.net.secret.as_deref()),
+                compaction: muster_protocol::storelog::Compaction::default(),
                 flaws: Flaws::default(),
             },
-            restored,
+            stored,
             now,
         )?;
         let (tx, rx) = mpsc::channel(QUEUE);
@@ -423,11 +428,11 @@ impl Node {
             Input::Accepted(conn) => self.on_client(conn),
             Input::Frame { conn, frame, fds } => self.on_frame(conn, &frame, fds),
             Input::Closed(conn) => self.on_closed(conn),
-            Input::LauncherAlive { conn, alive } => {
-                self.apply(Event::LauncherGone { conn, alive });
-                match alive {
-                    true => self.looks.answers(conn),
-                    false => self.looks.end(conn),
+            Input::LauncherLooked { conn, guard } => {
+                self.apply(Event::LauncherGone { conn, guard });
+                match guard.is_gone() {
+                    false => self.looks.answers(conn, guard),
+                    true => self.looks.end(conn),
                 }
             }
             Input::Probed {
@@ -493,17 +498,6 @@ fn identity(state: &StateDir) -> Option<Identity> {
         *byte = *from;
     }
     Identity::from_secret(secret)
-}
-
-fn restore(state: &mut StateDir) -> Vec<(JobKey, Vec<u8>)> {
-    let mut out = Vec::new();
-    for (name, bytes) in state.load_all() {
-        match muster_protocol::job::Durable::decode(&bytes) {
-            Ok(durable) => out.push((durable.key, bytes)),
-            Err(error) => tracing::error!(name, %error, "a job's stored state cannot be read"),
-        }
-    }
-    out
 }
 
 fn blob_name(key: &JobKey) -> String {

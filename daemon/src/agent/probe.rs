@@ -8,13 +8,13 @@ use muster_protocol::LauncherId;
 use muster_protocol::membership::Answer;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 /// What a guard says to whoever connects: these bytes, a version, and the launcher's id.
 pub const GUARD_MAGIC: &[u8; 4] = b"MGRD";
 pub const GUARD_VERSION: u8 = 1;
 
-/// Whether anybody accepts connections there.
+/// Whether anybody accepts connections there: also of an agent that is stopped.
 pub(super) async fn agent(addr: Option<SocketAddr>, limit: Duration) -> Answer {
     let Some(addr) = addr else {
         return Answer::Silent;
@@ -32,16 +32,22 @@ pub(super) async fn guard(at: Option<(SocketAddr, LauncherId)>, limit: Duration)
     let Some((addr, launcher)) = at else {
         return Answer::Refused;
     };
-    match timeout(limit, greet(addr)).await {
+    let until = Instant::now() + limit;
+    let stream = match timeout_at(until, TcpStream::connect(addr)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return failed(&error),
+        Err(_) => return Answer::Silent,
+    };
+    match timeout_at(until, greeting(stream)).await {
         Ok(Ok(found)) if found == Some(launcher) => Answer::Answered,
         Ok(Ok(_)) => Answer::Other,
         Ok(Err(error)) => failed(&error),
-        Err(_) => Answer::Silent,
+        // The kernel accepted for a process that does not run.
+        Err(_) => Answer::Mute,
     }
 }
 
-async fn greet(addr: SocketAddr) -> std::io::Result<Option<LauncherId>> {
-    let mut stream = TcpStream::connect(addr).await?;
+async fn greeting(mut stream: TcpStream) -> std::io::Result<Option<LauncherId>> {
     let mut bytes = [0u8; 13];
     match stream.read_exact(&mut bytes).await {
         Ok(_) => {}

@@ -123,6 +123,10 @@ impl Node {
         match query {
             Query::Status => vec![Answer::Json(self.status(may).to_string())],
             Query::Nodes => frames(self.nodes()),
+            Query::Lease { launcher } => {
+                let left = self.core.lease_of(*launcher, clock::now()).as_millis();
+                vec![Answer::Json(json!({ "lease_ms": left }).to_string())]
+            }
             Query::Jobs => frames(self.jobs(may)),
             Query::Events { job, after } => {
                 let known = self.core.jobs().map(|j| j.key());
@@ -243,6 +247,9 @@ impl Node {
             }
             None => json!({ "kind": "forming" }),
         };
+        if job.is_deserted(self.core.peers()) {
+            row["kind"] = json!("deserted");
+        }
         row["job"] = json!(key.id);
         row["owner"] = json!(key.owner);
         row["launcher_here"] = json!(job.launcher().is_some());
@@ -299,6 +306,8 @@ fn checkpoint_json(job: &Job, asked: &CheckpointAsked) -> Value {
 
 fn peer_word(peer: &Peer) -> &'static str {
     match peer.state {
+        // It said goodbye, and went: that is no outage, whatever the failure detector makes of it.
+        Some(state) if state.is_lost() && peer.leaving.is_some() => "left",
         Some(state) => state_word(state),
         None if peer.connected => "connected",
         // It said goodbye, and went.

@@ -5,26 +5,28 @@
 //! (R12); so does one whose connection ends, and one that brought no store. Every operation of the
 //! log has exactly one event.
 
+use std::collections::BTreeMap;
+
 use muster_protocol::local::{Assembly, News, Part, StoreAnswer, StoreAsk, Troubles};
-use muster_protocol::storelog::{CreateOutcome, Effect, Event, ReadOutcome};
+use muster_protocol::storelog::{CreateOutcome, Effect, Event, MAX_READS, ReadOutcome};
 use muster_protocol::{Span, Time};
 
 /// How long a launcher may take for one operation. Its own file system may hang for longer: it does
 /// no second one meanwhile.
 const PATIENCE: Span = Span::from_secs(10);
 
-/// What one launcher was asked for: one operation on the log and one on the beacon at most.
+/// What one launcher was asked for: as many operations on the log as the log has in flight, and one on the beacon, at
+/// most.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
     ids: u64,
-    log: Option<LogOp>,
+    log: BTreeMap<u64, LogOp>,
     beacon: Option<Beacon>,
     troubles: Troubles,
 }
 
 #[derive(Debug)]
 struct LogOp {
-    id: u64,
     effect: Effect,
     due: Time,
     found: Assembly,
@@ -83,9 +85,9 @@ pub(super) fn words(event: &Event) -> (&'static str, &'static str) {
 }
 
 impl Asked {
-    /// What to send for an operation of the log. The error is its event: another one is under way.
+    /// What to send for an operation of the log. The error is its event: too many are under way.
     pub(super) fn log(&mut self, effect: Effect, now: Time) -> Result<Vec<(u64, StoreAsk)>, Event> {
-        if self.log.is_some() {
+        if self.log.len() >= MAX_READS {
             return Err(unknown(&effect));
         }
         let id = self.next_id();
@@ -96,12 +98,12 @@ impl Asked {
                 .map(|part| (id, StoreAsk::Create { slot: *slot, part }))
                 .collect(),
         };
-        self.log = Some(LogOp {
-            id,
+        let op = LogOp {
             effect,
             due: now + PATIENCE,
             found: Assembly::default(),
-        });
+        };
+        self.log.insert(id, op);
         Ok(asks)
     }
 
@@ -125,7 +127,7 @@ impl Asked {
 
     /// Whether the operation of this id writes; `None` where no answer of that id is waited for.
     pub(super) fn writes(&self, id: u64) -> Option<bool> {
-        let log = self.log.as_ref().filter(|l| l.id == id);
+        let log = self.log.get(&id);
         let log = log.map(|l| matches!(l.effect, Effect::Create { .. }));
         let beacon = self.beacon.as_ref().filter(|b| b.id == id);
         log.or(beacon.map(|b| b.writes))
@@ -140,13 +142,13 @@ impl Asked {
                 _ => None,
             };
         }
-        let mut asked = self.log.take_if(|l| l.id == id)?;
+        let mut asked = self.log.remove(&id)?;
         let event = match (&asked.effect, answer) {
             (Effect::Read { op, slot }, StoreAnswer::Found(part)) => {
                 let outcome = match asked.found.take(&part) {
                     Ok(Some(bytes)) => ReadOutcome::Found(bytes),
                     Ok(None) => {
-                        self.log = Some(asked);
+                        self.log.insert(id, asked);
                         return None;
                     }
                     Err(_) => ReadOutcome::Failed,
@@ -175,22 +177,25 @@ impl Asked {
     }
 
     pub(super) fn due(&self) -> Option<Time> {
-        let log = self.log.as_ref().map(|l| l.due);
+        let log = self.log.values().map(|l| l.due);
         let beacon = self.beacon.as_ref().map(|b| b.due);
-        log.into_iter().chain(beacon).min()
+        log.chain(beacon).min()
     }
 
-    /// Gives up what took too long; the event of the log's operation, if it did.
-    pub(super) fn expire(&mut self, now: Time) -> Option<Event> {
+    /// Gives up what took too long; the events of the log's operations that did.
+    pub(super) fn expire(&mut self, now: Time) -> Vec<Event> {
         self.beacon.take_if(|b| now >= b.due);
-        let late = self.log.take_if(|l| now >= l.due)?;
-        Some(unknown(&late.effect))
+        let log = std::mem::take(&mut self.log).into_iter();
+        let (late, in_time): (BTreeMap<_, _>, _) = log.partition(|(_, l)| now >= l.due);
+        self.log = in_time;
+        late.into_values().map(|l| unknown(&l.effect)).collect()
     }
 
-    /// The launcher is gone: the event of what it was asked for.
-    pub(super) fn give_up(&mut self) -> Option<Event> {
+    /// The launcher is gone: the events of what it was asked for.
+    pub(super) fn give_up(&mut self) -> Vec<Event> {
         self.beacon = None;
-        Some(unknown(&self.log.take()?.effect))
+        let all = std::mem::take(&mut self.log).into_values();
+        all.map(|l| unknown(&l.effect)).collect()
     }
 
     /// Notes how an operation went. The text, if it is news that something goes wrong.
@@ -273,28 +278,39 @@ mod tests {
     }
 
     #[test]
-    fn one_operation_of_a_kind_is_under_way_and_each_has_one_event() {
+    fn so_many_operations_are_under_way_and_each_has_one_event() {
         let mut asked = Asked::default();
         assert_eq!(asked.writes(1), None);
         asked.log(create(1, 5), START).unwrap();
-        assert_eq!(asked.log(read(2), START), Err(unknown(&read(2))));
+        let reads: Vec<u64> = (2..=MAX_READS as u64)
+            .map(|op| asked.log(read(op), START).unwrap()[0].0)
+            .collect();
+        assert_eq!(asked.log(read(99), START), Err(unknown(&read(99))));
         let (beacon, _) = asked.beacon(Some(9), START).unwrap();
         assert_eq!(asked.writes(1), Some(true));
+        assert_eq!(asked.writes(reads[0]), Some(false));
         assert_eq!(asked.writes(beacon), Some(true));
         assert_eq!(asked.writes(beacon + 1), None);
         assert_eq!(asked.beacon(None, START), None);
+        // Answers come in any order.
+        let last = reads.len() as u64 + 1;
+        let told = asked.answer(reads[reads.len() - 1], StoreAnswer::Absent);
+        assert_eq!(told, outcome(last, ReadOutcome::Absent));
         assert_eq!(asked.due(), Some(START + PATIENCE));
-        assert_eq!(asked.expire(START), None);
-        assert_eq!(asked.expire(START + PATIENCE), Some(unknown(&create(1, 5))));
-        // Both are free again, and what comes late changes nothing.
+        assert_eq!(asked.expire(START), []);
+        let mut late = vec![unknown(&create(1, 5))];
+        late.extend((2..last).map(|op| unknown(&read(op))));
+        assert_eq!(asked.expire(START + PATIENCE), late);
+        // All are free again, and what comes late changes nothing.
         assert_eq!(asked.due(), None);
         assert_eq!((asked.writes(1), asked.writes(beacon)), (None, None));
         assert_eq!(asked.answer(1, StoreAnswer::Won), None);
+        assert_eq!(asked.answer(reads[0], StoreAnswer::Absent), None);
         assert_eq!(asked.answer(beacon, StoreAnswer::Beacon(Some(1))), None);
         let (id, _) = asked.log(read(3), START).unwrap()[0];
         assert_eq!(asked.writes(id), Some(false));
-        assert_eq!(asked.give_up(), Some(unknown(&read(3))));
-        assert_eq!(asked.give_up(), None);
+        assert_eq!(asked.give_up(), [unknown(&read(3))]);
+        assert_eq!(asked.give_up(), []);
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub enum BlobError {
     Short { have: u64, want: u64 },
     #[error("its checksum does not match: it was damaged, or written under another name")]
     Checksum,
+    #[error("this build cannot read what is in it")]
+    Content,
 }
 
 fn checksum(name: &str, payload: &[u8]) -> [u8; 32] {

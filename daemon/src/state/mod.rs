@@ -6,6 +6,7 @@
 //! state-id   8 bytes, drawn when the directory is created
 //! boot       u64 little-endian, counts the agent's starts
 //! peers      addresses of peers, only a hint
+//! past       lineages that were voted in, of jobs whose blobs are gone
 //! jobs/<hex> one blob per job: records and votes
 //! ```
 //! Never does it forget a vote silently. Where the directory cannot prove that it still has every
@@ -42,6 +43,7 @@ const IDENTITY: &str = "identity";
 const STATE_ID: &str = "state-id";
 const BOOT: &str = "boot";
 const PEERS: &str = "peers";
+const PAST: &str = "past";
 const JOBS: &str = "jobs";
 
 /// Why the state directory cannot be used, or a blob not be saved.
@@ -145,6 +147,7 @@ pub struct StateDir {
     state_id: StateId,
     boot: Boot,
     loaded: Vec<(String, Vec<u8>)>,
+    past: Vec<u8>,
     quarantined: Vec<Quarantined>,
     _lock: File,
 }
@@ -203,6 +206,7 @@ impl StateDir {
             state_id: StateId::ZERO,
             boot: Boot(0),
             loaded: Vec::new(),
+            past: Vec::new(),
             quarantined: Vec::new(),
             _lock: lock,
         };
@@ -273,6 +277,54 @@ impl StateDir {
         })
     }
 
+    /// Replaces what is remembered of jobs whose blobs go next.
+    pub fn save_past(&mut self, bytes: &[u8]) -> Result<(), StateError> {
+        save(&mut self.root, self.path.join(PAST), PAST, bytes)
+    }
+
+    /// What was last saved of them under the present state id; nothing where nothing was. To be called
+    /// once: the memory goes to the caller.
+    pub fn load_past(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.past)
+    }
+
+    /// Draws a new state id, for votes may be lost with these blobs: they are put aside. Nothing that was
+    /// voted under the old one is asked for any more.
+    pub fn renew(&mut self, unreadable: &[&str]) -> Result<(), StateError> {
+        self.draw()?;
+        // Only now, with the new state id on the disk, may they go out of sight.
+        for name in unreadable {
+            check_name(name)?;
+            let path = self.path.join(JOBS).join(name);
+            self.quarantined.push(Quarantined {
+                path,
+                kept_as: PathBuf::new(),
+                why: BlobError::Content,
+                votes_lost: true,
+            });
+        }
+        self.quarantine_jobs()?;
+        self.count_start()
+    }
+
+    fn draw(&mut self) -> Result<(), StateError> {
+        let id = random::<8>()?;
+        save(&mut self.root, self.path.join(STATE_ID), STATE_ID, &id)?;
+        self.root.remove(PAST).map_err(|source| StateError::Io {
+            doing: "removing",
+            path: self.path.join(PAST),
+            source,
+            unchanged: false,
+        })?;
+        (self.state_id, self.boot) = (StateId(id), Boot(1));
+        Ok(())
+    }
+
+    fn count_start(&mut self) -> Result<(), StateError> {
+        let boot = self.boot.0.to_le_bytes();
+        save(&mut self.root, self.path.join(BOOT), BOOT, &boot)
+    }
+
     /// Replaces the remembered peers.
     pub fn save_peers(&mut self, bytes: &[u8]) -> Result<(), StateError> {
         save(&mut self.root, self.path.join(PEERS), PEERS, bytes)
@@ -290,29 +342,22 @@ impl StateDir {
         let whole = |bytes: Option<Vec<u8>>| bytes.and_then(|b| <[u8; 8]>::try_from(b).ok());
         let state_id = whole(self.load_root(STATE_ID, true)?);
         let boot = whole(self.load_root(BOOT, true)?);
-        let votes_lost = self.load_jobs()?;
+        let damaged = self.quarantined.len();
+        let past = self.load_root(PAST, true)?;
+        let votes_lost = self.quarantined.len() > damaged;
+        let votes_lost = self.load_jobs()? || votes_lost;
 
-        let (state_id, boot) = match (state_id, boot) {
-            (Some(id), Some(boot)) if !votes_lost => (
-                StateId(id),
-                Boot(u64::from_le_bytes(boot).saturating_add(1)),
-            ),
-            _ => {
-                let id = random::<8>()?;
-                save(&mut self.root, self.path.join(STATE_ID), STATE_ID, &id)?;
-                (StateId(id), Boot(1))
+        match (state_id, boot) {
+            (Some(id), Some(boot)) if !votes_lost => {
+                self.past = past.unwrap_or_default();
+                self.state_id = StateId(id);
+                self.boot = Boot(u64::from_le_bytes(boot).saturating_add(1));
             }
-        };
+            _ => self.draw()?,
+        }
         // Only now, with the new state id on the disk, may the damaged blobs go out of sight.
         self.quarantine_jobs()?;
-        self.state_id = state_id;
-        self.boot = boot;
-        save(
-            &mut self.root,
-            self.path.join(BOOT),
-            BOOT,
-            &boot.0.to_le_bytes(),
-        )
+        self.count_start()
     }
 
     fn load_root(&mut self, name: &str, votes: bool) -> Result<Option<Vec<u8>>, StateError> {

@@ -11,7 +11,7 @@ use crate::membership::Answer;
 use crate::record::{CommitRef, Record};
 use crate::storelog;
 use crate::time::{Span, Time};
-use crate::wire::Message;
+use crate::wire::{Message, Timeouts};
 
 /// One connection on the agent's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -50,6 +50,8 @@ pub struct Config {
     pub place: crate::record::Place,
     /// Of which the keys of jobs are made, for what their launchers hold in memory.
     pub memory: crate::memory::Key,
+    /// Where a job's log is compacted; only tests set another than the default.
+    pub compaction: storelog::Compaction,
     pub flaws: Flaws,
 }
 
@@ -58,6 +60,14 @@ impl Config {
     /// more than `suspect_after` (R16).
     pub fn lease(&self) -> Span {
         Span(self.suspect_after.0 / 4 * 3)
+    }
+
+    /// What others are told of these times.
+    pub fn timeouts(&self) -> Timeouts {
+        Timeouts {
+            suspect_after: self.suspect_after,
+            agent_grace: self.agent_grace,
+        }
     }
 }
 
@@ -91,7 +101,7 @@ pub enum Event {
         from: NodeId,
         message: Message,
     },
-    /// The answer to [`Effect::Probe`].
+    /// The answer to [`Effect::Probe`]; of this node's own launcher if it is about this node.
     Probed {
         node: NodeId,
         id: u64,
@@ -104,11 +114,12 @@ pub enum Event {
         owner: String,
         frame: ToAgent,
     },
-    /// The launcher's connection closed. `alive`: its guard still answers; the driver then goes on
-    /// asking, and says so again when it does not.
+    /// The launcher's connection closed, and this is what its guard says. Unless it is gone the driver
+    /// goes on asking, and says so when that changes. Silence is no death: a launcher that may be
+    /// stopped counts as gone only when nothing was heard of it for `agent_grace`.
     LauncherGone {
         conn: ConnId,
-        alive: bool,
+        guard: Answer,
     },
     Store {
         key: JobKey,
@@ -145,9 +156,11 @@ pub enum Effect {
         key: JobKey,
         bytes: Vec<u8>,
     },
-    /// The job is over here: its durable state may go.
+    /// The job is over here: its durable state may go, once what is to be remembered of all such jobs is
+    /// durable.
     Forget {
         key: JobKey,
+        past: Vec<u8>,
     },
     Send {
         to: NodeId,
@@ -186,6 +199,12 @@ pub enum Notice {
     Peer {
         node: NodeId,
         state: crate::membership::State,
+    },
+    /// A peer keeps other times than this node.
+    OtherTimes {
+        node: NodeId,
+        theirs: Timeouts,
+        mine: Timeouts,
     },
     /// A record was learnt to be decided.
     Decided {

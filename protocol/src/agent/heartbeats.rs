@@ -14,6 +14,10 @@ use crate::wire::{MAX_JOBS, Message};
 impl Agent {
     pub(super) fn grant(&mut self, from: NodeId, leases: &[Digest], now: Time) -> Vec<Digest> {
         let mut granted = Vec::new();
+        // How long the lease will last is in its hello.
+        if self.peers.get(from).is_none_or(|p| !p.greeted) {
+            return granted;
+        }
         for digest in leases {
             for key in self.keys_of(*digest) {
                 self.with_job(&key, now, |job, ctx| {
@@ -92,7 +96,7 @@ impl Agent {
                     self.effects.push_back(Effect::Probe { node, id, guard });
                 }
                 membership::Effect::Verdict { node, state } => {
-                    self.peers.map.entry(node).or_default().state = Some(state);
+                    self.peers.map.entry(node).or_default().judged(state);
                     self.effects
                         .push_back(Effect::Notice(Notice::Peer { node, state }));
                     self.drive_all(now);
@@ -129,6 +133,7 @@ impl Agent {
             let connected = self.peers.connected(node);
             let peer: &mut Peer = self.peers.map.entry(node).or_default();
             peer.state = None;
+            peer.away_since = None;
             self.detect(membership::Event::Watch { node, guard }, now);
             if connected {
                 self.detect(membership::Event::Connected { node }, now);

@@ -1,9 +1,12 @@
 //! Launchers and command lines on this node: registrations, frames, orders.
 
+use std::collections::BTreeSet;
+
 use super::{Agent, ConnId, Effect, Error};
 use crate::ids::{JobKey, NodeId};
 use crate::job::Job;
 use crate::local::{Command, Register, SaveNews, ToAgent, ToLauncher};
+use crate::membership::Answer;
 use crate::peers::Peer;
 use crate::record::Place;
 use crate::time::Time;
@@ -82,10 +85,12 @@ impl Agent {
             );
         }
         if !self.jobs.contains_key(&key) {
-            if self.jobs.len() >= MAX_JOBS {
+            // What is only remembered, or known from others, never keeps a launcher from starting.
+            let launchers = self.jobs.values().filter(|j| j.launcher().is_some());
+            if launchers.count() >= MAX_JOBS {
                 return refuse(self, Error::TooManyJobs.to_string());
             }
-            self.jobs.insert(key.clone(), Job::new(key.clone()));
+            self.add_job(&key);
         }
         let mut result = Ok(());
         self.with_job(&key, now, |job, ctx| {
@@ -94,12 +99,30 @@ impl Agent {
         if let Err(reason) = result {
             return refuse(self, reason);
         }
+        self.conns.retain(|_, k| *k != key);
         self.conns.insert(conn, key.clone());
         let mut frame = None;
         self.with_job(&key, now, |_, ctx| frame = Some(Job::welcome(ctx)));
         let welcome = frame.map(|frame| Effect::ToLauncher { conn, frame });
         self.effects.extend(welcome);
         self.with_job(&key, now, Job::drive);
+        Ok(())
+    }
+
+    /// The guard of a launcher that the head of some job counts on, and that is not here.
+    pub(super) fn looked_for_launcher(
+        &mut self,
+        id: u64,
+        guard: Answer,
+        now: Time,
+    ) -> Result<(), Error> {
+        let asked = self.jobs.iter().find(|(_, job)| job.looks_for_launcher(id));
+        if let Some(key) = asked.map(|(key, _)| key.clone()) {
+            self.with_job(&key, now, |job, ctx| {
+                job.launcher_looked_for(ctx, guard);
+                job.drive(ctx);
+            });
+        }
         Ok(())
     }
 
@@ -134,12 +157,16 @@ impl Agent {
                 }
             }
             Command::Cancel { job } => {
-                let key = self.job_here(owner, &job)?;
+                let key = self.job_known(owner, &job)?;
+                let mut result = Ok(());
                 self.with_job(&key, now, |job, ctx| {
-                    job.cancel(ctx);
+                    match job.launcher() {
+                        Some(_) => job.cancel(ctx),
+                        None => result = job.cancel_from_here(ctx),
+                    }
                     job.drive(ctx);
                 });
-                Ok(())
+                result.map_err(Error::Refused)
             }
             Command::Checkpoint { job } => {
                 let key = self.job_here(owner, &job)?;
@@ -165,6 +192,41 @@ impl Agent {
     /// The job that somebody means by an id or by `OWNER/ID`: one with a launcher here, if there is
     /// any. Root may order every job, and says whose it is where several users have one of that id.
     fn job_here(&self, owner: &str, name: &str) -> Result<JobKey, Error> {
+        let (known, here) = self.jobs_meant(owner, name);
+        match (here.as_slice(), known.as_slice()) {
+            ([key], _) => Ok(key.clone()),
+            ([], []) => Err(Error::Refused(format!(
+                "no job {name} of yours is known here: `muster jobs` lists them"
+            ))),
+            ([], _) => Err(Error::Refused(format!(
+                "job {name} has no launcher on this node: say it on a node where it runs"
+            ))),
+            (several, _) => Err(several_called(name, several)),
+        }
+    }
+
+    /// The same, but it need not have a launcher here: any agent may pass the order on.
+    fn job_known(&mut self, owner: &str, name: &str) -> Result<JobKey, Error> {
+        let (known, here) = self.jobs_meant(owner, name);
+        let [] = here.as_slice() else {
+            return self.job_here(owner, name);
+        };
+        match known.as_slice() {
+            [key] => {
+                let key = key.clone();
+                if !self.jobs.contains_key(&key) {
+                    self.add_job(&key);
+                }
+                Ok(key)
+            }
+            [] => self.job_here(owner, name),
+            several => Err(several_called(name, several)),
+        }
+    }
+
+    /// The jobs that somebody may mean: those that this agent or a peer knows, and those with a launcher
+    /// here.
+    fn jobs_meant(&self, owner: &str, name: &str) -> (Vec<JobKey>, Vec<JobKey>) {
         let (whose, id) = match name.split_once('/') {
             Some((whose, id)) => (Some(whose), id),
             None => (None, name),
@@ -173,32 +235,20 @@ impl Agent {
             let may = k.owner == owner || owner == "0";
             may && k.id == id && whose.is_none_or(|w| k.owner == w)
         };
-        let known: Vec<_> = self.jobs.iter().filter(|(k, _)| is_meant(k)).collect();
-        let here: Vec<&JobKey> = known
+        let hellos = self.peers.map.values().filter(|p| p.connected);
+        let adverts = hellos
+            .filter_map(|p| p.hello.as_ref())
+            .flat_map(|h| &h.jobs);
+        let known = self.jobs.keys().chain(adverts.map(|a| &a.key));
+        let known: BTreeSet<&JobKey> = known.filter(|k| is_meant(k)).collect();
+        let has_launcher =
+            |k: &&&JobKey| self.jobs.get(**k).is_some_and(|j| j.launcher().is_some());
+        let here = known
             .iter()
-            .filter(|(_, j)| j.launcher().is_some())
-            .map(|(k, _)| *k)
+            .filter(has_launcher)
+            .map(|k| (*k).clone())
             .collect();
-        match here.as_slice() {
-            [key] => Ok((*key).clone()),
-            [] if known.is_empty() => Err(Error::Refused(format!(
-                "no job {name} of yours is known here: `muster jobs` lists them"
-            ))),
-            [] => Err(Error::Refused(format!(
-                "job {name} has no launcher on this node: say it on a node where it runs"
-            ))),
-            several => {
-                let names = several
-                    .iter()
-                    .take(16)
-                    .map(|k| format!("{}/{}", k.owner, k.id));
-                let names: Vec<String> = names.collect();
-                Err(Error::Refused(format!(
-                    "several users have a job {id} here: name one as {}",
-                    names.join(" or ")
-                )))
-            }
-        }
+        (known.into_iter().cloned().collect(), here)
     }
 
     fn names_a_peer(&self, name: &str) -> bool {
@@ -209,6 +259,16 @@ impl Agent {
     fn is_named(&self, name: &str) -> bool {
         self.cfg.node.hex().starts_with(name) || self.cfg.host == name
     }
+}
+
+fn several_called(name: &str, several: &[JobKey]) -> Error {
+    let id = name.split_once('/').map_or(name, |(_, id)| id);
+    let names = several.iter().take(16);
+    let names: Vec<String> = names.map(|k| format!("{}/{}", k.owner, k.id)).collect();
+    Error::Refused(format!(
+        "several users have a job {id} here: name one as {}",
+        names.join(" or ")
+    ))
 }
 
 /// Whether a peer's id begins like this, or its host has this name.
@@ -222,34 +282,12 @@ mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
     use super::*;
-    use crate::agent::{Config, Event, Flaws};
-    use crate::ids::{Boot, LauncherId, StateId};
+    use crate::agent::Event;
+    use crate::ids::LauncherId;
     use crate::spec::JobSpec;
-    use crate::time::Span;
 
     fn agent() -> Agent {
-        let config = Config {
-            node: NodeId([1; 32]),
-            state: StateId([2; 8]),
-            boot: Boot(1),
-            cluster: "c".into(),
-            host: "a".into(),
-            version: String::new(),
-            pid: 1,
-            seed: 1,
-            suspect_after: Span::from_secs(2),
-            agent_grace: Span::from_secs(30),
-            birth_timeout: Span::from_secs(4),
-            start_timeout: Span::from_secs(30),
-            minority_wait: Span::from_secs(6),
-            orphan_after: Span::from_secs(10),
-            slot_memory: u64::MAX,
-            slot_lease: Span::from_secs(600),
-            place: Place::default(),
-            memory: crate::memory::Key::default(),
-            flaws: Flaws::default(),
-        };
-        Agent::new(config, Vec::new(), Time(1)).unwrap()
+        Agent::new(crate::agent::scripted::config(0, 1), Vec::new(), Time(1)).unwrap()
     }
 
     fn register(agent: &mut Agent, conn: u64, owner: &str, job: &str) {

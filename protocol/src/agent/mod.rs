@@ -4,11 +4,17 @@
 mod api;
 mod heartbeats;
 mod launchers;
+mod past;
+#[cfg(test)]
+mod scripted;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
 pub use api::{Config, ConnId, Effect, Event, Flaws, Notice, Phases, Told};
+pub use past::Past;
 
 use crate::ids::{Digest, JobKey, LauncherId, NodeId, StateId};
 use crate::job::{Ctx, Durable, Job};
@@ -16,7 +22,7 @@ use crate::membership::{self, Membership};
 use crate::peers::{Peer, Peers};
 use crate::rng::Rng;
 use crate::time::{Span, Time};
-use crate::wire::{Advert, Hello, JobMessage, Leave, MAX_JOBS, Message};
+use crate::wire::{Advert, Hello, JobMessage, Leave, MAX_JOBS, Message, Timeouts};
 
 /// Between heartbeats that a start waits for.
 const URGENT: Span = Span::from_millis(20);
@@ -43,6 +49,22 @@ pub enum Error {
     Stored(String, crate::codec::CodecError),
 }
 
+/// What an agent finds again when it starts.
+#[derive(Clone, Debug, Default)]
+pub struct Stored {
+    /// What [`Effect::Persist`] last made durable, for each job.
+    pub jobs: Vec<(JobKey, Vec<u8>)>,
+    /// What came with the last [`Effect::Forget`]; nothing where there was none.
+    pub past: Vec<u8>,
+}
+
+impl From<Vec<(JobKey, Vec<u8>)>> for Stored {
+    fn from(jobs: Vec<(JobKey, Vec<u8>)>) -> Stored {
+        let past = Vec::new();
+        Stored { jobs, past }
+    }
+}
+
 type Watches = BTreeMap<NodeId, Option<(SocketAddr, LauncherId)>>;
 
 /// The core of one agent.
@@ -53,14 +75,20 @@ pub struct Agent {
     peers: Peers,
     detector: Membership,
     jobs: BTreeMap<JobKey, Job>,
+    past: Past,
+    /// The highest round that a job used in this run which is forgotten by now.
+    used_round: u32,
     conns: BTreeMap<ConnId, JobKey>,
     effects: VecDeque<Effect>,
     watching: Watches,
-    /// The heads for which `watching` and the last greeting hold.
-    heads: BTreeMap<JobKey, Digest>,
+    /// The heads for which `watching` and the last greeting hold, and whether others are watched besides.
+    heads: BTreeMap<JobKey, (Digest, bool)>,
     sent: BTreeMap<NodeId, VecDeque<(u64, Time)>>,
     seq: u64,
     urgent_at: Time,
+    /// The last event, and the last long time without any.
+    called: Time,
+    quiet: (Time, Time),
     /// When to look again for connected peers that have not said hello.
     greet_at: Option<Time>,
     /// When all are greeted again, while a generation is led from here.
@@ -69,10 +97,20 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// `restored` is what [`Effect::Persist`] last made durable, for each job.
-    pub fn new(cfg: Config, restored: Vec<(JobKey, Vec<u8>)>, now: Time) -> Result<Agent, Error> {
+    /// # Errors
+    /// What was stored cannot be read, or the configured times do not fit together.
+    pub fn new(cfg: Config, stored: impl Into<Stored>, now: Time) -> Result<Agent, Error> {
+        // Else a stranger may start a job anew whose workers still run, as their agents are away.
+        if cfg.orphan_after < Span(cfg.agent_grace.0.saturating_add(cfg.suspect_after.0)) {
+            return Err(Error::Refused(format!(
+                "orphan_after ({}) must be at least agent_grace ({}) and suspect_after ({}) together",
+                cfg.orphan_after, cfg.agent_grace, cfg.suspect_after
+            )));
+        }
+        let stored = stored.into();
+        let past = Past::decode(&stored.past).map_err(|e| Error::Stored("past".into(), e))?;
         let mut jobs = BTreeMap::new();
-        for (key, bytes) in restored {
+        for (key, bytes) in stored.jobs {
             let durable = Durable::decode(&bytes).map_err(|e| Error::Stored(key.to_string(), e))?;
             jobs.insert(key, Job::restore(durable));
         }
@@ -91,6 +129,8 @@ impl Agent {
             cfg,
             detector,
             jobs,
+            past,
+            used_round: 0,
             conns: BTreeMap::new(),
             effects: VecDeque::new(),
             watching: Watches::new(),
@@ -99,6 +139,8 @@ impl Agent {
             seq: 0,
             sent: BTreeMap::new(),
             urgent_at: Time::ZERO,
+            called: now,
+            quiet: (now, now),
             greet_at: None,
             greet_again: None,
             draining: None,
@@ -131,13 +173,20 @@ impl Agent {
         self.detector.peer(&node).and_then(|p| p.rtt)
     }
 
+    /// For how long the workers of a launcher here may go on if it does nothing.
+    pub fn lease_of(&self, launcher: LauncherId, now: Time) -> Span {
+        let mut jobs = self.jobs.values();
+        let job = jobs.find(|job| job.launcher() == Some(launcher));
+        job.map_or(Span::ZERO, |job| job.lease_left(&self.cfg, now))
+    }
+
     pub fn is_draining(&self) -> bool {
         self.draining.is_some()
     }
 
-    /// Whether any launcher is connected.
+    /// Whether there is any launcher here, connected or not.
     pub fn has_launchers(&self) -> bool {
-        !self.conns.is_empty()
+        self.jobs.values().any(|job| job.launcher().is_some())
     }
 
     // ---- the verbs of every core ----
@@ -166,7 +215,16 @@ impl Agent {
             .min_by_key(|(at, _)| *at)
     }
 
+    /// Notes when this process may have been stopped: then nothing that was due was done.
+    fn notice_quiet(&mut self, now: Time) {
+        if now.since(self.called) >= Span(self.cfg.suspect_after.0 / 4) {
+            self.quiet = (self.called, now);
+        }
+        self.called = self.called.max(now);
+    }
+
     pub fn handle_timeout(&mut self, now: Time) {
+        self.notice_quiet(now);
         self.detector.handle_timeout(now);
         self.pump_detector(now);
         let due: Vec<JobKey> = self
@@ -183,6 +241,7 @@ impl Agent {
     }
 
     pub fn handle(&mut self, event: Event, now: Time) -> Result<(), Error> {
+        self.notice_quiet(now);
         let result = self.apply(event, now);
         self.settle(now);
         result
@@ -239,6 +298,9 @@ impl Agent {
                 agent,
                 guard,
             } => {
+                if node == self.cfg.node {
+                    return self.looked_for_launcher(id, guard, now);
+                }
                 let event = membership::Event::Probed {
                     node,
                     id,
@@ -248,14 +310,14 @@ impl Agent {
                 self.detect(event, now);
             }
             Event::Launcher { conn, owner, frame } => self.on_frame(conn, owner, frame, now)?,
-            Event::LauncherGone { conn, alive } => {
+            Event::LauncherGone { conn, guard } => {
                 let key = self.conns.get(&conn).cloned();
-                if !alive {
+                if guard.is_gone() {
                     self.conns.remove(&conn);
                 }
                 if let Some(key) = key {
                     self.with_job(&key, now, |job, ctx| {
-                        job.launcher_gone(ctx, conn, alive);
+                        job.launcher_gone(ctx, conn, guard);
                         job.drive(ctx);
                     });
                 }
@@ -285,9 +347,13 @@ impl Agent {
         match message {
             Message::Hello(hello) => {
                 let adverts = hello.jobs.clone();
+                self.compare_timeouts(from, hello.timeouts);
                 let peer = self.peers.map.entry(from).or_default();
                 peer.hello = Some(hello);
                 peer.greeted = true;
+                for key in self.jobs.keys().cloned().collect::<Vec<_>>() {
+                    self.with_job(&key, now, |job, ctx| job.on_hello(ctx, from));
+                }
                 for advert in adverts {
                     self.on_advert(from, &advert, now);
                 }
@@ -358,7 +424,7 @@ impl Agent {
             if self.jobs.len() >= MAX_JOBS {
                 return Err(Error::TooManyJobs);
             }
-            self.jobs.insert(key.clone(), Job::new(key.clone()));
+            self.add_job(&key);
         }
         if let JobMessage::Ticket(ticket) = &body {
             self.doubt_hello(from, ticket.member.state, now);
@@ -368,6 +434,17 @@ impl Agent {
             job.drive(ctx);
         });
         Ok(())
+    }
+
+    /// Nodes of one cluster are meant to keep the same times. Where they do not, each start waits for the
+    /// longest, and people are told on both sides.
+    fn compare_timeouts(&mut self, node: NodeId, theirs: Timeouts) {
+        let mine = self.cfg.timeouts();
+        let known = self.peers.get(node).and_then(|p| p.hello.as_ref());
+        if theirs != mine && known.is_none_or(|h| h.timeouts != theirs) {
+            let notice = Notice::OtherTimes { node, theirs, mine };
+            self.effects.push_back(Effect::Notice(notice));
+        }
     }
 
     /// A peer asks to be let in with another state directory than it said hello with: a hello of an
@@ -414,8 +491,10 @@ impl Agent {
             let mut ctx = Ctx {
                 cfg: &self.cfg,
                 peers: &self.peers,
+                past: &self.past,
                 rng: &mut self.rng,
                 now,
+                quiet: self.quiet,
             };
             act(job, &mut ctx);
         }
@@ -466,12 +545,15 @@ impl Agent {
             version: self.cfg.version.clone(),
             state: self.cfg.state,
             boot: self.cfg.boot,
-            jobs: self
-                .jobs
-                .values()
-                .filter_map(|j| j.advert(&self.cfg))
-                .take(MAX_JOBS)
-                .collect(),
+            timeouts: self.cfg.timeouts(),
+            jobs: {
+                // Those that somebody here takes part in come first: they must not be left out.
+                let (here, others): (Vec<&Job>, Vec<&Job>) =
+                    self.jobs.values().partition(|j| !j.is_idle());
+                let adverts = here.into_iter().chain(others);
+                let adverts = adverts.filter_map(|j| j.advert(&self.cfg));
+                adverts.take(MAX_JOBS).collect()
+            },
         })
     }
 
@@ -483,11 +565,18 @@ impl Agent {
         let mut forget = Vec::new();
         for (key, job) in &self.jobs {
             let digest = job.head().map_or(Digest::ZERO, |(_, d)| d);
-            if self.heads.get(key) != Some(&digest) {
+            let now = (digest, job.awaits_dropped());
+            let was = self.heads.get(key);
+            if was != Some(&now) {
                 changed = true;
                 // Only the leader greets anew, so that a change costs each agent one message.
-                greet |= job.head().is_some_and(|(r, _)| r.leader() == Some(me));
-                self.heads.insert(key.clone(), digest);
+                let led = job.head().is_some_and(|(r, _)| r.leader() == Some(me));
+                greet |= led && was.is_none_or(|(d, _)| *d != digest);
+                // That it is over nobody else tells those who take no part in it.
+                greet |= job
+                    .led()
+                    .is_some_and(|d| was.is_some_and(|(w, _)| *w == d) && d != digest);
+                self.heads.insert(key.clone(), now);
             }
             if job.is_idle() && job.poll_timeout().is_none() {
                 forget.push(key.clone());
@@ -514,35 +603,6 @@ impl Agent {
         }
         self.forget_oldest();
         self.ping_urgent(now);
-    }
-
-    /// A job that nobody here takes part in needs no memory, unless its end must be remembered.
-    fn forget(&mut self, key: &JobKey) {
-        let nothing = self.jobs.get(key).is_some_and(Job::is_blank);
-        if nothing
-            && self
-                .jobs
-                .get_mut(key)
-                .is_some_and(|j| j.poll_effect_is_empty())
-        {
-            self.jobs.remove(key);
-            self.heads.remove(key);
-        }
-    }
-
-    /// The ends of jobs are remembered for nodes that missed them; of many only the newest.
-    fn forget_oldest(&mut self) {
-        let ended = |j: &Job| j.is_idle() && j.poll_effect_is_empty();
-        if self.jobs.values().filter(|j| ended(j)).count() <= MAX_ENDED {
-            return;
-        }
-        let oldest = self.jobs.iter().filter(|(_, j)| ended(j));
-        let oldest = oldest.min_by_key(|(_, j)| j.installed_at());
-        if let Some(key) = oldest.map(|(k, _)| k.clone()) {
-            self.jobs.remove(&key);
-            self.heads.remove(&key);
-            self.effects.push_back(Effect::Forget { key });
-        }
     }
 }
 

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::Flaws;
 use crate::ids::Digest;
 use crate::record::CommitRef;
-use crate::storelog::Body;
+use crate::storelog::{Body, Snapshot};
 
 /// The fewest verified checkpoints that are left.
 const FLOOR: usize = 2;
@@ -274,6 +274,41 @@ impl Keeper {
                 c.rejecting = false;
             }),
         }
+    }
+
+    /// The log is read from this snapshot on: what it holds, as if it had been read entry by entry.
+    pub fn begin(&mut self, snapshot: &Snapshot) {
+        for (_, generation) in &snapshot.claims {
+            let (generation, restore) = (*generation, snapshot.claim.restore);
+            self.handle(Event::Claimed {
+                generation,
+                restore,
+            });
+        }
+        for known in &snapshot.commits {
+            let (seq, commit) = (known.seq, known.commit);
+            self.handle(Event::Committed { seq, commit });
+            // All its ranks have sealed a state of their own: none reads what it began from.
+            let generation = commit.generation;
+            self.handle(Event::Loaded { generation });
+            let marks = [
+                (known.pinned, Event::Pinned { seq }),
+                (known.rejected.is_some(), Event::Rejected { seq }),
+                (known.retired.is_some(), Event::Retired { seq }),
+            ];
+            for (_, event) in marks.into_iter().filter(|(marked, _)| *marked) {
+                self.handle(event);
+            }
+        }
+    }
+
+    /// A snapshot was read in its turn: what it left out is over.
+    pub fn forget(&mut self, snapshot: &Snapshot) {
+        let kept: BTreeSet<u64> = snapshot.commits.iter().map(|c| c.seq).collect();
+        self.commits
+            .retain(|seq, c| !c.retired || kept.contains(seq));
+        let claimed: BTreeSet<Digest> = snapshot.claims.iter().map(|(_, d)| *d).collect();
+        self.claimed.retain(|digest| claimed.contains(digest));
     }
 
     fn with(&mut self, seq: u64, change: impl FnOnce(&mut Kept)) {

@@ -24,6 +24,11 @@ pub(super) struct Alone {
     /// What its launcher was told, and people.
     pub(super) told: Vec<ToLauncher>,
     pub(super) said: Vec<String>,
+    /// Of whose guard it asks.
+    pub(super) asked: Vec<(u64, LauncherId)>,
+    /// Who registers, and over which connection.
+    pub(super) launcher: u8,
+    pub(super) conn: u64,
     spec: JobSpec,
 }
 
@@ -43,14 +48,16 @@ impl Alone {
             birth_timeout: Span::from_secs(4),
             start_timeout: Span::from_secs(10),
             minority_wait: Span::from_secs(6),
-            orphan_after: Span::from_secs(10),
+            orphan_after: Span::from_secs(12),
             slot_memory: SLOT_MEMORY,
             slot_lease: Span::from_secs(600),
             place: Place::default(),
             memory: crate::memory::Key::default(),
+            compaction: crate::storelog::Compaction::default(),
             flaws: Flaws::default(),
         };
-        Agent::new(config, stored.into_iter().collect(), now).unwrap()
+        let stored: Vec<_> = stored.into_iter().collect();
+        Agent::new(config, stored, now).unwrap()
     }
 
     pub(super) fn new() -> Alone {
@@ -67,12 +74,15 @@ impl Alone {
             stored,
             told: Vec::new(),
             said: Vec::new(),
+            asked: Vec::new(),
+            launcher: 1,
+            conn: 1,
             spec,
         }
     }
 
     pub(super) fn says(&mut self, frame: ToAgent) {
-        let (conn, owner) = (ConnId(self.boot), "0".into());
+        let (conn, owner) = (ConnId(self.conn), "0".into());
         let event = Event::Launcher { conn, owner, frame };
         self.agent.handle(event, self.now).unwrap();
         self.carry_out();
@@ -85,6 +95,11 @@ impl Alone {
                     self.stored.insert(key, bytes);
                 }
                 Effect::ToLauncher { frame, .. } => self.told.push(frame),
+                Effect::Probe {
+                    id,
+                    guard: Some((_, launcher)),
+                    ..
+                } => self.asked.push((id, launcher)),
                 Effect::Notice(Notice::Saving { text, .. }) => self.said.push(text),
                 _ => {}
             }
@@ -92,16 +107,26 @@ impl Alone {
     }
 
     pub(super) fn registers(&mut self, running: Option<(Digest, Held)>) {
+        let (running, gate) = running.unzip();
+        self.registers_with(running, gate);
+    }
+
+    /// Its workers run, and nothing holds them.
+    pub(super) fn comes_back(&mut self, running: Digest) {
+        self.registers_with(Some(running), None);
+    }
+
+    fn registers_with(&mut self, running: Option<Digest>, gate: Option<Held>) {
         self.says(ToAgent::Register(Register {
-            launcher: LauncherId([1; 8]),
+            launcher: LauncherId([self.launcher; 8]),
             job: "job".into(),
             spec: self.spec.clone(),
             slots: 1,
             guard_port: 7,
             addrs: vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
             place: Place::default(),
-            running: running.map(|(digest, _)| digest),
-            gate: running.map(|(_, held)| held),
+            running,
+            gate,
             store: None,
             parity: 0,
             pid: 1,

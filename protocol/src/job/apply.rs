@@ -28,8 +28,6 @@ pub(super) struct Applicant {
     /// Who leads the generation named, by the word of the member that is believed to: its members
     /// know more of each other than a stranger does.
     deputy: Option<Deputy>,
-    /// The job said that it has all nodes that it wants.
-    pub(super) spare: bool,
 }
 
 #[derive(Debug)]
@@ -63,7 +61,9 @@ impl Job {
             && local.leave.is_none()
             && !local.cancel
             && local.over.is_none()
+            && local.stopping.is_none()
             && !self.is_member(ctx)
+            && !self.waits_for_place(ctx)
     }
 
     pub(super) fn drive_applicant(&mut self, ctx: &mut Ctx<'_>) {
@@ -76,6 +76,16 @@ impl Job {
             return;
         }
         let since = *self.applicant.since.get_or_insert(ctx.now);
+        if !self.follows_log() {
+            // The log's own wakes lead here again.
+            if let Some((door, _)) = self.applicant.asked.take() {
+                self.send(ctx, door, JobMessage::Withdraw);
+            }
+            if let Some(damage) = self.log_damage() {
+                self.tell_waiting(damage);
+            }
+            return;
+        }
         let Some(door) = self.door(ctx) else {
             self.wake_at(ctx.now + REPEAT, "look for somebody to join");
             return;
@@ -190,6 +200,9 @@ impl Job {
             .flat_map(|(n, h)| h.jobs.iter().map(move |a| (n, a)))
             .filter(|(_, a)| a.key == self.key && a.belongs)
             .filter(|(_, a)| self.durable.superseded(a.lineage, a.number).is_none())
+            // Said before that life of the job ended.
+            .filter(|(_, a)| !self.durable.has_ended(a.lineage))
+            .filter(|(_, a)| ctx.past.over(&a.lineage, a.number).is_none())
             .max_by_key(|(n, a)| (a.number, a.lineage, *n))?;
         advert.leader.filter(|n| ctx.reachable(*n)).or(Some(node))
     }
@@ -254,11 +267,19 @@ impl Job {
             .collect()
     }
 
-    pub(super) fn on_ticket_ack(&mut self, ctx: &mut Ctx<'_>, from: NodeId, wait: Wait) {
+    pub(super) fn on_ticket_ack(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        from: NodeId,
+        lineage: Digest,
+        wait: Wait,
+    ) {
         if !self.wants_in(ctx) {
             return;
         }
-        self.applicant.spare = matches!(wait, Wait::Spare { .. });
+        if let Some(local) = self.local.as_mut().filter(|_| !lineage.is_zero()) {
+            local.lineage = Some(lineage);
+        }
         if !matches!(wait, Wait::Elsewhere { .. }) {
             // Who gathers tickets itself refers to nobody any more.
             self.applicant.deputy.take_if(|d| d.leader == from);

@@ -83,7 +83,8 @@ impl Job {
                 if let Some(mut advert) = self.advert(ctx.cfg) {
                     advert.leader = lead;
                     let wait = Wait::Elsewhere { advert };
-                    self.send(ctx, from, JobMessage::TicketAck { wait });
+                    let lineage = Digest::ZERO;
+                    self.send(ctx, from, JobMessage::TicketAck { lineage, wait });
                 }
                 return;
             }
@@ -103,7 +104,8 @@ impl Job {
             // Those who know that nobody leads meet elsewhere; this one took me for the leader.
             advert.leader = Some(door);
             let wait = Wait::Elsewhere { advert };
-            return self.send(ctx, from, JobMessage::TicketAck { wait });
+            let lineage = Digest::ZERO;
+            return self.send(ctx, from, JobMessage::TicketAck { lineage, wait });
         }
         if let Some(why) = self.refusal(&ticket) {
             let launcher = ticket.member.launcher;
@@ -122,8 +124,8 @@ impl Job {
             renewed: ctx.now,
         };
         self.desk.tickets.insert(from, held);
-        let wait = self.wait_for(ctx, from);
-        self.send(ctx, from, JobMessage::TicketAck { wait });
+        let (lineage, wait) = (self.lineage_to_join(ctx), self.wait_for(ctx, from));
+        self.send(ctx, from, JobMessage::TicketAck { lineage, wait });
     }
 
     /// Why a ticket can never lead to membership.
@@ -133,6 +135,8 @@ impl Job {
             return Some(why.to_owned());
         }
         let (spec, where_) = match self.live() {
+            // What follows the dead may have another specification: their generation ends then.
+            Some(_) if self.has_died_out() => return None,
             Some(head) => {
                 if let Arbiter::Store(uuid) = head.record.arbiter
                     && ticket.store != Some(uuid)
@@ -253,7 +257,7 @@ impl Job {
         let joiners: Vec<Member> = held.iter().map(|h| h.ticket.member.clone()).collect();
         let members = ranks::order(&[], &joiners);
         let witnesses = match arbiter {
-            Arbiter::Members => self.witnesses(ctx, &members, &[]),
+            Arbiter::Members => self.witnesses(ctx, &members, &[], &[]),
             Arbiter::Store(_) => Vec::new(),
         };
         let (parent, cause) = match &self.durable.continues {
@@ -311,12 +315,14 @@ impl Job {
         }
     }
 
-    /// Voters that fill a small job up (R4): those that were, then other connected agents.
+    /// Voters that fill a small job up (R4): those that were, then other connected agents; none `without`
+    /// a future: an agent may end with the launcher that leaves.
     pub(super) fn witnesses(
         &self,
         ctx: &Ctx<'_>,
         members: &[Member],
         before: &[Voter],
+        without: &[NodeId],
     ) -> Vec<Voter> {
         let wanted = WITNESSED_VOTERS.saturating_sub(members.len());
         let member = |n: NodeId| members.iter().any(|m| m.node == n);
@@ -334,7 +340,12 @@ impl Job {
             Some(Voter { node: *node, state })
         });
         for v in before.iter().copied().chain([ctx.voter()]).chain(others) {
-            if out.len() < wanted && up(&v) && !member(v.node) && !out.contains(&v) {
+            if out.len() < wanted
+                && up(&v)
+                && !member(v.node)
+                && !without.contains(&v.node)
+                && !out.contains(&v)
+            {
                 out.push(v);
             }
         }
@@ -433,13 +444,9 @@ impl Job {
             };
             return self.send(ctx, from, body);
         }
-        if self.head_digest() != record.parent && !self.head_digest().is_zero() {
-            // The proposer has not heard of the lineage that ended here.
-            if let Some(head) = &self.head {
-                let record = head.record.clone();
-                self.send(ctx, from, JobMessage::Decided { record });
-            }
-            return;
+        let continued = matches!(record.cause, Cause::Continued { .. });
+        if self.head_digest() != record.parent && !(continued && self.head.is_none()) {
+            return self.compare_ends(ctx, from, record.parent);
         }
         let mine = match record.member(ctx.me()) {
             Some(m) => {
@@ -459,8 +466,9 @@ impl Job {
         self.durable.bound = Some(record);
         self.desk.bound_at = Some(ctx.now);
         self.desk.bound_asked = false;
-        self.persist(ctx);
-        self.send(ctx, from, JobMessage::BirthAccepted { lineage });
+        if self.is_stored(ctx) {
+            self.send(ctx, from, JobMessage::BirthAccepted { lineage });
+        }
     }
 
     pub(super) fn on_birth_accepted(&mut self, ctx: &mut Ctx<'_>, from: NodeId, lineage: Digest) {
@@ -552,6 +560,7 @@ impl Job {
         let concerns_me = record.has(ctx.me()) || record.is_voter(ctx.voter());
         if !birth || concerns_me {
             self.install(ctx, record.clone());
+            self.tell_held(ctx, record);
         } else {
             self.desk.tickets.clear();
         }

@@ -28,6 +28,24 @@ impl Job {
         }
     }
 
+    /// Somebody proposes a birth after another end of the job than the one known here: the two must know
+    /// the same end first, and whoever has seen both ends knows which is the later.
+    pub(super) fn compare_ends(&mut self, ctx: &mut Ctx<'_>, from: NodeId, theirs: Digest) {
+        let Some(head) = &self.head else {
+            let have = Digest::ZERO;
+            return self.send(ctx, from, JobMessage::Ask { have });
+        };
+        let record = head.record.clone();
+        let body = match self.durable.ended.iter().any(|e| e.digest() == theirs) {
+            true => JobMessage::Follows {
+                have: theirs,
+                record,
+            },
+            false => JobMessage::Decided { record },
+        };
+        self.send(ctx, from, body);
+    }
+
     /// The job was born and ended again since the end known here, all without this node. The ends
     /// themselves do not tell which is the later one: who had both as its head does.
     pub(super) fn on_follows(
@@ -38,6 +56,14 @@ impl Job {
         record: Arc<Record>,
     ) {
         let ended = |e: &Arc<Record>| e.lineage() == record.lineage();
+        if self.live().is_none() && self.durable.ended.iter().any(ended) {
+            // Here the two ends are known the other way round. All have to agree, not more.
+            let settles = self.durable.bound.is_none() && self.head_digest() == have;
+            if settles && have < record.digest() {
+                self.install(ctx, record);
+            }
+            return;
+        }
         let behind = self.head.as_ref().is_some_and(|h| {
             h.digest == have
                 && h.record.kind.is_terminal()
@@ -73,7 +99,10 @@ impl Job {
     /// A decided record of a lineage that is not ours.
     fn consider_stranger(&mut self, ctx: &mut Ctx<'_>, from: NodeId, record: Arc<Record>) {
         let lineage = record.lineage();
-        if self.is_superseded(ctx, from, lineage, record.number) || self.durable.left_later(&record)
+        let left = ctx.past.voted(&lineage).is_some_and(|n| record.number < n);
+        if self.is_superseded(ctx, from, lineage, record.number)
+            || self.durable.left_later(&record)
+            || left
         {
             return;
         }
@@ -82,6 +111,8 @@ impl Job {
             // That lineage is over, and what was voted in it is forgotten here.
             if ended.digest() != record.digest() {
                 self.send(ctx, from, JobMessage::Decided { record: ended });
+            } else if self.live().is_none() {
+                self.compare_ends(ctx, from, record.digest());
             }
             return;
         }
@@ -109,6 +140,7 @@ impl Job {
                 number: record.number,
                 leader: record.leader(),
                 belongs: record.kind == Kind::Next,
+                deserted: false,
             };
             self.on_advert(ctx, from, &advert);
             return;
@@ -116,6 +148,17 @@ impl Job {
         if record.kind.is_terminal() && self.head.is_none() {
             // Our own birth must name this end as its parent, or nobody who knows it accepts it.
             self.withdraw_birth(ctx);
+        }
+        let (digest, head) = (record.digest(), self.head_digest());
+        if record.kind.is_terminal() && !head.is_zero() && head != digest {
+            // Two ends of the job, and nobody here has seen both. Which counts as the later one does not
+            // matter, as long as all agree.
+            if head < digest && self.durable.bound.is_none() {
+                self.install(ctx, record);
+            } else if head > digest {
+                self.compare_ends(ctx, from, digest);
+            }
+            return;
         }
         let bound = self.durable.bound.as_ref().map(|b| b.digest());
         let mine = bound == Some(record.lineage());
@@ -134,13 +177,21 @@ impl Job {
         if digest == self.head_digest() {
             return;
         }
-        if let Some(before) = self.head.as_ref().map(|h| h.digest) {
-            self.tell_unfinished(before);
+        if let Some((before, short)) = self.head.as_ref().map(|h| (h.digest, h.record.is_short())) {
+            // One that was to run nothing has no start that could be told.
+            if !short {
+                self.tell_unfinished(before);
+            }
             self.hung.clear();
             self.checkpoint_ends();
         }
         let before = self.head.take();
+        self.before = before.as_ref().map(|h| h.record.clone());
+        self.note_dropped(ctx, &record);
         self.durable.install(record.clone(), ctx.cfg.boot);
+        self.forfeit_past(ctx, &record, before.as_ref());
+        self.durable.held_ms = self.held_ms(ctx);
+        self.durable.timeouts = ctx.timeouts_of(&record);
         self.persist(ctx);
         self.phases.decided = ctx.now;
         self.head = Some(Head {
@@ -151,8 +202,6 @@ impl Job {
         self.proposal = None;
         self.seen_round = 0;
         self.committing = None;
-        self.before = before.as_ref().map(|h| h.record.clone());
-        self.note_dropped(ctx, &record);
         self.installed_at = ctx.now;
         if let Cause::LinksLost { nodes } = &record.cause {
             // Everybody counts, for anybody may come to lead.
@@ -186,6 +235,23 @@ impl Job {
         }
         if record.kind.is_terminal() {
             self.desk.tickets.clear();
+        }
+    }
+
+    /// A generation that is learnt anew, of a lineage in which this agent may have voted before it forgot it:
+    /// the vote is given up.
+    fn forfeit_past(&mut self, ctx: &Ctx<'_>, record: &Record, before: Option<&Head>) {
+        let lineage = record.lineage();
+        if before.is_some_and(|h| h.lineage() == lineage) {
+            return;
+        }
+        let newest = ctx.past.voted(&lineage).filter(|n| record.number <= *n);
+        // Its launcher is here and asked to be let in, so there was no vote before.
+        let member = record.member(ctx.me());
+        let new = member.is_some_and(|m| Some(m.launcher) == self.launcher());
+        let doubtful = (ctx.past.is_lossy() && record.number > 1 && !new).then_some(record.number);
+        if let Some(number) = newest.or(doubtful) {
+            self.durable.forfeit(lineage, number);
         }
     }
 

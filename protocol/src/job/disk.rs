@@ -13,7 +13,7 @@ impl Job {
                 bytes,
             }),
             Err(error) => {
-                // The limits on records make this impossible; if it happens, the vote is not given.
+                // The limits on what is in it make this impossible; if it happens, this agent abstains.
                 self.notice(Notice::Trouble {
                     key: self.key.clone(),
                     text: format!("the job's state cannot be stored: {error}"),
@@ -21,6 +21,13 @@ impl Job {
                 self.abstains_until = Some(ctx.now + REPEAT);
             }
         }
+    }
+
+    /// As `persist`, for what a vote rests on: whether it is on its way to the disk, so that the vote
+    /// may be queued behind it.
+    pub(super) fn is_stored(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        self.persist(ctx);
+        !self.abstains()
     }
 
     /// The disk refused a write: the votes that it was to back are not given. This voter abstains

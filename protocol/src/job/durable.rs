@@ -10,6 +10,8 @@ use crate::codec::{self, CodecError};
 use crate::ids::{Boot, Digest, JobKey};
 use crate::paxos::Acceptor;
 use crate::record::{CommitRef, Record};
+use crate::time::Time;
+use crate::wire::Timeouts;
 
 /// The most ends of earlier lineages that are kept; such records are small.
 const MAX_ENDED: usize = 16;
@@ -20,6 +22,9 @@ const MAX_FORFEITED: usize = 64;
 
 /// The most lineages of one job that are remembered as superseded.
 const MAX_SUPERSEDED: usize = 16;
+
+/// The most lineages of one job that are remembered by name alone.
+const MAX_PAST: usize = 1_024;
 
 /// A lineage is given up whatever its generation's number.
 pub(super) const EVERY_NUMBER: u64 = u64::MAX;
@@ -54,6 +59,17 @@ pub struct Durable {
     pub continues: Option<Continues>,
     /// The newest save of the head's generation.
     pub saves: Saved,
+    /// Lineages that ended, or were given up, so long ago that nothing else is kept of them, the newest
+    /// last, each with the number up to which nobody votes or trains in it any more.
+    pub past: Vec<(Digest, u64)>,
+    /// How long a start of the head waits for those who may still be training, counted from when the
+    /// head was learnt.
+    pub held_ms: u32,
+    /// When workers of the head were adopted whose lease nobody has confirmed since: no further start of
+    /// the agent gives them more time.
+    pub adopted: Option<Time>,
+    /// The longest times that a member of the head keeps, as far as this agent has heard.
+    pub timeouts: Timeouts,
 }
 
 /// What the cores of saving find again.
@@ -77,15 +93,19 @@ impl Durable {
             superseded: Vec::new(),
             continues: None,
             saves: Saved::default(),
+            past: Vec::new(),
+            held_ms: 0,
+            adopted: None,
+            timeouts: Timeouts::default(),
         }
     }
 
     pub fn encode(&self) -> Result<Vec<u8>, CodecError> {
-        codec::encode_frame(self)
+        codec::encode_stored(self)
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Durable, CodecError> {
-        codec::decode_frame(bytes)
+        codec::decode_stored(bytes)
     }
 
     /// Makes `record` the head; whatever was voted about the one before is settled with it.
@@ -95,7 +115,9 @@ impl Durable {
         {
             self.ended.push(old);
             let surplus = self.ended.len().saturating_sub(MAX_ENDED);
-            self.ended.drain(..surplus);
+            let oldest = self.ended.drain(..surplus);
+            let oldest: Vec<_> = oldest.map(|end| (end.lineage(), end.number)).collect();
+            self.is_past(oldest);
         }
         self.head = Some(record);
         self.learned = boot;
@@ -104,23 +126,28 @@ impl Durable {
         self.acceptor = Acceptor::default();
         self.sent = None;
         self.saves = Saved::default();
+        self.held_ms = 0;
+        self.adopted = None;
+        self.timeouts = Timeouts::default();
+    }
+
+    fn is_past(&mut self, lineages: Vec<(Digest, u64)>) {
+        self.past.extend(lineages);
+        let surplus = self.past.len().saturating_sub(MAX_PAST);
+        self.past.drain(..surplus);
     }
 
     /// Gives the head up, and with it the vote on what follows it, for good.
     pub fn leave(&mut self) {
-        let mut forfeited = std::mem::take(&mut self.forfeited);
-        if let Some(head) = &self.head {
-            let (lineage, number) = (head.lineage(), head.number);
-            forfeited.retain(|(l, n)| *l != lineage || *n > number);
-            forfeited.push((lineage, number));
+        if let Some((lineage, number)) = self.head.as_ref().map(|h| (h.lineage(), h.number)) {
+            self.forfeit(lineage, number);
         }
-        let surplus = forfeited.len().saturating_sub(MAX_FORFEITED);
-        forfeited.drain(..surplus);
         *self = Durable {
             ended: std::mem::take(&mut self.ended),
-            forfeited,
+            forfeited: std::mem::take(&mut self.forfeited),
             superseded: std::mem::take(&mut self.superseded),
             continues: self.continues.take(),
+            past: std::mem::take(&mut self.past),
             ..Durable::new(self.key.clone())
         };
     }
@@ -133,14 +160,42 @@ impl Durable {
             None => list.push((lineage, number)),
         }
         let surplus = list.len().saturating_sub(MAX_SUPERSEDED);
-        list.drain(..surplus);
+        let oldest = list.drain(..surplus).collect();
+        self.is_past(oldest);
     }
 
     /// Up to which generation this lineage was given up, if a holder of this number is to leave it.
     pub fn superseded(&self, lineage: Digest, number: u64) -> Option<u64> {
-        let mut list = self.superseded.iter();
+        let mut list = self.superseded.iter().chain(&self.past);
         let (_, up_to) = list.find(|(l, up_to)| *l == lineage && number <= *up_to)?;
         Some(*up_to)
+    }
+
+    /// Whether this life of the job is known to be over.
+    pub fn has_ended(&self, lineage: Digest) -> bool {
+        let head = self.head.iter().filter(|h| h.kind.is_terminal());
+        head.chain(&self.ended).any(|e| e.lineage() == lineage)
+    }
+
+    /// Every lineage in which this agent may have voted, with the newest generation known of it, and
+    /// whether it is over.
+    pub fn lineages(&self) -> impl Iterator<Item = (Digest, u64, bool)> + '_ {
+        let head = self.head.iter().chain(&self.ended);
+        let head = head.map(|r| (r.lineage(), r.number, r.kind.is_terminal()));
+        let over = self.superseded.iter().chain(&self.past);
+        let over = over.map(|(lineage, number)| (*lineage, *number, true));
+        let left = self.forfeited.iter();
+        let left = left.map(|(lineage, number)| (*lineage, *number, false));
+        head.chain(over).chain(left)
+    }
+
+    /// Gives up the vote on what follows this generation of a lineage, and the ones before it.
+    pub fn forfeit(&mut self, lineage: Digest, number: u64) {
+        let forfeited = &mut self.forfeited;
+        forfeited.retain(|(l, n)| *l != lineage || *n > number);
+        forfeited.push((lineage, number));
+        let surplus = forfeited.len().saturating_sub(MAX_FORFEITED);
+        forfeited.drain(..surplus);
     }
 
     /// Whether this agent may still vote on what follows the head.
@@ -187,8 +242,12 @@ mod tests {
         durable.supersede(a, EVERY_NUMBER);
         assert_eq!(of(&durable, 4), Some(EVERY_NUMBER));
         assert_eq!(durable.superseded.len(), 1);
-        // Bounded: the oldest go.
+        // Of the oldest only the names are kept, and all of that has a bound.
         (3..3 + MAX_SUPERSEDED as u8).for_each(|n| durable.supersede(Digest([n; 32]), 1));
-        assert_eq!((durable.superseded.len(), of(&durable, 1)), (16, None));
+        assert_eq!(durable.superseded.len(), 16);
+        assert_eq!(of(&durable, 1), Some(EVERY_NUMBER));
+        let of_number = |n: u64| Digest(*blake3::hash(&n.to_le_bytes()).as_bytes());
+        (0..2_000).for_each(|n| durable.supersede(of_number(n), 1));
+        assert_eq!((durable.past.len(), of(&durable, 1)), (MAX_PAST, None));
     }
 }

@@ -115,16 +115,22 @@ impl Job {
                 let names: Vec<String> = missing.iter().take(8).map(|n| name(*n)).collect();
                 let mut dead: Vec<String> = missing.iter().map(|n| ctx.called(*n)).collect();
                 dead.dedup();
+                let advice = match self.may_continue_without(missing) {
+                    true => format!(
+                        ". If they are gone for good, `muster job continue {} --dead {} --yes` goes on \
+                         without them",
+                        self.key.id,
+                        dead.join(",")
+                    ),
+                    false => String::new(),
+                };
                 format!(
                     "the job cannot go on: {} of the nodes that decide cannot be reached ({}), and \
                      without a majority two halves could both go on. What would help: bring one of \
                      them back; or, next time, a third agent as witness, or a shared directory \
-                     (--store). If they are gone for good, `muster job continue {} --dead {} --yes` \
-                     goes on without them",
+                     (--store){advice}",
                     missing.len(),
                     names.join(", "),
-                    self.key.id,
-                    dead.join(","),
                 )
             }
             Wait::Parked { ms } => format!(
@@ -152,6 +158,18 @@ impl Job {
             ),
             Wait::Changing => "the job changes its members; this node joins next".into(),
         }
+    }
+
+    /// Whether enough members are left for an operator to go on without these nodes.
+    fn may_continue_without(&self, missing: &[NodeId]) -> bool {
+        self.live().is_some_and(|h| {
+            let left = h
+                .record
+                .members
+                .iter()
+                .filter(|m| !missing.contains(&m.node));
+            left.count() >= usize::from(h.record.spec.min_nodes)
+        })
     }
 
     /// Why the members of `record` start, for the launcher and its log.

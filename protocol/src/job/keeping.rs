@@ -14,7 +14,7 @@ use crate::checkpoint::{Decision, Item, KeeperEffect, KeeperEvent, State};
 use crate::ids::Digest;
 use crate::local::{KeepNews, Left, MAX_KEPT, Review, SaveAsk};
 use crate::record::{Arbiter, CommitRef};
-use crate::storelog::{Body, Entry, Outcome, Rules};
+use crate::storelog::{Body, Entry, Outcome, Rules, Snapshot};
 use crate::time::{Span, Time};
 
 /// How long a store that could not be looked at is left alone.
@@ -110,6 +110,24 @@ impl Job {
             Body::Pin { seq } => keeper.handle(KeeperEvent::Pinned { seq: *seq }),
             Body::Rules(rules) => self.saves.keeping.rules.logged = Some(rules.clone()),
             Body::Unpin { seq } => keeper.handle(KeeperEvent::Unpinned { seq: *seq }),
+            Body::Snapshot(snapshot) => {
+                keeper.forget(snapshot);
+                let known: BTreeSet<u64> = keeper.standings().map(|s| s.seq).collect();
+                self.saves.keeping.gone.retain(|seq| known.contains(seq));
+                self.saves
+                    .keeping
+                    .unreadable
+                    .retain(|seq| known.contains(seq));
+            }
+        }
+    }
+
+    /// Reading began at this snapshot.
+    pub(super) fn keep_from(&mut self, snapshot: &Snapshot) {
+        self.saves.keeper.begin(snapshot);
+        self.saves.keeping.wanted = true;
+        if snapshot.rules.is_some() {
+            self.saves.keeping.rules.logged.clone_from(&snapshot.rules);
         }
     }
 

@@ -8,6 +8,7 @@ use super::hang::Hanging;
 use super::plan::Assessment;
 use super::stop::Planned;
 use super::{Ctx, Job, REPEAT};
+use crate::agent::Notice;
 use crate::barrier;
 use crate::budget;
 use crate::ids::NodeId;
@@ -24,6 +25,12 @@ pub(super) struct Lead {
     attempt: u32,
     pub(super) run_at: Option<Time>,
     pub(super) struck: BTreeSet<NodeId>,
+    /// Their workers do not end.
+    given_up: BTreeSet<NodeId>,
+    /// No launcher of the generation is left.
+    pub(super) deserted: Option<super::deserted::Deserted>,
+    /// A person ended the job, on a node without a launcher of it.
+    pub(super) cancelled: bool,
     /// These have a bad view of a checkpoint that is whole.
     pub(super) misread: BTreeSet<NodeId>,
     /// Since when a link between two members is reported missing.
@@ -55,6 +62,9 @@ impl Lead {
             attempt: 0,
             run_at: None,
             struck: BTreeSet::new(),
+            given_up: BTreeSet::new(),
+            deserted: None,
+            cancelled: false,
             misread: BTreeSet::new(),
             links: BTreeMap::new(),
             ending: None,
@@ -119,9 +129,12 @@ impl Job {
         }
         let by_store = matches!(head.record.arbiter, Arbiter::Store(_));
         self.merge.is_here(from);
+        if status.started.is_some() {
+            self.all_waited_for();
+        }
         if by_store {
             match status.storeless {
-                true => self.storeless.insert(from),
+                true => self.storeless.insert(from, status.clone()),
                 false => self.storeless.remove(&from),
             };
         }
@@ -166,7 +179,11 @@ impl Job {
             let digest = self.head_digest();
             let again = self.led.replace(digest) == Some(digest);
             let first = record.leader() == Some(ctx.me()) && self.durable.learned == ctx.cfg.boot;
-            self.lead = Some(Lead::new(first && !again));
+            let mut lead = Lead::new(first && !again);
+            let said = self.storeless.iter();
+            let said = said.map(|(node, status)| (*node, (status.clone(), ctx.now)));
+            lead.statuses.extend(said);
+            self.lead = Some(lead);
         }
         self.drive_commit(ctx);
         self.drive_proposal(ctx);
@@ -190,6 +207,7 @@ impl Job {
             self.at_lead_barrier(ctx, None);
         }
         self.drive_hang(ctx, &record);
+        self.drive_deserted(ctx, &record, &a);
         self.drive_change(ctx, &record, &a);
         self.repeat_orders(ctx);
     }
@@ -199,11 +217,12 @@ impl Job {
     fn drive_start(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
         let me = ctx.me();
         let digest = self.head_digest();
-        let Some(lead) = &mut self.lead else { return };
-        if record.leader() != Some(me) || lead.ending.is_some() || lead.planned.is_some() {
+        // A launcher that waits for another's place has no part in this one.
+        if record.is_short() || self.waits_for_place(ctx) {
             return;
         }
-        if record.is_short() {
+        let Some(lead) = &mut self.lead else { return };
+        if record.leader() != Some(me) || lead.ending.is_some() || lead.planned.is_some() {
             return;
         }
         if ctx.now < self.pause {
@@ -304,6 +323,7 @@ impl Job {
         if a.is_broken() {
             self.fault_seen(ctx, a);
             self.end(ctx, record, a);
+            self.give_up(ctx, a);
             return self.decide(ctx, record);
         }
         let planned = self.lead.as_ref().is_some_and(|l| l.planned.is_some());
@@ -344,6 +364,26 @@ impl Job {
         true
     }
 
+    /// Members whose workers do not end are left behind, and kept out for a while. A start waits until
+    /// their leases are over, like that of a lost member.
+    fn give_up(&mut self, ctx: &mut Ctx<'_>, a: &Assessment) {
+        for node in &a.stuck {
+            let Some(lead) = &mut self.lead else { return };
+            if !lead.given_up.insert(*node) {
+                continue;
+            }
+            self.strike(ctx, *node);
+            let text = format!(
+                "the workers on {} do not end, {} s after they were told to: the others go on without \
+                 that node. Look for processes in state D there; it joins again once they have ended",
+                ctx.name(*node),
+                super::plan::STOP_LIMIT.as_millis() / 1_000,
+            );
+            let key = self.key.clone();
+            self.notice(Notice::Trouble { key, text });
+        }
+    }
+
     fn fault_seen(&mut self, ctx: &Ctx<'_>, a: &Assessment) {
         let ending = self.lead.as_ref().is_some_and(|l| l.ending.is_some());
         if ending {
@@ -375,6 +415,9 @@ impl Job {
             }
             None => "the generation ended".into(),
         };
+        if let Some(at) = self.stop_limit(record).filter(|at| ctx.now < *at) {
+            self.wake_at(at, "members that do not end their workers");
+        }
         let grace_ms = record.spec.loss_grace_ms;
         for m in &record.members {
             if !a.lost.contains(&m.node) {
@@ -392,7 +435,10 @@ impl Job {
         record
             .members
             .iter()
-            .filter(|m| !a.lost.contains(&m.node) && !a.away.contains(&m.node))
+            .filter(|m| {
+                let gone = a.lost.contains(&m.node) || a.stuck.contains(&m.node);
+                !gone && !a.away.contains(&m.node)
+            })
             .all(|m| {
                 lead.status(m.node)
                     .is_some_and(|s| s.stopped || s.gone || s.finished)

@@ -1,11 +1,14 @@
 //! The lease without which no worker of this node runs (R16).
 
-use super::member::Mine;
+use super::member::{Ends, Mine};
 use super::{Ctx, Job};
+use crate::agent::Config;
 use crate::ids::{Digest, NodeId};
 use crate::local::ToLauncher;
+use crate::membership::State;
 use crate::record::{Arbiter, Record};
-use crate::time::Time;
+use crate::time::{Span, Time};
+use crate::wire::{JobMessage, Timeouts};
 
 impl Job {
     /// Generations whose lease this node asks its voters to acknowledge.
@@ -31,9 +34,9 @@ impl Job {
         }
     }
 
-    /// Until when this member may train.
-    fn lease_end(ctx: &Ctx<'_>, record: &Record, mine: &Mine) -> Time {
-        let from = match record.arbiter {
+    /// When the newest heartbeat was sent that the arbiter has confirmed.
+    fn confirmed(record: &Record, mine: &Mine) -> Time {
+        match record.arbiter {
             Arbiter::Store(_) => mine.tail_seen,
             Arbiter::Members => {
                 let mut times: Vec<Time> = mine.acks.values().copied().collect();
@@ -44,28 +47,123 @@ impl Job {
                 let newest = times.partition_point(|at| !held(*at));
                 times.get(newest).copied().unwrap_or(Time::ZERO)
             }
-        };
-        match from.max(mine.adopted) {
-            // Never: also on a machine that has just booted.
-            Time::ZERO => Time::ZERO,
-            at => at + ctx.cfg.lease(),
         }
     }
 
+    /// Until when this member may train.
+    fn lease_end(cfg: &Config, record: &Record, mine: &Mine) -> Time {
+        match Self::confirmed(record, mine).max(mine.adopted) {
+            // Never: also on a machine that has just booted.
+            Time::ZERO => Time::ZERO,
+            at => at + cfg.lease(),
+        }
+    }
+
+    /// A voter whose agent is away, while its launcher answers, votes for no other generation meanwhile: it
+    /// stands behind this one, as long as its own workers may go on without their agent.
+    pub(super) fn count_away(&mut self, ctx: &Ctx<'_>, record: &Record, digest: Digest) {
+        let patience = Span(ctx.cfg.agent_grace.0 / 4 * 3);
+        let away: Vec<NodeId> = record
+            .voters()
+            .map(|v| v.node)
+            .filter(|n| match ctx.peers.state(*n) {
+                Some(State::Away { since }) => ctx.now < since + patience,
+                _ => false,
+            })
+            .collect();
+        for node in away {
+            self.lease_granted(node, digest, ctx.now);
+        }
+    }
+
+    /// For how long the workers of the launcher here may go on if it does nothing: it may be stopped,
+    /// and its sidecar asks.
+    pub(crate) fn lease_left(&self, cfg: &Config, now: Time) -> Span {
+        let (Some(head), Some(mine), Some(local)) = (self.live(), &self.member, &self.local) else {
+            return Span::ZERO;
+        };
+        let runs = local.running == Some(head.digest) && local.silent_since.is_none();
+        if !runs || !mine.trains() || mine.status.lease_lost {
+            return Span::ZERO;
+        }
+        let end = Self::lease_end(cfg, &head.record, mine);
+        let end = match local.ends {
+            Some(Ends::By(at)) => end.min(at),
+            _ => end,
+        };
+        end.since(now)
+    }
+
+    /// From when the launcher was told to end its workers its time counts.
+    pub(super) fn drive_ends(&mut self, ctx: &Ctx<'_>) {
+        if let Some(local) = &mut self.local
+            && let Some(Ends::Within(grace)) = local.ends
+        {
+            local.ends = Some(Ends::By(ctx.now + grace));
+        }
+    }
+
+    /// Whether the lease ran out while this process was stopped: then nobody was asked for another. To
+    /// the others it was away, like an agent that is started anew, and like that one it has the time of
+    /// one lease to ask; no later than its launcher would have ended the workers of an agent that is
+    /// away, for the others wait no longer than that.
+    fn slept_through(ctx: &Ctx<'_>, record: &Record, mine: &Mine) -> bool {
+        let end = Self::lease_end(ctx.cfg, record, mine);
+        let (stopped, woke) = ctx.quiet;
+        // While it runs it has something to do more often than that.
+        let unseen = stopped < end && woke > end;
+        let from = Self::confirmed(record, mine);
+        let others_wait = from > Time::ZERO && ctx.now < from + Span(ctx.cfg.agent_grace.0 / 4 * 3);
+        unseen && others_wait
+    }
+
     // ---- the leases of those who are no members any more ----
+
+    /// The longest times that a member of the head keeps, as far as this agent knows.
+    pub(super) fn timeouts(&self, ctx: &Ctx<'_>) -> Timeouts {
+        self.durable.timeouts.max(ctx.cfg.timeouts())
+    }
+
+    /// A peer said hello: should its node take part here, its times count.
+    pub(crate) fn on_hello(&mut self, ctx: &mut Ctx<'_>, from: NodeId) {
+        let said = ctx.peers.get(from).and_then(|p| p.hello.as_ref());
+        let (Some(head), Some(said)) = (self.live(), said) else {
+            return;
+        };
+        let longest = self.durable.timeouts.max(said.timeouts);
+        if longest != self.durable.timeouts && head.record.has(from) {
+            self.durable.timeouts = longest;
+            self.persist(ctx);
+        }
+    }
 
     /// A new head, `before` being set already: whoever was dropped and is not known to have stopped
     /// may go on until its lease ends. Who leads the new generation need not be who decided it, and
     /// the next one may follow at once: so every agent keeps this for itself.
     pub(super) fn note_dropped(&mut self, ctx: &Ctx<'_>, record: &Record) {
         let leases = self.leases_ended.take();
-        let before = self.before.clone();
-        let Some(before) = before.filter(|b| b.lineage() == record.lineage()) else {
+        let took_over = self.took_over.take();
+        self.unknown = false;
+        if record.number == 1 || record.kind.is_terminal() {
             self.dropped.clear();
             return;
-        };
+        }
+        let before = self.before.clone();
+        let before = before.filter(|b| b.lineage() == record.lineage());
         self.dropped
             .retain(|node, until| !record.has(*node) && ctx.now < *until);
+        if before.as_ref().is_none_or(|b| b.digest() != record.parent) {
+            // Who was dropped is not known here, nor whether their agents are there to end their workers.
+            let most = ctx.peers.timeouts().max(self.timeouts(ctx));
+            let most = match took_over == Some(record.parent) {
+                true => most.suspect_after,
+                false => most.agent_grace,
+            };
+            self.unknown = true;
+            self.forgotten = self.forgotten.max(Some(ctx.now + most));
+        }
+        let Some(before) = before else { return };
+        let times = self.timeouts(ctx);
         let gone = before.members.iter().map(|m| m.node);
         let gone = gone.filter(|n| *n != ctx.me() && !record.has(*n));
         let gone = gone.filter(|n| ctx.peers.lost(*n) != Some(true) && !self.stopped_for_good(*n));
@@ -75,15 +173,53 @@ impl Job {
                 // was never heard in `before` may still train for the one before that.
                 Some(leases) => {
                     let heard = before.number == 1 || self.status_of(node).is_some();
-                    let older = (!heard).then_some(self.installed_at + ctx.cfg.suspect_after);
+                    let older = (!heard).then_some(self.installed_at + times.suspect_after);
                     leases.get(&node).copied().max(older)
                 }
-                None => Some(ctx.now + ctx.cfg.suspect_after),
+                None => Some(ctx.now + times.suspect_after),
             };
-            if let Some(until) = until {
+            // Where no agent is there to end them, its workers go on without any lease.
+            let away = ctx.peers.get(node).and_then(|p| p.away_since);
+            let until = until.max(away.map(|since| since + times.agent_grace));
+            if let Some(until) = until.filter(|at| ctx.now < *at) {
                 self.dropped.insert(node, until);
             }
         }
+    }
+
+    /// For how long a start of the head waits, as things stand.
+    pub(super) fn held_ms(&self, ctx: &Ctx<'_>) -> u32 {
+        let left = self
+            .held_until(ctx)
+            .map_or(Span::ZERO, |at| at.since(ctx.now));
+        // Rounded up.
+        u32::try_from(left.as_millis() + u64::from(left > Span::ZERO)).unwrap_or(u32::MAX)
+    }
+
+    /// Whoever had a generation decided tells its leader for how long to wait, which may not know it.
+    pub(super) fn tell_held(&mut self, ctx: &Ctx<'_>, record: &Record) {
+        let digest = self.head_digest();
+        if let Some(leader) = record.leader().filter(|n| *n != ctx.me() && !self.unknown) {
+            let ms = self.held_ms(ctx);
+            self.send(ctx, leader, JobMessage::Held { digest, ms });
+        }
+    }
+
+    pub(super) fn on_held(&mut self, ctx: &Ctx<'_>, digest: Digest, ms: u32) {
+        if digest == self.head_digest() && std::mem::take(&mut self.unknown) {
+            self.forgotten = Some(ctx.now + Span::from_millis(ms.into()));
+        }
+    }
+
+    /// Whether somebody who is no member is watched, for a start waits for him.
+    pub(crate) fn awaits_dropped(&self) -> bool {
+        !self.dropped.is_empty()
+    }
+
+    /// The leader of the head has workers started: it has waited for everybody who was dropped.
+    pub(super) fn all_waited_for(&mut self) {
+        self.dropped.clear();
+        self.forgotten = None;
     }
 
     /// Until when a start is held back, for those who may still be training (R16).
@@ -105,7 +241,7 @@ impl Job {
         let Some(start) = mine.pending.clone() else {
             return;
         };
-        if ctx.now >= Self::lease_end(ctx, record, mine) && !ctx.cfg.flaws.skip_r16 {
+        if ctx.now >= Self::lease_end(ctx.cfg, record, mine) && !ctx.cfg.flaws.skip_r16 {
             return;
         }
         if let Some(mine) = &mut self.member {
@@ -125,12 +261,23 @@ impl Job {
         let Some(mine) = self.member.as_ref().filter(|m| m.trains()) else {
             return;
         };
-        let (end, digest) = (Self::lease_end(ctx, record, mine), mine.status.digest);
+        let (end, digest) = (Self::lease_end(ctx.cfg, record, mine), mine.status.digest);
+        let (confirmed, lost) = (Self::confirmed(record, mine), mine.status.lease_lost);
+        let slept_through = Self::slept_through(ctx, record, mine);
+        if confirmed > Time::ZERO && self.durable.adopted.take().is_some() {
+            self.persist(ctx);
+        }
         if ctx.now < end {
             return self.wake_at(end, "the lease ends");
         }
-        if mine.status.lease_lost {
+        if lost {
             return;
+        }
+        if slept_through {
+            if let Some(mine) = &mut self.member {
+                mine.adopted = ctx.now;
+            }
+            return self.wake_at(ctx.now + ctx.cfg.lease(), "the lease ends");
         }
         self.update(true, |s| s.lease_lost = true);
         if let Some(mine) = &mut self.member {

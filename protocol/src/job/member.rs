@@ -18,7 +18,11 @@ pub(super) struct Local {
     /// Its connection; none while the launcher reconnects or is dead.
     pub(super) conn: Option<ConnId>,
     /// The newest connection, open or not.
-    was: ConnId,
+    pub(super) was: ConnId,
+    /// It was told to end its workers: by when.
+    pub(super) ends: Option<Ends>,
+    /// The connection has closed, and since when nothing is heard at its guard either.
+    pub(super) silent_since: Option<Time>,
     /// When it was last told that this agent is there.
     welcomed: Time,
     pub(super) reg: Register,
@@ -28,8 +32,39 @@ pub(super) struct Local {
     pub(super) running: Option<Digest>,
     pub(super) leave: Option<(Leave, Time)>,
     pub(super) cancel: bool,
+    /// The life of the job that it takes part in: as a member, or by the leader's word as one that waits.
+    /// Of no other life it is told the end.
+    pub(super) lineage: Option<Digest>,
+    /// The workers of this generation are to end, and have not yet: it joins no other before.
+    pub(super) stopping: Option<Digest>,
     /// It was told to exit, by this frame.
     pub(super) over: Option<ToLauncher>,
+}
+
+/// When a launcher has to have ended its workers.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Ends {
+    /// Counted from when it is told.
+    Within(Span),
+    By(Time),
+}
+
+impl Local {
+    /// What it is told ends its workers, or begins others.
+    pub(super) fn told(&mut self, frame: &ToLauncher) {
+        let grace = match frame {
+            ToLauncher::Start(_) => {
+                self.ends = None;
+                return;
+            }
+            ToLauncher::Stop { grace_ms, .. } | ToLauncher::Preempt { grace_ms, .. } => *grace_ms,
+            ToLauncher::End { .. } | ToLauncher::Refused { .. } => self.reg.spec.stop_grace_ms,
+            _ => return,
+        };
+        if self.ends.is_none() || grace == 0 {
+            self.ends = Some(Ends::Within(Span::from_millis(grace.into())));
+        }
+    }
 }
 
 /// This node's part in the head's generation.
@@ -57,7 +92,7 @@ pub(super) struct Mine {
 }
 
 impl Mine {
-    fn new(digest: Digest, boot: Boot) -> Mine {
+    pub(super) fn new(digest: Digest, boot: Boot) -> Mine {
         Mine {
             status: Status {
                 digest,
@@ -96,11 +131,19 @@ impl Job {
             && local.reg.launcher != reg.launcher
             && local.conn.is_some()
         {
-            return Err(format!(
-                "job {} already has a launcher on this node (pid {}): stop it first, or give this one \
-                 its own agent with --instance",
-                self.key, local.reg.pid
-            ));
+            let first = |pid: u32| {
+                format!(
+                    "job {} already has a launcher on this node (pid {pid}): stop it first, or give \
+                     this one its own agent with --instance",
+                    self.key
+                )
+            };
+            if !self.is_missed(ctx, reg.launcher) {
+                return Err(first(local.reg.pid));
+            }
+            // The one that came later has waited for this one to be gone, and it is back.
+            let reason = first(reg.pid);
+            self.part(ToLauncher::Refused { reason });
         }
         let (running, store, gate) = (reg.running, reg.store, reg.gate);
         self.continue_for(ctx, reg.launcher);
@@ -113,6 +156,9 @@ impl Job {
             if let Some(local) = &mut self.local {
                 local.conn = Some(conn);
                 local.was = conn;
+                // What it still runs is told to stop again.
+                local.stopping = None;
+                local.silent_since = None;
                 local.welcomed = ctx.now;
                 local.reg = reg;
             }
@@ -120,6 +166,8 @@ impl Job {
             self.local = Some(Local {
                 conn: Some(conn),
                 was: conn,
+                ends: None,
+                silent_since: None,
                 welcomed: ctx.now,
                 reg,
                 store,
@@ -127,6 +175,8 @@ impl Job {
                 running,
                 leave: None,
                 cancel: false,
+                lineage: None,
+                stopping: None,
                 over: None,
             });
         }
@@ -152,6 +202,7 @@ impl Job {
             node: ctx.cfg.node,
             agent_pid: ctx.cfg.pid,
             agent_grace_ms: u32::try_from(ctx.cfg.agent_grace.as_millis()).unwrap_or(u32::MAX),
+            lease_ms: u32::try_from(ctx.cfg.lease().as_millis()).unwrap_or(u32::MAX),
         }
     }
 
@@ -175,6 +226,11 @@ impl Job {
     /// same generation; otherwise they are ended.
     fn adopt(&mut self, ctx: &mut Ctx<'_>, running: Option<Digest>) {
         let digest = self.head_digest();
+        self.note_lineage(ctx);
+        let mut adopted = false;
+        if running == Some(digest) {
+            self.all_waited_for();
+        }
         if self.is_member(ctx) {
             let mine = self
                 .member
@@ -188,8 +244,11 @@ impl Job {
                 }
             } else if running == Some(digest) {
                 if !mine.trains() {
-                    // Started by an earlier run of this agent, whose lease nobody remembers.
-                    mine.adopted = ctx.now;
+                    // Started by an earlier run of this agent, whose lease nobody remembers. It is
+                    // given once: an agent that crashes again and again gives no more.
+                    let first = self.durable.adopted;
+                    mine.adopted = first.map_or(ctx.now, |at| at.min(ctx.now));
+                    adopted = first.is_none();
                 }
                 mine.status.started = mine.status.started.or(Some(1));
                 mine.changed = true;
@@ -200,6 +259,10 @@ impl Job {
             }
         } else {
             self.member = None;
+        }
+        if adopted {
+            self.durable.adopted = Some(ctx.now);
+            self.persist(ctx);
         }
         if let Some(old) = running
             && (old != digest || !self.is_member(ctx))
@@ -213,30 +276,13 @@ impl Job {
         }
     }
 
-    /// The launcher's connection closed. `alive`: its guard still answers, so it will come back.
-    pub(crate) fn launcher_gone(&mut self, ctx: &mut Ctx<'_>, conn: ConnId, alive: bool) {
-        let Some(local) = self.local.as_mut().filter(|l| l.was == conn) else {
-            return;
-        };
-        local.conn = None;
-        if !alive {
-            let launcher = local.reg.launcher;
-            self.local = None;
-            self.slots_orphaned(ctx.now);
-            if let Some((to, _)) = self.member.as_ref().and_then(|m| m.said) {
-                self.send(ctx, to, JobMessage::Withdraw);
+    /// The launcher takes part in the life of the job that it is a member of.
+    fn note_lineage(&mut self, ctx: &Ctx<'_>) {
+        if self.is_member(ctx) {
+            let lineage = self.head.as_ref().map(super::Head::lineage);
+            if let Some(local) = &mut self.local {
+                local.lineage = lineage;
             }
-            let me = ctx.me();
-            let was_member = self
-                .live()
-                .and_then(|h| h.record.member(me))
-                .is_some_and(|m| m.launcher == launcher);
-            if was_member && let Some(mine) = &mut self.member {
-                mine.status.gone = true;
-                mine.status.stopped = true;
-                mine.changed = true;
-            }
-            self.desk.withdraw(me);
         }
     }
 
@@ -246,14 +292,19 @@ impl Job {
             return;
         };
         let (record, digest) = (head.record.clone(), head.digest);
-        let spare = std::mem::take(&mut self.applicant.spare);
         let was = self.member.take();
         if record.kind.is_terminal() {
-            if was.is_some() || spare || before.is_some() {
+            let lineage = self.local.as_ref().and_then(|l| l.lineage);
+            let running = self.local.as_ref().and_then(|l| l.running);
+            if lineage == Some(record.lineage()) {
                 self.end_launcher(ctx, &record);
+            } else if let Some(old) = running {
+                // How its own life ended nobody here knows any more.
+                self.stop_launcher(old, 0, "this generation is over");
             }
             return;
         }
+        self.note_lineage(ctx);
         // Whatever runs is of an earlier generation, perhaps of one that the head before was to
         // replace and never did: the launcher knows only those that it was told to start.
         let running = self.local.as_ref().and_then(|l| l.running);
@@ -332,6 +383,9 @@ impl Job {
     }
 
     pub(super) fn stop_launcher(&mut self, digest: Digest, grace_ms: u32, why: &str) {
+        if let Some(local) = self.local.as_mut().filter(|l| l.conn.is_some()) {
+            local.stopping = Some(digest);
+        }
         self.tell_launcher(ToLauncher::Stop {
             digest,
             grace_ms,
@@ -380,6 +434,9 @@ impl Job {
             ToAgent::Finished { digest } => self.update(digest == head, |s| s.finished = true),
             ToAgent::Stopped { digest } => {
                 self.old_workers_gone(ctx.now);
+                if let Some(local) = &mut self.local {
+                    local.stopping.take_if(|d| *d == digest);
+                }
                 if digest == head {
                     self.update(true, |s| s.stopped = true);
                     if let Some(mine) = &mut self.member {
@@ -516,6 +573,7 @@ impl Job {
         if self.grants_lease(ctx, digest) {
             self.lease_granted(ctx.me(), digest, ctx.now);
         }
+        self.count_away(ctx, &record, digest);
         self.drive_pending(ctx, &record);
         self.drive_lease(ctx, &record);
         let leave = self.local.as_ref().and_then(|l| l.leave.clone());
@@ -578,34 +636,5 @@ impl Job {
         } else {
             self.wake_at(due, "say the status again");
         }
-    }
-
-    /// The generation counts on a launcher here, and there is none: it died while this agent was
-    /// away, or before the generation was decided. If it only is late, it has stopped its workers
-    /// when `agent_grace` is over: then it counts as dead.
-    fn drive_vacant(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
-        let mine = record.member(ctx.me()).filter(|m| m.state == ctx.cfg.state);
-        let Some(member) = mine.filter(|m| self.launcher() != Some(m.launcher)) else {
-            self.vacant_since = None;
-            return;
-        };
-        if self.member.as_ref().is_some_and(|m| m.status.gone) {
-            return;
-        }
-        let since = *self.vacant_since.get_or_insert(ctx.now);
-        let dead = since + ctx.cfg.agent_grace;
-        if self.launcher().is_none() && ctx.now < dead {
-            return self.wake_at(dead, "a launcher that should come back");
-        }
-        let digest = self.head_digest();
-        let mut gone = Mine::new(digest, ctx.cfg.boot);
-        gone.status.gone = true;
-        gone.status.stopped = true;
-        self.member = Some(gone);
-        let launcher = member.launcher;
-        self.notice(Notice::Trouble {
-            key: self.key.clone(),
-            text: format!("launcher {launcher} of this node is gone"),
-        });
     }
 }

@@ -153,7 +153,7 @@ impl Job {
     fn leave_without_voters(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
         let (of, told) = &self.merge.forfeited;
         let head = self.head_digest();
-        if record.arbiter != Arbiter::Members || *of != head || told.is_empty() {
+        if record.arbiter != Arbiter::Members {
             return false;
         }
         let has_vote = |n: NodeId| {
@@ -162,7 +162,8 @@ impl Job {
                 return self.durable.may_vote() && voter == Some(ctx.voter());
             }
             let there = ctx.peers.get(n).and_then(Peer::state_dir);
-            !told.contains(&n) && voter.is_some_and(|v| there.is_none_or(|s| s == v.state))
+            let forfeited = *of == head && told.contains(&n);
+            !forfeited && voter.is_some_and(|v| there.is_none_or(|s| s == v.state))
         };
         if record.is_majority(has_vote) {
             return false;

@@ -13,6 +13,7 @@ mod chain;
 mod checkpoint;
 mod damage;
 mod deadline;
+mod deserted;
 mod disk;
 mod durable;
 mod explain;
@@ -33,6 +34,7 @@ mod second_look;
 mod stop;
 mod store;
 mod triggers;
+mod vacant;
 mod voter;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -42,7 +44,7 @@ pub use checkpoint::Asked as CheckpointAsked;
 pub use durable::{Durable, Saved};
 pub use resume::Continues;
 
-use crate::agent::{Config, ConnId, Effect, Notice, Phases};
+use crate::agent::{Config, ConnId, Effect, Notice, Past, Phases};
 use crate::ids::{Digest, JobKey, LauncherId, NodeId};
 use crate::local::{ToAgent, ToLauncher};
 use crate::peers::Peers;
@@ -50,7 +52,7 @@ use crate::record::{Kind, Record, Voter};
 use crate::rng::Rng;
 use crate::storelog;
 use crate::time::{Span, Time};
-use crate::wire::{Advert, JobMessage, Message};
+use crate::wire::{Advert, JobMessage, Message, Timeouts};
 
 /// A ticket or a status is said again after this time.
 pub(crate) const REPEAT: Span = Span::from_millis(1_000);
@@ -61,8 +63,12 @@ const TICKET_LIFE: Span = Span::from_millis(3_500);
 pub(crate) struct Ctx<'a> {
     pub(crate) cfg: &'a Config,
     pub(crate) peers: &'a Peers,
+    pub(crate) past: &'a Past,
     pub(crate) rng: &'a mut Rng,
     pub(crate) now: Time,
+    /// The last long time without any event, from one to the next: this process may have been
+    /// stopped.
+    pub(crate) quiet: (Time, Time),
 }
 
 impl Ctx<'_> {
@@ -105,6 +111,13 @@ impl Ctx<'_> {
             text.push(format!("{} more", nodes.len() - 8));
         }
         text.join(", ")
+    }
+
+    /// The longest times that members of this generation keep, as far as they have said.
+    fn timeouts_of(&self, record: &Record) -> Timeouts {
+        let members = record.members.iter().filter_map(|m| self.peers.get(m.node));
+        let hellos = members.filter_map(|p| p.hello.as_ref());
+        hellos.fold(self.cfg.timeouts(), |most, h| most.max(h.timeouts))
     }
 
     /// This agent or a connected one.
@@ -150,10 +163,11 @@ pub struct Job {
     desk: birth::Desk,
     local: Option<member::Local>,
     member: Option<member::Mine>,
-    /// Members that say that they have no way to the store which decides: they do not lead.
-    storeless: std::collections::BTreeSet<NodeId>,
-    /// Since when the launcher that the head counts on is missing here.
-    vacant_since: Option<Time>,
+    /// Members that say that they have no way to the store which decides: they do not lead. Whoever leads in
+    /// their place begins with what they said.
+    storeless: BTreeMap<NodeId, crate::wire::Status>,
+    /// The launcher that the head counts on is missing here.
+    vacant: Option<vacant::Vacant>,
     voter: voter::Leases,
     lead: Option<lead::Lead>,
     /// The generation that this run of the agent has led last.
@@ -177,6 +191,8 @@ pub struct Job {
     seq: u64,
     /// The highest round that another proposer was seen to use.
     seen_round: u32,
+    /// The highest round that this run of the agent has used, for whatever: no ballot is used twice.
+    own_round: u32,
     /// Until when members that were dropped without confirmation of their end may still be training
     /// (R16).
     dropped: BTreeMap<NodeId, Time>,
@@ -184,6 +200,11 @@ pub struct Job {
     forgotten: Option<Time>,
     /// The leases that the voters had acknowledged when they accepted what this agent decides now.
     leases_ended: Option<BTreeMap<NodeId, Time>>,
+    /// The generation before the head is not known here, nor for whom a start of the head waits.
+    unknown: bool,
+    /// A generation whose leader no longer shows itself in the store, and that is replaced from here
+    /// therefore: an agent that was there has ended its workers by now.
+    took_over: Option<Digest>,
     committing: Option<propose::Committing>,
     /// The record before the head, while this agent remembers it.
     before: Option<Arc<Record>>,
@@ -194,8 +215,12 @@ pub struct Job {
 }
 
 impl Job {
-    pub(crate) fn new(key: JobKey) -> Job {
-        Job::restore(Durable::new(key))
+    /// `used`: the highest round of any ballot that this run of the agent used for this job.
+    pub(crate) fn new(key: JobKey, used: u32) -> Job {
+        Job {
+            own_round: used,
+            ..Job::restore(Durable::new(key))
+        }
     }
 
     pub(crate) fn restore(durable: Durable) -> Job {
@@ -217,8 +242,8 @@ impl Job {
             desk: birth::Desk::default(),
             local: None,
             member: None,
-            storeless: std::collections::BTreeSet::new(),
-            vacant_since: None,
+            storeless: BTreeMap::new(),
+            vacant: None,
             voter: voter::Leases::restored(),
             lead: None,
             led: None,
@@ -236,9 +261,12 @@ impl Job {
             continuing: false,
             seq: 0,
             seen_round: 0,
+            own_round: 0,
             dropped: BTreeMap::new(),
             forgotten: None,
             leases_ended: None,
+            unknown: false,
+            took_over: None,
             committing: None,
             before: None,
             installed_at: Time::ZERO,
@@ -270,8 +298,32 @@ impl Job {
         self.local.as_ref().and_then(|l| l.conn)
     }
 
+    /// The generation that this run of the agent has led last.
+    pub(crate) fn led(&self) -> Option<Digest> {
+        self.led
+    }
+
+    pub(crate) fn used_round(&self) -> u32 {
+        self.own_round
+    }
+
     pub(crate) fn installed_at(&self) -> Time {
         self.installed_at
+    }
+
+    /// Whether the head is a generation whose launchers all are gone, as far as this agent knows: its
+    /// leader sees that, and tells the others.
+    pub fn is_deserted(&self, peers: &Peers) -> bool {
+        let Some(head) = self.live() else {
+            return false;
+        };
+        let said = |hello: &crate::wire::Hello| {
+            let mut adverts = hello.jobs.iter();
+            adverts.any(|a| a.key == self.key && a.digest == head.digest && a.deserted)
+        };
+        let mut hellos = peers.map.values().filter(|p| p.connected);
+        let here = self.lead.as_ref().map(|l| l.deserted.is_some());
+        here.unwrap_or_else(|| hellos.any(|p| p.hello.as_ref().is_some_and(said)))
     }
 
     /// Why the job waits, for people; empty when it does not.
@@ -342,6 +394,7 @@ impl Job {
             leader: head.record.leader(),
             belongs: head.record.kind == Kind::Next
                 && (head.record.has(cfg.node) || head.record.is_voter(voter)),
+            deserted: self.lead.as_ref().is_some_and(|l| l.deserted.is_some()),
         })
     }
 
@@ -361,9 +414,13 @@ impl Job {
     pub(crate) fn drive(&mut self, ctx: &mut Ctx<'_>) {
         self.wake = None;
         self.recall_leases(ctx);
+        self.wake_as_voter(ctx);
+        self.dropped.retain(|_, until| ctx.now < *until);
         self.retry_persist(ctx);
         self.count_own_votes(ctx);
         self.drive_welcome(ctx);
+        self.drive_silent(ctx);
+        self.drive_ends(ctx);
         // Each round can only be started by a message to ourselves, and each of those is answered
         // by at most one more; the bound is a guard against a mistake, not a limit that is met.
         for _ in 0..64 {
@@ -411,6 +468,9 @@ impl Job {
     }
 
     fn tell_launcher(&mut self, frame: ToLauncher) {
+        if let Some(local) = &mut self.local {
+            local.told(&frame);
+        }
         if let Some(conn) = self.conn() {
             self.effects.push_back(Effect::ToLauncher { conn, frame });
         }
@@ -423,7 +483,9 @@ impl Job {
     pub(crate) fn on_message(&mut self, ctx: &mut Ctx<'_>, from: NodeId, body: JobMessage) {
         match body {
             JobMessage::Ticket(ticket) => self.on_ticket(ctx, from, *ticket),
-            JobMessage::TicketAck { wait } => self.on_ticket_ack(ctx, from, wait),
+            JobMessage::TicketAck { lineage, wait } => {
+                self.on_ticket_ack(ctx, from, lineage, wait);
+            }
             JobMessage::TicketRefused { launcher, why } => {
                 self.on_ticket_refused(ctx, launcher, why);
             }
@@ -509,7 +571,9 @@ impl Job {
                 number,
                 state,
             } => self.on_looked_again(ctx, from, digest, (number, state)),
+            JobMessage::CancelAsk { digest } => self.on_cancel_ask(ctx, digest),
             JobMessage::Unfit { digest, text } => self.on_unfit(ctx, from, digest, text),
+            JobMessage::Held { digest, ms } => self.on_held(ctx, digest, ms),
         }
     }
 
@@ -541,6 +605,13 @@ impl Job {
         }
         for w in &record.witnesses {
             out.insert(w.node, None);
+        }
+        // A start waits for these: that one is dead ends the wait.
+        for m in self.before.iter().flat_map(|b| &b.members) {
+            if self.dropped.contains_key(&m.node) {
+                let guard = Some((m.guard, m.launcher));
+                out.entry(m.node).or_insert(guard);
+            }
         }
         out.remove(&me);
         out

@@ -37,6 +37,9 @@ impl Job {
 
     fn obey(&mut self, ctx: &mut Ctx<'_>, record: &Record, order: Order) {
         let digest = order.digest;
+        if let Action::Run { .. } = order.action {
+            self.all_waited_for();
+        }
         match order.action {
             // The leader times the whole change; the others keep what a successor would need.
             Action::Run { .. } if record.leader() != Some(ctx.me()) => {

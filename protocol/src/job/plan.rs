@@ -7,7 +7,7 @@ use super::second_look::Verdict;
 use super::{Ctx, Job};
 use crate::budget;
 use crate::clique;
-use crate::ids::NodeId;
+use crate::ids::{Digest, NodeId};
 use crate::local::WorkerExit;
 use crate::membership::State;
 use crate::peers::Peer;
@@ -15,6 +15,10 @@ use crate::ranks;
 use crate::record::{Cause, Kind, Member, Record, Voter};
 use crate::time::{Span, Time};
 use crate::wire::{Leave, Status};
+
+/// From the end of the grace until a member is given up whose workers have not ended. A process with much
+/// memory on a GPU takes seconds to be torn down; one that waits for a dead device or file system never is.
+pub(super) const STOP_LIMIT: Span = Span::from_secs(10);
 
 /// The members of the present generation, by how they are.
 #[derive(Debug, Default)]
@@ -24,6 +28,8 @@ pub(super) struct Assessment {
     /// Agents away while their launchers answer: no fault, but they cannot join a new generation.
     pub(super) away: Vec<NodeId>,
     pub(super) not_started: Vec<NodeId>,
+    /// Told to end their workers, and have not for [`STOP_LIMIT`]: the others go on without them.
+    pub(super) stuck: Vec<NodeId>,
     /// Ended their workers for lack of a lease.
     pub(super) dark: Vec<NodeId>,
     pub(super) leaving: Vec<(NodeId, Leave)>,
@@ -41,14 +47,25 @@ impl Assessment {
     /// Something ended the generation by itself: nothing is gained by waiting.
     pub(super) fn is_broken(&self) -> bool {
         !(self.lost.is_empty()
+            && self.stuck.is_empty()
             && self.not_started.is_empty()
             && self.dark.is_empty()
             && self.unlinked.is_empty())
     }
 
+    /// How many nodes may join. A member whose agent is away keeps its place: it is no fault, and ends with
+    /// the agent's return.
+    pub(super) fn room(&self, record: &Record) -> usize {
+        let taken = self.survivors.len() + self.away.len();
+        usize::from(record.spec.max_nodes).saturating_sub(taken)
+    }
+
     /// Members that did not start are all that is wrong.
     pub(super) fn only_unstarted(&self) -> bool {
-        let others = self.lost.is_empty() && self.dark.is_empty() && self.unlinked.is_empty();
+        let others = self.lost.is_empty()
+            && self.stuck.is_empty()
+            && self.dark.is_empty()
+            && self.unlinked.is_empty();
         others && !self.not_started.is_empty() && !self.cancel && self.leaving.is_empty()
     }
 }
@@ -60,7 +77,7 @@ impl Job {
             .members
             .iter()
             .find(|m| {
-                if self.storeless.contains(&m.node) {
+                if self.storeless.contains_key(&m.node) {
                     false
                 } else if m.node == ctx.me() {
                     m.state == ctx.cfg.state
@@ -109,7 +126,10 @@ impl Job {
     }
 
     pub(super) fn assess(&self, ctx: &Ctx<'_>, record: &Record) -> Assessment {
-        let mut a = Assessment::default();
+        let mut a = Assessment {
+            cancel: self.lead.as_ref().is_some_and(|l| l.cancelled),
+            ..Assessment::default()
+        };
         let (mut any_finished, mut all_finished) = (false, true);
         for m in &record.members {
             let status = self.status_of(m.node);
@@ -131,6 +151,10 @@ impl Job {
             }
             if let Some(status) = status {
                 a.cancel |= status.cancel;
+                if self.is_stuck(ctx, record, status) {
+                    a.stuck.push(m.node);
+                    continue;
+                }
                 if let Some(leave) = &status.leave {
                     a.leaving.push((m.node, leave.clone()));
                     continue;
@@ -187,6 +211,19 @@ impl Job {
         a
     }
 
+    /// Until when the members may take to end their workers, once all were told to.
+    pub(super) fn stop_limit(&self, record: &Record) -> Option<Time> {
+        let ending = self.lead.as_ref()?.ending?;
+        Some(ending + record.spec.loss_grace() + STOP_LIMIT)
+    }
+
+    /// Whether a member was told to end its workers long ago, and has not: they cannot be ended, or its
+    /// launcher stands still.
+    fn is_stuck(&self, ctx: &Ctx<'_>, record: &Record, status: &Status) -> bool {
+        let over = status.stopped || status.gone || status.finished;
+        !over && self.stop_limit(record).is_some_and(|at| ctx.now >= at)
+    }
+
     /// Links that stay missing between two members that this node reaches well. One of the two may
     /// just be dying, which shows here as well a moment later, and is then the better reason.
     fn missing_links(&self, ctx: &Ctx<'_>, a: &mut Assessment) -> BTreeSet<(NodeId, NodeId)> {
@@ -237,6 +274,7 @@ impl Job {
             .filter(|h| ctx.reachable(h.ticket.member.node))
             .filter(|h| self.parked_ms(ctx, h.ticket.member.node).is_none())
             .filter(|h| record.member(h.ticket.member.node) != Some(&h.ticket.member))
+            .filter(|h| h.ticket.spec.differences(&record.spec).is_empty())
             .filter(|h| !h.ticket.unreachable.iter().any(there))
             .collect();
         held.sort_by_key(|h| (h.first, h.ticket.member.node));
@@ -294,14 +332,8 @@ impl Job {
         {
             return cause.map(|cause| next(Kind::Failed { code }, cause, nonce));
         }
-        let survivors: Vec<Member> = a
-            .survivors
-            .iter()
-            .filter(|m| !self.replaced(m))
-            .cloned()
-            .collect();
-        let room = usize::from(record.spec.max_nodes).saturating_sub(survivors.len());
-        let mut joiners = self.joiners(ctx, &record, room);
+        let survivors = &a.survivors;
+        let mut joiners = self.joiners(ctx, &record, a.room(&record));
         joiners.retain(|j| !survivors.iter().any(|s| s.node == j.node));
         let cause = cause.or_else(|| {
             let nodes = joiners.iter().map(|m| m.node).collect::<Vec<_>>();
@@ -316,9 +348,10 @@ impl Job {
         })?;
         if survivors.is_empty() && joiners.is_empty() {
             let all_leave = !a.leaving.is_empty() && a.lost.is_empty() && a.away.is_empty();
-            return all_leave.then(|| next(Kind::Dormant, cause, nonce));
+            return (all_leave || self.is_given_up(ctx, &record))
+                .then(|| next(Kind::Dormant, cause, nonce));
         }
-        let members = ranks::order(&survivors, &joiners);
+        let members = ranks::order(survivors, &joiners);
         // Who leaves is let go, and a group that joins is let in, all the same: what comes of that runs
         // nothing until others come.
         let short = members.len() < usize::from(record.spec.min_nodes);
@@ -327,7 +360,10 @@ impl Job {
         }
         let mut out = next(Kind::Next, cause, nonce);
         out.witnesses = match out.arbiter {
-            crate::record::Arbiter::Members => self.witnesses(ctx, &members, &record.witnesses),
+            crate::record::Arbiter::Members => {
+                let leaving: Vec<NodeId> = a.leaving.iter().map(|(n, _)| *n).collect();
+                self.witnesses(ctx, &members, &record.witnesses, &leaving)
+            }
             crate::record::Arbiter::Store(_) => Vec::new(),
         };
         out.members = members;
@@ -368,8 +404,29 @@ impl Job {
         (ctx.now < due && members().any(hopeless) && !members().all(tried)).then_some(due)
     }
 
+    /// The life of the job that a ticket waits in: the one that runs, unless it has begun to end. A launcher
+    /// that comes then is of the next life.
+    pub(super) fn lineage_to_join(&self, ctx: &Ctx<'_>) -> Digest {
+        let (Some(head), Some(lead)) = (self.live(), &self.lead) else {
+            return Digest::ZERO;
+        };
+        let record = &head.record;
+        let a = self.assess(ctx, record);
+        let fails = self.cause(record, &a).is_some_and(|cause| {
+            let charge = budget::charge(&record.spec, record.restarts_used, &cause);
+            matches!(charge, budget::Charge::Failed { .. })
+        });
+        let finishes = lead.statuses.values().any(|(s, _)| s.finished);
+        let all_leave = a.survivors.is_empty() && !a.leaving.is_empty();
+        let given_up = self.is_given_up(ctx, record);
+        match a.cancel || fails || finishes || all_leave || given_up {
+            true => Digest::ZERO,
+            false => head.lineage(),
+        }
+    }
+
     /// A member whose node holds a ticket for another launcher by now.
-    fn replaced(&self, m: &Member) -> bool {
+    pub(super) fn replaced(&self, m: &Member) -> bool {
         self.desk
             .tickets
             .get(&m.node)
@@ -381,10 +438,9 @@ impl Job {
             let nodes = nodes.iter();
             nodes.take(crate::wire::MAX_LIST).copied().collect()
         };
-        if !a.lost.is_empty() {
-            return Some(Cause::NodesLost {
-                nodes: cap(&a.lost),
-            });
+        if !(a.lost.is_empty() && a.stuck.is_empty()) {
+            let nodes: Vec<NodeId> = a.lost.iter().chain(&a.stuck).copied().collect();
+            return Some(Cause::NodesLost { nodes: cap(&nodes) });
         }
         if !a.dark.is_empty() {
             return Some(Cause::LinksLost {

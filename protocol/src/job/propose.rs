@@ -9,7 +9,7 @@ use crate::ids::{Digest, NodeId};
 use crate::paxos::{Prepared, Proposer, newest};
 use crate::record::{Arbiter, CommitRef, Record};
 use crate::time::{Span, Time};
-use crate::wire::{Ballot, Grant, JobMessage};
+use crate::wire::{Ballot, Grant, JobMessage, MAX_LIST};
 
 /// An attempt to decide what follows the head.
 #[derive(Debug)]
@@ -18,8 +18,9 @@ pub(super) struct Proposal {
     parent: Digest,
     /// Said again, or given up for a higher round, at this time.
     retry: Time,
-    /// Until when a member that the voters acknowledged may still be training.
-    pub(super) grants: BTreeMap<NodeId, Time>,
+    /// Until when a member that the voters acknowledged may still be training; none where a voter could
+    /// not name them all.
+    pub(super) grants: Option<BTreeMap<NodeId, Time>>,
 }
 
 /// A commit that waits for a majority (R8).
@@ -77,9 +78,15 @@ impl Job {
             .promised
             .round
             .max(acceptor.accepted.as_ref().map_or(0, |a| a.0.round))
-            .max(self.seen_round);
+            .max(self.seen_round)
+            .max(self.own_round);
+        // A ballot is used once, for one value; without a higher one nothing is proposed.
+        let Some(round) = seen.checked_add(1) else {
+            return;
+        };
+        self.own_round = round;
         let ballot = Ballot {
-            round: seen.saturating_add(1),
+            round,
             node: ctx.me(),
             boot: ctx.cfg.boot,
         };
@@ -95,7 +102,7 @@ impl Job {
             proposer,
             parent,
             retry: ctx.now + back_off,
-            grants: BTreeMap::new(),
+            grants: Some(BTreeMap::new()),
         });
         self.wake_at(ctx.now + back_off, "a proposal without a majority");
     }
@@ -120,6 +127,10 @@ impl Job {
         if let Some(at) = nodes.iter().position(|n| *n == me) {
             nodes.remove(at);
             self.on_accept(ctx, me, parent, ballot, record.clone());
+            if self.abstains() {
+                self.proposal = None;
+                return;
+            }
         }
         for node in nodes {
             let record = record.clone();
@@ -145,12 +156,16 @@ impl Job {
     }
 
     fn heard_grants(&mut self, ctx: &Ctx<'_>, grants: &[Grant]) {
-        let lease = ctx.cfg.suspect_after;
-        if let Some(proposal) = &mut self.proposal {
+        let Some(proposal) = &mut self.proposal else {
+            return;
+        };
+        if grants.len() >= MAX_LIST {
+            proposal.grants = None;
+        }
+        if let Some(known) = &mut proposal.grants {
             for g in grants {
-                let age = Span::from_millis(g.age_ms.into());
-                let end = ctx.now + Span(lease.0.saturating_sub(age.0));
-                let known = proposal.grants.entry(g.node).or_default();
+                let end = ctx.now + Span::from_millis(g.left_ms.into());
+                let known = known.entry(g.node).or_default();
                 *known = end.max(*known);
             }
         }
@@ -212,7 +227,7 @@ impl Job {
         let Some(value) = proposal.proposer.on_accepted(&record, from, ballot) else {
             return;
         };
-        self.leases_ended = Some(std::mem::take(&mut proposal.grants));
+        self.leases_ended = proposal.grants.take();
         self.decided(ctx, &value, false);
     }
 
@@ -259,8 +274,11 @@ impl Job {
         if self.durable.acceptor.accepted.is_some() {
             return false;
         }
-        self.durable.sent = Some(commit);
-        self.persist(ctx);
+        let sent = self.durable.sent.replace(commit);
+        if !self.is_stored(ctx) {
+            self.durable.sent = sent;
+            return false;
+        }
         self.committing = Some(Committing {
             commit,
             acks: BTreeSet::new(),

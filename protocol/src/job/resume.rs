@@ -220,7 +220,8 @@ impl Job {
         lineage: Digest,
         number: u64,
     ) -> bool {
-        let Some(up_to) = self.durable.superseded(lineage, number) else {
+        let known = self.durable.superseded(lineage, number);
+        let Some(up_to) = known.or_else(|| ctx.past.over(&lineage, number)) else {
             return false;
         };
         if from != ctx.me() {

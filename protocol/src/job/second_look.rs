@@ -359,11 +359,11 @@ impl Job {
     /// Whether a node has what it takes: a launcher with the store, and a link to here.
     fn can_look(&self, ctx: &Ctx<'_>, node: NodeId) -> bool {
         if node == ctx.me() {
-            return self.conn().is_some() && !self.storeless.contains(&node);
+            return self.conn().is_some() && !self.storeless.contains_key(&node);
         }
         let there = ctx.reachable(node) && ctx.peers.lost(node).is_none() && !ctx.peers.away(node);
         let gone = self.status_of(node).is_some_and(|s| s.gone);
-        there && !gone && !self.storeless.contains(&node)
+        there && !gone && !self.storeless.contains_key(&node)
     }
 
     /// Who reads it next: not who found it damaged, where there is anybody else.

@@ -58,7 +58,7 @@ impl Job {
             };
             self.begin_stop(ctx, record, a, wish);
         }
-        self.drive_barrier(ctx, a);
+        self.drive_barrier(ctx, record, a);
         if self.all_stopped(record, a) {
             return self.decide(ctx, record);
         }
@@ -71,6 +71,12 @@ impl Job {
                 self.wake_at(due, "nodes that do not stop");
             }
         }
+    }
+
+    /// Members all of whose ranks have exited with 0.
+    fn finished(&self, record: &Record) -> impl Iterator<Item = NodeId> {
+        let finished = |n: &NodeId| self.status_of(*n).is_some_and(|s| s.finished);
+        record.members.iter().map(|m| m.node).filter(finished)
     }
 
     /// Why the generation should stop in good order, and how long that may take.
@@ -104,7 +110,11 @@ impl Job {
                 reason: Reason::Join,
             });
         }
-        let room = usize::from(record.spec.max_nodes).saturating_sub(a.survivors.len());
+        if self.finished(record).next().is_some() {
+            // It is about to end: whoever comes now is of the next life.
+            return None;
+        }
+        let room = a.room(record);
         let joiners = self.joiners(ctx, record, room);
         let (first, newest) = (self.desk.first(), self.desk.last_new);
         if joiners.is_empty() {
@@ -297,12 +307,17 @@ impl Job {
     }
 
     /// Also behind a fall back to the signal: whoever has not heard the cancel is told again.
-    fn drive_barrier(&mut self, ctx: &mut Ctx<'_>, a: &Assessment) {
+    fn drive_barrier(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
         let planned = |l: &super::lead::Lead| l.planned.is_some();
         if !self.lead.as_ref().is_some_and(planned) {
             return;
         }
-        for node in a.lost.clone() {
+        // Those that have finished have no rank left that could stop.
+        let without: Vec<NodeId> = self
+            .finished(record)
+            .chain(a.lost.iter().copied())
+            .collect();
+        for node in without {
             self.at_lead_barrier(ctx, Some(barrier::LeaderEvent::NodeLost { node }));
         }
         self.at_lead_barrier(ctx, None);

@@ -24,7 +24,13 @@ pub(super) struct Store {
     beacon_at: Time,
     /// The leader's beacon as last read, and since when it has not moved.
     seen: Option<(u64, Time)>,
+    /// Why the log cannot be used, as long as it cannot.
     broken: Option<String>,
+    /// The log was read to its end once: what it says from then on is news. Before, only its newest
+    /// claim counts.
+    read: bool,
+    /// Since when this agent wants to go on from a generation of which too few members can be reached.
+    alone: Option<(Digest, Time)>,
 }
 
 impl Job {
@@ -38,7 +44,8 @@ impl Job {
             skip_r13: ctx.cfg.flaws.skip_r13,
         };
         let seed = ctx.rng.next_u64();
-        let log = Log::with_flaws(self.key.clone(), uuid, ctx.me(), seed, flaws);
+        let log = Log::with_flaws(self.key.clone(), uuid, ctx.me(), seed, flaws)
+            .compacted(ctx.cfg.compaction);
         self.store = Some(Store {
             uuid,
             log,
@@ -50,6 +57,8 @@ impl Job {
             beacon_at: Time::ZERO,
             seen: None,
             broken: None,
+            read: false,
+            alone: None,
         });
     }
 
@@ -119,24 +128,31 @@ impl Job {
                 if valid {
                     self.keep(&entry);
                 }
+                let news = self.store.as_ref().is_some_and(|s| s.read);
                 match (entry.body, valid) {
-                    (Body::Claim(record), true) => self.on_claimed(ctx, Arc::new(*record)),
+                    (Body::Claim(record), true) if news => {
+                        self.on_claimed(ctx, Arc::new(*record));
+                    }
                     (Body::Claim(record), false) if seq == 1 && record.key != self.key => {
                         self.refuse_store(&record);
                     }
                     _ => {}
                 }
             }
+            Output::Began { snapshot, .. } => self.keep_from(&snapshot),
             Output::TailConfirmed { asked_at } => {
                 self.keeping_caught_up();
-                let Some(store) = &self.store else { return };
-                let tail = store.log.tail();
-                let latest = tail.claim.map(|(_, digest, _)| digest);
-                if latest == Some(self.head_digest()) {
-                    self.tail_seen(asked_at);
-                }
+                self.at_tail(ctx, asked_at);
             }
             Output::Appended { id, outcome } => self.on_appended(ctx, id, &outcome),
+            Output::Mended => {
+                if let Some(store) = &mut self.store {
+                    store.broken = None;
+                }
+                let key = self.key.clone();
+                let text = "the job's log is whole again".to_owned();
+                self.notice(Notice::Trouble { key, text });
+            }
             Output::Broken { why } => {
                 let text = format!("the job's log is damaged: {why}");
                 if let Some(store) = &mut self.store {
@@ -163,6 +179,30 @@ impl Job {
             store.broken = Some(reason.clone());
         }
         self.part(ToLauncher::Refused { reason });
+    }
+
+    /// The log was read to its end by a read that was asked for at this time: its newest claim is the
+    /// newest generation that it has decided.
+    fn at_tail(&mut self, ctx: &mut Ctx<'_>, asked_at: Time) {
+        let head = self.head_digest();
+        let Some(store) = &mut self.store else { return };
+        let first = !std::mem::replace(&mut store.read, true);
+        let record = match store.log.tail().claim {
+            Some((_, digest, _)) if digest == head => return self.tail_seen(asked_at),
+            Some((record, ..)) => Arc::new(record.clone()),
+            None => return,
+        };
+        // What this log decided stands in it before anybody hears of it: a head of another life, which
+        // was known before the read, is older.
+        let older = self
+            .live()
+            .is_some_and(|h| h.record.arbiter == record.arbiter)
+            && asked_at >= self.installed_at;
+        if older {
+            self.install(ctx, record);
+        } else if first {
+            self.on_claimed(ctx, record);
+        }
     }
 
     /// A claim was read: it decides its generation for everybody.
@@ -221,6 +261,18 @@ impl Job {
         self.uses_store() && usable.is_some_and(|s| s.log.tail().complete)
     }
 
+    /// Whether this node can take part in what is decided: where the log decides, it has to have read it. It would be let
+    /// in otherwise, get no lease, and hold up all others.
+    pub(super) fn follows_log(&self) -> bool {
+        let store = self.store.as_ref().filter(|_| self.uses_store());
+        store.is_none_or(|s| s.read && s.broken.is_none())
+    }
+
+    /// Why the log cannot be used here.
+    pub(super) fn log_damage(&self) -> Option<String> {
+        self.store.as_ref()?.broken.clone()
+    }
+
     /// The newest commit of the log that may be restored, and its slot.
     pub(super) fn log_commit(&self) -> Option<(CommitRef, u64)> {
         self.store.as_ref()?.log.tail().commit
@@ -241,6 +293,7 @@ impl Job {
         if self.head_digest() != record.digest() && record.has(ctx.me()) {
             self.install(ctx, record.clone());
         }
+        self.tell_held(ctx, record);
     }
 
     /// Claims the generation that follows the head, or a birth.
@@ -298,7 +351,8 @@ impl Job {
         if record.voters().all(|v| known(v.node)) {
             return true;
         }
-        let since = store.log.tail().last_changed.max(self.fault_at(ctx));
+        let changed = store.log.tail().last_changed;
+        let since = changed.max(self.fault_at(ctx, record.parent));
         let at = since + ctx.cfg.minority_wait;
         if ctx.now >= at {
             return true;
@@ -342,6 +396,7 @@ impl Job {
                 record.birth = last.lineage();
                 record.number = last.number + 1;
                 record.parent = digest;
+                self.took_over = Some(digest);
                 record.restarts_used = last.restarts_used;
                 record.cause = Cause::NodesLost {
                     nodes: lost.take(crate::wire::MAX_LIST).collect(),
@@ -393,7 +448,7 @@ impl Job {
         let leads = !waits
             && self
                 .live()
-                .is_some_and(|h| h.record.leader() == Some(ctx.me()));
+                .is_some_and(|h| self.acting_leader(ctx, &h.record) == Some(ctx.me()));
         let Some(store) = &mut self.store else { return };
         if !leads && !waits {
             return;
@@ -426,12 +481,15 @@ impl Job {
         }
     }
 
-    /// When the present fault was detected, or now.
-    fn fault_at(&self, ctx: &Ctx<'_>) -> Time {
-        if self.phases.detected > Time::ZERO {
-            self.phases.detected
-        } else {
-            ctx.now
-        }
+    /// When the present fault was detected; where none was, when this agent first wanted to go on from this generation
+    /// alone.
+    fn fault_at(&mut self, ctx: &Ctx<'_>, from: Digest) -> Time {
+        let detected = self.phases.detected;
+        let Some(store) = self.store.as_mut().filter(|_| detected == Time::ZERO) else {
+            return detected;
+        };
+        let known = store.alone.filter(|(of, _)| *of == from);
+        let (_, since) = *store.alone.insert(known.unwrap_or((from, ctx.now)));
+        since
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{Ctx, Job};
 use crate::ids::{Digest, NodeId};
 use crate::record::{CommitRef, Record, Voter};
-use crate::time::Time;
+use crate::time::{Span, Time};
 use crate::wire::{Ballot, Grant, JobMessage, MAX_LIST};
 
 /// When this voter last acknowledged each member's lease.
@@ -76,8 +76,8 @@ impl Job {
         let before = self.durable.acceptor.promised;
         match self.durable.acceptor.prepare(ballot) {
             Ok(()) => {
-                if before != ballot {
-                    self.persist(ctx);
+                if before != ballot && !self.is_stored(ctx) {
+                    return;
                 }
                 let acceptor = &self.durable.acceptor;
                 let (accepted, acked) = (acceptor.accepted.clone(), acceptor.acked);
@@ -112,8 +112,8 @@ impl Job {
         let before = self.durable.acceptor.accepted.as_ref().map(|a| a.0);
         match self.durable.acceptor.accept(ballot, &record) {
             Ok(()) => {
-                if before != Some(ballot) {
-                    self.persist(ctx);
+                if before != Some(ballot) && !self.is_stored(ctx) {
+                    return;
                 }
                 let grants = self.grants(ctx, &record);
                 let body = JobMessage::Accepted {
@@ -137,8 +137,22 @@ impl Job {
         }
         let members = self.head.iter().flat_map(|h| &h.record.members);
         self.voter.granted = members.map(|m| (m.node, ctx.now)).collect();
-        let again = self.live().is_some_and(|h| h.record.number > 1);
-        self.forgotten = again.then_some(ctx.now + ctx.cfg.suspect_after);
+        let held = Span::from_millis(self.durable.held_ms.into());
+        self.forgotten = (held > Span::ZERO).then_some(ctx.now + held);
+    }
+
+    /// While this agent stood still it was away to the others, and they counted it as standing behind the
+    /// generation: as if it had acknowledged them until it woke.
+    pub(super) fn wake_as_voter(&mut self, ctx: &Ctx<'_>) {
+        let (stopped, woke) = ctx.quiet;
+        if woke == stopped {
+            return;
+        }
+        let members = self.head.iter().flat_map(|h| &h.record.members);
+        for node in members.map(|m| m.node).collect::<Vec<_>>() {
+            let grant = self.voter.granted.entry(node).or_insert(woke);
+            *grant = woke.max(*grant);
+        }
     }
 
     /// Whether this voter stands behind the generation (R16): one that accepted the next does not.
@@ -160,18 +174,19 @@ impl Job {
         granted
     }
 
-    /// How old the newest acknowledgements are of those that `next` drops, where it can matter.
+    /// How long the leases of those that `next` drops may still last, where it can matter.
     fn grants(&self, ctx: &Ctx<'_>, next: &Record) -> Vec<Grant> {
-        let age = |at: Time| ctx.now.since(at);
+        let longest = self.timeouts(ctx).suspect_after;
+        let left = |at: Time| (at + longest).since(ctx.now);
         self.voter
             .granted
             .iter()
-            .filter(|(_, at)| age(**at) < ctx.cfg.suspect_after)
+            .filter(|(_, at)| left(**at) > Span::ZERO)
             .filter(|(node, _)| !next.has(**node))
             .take(MAX_LIST)
             .map(|(node, at)| Grant {
                 node: *node,
-                age_ms: u32::try_from(age(*at).as_millis()).unwrap_or(u32::MAX),
+                left_ms: u32::try_from(left(*at).as_millis() + 1).unwrap_or(u32::MAX),
             })
             .collect()
     }
@@ -188,8 +203,8 @@ impl Job {
         }
         let known = self.durable.acceptor.acked == Some(commit);
         if self.durable.acceptor.ack(commit, ctx.cfg.flaws.skip_r8) {
-            if !known {
-                self.persist(ctx);
+            if !known && !self.is_stored(ctx) {
+                return;
             }
             self.send(ctx, from, JobMessage::Committed { commit });
         }

@@ -1,6 +1,6 @@
 //! What goes into the log's core and what comes out of it.
 
-use super::{Entry, EntryError, Why};
+use super::{Entry, EntryError, Snapshot, Why};
 use crate::ids::Digest;
 use crate::record::{CommitRef, Record};
 use crate::time::Time;
@@ -67,14 +67,19 @@ pub enum Output {
         digest: Digest,
         valid: bool,
     },
+    /// Reading began behind this snapshot: what the slots below say and that still matters. Said once, before any entry.
+    Began { seq: u64, snapshot: Box<Snapshot> },
     /// What became of an append; once for each id, except that an append whose outcome is unknown
-    /// when the log breaks has none.
+    /// when the log breaks has none until it is mended.
     Appended { id: u64, outcome: Outcome },
     /// The store said that nothing follows the last entry read, in answer to a read issued at this
     /// time: until then no newer generation was decided (the lease under a store, R16).
     TailConfirmed { asked_at: Time },
-    /// The log is damaged: this agent has stopped reading and writing it. Said once.
+    /// The log is damaged: this agent has stopped reading and writing it, but for a look now and then. Said once, unless
+    /// another damage is found.
     Broken { why: Damage },
+    /// It is not: what was missing is there.
+    Mended,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,6 +106,8 @@ pub enum Damage {
     Entry { slot: u64, error: EntryError },
     #[error("log slot {slot} holds the entry of slot {holds}: a copied or renamed object")]
     Slot { slot: u64, holds: u64 },
+    #[error("the snapshot in log slot {slot} says something else than the slots below it")]
+    Snapshot { slot: u64 },
     #[error("log slot {slot} does not continue slot {}: the log was mixed with another", slot - 1)]
     Chain { slot: u64 },
 }

@@ -20,15 +20,18 @@
 use serde::{Deserialize, Serialize};
 
 use super::rules::{MAX_METRIC, Rules};
+use super::snapshot::{Snapshot, Standing};
 use crate::codec;
 use crate::ids::{Digest, NodeId};
 use crate::record::{CommitRef, Record};
 
 /// The highest version of an entry that this build writes, and reads. It reads those before as well.
-pub const ENTRY_VERSION: u32 = 3;
+pub const ENTRY_VERSION: u32 = 4;
 
 /// Since when there is a checksum.
 const SUMMED: u32 = 2;
+/// Since when a RETIRE names what is good, and rules are in the log.
+const RULED: u32 = 3;
 
 /// The most bytes of one entry: a record with 1,024 members, in hexadecimal, with room to spare.
 pub const MAX_ENTRY: usize = 512 * 1024;
@@ -76,6 +79,8 @@ pub enum Body {
     Unpin { seq: u64 },
     /// What the job keeps from now on.
     Rules(Rules),
+    /// All that the slots below say and that still matters: a reader may begin here.
+    Snapshot(Box<Snapshot>),
 }
 
 /// Why bytes are not an entry.
@@ -122,6 +127,7 @@ enum WireBody {
     Pin(WireSeq),
     Unpin(WireSeq),
     Rules(Rules),
+    Snapshot(Box<WireSnapshot>),
 }
 
 #[derive(Serialize, Deserialize, PartialEq, Eq)]
@@ -165,6 +171,31 @@ struct WireRetire {
 struct WireReject {
     seq: u64,
     reason: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WireSnapshot {
+    claim: WireClaim,
+    /// Slots and digests of the newest generations, that claim's last.
+    claims: Vec<(u64, String)>,
+    last_number: u64,
+    commits: Vec<WireStanding>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rules: Option<Rules>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WireStanding {
+    seq: u64,
+    commit: WireCommit,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pinned: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    retired: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rejected: Option<String>,
 }
 
 /// Only the version, to name it before anything else is asked of the bytes.
@@ -228,6 +259,52 @@ impl WireClaim {
     }
 }
 
+impl WireSnapshot {
+    fn of(snapshot: &Snapshot) -> Result<WireSnapshot, codec::CodecError> {
+        let claims = snapshot.claims.iter();
+        let commits = snapshot.commits.iter().map(|c| WireStanding {
+            seq: c.seq,
+            commit: WireCommit::of(&c.commit),
+            pinned: c.pinned,
+            retired: c.retired,
+            rejected: c.rejected.clone(),
+        });
+        Ok(WireSnapshot {
+            claim: WireClaim::of(&snapshot.claim)?,
+            claims: claims.map(|(seq, digest)| (*seq, digest.hex())).collect(),
+            last_number: snapshot.last_number,
+            commits: commits.collect(),
+            rules: snapshot.rules.clone(),
+        })
+    }
+
+    fn read(self) -> Result<Snapshot, EntryError> {
+        let claim = self.claim.read()?;
+        let hex = |(seq, hex): &(u64, String)| Some((*seq, Digest::from_hex(hex)?));
+        let claims = self.claims.iter().map(hex).collect::<Option<Vec<_>>>();
+        let claims = claims.ok_or(EntryError::Hex("claims"))?;
+        if claims.last().map(|(_, digest)| *digest) != Some(claim.digest()) {
+            return Err(EntryError::Disagrees("claims"));
+        }
+        let commits = self.commits.into_iter().map(|c| {
+            Ok(Standing {
+                seq: c.seq,
+                commit: c.commit.read()?,
+                pinned: c.pinned,
+                retired: c.retired,
+                rejected: c.rejected.map(|reason| cut(&reason).to_owned()),
+            })
+        });
+        Ok(Snapshot {
+            claim,
+            claims,
+            last_number: self.last_number,
+            commits: commits.collect::<Result<_, EntryError>>()?,
+            rules: self.rules.map(named).transpose()?,
+        })
+    }
+}
+
 fn kind_word(record: &Record) -> &'static str {
     use crate::record::Kind;
     match record.kind {
@@ -271,9 +348,8 @@ impl Body {
         match self {
             Body::Claim(_) | Body::Commit(_) | Body::Reject { .. } | Body::Pin { .. } => SUMMED,
             Body::Retire { good: None, .. } => SUMMED,
-            Body::Retire { good: Some(_), .. } | Body::Unpin { .. } | Body::Rules(_) => {
-                ENTRY_VERSION
-            }
+            Body::Retire { good: Some(_), .. } | Body::Unpin { .. } | Body::Rules(_) => RULED,
+            Body::Snapshot(_) => ENTRY_VERSION,
         }
     }
 }
@@ -297,6 +373,10 @@ impl Entry {
             Body::Pin { seq } => WireBody::Pin(WireSeq { seq: *seq }),
             Body::Unpin { seq } => WireBody::Unpin(WireSeq { seq: *seq }),
             Body::Rules(rules) => WireBody::Rules(rules.clone()),
+            Body::Snapshot(snapshot) => {
+                let wire = WireSnapshot::of(snapshot).map_err(EntryError::Record)?;
+                WireBody::Snapshot(Box::new(wire))
+            }
         };
         let wire = WireEntry {
             v: self.body.version(),
@@ -349,10 +429,8 @@ impl Entry {
             },
             WireBody::Pin(of) => Body::Pin { seq: of.seq },
             WireBody::Unpin(of) => Body::Unpin { seq: of.seq },
-            WireBody::Rules(rules) if rules.metric.len() > MAX_METRIC => {
-                return Err(EntryError::Metric(rules.metric.len()));
-            }
-            WireBody::Rules(rules) => Body::Rules(rules),
+            WireBody::Rules(rules) => Body::Rules(named(rules)?),
+            WireBody::Snapshot(snapshot) => Body::Snapshot(Box::new(snapshot.read()?)),
         };
         Ok(Entry {
             seq: wire.seq,
@@ -385,7 +463,15 @@ fn without_tail(bytes: &[u8]) -> Result<Vec<u8>, EntryError> {
     Ok([begin, b"}"].concat())
 }
 
-fn cut(reason: &str) -> &str {
+fn named(rules: Rules) -> Result<Rules, EntryError> {
+    match rules.metric.len() {
+        0..=MAX_METRIC => Ok(rules),
+        len => Err(EntryError::Metric(len)),
+    }
+}
+
+/// A reason as it is stored.
+pub(super) fn cut(reason: &str) -> &str {
     let mut end = reason.len().min(MAX_REASON);
     while !reason.is_char_boundary(end) {
         end -= 1;

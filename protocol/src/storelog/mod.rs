@@ -8,12 +8,19 @@
 //! failed, or it may land minutes later, after others read nothing there. Until then the very same
 //! bytes are tried again at that slot, and nothing else is written.
 //!
-//! One operation is in flight at a time. The driver answers each with exactly one event, and turns
-//! its own timeouts into `Failed` (a read) or `Unknown` (a create).
+//! Every 256th slot holds a snapshot of all that the slots below say ([`Snapshot`]): who knows nothing of the log begins
+//! at the newest one, and reads from there on.
+//!
+//! One operation at a time decides what comes next; up to [`MAX_READS`] reads are in flight while a log is searched or
+//! walked, and are applied in order. The driver answers each operation with exactly one event, and turns its own
+//! timeouts into `Failed` (a read) or `Unknown` (a create).
 
 mod api;
 mod entry;
+mod reading;
 mod rules;
+mod search;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -24,12 +31,16 @@ pub use api::{
     CreateOutcome, Damage, Effect, Error, Event, Flaws, Outcome, Output, ReadOutcome, Tail,
 };
 pub use entry::{Body, ENTRY_VERSION, Entry, EntryError, MAX_ENTRY, MAX_REASON, OPERATOR};
+pub use reading::MAX_READS;
 pub use rules::{MAX_METRIC, Rules};
+pub use snapshot::{Compaction, Snapshot, Standing};
 pub use view::{KEPT_COMMITS, Why};
 
 use crate::ids::{Digest, JobKey, NodeId, StoreUuid};
 use crate::record::{CommitRef, Record};
 use crate::time::{Span, Time};
+use reading::Ahead;
+use search::Search;
 use view::View;
 
 /// The most appends of one agent that wait.
@@ -39,9 +50,13 @@ pub const MAX_QUEUE: usize = 64;
 const RETRY_FIRST: Span = Span::from_millis(50);
 const RETRY_MAX: Span = Span::from_secs(2);
 
-/// How often a slot may read as empty after the store said that it holds something (a cached
+/// How often a slot may read as empty though it holds something, or one behind it does (a cached
 /// answer), before the log counts as damaged: about eleven seconds.
 const MAX_VANISHED: u32 = 10;
+
+/// How long a damaged log is left alone before it is looked at again: the damage may have been a cached answer, or
+/// somebody has restored the object.
+const LOOK_AGAIN: Span = Span::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
@@ -85,6 +100,23 @@ struct Trying {
     taken: bool,
     /// Whether to read the slot next, or to create it (again).
     read: bool,
+    /// These are a snapshot's, and not those of the first append that waits.
+    snapshot: bool,
+}
+
+/// Whether the log can be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Health {
+    Sound,
+    /// Nothing is read or written until then.
+    Damaged {
+        why: Damage,
+        until: Time,
+    },
+    /// Read again, and not written.
+    Doubted {
+        why: Damage,
+    },
 }
 
 /// The log of one job, as one agent sees it.
@@ -94,7 +126,11 @@ pub struct Log {
     seed: u64,
     nonces: u64,
     flaws: Flaws,
+    compaction: Compaction,
     view: View,
+    /// Where to begin, until that is known.
+    search: Option<Search>,
+    ahead: Ahead,
     next: u64,
     /// Digest of the last entry read.
     last: Digest,
@@ -106,15 +142,21 @@ pub struct Log {
     /// What to read next to find out whether a slot in the middle is missing.
     gap: Option<Purpose>,
     gap_checked: bool,
+    /// The log seems to end, to a read that was asked for then; whether nothing is behind is being read.
+    unchecked: Option<Time>,
     queue: VecDeque<Pending>,
     trying: Option<Trying>,
+    /// The last slot that holds an append of this agent's.
+    wrote: u64,
+    /// The slot that a snapshot was last meant for: one that does not fit is not tried again.
+    offered: u64,
     refresh: Option<Time>,
     in_flight: Option<InFlight>,
     ops: u64,
     retry_at: Option<Time>,
     failures: u32,
     vanished: u32,
-    broken: bool,
+    health: Health,
     effects: VecDeque<Effect>,
     outputs: VecDeque<Output>,
 }
@@ -128,12 +170,16 @@ impl Log {
 
     /// A log that breaks rules, for tests of the checker.
     pub fn with_flaws(key: JobKey, store: StoreUuid, me: NodeId, seed: u64, flaws: Flaws) -> Log {
+        let compaction = Compaction::default();
         Log {
             me,
             seed,
             nonces: 0,
             flaws,
-            view: View::new(key, store, flaws),
+            compaction,
+            view: View::new(key, store, flaws, compaction),
+            search: Some(Search::new(compaction.every)),
+            ahead: Ahead::default(),
             next: 1,
             last: Digest::ZERO,
             commits: BTreeMap::new(),
@@ -141,18 +187,29 @@ impl Log {
             last_changed: Time::ZERO,
             gap: None,
             gap_checked: false,
+            unchecked: None,
             queue: VecDeque::new(),
             trying: None,
+            wrote: 0,
+            offered: 0,
             refresh: None,
             in_flight: None,
             ops: 0,
             retry_at: None,
             failures: 0,
             vanished: 0,
-            broken: false,
+            health: Health::Sound,
             effects: VecDeque::new(),
             outputs: VecDeque::new(),
         }
+    }
+
+    /// Snapshots elsewhere than in production, for tests; before anything else is done.
+    pub fn compacted(mut self, compaction: Compaction) -> Log {
+        self.compaction = compaction;
+        self.view.compact(compaction);
+        self.search = Some(Search::new(compaction.every));
+        self
     }
 
     /// Looks for newer entries, up to the tail: ends in [`Output::TailConfirmed`] with a time that
@@ -177,7 +234,7 @@ impl Log {
 
     /// Appends any entry.
     pub fn append(&mut self, id: u64, body: Body, now: Time) {
-        let why = match (self.broken, self.queue.len()) {
+        let why = match (self.is_broken(), self.queue.len()) {
             (true, _) => Why::Broken,
             (_, MAX_QUEUE..) => Why::Busy,
             _ => {
@@ -198,12 +255,22 @@ impl Log {
     /// Takes back an append that was never sent to the store. `false`: it is unknown, or may be
     /// written; its outcome will follow.
     pub fn withdraw(&mut self, id: u64) -> bool {
-        let under_way = usize::from(self.trying.is_some());
+        let under_way = self.under_way();
         let mut waiting = self.queue.iter().enumerate().skip(under_way);
         match waiting.find(|(_, p)| p.id == id).map(|(at, _)| at) {
             Some(at) => self.queue.remove(at).is_some(),
             None => false,
         }
+    }
+
+    /// How many of the appends that wait may be in the store by now.
+    fn under_way(&self) -> usize {
+        let own = self.trying.as_ref().is_some_and(|t| !t.snapshot);
+        usize::from(own).min(self.queue.len())
+    }
+
+    fn is_broken(&self) -> bool {
+        self.health != Health::Sound
     }
 
     pub fn tail(&self) -> Tail<'_> {
@@ -235,7 +302,7 @@ impl Log {
     pub fn may_delete_data(&self, commit: &CommitRef) -> bool {
         let manifest = commit.manifest;
         let asked = |p: &Pending| matches!(&p.body, Body::Commit(c) if c.manifest == manifest);
-        if self.broken || self.view.keeps(&manifest) || self.queue.iter().any(asked) {
+        if self.is_broken() || self.view.keeps(&manifest) || self.queue.iter().any(asked) {
             return false;
         }
         if self.view.commit_slot(commit).is_some() {
@@ -271,6 +338,9 @@ impl Log {
                 self.in_flight = None;
                 self.created(outcome, now);
             }
+            (Event::Read { op, slot, outcome }, _) if self.ahead.answers(op, slot) => {
+                self.read_ahead(slot, outcome, now);
+            }
             (Event::Read { op, .. } | Event::Created { op, .. }, _) => {
                 return Err(Error::NotInFlight { op });
             }
@@ -280,14 +350,24 @@ impl Log {
     }
 
     pub fn handle_timeout(&mut self, now: Time) {
-        if self.retry_at.is_some_and(|at| now >= at) {
-            self.retry_at = None;
+        let mut due = self.retry_at.take_if(|at| now >= *at).is_some();
+        if let Health::Damaged { why, until } = &self.health
+            && now >= *until
+        {
+            self.health = Health::Doubted { why: why.clone() };
+            self.doubt(now);
+            due = true;
+        }
+        if due {
             self.step(now);
         }
     }
 
     pub fn poll_timeout(&self) -> Option<(Time, &'static str)> {
-        self.retry_at.map(|at| (at, "store retry"))
+        match &self.health {
+            Health::Damaged { until, .. } => Some((*until, "look at a damaged log again")),
+            Health::Sound | Health::Doubted { .. } => self.retry_at.map(|at| (at, "store retry")),
+        }
     }
 
     pub fn poll_effect(&mut self) -> Option<Effect> {
@@ -296,101 +376,6 @@ impl Log {
 
     pub fn poll_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
-    }
-
-    fn read(
-        &mut self,
-        slot: u64,
-        outcome: ReadOutcome,
-        purpose: Purpose,
-        asked_at: Time,
-        now: Time,
-    ) {
-        match (outcome, purpose) {
-            (ReadOutcome::Failed, _) => self.back_off(now),
-            (ReadOutcome::Found(_), Purpose::Beyond) => {
-                self.failures = 0;
-                self.gap = Some(Purpose::Recheck);
-            }
-            (ReadOutcome::Absent, Purpose::Beyond) => {
-                self.failures = 0;
-                self.gap = None;
-                self.gap_checked = true;
-            }
-            (ReadOutcome::Absent, Purpose::Recheck) => self.broke(Damage::Gap { slot }),
-            (ReadOutcome::Found(bytes), Purpose::Next | Purpose::Recheck) => {
-                self.failures = 0;
-                self.gap = None;
-                self.found(slot, &bytes, now);
-            }
-            (ReadOutcome::Absent, Purpose::Next) => self.absent(slot, asked_at, now),
-        }
-    }
-
-    fn found(&mut self, slot: u64, bytes: &[u8], now: Time) {
-        let entry = match Entry::decode(bytes) {
-            Ok(entry) => entry,
-            Err(error) => return self.broke(Damage::Entry { slot, error }),
-        };
-        if entry.seq != slot {
-            let holds = entry.seq;
-            return self.broke(Damage::Slot { slot, holds });
-        }
-        if entry.prev != self.last {
-            return self.broke(Damage::Chain { slot });
-        }
-        self.vanished = 0;
-        self.last = Entry::digest(bytes);
-        self.next = slot + 1;
-        self.complete = None;
-        self.last_changed = now;
-        if let Body::Commit(commit) = &entry.body {
-            self.commits.insert(slot, *commit);
-        }
-        let applied = self.view.apply(&entry);
-        let (writer, nonce) = (entry.writer, entry.nonce);
-        self.outputs.push_back(Output::Entry {
-            seq: slot,
-            entry,
-            digest: self.last,
-            valid: applied.is_ok(),
-        });
-        let tried = self.trying.take().is_some();
-        let own = |p: &Pending| tried && writer == self.me && p.nonce == nonce;
-        if self.queue.front().is_some_and(own) {
-            let outcome = match applied {
-                Ok(()) => Outcome::Won { seq: slot },
-                Err(why) => Outcome::Invalid(why),
-            };
-            self.finish(outcome);
-        }
-    }
-
-    fn absent(&mut self, slot: u64, asked_at: Time, now: Time) {
-        match &mut self.trying {
-            Some(trying) if trying.taken => {
-                self.vanished += 1;
-                if self.vanished > MAX_VANISHED {
-                    return self.broke(Damage::Vanished { slot });
-                }
-                return self.back_off(now);
-            }
-            Some(_) if self.flaws.skip_r12 => {
-                self.trying = None;
-                self.finish(Outcome::Invalid(Why::GivenUp));
-            }
-            Some(trying) => trying.read = false,
-            None => {
-                if !self.gap_checked {
-                    self.gap = Some(Purpose::Beyond);
-                }
-            }
-        }
-        self.complete = Some(asked_at);
-        if self.refresh.is_some_and(|wanted| wanted <= asked_at) {
-            self.refresh = None;
-        }
-        self.outputs.push_back(Output::TailConfirmed { asked_at });
     }
 
     fn created(&mut self, outcome: CreateOutcome, now: Time) {
@@ -416,8 +401,20 @@ impl Log {
 
     /// Starts the next operation, if there is one to do and none under way.
     fn step(&mut self, now: Time) {
-        if self.broken || self.in_flight.is_some() || self.retry_at.is_some() {
-            return;
+        while self.turn(now) {}
+    }
+
+    /// Whether it has changed what is to be done next. An entry that was read ahead is taken in by it, so that each turn
+    /// uses one up, or starts an operation.
+    fn turn(&mut self, now: Time) -> bool {
+        if matches!(self.health, Health::Damaged { .. }) || self.retry_at.is_some() {
+            return false;
+        }
+        if self.search.is_some() {
+            return self.find_beginning(now);
+        }
+        if self.in_flight.is_some() {
+            return false;
         }
         if let Some(purpose) = self.gap {
             let slot = match purpose {
@@ -432,6 +429,9 @@ impl Log {
                 false => self.send(),
             };
         }
+        if self.owes_snapshot() && self.try_snapshot() {
+            return self.send();
+        }
         // Each turn takes one append off the queue, or starts an operation.
         while let Some(first) = self.queue.front() {
             let Some(read_at) = self.complete else {
@@ -441,12 +441,7 @@ impl Log {
             let outcome = match self.view.judge(self.me, &body) {
                 Ok(()) => match self.entry(first.nonce, body).encode() {
                     Ok(bytes) => {
-                        self.trying = Some(Trying {
-                            slot: self.next,
-                            bytes,
-                            taken: false,
-                            read: false,
-                        });
+                        self.try_at_next(bytes, false);
                         return self.send();
                     }
                     Err(_) => Outcome::Invalid(Why::TooLong),
@@ -459,9 +454,48 @@ impl Log {
             };
             self.finish(outcome);
         }
-        if self.refresh.is_some() {
-            self.ask(self.next, Purpose::Next, now);
+        match self.refresh {
+            Some(_) => self.ask(self.next, Purpose::Next, now),
+            None => false,
         }
+    }
+
+    /// Whether the next slot is for a snapshot, and for this agent to write: it has written the slot below, or something
+    /// of its own waits.
+    fn owes_snapshot(&self) -> bool {
+        let due = self.next.is_multiple_of(self.compaction.every) && self.offered != self.next;
+        let appends = !self.queue.is_empty() && self.complete.is_some();
+        due && (appends || self.wrote + 1 == self.next)
+    }
+
+    fn try_snapshot(&mut self) -> bool {
+        self.offered = self.next;
+        let Some(snapshot) = self.view.snapshot() else {
+            return false;
+        };
+        self.nonces += 1;
+        let nonce = splitmix(self.seed, self.nonces);
+        // One that does not fit is left out: the walk from the one before is longer then.
+        match self
+            .entry(nonce, Body::Snapshot(Box::new(snapshot)))
+            .encode()
+        {
+            Ok(bytes) => {
+                self.try_at_next(bytes, true);
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    fn try_at_next(&mut self, bytes: Vec<u8>, snapshot: bool) {
+        self.trying = Some(Trying {
+            slot: self.next,
+            bytes,
+            taken: false,
+            read: false,
+            snapshot,
+        });
     }
 
     /// The body as it would be written at the next slot: a claim restores the newest commit below
@@ -510,25 +544,14 @@ impl Log {
         }
     }
 
-    fn ask(&mut self, slot: u64, purpose: Purpose, now: Time) {
-        self.ops += 1;
-        let op = self.ops;
-        self.in_flight = Some(InFlight::Read {
-            op,
-            slot,
-            asked_at: now,
-            purpose,
-        });
-        self.effects.push_back(Effect::Read { op, slot });
-    }
-
-    fn send(&mut self) {
+    fn send(&mut self) -> bool {
         if let Some(trying) = &self.trying {
             self.ops += 1;
             let (op, slot, bytes) = (self.ops, trying.slot, trying.bytes.clone());
             self.in_flight = Some(InFlight::Create { op, slot });
             self.effects.push_back(Effect::Create { op, slot, bytes });
         }
+        false
     }
 
     /// The first append of the queue is through.
@@ -540,17 +563,6 @@ impl Log {
 
     fn say(&mut self, id: u64, outcome: Outcome) {
         self.outputs.push_back(Output::Appended { id, outcome });
-    }
-
-    fn broke(&mut self, why: Damage) {
-        self.broken = true;
-        self.complete = None;
-        self.retry_at = None;
-        self.outputs.push_back(Output::Broken { why });
-        let unknown = usize::from(self.trying.is_some());
-        for waiting in self.queue.split_off(unknown.min(self.queue.len())) {
-            self.say(waiting.id, Outcome::Invalid(Why::Broken));
-        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! Cases by hand, those of single entries in `entries`; `model` has the random ones.
 
+mod damage;
 mod entries;
 mod model;
+mod snapshots;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -374,80 +376,6 @@ fn after_an_unknown_put_only_the_same_bytes_follow() {
 }
 
 #[test]
-fn damage_stops_the_log() {
-    let mut store = BTreeMap::new();
-    let mut a = log(1);
-    let first = birth(&[1], 1);
-    a.claim(1, first.clone(), Time(1));
-    a.commit(2, commit_ref(first.digest(), 1, 1), Time(1));
-    a.commit(3, commit_ref(first.digest(), 2, 2), Time(1));
-    settle(&mut a, &mut store, Time(1));
-
-    let broken = |store: &BTreeMap<u64, Vec<u8>>| {
-        let mut store = store.clone();
-        let mut b = log(2);
-        b.refresh(Time(1));
-        b.claim(1, birth(&[2], 2), Time(1));
-        let before = store.len();
-        let said = settle(&mut b, &mut store, Time(1));
-        assert_eq!(store.len(), before, "a damaged log was written to");
-        assert_eq!(outcome_of(&said, 1), Some(Outcome::Invalid(Why::Broken)));
-        b.refresh(Time(2));
-        assert_eq!(b.poll_effect(), None);
-        assert!(!b.may_delete(2));
-        said.into_iter()
-            .find_map(|o| match o {
-                Output::Broken { why } => Some(why),
-                _ => None,
-            })
-            .unwrap()
-    };
-    let mut gap = store.clone();
-    gap.remove(&2);
-    assert_eq!(broken(&gap), Damage::Gap { slot: 2 });
-    let mut moved = store.clone();
-    moved.insert(2, store[&3].clone());
-    assert_eq!(broken(&moved), Damage::Slot { slot: 2, holds: 3 });
-    let mut other = Entry::decode(&store[&2]).unwrap();
-    other.nonce += 1;
-    let mut mixed = store.clone();
-    mixed.insert(2, other.encode().unwrap());
-    assert_eq!(broken(&mixed), Damage::Chain { slot: 3 });
-    let mut torn = store.clone();
-    torn.insert(3, store[&3][..40].to_vec());
-    assert!(matches!(broken(&torn), Damage::Entry { slot: 3, .. }));
-
-    // An object that the store says exists but never shows.
-    let mut now = Time(5);
-    a.commit(9, commit_ref(first.digest(), 3, 3), now);
-    for _ in 0..100 {
-        if let Some((at, _)) = a.poll_timeout() {
-            now = at;
-            a.handle_timeout(now);
-        }
-        match a.poll_effect() {
-            Some(Effect::Create { op, slot, .. }) => {
-                let outcome = CreateOutcome::Exists;
-                a.handle(Event::Created { op, slot, outcome }, now).unwrap();
-            }
-            Some(Effect::Read { op, slot }) => {
-                let outcome = ReadOutcome::Absent;
-                a.handle(Event::Read { op, slot, outcome }, now).unwrap();
-            }
-            None => break,
-        }
-    }
-    let mut said = Vec::new();
-    while let Some(output) = a.poll_output() {
-        said.push(output);
-    }
-    // Whether the commit landed is not known, and will not be.
-    assert_eq!(outcome_of(&said, 9), None);
-    let why = Damage::Vanished { slot: 4 };
-    assert_eq!(said.last(), Some(&Output::Broken { why }));
-}
-
-#[test]
 fn an_entry_that_contradicts_its_record_is_refused() {
     let entry = Entry {
         seq: 1,
@@ -460,8 +388,8 @@ fn an_entry_that_contradicts_its_record_is_refused() {
     assert_eq!(Entry::decode(&bytes), Ok(entry.clone()));
     let newer = String::from_utf8(bytes)
         .unwrap()
-        .replace("{\"v\":2", "{\"v\":4");
-    assert_eq!(Entry::decode(newer.as_bytes()), Err(EntryError::Version(4)));
+        .replace("{\"v\":2", "{\"v\":5");
+    assert_eq!(Entry::decode(newer.as_bytes()), Err(EntryError::Version(5)));
     let text = entries::of_version_1(&entry);
     assert_eq!(Entry::decode(text.as_bytes()), Ok(entry));
     let lie = text.replace("\"number\":1", "\"number\":2");

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use super::Flaws;
-use super::entry::{Body, Entry, OPERATOR};
+use super::entry::{Body, Entry, OPERATOR, cut};
+use super::rules::Rules;
+use super::snapshot::{Compaction, Snapshot, Standing};
 use crate::ids::{Digest, JobKey, NodeId, StoreUuid};
 use crate::record::{Arbiter, CommitRef, Record, RecordError};
 
@@ -41,6 +43,8 @@ pub enum Why {
     Needed,
     #[error("the checkpoint in slot {0}, which was to be left, is retired or rejected by now")]
     NotLeft(u64),
+    #[error("the snapshot says something else than the slots below it")]
+    OtherView,
     #[error("too long for an entry")]
     TooLong,
     #[error("more than {} appends wait already", super::MAX_QUEUE)]
@@ -51,37 +55,82 @@ pub enum Why {
     GivenUp,
 }
 
-#[derive(Clone, Debug)]
-struct Committed {
-    commit: CommitRef,
-    pinned: bool,
-    retired: bool,
-    rejected: bool,
-}
-
 /// The fold over slots 1 to n.
 #[derive(Clone, Debug)]
 pub(super) struct View {
     key: JobKey,
     arbiter: Arbiter,
     flaws: Flaws,
+    compaction: Compaction,
     /// Valid claims by digest of their record.
     claims: BTreeMap<Digest, u64>,
     latest: Option<(Record, Digest, u64)>,
     /// Valid commits by slot.
-    commits: BTreeMap<u64, Committed>,
+    commits: BTreeMap<u64, Standing>,
+    /// The greatest number of a valid commit, retired and rejected ones included.
+    last_number: u64,
+    rules: Option<Rules>,
 }
 
 impl View {
-    pub(super) fn new(key: JobKey, store: StoreUuid, flaws: Flaws) -> View {
+    pub(super) fn new(key: JobKey, store: StoreUuid, flaws: Flaws, compaction: Compaction) -> View {
         View {
             key,
             arbiter: Arbiter::Store(store),
             flaws,
+            compaction,
             claims: BTreeMap::new(),
             latest: None,
             commits: BTreeMap::new(),
+            last_number: 0,
+            rules: None,
         }
+    }
+
+    pub(super) fn compact(&mut self, compaction: Compaction) {
+        self.compaction = compaction;
+    }
+
+    /// What an entry would hold from which others can go on; none before the first claim.
+    pub(super) fn snapshot(&self) -> Option<Snapshot> {
+        let (claim, ..) = self.latest.as_ref()?;
+        let claims: BTreeMap<u64, Digest> = self.claims.iter().map(|(d, s)| (*s, *d)).collect();
+        let over = claims.len().saturating_sub(self.compaction.claims.max(1));
+        let retired = self.commits.values().filter(|c| c.retired.is_some());
+        let mut forgotten = retired.count().saturating_sub(self.compaction.retired);
+        let kept = |c: &&Standing| {
+            let forget = c.retired.is_some() && forgotten > 0;
+            forgotten -= usize::from(forget);
+            !forget
+        };
+        Some(Snapshot {
+            claim: claim.clone(),
+            claims: claims.into_iter().skip(over).collect(),
+            last_number: self.last_number,
+            commits: self.commits.values().filter(kept).cloned().collect(),
+            rules: self.rules.clone(),
+        })
+    }
+
+    /// Whether a snapshot is of this job's log.
+    pub(super) fn is_of(&self, snapshot: &Snapshot) -> bool {
+        let claim = &snapshot.claim;
+        claim.key == self.key && claim.arbiter == self.arbiter && claim.check().is_ok()
+    }
+
+    /// Goes on from a snapshot, whatever was known before.
+    pub(super) fn begin(&mut self, snapshot: &Snapshot) {
+        let claims = snapshot.claims.iter();
+        self.claims = claims
+            .clone()
+            .map(|(seq, digest)| (*digest, *seq))
+            .collect();
+        let latest = claims.last();
+        self.latest = latest.map(|(seq, digest)| (snapshot.claim.clone(), *digest, *seq));
+        let commits = snapshot.commits.iter().map(|c| (c.seq, c.clone()));
+        self.commits = commits.collect();
+        self.last_number = snapshot.last_number;
+        self.rules = snapshot.rules.clone();
     }
 
     /// The latest valid claim, its record's digest, and its slot.
@@ -92,17 +141,13 @@ impl View {
     /// The newest commit that is neither retired nor rejected: what a claim at the next slot
     /// restores (R13).
     pub(super) fn restorable(&self) -> Option<(CommitRef, u64)> {
-        let newest = self.commits.iter().rev().find(|(_, c)| c.restorable());
+        let newest = self.commits.iter().rev().find(|(_, c)| c.in_force());
         newest.map(|(seq, c)| (c.commit, *seq))
     }
 
     /// The greatest number of a valid commit, retired and rejected ones included.
     pub(super) fn last_number(&self) -> u64 {
-        self.commits
-            .values()
-            .map(|c| c.commit.number)
-            .max()
-            .unwrap_or(0)
+        self.last_number
     }
 
     pub(super) fn claim_slot(&self, generation: &Digest) -> Option<u64> {
@@ -122,7 +167,7 @@ impl View {
     pub(super) fn keeps(&self, manifest: &Digest) -> bool {
         self.commits
             .values()
-            .any(|c| !c.retired && c.commit.manifest == *manifest)
+            .any(|c| c.retired.is_none() && c.commit.manifest == *manifest)
     }
 
     /// Whether an entry at the next slot would be valid. The same for writers and readers, and a
@@ -142,7 +187,7 @@ impl View {
                 }
             }
             Body::Reject { seq, .. } => {
-                let rejected = self.existing(*seq)?.rejected;
+                let rejected = self.existing(*seq)?.rejected.is_some();
                 self.keeper(writer)?;
                 if rejected {
                     return Err(Why::Again(*seq));
@@ -150,6 +195,10 @@ impl View {
                 Ok(())
             }
             Body::Retire { seq, good } => self.judge_retire(writer, *seq, *good),
+            Body::Snapshot(snapshot) => match self.snapshot().as_ref() == Some(&**snapshot) {
+                true => Ok(()),
+                false => Err(Why::OtherView),
+            },
         }
     }
 
@@ -198,19 +247,19 @@ impl View {
     fn judge_retire(&self, writer: NodeId, seq: u64, good: Option<[u64; 2]>) -> Result<(), Why> {
         let of = self.existing(seq)?;
         self.keeper(writer)?;
-        if of.retired {
+        if of.retired.is_some() {
             return Err(Why::Again(seq));
         }
         if of.pinned {
             return Err(Why::Pinned);
         }
         let newer = self.commits.range(seq..).skip(1);
-        if !of.rejected && newer.filter(|(_, c)| c.restorable()).count() < KEPT_COMMITS {
+        if of.rejected.is_none() && newer.filter(|(_, c)| c.in_force()).count() < KEPT_COMMITS {
             return Err(Why::Needed);
         }
         // Which ones are good no entry says: each writer knows of some. So it names two, and they stay.
         let [one, other] = good.unwrap_or_default();
-        let left = |at: u64| at != seq && self.commits.get(&at).is_some_and(Committed::restorable);
+        let left = |at: u64| at != seq && self.commits.get(&at).is_some_and(Standing::in_force);
         match good {
             Some(_) if !left(one) => Err(Why::NotLeft(one)),
             Some(_) if !left(other) || one == other => Err(Why::NotLeft(other)),
@@ -218,7 +267,7 @@ impl View {
         }
     }
 
-    fn existing(&self, seq: u64) -> Result<&Committed, Why> {
+    fn existing(&self, seq: u64) -> Result<&Standing, Why> {
         self.commits.get(&seq).ok_or(Why::NoCommit(seq))
     }
 
@@ -247,33 +296,34 @@ impl View {
                 self.latest = Some((Record::clone(record), digest, entry.seq));
             }
             Body::Commit(commit) => {
-                let committed = Committed {
+                let standing = Standing {
+                    seq: entry.seq,
                     commit: *commit,
                     pinned: false,
-                    retired: false,
-                    rejected: false,
+                    retired: None,
+                    rejected: None,
                 };
-                self.commits.insert(entry.seq, committed);
+                self.last_number = self.last_number.max(commit.number);
+                self.commits.insert(entry.seq, standing);
             }
-            Body::Retire { seq, .. } => self.mark(*seq, |c| c.retired = true),
-            Body::Reject { seq, .. } => self.mark(*seq, |c| c.rejected = true),
+            Body::Retire { seq, .. } => self.mark(*seq, |c| c.retired = Some(entry.seq)),
+            Body::Reject { seq, reason } => {
+                let reason = cut(reason).to_owned();
+                self.mark(*seq, |c| c.rejected = Some(reason));
+            }
             Body::Pin { seq } => self.mark(*seq, |c| c.pinned = true),
             Body::Unpin { seq } => self.mark(*seq, |c| c.pinned = false),
             // For who decides what is kept: any of it is valid.
-            Body::Rules(_) => {}
+            Body::Rules(rules) => self.rules = Some(rules.clone()),
+            // What it left out is forgotten by those, too, who have read it: validity is the same for all.
+            Body::Snapshot(snapshot) => self.begin(snapshot),
         }
         Ok(())
     }
 
-    fn mark(&mut self, seq: u64, change: impl FnOnce(&mut Committed)) {
-        if let Some(committed) = self.commits.get_mut(&seq) {
-            change(committed);
+    fn mark(&mut self, seq: u64, change: impl FnOnce(&mut Standing)) {
+        if let Some(standing) = self.commits.get_mut(&seq) {
+            change(standing);
         }
-    }
-}
-
-impl Committed {
-    fn restorable(&self) -> bool {
-        !self.retired && !self.rejected
     }
 }

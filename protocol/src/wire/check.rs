@@ -61,7 +61,7 @@ impl JobMessage {
                     .check()
                     .map_err(|e| WireError::Record(RecordError::Spec(e)))
             }
-            JobMessage::TicketAck { wait } => match wait {
+            JobMessage::TicketAck { wait, .. } => match wait {
                 Wait::Forming { who: list, .. } | Wait::NoQuorum { missing: list } => {
                     limit("nodes", list.len(), MAX_LIST)
                 }
@@ -132,9 +132,11 @@ impl JobMessage {
             | JobMessage::Forfeited { .. }
             | JobMessage::Look { .. }
             | JobMessage::CheckpointAsk { .. }
+            | JobMessage::CancelAsk { .. }
             | JobMessage::Superseded { .. }
             | JobMessage::Verified { .. }
             | JobMessage::LooksAgain { .. }
+            | JobMessage::Held { .. }
             | JobMessage::Changed { .. } => Ok(()),
         }
     }

@@ -76,7 +76,7 @@ pub fn job_messages() -> Vec<JobMessage> {
             ballot: ballot(),
             grants: vec![Grant {
                 node: node(3),
-                age_ms: 250,
+                left_ms: 250,
             }],
         },
         JobMessage::Rejected {
@@ -207,11 +207,10 @@ pub fn job_messages() -> Vec<JobMessage> {
         have: digest(9),
         record,
     }));
-    all.extend(
-        waits()
-            .into_iter()
-            .map(|wait| JobMessage::TicketAck { wait }),
-    );
+    all.extend(waits().into_iter().map(|wait| JobMessage::TicketAck {
+        lineage: Digest([0x17; 32]),
+        wait,
+    }));
     all.extend(
         records()
             .into_iter()

@@ -56,6 +56,9 @@ pub fn to_agent() -> Vec<ToAgent> {
         ToAgent::TakesStopSteps { digest, yes: true },
         ToAgent::Leave { grace_ms: 30_000 },
         ToAgent::Cancel,
+        ToAgent::Query(Query::Lease {
+            launcher: LauncherId([3; 8]),
+        }),
         ToAgent::Query(Query::Status),
         ToAgent::Query(Query::Nodes),
         ToAgent::Query(Query::Jobs),
@@ -133,6 +136,7 @@ pub fn to_launcher() -> Vec<ToLauncher> {
             node: node(1),
             agent_pid: 99,
             agent_grace_ms: 10_000,
+            lease_ms: 1_500,
         },
         ToLauncher::Refused {
             reason: "other flags".into(),

@@ -94,6 +94,10 @@ pub(super) fn job_messages() -> Vec<JobMessage> {
             digest: digest(5),
             text: "this node is of no use to the job".into(),
         },
+        JobMessage::Held {
+            digest: digest(5),
+            ms: 1_500,
+        },
     ];
     let answers = parts.into_iter().map(answer);
     stages.chain(answers).chain(said).collect()

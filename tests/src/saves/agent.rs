@@ -7,7 +7,7 @@ use muster_protocol::checkpoint::{
     Busy, Copy, Flaws, Found, Keeper, Leader, LeaderState, Node, NodeState, Settings, SlotId,
 };
 use muster_protocol::record::Record;
-use muster_protocol::storelog::{self, Log};
+use muster_protocol::storelog::{self, Compaction, Log};
 use muster_protocol::{Digest, NodeId, Span, Time};
 
 use super::claims::{STORE, key, node_id};
@@ -15,6 +15,13 @@ use super::disk::Token;
 
 /// Bytes of a slot, and of a copy in it.
 pub(super) const CAPACITY: u64 = 1 << 20;
+
+/// Logs here are short: snapshots are close together, and forget soon.
+const COMPACTION: Compaction = Compaction {
+    every: 8,
+    claims: 4,
+    retired: 1,
+};
 
 /// A slot's memory, which the launcher holds: it outlives the agent.
 #[derive(Clone, Copy, Debug)]
@@ -115,7 +122,7 @@ impl Agent {
         self.cores = Some(Cores {
             nodes: Vec::new(),
             leader: None,
-            log: Log::with_flaws(key(), STORE, self.id, seed, log_flaws),
+            log: Log::with_flaws(key(), STORE, self.id, seed, log_flaws).compacted(COMPACTION),
             keeper: Keeper::new(flaws),
             commits: BTreeMap::new(),
             appends: BTreeMap::new(),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use muster_protocol::checkpoint::{Decision, KeeperEvent, LeaderEvent, NodeEvent, State};
 use muster_protocol::record::Record;
-use muster_protocol::storelog::{self, Body, Outcome, Output, Why};
+use muster_protocol::storelog::{self, Body, Outcome, Output, Snapshot, Why};
 
 use super::agent::Cores;
 use super::truth::Violation;
@@ -65,7 +65,13 @@ impl World {
                 Body::Pin { seq } => self.tell_keeper(a, KeeperEvent::Pinned { seq }),
                 Body::Rules(_) => {}
                 Body::Unpin { seq } => self.tell_keeper(a, KeeperEvent::Unpinned { seq }),
+                Body::Snapshot(snapshot) => {
+                    if let Some(cores) = &mut self.agents[a].cores {
+                        cores.keeper.forget(&snapshot);
+                    }
+                }
             },
+            Output::Began { snapshot, .. } => self.began(a, *snapshot)?,
             Output::Appended { id, outcome } => self.appended(a, id, &outcome)?,
             Output::Broken { why } => {
                 return Err(Violation {
@@ -73,9 +79,25 @@ impl World {
                     text: why.to_string(),
                 });
             }
-            Output::Entry { .. } | Output::TailConfirmed { .. } => {}
+            Output::Entry { .. } | Output::TailConfirmed { .. } | Output::Mended => {}
         }
         Ok(())
+    }
+
+    /// An agent that was restarted reads on from a snapshot.
+    fn began(&mut self, a: usize, snapshot: Snapshot) -> Result<(), Violation> {
+        if let Some(cores) = &mut self.agents[a].cores {
+            cores.keeper.begin(&snapshot);
+            for known in snapshot.commits.iter().filter(|c| c.in_force()) {
+                let seq = known.seq;
+                if let Some(names) = self.disk.needs(&known.commit.manifest) {
+                    cores.keeper.handle(KeeperEvent::Needs { seq, names });
+                    let state = State::Verified;
+                    cores.keeper.handle(KeeperEvent::Checked { seq, state });
+                }
+            }
+        }
+        self.head_claimed(a, snapshot.claim)
     }
 
     fn tell_keeper(&mut self, a: usize, event: KeeperEvent) {
@@ -111,7 +133,6 @@ impl World {
     }
 
     fn claimed(&mut self, a: usize, record: Record) -> Result<(), Violation> {
-        let (now, flaws) = (self.now, self.plant.cores);
         let generation = record.digest();
         let restore = record.restore;
         self.tell_keeper(
@@ -121,6 +142,11 @@ impl World {
                 restore,
             },
         );
+        self.head_claimed(a, record)
+    }
+
+    fn head_claimed(&mut self, a: usize, record: Record) -> Result<(), Violation> {
+        let (now, flaws) = (self.now, self.plant.cores);
         let agent = &mut self.agents[a];
         if agent
             .head

@@ -186,6 +186,16 @@ impl Truth {
                 }
             }
             Body::Rules(_) => {}
+            Body::Snapshot(snapshot) => {
+                let said = snapshot.commits.iter().filter(|c| c.in_force());
+                let force = self.commits.iter().filter(|(_, c)| c.in_force());
+                let same = said
+                    .map(|c| (c.seq, c.commit))
+                    .eq(force.map(|(seq, c)| (*seq, c.commit)));
+                if !same {
+                    return broken("log", format!("the snapshot in slot {seq} says otherwise"));
+                }
+            }
             Body::Unpin { seq: of } => {
                 if self.is_member(entry.writer)
                     && let Some(of) = self.commits.get_mut(of)

@@ -5,7 +5,7 @@ mod links;
 mod pauses;
 mod storage;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -25,8 +25,6 @@ use super::world::World;
 const MAX_BUSY: u32 = 300;
 /// Far above what any case needs.
 const MAX_EVENTS: u64 = 3_000_000;
-/// A probe waits this long for its answers: a quarter of `suspect_after`.
-const PROBE_LIMIT: u64 = 500 * MS;
 /// A connection over which nothing comes back is given up after this time and up to twice that.
 const SILENT_CLOSE: u64 = 7 * SEC;
 /// The store's client gives up after this time.
@@ -110,12 +108,15 @@ pub struct Conductor {
     pub hash: Fnv,
     /// Every step, when asked for.
     pub log: Option<Vec<(u64, Step)>>,
+    /// Some launchers that ended are started again, by chance.
+    pub relaunches: bool,
     queue: BTreeMap<(u64, u64), Item>,
     seq: u64,
     pub(super) now: u64,
     timers: Vec<Option<(u32, u64)>>,
     busy: Vec<u32>,
     paused_until: Vec<u64>,
+    pub(super) launcher_paused_until: Vec<u64>,
     /// What came for an agent while it was paused, in order.
     asleep: Vec<Vec<Item>>,
     /// How long an agent that dies now stays away, and whether it loses its disk.
@@ -132,6 +133,8 @@ pub struct Conductor {
     pub(super) reads_fail: u32,
     pub(super) unknown: (u32, u64),
     pub(super) store_cut: Vec<u32>,
+    /// Slots of the log that a node does not see, though they are there.
+    pub unseen: BTreeSet<(usize, u64)>,
     /// The launcher that last opened its store, and the one that waits for a store that does not
     /// answer; 0 for none.
     opened: Vec<u32>,
@@ -148,12 +151,14 @@ impl Conductor {
             net: Net::new(n, setup.net),
             hash: Fnv::default(),
             log: None,
+            relaunches: true,
             queue: BTreeMap::new(),
             seq: 0,
             now: 0,
             timers: vec![None; n],
             busy: vec![0; n],
             paused_until: vec![0; n],
+            launcher_paused_until: vec![0; n],
             asleep: vec![Vec::new(); n],
             fate: vec![(SEC, false); n],
             socket_in: vec![0; n],
@@ -167,6 +172,7 @@ impl Conductor {
             reads_fail: 0,
             unknown: (0, 0),
             store_cut: vec![0; n],
+            unseen: BTreeSet::new(),
             opened: vec![0; n],
             behind_open: vec![0; n],
             setup: setup.clone(),
@@ -198,10 +204,22 @@ impl Conductor {
 
     /// Runs to the end: until the cluster has come to rest, or a rule is broken.
     pub fn run(&mut self) -> Result<(), Violation> {
+        self.run_until(u64::MAX)
+    }
+
+    /// Has this happen now.
+    pub fn put(&mut self, step: Step) {
+        self.after(0, Item::Do(step));
+    }
+
+    /// Runs until it is later than this; or to the end, as [`run`](Self::run) does.
+    pub fn run_until(&mut self, until: u64) -> Result<(), Violation> {
         while !self.done {
-            let Some(((at, _), item)) = self.queue.pop_first() else {
+            let first = self.queue.first_entry();
+            let Some(first) = first.filter(|first| first.key().0 <= until) else {
                 return Ok(());
             };
+            let ((at, _), item) = first.remove_entry();
             self.now = at;
             self.world.now = at;
             self.item(item)?;
@@ -466,7 +484,7 @@ impl Conductor {
                 }
             }
             Request::LauncherEnded { node } => {
-                if !self.healed && self.rng.chance(400) {
+                if self.relaunches && !self.healed && self.rng.chance(400) {
                     let ns = self.rng.between(200 * MS, 6 * SEC);
                     self.after(ns, Item::Relaunch { node });
                 }
@@ -560,6 +578,11 @@ impl Conductor {
                     paused: false,
                 })?;
             }
+            self.step(Step::LauncherPause {
+                node,
+                paused: false,
+            })?;
+            self.step(Step::Unkillable { node, until: 0 })?;
             if self.world.nodes[node].full {
                 self.step(Step::DiskFull { node, full: false })?;
             }

@@ -29,6 +29,8 @@ counters!(
     refused_events,
     failed_writes,
     spawns,
+    /// Live workers that left a generation and stayed.
+    parks,
     stop_steps,
     /// Nodes that saved for a checkpoint by order, and orders that came to what end.
     saves,

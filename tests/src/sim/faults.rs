@@ -95,6 +95,14 @@ impl Conductor {
                     self.after(ns, Item::Relaunch { node });
                 }
             }
+            Fault::NodeStop { node } => {
+                self.fate[node] = (u64::MAX, false);
+                self.step(Step::LauncherKill { node })?;
+                return self.step(Step::AgentKill { node });
+            }
+            Fault::NodeStart { node, new_disk } => {
+                return self.item(Item::Revive { node, new_disk });
+            }
             Fault::LauncherCrash {
                 node,
                 relaunch_after,
@@ -184,8 +192,19 @@ impl Conductor {
                     if let Some(ns) = relaunch_after {
                         self.after(grace + ns + 60 * MS, Item::Relaunch { node });
                     }
-                    return self.step(Step::Leave { node, grace_ms });
+                    return self.step(Step::Leave { node });
                 }
+            }
+            Fault::LauncherPause { node, for_ns } => {
+                self.launcher_paused_until[node] =
+                    self.launcher_paused_until[node].max(self.now + for_ns);
+                self.after(for_ns, Item::Undo(fault));
+                return self.step(Step::LauncherPause { node, paused: true });
+            }
+            Fault::SlowReap { node, by } => return self.step(Step::SlowReap { node, ns: by }),
+            Fault::Unkillable { node, for_ns } => {
+                let until = self.now + for_ns;
+                return self.step(Step::Unkillable { node, until });
             }
             Fault::Cancel { node } => return self.step(Step::Cancel { node }),
             Fault::OrderCheckpoint { node } => {
@@ -248,6 +267,12 @@ impl Conductor {
             {
                 self.pause(node, 0);
                 return self.step(Step::Pause {
+                    node,
+                    paused: false,
+                });
+            }
+            Fault::LauncherPause { node, .. } if self.launcher_paused_until[node] <= self.now => {
+                return self.step(Step::LauncherPause {
                     node,
                     paused: false,
                 });

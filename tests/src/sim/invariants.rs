@@ -10,7 +10,7 @@ use muster_protocol::record::{Arbiter, Cause, CommitRef, Kind, Record};
 use muster_protocol::wire::{Ballot, WireError};
 use muster_protocol::{Digest, NodeId, StateId};
 
-use super::clock::{MS, SEC};
+use super::clock::MS;
 use super::truth::Truth;
 use super::world::World;
 pub use barriers::{
@@ -19,16 +19,13 @@ pub use barriers::{
 };
 use workers::overlaps;
 pub use workers::{
-    Overlap, OverlapError, RanksError, RestoreError, WorkersError, i08_all_restore_the_same,
-    i09_workers_only_for_decided, i10_ranks_are_dense, i11_no_removed_worker_runs,
+    Overlap, OverlapError, RanksError, RestoreError, UnansweredError, WorkersError,
+    i08_all_restore_the_same, i09_workers_only_for_decided, i10_ranks_are_dense,
+    i11_no_removed_worker_runs, orders_are_answered,
 };
 
 /// How much later than the rule says a worker may be gone: clocks drift, and a kill takes a moment.
 const SLACK: u64 = 150 * MS;
-/// The agents' `suspect_after`.
-const SUSPECT: u64 = 2 * SEC;
-/// The agents' `agent_grace`.
-const AGENT_GRACE: u64 = 10 * SEC;
 
 /// A rule that was broken, or a core that misbehaved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -63,6 +60,8 @@ pub enum Violation {
     StopStep(#[from] StopStepError),
     #[error("I14: {0}")]
     Save(#[from] SaveError),
+    #[error("order: {0}")]
+    Unanswered(#[from] UnansweredError),
     #[error("hang: {0}")]
     Hang(#[from] HangError),
     #[error("R11: {0}")]
@@ -121,6 +120,7 @@ impl Violation {
             Violation::Terminal(_) => "I12",
             Violation::Restarts(_) => "I13",
             Violation::StopStep(_) | Violation::Save(_) => "I14",
+            Violation::Unanswered(_) => "order",
             Violation::Hang(_) => "hang",
             Violation::Log(_) => "R11",
             Violation::Liveness(_) => "liveness",
@@ -147,6 +147,7 @@ pub fn after_event(world: &mut World) -> Result<(), Violation> {
     }
     i11_no_removed_worker_runs(world)?;
     i14_saved_before_going_on(world)?;
+    orders_are_answered(world)?;
     Ok(())
 }
 

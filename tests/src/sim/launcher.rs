@@ -1,32 +1,50 @@
-//! A launcher with its workers, reduced to what its agent and its peers can see of it. It answers
-//! the frames of `local` as the real one does; how long things take is the conductor's to draw.
+//! A launcher: the real [`Session`], around workers, pages and processes that are modelled. How long
+//! things take is the conductor's to draw.
 
 mod steps;
+mod workers;
 
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 
+use muster_launcher::{Effect, Event, Left, Session, patience};
 use muster_protocol::agent::ConnId;
-use muster_protocol::hang::{Limits, Watch};
-use muster_protocol::local::{Register, Start, ToAgent, ToLauncher, WorkerExit};
+use muster_protocol::local::{Register, Start, ToAgent, ToLauncher};
 use muster_protocol::record::Place;
 use muster_protocol::spec::JobSpec;
-use muster_protocol::{Digest, LauncherId, NodeId, Span, StoreUuid};
+use muster_protocol::{Digest, LauncherId, Span, StoreUuid};
 use serde::{Deserialize, Serialize};
 
 use self::steps::Steps;
 pub use self::steps::{Idle, LOOK};
-use super::clock::MS;
+pub use self::workers::{Phase, Run};
+use super::clock::{Clock, MS, SEC, US};
 
 /// How long a step takes.
 pub const STEP: u64 = 50 * MS;
-/// From SIGKILL until the process is reaped.
-const KILL: u64 = 15 * MS;
 
-/// Something that falls due in a launcher. The number is its run's epoch.
+/// How often the launcher looks at what is left of a generation.
+const LOOK_LEFT: u64 = 10 * MS;
+
+/// To make processes, and to dial the guard of rank 0's launcher.
+const SPAWN: u64 = 20 * MS;
+
+/// An order is answered so much later at most than its grace is over: live workers that compute are
+/// waited for, and what runs before it may have a grace of its own.
+const ANSWERS: u64 = 30 * SEC;
+
+/// Something that falls due in a launcher or its workers. The number is the run's epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Due {
+    /// The processes that the launcher makes exist.
     Spawned(u64),
+    /// Rank 0's guard was dialled.
+    Verified {
+        digest: Digest,
+        attempt: u32,
+    },
     Dead(u64),
+    Parked(u64),
     /// The stop step is reached and what the worker saves is saved.
     AtStop(u64),
     /// The step of a checkpoint is reached, and what the worker saves is saved.
@@ -35,8 +53,14 @@ pub enum Due {
     Look(u64),
     /// The last step is done, if nothing keeps the workers from it any more.
     Finish(u64),
-    /// The agent may not have been heard for longer than its grace.
-    AgentGone,
+    /// The launcher hears which of its children have ended.
+    Reap,
+    /// It looks at what is left of a generation.
+    Left,
+    /// The session wanted to be called then.
+    Timer(u64),
+    /// The workers' lease is over, if this pause of the launcher is not.
+    LeaseOver(u64),
 }
 
 /// What a launcher wants done.
@@ -53,6 +77,8 @@ pub enum Out {
     Spawned(Start),
     /// They do not any more.
     Died(Digest),
+    /// They have left this generation, and live on.
+    Parked(Digest),
     /// The ranks here stopped at this step of a confirmed barrier.
     StoppedAt {
         digest: Digest,
@@ -70,31 +96,44 @@ pub enum Out {
     Exit,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    Starting,
-    Running,
-    Stopping,
+/// What its workers are like, and what befalls them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Habits {
+    /// They stay in their processes while generations change.
+    pub live: bool,
+    /// They link the runtime and take stop steps.
+    pub stop_steps: bool,
+    /// They ignore SIGTERM.
+    pub stubborn: bool,
+    /// Starts that will fail.
+    pub trouble: u32,
+    /// How long the ranks here save for a checkpoint.
+    pub save: u64,
+    /// The launcher looks for those that stand still.
+    pub watches: bool,
+    /// One that is named as hung is ended.
+    pub ends_hung: bool,
+    /// How much later than they ended it hears of it.
+    pub reaped_after: u64,
+    /// No signal ends them before this time.
+    pub unkillable_until: u64,
+    /// How long they run on behind the agent's last word, while the launcher is stopped.
+    pub lease: u64,
 }
 
-/// One generation's workers.
+/// What waits for a launcher to be handled.
 #[derive(Clone, Debug)]
-pub struct Run {
-    pub start: Start,
-    pub phase: Phase,
-    epoch: u64,
-    began: u64,
-    dies_at: u64,
-    /// The stop that was asked for, when it named a later generation.
-    told: Option<Digest>,
-    exit: Option<WorkerExit>,
-    pub steps: Steps,
-    confirmed: bool,
-    /// The launcher's eye on the workers, if it keeps one.
-    watch: Option<Watch>,
+#[expect(
+    clippy::large_enum_variant,
+    reason = "most news are events, and few wait"
+)]
+enum News {
+    Event(Event),
+    Reap,
+    Timer,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Launcher {
     pub id: LauncherId,
     /// Unique in the run of the simulation.
@@ -103,88 +142,101 @@ pub struct Launcher {
     /// The connection before, which the agent still asks about.
     pub last_conn: Option<ConnId>,
     pub run: Option<Run>,
-    pub stubborn: bool,
-    /// Starts that will fail.
-    pub trouble: u32,
+    pub habits: Habits,
     /// Where this launcher's guard and its masters listen.
     pub address: u8,
-    node: NodeId,
-    slots: u16,
-    stop_steps: bool,
-    /// How long the ranks here save for a checkpoint.
-    save: u64,
-    watches: bool,
-    /// A worker that is named as hung is ended.
-    ends_hung: bool,
-    next: Option<Start>,
-    seen: Vec<Digest>,
-    newest: Option<(Digest, u64, u32)>,
-    /// What is told again on every new connection: about the newest generation, and for good.
-    facts: Vec<ToAgent>,
-    wishes: Vec<ToAgent>,
-    port: u16,
-    epochs: u64,
-    /// When an agent last said that it is there.
+    /// SIGSTOP, since when.
+    pub paused: Option<u64>,
+    /// SIGCONT, when last.
+    pub resumed: u64,
+    /// When the agent last said that it is there, and was heard.
     heard: u64,
-    watching: bool,
+    /// The generation whose workers ended with their lease.
+    lease_over: Option<Digest>,
+    clock: Clock,
+    session: Session,
+    port: u16,
+    inbox: VecDeque<News>,
+    /// It makes processes and handles nothing until they exist.
+    making: Option<Start>,
+    /// What fell due while it was stopped.
+    late: Vec<(Due, bool)>,
+    armed: Option<u64>,
+    looks: bool,
+    epochs: u64,
+    /// The generations about which orders came, and by when these are to be answered.
+    orders: BTreeMap<Digest, u64>,
+    /// The barrier of the confirm that was heard last.
+    confirms: u32,
     /// No agent has taken this launcher up since it lost the last one.
     alone: bool,
-    grace: u64,
-    ending: bool,
+    over: bool,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct NewLauncher {
     pub id: LauncherId,
     pub token: u32,
-    pub node: NodeId,
     pub index: usize,
+    pub clock: Clock,
+    pub job: String,
+    pub spec: JobSpec,
+    pub store: Option<StoreUuid>,
     pub slots: u16,
-    pub stop_steps: bool,
-    pub stubborn: bool,
-    pub trouble: u32,
-    pub save: u64,
-    pub watches: bool,
-    pub ends_hung: bool,
-    /// How long workers run on without an agent.
-    pub agent_grace: u64,
+    pub habits: Habits,
 }
 
 impl Launcher {
-    pub fn new(new: &NewLauncher) -> Launcher {
-        Launcher {
+    pub fn new(new: NewLauncher, now: u64) -> Launcher {
+        let address = new.index as u8 + 1;
+        let register = Register {
+            launcher: new.id,
+            job: new.job,
+            spec: new.spec,
+            slots: new.slots,
+            guard_port: guard_port(new.token),
+            addrs: vec![IpAddr::V4(Ipv4Addr::new(10, 0, 0, address))],
+            place: Place::default(),
+            running: None,
+            gate: None,
+            store: new.store,
+            parity: 0,
+            pid: new.token,
+            command: "train".into(),
+            log_dir: None,
+        };
+        let mut launcher = Launcher {
             id: new.id,
             token: new.token,
             conn: None,
             last_conn: None,
             run: None,
-            stubborn: new.stubborn,
-            trouble: new.trouble,
-            address: new.index as u8 + 1,
-            node: new.node,
-            slots: new.slots,
-            stop_steps: new.stop_steps,
-            save: new.save,
-            watches: new.watches,
-            ends_hung: new.ends_hung,
-            next: None,
-            seen: Vec::new(),
-            newest: None,
-            facts: Vec::new(),
-            wishes: Vec::new(),
-            port: 20_000,
-            epochs: 0,
+            habits: new.habits,
+            address,
+            paused: None,
+            resumed: 0,
             heard: 0,
-            watching: false,
+            lease_over: None,
+            clock: new.clock,
+            session: Session::new(register),
+            port: 20_000,
+            inbox: VecDeque::new(),
+            making: None,
+            late: Vec::new(),
+            armed: None,
+            looks: false,
+            epochs: 0,
+            orders: BTreeMap::new(),
+            confirms: 0,
             alone: false,
-            // As the real one: gone well before the others stop waiting for its agent.
-            grace: new.agent_grace / 4 * 3,
-            ending: false,
-        }
+            over: false,
+        };
+        launcher.event(Event::Port(launcher.port), now);
+        launcher
     }
 
     pub fn guard_port(&self) -> u16 {
-        10_000 + (self.token % 10_000) as u16
+        guard_port(self.token)
     }
 
     /// Whether it has lost its agent, and no other has taken it up.
@@ -192,408 +244,349 @@ impl Launcher {
         self.alone
     }
 
-    /// The workers that exist now.
-    pub fn alive(&self) -> Option<&Run> {
-        let run = self.run.as_ref()?;
-        matches!(run.phase, Phase::Running | Phase::Stopping)
-            .then_some(run)
-            .filter(|r| r.began != u64::MAX)
-    }
-
-    /// Workers that train: nobody told them to stop and none has failed.
-    pub fn training(&self) -> Option<&Run> {
-        self.run
-            .as_ref()
-            .filter(|r| r.phase == Phase::Running && r.exit.is_none())
-    }
-
-    /// The connection to an agent stands: the first frames on it.
-    pub fn connected(
-        &mut self,
-        conn: ConnId,
-        job: &str,
-        spec: &JobSpec,
-        store: Option<StoreUuid>,
-    ) -> Vec<ToAgent> {
+    /// The connection to an agent stands.
+    pub fn connected(&mut self, conn: ConnId, now: u64) -> Vec<Out> {
         self.conn = Some(conn);
         self.last_conn = Some(conn);
-        let running = self
-            .run
-            .as_ref()
-            .filter(|r| matches!(r.phase, Phase::Running | Phase::Stopping));
-        let gate = running.filter(|r| r.phase == Phase::Running && r.exit.is_none());
-        let gate = gate.and_then(|r| r.steps.held);
-        let running = running.map(|r| r.start.digest);
-        let mut frames = vec![
-            ToAgent::Register(Register {
-                launcher: self.id,
-                job: job.to_owned(),
-                spec: spec.clone(),
-                slots: self.slots,
-                guard_port: self.guard_port(),
-                addrs: vec![IpAddr::V4(Ipv4Addr::new(10, 0, 0, self.address))],
-                place: Place::default(),
-                running,
-                gate,
-                store,
-                parity: 0,
-                pid: self.token,
-                command: "train".into(),
-                log_dir: None,
-            }),
-            ToAgent::MasterPort { port: self.port },
-        ];
-        frames.extend(self.facts.iter().cloned());
-        frames.extend(self.wishes.iter().cloned());
-        frames
+        self.tell(Event::LinkUp, now)
     }
 
     /// The agent is gone, or the connection to it.
-    pub fn disconnected(&mut self) {
+    pub fn disconnected(&mut self, now: u64) -> Vec<Out> {
         self.conn = None;
         self.alone = true;
+        self.orders.clear();
+        self.tell(Event::LinkDown, now)
     }
 
-    /// Waits for the agent's next word.
-    fn watch(&mut self, now: u64, out: &mut Vec<Out>) {
-        self.watching = true;
-        out.push(Out::Wait {
-            due: Due::AgentGone,
-            ns: (self.heard + self.grace).saturating_sub(now),
-            exact: true,
-        });
-    }
-
+    /// A frame of the agent.
     pub fn receive(&mut self, frame: ToLauncher, now: u64) -> Vec<Out> {
-        let mut out = Vec::new();
-        match frame {
-            ToLauncher::Welcome { .. } => {
-                self.alone = false;
-                self.heard = now;
-                if !self.watching {
-                    self.watch(now, &mut out);
-                }
+        if matches!(frame, ToLauncher::Welcome { .. }) {
+            self.alone = false;
+            if self.paused.is_some() {
+                // Read later, it would say nothing of then.
+                return Vec::new();
             }
-            // The core speaks to its store by effects, which the world carries out.
-            ToLauncher::Waiting { .. }
-            | ToLauncher::Store { .. }
-            | ToLauncher::Failed { .. }
-            | ToLauncher::Save(_) => {}
-            ToLauncher::Look { digest, number } => self.look_asked(digest, number, now, &mut out),
-            ToLauncher::Hung { digest, ranks, .. } => self.named(digest, &ranks, now, &mut out),
-            ToLauncher::Refused { .. } | ToLauncher::End { .. } => {
-                self.ending = true;
-                self.next = None;
-                match self.run.is_some() {
-                    true => self.end_run(200 * MS, None, now, &mut out),
-                    false => out.push(Out::Exit),
-                }
+            self.heard = now;
+        }
+        let by = |grace_ms: u32| now + u64::from(grace_ms) * MS + ANSWERS;
+        match &frame {
+            ToLauncher::Start(start) => {
+                // What was ordered before counts no more.
+                self.orders.clear();
+                self.orders.insert(start.digest, by(0));
             }
-            ToLauncher::Start(start) => self.start(start, now, &mut out),
             ToLauncher::Stop {
                 digest, grace_ms, ..
-            } => {
-                self.stop(digest, u64::from(grace_ms) * MS, now, &mut out);
             }
-            // Another signal, the same end.
-            ToLauncher::Preempt {
+            | ToLauncher::Preempt {
                 digest, grace_ms, ..
-            } => self.stop(digest, u64::from(grace_ms) * MS, now, &mut out),
-            ToLauncher::InstallStop {
+            } => {
+                self.orders.entry(*digest).or_insert(by(*grace_ms));
+            }
+            ToLauncher::End { .. } | ToLauncher::Refused { .. } => self.orders.clear(),
+            _ => {}
+        }
+        self.tell(Event::Frame(frame), now)
+    }
+
+    /// An order that should have been answered by now.
+    pub fn unanswered(&self, now: u64) -> Option<Digest> {
+        let late = self.orders.iter().find(|(_, by)| now > **by);
+        late.map(|(digest, _)| *digest)
+    }
+
+    /// What is said of a generation answers the orders about it.
+    fn answers(&mut self, frame: &ToAgent) {
+        if let ToAgent::Started { digest, .. }
+        | ToAgent::StartFailed { digest, .. }
+        | ToAgent::Stopped { digest }
+        | ToAgent::Finished { digest } = frame
+        {
+            self.orders.remove(digest);
+        }
+    }
+
+    /// Something happens to the launcher, which learns of it once it runs and has time.
+    pub fn tell(&mut self, event: Event, now: u64) -> Vec<Out> {
+        let mut out = Vec::new();
+        self.inbox.push_back(News::Event(event));
+        self.go_on(now, &mut out);
+        out
+    }
+
+    /// SIGSTOP and SIGCONT. Its workers have sessions of their own, and run on for their lease.
+    pub fn pause(&mut self, yes: bool, now: u64) -> Vec<Out> {
+        let mut out = Vec::new();
+        if yes && self.paused.is_none() {
+            self.paused = Some(now);
+            self.orders.clear();
+            out.push(Out::Wait {
+                due: Due::LeaseOver(now),
+                ns: (self.heard + self.habits.lease).saturating_sub(now),
+                exact: true,
+            });
+        } else if !yes && self.paused.take().is_some() {
+            self.resumed = now;
+            for by in self.orders.values_mut() {
+                *by = now + ANSWERS;
+            }
+            if let Some(digest) = self.lease_over.take() {
+                // That they ended is no failure of theirs.
+                let (grace_ms, why) = (0, String::new());
+                let stop = ToLauncher::Stop {
+                    digest,
+                    grace_ms,
+                    why,
+                };
+                self.inbox.push_front(News::Event(Event::Frame(stop)));
+            }
+            for (due, there) in std::mem::take(&mut self.late) {
+                out.extend(self.due(due, there, now));
+            }
+            self.go_on(now, &mut out);
+        }
+        out
+    }
+
+    /// `there`: the launcher of rank 0 answers its guard.
+    pub fn due(&mut self, due: Due, there: bool, now: u64) -> Vec<Out> {
+        let mut out = Vec::new();
+        let own = matches!(due, Due::Spawned(_) | Due::Verified { .. } | Due::Reap);
+        if own && self.paused.is_some() {
+            self.late.push((due, there));
+            return out;
+        }
+        match due {
+            Due::Spawned(epoch) if epoch == self.epochs => {
+                if let Some(start) = self.making.take() {
+                    self.begin(start, now, &mut out);
+                }
+            }
+            Due::Spawned(_) => {}
+            Due::Verified { digest, attempt } => {
+                let result = match there {
+                    true => Ok(IpAddr::V4(Ipv4Addr::new(10, 0, 0, self.address))),
+                    false => Err("the launcher of rank 0 cannot be verified".to_owned()),
+                };
+                self.inbox.push_back(News::Event(Event::Verified {
+                    digest,
+                    attempt,
+                    result,
+                }));
+            }
+            Due::Reap => self.inbox.push_back(News::Reap),
+            Due::Left => {
+                self.looks = false;
+                self.look_left(now);
+            }
+            Due::Timer(at) if self.armed == Some(at) => {
+                self.armed = None;
+                self.inbox.push_back(News::Timer);
+            }
+            Due::Timer(_) => {}
+            Due::LeaseOver(since) if self.paused == Some(since) => {
+                self.lease_over = self.alive().map(|r| r.start.digest);
+                self.dead(137, &mut out);
+            }
+            Due::LeaseOver(_) => {}
+            Due::Dead(epoch) if self.is_at(epoch) => self.dead(143, &mut out),
+            Due::Parked(epoch) if self.is_at(epoch) => self.park(false, now, &mut out),
+            Due::AtStop(epoch) => self.at_stop(epoch, now, &mut out),
+            Due::Saved(epoch) => self.save_over(epoch, now, &mut out),
+            Due::Look(epoch) => self.look(epoch, now, &mut out),
+            Due::Finish(epoch) if self.is_at(epoch) => self.finish(None, &mut out),
+            Due::Dead(_) | Due::Parked(_) | Due::Finish(_) => {}
+        }
+        self.go_on(now, &mut out);
+        out
+    }
+
+    fn is_at(&self, epoch: u64) -> bool {
+        self.run.as_ref().is_some_and(|r| r.epoch == epoch)
+    }
+
+    fn event(&mut self, event: Event, now: u64) {
+        self.session.handle(event, self.clock.local(now));
+    }
+
+    /// Handles what waits and does what follows, until it has to wait itself.
+    fn go_on(&mut self, now: u64, out: &mut Vec<Out>) {
+        while self.paused.is_none() && self.making.is_none() && !self.over {
+            if let Some(effect) = self.session.poll_effect() {
+                self.carry_out(effect, now, out);
+            } else if let Some(news) = self.inbox.pop_front() {
+                self.handle(news, now);
+            } else {
+                break;
+            }
+        }
+        if self.paused.is_some() || self.making.is_some() || self.over {
+            return;
+        }
+        if self.run.as_ref().is_some_and(Run::is_reaped) && !self.session.has_workers() {
+            self.run = None;
+        }
+        let due = self.session.poll_timeout().map(|(at, _)| at);
+        if let Some(at) = due.map(|at| self.clock.global(at).max(now + US))
+            && self.armed.is_none_or(|armed| at < armed)
+        {
+            self.armed = Some(at);
+            out.push(Out::Wait {
+                due: Due::Timer(at),
+                ns: at - now,
+                exact: true,
+            });
+        }
+        let parked = self.run.as_ref().is_some_and(|r| r.phase == Phase::Parked);
+        let look = self.session.is_draining() || (parked && self.session.awaits_parking());
+        if look && !self.looks {
+            self.looks = true;
+            out.push(Out::Wait {
+                due: Due::Left,
+                ns: LOOK_LEFT,
+                exact: true,
+            });
+        }
+    }
+
+    fn handle(&mut self, news: News, now: u64) {
+        match news {
+            News::Event(event) => {
+                if let Event::Frame(ToLauncher::ConfirmStop { barrier, .. }) = &event {
+                    self.confirms = *barrier;
+                }
+                self.event(event, now);
+            }
+            News::Reap => {
+                let ends = self.run.as_mut().map(|r| std::mem::take(&mut r.ends));
+                for (exit, acknowledged) in ends.into_iter().flatten() {
+                    self.event(Event::Exit { exit, acknowledged }, now);
+                }
+            }
+            News::Timer => self.session.handle_timeout(self.clock.local(now)),
+        }
+    }
+
+    fn look_left(&mut self, now: u64) {
+        let left = match &self.run {
+            None => Left::Nothing,
+            Some(run) if run.is_reaped() => Left::Nothing,
+            Some(run) if run.phase == Phase::Parked => Left::Parked,
+            Some(_) => return,
+        };
+        if self.paused.is_some() || self.making.is_some() {
+            return;
+        }
+        if left == Left::Nothing {
+            self.run = None;
+        }
+        self.event(Event::Left(left), now);
+    }
+
+    fn carry_out(&mut self, effect: Effect, now: u64, out: &mut Vec<Out>) {
+        match effect {
+            Effect::Send(frame) => {
+                self.answers(&frame);
+                out.push(Out::Say(frame));
+            }
+            Effect::VerifyMaster(start) => out.push(Out::Wait {
+                due: Due::Verified {
+                    digest: start.digest,
+                    attempt: start.attempt,
+                },
+                ns: SPAWN,
+                exact: false,
+            }),
+            Effect::Spawn { start, .. } => self.spawn(start, now, out),
+            Effect::FreshPort { used } => {
+                if used == Some(self.port) {
+                    self.port += 1;
+                }
+                self.event(Event::Port(self.port), now);
+            }
+            Effect::EndTerm(_) => self.end_term(now, out),
+            Effect::Signal(_) => self.terminate(now, out),
+            Effect::KillUnparked if self.run.as_ref().is_some_and(|r| r.phase == Phase::Parked) => {
+            }
+            Effect::KillUnparked | Effect::Kill => self.kill(now, out),
+            Effect::InstallStop {
                 digest,
                 barrier,
                 step,
                 reason,
                 ..
             } => {
-                self.install(digest, (barrier, step, reason), now, &mut out);
+                if let Some(step) = self.install((barrier, step, reason), now) {
+                    let event = Event::StopInstalled {
+                        digest,
+                        barrier,
+                        step,
+                    };
+                    self.event(event, now);
+                }
             }
-            ToLauncher::ConfirmStop {
-                digest,
-                barrier,
-                step,
-                reason,
-            } => {
-                self.confirm(digest, (barrier, step, reason), now, &mut out);
-            }
-            ToLauncher::CancelStop { digest, .. } => {
-                if let Some(run) = self.running(digest)
-                    && !run.confirmed
-                {
+            Effect::ConfirmStop { step } => self.confirm_stop(step, now, out),
+            Effect::ConfirmCheckpoint { step } => self.confirm_checkpoint(step, now, out),
+            Effect::CancelStop => {
+                if let Some(run) = self.run.as_mut().filter(|r| !r.confirmed) {
                     run.steps.cancel(now);
                 }
             }
-        }
-        out
-    }
-
-    pub fn due(&mut self, due: Due, now: u64) -> Vec<Out> {
-        let mut out = Vec::new();
-        match due {
-            Due::Spawned(epoch) => self.spawned(epoch, now, &mut out),
-            Due::Dead(epoch) => {
-                if self
-                    .run
-                    .as_ref()
-                    .is_some_and(|r| r.epoch == epoch && r.phase == Phase::Stopping)
-                {
-                    self.died(&mut out);
-                }
-            }
-            Due::AtStop(epoch) => {
-                let ready = self
-                    .run
-                    .as_ref()
-                    .filter(|r| r.epoch == epoch && r.phase == Phase::Running && r.confirmed);
-                match ready.map(|r| r.steps.is_at_gate(now)) {
-                    Some(true) => self.died(&mut out),
-                    // It waits for a rank that hangs.
-                    Some(false) => out.push(Out::Wait {
-                        due,
-                        ns: LOOK,
-                        exact: true,
-                    }),
-                    None => {}
-                }
-            }
-            Due::Saved(epoch) => self.save_over(epoch, now, &mut out),
-            Due::Look(epoch) => self.look(epoch, now, &mut out),
-            Due::Finish(epoch) => {
-                let run = self.run.as_ref().filter(|r| r.epoch == epoch);
-                if let Some(digest) = run.map(|r| r.start.digest) {
-                    self.finish(digest, &mut out);
-                }
-            }
-            // An agent that is stopped keeps the connection, and says nothing.
-            Due::AgentGone if now < self.heard + self.grace => self.watch(now, &mut out),
-            Due::AgentGone => {
-                self.watching = false;
-                self.next = None;
-                self.end_run(0, None, now, &mut out);
+            Effect::Look { digest, number } => self.look_asked(digest, number, now, out),
+            Effect::Hung { digest, ranks, .. } => self.named(digest, &ranks, now, out),
+            Effect::Moves | Effect::Say(_) | Effect::NameSurvivors => {}
+            Effect::Exit { .. } | Effect::Abort { .. } => {
+                self.over = true;
+                out.push(Out::Exit);
             }
         }
-        out
     }
 
-    /// A worker ends by itself with this code. `at_ms` is its node's wall clock.
-    pub fn fail(&mut self, code: i32, at_ms: u64) -> Option<ToAgent> {
-        let run = self.run.as_mut()?;
-        if run.phase != Phase::Running || run.exit.is_some() {
-            return None;
+    fn spawn(&mut self, start: Start, now: u64, out: &mut Vec<Out>) {
+        if self.habits.trouble > 0 {
+            self.habits.trouble -= 1;
+            let result = Err("the port is taken".to_owned());
+            return self.event(Event::Spawned { result }, now);
         }
-        let exit = WorkerExit {
-            rank: run.start.first_rank,
-            local_rank: 0,
-            pid: self.token,
-            code,
-            signal: None,
-            hung: false,
-            damaged: None,
-            at_ms,
-            tail: String::new(),
-        };
-        run.exit = Some(exit.clone());
-        let frame = ToAgent::Exited {
-            digest: run.start.digest,
-            exit,
-        };
-        self.facts.push(frame.clone());
-        Some(frame)
-    }
-
-    /// The user's wish, told to every agent that comes.
-    pub fn wish(&mut self, frame: ToAgent) -> Vec<Out> {
-        self.wishes.push(frame.clone());
-        vec![Out::Say(frame)]
-    }
-
-    fn fact(&mut self, frame: ToAgent, out: &mut Vec<Out>) {
-        if !self.facts.contains(&frame) {
-            self.facts.push(frame.clone());
-        }
-        out.push(Out::Say(frame));
-    }
-
-    fn running(&mut self, digest: Digest) -> Option<&mut Run> {
-        self.run
-            .as_mut()
-            .filter(|r| r.start.digest == digest && r.phase == Phase::Running)
-    }
-
-    fn start(&mut self, start: Start, now: u64, out: &mut Vec<Out>) {
-        if self.ending {
-            return;
-        }
-        if let Some((digest, number, attempt)) = self.newest {
-            if (digest, attempt) == (start.digest, start.attempt) {
-                return out.extend(self.facts.iter().cloned().map(Out::Say));
-            }
-            let newer = if digest == start.digest {
-                start.attempt > attempt
-            } else if self.age(start.digest).is_some() {
-                false
-            } else {
-                // A lower number is another lineage, taken up when nothing runs.
-                start.number > number || (self.run.is_none() && self.next.is_none())
-            };
-            if !newer {
-                return;
-            }
-        }
-        if self.age(start.digest).is_none() {
-            self.seen.push(start.digest);
-        }
-        self.newest = Some((start.digest, start.number, start.attempt));
-        self.facts.clear();
-        if self.run.is_none() {
-            return self.spawn(start, out);
-        }
-        self.next = Some(start);
-        self.end_run(200 * MS, None, now, out);
-    }
-
-    fn age(&self, digest: Digest) -> Option<usize> {
-        self.seen.iter().position(|d| *d == digest)
-    }
-
-    fn spawn(&mut self, start: Start, out: &mut Vec<Out>) {
-        if self.trouble > 0 {
-            self.trouble -= 1;
-            if start.node_rank == 0 {
-                self.port += 1;
-                out.push(Out::Say(ToAgent::MasterPort { port: self.port }));
-            }
-            return self.fact(refused(&start), out);
+        if self.run.as_ref().is_some_and(|r| r.phase == Phase::Parked) {
+            return self.begin(start, now, out);
         }
         self.epochs += 1;
-        self.run = Some(Run {
-            start,
-            phase: Phase::Starting,
-            epoch: self.epochs,
-            began: u64::MAX,
-            dies_at: u64::MAX,
-            told: None,
-            exit: None,
-            steps: Steps::default(),
-            confirmed: false,
-            watch: None,
-        });
+        self.making = Some(start);
         out.push(Out::Wait {
             due: Due::Spawned(self.epochs),
-            ns: 20 * MS,
+            ns: SPAWN,
             exact: false,
         });
     }
 
-    fn spawned(&mut self, epoch: u64, now: u64, out: &mut Vec<Out>) {
-        let Some(run) = self
-            .run
-            .as_mut()
-            .filter(|r| r.epoch == epoch && r.phase == Phase::Starting)
-        else {
-            return;
-        };
-        run.phase = Phase::Running;
-        run.began = now;
-        run.steps = Steps::begin(now);
-        let (digest, attempt) = (run.start.digest, run.start.attempt);
-        let leads = run.start.node_rank == 0;
-        out.push(Out::Spawned(run.start.clone()));
-        self.fact(ToAgent::Started { digest, attempt }, out);
-        if leads {
-            self.port += 1;
-            out.push(Out::Say(ToAgent::MasterPort { port: self.port }));
-        }
-        if self.stop_steps {
-            self.fact(ToAgent::TakesStopSteps { digest, yes: true }, out);
-        }
-        if self.watches
-            && let Some(run) = &mut self.run
-        {
-            run.watch = Some(Watch::new(Limits {
-                factor: 20,
-                least: Span::from_secs(2),
-            }));
+    /// The workers of this start exist, or those that had parked have taken it up.
+    fn begin(&mut self, start: Start, now: u64, out: &mut Vec<Out>) {
+        self.epochs += 1;
+        let mut run = Run::new(start.clone(), self.epochs, now);
+        if self.habits.watches {
+            run.watches();
             out.push(Out::Wait {
-                due: Due::Look(epoch),
+                due: Due::Look(self.epochs),
                 ns: LOOK,
                 exact: true,
             });
         }
-    }
-
-    /// STOP and PREEMPT: both end this generation and every earlier one.
-    fn stop(&mut self, digest: Digest, grace: u64, now: u64, out: &mut Vec<Out>) {
-        let Some(age) = self.age(digest) else {
-            // Never started here. What runs may be newer, so it is left alone.
-            if self.run.is_none() && self.next.is_none() {
-                out.push(Out::Say(ToAgent::Stopped { digest }));
-            }
-            return;
-        };
-        let upto = |s: &Start| self.seen.iter().position(|d| *d == s.digest) <= Some(age);
-        if self.next.as_ref().is_some_and(upto) {
-            self.next = None;
-        }
-        match self.run.as_ref().map(|r| upto(&r.start)) {
-            Some(true) => self.end_run(grace, Some(digest), now, out),
-            Some(false) => out.push(Out::Say(ToAgent::Stopped { digest })),
-            None => self.fact(ToAgent::Stopped { digest }, out),
-        }
-    }
-
-    /// SIGTERM, then SIGKILL after the grace.
-    fn end_run(&mut self, grace: u64, told: Option<Digest>, now: u64, out: &mut Vec<Out>) {
-        let stubborn = self.stubborn;
-        let Some(run) = &mut self.run else {
-            return;
-        };
-        run.told = told.or(run.told);
-        let at = match run.phase {
-            Phase::Starting => return self.died(out),
-            Phase::Running if stubborn => now + grace + KILL,
-            Phase::Running => now + grace.min(60 * MS) + KILL,
-            Phase::Stopping => run.dies_at.min(now + grace + KILL),
-        };
-        if run.phase == Phase::Stopping && at >= run.dies_at {
-            return;
-        }
-        self.epochs += 1;
-        run.epoch = self.epochs;
-        run.phase = Phase::Stopping;
-        run.dies_at = at;
-        out.push(Out::Wait {
-            due: Due::Dead(run.epoch),
-            ns: at - now,
-            exact: true,
+        self.run = Some(run);
+        out.push(Out::Spawned(start));
+        self.session.set_patience(match self.habits.live {
+            true => patience(Some(Span(STEP))),
+            false => Span::ZERO,
         });
-    }
-
-    fn died(&mut self, out: &mut Vec<Out>) {
-        let Some(run) = self.run.take() else {
-            return;
-        };
-        let digest = run.start.digest;
-        out.push(Out::Died(digest));
-        let digest = run.told.unwrap_or(digest);
-        self.fact(ToAgent::Stopped { digest }, out);
-        if self.ending {
-            return out.push(Out::Exit);
+        self.event(Event::Spawned { result: Ok(()) }, now);
+        if self.habits.stop_steps {
+            self.inbox
+                .push_back(News::Event(Event::TakesStopSteps(true)));
         }
-        if let Some(next) = self.next.take() {
-            self.spawn(next, out);
-        }
-    }
-
-    pub fn node(&self) -> NodeId {
-        self.node
     }
 }
 
-fn refused(start: &Start) -> ToAgent {
-    ToAgent::StartFailed {
-        digest: start.digest,
-        attempt: start.attempt,
-        reason: "the port is taken".into(),
-    }
+fn guard_port(token: u32) -> u16 {
+    10_000 + (token % 10_000) as u16
 }

@@ -7,6 +7,7 @@ use muster_protocol::Digest;
 use muster_protocol::record::{Arbiter, Record};
 
 use super::clock::SEC;
+use super::launcher::Phase;
 use super::truth::{Holder, majority};
 use super::world::World;
 
@@ -214,6 +215,10 @@ fn runs_whole(world: &World, digest: &Digest, record: &Record) -> Option<Livenes
 fn leftover(world: &World, tips: &[(Digest, Arc<Record>)]) -> Option<LivenessError> {
     world.nodes.iter().enumerate().find_map(|(node, n)| {
         let run = n.launcher.as_ref()?.run.as_ref()?;
+        // Workers that have parked wait for the next.
+        if matches!(run.phase, Phase::Parked | Phase::Dead) {
+            return None;
+        }
         let digest = run.start.digest;
         let newest = tips.iter().any(|(d, _)| *d == digest);
         (!newest).then_some(LivenessError::Leftover { node, digest })

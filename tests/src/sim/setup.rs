@@ -38,6 +38,29 @@ pub struct NetSetup {
     pub reordering: u32,
 }
 
+/// The times that agents keep, the same on all nodes (nanoseconds).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Times {
+    pub suspect_after: u64,
+    pub agent_grace: u64,
+    pub birth_timeout: u64,
+    pub start_timeout: u64,
+    pub minority_wait: u64,
+    pub orphan_after: u64,
+}
+
+impl Times {
+    /// What `musterd` has where nobody sets anything.
+    pub const USUAL: Times = Times {
+        suspect_after: 2 * SEC,
+        agent_grace: 30 * SEC,
+        birth_timeout: 4 * SEC,
+        start_timeout: 30 * SEC,
+        minority_wait: 6 * SEC,
+        orphan_after: 40 * SEC,
+    };
+}
+
 /// A whole case.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setup {
@@ -57,7 +80,13 @@ pub struct Setup {
     pub watches: bool,
     /// They end one that is named (`--on-hang restart`).
     pub ends_hung: bool,
+    /// The workers stay in their processes while generations change.
+    pub live: bool,
+    pub times: Times,
     pub flaws: Flaws,
+    /// A node whose agent keeps another `suspect_after` than the others (nanoseconds).
+    #[serde(default)]
+    pub other_suspect: Option<(usize, u64)>,
     /// In the order of their times.
     pub faults: Vec<(u64, Fault)>,
     /// The faults end here and everything is healed.
@@ -119,6 +148,15 @@ pub enum Fault {
         new_disk: bool,
         relaunch: bool,
     },
+    /// An agent that lives in its launcher ends with it, for good.
+    NodeStop {
+        node: usize,
+    },
+    /// And starts with the next one, perhaps without what it knew.
+    NodeStart {
+        node: usize,
+        new_disk: bool,
+    },
     LauncherCrash {
         node: usize,
         relaunch_after: Option<u64>,
@@ -166,6 +204,21 @@ pub enum Fault {
     },
     Cancel {
         node: usize,
+    },
+    /// SIGSTOP of the launcher.
+    LauncherPause {
+        node: usize,
+        for_ns: u64,
+    },
+    /// The launcher of this node hears so much later which workers ended.
+    SlowReap {
+        node: usize,
+        by: u64,
+    },
+    /// No signal ends the workers of this node: a device or a file system hangs.
+    Unkillable {
+        node: usize,
+        for_ns: u64,
     },
     StoreSlow {
         by: u64,
@@ -241,7 +294,13 @@ impl Fault {
     ];
 
     /// Those that are drawn apart.
-    pub const EXTRA_KINDS: [&'static str; 3] = ["checkpoint order", "hang", "busy"];
+    pub const EXTRA_KINDS: [&'static str; 5] = [
+        "checkpoint order",
+        "hang",
+        "busy",
+        "launcher pause",
+        "slow reap",
+    ];
 
     /// The kinds of fault that this one counts as.
     pub fn kinds(&self) -> Vec<&'static str> {
@@ -275,6 +334,8 @@ impl Fault {
             Fault::Finish => vec!["finish"],
             Fault::StartTrouble { .. } => vec!["start trouble"],
             Fault::LateJoin { .. } => vec!["late join"],
+            // Parts of scenes, never drawn.
+            Fault::NodeStop { .. } | Fault::NodeStart { .. } => Vec::new(),
             Fault::Drain { .. } => vec!["drain"],
             Fault::Leave { .. } => vec!["leave"],
             Fault::Cancel { .. } => vec!["cancel"],
@@ -283,6 +344,9 @@ impl Fault {
             }
             Fault::StoreUnknown { .. } => vec!["store late put"],
             Fault::OrderCheckpoint { .. } => vec!["checkpoint order"],
+            Fault::LauncherPause { .. } => vec!["launcher pause"],
+            Fault::SlowReap { .. } => vec!["slow reap"],
+            Fault::Unkillable { .. } => vec!["unkillable"],
             Fault::Hang { .. } => vec!["hang"],
             Fault::Busy { .. } => vec!["busy"],
         }
@@ -294,8 +358,26 @@ impl Setup {
     pub fn generate(seed: u64, focus: Focus, flaws: Flaws) -> Setup {
         let mut setup = Setup::plain(seed, focus, flaws);
         extras::add(&mut setup, focus);
+        extras::set_apart(&mut setup);
         setup.faults.sort_by_key(|(at, _)| *at);
         setup
+    }
+
+    /// Whether messages or probes may fail to arrive that both ends were there for.
+    pub fn links_fail(&self) -> bool {
+        let cut = |(_, fault): &(u64, Fault)| {
+            matches!(
+                fault,
+                Fault::CutOneWay { .. }
+                    | Fault::CutBoth { .. }
+                    | Fault::Partition { .. }
+                    | Fault::Flap { .. }
+                    | Fault::Storm { .. }
+                    | Fault::SlowLink { .. }
+                    | Fault::StoreCut { .. }
+            )
+        };
+        self.net.loss > 0 || self.faults.iter().any(cut)
     }
 
     /// The same without checkpoints by order and without hangs, which are drawn apart.
@@ -336,7 +418,10 @@ impl Setup {
             saves: vec![40 * MS; count],
             watches: false,
             ends_hung: false,
+            live: false,
+            times: Times::USUAL,
             flaws,
+            other_suspect: None,
             faults: Vec::new(),
             heal_at: HEAL_AT,
             settle: 180 * SEC,

@@ -149,7 +149,21 @@ pub enum Step {
     },
     Leave {
         node: usize,
-        grace_ms: u32,
+    },
+    /// SIGSTOP and SIGCONT of the launcher.
+    LauncherPause {
+        node: usize,
+        paused: bool,
+    },
+    /// From now on the launcher hears so much later which workers ended.
+    SlowReap {
+        node: usize,
+        ns: u64,
+    },
+    /// No signal ends the workers here before this time.
+    Unkillable {
+        node: usize,
+        until: u64,
     },
     Cancel {
         node: usize,

@@ -341,6 +341,17 @@ impl Truth {
                 }
             }
             Body::Pin { .. } | Body::Unpin { .. } | Body::Rules(_) => {}
+            Body::Snapshot(snapshot) => {
+                let said = snapshot.commits.iter().filter(|c| c.in_force());
+                let force = self.log.commits.iter().filter(|(_, (_, gone))| !gone);
+                let same = said
+                    .map(|c| (c.seq, c.commit))
+                    .eq(force.map(|(slot, (commit, _))| (*slot, *commit)));
+                let digest = latest.map(|(_, _, digest)| digest);
+                if !same || digest != Some(snapshot.claim.digest()) {
+                    self.log.broken.get_or_insert(slot);
+                }
+            }
         }
     }
 

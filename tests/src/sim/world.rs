@@ -7,7 +7,7 @@ mod steps;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use muster_protocol::agent::{self, Agent, ConnId, Effect, Event};
+use muster_protocol::agent::{self, Agent, ConnId, Effect, Event, Stored};
 use muster_protocol::job::Durable;
 use muster_protocol::local::{Command, ToAgent};
 use muster_protocol::membership::Answer;
@@ -26,6 +26,13 @@ use super::truth::Truth;
 
 /// More effects than this from one event count as running wild.
 const MAX_EFFECTS: usize = 100_000;
+
+/// Logs here are short: snapshots are close together, and forget soon.
+pub const COMPACTION: storelog::Compaction = storelog::Compaction {
+    every: 8,
+    claims: 4,
+    retired: 1,
+};
 
 /// What one node has.
 #[derive(Debug)]
@@ -52,6 +59,7 @@ pub struct Disk {
     pub state: StateId,
     pub boot: u64,
     pub jobs: BTreeMap<JobKey, Vec<u8>>,
+    pub past: Vec<u8>,
     /// How many disks this node has had.
     pub count: u8,
 }
@@ -64,6 +72,7 @@ impl Disk {
             state: StateId(state),
             boot: 0,
             jobs: BTreeMap::new(),
+            past: Vec::new(),
             count,
         }
     }
@@ -76,10 +85,14 @@ pub struct World {
     pub key: JobKey,
     pub nodes: Vec<Node>,
     pub store: Store,
+    /// Where agents that are started from now on compact the log.
+    pub compaction: storelog::Compaction,
     pub truth: Truth,
     pub coverage: Coverage,
     pub requests: Vec<Request>,
     pub(super) overlaps: Vec<invariants::Overlap>,
+    /// The launchers that were started, in order: where and when.
+    pub started: Vec<(usize, u64)>,
     conns: u64,
     launchers: u32,
 }
@@ -113,10 +126,12 @@ impl World {
             },
             nodes: nodes.collect(),
             store: Store::default(),
+            compaction: COMPACTION,
             truth: Truth::default(),
             coverage: Coverage::default(),
             requests: Vec::new(),
             overlaps: Vec::new(),
+            started: Vec::new(),
             conns: 0,
             launchers: 0,
             setup,
@@ -127,8 +142,15 @@ impl World {
         self.nodes.iter().position(|n| n.id == id)
     }
 
-    /// The times that agents keep, the same on all nodes.
+    /// What this node's agent keeps.
+    pub fn suspect_after(&self, node: usize) -> Span {
+        let other = self.setup.other_suspect.filter(|(n, _)| *n == node);
+        other.map_or(World::config(&self.setup).suspect_after, |(_, ns)| Span(ns))
+    }
+
+    /// The times that agents keep, the same on all nodes but one perhaps.
     pub fn config(setup: &Setup) -> agent::Config {
+        let times = &setup.times;
         agent::Config {
             node: NodeId::ZERO,
             state: StateId::ZERO,
@@ -138,16 +160,17 @@ impl World {
             version: "sim".into(),
             pid: 1,
             seed: 0,
-            suspect_after: Span::from_secs(2),
-            agent_grace: Span::from_secs(10),
-            birth_timeout: Span::from_secs(4),
-            start_timeout: Span::from_secs(15),
-            minority_wait: Span::from_secs(6),
-            orphan_after: Span::from_secs(12),
+            suspect_after: Span(times.suspect_after),
+            agent_grace: Span(times.agent_grace),
+            birth_timeout: Span(times.birth_timeout),
+            start_timeout: Span(times.start_timeout),
+            minority_wait: Span(times.minority_wait),
+            orphan_after: Span(times.orphan_after),
             slot_memory: u64::MAX,
             slot_lease: Span::from_secs(600),
             place: muster_protocol::record::Place::default(),
             memory: muster_protocol::memory::Key::default(),
+            compaction: COMPACTION,
             flaws: setup.flaws,
         }
     }
@@ -276,6 +299,7 @@ impl World {
 
     fn agent_start(&mut self, node: usize) -> Result<(), Violation> {
         let now = self.now;
+        let suspect_after = self.suspect_after(node);
         let n = &mut self.nodes[node];
         if n.agent.is_some() {
             return Ok(());
@@ -285,16 +309,26 @@ impl World {
         n.paused = false;
         n.armed = None;
         n.steady_since = now;
+        let usual = World::config(&self.setup);
         let config = agent::Config {
+            suspect_after,
+            orphan_after: usual
+                .orphan_after
+                .max(Span(usual.agent_grace.0 + suspect_after.0)),
             node: n.id,
             state: n.disk.state,
             boot: Boot(n.disk.boot),
             host: format!("n{node}"),
             seed: self.setup.seed ^ ((node as u64) << 40) ^ (u64::from(n.agent_token) << 48),
-            ..World::config(&self.setup)
+            compaction: self.compaction,
+            ..usual
         };
         let jobs = n.disk.jobs.iter().map(|(k, b)| (k.clone(), b.clone()));
-        let agent = Agent::new(config, jobs.collect(), n.clock.local(now));
+        let stored = Stored {
+            jobs: jobs.collect(),
+            past: n.disk.past.clone(),
+        };
+        let agent = Agent::new(config, stored, n.clock.local(now));
         n.agent = Some(agent.map_err(Violation::cannot_start)?);
         self.requests.push(Request::AgentUp { node });
         self.effects(node)
@@ -314,7 +348,8 @@ impl World {
         if let Some(launcher) = &mut n.launcher
             && launcher.conn.is_some()
         {
-            launcher.disconnected();
+            let out = launcher.disconnected(now);
+            self.launcher_out(node, out, now);
         }
     }
 
@@ -386,7 +421,8 @@ impl World {
                 }
                 return self.write(node, key, bytes);
             }
-            Effect::Forget { key } => {
+            Effect::Forget { key, past } => {
+                self.nodes[node].disk.past = past;
                 self.nodes[node].disk.jobs.remove(&key);
                 self.truth.disks.remove(&by.0);
                 self.truth.dirty = true;

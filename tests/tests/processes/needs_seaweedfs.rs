@@ -3,6 +3,8 @@
 use crate::clouds::proxy::{Fault, Proxy, Server};
 use crate::clouds::server::{self, Running};
 use crate::clouds::{lend, open};
+use crate::real::lives::plan::{Agents, Coming, End, Life, Setting, State, Store};
+use crate::real::lives::{Place, live_at};
 use crate::real::saves::Saves;
 
 const LOCATION: &str = "s3://bucket/team";
@@ -40,4 +42,17 @@ fn three_nodes_all_die_and_two_others_go_on_from_the_bucket() {
     );
     saves.bed.order(None, 0);
     assert_eq!((saves.bed.ended(3), saves.bed.ended(4)), (Some(0), Some(0)));
+}
+
+#[test]
+fn a_job_ends_in_every_way_and_is_started_again_from_the_bucket() {
+    let (server, port) = start();
+    let proxy = Proxy::start(Server::Port(port));
+    let setting = Setting {
+        agents: Agents::Embedded,
+        store: Store::Bucket,
+        state: State::Kept,
+    };
+    let lives = End::ALL.map(|end| Life::new(Coming::Together, vec![0, 1, 2], end));
+    live_at(setting, &lives, Place::behind(server, proxy, LOCATION));
 }

@@ -2,6 +2,7 @@
 
 use muster_protocol::job::Job;
 use muster_protocol::local::Replicated;
+use muster_protocol::membership::Answer;
 
 use super::*;
 
@@ -148,7 +149,7 @@ fn a_sealed_copy_outlives_its_launcher() {
         1,
         Event::LauncherGone {
             conn: ConnId(boot),
-            alive: false,
+            guard: Answer::Refused,
         },
     );
     world.until("another generation", |w| {
@@ -230,7 +231,13 @@ fn how_saves_get_to_other_nodes_is_known_while_their_launcher_is_there() {
     }
     let conn = ConnId(world.nodes[0].boot);
     world.nodes[0].running = None;
-    world.put(0, Event::LauncherGone { conn, alive: false });
+    world.put(
+        0,
+        Event::LauncherGone {
+            conn,
+            guard: Answer::Refused,
+        },
+    );
     world.pass(Span::from_secs(1));
     assert_eq!(known(&world, 0), None);
 }

@@ -1,6 +1,8 @@
 //! No good checkpoint is lost by one node's bad view: what one finds damaged, another reads before it is
 //! rejected.
 
+use muster_protocol::membership::Answer;
+
 use super::*;
 
 impl World {
@@ -68,7 +70,13 @@ impl World {
     fn launcher_ends(&mut self, i: usize) {
         self.nodes[i].running = None;
         let conn = ConnId(self.nodes[i].boot);
-        self.put(i, Event::LauncherGone { conn, alive: false });
+        self.put(
+            i,
+            Event::LauncherGone {
+                conn,
+                guard: Answer::Refused,
+            },
+        );
     }
 }
 

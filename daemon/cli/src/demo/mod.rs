@@ -23,7 +23,7 @@ use anyhow::Context;
 use muster_runtime::demo::{Outcome, WorkerArgs, undisturbed, worker as run_worker};
 use serde_json::json;
 
-use crate::run::drive::print;
+use crate::run::console::print;
 use crate::run::workers::unix_ms;
 use cluster::Cluster;
 use recording::Recording;

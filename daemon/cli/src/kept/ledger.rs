@@ -5,14 +5,16 @@
 //! created in the log's next slot like any other, so that a job which runs meanwhile finds them there,
 //! and none of the two ever overwrites the other.
 
-use std::thread::sleep;
+use std::collections::BTreeSet;
+use std::iter;
+use std::thread::{self, sleep};
 use std::time::Instant;
 
 use muster_protocol::checkpoint::{Keeper, KeeperEvent, Standing};
 use muster_protocol::record::{Arbiter, CommitRef, Record};
 use muster_protocol::storelog::{
     Body, CreateOutcome, Damage, Effect, Entry, Event, Log, OPERATOR, Outcome, Output, ReadOutcome,
-    Rules,
+    Rules, Snapshot,
 };
 use muster_protocol::{Digest, Time};
 use muster_store::{Created, Kind, Location, Options, Store, StoreError, UUID_NAME};
@@ -210,23 +212,27 @@ impl Ledger {
                     Output::Appended { id, outcome } if wanted == Some(id) => {
                         return Ok(Some(outcome));
                     }
+                    Output::Began { snapshot, .. } => self.begin(*snapshot),
                     Output::Entry { .. }
                     | Output::TailConfirmed { .. }
+                    | Output::Mended
                     | Output::Appended { .. } => {}
                     Output::Broken { why } => return Err(LedgerError::Broken(why)),
                 }
             }
-            if let Some(effect) = self.log.poll_effect() {
-                let (event, failed) = self.carry_out(effect);
-                failures += usize::from(failed.is_some());
-                if let Some(error) = failed
-                    && failures > TRIES
-                {
-                    return Err(LedgerError::Store(error));
+            let effects: Vec<Effect> = iter::from_fn(|| self.log.poll_effect()).collect();
+            if !effects.is_empty() {
+                for (event, failed) in self.carry_out_all(effects) {
+                    failures += usize::from(failed.is_some());
+                    if let Some(error) = failed
+                        && failures > TRIES
+                    {
+                        return Err(LedgerError::Store(error));
+                    }
+                    let now = self.now();
+                    // Each effect is answered once, at once.
+                    let _answered = self.log.handle(event, now);
                 }
-                let now = self.now();
-                // Each effect is answered once, at once.
-                let _answered = self.log.handle(event, now);
             } else if let Some((at, _)) = self.log.poll_timeout() {
                 sleep(at.since(self.now()).to_std());
                 let now = self.now();
@@ -235,6 +241,27 @@ impl Ledger {
                 return Ok(None);
             }
         }
+    }
+
+    /// Reads of an old log come several at a time.
+    fn carry_out_all(&self, effects: Vec<Effect>) -> Vec<(Event, Option<StoreError>)> {
+        let mut others = effects.into_iter();
+        let first = others.next();
+        thread::scope(|scope| {
+            let threads: Vec<_> = others
+                .map(|effect| {
+                    let failed = failed_to_start(&effect);
+                    let run = move || self.carry_out(effect);
+                    (thread::Builder::new().spawn_scoped(scope, run), failed)
+                })
+                .collect();
+            let here = first.map(|effect| self.carry_out(effect));
+            let there = threads.into_iter().map(|(thread, failed)| {
+                let ended = thread.ok().and_then(|thread| thread.join().ok());
+                ended.unwrap_or((failed, None))
+            });
+            here.into_iter().chain(there).collect()
+        })
     }
 
     fn carry_out(&self, effect: Effect) -> (Event, Option<StoreError>) {
@@ -260,6 +287,26 @@ impl Ledger {
                 (Event::Created { op, slot, outcome }, failed)
             }
         }
+    }
+
+    /// What the slots below a snapshot say.
+    fn begin(&mut self, snapshot: Snapshot) {
+        self.keeper.begin(&snapshot);
+        let generation = snapshot.claim.digest();
+        // Nobody restores anything where a job has ended.
+        if snapshot.claim.kind.is_terminal() {
+            self.keeper.handle(KeeperEvent::Loaded { generation });
+        }
+        let rows = snapshot.commits.into_iter().map(|c| Row {
+            seq: c.seq,
+            commit: c.commit,
+            pinned: c.pinned,
+            retired: c.retired,
+            rejected: c.rejected,
+        });
+        self.rows = rows.collect();
+        self.latest = Some((snapshot.claim, generation));
+        self.rules = snapshot.rules;
     }
 
     /// A valid entry.
@@ -302,6 +349,11 @@ impl Ledger {
                 self.mark(of, |row| row.pinned = true);
             }
             Body::Rules(rules) => self.rules = Some(rules),
+            Body::Snapshot(snapshot) => {
+                self.keeper.forget(&snapshot);
+                let kept: BTreeSet<u64> = snapshot.commits.iter().map(|c| c.seq).collect();
+                self.rows.retain(|row| kept.contains(&row.seq));
+            }
             Body::Unpin { seq: of } => {
                 keeper.handle(KeeperEvent::Unpinned { seq: of });
                 self.mark(of, |row| row.pinned = false);
@@ -313,6 +365,22 @@ impl Ledger {
         if let Some(row) = self.rows.iter_mut().find(|row| row.seq == seq) {
             change(row);
         }
+    }
+}
+
+/// The event of an operation for which there was no thread.
+fn failed_to_start(effect: &Effect) -> Event {
+    match *effect {
+        Effect::Read { op, slot } => Event::Read {
+            op,
+            slot,
+            outcome: ReadOutcome::Failed,
+        },
+        Effect::Create { op, slot, .. } => Event::Created {
+            op,
+            slot,
+            outcome: CreateOutcome::Unknown,
+        },
     }
 }
 

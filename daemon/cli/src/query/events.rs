@@ -11,7 +11,7 @@ use super::output::{
     Cell, Failure, Style, Table, Tone, clean, counted, duration_ms, field, list, member_count, put,
     put_json, short, utc,
 };
-use crate::run::drive::say;
+use crate::run::console::say;
 
 /// Between two questions while following.
 const POLL: Duration = Duration::from_millis(300);

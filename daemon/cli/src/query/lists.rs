@@ -165,10 +165,10 @@ fn render_jobs(jobs: &Value, wide: bool, style: &Style) -> String {
         let waiting = field(row, "waiting");
         let hung = field(row, "hung");
         let kind = field(row, "kind");
-        let live = kind == "runs";
+        let live = matches!(kind.as_str(), "runs" | "waits");
         let (state, tone) = if !hung.is_empty() {
             (format!("{kind}, hangs"), Tone::Bad)
-        } else if !waiting.is_empty() {
+        } else if !waiting.is_empty() && kind != "waits" {
             (format!("{kind}, waits"), Tone::Warn)
         } else {
             let tone = match kind.as_str() {
@@ -177,7 +177,7 @@ fn render_jobs(jobs: &Value, wide: bool, style: &Style) -> String {
                 k if k.starts_with("failed") => Tone::Bad,
                 _ => Tone::Warn,
             };
-            (kind, tone)
+            (kind.clone(), tone)
         };
         let members = member_count(row);
         let of = match (field(row, "min_nodes"), field(row, "max_nodes")) {
@@ -189,10 +189,11 @@ fn render_jobs(jobs: &Value, wide: bool, style: &Style) -> String {
             Cell::new(Tone::Head, field(row, "job")),
             Cell::new(tone, state),
             field(row, "generation").into(),
-            if live {
-                format!("{members}{of}")
-            } else {
-                String::new()
+            match kind.as_str() {
+                "runs" | "waits" => format!("{members}{of}"),
+                // No launcher of it is left anywhere.
+                "deserted" => format!("0{of}"),
+                _ => String::new(),
             }
             .into(),
             if live {

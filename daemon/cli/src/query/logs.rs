@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::client::{Client, rows_of};
 use super::output::{Failure, clean, field, flag, list, put, put_json};
-use crate::run::drive::say;
+use crate::run::console::say;
 use files::{Attempt, LogFile, Source, Tailer};
 
 /// Between two looks at files that are followed.

@@ -18,7 +18,7 @@ mod shell;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use crate::run::drive::{print, say};
+use crate::run::console::{print, say};
 pub(crate) use output::utc;
 use output::{Failure, Format, Style};
 

@@ -283,7 +283,8 @@ async fn is_over(client: &Client, job: &str) -> Result<bool, Unanswered> {
         Ok(jobs) => {
             let over = |row: &Value| {
                 let kind = field(row, "kind");
-                kind != "runs" && !flag(row, "launcher_here")
+                !matches!(kind.as_str(), "runs" | "waits" | "deserted")
+                    && !flag(row, "launcher_here")
             };
             Ok(rows_of(&jobs, job).all(over))
         }

@@ -1,16 +1,29 @@
 //! The console: one thread that writes to stdout and stderr, so that a terminal that does not take
-//! its bytes (Ctrl-S, a full pipe) never holds up a worker for long.
+//! its bytes (Ctrl-S, a full pipe) holds up no worker for long, and the launcher never.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The most bytes that wait for the console.
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// The most bytes of workers' output that wait for the console.
 const MAX_WAITING: usize = 1 << 20;
+
+/// The most bytes of the launcher's own lines that wait, besides.
+const MAX_OWN: usize = 128 << 10;
 
 /// How long a full queue without any progress is waited for before output is dropped.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long a process that ends waits for a console that takes nothing.
+const LAST: Duration = Duration::from_secs(2);
+
+/// The console of this process, once there is one.
+static STANDARD: OnceLock<Console> = OnceLock::new();
 
 /// Which of the launcher's own streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,14 +32,29 @@ pub enum Target {
     Stderr,
 }
 
+#[derive(Debug)]
+struct Piece {
+    target: Target,
+    bytes: Vec<u8>,
+    /// Of the launcher itself.
+    own: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Dropped {
+    bytes: u64,
+    lines: u64,
+}
+
 #[derive(Debug, Default)]
 struct State {
-    queue: VecDeque<(Target, Vec<u8>)>,
+    queue: VecDeque<Piece>,
     waiting: usize,
+    own: usize,
     /// Pieces that the thread took so far: shows progress.
     taken: u64,
     writing: bool,
-    dropped: u64,
+    dropped: Dropped,
     /// While the console is stuck nothing waits for it again; it ends with the next progress.
     stuck_at: Option<u64>,
 }
@@ -50,7 +78,16 @@ pub struct Console {
 }
 
 impl Console {
-    /// Starts the thread; the two writers are the launcher's stdout and stderr outside of tests.
+    /// The console of this process's stdout and stderr.
+    pub fn standard() -> io::Result<Console> {
+        if let Some(console) = STANDARD.get() {
+            return Ok(console.clone());
+        }
+        let console = Console::start(Bare(io::stdout()), Bare(io::stderr()))?;
+        Ok(STANDARD.get_or_init(|| console).clone())
+    }
+
+    /// Starts the thread.
     pub fn start(
         mut out: impl Write + Send + 'static,
         mut err: impl Write + Send + 'static,
@@ -61,16 +98,16 @@ impl Console {
             .name("console".into())
             .spawn(move || {
                 loop {
-                    let (target, bytes, dropped) = next(&thread);
-                    let writer: &mut dyn Write = match target {
+                    let (piece, dropped) = next(&thread);
+                    let writer: &mut dyn Write = match piece.target {
                         Target::Stdout => &mut out,
                         Target::Stderr => &mut err,
                     };
                     // A reader that closed its end wants no more; the workers go on.
-                    if dropped > 0 {
-                        let _ = writeln!(writer, "\nmuster: {dropped} bytes of output were dropped: the console did not take them");
+                    if let Some(text) = dropped.told() {
+                        let _ = writeln!(writer, "\nmuster: {text}: the console did not take them");
                     }
-                    let _ = writer.write_all(&bytes).and_then(|()| writer.flush());
+                    let _ = writer.write_all(&piece.bytes).and_then(|()| writer.flush());
                     let mut state = thread.lock();
                     state.writing = false;
                     drop(state);
@@ -92,7 +129,7 @@ impl Console {
         while state.waiting + bytes.len() > MAX_WAITING && state.waiting > 0 {
             if state.stuck_at == Some(state.taken) || since.elapsed() >= PATIENCE {
                 state.stuck_at = Some(state.taken);
-                state.dropped += bytes.len() as u64;
+                state.dropped.bytes += bytes.len() as u64;
                 return;
             }
             let (next, _) = self
@@ -107,12 +144,33 @@ impl Console {
             }
         }
         state.waiting += bytes.len();
-        state.queue.push_back((target, bytes));
+        let own = false;
+        state.queue.push_back(Piece { target, bytes, own });
         drop(state);
         self.shared.changed.notify_all();
     }
 
-    /// Waits until everything is written, at most this long.
+    /// Queues lines of the launcher's own for stderr. Never waits: lines for which there is no room
+    /// are counted and dropped.
+    pub fn tell(&self, lines: Vec<u8>) {
+        let mut state = self.shared.lock();
+        if state.own + lines.len() > MAX_OWN {
+            let count = lines.iter().filter(|&&b| b == b'\n').count();
+            state.dropped.lines += count as u64;
+            return;
+        }
+        state.own += lines.len();
+        state.queue.push_back(Piece {
+            target: Target::Stderr,
+            bytes: lines,
+            own: true,
+        });
+        drop(state);
+        self.shared.changed.notify_all();
+    }
+
+    /// Waits until everything is written, at most this long, and not at all while the console is
+    /// known to be stuck.
     pub fn flush(&self, patience: Duration) {
         let deadline = Instant::now() + patience;
         let mut state = self.shared.lock();
@@ -131,22 +189,108 @@ impl Console {
     }
 }
 
-fn next(shared: &Shared) -> (Target, Vec<u8>, u64) {
+impl Dropped {
+    fn told(self) -> Option<String> {
+        let bytes = (self.bytes > 0).then(|| format!("{} bytes of output", self.bytes));
+        let lines = (self.lines > 0).then(|| format!("{} lines of muster's own", self.lines));
+        let what = [bytes, lines].into_iter().flatten().collect::<Vec<_>>();
+        (!what.is_empty()).then(|| format!("{} were dropped", what.join(" and ")))
+    }
+}
+
+fn next(shared: &Shared) -> (Piece, Dropped) {
     let mut state = shared.lock();
     loop {
-        if let Some((target, bytes)) = state.queue.pop_front() {
-            state.waiting -= bytes.len();
+        if let Some(piece) = state.queue.pop_front() {
+            match piece.own {
+                true => state.own -= piece.bytes.len(),
+                false => state.waiting -= piece.bytes.len(),
+            }
             state.taken += 1;
             state.writing = true;
             let dropped = std::mem::take(&mut state.dropped);
             drop(state);
             shared.changed.notify_all();
-            return (target, bytes, dropped);
+            return (piece, dropped);
         }
         state = shared
             .changed
             .wait(state)
             .unwrap_or_else(PoisonError::into_inner);
+    }
+}
+
+/// A descriptor without the standard library's lock around it: a write that blocks under that lock
+/// blocks whatever thread says something next.
+struct Bare<T>(T);
+
+impl<T: AsFd> Write for Bare<T> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            match nix::unistd::write(&self.0, bytes) {
+                Ok(written) => return Ok(written),
+                Err(Errno::EINTR) => {}
+                // Another process made it non-blocking, for all that share it.
+                Err(Errno::EAGAIN) => wait(self.0.as_fd())?,
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn wait(fd: BorrowedFd<'_>) -> io::Result<()> {
+    match poll(
+        &mut [PollFd::new(fd, PollFlags::POLLOUT)],
+        PollTimeout::NONE,
+    ) {
+        Ok(_) | Err(Errno::EINTR) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// The launcher's own lines, as a writer that never blocks.
+#[derive(Clone, Debug)]
+pub struct Own(pub Console);
+
+impl Write for Own {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.tell(bytes.to_vec());
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A message for the user, on stderr. Never fails: that nobody reads it is no reason to stop.
+pub fn say(text: &str) {
+    let lines: Vec<String> = text.lines().map(|line| format!("muster: {line}")).collect();
+    print(&lines.join("\n"));
+}
+
+/// Lines for stderr, as they are. Before there is a console nothing runs that waits for this thread.
+pub fn print(text: &str) {
+    if text.is_empty() {
+        return;
+    }
+    let lines = format!("{text}\n").into_bytes();
+    match STANDARD.get() {
+        Some(console) => console.tell(lines),
+        None => {
+            let _ = Bare(io::stderr()).write_all(&lines);
+        }
+    }
+}
+
+/// Waits for what was said last: at the end of a process.
+pub fn finish() {
+    if let Some(console) = STANDARD.get() {
+        console.flush(LAST);
     }
 }
 
@@ -194,5 +338,27 @@ mod tests {
             text.len()
         );
         assert!(seen.len() >= MAX_WAITING && seen.len() < 100 * piece);
+    }
+
+    #[test]
+    fn lines_of_the_launcher_never_wait_and_are_counted_when_they_are_dropped() {
+        let (open, gate) = mpsc::channel();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let console = Console::start(io::sink(), Gate(gate, seen.clone())).unwrap();
+        // Workers have filled their part of the queue.
+        console.write(Target::Stderr, vec![b'x'; MAX_WAITING]);
+        let line = vec![b'.'; 1023];
+        let line = [line.as_slice(), b"\n"].concat();
+        let room = MAX_OWN / line.len();
+        for _ in 0..room + 9 {
+            console.tell(line.clone());
+        }
+        drop(open);
+        console.flush(Duration::from_secs(60));
+        let seen = seen.lock().unwrap();
+        let text = String::from_utf8_lossy(&seen);
+        let dots = text.lines().filter(|l| l.starts_with(".")).count();
+        assert_eq!(dots, room);
+        assert!(text.contains("muster: 9 lines of muster's own were dropped"));
     }
 }

@@ -5,13 +5,16 @@ mod progress;
 mod stops;
 mod telling;
 
-use std::io::{self, Write};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use muster_daemon::socket::NoRoom;
-use muster_protocol::local::{SaveAsk, SaveNews, Start, StoreAnswer, ToAgent, ToLauncher};
+use muster_launcher::{Effect, Event, Left, Session};
+use muster_protocol::local::{
+    SaveAsk, SaveNews, Start, StoreAnswer, ToAgent, ToLauncher, WorkerExit,
+};
 use muster_protocol::{Digest, Time};
 use nix::sys::signal::Signal;
 use nix::time::{ClockId, clock_gettime};
@@ -19,6 +22,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
+use super::console::{print, say};
 use super::control::ControlPage;
 use super::embedded::Gone;
 use super::guard;
@@ -28,15 +32,17 @@ use super::net;
 use super::options::Handled;
 use super::port::{Masters, ReservedPort};
 use super::saves::{Saves, Told};
-use super::session::{Effect, Event, Session};
 use super::store::{self, JobStore, Keeper};
-use super::workers::{Left, Workers, unix_ms};
+use super::workers::{Workers, unix_ms};
 
 pub use progress::{Hangs, OnHang, limits};
 
 /// How often what the workers left behind is looked at while it ends: nothing signals the end of a
 /// process that is not our child.
 const LOOK: Duration = Duration::from_millis(10);
+
+/// How often the sidecar is told that this process moves.
+const BEAT: Duration = Duration::from_millis(100);
 
 /// How often live workers that are to leave their generation are looked at.
 const PARKING: Duration = Duration::from_millis(1);
@@ -89,6 +95,12 @@ pub struct Driver {
     /// Whether the agent is a process of its own, which keeps slots for whoever comes after this launcher.
     leaves: bool,
     was_linked: bool,
+    /// The generation whose workers were started last.
+    running: Option<Digest>,
+    /// How long the workers may go on while this process does not move, and when it last said that
+    /// it does.
+    lease: Duration,
+    beaten: Option<std::time::Instant>,
     verdicts: (mpsc::Sender<Verdict>, mpsc::Receiver<Verdict>),
     progress: progress::Progress,
     telling: telling::Telling,
@@ -127,6 +139,9 @@ impl Driver {
             link: None,
             leaves: true,
             was_linked: false,
+            running: None,
+            lease: Duration::ZERO,
+            beaten: None,
             verdicts: mpsc::channel(16),
             progress: progress::Progress::new(hangs),
             telling: telling::Telling::default(),
@@ -159,6 +174,7 @@ impl Driver {
         let mut pages = tokio::time::interval(PAGES);
         pages.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
+            self.beat(&mut session);
             if let Some(outcome) = self.carry_out(&mut session) {
                 return Ok(outcome);
             }
@@ -227,11 +243,49 @@ impl Driver {
         Ok(receiver)
     }
 
+    /// Says to the sidecar that this process moves, and whether there are workers.
+    fn beat(&mut self, session: &mut Session) {
+        let at = std::time::Instant::now();
+        let beats = session.has_workers() && !self.lease.is_zero();
+        match self.beaten {
+            Some(last) if beats && at - last < BEAT => return,
+            None if !beats => return,
+            Some(last) if at - last >= self.lease => {
+                // Workers that were ended meanwhile are found while this still shows.
+                self.reap(session);
+            }
+            _ => {}
+        }
+        let lease = if beats { self.lease } else { Duration::ZERO };
+        self.workers.beat(lease);
+        self.beaten = beats.then_some(at);
+    }
+
+    /// Whether this process was stopped for so long that its sidecar has ended the workers: that is no
+    /// failure of theirs.
+    fn was_stopped(&self, exits: &[(WorkerExit, bool)]) -> bool {
+        let over = self.beaten.is_some_and(|at| at.elapsed() >= self.lease);
+        let killed = |exit: &WorkerExit| exit.signal == Some(libc::SIGKILL);
+        over && exits.iter().any(|(exit, _)| killed(exit))
+    }
+
     fn reap(&mut self, session: &mut Session) {
         // What they sealed before they ended is said before their end: the next generation is decided
         // on that word.
         self.look_at_slots();
-        for (exit, acknowledged) in self.workers.reap() {
+        let exits = self.workers.reap();
+        if let Some(digest) = self.running
+            && self.was_stopped(&exits)
+        {
+            let why = "this launcher was stopped or blocked for too long";
+            let stop = ToLauncher::Stop {
+                digest,
+                grace_ms: 0,
+                why: why.into(),
+            };
+            session.handle(Event::Frame(stop), now());
+        }
+        for (exit, acknowledged) in exits {
             session.handle(Event::Exit { exit, acknowledged }, now());
         }
         if session.is_draining() {
@@ -345,7 +399,12 @@ impl Driver {
                     self.send(ToAgent::Save(news));
                 }
             }
-            frame => session.handle(Event::Frame(frame), now()),
+            frame => {
+                if let ToLauncher::Welcome { lease_ms, .. } = &frame {
+                    self.lease = Duration::from_millis((*lease_ms).into());
+                }
+                session.handle(Event::Frame(frame), now());
+            }
         }
     }
 
@@ -424,6 +483,7 @@ impl Driver {
                     let interface = net::interface_for(&net::addresses(), local, master);
                     self.masters.met(start.master.port());
                     self.was_linked = false;
+                    self.running = Some(start.digest);
                     self.progress.begin();
                     // What the dead were filling: behind the spawn it would be the new ones'.
                     self.look_at_slots();
@@ -435,6 +495,9 @@ impl Driver {
                         }
                     }
                     self.telling.begin(&start);
+                    // Before there is a worker, or the sidecar takes it for one of those before.
+                    self.workers.beat(self.lease);
+                    self.beaten = Some(std::time::Instant::now());
                     let result = self.workers.spawn(&start, interface.as_deref());
                     muster_fault::point("launcher.spawned");
                     session.handle(Event::Spawned { result }, now());
@@ -556,19 +619,5 @@ fn asked(number: i32) -> Event {
         Event::Interrupt
     } else {
         Event::Terminate { signal: number }
-    }
-}
-
-/// A message for the user, on stderr. Never fails: that nobody reads it is no reason to stop.
-pub fn say(text: &str) {
-    for line in text.lines() {
-        print(&format!("muster: {line}"));
-    }
-}
-
-/// Lines for stderr, as they are.
-pub fn print(text: &str) {
-    if !text.is_empty() {
-        let _ = writeln!(io::stderr(), "{text}");
     }
 }

@@ -15,6 +15,7 @@ use muster_daemon::state::{StateDir, StateError};
 use rand::TryRngCore;
 use tokio::sync::oneshot;
 
+use super::console::{Console, Own};
 use super::options::Plan;
 use crate::query::utc;
 use crate::sockets;
@@ -42,7 +43,9 @@ impl Embedded {
         let (listen, loopback) = listen(&plan.endpoints)?;
         let config = configuration(plan, listen, loopback)?;
         if logs {
-            serve::log_to_stderr(&config)?;
+            // A log that nobody reads must not stop the agent: it shares the launcher's console.
+            let console = Own(Console::standard()?);
+            serve::log_to(&config, move || console.clone())?;
         }
         let (state, temporary) = state(plan)?;
         let socket = socket_path()?;

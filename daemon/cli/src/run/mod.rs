@@ -16,9 +16,7 @@ pub mod options;
 pub mod output;
 pub mod port;
 pub mod procs;
-pub mod report;
 pub mod saves;
-pub mod session;
 pub mod sidecar;
 pub mod spawn;
 pub mod stacks;
@@ -31,6 +29,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
+use muster_launcher::Session;
 use muster_protocol::local::Register;
 use muster_protocol::{LauncherId, StoreUuid};
 use rand::TryRngCore;
@@ -48,31 +47,36 @@ use muster_daemon::config::socket_candidates;
 use options::{Host, Plan};
 use saves::replicas::Server;
 use saves::{Cache, Saves};
-use session::Session;
 use store::{JobStore, Keeper, Operations as _};
 use workers::{Setup, Workers};
 
 /// `muster run`: checks the flags and runs this node's part of the job.
-pub fn main(mut args: RunArgs, argv: &[OsString]) -> ExitCode {
+pub fn main(args: RunArgs, argv: &[OsString]) -> ExitCode {
+    let code = attend(args, argv);
+    console::finish();
+    code
+}
+
+fn attend(mut args: RunArgs, argv: &[OsString]) -> ExitCode {
     let explicit = args.is_explicit(argv);
     embeds_alone(&mut args, std::env::var_os("MUSTER_SOCKET").as_deref());
     let plan = from_slurm(&mut args).and_then(|()| Ok(Plan::new(args, explicit, &host())?));
     let mut plan = match plan {
         Ok(plan) => plan,
         Err(error) => {
-            drive::print(&format!("muster run: {error:#}"));
+            console::print(&format!("muster run: {error:#}"));
             return ExitCode::from(2);
         }
     };
     if let Err(error) = spawn::find(&plan.program, std::env::var_os("PATH").as_deref()) {
         let why = spawn::why_not_run(&plan.program, &error);
-        drive::print(&format!("muster run: {why}"));
+        console::print(&format!("muster run: {why}"));
         return ExitCode::from(2);
     }
     let (socket, mut embedded) = match agent(&mut plan) {
         Ok(found) => found,
         Err(error) => {
-            drive::print(&format!("muster run: {error:#}"));
+            console::print(&format!("muster run: {error:#}"));
             return ExitCode::FAILURE;
         }
     };
@@ -83,11 +87,12 @@ pub fn main(mut args: RunArgs, argv: &[OsString]) -> ExitCode {
     {
         Ok(runtime) => runtime,
         Err(error) => {
-            drive::print(&format!("muster run: cannot start: {error}"));
+            console::print(&format!("muster run: cannot start: {error}"));
             return ExitCode::FAILURE;
         }
     };
     let ended = embedded.as_mut().and_then(Embedded::ended);
+    plan.socket = Some(socket.clone());
     let result = runtime.block_on(launch(plan, SocketDial(socket), ended));
     // A dial to a guard may still wait on its thread; nobody waits for it.
     runtime.shutdown_background();
@@ -97,7 +102,7 @@ pub fn main(mut args: RunArgs, argv: &[OsString]) -> ExitCode {
     match result {
         Ok(code) => ExitCode::from(u8::try_from(code.clamp(0, 255)).unwrap_or(1)),
         Err(error) => {
-            drive::print(&format!("muster run: {error:#}"));
+            console::print(&format!("muster run: {error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -157,7 +162,7 @@ pub async fn launch(
     ended: Option<embedded::Gone>,
 ) -> anyhow::Result<i32> {
     for note in &plan.notes {
-        drive::say(note);
+        console::say(note);
     }
     let launcher = LauncherId(
         OsRng
@@ -192,6 +197,10 @@ pub async fn launch(
     });
     let for_workers = |location| stores::folder_for_workers(location, &plan.job);
     let folder = plan.store.as_ref().map(for_workers);
+    // Nobody else knows of a job that stands alone; a store is read by others.
+    let leased = !plan.standalone || store.is_some();
+    let socket = plan.socket.as_deref().map(std::path::absolute);
+    let socket = socket.transpose()?.unwrap_or_default();
     let server = match &place {
         Some(_) => Some(Server::open(IpAddr::V4(bind)).context("cannot open the memory port")?),
         None => None,
@@ -227,9 +236,11 @@ pub async fn launch(
         logs: plan.logs,
         slots: plan.slots,
         muster: sidecar::this_program(),
+        socket,
+        leased,
         terminals: Setup::terminals_here(),
     };
-    let console = Console::start(std::io::stdout(), std::io::stderr())?;
+    let console = Console::standard()?;
     let workers = Workers::open(setup, console).context("cannot prepare for workers")?;
     let driver = Driver::new(
         workers,

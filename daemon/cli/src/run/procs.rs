@@ -70,7 +70,11 @@ pub fn carriers(id: &str) -> Vec<i32> {
 
 /// Running descendants of the calling process, without `except` and what descends from it.
 pub fn descendants(except: &[i32]) -> Vec<i32> {
-    let me = std::process::id() as i32;
+    descendants_of(std::process::id() as i32, except)
+}
+
+/// Running descendants of a process, likewise.
+pub fn descendants_of(me: i32, except: &[i32]) -> Vec<i32> {
     let mut children: BTreeMap<i32, Vec<(i32, u8)>> = BTreeMap::new();
     for pid in pids() {
         if let Some((parent, state)) = parent_and_state(pid) {

@@ -1,42 +1,172 @@
-//! The sidecar `muster __reaper`: ends what a killed launcher leaves behind.
+//! The sidecar `muster __reaper`: ends the workers of a launcher that cannot do it any more.
 //!
 //! It holds the read end of a pipe whose write end only the launcher has. When that ends, the
-//! launcher is gone, however it went; the sidecar kills every process that carries the launcher's id
+//! launcher is gone, however it went: the sidecar kills every process that carries the launcher's id
 //! and exits. The workers themselves die by their parent-death signal; this is for their children.
+//!
+//! Through the pipe the launcher says again and again that it moves. When it is stopped, or blocked
+//! in the kernel, the sidecar asks the agent in its place for how long the workers may go on. When
+//! neither says so any longer, it kills them: others may train in their place by then.
 
 use std::ffi::OsString;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
+
+use muster_protocol::LauncherId;
+use muster_protocol::codec::{self, Deframer};
+use muster_protocol::local::{Answer, Query, ToAgent};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::time::{ClockId, clock_gettime};
+use serde_json::Value;
 
 use super::procs;
 
 /// The hidden subcommand.
 pub const WORD: &str = "__reaper";
 
-/// The longest that it tries to kill: what is stuck in the kernel outlives any patience.
+/// The longest that it tries to kill what a dead launcher left: what is stuck in the kernel outlives
+/// any patience.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Runs the sidecar if the command line asks for it: `muster __reaper <launcher id>`.
+/// How often it looks for workers to kill, and once there are none.
+const KILL_AGAIN: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// How often it looks for an answer of the agent.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// How often the agent is asked, and how long it may take to answer.
+const ASK: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(1));
+
+/// When it is late by as much, it was stopped itself, and the launcher with it, perhaps: that has as
+/// long to say something.
+const LATE: Duration = Duration::from_millis(250);
+
+/// A moment by `CLOCK_MONOTONIC`, in nanoseconds. It stands still while the machine sleeps, and the
+/// workers with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Moment(u64);
+
+impl Moment {
+    fn now() -> Moment {
+        let Ok(spec) = clock_gettime(ClockId::CLOCK_MONOTONIC) else {
+            return Moment(0);
+        };
+        let seconds = u64::try_from(spec.tv_sec()).unwrap_or(0);
+        let nanos = u64::try_from(spec.tv_nsec()).unwrap_or(0);
+        Moment(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
+    }
+
+    fn after(self, time: Duration) -> Moment {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        Moment(self.0.saturating_add(nanos))
+    }
+
+    fn since(self, other: Moment) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(other.0))
+    }
+}
+
+/// A word of the launcher's: it moves, and its workers may go on for so long without it. Zero: it
+/// has no workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Beat {
+    at: Moment,
+    lease: Duration,
+}
+
+impl Beat {
+    const LEN: usize = 16;
+
+    fn encode(self) -> [u8; Beat::LEN] {
+        let lease = u64::try_from(self.lease.as_nanos()).unwrap_or(u64::MAX);
+        let mut out = [0; Beat::LEN];
+        out[..8].copy_from_slice(&self.at.0.to_le_bytes());
+        out[8..].copy_from_slice(&lease.to_le_bytes());
+        out
+    }
+
+    fn decode(bytes: [u8; Beat::LEN]) -> Beat {
+        let (mut at, mut lease) = ([0; 8], [0; 8]);
+        at.copy_from_slice(&bytes[..8]);
+        lease.copy_from_slice(&bytes[8..]);
+        Beat {
+            at: Moment(u64::from_le_bytes(at)),
+            lease: Duration::from_nanos(u64::from_le_bytes(lease)),
+        }
+    }
+}
+
+/// Runs the sidecar if the command line asks for it: `muster __reaper ID SOCKET PID...`, by the
+/// launcher's id, its agent's socket, and children of the launcher's that are none of its workers.
 pub fn main_if_asked(mut argv: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     if argv.nth(1)? != WORD {
         return None;
     }
     let id = argv.next()?.into_string().ok()?;
-    Some(run(&id))
+    let socket = argv.next()?.into();
+    let spared = argv.filter_map(|pid| pid.to_str()?.parse().ok()).collect();
+    Some(run(&id, socket, spared))
 }
 
-fn run(id: &str) -> ExitCode {
-    let mut byte = [0; 16];
-    let mut pipe = io::stdin().lock();
+fn run(id: &str, socket: PathBuf, mut spared: Vec<i32>) -> ExitCode {
+    spared.push(nix::unistd::getpid().as_raw());
+    let launcher = nix::unistd::getppid().as_raw();
+    let asker = LauncherId::from_hex(id).and_then(|id| Asker::start(id, socket).ok());
+    let mut beat = None;
+    let mut late = false;
+    let mut kill = false;
     loop {
-        match pipe.read(&mut byte) {
-            Ok(0) => break,
-            Ok(_) => {}
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(_) => break,
+        let now = Moment::now();
+        let wait = match beat.filter(|b: &Beat| !b.lease.is_zero()) {
+            None => None,
+            Some(Beat { at, lease }) => {
+                let quiet = at.after(lease / 3);
+                let granted = asker.as_ref().map(Asker::granted);
+                let until = granted.into_iter().fold(at.after(lease), Moment::max);
+                if now < quiet {
+                    Some(quiet.since(now))
+                } else if now < until {
+                    asker.iter().for_each(Asker::ask);
+                    Some(LOOK)
+                } else if !late && now.since(until) > LATE {
+                    late = true;
+                    Some(LATE)
+                } else {
+                    kill = true;
+                    Some(Duration::ZERO)
+                }
+            }
+        };
+        // Before anything is killed: what was found may have been started after a word that waits.
+        let left = match std::mem::take(&mut kill) {
+            true => Some(all(id, launcher, &spared)),
+            false => None,
+        };
+        match hear(wait) {
+            Heard::Beat(word) => (beat, late) = (Some(word), false),
+            Heard::Nothing => {
+                let Some(left) = left else { continue };
+                let pause = match left.is_empty() {
+                    true => KILL_AGAIN.1,
+                    false => KILL_AGAIN.0,
+                };
+                left.into_iter().for_each(procs::kill);
+                match hear(Some(pause)) {
+                    Heard::Beat(word) => (beat, late) = (Some(word), false),
+                    Heard::Nothing => {}
+                    Heard::End => break,
+                }
+            }
+            Heard::End => break,
         }
     }
     let started = Instant::now();
@@ -51,6 +181,108 @@ fn run(id: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// What a launcher that still is there has started.
+fn all(id: &str, launcher: i32, spared: &[i32]) -> Vec<i32> {
+    let mut left = procs::carriers(id);
+    left.extend(procs::descendants_of(launcher, spared));
+    left
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Heard {
+    Beat(Beat),
+    Nothing,
+    End,
+}
+
+/// The newest word of the launcher's within the time.
+fn hear(within: Option<Duration>) -> Heard {
+    let mut heard = Heard::Nothing;
+    let mut wait = match within {
+        Some(Duration::ZERO) => PollTimeout::ZERO,
+        // Rounded up: nothing is over before its time.
+        Some(time) => {
+            PollTimeout::try_from(time.as_millis().saturating_add(1)).unwrap_or(PollTimeout::MAX)
+        }
+        None => PollTimeout::NONE,
+    };
+    let pipe = io::stdin();
+    loop {
+        match poll(&mut [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)], wait) {
+            Ok(0) | Err(Errno::EINTR) => return heard,
+            Ok(_) => {}
+            Err(_) => return Heard::End,
+        }
+        // Words are written whole, and one is read at a time.
+        let mut word = [0; Beat::LEN];
+        match nix::unistd::read(&pipe, &mut word) {
+            Ok(Beat::LEN) => heard = Heard::Beat(Beat::decode(word)),
+            Err(Errno::EINTR) => {}
+            Ok(_) | Err(_) => return Heard::End,
+        }
+        wait = PollTimeout::ZERO;
+    }
+}
+
+/// A thread that asks the agent when it is told to: an agent that does not answer holds up nobody.
+struct Asker {
+    thread: Thread,
+    granted: Arc<AtomicU64>,
+}
+
+impl Asker {
+    fn start(launcher: LauncherId, socket: PathBuf) -> io::Result<Asker> {
+        let granted = Arc::new(AtomicU64::new(0));
+        let shared = granted.clone();
+        let thread = std::thread::Builder::new()
+            .name("asker".into())
+            .spawn(move || {
+                loop {
+                    std::thread::park();
+                    let asked = Moment::now();
+                    if let Some(left) = ask(&socket, launcher) {
+                        shared.fetch_max(asked.after(left).0, Ordering::SeqCst);
+                    }
+                    std::thread::sleep(ASK.0);
+                }
+            })?;
+        let thread = thread.thread().clone();
+        Ok(Asker { thread, granted })
+    }
+
+    fn ask(&self) {
+        self.thread.unpark();
+    }
+
+    /// Until when the workers may go on by the agent's word.
+    fn granted(&self) -> Moment {
+        Moment(self.granted.load(Ordering::SeqCst))
+    }
+}
+
+/// For how long the workers of a launcher may go on without it.
+fn ask(socket: &Path, launcher: LauncherId) -> Option<Duration> {
+    let mut stream = UnixStream::connect(socket).ok()?;
+    stream.set_read_timeout(Some(ASK.1)).ok()?;
+    stream.set_write_timeout(Some(ASK.1)).ok()?;
+    let query = ToAgent::Query(Query::Lease { launcher });
+    let frame = codec::encode_frame(&query).ok()?;
+    stream.write_all(&codec::with_length(&frame)).ok()?;
+    let mut deframer = Deframer::default();
+    let mut buffer = [0; 4096];
+    loop {
+        if let Some(frame) = deframer.next_frame().ok()? {
+            let Answer::Json(text) = codec::decode_frame(frame).ok()? else {
+                return None;
+            };
+            let answer: Value = serde_json::from_str(&text).ok()?;
+            return answer["lease_ms"].as_u64().map(Duration::from_millis);
+        }
+        let got = stream.read(&mut buffer).ok().filter(|n| *n > 0)?;
+        deframer.push(buffer.get(..got)?);
+    }
+}
+
 /// A running sidecar.
 #[derive(Debug)]
 pub struct Sidecar {
@@ -59,11 +291,13 @@ pub struct Sidecar {
 }
 
 impl Sidecar {
-    /// Starts one from the program at `muster`.
-    pub fn start(muster: &Path, id: &str) -> io::Result<Sidecar> {
+    /// Starts one from the program at `muster`; `spared` are children that are no workers.
+    pub fn start(muster: &Path, id: &str, socket: &Path, spared: &[i32]) -> io::Result<Sidecar> {
         let mut command = Command::new(muster);
         command
             .args([WORD, id])
+            .arg(socket)
+            .args(spared.iter().map(i32::to_string))
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -81,7 +315,21 @@ impl Sidecar {
         }
         let mut child = command.spawn()?;
         let pipe = child.stdin.take();
+        if let Some(pipe) = &pipe {
+            // The launcher waits for nobody; the descriptor is its own, the reader's stays as it is.
+            // SAFETY: fcntl on a descriptor that is open and ours.
+            unsafe { libc::fcntl(pipe.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+        }
         Ok(Sidecar { child, pipe })
+    }
+
+    /// The launcher moves, and its workers may go on for so long without it. A pipe that is full
+    /// belongs to a sidecar that is stopped: it hears the next word.
+    pub fn beat(&mut self, lease: Duration) {
+        let at = Moment::now();
+        if let Some(pipe) = &mut self.pipe {
+            let _ = pipe.write(&Beat { at, lease }.encode());
+        }
     }
 
     pub fn pid(&self) -> i32 {

@@ -1,9 +1,10 @@
 //! The job's store, as this launcher reaches it: with its user's rights and mounts. The agent asks,
 //! two threads do what blocks, and the driver never waits for them.
 //!
-//! There is one thread for the log and one for the beacon, and each has one operation at a time: a
-//! network file system that hangs holds two threads, however long it does. What is asked of a thread
-//! that is busy fails at once.
+//! There is one thread for the log and one for the beacon, and each has one operation at a time. Reads of the log that
+//! are asked for while its thread is busy have threads of their own, for as long as they take: an old log is read several
+//! slots at a time. So a network file system that hangs holds [`MAX_THREADS`] threads at most, however long it does.
+//! What is asked for beyond that fails at once, and so does a create while the log's thread is busy.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,12 +16,16 @@ use muster_protocol::StoreUuid;
 use muster_protocol::local::{
     Assembly, News, Part, STORE_HANGS, StoreAnswer, StoreAsk, ToAgent, Troubles,
 };
+use muster_protocol::storelog::MAX_READS;
 use muster_store::{Created, Kind, Location, Options, Patience, Store, StoreError, UUID_NAME};
 use tokio::sync::mpsc;
 
-use super::drive::say;
+use super::console::say;
 use super::mounts;
 use crate::stores;
+
+/// Threads for the log, and one for the beacon.
+const MAX_THREADS: usize = MAX_READS + 1;
 
 /// Between two words about a store that does not open.
 const SLOW: Duration = Duration::from_secs(5);
@@ -202,8 +207,17 @@ struct Asked {
     /// Counts the links: another agent counts its asks anew.
     link: u64,
     id: u64,
-    beacon: bool,
+    place: Place,
     writes: bool,
+}
+
+/// Where an operation is carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Log,
+    Beacon,
+    /// A thread of its own.
+    Apart,
 }
 
 /// An operation that ended.
@@ -219,6 +233,9 @@ pub struct Keeper<S> {
     store: Arc<S>,
     log: Lane,
     beacon: Lane,
+    /// How many operations have threads of their own.
+    apart: usize,
+    done: mpsc::Sender<Done>,
     ended: mpsc::Receiver<Done>,
     link: u64,
     /// What is to be created, as it arrives.
@@ -229,12 +246,14 @@ pub struct Keeper<S> {
 impl<S: Operations> Keeper<S> {
     pub fn start(store: S) -> std::io::Result<Keeper<S>> {
         let store = Arc::new(store);
-        // Each thread has one task at a time, so that neither ever waits to say that it is done.
-        let (done, ended) = mpsc::channel(2);
+        // Each thread has one task at a time, so that none ever waits to say that it is done.
+        let (done, ended) = mpsc::channel(MAX_THREADS);
         Ok(Keeper {
             log: Lane::start("store-log", &store, &done)?,
             beacon: Lane::start("store-beacon", &store, &done)?,
             store,
+            apart: 0,
+            done,
             ended,
             link: 0,
             arriving: None,
@@ -262,28 +281,48 @@ impl<S: Operations> Keeper<S> {
             StoreAsk::WriteBeacon { value } => Task::WriteBeacon { value },
             StoreAsk::ReadBeacon => Task::ReadBeacon,
         };
-        let beacon = matches!(task, Task::WriteBeacon { .. } | Task::ReadBeacon);
         let writes = matches!(task, Task::WriteBeacon { .. } | Task::Create { .. });
-        let lane = if beacon {
-            &mut self.beacon
-        } else {
-            &mut self.log
+        let place = match task {
+            Task::WriteBeacon { .. } | Task::ReadBeacon => Place::Beacon,
+            Task::Read { .. } if self.log.busy => Place::Apart,
+            Task::Read { .. } | Task::Create { .. } => Place::Log,
         };
         let asked = Asked {
             link: self.link,
             id,
-            beacon,
+            place,
             writes,
         };
-        if lane.busy || lane.tasks.try_send((asked, task)).is_err() {
-            let answer = StoreAnswer::failed(STORE_HANGS.into());
-            if let Some(text) = self.news(writes, &answer) {
-                say(&text);
-            }
-            return Some(answer);
+        let begun = match place {
+            Place::Log => self.log.begin(asked, task),
+            Place::Beacon => self.beacon.begin(asked, task),
+            Place::Apart => self.begin_apart(asked, task),
+        };
+        if begun {
+            return None;
         }
-        lane.busy = true;
-        None
+        let answer = StoreAnswer::failed(STORE_HANGS.into());
+        if let Some(text) = self.news(writes, &answer) {
+            say(&text);
+        }
+        Some(answer)
+    }
+
+    fn begin_apart(&mut self, asked: Asked, task: Task) -> bool {
+        if self.apart + 1 >= MAX_READS {
+            return false;
+        }
+        let (store, done) = (Arc::clone(&self.store), self.done.clone());
+        let begun = std::thread::Builder::new()
+            .name("store-read".into())
+            .spawn(move || {
+                let outcome = store.carry_out(task);
+                // Nobody hears it where the launcher is about to end.
+                let _unheard = done.blocking_send(Done { asked, outcome });
+            })
+            .is_ok();
+        self.apart += usize::from(begun);
+        begun
     }
 
     /// The next part of an object that is to be created; the whole with the last one.
@@ -302,12 +341,11 @@ impl<S: Operations> Keeper<S> {
     /// What to tell the agent about an operation that ended, and the user, where it is news.
     pub fn done(&mut self, done: Done) -> (Vec<ToAgent>, Option<String>) {
         let Done { asked, outcome } = done;
-        let lane = if asked.beacon {
-            &mut self.beacon
-        } else {
-            &mut self.log
-        };
-        lane.busy = false;
+        match asked.place {
+            Place::Log => self.log.busy = false,
+            Place::Beacon => self.beacon.busy = false,
+            Place::Apart => self.apart -= 1,
+        }
         let answers = match outcome {
             Outcome::Found(bytes) => Part::all(&bytes)
                 .into_iter()
@@ -375,6 +413,12 @@ impl Lane {
             })?;
         Ok(Lane { tasks, busy: false })
     }
+
+    fn begin(&mut self, asked: Asked, task: Task) -> bool {
+        let begun = !self.busy && self.tasks.try_send((asked, task)).is_ok();
+        self.busy |= begun;
+        begun
+    }
 }
 
 #[cfg(test)]
@@ -405,8 +449,8 @@ mod tests {
     }
 
     fn hanging() -> (Keeper<Hanging>, Receiver<Task>, SyncSender<Outcome>) {
-        let (began, tasks) = sync_channel(8);
-        let (leave, wait) = sync_channel(8);
+        let (began, tasks) = sync_channel(MAX_THREADS);
+        let (leave, wait) = sync_channel(MAX_THREADS);
         let leaves = Mutex::new(wait);
         let store = Hanging {
             began,
@@ -418,25 +462,47 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_store_that_hangs_holds_one_thread_and_no_answer_goes_to_another_link() {
+    async fn a_store_that_hangs_holds_a_few_threads_and_no_answer_goes_to_another_link() {
         let (mut keeper, tasks, leave) = hanging();
         let hangs = Some(StoreAnswer::failed(STORE_HANGS.into()));
-        assert_eq!(keeper.ask(1, StoreAsk::Read { slot: 7 }), None);
-        assert_eq!(tasks.recv().unwrap(), Task::Read { slot: 7 });
-        // While it hangs, everything of its kind fails at once, and nothing waits.
-        for id in 2..1000 {
+        let few = MAX_READS as u64;
+        for slot in 1..=few {
+            assert_eq!(keeper.ask(slot, StoreAsk::Read { slot }), None);
+        }
+        let mut begun: Vec<u64> = (0..few)
+            .map(|_| match tasks.recv().unwrap() {
+                Task::Read { slot } => slot,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        begun.sort_unstable();
+        assert_eq!(begun, (1..=few).collect::<Vec<_>>());
+        // While it hangs, everything else of its kind fails at once, and nothing waits.
+        for id in few + 1..1000 {
             assert_eq!(keeper.ask(id, StoreAsk::Read { slot: id }), hangs);
         }
+        let part = Part {
+            bytes: vec![1],
+            last: true,
+        };
+        assert_eq!(keeper.ask(1000, StoreAsk::Create { slot: 9, part }), hangs);
         assert_ne!(keeper.troubles, Troubles::default());
         // The agent comes back; what its predecessor asked for ends only now.
         keeper.link_up();
         assert_eq!(keeper.ask(1, StoreAsk::Read { slot: 7 }), hangs);
-        leave.send(Outcome::Answer(StoreAnswer::Absent)).unwrap();
-        let done = keeper.ended.recv().await.unwrap();
-        let (frames, news) = keeper.done(done);
-        assert_eq!(frames, []);
-        assert_eq!(news.as_deref(), Some("the store /x answers again"));
-        // The thread is free, and nothing was left in its queue.
+        let mut told = Vec::new();
+        for _ in 0..few {
+            leave.send(Outcome::Answer(StoreAnswer::Absent)).unwrap();
+        }
+        for _ in 0..few {
+            let done = keeper.ended.recv().await.unwrap();
+            let (frames, news) = keeper.done(done);
+            assert_eq!(frames, []);
+            told.extend(news);
+        }
+        assert_eq!(told, ["the store /x answers again"]);
+        // The threads are free, and nothing was left in a queue.
+        assert_eq!((keeper.apart, keeper.log.busy), (0, false));
         assert_eq!(keeper.ask(2, StoreAsk::Read { slot: 8 }), None);
         assert_eq!(tasks.recv().unwrap(), Task::Read { slot: 8 });
         leave.send(Outcome::Found(b"{}".to_vec())).unwrap();

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
+use muster_launcher::Left;
 use muster_protocol::control::live::{Assignment, Term};
 use muster_protocol::control::report::METRICS_WORDS;
 use muster_protocol::local::{Damaged, Start, WorkerExit};
@@ -41,6 +42,11 @@ pub struct Setup {
     pub slots: u16,
     /// This program, for the sidecar.
     pub muster: PathBuf,
+    /// Where the agent answers the sidecar.
+    pub socket: PathBuf,
+    /// Whether others may start the job anew while this launcher is stopped: then its workers go on
+    /// without it only for as long as its agent says.
+    pub leased: bool,
     /// Whether the launcher's stdout and stderr are terminals.
     pub terminals: (bool, bool),
 }
@@ -103,26 +109,11 @@ impl Worker {
     }
 }
 
-/// What is left of a generation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Left {
-    /// Workers themselves run.
-    Workers,
-    /// The workers are gone, other processes of their groups run.
-    Groups,
-    /// Only processes that left their group run.
-    Escaped,
-    /// The workers that run are live ones that have left their generation; nothing else runs.
-    Parked,
-    Nothing,
-}
-
 /// The supervisor.
 #[derive(Debug)]
 pub struct Workers {
     setup: Setup,
     spawner: Spawner,
-    console: Console,
     pump: Pump,
     /// Children that this process had before: a script that starts something and then execs the
     /// launcher. They are none of its business.
@@ -138,11 +129,11 @@ impl Workers {
     pub fn open(setup: Setup, console: Console) -> anyhow::Result<Workers> {
         let bystanders = procs::descendants(&[]);
         become_subreaper()?;
-        let sidecar = Sidecar::start(&setup.muster, &setup.job.launcher.hex())?;
+        let id = setup.job.launcher.hex();
+        let sidecar = Sidecar::start(&setup.muster, &id, &setup.socket, &bystanders)?;
         Ok(Workers {
             spawner: Spawner::start()?,
-            pump: Pump::start(console.clone())?,
-            console,
+            pump: Pump::start(console)?,
             bystanders,
             sidecar: Some(sidecar),
             sidecar_restarts: 0,
@@ -432,7 +423,19 @@ impl Workers {
         if self.sidecar_restarts > 10 {
             return None;
         }
-        Sidecar::start(&self.setup.muster, &self.setup.job.launcher.hex()).ok()
+        let id = self.setup.job.launcher.hex();
+        let (muster, socket) = (&self.setup.muster, &self.setup.socket);
+        Sidecar::start(muster, &id, socket, &self.bystanders).ok()
+    }
+
+    /// Says that this process moves. Its workers may go on for so long without it; zero: there are
+    /// none.
+    pub fn beat(&mut self, lease: Duration) {
+        if self.setup.leased
+            && let Some(sidecar) = &mut self.sidecar
+        {
+            sidecar.beat(lease);
+        }
     }
 
     fn describe(&mut self, at: usize, code: i32, signal: Option<i32>) -> WorkerExit {
@@ -525,10 +528,9 @@ impl Workers {
         Some(worker.dir.clone())
     }
 
-    /// Ends the sidecar and writes out what waits. Nothing may run any more.
+    /// Ends the sidecar. Nothing may run any more.
     pub fn close(&mut self, success: bool) {
         self.close_output();
-        self.console.flush(Duration::from_secs(2));
         if let Some(sidecar) = self.sidecar.take() {
             sidecar.end();
         }

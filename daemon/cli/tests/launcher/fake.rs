@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use muster_protocol::codec::{self, Deframer};
 use muster_protocol::local::{
-    Register, SaveNews, Start, StoreAnswer, StoreAsk, ToAgent, ToLauncher,
+    Answer, Query, Register, SaveNews, Start, StoreAnswer, StoreAsk, ToAgent, ToLauncher,
 };
 use muster_protocol::{Digest, LauncherId, NodeId};
 use tempfile::TempDir;
@@ -32,6 +33,9 @@ pub(crate) struct Agent {
     deframer: Deframer,
     pub(crate) register: Option<Register>,
     pub(crate) port: u16,
+    /// What it says of itself, only once on each connection.
+    pub(crate) grace_ms: u32,
+    pub(crate) lease_ms: u32,
     pub(crate) dir: TempDir,
 }
 
@@ -45,6 +49,8 @@ impl Agent {
             deframer: Deframer::default(),
             register: None,
             port: 0,
+            grace_ms: 600_000,
+            lease_ms: 600_000,
             dir,
         }
     }
@@ -77,11 +83,16 @@ impl Agent {
                 other => panic!("then comes the port, and not {other:?}"),
             }
         };
+        self.welcome();
+    }
+
+    /// Says that it is there.
+    pub(crate) fn welcome(&mut self) {
         self.send(ToLauncher::Welcome {
             node: NodeId([1; 32]),
             agent_pid: std::process::id(),
-            // It says this only once.
-            agent_grace_ms: 600_000,
+            agent_grace_ms: self.grace_ms,
+            lease_ms: self.lease_ms,
         });
     }
 
@@ -191,6 +202,34 @@ impl Agent {
         });
     }
 
+    /// Tells the sidecar, when it asks, for how long the workers may go on.
+    pub(crate) fn grants(&mut self, lease_ms: u32) {
+        let mut found = None;
+        until("the sidecar asks", || {
+            found = self.listener.accept().ok();
+            found.is_some()
+        });
+        let mut stream = found.unwrap().0;
+        stream.set_nonblocking(false).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut deframer = Deframer::default();
+        let mut buffer = [0; 4096];
+        let asked = loop {
+            if let Some(frame) = deframer.next_frame().unwrap() {
+                break codec::decode_frame::<ToAgent>(frame).unwrap();
+            }
+            let length = stream.read(&mut buffer).unwrap();
+            assert!(length > 0, "the sidecar asks nothing");
+            deframer.push(&buffer[..length]);
+        };
+        let launcher = self.me();
+        assert_eq!(asked, ToAgent::Query(Query::Lease { launcher }));
+        let answer = Answer::Json(format!("{{\"lease_ms\":{lease_ms}}}"));
+        let frame = codec::encode_frame(&answer).unwrap();
+        // It may have given up on this one meanwhile.
+        let _ = stream.write_all(&codec::with_length(&frame));
+    }
+
     /// As when the agent was killed.
     pub(crate) fn hang_up(&mut self) {
         self.socket = None;
@@ -235,6 +274,16 @@ impl Launcher {
         let child = command.stdout(closed()).stderr(closed()).spawn().unwrap();
         let (out, err) = (agent.path("out"), agent.path("err"));
         Launcher { child, out, err }
+    }
+
+    /// With one pipe as stdout and stderr, whose read end comes back: nobody reads it.
+    pub(crate) fn start_blocked(agent: &Agent, args: &[&str]) -> (Launcher, OwnedFd) {
+        let (read, write) = nix::unistd::pipe().unwrap();
+        let mut command = Self::command(agent, &[env!("CARGO_BIN_EXE_muster")], args, &[]);
+        command.stdout(write.try_clone().unwrap()).stderr(write);
+        let child = command.spawn().unwrap();
+        let (out, err) = (agent.path("out"), agent.path("err"));
+        (Launcher { child, out, err }, read)
     }
 
     pub(crate) fn spawn(

@@ -57,10 +57,10 @@ fn an_entry_has_the_version_since_which_it_can_be_read() {
         assert_eq!(Entry::decode(&bytes), Ok(entry.clone()));
         // As builds wrote it that had no version 3, and as later ones may.
         assert_eq!(Entry::decode(&under(2, &bytes)), Ok(entry));
-        for other in [0, 4] {
+        for other in [0, 5] {
             let refused = Entry::decode(&under(other, &bytes)).unwrap_err();
             assert_eq!(refused, EntryError::Version(other));
-            assert!(refused.to_string().contains("versions 1 to 3"));
+            assert!(refused.to_string().contains("versions 1 to 4"));
         }
     }
 }

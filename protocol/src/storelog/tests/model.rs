@@ -9,6 +9,8 @@ use super::*;
 struct Agent {
     n: u8,
     log: Log,
+    /// Operations under way: any of them is answered next.
+    under_way: Vec<Effect>,
     boot: u64,
     asked: BTreeMap<u64, Body>,
     seen: u64,
@@ -30,9 +32,17 @@ struct Model {
     committed: Vec<CommitRef>,
     late_landings: usize,
     crashes: usize,
+    begun: usize,
 }
 
 type Checked = Result<(), String>;
+
+/// Snapshots that are close together, and forget soon.
+const CLOSE: Compaction = Compaction {
+    every: 4,
+    claims: 2,
+    retired: 1,
+};
 
 /// Whether an agent has read the commit of a slot, and found it whole.
 fn knows(agent: u8, seq: u64) -> bool {
@@ -56,6 +66,7 @@ impl Model {
             committed: Vec::new(),
             late_landings: 0,
             crashes: 0,
+            begun: 0,
         };
         for n in 1..=3 {
             let agent = model.boot(n, 0);
@@ -68,7 +79,8 @@ impl Model {
         let seed = u64::from(n) << 32 | boot;
         Agent {
             n,
-            log: Log::with_flaws(key(), STORE, NodeId([n; 32]), seed, self.flaws),
+            log: Log::with_flaws(key(), STORE, NodeId([n; 32]), seed, self.flaws).compacted(CLOSE),
+            under_way: Vec::new(),
             boot,
             asked: BTreeMap::new(),
             seen: 0,
@@ -92,9 +104,19 @@ impl Model {
 
     /// The next operation of agent `i`, with or without a fault.
     fn operate(&mut self, i: usize, faults: bool) -> Checked {
-        let Some(effect) = self.agents[i].log.poll_effect() else {
+        let agent = &mut self.agents[i];
+        agent
+            .under_way
+            .extend(std::iter::from_fn(|| agent.log.poll_effect()));
+        let count = agent.under_way.len();
+        if count == 0 {
             return Ok(());
-        };
+        }
+        if count > MAX_READS {
+            return Err(format!("{count} operations are under way"));
+        }
+        let at = self.draw(count as u64) as usize;
+        let effect = self.agents[i].under_way.swap_remove(at);
         let fault = if faults { self.draw(10) } else { 9 };
         let event = match (effect, fault) {
             (Effect::Read { op, slot }, 0) => Event::Read {
@@ -150,7 +172,16 @@ impl Model {
                         self.lost.insert(name);
                     }
                 }
+                Output::Began { seq, snapshot } => {
+                    let agent = &mut self.agents[i];
+                    if agent.seen != 0 {
+                        return Err(format!("begun at {seq}, behind {}", agent.seen));
+                    }
+                    agent.seen = seq;
+                    self.begun += usize::from(!snapshot.claims.is_empty());
+                }
                 Output::TailConfirmed { .. } => {}
+                Output::Mended => return Err("mended, and never broken".into()),
                 Output::Broken { why } => return Err(why.to_string()),
             }
         }
@@ -311,6 +342,16 @@ impl Model {
                     gone.insert(*seq);
                 }
                 Body::Pin { .. } | Body::Unpin { .. } | Body::Rules(_) => {}
+                Body::Snapshot(said) => {
+                    let force = said.commits.iter().filter(|c| c.in_force());
+                    let force: Vec<_> = force.map(|c| (c.seq, c.commit)).collect();
+                    let here = valid.iter().filter(|(seq, _)| !gone.contains(seq));
+                    let here: Vec<_> = here.map(|(seq, c)| (*seq, *c)).collect();
+                    if force != here || Some(&said.claim) != latest || entry.seq % CLOSE.every != 0
+                    {
+                        return Err(format!("the snapshot in slot {} is wrong", entry.seq));
+                    }
+                }
             }
             if let Some(name) = name_of(&entry.body)
                 && self.lost.contains(&name)
@@ -385,19 +426,20 @@ fn name_of(body: &Body) -> Option<u64> {
 
 #[test]
 fn seeds_keep_one_linear_history() {
-    let (mut entries, mut late, mut crashes, mut deleted) = (0, 0, 0, 0);
+    let (mut entries, mut late, mut crashes, mut deleted, mut begun) = (0, 0, 0, 0, 0);
     for seed in 0..150 {
         let model = Model::run(seed, Flaws::default()).unwrap_or_else(|e| panic!("{seed}: {e}"));
         entries += model.store.len();
         late += model.late_landings;
         crashes += model.crashes;
         deleted += model.deleted.len();
+        begun += model.begun;
     }
     // The faults are really there.
     assert!(entries > 150 * 8, "{entries} entries");
     assert!(
-        late > 150 && crashes > 150 && deleted > 150,
-        "{late} {crashes} {deleted}"
+        late > 150 && crashes > 150 && deleted > 150 && begun > 150,
+        "{late} {crashes} {deleted} {begun}"
     );
 }
 

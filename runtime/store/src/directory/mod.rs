@@ -12,7 +12,7 @@
 mod listing;
 mod upload;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -31,7 +31,8 @@ use crate::store::{Created, Head};
 const TEMPORARY: &str = ".muster-tmp-";
 /// Temporary files older than this were left by a crash.
 const ABANDONED_AFTER: i64 = 24 * 3600;
-/// Names of one directory that are remembered as durable; beyond it each read syncs again.
+/// Names of one directory that are remembered as durable, the greatest: those are a log's newest. Of the others each read
+/// syncs again.
 const MAX_NAMES: usize = 1 << 16;
 /// Directories that are remembered; beyond it all are forgotten, which costs only time.
 const MAX_DIRECTORIES: usize = 256;
@@ -45,11 +46,39 @@ const DIRECTORY: OFlags = OFlags::RDONLY
 /// another, though it often has the inode of one that was deleted.
 type Identity = (u64, u64, Option<(i64, u32)>);
 
+/// Names in a directory that are known to survive a power loss.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Names(BTreeSet<String>);
+
+impl Names {
+    fn of(names: impl IntoIterator<Item = String>) -> Self {
+        let mut this = Self(names.into_iter().collect());
+        this.forget();
+        this
+    }
+
+    fn insert(&mut self, name: &str) {
+        self.0.insert(name.to_owned());
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        while self.0.len() > MAX_NAMES {
+            self.0.pop_first();
+        }
+    }
+
+    /// It makes no sense to list such a directory: not all of it can be remembered.
+    fn is_full(&self) -> bool {
+        self.0.len() >= MAX_NAMES
+    }
+}
+
 /// What is known to survive a power loss.
 #[derive(Debug, Default)]
 struct Durable {
     /// Directories whose own names are durable, and those of all above them, with the names in them that are.
-    names: HashMap<Identity, HashSet<String>>,
+    names: HashMap<Identity, Names>,
     /// Directories that were searched for what a crash left.
     tidied: HashSet<Identity>,
 }
@@ -243,7 +272,7 @@ impl Folder {
             unix::unlinkat(&dir, last, AtFlags::empty())?;
             let mut durable = self.durable();
             if let Some(names) = durable.names.get_mut(&identity(dir.as_fd())?) {
-                names.remove(last);
+                names.0.remove(last);
             }
             Ok(())
         };
@@ -332,7 +361,7 @@ impl Folder {
             // Also where another process made it: it may not have come to its sync yet.
             if !self.knows(&id) {
                 sync(dir.as_fd())?;
-                self.remember(id, HashSet::new());
+                self.remember(id, Names::default());
             }
             dir = below;
         }
@@ -343,12 +372,16 @@ impl Folder {
     fn settle(&self, dir: &OwnedFd, name: &str) -> io::Result<()> {
         let id = identity(dir.as_fd())?;
         let (parents, last) = split(name);
-        let known = |durable: &Durable| durable.names.get(&id).is_some_and(|n| n.contains(last));
+        let known = |durable: &Durable| durable.names.get(&id).is_some_and(|n| n.0.contains(last));
         if known(&self.durable()) {
             return Ok(());
         }
+        let full = self.durable().names.get(&id).is_some_and(Names::is_full);
         // What is visible before the sync is durable after it.
-        let visible = listing::names(dir)?;
+        let visible = match full {
+            true => vec![last.to_owned()],
+            false => listing::names(dir)?,
+        };
         // The directories above may be as new as the name.
         let mut above = self.root.try_clone()?;
         for part in self.components(parents) {
@@ -359,13 +392,14 @@ impl Folder {
                 sync(above.as_fd())?;
             }
             if !known {
-                self.remember(id, HashSet::new());
+                self.remember(id, Names::default());
             }
             above = below;
         }
         sync(dir.as_fd())?;
-        if visible.len() <= MAX_NAMES {
-            self.remember(id, visible.into_iter().collect());
+        match self.durable().names.get_mut(&id).filter(|_| full) {
+            Some(names) => names.insert(last),
+            None => self.remember(id, Names::of(visible)),
         }
         Ok(())
     }
@@ -389,9 +423,8 @@ impl Folder {
             sync(dir.as_fd()).map_err(|error| (true, error))?;
             if let Ok(id) = identity(dir.as_fd())
                 && let Some(names) = self.durable().names.get_mut(&id)
-                && names.len() < MAX_NAMES
             {
-                names.insert(name.to_owned());
+                names.insert(name);
             }
         }
         Ok(linked)
@@ -435,7 +468,7 @@ impl Folder {
         self.durable().names.contains_key(id)
     }
 
-    fn remember(&self, id: Identity, names: HashSet<String>) {
+    fn remember(&self, id: Identity, names: Names) {
         let mut durable = self.durable();
         if durable.names.len() >= MAX_DIRECTORIES && !durable.names.contains_key(&id) {
             durable.names.clear();

@@ -342,19 +342,60 @@ fn what_is_known_of_a_directory_is_not_so_of_the_next_one_of_its_name() {
         identity(dir.as_fd()).unwrap()
     };
     let names_now = || store.durable().names.get(&id_now()).cloned();
-    assert!(names_now().unwrap().contains("x"));
+    assert!(names_now().unwrap().0.contains("x"));
     // Another node deletes it, and this one makes it once more.
     other.delete_folder("data/a").unwrap();
     store.create("data/a/y", b"2").unwrap();
     assert_eq!(store.get("data/a/x", 9).unwrap_err().kind, Kind::NotFound);
-    assert!(!names_now().unwrap().contains("x"));
+    assert!(!names_now().unwrap().0.contains("x"));
     // As where it has the inode of the one before, and nothing else is known of both.
-    store.remember(id_now(), HashSet::from(["x".to_owned()]));
-    store.remember(id_now(), HashSet::new());
-    assert_eq!(names_now(), Some(HashSet::new()));
+    store.remember(id_now(), Names::of(["x".to_owned()]));
+    store.remember(id_now(), Names::default());
+    assert_eq!(names_now(), Some(Names::default()));
     // This one deletes it.
     store.delete_folder("data/a").unwrap();
     assert!(store.durable().names.is_empty());
+}
+
+/// A log of months: its newest names are remembered, and it is not listed at each look.
+#[test]
+fn a_directory_of_very_many_names_is_not_listed_again() {
+    let place = tempfile::tempdir().unwrap();
+    let store = Folder::open(place.path()).unwrap();
+    store.create("log/99999998", b"1").unwrap();
+    let log = place.path().join("log");
+    for slot in 0..MAX_NAMES {
+        std::fs::write(log.join(format!("{slot:08}")), b"1").unwrap();
+    }
+    let names_now = || {
+        let dir = File::open(&log).unwrap();
+        let id = identity(dir.as_fd()).unwrap();
+        store.durable().names.get(&id).cloned().unwrap()
+    };
+    // Nothing of it was known; this one is listed.
+    assert_eq!(
+        store.get("log/00070000", 9).unwrap_err().kind,
+        Kind::NotFound
+    );
+    store.get("log/00065535", 9).unwrap();
+    let names = names_now();
+    assert!(names.is_full() && names.0.contains("00065535"));
+    assert!(!names.0.contains("00000000") && names.0.len() == MAX_NAMES);
+    // From now on each name is looked at by itself.
+    for name in ["00065536", "00065537"] {
+        std::fs::write(log.join(name), b"2").unwrap();
+    }
+    store.get("log/00065536", 9).unwrap();
+    let names = names_now().0;
+    assert!(names.contains("00065536") && !names.contains("00065537"));
+    assert_eq!(
+        store.create("log/00065538", b"3").unwrap(),
+        Created::Created
+    );
+    assert!(names_now().0.contains("00065538"));
+    // One that is too old to be remembered is found as well.
+    assert_eq!(store.get("log/00000000", 9).unwrap(), b"1");
+    assert!(names_now().0.len() == MAX_NAMES);
 }
 
 proptest::proptest! {

@@ -2,7 +2,7 @@
 
 use muster_protocol::NodeId;
 
-use super::{Conductor, Item, PROBE_LIMIT, SILENT_CLOSE};
+use super::{Conductor, Item, SILENT_CLOSE};
 use crate::sim::clock::{MS, SEC};
 use crate::sim::invariants::Violation;
 use crate::sim::net::Conn;
@@ -128,10 +128,15 @@ impl Conductor {
             let n = &c.world.nodes[host];
             n.launcher.as_ref().map(|l| l.guard_port())
         };
+        // The kernel accepts for it, and nothing comes.
+        let paused = |c: &Conductor, host: usize| {
+            let launcher = c.world.nodes[host].launcher.as_ref();
+            launcher.is_some_and(|l| l.paused.is_some())
+        };
         let agent_found = match &self.world.nodes[to].agent {
             _ if !reached => Found::Silent,
             None => Found::Refused,
-            Some(_) if self.paused_until[to] > self.now => Found::Silent,
+            // Of one that is stopped the kernel accepts connections all the same.
             Some(_) => Found::Answered,
         };
         let guard_found = match guard {
@@ -140,17 +145,19 @@ impl Conductor {
                 let host = usize::from(host).saturating_sub(1);
                 match host < self.world.nodes.len() {
                     true if !self.net.two_way(node, host) => Found::Silent,
-                    true if at(self, host) == Some(port) => Found::Answered,
-                    true => Found::Refused,
+                    true if at(self, host) != Some(port) => Found::Refused,
+                    true if paused(self, host) => Found::Silent,
+                    true => Found::Answered,
                     false => Found::Silent,
                 }
             }
         };
         let silent =
             agent_found == Found::Silent || (guard.is_some() && guard_found == Found::Silent);
+        let limit = self.setup.times.suspect_after / 4;
         let back = match silent {
-            true => PROBE_LIMIT,
-            false => self.net.latency(&mut self.rng, to, node).min(PROBE_LIMIT),
+            true => limit,
+            false => self.net.latency(&mut self.rng, to, node).min(limit),
         };
         let step = Step::Probed {
             node,

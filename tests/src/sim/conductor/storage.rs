@@ -41,8 +41,12 @@ impl Conductor {
                 slot,
             } => {
                 let cut = self.store_cut[node] > 0;
-                if cut || self.rng.chance(self.reads_fail) {
-                    let answer = StoreAnswer::ReadFailed;
+                let unseen = !cut && self.unseen.contains(&(node, slot));
+                if cut || unseen || self.rng.chance(self.reads_fail) {
+                    let answer = match unseen {
+                        true => StoreAnswer::Absent,
+                        false => StoreAnswer::ReadFailed,
+                    };
                     let ns = if cut { STORE_LIMIT } else { self.store_delay() };
                     self.after(
                         ns,

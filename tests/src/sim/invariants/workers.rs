@@ -3,8 +3,9 @@
 use muster_protocol::Digest;
 use muster_protocol::record::CommitRef;
 
-use super::{AGENT_GRACE, SLACK, SUSPECT};
+use super::SLACK;
 use crate::sim::clock::MS;
+use crate::sim::launcher::Launcher;
 use crate::sim::truth::{Spawn, Truth};
 use crate::sim::world::World;
 
@@ -178,12 +179,13 @@ pub(super) fn overlaps(world: &World) -> Vec<Overlap> {
     out
 }
 
-/// I11: no worker of a removed member runs after START of the next. The known limit: an agent that
-/// crashed or was stopped cannot have its workers ended. They have until `agent_grace` is over, counted
+/// I11: no worker of a removed member runs after START of the next. The known limit, where links fail, too: an agent that
+/// crashed or was stopped cannot have its workers ended. They have until three quarters of `agent_grace` are over, counted
 /// from that; or, when the agent has taken its launcher up again, until its lease must have run out
-/// anew, whichever is sooner. Nothing else excuses an overlap, a broken connection between launcher
-/// and agent neither.
+/// anew, whichever is sooner. A launcher that is stopped cannot end them either: they have a lease, which
+/// is shorter, and once it goes on it ends them at once. Nothing else excuses an overlap, a broken connection between launcher and agent neither.
 pub fn i11_no_removed_worker_runs(world: &World) -> Result<(), OverlapError> {
+    let times = &world.setup.times;
     for overlap in &world.overlaps {
         let Overlap {
             node,
@@ -196,13 +198,21 @@ pub fn i11_no_removed_worker_runs(world: &World) -> Result<(), OverlapError> {
         };
         let away =
             n.agent.is_none() || n.paused || n.launcher.as_ref().is_some_and(|l| l.is_alone());
-        let excused = n.left.map_or(0, |left| {
-            let grace = left + AGENT_GRACE;
+        let lease = world.suspect_after(node).0;
+        let left = n.left.filter(|_| world.setup.links_fail());
+        let excused = left.map_or(0, |left| {
+            let grace = left + times.agent_grace / 4 * 3;
             match away {
                 true => grace,
-                false => grace.min(n.steady_since.saturating_add(SUSPECT)),
+                false => grace.min(n.steady_since.saturating_add(lease)),
             }
         });
+        let grace = u64::from(world.setup.spec.loss_grace_ms) * MS;
+        let launcher = n.launcher.as_ref().map(|l| match l.paused {
+            Some(since) => since + times.agent_grace / 8 * 7,
+            None => l.resumed + grace,
+        });
+        let excused = excused.max(launcher.unwrap_or(0));
         let limit = since.max(excused) + SLACK;
         if world.now > limit {
             let late_ms = (world.now - since) / MS;
@@ -212,6 +222,25 @@ pub fn i11_no_removed_worker_runs(world: &World) -> Result<(), OverlapError> {
                 next,
                 late_ms,
             });
+        }
+    }
+    Ok(())
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("node {node}'s launcher has not answered an order about {digest}")]
+pub struct UnansweredError {
+    node: usize,
+    digest: Digest,
+}
+
+/// A launcher answers every START and every STOP, unless nothing can end its workers.
+pub fn orders_are_answered(world: &World) -> Result<(), UnansweredError> {
+    for (node, n) in world.nodes.iter().enumerate() {
+        let held = |l: &&Launcher| world.now > l.habits.unkillable_until;
+        let launcher = n.launcher.as_ref().filter(|l| l.paused.is_none());
+        if let Some(digest) = launcher.filter(held).and_then(|l| l.unanswered(world.now)) {
+            return Err(UnansweredError { node, digest });
         }
     }
     Ok(())

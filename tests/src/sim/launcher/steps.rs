@@ -3,15 +3,14 @@
 
 use std::collections::BTreeSet;
 
-use muster_protocol::barrier::Held;
+use muster_launcher::Event;
+use muster_protocol::Digest;
 use muster_protocol::control::Reason;
 use muster_protocol::control::report::ALIVE;
 use muster_protocol::hang::{Point, Standing, Watch};
-use muster_protocol::local::{ToAgent, WorkerExit};
-use muster_protocol::wire::Saved;
-use muster_protocol::{Digest, Time};
+use muster_protocol::local::ToAgent;
 
-use super::{Due, Launcher, Out, Phase, Run, STEP};
+use super::{Due, Launcher, News, Out, Phase, Run, STEP};
 use crate::sim::clock::MS;
 
 /// How often a launcher looks at its workers.
@@ -45,9 +44,6 @@ pub struct Steps {
     saving: Option<u64>,
     /// They do not get beyond this step.
     pub stuck: Option<(u64, Idle)>,
-    pub held: Option<Held>,
-    /// The newest checkpoint that was confirmed.
-    passed: Option<Held>,
     /// The steps that they have saved at.
     pub saved: BTreeSet<u64>,
     /// Since when they wait at a step that is not decided.
@@ -112,9 +108,6 @@ impl Steps {
         self.rebase(now);
         self.gate = None;
         self.waits_since = None;
-        if self.held.is_some_and(|h| !h.confirmed) {
-            self.held = self.passed;
-        }
     }
 
     /// From now on they do not get beyond `step`.
@@ -166,21 +159,14 @@ impl Run {
     /// Whether its workers stand still by themselves, if they do.
     fn expects_progress(&self) -> bool {
         let steps = &self.steps;
-        self.phase == Phase::Running
-            && self.exit.is_none()
-            && steps.gate.is_none()
-            && steps.saving.is_none()
+        self.runs() && steps.gate.is_none() && steps.saving.is_none()
     }
 
     /// Since when ranks wait at a step that is not decided.
     pub fn waits_since(&self) -> Option<u64> {
-        let there = self.phase == Phase::Running && self.exit.is_none();
-        self.steps.waits_since(self.confirmed).filter(|_| there)
-    }
-
-    /// No rank was told to stop yet, and none has failed.
-    pub fn goes_on(&self) -> bool {
-        self.phase == Phase::Running && self.exit.is_none() && !self.confirmed
+        self.steps
+            .waits_since(self.confirmed)
+            .filter(|_| self.runs())
     }
 
     /// A worker hangs, and its usual step is known.
@@ -188,132 +174,68 @@ impl Run {
         let known = self.steps.stuck.is_some_and(|(step, _)| step > STEPS_KNOWN);
         known && self.watch.is_some() && self.expects_progress() && self.steps.hangs(now)
     }
-
-    /// Its workers exist, and do steps unless something keeps them from it.
-    pub fn alive_steps(&self) -> bool {
-        self.phase == Phase::Running
-    }
 }
 
 impl Launcher {
-    /// All workers exit 0, once nothing keeps them from their last step.
-    pub fn finish(&mut self, digest: Digest, out: &mut Vec<Out>) {
-        let run = self.run.as_ref().filter(|r| r.start.digest == digest);
-        let Some(run) = run.filter(|r| r.goes_on()) else {
-            return;
-        };
-        if !run.steps.is_free() {
-            let due = Due::Finish(run.epoch);
-            return out.push(Out::Wait {
-                due,
-                ns: LOOK,
-                exact: true,
-            });
-        }
-        self.run = None;
-        let frame = ToAgent::Finished { digest };
-        self.facts.push(frame.clone());
-        out.extend([Out::Died(digest), Out::Say(frame)]);
-    }
-
+    /// Where the workers can stop, as their pages say.
     pub(super) fn install(
         &mut self,
-        digest: Digest,
         (barrier, step, reason): (u32, u64, Reason),
         now: u64,
-        out: &mut Vec<Out>,
-    ) {
-        let takes = self.stop_steps;
-        let Some(run) = self.running(digest) else {
-            return;
-        };
-        // Nobody's checkpoint is taken away.
-        if !takes || run.exit.is_some() || run.confirmed || run.steps.saving.is_some() {
-            return;
-        }
+    ) -> Option<u64> {
+        let takes = self.habits.stop_steps;
+        let run = self.run.as_mut().filter(|r| takes && r.goes_on())?;
         let steps = &mut run.steps;
         let at = steps.at(now);
         let step = step.max(if steps.is_at_gate(now) { at } else { at + 1 });
         steps.rebase(now);
         steps.gate = Some((barrier, step, reason));
         steps.waits_since.get_or_insert(now);
-        steps.held = Some(Held {
-            barrier,
-            step,
-            reason,
-            confirmed: false,
-        });
-        out.push(Out::Say(ToAgent::StopInstalled {
-            digest,
-            barrier,
-            step,
-        }));
+        Some(step)
     }
 
-    pub(super) fn confirm(
-        &mut self,
-        digest: Digest,
-        (barrier, step, reason): (u32, u64, Reason),
-        now: u64,
-        out: &mut Vec<Out>,
-    ) {
-        let save = self.save;
-        let Some(run) = self.running(digest) else {
+    pub(super) fn confirm_stop(&mut self, step: u64, now: u64, out: &mut Vec<Out>) {
+        let barrier = self.confirms;
+        let Some(run) = self.run.as_mut().filter(|r| r.goes_on()) else {
             return;
         };
-        if run.confirmed || run.exit.is_some() {
-            return;
-        }
-        let goes_on = reason == Reason::Checkpoint;
         let steps = &mut run.steps;
-        let gate = steps.gate;
-        if goes_on && gate.is_none_or(|(_, _, r)| r != reason) {
-            // Told again by an agent that was restarted meanwhile, or by a new leader.
-            return self.says_again(digest, step, out);
-        }
-        let installed = gate.map(|(b, s, _)| (b, s));
+        let installed = steps.gate.map(|(b, s, _)| (b, s));
         let left = step.saturating_sub(steps.at(now));
-        steps.held = Some(Held {
-            barrier,
+        steps.gate = Some((barrier, step, Reason::Drain));
+        run.confirmed = true;
+        out.push(Out::StoppedAt {
+            digest: run.start.digest,
             step,
-            reason,
-            confirmed: true,
-        });
-        let epoch = run.epoch;
-        let (due, ns) = match goes_on {
-            true => {
-                steps.gate = None;
-                steps.passed = steps.held;
-                steps.saving = Some(step);
-                (Due::Saved(epoch), left * STEP + save)
-            }
-            false => {
-                steps.gate = Some((barrier, step, reason));
-                run.confirmed = true;
-                (Due::AtStop(epoch), left * STEP + 40 * MS)
-            }
-        };
-        out.push(match goes_on {
-            true => Out::SavesAt {
-                digest,
-                barrier,
-                step,
-                installed,
-            },
-            false => Out::StoppedAt {
-                digest,
-                step,
-                installed,
-            },
+            installed,
         });
         out.push(Out::Wait {
-            due,
-            ns,
+            due: Due::AtStop(run.epoch),
+            ns: left * STEP + 40 * MS,
             exact: true,
         });
-        if goes_on {
-            self.says_saved(digest, step, false, out);
-        }
+    }
+
+    pub(super) fn confirm_checkpoint(&mut self, step: u64, now: u64, out: &mut Vec<Out>) {
+        let (barrier, save) = (self.confirms, self.habits.save);
+        let Some(run) = self.run.as_mut().filter(|r| r.goes_on()) else {
+            return;
+        };
+        let steps = &mut run.steps;
+        let installed = steps.gate.take().map(|(b, s, _)| (b, s));
+        let left = step.saturating_sub(steps.at(now));
+        steps.saving = Some(step);
+        out.push(Out::SavesAt {
+            digest: run.start.digest,
+            barrier,
+            step,
+            installed,
+        });
+        out.push(Out::Wait {
+            due: Due::Saved(run.epoch),
+            ns: left * STEP + save,
+            exact: true,
+        });
     }
 
     pub(super) fn save_over(&mut self, epoch: u64, now: u64, out: &mut Vec<Out>) {
@@ -335,57 +257,49 @@ impl Launcher {
         run.steps.rebase(now);
         run.steps.saving = None;
         run.steps.waits_since = None;
-        let digest = run.start.digest;
-        self.says_saved(digest, step, true, out);
-    }
-
-    fn says_saved(&mut self, digest: Digest, step: u64, all: bool, out: &mut Vec<Out>) {
-        let Some(run) = &self.run else { return };
-        let ranks = run.start.first_rank..run.start.first_rank + u32::from(run.start.slots);
-        let ranks = if all { ranks.collect() } else { Vec::new() };
-        let saved = Saved {
-            step,
-            ranks,
-            all,
+        let first = run.start.first_rank;
+        let saved = Event::Saved {
+            ranks: (first..first + u32::from(run.start.slots)).collect(),
+            all: true,
+            passed: true,
             failed: None,
         };
-        self.facts.retain(|f| !matches!(f, ToAgent::Saved { .. }));
-        self.fact(ToAgent::Saved { digest, saved }, out);
-    }
-
-    fn says_again(&self, digest: Digest, step: u64, out: &mut Vec<Out>) {
-        let about = |f: &&ToAgent| match f {
-            ToAgent::Saved { digest: d, saved } => *d == digest && saved.step == step,
-            _ => false,
-        };
-        out.extend(self.facts.iter().find(about).cloned().map(Out::Say));
+        self.inbox.push_back(News::Event(saved));
     }
 
     pub(super) fn look(&mut self, epoch: u64, now: u64, out: &mut Vec<Out>) {
-        let run = self.run.as_mut();
-        let Some(run) = run.filter(|r| r.epoch == epoch && r.phase == Phase::Running) else {
+        let run = self.run.as_ref();
+        if run.is_none_or(|r| r.epoch != epoch || r.phase != Phase::Running) {
             return;
-        };
+        }
         out.push(Out::Wait {
             due: Due::Look(epoch),
             ns: LOOK,
             exact: true,
         });
-        let points = run.points(now);
-        let progress = run.expects_progress();
-        let digest = run.start.digest;
-        let Some(watch) = &mut run.watch else { return };
-        if !progress {
-            return watch.rest(Time(now));
+        if self.paused.is_none() {
+            self.watch(now);
         }
-        if let Some(yes) = watch.look(points, Time(now)) {
-            self.facts.retain(|f| !matches!(f, ToAgent::Stalled { .. }));
-            self.fact(ToAgent::Stalled { digest, yes }, out);
+    }
+
+    /// Looks at how far the workers are.
+    fn watch(&mut self, now: u64) {
+        let time = self.clock.local(now);
+        let expects = self.session.expects_progress(time);
+        let Some(run) = &mut self.run else { return };
+        let (points, progress) = (run.points(now), run.expects_progress());
+        let Some(watch) = &mut run.watch else { return };
+        if !expects || !progress {
+            return watch.rest(time);
+        }
+        if let Some(yes) = watch.look(points, time) {
+            self.inbox.push_back(News::Event(Event::Stalled(yes)));
         }
     }
 
     pub(super) fn look_asked(&mut self, digest: Digest, number: u32, now: u64, out: &mut Vec<Out>) {
-        let Some(run) = self.running(digest) else {
+        let asked = |r: &&mut Run| r.start.digest == digest && r.alive_steps();
+        let Some(run) = self.run.as_mut().filter(asked) else {
             return;
         };
         run.steps.told = run.points(now).first().map(|(_, point)| *point);
@@ -394,18 +308,7 @@ impl Launcher {
         if run.steps.answers.len() > ANSWERS {
             run.steps.answers.remove(0);
         }
-        let points = run.points(now);
-        let progress = run.expects_progress();
-        if let Some(watch) = &mut run.watch {
-            let change = match progress {
-                true => watch.look(points, Time(now)),
-                false => None,
-            };
-            if let Some(yes) = change {
-                self.facts.retain(|f| !matches!(f, ToAgent::Stalled { .. }));
-                self.fact(ToAgent::Stalled { digest, yes }, out);
-            }
-        }
+        self.watch(now);
         let watch = self.run.as_ref().and_then(|r| r.watch.as_ref());
         let list: Vec<Standing> = watch.map_or(Vec::new(), Watch::standings);
         out.push(Out::Say(ToAgent::Standings {
@@ -417,29 +320,20 @@ impl Launcher {
 
     /// The leader says for whom everybody waits.
     pub(super) fn named(&mut self, digest: Digest, ranks: &[u32], now: u64, out: &mut Vec<Out>) {
-        let (ends, token) = (self.ends_hung, self.token);
-        let Some(run) = self.running(digest) else {
+        let ends = self.habits.ends_hung;
+        let named = |r: &&mut Run| r.start.digest == digest && r.runs();
+        let Some(run) = self.run.as_mut().filter(named) else {
             return;
         };
         let first = run.start.first_rank;
         let stands = run.points(now).first().map(|(_, point)| *point) == run.steps.told;
-        if !ends || !ranks.contains(&first) || run.exit.is_some() || !stands {
+        if !ends || !ranks.contains(&first) || !stands {
             return;
         }
-        let exit = WorkerExit {
-            rank: first,
-            local_rank: 0,
-            pid: token,
-            code: 137,
-            signal: Some(9),
-            hung: true,
-            damaged: None,
-            at_ms: 0,
-            tail: String::new(),
-        };
+        let exit = run.ended(0, 137, false);
+        exit.signal = Some(9);
+        exit.hung = true;
         run.exit = Some(exit.clone());
-        let frame = ToAgent::Exited { digest, exit };
-        self.facts.push(frame.clone());
-        out.push(Out::Say(frame));
+        self.some_ended(out);
     }
 }

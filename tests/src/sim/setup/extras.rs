@@ -1,12 +1,16 @@
-//! Checkpoints that somebody orders, and workers that stand still. Drawn from a stream of numbers of their
+//! Checkpoints that somebody orders, workers that stand still, and what befalls launchers. Drawn from a stream of numbers of their
 //! own, so that everything else of a seed is what it was without them.
 
-use super::{Fault, Setup};
+use super::{Fault, Setup, Times};
 use crate::sim::clock::{MS, SEC};
 use crate::sim::focus::Focus;
 use crate::sim::rng::Rng;
 
+/// Whether workers are drawn that no signal ends. A node with such workers has to be given up.
+const UNKILLABLE: bool = false;
+
 pub(super) fn add(setup: &mut Setup, focus: Focus) {
+    launchers(setup, focus);
     let mut rng = Rng::new(setup.seed ^ 0x6578_7472_6173_0000 ^ ((focus as u64) << 56));
     let (orders, hangs) = match focus {
         Focus::Everything => (300, 150),
@@ -51,6 +55,68 @@ pub(super) fn add(setup: &mut Setup, focus: Focus) {
             };
             setup.faults.push((at, fault));
         }
+    }
+}
+
+/// Other times, live workers, and launchers that are stopped or slow.
+fn launchers(setup: &mut Setup, focus: Focus) {
+    let mut rng = Rng::new(setup.seed ^ 0x6c61_756e_6368_0000 ^ ((focus as u64) << 56));
+    // Where agents are waited for as long as usual, few leaders follow each other.
+    let other = match focus {
+        Focus::Checkpoints | Focus::Hangs => 750,
+        _ => 250,
+    };
+    if rng.chance(other) {
+        setup.times = times(&mut rng);
+    }
+    if rng.chance(300) {
+        setup.live = true;
+        setup.stop_steps = true;
+    }
+    if focus != Focus::Everything || !rng.chance(250) {
+        return;
+    }
+    for _ in 0..rng.between(1, 3) {
+        let node = rng.index(setup.nodes.len());
+        let at = moment(&mut rng, setup);
+        let for_ns = match rng.chance(600) {
+            true => rng.between(50 * MS, 4 * SEC),
+            false => rng.between(SEC, 20 * SEC),
+        };
+        let fault = match rng.below(if UNKILLABLE { 3 } else { 2 }) {
+            0 => Fault::LauncherPause { node, for_ns },
+            1 => Fault::SlowReap {
+                node,
+                by: rng.between(10 * MS, 3 * SEC),
+            },
+            _ => Fault::Unkillable { node, for_ns },
+        };
+        setup.faults.push((at, fault));
+    }
+}
+
+/// Times in other proportions than the usual ones. A stranger takes a job over only once its members
+/// stopped waiting for each other's agents.
+fn times(rng: &mut Rng) -> Times {
+    let suspect_after = rng.between(SEC, 4 * SEC);
+    let agent_grace = rng.between(3 * suspect_after, 30 * SEC);
+    Times {
+        suspect_after,
+        agent_grace,
+        birth_timeout: rng.between(2 * SEC, 6 * SEC),
+        start_timeout: rng.between(5 * SEC, 30 * SEC),
+        minority_wait: rng.between(suspect_after, 5 * suspect_after),
+        orphan_after: agent_grace + rng.between(suspect_after, 5 * suspect_after),
+    }
+}
+
+/// One node of one case in eight keeps another `suspect_after` than all others.
+pub(super) fn set_apart(setup: &mut Setup) {
+    let mut rng = Rng::new(setup.seed ^ 0x6f74_6865_7200_0000);
+    if rng.chance(125) {
+        let node = rng.index(setup.nodes.len());
+        let ns = *rng.pick(&[SEC, 4 * SEC, 8 * SEC]).unwrap_or(&SEC);
+        setup.other_suspect = Some((node, ns));
     }
 }
 

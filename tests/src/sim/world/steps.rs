@@ -1,14 +1,16 @@
 //! What happens to launchers and to the store.
 
+use muster_launcher::Event as Told;
 use muster_protocol::agent::{ConnId, Event};
 use muster_protocol::local::ToAgent;
+use muster_protocol::membership::Answer;
 use muster_protocol::storelog;
 use muster_protocol::{Digest, LauncherId};
 
 use super::World;
 use crate::sim::clock::MS;
 use crate::sim::invariants::Violation;
-use crate::sim::launcher::{Launcher, NewLauncher, Out};
+use crate::sim::launcher::{Due, Habits, Launcher, NewLauncher, Out};
 use crate::sim::step::{Request, Step, StoreAnswer};
 use crate::sim::store::UUID;
 use crate::sim::truth::{SavesAt, Spawn, StoppedAt};
@@ -27,7 +29,8 @@ impl World {
                 if let Some(l) = &mut n.launcher
                     && let Some(conn) = l.conn
                 {
-                    l.disconnected();
+                    let out = l.disconnected(now);
+                    self.launcher_out(node, out, now);
                     self.requests.push(Request::LauncherDown {
                         node,
                         agent,
@@ -48,9 +51,10 @@ impl World {
                 launcher,
                 due,
             } => {
+                let there = self.answers_guard(due, node);
                 let l = self.nodes[node].launcher.as_mut();
                 if let Some(l) = l.filter(|l| l.token == launcher) {
-                    let out = l.due(due, now);
+                    let out = l.due(due, there, now);
                     self.launcher_out(node, out, now);
                 }
             }
@@ -73,47 +77,62 @@ impl World {
                 return self.agent(node, agent, Event::Launcher { conn, owner, frame });
             }
             Step::LauncherGone { node, agent, conn } => {
-                let alive = self.nodes[node].launcher.is_some();
-                return self.agent(node, agent, Event::LauncherGone { conn, alive });
+                let guard = match self.nodes[node].launcher.is_some() {
+                    true => Answer::Answered,
+                    false => Answer::Refused,
+                };
+                return self.agent(node, agent, Event::LauncherGone { conn, guard });
             }
             Step::WorkerFail { node, code, digest } => {
                 let at_ms = (self.nodes[node].clock.local(now).0 / MS) % 1_000_000_000;
                 if let Some(l) = &mut self.nodes[node].launcher
                     && (digest.is_none() || l.run.as_ref().map(|r| r.start.digest) == digest)
-                    && let Some(frame) = l.fail(code, at_ms)
                 {
-                    self.launcher_out(node, vec![Out::Say(frame)], now);
+                    let out = match digest {
+                        None => l.fail(code, at_ms, now),
+                        Some(_) => l.lose_peers(at_ms, now),
+                    };
+                    self.launcher_out(node, out, now);
                 }
             }
             Step::Finish { node, digest } => {
                 if let Some(l) = &mut self.nodes[node].launcher {
-                    let mut out = Vec::new();
-                    l.finish(digest, &mut out);
+                    let out = l.finishes(digest, now);
                     self.launcher_out(node, out, now);
                 }
             }
             Step::Stubborn { node } => {
                 if let Some(l) = &mut self.nodes[node].launcher {
-                    l.stubborn = true;
+                    l.habits.stubborn = true;
                 }
             }
             Step::StartTrouble { node, times } => {
                 if let Some(l) = &mut self.nodes[node].launcher {
-                    l.trouble = times;
+                    l.habits.trouble = times;
                 }
             }
-            Step::Leave { node, grace_ms } => {
-                if let Some(l) = &mut self.nodes[node].launcher {
-                    let out = l.wish(ToAgent::Leave { grace_ms });
-                    self.launcher_out(node, out, now);
-                }
-            }
+            Step::Leave { node } => self.launcher_told(node, Told::Terminate { signal: 15 }),
             Step::Hang { node, busy } => self.hang(node, busy),
             Step::Thaw { node, digest } => self.thaw(node, digest),
-            Step::Cancel { node } => {
+            Step::Cancel { node } => self.launcher_told(node, Told::Interrupt),
+            Step::LauncherPause { node, paused } => {
                 if let Some(l) = &mut self.nodes[node].launcher {
-                    let out = l.wish(ToAgent::Cancel);
+                    let out = l.pause(paused, now);
+                    let seeks = !paused && l.conn.is_none();
                     self.launcher_out(node, out, now);
+                    if seeks {
+                        self.requests.push(Request::LauncherUp { node });
+                    }
+                }
+            }
+            Step::SlowReap { node, ns } => {
+                if let Some(l) = &mut self.nodes[node].launcher {
+                    l.habits.reaped_after = ns;
+                }
+            }
+            Step::Unkillable { node, until } => {
+                if let Some(l) = &mut self.nodes[node].launcher {
+                    l.habits.unkillable_until = until;
                 }
             }
             _ => {}
@@ -121,28 +140,59 @@ impl World {
         Ok(())
     }
 
+    fn launcher_told(&mut self, node: usize, event: Told) {
+        let now = self.now;
+        if let Some(l) = &mut self.nodes[node].launcher {
+            let out = l.tell(event, now);
+            self.launcher_out(node, out, now);
+        }
+    }
+
+    /// Whether the launcher of rank 0 answers this one, where it asks.
+    fn answers_guard(&self, due: Due, node: usize) -> bool {
+        let Due::Verified { digest, .. } = due else {
+            return false;
+        };
+        let first = (self.truth.records.get(&digest)).and_then(|r| r.members.first());
+        let Some((first, node)) = first.zip(self.nodes.get(node)) else {
+            return false;
+        };
+        let there = |n: &super::Node| {
+            let launcher = n.launcher.as_ref().filter(|l| l.paused.is_none());
+            launcher.is_some_and(|l| l.id == first.launcher)
+        };
+        node.launcher.is_some() && self.nodes.iter().any(there)
+    }
+
     pub(super) fn launcher_start(&mut self, node: usize) {
         if self.nodes[node].launcher.is_some() {
             return;
         }
         self.launchers += 1;
+        self.started.push((node, self.now));
         let mut id = [self.nodes[node].id.0[0]; 8];
         id[4..].copy_from_slice(&self.launchers.to_be_bytes());
+        let setup = &self.setup;
         let new = NewLauncher {
             id: LauncherId(id),
             token: self.launchers,
-            node: self.nodes[node].id,
             index: node,
-            slots: self.setup.nodes[node].slots,
-            stop_steps: self.setup.stop_steps,
-            stubborn: false,
-            trouble: 0,
-            save: self.setup.saves.get(node).copied().unwrap_or(0),
-            watches: self.setup.watches,
-            ends_hung: self.setup.ends_hung,
-            agent_grace: World::config(&self.setup).agent_grace.0,
+            clock: self.nodes[node].clock,
+            job: self.key.id.clone(),
+            spec: setup.spec.clone(),
+            store: setup.store.then_some(UUID),
+            slots: setup.nodes[node].slots,
+            habits: Habits {
+                live: setup.live,
+                stop_steps: setup.stop_steps,
+                save: setup.saves.get(node).copied().unwrap_or(0),
+                watches: setup.watches,
+                ends_hung: setup.ends_hung,
+                lease: setup.times.agent_grace / 8 * 7,
+                ..Habits::default()
+            },
         };
-        self.nodes[node].launcher = Some(Launcher::new(&new));
+        self.nodes[node].launcher = Some(Launcher::new(new, self.now));
         self.requests.push(Request::LauncherUp { node });
     }
 
@@ -160,27 +210,17 @@ impl World {
     }
 
     pub(super) fn launcher_connect(&mut self, node: usize, launcher: u32) {
-        let spec = self.setup.spec.clone();
-        let store = self.setup.store.then_some(UUID);
-        let job = self.key.id.clone();
+        let now = self.now;
         let n = &mut self.nodes[node];
-        let agent = n.agent_token;
         let Some(l) = n.launcher.as_mut().filter(|l| l.token == launcher) else {
             return;
         };
-        if n.agent.is_none() || l.conn.is_some() {
+        if n.agent.is_none() || l.conn.is_some() || l.paused.is_some() {
             return;
         }
         self.conns += 1;
-        let conn = ConnId(self.conns);
-        for frame in l.connected(conn, &job, &spec, store) {
-            self.requests.push(Request::ToAgent {
-                node,
-                agent,
-                conn,
-                frame,
-            });
-        }
+        let out = l.connected(ConnId(self.conns), now);
+        self.launcher_out(node, out, now);
     }
 
     pub(super) fn launcher_out(&mut self, node: usize, out: Vec<Out>, now: u64) {
@@ -226,6 +266,10 @@ impl World {
                     });
                 }
                 Out::Died(_) => self.truth.dirty = true,
+                Out::Parked(_) => {
+                    self.truth.dirty = true;
+                    self.coverage.parks += 1;
+                }
                 Out::StoppedAt {
                     digest,
                     step,

@@ -194,6 +194,12 @@ impl Bed {
         self.launch(node, &["--rdzv-endpoint", &endpoint]);
     }
 
+    /// `muster run` with an agent of its own, which calls all nodes and listens where one of them would.
+    pub(crate) fn run_among_all(&mut self, node: usize) {
+        let all: Vec<String> = (0..self.nodes.len()).map(|n| self.address(n)).collect();
+        self.launch(node, &["--rdzv-endpoint", &all.join(",")]);
+    }
+
     /// `muster run` attached to the node's agent.
     pub(crate) fn attach(&mut self, node: usize) {
         let socket = self.socket(node);
@@ -386,6 +392,17 @@ impl Bed {
         })
     }
 
+    /// The exit status of the node's launcher, if it has ended.
+    pub(crate) fn try_exit(&mut self, node: usize) -> Option<ExitStatus> {
+        let launcher = self.nodes[node].launcher.as_mut().unwrap();
+        launcher.try_wait().unwrap()
+    }
+
+    /// The node's launcher, which the bed follows no more: another one comes in its place.
+    pub(crate) fn part(&mut self, node: usize) -> Child {
+        self.nodes[node].launcher.take().unwrap()
+    }
+
     /// The exit code of the node's agent.
     pub(crate) fn agent_exit(&mut self, node: usize) -> Option<i32> {
         let mut agent = self.nodes[node].agent.take().unwrap();
@@ -427,6 +444,18 @@ impl Bed {
         at
     }
 
+    /// SIGKILL to all that these nodes have. All of it stands still first, so that none of them hears of another's death.
+    pub(crate) fn kill_together(&mut self, nodes: &[usize]) {
+        let of = |node: &usize| procs::carrying(&self.marks(*node));
+        let pids: Vec<i32> = nodes.iter().flat_map(of).collect();
+        for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
+            pids.iter().for_each(|pid| self.signal(*pid, signal));
+        }
+        for node in nodes {
+            self.kill(*node);
+        }
+    }
+
     /// At which step each rank of `stepper.py` is.
     pub(crate) fn steps_met(&self, generation: u64) -> Vec<u64> {
         let file = |rank| self.path(&format!("control/meeting-{generation}-0/{rank}"));
@@ -440,6 +469,16 @@ impl Bed {
         let mut agent = self.nodes[node].agent.take().unwrap();
         agent.kill().unwrap();
         agent.wait().unwrap();
+    }
+
+    /// Removes what the node's agents have stored, while none of them runs.
+    pub(crate) fn lose_state(&self, node: usize) {
+        for name in ["state", "agent"] {
+            match std::fs::remove_dir_all(self.path(&format!("n{node}/{name}"))) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => panic!("{error}"),
+                _ => {}
+            }
+        }
     }
 
     fn reap(&mut self, node: usize) {

@@ -87,6 +87,35 @@ fn the_newest_rules_of_the_log_are_those_of_the_job() {
 }
 
 #[test]
+fn an_old_log_is_read_from_its_newest_snapshot() {
+    let mut bench = Bench::new();
+    job(&mut bench, [10, 20, 30, 40]);
+    let mut ledger = Ledger::open(&bench.location(), "job", true).unwrap();
+    ledger.append(retire(2)).unwrap();
+    let reason = "cut".to_owned();
+    ledger.append(Body::Reject { seq: 5, reason }).unwrap();
+    for _ in 0..126 {
+        ledger.append(Body::Pin { seq: 4 }).unwrap();
+        ledger.append(Body::Unpin { seq: 4 }).unwrap();
+    }
+    ledger.append(Body::Pin { seq: 3 }).unwrap();
+    let entry = |slot: u64| bench.job().join(stores::entry(slot));
+    let text = std::fs::read_to_string(entry(256)).unwrap();
+    assert!(text.contains("\"snapshot\""), "{text}");
+    // What is below is not looked at, but for the first, which names the job.
+    for slot in 2..256 {
+        std::fs::remove_file(entry(slot)).unwrap();
+    }
+    let again = Ledger::open(&bench.location(), "job", false).unwrap();
+    assert_eq!(again.rows, ledger.rows);
+    assert_eq!(again.latest, ledger.latest);
+    assert_eq!(again.standings(), ledger.standings());
+    assert_eq!(steps(&again), [20, 30]);
+    assert!(again.rows[1].pinned && again.rows[0].retired.is_some());
+    assert_eq!(again.rows[3].rejected.as_deref(), Some("cut"));
+}
+
+#[test]
 fn two_that_write_at_once_get_slots_of_their_own() {
     let mut bench = Bench::new();
     job(&mut bench, [10, 20]);

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use muster_launcher::{Event, Session, patience};
 use muster_protocol::control::report::{MAX_RANKS, RankMetrics};
 use muster_protocol::hang::{Limits, Standing, Watch};
 use muster_protocol::local::ToAgent;
@@ -11,7 +12,6 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::{Driver, now, say};
-use crate::run::session::{Event, Session, patience};
 use crate::run::stacks::{self, Target};
 
 /// Between two reports of metrics.

@@ -1,11 +1,11 @@
 //! Stop steps: who takes them, and what is written into the workers' control pages.
 
+use muster_launcher::{Event, Session};
 use muster_protocol::Span;
 use muster_protocol::control::Reason;
 
 use super::{Driver, Outcome, now, say};
 use crate::run::control::ControlPage;
-use crate::run::session::{Event, Session};
 use crate::run::workers::unix_ms;
 
 impl Driver {

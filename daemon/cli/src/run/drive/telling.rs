@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use muster_launcher::Session;
 use muster_protocol::Digest;
 use muster_protocol::local::{SaveAsk, SaveNews, Start, ToAgent};
 use tokio::time::Instant;
 
 use super::{Driver, say};
-use crate::run::session::Session;
 
 /// Between two words about how far the ranks are, where nobody counts their steps.
 const SELDOM: Duration = Duration::from_secs(1);

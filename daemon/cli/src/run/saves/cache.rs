@@ -17,7 +17,7 @@ use muster_checkpoint::place::Place as _;
 use muster_checkpoint::slot::Sealed;
 
 use crate::kept::words;
-use crate::run::drive::say;
+use crate::run::console::say;
 
 /// Saves whose copies stay when another begins: the newest may still be uncommitted.
 const KEPT: usize = 2;

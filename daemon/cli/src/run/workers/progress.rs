@@ -4,6 +4,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use muster_checkpoint::slot::Slot;
+use muster_launcher::Event;
 use muster_protocol::control::report::RankMetrics;
 use muster_protocol::control::saving::Copied;
 use muster_protocol::control::slots::{Given, SLOTS};
@@ -13,7 +14,6 @@ use muster_protocol::local::short;
 use super::{Worker, Workers};
 use crate::run::control::ControlPage;
 use crate::run::saves::{Ask, Ranks};
-use crate::run::session::Event;
 use crate::run::stacks::Target as Stacks;
 
 impl Workers {

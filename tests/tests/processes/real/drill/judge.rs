@@ -107,7 +107,7 @@ impl Log {
             }
             Body::Retire { seq, .. } => self.mark(seq, |c| c.retired = true),
             Body::Reject { seq, .. } => self.mark(seq, |c| c.rejected = true),
-            Body::Pin { .. } | Body::Unpin { .. } | Body::Rules(_) => {}
+            Body::Pin { .. } | Body::Unpin { .. } | Body::Rules(_) | Body::Snapshot(_) => {}
         }
     }
 

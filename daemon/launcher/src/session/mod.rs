@@ -19,8 +19,8 @@ use muster_protocol::local::{Register, Start, ToAgent, ToLauncher, WorkerExit};
 use muster_protocol::{Digest, Span, Time};
 
 use self::progress::{Installed, Saves};
-use crate::run::report;
-use crate::run::workers::Left;
+use crate::report;
+use crate::signal::SIGTERM;
 pub use parking::patience;
 
 /// Generations that are remembered by digest, to tell older from newer.
@@ -45,6 +45,20 @@ const AWAKE: Span = Span::from_millis(2_000);
 
 /// What cannot be killed for this long is named.
 const STUCK: Span = Span::from_secs(5);
+
+/// What is left of a generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// Workers themselves run.
+    Workers,
+    /// The workers are gone, other processes of their groups run.
+    Groups,
+    /// Only processes that left their group run.
+    Escaped,
+    /// The workers that run are live ones that have left their generation; nothing else runs.
+    Parked,
+    Nothing,
+}
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -185,8 +199,8 @@ struct Stopping {
     named: bool,
     /// Ended by itself with code 0 everywhere.
     finished: bool,
-    /// The newest generation that was told to stop.
-    told: Option<Digest>,
+    /// Live workers got the signal, too.
+    processes: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -232,7 +246,14 @@ pub struct Session {
     link: bool,
     /// Digests of accepted STARTs, oldest first.
     seen: VecDeque<Digest>,
-    newest: Option<(Digest, u64, u32)>,
+    /// Digest and attempt of the newest of them, and the newest number of each lineage.
+    newest: Option<(Digest, u32)>,
+    numbers: VecDeque<(Digest, u64)>,
+    /// Generations that have stopped or finished here, or were stopped before they began: no START
+    /// begins them any more.
+    over: VecDeque<Digest>,
+    /// Generations that were told to stop, and of which, or of others, something runs yet.
+    owed: VecDeque<Digest>,
     pending: Option<Pending>,
     current: Option<Current>,
     /// About the newest generation; told again on every link.
@@ -253,6 +274,19 @@ pub struct Session {
     patience: Span,
     waiting: String,
     effects: VecDeque<Effect>,
+    /// Lines for the user, handed out behind the other effects: nobody may read them, and what is to
+    /// be done does not wait for that.
+    texts: VecDeque<String>,
+}
+
+/// Adds to a list that keeps the newest.
+fn remember<T: PartialEq>(list: &mut VecDeque<T>, item: T) {
+    if !list.contains(&item) {
+        if list.len() == REMEMBERED {
+            list.pop_front();
+        }
+        list.push_back(item);
+    }
 }
 
 impl Session {
@@ -263,6 +297,9 @@ impl Session {
             link: false,
             seen: VecDeque::new(),
             newest: None,
+            numbers: VecDeque::new(),
+            over: VecDeque::new(),
+            owed: VecDeque::new(),
             pending: None,
             current: None,
             facts: Vec::new(),
@@ -277,10 +314,16 @@ impl Session {
             patience: Span::ZERO,
             waiting: String::new(),
             effects: VecDeque::new(),
+            texts: VecDeque::new(),
         }
     }
 
     pub fn poll_effect(&mut self) -> Option<Effect> {
+        if let None | Some(Effect::Exit { .. }) = self.effects.front()
+            && let Some(text) = self.texts.pop_front()
+        {
+            return Some(Effect::Say(text));
+        }
         self.effects.pop_front()
     }
 
@@ -391,18 +434,19 @@ impl Session {
         {
             self.say("the agent is away for too long: stopping the workers");
             let grace = self.register.spec.loss_grace();
-            self.begin_stop(libc::SIGTERM, grace, None, now);
+            self.begin_stop(SIGTERM, grace, now);
         }
         self.gave_up(now);
+        let other = self.ends_processes();
         let Some(stopping) = self.current.as_mut().and_then(|c| c.stopping.as_mut()) else {
             return;
         };
         if now >= stopping.kill_at {
             let since = *stopping.since_kill.get_or_insert(now);
             stopping.kill_at = now + KILL_AGAIN;
-            self.effects.push_back(match self.ending {
-                Some(_) => Effect::Kill,
-                None => Effect::KillUnparked,
+            self.effects.push_back(match other || stopping.processes {
+                true => Effect::Kill,
+                false => Effect::KillUnparked,
             });
             if !stopping.named && now.since(since) >= STUCK {
                 stopping.named = true;
@@ -412,7 +456,7 @@ impl Session {
     }
 
     fn say(&mut self, text: impl Into<String>) {
-        self.effects.push_back(Effect::Say(text.into()));
+        self.texts.push_back(text.into());
     }
 
     fn send(&mut self, frame: ToAgent) {
@@ -424,9 +468,21 @@ impl Session {
     /// A fact about the newest generation: sent now, and again on every later link.
     fn fact(&mut self, frame: ToAgent) {
         if !self.facts.contains(&frame) {
+            let stopped = |f: &ToAgent| matches!(f, ToAgent::Stopped { .. });
+            if self.facts.len() >= REMEMBERED
+                && let Some(oldest) = self.facts.iter().position(stopped)
+            {
+                self.facts.remove(oldest);
+            }
             self.facts.push(frame.clone());
         }
         self.send(frame);
+    }
+
+    fn facts_again(&mut self) {
+        for frame in self.facts.clone() {
+            self.send(frame);
+        }
     }
 
     fn wish(&mut self, frame: ToAgent) {
@@ -444,7 +500,8 @@ impl Session {
         if let Some(port) = self.port {
             self.send(ToAgent::MasterPort { port });
         }
-        for frame in self.facts.clone().into_iter().chain(self.wishes.clone()) {
+        self.facts_again();
+        for frame in self.wishes.clone() {
             self.send(frame);
         }
     }
@@ -490,7 +547,7 @@ impl Session {
                 grace_ms,
                 why,
             } => {
-                self.stop(digest, libc::SIGTERM, grace_ms, &why, now);
+                self.stop(digest, SIGTERM, grace_ms, &why, now);
             }
             ToLauncher::Preempt {
                 digest,
@@ -501,7 +558,7 @@ impl Session {
                 let signal = if (1..=64).contains(&signal) {
                     signal
                 } else {
-                    libc::SIGTERM
+                    SIGTERM
                 };
                 self.stop(digest, signal, grace_ms, &why, now);
             }

@@ -4,7 +4,8 @@ use muster_protocol::Time;
 use muster_protocol::local::ToAgent;
 
 use super::{Effect, Session};
-use crate::run::report;
+use crate::report;
+use crate::signal::{SIGINT, SIGTERM};
 
 impl Session {
     /// The job is over for this launcher.
@@ -18,7 +19,7 @@ impl Session {
         self.ending = Some((code, report.clone()));
         if self.current.is_some() {
             let grace = self.register.spec.loss_grace();
-            self.begin_stop(libc::SIGTERM, grace, None, now);
+            self.begin_stop(SIGTERM, grace, now);
         } else {
             self.exit_now(code, report);
         }
@@ -32,14 +33,14 @@ impl Session {
         if self.current.is_some() {
             let spec = &self.register.spec;
             let (signal, grace) = (spec.preempt_signal, spec.stop_grace());
-            self.begin_stop(signal, grace, None, now);
+            self.begin_stop(signal, grace, now);
         } else {
             self.exit_now(code, String::new());
         }
     }
 
     pub(super) fn interrupt(&mut self, now: Time) {
-        const CODE: i32 = 128 + libc::SIGINT;
+        const CODE: i32 = 128 + SIGINT;
         self.interrupts += 1;
         if self.interrupts > 1 {
             self.effects.push_back(Effect::Abort { code: CODE });

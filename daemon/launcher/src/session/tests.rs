@@ -1,3 +1,4 @@
+mod orders;
 mod progress;
 
 use std::net::SocketAddr;
@@ -152,7 +153,7 @@ fn finished(n: u8) -> Effect {
 #[test]
 fn a_newer_start_ends_the_older_workers_first() {
     let mut world = World::running(1);
-    assert_eq!(world.start(2), [Effect::EndTerm(libc::SIGTERM)]);
+    assert_eq!(world.start(2), [Effect::EndTerm(SIGTERM)]);
     assert_eq!(world.pass(199), []);
     assert_eq!(world.pass(1), [Effect::KillUnparked]);
     assert_eq!(world.pass(50), [Effect::KillUnparked]);
@@ -167,11 +168,11 @@ fn nothing_older_acts_on_what_runs() {
     assert_eq!(world.gone(), [stopped(1), spawn(2)]);
     world.on(Event::Spawned { result: Ok(()) });
     assert_eq!(world.stop(1, 0), [stopped(1)]);
-    assert_eq!(world.start(1), []);
+    assert_eq!(world.start(1), [stopped(1)]);
     // One that never started here may be older: it stops nothing.
     assert_eq!(world.stop(9, 0), []);
-    // Another lineage's lower number does not end newer workers either.
-    assert_eq!(world.start(0), []);
+    // A lower number does not end newer workers either.
+    assert_eq!(world.start(0), [stopped(0)]);
     assert!(world.session.runs(digest(2)));
 }
 
@@ -180,18 +181,23 @@ fn a_lineage_with_lower_numbers_is_joined_when_nothing_runs() {
     let mut world = World::running(7);
     world.stop(7, 100);
     world.gone();
-    assert_eq!(world.start(3), [spawn(3)]);
+    let other = Start {
+        lineage: digest(2),
+        ..start(3, 1)
+    };
+    let effects = world.frame(ToLauncher::Start(other));
+    assert!(matches!(effects[..], [Effect::Spawn { .. }]), "{effects:?}");
     // What was left behind stays behind.
     world.on(Event::Spawned { result: Ok(()) });
-    assert_eq!(world.start(7), []);
+    assert_eq!(world.start(7), [stopped(7)]);
 }
 
 #[test]
 fn a_grace_is_only_ever_shortened() {
     let mut world = World::running(1);
-    assert_eq!(world.stop(1, 30_000), [Effect::EndTerm(libc::SIGTERM)]);
+    assert_eq!(world.stop(1, 30_000), [Effect::EndTerm(SIGTERM)]);
     assert_eq!(world.stop(1, 60_000), []);
-    assert_eq!(world.stop(1, 100), [Effect::EndTerm(libc::SIGTERM)]);
+    assert_eq!(world.stop(1, 100), [Effect::EndTerm(SIGTERM)]);
     assert_eq!(world.pass(100), [Effect::KillUnparked]);
     assert_eq!(world.stop(1, 60_000), []);
     assert_eq!(world.gone(), [stopped(1)]);
@@ -225,7 +231,7 @@ fn the_facts_are_told_again_to_an_agent_that_comes_back() {
 fn finished_means_that_all_ended_well_and_nothing_is_left() {
     let mut world = World::running(1);
     assert_eq!(world.on(exit(0, 0)), []);
-    assert_eq!(world.on(exit(1, 0)), [Effect::EndTerm(libc::SIGTERM)]);
+    assert_eq!(world.on(exit(1, 0)), [Effect::EndTerm(SIGTERM)]);
     assert_eq!(world.on(Event::Left(Left::Groups)), []);
     // What left its group got no signal.
     assert_eq!(world.on(Event::Left(Left::Escaped)), [Effect::KillUnparked]);
@@ -268,8 +274,8 @@ fn a_failed_start_is_told_when_nothing_of_it_runs() {
     let told = world.on(Event::Spawned {
         result: Err("no".into()),
     });
-    assert_eq!(told, [Effect::FreshPort { used: Some(1001) }]);
-    assert_eq!(world.pass(0), [Effect::KillUnparked]);
+    let freed = Effect::FreshPort { used: Some(1001) };
+    assert_eq!(told, [Effect::KillUnparked, freed]);
     let failed = Effect::Send(ToAgent::StartFailed {
         digest: digest(1),
         attempt: 1,
@@ -307,7 +313,7 @@ fn the_end_waits_for_the_workers() {
         code: 3,
         report: "r".into(),
     };
-    assert_eq!(world.frame(end.clone()), [Effect::Signal(libc::SIGTERM)]);
+    assert_eq!(world.frame(end.clone()), [Effect::Signal(SIGTERM)]);
     assert_eq!(world.start(2), []);
     let exit = Effect::Exit {
         code: 3,
@@ -391,7 +397,7 @@ fn told_to_leave_it_goes_even_if_the_agent_does_nothing() {
     assert_eq!(world.on(Event::Terminate { signal: 15 }), [leave]);
     assert_eq!(world.on(Event::Terminate { signal: 15 }), []);
     assert_eq!(world.pass(29_999), []);
-    assert_eq!(world.pass(1), [Effect::Signal(libc::SIGTERM)]);
+    assert_eq!(world.pass(1), [Effect::Signal(SIGTERM)]);
     let told = world.gone();
     assert!(
         matches!(told[..], [_, Effect::Exit { code: 143, .. }]),
@@ -420,6 +426,7 @@ fn workers_end_when_the_agent_stays_away() {
         node: muster_protocol::NodeId([1; 32]),
         agent_pid: 1,
         agent_grace_ms: 4_000,
+        lease_ms: 1_500,
     };
     world.frame(welcome.clone());
     world.on(Event::LinkDown);
@@ -434,13 +441,13 @@ fn workers_end_when_the_agent_stays_away() {
     world.on(Event::LinkDown);
     assert_eq!(world.pass(1_000), []);
     world.on(Event::LinkUp);
-    assert_eq!(world.pass(1_000), [Effect::EndTerm(libc::SIGTERM)]);
+    assert_eq!(world.pass(1_000), [Effect::EndTerm(SIGTERM)]);
 }
 
 /// Both workers are live and have parked from generation `n`, which they were told to leave.
 fn parked(n: u8) -> World {
     let mut world = World::running(n);
-    assert_eq!(world.stop(n, 200), [Effect::EndTerm(libc::SIGTERM)]);
+    assert_eq!(world.stop(n, 200), [Effect::EndTerm(SIGTERM)]);
     assert!(world.session.awaits_parking());
     assert_eq!(world.on(Event::Left(Left::Workers)), []);
     assert_eq!(world.on(Event::Left(Left::Parked)), [stopped(n)]);
@@ -456,7 +463,7 @@ fn parked_workers_get_the_next_generation() {
     assert_eq!(world.stop(1, 200), [stopped(1)]);
     assert_eq!(world.start(2), [spawn(2)]);
     world.on(Event::Spawned { result: Ok(()) });
-    assert_eq!(world.stop(2, 200), [Effect::EndTerm(libc::SIGTERM)]);
+    assert_eq!(world.stop(2, 200), [Effect::EndTerm(SIGTERM)]);
     // One does not park in time.
     assert_eq!(world.pass(200), [Effect::KillUnparked]);
     world.on(exit(1, 137));
@@ -471,18 +478,15 @@ fn parked_workers_end_with_the_job() {
         code: 0,
         report: String::new(),
     };
-    assert_eq!(world.frame(end.clone()), [Effect::Signal(libc::SIGTERM)]);
+    assert_eq!(world.frame(end.clone()), [Effect::Signal(SIGTERM)]);
     let exits = |effects: Vec<Effect>| matches!(effects[..], [.., Effect::Exit { code: 0, .. }]);
     assert!(exits(world.gone()));
     // Said while they park.
     let mut world = World::running(1);
-    assert_eq!(world.stop(1, 200), [Effect::EndTerm(libc::SIGTERM)]);
+    assert_eq!(world.stop(1, 200), [Effect::EndTerm(SIGTERM)]);
     world.frame(end);
     let effects = world.on(Event::Left(Left::Parked));
-    assert!(
-        effects.contains(&Effect::Signal(libc::SIGTERM)),
-        "{effects:?}"
-    );
+    assert!(effects.contains(&Effect::Signal(SIGTERM)), "{effects:?}");
     assert!(exits(world.gone()));
 }
 
@@ -537,11 +541,12 @@ fn workers_end_when_the_agent_falls_silent() {
         node: muster_protocol::NodeId([1; 32]),
         agent_pid: 1,
         agent_grace_ms: 4_000,
+        lease_ms: 1_500,
     };
     world.on(Event::LinkUp);
     world.frame(welcome.clone());
     assert_eq!(world.pass(2_999), []);
-    assert_eq!(world.pass(1), [Effect::EndTerm(libc::SIGTERM)]);
+    assert_eq!(world.pass(1), [Effect::EndTerm(SIGTERM)]);
 
     // The whole machine slept: the agent, awake again, has a moment to say so.
     let mut world = World::running(1);
@@ -550,7 +555,7 @@ fn workers_end_when_the_agent_falls_silent() {
     assert_eq!(world.pass(60_000), []);
     world.frame(welcome);
     assert_eq!(world.pass(2_999), []);
-    assert_eq!(world.pass(1), [Effect::EndTerm(libc::SIGTERM)]);
+    assert_eq!(world.pass(1), [Effect::EndTerm(SIGTERM)]);
 }
 
 #[test]

@@ -4,33 +4,29 @@ use std::fmt::Write as _;
 
 use muster_protocol::local::{WorkerExit, plain_tail};
 
+use crate::signal;
+
 /// The most exits that are listed.
 const MAX_LISTED: usize = 16;
 
-/// The name of a signal, for people.
-pub fn signal_name(signal: i32) -> String {
-    nix::sys::signal::Signal::try_from(signal)
-        .map_or_else(|_| format!("signal {signal}"), |s| s.as_str().to_owned())
-}
-
 /// How a worker ended, in a few words.
-pub fn how(exit: &WorkerExit) -> String {
+pub(crate) fn how(exit: &WorkerExit) -> String {
     match exit.signal {
-        Some(signal) => format!("killed by {}", signal_name(signal)),
+        Some(signal) => format!("killed by {}", signal::name(signal)),
         None => format!("exit code {}", exit.code),
     }
 }
 
 /// The exit from which the others follow: the earliest; torchrun's rule of the smallest timestamp.
 /// At the same moment a failure that says why beats one that does not.
-pub fn root_cause(exits: &[WorkerExit]) -> Option<&WorkerExit> {
+pub(crate) fn root_cause(exits: &[WorkerExit]) -> Option<&WorkerExit> {
     exits
         .iter()
         .min_by_key(|e| (e.at_ms, e.tail.is_empty(), e.rank))
 }
 
 /// The failure on another node from which those here follow, with its last lines.
-pub fn root_elsewhere(node: &str, exit: &WorkerExit) -> String {
+pub(crate) fn root_elsewhere(node: &str, exit: &WorkerExit) -> String {
     let mut text = format!(
         "the cause: rank {} (local rank {}, pid {}) on {node}: {}",
         exit.rank,
@@ -46,7 +42,7 @@ pub fn root_elsewhere(node: &str, exit: &WorkerExit) -> String {
 
 /// The agent's report about the whole job, followed by the root cause where it was on another node,
 /// and by what failed on this one.
-pub fn whole(
+pub(crate) fn whole(
     report: &str,
     code: i32,
     elsewhere: Option<&(String, WorkerExit)>,

@@ -6,55 +6,37 @@ use std::net::IpAddr;
 use muster_protocol::local::{Start, ToAgent, WorkerExit, plain_tail};
 use muster_protocol::{Digest, Span, Time};
 
-use super::{Current, Effect, LEFTOVER_GRACE, Pending, REMEMBERED, Session, Stopping};
-use crate::run::report;
-use crate::run::workers::Left;
+use super::{Current, Effect, LEFTOVER_GRACE, Left, Pending, Session, Stopping, remember};
+use crate::report;
+use crate::signal::SIGTERM;
 
 impl Session {
     pub(super) fn start(&mut self, start: Start, now: Time) {
-        if self.ending.is_some() {
+        let (digest, lineage) = (start.digest, start.lineage);
+        // It was stopped, perhaps before this START came: that is the answer, now or when nothing runs.
+        if self.ending.is_some() || self.owed.contains(&digest) {
             return;
         }
-        let key = (start.digest, start.attempt);
-        if let Some((digest, number, attempt)) = self.newest {
-            if (digest, attempt) == key {
-                // Known: say again what became of it.
-                for frame in self.facts.clone() {
-                    self.send(frame);
-                }
-                return;
-            }
-            let newer = if digest == start.digest {
-                start.attempt > attempt
-            } else if self.age(start.digest).is_some() {
-                false
-            } else {
-                // A lower number is another lineage, which this job joined; that is only taken up
-                // when nothing runs, so that a late START never ends newer workers.
-                start.number > number || (self.current.is_none() && self.pending.is_none())
-            };
-            if !newer {
-                return;
-            }
+        let known = self.newest.filter(|(newest, _)| *newest == digest);
+        if known.is_some_and(|(_, tried)| self.over.contains(&digest) || start.attempt <= tried) {
+            // Say again what became of it.
+            return self.facts_again();
         }
-        if self.age(start.digest).is_none() {
-            if self.seen.len() == REMEMBERED {
-                self.seen.pop_front();
-            }
-            self.seen.push_back(start.digest);
+        let reached = self.numbers.iter().find(|(l, _)| *l == lineage);
+        let older = reached.is_some_and(|(_, number)| start.number <= *number);
+        if self.over.contains(&digest) || (known.is_none() && older) {
+            return self.outdated(digest);
         }
-        self.newest = Some((start.digest, start.number, start.attempt));
+        remember(&mut self.seen, digest);
+        self.numbers.retain(|(l, _)| *l != lineage);
+        remember(&mut self.numbers, (lineage, start.number));
+        self.newest = Some((digest, start.attempt));
         self.facts.clear();
         self.failures.clear();
         if let Some((node, exit)) = self.elsewhere.take() {
             self.say(report::root_elsewhere(&node, &exit));
         }
         self.waiting.clear();
-        if self.current.as_ref().is_some_and(Current::trains) {
-            // A decided newer generation ends the one before, should its stop have been lost.
-            let grace = self.register.spec.loss_grace();
-            self.begin_stop(libc::SIGTERM, grace, None, now);
-        }
         let verified = if start.master_launcher == self.register.launcher {
             Some(Ok(start.master.ip()))
         } else {
@@ -62,12 +44,35 @@ impl Session {
             None
         };
         self.pending = Some(Pending { start, verified });
+        let current = self.current.as_ref().filter(|c| c.stopping.is_none());
+        if current.is_some_and(|c| !c.parked || self.ends_processes()) {
+            // A decided newer generation ends the one before, should its stop have been lost; and live
+            // workers have no place in another lineage.
+            let grace = self.register.spec.loss_grace();
+            self.begin_stop(SIGTERM, grace, now);
+        }
         self.try_spawn();
+    }
+
+    /// A START of something that is over, or older than what was begun since.
+    fn outdated(&mut self, digest: Digest) {
+        match self.current.as_ref().filter(|c| c.start.digest == digest) {
+            Some(current) if !current.parked => remember(&mut self.owed, digest),
+            _ => self.send(ToAgent::Stopped { digest }),
+        }
+    }
+
+    /// Live workers end with their generation: the job is over here, or goes on in another lineage.
+    pub(super) fn ends_processes(&self) -> bool {
+        let current = self.current.as_ref().map(|c| c.start.lineage);
+        let next = self.pending.as_ref().map(|p| p.start.lineage);
+        self.ending.is_some() || next.is_some_and(|next| current != Some(next))
     }
 
     /// Spawns once the master is verified and what ran before is gone.
     pub(super) fn try_spawn(&mut self) {
-        let busy = self.current.as_ref().is_some_and(|c| !c.parked);
+        let current = self.current.as_ref();
+        let busy = current.is_some_and(|c| !c.parked || c.stopping.is_some());
         if busy || self.ending.is_some() {
             return;
         }
@@ -87,6 +92,7 @@ impl Session {
                     attempt: start.attempt,
                     reason,
                 });
+                self.answer_stops(None);
             }
         }
     }
@@ -141,11 +147,12 @@ impl Session {
                     since_kill: None,
                     named: false,
                     finished: false,
-                    told: None,
+                    processes: false,
                 });
             }
         }
         self.current = Some(current);
+        self.handle_timeout(now);
         self.effects.push_back(Effect::FreshPort { used });
     }
 
@@ -174,7 +181,7 @@ impl Session {
         }
         if all {
             let grace = self.register.spec.stop_grace().min(LEFTOVER_GRACE);
-            self.begin_stop(libc::SIGTERM, grace, None, now);
+            self.begin_stop(SIGTERM, grace, now);
             if let Some(current) = &mut self.current {
                 // A worker that stopped at a step has not finished its work.
                 let clean = current.failed.is_empty() && !current.acknowledged;
@@ -201,12 +208,14 @@ impl Session {
                     self.handle_timeout(now);
                 }
             }
+            Left::Parked if current.parked => {}
             Left::Parked => self.parked(now),
             Left::Nothing => {
-                let (finished, told) = (stopping.finished, stopping.told);
+                let (finished, parked) = (stopping.finished, current.parked);
                 let (digest, attempt) = (current.start.digest, current.start.attempt);
                 let unstarted = current.unstarted.take();
-                let never_ran = unstarted.is_some();
+                // Finished and StartFailed say already that nothing runs.
+                let silent = finished || unstarted.is_some() || parked;
                 self.current = None;
                 if let Some(reason) = unstarted {
                     self.fact(ToAgent::StartFailed {
@@ -216,15 +225,10 @@ impl Session {
                     });
                 }
                 if finished {
+                    remember(&mut self.over, digest);
                     self.fact(ToAgent::Finished { digest });
                 }
-                match told {
-                    // What was told to stop is this generation or a newer one.
-                    Some(digest) => self.fact(ToAgent::Stopped { digest }),
-                    // Finished and StartFailed say already that nothing runs.
-                    None if finished || never_ran => {}
-                    None => self.fact(ToAgent::Stopped { digest }),
-                }
+                self.answer_stops((!silent).then_some(digest));
                 if let Some((code, report)) = self.ending.clone() {
                     self.exit_now(code, report);
                 } else {
@@ -243,24 +247,18 @@ impl Session {
         why: &str,
         now: Time,
     ) {
-        let Some(age) = self.age(digest) else {
-            // Never started here. What runs may be newer, so it is left alone.
-            if self.current.is_none() && self.pending.is_none() {
-                self.send(ToAgent::Stopped { digest });
-            }
-            return;
-        };
+        let age = self.age(digest);
         let pending = self.pending.as_ref().map(|p| p.start.digest);
-        if pending.is_some_and(|d| self.age(d) <= Some(age)) {
+        if age.is_some() && pending.is_some_and(|d| self.age(d) <= age) {
             self.pending = None;
         }
-        let current = self.current.as_ref();
-        match current.map(|c| (self.age(c.start.digest) <= Some(age), c.stopping.is_some())) {
-            Some((true, _)) if current.is_some_and(|c| c.parked) => {
-                self.fact(ToAgent::Stopped { digest });
-            }
-            Some((true, already)) => {
-                if !already && !why.is_empty() {
+        let current = self.current.as_ref().filter(|c| !c.parked);
+        let running = current.map(|c| self.age(c.start.digest));
+        match (running, age) {
+            // Newer workers run, and none of that generation.
+            (Some(running), Some(_)) if running > age => self.send(ToAgent::Stopped { digest }),
+            (Some(_), Some(_)) => {
+                if current.is_some_and(|c| c.stopping.is_none()) && !why.is_empty() {
                     self.say(format!("stopping the workers: {why}"));
                 }
                 let grace = Span::from_millis(grace_ms.into());
@@ -269,30 +267,48 @@ impl Session {
                     Span::ZERO => grace,
                     grace => grace.max(self.patience),
                 };
-                self.begin_stop(signal, grace, Some(digest), now);
+                remember(&mut self.owed, digest);
+                self.begin_stop(signal, grace, now);
             }
-            // Newer workers run, or nothing: either way none of that generation does.
-            Some((false, _)) | None => {
-                let stopped = ToAgent::Stopped { digest };
-                if self.current.is_none() {
-                    self.fact(stopped);
-                } else {
-                    self.send(stopped);
-                }
+            // Never started here. What runs, or is about to, may be newer, so it is left alone.
+            (Some(_), None) => remember(&mut self.owed, digest),
+            (None, None) if self.pending.is_some() => remember(&mut self.owed, digest),
+            (None, Some(_)) if self.pending.is_some() => self.stopped(digest),
+            (None, _) => {
+                remember(&mut self.owed, digest);
+                self.answer_stops(None);
             }
         }
     }
 
+    /// Nothing runs of this generation nor of any before it, and nothing will.
+    fn stopped(&mut self, digest: Digest) {
+        remember(&mut self.over, digest);
+        self.fact(ToAgent::Stopped { digest });
+    }
+
+    /// Nothing trains here any more; last this generation did.
+    pub(super) fn answer_stops(&mut self, last: Option<Digest>) {
+        let owed = std::mem::take(&mut self.owed);
+        let pending = self.pending.as_ref().map(|p| p.start.digest);
+        // Of one that is to begin another attempt it is not said, unless it was asked for.
+        let last = last.filter(|d| !owed.contains(d) && pending != Some(*d));
+        for digest in owed.into_iter().chain(last) {
+            self.stopped(digest);
+        }
+    }
+
     /// Signals the workers, or shortens the grace of a stop under way: it is never made longer.
-    pub(super) fn begin_stop(&mut self, signal: i32, grace: Span, told: Option<Digest>, now: Time) {
+    pub(super) fn begin_stop(&mut self, signal: i32, grace: Span, now: Time) {
+        let processes = self.ends_processes();
         let Some(current) = &mut self.current else {
             return;
         };
         let kill_at = now + grace;
         // While the job goes on here, live workers stay.
-        let end = match self.ending {
-            Some(_) => Effect::Signal,
-            None => Effect::EndTerm,
+        let end = match processes {
+            true => Effect::Signal,
+            false => Effect::EndTerm,
         };
         match &mut current.stopping {
             None => {
@@ -301,16 +317,16 @@ impl Session {
                     since_kill: None,
                     named: false,
                     finished: false,
-                    told,
+                    processes,
                 });
                 self.effects.push_back(end(signal));
             }
             Some(stopping) => {
                 if stopping.since_kill.is_none() && kill_at < stopping.kill_at {
                     stopping.kill_at = kill_at;
+                    stopping.processes |= processes;
                     self.effects.push_back(end(signal));
                 }
-                stopping.told = told.or(stopping.told);
             }
         }
     }

@@ -4,6 +4,7 @@ use muster_protocol::local::{ToAgent, WorkerExit};
 use muster_protocol::{Span, Time};
 
 use super::{ALONE, GAVE_UP, LEFTOVER_GRACE, Session};
+use crate::signal::SIGTERM;
 
 /// Of its usual step, so many times a live worker may compute on before it parks.
 const STEPS: u32 = 4;
@@ -31,17 +32,25 @@ impl Session {
         let Some(current) = &mut self.current else {
             return;
         };
-        let Some(stopping) = current.stopping.take() else {
+        if current.stopping.take().is_none() {
             return;
-        };
+        }
         current.parked = true;
         current.alone_since = None;
-        let digest = stopping.told.unwrap_or(current.start.digest);
-        self.fact(ToAgent::Stopped { digest });
-        if self.ending.is_some() {
+        let (digest, attempt) = (current.start.digest, current.start.attempt);
+        let unstarted = current.unstarted.take();
+        self.answer_stops(unstarted.is_none().then_some(digest));
+        if let Some(reason) = unstarted {
+            self.fact(ToAgent::StartFailed {
+                digest,
+                attempt,
+                reason,
+            });
+        }
+        if self.ends_processes() {
             // Said while they parked: nobody needs them any more.
             let grace = self.register.spec.loss_grace();
-            self.begin_stop(libc::SIGTERM, grace, None, now);
+            self.begin_stop(SIGTERM, grace, now);
         } else {
             self.try_spawn();
         }
@@ -54,7 +63,7 @@ impl Session {
         };
         if acknowledged {
             current.acknowledged = true;
-            self.begin_stop(libc::SIGTERM, LEFTOVER_GRACE, None, now);
+            self.begin_stop(SIGTERM, LEFTOVER_GRACE, now);
         } else {
             current.alone_since.get_or_insert((now, at_ms));
         }

@@ -1,0 +1,164 @@
+//! A launcher whose console takes nothing, and one that is stopped: its workers end all the same.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use muster_protocol::Digest;
+use muster_protocol::local::ToAgent;
+
+use crate::fake::{Agent, Launcher, left_of, nothing_left, until};
+
+/// Waits until a pipe takes no more.
+fn full(pipe: &OwnedFd) {
+    let holds = || {
+        let mut bytes = 0;
+        // SAFETY: FIONREAD writes one int.
+        let asked = unsafe { libc::ioctl(pipe.as_raw_fd(), libc::FIONREAD, &raw mut bytes) };
+        assert_eq!(asked, 0);
+        bytes
+    };
+    // The last piece that fits may be a little shorter than what is left.
+    until("the pipe is full", || holds() >= 60 * 1024);
+}
+
+#[test]
+fn a_console_that_takes_nothing_holds_up_no_stop_and_no_end() {
+    let mut agent = Agent::new();
+    let script = "yes fill >&2 & echo $$ > up; wait";
+    let args = ["--", "sh", "-c", script];
+    let (mut launcher, pipe) = Launcher::start_blocked(&agent, &args);
+    agent.accept();
+    let digest = agent.run(1);
+    until("the worker is up", || agent.path("up").exists());
+    full(&pipe);
+    // With a line to say first.
+    agent.stop(digest, 500);
+    assert_eq!(agent.fact(), ToAgent::Stopped { digest });
+    let digest = agent.run(2);
+    agent.stop(digest, 500);
+    assert_eq!(agent.fact(), ToAgent::Stopped { digest });
+    agent.end(3, "the job failed");
+    assert_eq!(launcher.wait().code(), Some(3));
+    nothing_left(agent.me());
+    // Whoever reads now finds what was written before.
+    drop(launcher);
+    let text = std::io::read_to_string(File::from(pipe)).unwrap();
+    assert!(text.contains("fill\nfill\n"));
+}
+
+#[test]
+fn a_single_node_whose_console_takes_nothing_is_stopped_by_a_signal() {
+    let dir = tempfile::tempdir().unwrap();
+    let (pipe, write) = nix::unistd::pipe().unwrap();
+    let script = "echo $$ > up; exec yes fill >&2";
+    let mut child = Command::new(env!("CARGO_BIN_EXE_muster"))
+        .args([
+            "run",
+            "--standalone",
+            "--stop-grace",
+            "500ms",
+            "--no-python",
+        ])
+        .args(["--", "sh", "-c", script])
+        // The agent inside says everything that it does, too.
+        .env("MUSTER_LOG", "trace")
+        .env("TMPDIR", dir.path())
+        .env("XDG_RUNTIME_DIR", dir.path())
+        .current_dir(dir.path())
+        .stdin(Stdio::null())
+        .stdout(write.try_clone().unwrap())
+        .stderr(write)
+        .spawn()
+        .unwrap();
+    until("the worker is up", || dir.path().join("up").exists());
+    full(&pipe);
+    // SAFETY: our own child, not reaped yet.
+    unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+    let mut code = None;
+    until("the launcher exits", || {
+        code = child.try_wait().unwrap();
+        code.is_some()
+    });
+    assert_eq!(code.unwrap().code(), Some(143));
+    let worker: i32 = crate::fake::read(&dir.path().join("up"))
+        .trim()
+        .parse()
+        .unwrap();
+    // SAFETY: signal 0 only asks.
+    until(
+        "the worker is gone",
+        || unsafe { libc::kill(worker, 0) } != 0,
+    );
+}
+
+/// The workers of a launcher: what carries its id, without the sidecar.
+fn workers(agent: &Agent) -> Vec<String> {
+    let mut left = left_of(agent.me());
+    left.retain(|line| !line.contains("__reaper"));
+    left
+}
+
+/// A launcher with a worker and what that has started.
+fn two(agent: &mut Agent, lease_ms: u32) -> (Launcher, Digest) {
+    agent.lease_ms = lease_ms;
+    let script = "setsid sleep 1000 & echo up > up; exec sleep 1000";
+    let launcher = Launcher::start(agent, &["--", "sh", "-c", script]);
+    agent.accept();
+    let digest = agent.run(1);
+    until("the worker is up", || {
+        agent.path("up").exists() && workers(agent).len() == 2
+    });
+    (launcher, digest)
+}
+
+#[test]
+fn the_workers_of_a_launcher_that_is_stopped_end_when_nobody_answers_for_them() {
+    let mut agent = Agent::new();
+    let (mut launcher, digest) = two(&mut agent, 1_000);
+    launcher.signal(libc::SIGSTOP);
+    // Zombies do not count: they wait for their parent.
+    until("its workers are gone", || workers(&agent).is_empty());
+    launcher.signal(libc::SIGCONT);
+    assert_eq!(agent.fact(), ToAgent::Stopped { digest });
+    until("it says why", || {
+        launcher.err().contains("stopped or blocked")
+    });
+    // It goes on as before.
+    agent.run(2);
+    until("the worker is up", || !workers(&agent).is_empty());
+    agent.end(0, "");
+    assert_eq!(launcher.wait().code(), Some(0));
+    nothing_left(agent.me());
+}
+
+#[test]
+fn the_workers_of_a_launcher_that_is_stopped_go_on_while_its_agent_answers_for_them() {
+    let mut agent = Agent::new();
+    let (mut launcher, digest) = two(&mut agent, 3_000);
+    launcher.signal(libc::SIGSTOP);
+    let stopped = Instant::now();
+    while stopped.elapsed() < Duration::from_secs(5) {
+        // As long as a slow machine may take to ask again.
+        agent.grants(3_000);
+        assert_eq!(workers(&agent).len(), 2);
+    }
+    launcher.signal(libc::SIGCONT);
+    // Nothing has happened to them.
+    agent.stop(digest, 300);
+    assert_eq!(agent.fact(), ToAgent::Stopped { digest });
+    // It was stopped by this order, and not before.
+    assert!(!launcher.err().contains("stopped or blocked"));
+    let digest = agent.run(2);
+    until("the worker is up", || workers(&agent).len() == 2);
+    launcher.signal(libc::SIGSTOP);
+    agent.grants(100);
+    agent.grants(0);
+    until("its workers are gone", || workers(&agent).is_empty());
+    launcher.signal(libc::SIGCONT);
+    assert_eq!(agent.fact(), ToAgent::Stopped { digest });
+    agent.end(0, "");
+    assert_eq!(launcher.wait().code(), Some(0));
+    nothing_left(agent.me());
+}

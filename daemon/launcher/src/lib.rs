@@ -1,0 +1,8 @@
+//! What a launcher decides, without the processes, sockets and clocks that it decides about. The
+//! driver is `daemon/cli/src/run/drive.rs`; the simulation has another.
+
+mod report;
+mod session;
+pub mod signal;
+
+pub use session::{Effect, Event, Left, Session, patience};

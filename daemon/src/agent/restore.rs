@@ -1,0 +1,151 @@
+//! What an earlier run of the agent stored.
+
+use muster_protocol::agent::{Past, Stored};
+use muster_protocol::job::Durable;
+
+use crate::state::{StateDir, StateError};
+
+/// Reads it. Where some of it cannot be read, votes may be lost with it: the agent goes
+/// on as another voter.
+pub(super) fn restore(state: &mut StateDir) -> Result<Stored, StateError> {
+    let (mut jobs, mut unreadable) = (Vec::new(), Vec::new());
+    for (name, bytes) in state.load_all() {
+        match Durable::decode(&bytes) {
+            Ok(durable) => jobs.push((durable.key, bytes)),
+            Err(error) => unreadable.push((name, error.to_string())),
+        }
+    }
+    let mut past = state.load_past();
+    let lossy = match Past::decode(&past) {
+        Ok(known) => known
+            .is_lossy()
+            .then(|| "more jobs were forgotten than can be remembered".to_owned()),
+        Err(error) => Some(error.to_string()),
+    };
+    for (name, error) in &unreadable {
+        tracing::error!(
+            name,
+            error,
+            "a job's stored state cannot be read, and is put aside"
+        );
+    }
+    if unreadable.is_empty() && lossy.is_none() {
+        return Ok(Stored { jobs, past });
+    }
+    let before = state.state_id();
+    let names: Vec<&str> = unreadable.iter().map(|(name, _)| name.as_str()).collect();
+    state.renew(&names)?;
+    past.clear();
+    let why = lossy.or_else(|| unreadable.into_iter().next().map(|(_, error)| error));
+    tracing::error!(
+        %before, now = %state.state_id(), why = why.unwrap_or_default(),
+        "this agent cannot know all votes that it gave: it counts as a new voter from now on, and its node \
+         joins its jobs anew"
+    );
+    Ok(Stored { jobs, past })
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_protocol::{Boot, Digest, JobKey};
+
+    use super::*;
+
+    fn durable(id: &str) -> Durable {
+        Durable::new(JobKey {
+            cluster: "c".into(),
+            owner: "0".into(),
+            id: id.into(),
+        })
+    }
+
+    fn open(path: &std::path::Path) -> StateDir {
+        StateDir::open(path).unwrap()
+    }
+
+    #[test]
+    fn a_job_that_cannot_be_read_makes_another_voter() {
+        let tmp = tempfile::tempdir().unwrap();
+        let mut state = open(tmp.path());
+        let old = (state.node_id(), state.state_id());
+        let (kept, lost) = (durable("kept"), durable("lost"));
+        // As it was stored before what is stored had a version.
+        let mut unversioned = lost.encode().unwrap();
+        unversioned[0] = 1;
+        state.save("aa", &kept.encode().unwrap()).unwrap();
+        state.save("bb", &unversioned).unwrap();
+        let mut past = Past::default();
+        past.add(Digest([1; 32]), 3, true);
+        state.save_past(&past.encode().unwrap()).unwrap();
+        drop(state);
+
+        let mut state = open(tmp.path());
+        assert_eq!((state.state_id(), state.boot()), (old.1, Boot(2)));
+        let stored = restore(&mut state).unwrap();
+        assert_eq!(stored.jobs, [(kept.key.clone(), kept.encode().unwrap())]);
+        assert_eq!(state.node_id(), old.0);
+        assert_ne!(state.state_id(), old.1);
+        assert_eq!(state.boot(), Boot(1));
+        // What was remembered for the old voter binds the new one no more.
+        assert!(stored.past.is_empty());
+        let [aside] = state.quarantined() else {
+            panic!("{:?}", state.quarantined())
+        };
+        assert_eq!(
+            std::fs::read(&aside.kept_as)
+                .map(|b| b.ends_with(&unversioned))
+                .ok(),
+            Some(true)
+        );
+        // Once.
+        let now = state.state_id();
+        drop(state);
+        let mut state = open(tmp.path());
+        assert_eq!(restore(&mut state).unwrap().jobs.len(), 1);
+        assert_eq!((state.state_id(), state.boot()), (now, Boot(2)));
+    }
+
+    #[test]
+    fn what_is_remembered_of_forgotten_jobs_survives_a_restart() {
+        let tmp = tempfile::tempdir().unwrap();
+        let mut past = Past::default();
+        past.add(Digest([1; 32]), 3, true);
+        let mut state = open(tmp.path());
+        let id = state.state_id();
+        state.save_past(&past.encode().unwrap()).unwrap();
+        drop(state);
+        let mut state = open(tmp.path());
+        let stored = restore(&mut state).unwrap();
+        assert_eq!(
+            (Past::decode(&stored.past), state.state_id()),
+            (Ok(past.clone()), id)
+        );
+        drop(state);
+        // Damage, or bytes that say something else, make another voter.
+        let path = tmp.path().join("past");
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+        let state = open(tmp.path());
+        assert_ne!(state.state_id(), id);
+        drop(state);
+        let mut state = open(tmp.path());
+        let id = state.state_id();
+        state.save_past(b"?").unwrap();
+        drop(state);
+        let mut state = open(tmp.path());
+        assert!(restore(&mut state).unwrap().past.is_empty());
+        assert_ne!(state.state_id(), id);
+        // So does a list from which something was dropped.
+        let mut n = 0u64;
+        while !past.is_lossy() {
+            past.add(Digest(*blake3::hash(&n.to_le_bytes()).as_bytes()), 1, true);
+            n += 1;
+        }
+        let id = state.state_id();
+        state.save_past(&past.encode().unwrap()).unwrap();
+        drop(state);
+        let mut state = open(tmp.path());
+        assert!(restore(&mut state).unwrap().past.is_empty());
+        assert_ne!(state.state_id(), id);
+    }
+}

@@ -1,0 +1,411 @@
+//! For tests: one agent, time that the test moves, and peers whose words the test writes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+use super::{Agent, Config, ConnId, Effect, Event, Flaws, Notice, Stored};
+use crate::ids::{Boot, Digest, JobKey, LauncherId, NodeId, StateId};
+use crate::job::Durable;
+use crate::local::{Register, ToAgent, ToLauncher};
+use crate::membership::Answer;
+use crate::record::{Arbiter, Cause, Kind, Member, Place, Record, Voter};
+use crate::spec::JobSpec;
+use crate::time::{Span, Time};
+use crate::wire::{Ballot, Hello, JobMessage, Message, Status, Timeouts};
+
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+pub(super) const START: Time = Time(1_000_000_000_000);
+
+pub(super) fn node(i: usize) -> NodeId {
+    let mut id = [7u8; 32];
+    id[..8].copy_from_slice(&(i as u64 + 1).to_be_bytes());
+    NodeId(id)
+}
+
+fn state(i: usize) -> StateId {
+    StateId((i as u64 + 1).to_be_bytes())
+}
+
+pub(super) fn key(id: &str) -> JobKey {
+    JobKey {
+        cluster: "c".into(),
+        owner: "0".into(),
+        id: id.into(),
+    }
+}
+
+pub(super) fn timeouts(suspect: u64, grace: u64) -> Timeouts {
+    Timeouts {
+        suspect_after: Span::from_secs(suspect),
+        agent_grace: Span::from_secs(grace),
+    }
+}
+
+/// With the times that agents keep in production.
+pub(super) fn config(i: usize, boot: u64) -> Config {
+    Config {
+        compaction: crate::storelog::Compaction::default(),
+        node: node(i),
+        state: state(i),
+        boot: Boot(boot),
+        cluster: "c".into(),
+        host: format!("h{i}"),
+        version: "1".into(),
+        pid: 1,
+        seed: i as u64 + 77 * boot,
+        suspect_after: Span::from_secs(2),
+        agent_grace: Span::from_secs(30),
+        birth_timeout: Span::from_secs(4),
+        start_timeout: Span::from_secs(30),
+        minority_wait: Span::from_secs(6),
+        orphan_after: Span::from_secs(32),
+        slot_memory: u64::MAX,
+        slot_lease: Span::from_secs(600),
+        place: Place::default(),
+        memory: crate::memory::Key::default(),
+        flaws: Flaws::default(),
+    }
+}
+
+pub(super) fn member(i: usize) -> Member {
+    let ip = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0xffff, 0xffff, 0xffff, 1, i as u16);
+    Member {
+        node: node(i),
+        state: state(i),
+        launcher: LauncherId((i as u64 + 1).to_be_bytes()),
+        slots: 8,
+        guard: SocketAddr::new(ip.into(), 40_000),
+        place: Place::default(),
+    }
+}
+
+/// A generation of the first `n` nodes.
+pub(super) fn record(n: usize, number: u64) -> Record {
+    let later = |digest: Digest| if number == 1 { Digest::ZERO } else { digest };
+    Record {
+        birth: later(Digest([9; 32])),
+        number,
+        parent: later(Digest([8; 32])),
+        spec: JobSpec {
+            min_nodes: 1,
+            max_nodes: n as u16,
+            ..JobSpec::default()
+        },
+        ..Record::first((0..n).map(member).collect())
+    }
+}
+
+/// What may follow it.
+pub(super) fn next(before: &Record, nonce: u64) -> Record {
+    Record {
+        birth: before.lineage(),
+        number: before.number + 1,
+        parent: before.digest(),
+        nonce,
+        cause: Cause::NodesLost {
+            nodes: vec![node(2)],
+        },
+        ..before.clone()
+    }
+}
+
+pub(super) fn ended(id: &str) -> Durable {
+    let end = Record {
+        key: key(id),
+        kind: Kind::End { cancelled: false },
+        members: Vec::new(),
+        cause: Cause::Finished,
+        ..record(1, 2)
+    };
+    holds(&end, 1)
+}
+
+/// What an agent stores that learnt this record in this boot.
+pub(super) fn holds(record: &Record, learned: u64) -> Durable {
+    Durable {
+        head: Some(Arc::new(record.clone())),
+        learned: Boot(learned),
+        ..Durable::new(record.key.clone())
+    }
+}
+
+pub(super) struct Scripted {
+    pub(super) agent: Agent,
+    pub(super) now: Time,
+    pub(super) sent: Vec<(NodeId, JobMessage)>,
+    pub(super) told: Vec<(Time, ToLauncher)>,
+    pub(super) notices: Vec<Notice>,
+    pub(super) stored: BTreeMap<JobKey, Vec<u8>>,
+    pub(super) past: Vec<u8>,
+    pub(super) persists: usize,
+    /// Peers whose agents acknowledge leases.
+    pub(super) grants: BTreeSet<NodeId>,
+    /// What probes of a node find.
+    pub(super) probes: BTreeMap<NodeId, (Answer, Answer)>,
+    back: Vec<Event>,
+}
+
+impl Scripted {
+    pub(super) fn new(config: Config, stored: Vec<Durable>) -> Scripted {
+        let jobs = stored
+            .into_iter()
+            .map(|d| (d.key.clone(), d.encode().unwrap()));
+        Scripted::restored(config, jobs.collect(), Vec::new(), START)
+    }
+
+    pub(super) fn restored(
+        config: Config,
+        stored: BTreeMap<JobKey, Vec<u8>>,
+        past: Vec<u8>,
+        now: Time,
+    ) -> Scripted {
+        let from = Stored {
+            jobs: stored.clone().into_iter().collect(),
+            past: past.clone(),
+        };
+        let mut scripted = Scripted {
+            agent: Agent::new(config, from, now).unwrap(),
+            now,
+            sent: Vec::new(),
+            told: Vec::new(),
+            notices: Vec::new(),
+            stored,
+            past,
+            persists: 0,
+            grants: BTreeSet::new(),
+            probes: BTreeMap::new(),
+            back: Vec::new(),
+        };
+        scripted.carry_out();
+        scripted
+    }
+
+    /// The agent is killed, and started again after a while.
+    pub(super) fn restart(self, down: Span) -> Scripted {
+        let mut config = self.agent.config().clone();
+        config.boot.0 += 1;
+        config.seed += 1;
+        Scripted::restored(config, self.stored, self.past, self.now + down)
+    }
+
+    pub(super) fn on(&mut self, event: Event) {
+        self.agent.handle(event, self.now).unwrap();
+        self.carry_out();
+    }
+
+    fn carry_out(&mut self) {
+        loop {
+            while let Some(effect) = self.agent.poll_effect() {
+                self.effect(effect);
+            }
+            let Some(event) = self.back.pop() else { return };
+            self.agent.handle(event, self.now).unwrap();
+        }
+    }
+
+    fn effect(&mut self, effect: Effect) {
+        match effect {
+            Effect::Persist { key, bytes } => {
+                self.persists += 1;
+                self.stored.insert(key, bytes);
+            }
+            Effect::Forget { key, past } => {
+                self.past = past;
+                self.stored.remove(&key);
+            }
+            Effect::Send { to, message } => match message {
+                Message::Ping { seq, leases } if self.grants.contains(&to) => {
+                    let message = Message::Pong {
+                        seq,
+                        granted: leases,
+                    };
+                    self.back.push(Event::Message { from: to, message });
+                }
+                Message::Job { body, .. } => self.sent.push((to, *body)),
+                _ => {}
+            },
+            Effect::Probe { node, id, .. } => {
+                if let Some((agent, guard)) = self.probes.get(&node).copied() {
+                    self.back.push(Event::Probed {
+                        node,
+                        id,
+                        agent,
+                        guard,
+                    });
+                }
+            }
+            Effect::ToLauncher { frame, .. } => self.told.push((self.now, frame)),
+            Effect::Notice(notice) => self.notices.push(notice),
+            _ => {}
+        }
+    }
+
+    pub(super) fn pass(&mut self, span: Span) {
+        let until = self.now + span;
+        for _ in 0..1_000_000 {
+            match self.agent.poll_timeout().filter(|(at, _)| *at <= until) {
+                Some((at, _)) => self.now = self.now.max(at),
+                None => {
+                    self.now = until;
+                    return;
+                }
+            }
+            self.agent.handle_timeout(self.now);
+            self.carry_out();
+        }
+        panic!("the agent is never at rest");
+    }
+
+    /// What node `from` says about the job.
+    pub(super) fn hears(&mut self, from: usize, body: JobMessage) {
+        self.hears_of("j", from, body);
+    }
+
+    pub(super) fn hears_of(&mut self, job: &str, from: usize, body: JobMessage) {
+        let message = Message::Job {
+            key: key(job),
+            body: Box::new(body),
+        };
+        let from = node(from);
+        self.on(Event::Message { from, message });
+    }
+
+    pub(super) fn peer(&mut self, i: usize) {
+        self.peer_with(i, timeouts(2, 30));
+    }
+
+    pub(super) fn peer_with(&mut self, i: usize, timeouts: Timeouts) {
+        self.on(Event::Connected {
+            node: node(i),
+            addr: SocketAddr::new(HERE, 7970),
+            observed: HERE,
+        });
+        let hello = Message::Hello(Hello {
+            host: format!("h{i}"),
+            version: "1".into(),
+            state: state(i),
+            boot: Boot(1),
+            timeouts,
+            jobs: Vec::new(),
+        });
+        let from = node(i);
+        self.on(Event::Message {
+            from,
+            message: hello,
+        });
+        self.grants.insert(from);
+    }
+
+    /// The launcher that `member(i)` names.
+    pub(super) fn launcher(&mut self, i: usize, most: u16, running: Option<Digest>) {
+        self.says(ToAgent::Register(Register {
+            launcher: member(i).launcher,
+            job: "j".into(),
+            spec: JobSpec {
+                min_nodes: 1,
+                max_nodes: most,
+                ..JobSpec::default()
+            },
+            slots: 8,
+            guard_port: 40_000,
+            addrs: vec![HERE],
+            place: Place::default(),
+            running,
+            gate: None,
+            store: None,
+            parity: 0,
+            pid: 1,
+            command: String::new(),
+            log_dir: None,
+        }));
+        self.says(ToAgent::MasterPort { port: 9 });
+    }
+
+    pub(super) fn says(&mut self, frame: ToAgent) {
+        self.on(Event::Launcher {
+            conn: ConnId(1),
+            owner: "0".into(),
+            frame,
+        });
+    }
+
+    pub(super) fn status(
+        &mut self,
+        from: usize,
+        digest: Digest,
+        seq: u64,
+        change: impl FnOnce(&mut Status),
+    ) {
+        let mut status = Status {
+            digest,
+            boot: Boot(1),
+            seq,
+            started: Some(1),
+            ..Status::default()
+        };
+        change(&mut status);
+        self.hears(from, JobMessage::Status(Box::new(status)));
+    }
+
+    pub(super) fn prepares(&self) -> Vec<Ballot> {
+        let ballot = |(_, body): &(NodeId, JobMessage)| match body {
+            JobMessage::Prepare { ballot, .. } => Some(*ballot),
+            _ => None,
+        };
+        self.sent.iter().filter_map(ballot).collect()
+    }
+
+    pub(super) fn accepts(&self) -> Vec<(Ballot, Digest)> {
+        let value = |(_, body): &(NodeId, JobMessage)| match body {
+            JobMessage::Accept { ballot, record, .. } => Some((*ballot, record.digest())),
+            _ => None,
+        };
+        self.sent.iter().filter_map(value).collect()
+    }
+
+    pub(super) fn votes(&self) -> usize {
+        let vote = |(_, body): &&(NodeId, JobMessage)| {
+            matches!(
+                body,
+                JobMessage::Promise { .. }
+                    | JobMessage::Accept { .. }
+                    | JobMessage::Accepted { .. }
+                    | JobMessage::Committed { .. }
+                    | JobMessage::BirthAccepted { .. }
+            )
+        };
+        self.sent.iter().filter(vote).count()
+    }
+
+    /// When the launcher was first told to start this generation.
+    pub(super) fn started(&self, of: Digest) -> Option<Time> {
+        let start = |(at, frame): &(Time, ToLauncher)| match frame {
+            ToLauncher::Start(start) if start.digest == of => Some(*at),
+            _ => None,
+        };
+        self.told.iter().find_map(start)
+    }
+
+    pub(super) fn decided(&self) -> Vec<Digest> {
+        let decided = |n: &Notice| match n {
+            Notice::Decided { digest, .. } => Some(*digest),
+            _ => None,
+        };
+        self.notices.iter().filter_map(decided).collect()
+    }
+}
+
+pub(super) fn witness(i: usize) -> Voter {
+    Voter {
+        node: node(i),
+        state: state(i),
+    }
+}
+
+pub(super) fn by_store(record: Record) -> Record {
+    Record {
+        arbiter: Arbiter::Store(crate::ids::StoreUuid([5; 16])),
+        ..record
+    }
+}

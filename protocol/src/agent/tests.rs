@@ -1,0 +1,27 @@
+//! An agent whose peers are scripted.
+
+mod holds;
+mod members;
+mod votes;
+
+use super::scripted::{Scripted, node};
+use crate::ids::{Boot, Digest};
+use crate::wire::{Ballot, JobMessage};
+
+pub(super) fn leaders(boot: u64) -> Ballot {
+    Ballot {
+        round: 0,
+        node: node(0),
+        boot: Boot(boot),
+    }
+}
+
+pub(super) fn promise(s: &mut Scripted, from: usize, parent: Digest, ballot: Ballot) {
+    let body = JobMessage::Promise {
+        parent,
+        ballot,
+        accepted: None,
+        acked: None,
+    };
+    s.hears(from, body);
+}

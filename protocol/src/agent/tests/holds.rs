@@ -1,0 +1,386 @@
+//! For whom a start waits, and how long workers go on that nobody hears of.
+
+use std::sync::Arc;
+
+use super::super::scripted::{
+    START, Scripted, config, holds, member, next, node, record, timeouts, witness,
+};
+use super::super::{Agent, Event, Notice};
+use super::{leaders, promise};
+use crate::ids::Digest;
+use crate::local::{ToAgent, ToLauncher};
+use crate::membership::Answer;
+use crate::record::Record;
+use crate::time::{Span, Time};
+use crate::wire::{Ballot, Grant, JobMessage, Leave, MAX_LIST, Message, Ticket};
+
+#[test]
+fn a_leader_that_does_not_know_the_generation_before_waits_until_all_of_it_has_ended() {
+    let r = Record {
+        members: vec![member(5)],
+        ..record(1, 5)
+    };
+    let digest = r.digest();
+    let mut s = Scripted::new(config(5, 1), Vec::new());
+    s.peer(0);
+    s.launcher(5, 4, None);
+    let at = s.now;
+    s.hears(
+        0,
+        JobMessage::Decided {
+            record: Arc::new(r),
+        },
+    );
+    s.pass(Span::from_millis(29_900));
+    assert_eq!(s.started(digest), None);
+    s.pass(Span::from_secs(1));
+    let waited = s.started(digest).map(|t| t.since(at));
+    assert_eq!(waited, Some(Span::from_secs(30)));
+}
+
+#[test]
+fn whoever_had_it_decided_tells_the_leader_how_long_to_wait() {
+    let r = Record {
+        members: vec![member(5)],
+        ..record(1, 5)
+    };
+    let digest = r.digest();
+    let mut s = Scripted::new(config(5, 1), Vec::new());
+    s.peer(0);
+    s.launcher(5, 4, None);
+    let at = s.now;
+    s.hears(
+        0,
+        JobMessage::Decided {
+            record: Arc::new(r),
+        },
+    );
+    s.hears(0, JobMessage::Held { digest, ms: 700 });
+    // Once, and of this generation.
+    s.hears(0, JobMessage::Held { digest, ms: 0 });
+    s.pass(Span::from_secs(3));
+    let waited = s.started(digest).map(|t| t.since(at));
+    assert_eq!(waited, Some(Span::from_millis(700)));
+}
+
+/// The witness of a job of one node, which is lost, and for which another asks to be let in.
+#[test]
+fn a_witness_that_decides_says_so() {
+    let r = Record {
+        witnesses: vec![witness(1), witness(2)],
+        ..record(1, 2)
+    };
+    let mut r = r;
+    r.spec.max_nodes = 4;
+    let mut s = Scripted::new(config(1, 2), vec![holds(&r, 1)]);
+    (0..4).filter(|i| *i != 1).for_each(|i| s.peer(i));
+    s.probes.insert(node(0), (Answer::Refused, Answer::Refused));
+    s.on(Event::Disconnected { node: node(0) });
+    s.pass(Span::from_secs(1));
+    let ticket = Ticket {
+        member: member(3),
+        spec: r.spec.clone(),
+        knows: Digest::ZERO,
+        store: None,
+        host: "h3".into(),
+        command: String::new(),
+        unreachable: Vec::new(),
+    };
+    s.hears(3, JobMessage::Ticket(Box::new(ticket)));
+    let parent = r.digest();
+    for _ in 0..20 {
+        s.pass(Span::from_millis(100));
+        if let Some(ballot) = s.prepares().last().copied() {
+            promise(&mut s, 2, parent, ballot);
+            s.pass(Span::from_millis(10));
+            let grants = Vec::new();
+            s.hears(
+                2,
+                JobMessage::Accepted {
+                    parent,
+                    ballot,
+                    grants,
+                },
+            );
+        }
+    }
+    let held = s.sent.iter().find_map(|(to, body)| match body {
+        JobMessage::Held { ms, .. } if *to == node(3) => Some(*ms),
+        _ => None,
+    });
+    // Its death is confirmed.
+    assert_eq!(held, Some(0), "{:?}", s.sent);
+}
+
+/// Three nodes train, and the third's agent is away while its launcher answers.
+fn one_is_away() -> (Scripted, Record, Time) {
+    let r = record(3, 2);
+    let digest = r.digest();
+    let mut s = Scripted::new(config(0, 2), vec![holds(&r, 1)]);
+    (1..3).for_each(|i| s.peer(i));
+    s.launcher(0, 3, Some(digest));
+    s.says(ToAgent::Started { digest, attempt: 1 });
+    (1..3).for_each(|i| s.status(i, digest, 1, |_| {}));
+    s.pass(Span::from_secs(4));
+    let away = s.now;
+    s.grants.remove(&node(2));
+    s.probes
+        .insert(node(2), (Answer::Refused, Answer::Answered));
+    s.on(Event::Disconnected { node: node(2) });
+    s.pass(Span::from_secs(4));
+    (s, r, away)
+}
+
+/// The second node's worker fails: the others go on without the third.
+fn goes_on_without_it(s: &mut Scripted, r: &Record) -> Digest {
+    let digest = r.digest();
+    let seq = 1_000;
+    s.status(1, digest, seq, |st| {
+        st.leave = Some(Leave {
+            grace_ms: 1_000,
+            reason: "drained".into(),
+        });
+        st.stopped = true;
+    });
+    s.pass(Span::from_millis(10));
+    s.says(ToAgent::Stopped { digest });
+    s.pass(Span::from_millis(10));
+    for _ in 0..20 {
+        let ballots: Vec<Ballot> = s.prepares();
+        if let Some(ballot) = ballots.last().copied() {
+            promise(s, 1, digest, ballot);
+        }
+        if let Some((ballot, _)) = s.accepts().last().copied() {
+            let parent = digest;
+            // The voters' last acknowledgements are long over.
+            let grants = Vec::new();
+            s.hears(
+                1,
+                JobMessage::Accepted {
+                    parent,
+                    ballot,
+                    grants,
+                },
+            );
+        }
+        s.pass(Span::from_millis(100));
+        if s.decided().last() != Some(&digest) && !s.decided().is_empty() {
+            break;
+        }
+    }
+    let decided = s.decided().last().copied().unwrap();
+    assert_ne!(decided, digest);
+    decided
+}
+
+#[test]
+fn a_member_that_is_away_is_waited_for_when_another_change_drops_it() {
+    let (mut s, r, away) = one_is_away();
+    let next = goes_on_without_it(&mut s, &r);
+    s.pass(Span::from_secs(40));
+    let waited = s.started(next).map(|t| t.since(away));
+    assert!(waited >= Some(Span::from_secs(30)), "{waited:?}");
+    assert!(waited <= Some(Span::from_secs(32)), "{waited:?}");
+}
+
+#[test]
+fn the_death_of_its_launcher_ends_the_wait() {
+    let (mut s, r, away) = one_is_away();
+    let next = goes_on_without_it(&mut s, &r);
+    s.pass(Span::from_secs(2));
+    assert_eq!(s.started(next), None);
+    s.probes.insert(node(2), (Answer::Refused, Answer::Refused));
+    s.pass(Span::from_secs(3));
+    let waited = s.started(next).map(|t| t.since(away));
+    assert!(
+        waited.is_some_and(|t| t < Span::from_secs(15)),
+        "{waited:?}"
+    );
+}
+
+#[test]
+fn a_leader_that_restarts_waits_for_those_for_whom_it_waited_and_nobody_else() {
+    let (mut s, r, _) = one_is_away();
+    let next = goes_on_without_it(&mut s, &r);
+    // It is back before the generation was started.
+    let mut s = s.restart(Span::from_millis(100));
+    let at = s.now;
+    s.launcher(0, 3, None);
+    s.pass(Span::from_secs(40));
+    let waited = s.started(next).map(|t| t.since(at));
+    assert!(waited >= Some(Span::from_secs(20)), "{waited:?}");
+    // Where nobody was dropped, nobody is waited for.
+    let r = record(1, 7);
+    let mut s = Scripted::new(config(0, 2), vec![holds(&r, 1)]);
+    s.launcher(0, 1, None);
+    let at = s.now;
+    s.pass(Span::from_secs(5));
+    assert_eq!(s.started(r.digest()).map(|t| t.since(at)), Some(Span::ZERO));
+}
+
+/// The agent of a member of three starts again and again, and no voter answers it.
+#[test]
+fn an_agent_that_crashes_again_and_again_gives_its_workers_no_further_time() {
+    let r = record(3, 2);
+    let digest = r.digest();
+    let mut s = Scripted::new(config(0, 2), vec![holds(&r, 1)]);
+    let begin = s.now;
+    let mut stopped = None;
+    for _ in 0..5 {
+        s.launcher(0, 3, Some(digest));
+        s.pass(Span::from_millis(900));
+        let stop = s
+            .told
+            .iter()
+            .find(|(_, f)| matches!(f, ToLauncher::Stop { .. }));
+        stopped = stopped.or(stop.map(|(at, _)| at.since(begin)));
+        s = s.restart(Span::from_millis(100));
+    }
+    assert!(
+        stopped.is_some_and(|t| t <= Span::from_secs(2)),
+        "{stopped:?}"
+    );
+    // Once a lease is confirmed, the next start gives as much again.
+    let mut s = Scripted::new(config(0, 2), vec![holds(&r, 1)]);
+    for _ in 0..5 {
+        s.launcher(0, 3, Some(digest));
+        s.pass(Span::from_millis(900));
+        (1..3).for_each(|i| s.peer(i));
+        s.pass(Span::from_millis(600));
+        assert!(
+            !s.told
+                .iter()
+                .any(|(_, f)| matches!(f, ToLauncher::Stop { .. }))
+        );
+        s = s.restart(Span::from_millis(900));
+    }
+}
+
+// ---- nodes that keep other times ----
+
+#[test]
+fn a_start_waits_for_the_longest_lease_that_a_member_may_have() {
+    let r = record(3, 2);
+    let digest = r.digest();
+    let mut s = Scripted::new(config(0, 2), vec![holds(&r, 1)]);
+    s.peer(1);
+    s.peer_with(2, timeouts(20, 30));
+    let other = |n: &Notice| matches!(n, Notice::OtherTimes { node: n, .. } if *n == node(2));
+    assert_eq!(s.notices.iter().filter(|n| other(n)).count(), 1);
+    s.launcher(0, 3, Some(digest));
+    s.says(ToAgent::Started { digest, attempt: 1 });
+    (1..3).for_each(|i| s.status(i, digest, 1, |_| {}));
+    s.pass(Span::from_secs(4));
+    // Its node falls silent, and another agent that restarts knows it still.
+    let (mut s, cut) = {
+        let cut = s.now;
+        (s.restart(Span::from_millis(10)), cut)
+    };
+    s.peer(1);
+    s.launcher(0, 3, Some(digest));
+    s.says(ToAgent::Started { digest, attempt: 1 });
+    s.status(1, digest, 2, |_| {});
+    let next = loses_the_silent_one(&mut s, &r);
+    s.pass(Span::from_secs(30));
+    let waited = s.started(next).map(|t| t.since(cut));
+    assert!(waited >= Some(Span::from_secs(20)), "{waited:?}");
+}
+
+fn loses_the_silent_one(s: &mut Scripted, r: &Record) -> Digest {
+    let parent = r.digest();
+    s.probes.insert(node(2), (Answer::Silent, Answer::Silent));
+    s.pass(Span::from_secs(3));
+    for seq in 10..200 {
+        s.pass(Span::from_millis(100));
+        s.status(1, parent, seq, |st| st.stopped = true);
+        s.says(ToAgent::Stopped { digest: parent });
+        if let Some(ballot) = s.prepares().last().copied() {
+            promise(s, 1, parent, ballot);
+        }
+        if let Some((ballot, _)) = s.accepts().last().copied() {
+            let grants = Vec::new();
+            s.hears(
+                1,
+                JobMessage::Accepted {
+                    parent,
+                    ballot,
+                    grants,
+                },
+            );
+        }
+        if let Some(next) = s.decided().last().filter(|d| **d != parent) {
+            return *next;
+        }
+    }
+    panic!("nothing is decided: {:?}", s.notices);
+}
+
+#[test]
+fn a_voter_tells_how_long_a_lease_may_last_by_the_times_of_who_holds_it() {
+    let r = record(3, 2);
+    let parent = r.digest();
+    let mut s = Scripted::new(config(1, 2), vec![holds(&r, 1)]);
+    s.peer(0);
+    s.peer_with(2, timeouts(20, 30));
+    let leases = vec![parent];
+    s.pass(Span::from_secs(25));
+    s.on(Event::Message {
+        from: node(2),
+        message: Message::Ping { seq: 1, leases },
+    });
+    s.pass(Span::from_secs(5));
+    let mut without = next(&r, 3);
+    without.members.pop();
+    let record = Arc::new(without);
+    s.hears(
+        0,
+        JobMessage::Accept {
+            parent,
+            ballot: leaders(1),
+            record,
+        },
+    );
+    let grants = s.sent.iter().find_map(|(_, body)| match body {
+        JobMessage::Accepted { grants, .. } => Some(grants.clone()),
+        _ => None,
+    });
+    let expected = Grant {
+        node: node(2),
+        left_ms: 15_001,
+    };
+    assert_eq!(grants, Some(vec![expected]));
+}
+
+#[test]
+fn a_voter_that_cannot_name_all_leases_leaves_none_out() {
+    let n = MAX_LIST + 2;
+    let r = record(n + 2, 2);
+    let parent = r.digest();
+    let mut s = Scripted::new(config(1, 2), vec![holds(&r, 1)]);
+    s.peer(0);
+    let mut without = next(&r, 3);
+    without.members.truncate(2);
+    let record = Arc::new(without);
+    s.hears(
+        0,
+        JobMessage::Accept {
+            parent,
+            ballot: leaders(1),
+            record,
+        },
+    );
+    let named = s.sent.iter().find_map(|(_, body)| match body {
+        JobMessage::Accepted { grants, .. } => Some(grants.len()),
+        _ => None,
+    });
+    assert_eq!(named, Some(MAX_LIST));
+}
+
+#[test]
+fn times_that_do_not_fit_together_are_refused() {
+    let mut short = config(0, 1);
+    short.orphan_after = Span::from_secs(10);
+    let error = Agent::new(short, Vec::new(), START);
+    let text = error.map(|_| ()).unwrap_err().to_string();
+    assert!(text.contains("orphan_after (10.0 s)"), "{text}");
+}

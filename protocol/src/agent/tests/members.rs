@@ -1,0 +1,224 @@
+//! Members that are away, that cannot end their workers, or whose launchers all are dead.
+
+use super::super::scripted::{Scripted, config, holds, key, member, node, record, witness};
+use super::super::{ConnId, Event, Notice};
+use crate::ids::Digest;
+use crate::local::{Command, ToAgent, ToLauncher, WorkerExit};
+use crate::membership::Answer;
+use crate::record::{Kind, Record};
+use crate::spec::JobSpec;
+use crate::time::Span;
+use crate::wire::{JobMessage, Ticket};
+
+/// Node `me` of a generation of `n` nodes, in which all train.
+fn trains(me: usize, n: usize, witnesses: &[usize]) -> (Scripted, Digest) {
+    let r = Record {
+        witnesses: witnesses.iter().map(|w| witness(*w)).collect(),
+        ..record(n, 2)
+    };
+    let digest = r.digest();
+    let mut s = Scripted::new(config(me, 2), vec![holds(&r, 1)]);
+    let others = (0..n).chain(witnesses.iter().copied());
+    others.filter(|i| *i != me).for_each(|i| s.peer(i));
+    s.launcher(me, n as u16, Some(digest));
+    s.says(ToAgent::Started { digest, attempt: 1 });
+    let others = (0..n).filter(|i| *i != me);
+    others.for_each(|i| s.status(i, digest, 1, |_| {}));
+    s.pass(Span::from_secs(3));
+    (s, digest)
+}
+
+/// kill -9 of an agent: its launcher's guard still answers.
+fn agent_dies(s: &mut Scripted, i: usize) {
+    s.grants.remove(&node(i));
+    s.probes
+        .insert(node(i), (Answer::Refused, Answer::Answered));
+    s.on(Event::Disconnected { node: node(i) });
+}
+
+fn stopped(s: &Scripted) -> bool {
+    let stop = |n: &Notice| matches!(n, Notice::Stopping { .. });
+    let told = |f: &ToLauncher| matches!(f, ToLauncher::Stop { .. });
+    s.notices.iter().any(stop) || s.told.iter().any(|(_, f)| told(f))
+}
+
+#[test]
+fn a_spare_does_not_take_the_place_of_a_node_whose_agent_restarts() {
+    let (mut s, _) = trains(0, 2, &[2]);
+    s.peer(3);
+    let ticket = Ticket {
+        member: member(3),
+        spec: JobSpec {
+            min_nodes: 1,
+            max_nodes: 2,
+            ..JobSpec::default()
+        },
+        knows: Digest::ZERO,
+        store: None,
+        host: "spare".into(),
+        command: String::new(),
+        unreachable: Vec::new(),
+    };
+    let asks = |s: &mut Scripted| {
+        s.hears(3, JobMessage::Ticket(Box::new(ticket.clone())));
+        s.pass(Span::from_secs(1));
+    };
+    (0..3).for_each(|_| asks(&mut s));
+    agent_dies(&mut s, 1);
+    (0..25).for_each(|_| asks(&mut s));
+    assert!(!stopped(&s), "{:?}", s.notices);
+    // Its launcher waits no longer than that, and neither do the others.
+    (0..15).for_each(|_| asks(&mut s));
+    assert!(!(s.accepts().is_empty() && s.prepares().is_empty()));
+}
+
+#[test]
+fn of_two_nodes_neither_ends_its_workers_while_the_others_agent_restarts() {
+    for me in [0, 1] {
+        let (mut s, _) = trains(me, 2, &[]);
+        agent_dies(&mut s, 1 - me);
+        s.pass(Span::from_secs(20));
+        assert!(!stopped(&s), "node {me}: {:?}", s.told);
+    }
+    // With its launcher it is lost, and only rank 0 may go on alone.
+    let (mut s, _) = trains(1, 2, &[]);
+    agent_dies(&mut s, 0);
+    s.pass(Span::from_secs(5));
+    s.probes.insert(node(0), (Answer::Silent, Answer::Silent));
+    s.pass(Span::from_secs(5));
+    assert!(stopped(&s));
+}
+
+#[test]
+fn a_node_whose_workers_do_not_end_is_left_behind() {
+    let (mut s, digest) = trains(0, 3, &[]);
+    let exit = WorkerExit {
+        rank: 8,
+        local_rank: 0,
+        pid: 7,
+        code: 1,
+        signal: None,
+        hung: false,
+        damaged: None,
+        at_ms: 5,
+        tail: String::new(),
+    };
+    let fails = |s: &mut Scripted, seq: u64| {
+        s.status(1, digest, seq, |st| {
+            st.exit = Some(exit.clone());
+            st.stopped = true;
+        });
+        s.status(2, digest, seq, |_| {});
+    };
+    fails(&mut s, 2);
+    s.says(ToAgent::Stopped { digest });
+    for seq in 3..60 {
+        fails(&mut s, seq);
+        s.pass(Span::from_millis(500));
+        if !s.accepts().is_empty() {
+            break;
+        }
+    }
+    let proposed = s.sent.iter().find_map(|(_, body)| match body {
+        JobMessage::Accept { record, .. } => Some(record.clone()),
+        JobMessage::Prepare { .. } => None,
+        _ => None,
+    });
+    let asked = !s.prepares().is_empty() || proposed.is_some();
+    assert!(asked, "nothing was proposed");
+    assert!(proposed.is_none_or(|r| r.has(node(0)) && r.has(node(1)) && !r.has(node(2))));
+    let said = |n: &Notice| matches!(n, Notice::Trouble { text, .. } if text.contains("h2"));
+    assert!(s.notices.iter().any(said));
+}
+
+/// The launcher of a job of one node is killed.
+fn ghost() -> (Scripted, Digest) {
+    let r = record(1, 2);
+    let digest = r.digest();
+    let mut s = Scripted::new(config(0, 2), vec![holds(&r, 1)]);
+    s.launcher(0, 1, Some(digest));
+    s.says(ToAgent::Started { digest, attempt: 1 });
+    s.on(Event::LauncherGone {
+        conn: ConnId(1),
+        guard: Answer::Refused,
+    });
+    s.probes
+        .insert(node(0), (Answer::Answered, Answer::Refused));
+    s.pass(Span::from_secs(60));
+    (s, digest)
+}
+
+fn kind(s: &Scripted) -> Option<Kind> {
+    let job = s.agent.job(&key("j"))?;
+    Some(job.head()?.0.kind)
+}
+
+#[test]
+fn a_job_without_launchers_is_seen_kept_for_a_while_and_then_over() {
+    let (mut s, _) = ghost();
+    let deserted = |s: &Scripted| {
+        let job = s.agent.job(&key("j"));
+        job.is_some_and(|j| j.is_deserted(s.agent.peers()))
+    };
+    assert!(deserted(&s));
+    assert_eq!(kind(&s), Some(Kind::Next));
+    // As long as its slots.
+    s.pass(Span::from_secs(600));
+    assert_eq!(kind(&s), Some(Kind::Dormant));
+    assert!(!deserted(&s));
+}
+
+#[test]
+fn a_job_without_launchers_is_ended_by_a_persons_word() {
+    let (mut s, _) = ghost();
+    s.on(Event::Launcher {
+        conn: ConnId(9),
+        owner: "0".into(),
+        frame: ToAgent::Command(Command::Cancel { job: "j".into() }),
+    });
+    s.pass(Span::from_secs(1));
+    assert_eq!(kind(&s), Some(Kind::End { cancelled: true }));
+}
+
+#[test]
+fn what_follows_dead_launchers_may_have_another_specification() {
+    let (mut s, dead) = ghost();
+    s.told.clear();
+    // The same launcher id would be the same start of it.
+    s.launcher(5, 7, None);
+    s.pass(Span::from_secs(3));
+    let starts: Vec<Digest> = s
+        .told
+        .iter()
+        .filter_map(|(_, f)| match f {
+            ToLauncher::Start(start) => Some(start.digest),
+            _ => None,
+        })
+        .collect();
+    assert!(
+        !starts.is_empty() && !starts.contains(&dead),
+        "{:?}",
+        s.told
+    );
+    let job = s.agent.job(&key("j"));
+    let spec = job
+        .and_then(|j| j.head())
+        .map(|(r, _)| (r.number, r.spec.max_nodes));
+    assert_eq!(spec, Some((1, 7)));
+}
+
+#[test]
+fn jobs_that_only_are_remembered_keep_no_launcher_from_starting() {
+    let jobs = (0..crate::wire::MAX_JOBS).map(|i| {
+        let r = Record {
+            key: key(&format!("j{i}")),
+            ..record(1, 2)
+        };
+        holds(&r, 1)
+    });
+    let mut s = Scripted::new(config(0, 2), jobs.collect());
+    s.launcher(0, 1, None);
+    s.pass(Span::from_secs(3));
+    let start = |(_, f): &(_, ToLauncher)| matches!(f, ToLauncher::Start(_));
+    assert!(s.told.iter().any(start), "{:?}", s.told);
+}

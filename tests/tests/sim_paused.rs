@@ -1,0 +1,100 @@
+//! An agent that is stopped for less than `agent_grace` and goes on costs no generation: not the leader's, not
+//! another's, though its lease ran out meanwhile.
+
+use muster_protocol::local::ToLauncher;
+use muster_protocol::spec::JobSpec;
+use muster_tests::sim::clock::{Clock, MS, SEC};
+use muster_tests::sim::conductor::Conductor;
+use muster_tests::sim::setup::{Fault, NetSetup, NodeSetup, Setup, Times};
+use muster_tests::sim::step::Step;
+
+/// Of the agents in the simulation.
+const AGENT_GRACE: u64 = 10 * SEC;
+
+fn setup(seed: u64, pauses: &[(u64, usize, u64)]) -> Setup {
+    let node = |at: usize| NodeSetup {
+        tag: 16 * (at as u8 + 1),
+        clock: Clock {
+            offset: SEC,
+            ppm: 0,
+        },
+        slots: 1,
+        agent_at: 0,
+        launcher_at: Some(MS),
+    };
+    let faults = pauses
+        .iter()
+        .map(|&(at, node, for_ns)| (at, Fault::AgentPause { node, for_ns }));
+    Setup {
+        seed,
+        saves: vec![0; 3],
+        nodes: (0..3).map(node).collect(),
+        net: NetSetup {
+            delay: MS,
+            loss: 0,
+            duplication: 0,
+            reordering: 0,
+        },
+        spec: JobSpec {
+            min_nodes: 2,
+            max_nodes: 3,
+            ..JobSpec::default()
+        },
+        store: false,
+        commit_every: 0,
+        stop_steps: false,
+        watches: false,
+        ends_hung: false,
+        live: false,
+        times: Times {
+            agent_grace: 10 * SEC,
+            orphan_after: 14 * SEC,
+            ..Times::USUAL
+        },
+        other_suspect: None,
+        flaws: Default::default(),
+        faults: faults.collect(),
+        heal_at: 60 * SEC,
+        settle: 30 * SEC,
+    }
+}
+
+/// Runs it: how many generations there were, and how often workers were to start.
+fn run(setup: Setup) -> (usize, usize) {
+    let mut conductor = Conductor::new(setup);
+    conductor.log = Some(Vec::new());
+    assert_eq!(conductor.run(), Ok(()));
+    let starts = conductor.log.take().into_iter().flatten();
+    let starts = starts.filter(|(_, step)| {
+        let start = |frame: &ToLauncher| matches!(frame, ToLauncher::Start(_));
+        matches!(step, Step::LauncherHears { frame, .. } if start(frame))
+    });
+    (conductor.world.truth.announced.len(), starts.count())
+}
+
+#[test]
+fn an_agent_that_is_stopped_for_a_while_costs_no_generation() {
+    for node in 0..3 {
+        for pause in [1_600 * MS, 2 * SEC, 3 * SEC, 5 * SEC, 6 * SEC] {
+            for seed in 1..4 {
+                let paused = run(setup(seed, &[(10 * SEC, node, pause)]));
+                assert_eq!(paused, (1, 3), "n{node} for {} ms", pause / MS);
+            }
+        }
+    }
+}
+
+#[test]
+fn one_agent_after_the_other_may_be_stopped_again_and_again() {
+    let pauses: Vec<(u64, usize, u64)> = (0..9)
+        .map(|n| (10 * SEC + n * 5 * SEC, n as usize % 3, 3 * SEC))
+        .collect();
+    assert_eq!(run(setup(1, &pauses)), (1, 3));
+}
+
+/// The launcher ends its workers after three quarters of `agent_grace`, and after all of it the others go on.
+#[test]
+fn an_agent_that_is_stopped_for_longer_is_lost() {
+    let (generations, _) = run(setup(1, &[(10 * SEC, 1, AGENT_GRACE + 5 * SEC)]));
+    assert!(generations > 1, "{generations}");
+}
