@@ -397,9 +397,15 @@ impl Folder {
             above = below;
         }
         sync(dir.as_fd())?;
-        match self.durable().names.get_mut(&id).filter(|_| full) {
-            Some(names) => names.insert(last),
-            None => self.remember(id, Names::of(visible)),
+        // The lock ends with this statement.
+        let names = self
+            .durable()
+            .names
+            .get_mut(&id)
+            .filter(|_| full)
+            .map(|n| n.insert(last));
+        if names.is_none() {
+            self.remember(id, Names::of(visible));
         }
         Ok(())
     }
