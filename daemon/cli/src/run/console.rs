@@ -346,7 +346,8 @@ mod tests {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let console = Console::start(io::sink(), Gate(gate, seen.clone())).unwrap();
         // Workers have filled their part of the queue.
-        console.write(Target::Stderr, vec![b'x'; MAX_WAITING]);
+        let full = [vec![b'x'; MAX_WAITING - 1].as_slice(), b"\n"].concat();
+        console.write(Target::Stderr, full);
         let line = vec![b'.'; 1023];
         let line = [line.as_slice(), b"\n"].concat();
         let room = MAX_OWN / line.len();

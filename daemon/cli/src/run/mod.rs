@@ -390,7 +390,8 @@ mod tests {
     async fn a_launcher_whose_embedded_agent_is_gone_ends() {
         let mut args = args(&["--standalone", "x"]);
         args.socket = None;
-        let plan = Plan::new(args, false, &host()).unwrap();
+        let mut plan = Plan::new(args, false, &host()).unwrap();
+        plan.socket = Some("/nowhere/muster.sock".into());
         let (agent, ended) = tokio::sync::oneshot::channel();
         // As when its thread panics.
         drop(agent);

@@ -481,11 +481,6 @@ mod tests {
         for id in few + 1..1000 {
             assert_eq!(keeper.ask(id, StoreAsk::Read { slot: id }), hangs);
         }
-        let part = Part {
-            bytes: vec![1],
-            last: true,
-        };
-        assert_eq!(keeper.ask(1000, StoreAsk::Create { slot: 9, part }), hangs);
         assert_ne!(keeper.troubles, Troubles::default());
         // The agent comes back; what its predecessor asked for ends only now.
         keeper.link_up();
@@ -513,6 +508,15 @@ mod tests {
         });
         let found = ToAgent::Store { id: 2, answer };
         assert_eq!(keeper.done(done), (vec![found], None));
+        // A create waits for no read, and has no thread of its own.
+        assert_eq!(keeper.ask(3, StoreAsk::Read { slot: 8 }), None);
+        assert_eq!(tasks.recv().unwrap(), Task::Read { slot: 8 });
+        let part = Part {
+            bytes: vec![1],
+            last: true,
+        };
+        assert_eq!(keeper.ask(4, StoreAsk::Create { slot: 9, part }), hangs);
+        leave.send(Outcome::Answer(StoreAnswer::Absent)).unwrap();
     }
 
     #[tokio::test]

@@ -119,6 +119,8 @@ impl Job {
         // Not to be reached by agents of another test, whose nodes may listen where these once did.
         let cluster = format!("lives-{}-{}", std::process::id(), now_ns());
         bed.env("MUSTER_CLUSTER", &cluster);
+        // Strangers wait that long after all were killed.
+        bed.env("MUSTER_AGENT_GRACE", "6s");
         match &place {
             Place::None => {}
             Place::Directory(dir) => bed.flag(&format!("--store={}", dir.path().display())),
