@@ -143,7 +143,8 @@ impl Job {
     pub(super) fn note_dropped(&mut self, ctx: &Ctx<'_>, record: &Record) {
         let leases = self.leases_ended.take();
         let took_over = self.took_over.take();
-        self.unknown = false;
+        // What was missed stays unknown until somebody tells who knows it.
+        self.unknown &= self.forgotten.is_some_and(|at| ctx.now < at);
         if record.number == 1 || record.kind.is_terminal() {
             self.dropped.clear();
             return;
