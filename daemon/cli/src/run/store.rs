@@ -3,7 +3,7 @@
 //!
 //! There is one thread for the log and one for the beacon, and each has one operation at a time. Reads of the log that
 //! are asked for while its thread is busy have threads of their own, for as long as they take: an old log is read several
-//! slots at a time. So a network file system that hangs holds [`MAX_THREADS`] threads at most, however long it does.
+//! slots at a time. So a network file system that hangs holds `MAX_THREADS` threads at most, however long it does.
 //! What is asked for beyond that fails at once, and so does a create while the log's thread is busy.
 
 use std::path::PathBuf;
