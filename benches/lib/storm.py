@@ -78,8 +78,10 @@ def judge(storm, begin, until, figures):
             step = commit["step"]
             first[step] = min(first.get(step, commit["t"]), commit["t"])
     times = [at for at in sorted(first.values()) if begin <= at <= until]
-    gaps = [(after - before) / 1e9 for before, after in zip(times, times[1:])]
-    usual = statistics.median(gaps)
+    # A job that stands still at the end has lost that time, too.
+    ends = [begin, *times, until]
+    gaps = [(after - before) / 1e9 for before, after in zip(ends, ends[1:])]
+    usual = statistics.median(gaps[1:-1] or [0])
     held_up = sum(gap - usual for gap in gaps if gap > 2 * usual)
     # Who goes on from before what another one had committed undoes that; so does one that commits a step twice.
     undone = sum(live.undone(notes.commits(who)) for who in notes.events)
@@ -92,7 +94,7 @@ def judge(storm, begin, until, figures):
         # A rank that was a step behind has it from another one, before it commits the next.
         undone += max(0, newest - step - 1)
     add = lambda metric, value, unit: figures.add(SYSTEM, CASE, metric, value, unit)
-    add("in_steps", 100 * (1 - held_up / ((times[-1] - times[0]) / 1e9)), "%")
+    add("in_steps", 100 * (1 - held_up / ((until - begin) / 1e9)), "%")
     add("longest_gap", max(gaps) * 1e3, "ms")
     for gap in [g for g in gaps if g > 2 * usual]:
         add("gap", gap * 1e3, "ms")

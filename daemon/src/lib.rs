@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod config;
+pub mod console;
 pub mod http;
 pub mod metrics;
 pub mod net;

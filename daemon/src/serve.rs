@@ -1,6 +1,5 @@
 //! `musterd`, also reachable as `muster agent`: configuration, logs, signals, and the loop.
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use muster_protocol::Span;
@@ -13,25 +12,29 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::agent::{Handle, NetSetup, Node, Setup};
 use crate::config::{self, AgentConfig, Flags, Inputs, LogFormat};
+use crate::console::{self, Console, Log};
 use crate::notify::Notifier;
 use crate::socket::Listener;
 use crate::state::StateDir;
 
 /// Runs an agent until it is told to go; the process' exit code.
 pub fn main(flags: Flags) -> ExitCode {
-    match serve(flags) {
+    let code = match serve(flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // That nobody reads it is no reason to end otherwise.
-            let _gone = writeln!(std::io::stderr(), "musterd: {error:#}");
+            console::print(&format!("musterd: {error:#}"));
             ExitCode::FAILURE
         }
-    }
+    };
+    console::finish();
+    code
 }
 
 fn serve(flags: Flags) -> anyhow::Result<()> {
     let (config, effective) = config::load(&Inputs::from_process(flags))?;
-    log_to(&config, std::io::stderr)?;
+    // A log that nobody takes must not stop the agent.
+    let console = Log(Console::standard()?);
+    log_to(&config, move || console.clone())?;
     for warning in &effective.warnings {
         tracing::warn!("{warning}");
     }

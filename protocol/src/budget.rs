@@ -5,6 +5,9 @@
 //! that are lost, drained, or taken in are free. Faults of a node are strikes against that node, and
 //! keep it out for a while.
 
+use std::collections::VecDeque;
+
+use crate::ids::NodeId;
 use crate::record::{Cause, Kind};
 use crate::spec::JobSpec;
 use crate::time::{Span, Time};
@@ -141,8 +144,8 @@ impl FailedStarts {
     }
 }
 
-/// One node's faults: a start that was not acknowledged, links that were missing. Each agent counts
-/// on its own clock; the counts are not agreed upon and do not outlive the agent.
+/// One node's faults: a start that was not acknowledged, links that were missing, losses beyond those
+/// of others. Each agent counts on its own clock; the counts are not agreed upon and do not outlive the agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Strikes {
     count: u32,
@@ -178,6 +181,54 @@ impl Strikes {
     }
 }
 
+/// So many losses of a node in the time that is looked at are its bad luck.
+const FREE_LOSSES: usize = 4;
+
+/// How far back losses are looked at, and how many.
+const LOSSES_WITHIN: Span = Span::from_secs(1_800);
+const MAX_LOSSES: usize = 256;
+
+/// The nodes that a job lost, for finding those that come back only to be lost again: something on
+/// them ends Muster or its workers. Where all nodes are lost again and again, none is at fault.
+#[derive(Clone, Debug, Default)]
+pub struct Losses {
+    recent: VecDeque<(Time, NodeId)>,
+}
+
+/// A node that was lost more often than the others, and how often within which time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flapping {
+    pub node: NodeId,
+    pub times: usize,
+    pub within: Span,
+}
+
+impl Losses {
+    /// A job of so many members lost these. Returns those of them that are at fault themselves: lost
+    /// more than a few times, and three times as often as the mean of all members.
+    pub fn lost(&mut self, nodes: &[NodeId], members: usize, now: Time) -> Vec<Flapping> {
+        self.recent.extend(nodes.iter().map(|n| (now, *n)));
+        let old = |(at, _): &(Time, NodeId)| now.since(*at) > LOSSES_WITHIN;
+        while self.recent.front().is_some_and(old) || self.recent.len() > MAX_LOSSES {
+            self.recent.pop_front();
+        }
+        let all = self.recent.len();
+        let of = |node: NodeId| self.recent.iter().filter(move |(_, n)| *n == node);
+        let flapping = |node: &NodeId| {
+            let times = of(*node).count();
+            // In a job of three nodes or fewer it has to be the only one.
+            let often = times == all || times * members >= 3 * all && members > 3;
+            let first = of(*node).next().map_or(now, |(at, _)| *at);
+            (times > FREE_LOSSES && often).then_some(Flapping {
+                node: *node,
+                times,
+                within: now.since(first),
+            })
+        };
+        nodes.iter().filter_map(flapping).collect()
+    }
+}
+
 fn doubled(first: Span, doublings: u32, most: Span) -> Span {
     first.times(1 << doublings.min(32)).min(most)
 }
@@ -185,7 +236,7 @@ fn doubled(first: Span, doublings: u32, most: Span) -> Span {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{Digest, NodeId};
+    use crate::ids::Digest;
 
     #[test]
     fn a_hung_worker_is_charged_as_one_that_failed() {

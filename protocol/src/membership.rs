@@ -13,26 +13,39 @@
 //! Refusals need a live kernel on the peer's machine (or a gateway that lies), so they prove that
 //! the processes are gone; silence proves nothing about the peer, only about the path.
 //!
+//! A peer is watched once for each guard: every job has a launcher of its own there, and what becomes
+//! of one says nothing of another. Silence, connections and pings are the node's, and count for all.
+//!
 //! Silence is counted in time that this process was on time itself: when a call comes later than
 //! it was due (the process was stopped, starved, or the machine suspended), the delay counts for no
 //! peer, and after a long one every peer gets a whole fresh period.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 
-use crate::ids::NodeId;
+use crate::ids::{LauncherId, NodeId};
 use crate::record::WITNESSED_VOTERS;
 use crate::spec::MAX_MEMBERS;
 use crate::time::{Span, Time};
 
-/// The most peers that one agent watches: everybody of the largest job.
-pub const MAX_WATCHED: usize = MAX_MEMBERS + WITNESSED_VOTERS;
+/// The most guards that one agent watches: those of eight of the largest jobs.
+pub const MAX_WATCHED: usize = 8 * (MAX_MEMBERS + WITNESSED_VOTERS);
 
 /// Pings of one peer that wait for their answer; older ones are forgotten.
 const MAX_PINGS: usize = 16;
 
 /// Lateness below this is the ordinary jitter of a scheduler.
 const JITTER: Span = Span::from_millis(20);
+
+/// Pings that are due within this time are sent together, so that a thousand peers do not wake the
+/// agent a thousand times.
+const TOGETHER: Span = Span::from_millis(10);
+
+/// Where a job's launcher on a node listens, and which one it is. A witness has none.
+pub type Guard = Option<(SocketAddr, LauncherId)>;
+
+/// Who is watched: a node, as the home of one launcher.
+type Key = (NodeId, Guard);
 
 /// Periods. All of one job's agents should have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,13 +96,16 @@ impl Answer {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Watch a peer. A watch on another guard than before starts afresh (another launcher).
+    /// Watch a peer as the home of this launcher. `asks`: it is pinged all the time, for leases ride on
+    /// the pings; others only when they have been silent for a while.
     Watch {
         node: NodeId,
-        guard: SocketAddr,
+        guard: Guard,
+        asks: bool,
     },
     Unwatch {
         node: NodeId,
+        guard: Guard,
     },
     Connected {
         node: NodeId,
@@ -130,11 +146,12 @@ pub enum Effect {
     Probe {
         node: NodeId,
         id: u64,
-        guard: SocketAddr,
+        guard: Guard,
     },
     /// The peer's state has changed. A peer starts as alive without a verdict.
     Verdict {
         node: NodeId,
+        guard: Guard,
         state: State,
     },
 }
@@ -157,7 +174,7 @@ impl State {
 /// Why an event was refused. Nothing has changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("{MAX_WATCHED} peers are watched already, the limit for one agent")]
+    #[error("{MAX_WATCHED} launchers are watched already, the limit for one agent")]
     TooMany,
 }
 
@@ -165,7 +182,6 @@ pub enum Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     pub state: State,
-    pub guard: SocketAddr,
     pub connected: bool,
     /// Smoothed round trip (RFC 6298, section 2: one eighth of each new sample).
     pub rtt: Option<Span>,
@@ -190,13 +206,18 @@ struct Watched {
     /// When the last connection closed; none since. What arrives now was under way before, so it
     /// does not end the suspicion: an answered probe or a new connection does.
     closed: Option<Time>,
+    asks: bool,
+    /// Where it stands in the list of what is due: never later than it is.
+    listed: Time,
 }
 
 /// The failure detector of one agent.
 #[derive(Debug)]
 pub struct Membership {
     config: Config,
-    peers: BTreeMap<NodeId, Watched>,
+    peers: BTreeMap<Key, Watched>,
+    /// When each is looked at again. What is put off meanwhile is found out then.
+    due: BTreeSet<(Time, Key)>,
     seq: u64,
     probes: u64,
     /// The last call: until then this process was not stopped.
@@ -209,6 +230,7 @@ impl Membership {
         Membership {
             config,
             peers: BTreeMap::new(),
+            due: BTreeSet::new(),
             seq: 0,
             probes: 0,
             called: Time::ZERO,
@@ -216,70 +238,115 @@ impl Membership {
         }
     }
 
-    /// `None` for a peer that is not watched.
-    pub fn peer(&self, node: &NodeId) -> Option<Peer> {
-        self.peers.get(node).map(|w| w.peer)
+    /// `None` for a peer that is not watched as the home of this launcher.
+    pub fn peer(&self, node: NodeId, guard: Guard) -> Option<Peer> {
+        self.peers.get(&(node, guard)).map(|w| w.peer)
     }
 
-    pub fn peers(&self) -> impl Iterator<Item = (NodeId, Peer)> + '_ {
-        self.peers.iter().map(|(node, w)| (*node, w.peer))
+    /// What is believed of a node, once for each guard.
+    pub fn peers_of(&self, node: NodeId) -> impl Iterator<Item = Peer> + '_ {
+        let all = self.peers.range((node, None)..);
+        all.take_while(move |((n, _), _)| *n == node)
+            .map(|(_, w)| w.peer)
+    }
+
+    fn keys_of(&self, node: NodeId) -> Vec<Key> {
+        let all = self.peers.range((node, None)..).map(|(key, _)| *key);
+        all.take_while(|(n, _)| *n == node).collect()
     }
 
     /// Events about peers that are not watched change nothing.
     pub fn handle(&mut self, event: Event, now: Time) -> Result<(), Error> {
         self.forgive(now);
-        match event {
-            Event::Watch { node, guard } => self.watch(node, guard, now)?,
-            Event::Unwatch { node } => {
-                self.peers.remove(&node);
+        let node = match event {
+            Event::Watch { node, guard, asks } => {
+                return self.watch((node, guard), asks, now);
             }
-            Event::Connected { node } => {
-                if let Some(w) = self.peers.get_mut(&node) {
-                    w.peer.connected = true;
-                    w.closed = None;
-                    // Its identity was proven: the agent itself answered.
-                    self.heard(node, now);
+            Event::Unwatch { node, guard } => {
+                if let Some(w) = self.peers.remove(&(node, guard)) {
+                    self.due.remove(&(w.listed, (node, guard)));
                 }
+                return Ok(());
             }
-            Event::Disconnected { node } => self.disconnected(node, now),
-            Event::Heard { node } => self.heard(node, now),
-            Event::Pong { node, seq } => {
-                if let Some(w) = self.peers.get_mut(&node) {
-                    w.pong(seq, now);
-                }
-                self.heard(node, now);
-            }
-            Event::Probed {
-                node,
-                id,
-                agent,
-                guard,
-            } => self.probed(node, id, agent, guard, now),
-            Event::Leaving { node, deadline } => {
-                if let Some(w) = self.peers.get_mut(&node) {
-                    w.peer.leaving = Some(deadline);
-                }
-                self.heard(node, now);
-            }
+            Event::Connected { node }
+            | Event::Disconnected { node }
+            | Event::Heard { node }
+            | Event::Pong { node, .. }
+            | Event::Probed { node, .. }
+            | Event::Leaving { node, .. } => node,
+        };
+        for key in self.keys_of(node) {
+            self.tell(key, &event, now);
+            self.list(key);
         }
         Ok(())
     }
 
+    /// What happened to a node, for one that is watched there.
+    fn tell(&mut self, key: Key, event: &Event, now: Time) {
+        let Some(w) = self.peers.get_mut(&key) else {
+            return;
+        };
+        match event {
+            Event::Connected { .. } => {
+                w.peer.connected = true;
+                w.closed = None;
+                // Its identity was proven: the agent itself answered.
+                self.heard(key, now);
+            }
+            Event::Disconnected { .. } => self.disconnected(key, now),
+            Event::Heard { .. } => self.heard(key, now),
+            Event::Pong { seq, .. } => {
+                w.pong(*seq, now);
+                self.heard(key, now);
+            }
+            Event::Probed {
+                id, agent, guard, ..
+            } => self.probed(key, *id, *agent, *guard, now),
+            Event::Leaving { deadline, .. } => {
+                w.peer.leaving = Some(*deadline);
+                self.heard(key, now);
+            }
+            Event::Watch { .. } | Event::Unwatch { .. } => {}
+        }
+    }
+
     pub fn handle_timeout(&mut self, now: Time) {
         self.forgive(now);
-        let nodes: Vec<NodeId> = self.peers.keys().copied().collect();
-        for node in nodes {
-            self.judge(node, now);
-            self.probe_if_due(node, now);
-            self.ping_if_due(node, now);
+        let mut keys = Vec::new();
+        while let Some((at, key)) = self.due.first().copied()
+            && at <= now + TOGETHER
+        {
+            self.due.pop_first();
+            if let Some(w) = self.peers.get_mut(&key) {
+                w.listed = NEVER;
+            }
+            keys.push(key);
+        }
+        for key in keys {
+            self.judge(key, now);
+            self.probe_if_due(key, now);
+            self.ping_if_due(key, now + TOGETHER, now);
+            self.list(key);
         }
     }
 
     pub fn poll_timeout(&self) -> Option<(Time, &'static str)> {
-        self.peers
-            .values()
-            .flat_map(|w| w.due(&self.config))
-            .min_by_key(|(at, _)| *at)
+        let (at, _) = self.due.first()?;
+        Some((*at, "look at a peer"))
+    }
+
+    /// Has the timer see to it that the peer is looked at in time.
+    fn list(&mut self, key: Key) {
+        let Some(w) = self.peers.get_mut(&key) else {
+            return;
+        };
+        let at = w.due(&self.config);
+        if at < w.listed {
+            self.due.remove(&(w.listed, key));
+            self.due.insert((at, key));
+            w.listed = at;
+        }
     }
 
     pub fn poll_effect(&mut self) -> Option<Effect> {
@@ -297,6 +364,7 @@ impl Membership {
             return;
         }
         let long = late.0 >= self.config.suspect_after.0 / 4;
+        let keys: Vec<Key> = self.peers.keys().copied().collect();
         for w in self.peers.values_mut() {
             if let State::Away { since } = &mut w.peer.state {
                 *since += late;
@@ -313,21 +381,27 @@ impl Membership {
                 }
             }
         }
+        for key in keys {
+            self.list(key);
+        }
     }
 
-    fn watch(&mut self, node: NodeId, guard: SocketAddr, now: Time) -> Result<(), Error> {
-        let before = self.peers.get(&node).map(|w| w.peer);
-        if before.is_some_and(|peer| peer.guard == guard) {
+    fn watch(&mut self, key: Key, asks: bool, now: Time) -> Result<(), Error> {
+        if let Some(w) = self.peers.get_mut(&key) {
+            w.asks = asks;
+            w.next_ping = w.next_ping.min(now + self.config.ping_every);
+            self.list(key);
             return Ok(());
         }
-        if before.is_none() && self.peers.len() >= MAX_WATCHED {
+        if self.peers.len() >= MAX_WATCHED {
             return Err(Error::TooMany);
         }
+        // What is known of the node holds for each launcher there.
+        let other = self.peers_of(key.0).next();
         let peer = Peer {
             state: State::Alive,
-            guard,
-            connected: before.is_some_and(|p| p.connected),
-            rtt: before.and_then(|p| p.rtt),
+            connected: other.is_some_and(|p| p.connected),
+            rtt: other.and_then(|p| p.rtt),
             leaving: None,
         };
         let watched = Watched {
@@ -337,33 +411,38 @@ impl Membership {
             next_ping: now,
             pings: VecDeque::new(),
             probing: None,
-            next_probe: None,
+            // One that is there connects at once.
+            next_probe: (!peer.connected && key.1.is_some())
+                .then_some(now + self.config.ping_every),
             refusals: 0,
             guard_ok: false,
             closed: None,
+            asks,
+            listed: NEVER,
         };
-        self.peers.insert(node, watched);
-        if before.is_some_and(|p| p.state != State::Alive) {
-            let state = State::Alive;
-            self.effects.push_back(Effect::Verdict { node, state });
-        }
-        self.ping_if_due(node, now);
+        self.peers.insert(key, watched);
+        self.ping_if_due(key, now, now);
+        self.list(key);
         Ok(())
     }
 
-    fn heard(&mut self, node: NodeId, now: Time) {
-        if let Some(w) = self.peers.get_mut(&node) {
+    fn heard(&mut self, key: Key, now: Time) {
+        if let Some(w) = self.peers.get_mut(&key) {
             w.heard = now;
             if w.closed.is_none() || w.peer.state.is_lost() {
                 w.closed = None;
+                if w.peer.state.is_lost() {
+                    // It is called as often as any other again.
+                    w.next_ping = now;
+                }
                 w.calm();
-                self.set(node, State::Alive);
+                self.set(key, State::Alive);
             }
         }
     }
 
-    fn disconnected(&mut self, node: NodeId, now: Time) {
-        let Some(w) = self.peers.get_mut(&node) else {
+    fn disconnected(&mut self, key: Key, now: Time) {
+        let Some(w) = self.peers.get_mut(&key) else {
             return;
         };
         w.peer.connected = false;
@@ -373,13 +452,13 @@ impl Membership {
         }
         w.calm();
         w.next_probe = Some(now);
-        self.set(node, State::Suspect);
-        self.probe_if_due(node, now);
+        self.set(key, State::Suspect);
+        self.probe_if_due(key, now);
     }
 
-    fn probed(&mut self, node: NodeId, id: u64, agent: Answer, guard: Answer, now: Time) {
+    fn probed(&mut self, key: Key, id: u64, agent: Answer, guard: Answer, now: Time) {
         let config = self.config;
-        let Some(w) = self.peers.get_mut(&node) else {
+        let Some(w) = self.peers.get_mut(&key) else {
             return;
         };
         if w.probing != Some(id) {
@@ -395,7 +474,7 @@ impl Membership {
             w.refusals += 1;
             w.next_probe = Some(now + config.probe_again);
             if w.refusals >= 2 {
-                self.set(node, State::Lost { confirmed: true });
+                self.set(key, State::Lost { confirmed: true });
             }
             return;
         }
@@ -403,7 +482,7 @@ impl Membership {
             w.closed = None;
             w.heard = now;
             w.calm();
-            return self.set(node, State::Alive);
+            return self.set(key, State::Alive);
         }
         w.refusals = 0;
         // A process that is just dying still accepts for a moment: look again soon.
@@ -415,13 +494,13 @@ impl Membership {
         };
         w.next_probe = Some(now + pause);
         if agent.is_gone() && w.guard_ok && !away {
-            self.set(node, State::Away { since: now });
+            self.set(key, State::Away { since: now });
         }
     }
 
     /// What the time that has passed says about a peer.
-    fn judge(&mut self, node: NodeId, now: Time) {
-        let Some(w) = self.peers.get_mut(&node) else {
+    fn judge(&mut self, key: Key, now: Time) {
+        let Some(w) = self.peers.get_mut(&key) else {
             return;
         };
         let Some((due, next)) = w.verdict_due(&self.config) else {
@@ -442,11 +521,11 @@ impl Membership {
             }
             other => other,
         };
-        self.set(node, next);
+        self.set(key, next);
     }
 
-    fn set(&mut self, node: NodeId, state: State) {
-        let Some(w) = self.peers.get_mut(&node) else {
+    fn set(&mut self, key: Key, state: State) {
+        let Some(w) = self.peers.get_mut(&key) else {
             return;
         };
         if w.peer.state == state {
@@ -456,44 +535,64 @@ impl Membership {
         if state.is_lost() {
             w.calm();
         }
-        self.effects.push_back(Effect::Verdict { node, state });
+        let (node, guard) = key;
+        self.effects
+            .push_back(Effect::Verdict { node, guard, state });
     }
 
-    fn probe_if_due(&mut self, node: NodeId, now: Time) {
-        let Some(w) = self.peers.get_mut(&node) else {
+    fn probe_if_due(&mut self, key: Key, now: Time) {
+        let Some(w) = self.peers.get_mut(&key) else {
             return;
         };
         if w.probing.is_none() && w.next_probe.is_some_and(|at| now >= at) {
             self.probes += 1;
-            let (id, guard) = (self.probes, w.peer.guard);
+            let (id, (node, guard)) = (self.probes, key);
             w.probing = Some(id);
             w.next_probe = None;
             self.effects.push_back(Effect::Probe { node, id, guard });
         }
     }
 
-    fn ping_if_due(&mut self, node: NodeId, now: Time) {
-        let Some(w) = self.peers.get_mut(&node) else {
+    /// Pings a peer whose ping is due by then.
+    fn ping_if_due(&mut self, key: Key, by: Time, now: Time) {
+        let config = self.config;
+        let Some(w) = self.peers.get_mut(&key) else {
             return;
         };
-        if now < w.next_ping {
+        if by < w.next_ping {
+            return;
+        }
+        let quiet = w.heard + Span(config.ping_every.0 / 2 * 3);
+        if !w.asks && w.peer.state == State::Alive && by < quiet {
+            // It pings this node, or has just begun to be watched.
+            w.next_ping = quiet;
             return;
         }
         self.seq += 1;
         let seq = self.seq;
-        // A lost peer is still called now and then: else two that lost each other stay so.
-        let every = match w.peer.state.is_lost() {
-            true => self.config.suspect_after,
-            false => self.config.ping_every,
-        };
-        w.next_ping = now + every;
-        if w.pings.len() == MAX_PINGS {
-            w.pings.pop_front();
+        // One ping serves all that is watched on the node.
+        for key in self.keys_of(key.0) {
+            let Some(w) = self.peers.get_mut(&key) else {
+                continue;
+            };
+            // A lost peer is still called now and then: else two that lost each other stay so.
+            let every = match w.peer.state.is_lost() {
+                true => config.suspect_after,
+                false => config.ping_every,
+            };
+            w.next_ping = now + every;
+            if w.pings.len() == MAX_PINGS {
+                w.pings.pop_front();
+            }
+            w.pings.push_back((seq, now));
+            self.list(key);
         }
-        w.pings.push_back((seq, now));
-        self.effects.push_back(Effect::Ping { node, seq });
+        self.effects.push_back(Effect::Ping { node: key.0, seq });
     }
 }
+
+/// Of a peer that is not in the list of what is due.
+const NEVER: Time = Time(u64::MAX);
 
 impl Watched {
     /// Ends a suspicion's probes.
@@ -534,15 +633,11 @@ impl Watched {
         }
     }
 
-    fn due(&self, config: &Config) -> impl Iterator<Item = (Time, &'static str)> {
-        let verdict = self.verdict_due(config).map(|(at, _)| (at, "silence"));
-        let probe = match self.probing {
-            None => self.next_probe.map(|at| (at, "probe")),
-            Some(_) => None,
-        };
-        [Some((self.next_ping, "ping")), verdict, probe]
-            .into_iter()
-            .flatten()
+    fn due(&self, config: &Config) -> Time {
+        let verdict = self.verdict_due(config).map(|(at, _)| at);
+        let probe = self.next_probe.filter(|_| self.probing.is_none());
+        let all = [verdict, probe].into_iter().flatten();
+        all.fold(self.next_ping, Time::min)
     }
 }
 

@@ -24,11 +24,8 @@ pub struct Peer {
     pub greeted: bool,
     /// When it is asked for a hello that did not come.
     pub hello_due: Time,
-    /// The failure detector's verdict, while the peer is watched.
+    /// For people: the best that the failure detector believes of it, of any job's launcher there.
     pub state: Option<PeerState>,
-    /// Since when its agent is away, its launcher having answered then. Nothing heard since says that it
-    /// came back, nor that the launcher is gone.
-    pub away_since: Option<Time>,
     /// When the peer was last heard, or its connection last changed.
     pub seen: Time,
     /// It announced that it goes, and when at the latest.
@@ -41,16 +38,6 @@ impl Peer {
     pub fn state_dir(&self) -> Option<StateId> {
         let hello = self.hello.as_ref().filter(|_| self.greeted);
         hello.map(|h| h.state)
-    }
-
-    /// The failure detector's verdict.
-    pub fn judged(&mut self, state: PeerState) {
-        self.state = Some(state);
-        match state {
-            PeerState::Away { since } => self.away_since = Some(since),
-            PeerState::Alive | PeerState::Lost { confirmed: true } => self.away_since = None,
-            PeerState::Suspect | PeerState::Lost { confirmed: false } => {}
-        }
     }
 
     /// Its announcement to go, unless it is still here long after the time that it named: then that
@@ -100,23 +87,6 @@ impl Peers {
             .map(|(n, _)| *n)
     }
 
-    pub fn state(&self, node: NodeId) -> Option<PeerState> {
-        self.map.get(&node).and_then(|p| p.state)
-    }
-
-    /// Judged lost by the failure detector; `Some(true)` when its death is confirmed.
-    pub fn lost(&self, node: NodeId) -> Option<bool> {
-        match self.state(node) {
-            Some(PeerState::Lost { confirmed }) => Some(confirmed),
-            _ => None,
-        }
-    }
-
-    /// The agent is absent though its launcher answers (a crash, an upgrade).
-    pub fn away(&self, node: NodeId) -> bool {
-        matches!(self.state(node), Some(PeerState::Away { .. }))
-    }
-
     /// The longest times that any agent keeps of which this one has heard.
     pub fn timeouts(&self) -> Timeouts {
         let hellos = self.map.values().filter_map(|p| p.hello.as_ref());
@@ -131,5 +101,50 @@ impl Peers {
             Some(host) => format!("{host} ({node})"),
             None => node.to_string(),
         }
+    }
+}
+
+/// The other agents as one job sees them: with what became of its own launchers there.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    pub all: &'a Peers,
+    /// The failure detector's verdicts on nodes that it watches for this job, those alone that are not
+    /// alive.
+    pub unwell: &'a BTreeMap<NodeId, PeerState>,
+    /// Since when agents are away whose launchers of this job answered then. Nothing heard since says
+    /// that an agent came back, nor that the launcher is gone.
+    pub away: &'a BTreeMap<NodeId, Time>,
+}
+
+impl std::ops::Deref for View<'_> {
+    type Target = Peers;
+
+    fn deref(&self) -> &Peers {
+        self.all
+    }
+}
+
+impl View<'_> {
+    /// What is believed of a node; nothing of one that is well, or that is not watched.
+    pub fn unwell(&self, node: NodeId) -> Option<PeerState> {
+        self.unwell.get(&node).copied()
+    }
+
+    /// Judged lost by the failure detector; `Some(true)` when its death is confirmed.
+    pub fn lost(&self, node: NodeId) -> Option<bool> {
+        match self.unwell(node) {
+            Some(PeerState::Lost { confirmed }) => Some(confirmed),
+            _ => None,
+        }
+    }
+
+    /// Since when an agent is away that may not have come back.
+    pub fn away_since(&self, node: NodeId) -> Option<Time> {
+        self.away.get(&node).copied()
+    }
+
+    /// The agent is absent though its launcher answers (a crash, an upgrade).
+    pub fn away(&self, node: NodeId) -> bool {
+        matches!(self.unwell(node), Some(PeerState::Away { .. }))
     }
 }

@@ -125,9 +125,10 @@ pub struct Advert {
 pub enum JobMessage {
     /// A launcher wants to become a member (R4). Said again every second until it is one.
     Ticket(Box<Ticket>),
-    /// `lineage`: the life of the job that the ticket waits in, and whose end its launcher will be told;
+    /// `lineage`: the life of the job that this launcher's ticket waits in, and whose end it will be told;
     /// zero while none runs, or the one that runs is ending.
     TicketAck {
+        launcher: crate::ids::LauncherId,
         lineage: Digest,
         wait: Wait,
     },
@@ -317,6 +318,13 @@ pub enum JobMessage {
         digest: Digest,
         ms: u32,
     },
+    /// The leader has the member's status of this number, and nothing to tell in return: it need not be
+    /// said again soon. Zero: it has none of this generation.
+    StatusHeard {
+        digest: Digest,
+        boot: Boot,
+        seq: u64,
+    },
 }
 
 /// How far a checkpoint is that somebody asked for.
@@ -385,6 +393,8 @@ pub struct Ticket {
     pub command: String,
     /// Participants that this node cannot reach.
     pub unreachable: Vec<NodeId>,
+    /// For so long, in milliseconds, somebody of the life before may still be training.
+    pub held_ms: u32,
 }
 
 /// Why a ticket has not become a membership yet.
@@ -409,6 +419,9 @@ pub enum Wait {
     Elsewhere { advert: Advert },
     /// The job is between generations.
     Changing,
+    /// The store says that a generation runs, and nobody of it can be reached. It counts as lost after this time
+    /// without a sign of life.
+    Orphan { ms: u64 },
 }
 
 /// What a member's agent knows of its own part in a generation.
@@ -452,6 +465,20 @@ pub struct Status {
     pub verified: bool,
     /// What saving took on this member.
     pub pace: checkpoint::Pace,
+}
+
+impl Status {
+    /// Whether the member just trains, and has nothing to tell.
+    pub fn is_settled(&self) -> bool {
+        self.started.is_some()
+            && self.start_failed.is_none()
+            && self.exit.is_none()
+            && self.leave.is_none()
+            && self.gate.is_none()
+            && self.unreachable.is_empty()
+            && !(self.stopped || self.finished || self.gone || self.cancel)
+            && !(self.lease_lost || self.storeless || self.stalled)
+    }
 }
 
 /// A node goes, by a notice that leaves this much time.

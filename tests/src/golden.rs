@@ -66,6 +66,7 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::TicketAck { wait: Wait::Parked { .. }, .. } => "job.ticket_ack.parked",
     JobMessage::TicketAck { wait: Wait::Elsewhere { .. }, .. } => "job.ticket_ack.elsewhere",
     JobMessage::TicketAck { wait: Wait::Changing, .. } => "job.ticket_ack.changing",
+    JobMessage::TicketAck { wait: Wait::Orphan { .. }, .. } => "job.ticket_ack.orphan",
     JobMessage::TicketRefused { .. } => "job.ticket_refused",
     JobMessage::Withdraw => "job.withdraw",
     JobMessage::Birth { .. } => "job.birth",
@@ -118,6 +119,7 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::LooksAgain { .. } => "job.looks_again",
     JobMessage::Unfit { .. } => "job.unfit",
     JobMessage::Held { .. } => "job.held",
+    JobMessage::StatusHeard { .. } => "job.status_heard",
 });
 
 names!(to_agent_name, TO_AGENT, ToAgent, {

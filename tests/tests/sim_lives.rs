@@ -168,6 +168,7 @@ impl Case {
                 ..Times::USUAL
             },
             other_suspect: None,
+            slow_disk: None,
             flaws: Default::default(),
             faults,
             heal_at: Self::start_of(LIVES - 1) + 5 * SEC,

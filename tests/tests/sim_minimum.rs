@@ -53,6 +53,7 @@ fn setup(nodes: usize, spare_at: Option<u64>, fault: Fault) -> Setup {
         times: Times::USUAL,
         flaws: Default::default(),
         other_suspect: None,
+        slow_disk: None,
         faults: vec![(LEAVES, fault)],
         // From then on nobody comes back by himself.
         heal_at: LEAVES + 10 * MS,

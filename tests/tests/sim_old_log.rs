@@ -59,6 +59,7 @@ fn setup(faults: Vec<(u64, Fault)>) -> Setup {
         live: false,
         times: muster_tests::sim::setup::Times::USUAL,
         other_suspect: None,
+        slow_disk: None,
         flaws: Default::default(),
         faults: [(0, slow)].into_iter().chain(faults).collect(),
         heal_at: 400 * SEC,

@@ -1,4 +1,4 @@
-//! An agent that is stopped for less than `agent_grace` and goes on costs no generation: not the leader's, not
+//! An agent that is stopped for less than three quarters of `agent_grace` and goes on costs no generation: not the leader's, not
 //! another's, though its lease ran out meanwhile.
 
 use muster_protocol::local::ToLauncher;
@@ -52,6 +52,7 @@ fn setup(seed: u64, pauses: &[(u64, usize, u64)]) -> Setup {
             ..Times::USUAL
         },
         other_suspect: None,
+        slow_disk: None,
         flaws: Default::default(),
         faults: faults.collect(),
         heal_at: 60 * SEC,

@@ -1,9 +1,11 @@
-//! A thousand agents form a generation: how long it takes in virtual time, and how many messages.
-//! And fifty nodes that join a running job within two seconds: how many generations that costs.
+//! A thousand agents form a generation: how long it takes in virtual time, and how many messages. What
+//! they cost while they train and nothing happens. And fifty nodes that join a running job within two
+//! seconds: how many generations that costs.
 //!
-//! Every agent is connected with every other (round trip 50 ms), takes 50 us for each message, and
-//! its launcher answers a START after a millisecond, and a stop after a tenth of a second. Nothing
-//! is lost here: the faults are the simulation's matter, the cost is this test's.
+//! Every agent is connected with every other (round trip 50 ms), takes as long for each event as its
+//! core takes here, by the processor's time, and its launcher answers a START after a millisecond, and
+//! a stop after a tenth of a second. Nothing is lost here: the faults are the simulation's matter, the
+//! cost is this test's.
 
 #![expect(clippy::expect_used, reason = "helpers of tests")]
 
@@ -18,9 +20,9 @@ use muster_protocol::spec::JobSpec;
 use muster_protocol::wire::Message;
 use muster_protocol::{Digest, LauncherId, NodeId, Span, StateId, Time};
 use muster_tests::usual;
+use rustix::time::{ClockId, clock_gettime};
 
 const ONE_WAY: Span = Span::from_millis(25);
-const PROCESSING: Span = Span(50_000);
 const START_TAKES: Span = Span::from_millis(1);
 const STOP_TAKES: Span = Span::from_millis(100);
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
@@ -36,6 +38,19 @@ struct Formed {
     heartbeats: usize,
 }
 
+/// What a world that trains costs in each second, when nothing happens.
+#[derive(Debug)]
+struct Idle {
+    /// Between all agents, for each member.
+    heartbeats: f64,
+    /// Statuses and whatever else is about the job, for each member.
+    messages: f64,
+    /// How often the leader looked at everything that it knows of the job.
+    looks: f64,
+    /// The processor's time of the leader's core: on a machine of its own it has the caches to itself.
+    leader: Span,
+}
+
 enum Item {
     Event(Box<Event>),
     Wake,
@@ -48,6 +63,9 @@ struct World {
     nodes: (u16, u16),
     /// When each agent has worked off what it took on.
     busy: Vec<Time>,
+    /// What this agent is told, for hearing it again.
+    heard_by: Option<usize>,
+    heard: Vec<(Time, Event)>,
     wakes: Vec<Option<Time>>,
     queue: BinaryHeap<Reverse<(Time, u64, usize)>>,
     items: Vec<Option<Item>>,
@@ -83,6 +101,8 @@ impl World {
                 .map(|i| Agent::new(config(i), Vec::new(), Time::ZERO).expect("nothing stored"))
                 .collect(),
             busy: vec![Time::ZERO; n],
+            heard_by: None,
+            heard: Vec::new(),
             wakes: vec![None; n],
             queue: BinaryHeap::new(),
             items: Vec::new(),
@@ -92,15 +112,27 @@ impl World {
         }
     }
 
-    /// All agents know each other, and none of them a job: the greetings say nothing yet.
+    /// All agents have greeted each other, and none knows of a job.
     fn connect_all(&mut self) {
         let n = self.agents.len();
+        let mut hellos = Vec::new();
         for i in 0..n {
             for j in (0..n).filter(|j| *j != i) {
                 let taken = self.agents[i].handle(connected(j), Time::ZERO);
                 taken.expect("taken");
             }
-            while self.agents[i].poll_effect().is_some() {}
+            let said = std::iter::from_fn(|| self.agents[i].poll_effect()).last();
+            let Some(Effect::Send { message, .. }) = said else {
+                unreachable!("no greeting: {said:?}");
+            };
+            hellos.push(message);
+        }
+        for i in 0..n {
+            for j in (0..n).filter(|j| *j != i) {
+                let (from, message) = (node(j), hellos[j].clone());
+                let taken = self.agents[i].handle(Event::Message { from, message }, Time::ZERO);
+                taken.expect("taken");
+            }
         }
     }
 
@@ -147,34 +179,51 @@ impl World {
 
     /// Runs until so many nodes' workers run in one generation; `None` when that takes too long.
     fn run(&mut self, nodes: usize, until: Time) -> Option<Time> {
-        while let Some(Reverse((at, seq, i))) = self.queue.pop() {
-            let Some(item) = self.items[usize::try_from(seq).expect("an index")].take() else {
-                continue;
-            };
-            let now = match item {
-                Item::Wake if self.wakes[i] != Some(at) => continue,
-                Item::Wake => {
-                    let now = at.max(self.busy[i]);
-                    self.wakes[i] = None;
-                    self.agents[i].handle_timeout(now);
-                    now
-                }
-                Item::Event(event) => {
-                    let now = at.max(self.busy[i]) + PROCESSING;
-                    self.busy[i] = now;
-                    self.agents[i].handle(*event, now).expect("taken");
-                    now
-                }
-            };
-            if now > until {
-                return None;
-            }
-            self.carry_out(i, now);
+        while let Some(now) = self.step(until) {
             if self.newest() == nodes {
                 return Some(now);
             }
         }
         None
+    }
+
+    /// The next event; `None` when none comes until then.
+    fn step(&mut self, until: Time) -> Option<Time> {
+        loop {
+            let Reverse((at, seq, i)) = self.queue.pop()?;
+            let item = &mut self.items[usize::try_from(seq).expect("an index")];
+            if at > until {
+                self.queue.push(Reverse((at, seq, i)));
+                return None;
+            }
+            if matches!(item, Some(Item::Wake)) && self.wakes[i] != Some(at) {
+                *item = None;
+            }
+            let Some(item) = item.take() else { continue };
+            let now = at.max(self.busy[i]);
+            let before = cpu_time();
+            match item {
+                Item::Wake => {
+                    self.wakes[i] = None;
+                    self.agents[i].handle_timeout(now);
+                }
+                Item::Event(event) => {
+                    if self.heard_by == Some(i) {
+                        self.heard.push((now, (*event).clone()));
+                    }
+                    self.agents[i].handle(*event, now).expect("taken");
+                }
+            }
+            let effects: Vec<Effect> =
+                std::iter::from_fn(|| self.agents[i].poll_effect()).collect();
+            let wake = self.agents[i].poll_timeout();
+            let took = Span(cpu_time().0 - before.0);
+            let now = now + took;
+            self.busy[i] = now;
+            self.carry_out(i, now, effects);
+            self.wake(i, now, wake.map(|(at, _)| at));
+            return Some(now);
+        }
     }
 
     /// The nodes that have started the newest generation.
@@ -207,32 +256,110 @@ impl World {
         }
     }
 
-    fn carry_out(&mut self, i: usize, now: Time) {
-        while let Some(effect) = self.agents[i].poll_effect() {
+    fn carry_out(&mut self, i: usize, now: Time, effects: Vec<Effect>) {
+        for effect in effects {
             match effect {
                 Effect::Send { to, message } => {
                     self.messages += usize::from(matches!(message, Message::Job { .. }));
                     let beat = matches!(message, Message::Ping { .. } | Message::Pong { .. });
                     self.heartbeats += usize::from(beat);
                     let from = node(i);
-                    let to = self.places.get(&to).copied();
+                    let to = *self.places.get(&to).expect("a node");
                     let event = Event::Message { from, message };
-                    self.put(
-                        now + ONE_WAY,
-                        to.expect("a node"),
-                        Item::Event(Box::new(event)),
-                    );
+                    self.put(now + ONE_WAY, to, Item::Event(Box::new(event)));
                 }
                 Effect::ToLauncher { frame, .. } => self.tell_launcher(i, now, frame),
                 _ => {}
             }
         }
-        let wake = self.agents[i].poll_timeout().map(|(at, _)| at.max(now));
+    }
+
+    fn wake(&mut self, i: usize, now: Time, wake: Option<Time>) {
+        let wake = wake.map(|at| at.max(now));
         if let Some(at) = wake.filter(|_| wake != self.wakes[i]) {
             self.wakes[i] = wake;
             self.put(at, i, Item::Wake);
         }
     }
+
+    /// What it costs to train, from then on.
+    fn idle(&mut self, from: Time) -> Idle {
+        let (window, seconds) = (Span::from_secs(2), 2.0);
+        while self.step(from).is_some() {}
+        let job = self.agents[0].jobs().next().expect("the job");
+        let leader = job.head().and_then(|(record, _)| record.leader());
+        let leader = self.places[&leader.expect("a leader")];
+        let looks = |world: &World| -> u64 {
+            let jobs = world.agents[leader].jobs();
+            jobs.map(muster_protocol::job::Job::looks).sum()
+        };
+        let before = (self.heartbeats, self.messages, looks(self));
+        self.heard_by = Some(leader);
+        while self.step(from + window).is_some() {}
+        let each = |n: usize| n as f64 / seconds / self.agents.len() as f64;
+        Idle {
+            heartbeats: each(self.heartbeats - before.0),
+            messages: each(self.messages - before.1),
+            looks: (looks(self) - before.2) as f64 / seconds,
+            leader: self.leads_alone(leader, from, window),
+        }
+    }
+
+    /// The processor's time of the leader's core for each second, when it hears the same again for
+    /// a while, and each of its own heartbeats is answered.
+    fn leads_alone(&mut self, leader: usize, from: Time, window: Span) -> Span {
+        let rounds = 4;
+        let mut heard = std::mem::take(&mut self.heard);
+        let answer = |e: &Event| {
+            matches!(
+                e,
+                Event::Message {
+                    message: Message::Pong { .. },
+                    ..
+                }
+            )
+        };
+        heard.retain(|(_, event)| !answer(event));
+        let agent = &mut self.agents[leader];
+        let mut now = from + window;
+        let before = cpu_time();
+        for round in 1..=rounds {
+            for (at, event) in &heard {
+                let at = *at + window.times(round);
+                while let Some((due, _)) = agent.poll_timeout().filter(|(due, _)| *due <= at) {
+                    now = now.max(due);
+                    agent.handle_timeout(now);
+                    answer_heartbeats(agent, now);
+                }
+                now = now.max(at);
+                agent.handle(event.clone(), now).expect("taken");
+                answer_heartbeats(agent, now);
+            }
+        }
+        let spent = cpu_time().0 - before.0;
+        Span(spent * 1_000_000_000 / window.times(rounds).0)
+    }
+}
+
+/// Drops what the agent wants done, but for heartbeats: each is answered.
+fn answer_heartbeats(agent: &mut Agent, now: Time) {
+    while let Some(effect) = agent.poll_effect() {
+        if let Effect::Send { to, message } = effect
+            && let Message::Ping { seq, leases } = message
+        {
+            let (from, granted) = (to, leases);
+            let message = Message::Pong { seq, granted };
+            let taken = agent.handle(Event::Message { from, message }, now);
+            taken.expect("taken");
+        }
+    }
+}
+
+/// The processor's time of this thread so far.
+fn cpu_time() -> Span {
+    let at = clock_gettime(ClockId::ThreadCPUTime);
+    let (sec, nsec) = (at.tv_sec.cast_unsigned(), at.tv_nsec.cast_unsigned());
+    Span(sec * 1_000_000_000 + nsec)
 }
 
 fn connected(i: usize) -> Event {
@@ -251,7 +378,7 @@ fn launcher(frame: ToAgent) -> Event {
     }
 }
 
-fn form(n: usize) -> Formed {
+fn form(n: usize) -> (World, Formed, Time) {
     let nodes = u16::try_from(n).expect("at most a thousand");
     let mut world = World::new(n, (nodes, nodes));
     world.connect_all();
@@ -262,17 +389,18 @@ fn form(n: usize) -> Formed {
     let end = world.run(n, start + Span::from_secs(20));
     let started = world.newest();
     let end = end.unwrap_or_else(|| unreachable!("{started} of {n} started"));
-    Formed {
+    let formed = Formed {
         took: end.since(start),
         messages: world.messages,
         heartbeats: world.heartbeats,
-    }
+    };
+    (world, formed, end)
 }
 
 #[test]
 fn a_thousand_agents_form_in_two_seconds_with_linear_messages() {
     let sizes = [250, 500, 1_000];
-    let formed: Vec<Formed> = sizes.iter().map(|n| form(*n)).collect();
+    let formed: Vec<Formed> = sizes.iter().map(|n| form(*n).1).collect();
     for (n, formed) in sizes.iter().zip(&formed) {
         println!(
             "{n} agents: {}, {} messages about the job, {} heartbeats",
@@ -289,6 +417,25 @@ fn a_thousand_agents_form_in_two_seconds_with_linear_messages() {
         each[2] <= each[0] + each[0] / 5,
         "messages per agent: {each:?}"
     );
+}
+
+#[test]
+fn a_thousand_members_cost_their_leader_little_while_nothing_happens() {
+    let idle = [250, 1_000].map(|n| {
+        let (mut world, _, formed) = form(n);
+        // By then the leader has all statuses, and has told what it had to tell.
+        let idle = world.idle(formed + Span::from_secs(3));
+        println!("{n} members, in each second: {idle:.1?}");
+        idle
+    });
+    // Usual at a thousand: 15 ms for the leader.
+    for idle in &idle {
+        assert!(idle.leader <= Span::from_millis(200), "{idle:?}");
+        // Each asks 63 voters for its lease, four times a second.
+        assert!(idle.heartbeats <= 63.0 * 8.5, "{idle:?}");
+        assert!(idle.messages <= 0.5, "{idle:?}");
+        assert!(idle.looks <= 20.0, "{idle:?}");
+    }
 }
 
 /// Nodes come up one after the other, agent and launcher at once, to a job that runs on ten.

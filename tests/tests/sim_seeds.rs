@@ -64,6 +64,7 @@ fn sim_budget() {
         coverage.failed,
         coverage.ended,
         coverage.restarts,
+        coverage.parks,
         coverage.stop_steps,
         coverage.failed_writes,
         coverage.start_failures,
@@ -71,6 +72,8 @@ fn sim_budget() {
         coverage.saves,
         coverage.verdicts,
         coverage.hung_restarts,
+        coverage.lease_answers,
+        coverage.sidecar_kills,
     ];
     assert!(reached.iter().all(|n| *n > 0), "{coverage:?}");
 }

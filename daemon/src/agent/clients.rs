@@ -77,6 +77,7 @@ impl Node {
             pid: peer.pid,
             launcher: None,
             waiting: None,
+            welcomed: false,
         };
         self.clients.insert(id, client);
         tokio::spawn(read(receiver, id, self.tx.clone()));

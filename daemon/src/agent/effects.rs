@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use muster_protocol::agent::{ConnId, Effect, Event, Notice, Told};
 use muster_protocol::local::ToLauncher;
-use muster_protocol::membership::State;
+use muster_protocol::membership::{Answer, State};
 use muster_protocol::storelog;
 use muster_protocol::wire::Message;
 use muster_protocol::{JobKey, LauncherId, NodeId, codec};
@@ -83,12 +83,17 @@ impl Node {
         }
     }
 
-    fn probe(&self, node: NodeId, id: u64, guard: Option<(SocketAddr, LauncherId)>) {
+    fn probe(&self, node: NodeId, id: u64, guard_at: Option<(SocketAddr, LauncherId)>) {
         let addr = self.core.peers().get(node).and_then(|p| p.addr);
         let (tx, limit) = (self.tx.clone(), self.probe_limit);
         tokio::spawn(async move {
             let (agent, guard) =
-                tokio::join!(probe::agent(addr, limit), probe::guard(guard, limit));
+                tokio::join!(probe::agent(addr, limit), probe::guard(guard_at, limit));
+            // Where an agent listens that was never met is not known: then its launcher tells.
+            let agent = match (addr, guard_at) {
+                (None, Some(_)) => Answer::Refused,
+                _ => agent,
+            };
             let input = Input::Probed {
                 node,
                 id,
@@ -109,6 +114,13 @@ impl Node {
         let Some(client) = self.clients.get_mut(&conn) else {
             return;
         };
+        // One that is stopped reads nothing: another word says no more than the one that it will find,
+        // and with a socket full of them the connection would end.
+        let again = matches!(frame, ToLauncher::Welcome { .. })
+            && std::mem::replace(&mut client.welcomed, true);
+        if again && !client.sender.is_read() {
+            return;
+        }
         let frame = clients::with_refusals(frame, &self.refused, &mut client.waiting);
         match codec::encode_frame(&*frame) {
             Ok(bytes) => {
@@ -117,6 +129,19 @@ impl Node {
                 }
             }
             Err(error) => tracing::error!(%error, "a frame that cannot be encoded"),
+        }
+    }
+
+    /// Members of the jobs that run here are let in before other agents of a large cluster.
+    pub(super) fn prefer_members(&self) {
+        let heads = self.core.jobs().filter(|job| job.is_live());
+        let records = heads.filter_map(|job| job.head().map(|(record, _)| record));
+        let nodes = records.flat_map(|r| {
+            let witnesses = r.witnesses.iter().map(|w| w.node);
+            r.members.iter().map(|m| m.node).chain(witnesses)
+        });
+        if !self.net.prefer(nodes.collect()) {
+            tracing::debug!("the network layer has too many orders: it keeps whom it preferred");
         }
     }
 
@@ -159,6 +184,7 @@ impl Node {
                 record,
             } => {
                 self.metrics.generation_change(record.cause.word());
+                self.prefer_members();
                 tracing::info!(job = %key, generation = record.number, %digest, cause = record.cause.word(),
                     members = record.members.len(), kind = ?record.kind, "decided");
             }

@@ -161,6 +161,8 @@ struct Client {
     launcher: Option<clients::Launcher>,
     /// What its launcher was last told to wait for, until it was told to start.
     waiting: Option<String>,
+    /// Whether it was told that this agent is there.
+    welcomed: bool,
 }
 
 /// A running agent.
@@ -278,6 +280,8 @@ impl Node {
             linger: None,
         };
         node.health.not_ready.send_replace(Vec::new());
+        // Of jobs that an earlier run left.
+        node.prefer_members();
         Ok(node)
     }
 

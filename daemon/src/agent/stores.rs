@@ -87,7 +87,10 @@ pub(super) fn words(event: &Event) -> (&'static str, &'static str) {
 impl Asked {
     /// What to send for an operation of the log. The error is its event: too many are under way.
     pub(super) fn log(&mut self, effect: Effect, now: Time) -> Result<Vec<(u64, StoreAsk)>, Event> {
-        if self.log.len() >= MAX_READS {
+        let creates = |effect: &Effect| matches!(effect, Effect::Create { .. });
+        let most = if creates(&effect) { 1 } else { MAX_READS };
+        let alike = |op: &&LogOp| creates(&op.effect) == creates(&effect);
+        if self.log.values().filter(alike).count() >= most {
             return Err(unknown(&effect));
         }
         let id = self.next_id();
@@ -282,7 +285,9 @@ mod tests {
         let mut asked = Asked::default();
         assert_eq!(asked.writes(1), None);
         asked.log(create(1, 5), START).unwrap();
-        let reads: Vec<u64> = (2..=MAX_READS as u64)
+        let full = asked.log(create(98, 5), START);
+        assert_eq!(full, Err(unknown(&create(98, 5))));
+        let reads: Vec<u64> = (2..2 + MAX_READS as u64)
             .map(|op| asked.log(read(op), START).unwrap()[0].0)
             .collect();
         assert_eq!(asked.log(read(99), START), Err(unknown(&read(99))));

@@ -4,7 +4,7 @@
 mod settle;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::{Duration, Instant},
@@ -75,6 +75,8 @@ pub(super) struct Hub {
     book: Book,
     conns: HashMap<ConnectionId, Conn>,
     peers: BTreeMap<NodeId, Peer>,
+    /// For whom others make room.
+    preferred: BTreeSet<NodeId>,
     dials: HashMap<ConnectionId, SocketAddr>,
     lost: BTreeMap<NodeId, Vec<Tag>>,
     reported: Reported,
@@ -150,6 +152,7 @@ impl Hub {
             book,
             conns: HashMap::new(),
             peers: BTreeMap::new(),
+            preferred: BTreeSet::new(),
             dials: HashMap::new(),
             lost: BTreeMap::new(),
             reported: Reported::default(),
@@ -263,6 +266,7 @@ impl Hub {
                     conn.end.send_replace(Some(Gone::Local));
                 }
             }
+            Command::Prefer(nodes) => self.preferred = nodes,
             Command::Close(done) => {
                 let established: Vec<_> = self.peers.values().map(|p| p.connection).collect();
                 for peer in self.peers.values() {

@@ -25,6 +25,7 @@ mod transport;
 mod tests;
 
 use std::{
+    collections::BTreeSet,
     fmt, io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
@@ -197,6 +198,10 @@ pub enum Gone {
     Malformed,
     #[error("this agent closed it")]
     Local,
+    #[error(
+        "this agent has as many peers as it may, and made room for a member of one of its jobs"
+    )]
+    Crowded,
 }
 
 /// Why no connection came about.
@@ -269,6 +274,7 @@ pub struct Net {
 enum Command {
     Dial(SocketAddr),
     Disconnect(NodeId),
+    Prefer(BTreeSet<NodeId>),
     Close(oneshot::Sender<()>),
 }
 
@@ -310,6 +316,12 @@ impl Net {
     /// dialled again. False as in [`dial`](Self::dial).
     pub fn disconnect(&self, node: NodeId) -> bool {
         self.commands.try_send(Command::Disconnect(node)).is_ok()
+    }
+
+    /// With as many peers as there may be, these are let in all the same: others make room for them.
+    /// False as in [`dial`](Self::dial).
+    pub fn prefer(&self, nodes: BTreeSet<NodeId>) -> bool {
+        self.commands.try_send(Command::Prefer(nodes)).is_ok()
     }
 
     /// The TCP addresses that connections are accepted on, one for each interface.

@@ -187,6 +187,12 @@ impl Sender {
         })
     }
 
+    /// Whether the peer has read all that was sent; a kernel that does not know counts as yes.
+    pub fn is_read(&self) -> bool {
+        let sent = self.room.available_permits() == MAX_QUEUED_BYTES;
+        sent && wire::unread(self.stream.socket.as_fd()).unwrap_or(0) == 0
+    }
+
     /// Closes both directions at once; what is queued is lost, and the peer reads the end.
     pub fn close(&self) {
         let _ = rustix::net::shutdown(&*self.stream.socket, rustix::net::Shutdown::Both);

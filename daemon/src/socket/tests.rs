@@ -41,6 +41,27 @@ async fn raw_client(path: &Path) -> (Listener, std::os::unix::net::UnixStream, C
 }
 
 #[tokio::test]
+async fn whoever_sends_sees_whether_all_was_read() {
+    let (here, mut there) = pair().unwrap();
+    let (sender, _receiver) = here.split();
+    assert!(sender.is_read());
+    for _ in 0..2 {
+        sender.send(b"a frame".to_vec(), Vec::new()).unwrap();
+        assert!(!sender.is_read());
+    }
+    soon(there.recv()).await.unwrap();
+    assert!(!sender.is_read());
+    soon(there.recv()).await.unwrap();
+    // The writer lets go of a frame after the peer has it.
+    soon(async {
+        while !sender.is_read() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn frames_and_descriptors_arrive_together_and_in_order() {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("run/m.sock");

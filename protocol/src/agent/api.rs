@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{Boot, Digest, JobKey, LauncherId, NodeId, StateId};
 use crate::local::{ToAgent, ToLauncher};
 use crate::membership::Answer;
-use crate::record::{CommitRef, Record};
+use crate::record::{CommitRef, Record, Voter};
 use crate::storelog;
 use crate::time::{Span, Time};
 use crate::wire::{Message, Timeouts};
@@ -56,6 +56,14 @@ pub struct Config {
 }
 
 impl Config {
+    /// This agent, as somebody who votes.
+    pub fn voter(&self) -> Voter {
+        Voter {
+            node: self.node,
+            state: self.state,
+        }
+    }
+
     /// How long an acknowledged heartbeat lets a member train: with drift and the time to kill, no
     /// more than `suspect_after` (R16).
     pub fn lease(&self) -> Span {

@@ -1,41 +1,44 @@
 //! Heartbeats, the failure detector, and the leases that ride on them.
 
-use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Agent, Effect, MAX_SENT, Notice, URGENT, Watches};
-use crate::ids::{Digest, JobKey, NodeId};
+use crate::ids::{Digest, NodeId};
 use crate::job::Job;
-use crate::membership;
-use crate::peers::Peer;
+use crate::membership::{self, Guard, State};
 use crate::time::Time;
 use crate::wire::{MAX_JOBS, Message};
 
 impl Agent {
+    /// The leases of those that this voter acknowledges.
     pub(super) fn grant(&mut self, from: NodeId, leases: &[Digest], now: Time) -> Vec<Digest> {
         let mut granted = Vec::new();
         // How long the lease will last is in its hello.
         if self.peers.get(from).is_none_or(|p| !p.greeted) {
             return granted;
         }
-        for digest in leases {
-            for key in self.keys_of(*digest) {
-                self.with_job(&key, now, |job, ctx| {
-                    if job.ask_lease(ctx, from, *digest) {
-                        granted.push(*digest);
-                    }
-                });
-            }
+        for job in self.jobs.values_mut() {
+            let digest = job.head().map(|(_, digest)| digest);
+            let asked = digest.filter(|d| leases.contains(d));
+            granted.extend(asked.filter(|_| job.ask_lease(&self.cfg, from, now)));
         }
         granted
     }
 
-    pub(super) fn keys_of(&self, digest: Digest) -> Vec<JobKey> {
-        self.jobs
-            .iter()
-            .filter(|(_, j)| j.head().is_some_and(|(_, d)| d == digest))
-            .map(|(k, _)| k.clone())
-            .collect()
+    /// A voter acknowledged these leases, asked for at `sent`.
+    pub(super) fn granted(&mut self, from: NodeId, leases: &[Digest], sent: Time, now: Time) {
+        let mut waiting = Vec::new();
+        for (key, job) in &mut self.jobs {
+            let digest = job.head().map(|(_, digest)| digest);
+            if let Some(digest) = digest.filter(|d| leases.contains(d)) {
+                job.lease_granted(from, digest, sent);
+                // Nothing else waits for a lease: when it ends shows once it would have ended.
+                waiting.extend(job.awaits_lease().then(|| key.clone()));
+            }
+        }
+        for key in waiting {
+            self.with_job(&key, now, Job::drive);
+        }
     }
 
     fn ping(&mut self, node: NodeId, seq: u64, now: Time) {
@@ -91,53 +94,145 @@ impl Agent {
         while let Some(effect) = self.detector.poll_effect() {
             match effect {
                 membership::Effect::Ping { node, seq } => self.ping(node, seq, now),
-                membership::Effect::Probe { node, id, .. } => {
-                    let guard = self.watching.get(&node).copied().flatten();
+                membership::Effect::Probe { node, id, guard } => {
                     self.effects.push_back(Effect::Probe { node, id, guard });
                 }
-                membership::Effect::Verdict { node, state } => {
-                    self.peers.map.entry(node).or_default().judged(state);
-                    self.effects
-                        .push_back(Effect::Notice(Notice::Peer { node, state }));
-                    self.drive_all(now);
+                membership::Effect::Verdict { node, guard, state } => {
+                    self.show(node);
+                    let mut concerned = Vec::new();
+                    for (key, watches) in &mut self.watching {
+                        let watched = watches.guards.get(&node);
+                        if watched.is_some_and(|(g, _)| *g == guard) {
+                            watches.believe(node, state);
+                            concerned.push(key.clone());
+                        }
+                    }
+                    for key in concerned {
+                        self.with_job(&key, now, Job::nudge);
+                    }
                 }
             }
         }
     }
 
-    pub(super) fn rewatch(&mut self, now: Time) {
-        let mut wanted = Watches::new();
-        for key in self.jobs.keys().cloned().collect::<Vec<_>>() {
-            self.with_job(&key, now, |job, ctx| wanted.extend(job.watches(ctx)));
+    /// The best that is believed of a node: with any launcher of it that answers, it is there.
+    fn best_of(&self, node: NodeId) -> Option<State> {
+        let wellness = |state: &State| match state {
+            State::Alive => 4,
+            State::Suspect => 3,
+            State::Away { .. } => 2,
+            State::Lost { confirmed: false } => 1,
+            State::Lost { confirmed: true } => 0,
+        };
+        let states = self.detector.peers_of(node).map(|p| p.state);
+        states.max_by_key(wellness)
+    }
+
+    /// Has people see what is believed of a node now.
+    fn show(&mut self, node: NodeId) {
+        let Some(state) = self.best_of(node) else {
+            return;
+        };
+        let peer = self.peers.map.entry(node).or_default();
+        if peer.state.replace(state) != Some(state) {
+            let notice = Notice::Peer { node, state };
+            self.effects.push_back(Effect::Notice(notice));
         }
-        let gone: Vec<NodeId> = self
-            .watching
-            .keys()
-            .filter(|n| !wanted.contains_key(n))
-            .copied()
-            .collect();
-        for node in gone {
-            self.detect(membership::Event::Unwatch { node }, now);
+    }
+
+    /// Has the failure detector watch what the jobs want watched now.
+    pub(super) fn rewatch(&mut self, now: Time) {
+        let mut wanted = BTreeMap::new();
+        for key in self.jobs.keys().cloned().collect::<Vec<_>>() {
+            self.with_job(&key, now, |job, ctx| {
+                wanted.insert(key.clone(), job.watches(ctx));
+            });
+        }
+        wanted.retain(|_, guards| !guards.is_empty());
+        let before = all_of(self.watching.values().map(|w| &w.guards));
+        let all = all_of(wanted.values());
+        for key in before.keys().filter(|key| !all.contains_key(*key)) {
+            let (node, guard) = *key;
+            self.detect(membership::Event::Unwatch { node, guard }, now);
+            let state = self.best_of(node);
             if let Some(peer) = self.peers.map.get_mut(&node) {
-                peer.state = None;
+                peer.state = state;
             }
         }
-        let before = std::mem::replace(&mut self.watching, wanted.clone());
-        for (node, guard) in wanted {
-            if before.get(&node) == Some(&guard) {
+        for (key, asks) in all {
+            if before.get(&key) == Some(&asks) {
                 continue;
             }
-            // A witness has no guard: an address that nobody answers at stands for it.
-            let none = SocketAddr::from(([0, 0, 0, 0], 0));
-            let guard = guard.map_or(none, |(addr, _)| addr);
-            let connected = self.peers.connected(node);
-            let peer: &mut Peer = self.peers.map.entry(node).or_default();
-            peer.state = None;
-            peer.away_since = None;
-            self.detect(membership::Event::Watch { node, guard }, now);
-            if connected {
-                self.detect(membership::Event::Connected { node }, now);
+            let (node, guard) = key;
+            self.detect(membership::Event::Watch { node, guard, asks }, now);
+            if !before.contains_key(&key) {
+                let connected = self.peers.connected(node);
+                self.peers.map.entry(node).or_default();
+                if connected {
+                    self.detect(membership::Event::Connected { node }, now);
+                }
             }
+        }
+        let before = std::mem::take(&mut self.watching);
+        let watching = wanted.into_iter().map(|(key, guards)| {
+            let mut watches = Watches {
+                guards,
+                ..Watches::default()
+            };
+            for (node, (guard, _)) in watches.guards.clone() {
+                if let Some(before) = before.get(&key) {
+                    watches.go_on(node, before);
+                }
+                let state = self.detector.peer(node, guard).map(|p| p.state);
+                watches.believe(node, state.unwrap_or(State::Alive));
+            }
+            (key, watches)
+        });
+        self.watching = watching.collect();
+    }
+}
+
+/// What all jobs want watched, and whether any asks it for a lease.
+fn all_of<'a>(
+    jobs: impl Iterator<Item = &'a BTreeMap<NodeId, (Guard, bool)>>,
+) -> BTreeMap<(NodeId, Guard), bool> {
+    let mut all = BTreeMap::new();
+    for (node, (guard, asks)) in jobs.flatten() {
+        *all.entry((*node, *guard)).or_default() |= asks;
+    }
+    all
+}
+
+impl Watches {
+    /// What was found before of the same launcher still holds.
+    fn go_on(&mut self, node: NodeId, before: &Watches) {
+        let guard = |w: &Watches| w.guards.get(&node).map(|(guard, _)| *guard);
+        if guard(before) == guard(self) {
+            let (state, away) = (before.unwell.get(&node), before.away.get(&node));
+            self.unwell.extend(state.map(|s| (node, *s)));
+            self.away.extend(away.map(|since| (node, *since)));
+        }
+    }
+
+    fn believe(&mut self, node: NodeId, state: State) {
+        match (state, self.unwell.get(&node)) {
+            (State::Alive, _) => {
+                self.unwell.remove(&node);
+            }
+            // The detector counts anew after this process was stopped; the others do not.
+            (State::Away { .. }, Some(State::Away { .. })) => return,
+            _ => {
+                self.unwell.insert(node, state);
+            }
+        }
+        match state {
+            State::Away { since } => {
+                self.away.insert(node, since);
+            }
+            State::Alive | State::Lost { confirmed: true } => {
+                self.away.remove(&node);
+            }
+            State::Suspect | State::Lost { confirmed: false } => {}
         }
     }
 }

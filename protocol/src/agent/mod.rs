@@ -10,16 +10,15 @@ mod scripted;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
-use std::net::SocketAddr;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub use api::{Config, ConnId, Effect, Event, Flaws, Notice, Phases, Told};
 pub use past::Past;
 
 use crate::ids::{Digest, JobKey, LauncherId, NodeId, StateId};
 use crate::job::{Ctx, Durable, Job};
-use crate::membership::{self, Membership};
-use crate::peers::{Peer, Peers};
+use crate::membership::{self, Guard, Membership, State};
+use crate::peers::{Peer, Peers, View};
 use crate::rng::Rng;
 use crate::time::{Span, Time};
 use crate::wire::{Advert, Hello, JobMessage, Leave, MAX_JOBS, Message, Timeouts};
@@ -65,7 +64,16 @@ impl From<Vec<(JobKey, Vec<u8>)>> for Stored {
     }
 }
 
-type Watches = BTreeMap<NodeId, Option<(SocketAddr, LauncherId)>>;
+/// Whom a job has watched, and what was found.
+#[derive(Debug, Default)]
+struct Watches {
+    /// The guard of its launcher on each node, and whether that node is asked for a lease.
+    guards: BTreeMap<NodeId, (Guard, bool)>,
+    /// Those that are not alive.
+    unwell: BTreeMap<NodeId, State>,
+    /// Since when their agents are away.
+    away: BTreeMap<NodeId, Time>,
+}
 
 /// The core of one agent.
 #[derive(Debug)]
@@ -80,7 +88,7 @@ pub struct Agent {
     used_round: u32,
     conns: BTreeMap<ConnId, JobKey>,
     effects: VecDeque<Effect>,
-    watching: Watches,
+    watching: BTreeMap<JobKey, Watches>,
     /// The heads for which `watching` and the last greeting hold, and whether others are watched besides.
     heads: BTreeMap<JobKey, (Digest, bool)>,
     sent: BTreeMap<NodeId, VecDeque<(u64, Time)>>,
@@ -94,6 +102,8 @@ pub struct Agent {
     /// When all are greeted again, while a generation is led from here.
     greet_again: Option<Time>,
     draining: Option<(Leave, Time)>,
+    /// Some job may have changed since all were looked through.
+    touched: bool,
 }
 
 impl Agent {
@@ -133,7 +143,7 @@ impl Agent {
             used_round: 0,
             conns: BTreeMap::new(),
             effects: VecDeque::new(),
-            watching: Watches::new(),
+            watching: BTreeMap::new(),
             heads: BTreeMap::new(),
             // Ping numbers of different boots must not be taken for each other.
             seq: 0,
@@ -144,6 +154,7 @@ impl Agent {
             greet_at: None,
             greet_again: None,
             draining: None,
+            touched: true,
         };
         agent.seq = agent.rng.next_u64() >> 16;
         agent.settle(now);
@@ -170,7 +181,7 @@ impl Agent {
 
     /// The smoothed round trip to a watched peer.
     pub fn rtt(&self, node: NodeId) -> Option<Span> {
-        self.detector.peer(&node).and_then(|p| p.rtt)
+        self.detector.peers_of(node).find_map(|p| p.rtt)
     }
 
     /// For how long the workers of a launcher here may go on if it does nothing.
@@ -264,13 +275,13 @@ impl Agent {
                 peer.hello_due = now + HELLO_WAIT;
                 self.greet_at.get_or_insert(now + HELLO_WAIT);
                 self.detect(membership::Event::Connected { node }, now);
-                let hello = self.hello();
+                let hello = self.hello(|_| true);
                 self.send(node, hello);
                 if let Some((leave, until)) = self.draining.clone() {
                     let message = leaving(&leave, until, now);
                     self.send(node, message);
                 }
-                self.drive_all(now);
+                self.link_changed(node, now);
             }
             Event::Disconnected { node } => {
                 if let Some(peer) = self.peers.map.get_mut(&node) {
@@ -280,7 +291,7 @@ impl Agent {
                 self.sent.remove(&node);
                 self.peers.prune();
                 self.detect(membership::Event::Disconnected { node }, now);
-                self.drive_all(now);
+                self.link_changed(node, now);
             }
             Event::Message { from, message } => {
                 if let Some(peer) = self.peers.map.get_mut(&from) {
@@ -349,15 +360,19 @@ impl Agent {
                 let adverts = hello.jobs.clone();
                 self.compare_timeouts(from, hello.timeouts);
                 let peer = self.peers.map.entry(from).or_default();
+                let news = !peer.greeted || peer.hello.as_ref() != Some(&hello);
                 peer.hello = Some(hello);
                 peer.greeted = true;
-                for key in self.jobs.keys().cloned().collect::<Vec<_>>() {
+                let known = self.jobs.keys().filter(|_| news);
+                for key in known.cloned().collect::<Vec<_>>() {
                     self.with_job(&key, now, |job, ctx| job.on_hello(ctx, from));
                 }
                 for advert in adverts {
                     self.on_advert(from, &advert, now);
                 }
-                self.drive_all(now);
+                if news {
+                    self.nudge_all(now);
+                }
             }
             Message::Ping { seq, leases } => {
                 let granted = self.grant(from, &leases, now);
@@ -370,14 +385,7 @@ impl Agent {
                     found.map(|(_, at)| *at)
                 });
                 if let Some(sent) = sent {
-                    for digest in granted {
-                        for key in self.keys_of(digest) {
-                            self.with_job(&key, now, |job, ctx| {
-                                job.lease_granted(from, digest, sent);
-                                job.drive(ctx);
-                            });
-                        }
-                    }
+                    self.granted(from, &granted, sent, now);
                 }
             }
             Message::Leaving { grace_ms, reason } => {
@@ -393,13 +401,13 @@ impl Agent {
                     },
                     now,
                 );
-                self.drive_all(now);
+                self.nudge_all(now);
             }
             Message::DrainAsk { grace_ms, reason } => {
                 self.drain(Leave { grace_ms, reason }, now);
             }
             Message::HelloAsk => {
-                let hello = self.hello();
+                let hello = self.hello(|_| true);
                 self.send(from, hello);
             }
             Message::Job { key, body } => self.on_job_message(from, key, *body, now)?,
@@ -429,10 +437,7 @@ impl Agent {
         if let JobMessage::Ticket(ticket) = &body {
             self.doubt_hello(from, ticket.member.state, now);
         }
-        self.with_job(&key, now, |job, ctx| {
-            job.on_message(ctx, from, body);
-            job.drive(ctx);
-        });
+        self.with_job(&key, now, |job, ctx| job.receive(ctx, from, body));
         Ok(())
     }
 
@@ -461,8 +466,9 @@ impl Agent {
 
     fn on_advert(&mut self, from: NodeId, advert: &Advert, now: Time) {
         if self.jobs.contains_key(&advert.key) {
-            self.with_job(&advert.key.clone(), now, |job, ctx| {
+            self.with_job(&advert.key, now, |job, ctx| {
                 job.on_advert(ctx, from, advert);
+                job.nudge(ctx);
             });
         }
     }
@@ -488,9 +494,16 @@ impl Agent {
 
     fn with_job(&mut self, key: &JobKey, now: Time, act: impl FnOnce(&mut Job, &mut Ctx<'_>)) {
         if let Some(job) = self.jobs.get_mut(key) {
+            self.touched = true;
+            let unwatched = Watches::default();
+            let watches = self.watching.get(key).unwrap_or(&unwatched);
             let mut ctx = Ctx {
                 cfg: &self.cfg,
-                peers: &self.peers,
+                peers: View {
+                    all: &self.peers,
+                    unwell: &watches.unwell,
+                    away: &watches.away,
+                },
                 past: &self.past,
                 rng: &mut self.rng,
                 now,
@@ -500,9 +513,16 @@ impl Agent {
         }
     }
 
-    fn drive_all(&mut self, now: Time) {
+    fn link_changed(&mut self, node: NodeId, now: Time) {
+        for job in self.jobs.values_mut() {
+            job.link_changed(node);
+        }
+        self.nudge_all(now);
+    }
+
+    fn nudge_all(&mut self, now: Time) {
         for key in self.jobs.keys().cloned().collect::<Vec<_>>() {
-            self.with_job(&key, now, Job::drive);
+            self.with_job(&key, now, Job::nudge);
         }
     }
 
@@ -539,7 +559,8 @@ impl Agent {
         }
     }
 
-    fn hello(&self) -> Message {
+    /// What this agent says of itself, and of those jobs.
+    fn hello(&self, of: impl Fn(&Job) -> bool) -> Message {
         Message::Hello(Hello {
             host: self.cfg.host.clone(),
             version: self.cfg.version.clone(),
@@ -548,8 +569,8 @@ impl Agent {
             timeouts: self.cfg.timeouts(),
             jobs: {
                 // Those that somebody here takes part in come first: they must not be left out.
-                let (here, others): (Vec<&Job>, Vec<&Job>) =
-                    self.jobs.values().partition(|j| !j.is_idle());
+                let jobs = self.jobs.values().filter(|j| of(j));
+                let (here, others): (Vec<&Job>, Vec<&Job>) = jobs.partition(|j| !j.is_idle());
                 let adverts = here.into_iter().chain(others);
                 let adverts = adverts.filter_map(|j| j.advert(&self.cfg));
                 adverts.take(MAX_JOBS).collect()
@@ -559,8 +580,17 @@ impl Agent {
 
     /// Follows up what changed: whom to watch, whom to greet anew, what to forget.
     fn settle(&mut self, now: Time) {
+        let due = self.greet_again.is_some_and(|at| at <= now);
+        if std::mem::take(&mut self.touched) || due {
+            self.follow_jobs(due, now);
+        }
+        self.ping_urgent(now);
+    }
+
+    fn follow_jobs(&mut self, due: bool, now: Time) {
         let mut changed = false;
         let mut greet = false;
+        let mut over = BTreeSet::new();
         let me = self.cfg.node;
         let mut forget = Vec::new();
         for (key, job) in &self.jobs {
@@ -573,21 +603,24 @@ impl Agent {
                 let led = job.head().is_some_and(|(r, _)| r.leader() == Some(me));
                 greet |= led && was.is_none_or(|(d, _)| *d != digest);
                 // That it is over nobody else tells those who take no part in it.
-                greet |= job
-                    .led()
-                    .is_some_and(|d| was.is_some_and(|(w, _)| *w == d) && d != digest);
+                let led_before = |d| was.is_some_and(|(w, _)| *w == d) && d != digest;
+                if job.led().is_some_and(led_before) {
+                    over.insert(digest);
+                }
                 self.heads.insert(key.clone(), now);
             }
             if job.is_idle() && job.poll_timeout().is_none() {
                 forget.push(key.clone());
             }
         }
-        greet |= self.greet_again.is_some_and(|at| at <= now);
+        greet |= due || !over.is_empty();
         if changed {
             self.rewatch(now);
         }
         if greet {
-            let hello = self.hello();
+            // Other ends were told when they came: who missed one is told once it speaks of the job.
+            let is_news = |j: &Job| j.head().is_some_and(|(_, d)| over.contains(&d));
+            let hello = self.hello(|j| j.is_live() || is_news(j));
             for node in self.peers.connected_nodes().collect::<Vec<_>>() {
                 self.send(node, hello.clone());
             }
@@ -602,7 +635,6 @@ impl Agent {
             self.forget(&key);
         }
         self.forget_oldest();
-        self.ping_urgent(now);
     }
 }
 

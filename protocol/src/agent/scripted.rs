@@ -12,7 +12,7 @@ use crate::membership::Answer;
 use crate::record::{Arbiter, Cause, Kind, Member, Place, Record, Voter};
 use crate::spec::JobSpec;
 use crate::time::{Span, Time};
-use crate::wire::{Ballot, Hello, JobMessage, Message, Status, Timeouts};
+use crate::wire::{Advert, Ballot, Hello, JobMessage, Message, Status, Timeouts};
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 pub(super) const START: Time = Time(1_000_000_000_000);
@@ -281,20 +281,26 @@ impl Scripted {
             addr: SocketAddr::new(HERE, 7970),
             observed: HERE,
         });
-        let hello = Message::Hello(Hello {
+        self.hello(i, timeouts, Vec::new());
+        self.grants.insert(node(i));
+    }
+
+    /// A connected peer says what it knows of jobs.
+    pub(super) fn says_hello(&mut self, i: usize, jobs: Vec<Advert>) {
+        self.hello(i, timeouts(2, 30), jobs);
+    }
+
+    fn hello(&mut self, i: usize, timeouts: Timeouts, jobs: Vec<Advert>) {
+        let message = Message::Hello(Hello {
             host: format!("h{i}"),
             version: "1".into(),
             state: state(i),
             boot: Boot(1),
             timeouts,
-            jobs: Vec::new(),
+            jobs,
         });
         let from = node(i);
-        self.on(Event::Message {
-            from,
-            message: hello,
-        });
-        self.grants.insert(from);
+        self.on(Event::Message { from, message });
     }
 
     /// The launcher that `member(i)` names.

@@ -11,6 +11,9 @@ use crate::record::{Member, Record};
 use crate::time::{Span, Time};
 use crate::wire::{JobMessage, Ticket, Wait};
 
+/// A wait of which nothing but numbers has changed is told to people no more often.
+const SAME_WAIT: Span = Span::from_secs(60);
+
 /// The shortest time between tickets at two doors.
 const DOOR_CHANGE: Span = Span::from_millis(20);
 
@@ -21,8 +24,10 @@ pub(super) struct Applicant {
     asked: Option<(NodeId, Time)>,
     /// Since when the launcher waits.
     since: Option<Time>,
-    /// What people were told last.
+    /// What the job waits for, in words.
     pub(super) told: String,
+    /// When people were told.
+    told_at: Time,
     /// A leader that another agent named.
     referred: Option<NodeId>,
     /// Who leads the generation named, by the word of the member that is believed to: its members
@@ -71,6 +76,7 @@ impl Job {
         if !self.wants_in(ctx) {
             self.applicant = Applicant {
                 told: std::mem::take(&mut self.applicant.told),
+                told_at: self.applicant.told_at,
                 ..Applicant::default()
             };
             return;
@@ -82,7 +88,7 @@ impl Job {
                 self.send(ctx, door, JobMessage::Withdraw);
             }
             if let Some(damage) = self.log_damage() {
-                self.tell_waiting(damage);
+                self.tell_waiting(ctx.now, damage);
             }
             return;
         }
@@ -144,10 +150,9 @@ impl Job {
     /// lowest agent that is connected (all agents agree on it once they all are).
     fn door(&self, ctx: &Ctx<'_>) -> Option<NodeId> {
         if let Some(head) = self.live() {
-            // Once the generation counts as given up, those who are left meet elsewhere; unless some
-            // of its members still are there, waiting for others.
-            let here = |n: &NodeId| ctx.reachable(*n) || !self.is_orphaned(ctx);
-            if let Some(leader) = self.acting_leader(ctx, &head.record).filter(here) {
+            // Nobody here watches its members: the first may be dead, and another of them lead.
+            let leader = self.acting_leader(ctx, &head.record);
+            if let Some(leader) = leader.filter(|n| ctx.reachable(*n)) {
                 let deputy = self.applicant.deputy.as_ref().filter(|d| {
                     (d.generation, d.leader) == (head.digest, leader) && ctx.reachable(d.leads)
                 });
@@ -254,6 +259,8 @@ impl Job {
             host: ctx.cfg.host.clone(),
             command: local.reg.command.clone(),
             unreachable: self.unlinked(ctx),
+            // For a generation that runs, its leader waits.
+            held_ms: self.live().map_or_else(|| self.held_ms(ctx), |_| 0),
         })
     }
 
@@ -303,22 +310,34 @@ impl Job {
                     });
                 }
             }
-        } else if matches!(wait, Wait::Forming { .. } | Wait::Batching { .. }) {
+        } else if matches!(
+            wait,
+            Wait::Forming { .. } | Wait::Batching { .. } | Wait::Orphan { .. }
+        ) {
             // Others gather elsewhere, perhaps: who asked here once is not bound to this door.
             self.applicant.referred = None;
         } else {
             self.applicant.referred = Some(from).filter(|n| *n != ctx.me());
         }
-        let text = self.explain(ctx, &wait);
-        self.tell_waiting(text);
+        // Others that are asked besides see less: each knows of those alone that ask there.
+        if self.door_asked() == Some(from) || self.applicant.told.is_empty() {
+            let text = self.explain(ctx, &wait);
+            self.tell_waiting(ctx.now, text);
+        }
     }
 
     /// Tells people what the job waits for, once per change.
-    pub(super) fn tell_waiting(&mut self, text: String) {
-        if self.applicant.told == text {
+    pub(super) fn tell_waiting(&mut self, now: Time, text: String) {
+        let applicant = &mut self.applicant;
+        if applicant.told == text {
             return;
         }
-        self.applicant.told.clone_from(&text);
+        let same = without_numbers(&applicant.told).eq(without_numbers(&text));
+        applicant.told.clone_from(&text);
+        if same && now < applicant.told_at + SAME_WAIT {
+            return;
+        }
+        applicant.told_at = now;
         self.tell_launcher(ToLauncher::Waiting { text: text.clone() });
         self.notice(Notice::Waiting {
             key: self.key.clone(),
@@ -337,6 +356,11 @@ impl Job {
         }
         self.part(ToLauncher::Refused { reason: why });
     }
+}
+
+/// The words of a sentence, for waits that count down.
+fn without_numbers(text: &str) -> impl Iterator<Item = char> + '_ {
+    text.chars().filter(|c| !c.is_ascii_digit())
 }
 
 /// The members and witnesses of `record` that this agent has no link to.

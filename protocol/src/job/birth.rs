@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 use super::{Ctx, Job, REPEAT, TICKET_LIFE};
 use crate::agent::Notice;
-use crate::ids::{Digest, NodeId};
+use crate::ids::{Digest, LauncherId, NodeId};
 use crate::ranks;
 use crate::record::{Arbiter, Cause, Kind, Member, Record, Voter, WITNESSED_VOTERS};
-use crate::time::Time;
+use crate::time::{Span, Time};
 use crate::wire::{JobMessage, MAX_LIST, Ticket, Wait};
 
 /// A ticket that lies on this agent's desk.
@@ -76,6 +76,7 @@ impl Job {
             // It may still hold a generation that is long over.
             self.on_ask(ctx, from, ticket.knows);
         }
+        let launcher = ticket.member.launcher;
         self.tell_superseded(ctx, from);
         if let Some(head) = self.live().filter(|_| !self.is_leaderless(ctx)) {
             let lead = self.acting_leader(ctx, &head.record);
@@ -83,8 +84,7 @@ impl Job {
                 if let Some(mut advert) = self.advert(ctx.cfg) {
                     advert.leader = lead;
                     let wait = Wait::Elsewhere { advert };
-                    let lineage = Digest::ZERO;
-                    self.send(ctx, from, JobMessage::TicketAck { lineage, wait });
+                    self.acknowledge(ctx, from, launcher, Digest::ZERO, wait);
                 }
                 return;
             }
@@ -104,11 +104,9 @@ impl Job {
             // Those who know that nobody leads meet elsewhere; this one took me for the leader.
             advert.leader = Some(door);
             let wait = Wait::Elsewhere { advert };
-            let lineage = Digest::ZERO;
-            return self.send(ctx, from, JobMessage::TicketAck { lineage, wait });
+            return self.acknowledge(ctx, from, launcher, Digest::ZERO, wait);
         }
         if let Some(why) = self.refusal(&ticket) {
-            let launcher = ticket.member.launcher;
             self.send(ctx, from, JobMessage::TicketRefused { launcher, why });
             return;
         }
@@ -125,7 +123,23 @@ impl Job {
         };
         self.desk.tickets.insert(from, held);
         let (lineage, wait) = (self.lineage_to_join(ctx), self.wait_for(ctx, from));
-        self.send(ctx, from, JobMessage::TicketAck { lineage, wait });
+        self.acknowledge(ctx, from, launcher, lineage, wait);
+    }
+
+    fn acknowledge(
+        &mut self,
+        ctx: &Ctx<'_>,
+        to: NodeId,
+        launcher: LauncherId,
+        lineage: Digest,
+        wait: Wait,
+    ) {
+        let body = JobMessage::TicketAck {
+            launcher,
+            lineage,
+            wait,
+        };
+        self.send(ctx, to, body);
     }
 
     /// Why a ticket can never lead to membership.
@@ -135,8 +149,9 @@ impl Job {
             return Some(why.to_owned());
         }
         let (spec, where_) = match self.live() {
-            // What follows the dead may have another specification: their generation ends then.
-            Some(_) if self.has_died_out() => return None,
+            // What follows the dead may have another specification, unless others come with theirs: their
+            // generation ends then.
+            Some(head) if self.may_differ(&head.record.spec) => return None,
             Some(head) => {
                 if let Arbiter::Store(uuid) = head.record.arbiter
                     && ticket.store != Some(uuid)
@@ -184,6 +199,9 @@ impl Job {
                         max,
                         who,
                     }
+                } else if let Some(left) = self.orphaned_in(ctx) {
+                    let ms = left.as_millis();
+                    Wait::Orphan { ms }
                 } else {
                     Wait::Batching { have, max }
                 }
@@ -229,6 +247,9 @@ impl Job {
             self.wake_at(quiet, "quiet before forming");
             return;
         }
+        if let Some(at) = self.others_train_until(ctx) {
+            return self.wake_at(at, "workers of the life before");
+        }
         if now < self.desk.not_before {
             return self.wake_at(self.desk.not_before, "another birth");
         }
@@ -243,6 +264,20 @@ impl Job {
             ..Default::default()
         };
         self.propose_birth(ctx, spec);
+    }
+
+    /// Until when somebody of the life before may still be training, as those say who are here.
+    fn others_train_until(&self, ctx: &Ctx<'_>) -> Option<Time> {
+        let most = ctx.peers.timeouts().max(self.timeouts(ctx));
+        let most = Span(most.agent_grace.0.saturating_add(most.suspect_after.0));
+        let tickets = self.desk.tickets.values();
+        let until = tickets.map(|h| {
+            let held = Span::from_millis(h.ticket.held_ms.into());
+            h.renewed + held.min(most)
+        });
+        until
+            .max()
+            .filter(|at| ctx.now < *at && !ctx.cfg.flaws.skip_r16)
     }
 
     fn propose_birth(&mut self, ctx: &mut Ctx<'_>, spec: crate::spec::JobSpec) {

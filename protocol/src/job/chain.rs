@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use super::{Ctx, Head, Job};
 use crate::agent::{Notice, Phases};
+use crate::budget::Flapping;
 use crate::ids::{Digest, NodeId};
 use crate::record::{Cause, Kind, Record};
-use crate::time::Time;
+use crate::time::{Span, Time};
 use crate::wire::{Advert, JobMessage};
 
 impl Job {
@@ -100,10 +101,12 @@ impl Job {
     fn consider_stranger(&mut self, ctx: &mut Ctx<'_>, from: NodeId, record: Arc<Record>) {
         let lineage = record.lineage();
         let left = ctx.past.voted(&lineage).is_some_and(|n| record.number < n);
-        if self.is_superseded(ctx, from, lineage, record.number)
-            || self.durable.left_later(&record)
-            || left
-        {
+        // An end is no vote: births name it, and all must know the same one.
+        let over = match record.kind.is_terminal() {
+            true => self.durable.has_given_up(lineage, record.number),
+            false => self.is_superseded(ctx, from, lineage, record.number) || left,
+        };
+        if over || self.durable.left_later(&record) {
             return;
         }
         let ended = self.durable.ended.iter().find(|e| e.lineage() == lineage);
@@ -111,6 +114,13 @@ impl Job {
             // That lineage is over, and what was voted in it is forgotten here.
             if ended.digest() != record.digest() {
                 self.send(ctx, from, JobMessage::Decided { record: ended });
+            } else if self.head.is_none() {
+                // This node left what came after that end: for others it is the newest again.
+                if self.durable.bound.is_none() {
+                    let digest = record.digest();
+                    self.durable.ended.retain(|e| e.digest() != digest);
+                    self.install(ctx, record);
+                }
             } else if self.live().is_none() {
                 self.compare_ends(ctx, from, record.digest());
             }
@@ -194,11 +204,7 @@ impl Job {
         self.durable.timeouts = ctx.timeouts_of(&record);
         self.persist(ctx);
         self.phases.decided = ctx.now;
-        self.head = Some(Head {
-            record: record.clone(),
-            digest,
-        });
-        self.hint = None;
+        self.head = Some(Head::new(record.clone()));
         self.proposal = None;
         self.seen_round = 0;
         self.committing = None;
@@ -208,6 +214,9 @@ impl Job {
             for node in nodes.iter().filter(|n| !record.has(**n)) {
                 self.strikes.entry(*node).or_default().strike(ctx.now);
             }
+        }
+        if let Cause::NodesLost { nodes } = &record.cause {
+            self.count_losses(ctx, &record, nodes);
         }
         if let Cause::Misread { nodes, .. } = &record.cause {
             self.count_misreads(ctx, nodes);
@@ -238,6 +247,32 @@ impl Job {
         }
     }
 
+    /// Nodes that come back only to be lost again are kept out for longer and longer; people are told.
+    fn count_losses(&mut self, ctx: &Ctx<'_>, record: &Record, nodes: &[NodeId]) {
+        let members = self.before.as_ref().map_or(0, |b| b.members.len());
+        for Flapping {
+            node,
+            times,
+            within,
+        } in self.losses.lost(nodes, members, ctx.now)
+        {
+            let until = self.strikes.entry(node).or_default().strike(ctx.now);
+            if record.leader() == Some(ctx.me()) {
+                let (name, pause) = (ctx.name(node), until.since(ctx.now));
+                self.notice(Notice::Warning {
+                    key: self.key.clone(),
+                    text: format!(
+                        "{name} was lost {times} times within {}, more often than the others, and is \
+                         not let in again for {}: look for what ends Muster or its workers there \
+                         (the kernel's log tells of a lack of memory)",
+                        minutes(within),
+                        minutes(pause),
+                    ),
+                });
+            }
+        }
+    }
+
     /// A generation that is learnt anew, of a lineage in which this agent may have voted before it forgot it:
     /// the vote is given up.
     fn forfeit_past(&mut self, ctx: &Ctx<'_>, record: &Record, before: Option<&Head>) {
@@ -264,5 +299,14 @@ impl Job {
                 ..Phases::default()
             };
         }
+    }
+}
+
+/// A time for people, whose seconds matter only while it is short.
+fn minutes(span: Span) -> String {
+    let seconds = span.as_millis().div_ceil(1_000);
+    match seconds {
+        0..=119 => format!("{seconds} s"),
+        _ => format!("{} min", seconds / 60),
     }
 }

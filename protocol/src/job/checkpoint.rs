@@ -349,7 +349,7 @@ impl Job {
         if let Some(step) = at {
             let (mut ranks, mut all, mut failed) = (Vec::new(), true, None);
             for m in &record.members {
-                let saved = statuses.get(&m.node).and_then(|(s, _)| s.saved.as_ref());
+                let saved = statuses.get(&m.node).and_then(|s| s.saved.as_ref());
                 let saved = saved.filter(|s| s.step >= step);
                 all &= saved.is_some_and(|s| s.all);
                 ranks.extend(saved.iter().flat_map(|s| s.ranks.iter().copied()));

@@ -1,10 +1,12 @@
 //! A job that no launcher takes part in any more: all were killed. It is kept for those that come back,
 //! and ends after a while, or by a person's word, or when a start asks for another specification.
 
+use super::durable::EVERY_NUMBER;
 use super::plan::Assessment;
 use super::{Ctx, Job};
-use crate::ids::NodeId;
-use crate::record::Record;
+use crate::ids::{Digest, NodeId};
+use crate::record::{Arbiter, Record};
+use crate::spec::JobSpec;
 use crate::time::{Span, Time};
 use crate::wire::JobMessage;
 
@@ -21,7 +23,7 @@ pub(super) struct Deserted {
 impl Job {
     /// Watches for a job without launchers.
     pub(super) fn drive_deserted(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
-        let here = !(a.survivors.is_empty() && a.away.is_empty() && a.leaving.is_empty());
+        let here = record.members.iter().any(|m| !a.lost.contains(&m.node));
         let dead = |node: &NodeId| {
             let gone = self.status_of(*node).is_some_and(|s| s.gone);
             let member = record.member(*node);
@@ -47,7 +49,7 @@ impl Job {
     /// Its slots are kept for so long, too.
     fn kept_for(ctx: &Ctx<'_>, deserted: Deserted) -> Span {
         match deserted.sure {
-            true => ctx.cfg.slot_lease,
+            true => ctx.cfg.slot_lease.max(ctx.cfg.agent_grace),
             false => UNSURE,
         }
     }
@@ -64,11 +66,13 @@ impl Job {
             && tickets.any(|h| !h.ticket.spec.differences(&record.spec).is_empty())
     }
 
-    /// Whether every launcher of the generation is known to be dead, so that another specification may
-    /// follow.
-    pub(super) fn has_died_out(&self) -> bool {
+    /// Whether every launcher of the generation is known to be dead and nobody goes on with its
+    /// specification, so that another one may follow.
+    pub(super) fn may_differ(&self, spec: &JobSpec) -> bool {
         let deserted = self.lead.as_ref().and_then(|l| l.deserted);
+        let mut tickets = self.desk.tickets.values();
         deserted.is_some_and(|d| d.sure)
+            && tickets.all(|h| !h.ticket.spec.differences(spec).is_empty())
     }
 
     /// A person ends the job from a node without a launcher of it.
@@ -78,16 +82,17 @@ impl Job {
     pub(crate) fn cancel_from_here(&mut self, ctx: &mut Ctx<'_>) -> Result<(), String> {
         let id = self.key.id.clone();
         let Some(head) = self.head.as_ref() else {
-            let hellos = ctx.peers.map.values().filter(|p| p.connected);
-            let mut adverts = hellos
-                .filter_map(|p| p.hello.as_ref())
-                .flat_map(|h| &h.jobs);
-            let live = adverts.find(|a| a.key == self.key && a.belongs);
-            let (Some(advert), Some(leader)) = (live, live.and_then(|a| a.leader)) else {
+            let peers = ctx.peers.map.iter().filter(|(_, p)| p.connected);
+            let mut adverts = peers.filter_map(|(node, p)| {
+                let mut jobs = p.hello.iter().flat_map(|h| &h.jobs);
+                let live = jobs.find(|a| a.key == self.key && a.belongs)?;
+                Some((*node, live.digest))
+            });
+            let Some((node, digest)) = adverts.next() else {
                 return Err(format!("job {id} does not run, as far as this agent knows"));
             };
-            let digest = advert.digest;
-            self.send(ctx, leader, JobMessage::CancelAsk { digest });
+            // It passes this on to the job's leader.
+            self.send(ctx, node, JobMessage::CancelAsk { digest });
             return Ok(());
         };
         let record = head.record.clone();
@@ -95,26 +100,47 @@ impl Job {
             return Err(format!("job {id} is over: {}", self.why(ctx, &record)));
         }
         let digest = head.digest;
-        match self.acting_leader(ctx, &record) {
-            Some(leader) if leader == ctx.me() => self.on_cancel_ask(ctx, digest),
-            Some(leader) if ctx.reachable(leader) => {
-                self.send(ctx, leader, JobMessage::CancelAsk { digest });
-            }
-            _ => {
-                return Err(format!(
-                    "nobody that leads job {id} can be reached from this node: say it on one of its nodes"
-                ));
-            }
+        let leader = self.acting_leader(ctx, &record);
+        if leader.is_none() && matches!(record.arbiter, Arbiter::Store(_)) {
+            return Err(format!(
+                "nothing of job {id} runs, and its end would be written to its store by a launcher: start it \
+                 again to go on, or to end it"
+            ));
         }
+        if !self.is_hopeless(ctx, &record) && leader.is_none_or(|n| !ctx.reachable(n)) {
+            return Err(format!(
+                "nobody that leads job {id} can be reached from this node: say it on one of its nodes"
+            ));
+        }
+        self.on_cancel_ask(ctx, digest);
         Ok(())
     }
 
-    /// The leader is told that a person ends the job.
-    pub(super) fn on_cancel_ask(&mut self, ctx: &Ctx<'_>, digest: crate::ids::Digest) {
-        let is_head = digest == self.head_digest();
-        if let Some(lead) = self.lead.as_mut().filter(|_| is_head) {
-            lead.cancelled = true;
-            self.wake_at(ctx.now, "a person ends the job");
+    /// Whether nobody can decide how the job ends, and nobody here takes part in it.
+    fn is_hopeless(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
+        self.local.is_none() && self.is_stranded(ctx, record)
+    }
+
+    /// A person ends the job. Its leader decides that; where nobody can, this node gives it up.
+    pub(super) fn on_cancel_ask(&mut self, ctx: &mut Ctx<'_>, digest: Digest) {
+        let Some(head) = self.live().filter(|h| h.digest == digest) else {
+            return;
+        };
+        let record = head.record.clone();
+        if self.is_hopeless(ctx, &record) {
+            self.durable.supersede(record.lineage(), EVERY_NUMBER);
+            return self.leave_group(ctx, digest, "the user stopped the job");
+        }
+        let leader = self.acting_leader(ctx, &record);
+        match (&mut self.lead, leader) {
+            (Some(lead), _) => {
+                lead.cancelled = true;
+                self.wake_at(ctx.now, "a person ends the job");
+            }
+            (None, Some(leader)) if leader != ctx.me() && ctx.reachable(leader) => {
+                self.send(ctx, leader, JobMessage::CancelAsk { digest });
+            }
+            (None, _) => {}
         }
     }
 }

@@ -171,6 +171,12 @@ impl Durable {
         Some(*up_to)
     }
 
+    /// Whether this agent remembers with whose word this generation was given up: nothing follows its end.
+    pub fn has_given_up(&self, lineage: Digest, number: u64) -> bool {
+        let mut list = self.superseded.iter();
+        list.any(|(l, up_to)| *l == lineage && number <= *up_to)
+    }
+
     /// Whether this life of the job is known to be over.
     pub fn has_ended(&self, lineage: Digest) -> bool {
         let head = self.head.iter().filter(|h| h.kind.is_terminal());

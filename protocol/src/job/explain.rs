@@ -22,7 +22,7 @@ impl Job {
             && !matches!(wait, Wait::Changing)
         {
             let text = self.explain(ctx, &wait);
-            self.tell_waiting(text);
+            self.tell_waiting(ctx.now, text);
         }
     }
 
@@ -34,7 +34,7 @@ impl Job {
         };
         if let Some(wait) = wait.filter(|w| !matches!(w, Wait::Changing)) {
             let text = self.explain(ctx, &wait);
-            self.tell_waiting(text);
+            self.tell_waiting(ctx.now, text);
         }
     }
 
@@ -157,6 +157,12 @@ impl Job {
                 ctx.names(&self.unlinked(ctx))
             ),
             Wait::Changing => "the job changes its members; this node joins next".into(),
+            Wait::Orphan { ms } => format!(
+                "the job's log says that it runs on other nodes, and none of them can be reached: they \
+                 may only be cut off. The job goes on here in {} s if they give no sign of life in the \
+                 store until then",
+                ms.div_ceil(1000)
+            ),
         }
     }
 
@@ -224,6 +230,10 @@ impl Job {
         }
         if let Some(ms) = self.parked_ms(ctx, from) {
             return Wait::Parked { ms };
+        }
+        if let Some(left) = self.orphaned_in(ctx).filter(|_| self.is_leaderless(ctx)) {
+            let ms = left.as_millis();
+            return Wait::Orphan { ms };
         }
         let live = self.survivors(ctx, record).len();
         let max = record.spec.max_nodes;

@@ -39,6 +39,11 @@ impl Hanging {
         self.suspected = None;
     }
 
+    /// The number of the newest verdict that this leader told; zero for none.
+    pub(super) fn told(&self) -> u32 {
+        self.told
+    }
+
     /// A member has heard this number.
     fn heard(&mut self, number: u32) {
         self.number = self.number.max(number);
@@ -65,7 +70,7 @@ impl Job {
             lead.hanging.forget();
             return;
         }
-        let stalled = lead.statuses.values().any(|(s, _)| s.stalled && !s.stopped);
+        let stalled = lead.statuses.values().any(|s| s.stalled && !s.stopped);
         let hanging = &mut lead.hanging;
         if !stalled {
             hanging.forget();

@@ -11,7 +11,7 @@ use super::{Ctx, Job, REPEAT};
 use crate::agent::Notice;
 use crate::barrier;
 use crate::budget;
-use crate::ids::NodeId;
+use crate::ids::{Boot, NodeId};
 use crate::membership::State;
 use crate::record::{Arbiter, Cause, Member, Record};
 use crate::time::{Span, Time};
@@ -20,7 +20,11 @@ use crate::wire::{Action, JobMessage, Order, Status};
 /// What the acting leader knows beside the head.
 #[derive(Debug)]
 pub(super) struct Lead {
-    pub(super) statuses: BTreeMap<NodeId, (Status, Time)>,
+    pub(super) statuses: BTreeMap<NodeId, Status>,
+    /// Members whose workers failed, in the order of their telling.
+    pub(super) failures: Vec<NodeId>,
+    /// When members that said nothing are asked.
+    ask_at: Time,
     orders: BTreeMap<NodeId, Ordered>,
     attempt: u32,
     pub(super) run_at: Option<Time>,
@@ -54,10 +58,12 @@ struct Ordered {
 }
 
 impl Lead {
-    pub(super) fn new(whole: bool) -> Lead {
+    pub(super) fn new(whole: bool, now: Time) -> Lead {
         Lead {
             whole,
             statuses: BTreeMap::new(),
+            failures: Vec::new(),
+            ask_at: now + REPEAT,
             orders: BTreeMap::new(),
             attempt: 0,
             run_at: None,
@@ -89,7 +95,7 @@ impl Lead {
             };
             let back = known
                 .get(&other)
-                .is_some_and(|(s, _)| s.unreachable.contains(&from));
+                .is_some_and(|s| s.unreachable.contains(&from));
             !ours || misses(other) || back
         });
         for other in &status.unreachable {
@@ -99,7 +105,7 @@ impl Lead {
     }
 
     pub(super) fn status(&self, node: NodeId) -> Option<&Status> {
-        self.statuses.get(&node).map(|(s, _)| s)
+        self.statuses.get(&node)
     }
 }
 
@@ -124,13 +130,13 @@ impl Job {
             }
             return self.on_ask(ctx, from, status.digest);
         }
-        if !head.record.has(from) {
+        if !head.has(from) {
             return;
         }
         let by_store = matches!(head.record.arbiter, Arbiter::Store(_));
         self.merge.is_here(from);
         if status.started.is_some() {
-            self.all_waited_for();
+            self.all_waited_for(ctx);
         }
         if by_store {
             match status.storeless {
@@ -139,7 +145,7 @@ impl Job {
             };
         }
         let Some(lead) = &mut self.lead else { return };
-        if let Some((known, _)) = lead.statuses.get(&from)
+        if let Some(known) = lead.statuses.get(&from)
             && (known.boot, known.seq) > (status.boot, status.seq)
         {
             return;
@@ -155,13 +161,65 @@ impl Job {
             // The program runs somewhere: wherever it does not, the node is at fault.
             self.failed_starts.clear();
         }
-        lead.note_links(from, &status, ctx.now);
-        lead.statuses.insert(from, (status.clone(), ctx.now));
+        if lead.status(from).map(|s| &s.unreachable) != Some(&status.unreachable) {
+            lead.note_links(from, &status, ctx.now);
+        }
+        if status.exit.is_some() && !lead.failures.contains(&from) {
+            lead.failures.push(from);
+        }
+        lead.statuses.insert(from, status.clone());
         self.repeat_times(ctx, from, &status);
         self.repeat_hang(ctx, from, &status);
         if let Some(number) = status.gate {
             self.member_gated(ctx, from, number);
         }
+        self.settle_status(ctx, from, &status);
+    }
+
+    /// A member with nothing to tell, and nothing left to be told, is let be for a while.
+    fn settle_status(&mut self, ctx: &Ctx<'_>, from: NodeId, status: &Status) {
+        let hang = self.lead.as_ref().map(|l| l.hanging.told());
+        let heard = hang == Some(status.heard_hang) && !self.owes_times(status);
+        if status.is_settled() && heard {
+            let (digest, boot, seq) = (status.digest, status.boot, status.seq);
+            let body = JobMessage::StatusHeard { digest, boot, seq };
+            self.send(ctx, from, body);
+        }
+    }
+
+    /// Whether a member's status says what it said before.
+    pub(super) fn is_known(&self, from: NodeId, status: &Status) -> bool {
+        let known = self.status_of(from).filter(|s| s.boot == status.boot);
+        known.is_some_and(|known| {
+            let again = Status {
+                seq: known.seq,
+                ..status.clone()
+            };
+            again == *known && status.gate.is_none()
+        })
+    }
+
+    /// Members whose status this leader lacks are asked for it: they may have told it to an earlier run
+    /// of this agent, or before it came to lead.
+    fn ask_statuses(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let digest = self.head_digest();
+        let Some(lead) = &mut self.lead else { return };
+        let unheard = |n: &NodeId| !lead.statuses.contains_key(n) && ctx.peers.connected(*n);
+        let nodes = record.members.iter().map(|m| m.node);
+        let nodes: Vec<NodeId> = nodes.filter(unheard).collect();
+        if nodes.is_empty() {
+            return;
+        }
+        if ctx.now < lead.ask_at {
+            let at = lead.ask_at;
+            return self.wake_at(at, "members that said nothing");
+        }
+        lead.ask_at = ctx.now + REPEAT;
+        for node in nodes {
+            let (boot, seq) = (Boot(0), 0);
+            self.send(ctx, node, JobMessage::StatusHeard { digest, boot, seq });
+        }
+        self.wake_at(ctx.now + REPEAT, "members that said nothing");
     }
 
     pub(super) fn drive_lead(&mut self, ctx: &mut Ctx<'_>) {
@@ -179,10 +237,8 @@ impl Job {
             let digest = self.head_digest();
             let again = self.led.replace(digest) == Some(digest);
             let first = record.leader() == Some(ctx.me()) && self.durable.learned == ctx.cfg.boot;
-            let mut lead = Lead::new(first && !again);
-            let said = self.storeless.iter();
-            let said = said.map(|(node, status)| (*node, (status.clone(), ctx.now)));
-            lead.statuses.extend(said);
+            let mut lead = Lead::new(first && !again, ctx.now);
+            lead.statuses.extend(self.storeless.clone());
             self.lead = Some(lead);
         }
         self.drive_commit(ctx);
@@ -190,6 +246,7 @@ impl Job {
         if self.proposal.is_some() {
             return;
         }
+        self.ask_statuses(ctx, &record);
         self.drive_start(ctx, &record);
         let a = self.assess(ctx, &record);
         if let Some(at) = a.links_due {
@@ -230,7 +287,7 @@ impl Job {
         }
         if lead.attempt == 0 {
             // A generation that an earlier run of this agent has started goes on.
-            let running = lead.statuses.values().filter_map(|(s, _)| s.started).max();
+            let running = lead.statuses.values().filter_map(|s| s.started).max();
             let local = self.local.as_mut().filter(|l| l.conn.is_some());
             let Some(local) = local else { return };
             if let (true, Some(attempt)) = (local.running == Some(digest), running) {
@@ -353,7 +410,7 @@ impl Job {
         let until = since.unwrap_or(ctx.now) + Span(ctx.cfg.suspect_after.0 / 4);
         let unwell = |m: &Member| {
             matches!(
-                ctx.peers.state(m.node),
+                ctx.peers.unwell(m.node),
                 Some(State::Suspect | State::Away { .. })
             )
         };
@@ -454,7 +511,7 @@ impl Job {
                 let missing = self.missing_voters(ctx, record);
                 if !record.is_majority(|n| !missing.contains(&n)) {
                     let text = self.explain(ctx, &crate::wire::Wait::NoQuorum { missing });
-                    self.tell_waiting(text);
+                    self.tell_waiting(ctx.now, text);
                     return self.wake_at(ctx.now + REPEAT, "no majority");
                 }
             }
@@ -468,7 +525,7 @@ impl Job {
             let wait = self.live().map(|h| self.wait_of_running(ctx, h, ctx.me()));
             if let Some(wait) = wait {
                 let text = self.explain(ctx, &wait);
-                self.tell_waiting(text);
+                self.tell_waiting(ctx.now, text);
             }
             return self.wake_at(ctx.now + REPEAT, "too few nodes");
         };
@@ -518,7 +575,7 @@ impl Job {
         let mut again = Vec::new();
         let mut next: Option<Time> = None;
         for (node, ordered) in &mut lead.orders {
-            let status = lead.statuses.get(node).map(|(s, _)| s);
+            let status = lead.statuses.get(node);
             let done = status.is_some_and(|s| match &ordered.action {
                 Action::Run { attempt, .. } => s.started >= Some(*attempt) || s.stopped,
                 Action::Preempt { .. } | Action::End { .. } => s.stopped,

@@ -66,7 +66,7 @@ impl Job {
         let away: Vec<NodeId> = record
             .voters()
             .map(|v| v.node)
-            .filter(|n| match ctx.peers.state(*n) {
+            .filter(|n| match ctx.peers.unwell(*n) {
                 Some(State::Away { since }) => ctx.now < since + patience,
                 _ => false,
             })
@@ -131,7 +131,7 @@ impl Job {
             return;
         };
         let longest = self.durable.timeouts.max(said.timeouts);
-        if longest != self.durable.timeouts && head.record.has(from) {
+        if longest != self.durable.timeouts && head.has(from) {
             self.durable.timeouts = longest;
             self.persist(ctx);
         }
@@ -142,21 +142,29 @@ impl Job {
     /// the next one may follow at once: so every agent keeps this for itself.
     pub(super) fn note_dropped(&mut self, ctx: &Ctx<'_>, record: &Record) {
         let leases = self.leases_ended.take();
-        let took_over = self.took_over.take();
         // What was missed stays unknown until somebody tells who knows it.
         self.unknown &= self.forgotten.is_some_and(|at| ctx.now < at);
-        if record.number == 1 || record.kind.is_terminal() {
+        self.dropped
+            .retain(|node, until| !record.has(*node) && ctx.now < *until);
+        if record.number == 1 {
+            return;
+        }
+        if record.kind.is_terminal() && self.lead.is_none() {
+            // The one that had the end decided knows who has not stopped yet, and tells.
             self.dropped.clear();
+            self.unknown = true;
             return;
         }
         let before = self.before.clone();
         let before = before.filter(|b| b.lineage() == record.lineage());
-        self.dropped
-            .retain(|node, until| !record.has(*node) && ctx.now < *until);
-        if before.as_ref().is_none_or(|b| b.digest() != record.parent) {
+        let missed = before.as_ref().is_none_or(|b| b.digest() != record.parent);
+        if missed && !record.kind.is_terminal() {
             // Who was dropped is not known here, nor whether their agents are there to end their workers.
             let most = ctx.peers.timeouts().max(self.timeouts(ctx));
-            let most = match took_over == Some(record.parent) {
+            let most = match self
+                .took_over
+                .is_some_and(|(from, _)| from == record.parent)
+            {
                 true => most.suspect_after,
                 false => most.agent_grace,
             };
@@ -180,7 +188,7 @@ impl Job {
                 None => Some(ctx.now + times.suspect_after),
             };
             // Where no agent is there to end them, its workers go on without any lease.
-            let away = ctx.peers.get(node).and_then(|p| p.away_since);
+            let away = ctx.peers.away_since(node);
             let until = until.max(away.map(|since| since + times.agent_grace));
             if let Some(until) = until.filter(|at| ctx.now < *at) {
                 self.dropped.insert(node, until);
@@ -197,18 +205,32 @@ impl Job {
         u32::try_from(left.as_millis() + u64::from(left > Span::ZERO)).unwrap_or(u32::MAX)
     }
 
-    /// Whoever had a generation decided tells its leader for how long to wait, which may not know it.
+    /// The one that had a generation decided tells its leader for how long to wait, which may not know
+    /// it; of an end it tells all that were members, for any of them may begin the next life.
     pub(super) fn tell_held(&mut self, ctx: &Ctx<'_>, record: &Record) {
-        let digest = self.head_digest();
-        if let Some(leader) = record.leader().filter(|n| *n != ctx.me() && !self.unknown) {
-            let ms = self.held_ms(ctx);
-            self.send(ctx, leader, JobMessage::Held { digest, ms });
+        let (digest, ms) = (self.head_digest(), self.held_ms(ctx));
+        if self.unknown || digest != record.digest() {
+            return;
+        }
+        let members = self.before.iter().flat_map(|b| &b.members);
+        let to: Vec<NodeId> = match record.kind.is_terminal() {
+            true if ms == 0 => return,
+            true => members.map(|m| m.node).collect(),
+            false => record.leader().into_iter().collect(),
+        };
+        for node in to.into_iter().filter(|n| *n != ctx.me()) {
+            self.send(ctx, node, JobMessage::Held { digest, ms });
         }
     }
 
-    pub(super) fn on_held(&mut self, ctx: &Ctx<'_>, digest: Digest, ms: u32) {
-        if digest == self.head_digest() && std::mem::take(&mut self.unknown) {
-            self.forgotten = Some(ctx.now + Span::from_millis(ms.into()));
+    pub(super) fn on_held(&mut self, ctx: &mut Ctx<'_>, digest: Digest, ms: u32) {
+        if digest != self.head_digest() || !std::mem::take(&mut self.unknown) {
+            return;
+        }
+        self.forgotten = Some(ctx.now + Span::from_millis(ms.into()));
+        if self.durable.held_ms < ms && self.live().is_none() {
+            self.durable.held_ms = ms;
+            self.persist(ctx);
         }
     }
 
@@ -217,10 +239,15 @@ impl Job {
         !self.dropped.is_empty()
     }
 
-    /// The leader of the head has workers started: it has waited for everybody who was dropped.
-    pub(super) fn all_waited_for(&mut self) {
+    /// The leader of the head has workers started: it has waited for everybody who was dropped, and
+    /// nobody waits again after a restart of the agent.
+    pub(super) fn all_waited_for(&mut self, ctx: &mut Ctx<'_>) {
         self.dropped.clear();
         self.forgotten = None;
+        if self.durable.held_ms > 0 {
+            self.durable.held_ms = 0;
+            self.persist(ctx);
+        }
     }
 
     /// Until when a start is held back, for those who may still be training (R16).
@@ -234,6 +261,11 @@ impl Job {
     /// Whether a start waits for this lease, so that it is worth asking for it more often.
     pub(crate) fn lease_urgent(&self) -> bool {
         self.member.as_ref().is_some_and(|m| m.pending.is_some())
+    }
+
+    /// Whether something is to be done once the lease is held.
+    pub(crate) fn awaits_lease(&self) -> bool {
+        self.lease_urgent() || self.durable.adopted.is_some()
     }
 
     /// Starts the workers that the leader ordered, once the lease to run them is held.
@@ -287,6 +319,6 @@ impl Job {
         self.stop_launcher(digest, 0, "no majority of the job's nodes can be reached");
         let missing = self.missing_voters(ctx, record);
         let text = self.explain(ctx, &crate::wire::Wait::NoQuorum { missing });
-        self.tell_waiting(text);
+        self.tell_waiting(ctx.now, text);
     }
 }

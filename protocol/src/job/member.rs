@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Ctx, Job, REPEAT};
+use super::{Ctx, Job, REPEAT, SETTLED_REPEAT};
 use crate::agent::{ConnId, Notice};
 use crate::barrier;
 use crate::ids::{Boot, Digest, NodeId, StoreUuid};
@@ -54,7 +54,10 @@ impl Local {
     pub(super) fn told(&mut self, frame: &ToLauncher) {
         let grace = match frame {
             ToLauncher::Start(_) => {
-                self.ends = None;
+                // Those of the generation before end first: a launcher that is stopped does not end them.
+                if self.stopping.is_none() {
+                    self.ends = None;
+                }
                 return;
             }
             ToLauncher::Stop { grace_ms, .. } | ToLauncher::Preempt { grace_ms, .. } => *grace_ms,
@@ -73,6 +76,8 @@ pub(super) struct Mine {
     pub(super) status: Status,
     pub(super) said: Option<(NodeId, Time)>,
     pub(super) changed: bool,
+    /// The leader has what was said last, and nothing to tell in return.
+    settled: bool,
     pub(super) last_order: Option<(Boot, NodeId, u64)>,
     /// When each voter's newest acknowledged heartbeat was sent.
     pub(super) acks: BTreeMap<NodeId, Time>,
@@ -101,6 +106,7 @@ impl Mine {
             },
             said: None,
             changed: true,
+            settled: false,
             last_order: None,
             acks: BTreeMap::new(),
             tail_seen: Time::ZERO,
@@ -116,6 +122,14 @@ impl Mine {
     /// Whether workers may run by what this node knows of itself.
     pub(super) fn trains(&self) -> bool {
         (self.attempt > 0 || self.status.started.is_some()) && !self.status.stopped
+    }
+
+    /// The time until the status is said again, if nothing in it changes.
+    fn repeat(&self) -> Span {
+        match self.settled {
+            true => SETTLED_REPEAT,
+            false => REPEAT,
+        }
     }
 }
 
@@ -229,7 +243,7 @@ impl Job {
         self.note_lineage(ctx);
         let mut adopted = false;
         if running == Some(digest) {
-            self.all_waited_for();
+            self.all_waited_for(ctx);
         }
         if self.is_member(ctx) {
             let mine = self
@@ -434,8 +448,11 @@ impl Job {
             ToAgent::Finished { digest } => self.update(digest == head, |s| s.finished = true),
             ToAgent::Stopped { digest } => {
                 self.old_workers_gone(ctx.now);
-                if let Some(local) = &mut self.local {
-                    local.stopping.take_if(|d| *d == digest);
+                if let Some(local) = &mut self.local
+                    && local.stopping.take_if(|d| *d == digest).is_some()
+                    && digest != head
+                {
+                    local.ends = None;
                 }
                 if digest == head {
                     self.update(true, |s| s.stopped = true);
@@ -497,6 +514,33 @@ impl Job {
             ..Status::default()
         };
         self.send(ctx, leader, JobMessage::Status(Box::new(status)));
+    }
+
+    /// The acting leader says what it has of this member.
+    pub(super) fn on_status_heard(
+        &mut self,
+        ctx: &Ctx<'_>,
+        from: NodeId,
+        (digest, boot, seq): (Digest, Boot, u64),
+    ) {
+        let head = self.head_digest();
+        let Some(mine) = self.member.as_mut().filter(|_| digest == head) else {
+            return;
+        };
+        if mine.said.is_none_or(|(to, _)| to != from) {
+            return;
+        }
+        mine.settled = boot == ctx.cfg.boot && seq >= mine.status.seq;
+        mine.changed |= seq == 0;
+    }
+
+    /// The connection with an agent ended or stands anew: what it had heard it may have forgotten.
+    pub(crate) fn link_changed(&mut self, node: NodeId) {
+        if let Some(mine) = &mut self.member
+            && mine.said.is_some_and(|(to, _)| to == node)
+        {
+            mine.settled = false;
+        }
     }
 
     pub(super) fn update(&mut self, current: bool, change: impl FnOnce(&mut Status)) {
@@ -570,7 +614,7 @@ impl Job {
         self.drive_vacant(ctx, &record);
         // This node's own voter acknowledges without a message.
         let digest = self.head_digest();
-        if self.grants_lease(ctx, digest) {
+        if self.grants_lease(ctx.cfg) {
             self.lease_granted(ctx.me(), digest, ctx.now);
         }
         self.count_away(ctx, &record, digest);
@@ -616,12 +660,13 @@ impl Job {
             return;
         };
         let due = match mine.said {
-            Some((to, at)) if to == lead && !mine.changed => at + REPEAT,
+            Some((to, at)) if to == lead && !mine.changed => at + mine.repeat(),
             _ => ctx.now,
         };
         if ctx.now >= due {
             mine.said = Some((lead, ctx.now));
             mine.changed = false;
+            mine.settled = false;
             mine.status.seq = seq;
             let status = Box::new(mine.status.clone());
             if status.gone && matches!(record.arbiter, Arbiter::Store(_)) {

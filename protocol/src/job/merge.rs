@@ -41,7 +41,7 @@ impl Merge {
     }
 
     /// A lineage that the next generation should take in.
-    pub(super) fn taking_in(&self, _record: &Record) -> Option<Digest> {
+    pub(super) fn taking_in(&self) -> Option<Digest> {
         self.asked
             .map(|(loser, _)| loser)
             .filter(|l| !self.taken.contains(l))
@@ -52,11 +52,15 @@ impl Job {
     /// Another agent says what it knows of this job. A hint: it leads to questions only.
     pub(crate) fn on_advert(&mut self, ctx: &mut Ctx<'_>, from: NodeId, advert: &Advert) {
         let leads = advert.belongs && advert.leader == Some(ctx.me());
-        if self.is_superseded(ctx, from, advert.lineage, advert.number) {
+        // One that holds the end itself belongs to nothing any more.
+        let over = match advert.belongs {
+            true => self.is_over(ctx, from, advert.lineage, advert.number),
+            false => self.is_superseded(ctx, from, advert.lineage, advert.number),
+        };
+        if over {
             return;
         }
         let Some(head) = &self.head else {
-            self.hint = Some(advert.clone());
             if leads {
                 // A generation that this node is to lead, decided without its knowledge.
                 let have = Digest::ZERO;
@@ -79,7 +83,6 @@ impl Job {
         if head.record.kind.is_terminal() {
             if advert.belongs {
                 let have = head.digest;
-                self.hint = Some(advert.clone());
                 if leads {
                     self.send(ctx, from, JobMessage::Ask { have });
                 }
@@ -267,7 +270,7 @@ impl Job {
         let hello = ctx.peers.get(from).and_then(|p| p.hello.as_ref());
         let mut said = hello.iter().flat_map(|h| &h.jobs);
         let said = said.find(|a| a.key == self.key && a.lineage == loser);
-        if self.is_superseded(ctx, from, loser, said.map_or(0, |a| a.number)) {
+        if self.is_over(ctx, from, loser, said.map_or(0, |a| a.number)) {
             return;
         }
         let Some(head) = self.live() else { return };

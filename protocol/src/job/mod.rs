@@ -47,8 +47,9 @@ pub use resume::Continues;
 use crate::agent::{Config, ConnId, Effect, Notice, Past, Phases};
 use crate::ids::{Digest, JobKey, LauncherId, NodeId};
 use crate::local::{ToAgent, ToLauncher};
-use crate::peers::Peers;
-use crate::record::{Kind, Record, Voter};
+use crate::membership::Guard;
+use crate::peers::{Peers, View};
+use crate::record::{Arbiter, Kind, Record, Voter};
 use crate::rng::Rng;
 use crate::storelog;
 use crate::time::{Span, Time};
@@ -56,13 +57,18 @@ use crate::wire::{Advert, JobMessage, Message, Timeouts};
 
 /// A ticket or a status is said again after this time.
 pub(crate) const REPEAT: Span = Span::from_millis(1_000);
+/// A status that the leader has, and that leaves nothing to do, is said again after this time.
+const SETTLED_REPEAT: Span = Span::from_secs(10);
+/// What a look at everything costs at most, for each node that it looks at: with more than a few, what
+/// arrives within so long of the look before waits for the next.
+const LOOK_COSTS: Span = Span(16_000);
 /// A ticket that was not said again for this long is void.
 const TICKET_LIFE: Span = Span::from_millis(3_500);
 
 /// What a job's core is shown of the world with every event.
 pub(crate) struct Ctx<'a> {
     pub(crate) cfg: &'a Config,
-    pub(crate) peers: &'a Peers,
+    pub(crate) peers: View<'a>,
     pub(crate) past: &'a Past,
     pub(crate) rng: &'a mut Rng,
     pub(crate) now: Time,
@@ -77,10 +83,7 @@ impl Ctx<'_> {
     }
 
     fn voter(&self) -> Voter {
-        Voter {
-            node: self.cfg.node,
-            state: self.cfg.state,
-        }
+        self.cfg.voter()
     }
 
     /// What people call a node.
@@ -131,9 +134,26 @@ impl Ctx<'_> {
 struct Head {
     record: Arc<Record>,
     digest: Digest,
+    /// Its members, ordered by their ids.
+    nodes: Vec<NodeId>,
 }
 
 impl Head {
+    fn new(record: Arc<Record>) -> Head {
+        let mut nodes: Vec<NodeId> = record.members.iter().map(|m| m.node).collect();
+        nodes.sort_unstable();
+        Head {
+            digest: record.digest(),
+            record,
+            nodes,
+        }
+    }
+
+    /// As [`Record::has`], without a walk.
+    fn has(&self, node: NodeId) -> bool {
+        self.nodes.binary_search(&node).is_ok()
+    }
+
     /// As [`Record::lineage`], without computing a digest.
     fn lineage(&self) -> Digest {
         match self.record.number {
@@ -152,13 +172,14 @@ pub struct Job {
     /// A write failed, so memory is ahead of the disk: no vote is given until a write succeeds.
     abstains_until: Option<Time>,
     head: Option<Head>,
-    /// The newest generation that others speak of, while this agent holds none.
-    hint: Option<Advert>,
     effects: VecDeque<Effect>,
     loopback: VecDeque<JobMessage>,
     /// This agent's own votes: they count once what they say is on the disk.
     own_votes: VecDeque<JobMessage>,
     wake: Option<(Time, &'static str)>,
+    /// When everything was looked at last, and how often so far.
+    looked: Time,
+    looks: u64,
     applicant: apply::Applicant,
     desk: birth::Desk,
     local: Option<member::Local>,
@@ -182,6 +203,7 @@ pub struct Job {
     /// Times of the change under way, carried from one generation's leader to the next.
     phases: Phases,
     strikes: BTreeMap<NodeId, crate::budget::Strikes>,
+    losses: crate::budget::Losses,
     /// Starts that failed since one last went well anywhere, for a leader.
     failed_starts: BTreeMap<NodeId, crate::budget::FailedStarts>,
     /// Why the newest start failed here.
@@ -204,7 +226,7 @@ pub struct Job {
     unknown: bool,
     /// A generation whose leader no longer shows itself in the store, and that is replaced from here
     /// therefore: an agent that was there has ended its workers by now.
-    took_over: Option<Digest>,
+    took_over: Option<(Digest, Time)>,
     committing: Option<propose::Committing>,
     /// The record before the head, while this agent remembers it.
     before: Option<Arc<Record>>,
@@ -224,20 +246,18 @@ impl Job {
     }
 
     pub(crate) fn restore(durable: Durable) -> Job {
-        let head = durable.head.clone().map(|record| Head {
-            digest: record.digest(),
-            record,
-        });
+        let head = durable.head.clone().map(Head::new);
         Job {
             key: durable.key.clone(),
             durable,
             abstains_until: None,
             head,
-            hint: None,
             effects: VecDeque::new(),
             loopback: VecDeque::new(),
             own_votes: VecDeque::new(),
             wake: None,
+            looked: Time::ZERO,
+            looks: 0,
             applicant: apply::Applicant::default(),
             desk: birth::Desk::default(),
             local: None,
@@ -256,6 +276,7 @@ impl Job {
             saves: saves::Saves::default(),
             phases: Phases::default(),
             strikes: BTreeMap::new(),
+            losses: crate::budget::Losses::default(),
             failed_starts: BTreeMap::new(),
             unstarted: String::new(),
             continuing: false,
@@ -323,7 +344,23 @@ impl Job {
         };
         let mut hellos = peers.map.values().filter(|p| p.connected);
         let here = self.lead.as_ref().map(|l| l.deserted.is_some());
-        here.unwrap_or_else(|| hellos.any(|p| p.hello.as_ref().is_some_and(said)))
+        here.unwrap_or_else(|| {
+            self.has_no_store_left(peers, head)
+                || hellos.any(|p| p.hello.as_ref().is_some_and(said))
+        })
+    }
+
+    /// Whether the job's log decides, and no member is left that could write it: nobody leads.
+    fn has_no_store_left(&self, peers: &Peers, head: &Head) -> bool {
+        let me = peers.me.as_ref().map(|(me, _)| *me);
+        let gone = |m: &crate::record::Member| {
+            let status = match Some(m.node) == me {
+                true => self.member.as_ref().map(|mine| &mine.status),
+                false => self.storeless.get(&m.node),
+            };
+            status.is_some_and(|s| s.gone)
+        };
+        matches!(head.record.arbiter, Arbiter::Store(_)) && head.record.members.iter().all(gone)
     }
 
     /// Why the job waits, for people; empty when it does not.
@@ -382,10 +419,6 @@ impl Job {
     /// What this agent tells everybody about the job.
     pub(crate) fn advert(&self, cfg: &Config) -> Option<Advert> {
         let head = self.head.as_ref()?;
-        let voter = Voter {
-            node: cfg.node,
-            state: cfg.state,
-        };
         Some(Advert {
             key: self.key.clone(),
             lineage: head.lineage(),
@@ -393,7 +426,7 @@ impl Job {
             number: head.record.number,
             leader: head.record.leader(),
             belongs: head.record.kind == Kind::Next
-                && (head.record.has(cfg.node) || head.record.is_voter(voter)),
+                && (head.record.has(cfg.node) || head.record.is_voter(cfg.voter())),
             deserted: self.lead.as_ref().is_some_and(|l| l.deserted.is_some()),
         })
     }
@@ -410,9 +443,46 @@ impl Job {
         self.wake
     }
 
+    /// How often everything was looked at, for metrics.
+    pub fn looks(&self) -> u64 {
+        self.looks
+    }
+
+    /// Something happened: looks at everything again, at once or, where there is much to look at, at
+    /// all together that happens within a moment.
+    pub(crate) fn nudge(&mut self, ctx: &mut Ctx<'_>) {
+        let members = self.head.as_ref().map_or(0, |h| h.nodes.len());
+        let nodes = members.max(self.desk.tickets.len());
+        let again = match nodes <= crate::wire::MAX_LIST {
+            true => ctx.now,
+            false => self.looked + LOOK_COSTS.times(u64::try_from(nodes).unwrap_or(u64::MAX)),
+        };
+        if ctx.now >= again {
+            self.drive(ctx);
+        } else {
+            self.wake_at(again, "what happened meanwhile");
+        }
+    }
+
+    /// A message of another agent.
+    pub(crate) fn receive(&mut self, ctx: &mut Ctx<'_>, from: NodeId, body: JobMessage) {
+        let news = match &body {
+            JobMessage::Status(status) => !self.is_known(from, status),
+            // The timer sees to it that a status is said again in time.
+            JobMessage::StatusHeard { seq, .. } => *seq == 0,
+            _ => true,
+        };
+        self.on_message(ctx, from, body);
+        if news {
+            self.nudge(ctx);
+        }
+    }
+
     /// Looks at everything again. Called after every event and at every wake-up.
     pub(crate) fn drive(&mut self, ctx: &mut Ctx<'_>) {
         self.wake = None;
+        self.looked = ctx.now;
+        self.looks += 1;
         self.recall_leases(ctx);
         self.wake_as_voter(ctx);
         self.dropped.retain(|_, until| ctx.now < *until);
@@ -483,8 +553,14 @@ impl Job {
     pub(crate) fn on_message(&mut self, ctx: &mut Ctx<'_>, from: NodeId, body: JobMessage) {
         match body {
             JobMessage::Ticket(ticket) => self.on_ticket(ctx, from, *ticket),
-            JobMessage::TicketAck { lineage, wait } => {
-                self.on_ticket_ack(ctx, from, lineage, wait);
+            JobMessage::TicketAck {
+                launcher,
+                lineage,
+                wait,
+            } => {
+                if self.launcher() == Some(launcher) {
+                    self.on_ticket_ack(ctx, from, lineage, wait);
+                }
             }
             JobMessage::TicketRefused { launcher, why } => {
                 self.on_ticket_refused(ctx, launcher, why);
@@ -519,6 +595,9 @@ impl Job {
             JobMessage::Follows { have, record } => self.on_follows(ctx, from, have, record),
             JobMessage::Ask { have } => self.on_ask(ctx, from, have),
             JobMessage::Status(status) => self.on_status(ctx, from, *status),
+            JobMessage::StatusHeard { digest, boot, seq } => {
+                self.on_status_heard(ctx, from, (digest, boot, seq));
+            }
             JobMessage::Order(order) => self.on_order(ctx, from, *order),
             JobMessage::Stop(message) => self.on_stop(ctx, from, message),
             JobMessage::StopAnswer(message) => self.on_stop_answer(ctx, from, message),
@@ -581,12 +660,10 @@ impl Job {
         self.on_launcher(ctx, frame);
     }
 
-    /// Who this job wants the failure detector to watch, with guards. Up to 64 members everybody
-    /// watches everybody; beyond that the first few watch all, and all watch the voters.
-    pub(crate) fn watches(
-        &self,
-        ctx: &Ctx<'_>,
-    ) -> BTreeMap<NodeId, Option<(std::net::SocketAddr, LauncherId)>> {
+    /// Who this job wants the failure detector to watch, with guards, and whether they are asked for a
+    /// lease. Up to 64 members everybody watches everybody; beyond that the first few watch all, and all
+    /// watch the voters.
+    pub(crate) fn watches(&self, ctx: &Ctx<'_>) -> BTreeMap<NodeId, (Guard, bool)> {
         let mut out = BTreeMap::new();
         let Some(head) = self.live() else {
             return out;
@@ -596,21 +673,24 @@ impl Job {
         if !record.has(me) && !record.is_voter(ctx.voter()) {
             return out;
         }
+        let by_members = record.arbiter == Arbiter::Members && record.has(me);
         let all = record.members.len() <= crate::wire::MAX_LIST
             || record.members.iter().take(4).any(|m| m.node == me);
         for (i, m) in record.members.iter().enumerate() {
-            if all || i < crate::record::MAX_VOTERS {
-                out.insert(m.node, Some((m.guard, m.launcher)));
+            let votes = i < crate::record::MAX_VOTERS;
+            if all || votes {
+                let guard = Some((m.guard, m.launcher));
+                out.insert(m.node, (guard, votes && by_members));
             }
         }
         for w in &record.witnesses {
-            out.insert(w.node, None);
+            out.insert(w.node, (None, by_members));
         }
         // A start waits for these: that one is dead ends the wait.
         for m in self.before.iter().flat_map(|b| &b.members) {
             if self.dropped.contains_key(&m.node) {
                 let guard = Some((m.guard, m.launcher));
-                out.entry(m.node).or_insert(guard);
+                out.entry(m.node).or_insert((guard, false));
             }
         }
         out.remove(&me);

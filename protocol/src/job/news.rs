@@ -38,12 +38,16 @@ impl Job {
     /// A member's status shows that it did not hear the times.
     pub(super) fn repeat_times(&mut self, ctx: &Ctx<'_>, to: NodeId, status: &Status) {
         if let Some((digest, phases)) = self.news.told
-            && digest == status.digest
-            && !status.knows_times
+            && self.owes_times(status)
             && to != ctx.me()
         {
             self.send(ctx, to, JobMessage::Changed { digest, phases });
         }
+    }
+
+    pub(super) fn owes_times(&self, status: &Status) -> bool {
+        let told = self.news.told.map(|(digest, _)| digest);
+        told == Some(status.digest) && !status.knows_times
     }
 
     pub(super) fn on_changed(

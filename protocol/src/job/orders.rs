@@ -38,7 +38,7 @@ impl Job {
     fn obey(&mut self, ctx: &mut Ctx<'_>, record: &Record, order: Order) {
         let digest = order.digest;
         if let Action::Run { .. } = order.action {
-            self.all_waited_for();
+            self.all_waited_for(ctx);
         }
         match order.action {
             // The leader times the whole change; the others keep what a successor would need.

@@ -9,12 +9,14 @@ use crate::budget;
 use crate::clique;
 use crate::ids::{Digest, NodeId};
 use crate::local::WorkerExit;
-use crate::membership::State;
 use crate::peers::Peer;
 use crate::ranks;
 use crate::record::{Cause, Kind, Member, Record, Voter};
 use crate::time::{Span, Time};
 use crate::wire::{Leave, Status};
+
+/// By how much hosts' clocks may differ, in milliseconds.
+const CLOCKS_DIFFER_MS: u64 = 1_000;
 
 /// From the end of the grace until a member is given up whose workers have not ended. A process with much
 /// memory on a GPU takes seconds to be torn down; one that waits for a dead device or file system never is.
@@ -113,10 +115,7 @@ impl Job {
     }
 
     pub(super) fn status_of(&self, node: NodeId) -> Option<&Status> {
-        self.lead
-            .as_ref()
-            .and_then(|l| l.statuses.get(&node))
-            .map(|(status, _)| status)
+        self.lead.as_ref().and_then(|l| l.statuses.get(&node))
     }
 
     /// Whether this node's workers of the present generation are known never to run again.
@@ -130,6 +129,7 @@ impl Job {
             cancel: self.lead.as_ref().is_some_and(|l| l.cancelled),
             ..Assessment::default()
         };
+        let mut failures = Vec::new();
         let (mut any_finished, mut all_finished) = (false, true);
         for m in &record.members {
             let status = self.status_of(m.node);
@@ -163,7 +163,9 @@ impl Job {
                     a.dark.push(m.node);
                 }
                 if let Some(exit) = &status.exit {
-                    a.failed = Some(root_cause(a.failed.take(), (m.node, exit.clone())));
+                    let lead = self.lead.as_ref();
+                    let told = lead.and_then(|l| l.failures.iter().position(|n| *n == m.node));
+                    failures.push((told, m.node, exit));
                 }
             }
             let peer = ctx.peers.get(m.node);
@@ -188,6 +190,7 @@ impl Job {
             }
             a.survivors.push(m.clone());
         }
+        a.failed = root_cause(failures);
         a.finished = any_finished && all_finished;
         let links = self.missing_links(ctx, &mut a);
         if !links.is_empty() {
@@ -228,12 +231,14 @@ impl Job {
     /// just be dying, which shows here as well a moment later, and is then the better reason.
     fn missing_links(&self, ctx: &Ctx<'_>, a: &mut Assessment) -> BTreeSet<(NodeId, NodeId)> {
         let patience = Span(ctx.cfg.suspect_after.0 / 4);
-        let well = |n: &NodeId| {
-            a.survivors.iter().any(|m| m.node == *n)
-                && ctx.peers.state(*n).is_none_or(|s| s == State::Alive)
+        let links = self.lead.as_ref().map(|l| &l.links);
+        let Some(links) = links.filter(|l| !l.is_empty()) else {
+            return BTreeSet::new();
         };
+        let there: BTreeSet<NodeId> = a.survivors.iter().map(|m| m.node).collect();
+        let well = |n: &NodeId| there.contains(n) && ctx.peers.unwell(*n).is_none();
         let (mut due, mut out) = (None::<Time>, BTreeSet::new());
-        for (pair, since) in self.lead.iter().flat_map(|l| &l.links) {
+        for (pair, since) in links {
             if !well(&pair.0) || !well(&pair.1) {
                 continue;
             }
@@ -416,7 +421,7 @@ impl Job {
             let charge = budget::charge(&record.spec, record.restarts_used, &cause);
             matches!(charge, budget::Charge::Failed { .. })
         });
-        let finishes = lead.statuses.values().any(|(s, _)| s.finished);
+        let finishes = lead.statuses.values().any(|s| s.finished);
         let all_leave = a.survivors.is_empty() && !a.leaving.is_empty();
         let given_up = self.is_given_up(ctx, record);
         match a.cancel || fails || finishes || all_leave || given_up {
@@ -484,7 +489,7 @@ impl Job {
         if !a.leaving.is_empty() {
             return Some(left(a));
         }
-        if let Some(other) = self.merge.taking_in(record) {
+        if let Some(other) = self.merge.taking_in() {
             return Some(Cause::Merged { other });
         }
         None
@@ -508,23 +513,21 @@ fn cause_of(node: NodeId, exit: &WorkerExit) -> Cause {
     }
 }
 
-/// Of two failures the one that the other follows from: a damaged checkpoint before all, then a worker
-/// that was killed by a signal before one that exited, then the earlier one.
-fn root_cause(a: Option<(NodeId, WorkerExit)>, b: (NodeId, WorkerExit)) -> (NodeId, WorkerExit) {
-    let key = |e: &(NodeId, WorkerExit)| {
-        let WorkerExit {
-            damaged,
-            signal,
-            at_ms,
-            rank,
-            ..
-        } = &e.1;
-        (damaged.is_none(), signal.is_none(), *at_ms, *rank)
-    };
-    match a {
-        Some(a) if key(&a) <= key(&b) => a,
-        _ => b,
-    }
+/// Of all failures the one that the others follow from: a damaged checkpoint before all, then a worker
+/// that was killed by a signal before one that exited, then the one that was told first. The hosts'
+/// clocks are believed only where they differ by more than they are usually wrong.
+fn root_cause(failures: Vec<(Option<usize>, NodeId, &WorkerExit)>) -> Option<(NodeId, WorkerExit)> {
+    let class = |e: &WorkerExit| (e.damaged.is_none(), e.signal.is_none());
+    let first = failures.iter().map(|(_, _, e)| class(e)).min()?;
+    let gravest = || failures.iter().filter(|(_, _, e)| class(e) == first);
+    // One whose telling was not seen was told to a leader before this one.
+    let (_, _, heard) = gravest().min_by_key(|(told, _, e)| (*told, e.rank))?;
+    let (_, node, exit) = gravest().min_by_key(|(told, _, e)| {
+        let earlier = e.at_ms.saturating_add(CLOCKS_DIFFER_MS) < heard.at_ms;
+        let at = if earlier { e.at_ms } else { u64::MAX };
+        (at, *told, e.rank)
+    })?;
+    Some((*node, (*exit).clone()))
 }
 
 #[cfg(test)]
@@ -550,5 +553,37 @@ mod tests {
         exit.hung = true;
         let hung = Cause::WorkerHung { node, rank, code };
         assert_eq!(cause_of(node, &exit), hung);
+    }
+
+    #[test]
+    fn the_failure_that_was_told_first_is_the_root_unless_the_clocks_say_clearly_otherwise() {
+        let exit = |rank, at_ms, signal| WorkerExit {
+            rank,
+            local_rank: 0,
+            pid: 7,
+            code: 1,
+            signal,
+            hung: false,
+            damaged: None,
+            at_ms,
+            tail: String::new(),
+        };
+        let root = |list: &[(Option<usize>, WorkerExit)]| {
+            let failures = list.iter().map(|(told, e)| (*told, NodeId([1; 32]), e));
+            root_cause(failures.collect()).map(|(_, e)| e.rank)
+        };
+        assert_eq!(root(&[]), None);
+        // A clock that is 200 ms behind blames nobody.
+        let (cause, follows) = (exit(3, 10_000, None), exit(0, 9_850, None));
+        assert_eq!(
+            root(&[(Some(1), follows), (Some(0), cause.clone())]),
+            Some(3)
+        );
+        // What was told late, but happened long before, is the cause.
+        let (late, slow) = (exit(0, 8_500, None), exit(1, 8_000, None));
+        let all = [(Some(1), late), (Some(2), slow), (Some(0), cause.clone())];
+        assert_eq!(root(&all), Some(1));
+        let killed = exit(5, 20_000, Some(9));
+        assert_eq!(root(&[(Some(0), cause), (Some(1), killed)]), Some(5));
     }
 }

@@ -7,7 +7,7 @@ use super::{Ctx, Job};
 use crate::agent::Notice;
 use crate::ids::{Digest, NodeId};
 use crate::paxos::{Prepared, Proposer, newest};
-use crate::record::{Arbiter, CommitRef, Record};
+use crate::record::{Arbiter, CommitRef, Member, Record};
 use crate::time::{Span, Time};
 use crate::wire::{Ballot, Grant, JobMessage, MAX_LIST};
 
@@ -249,8 +249,10 @@ impl Job {
     /// All shards of a checkpoint are prepared. Only the head's leader commits. `false`: it cannot be
     /// asked for now.
     pub(crate) fn commit(&mut self, ctx: &mut Ctx<'_>, step: u64, manifest: Digest) -> bool {
-        let me = ctx.me();
-        let Some(head) = self.live().filter(|h| h.record.leader() == Some(me)) else {
+        // One that came back without its state does not know what it sent.
+        let me = ctx.voter();
+        let leads = |h: &&super::Head| h.record.members.first().map(Member::voter) == Some(me);
+        let Some(head) = self.live().filter(leads) else {
             return false;
         };
         if self.committing.is_some()

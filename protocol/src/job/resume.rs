@@ -42,7 +42,9 @@ impl Job {
             ));
         };
         let record = head.record.clone();
-        if !self.is_member(ctx) {
+        // Another launcher of this node may have taken part: it is known to have ended.
+        let place = record.member(ctx.me()).filter(|m| m.state == ctx.cfg.state);
+        if place.is_none() || self.local.is_none() || self.waits_for_place(ctx) {
             return Err(format!(
                 "this node is no member of the job's generation {}: continue it on one that is",
                 record.number
@@ -212,7 +214,26 @@ impl Job {
         }
     }
 
-    /// Whether this generation of a lineage was given up; whoever still holds it is told.
+    /// Whether this generation of a lineage ended, or was given up; a peer that still holds it is told.
+    pub(super) fn is_over(
+        &mut self,
+        ctx: &Ctx<'_>,
+        from: NodeId,
+        lineage: Digest,
+        number: u64,
+    ) -> bool {
+        let mut ended = self.durable.ended.iter();
+        let ended = ended.rfind(|e| e.lineage() == lineage).cloned();
+        if let Some(record) = ended {
+            if from != ctx.me() {
+                self.send(ctx, from, JobMessage::Decided { record });
+            }
+            return true;
+        }
+        self.is_superseded(ctx, from, lineage, number)
+    }
+
+    /// Whether this generation of a lineage was given up; a peer that still holds it is told.
     pub(super) fn is_superseded(
         &mut self,
         ctx: &Ctx<'_>,

@@ -103,7 +103,7 @@ impl Job {
                 reason: Reason::Drain,
             });
         }
-        if self.merge.taking_in(record).is_some() {
+        if self.merge.taking_in().is_some() {
             return Some(Wish {
                 why: "another group of this job joins".into(),
                 grace: record.spec.stop_grace(),
@@ -112,6 +112,10 @@ impl Job {
         }
         if self.finished(record).next().is_some() {
             // It is about to end: whoever comes now is of the next life.
+            return None;
+        }
+        if !a.away.is_empty() {
+            // The next generation would be without them, and their agents are about to come back.
             return None;
         }
         let room = a.room(record);

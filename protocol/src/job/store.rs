@@ -7,7 +7,7 @@ use super::{Ctx, Job, REPEAT};
 use crate::agent::{Effect, Notice};
 use crate::ids::{Digest, StoreUuid};
 use crate::local::ToLauncher;
-use crate::record::{Arbiter, Cause, CommitRef, Record};
+use crate::record::{Arbiter, Cause, CommitRef, Kind, Record};
 use crate::storelog::{self, Body, Log, Outcome, Output};
 use crate::time::{Span, Time};
 
@@ -158,7 +158,7 @@ impl Job {
                 if let Some(store) = &mut self.store {
                     store.broken = Some(text.clone());
                 }
-                self.tell_waiting(text.clone());
+                self.tell_waiting(ctx.now, text.clone());
                 self.notice(Notice::Trouble {
                     key: self.key.clone(),
                     text,
@@ -193,11 +193,16 @@ impl Job {
             None => return,
         };
         // What this log decided stands in it before anybody hears of it: a head of another life, which
-        // was known before the read, is older.
-        let older = self
-            .live()
-            .is_some_and(|h| h.record.arbiter == record.arbiter)
-            && asked_at >= self.installed_at;
+        // was known before the read, is older. A store may answer from a cache all the same.
+        let older = self.live().is_some_and(|h| {
+            let stale = match h.record.lineage() == record.lineage() {
+                true => record.number <= h.record.number,
+                false => {
+                    h.record.parent == record.digest() || self.durable.has_ended(record.lineage())
+                }
+            };
+            h.record.arbiter == record.arbiter && asked_at > self.installed_at && !stale
+        });
         if older {
             self.install(ctx, record);
         } else if first {
@@ -290,7 +295,11 @@ impl Job {
             let record = record.clone();
             self.send(ctx, node, crate::wire::JobMessage::Decided { record });
         }
-        if self.head_digest() != record.digest() && record.has(ctx.me()) {
+        let ends = record.kind.is_terminal()
+            && self
+                .live()
+                .is_some_and(|h| h.record.lineage() == record.lineage());
+        if self.head_digest() != record.digest() && (record.has(ctx.me()) || ends) {
             self.install(ctx, record.clone());
         }
         self.tell_held(ctx, record);
@@ -333,6 +342,7 @@ impl Job {
     pub(super) fn may_claim(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
         let Some(store) = &self.store else {
             self.tell_waiting(
+                ctx.now,
                 "the job is decided by its store, and this launcher brought none: start it with the \
                  same --store"
                     .into(),
@@ -342,12 +352,14 @@ impl Job {
         if store.claiming.is_some() {
             return false;
         }
-        if record.is_majority(|n| ctx.reachable(n)) {
+        // A connection stands for long after its link was cut: whoever is suspected does not count.
+        let there = |n| ctx.reachable(n) && ctx.peers.unwell(n).is_none();
+        if record.is_majority(there) {
             return true;
         }
         // The wait is for others that may be alive and claim too: none is left if all that cannot
         // be reached are known to be dead.
-        let known = |n| ctx.reachable(n) || ctx.peers.lost(n) == Some(true);
+        let known = |n| there(n) || ctx.peers.lost(n) == Some(true);
         if record.voters().all(|v| known(v.node)) {
             return true;
         }
@@ -386,17 +398,29 @@ impl Job {
         let mut record = (*record).clone();
         match tail.claim {
             None => record.parent = crate::ids::Digest::ZERO,
-            Some((last, digest, _)) if last.kind.is_terminal() => record.parent = digest,
+            Some((last, digest, _)) if last.kind.is_terminal() => {
+                let ended_here = self.took_over.filter(|(from, _)| *from == last.parent);
+                if ended_here.is_some_and(|(_, at)| ctx.now < at + ctx.cfg.suspect_after) {
+                    return;
+                }
+                record.parent = digest;
+            }
             Some((last, digest, _)) => {
                 // A running generation whose members are all away: a stranger takes it over (R14).
-                if !orphaned || last.spec != record.spec {
+                if !orphaned {
                     return;
                 }
                 let lost = last.members.iter().map(|m| m.node);
+                if last.spec != record.spec {
+                    // With another specification it is another life.
+                    record.kind = Kind::Dormant;
+                    record.members.clear();
+                    record.spec = last.spec.clone();
+                }
                 record.birth = last.lineage();
                 record.number = last.number + 1;
                 record.parent = digest;
-                self.took_over = Some(digest);
+                self.took_over = Some((digest, ctx.now));
                 record.restarts_used = last.restarts_used;
                 record.cause = Cause::NodesLost {
                     nodes: lost.take(crate::wire::MAX_LIST).collect(),
@@ -410,14 +434,21 @@ impl Job {
     /// Whether a stranger may go on with what the store says is running: this node is no member,
     /// and neither the leader's beacon nor the log has moved for `orphan_after` (R14).
     pub(super) fn is_orphaned(&self, ctx: &Ctx<'_>) -> bool {
-        let Some(store) = self.store.as_ref().filter(|_| self.uses_store()) else {
-            return false;
-        };
-        let changed = store.log.tail().last_changed;
-        let still = store
-            .seen
-            .is_some_and(|(_, at)| ctx.now.since(at.max(changed)) >= ctx.cfg.orphan_after);
-        still && !self.is_member(ctx)
+        !self.is_member(ctx) && self.orphaned_in(ctx) == Some(Span::ZERO)
+    }
+
+    /// How long the beacon and the log still have to stand still for what the log says is running;
+    /// unknown while the beacon was not read.
+    pub(super) fn orphaned_in(&self, ctx: &Ctx<'_>) -> Option<Span> {
+        let store = self.store.as_ref().filter(|_| self.uses_store())?;
+        let tail = store.log.tail();
+        let (last, ..) = tail.claim?;
+        if last.kind.is_terminal() {
+            return None;
+        }
+        let (_, at) = store.seen?;
+        let since = at.max(tail.last_changed);
+        Some((since + ctx.cfg.orphan_after).since(ctx.now))
     }
 
     /// Whether tickets for what the store says is running are gathered here, though this node is no

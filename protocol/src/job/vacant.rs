@@ -193,7 +193,7 @@ impl Job {
             Answer::Answered => "answers, and may come back to this agent",
             _ => "says nothing: it is stopped, or hangs",
         };
-        self.tell_waiting(format!(
+        self.tell_waiting(ctx.now, format!(
             "job {} has another launcher on this node, which {what}; waiting until its workers are \
              known to have ended",
             self.key.id

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{Ctx, Job};
+use crate::agent::Config;
 use crate::ids::{Digest, NodeId};
 use crate::record::{CommitRef, Record, Voter};
 use crate::time::{Span, Time};
@@ -156,20 +157,18 @@ impl Job {
     }
 
     /// Whether this voter stands behind the generation (R16): one that accepted the next does not.
-    pub(super) fn grants_lease(&self, ctx: &Ctx<'_>, digest: Digest) -> bool {
-        let voter = ctx.voter();
-        digest == self.head_digest()
-            && self.durable.may_vote()
+    pub(super) fn grants_lease(&self, cfg: &Config) -> bool {
+        let voter = cfg.voter();
+        self.durable.may_vote()
             && self.durable.acceptor.accepted.is_none()
             && self.live().is_some_and(|h| h.record.is_voter(voter))
     }
 
-    /// A member asks for its lease; true when this voter acknowledges it.
-    pub(crate) fn ask_lease(&mut self, ctx: &Ctx<'_>, from: NodeId, digest: Digest) -> bool {
-        let granted =
-            self.grants_lease(ctx, digest) && self.live().is_some_and(|h| h.record.has(from));
+    /// A member of the head asks for its lease; true when this voter acknowledges it.
+    pub(crate) fn ask_lease(&mut self, cfg: &Config, from: NodeId, now: Time) -> bool {
+        let granted = self.grants_lease(cfg) && self.live().is_some_and(|h| h.has(from));
         if granted {
-            self.voter.granted.insert(from, ctx.now);
+            self.voter.granted.insert(from, now);
         }
         granted
     }

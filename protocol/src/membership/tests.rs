@@ -4,8 +4,13 @@ use super::*;
 
 const PEER: NodeId = NodeId([2; 32]);
 
-fn guard() -> SocketAddr {
-    SocketAddr::from(([10, 0, 0, 2], 4000))
+fn guard() -> Guard {
+    guard_at(4000)
+}
+
+fn guard_at(port: u16) -> Guard {
+    let launcher = LauncherId(u64::from(port).to_be_bytes());
+    Some((SocketAddr::from(([10, 0, 0, 2], port)), launcher))
 }
 
 fn ms(n: u64) -> Time {
@@ -28,6 +33,8 @@ struct Bench {
     world: World,
     due: Vec<(Time, Event)>,
     verdicts: Vec<(Time, State)>,
+    /// The guard that answers though the others do not.
+    answers: Option<Guard>,
     pings: usize,
 }
 
@@ -39,11 +46,13 @@ impl Bench {
             world: World::Well,
             due: Vec::new(),
             verdicts: Vec::new(),
+            answers: None,
             pings: 0,
         };
         bench.tell(Event::Watch {
             node: PEER,
             guard: guard(),
+            asks: true,
         });
         bench
     }
@@ -64,8 +73,10 @@ impl Bench {
                         self.due.push((at, Event::Pong { node, seq }));
                     }
                 }
-                (Effect::Probe { node, id, .. }, world) => {
+                (Effect::Probe { node, id, guard }, world) => {
+                    let answers = self.answers == Some(guard);
                     let (agent, guard) = match world {
+                        World::Broken(agent, _) if answers => (agent, Answer::Answered),
                         World::Well => (Answer::Answered, Answer::Answered),
                         World::Broken(agent, guard) => (agent, guard),
                     };
@@ -109,7 +120,7 @@ impl Bench {
     }
 
     fn state(&self) -> State {
-        self.core.peer(&PEER).unwrap().state
+        self.core.peer(PEER, guard()).unwrap().state
     }
 }
 
@@ -119,17 +130,18 @@ fn a_peer_that_answers_stays_alive_and_costs_four_pings_a_second() {
     bench.run_for(60_000);
     assert_eq!(bench.verdicts, []);
     assert!((239..=242).contains(&bench.pings), "{}", bench.pings);
-    let rtt = bench.core.peer(&PEER).unwrap().rtt.unwrap();
+    let rtt = bench.core.peer(PEER, guard()).unwrap().rtt.unwrap();
     assert_eq!(rtt.as_millis(), 1);
 }
 
 #[test]
 fn nobody_watched_means_no_timer() {
     let mut bench = Bench::new();
-    bench.tell(Event::Unwatch { node: PEER });
+    let guard = guard();
+    bench.tell(Event::Unwatch { node: PEER, guard });
     assert_eq!(bench.core.poll_timeout(), None);
     bench.tell(Event::Disconnected { node: PEER });
-    assert_eq!(bench.core.peer(&PEER), None);
+    assert_eq!(bench.core.peer(PEER, guard), None);
     assert_eq!(bench.verdicts, []);
 }
 
@@ -314,17 +326,73 @@ fn a_new_launcher_starts_afresh() {
     bench.tell(Event::Disconnected { node: PEER });
     bench.run_for(100);
     assert!(bench.state().is_lost());
-    let again = Event::Watch {
-        node: PEER,
-        guard: guard(),
-    };
-    bench.tell(again);
+    let (node, asks) = (PEER, true);
+    let guard = guard();
+    bench.tell(Event::Watch { node, guard, asks });
     assert!(bench.state().is_lost());
-    assert_eq!(bench.core.peer(&PEER).unwrap().leaving, Some(ms(9_000)));
-    let guard = SocketAddr::from(([10, 0, 0, 2], 4001));
-    bench.tell(Event::Watch { node: PEER, guard });
-    assert_eq!(bench.verdicts.last().unwrap().1, State::Alive);
-    assert_eq!(bench.core.peer(&PEER).unwrap().leaving, None);
+    let peer = bench.core.peer(PEER, guard).unwrap();
+    assert_eq!(peer.leaving, Some(ms(9_000)));
+    let guard = guard_at(4001);
+    bench.tell(Event::Watch { node, guard, asks });
+    let peer = bench.core.peer(PEER, guard).unwrap();
+    assert_eq!((peer.state, peer.leaving), (State::Alive, None));
+}
+
+#[test]
+fn launchers_of_one_node_are_judged_apart_and_pinged_together() {
+    let mut bench = Bench::new();
+    let (node, asks) = (PEER, false);
+    let other = guard_at(4001);
+    for guard in [other, None] {
+        bench.tell(Event::Watch { node, guard, asks });
+    }
+    bench.run_for(60_000);
+    assert!((239..=242).contains(&bench.pings), "{}", bench.pings);
+    // The agent is gone, and of its launchers one is left.
+    bench.world = World::Broken(Answer::Refused, Answer::Refused);
+    bench.answers = Some(other);
+    let gone = bench.now;
+    bench.tell(Event::Disconnected { node: PEER });
+    bench.run_for(9_000);
+    let state = |bench: &Bench, guard| bench.core.peer(PEER, guard).unwrap().state;
+    let lost = State::Lost { confirmed: true };
+    assert_eq!(state(&bench, guard()), lost);
+    assert_eq!(state(&bench, None), lost);
+    let since = gone + Span::from_millis(2);
+    assert_eq!(state(&bench, other), State::Away { since });
+    bench.world = World::Well;
+    bench.tell(Event::Connected { node: PEER });
+    for guard in [guard(), other, None] {
+        assert_eq!(state(&bench, guard), State::Alive);
+    }
+    // What is not watched any more is neither probed nor pinged.
+    bench.tell(Event::Unwatch { node, guard: other });
+    bench.tell(Event::Unwatch { node, guard: None });
+    bench.run_for(1_000);
+    assert_eq!(bench.core.peer(PEER, other), None);
+    assert_eq!(bench.state(), State::Alive);
+}
+
+#[test]
+fn a_peer_that_pings_is_not_pinged() {
+    let mut bench = Bench::new();
+    let (node, guard, asks) = (PEER, guard(), false);
+    bench.tell(Event::Watch { node, guard, asks });
+    bench.due.clear();
+    let pings = bench.pings;
+    for _ in 0..100 {
+        bench.run_for(250);
+        bench.tell(Event::Heard { node });
+    }
+    assert_eq!(bench.pings, pings);
+    // It falls silent: now it is asked, and found out as soon as any other.
+    let heard = bench.now;
+    bench.world = World::Broken(Answer::Silent, Answer::Silent);
+    bench.run_for(5_000);
+    let suspect = (heard + Span::from_secs(1), State::Suspect);
+    let lost = (heard + Span::from_secs(2), State::Lost { confirmed: false });
+    assert_eq!(bench.verdicts, [suspect, lost]);
+    assert!((7..=9).contains(&(bench.pings - pings)), "{}", bench.pings);
 }
 
 #[derive(Clone, Debug)]

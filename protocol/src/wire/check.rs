@@ -69,7 +69,8 @@ impl JobMessage {
                 Wait::Batching { .. }
                 | Wait::Spare { .. }
                 | Wait::Parked { .. }
-                | Wait::Changing => Ok(()),
+                | Wait::Changing
+                | Wait::Orphan { .. } => Ok(()),
             },
             JobMessage::TicketRefused { why, .. } => limit("text", why.len(), MAX_TEXT),
             JobMessage::Status(s) => {
@@ -137,7 +138,8 @@ impl JobMessage {
             | JobMessage::Verified { .. }
             | JobMessage::LooksAgain { .. }
             | JobMessage::Held { .. }
-            | JobMessage::Changed { .. } => Ok(()),
+            | JobMessage::Changed { .. }
+            | JobMessage::StatusHeard { .. } => Ok(()),
         }
     }
 }

@@ -234,6 +234,22 @@ impl Notes {
     }
 }
 
+impl Notes {
+    /// The step after which all exit. The first rank that reads the order sets it: none is two steps ahead of another.
+    fn last_step(&self, step: u64) -> Result<u64, BoxError> {
+        let last = self.control.join("exit-after");
+        if !last.exists() {
+            let aside = format!("exit-after-{}", std::process::id());
+            let aside = self.control.join(aside);
+            std::fs::write(&aside, (step + 2).to_string())?;
+            // Whole when it is there, and the first stays.
+            let _there = std::fs::hard_link(&aside, &last);
+            std::fs::remove_file(&aside)?;
+        }
+        Ok(std::fs::read_to_string(last)?.parse()?)
+    }
+}
+
 impl Hooks<Slope> for Notes {
     fn on_regroup(&mut self, model: &Slope, place: &Place) -> Result<(), BoxError> {
         let first = self.place.replace(*place).is_none();
@@ -254,8 +270,10 @@ impl Hooks<Slope> for Notes {
         self.note("step", report.step)?;
         std::thread::sleep(STEP);
         match std::fs::read_to_string(self.control.join("exit")) {
-            Ok(code) => std::process::exit(code.trim().parse()?),
-            Err(_) => Ok(()),
+            Ok(code) if report.step >= self.last_step(report.step)? => {
+                std::process::exit(code.trim().parse()?)
+            }
+            _ => Ok(()),
         }
     }
 

@@ -18,6 +18,7 @@ fn waits() -> Vec<Wait> {
         Wait::Parked { ms: 1_500 },
         Wait::Elsewhere { advert: advert() },
         Wait::Changing,
+        Wait::Orphan { ms: 31_500 },
     ]
 }
 
@@ -41,6 +42,7 @@ pub fn job_messages() -> Vec<JobMessage> {
             store: Some(StoreUuid([8; 16])),
             host: "node2".into(),
             command: "python train.py".into(),
+            held_ms: 1_500,
             unreachable: vec![node(3)],
         })),
         JobMessage::TicketRefused {
@@ -179,6 +181,11 @@ pub fn job_messages() -> Vec<JobMessage> {
             winner: digest(4),
         },
         JobMessage::Forfeited { parent: digest(6) },
+        JobMessage::StatusHeard {
+            digest: digest(5),
+            boot: Boot(9),
+            seq: 300,
+        },
         JobMessage::Changed {
             digest: digest(5),
             phases: Phases {
@@ -208,6 +215,7 @@ pub fn job_messages() -> Vec<JobMessage> {
         record,
     }));
     all.extend(waits().into_iter().map(|wait| JobMessage::TicketAck {
+        launcher: LauncherId([102; 8]),
         lineage: Digest([0x17; 32]),
         wait,
     }));

@@ -166,6 +166,10 @@ impl Truth {
                 };
                 if member && !of.retired && !of.pinned && (enough || of.rejected) {
                     of.retired = true;
+                    if of.rejected {
+                        // It counted for nothing, however many are left.
+                        return Ok(());
+                    }
                     return self.floor(disk, &format!("RETIRE in slot {seq}"));
                 }
             }

@@ -1,6 +1,7 @@
 //! Draws when and whether things happen: delays, losses, faults. Everything that it decides becomes
 //! a [`Step`] of the world, in one order.
 
+mod disks;
 mod links;
 mod pauses;
 mod storage;
@@ -10,6 +11,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use muster_protocol::NodeId;
+use muster_protocol::agent::ConnId;
 use muster_protocol::local::ToAgent;
 
 use super::clock::{MS, SEC, US};
@@ -18,7 +20,7 @@ use super::liveness::{self, Settling};
 use super::net::Net;
 use super::rng::{Fnv, Rng};
 use super::setup::{Fault, Setup};
-use super::step::{Request, Step};
+use super::step::{Found, Request, Step};
 use super::world::World;
 
 /// A timer that is due this often without time going by is a busy loop.
@@ -32,10 +34,6 @@ const STORE_LIMIT: u64 = SEC;
 
 /// What the queue holds.
 #[derive(Clone, Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "most items are steps, and the queue is short"
-)]
 pub(super) enum Item {
     Do(Step),
     /// A pause is over, unless another has begun.
@@ -93,6 +91,22 @@ pub(super) enum Item {
         peer: NodeId,
         id: u64,
         guard: Option<(u8, u16)>,
+    },
+    /// An agent looks at the guard of a launcher whose connection closed, and has told this of it.
+    LookAtGuard {
+        node: usize,
+        agent: u32,
+        conn: ConnId,
+        launcher: u32,
+        told: Option<Found>,
+    },
+    /// What was asked of a launcher that was stopped.
+    Ask(Request),
+    /// What an agent, if it is still this one, wants done once its disk has written.
+    Behind {
+        node: usize,
+        agent: u32,
+        request: Request,
     },
     Checkpoint,
     Heal,
@@ -249,8 +263,15 @@ impl Conductor {
             log.push((self.now, step.clone()));
         }
         self.world.apply(self.now, step)?;
+        let mut disk = 0;
         for request in std::mem::take(&mut self.world.requests) {
-            self.request(request)?;
+            match request {
+                Request::Written { node } => {
+                    disk += self.disk_takes(node);
+                    self.stands_still(node, disk)?;
+                }
+                request => self.behind_disk(disk, request)?,
+            }
         }
         self.set_timers()
     }
@@ -295,6 +316,10 @@ impl Conductor {
                         self.at(at, Item::Awake { node });
                     }
                     self.asleep[node].push(Item::Do(step));
+                    return Ok(());
+                }
+                if let Some((at, step)) = self.store_answer_late(&step) {
+                    self.at(at, Item::Do(step));
                     return Ok(());
                 }
                 if let Step::LauncherConnect { node, launcher } = step
@@ -384,13 +409,35 @@ impl Conductor {
                 self.probed(node, agent, peer, id, guard);
                 Ok(())
             }
+            Item::LookAtGuard {
+                node,
+                agent,
+                conn,
+                launcher,
+                told,
+            } => {
+                self.look_at_guard(node, agent, conn, launcher, told);
+                Ok(())
+            }
+            Item::Ask(request) => {
+                self.store_asked(request);
+                Ok(())
+            }
+            Item::Behind {
+                node,
+                agent,
+                request,
+            } => match self.world.nodes[node].agent_token == agent {
+                true if self.world.nodes[node].agent.is_some() => self.request(request),
+                _ => Ok(()),
+            },
             Item::Checkpoint => self.checkpoint(),
             Item::Heal => self.heal(),
             Item::Look => self.look(),
         }
     }
 
-    fn request(&mut self, request: Request) -> Result<(), Violation> {
+    pub(super) fn request(&mut self, request: Request) -> Result<(), Violation> {
         match request {
             Request::AgentUp { node } => {
                 self.pause(node, 0);
@@ -468,16 +515,42 @@ impl Conductor {
                     }),
                 );
             }
+            Request::AskLease {
+                node,
+                agent,
+                launcher,
+            } => {
+                // Over a connection of its own.
+                let (ns, asked) = (self.rng.delay(200 * US), self.now);
+                let step = Step::LeaseAsked {
+                    node,
+                    agent,
+                    launcher,
+                    asked,
+                };
+                self.after(ns, Item::Do(step));
+            }
             Request::LauncherUp { node } => self.seek_agent(node),
             Request::Hangs { node, digest } => {
                 if let Some(ns) = self.thaws_after {
                     self.after(ns, Item::Do(Step::Thaw { node, digest }));
                 }
             }
-            Request::LauncherDown { node, agent, conn } => {
+            Request::LauncherDown {
+                node,
+                agent,
+                conn,
+                launcher,
+            } => {
                 if let Some(conn) = conn {
                     let late = self.rng.below(10 * MS);
-                    let gone = Item::Do(Step::LauncherGone { node, agent, conn });
+                    let gone = Item::LookAtGuard {
+                        node,
+                        agent,
+                        conn,
+                        launcher,
+                        told: None,
+                    };
                     let at = self.socket(node, false) + late;
                     self.socket_in[node] = at;
                     self.at(at, gone);
@@ -489,7 +562,7 @@ impl Conductor {
                     self.after(ns, Item::Relaunch { node });
                 }
             }
-            other => self.store_request(other),
+            other => self.store_asked(other),
         }
         Ok(())
     }
@@ -543,7 +616,7 @@ impl Conductor {
     }
 
     /// A generation all of whose members train, with its leader's index.
-    pub(super) fn training(&self) -> Option<(usize, muster_protocol::Digest)> {
+    pub fn training(&self) -> Option<(usize, muster_protocol::Digest)> {
         let trains = |n: &super::world::Node, d| {
             let run = n.launcher.as_ref().and_then(|l| l.training());
             run.is_some_and(|r| r.start.digest == d)
@@ -569,6 +642,7 @@ impl Conductor {
         self.reads_fail = 0;
         self.unknown = (0, 0);
         self.store_cut.fill(0);
+        self.disks_are_done()?;
         for node in 0..self.world.nodes.len() {
             self.pause(node, 0);
             self.store_opens(node);

@@ -65,6 +65,9 @@ counters!(
     nodes_joined,
     links_lost,
     start_failures,
+    /// Answers of agents to sidecars, and workers that a sidecar ended.
+    lease_answers,
+    sidecar_kills,
 );
 
 impl Coverage {

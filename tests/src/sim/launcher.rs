@@ -1,6 +1,7 @@
 //! A launcher: the real [`Session`], around workers, pages and processes that are modelled. How long
 //! things take is the conductor's to draw.
 
+mod sidecar;
 mod steps;
 mod workers;
 
@@ -15,6 +16,7 @@ use muster_protocol::spec::JobSpec;
 use muster_protocol::{Digest, LauncherId, Span, StoreUuid};
 use serde::{Deserialize, Serialize};
 
+pub use self::sidecar::ANSWER;
 use self::steps::Steps;
 pub use self::steps::{Idle, LOOK};
 pub use self::workers::{Phase, Run};
@@ -59,8 +61,8 @@ pub enum Due {
     Left,
     /// The session wanted to be called then.
     Timer(u64),
-    /// The workers' lease is over, if this pause of the launcher is not.
-    LeaseOver(u64),
+    /// The sidecar of a launcher that is stopped since then looks after its workers.
+    Sidecar(u64),
 }
 
 /// What a launcher wants done.
@@ -92,6 +94,10 @@ pub enum Out {
         step: u64,
         installed: Option<(u32, u64)>,
     },
+    /// The sidecar asks the agent for how long the workers may go on.
+    AskLease,
+    /// Nobody's word covers them any more.
+    LeaseOver,
     /// The launcher itself is gone.
     Exit,
 }
@@ -117,8 +123,8 @@ pub struct Habits {
     pub reaped_after: u64,
     /// No signal ends them before this time.
     pub unkillable_until: u64,
-    /// How long they run on behind the agent's last word, while the launcher is stopped.
-    pub lease: u64,
+    /// How long they may go on by the launcher's last word alone, while it is stopped.
+    pub word: u64,
 }
 
 /// What waits for a launcher to be handled.
@@ -147,11 +153,11 @@ pub struct Launcher {
     pub address: u8,
     /// SIGSTOP, since when.
     pub paused: Option<u64>,
-    /// SIGCONT, when last.
-    pub resumed: u64,
-    /// When the agent last said that it is there, and was heard.
+    /// When it last heard its agent, or went on after it was stopped.
     heard: u64,
-    /// The generation whose workers ended with their lease.
+    /// Until when somebody's word covers the workers of a launcher that is stopped.
+    covered: u64,
+    /// The generation whose workers the sidecar ended.
     lease_over: Option<Digest>,
     clock: Clock,
     session: Session,
@@ -214,8 +220,8 @@ impl Launcher {
             habits: new.habits,
             address,
             paused: None,
-            resumed: 0,
-            heard: 0,
+            heard: now,
+            covered: 0,
             lease_over: None,
             clock: new.clock,
             session: Session::new(register),
@@ -244,6 +250,11 @@ impl Launcher {
         self.alone
     }
 
+    /// When it last heard that there is an agent; not before it was last able to.
+    pub fn heard(&self) -> u64 {
+        self.heard
+    }
+
     /// The connection to an agent stands.
     pub fn connected(&mut self, conn: ConnId, now: u64) -> Vec<Out> {
         self.conn = Some(conn);
@@ -263,11 +274,6 @@ impl Launcher {
     pub fn receive(&mut self, frame: ToLauncher, now: u64) -> Vec<Out> {
         if matches!(frame, ToLauncher::Welcome { .. }) {
             self.alone = false;
-            if self.paused.is_some() {
-                // Read later, it would say nothing of then.
-                return Vec::new();
-            }
-            self.heard = now;
         }
         let by = |grace_ms: u32| now + u64::from(grace_ms) * MS + ANSWERS;
         match &frame {
@@ -315,40 +321,6 @@ impl Launcher {
         out
     }
 
-    /// SIGSTOP and SIGCONT. Its workers have sessions of their own, and run on for their lease.
-    pub fn pause(&mut self, yes: bool, now: u64) -> Vec<Out> {
-        let mut out = Vec::new();
-        if yes && self.paused.is_none() {
-            self.paused = Some(now);
-            self.orders.clear();
-            out.push(Out::Wait {
-                due: Due::LeaseOver(now),
-                ns: (self.heard + self.habits.lease).saturating_sub(now),
-                exact: true,
-            });
-        } else if !yes && self.paused.take().is_some() {
-            self.resumed = now;
-            for by in self.orders.values_mut() {
-                *by = now + ANSWERS;
-            }
-            if let Some(digest) = self.lease_over.take() {
-                // That they ended is no failure of theirs.
-                let (grace_ms, why) = (0, String::new());
-                let stop = ToLauncher::Stop {
-                    digest,
-                    grace_ms,
-                    why,
-                };
-                self.inbox.push_front(News::Event(Event::Frame(stop)));
-            }
-            for (due, there) in std::mem::take(&mut self.late) {
-                out.extend(self.due(due, there, now));
-            }
-            self.go_on(now, &mut out);
-        }
-        out
-    }
-
     /// `there`: the launcher of rank 0 answers its guard.
     pub fn due(&mut self, due: Due, there: bool, now: u64) -> Vec<Out> {
         let mut out = Vec::new();
@@ -385,13 +357,9 @@ impl Launcher {
                 self.inbox.push_back(News::Timer);
             }
             Due::Timer(_) => {}
-            Due::LeaseOver(since) if self.paused == Some(since) => {
-                self.lease_over = self.alive().map(|r| r.start.digest);
-                self.dead(137, &mut out);
-            }
-            Due::LeaseOver(_) => {}
+            Due::Sidecar(since) => self.sidecar(since, now, &mut out),
             Due::Dead(epoch) if self.is_at(epoch) => self.dead(143, &mut out),
-            Due::Parked(epoch) if self.is_at(epoch) => self.park(false, now, &mut out),
+            Due::Parked(epoch) if self.is_at(epoch) => self.park_if_free(now, &mut out),
             Due::AtStop(epoch) => self.at_stop(epoch, now, &mut out),
             Due::Saved(epoch) => self.save_over(epoch, now, &mut out),
             Due::Look(epoch) => self.look(epoch, now, &mut out),
@@ -453,6 +421,9 @@ impl Launcher {
     fn handle(&mut self, news: News, now: u64) {
         match news {
             News::Event(event) => {
+                if matches!(event, Event::Frame(ToLauncher::Welcome { .. })) {
+                    self.heard = now;
+                }
                 if let Event::Frame(ToLauncher::ConfirmStop { barrier, .. }) = &event {
                     self.confirms = *barrier;
                 }

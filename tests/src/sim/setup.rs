@@ -11,8 +11,10 @@ use super::clock::{Clock, MS, SEC};
 use super::focus::{self, Focus};
 use super::rng::Rng;
 
-/// When all faults have stopped and the cluster begins to heal (nanoseconds).
+/// When all faults have stopped and the cluster begins to heal (nanoseconds): in most runs, and in those
+/// whose faults outlast every time that agents keep.
 pub const HEAL_AT: u64 = 40 * SEC;
+pub const HEAL_LATE: u64 = 90 * SEC;
 
 /// One node as the run begins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,7 +59,7 @@ impl Times {
         birth_timeout: 4 * SEC,
         start_timeout: 30 * SEC,
         minority_wait: 6 * SEC,
-        orphan_after: 40 * SEC,
+        orphan_after: 32 * SEC,
     };
 }
 
@@ -87,6 +89,9 @@ pub struct Setup {
     /// A node whose agent keeps another `suspect_after` than the others (nanoseconds).
     #[serde(default)]
     pub other_suspect: Option<(usize, u64)>,
+    /// A node whose disk takes up to so long for a write (nanoseconds).
+    #[serde(default)]
+    pub slow_disk: Option<(usize, u64)>,
     /// In the order of their times.
     pub faults: Vec<(u64, Fault)>,
     /// The faults end here and everything is healed.
@@ -294,13 +299,29 @@ impl Fault {
     ];
 
     /// Those that are drawn apart.
-    pub const EXTRA_KINDS: [&'static str; 5] = [
+    pub const EXTRA_KINDS: [&'static str; 6] = [
         "checkpoint order",
         "hang",
         "busy",
         "launcher pause",
         "slow reap",
+        "unkillable",
     ];
+
+    /// For how long it lasts, or what was there is away.
+    fn lasts(&mut self) -> Option<&mut u64> {
+        match self {
+            Fault::CutOneWay { for_ns, .. }
+            | Fault::CutBoth { for_ns, .. }
+            | Fault::Partition { for_ns, .. }
+            | Fault::AgentPause { for_ns, .. }
+            | Fault::LauncherPause { for_ns, .. }
+            | Fault::Unkillable { for_ns, .. }
+            | Fault::StoreCut { for_ns, .. } => Some(for_ns),
+            Fault::AgentCrash { down, .. } | Fault::NodeCrash { down, .. } => Some(down),
+            _ => None,
+        }
+    }
 
     /// The kinds of fault that this one counts as.
     pub fn kinds(&self) -> Vec<&'static str> {
@@ -422,6 +443,7 @@ impl Setup {
             times: Times::USUAL,
             flaws,
             other_suspect: None,
+            slow_disk: None,
             faults: Vec::new(),
             heal_at: HEAL_AT,
             settle: 180 * SEC,

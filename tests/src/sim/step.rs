@@ -13,6 +13,8 @@ use super::setup::Torn;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Found {
     Answered,
+    /// The kernel accepts for a process that is stopped, and nothing comes.
+    Mute,
     Refused,
     Silent,
     Other,
@@ -126,10 +128,12 @@ pub enum Step {
         store: bool,
         frame: ToAgent,
     },
+    /// The connection of this launcher closed, and its agent looks at its guard.
     LauncherGone {
         node: usize,
         agent: u32,
         conn: ConnId,
+        launcher: u32,
     },
     WorkerFail {
         node: usize,
@@ -154,6 +158,13 @@ pub enum Step {
     LauncherPause {
         node: usize,
         paused: bool,
+    },
+    /// The sidecar of a launcher that is stopped asks for how long the workers may go on.
+    LeaseAsked {
+        node: usize,
+        agent: u32,
+        launcher: u32,
+        asked: u64,
     },
     /// From now on the launcher hears so much later which workers ended.
     SlowReap {
@@ -233,6 +244,10 @@ pub enum Request {
         to: usize,
         frame: Vec<u8>,
     },
+    /// The agent wrote: it does nothing until the disk is done, and what follows comes behind that.
+    Written {
+        node: usize,
+    },
     Probe {
         node: usize,
         agent: u32,
@@ -258,6 +273,12 @@ pub enum Request {
         ns: u64,
         exact: bool,
     },
+    /// A sidecar asks the agent for its launcher's lease.
+    AskLease {
+        node: usize,
+        agent: u32,
+        launcher: u32,
+    },
     /// The launcher is there and looks for an agent.
     LauncherUp {
         node: usize,
@@ -267,6 +288,7 @@ pub enum Request {
         node: usize,
         agent: u32,
         conn: Option<ConnId>,
+        launcher: u32,
     },
     /// A worker of this generation hangs since now.
     Hangs {

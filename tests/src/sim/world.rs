@@ -532,6 +532,7 @@ impl World {
         n.disk.jobs.insert(key, bytes);
         let by = (n.id, n.disk.state);
         self.truth.persisted(by, durable);
+        self.requests.push(Request::Written { node });
         Ok(())
     }
 
@@ -555,6 +556,7 @@ fn address(index: usize, port: u16) -> std::net::SocketAddr {
 fn answer(found: Found) -> Answer {
     match found {
         Found::Answered => Answer::Answered,
+        Found::Mute => Answer::Mute,
         Found::Refused => Answer::Refused,
         Found::Silent => Answer::Silent,
         Found::Other => Answer::Other,

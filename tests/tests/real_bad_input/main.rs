@@ -13,6 +13,7 @@ mod support;
 /// Tests of real processes: one at a time.
 mod real {
     mod clocks;
+    mod consoles;
     mod crashes;
     mod disks;
     mod founders;

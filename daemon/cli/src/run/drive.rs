@@ -41,8 +41,9 @@ pub use progress::{Hangs, OnHang, limits};
 /// process that is not our child.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// How often the sidecar is told that this process moves.
-const BEAT: Duration = Duration::from_millis(100);
+/// How often the sidecar is told that this process moves, and into how many parts a short lease is
+/// divided for that.
+const BEAT: (Duration, u32) = (Duration::from_millis(100), 15);
 
 /// How often live workers that are to leave their generation are looked at.
 const PARKING: Duration = Duration::from_millis(1);
@@ -97,10 +98,9 @@ pub struct Driver {
     was_linked: bool,
     /// The generation whose workers were started last.
     running: Option<Digest>,
-    /// How long the workers may go on while this process does not move, and when it last said that
-    /// it does.
+    /// How long a lease of the workers is, and when this process last said that it moves.
     lease: Duration,
-    beaten: Option<std::time::Instant>,
+    beaten: Option<Instant>,
     verdicts: (mpsc::Sender<Verdict>, mpsc::Receiver<Verdict>),
     progress: progress::Progress,
     telling: telling::Telling,
@@ -174,13 +174,14 @@ impl Driver {
         let mut pages = tokio::time::interval(PAGES);
         pages.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            self.beat(&mut session);
+            self.beat(&session);
             if let Some(outcome) = self.carry_out(&mut session) {
                 return Ok(outcome);
             }
             let timer = session
                 .poll_timeout()
                 .map(|(at, _)| Instant::now() + at.since(now()).to_std());
+            let beat = self.beat_due();
             tokio::select! {
                 biased;
                 _ = children.recv() => self.reap(&mut session),
@@ -202,6 +203,7 @@ impl Driver {
                 () = sleep_until(timer.unwrap_or_else(Instant::now)), if timer.is_some() => {
                     session.handle_timeout(now());
                 }
+                () = sleep_until(beat.unwrap_or_else(Instant::now)), if beat.is_some() => {}
                 _ = look.tick(), if session.is_draining() => self.look(&mut session),
                 _ = parking.tick(), if self.workers.have_live() && session.awaits_parking() => {
                     self.look_for_parked(&mut session);
@@ -244,29 +246,23 @@ impl Driver {
     }
 
     /// Says to the sidecar that this process moves, and whether there are workers.
-    fn beat(&mut self, session: &mut Session) {
-        let at = std::time::Instant::now();
+    fn beat(&mut self, session: &Session) {
+        let at = Instant::now();
         let beats = session.has_workers() && !self.lease.is_zero();
-        match self.beaten {
-            Some(last) if beats && at - last < BEAT => return,
-            None if !beats => return,
-            Some(last) if at - last >= self.lease => {
-                // Workers that were ended meanwhile are found while this still shows.
-                self.reap(session);
-            }
-            _ => {}
+        if self.beat_due().is_some_and(|due| beats && at < due)
+            || (self.beaten, beats) == (None, false)
+        {
+            return;
         }
         let lease = if beats { self.lease } else { Duration::ZERO };
         self.workers.beat(lease);
         self.beaten = beats.then_some(at);
     }
 
-    /// Whether this process was stopped for so long that its sidecar has ended the workers: that is no
-    /// failure of theirs.
-    fn was_stopped(&self, exits: &[(WorkerExit, bool)]) -> bool {
-        let over = self.beaten.is_some_and(|at| at.elapsed() >= self.lease);
-        let killed = |exit: &WorkerExit| exit.signal == Some(libc::SIGKILL);
-        over && exits.iter().any(|(exit, _)| killed(exit))
+    /// When the sidecar is told again, while there are workers.
+    fn beat_due(&self) -> Option<Instant> {
+        let every = BEAT.0.min(self.lease / BEAT.1);
+        self.beaten.map(|at| at + every)
     }
 
     fn reap(&mut self, session: &mut Session) {
@@ -274,9 +270,12 @@ impl Driver {
         // on that word.
         self.look_at_slots();
         let exits = self.workers.reap();
+        let killed = |exit: &WorkerExit| exit.signal == Some(libc::SIGKILL);
         if let Some(digest) = self.running
-            && self.was_stopped(&exits)
+            && exits.iter().any(|(exit, _)| killed(exit))
+            && self.workers.were_killed()
         {
+            // That is no failure of theirs.
             let why = "this launcher was stopped or blocked for too long";
             let stop = ToLauncher::Stop {
                 digest,
@@ -496,8 +495,8 @@ impl Driver {
                     }
                     self.telling.begin(&start);
                     // Before there is a worker, or the sidecar takes it for one of those before.
-                    self.workers.beat(self.lease);
-                    self.beaten = Some(std::time::Instant::now());
+                    self.workers.begin(self.lease);
+                    self.beaten = Some(Instant::now());
                     let result = self.workers.spawn(&start, interface.as_deref());
                     muster_fault::point("launcher.spawned");
                     session.handle(Event::Spawned { result }, now());

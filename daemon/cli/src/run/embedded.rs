@@ -12,10 +12,11 @@ use muster_daemon::config::{self, AgentConfig, DEFAULT_PORT, Flags, Inputs};
 use muster_daemon::serve;
 use muster_daemon::socket::Listener;
 use muster_daemon::state::{StateDir, StateError};
+use muster_store::Location;
 use rand::TryRngCore;
 use tokio::sync::oneshot;
 
-use super::console::{Console, Own};
+use super::console::{Console, Log};
 use super::options::Plan;
 use crate::query::utc;
 use crate::sockets;
@@ -44,7 +45,7 @@ impl Embedded {
         let config = configuration(plan, listen, loopback)?;
         if logs {
             // A log that nobody reads must not stop the agent: it shares the launcher's console.
-            let console = Own(Console::standard()?);
+            let console = Log(Console::standard()?);
             serve::log_to(&config, move || console.clone())?;
         }
         let (state, temporary) = state(plan)?;
@@ -314,25 +315,30 @@ fn home_secret() -> anyhow::Result<PathBuf> {
 }
 
 /// The state directory. A job of several nodes keeps its votes over a restart of the launcher, so
-/// that a node that comes back is the voter that it was; a job of one node needs none. Its lock also
-/// refuses a second launcher of the job on this node.
+/// that a node that comes back is the voter that it was; a job with a store, so that it is the member
+/// that the log names. Any other job of one node needs none. Its lock also refuses a second launcher of
+/// the job on this node.
 fn state(plan: &Plan) -> anyhow::Result<(StateDir, Option<tempfile::TempDir>)> {
     if let Some(dir) = &plan.state_dir {
         return Ok((StateDir::open(dir)?, None));
     }
-    if plan.standalone || plan.endpoints.is_empty() {
+    let alone = plan.standalone || plan.endpoints.is_empty();
+    let base = state_home().filter(|_| !alone || plan.store.is_some());
+    let Some(base) = base else {
+        if !alone {
+            bail!(
+                "a job of several nodes needs a place for its state: set HOME, or name one with \
+                 --state-dir"
+            );
+        }
         let temporary = tempfile::Builder::new().prefix("muster-").tempdir()?;
         return Ok((StateDir::open(temporary.path())?, Some(temporary)));
-    }
-    let base = match std::env::var_os("XDG_STATE_HOME").filter(|d| !d.is_empty()) {
-        Some(dir) => PathBuf::from(dir),
-        None => PathBuf::from(std::env::var_os("HOME").context(
-            "a job of several nodes needs a place for its state: set HOME, or name one with \
-             --state-dir",
-        )?)
-        .join(".local/state"),
     };
-    let name = format!("{}-{}", plan.job, plan.instance);
+    let mut name = format!("{}-{}", plan.job, plan.instance);
+    if let Some(store) = &plan.store {
+        // Jobs of one name in two stores are two jobs.
+        name = format!("{name}-{}", short_name(store));
+    }
     // A home directory may be shared between hosts, a state directory never is.
     let dir = base.join("muster").join(serve::host_name()).join(&name);
     let opened = match StateDir::open(&dir) {
@@ -349,6 +355,27 @@ fn state(plan: &Plan) -> anyhow::Result<(StateDir, Option<tempfile::TempDir>)> {
         Err(StateError::InUse { pid, since_ms, .. }) => bail!(second_launcher(plan, pid, since_ms)),
         opened => Ok((opened?, None)),
     }
+}
+
+fn state_home() -> Option<PathBuf> {
+    let named = |name: &str| std::env::var_os(name).filter(|d| !d.is_empty());
+    match named("XDG_STATE_HOME") {
+        Some(dir) => Some(PathBuf::from(dir)),
+        None => named("HOME").map(|home| PathBuf::from(home).join(".local/state")),
+    }
+}
+
+/// A few letters that stand for a store, wherever it is named from.
+fn short_name(store: &Location) -> String {
+    let named = match store {
+        Location::Directory(path) => std::path::absolute(path)
+            .unwrap_or_else(|_| path.clone())
+            .into_os_string()
+            .into_encoded_bytes(),
+        other => other.to_string().into_bytes(),
+    };
+    let hash = blake3::hash(&named).to_hex();
+    hash.chars().take(8).collect()
 }
 
 /// Why the same command is not started twice on one node.

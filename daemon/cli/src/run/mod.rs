@@ -2,7 +2,6 @@
 //! container or pod, with the user's rights, and talks to the agent of its node.
 
 pub mod args;
-pub mod console;
 pub mod control;
 pub mod drive;
 pub mod embedded;
@@ -37,13 +36,14 @@ use rand::rngs::OsRng;
 
 use crate::{slurm, stores};
 use args::RunArgs;
-use console::Console;
 use drive::Driver;
 use embedded::Embedded;
 use environment::Job;
 use guard::Guard;
 use link::{Dial, SocketDial};
 use muster_daemon::config::socket_candidates;
+pub use muster_daemon::console;
+use muster_daemon::console::Console;
 use options::{Host, Plan};
 use saves::replicas::Server;
 use saves::{Cache, Saves};

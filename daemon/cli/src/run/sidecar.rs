@@ -6,15 +6,16 @@
 //!
 //! Through the pipe the launcher says again and again that it moves. When it is stopped, or blocked
 //! in the kernel, the sidecar asks the agent in its place for how long the workers may go on. When
-//! neither says so any longer, it kills them: others may train in their place by then.
+//! neither says so any longer, it tells the launcher by its stdout, and kills them: others may train
+//! in their place by then.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::Thread;
@@ -46,13 +47,13 @@ const LOOK: Duration = Duration::from_millis(20);
 /// How often the agent is asked, and how long it may take to answer.
 const ASK: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(1));
 
-/// When it is late by as much, it was stopped itself, and the launcher with it, perhaps: that has as
-/// long to say something.
-const LATE: Duration = Duration::from_millis(250);
+/// When it wakes so late, it was stopped itself, and the launcher and the agent with it, perhaps:
+/// they have so long to say something.
+const LATE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(250));
 
 /// A moment by `CLOCK_MONOTONIC`, in nanoseconds. It stands still while the machine sleeps, and the
 /// workers with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Moment(u64);
 
 impl Moment {
@@ -75,8 +76,8 @@ impl Moment {
     }
 }
 
-/// A word of the launcher's: it moves, and its workers may go on for so long without it. Zero: it
-/// has no workers.
+/// A word of the launcher's: it moves, and this is how long a lease of its workers is. Zero: it has
+/// no workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Beat {
     at: Moment,
@@ -103,6 +104,66 @@ impl Beat {
             lease: Duration::from_nanos(u64::from_le_bytes(lease)),
         }
     }
+
+    /// When the agent is asked in the launcher's place.
+    fn quiet(self) -> Moment {
+        self.at.after(self.lease / 6)
+    }
+
+    /// For how long the launcher's word counts without the agent's. The lease may be over at that
+    /// moment, and the agent's order unread. Others start no sooner than this after its end: a lease
+    /// is three quarters of `suspect_after`, and this is the last.
+    fn until(self) -> Moment {
+        self.at.after(self.lease / 3)
+    }
+}
+
+/// What is known of the workers' right to go on.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    beat: Option<Beat>,
+    /// Until when the agent lets them go on.
+    granted: Moment,
+    /// Until when somebody may say something after all of them were stopped.
+    hold: Moment,
+    /// Whether this word of the launcher's was held up for already.
+    held: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// Until the launcher says something, at most for so long.
+    Wait(Option<Duration>),
+    Ask,
+    Kill,
+}
+
+impl Known {
+    fn heard(&mut self, beat: Beat) {
+        self.beat = Some(beat);
+        self.held = false;
+    }
+
+    /// It is awake later than it wanted to be.
+    fn late(&mut self, now: Moment, by: Duration) {
+        if by > LATE.0 && !self.held {
+            self.held = true;
+            self.hold = now.after(LATE.1);
+        }
+    }
+
+    fn next(&self, now: Moment) -> Next {
+        let Some(beat) = self.beat.filter(|b| !b.lease.is_zero()) else {
+            return Next::Wait(None);
+        };
+        if now < beat.quiet() {
+            Next::Wait(Some(beat.quiet().since(now)))
+        } else if now < beat.until().max(self.granted).max(self.hold) {
+            Next::Ask
+        } else {
+            Next::Kill
+        }
+    }
 }
 
 /// Runs the sidecar if the command line asks for it: `muster __reaper ID SOCKET PID...`, by the
@@ -121,52 +182,52 @@ fn run(id: &str, socket: PathBuf, mut spared: Vec<i32>) -> ExitCode {
     spared.push(nix::unistd::getpid().as_raw());
     let launcher = nix::unistd::getppid().as_raw();
     let asker = LauncherId::from_hex(id).and_then(|id| Asker::start(id, socket).ok());
-    let mut beat = None;
-    let mut late = false;
-    let mut kill = false;
+    let mut known = Known::default();
+    // When it wants to be awake again, unless it hears something.
+    let mut due = None;
+    // The word after which it killed.
+    let mut told = None;
     loop {
         let now = Moment::now();
-        let wait = match beat.filter(|b: &Beat| !b.lease.is_zero()) {
-            None => None,
-            Some(Beat { at, lease }) => {
-                let quiet = at.after(lease / 3);
-                let granted = asker.as_ref().map(Asker::granted);
-                let until = granted.into_iter().fold(at.after(lease), Moment::max);
-                if now < quiet {
-                    Some(quiet.since(now))
-                } else if now < until {
-                    asker.iter().for_each(Asker::ask);
-                    Some(LOOK)
-                } else if !late && now.since(until) > LATE {
-                    late = true;
-                    Some(LATE)
-                } else {
-                    kill = true;
-                    Some(Duration::ZERO)
-                }
+        if let Some(due) = due.take() {
+            known.late(now, now.since(due));
+        }
+        known.granted = asker.as_ref().map_or(known.granted, Asker::granted);
+        let next = known.next(now);
+        let wait = match next {
+            Next::Wait(wait) => wait,
+            Next::Ask => {
+                asker.iter().for_each(Asker::ask);
+                Some(LOOK)
             }
+            Next::Kill => Some(Duration::ZERO),
         };
         // Before anything is killed: what was found may have been started after a word that waits.
-        let left = match std::mem::take(&mut kill) {
-            true => Some(all(id, launcher, &spared)),
-            false => None,
-        };
-        match hear(wait) {
-            Heard::Beat(word) => (beat, late) = (Some(word), false),
-            Heard::Nothing => {
-                let Some(left) = left else { continue };
+        let left = (next == Next::Kill).then(|| all(id, launcher, &spared));
+        due = wait.map(|wait| now.after(wait)).filter(|_| left.is_none());
+        match (hear(wait), left) {
+            (Heard::Beat(word), _) => known.heard(word),
+            (Heard::Nothing, None) => {}
+            (Heard::Nothing, Some(left)) => {
                 let pause = match left.is_empty() {
                     true => KILL_AGAIN.1,
                     false => KILL_AGAIN.0,
                 };
+                if let Some(beat) = known
+                    .beat
+                    .filter(|b| !left.is_empty() && told != Some(b.at))
+                {
+                    told = Some(beat.at);
+                    tell(beat.at);
+                }
                 left.into_iter().for_each(procs::kill);
                 match hear(Some(pause)) {
-                    Heard::Beat(word) => (beat, late) = (Some(word), false),
+                    Heard::Beat(word) => known.heard(word),
                     Heard::Nothing => {}
                     Heard::End => break,
                 }
             }
-            Heard::End => break,
+            (Heard::End, _) => break,
         }
     }
     let started = Instant::now();
@@ -179,6 +240,12 @@ fn run(id: &str, socket: PathBuf, mut spared: Vec<i32>) -> ExitCode {
         std::thread::sleep(Duration::from_millis(2));
     }
     ExitCode::SUCCESS
+}
+
+/// Tells the launcher, should it go on, that what it had started by its last word is killed now. Once
+/// for a word: the pipe never fills.
+fn tell(last: Moment) {
+    let _ = nix::unistd::write(io::stdout(), &last.0.to_le_bytes());
 }
 
 /// What a launcher that still is there has started.
@@ -283,11 +350,21 @@ fn ask(socket: &Path, launcher: LauncherId) -> Option<Duration> {
     }
 }
 
+/// The launcher's end of a pipe: the sidecar's stays as it is.
+fn waits_for_nobody(fd: RawFd) {
+    // SAFETY: fcntl on a descriptor that is open and ours.
+    unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) };
+}
+
 /// A running sidecar.
 #[derive(Debug)]
 pub struct Sidecar {
     child: Child,
     pipe: Option<ChildStdin>,
+    told: Option<ChildStdout>,
+    /// When the workers of now were started, and whether they were killed.
+    began: Moment,
+    killed: bool,
 }
 
 impl Sidecar {
@@ -299,7 +376,7 @@ impl Sidecar {
             .arg(socket)
             .args(spared.iter().map(i32::to_string))
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .current_dir("/");
         // SAFETY: setsid and signal are async-signal-safe. A session of its own, and deaf to what a
@@ -314,22 +391,45 @@ impl Sidecar {
             });
         }
         let mut child = command.spawn()?;
-        let pipe = child.stdin.take();
-        if let Some(pipe) = &pipe {
-            // The launcher waits for nobody; the descriptor is its own, the reader's stays as it is.
-            // SAFETY: fcntl on a descriptor that is open and ours.
-            unsafe { libc::fcntl(pipe.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
-        }
-        Ok(Sidecar { child, pipe })
+        let (pipe, told) = (child.stdin.take(), child.stdout.take());
+        pipe.iter()
+            .for_each(|pipe| waits_for_nobody(pipe.as_raw_fd()));
+        told.iter()
+            .for_each(|told| waits_for_nobody(told.as_raw_fd()));
+        Ok(Sidecar {
+            child,
+            pipe,
+            told,
+            began: Moment::default(),
+            killed: false,
+        })
     }
 
-    /// The launcher moves, and its workers may go on for so long without it. A pipe that is full
-    /// belongs to a sidecar that is stopped: it hears the next word.
+    /// Before workers are started: it takes them for none of those before.
+    pub fn begin(&mut self, lease: Duration) {
+        self.began = Moment::now();
+        self.killed = false;
+        self.beat(lease);
+    }
+
+    /// The launcher moves, and so long is a lease of its workers. A pipe that is full belongs to a
+    /// sidecar that is stopped: it hears the next word.
     pub fn beat(&mut self, lease: Duration) {
         let at = Moment::now();
         if let Some(pipe) = &mut self.pipe {
             let _ = pipe.write(&Beat { at, lease }.encode());
         }
+    }
+
+    /// Whether it has killed the workers of now.
+    pub fn has_killed(&mut self) -> bool {
+        let mut word = [0; 8];
+        while let Some(told) = &mut self.told
+            && let Ok(8) = told.read(&mut word)
+        {
+            self.killed |= Moment(u64::from_le_bytes(word)) >= self.began;
+        }
+        self.killed
     }
 
     pub fn pid(&self) -> i32 {
@@ -349,4 +449,59 @@ pub fn this_program() -> PathBuf {
         .ok()
         .filter(|p| p.exists())
         .unwrap_or_else(|| PathBuf::from("/proc/self/exe"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE: Duration = Duration::from_millis(1_500);
+
+    fn at(ms: u64) -> Moment {
+        Moment::default().after(Duration::from_millis(ms))
+    }
+
+    fn beaten(ms: u64) -> Known {
+        let mut known = Known::default();
+        known.heard(Beat {
+            at: at(ms),
+            lease: LEASE,
+        });
+        known
+    }
+
+    #[test]
+    fn the_launchers_word_counts_for_no_longer_than_others_wait_after_a_lease() {
+        // Cut off at 0, stopped at 1,400: the lease is over at 1,500, and others start at 2,000.
+        let mut known = beaten(1_400);
+        assert_eq!(
+            known.next(at(1_649)),
+            Next::Wait(Some(Duration::from_millis(1)))
+        );
+        assert_eq!(known.next(at(1_650)), Next::Ask);
+        assert_eq!(known.next(at(1_899)), Next::Ask);
+        assert_eq!(known.next(at(1_900)), Next::Kill);
+        // Then the agent's alone.
+        known.granted = at(2_500);
+        assert_eq!(known.next(at(2_499)), Next::Ask);
+        assert_eq!(known.next(at(2_500)), Next::Kill);
+        known.heard(Beat {
+            at: at(2_600),
+            lease: Duration::ZERO,
+        });
+        assert_eq!(known.next(at(9_000)), Next::Wait(None));
+    }
+
+    #[test]
+    fn after_a_pause_of_the_whole_machine_others_may_speak_first() {
+        let mut known = beaten(1_000);
+        known.late(at(1_300), LATE.0);
+        assert_eq!(known.next(at(1_500)), Next::Kill);
+        known.late(at(1_600), Duration::from_millis(350));
+        assert_eq!(known.next(at(1_849)), Next::Ask);
+        assert_eq!(known.next(at(1_850)), Next::Kill);
+        // Once for a word: one that is late again and again kills in the end.
+        known.late(at(1_900), Duration::from_secs(9));
+        assert_eq!(known.next(at(1_900)), Next::Kill);
+    }
 }

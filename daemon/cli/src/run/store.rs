@@ -1,10 +1,11 @@
 //! The job's store, as this launcher reaches it: with its user's rights and mounts. The agent asks,
-//! two threads do what blocks, and the driver never waits for them.
+//! three threads do what blocks, and the driver never waits for them.
 //!
-//! There is one thread for the log and one for the beacon, and each has one operation at a time. Reads of the log that
-//! are asked for while its thread is busy have threads of their own, for as long as they take: an old log is read several
-//! slots at a time. So a network file system that hangs holds `MAX_THREADS` threads at most, however long it does.
-//! What is asked for beyond that fails at once, and so does a create while the log's thread is busy.
+//! There is one thread for reads of the log, one for creates there, and one for the beacon, and each has
+//! one operation at a time. Reads that are asked for while their thread is busy have threads of their
+//! own, for as long as they take: an old log is read several slots at a time. So a network file system
+//! that hangs holds `MAX_THREADS` threads at most, however long it does. What is asked for beyond that
+//! fails at once. No read takes the place of a create.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,8 +25,8 @@ use super::console::say;
 use super::mounts;
 use crate::stores;
 
-/// Threads for the log, and one for the beacon.
-const MAX_THREADS: usize = MAX_READS + 1;
+/// Threads for reads, one for creates, and one for the beacon.
+const MAX_THREADS: usize = MAX_READS + 2;
 
 /// Between two words about a store that does not open.
 const SLOW: Duration = Duration::from_secs(5);
@@ -214,7 +215,8 @@ struct Asked {
 /// Where an operation is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    Log,
+    Reads,
+    Creates,
     Beacon,
     /// A thread of its own.
     Apart,
@@ -231,7 +233,8 @@ pub struct Done {
 #[derive(Debug)]
 pub struct Keeper<S> {
     store: Arc<S>,
-    log: Lane,
+    reads: Lane,
+    creates: Lane,
     beacon: Lane,
     /// How many operations have threads of their own.
     apart: usize,
@@ -249,7 +252,8 @@ impl<S: Operations> Keeper<S> {
         // Each thread has one task at a time, so that none ever waits to say that it is done.
         let (done, ended) = mpsc::channel(MAX_THREADS);
         Ok(Keeper {
-            log: Lane::start("store-log", &store, &done)?,
+            reads: Lane::start("store-read", &store, &done)?,
+            creates: Lane::start("store-create", &store, &done)?,
             beacon: Lane::start("store-beacon", &store, &done)?,
             store,
             apart: 0,
@@ -284,8 +288,9 @@ impl<S: Operations> Keeper<S> {
         let writes = matches!(task, Task::WriteBeacon { .. } | Task::Create { .. });
         let place = match task {
             Task::WriteBeacon { .. } | Task::ReadBeacon => Place::Beacon,
-            Task::Read { .. } if self.log.busy => Place::Apart,
-            Task::Read { .. } | Task::Create { .. } => Place::Log,
+            Task::Create { .. } => Place::Creates,
+            Task::Read { .. } if self.reads.busy => Place::Apart,
+            Task::Read { .. } => Place::Reads,
         };
         let asked = Asked {
             link: self.link,
@@ -294,7 +299,8 @@ impl<S: Operations> Keeper<S> {
             writes,
         };
         let begun = match place {
-            Place::Log => self.log.begin(asked, task),
+            Place::Reads => self.reads.begin(asked, task),
+            Place::Creates => self.creates.begin(asked, task),
             Place::Beacon => self.beacon.begin(asked, task),
             Place::Apart => self.begin_apart(asked, task),
         };
@@ -314,7 +320,7 @@ impl<S: Operations> Keeper<S> {
         }
         let (store, done) = (Arc::clone(&self.store), self.done.clone());
         let begun = std::thread::Builder::new()
-            .name("store-read".into())
+            .name("store-apart".into())
             .spawn(move || {
                 let outcome = store.carry_out(task);
                 // Nobody hears it where the launcher is about to end.
@@ -342,7 +348,8 @@ impl<S: Operations> Keeper<S> {
     pub fn done(&mut self, done: Done) -> (Vec<ToAgent>, Option<String>) {
         let Done { asked, outcome } = done;
         match asked.place {
-            Place::Log => self.log.busy = false,
+            Place::Reads => self.reads.busy = false,
+            Place::Creates => self.creates.busy = false,
             Place::Beacon => self.beacon.busy = false,
             Place::Apart => self.apart -= 1,
         }
@@ -497,7 +504,7 @@ mod tests {
         }
         assert_eq!(told, ["the store /x answers again"]);
         // The threads are free, and nothing was left in a queue.
-        assert_eq!((keeper.apart, keeper.log.busy), (0, false));
+        assert_eq!((keeper.apart, keeper.reads.busy), (0, false));
         assert_eq!(keeper.ask(2, StoreAsk::Read { slot: 8 }), None);
         assert_eq!(tasks.recv().unwrap(), Task::Read { slot: 8 });
         leave.send(Outcome::Found(b"{}".to_vec())).unwrap();
@@ -508,15 +515,32 @@ mod tests {
         });
         let found = ToAgent::Store { id: 2, answer };
         assert_eq!(keeper.done(done), (vec![found], None));
-        // A create waits for no read, and has no thread of its own.
-        assert_eq!(keeper.ask(3, StoreAsk::Read { slot: 8 }), None);
-        assert_eq!(tasks.recv().unwrap(), Task::Read { slot: 8 });
-        let part = Part {
-            bytes: vec![1],
-            last: true,
+    }
+
+    #[tokio::test]
+    async fn a_create_waits_for_no_read() {
+        let (mut keeper, tasks, leave) = hanging();
+        let reads = MAX_READS as u64;
+        for slot in 1..=reads {
+            assert_eq!(keeper.ask(slot, StoreAsk::Read { slot }), None);
+            assert!(matches!(tasks.recv().unwrap(), Task::Read { .. }));
+        }
+        let create = |slot| StoreAsk::Create {
+            slot,
+            part: Part {
+                bytes: vec![1],
+                last: true,
+            },
         };
-        assert_eq!(keeper.ask(4, StoreAsk::Create { slot: 9, part }), hangs);
-        leave.send(Outcome::Answer(StoreAnswer::Absent)).unwrap();
+        assert_eq!(keeper.ask(20, create(9)), None);
+        let bytes = vec![1];
+        assert_eq!(tasks.recv().unwrap(), Task::Create { slot: 9, bytes });
+        // One at a time.
+        let hangs = StoreAnswer::failed(STORE_HANGS.into());
+        assert_eq!(keeper.ask(21, create(9)), Some(hangs));
+        for _ in 0..=reads {
+            leave.send(Outcome::Answer(StoreAnswer::Absent)).unwrap();
+        }
     }
 
     #[tokio::test]

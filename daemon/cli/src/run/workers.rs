@@ -428,14 +428,28 @@ impl Workers {
         Sidecar::start(muster, &id, socket, &self.bystanders).ok()
     }
 
-    /// Says that this process moves. Its workers may go on for so long without it; zero: there are
-    /// none.
+    fn leased(&mut self) -> Option<&mut Sidecar> {
+        self.sidecar.as_mut().filter(|_| self.setup.leased)
+    }
+
+    /// Says that this process moves, and how long a lease of its workers is; zero: there are none.
     pub fn beat(&mut self, lease: Duration) {
-        if self.setup.leased
-            && let Some(sidecar) = &mut self.sidecar
-        {
+        if let Some(sidecar) = self.leased() {
             sidecar.beat(lease);
         }
+    }
+
+    /// Says that workers are about to be started.
+    pub fn begin(&mut self, lease: Duration) {
+        if let Some(sidecar) = self.leased() {
+            sidecar.begin(lease);
+        }
+    }
+
+    /// Whether the sidecar has killed those that were started last, because this process was stopped
+    /// or blocked.
+    pub fn were_killed(&mut self) -> bool {
+        self.leased().is_some_and(Sidecar::has_killed)
     }
 
     fn describe(&mut self, at: usize, code: i32, signal: Option<i32>) -> WorkerExit {

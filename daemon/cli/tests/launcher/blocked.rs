@@ -103,7 +103,7 @@ fn workers(agent: &Agent) -> Vec<String> {
 /// A launcher with a worker and what that has started.
 fn two(agent: &mut Agent, lease_ms: u32) -> (Launcher, Digest) {
     agent.lease_ms = lease_ms;
-    let script = "setsid sleep 1000 & echo up > up; exec sleep 1000";
+    let script = "setsid sleep 1000 & echo $$ > up; exec sleep 1000";
     let launcher = Launcher::start(agent, &["--", "sh", "-c", script]);
     agent.accept();
     let digest = agent.run(1);
@@ -111,6 +111,45 @@ fn two(agent: &mut Agent, lease_ms: u32) -> (Launcher, Digest) {
         agent.path("up").exists() && workers(agent).len() == 2
     });
     (launcher, digest)
+}
+
+#[test]
+fn the_word_of_a_launcher_counts_for_a_part_of_the_lease_only() {
+    let mut agent = Agent::new();
+    // All of it is longer than anything here waits.
+    let (mut launcher, digest) = two(&mut agent, 24_000);
+    launcher.signal(libc::SIGSTOP);
+    // It was told to stop, and has not read it.
+    agent.stop(digest, 0);
+    until("its workers are gone", || workers(&agent).is_empty());
+    launcher.signal(libc::SIGCONT);
+    assert_eq!(agent.fact(), ToAgent::Stopped { digest });
+    agent.end(0, "");
+    assert_eq!(launcher.wait().code(), Some(0));
+    nothing_left(agent.me());
+}
+
+#[test]
+fn a_worker_that_is_killed_while_its_launcher_is_stopped_has_failed() {
+    let mut agent = Agent::new();
+    let (mut launcher, digest) = two(&mut agent, 1_000);
+    let worker: i32 = crate::fake::read(&agent.path("up")).trim().parse().unwrap();
+    launcher.signal(libc::SIGSTOP);
+    agent.grants(600_000);
+    // SAFETY: a worker of the launcher, which reaps nobody now.
+    unsafe { libc::kill(worker, libc::SIGKILL) };
+    // So that it was stopped for longer than a lease.
+    std::thread::sleep(Duration::from_millis(1_500));
+    launcher.signal(libc::SIGCONT);
+    let failed = agent.fact();
+    assert!(
+        matches!(&failed, ToAgent::Exited { digest: of, exit, .. } if *of == digest && exit.signal == Some(9)),
+        "{failed:?}"
+    );
+    agent.end(1, "");
+    assert_eq!(launcher.wait().code(), Some(1));
+    assert!(!launcher.err().contains("stopped or blocked"));
+    nothing_left(agent.me());
 }
 
 #[test]

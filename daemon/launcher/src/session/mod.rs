@@ -39,8 +39,11 @@ const ALONE: Span = Span::from_secs(5);
 /// What a worker that gave up counts as: EX_TEMPFAIL of sysexits.h.
 const GAVE_UP: i32 = 75;
 
-/// A deadline that is missed by this much shows that the machine slept; and the time that the agent has
-/// to say something after that. Twice what it leaves between two words.
+/// A deadline that is missed by so much shows that the machine slept, or this launcher was stopped: what
+/// the agent has said may be unread.
+const MISSED: Span = Span::from_millis(100);
+
+/// The time that the agent has to say something after that. Twice what it leaves between two words.
 const AWAKE: Span = Span::from_millis(2_000);
 
 /// What cannot be killed for this long is named.
@@ -270,6 +273,8 @@ pub struct Session {
     /// How long workers may go on without an agent, and until when they may now.
     agent_grace: Option<Span>,
     alone_by: Option<Time>,
+    /// Whether it had more time for its next word, because that was missed.
+    awaited: bool,
     /// How long workers that compute are waited for when their generation ends.
     patience: Span,
     waiting: String,
@@ -311,6 +316,7 @@ impl Session {
             leave_by: None,
             agent_grace: None,
             alone_by: None,
+            awaited: false,
             patience: Span::ZERO,
             waiting: String::new(),
             effects: VecDeque::new(),
@@ -424,9 +430,9 @@ impl Session {
         }
         if let Some(at) = self.alone_by
             && self.link
-            && now >= at + AWAKE
+            && now >= at + MISSED
+            && !std::mem::replace(&mut self.awaited, true)
         {
-            // The machine slept, and the agent with it: it is asked for a word first.
             self.alone_by = Some(now + AWAKE);
         }
         if self.alone_by.take_if(|at| now >= *at).is_some()
@@ -531,6 +537,7 @@ impl Session {
                 // Counted from the last word, not from the end of the connection: an agent that is
                 // stopped, or hangs, keeps it.
                 self.alone_by = self.agent_grace.map(|grace| now + grace);
+                self.awaited = false;
             }
             ToLauncher::Refused { reason } => {
                 self.end(1, format!("the agent refused this launcher: {reason}"), now);

@@ -548,14 +548,23 @@ fn workers_end_when_the_agent_falls_silent() {
     assert_eq!(world.pass(2_999), []);
     assert_eq!(world.pass(1), [Effect::EndTerm(SIGTERM)]);
 
-    // The whole machine slept: the agent, awake again, has a moment to say so.
+    // The whole machine slept, or the launcher was stopped, however long: the agent has a moment to say
+    // that it is there, or has said so already.
+    for late in [3_101, 4_500, 60_000] {
+        let mut world = World::running(1);
+        world.on(Event::LinkUp);
+        world.frame(welcome.clone());
+        assert_eq!(world.pass(late), []);
+        world.frame(welcome.clone());
+        assert_eq!(world.pass(2_999), []);
+        assert_eq!(world.pass(1), [Effect::EndTerm(SIGTERM)]);
+    }
+    // Once: a launcher that is slow ends its workers, too.
     let mut world = World::running(1);
     world.on(Event::LinkUp);
-    world.frame(welcome.clone());
-    assert_eq!(world.pass(60_000), []);
     world.frame(welcome);
-    assert_eq!(world.pass(2_999), []);
-    assert_eq!(world.pass(1), [Effect::EndTerm(SIGTERM)]);
+    assert_eq!(world.pass(3_200), []);
+    assert_eq!(world.pass(2_200), [Effect::EndTerm(SIGTERM)]);
 }
 
 #[test]

@@ -44,9 +44,7 @@ impl Hub {
                     {
                         Err(Code::Duplicate)
                     }
-                    None if self.peers.len() >= self.config.limits.peers as usize => {
-                        Err(Code::Full)
-                    }
+                    None if self.is_full() && !self.makes_room(conn.node) => Err(Code::Full),
                     _ if self.closing.is_some() => Err(Code::Full),
                     _ => Ok(self.keep(connection, instance, port, tag)),
                 };
@@ -68,6 +66,24 @@ impl Hub {
             FromLink::Peers { connection, peers } => self.on_peers(connection, &peers),
             FromLink::Ended { connection, lost } => self.on_ended(connection, lost),
         }
+    }
+
+    fn is_full(&self) -> bool {
+        self.peers.len() >= self.config.limits.peers as usize
+    }
+
+    /// Has a peer go that is less wanted than this one, if there is any: the one that came last.
+    fn makes_room(&self, node: NodeId) -> bool {
+        if !self.preferred.contains(&node) {
+            return false;
+        }
+        let others = self.peers.iter();
+        let others = others.filter(|(n, p)| !self.preferred.contains(*n) && self.is_up(p));
+        let conns = others.filter_map(|(_, p)| self.conns.get(&p.connection));
+        conns.max_by_key(|c| c.since).is_some_and(|c| {
+            c.end.send_replace(Some(Gone::Crowded));
+            true
+        })
     }
 
     /// Whether a peer's connection is not already known to be over.

@@ -1,5 +1,7 @@
 //! What strangers and broken peers may send.
 
+use std::collections::BTreeSet;
+
 use futures::{AsyncReadExt as _, AsyncWriteExt as _, StreamExt};
 use libp2p::{Stream, swarm::SwarmEvent};
 use muster_protocol::codec::{self, MAX_FRAME};
@@ -367,6 +369,51 @@ async fn a_full_agent_says_so() {
     assert!(matches!(verdict, Err(Failure::Refused(Refusal::Full))));
     assert_eq!(a.until(refusal).await, Refusal::Full);
     a.net.send(friend.node, vec![1]).unwrap();
+    // A member of one of its jobs is let in all the same, and stays when another one comes.
+    let member = story.config.identity.node();
+    assert!(a.net.prefer(BTreeSet::from([member])));
+    let (_member, verdict) = try_rogue(&a, &story).await;
+    verdict.unwrap();
+    assert_eq!(a.disconnected(friend.node).await, Gone::Crowded);
+    a.connected(member).await;
+    story.config.identity = Identity::generate();
+    while decides(story.config.identity.node(), a.node()) {
+        story.config.identity = Identity::generate();
+    }
+    let (_, verdict) = try_rogue(&a, &story).await;
+    assert!(matches!(verdict, Err(Failure::Refused(Refusal::Full))));
+    a.net.send(member, vec![1]).unwrap();
+}
+
+#[tokio::test]
+async fn of_several_that_are_less_wanted_the_one_that_came_last_makes_room() {
+    let limits = Limits {
+        peers: 3,
+        ..Limits::default()
+    };
+    let mut a = start(NetConfig { limits, ..config() }).await;
+    let mut here = Vec::new();
+    for _ in 0..3 {
+        here.push(rogue(&mut a).await);
+    }
+    // The lowest id is one of the first two, or this proves nothing: once more with others.
+    while here[2].node < here[0].node && here[2].node < here[1].node {
+        let last = here.pop().unwrap();
+        let node = last.node;
+        drop(last);
+        assert_eq!(a.disconnected(node).await, Gone::Closed);
+        here.push(rogue(&mut a).await);
+    }
+    let mut story = story();
+    while decides(story.config.identity.node(), a.node()) {
+        story.config.identity = Identity::generate();
+    }
+    let member = story.config.identity.node();
+    assert!(a.net.prefer(BTreeSet::from([member])));
+    let (_member, verdict) = try_rogue(&a, &story).await;
+    verdict.unwrap();
+    assert_eq!(a.disconnected(here[2].node).await, Gone::Crowded);
+    a.connected(member).await;
 }
 
 #[tokio::test]

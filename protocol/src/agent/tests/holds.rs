@@ -3,16 +3,17 @@
 use std::sync::Arc;
 
 use super::super::scripted::{
-    START, Scripted, config, holds, member, next, node, record, timeouts, witness,
+    START, Scripted, config, holds, key, member, next, node, record, timeouts, witness,
 };
 use super::super::{Agent, Event, Notice};
 use super::{leaders, promise};
-use crate::ids::Digest;
+use crate::ids::{Boot, Digest};
+use crate::job::Durable;
 use crate::local::{ToAgent, ToLauncher};
 use crate::membership::Answer;
 use crate::record::Record;
 use crate::time::{Span, Time};
-use crate::wire::{Ballot, Grant, JobMessage, Leave, MAX_LIST, Message, Ticket};
+use crate::wire::{Action, Ballot, Grant, JobMessage, Leave, MAX_LIST, Message, Order, Ticket};
 
 #[test]
 fn a_leader_that_does_not_know_the_generation_before_waits_until_all_of_it_has_ended() {
@@ -85,6 +86,7 @@ fn a_witness_that_decides_says_so() {
         host: "h3".into(),
         command: String::new(),
         unreachable: Vec::new(),
+        held_ms: 0,
     };
     s.hears(3, JobMessage::Ticket(Box::new(ticket)));
     let parent = r.digest();
@@ -383,4 +385,32 @@ fn times_that_do_not_fit_together_are_refused() {
     let error = Agent::new(short, Vec::new(), START);
     let text = error.map(|_| ()).unwrap_err().to_string();
     assert!(text.contains("orphan_after (10.0 s)"), "{text}");
+}
+
+#[test]
+fn an_agent_that_restarts_after_the_start_waits_for_nobody_again() {
+    // It joined, and did not know who was dropped before; then all were started.
+    let r = record(2, 5);
+    let durable = Durable {
+        held_ms: 30_000,
+        ..holds(&r, 1)
+    };
+    let mut s = Scripted::new(config(1, 2), vec![durable]);
+    s.peer(0);
+    s.launcher(1, 2, None);
+    let order = Order {
+        digest: r.digest(),
+        boot: Boot(1),
+        seq: 1,
+        action: Action::Run {
+            attempt: 1,
+            master_port: 9,
+            restart_count: 0,
+            why: "test".into(),
+        },
+    };
+    s.hears(0, JobMessage::Order(Box::new(order)));
+    s.pass(Span::from_secs(1));
+    let stored = Durable::decode(&s.stored[&key("j")]).unwrap();
+    assert_eq!(stored.held_ms, 0);
 }

@@ -1,14 +1,17 @@
 //! Members that are away, that cannot end their workers, or whose launchers all are dead.
 
-use super::super::scripted::{Scripted, config, holds, key, member, node, record, witness};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::super::scripted::{Scripted, config, holds, key, member, next, node, record, witness};
 use super::super::{ConnId, Event, Notice};
-use crate::ids::Digest;
+use crate::ids::{Digest, NodeId};
 use crate::local::{Command, ToAgent, ToLauncher, WorkerExit};
 use crate::membership::Answer;
-use crate::record::{Kind, Record};
+use crate::record::{Kind, Member, Record};
 use crate::spec::JobSpec;
 use crate::time::Span;
-use crate::wire::{JobMessage, Ticket};
+use crate::wire::{Advert, JobMessage, Ticket};
 
 /// Node `me` of a generation of `n` nodes, in which all train.
 fn trains(me: usize, n: usize, witnesses: &[usize]) -> (Scripted, Digest) {
@@ -16,11 +19,18 @@ fn trains(me: usize, n: usize, witnesses: &[usize]) -> (Scripted, Digest) {
         witnesses: witnesses.iter().map(|w| witness(*w)).collect(),
         ..record(n, 2)
     };
+    trains_with(me, r)
+}
+
+fn trains_with(me: usize, r: Record) -> (Scripted, Digest) {
     let digest = r.digest();
+    let (n, most) = (r.members.len(), r.spec.max_nodes);
     let mut s = Scripted::new(config(me, 2), vec![holds(&r, 1)]);
-    let others = (0..n).chain(witnesses.iter().copied());
+    let all = r.voters().chain(r.members.iter().map(Member::voter));
+    let others: BTreeSet<NodeId> = all.map(|v| v.node).collect();
+    let others = (0..8).filter(|i| others.contains(&node(*i)));
     others.filter(|i| *i != me).for_each(|i| s.peer(i));
-    s.launcher(me, n as u16, Some(digest));
+    s.launcher(me, most, Some(digest));
     s.says(ToAgent::Started { digest, attempt: 1 });
     let others = (0..n).filter(|i| *i != me);
     others.for_each(|i| s.status(i, digest, 1, |_| {}));
@@ -58,6 +68,7 @@ fn a_spare_does_not_take_the_place_of_a_node_whose_agent_restarts() {
         host: "spare".into(),
         command: String::new(),
         unreachable: Vec::new(),
+        held_ms: 0,
     };
     let asks = |s: &mut Scripted| {
         s.hears(3, JobMessage::Ticket(Box::new(ticket.clone())));
@@ -221,4 +232,135 @@ fn jobs_that_only_are_remembered_keep_no_launcher_from_starting() {
     s.pass(Span::from_secs(3));
     let start = |(_, f): &(_, ToLauncher)| matches!(f, ToLauncher::Start(_));
     assert!(s.told.iter().any(start), "{:?}", s.told);
+}
+
+#[test]
+fn a_newcomer_waits_while_the_agent_of_a_member_restarts() {
+    let r = Record {
+        spec: JobSpec {
+            min_nodes: 1,
+            max_nodes: 4,
+            ..JobSpec::default()
+        },
+        ..record(3, 2)
+    };
+    let (mut s, _) = trains_with(0, r);
+    s.peer(3);
+    agent_dies(&mut s, 1);
+    for _ in 0..20 {
+        let ticket = Ticket {
+            member: member(3),
+            spec: JobSpec {
+                min_nodes: 1,
+                max_nodes: 4,
+                ..JobSpec::default()
+            },
+            knows: Digest::ZERO,
+            store: None,
+            host: "new".into(),
+            command: String::new(),
+            unreachable: Vec::new(),
+            held_ms: 0,
+        };
+        s.hears(3, JobMessage::Ticket(Box::new(ticket)));
+        s.pass(Span::from_secs(1));
+    }
+    assert!(!stopped(&s), "{:?}", s.notices);
+}
+
+#[test]
+fn a_node_that_slept_through_an_end_learns_it_and_disturbs_nobody() {
+    // Of two lineages the one with the lower digest would take the other in.
+    for nonce in 0..8 {
+        let old = Record {
+            nonce,
+            ..record(2, 1)
+        };
+        let end = Record {
+            kind: Kind::End { cancelled: false },
+            members: Vec::new(),
+            ..next(&old, 0)
+        };
+        let new = Record {
+            parent: end.digest(),
+            ..record(2, 1)
+        };
+        let mut durable = holds(&new, 1);
+        durable.ended.push(Arc::new(end.clone()));
+        let mut s = Scripted::new(config(0, 2), vec![durable]);
+        s.peer(1);
+        s.launcher(0, 2, Some(new.digest()));
+        s.peer(2);
+        let advert = Advert {
+            key: key("j"),
+            lineage: old.lineage(),
+            digest: old.digest(),
+            number: 1,
+            leader: Some(node(0)),
+            belongs: true,
+            deserted: false,
+        };
+        s.says_hello(2, vec![advert]);
+        s.pass(Span::from_secs(20));
+        let told = |(to, body): &(NodeId, JobMessage)| {
+            *to == node(2) && matches!(body, JobMessage::Decided { record } if **record == end)
+        };
+        assert!(s.sent.iter().any(told));
+        let merges = |(_, body): &(NodeId, JobMessage)| {
+            matches!(
+                body,
+                JobMessage::MergeAsk { .. } | JobMessage::MergeGranted { .. }
+            )
+        };
+        assert!(!s.sent.iter().any(merges), "nonce {nonce}");
+        let head = s.agent.job(&key("j")).and_then(|j| j.head());
+        assert_eq!(head.map(|(_, digest)| digest), Some(new.digest()));
+    }
+}
+
+#[test]
+fn a_job_without_a_majority_is_given_up_by_a_persons_word() {
+    let r = record(2, 2);
+    let mut s = Scripted::new(config(1, 2), vec![holds(&r, 1)]);
+    s.probes.insert(node(0), (Answer::Silent, Answer::Silent));
+    s.probes
+        .insert(node(1), (Answer::Answered, Answer::Refused));
+    s.pass(Span::from_secs(60));
+    let live = |s: &Scripted| s.agent.job(&key("j")).is_some_and(|j| j.is_live());
+    assert!(live(&s));
+    s.on(Event::Launcher {
+        conn: ConnId(9),
+        owner: "0".into(),
+        frame: ToAgent::Command(Command::Cancel { job: "j".into() }),
+    });
+    s.pass(Span::from_secs(1));
+    assert!(!live(&s));
+}
+
+#[test]
+fn a_new_life_waits_for_the_workers_of_a_member_that_was_away_at_the_end() {
+    let (mut s, digest) = trains(0, 2, &[]);
+    agent_dies(&mut s, 1);
+    s.pass(Span::from_secs(1));
+    s.says(ToAgent::Cancel);
+    s.says(ToAgent::Stopped { digest });
+    s.pass(Span::from_secs(2));
+    assert_eq!(kind(&s), Some(Kind::End { cancelled: true }));
+    s.on(Event::LauncherGone {
+        conn: ConnId(1),
+        guard: Answer::Refused,
+    });
+    s.told.clear();
+    let end = s.now;
+    s.launcher(5, 2, None);
+    let start = |s: &Scripted| {
+        let mut starts = s.told.iter();
+        let start = starts.find(|(_, f)| matches!(f, ToLauncher::Start(_)))?;
+        Some(start.0.since(end))
+    };
+    s.pass(Span::from_secs(60));
+    // Its launcher ends its workers when its agent was away for three quarters of 30 s.
+    let waited = start(&s).unwrap();
+    let bounds = Span::from_secs(19)..Span::from_secs(35);
+    assert!(bounds.contains(&waited), "{waited}");
 }

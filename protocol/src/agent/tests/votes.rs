@@ -326,6 +326,22 @@ fn an_agent_that_forgot_a_job_never_votes_in_it_again() {
 }
 
 #[test]
+fn an_agent_that_forgot_a_job_takes_its_end_in_again() {
+    let (mut s, _) = forgetful();
+    let end = life("old").0.head.unwrap();
+    s.peer(0);
+    s.hears_of(
+        "old",
+        0,
+        JobMessage::Decided {
+            record: end.clone(),
+        },
+    );
+    let head = s.agent.job(&key("old")).and_then(|j| j.head());
+    assert_eq!(head.map(|(_, digest)| digest), Some(end.digest()));
+}
+
+#[test]
 fn a_vote_that_was_given_up_stays_so_when_its_job_is_forgotten() {
     let last = Record {
         key: key("old"),

@@ -1,12 +1,16 @@
 //! Connections between agents, and probes: when they come, break, and are found out.
 
 use muster_protocol::NodeId;
+use muster_protocol::agent::ConnId;
 
 use super::{Conductor, Item, SILENT_CLOSE};
 use crate::sim::clock::{MS, SEC};
 use crate::sim::invariants::Violation;
 use crate::sim::net::Conn;
 use crate::sim::step::{Found, Step};
+
+/// How often an agent looks at the guard of a launcher that it has lost.
+const LOOK: u64 = 100 * MS;
 
 impl Conductor {
     pub(crate) fn redial(&mut self, a: usize, b: usize) {
@@ -112,6 +116,52 @@ impl Conductor {
         Ok(())
     }
 
+    /// As the agent's driver: it looks until the launcher is gone or back, and tells what has changed.
+    pub(super) fn look_at_guard(
+        &mut self,
+        node: usize,
+        agent: u32,
+        conn: ConnId,
+        launcher: u32,
+        told: Option<Found>,
+    ) {
+        let n = &self.world.nodes[node];
+        let back = n.launcher.as_ref().filter(|l| l.token == launcher);
+        let back = back.is_some_and(|l| l.conn.is_some_and(|c| c != conn));
+        if n.agent_token != agent || n.agent.is_none() || back {
+            return;
+        }
+        let item = |told| Item::LookAtGuard {
+            node,
+            agent,
+            conn,
+            launcher,
+            told,
+        };
+        if self.is_paused(node) {
+            return self.at(self.paused_until[node], item(told));
+        }
+        let found = self.world.guard(node, |l| l.token == launcher);
+        let takes = match found {
+            Found::Mute => 5 * LOOK,
+            _ => 0,
+        };
+        if told != Some(found) {
+            self.after(
+                takes,
+                Item::Do(Step::LauncherGone {
+                    node,
+                    agent,
+                    conn,
+                    launcher,
+                }),
+            );
+        }
+        if found != Found::Refused {
+            self.after(takes + LOOK, item(Some(found)));
+        }
+    }
+
     pub(super) fn probed(
         &mut self,
         node: usize,
@@ -124,15 +174,6 @@ impl Conductor {
             return;
         };
         let reached = self.net.two_way(node, to);
-        let at = |c: &Conductor, host: usize| {
-            let n = &c.world.nodes[host];
-            n.launcher.as_ref().map(|l| l.guard_port())
-        };
-        // The kernel accepts for it, and nothing comes.
-        let paused = |c: &Conductor, host: usize| {
-            let launcher = c.world.nodes[host].launcher.as_ref();
-            launcher.is_some_and(|l| l.paused.is_some())
-        };
         let agent_found = match &self.world.nodes[to].agent {
             _ if !reached => Found::Silent,
             None => Found::Refused,
@@ -140,21 +181,19 @@ impl Conductor {
             Some(_) => Found::Answered,
         };
         let guard_found = match guard {
-            None => Found::Silent,
+            // A missing guard, as a witness's, counts as refused.
+            None => Found::Refused,
             Some((host, port)) => {
                 let host = usize::from(host).saturating_sub(1);
-                match host < self.world.nodes.len() {
-                    true if !self.net.two_way(node, host) => Found::Silent,
-                    true if at(self, host) != Some(port) => Found::Refused,
-                    true if paused(self, host) => Found::Silent,
-                    true => Found::Answered,
+                match host < self.world.nodes.len() && self.net.two_way(node, host) {
+                    true => self.world.guard(host, |l| l.guard_port() == port),
                     false => Found::Silent,
                 }
             }
         };
-        let silent =
-            agent_found == Found::Silent || (guard.is_some() && guard_found == Found::Silent);
-        let limit = self.setup.times.suspect_after / 4;
+        let open = |found| matches!(found, Found::Silent | Found::Mute);
+        let silent = open(agent_found) || open(guard_found);
+        let limit = self.world.suspect_after(node).0 / 4;
         let back = match silent {
             true => limit,
             false => self.net.latency(&mut self.rng, to, node).min(limit),

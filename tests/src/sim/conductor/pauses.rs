@@ -47,6 +47,7 @@ pub(super) fn for_agent(step: &Step) -> Option<usize> {
         | Step::LauncherConnect { node, .. }
         | Step::AgentHears { node, .. }
         | Step::LauncherGone { node, .. }
+        | Step::LeaseAsked { node, .. }
         | Step::StoreAnswer { node, .. }
         | Step::BeaconAnswer { node, .. } => Some(*node),
         _ => None,

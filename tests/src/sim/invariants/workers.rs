@@ -1,11 +1,12 @@
 //! I8 to I11: what runs where, and for which generation.
 
-use muster_protocol::Digest;
-use muster_protocol::record::CommitRef;
+use muster_launcher::patience;
+use muster_protocol::record::{CommitRef, Record};
+use muster_protocol::{Digest, Span};
 
 use super::SLACK;
-use crate::sim::clock::MS;
-use crate::sim::launcher::Launcher;
+use crate::sim::clock::{MS, SEC};
+use crate::sim::launcher::{Launcher, STEP};
 use crate::sim::truth::{Spawn, Truth};
 use crate::sim::world::World;
 
@@ -135,23 +136,55 @@ pub fn i10_ranks_are_dense(truth: &Truth) -> Result<(), RanksError> {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "node {node}, no member of {next}, still runs workers of {old} {late_ms} ms after {next} started"
-)]
-pub struct OverlapError {
-    node: usize,
-    old: Digest,
-    next: Digest,
-    late_ms: u64,
+pub enum OverlapError {
+    #[error(
+        "node {node}, {} member of {next}, still runs workers of {old} {late_ms} ms after {next} started",
+        if *stays { "a" } else { "no" }
+    )]
+    Beside {
+        node: usize,
+        old: Digest,
+        next: Digest,
+        stays: bool,
+        late_ms: u64,
+    },
+    #[error("node {node} runs workers of {digest} {late_ms} ms after its agent was last heard")]
+    Alone {
+        node: usize,
+        digest: Digest,
+        late_ms: u64,
+    },
 }
 
-/// Workers of a removed member that exist while those of a later generation do, or did.
+/// Workers that exist while those of a later generation do, or did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Overlap {
     node: usize,
     old: Digest,
     next: Digest,
+    /// The node is a member of the later one.
+    stays: bool,
     since: u64,
+}
+
+/// Whether one generation follows the other: in its lineage, or in one that began where that ended.
+fn follows(truth: &Truth, next: &Record, old: &Record) -> bool {
+    let mut at = next;
+    // More lives than any run has.
+    for _ in 0..100 {
+        if at.lineage() == old.lineage() {
+            return at.number > old.number;
+        }
+        let birth = match at.number {
+            1 => Some(at),
+            _ => truth.records.get(&at.lineage()).map(|r| &**r),
+        };
+        match birth.and_then(|b| truth.records.get(&b.parent)) {
+            Some(end) => at = end,
+            None => return false,
+        }
+    }
+    false
 }
 
 pub(super) fn overlaps(world: &World) -> Vec<Overlap> {
@@ -166,11 +199,12 @@ pub(super) fn overlaps(world: &World) -> Vec<Overlap> {
             let Some(next) = world.truth.records.get(&spawn.start.digest) else {
                 continue;
             };
-            if next.number > old.number && !next.has(node.id) && next.lineage() == old.lineage() {
+            if follows(&world.truth, next, old) {
                 out.push(Overlap {
                     node: index,
                     old: *digest,
                     next: spawn.start.digest,
+                    stays: next.has(node.id),
                     since: spawn.at,
                 });
             }
@@ -179,18 +213,22 @@ pub(super) fn overlaps(world: &World) -> Vec<Overlap> {
     out
 }
 
-/// I11: no worker of a removed member runs after START of the next. The known limit, where links fail, too: an agent that
-/// crashed or was stopped cannot have its workers ended. They have until three quarters of `agent_grace` are over, counted
+/// I11: no worker of a removed member runs after START of the next, in its lineage or in one that follows it; one of a
+/// member that stays was told to end before, and has its grace. The known limit, for members that stay and where links
+/// fail, too: an agent that crashed or was stopped cannot have its workers ended. They have until three quarters of `agent_grace` are over, counted
 /// from that; or, when the agent has taken its launcher up again, until its lease must have run out
-/// anew, whichever is sooner. A launcher that is stopped cannot end them either: they have a lease, which
-/// is shorter, and once it goes on it ends them at once. Nothing else excuses an overlap, a broken connection between launcher and agent neither.
+/// anew, whichever is sooner. Workers that were killed and that no signal ends do not count. Nothing else excuses an overlap: a
+/// broken connection between launcher and agent does not, nor a launcher that is stopped, for its sidecar ends them when their
+/// lease is over.
 pub fn i11_no_removed_worker_runs(world: &World) -> Result<(), OverlapError> {
     let times = &world.setup.times;
+    let spec = &world.setup.spec;
     for overlap in &world.overlaps {
         let Overlap {
             node,
             old,
             next,
+            stays,
             since,
         } = *overlap;
         let Some(n) = world.nodes.get(node) else {
@@ -199,7 +237,7 @@ pub fn i11_no_removed_worker_runs(world: &World) -> Result<(), OverlapError> {
         let away =
             n.agent.is_none() || n.paused || n.launcher.as_ref().is_some_and(|l| l.is_alone());
         let lease = world.suspect_after(node).0;
-        let left = n.left.filter(|_| world.setup.links_fail());
+        let left = n.left.filter(|_| stays || world.setup.links_fail());
         let excused = left.map_or(0, |left| {
             let grace = left + times.agent_grace / 4 * 3;
             match away {
@@ -207,19 +245,46 @@ pub fn i11_no_removed_worker_runs(world: &World) -> Result<(), OverlapError> {
                 false => grace.min(n.steady_since.saturating_add(lease)),
             }
         });
-        let grace = u64::from(world.setup.spec.loss_grace_ms) * MS;
-        let launcher = n.launcher.as_ref().map(|l| match l.paused {
-            Some(since) => since + times.agent_grace / 8 * 7,
-            None => l.resumed + grace,
-        });
-        let excused = excused.max(launcher.unwrap_or(0));
-        let limit = since.max(excused) + SLACK;
-        if world.now > limit {
-            let late_ms = (world.now - since) / MS;
-            return Err(OverlapError {
+        let grace = u64::from(spec.loss_grace_ms.max(spec.stop_grace_ms)) * MS;
+        let grace = match (stays, world.setup.live) {
+            (false, _) => 0,
+            (true, false) => grace + lease,
+            (true, true) => grace.max(patience(Some(Span(STEP))).0) + lease,
+        };
+        let limit = since.max(excused) + grace + SLACK;
+        // What was killed in time is no fault, though the kernel cannot end it.
+        let run = n.launcher.as_ref().and_then(|l| l.alive());
+        let until = run.and_then(|r| r.killed).unwrap_or(world.now);
+        if until > limit {
+            let late_ms = (until - since) / MS;
+            return Err(OverlapError::Beside {
                 node,
                 old,
                 next,
+                stays,
+                late_ms,
+            });
+        }
+    }
+    alone_workers_end(world)
+}
+
+/// Workers whose agent is away are killed once three quarters of `agent_grace` and their grace are over.
+fn alone_workers_end(world: &World) -> Result<(), OverlapError> {
+    let limit = world.setup.times.agent_grace / 4 * 3;
+    let limit = limit + u64::from(world.setup.spec.loss_grace_ms) * MS + SLACK;
+    for (node, n) in world.nodes.iter().enumerate() {
+        let launcher = n.launcher.as_ref().filter(|l| l.paused.is_none());
+        let Some((launcher, run)) = launcher.and_then(|l| Some((l, l.alive()?))) else {
+            continue;
+        };
+        let until = run.killed.unwrap_or(world.now);
+        if until > launcher.heard() + limit {
+            let late_ms = (until - launcher.heard()) / MS;
+            let digest = run.start.digest;
+            return Err(OverlapError::Alone {
+                node,
+                digest,
                 late_ms,
             });
         }
@@ -237,7 +302,7 @@ pub struct UnansweredError {
 /// A launcher answers every START and every STOP, unless nothing can end its workers.
 pub fn orders_are_answered(world: &World) -> Result<(), UnansweredError> {
     for (node, n) in world.nodes.iter().enumerate() {
-        let held = |l: &&Launcher| world.now > l.habits.unkillable_until;
+        let held = |l: &&Launcher| world.now > l.habits.unkillable_until + SEC;
         let launcher = n.launcher.as_ref().filter(|l| l.paused.is_none());
         if let Some(digest) = launcher.filter(held).and_then(|l| l.unanswered(world.now)) {
             return Err(UnansweredError { node, digest });

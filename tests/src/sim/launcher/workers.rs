@@ -33,6 +33,8 @@ pub struct Run {
     pub phase: Phase,
     pub(super) epoch: u64,
     dies_at: u64,
+    /// When they were first sent SIGKILL.
+    pub killed: Option<u64>,
     /// Of the workers these exist yet.
     there: u16,
     pub(super) exit: Option<WorkerExit>,
@@ -52,6 +54,7 @@ impl Run {
             phase: Phase::Running,
             epoch,
             dies_at: u64::MAX,
+            killed: None,
             exit: None,
             ends: Vec::new(),
             steps: Steps::begin(now),
@@ -258,13 +261,23 @@ impl Launcher {
             return self.terminate(now, out);
         }
         run.phase = Phase::Stopping;
-        // One that stands still comes to no look.
-        if run.steps.stuck.is_none() {
-            out.push(Out::Wait {
-                due: Due::Parked(run.epoch),
-                ns: PARK,
-                exact: false,
-            });
+        out.push(Out::Wait {
+            due: Due::Parked(run.epoch),
+            ns: PARK,
+            exact: false,
+        });
+    }
+
+    /// Live workers that were told to park do, unless one of them stands still: that one comes to no look.
+    pub(super) fn park_if_free(&mut self, now: u64, out: &mut Vec<Out>) {
+        let stuck = self.run.as_ref().filter(|r| r.steps.stuck.is_some());
+        match stuck.map(|r| r.epoch) {
+            Some(epoch) => out.push(Out::Wait {
+                due: Due::Parked(epoch),
+                ns: LOOK,
+                exact: true,
+            }),
+            None => self.park(false, now, out),
         }
     }
 
@@ -284,7 +297,20 @@ impl Launcher {
         if let Some(run) = self.run.as_mut().filter(|r| r.phase == Phase::Running) {
             run.phase = Phase::Stopping;
         }
+        if let Some(run) = &mut self.run {
+            run.killed.get_or_insert(now);
+        }
         self.dies(KILL, now, out);
+    }
+
+    /// No signal ends them before then; what they were sent before that ends them then.
+    pub fn unkillable(&mut self, until: u64, now: u64) -> Vec<Out> {
+        let mut out = Vec::new();
+        self.habits.unkillable_until = until.max(now);
+        if self.run.as_ref().is_some_and(|r| r.killed.is_some()) {
+            self.dies(KILL, now, &mut out);
+        }
+        out
     }
 
     fn dies(&mut self, ns: u64, now: u64, out: &mut Vec<Out>) {

@@ -1,16 +1,14 @@
 //! Checkpoints that somebody orders, workers that stand still, and what befalls launchers. Drawn from a stream of numbers of their
 //! own, so that everything else of a seed is what it was without them.
 
-use super::{Fault, Setup, Times};
+use super::{Fault, HEAL_AT, HEAL_LATE, Setup, Times};
 use crate::sim::clock::{MS, SEC};
 use crate::sim::focus::Focus;
 use crate::sim::rng::Rng;
 
-/// Whether workers are drawn that no signal ends. A node with such workers has to be given up.
-const UNKILLABLE: bool = false;
-
 pub(super) fn add(setup: &mut Setup, focus: Focus) {
     launchers(setup, focus);
+    last(setup, focus);
     let mut rng = Rng::new(setup.seed ^ 0x6578_7472_6173_0000 ^ ((focus as u64) << 56));
     let (orders, hangs) = match focus {
         Focus::Everything => (300, 150),
@@ -73,7 +71,7 @@ fn launchers(setup: &mut Setup, focus: Focus) {
         setup.live = true;
         setup.stop_steps = true;
     }
-    if focus != Focus::Everything || !rng.chance(250) {
+    if focus != Focus::Everything || !rng.chance(350) {
         return;
     }
     for _ in 0..rng.between(1, 3) {
@@ -83,7 +81,7 @@ fn launchers(setup: &mut Setup, focus: Focus) {
             true => rng.between(50 * MS, 4 * SEC),
             false => rng.between(SEC, 20 * SEC),
         };
-        let fault = match rng.below(if UNKILLABLE { 3 } else { 2 }) {
+        let fault = match rng.below(3) {
             0 => Fault::LauncherPause { node, for_ns },
             1 => Fault::SlowReap {
                 node,
@@ -92,6 +90,24 @@ fn launchers(setup: &mut Setup, focus: Focus) {
             _ => Fault::Unkillable { node, for_ns },
         };
         setup.faults.push((at, fault));
+    }
+}
+
+/// Faults that last: longer than agents wait for each other, and than strangers for a job's members.
+fn last(setup: &mut Setup, focus: Focus) {
+    let mut rng = Rng::new(setup.seed ^ 0x6c61_7374_0000_0000 ^ ((focus as u64) << 56));
+    if focus != Focus::Everything || !rng.chance(150) {
+        return;
+    }
+    setup.heal_at = HEAL_LATE;
+    for (at, fault) in &mut setup.faults {
+        if rng.chance(500) {
+            *at += rng.below(HEAL_LATE - HEAL_AT);
+        }
+        let ns = rng.between(10 * SEC, 60 * SEC);
+        if let Some(for_ns) = fault.lasts().filter(|_| rng.chance(400)) {
+            *for_ns = ns;
+        }
     }
 }
 
@@ -110,13 +126,23 @@ fn times(rng: &mut Rng) -> Times {
     }
 }
 
-/// One node of one case in eight keeps another `suspect_after` than all others.
+/// What sets one node apart: in one case of eight it keeps another `suspect_after` than all others.
 pub(super) fn set_apart(setup: &mut Setup) {
     let mut rng = Rng::new(setup.seed ^ 0x6f74_6865_7200_0000);
     if rng.chance(125) {
         let node = rng.index(setup.nodes.len());
         let ns = *rng.pick(&[SEC, 4 * SEC, 8 * SEC]).unwrap_or(&SEC);
         setup.other_suspect = Some((node, ns));
+    }
+    // A disk that takes its time, and a clock that runs ahead.
+    if rng.chance(100) {
+        let node = rng.index(setup.nodes.len());
+        let most = *rng.pick(&[30 * MS, 300 * MS, 3 * SEC]).unwrap_or(&SEC);
+        setup.slow_disk = Some((node, most));
+    }
+    if rng.chance(100) {
+        let node = rng.index(setup.nodes.len());
+        setup.nodes[node].clock.ppm = 10_000;
     }
 }
 

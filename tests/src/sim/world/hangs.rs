@@ -9,6 +9,9 @@ use crate::sim::invariants::{HangError, Violation};
 use crate::sim::launcher::{Idle, Run};
 use crate::sim::step::Request;
 
+/// As many steps apart ranks still count as being at the same.
+const TOGETHER: u64 = 40;
+
 impl World {
     fn run_of(&self, node: usize, digest: Digest) -> Option<&Run> {
         let run = self.nodes[node].launcher.as_ref()?.training()?;
@@ -37,10 +40,15 @@ impl World {
             return;
         };
         let all = (0..self.nodes.len()).filter_map(|n| self.run_of(n, digest));
+        let all: Vec<u64> = all.map(|r| r.steps.at(now)).collect();
         // The others may be a step ahead already: it gets as far before it stands still.
-        let Some(furthest) = all.map(|r| r.steps.at(now)).max() else {
+        let (Some(first), Some(furthest)) = (all.iter().min(), all.iter().max()) else {
             return;
         };
+        // Here ranks that began later do not hold the others up, and are behind them.
+        if furthest - first > TOGETHER {
+            return;
+        }
         let idle = if busy { Idle::Busy } else { Idle::Hangs };
         self.each_run(digest, |at, run| {
             let idle = if at == node { idle } else { Idle::Waits };
@@ -52,10 +60,15 @@ impl World {
 
     pub(super) fn thaw(&mut self, node: usize, digest: Digest) {
         let now = self.now;
-        let here = self.run_of(node, digest);
-        let stands = here.is_some_and(|r| r.steps.stuck.is_some_and(|(_, i)| i != Idle::Waits));
-        if stands {
-            self.each_run(digest, |_, run| run.steps.thaw(now));
+        // Also those that were told to end meanwhile, and have not.
+        let runs = self.nodes.iter_mut().enumerate().filter_map(|(at, n)| {
+            let run = n.launcher.as_mut()?.run.as_mut()?;
+            (run.start.digest == digest).then_some((at, run))
+        });
+        let mut runs: Vec<_> = runs.collect();
+        let stands = |run: &Run| run.steps.stuck.is_some_and(|(_, i)| i != Idle::Waits);
+        if runs.iter().any(|(at, run)| *at == node && stands(run)) {
+            runs.iter_mut().for_each(|(_, run)| run.steps.thaw(now));
         }
     }
 

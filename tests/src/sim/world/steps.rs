@@ -5,13 +5,13 @@ use muster_protocol::agent::{ConnId, Event};
 use muster_protocol::local::ToAgent;
 use muster_protocol::membership::Answer;
 use muster_protocol::storelog;
-use muster_protocol::{Digest, LauncherId};
+use muster_protocol::{Digest, LauncherId, Span};
 
 use super::World;
 use crate::sim::clock::MS;
 use crate::sim::invariants::Violation;
-use crate::sim::launcher::{Due, Habits, Launcher, NewLauncher, Out};
-use crate::sim::step::{Request, Step, StoreAnswer};
+use crate::sim::launcher::{ANSWER, Due, Habits, Launcher, NewLauncher, Out};
+use crate::sim::step::{Found, Request, Step, StoreAnswer};
 use crate::sim::store::UUID;
 use crate::sim::truth::{SavesAt, Spawn, StoppedAt};
 
@@ -29,12 +29,14 @@ impl World {
                 if let Some(l) = &mut n.launcher
                     && let Some(conn) = l.conn
                 {
+                    let launcher = l.token;
                     let out = l.disconnected(now);
                     self.launcher_out(node, out, now);
                     self.requests.push(Request::LauncherDown {
                         node,
                         agent,
                         conn: Some(conn),
+                        launcher,
                     });
                     self.requests.push(Request::LauncherUp { node });
                 }
@@ -76,10 +78,17 @@ impl World {
                 let owner = "u".into();
                 return self.agent(node, agent, Event::Launcher { conn, owner, frame });
             }
-            Step::LauncherGone { node, agent, conn } => {
-                let guard = match self.nodes[node].launcher.is_some() {
-                    true => Answer::Answered,
-                    false => Answer::Refused,
+            Step::LauncherGone {
+                node,
+                agent,
+                conn,
+                launcher,
+            } => {
+                // As the agent's driver: of one that accepts and says nothing it tells that it is silent.
+                let guard = match self.guard(node, |l| l.token == launcher) {
+                    Found::Answered => Answer::Answered,
+                    Found::Refused | Found::Other => Answer::Refused,
+                    Found::Mute | Found::Silent => Answer::Silent,
                 };
                 return self.agent(node, agent, Event::LauncherGone { conn, guard });
             }
@@ -125,6 +134,12 @@ impl World {
                     }
                 }
             }
+            Step::LeaseAsked {
+                node,
+                agent,
+                launcher,
+                asked,
+            } => self.lease_asked(node, agent, launcher, asked),
             Step::SlowReap { node, ns } => {
                 if let Some(l) = &mut self.nodes[node].launcher {
                     l.habits.reaped_after = ns;
@@ -132,12 +147,38 @@ impl World {
             }
             Step::Unkillable { node, until } => {
                 if let Some(l) = &mut self.nodes[node].launcher {
-                    l.habits.unkillable_until = until;
+                    let out = l.unkillable(until, now);
+                    self.launcher_out(node, out, now);
                 }
             }
             _ => {}
         }
         Ok(())
+    }
+
+    /// The agent answers a sidecar, unless that waits no more.
+    fn lease_asked(&mut self, node: usize, agent: u32, launcher: u32, asked: u64) {
+        let now = self.now;
+        let n = &mut self.nodes[node];
+        let l = n.launcher.as_mut().filter(|l| l.token == launcher);
+        if let (Some(there), Some(l)) = (&n.agent, l)
+            && n.agent_token == agent
+            && now <= asked + ANSWER
+        {
+            self.coverage.lease_answers += 1;
+            let left = there.lease_of(l.id, n.clock.local(now)).as_millis();
+            let until = n.clock.local(asked) + Span::from_millis(left);
+            l.lease_granted(n.clock.global(until));
+        }
+    }
+
+    /// What who connects to the guard of this launcher finds.
+    pub fn guard(&self, node: usize, is: impl Fn(&Launcher) -> bool) -> Found {
+        match self.nodes[node].launcher.as_ref().filter(|l| is(l)) {
+            None => Found::Refused,
+            Some(l) if l.paused.is_some() => Found::Mute,
+            Some(_) => Found::Answered,
+        }
     }
 
     fn launcher_told(&mut self, node: usize, event: Told) {
@@ -188,7 +229,7 @@ impl World {
                 save: setup.saves.get(node).copied().unwrap_or(0),
                 watches: setup.watches,
                 ends_hung: setup.ends_hung,
-                lease: setup.times.agent_grace / 8 * 7,
+                word: self.suspect_after(node).0 / 4,
                 ..Habits::default()
             },
         };
@@ -205,6 +246,7 @@ impl World {
                 node,
                 agent,
                 conn: l.last_conn,
+                launcher: l.token,
             });
         }
     }
@@ -300,6 +342,12 @@ impl World {
                         installed,
                     });
                 }
+                Out::AskLease => self.requests.push(Request::AskLease {
+                    node,
+                    agent,
+                    launcher,
+                }),
+                Out::LeaseOver => self.coverage.sidecar_kills += 1,
                 Out::Exit => {
                     self.launcher_kill(node);
                     self.requests.push(Request::LauncherEnded { node });

@@ -200,6 +200,11 @@ impl Bed {
         self.launch(node, &["--rdzv-endpoint", &all.join(",")]);
     }
 
+    /// `muster run` as on a machine without anything else.
+    pub(crate) fn run_alone(&mut self, node: usize) {
+        self.launch(node, &[]);
+    }
+
     /// `muster run` attached to the node's agent.
     pub(crate) fn attach(&mut self, node: usize) {
         let socket = self.socket(node);

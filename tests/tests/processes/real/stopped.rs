@@ -1,16 +1,20 @@
 //! Launchers and agents that are stopped, and go on or not: old workers never run beside new ones, and nobody is
 //! disturbed where nothing has to be done.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use muster_protocol::local::Query;
 use nix::sys::signal::Signal;
 
 use crate::harness::{Bed, Group, now_ns};
 
-/// Three nodes with an agent each, and launchers that attach to it.
+/// So many steps take at least 3 s, as each of them sleeps: twice a lease.
+const STEPS: u64 = 150;
+
+/// Three nodes with an agent each, and launchers that attach to it. Their workers step.
 fn three(flags: &[&str]) -> (Bed, Group) {
     let mut bed = Bed::new(flags);
+    bed.steps();
     for node in 0..3 {
         bed.agent(node);
     }
@@ -36,9 +40,28 @@ fn states(bed: &Bed, node: usize) -> Vec<String> {
     states.collect()
 }
 
-fn starts(bed: &Bed) -> usize {
+/// At which step the slowest rank is.
+fn step(bed: &Bed, group: &Group) -> u64 {
+    let steps = bed.steps_met(group.generation);
+    let slowest = steps
+        .iter()
+        .min()
+        .filter(|_| steps.len() == group.ranks.len());
+    slowest.copied().unwrap_or(0)
+}
+
+/// Waits until all ranks have taken so many steps more, all of them the same processes as before.
+fn goes_on(bed: &Bed, group: &Group, steps: u64) {
+    let from = step(bed, group);
+    bed.until("all ranks go on", |bed| {
+        for rank in &group.ranks {
+            assert!(bed.is_alive(rank.pid), "{rank:?} was ended");
+        }
+        step(bed, group) >= from + steps
+    });
     let all = bed.events().into_iter();
-    all.filter(|e| e.event == "start").count()
+    let starts = all.filter(|e| e.event == "start").count();
+    assert_eq!(starts, group.ranks.len());
 }
 
 #[test]
@@ -54,7 +77,7 @@ fn an_agent_that_was_stopped_and_goes_on_disturbs_nobody() {
             states(bed, witness).contains(&"away".to_owned())
         });
         // Longer than any lease, shorter than the launcher would wait.
-        std::thread::sleep(Duration::from_secs(4));
+        goes_on(&bed, &group, STEPS);
         bed.signal(agent, Signal::SIGCONT);
         bed.until("all see each other again", |bed| {
             nodes.iter().all(|n| {
@@ -64,10 +87,7 @@ fn an_agent_that_was_stopped_and_goes_on_disturbs_nobody() {
             })
         });
     }
-    for rank in &group.ranks {
-        assert!(bed.is_alive(rank.pid), "{rank:?} was restarted");
-    }
-    assert_eq!(starts(&bed), 3);
+    goes_on(&bed, &group, STEPS / 3);
     finish(bed, &[0, 1, 2]);
 }
 
@@ -77,14 +97,44 @@ fn a_launcher_that_is_stopped_disturbs_nobody_while_its_agent_is_there() {
     let node = group.nodes()[1];
     let launcher = bed.launcher_pid(node);
     bed.signal(launcher, Signal::SIGSTOP);
-    // More than twice the lease: as after Ctrl-Z.
-    std::thread::sleep(Duration::from_secs(4));
+    // As after Ctrl-Z.
+    goes_on(&bed, &group, STEPS);
     bed.signal(launcher, Signal::SIGCONT);
-    for rank in &group.ranks {
-        assert!(bed.is_alive(rank.pid), "{rank:?} was ended");
-    }
-    assert_eq!(starts(&bed), 3);
+    goes_on(&bed, &group, STEPS / 3);
     finish(bed, &[0, 1, 2]);
+}
+
+mod long {
+    use super::*;
+
+    #[test]
+    fn a_launcher_that_was_stopped_for_as_long_as_it_may_be_alone_finds_its_agent() {
+        let (bed, group) = three(&["--nnodes=3"]);
+        let launcher = bed.launcher_pid(group.nodes()[1]);
+        bed.signal(launcher, Signal::SIGSTOP);
+        // Three quarters of `agent_grace` are over by then, but not for long.
+        let stopped = Instant::now();
+        while stopped.elapsed() < Duration::from_secs(23) {
+            goes_on(&bed, &group, 10);
+        }
+        bed.signal(launcher, Signal::SIGCONT);
+        goes_on(&bed, &group, STEPS);
+        finish(bed, &[0, 1, 2]);
+    }
+
+    #[test]
+    fn a_launcher_may_be_stopped_for_more_than_five_minutes() {
+        let (bed, group) = three(&["--nnodes=3"]);
+        let launcher = bed.launcher_pid(group.nodes()[1]);
+        bed.signal(launcher, Signal::SIGSTOP);
+        let stopped = Instant::now();
+        while stopped.elapsed() < Duration::from_secs(310) {
+            goes_on(&bed, &group, STEPS);
+        }
+        bed.signal(launcher, Signal::SIGCONT);
+        goes_on(&bed, &group, STEPS);
+        finish(bed, &[0, 1, 2]);
+    }
 }
 
 #[test]

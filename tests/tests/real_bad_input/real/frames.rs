@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::ground::free_port;
-use crate::support::{Bed, Proc, get, query};
+use crate::support::{Bed, Proc, get, query, until};
 use muster_protocol::codec;
 use muster_protocol::local::{Query, Register, ToAgent, ToLauncher};
 use muster_protocol::record::Place;
@@ -355,4 +355,34 @@ fn a_launcher_of_another_version_is_told_so() {
         reason.contains(&theirs) && reason.contains("same Muster version"),
         "{reason}"
     );
+}
+
+#[test]
+fn a_launcher_that_reads_nothing_is_not_told_the_same_again_and_again() {
+    let mut bed = Bed::new();
+    let _agent = bed.agent("a", &[]);
+    let mut stream = UnixStream::connect(bed.socket("a")).unwrap();
+    let bytes = codec::encode_frame(&register()).unwrap();
+    stream.write_all(&codec::with_length(&bytes)).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let mut deframer = codec::Deframer::default();
+    // How many words that the agent is there lie in the socket.
+    let mut words = || {
+        let mut buffer = [0; 4_096];
+        let mut found = 0;
+        while let Ok(length @ 1..) = stream.read(&mut buffer) {
+            deframer.push(&buffer[..length]);
+        }
+        while let Some(frame) = deframer.next_frame().unwrap() {
+            let frame = codec::decode_frame::<ToLauncher>(frame).unwrap();
+            found += usize::from(matches!(frame, ToLauncher::Welcome { .. }));
+        }
+        found
+    };
+    until("the agent says that it is there", || words() > 0);
+    // Long enough for four more, were they read.
+    std::thread::sleep(Duration::from_secs(4));
+    // One may come while they are read.
+    assert!((1..=2).contains(&words()));
+    until("once they are read it goes on", || words() > 0);
 }

@@ -78,6 +78,8 @@ impl Job {
         ];
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         let mut bed = Bed::of(setup.nodes * setup.times, &flags);
+        // Strangers wait that long after all were killed.
+        bed.env("MUSTER_AGENT_GRACE", "6s");
         for (name, value) in &setup.env {
             bed.env(name, value);
         }

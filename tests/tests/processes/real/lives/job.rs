@@ -13,7 +13,7 @@ use crate::harness::{Bed, now_ns};
 
 /// From the last launcher's start, or the end of the last old one, until all train. The usual time is a second.
 const BOUND: Duration = Duration::from_secs(15);
-/// What a stranger waits for, if the log's beacon stands still, besides: five times `suspect_after`.
+/// A stranger waits for so long besides, if the log's beacon stands still: `agent_grace` and `suspect_after`, which are 8 s here.
 const ORPHAN: Duration = Duration::from_secs(10);
 /// Between two launchers of nodes that come one after the other: longer than a job waits before it forms.
 const STAGGER: Duration = Duration::from_millis(400);
@@ -119,8 +119,12 @@ impl Job {
         // Not to be reached by agents of another test, whose nodes may listen where these once did.
         let cluster = format!("lives-{}-{}", std::process::id(), now_ns());
         bed.env("MUSTER_CLUSTER", &cluster);
-        // Strangers wait that long after all were killed.
-        bed.env("MUSTER_AGENT_GRACE", "6s");
+        // Strangers wait that long after all were killed; one that comes back is none.
+        let grace = match setting.agents {
+            Agents::Alone => "60s",
+            Agents::Embedded | Agents::Daemons => "6s",
+        };
+        bed.env("MUSTER_AGENT_GRACE", grace);
         match &place {
             Place::None => {}
             Place::Directory(dir) => bed.flag(&format!("--store={}", dir.path().display())),
@@ -170,6 +174,7 @@ impl Job {
     fn launch(&mut self, node: usize) {
         self.since[node] = Instant::now();
         match self.setting.agents {
+            Agents::Alone => self.bed.run_alone(node),
             Agents::Embedded => self.bed.run_among_all(node),
             Agents::Daemons => self.bed.attach(node),
         }
@@ -267,7 +272,7 @@ impl Job {
         let Some(status) = self.bed.try_exit(node) else {
             return;
         };
-        let told = [Some(REFUSED), old].contains(&status.code());
+        let told = status.code().is_some() && [Some(REFUSED), old].contains(&status.code());
         let too_early = told && gone.is_none_or(|gone| self.since[node] < gone);
         assert!(
             too_early,

@@ -111,7 +111,7 @@ fn daemons_that_forget_and_a_bucket() {
 /// One job of one node, which ends in the same way each time.
 fn alone(end: End, store: Store) {
     let setting = Setting {
-        agents: Agents::Embedded,
+        agents: Agents::Alone,
         store,
         state: State::Kept,
     };
@@ -130,6 +130,11 @@ fn one_node_with_a_directory_starts_its_job_again_each_time_it_was_stopped() {
 #[test]
 fn one_node_with_a_directory_starts_its_job_again_each_time_it_left() {
     alone(End::AllLeft, Store::Directory);
+}
+
+#[test]
+fn one_node_with_a_directory_starts_its_job_again_each_time_it_was_killed() {
+    alone(End::AllKilled, Store::Directory);
 }
 
 #[test]

@@ -88,6 +88,8 @@ impl State {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Agents {
+    /// In `muster run`, which is told of no other node.
+    Alone,
     /// In `muster run`.
     Embedded,
     /// A `musterd` on each node.

@@ -1,5 +1,6 @@
 //! The console: one thread that writes to stdout and stderr, so that a terminal that does not take
-//! its bytes (Ctrl-S, a full pipe) holds up no worker for long, and the launcher never.
+//! its bytes (Ctrl-S, a full pipe, a journal that hangs) holds up no worker for long, and neither the
+//! launcher nor the agent ever.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -13,8 +14,12 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 /// The most bytes of workers' output that wait for the console.
 const MAX_WAITING: usize = 1 << 20;
 
-/// The most bytes of the launcher's own lines that wait, besides.
+/// The most bytes of the launcher's own lines that wait, besides, and of an agent's log.
 const MAX_OWN: usize = 128 << 10;
+const MAX_LOG: usize = 1 << 20;
+
+/// Written at once: the console moves when it has taken so much.
+const CHUNK: usize = 4 << 10;
 
 /// How long a full queue without any progress is waited for before output is dropped.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -25,25 +30,34 @@ const LAST: Duration = Duration::from_secs(2);
 /// The console of this process, once there is one.
 static STANDARD: OnceLock<Console> = OnceLock::new();
 
-/// Which of the launcher's own streams.
+/// Which of this process's own streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     Stdout,
     Stderr,
 }
 
+/// Whose words they are: none takes the room of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Output,
+    /// Of the launcher itself.
+    Own,
+    Log,
+}
+
 #[derive(Debug)]
 struct Piece {
     target: Target,
     bytes: Vec<u8>,
-    /// Of the launcher itself.
-    own: bool,
+    kind: Kind,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Dropped {
     bytes: u64,
     lines: u64,
+    log: u64,
 }
 
 #[derive(Debug, Default)]
@@ -51,9 +65,11 @@ struct State {
     queue: VecDeque<Piece>,
     waiting: usize,
     own: usize,
+    log: usize,
     /// Pieces that the thread took so far: shows progress.
     taken: u64,
-    writing: bool,
+    /// While a piece is being written: when the last of its bytes were taken.
+    writing: Option<Instant>,
     dropped: Dropped,
     /// While the console is stuck nothing waits for it again; it ends with the next progress.
     stuck_at: Option<u64>,
@@ -68,6 +84,32 @@ struct Shared {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self, writer: &mut dyn Write, piece: &Piece, dropped: Dropped) -> io::Result<()> {
+        if let Some(text) = dropped.told() {
+            writeln!(writer, "\nmuster: {text}: the console did not take them")?;
+        }
+        for chunk in piece.bytes.chunks(CHUNK) {
+            writer.write_all(chunk)?;
+            self.lock().writing = Some(Instant::now());
+        }
+        writer.flush()
+    }
+}
+
+impl State {
+    fn room(&mut self, kind: Kind) -> &mut usize {
+        match kind {
+            Kind::Output => &mut self.waiting,
+            Kind::Own => &mut self.own,
+            Kind::Log => &mut self.log,
+        }
+    }
+
+    /// Whether the console takes nothing.
+    fn is_stuck(&self) -> bool {
+        self.writing.is_some_and(|at| at.elapsed() >= PATIENCE)
     }
 }
 
@@ -104,13 +146,8 @@ impl Console {
                         Target::Stderr => &mut err,
                     };
                     // A reader that closed its end wants no more; the workers go on.
-                    if let Some(text) = dropped.told() {
-                        let _ = writeln!(writer, "\nmuster: {text}: the console did not take them");
-                    }
-                    let _ = writer.write_all(&piece.bytes).and_then(|()| writer.flush());
-                    let mut state = thread.lock();
-                    state.writing = false;
-                    drop(state);
+                    let _ = thread.write(writer, &piece, dropped);
+                    thread.lock().writing = None;
                     thread.changed.notify_all();
                 }
             })?;
@@ -144,8 +181,12 @@ impl Console {
             }
         }
         state.waiting += bytes.len();
-        let own = false;
-        state.queue.push_back(Piece { target, bytes, own });
+        let kind = Kind::Output;
+        state.queue.push_back(Piece {
+            target,
+            bytes,
+            kind,
+        });
         drop(state);
         self.shared.changed.notify_all();
     }
@@ -153,17 +194,29 @@ impl Console {
     /// Queues lines of the launcher's own for stderr. Never waits: lines for which there is no room
     /// are counted and dropped.
     pub fn tell(&self, lines: Vec<u8>) {
+        self.lines(Kind::Own, lines);
+    }
+
+    fn lines(&self, kind: Kind, bytes: Vec<u8>) {
+        let most = match kind {
+            Kind::Log => MAX_LOG,
+            _ => MAX_OWN,
+        };
         let mut state = self.shared.lock();
-        if state.own + lines.len() > MAX_OWN {
-            let count = lines.iter().filter(|&&b| b == b'\n').count();
-            state.dropped.lines += count as u64;
+        let room = state.room(kind);
+        if *room + bytes.len() > most {
+            let count = bytes.iter().filter(|&&b| b == b'\n').count() as u64;
+            match kind {
+                Kind::Log => state.dropped.log += count,
+                _ => state.dropped.lines += count,
+            }
             return;
         }
-        state.own += lines.len();
+        *room += bytes.len();
         state.queue.push_back(Piece {
             target: Target::Stderr,
-            bytes: lines,
-            own: true,
+            bytes,
+            kind,
         });
         drop(state);
         self.shared.changed.notify_all();
@@ -174,15 +227,15 @@ impl Console {
     pub fn flush(&self, patience: Duration) {
         let deadline = Instant::now() + patience;
         let mut state = self.shared.lock();
-        while state.writing || !state.queue.is_empty() {
+        while state.writing.is_some() || !state.queue.is_empty() {
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if left.is_zero() || state.is_stuck() {
                 return;
             }
             state = self
                 .shared
                 .changed
-                .wait_timeout(state, left)
+                .wait_timeout(state, left.min(PATIENCE / 4))
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
@@ -193,7 +246,11 @@ impl Dropped {
     fn told(self) -> Option<String> {
         let bytes = (self.bytes > 0).then(|| format!("{} bytes of output", self.bytes));
         let lines = (self.lines > 0).then(|| format!("{} lines of muster's own", self.lines));
-        let what = [bytes, lines].into_iter().flatten().collect::<Vec<_>>();
+        let log = (self.log > 0).then(|| format!("{} lines of the agent's log", self.log));
+        let what = [bytes, lines, log]
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>();
         (!what.is_empty()).then(|| format!("{} were dropped", what.join(" and ")))
     }
 }
@@ -202,12 +259,9 @@ fn next(shared: &Shared) -> (Piece, Dropped) {
     let mut state = shared.lock();
     loop {
         if let Some(piece) = state.queue.pop_front() {
-            match piece.own {
-                true => state.own -= piece.bytes.len(),
-                false => state.waiting -= piece.bytes.len(),
-            }
+            *state.room(piece.kind) -= piece.bytes.len();
             state.taken += 1;
-            state.writing = true;
+            state.writing = Some(Instant::now());
             let dropped = std::mem::take(&mut state.dropped);
             drop(state);
             shared.changed.notify_all();
@@ -252,13 +306,13 @@ fn wait(fd: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// The launcher's own lines, as a writer that never blocks.
+/// An agent's log, as a writer that never blocks.
 #[derive(Clone, Debug)]
-pub struct Own(pub Console);
+pub struct Log(pub Console);
 
-impl Write for Own {
+impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.tell(bytes.to_vec());
+        self.0.lines(Kind::Log, bytes.to_vec());
         Ok(bytes.len())
     }
 
@@ -351,6 +405,13 @@ mod tests {
         let line = vec![b'.'; 1023];
         let line = [line.as_slice(), b"\n"].concat();
         let room = MAX_OWN / line.len();
+        // And so has the agent: it takes the room of nobody else.
+        let mut log = Log(console.clone());
+        let entry = [vec![b'-'; 1023].as_slice(), b"\n"].concat();
+        let log_room = MAX_LOG / entry.len();
+        for _ in 0..log_room + 5 {
+            log.write_all(&entry).unwrap();
+        }
         for _ in 0..room + 9 {
             console.tell(line.clone());
         }
@@ -358,8 +419,30 @@ mod tests {
         console.flush(Duration::from_secs(60));
         let seen = seen.lock().unwrap();
         let text = String::from_utf8_lossy(&seen);
-        let dots = text.lines().filter(|l| l.starts_with(".")).count();
-        assert_eq!(dots, room);
-        assert!(text.contains("muster: 9 lines of muster's own were dropped"));
+        let begin = |with: &str| text.lines().filter(|l| l.starts_with(with)).count();
+        assert_eq!((begin("."), begin("-")), (room, log_room));
+        let dropped = "muster: 9 lines of muster's own and 5 lines of the agent's log were dropped";
+        assert!(text.contains(dropped));
+    }
+
+    #[test]
+    fn nobody_waits_at_the_end_for_a_console_that_is_stuck() {
+        let (open, gate) = mpsc::channel();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let console = Console::start(io::sink(), Gate(gate, seen.clone())).unwrap();
+        console.tell(b"one\n".to_vec());
+        console.flush(Duration::from_secs(600));
+        assert!(seen.lock().unwrap().is_empty());
+        // One that is slow, and moves, is waited for.
+        open.send(()).unwrap();
+        while seen.lock().unwrap().is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        console.tell(vec![b'.'; 3 * CHUNK]);
+        for _ in 0..3 {
+            open.send(()).unwrap();
+        }
+        console.flush(Duration::from_secs(600));
+        assert_eq!(seen.lock().unwrap().len(), 4 + 3 * CHUNK);
     }
 }

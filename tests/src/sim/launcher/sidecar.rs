@@ -1,0 +1,78 @@
+//! A launcher that is stopped, and its sidecar, which holds the lease of its workers meanwhile.
+
+use muster_protocol::local::ToLauncher;
+
+use super::{ANSWERS, Due, Launcher, News, Out, Phase};
+use crate::sim::clock::{MS, SEC};
+use muster_launcher::Event;
+
+/// How often the sidecar asks the agent.
+const ASK: u64 = 200 * MS;
+
+/// An answer that takes longer is not waited for.
+pub const ANSWER: u64 = SEC;
+
+impl Launcher {
+    /// SIGSTOP and SIGCONT. Its workers have sessions of their own, and run on for as long as the launcher's
+    /// last word covers them, or the agent's to the sidecar.
+    pub fn pause(&mut self, yes: bool, now: u64) -> Vec<Out> {
+        let mut out = Vec::new();
+        if yes && self.paused.is_none() {
+            self.paused = Some(now);
+            self.orders.clear();
+            self.covered = now + self.habits.word;
+            out.push(Out::Wait {
+                due: Due::Sidecar(now),
+                ns: self.habits.word / 3,
+                exact: true,
+            });
+        } else if !yes && self.paused.take().is_some() {
+            self.heard = now;
+            for by in self.orders.values_mut() {
+                *by = now + ANSWERS;
+            }
+            if let Some(digest) = self.lease_over.take() {
+                // That they ended is no failure of theirs.
+                let (grace_ms, why) = (0, String::new());
+                let stop = ToLauncher::Stop {
+                    digest,
+                    grace_ms,
+                    why,
+                };
+                self.inbox.push_front(News::Event(Event::Frame(stop)));
+            }
+            for (due, there) in std::mem::take(&mut self.late) {
+                out.extend(self.due(due, there, now));
+            }
+            self.go_on(now, &mut out);
+        }
+        out
+    }
+
+    /// The sidecar looks whether the workers may go on: it asks, and kills once nobody's word covers them.
+    pub(super) fn sidecar(&mut self, since: u64, now: u64, out: &mut Vec<Out>) {
+        let run = self.run.as_ref().filter(|r| r.phase != Phase::Dead);
+        let Some(digest) = run.map(|r| r.start.digest) else {
+            return;
+        };
+        if self.paused != Some(since) {
+            return;
+        }
+        if now >= self.covered {
+            self.lease_over = Some(digest);
+            out.push(Out::LeaseOver);
+            return self.kill(now, out);
+        }
+        out.push(Out::AskLease);
+        out.push(Out::Wait {
+            due: Due::Sidecar(since),
+            ns: ASK.min(self.covered - now),
+            exact: true,
+        });
+    }
+
+    /// The agent's answer to the sidecar.
+    pub fn lease_granted(&mut self, until: u64) {
+        self.covered = self.covered.max(until);
+    }
+}
