@@ -4,9 +4,9 @@
 
 use muster_protocol::local::ToLauncher;
 use muster_protocol::spec::JobSpec;
-use muster_tests::sim::clock::{Clock, MS, SEC};
+use muster_tests::sim::clock::{MS, SEC};
 use muster_tests::sim::conductor::Conductor;
-use muster_tests::sim::setup::{Fault, NetSetup, NodeSetup, Setup, Times};
+use muster_tests::sim::setup::{Fault, NodeSetup, Setup, Times};
 use muster_tests::sim::step::Step;
 
 const LIVES: u64 = 5;
@@ -121,17 +121,12 @@ impl Case {
         let all = 2 * self.nodes;
         let far = Self::start_of(LIVES) * 2;
         let node = |at: usize| NodeSetup {
-            tag: 16 * (at as u8 + 1),
-            clock: Clock {
-                offset: SEC,
-                ppm: 0,
-            },
-            slots: 1,
             agent_at: match self.embedded {
                 true => far,
                 false => 0,
             },
             launcher_at: None,
+            ..NodeSetup::quiet(at, 0)
         };
         let mut faults = Vec::new();
         for life in 0..LIVES {
@@ -141,38 +136,24 @@ impl Case {
             }
         }
         faults.sort_by_key(|(at, _)| *at);
+        let spec = JobSpec {
+            min_nodes: 2,
+            max_nodes: self.nodes as u16 + 1,
+            ..JobSpec::default()
+        };
+        let nodes = (0..all).map(node).collect();
         Setup {
-            seed: self.seed,
-            saves: vec![0; all],
-            nodes: (0..all).map(node).collect(),
-            net: NetSetup {
-                delay: MS,
-                loss: 0,
-                duplication: 0,
-                reordering: 0,
-            },
-            spec: JobSpec {
-                min_nodes: 2,
-                max_nodes: self.nodes as u16 + 1,
-                ..JobSpec::default()
-            },
             store: self.store,
-            commit_every: 0,
             stop_steps: self.seed.is_multiple_of(2),
-            watches: false,
-            ends_hung: false,
             live: self.seed.is_multiple_of(3),
             times: Times {
                 agent_grace: 10 * SEC,
                 orphan_after: 14 * SEC,
                 ..Times::USUAL
             },
-            other_suspect: None,
-            slow_disk: None,
-            flaws: Default::default(),
             faults,
             heal_at: Self::start_of(LIVES - 1) + 5 * SEC,
-            settle: 60 * SEC,
+            ..Setup::quiet(self.seed, nodes, spec)
         }
     }
 

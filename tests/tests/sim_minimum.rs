@@ -6,9 +6,9 @@
 use muster_protocol::local::ToLauncher;
 use muster_protocol::record::{Cause, Kind};
 use muster_protocol::spec::JobSpec;
-use muster_tests::sim::clock::{Clock, MS, SEC};
+use muster_tests::sim::clock::{MS, SEC};
 use muster_tests::sim::conductor::Conductor;
-use muster_tests::sim::setup::{Fault, NetSetup, NodeSetup, Setup, Times};
+use muster_tests::sim::setup::{Fault, NodeSetup, Setup};
 use muster_tests::sim::step::Step;
 
 const LEAVES: u64 = 10 * SEC;
@@ -16,48 +16,19 @@ const GRACE_MS: u32 = 20_000;
 
 /// `nodes` nodes, all of which the job wants; and one more that comes later, perhaps.
 fn setup(nodes: usize, spare_at: Option<u64>, fault: Fault) -> Setup {
-    let node = |at: usize, from: u64| NodeSetup {
-        tag: 16 * (at as u8 + 1),
-        clock: Clock {
-            offset: SEC,
-            ppm: 0,
-        },
-        slots: 1,
-        agent_at: from,
-        launcher_at: Some(from + MS),
-    };
-    let mut all: Vec<NodeSetup> = (0..nodes).map(|n| node(n, 0)).collect();
-    all.extend(spare_at.map(|at| node(nodes, at)));
+    let mut all: Vec<NodeSetup> = (0..nodes).map(|n| NodeSetup::quiet(n, 0)).collect();
+    all.extend(spare_at.map(|at| NodeSetup::quiet(nodes, at)));
     let wanted = nodes as u16;
+    let spec = JobSpec {
+        min_nodes: wanted,
+        max_nodes: wanted,
+        ..JobSpec::default()
+    };
     Setup {
-        seed: 1,
-        saves: vec![0; all.len()],
-        nodes: all,
-        net: NetSetup {
-            delay: MS,
-            loss: 0,
-            duplication: 0,
-            reordering: 0,
-        },
-        spec: JobSpec {
-            min_nodes: wanted,
-            max_nodes: wanted,
-            ..JobSpec::default()
-        },
-        store: false,
-        commit_every: 0,
-        stop_steps: false,
-        watches: false,
-        ends_hung: false,
-        live: false,
-        times: Times::USUAL,
-        flaws: Default::default(),
-        other_suspect: None,
-        slow_disk: None,
         faults: vec![(LEAVES, fault)],
         // From then on nobody comes back by himself.
         heal_at: LEAVES + 10 * MS,
-        settle: 60 * SEC,
+        ..Setup::quiet(1, all, spec)
     }
 }
 

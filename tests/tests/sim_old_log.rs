@@ -8,9 +8,9 @@ use muster_protocol::record::{CommitRef, Kind};
 use muster_protocol::spec::JobSpec;
 use muster_protocol::storelog::{self, Body, Compaction, CreateOutcome, Log, Outcome, Output};
 use muster_protocol::{Digest, Time};
-use muster_tests::sim::clock::{Clock, MS, SEC};
+use muster_tests::sim::clock::{MS, SEC};
 use muster_tests::sim::conductor::Conductor;
-use muster_tests::sim::setup::{Fault, NetSetup, NodeSetup, Setup, Torn};
+use muster_tests::sim::setup::{Fault, NodeSetup, Setup, Torn};
 use muster_tests::sim::step::Step;
 use muster_tests::sim::store::UUID;
 
@@ -23,47 +23,23 @@ const AGED: u64 = 120 * SEC;
 /// Three nodes of a job for three to four, and a fourth that is not started.
 fn setup(faults: Vec<(u64, Fault)>) -> Setup {
     let node = |at: usize| NodeSetup {
-        tag: 16 * (at as u8 + 1),
-        clock: Clock {
-            offset: SEC,
-            ppm: 0,
-        },
-        slots: 1,
-        agent_at: 0,
         launcher_at: Some(MS).filter(|_| at < 3),
+        ..NodeSetup::quiet(at, 0)
     };
     let slow = Fault::StoreSlow {
         by: LATENCY,
         for_ns: 1_000 * SEC,
     };
+    let spec = JobSpec {
+        min_nodes: 3,
+        max_nodes: 4,
+        ..JobSpec::default()
+    };
     Setup {
-        seed: 1,
-        saves: vec![0; 4],
-        nodes: (0..4).map(node).collect(),
-        net: NetSetup {
-            delay: MS,
-            loss: 0,
-            duplication: 0,
-            reordering: 0,
-        },
-        spec: JobSpec {
-            min_nodes: 3,
-            max_nodes: 4,
-            ..JobSpec::default()
-        },
         store: true,
-        commit_every: 0,
-        stop_steps: false,
-        watches: false,
-        ends_hung: false,
-        live: false,
-        times: muster_tests::sim::setup::Times::USUAL,
-        other_suspect: None,
-        slow_disk: None,
-        flaws: Default::default(),
         faults: [(0, slow)].into_iter().chain(faults).collect(),
         heal_at: 400 * SEC,
-        settle: 60 * SEC,
+        ..Setup::quiet(1, (0..4).map(node).collect(), spec)
     }
 }
 

@@ -2,9 +2,9 @@
 //! nothing befell, and no more than two generations follow.
 
 use muster_protocol::spec::JobSpec;
-use muster_tests::sim::clock::{Clock, MS, SEC};
+use muster_tests::sim::clock::{MS, SEC};
 use muster_tests::sim::conductor::Conductor;
-use muster_tests::sim::setup::{Fault, NetSetup, NodeSetup, Setup, Times, Torn};
+use muster_tests::sim::setup::{Fault, NodeSetup, Setup, Torn};
 
 const NODES: usize = 4;
 /// When the fault comes.
@@ -48,47 +48,23 @@ struct Shape {
 }
 
 fn setup(shape: Shape, faults: &[(u64, Fault)]) -> Setup {
-    let node = |at: usize| NodeSetup {
-        tag: 16 * (at as u8 + 1),
-        clock: Clock {
-            offset: SEC,
-            ppm: 0,
-        },
-        slots: 1,
-        agent_at: 0,
-        launcher_at: Some(MS),
+    let spec = JobSpec {
+        min_nodes: 2,
+        max_nodes: NODES as u16,
+        loss_grace_ms: (GRACE / MS) as u32,
+        stop_grace_ms: (GRACE / MS) as u32,
+        max_restarts: 3,
+        ..JobSpec::default()
     };
+    let nodes = (0..NODES).map(|at| NodeSetup::quiet(at, 0));
     Setup {
-        seed: shape.seed,
-        saves: vec![0; NODES],
-        nodes: (0..NODES).map(node).collect(),
-        net: NetSetup {
-            delay: MS,
-            loss: 0,
-            duplication: 0,
-            reordering: 0,
-        },
-        spec: JobSpec {
-            min_nodes: 2,
-            max_nodes: NODES as u16,
-            loss_grace_ms: (GRACE / MS) as u32,
-            stop_grace_ms: (GRACE / MS) as u32,
-            max_restarts: 3,
-            ..JobSpec::default()
-        },
         store: shape.store,
-        commit_every: 0,
         stop_steps: shape.live,
-        watches: false,
-        ends_hung: false,
         live: shape.live,
-        times: Times::USUAL,
-        other_suspect: None,
-        slow_disk: None,
-        flaws: Default::default(),
         faults: faults.to_vec(),
         heal_at: 600 * SEC,
         settle: 30 * SEC,
+        ..Setup::quiet(shape.seed, nodes.collect(), spec)
     }
 }
 

@@ -3,60 +3,34 @@
 
 use muster_protocol::local::ToLauncher;
 use muster_protocol::spec::JobSpec;
-use muster_tests::sim::clock::{Clock, MS, SEC};
+use muster_tests::sim::clock::{MS, SEC};
 use muster_tests::sim::conductor::Conductor;
-use muster_tests::sim::setup::{Fault, NetSetup, NodeSetup, Setup, Times};
+use muster_tests::sim::setup::{Fault, NodeSetup, Setup, Times};
 use muster_tests::sim::step::Step;
 
 /// Of the agents in the simulation.
 const AGENT_GRACE: u64 = 10 * SEC;
 
 fn setup(seed: u64, pauses: &[(u64, usize, u64)]) -> Setup {
-    let node = |at: usize| NodeSetup {
-        tag: 16 * (at as u8 + 1),
-        clock: Clock {
-            offset: SEC,
-            ppm: 0,
-        },
-        slots: 1,
-        agent_at: 0,
-        launcher_at: Some(MS),
-    };
     let faults = pauses
         .iter()
         .map(|&(at, node, for_ns)| (at, Fault::AgentPause { node, for_ns }));
+    let spec = JobSpec {
+        min_nodes: 2,
+        max_nodes: 3,
+        ..JobSpec::default()
+    };
+    let nodes = (0..3).map(|at| NodeSetup::quiet(at, 0));
     Setup {
-        seed,
-        saves: vec![0; 3],
-        nodes: (0..3).map(node).collect(),
-        net: NetSetup {
-            delay: MS,
-            loss: 0,
-            duplication: 0,
-            reordering: 0,
-        },
-        spec: JobSpec {
-            min_nodes: 2,
-            max_nodes: 3,
-            ..JobSpec::default()
-        },
-        store: false,
-        commit_every: 0,
-        stop_steps: false,
-        watches: false,
-        ends_hung: false,
-        live: false,
         times: Times {
             agent_grace: 10 * SEC,
             orphan_after: 14 * SEC,
             ..Times::USUAL
         },
-        other_suspect: None,
-        slow_disk: None,
-        flaws: Default::default(),
         faults: faults.collect(),
         heal_at: 60 * SEC,
         settle: 30 * SEC,
+        ..Setup::quiet(seed, nodes.collect(), spec)
     }
 }
 

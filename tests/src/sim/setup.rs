@@ -2,6 +2,7 @@
 //! plain data, so that a case can be kept and cut down.
 
 mod extras;
+mod quiet;
 
 use muster_protocol::agent::Flaws;
 use muster_protocol::spec::JobSpec;

@@ -15,8 +15,8 @@ use crate::record::Record;
 use crate::time::{Span, Time};
 use crate::wire::{Action, Ballot, Grant, JobMessage, Leave, MAX_LIST, Message, Order, Ticket};
 
-#[test]
-fn a_leader_that_does_not_know_the_generation_before_waits_until_all_of_it_has_ended() {
+/// An agent that hears of a generation that it leads, and knows nothing of the one before; and when.
+fn leads_unknown() -> (Scripted, Digest, Time) {
     let r = Record {
         members: vec![member(5)],
         ..record(1, 5)
@@ -32,6 +32,12 @@ fn a_leader_that_does_not_know_the_generation_before_waits_until_all_of_it_has_e
             record: Arc::new(r),
         },
     );
+    (s, digest, at)
+}
+
+#[test]
+fn a_leader_that_does_not_know_the_generation_before_waits_until_all_of_it_has_ended() {
+    let (mut s, digest, at) = leads_unknown();
     s.pass(Span::from_millis(29_900));
     assert_eq!(s.started(digest), None);
     s.pass(Span::from_secs(1));
@@ -41,21 +47,7 @@ fn a_leader_that_does_not_know_the_generation_before_waits_until_all_of_it_has_e
 
 #[test]
 fn whoever_had_it_decided_tells_the_leader_how_long_to_wait() {
-    let r = Record {
-        members: vec![member(5)],
-        ..record(1, 5)
-    };
-    let digest = r.digest();
-    let mut s = Scripted::new(config(5, 1), Vec::new());
-    s.peer(0);
-    s.launcher(5, 4, None);
-    let at = s.now;
-    s.hears(
-        0,
-        JobMessage::Decided {
-            record: Arc::new(r),
-        },
-    );
+    let (mut s, digest, at) = leads_unknown();
     s.hears(0, JobMessage::Held { digest, ms: 700 });
     // Once, and of this generation.
     s.hears(0, JobMessage::Held { digest, ms: 0 });
