@@ -326,7 +326,7 @@ impl Node {
         let asks = match self.store_of(&key) {
             Some((conn, asked)) => asked.log(effect, clock::now()).map(|asks| (conn, asks)),
             // Nobody here can reach the store now.
-            None => Err(stores::unknown(&effect)),
+            None => Err(effect.unknown()),
         };
         match asks {
             Ok((conn, asks)) => {

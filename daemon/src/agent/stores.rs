@@ -46,22 +46,6 @@ pub(super) enum Told {
     Beacon(Option<u64>),
 }
 
-/// The event for an operation of which nothing is known.
-pub(super) fn unknown(effect: &Effect) -> Event {
-    match *effect {
-        Effect::Read { op, slot } => Event::Read {
-            op,
-            slot,
-            outcome: ReadOutcome::Failed,
-        },
-        Effect::Create { op, slot, .. } => Event::Created {
-            op,
-            slot,
-            outcome: CreateOutcome::Unknown,
-        },
-    }
-}
-
 /// The operation and its result, as the metrics call them.
 pub(super) fn words(event: &Event) -> (&'static str, &'static str) {
     match event {
@@ -91,7 +75,7 @@ impl Asked {
         let most = if creates(&effect) { 1 } else { MAX_READS };
         let alike = |op: &&LogOp| creates(&op.effect) == creates(&effect);
         if self.log.values().filter(alike).count() >= most {
-            return Err(unknown(&effect));
+            return Err(effect.unknown());
         }
         let id = self.next_id();
         let asks = match &effect {
@@ -174,7 +158,7 @@ impl Asked {
                 slot: *slot,
                 outcome: CreateOutcome::Exists,
             },
-            (effect, _) => unknown(effect),
+            (effect, _) => effect.unknown(),
         };
         Some(Told::Log(event))
     }
@@ -191,14 +175,14 @@ impl Asked {
         let log = std::mem::take(&mut self.log).into_iter();
         let (late, in_time): (BTreeMap<_, _>, _) = log.partition(|(_, l)| now >= l.due);
         self.log = in_time;
-        late.into_values().map(|l| unknown(&l.effect)).collect()
+        late.into_values().map(|l| l.effect.unknown()).collect()
     }
 
     /// The launcher is gone: the events of what it was asked for.
     pub(super) fn give_up(&mut self) -> Vec<Event> {
         self.beacon = None;
         let all = std::mem::take(&mut self.log).into_values();
-        all.map(|l| unknown(&l.effect)).collect()
+        all.map(|l| l.effect.unknown()).collect()
     }
 
     /// Notes how an operation went. The text, if it is news that something goes wrong.
@@ -286,11 +270,11 @@ mod tests {
         assert_eq!(asked.writes(1), None);
         asked.log(create(1, 5), START).unwrap();
         let full = asked.log(create(98, 5), START);
-        assert_eq!(full, Err(unknown(&create(98, 5))));
+        assert_eq!(full, Err(create(98, 5).unknown()));
         let reads: Vec<u64> = (2..2 + MAX_READS as u64)
             .map(|op| asked.log(read(op), START).unwrap()[0].0)
             .collect();
-        assert_eq!(asked.log(read(99), START), Err(unknown(&read(99))));
+        assert_eq!(asked.log(read(99), START), Err(read(99).unknown()));
         let (beacon, _) = asked.beacon(Some(9), START).unwrap();
         assert_eq!(asked.writes(1), Some(true));
         assert_eq!(asked.writes(reads[0]), Some(false));
@@ -303,8 +287,8 @@ mod tests {
         assert_eq!(told, outcome(last, ReadOutcome::Absent));
         assert_eq!(asked.due(), Some(START + PATIENCE));
         assert_eq!(asked.expire(START), []);
-        let mut late = vec![unknown(&create(1, 5))];
-        late.extend((2..last).map(|op| unknown(&read(op))));
+        let mut late = vec![create(1, 5).unknown()];
+        late.extend((2..last).map(|op| read(op).unknown()));
         assert_eq!(asked.expire(START + PATIENCE), late);
         // All are free again, and what comes late changes nothing.
         assert_eq!(asked.due(), None);
@@ -314,7 +298,7 @@ mod tests {
         assert_eq!(asked.answer(beacon, StoreAnswer::Beacon(Some(1))), None);
         let (id, _) = asked.log(read(3), START).unwrap()[0];
         assert_eq!(asked.writes(id), Some(false));
-        assert_eq!(asked.give_up(), [unknown(&read(3))]);
+        assert_eq!(asked.give_up(), [read(3).unknown()]);
         assert_eq!(asked.give_up(), []);
     }
 
@@ -328,7 +312,7 @@ mod tests {
             (create(1, 1), StoreAnswer::Beacon(None)),
         ] {
             let (id, _) = asked.log(effect.clone(), START).unwrap()[0];
-            assert_eq!(asked.answer(id, answer), Some(Told::Log(unknown(&effect))));
+            assert_eq!(asked.answer(id, answer), Some(Told::Log(effect.unknown())));
         }
         // An object without an end.
         let (id, _) = asked.log(read(1), START).unwrap()[0];

@@ -5,10 +5,11 @@ use super::durable::EVERY_NUMBER;
 use super::plan::Assessment;
 use super::{Ctx, Job};
 use crate::ids::{Digest, NodeId};
-use crate::record::{Arbiter, Record};
+use crate::peers::Peers;
+use crate::record::{Arbiter, Member, Record};
 use crate::spec::JobSpec;
 use crate::time::{Span, Time};
-use crate::wire::JobMessage;
+use crate::wire::{Hello, JobMessage};
 
 /// How long a job without launchers is kept while some member may only be cut off.
 const UNSURE: Span = Span::from_secs(24 * 3_600);
@@ -21,6 +22,37 @@ pub(super) struct Deserted {
 }
 
 impl Job {
+    /// Whether the head is a generation whose launchers all are gone, as far as this agent knows: its
+    /// leader sees that, and tells the others.
+    pub fn is_deserted(&self, peers: &Peers) -> bool {
+        let Some(head) = self.live() else {
+            return false;
+        };
+        let said = |hello: &Hello| {
+            let mut adverts = hello.jobs.iter();
+            adverts.any(|a| a.key == self.key && a.digest == head.digest && a.deserted)
+        };
+        let mut hellos = peers.map.values().filter(|p| p.connected);
+        let here = self.lead.as_ref().map(|l| l.deserted.is_some());
+        here.unwrap_or_else(|| {
+            self.has_no_store_left(peers, head)
+                || hellos.any(|p| p.hello.as_ref().is_some_and(said))
+        })
+    }
+
+    /// Whether the job's log decides, and no member is left that could write it: nobody leads.
+    fn has_no_store_left(&self, peers: &Peers, head: &super::Head) -> bool {
+        let me = peers.me.as_ref().map(|(me, _)| *me);
+        let gone = |m: &Member| {
+            let status = match Some(m.node) == me {
+                true => self.member.as_ref().map(|mine| &mine.status),
+                false => self.storeless.get(&m.node),
+            };
+            status.is_some_and(|s| s.gone)
+        };
+        matches!(head.record.arbiter, Arbiter::Store(_)) && head.record.members.iter().all(gone)
+    }
+
     /// Watches for a job without launchers.
     pub(super) fn drive_deserted(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
         let here = record.members.iter().any(|m| !a.lost.contains(&m.node));

@@ -48,7 +48,7 @@ use crate::agent::{Config, ConnId, Effect, Notice, Past, Phases};
 use crate::ids::{Digest, JobKey, LauncherId, NodeId};
 use crate::local::{ToAgent, ToLauncher};
 use crate::membership::Guard;
-use crate::peers::{Peers, View};
+use crate::peers::View;
 use crate::record::{Arbiter, Kind, Record, Voter};
 use crate::rng::Rng;
 use crate::storelog;
@@ -330,37 +330,6 @@ impl Job {
 
     pub(crate) fn installed_at(&self) -> Time {
         self.installed_at
-    }
-
-    /// Whether the head is a generation whose launchers all are gone, as far as this agent knows: its
-    /// leader sees that, and tells the others.
-    pub fn is_deserted(&self, peers: &Peers) -> bool {
-        let Some(head) = self.live() else {
-            return false;
-        };
-        let said = |hello: &crate::wire::Hello| {
-            let mut adverts = hello.jobs.iter();
-            adverts.any(|a| a.key == self.key && a.digest == head.digest && a.deserted)
-        };
-        let mut hellos = peers.map.values().filter(|p| p.connected);
-        let here = self.lead.as_ref().map(|l| l.deserted.is_some());
-        here.unwrap_or_else(|| {
-            self.has_no_store_left(peers, head)
-                || hellos.any(|p| p.hello.as_ref().is_some_and(said))
-        })
-    }
-
-    /// Whether the job's log decides, and no member is left that could write it: nobody leads.
-    fn has_no_store_left(&self, peers: &Peers, head: &Head) -> bool {
-        let me = peers.me.as_ref().map(|(me, _)| *me);
-        let gone = |m: &crate::record::Member| {
-            let status = match Some(m.node) == me {
-                true => self.member.as_ref().map(|mine| &mine.status),
-                false => self.storeless.get(&m.node),
-            };
-            status.is_some_and(|s| s.gone)
-        };
-        matches!(head.record.arbiter, Arbiter::Store(_)) && head.record.members.iter().all(gone)
     }
 
     /// Why the job waits, for people; empty when it does not.

@@ -57,6 +57,24 @@ pub enum Effect {
     Create { op: u64, slot: u64, bytes: Vec<u8> },
 }
 
+impl Effect {
+    /// The event for this operation where nothing is known of what became of it.
+    pub fn unknown(&self) -> Event {
+        match *self {
+            Effect::Read { op, slot } => Event::Read {
+                op,
+                slot,
+                outcome: ReadOutcome::Failed,
+            },
+            Effect::Create { op, slot, .. } => Event::Created {
+                op,
+                slot,
+                outcome: CreateOutcome::Unknown,
+            },
+        }
+    }
+}
+
 /// News for the agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {

@@ -250,7 +250,7 @@ impl Ledger {
         thread::scope(|scope| {
             let threads: Vec<_> = others
                 .map(|effect| {
-                    let failed = failed_to_start(&effect);
+                    let failed = effect.unknown();
                     let run = move || self.carry_out(effect);
                     (thread::Builder::new().spawn_scoped(scope, run), failed)
                 })
@@ -365,22 +365,6 @@ impl Ledger {
         if let Some(row) = self.rows.iter_mut().find(|row| row.seq == seq) {
             change(row);
         }
-    }
-}
-
-/// The event of an operation for which there was no thread.
-fn failed_to_start(effect: &Effect) -> Event {
-    match *effect {
-        Effect::Read { op, slot } => Event::Read {
-            op,
-            slot,
-            outcome: ReadOutcome::Failed,
-        },
-        Effect::Create { op, slot, .. } => Event::Created {
-            op,
-            slot,
-            outcome: CreateOutcome::Unknown,
-        },
     }
 }
 
