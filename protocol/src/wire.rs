@@ -447,7 +447,8 @@ pub struct Status {
     pub takes_stop_steps: bool,
     /// The member's lease ran out and its workers were killed.
     pub lease_lost: bool,
-    /// The store decides, and no launcher on this node has brought it: this member cannot lead.
+    /// The store decides, and this member has no way to it: its launcher has brought none, or it lost its lease and
+    /// does not read the store. It cannot lead, nor start.
     pub storeless: bool,
     /// It heard how long the change took that made this generation.
     pub knows_times: bool,

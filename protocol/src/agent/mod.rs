@@ -89,8 +89,8 @@ pub struct Agent {
     conns: BTreeMap<ConnId, JobKey>,
     effects: VecDeque<Effect>,
     watching: BTreeMap<JobKey, Watches>,
-    /// The heads for which `watching` and the last greeting hold, and whether others are watched besides.
-    heads: BTreeMap<JobKey, (Digest, bool)>,
+    /// The heads for which `watching` and the last greeting hold, and whatever else `watching` follows from.
+    heads: BTreeMap<JobKey, (Digest, (bool, bool))>,
     sent: BTreeMap<NodeId, VecDeque<(u64, Time)>>,
     seq: u64,
     urgent_at: Time,
@@ -595,7 +595,7 @@ impl Agent {
         let mut forget = Vec::new();
         for (key, job) in &self.jobs {
             let digest = job.head().map_or(Digest::ZERO, |(_, d)| d);
-            let now = (digest, job.awaits_dropped());
+            let now = (digest, job.watches_for());
             let was = self.heads.get(key);
             if was != Some(&now) {
                 changed = true;

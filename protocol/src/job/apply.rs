@@ -7,6 +7,7 @@ use super::{Ctx, Job, REPEAT};
 use crate::agent::Notice;
 use crate::ids::{Digest, LauncherId, NodeId};
 use crate::local::ToLauncher;
+use crate::membership::State;
 use crate::record::{Member, Record};
 use crate::time::{Span, Time};
 use crate::wire::{JobMessage, Ticket, Wait};
@@ -82,7 +83,7 @@ impl Job {
             return;
         }
         let since = *self.applicant.since.get_or_insert(ctx.now);
-        if !self.follows_log() {
+        if !self.follows_log(ctx) {
             // The log's own wakes lead here again.
             if let Some((door, _)) = self.applicant.asked.take() {
                 self.send(ctx, door, JobMessage::Withdraw);
@@ -264,12 +265,19 @@ impl Job {
         })
     }
 
-    /// Members of the generation that this node would join to which it has no connection (R19).
+    /// Members of the generation that this node would join to which it has no connection, or one that only
+    /// looks alive (R19).
     pub(super) fn unlinked(&self, ctx: &Ctx<'_>) -> Vec<NodeId> {
         let members = self.live().into_iter().flat_map(|h| &h.record.members);
+        let silent = |n| {
+            matches!(
+                ctx.peers.unwell(n),
+                Some(State::Suspect | State::Lost { .. })
+            )
+        };
         members
             .map(|m| m.node)
-            .filter(|n| !ctx.reachable(*n))
+            .filter(|n| !ctx.reachable(*n) || silent(*n))
             .take(crate::wire::MAX_LIST)
             .collect()
     }

@@ -381,6 +381,9 @@ impl Job {
             self.fault_seen(ctx, a);
             self.end(ctx, record, a);
             self.give_up(ctx, a);
+            if self.awaits_store(ctx, a) {
+                return;
+            }
             return self.decide(ctx, record);
         }
         let planned = self.lead.as_ref().is_some_and(|l| l.planned.is_some());
@@ -401,6 +404,19 @@ impl Job {
             return;
         }
         self.drive_planned(ctx, record, a);
+    }
+
+    /// Whether members that lost their lease may only have to read the store again: after an outage all do, not
+    /// all at once.
+    fn awaits_store(&mut self, ctx: &Ctx<'_>, a: &Assessment) -> bool {
+        let cut = |n: &NodeId| self.status_of(*n).is_some_and(|s| s.storeless);
+        let since = self.lead.as_ref().and_then(|l| l.ending);
+        let until = since.unwrap_or(ctx.now) + Span(ctx.cfg.suspect_after.0 / 2);
+        if ctx.now >= until || !a.dark.iter().any(cut) {
+            return false;
+        }
+        self.wake_at(until, "members that lost the store");
+        true
     }
 
     /// Whether a member looks unwell, so that it may be the cause of another's failure: that shows

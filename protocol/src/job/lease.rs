@@ -234,9 +234,11 @@ impl Job {
         }
     }
 
-    /// Whether somebody who is no member is watched, for a start waits for him.
-    pub(crate) fn awaits_dropped(&self) -> bool {
-        !self.dropped.is_empty()
+    /// Beside the head, what [`Job::watches`] follows from: whether a start waits for nodes that are no
+    /// members, and whether there is a launcher here.
+    pub(crate) fn watches_for(&self) -> (bool, bool) {
+        let launcher = self.local.as_ref().is_some_and(|l| l.conn.is_some());
+        (!self.dropped.is_empty(), launcher)
     }
 
     /// The leader of the head has workers started: it has waited for everybody who was dropped, and
@@ -316,7 +318,12 @@ impl Job {
         if let Some(mine) = &mut self.member {
             mine.pending = None;
         }
-        self.stop_launcher(digest, 0, "no majority of the job's nodes can be reached");
+        self.stop_launcher(
+            ctx.now,
+            digest,
+            0,
+            "no majority of the job's nodes can be reached",
+        );
         let missing = self.missing_voters(ctx, record);
         let text = self.explain(ctx, &crate::wire::Wait::NoQuorum { missing });
         self.tell_waiting(ctx.now, text);

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use super::plan::STOP_LIMIT;
 use super::{Ctx, Job, REPEAT, SETTLED_REPEAT};
 use crate::agent::{ConnId, Notice};
 use crate::barrier;
@@ -35,10 +36,18 @@ pub(super) struct Local {
     /// The life of the job that it takes part in: as a member, or by the leader's word as one that waits.
     /// Of no other life it is told the end.
     pub(super) lineage: Option<Digest>,
-    /// The workers of this generation are to end, and have not yet: it joins no other before.
-    pub(super) stopping: Option<Digest>,
+    /// Its workers that are to end, and have not yet: it joins no other generation before.
+    pub(super) stopping: Option<Stopping>,
     /// It was told to exit, by this frame.
     pub(super) over: Option<ToLauncher>,
+}
+
+/// Workers that were told to end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stopping {
+    digest: Digest,
+    /// If they have not ended by then they may never.
+    limit: Time,
 }
 
 /// When a launcher has to have ended its workers.
@@ -254,7 +263,7 @@ impl Job {
                 // others have heard, and it stays so. But it is here.
                 mine.changed = true;
                 if running == Some(digest) {
-                    self.stop_launcher(digest, 0, "this node was given up meanwhile");
+                    self.stop_launcher(ctx.now, digest, 0, "this node was given up meanwhile");
                 }
             } else if running == Some(digest) {
                 if !mine.trains() {
@@ -268,7 +277,12 @@ impl Job {
                 mine.changed = true;
                 if mine.status.lease_lost {
                     // It may not have heard of that on its way back.
-                    self.stop_launcher(digest, 0, "no majority of the job's nodes can be reached");
+                    self.stop_launcher(
+                        ctx.now,
+                        digest,
+                        0,
+                        "no majority of the job's nodes can be reached",
+                    );
                 }
             }
         } else {
@@ -281,7 +295,7 @@ impl Job {
         if let Some(old) = running
             && (old != digest || !self.is_member(ctx))
         {
-            self.stop_launcher(old, 0, "this generation is over");
+            self.stop_launcher(ctx.now, old, 0, "this generation is over");
             // Its job ended while it was away.
             let ended = self.head.as_ref().map(|h| h.record.clone());
             if let Some(end) = ended.filter(|r| r.kind.is_terminal() && r.parent == old) {
@@ -314,7 +328,7 @@ impl Job {
                 self.end_launcher(ctx, &record);
             } else if let Some(old) = running {
                 // How its own life ended nobody here knows any more.
-                self.stop_launcher(old, 0, "this generation is over");
+                self.stop_launcher(ctx.now, old, 0, "this generation is over");
             }
             return;
         }
@@ -326,14 +340,14 @@ impl Job {
         if self.is_member(ctx) {
             if let Some(old) = running {
                 let grace = record.spec.loss_grace_ms;
-                self.stop_launcher(old, grace, "the next generation was decided");
+                self.stop_launcher(ctx.now, old, grace, "the next generation was decided");
             }
             self.member = Some(Mine::new(digest, ctx.cfg.boot));
             self.applicant.told.clear();
             return;
         }
         if let Some(old) = running {
-            self.stop_launcher(old, 0, "this node is no longer a member");
+            self.stop_launcher(ctx.now, old, 0, "this node is no longer a member");
         }
         let Some(was) = was else { return };
         if was.status.stopped {
@@ -374,7 +388,12 @@ impl Job {
                 // The launcher stays and joins the winner.
                 let old = self.local.as_ref().and_then(|l| l.running);
                 if let Some(old) = old {
-                    self.stop_launcher(old, 0, "another group of this job goes on; joining it");
+                    self.stop_launcher(
+                        ctx.now,
+                        old,
+                        0,
+                        "another group of this job goes on; joining it",
+                    );
                 }
                 return;
             }
@@ -396,9 +415,12 @@ impl Job {
         }
     }
 
-    pub(super) fn stop_launcher(&mut self, digest: Digest, grace_ms: u32, why: &str) {
+    pub(super) fn stop_launcher(&mut self, now: Time, digest: Digest, grace_ms: u32, why: &str) {
         if let Some(local) = self.local.as_mut().filter(|l| l.conn.is_some()) {
-            local.stopping = Some(digest);
+            let limit = now + Span::from_millis(grace_ms.into()) + STOP_LIMIT;
+            let before = local.stopping.filter(|s| s.digest == digest);
+            let limit = before.map_or(limit, |s| s.limit.min(limit));
+            local.stopping = Some(Stopping { digest, limit });
         }
         self.tell_launcher(ToLauncher::Stop {
             digest,
@@ -449,7 +471,7 @@ impl Job {
             ToAgent::Stopped { digest } => {
                 self.old_workers_gone(ctx.now);
                 if let Some(local) = &mut self.local
-                    && local.stopping.take_if(|d| *d == digest).is_some()
+                    && local.stopping.take_if(|s| s.digest == digest).is_some()
                     && digest != head
                 {
                     local.ends = None;
@@ -605,6 +627,39 @@ impl Job {
         }
     }
 
+    /// Whether the store decides, and this member has no way to it: its launcher has brought none, or it lost its
+    /// lease and has read the log's tail no more.
+    fn is_storeless(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
+        // A launcher that replaced the member's has brought the store again.
+        let brought = self.local.as_ref().is_some_and(|l| l.store.is_some());
+        let cut = self.member.as_ref().is_some_and(|mine| {
+            mine.status.lease_lost && ctx.now >= mine.tail_seen + ctx.cfg.lease()
+        });
+        matches!(record.arbiter, Arbiter::Store(_)) && (cut || !brought)
+    }
+
+    /// A member whose workers of an earlier generation cannot be ended can start no others: the others
+    /// need not wait for it.
+    fn drive_stopping(&mut self, ctx: &Ctx<'_>) {
+        let Some(stopping) = self.local.as_ref().and_then(|l| l.stopping) else {
+            return;
+        };
+        let head = self.head_digest();
+        let Some(mine) = self.member.as_mut().filter(|m| m.attempt > 0) else {
+            return;
+        };
+        if stopping.digest == head || mine.status.start_failed.is_some() {
+            return;
+        }
+        if ctx.now < stopping.limit {
+            return self.wake_at(stopping.limit, "workers that do not end");
+        }
+        let reason =
+            "the workers of the generation before do not end: look for processes in state D";
+        mine.status.start_failed = Some((mine.attempt, reason.into()));
+        mine.changed = true;
+    }
+
     pub(super) fn drive_member(&mut self, ctx: &mut Ctx<'_>) {
         let Some(head) = self.live() else {
             return;
@@ -620,6 +675,7 @@ impl Job {
         self.count_away(ctx, &record, digest);
         self.drive_pending(ctx, &record);
         self.drive_lease(ctx, &record);
+        self.drive_stopping(ctx);
         let leave = self.local.as_ref().and_then(|l| l.leave.clone());
         let cancel = self.local.as_ref().is_some_and(|l| l.cancel);
         if (cancel || leave.is_some()) && self.is_stranded(ctx, &record) {
@@ -629,9 +685,7 @@ impl Job {
         let seq = self.seq;
         self.explain_pause(ctx, &record);
         self.explain_short(ctx, &record);
-        // A launcher that replaced the member's has brought the store again.
-        let brought = self.local.as_ref().is_some_and(|l| l.store.is_some());
-        let storeless = matches!(record.arbiter, Arbiter::Store(_)) && !brought;
+        let storeless = self.is_storeless(ctx, &record);
         let Some(mine) = &mut self.member else {
             return;
         };
@@ -656,7 +710,11 @@ impl Job {
             grace_ms: u32::try_from(until.since(ctx.now).as_millis()).unwrap_or(u32::MAX),
             reason: l.reason,
         });
-        let Some(lead) = lead else {
+        // Without a way to the store it leads nothing, and its leader may have none either: all are told, also
+        // that it has one again.
+        let by_store = matches!(record.arbiter, Arbiter::Store(_));
+        let to_all = by_store && (mine.status.gone || mine.status.lease_lost);
+        let Some(lead) = lead.or(record.leader().filter(|_| to_all)) else {
             return;
         };
         let due = match mine.said {
@@ -669,9 +727,7 @@ impl Job {
             mine.settled = false;
             mine.status.seq = seq;
             let status = Box::new(mine.status.clone());
-            if status.gone && matches!(record.arbiter, Arbiter::Store(_)) {
-                // With its launcher the way to the store is gone, until another brings it: the
-                // others must not wait for it.
+            if to_all {
                 for m in record.members.iter().filter(|m| m.node != lead) {
                     self.send(ctx, m.node, JobMessage::Status(status.clone()));
                 }

@@ -211,7 +211,7 @@ impl Job {
         self.lead = None;
         self.proposal = None;
         self.merge = Merge::default();
-        self.stop_launcher(mine, 0, why);
+        self.stop_launcher(ctx.now, mine, 0, why);
     }
 
     pub(super) fn drive_merge(&mut self, ctx: &mut Ctx<'_>) {

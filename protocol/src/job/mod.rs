@@ -639,12 +639,14 @@ impl Job {
         };
         let record = &head.record;
         let me = ctx.me();
-        if !record.has(me) && !record.is_voter(ctx.voter()) {
+        let few = record.members.len() <= crate::wire::MAX_LIST;
+        // To a launcher that waits here it tells which members it could not train with.
+        let waits = few && self.local.as_ref().is_some_and(|l| l.conn.is_some());
+        if !record.has(me) && !record.is_voter(ctx.voter()) && !waits {
             return out;
         }
         let by_members = record.arbiter == Arbiter::Members && record.has(me);
-        let all = record.members.len() <= crate::wire::MAX_LIST
-            || record.members.iter().take(4).any(|m| m.node == me);
+        let all = few || record.members.iter().take(4).any(|m| m.node == me);
         for (i, m) in record.members.iter().enumerate() {
             let votes = i < crate::record::MAX_VOTERS;
             if all || votes {

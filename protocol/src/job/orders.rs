@@ -86,7 +86,7 @@ impl Job {
             }
             Action::End { grace_ms, why } => {
                 mine.pending = None;
-                self.stop_launcher(digest, grace_ms, &why);
+                self.stop_launcher(ctx.now, digest, grace_ms, &why);
             }
         }
     }

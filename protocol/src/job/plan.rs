@@ -161,6 +161,10 @@ impl Job {
                 }
                 if status.lease_lost {
                     a.dark.push(m.node);
+                    if status.storeless {
+                        // It would get no lease in the next generation either.
+                        continue;
+                    }
                 }
                 if let Some(exit) = &status.exit {
                     let lead = self.lead.as_ref();

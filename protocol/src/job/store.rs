@@ -26,9 +26,9 @@ pub(super) struct Store {
     seen: Option<(u64, Time)>,
     /// Why the log cannot be used, as long as it cannot.
     broken: Option<String>,
-    /// The log was read to its end once: what it says from then on is news. Before, only its newest
-    /// claim counts.
-    read: bool,
+    /// When the newest read of the log to its end was asked for. What the log says after the first of them
+    /// is news; before, only its newest claim counts.
+    read: Option<Time>,
     /// Since when this agent wants to go on from a generation of which too few members can be reached.
     alone: Option<(Digest, Time)>,
 }
@@ -57,7 +57,7 @@ impl Job {
             beacon_at: Time::ZERO,
             seen: None,
             broken: None,
-            read: false,
+            read: None,
             alone: None,
         });
     }
@@ -128,7 +128,7 @@ impl Job {
                 if valid {
                     self.keep(&entry);
                 }
-                let news = self.store.as_ref().is_some_and(|s| s.read);
+                let news = self.store.as_ref().is_some_and(|s| s.read.is_some());
                 match (entry.body, valid) {
                     (Body::Claim(record), true) if news => {
                         self.on_claimed(ctx, Arc::new(*record));
@@ -186,7 +186,8 @@ impl Job {
     fn at_tail(&mut self, ctx: &mut Ctx<'_>, asked_at: Time) {
         let head = self.head_digest();
         let Some(store) = &mut self.store else { return };
-        let first = !std::mem::replace(&mut store.read, true);
+        let first = store.read.is_none();
+        store.read = store.read.max(Some(asked_at));
         let record = match store.log.tail().claim {
             Some((_, digest, _)) if digest == head => return self.tail_seen(asked_at),
             Some((record, ..)) => Arc::new(record.clone()),
@@ -268,9 +269,11 @@ impl Job {
 
     /// Whether this node can take part in what is decided: where the log decides, it has to have read it. It would be let
     /// in otherwise, get no lease, and hold up all others.
-    pub(super) fn follows_log(&self) -> bool {
+    pub(super) fn follows_log(&self, ctx: &Ctx<'_>) -> bool {
         let store = self.store.as_ref().filter(|_| self.uses_store());
-        store.is_none_or(|s| s.read && s.broken.is_none())
+        // Nobody who waits reads it more often than each `REPEAT`.
+        let fresh = |at: Time| ctx.now < at + ctx.cfg.lease() + REPEAT;
+        store.is_none_or(|s| s.read.is_some_and(fresh) && s.broken.is_none())
     }
 
     /// Why the log cannot be used here.
