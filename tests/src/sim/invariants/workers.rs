@@ -251,9 +251,11 @@ pub fn i11_no_removed_worker_runs(world: &World) -> Result<(), OverlapError> {
             (true, false) => grace + lease,
             (true, true) => grace.max(patience(Some(Span(STEP))).0) + lease,
         };
-        let limit = since.max(excused) + grace + SLACK;
-        // What was killed in time is no fault, though the kernel cannot end it.
         let run = n.launcher.as_ref().and_then(|l| l.alive());
+        // A launcher that was stopped reads an old START, begins, and reads then that it is over.
+        let began = run.map_or(0, |r| r.began);
+        let limit = since.max(excused).max(began) + grace + SLACK;
+        // What was killed in time is no fault, though the kernel cannot end it.
         let until = run.and_then(|r| r.killed).unwrap_or(world.now);
         if until > limit {
             let late_ms = (until - since) / MS;

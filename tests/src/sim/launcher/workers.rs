@@ -32,6 +32,7 @@ pub struct Run {
     pub start: Start,
     pub phase: Phase,
     pub(super) epoch: u64,
+    pub began: u64,
     dies_at: u64,
     /// When they were first sent SIGKILL.
     pub killed: Option<u64>,
@@ -53,6 +54,7 @@ impl Run {
             start,
             phase: Phase::Running,
             epoch,
+            began: now,
             dies_at: u64::MAX,
             killed: None,
             exit: None,
