@@ -44,6 +44,16 @@ impl Saving {
         self.state.stage.is_over()
     }
 
+    /// Ranks may stand still for its sake.
+    pub(super) fn holds_ranks(&self) -> bool {
+        match self.state.stage {
+            CheckpointStage::Agreeing | CheckpointStage::Saving { .. } => true,
+            CheckpointStage::Waiting { .. }
+            | CheckpointStage::Done { .. }
+            | CheckpointStage::Failed { .. } => false,
+        }
+    }
+
     /// The step that the ranks agreed on.
     pub(super) fn step(&self) -> Option<u64> {
         match self.state.stage {

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use super::checkpoint::Saving;
 use super::{Ctx, Job};
 use crate::agent::Notice;
 use crate::hang::{Hang, Standing, judge};
@@ -86,7 +87,7 @@ impl Job {
         if hanging.said.is_some() {
             return;
         }
-        if lead.saving.as_ref().is_some_and(|s| !s.is_over()) {
+        if lead.saving.as_ref().is_some_and(Saving::holds_ranks) {
             // A rank that saves by order may take its time, and the others may wait for it.
             hanging.forget();
             return;

@@ -40,6 +40,11 @@ impl Merge {
         self.elsewhere.remove(&node);
     }
 
+    /// Whether a node said that it takes part in another lineage.
+    pub(super) fn lives_elsewhere(&self, node: NodeId) -> bool {
+        self.elsewhere.contains_key(&node)
+    }
+
     /// A lineage that the next generation should take in.
     pub(super) fn taking_in(&self) -> Option<Digest> {
         self.asked
@@ -183,10 +188,10 @@ impl Job {
     /// whose end was granted long ago and is not decided: its voters may have forfeited their votes,
     /// which nobody tells.
     fn leave_for_winner(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
-        let winner = match self.acting_leader(ctx, record) {
-            Some(leader) if leader != ctx.me() => self.merge.elsewhere.get(&leader).copied(),
-            _ => self.merge.tombstone,
-        };
+        let first = self.first_there(ctx, record, |_| true);
+        let followed = first.and_then(|n| self.merge.elsewhere.get(&n).copied());
+        let leads = self.acting_leader(ctx, record) == Some(ctx.me());
+        let winner = followed.or(self.merge.tombstone.filter(|_| leads));
         let due = self.merge.granted_at + ctx.cfg.birth_timeout.times(2);
         let granted = self.merge.tombstone.is_some() && record.arbiter == Arbiter::Members;
         let stuck = granted && ctx.now >= due;

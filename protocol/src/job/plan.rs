@@ -73,33 +73,46 @@ impl Assessment {
 }
 
 impl Job {
-    /// The first member, in rank order, that is not lost or away: who leads, as this node sees it.
+    /// The first member, in rank order, that is not lost or away, and that does not live in another group of
+    /// the job: who leads, as this node sees it.
     pub(super) fn acting_leader(&self, ctx: &Ctx<'_>, record: &Record) -> Option<NodeId> {
-        record
-            .members
-            .iter()
-            .find(|m| {
-                if self.storeless.contains_key(&m.node) {
-                    false
-                } else if m.node == ctx.me() {
-                    m.state == ctx.cfg.state
-                } else {
-                    !self.is_lost(ctx, m) && !ctx.peers.away(m.node)
-                }
-            })
-            .map(|m| m.node)
-            .or_else(|| self.acting_witness(ctx, record))
+        self.first_there(ctx, record, |n| !self.merge.lives_elsewhere(n))
+    }
+
+    /// The first that could lead among the members, else among the witnesses, and that `fits`.
+    pub(super) fn first_there(
+        &self,
+        ctx: &Ctx<'_>,
+        record: &Record,
+        fits: impl Fn(NodeId) -> bool,
+    ) -> Option<NodeId> {
+        let there = |m: &&Member| {
+            if self.storeless.contains_key(&m.node) {
+                false
+            } else if m.node == ctx.me() {
+                m.state == ctx.cfg.state
+            } else {
+                !self.is_lost(ctx, m) && !ctx.peers.away(m.node) && fits(m.node)
+            }
+        };
+        let member = record.members.iter().find(there).map(|m| m.node);
+        member.or_else(|| self.acting_witness(ctx, record, fits))
     }
 
     /// With no member left, a witness that is there has the next generation decided: from the
     /// nodes that ask to be let in.
-    fn acting_witness(&self, ctx: &Ctx<'_>, record: &Record) -> Option<NodeId> {
+    fn acting_witness(
+        &self,
+        ctx: &Ctx<'_>,
+        record: &Record,
+        fits: impl Fn(NodeId) -> bool,
+    ) -> Option<NodeId> {
         let there = |w: &&Voter| {
             if w.node == ctx.me() {
                 return w.state == ctx.cfg.state;
             }
             let peer = ctx.peers.get(w.node).filter(|p| p.connected);
-            peer.and_then(Peer::state_dir) == Some(w.state)
+            peer.and_then(Peer::state_dir) == Some(w.state) && fits(w.node)
         };
         record.witnesses.iter().find(there).map(|w| w.node)
     }

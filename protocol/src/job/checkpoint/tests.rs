@@ -138,3 +138,27 @@ fn workers_without_the_runtime_are_waited_for_once_and_then_named_at_once() {
     let stage = alone.stage();
     assert!(fails(&stage), "{stage:?}");
 }
+
+/// While a checkpoint waits for workers to attach, no rank stands still for its sake.
+#[test]
+fn a_rank_that_stands_still_is_asked_about_while_a_checkpoint_waits_to_begin() {
+    let mut alone = Alone::new();
+    let (digest, _) = alone.trains();
+    alone.says(ToAgent::TakesStopSteps { digest, yes: false });
+    let stage = alone.asks();
+    assert!(waits(&stage), "{stage:?}");
+    let looks = |alone: &Alone| {
+        let look = |f: &ToLauncher| matches!(f, ToLauncher::Look { .. });
+        alone.told.iter().any(look)
+    };
+    alone.says(ToAgent::Stalled { digest, yes: true });
+    alone.pass(Span::from_secs(1));
+    assert!(waits(&alone.stage()) && looks(&alone), "{:?}", alone.told);
+    // Once its step is to be agreed on, ranks may wait for it.
+    alone.says(ToAgent::TakesStopSteps { digest, yes: true });
+    alone.pass(Span::from_secs(1));
+    assert_eq!(alone.stage(), CheckpointStage::Agreeing);
+    alone.told.clear();
+    alone.pass(Span::from_secs(5));
+    assert!(!looks(&alone), "{:?}", alone.told);
+}
