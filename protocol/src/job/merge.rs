@@ -159,27 +159,28 @@ impl Job {
     /// disks, and those that are left are no majority: nothing can follow here, whoever comes back.
     /// Nobody's word is needed to give such a group up, and all who still hold it are told.
     fn leave_without_voters(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
-        let (of, told) = &self.merge.forfeited;
+        if record.arbiter != Arbiter::Members
+            || record.is_majority(|n| self.has_vote(ctx, record, n))
+        {
+            return false;
+        }
         let head = self.head_digest();
-        if record.arbiter != Arbiter::Members {
-            return false;
-        }
-        let has_vote = |n: NodeId| {
-            let voter = record.voters().find(|v| v.node == n);
-            if n == ctx.me() {
-                return self.durable.may_vote() && voter == Some(ctx.voter());
-            }
-            let there = ctx.peers.get(n).and_then(Peer::state_dir);
-            let forfeited = *of == head && told.contains(&n);
-            !forfeited && voter.is_some_and(|v| there.is_none_or(|s| s == v.state))
-        };
-        if record.is_majority(has_vote) {
-            return false;
-        }
         self.durable.supersede(record.lineage(), record.number);
         self.leave_group(ctx, head, "nothing can be decided in this group any more");
         self.wake_at(ctx.now, "join another group");
         true
+    }
+
+    /// Whether a voter still has its vote on what follows the head, as far as this node knows.
+    fn has_vote(&self, ctx: &Ctx<'_>, record: &Record, node: NodeId) -> bool {
+        let voter = record.voters().find(|v| v.node == node);
+        if node == ctx.me() {
+            return self.durable.may_vote() && voter == Some(ctx.voter());
+        }
+        let (of, told) = &self.merge.forfeited;
+        let forfeited = *of == self.head_digest() && told.contains(&node);
+        let there = ctx.peers.get(node).and_then(Peer::state_dir);
+        !forfeited && voter.is_some_and(|v| there.is_none_or(|s| s == v.state))
     }
 
     /// This group is to end for a winner, and cannot write that down: too many of its voters live
@@ -329,7 +330,9 @@ impl Job {
             let state = hello.and_then(|p| p.hello.as_ref()).map(|h| h.state);
             *v == ctx.voter() || state == Some(v.state)
         };
-        let here: BTreeSet<NodeId> = head.record.voters().filter(here).map(|v| v.node).collect();
+        let here = head.record.voters().filter(here).map(|v| v.node);
+        let here = here.filter(|n| self.has_vote(ctx, &head.record, *n));
+        let here: BTreeSet<NodeId> = here.collect();
         let lives_there = |n: NodeId| self.merge.elsewhere.get(&n) == Some(&other);
         head.record.arbiter == Arbiter::Members
             && head.record.is_majority(|n| here.contains(&n))
