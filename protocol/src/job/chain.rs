@@ -143,6 +143,9 @@ impl Job {
             return self.install(ctx, record);
         }
         if self.live().is_some() {
+            if record.kind.is_terminal() {
+                self.merge.forget(lineage);
+            }
             let advert = Advert {
                 key: self.key.clone(),
                 lineage: record.lineage(),

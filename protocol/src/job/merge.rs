@@ -13,6 +13,9 @@ use crate::wire::{Advert, JobMessage, MAX_LIST};
 /// Lineages beside ours that are remembered; with more, some wait for the next round.
 const MAX_OTHERS: usize = 16;
 
+/// How often a lineage is asked to take this one in, before another one is.
+const ASKS: usize = 10;
+
 /// Why the workers of a group that is left are ended.
 const TO_ANOTHER_GROUP: &str = "this group lost its nodes to another group of the job";
 
@@ -30,6 +33,8 @@ pub(super) struct Merge {
     pub(super) tombstone: Option<Digest>,
     granted_at: Time,
     said: Time,
+    /// How often other lineages were asked to take this one in.
+    asks: usize,
     /// Voters that said that they gave up their vote on what follows the head named.
     forfeited: (Digest, BTreeSet<NodeId>),
 }
@@ -38,6 +43,11 @@ impl Merge {
     /// A node showed that it takes part in our own lineage.
     pub(super) fn is_here(&mut self, node: NodeId) {
         self.elsewhere.remove(&node);
+    }
+
+    /// A lineage has ended, and takes nobody in.
+    pub(super) fn forget(&mut self, lineage: Digest) {
+        self.others.remove(&lineage);
     }
 
     /// Whether a node said that it takes part in another lineage.
@@ -251,15 +261,20 @@ impl Job {
             };
             self.send(ctx, from, body);
         }
-        let winner = self.merge.others.iter().find(|(other, _)| **other < mine);
-        let Some((winner, leader)) = winner.map(|(l, n)| (*l, *n)) else {
-            return;
-        };
         if self.merge.tombstone.is_some() {
             return;
         }
+        // The lowest first. One that does not answer may have ended, unheard: the next one is asked then.
+        let lower = || self.merge.others.iter().filter(|(l, _)| **l < mine);
+        let turn = self.merge.asks / ASKS;
+        let winner = turn.checked_rem(lower().count());
+        let Some((winner, leader)) = winner.and_then(|n| lower().nth(n)) else {
+            return;
+        };
+        let (winner, leader) = (*winner, *leader);
         if ctx.now >= self.merge.said + REPEAT || self.merge.said == Time::ZERO {
             self.merge.said = ctx.now;
+            self.merge.asks += 1;
             // Its leader may be gone: whoever acts in its place is among those who live there.
             let there = self.merge.elsewhere.iter();
             let there = there.filter(|(n, l)| **l == winner && **n != leader);
