@@ -135,6 +135,28 @@ fn cases(node: usize, store: bool) -> Vec<Case> {
             Some(10 * SEC),
         ),
         one(
+            "a machine that is suspended for a moment",
+            Fault::Suspend {
+                node,
+                for_ns: 700 * MS,
+            },
+            &[],
+            0,
+            2 * SEC,
+            Some(2 * SEC),
+        ),
+        one(
+            "a machine that is suspended",
+            Fault::Suspend {
+                node,
+                for_ns: 12 * SEC,
+            },
+            &[node],
+            2,
+            GRACE + LOSS,
+            Some(60 * SEC),
+        ),
+        one(
             "an agent that is away for too long",
             crash(50 * SEC, Torn::Between),
             &[node],

@@ -23,6 +23,12 @@ impl Clock {
         Time(self.offset.saturating_add(run as u64))
     }
 
+    /// It stood still between two global times, as that of a virtual machine that is suspended.
+    pub fn stood_still(&mut self, since: u64, until: u64) {
+        let slept = self.local(until).0 - self.local(since).0;
+        self.offset = self.offset.saturating_sub(slept);
+    }
+
     /// The first global time at which this clock shows at least `local`.
     pub fn global(&self, local: Time) -> u64 {
         let rate = (1_000_000 + i64::from(self.ppm)) as u128;
@@ -34,6 +40,17 @@ impl Clock {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_clock_that_stood_still_goes_on_where_it_stopped() {
+        for ppm in [-500, 0, 10_000] {
+            let offset = 77 * SEC;
+            let mut clock = Clock { offset, ppm };
+            let stopped = clock.local(3 * SEC);
+            clock.stood_still(3 * SEC, 9 * SEC);
+            assert_eq!(clock.local(9 * SEC), stopped);
+        }
+    }
 
     #[test]
     fn a_timer_is_never_early() {

@@ -247,6 +247,9 @@ impl Conductor {
 
     /// Carries a step out now.
     pub(super) fn step(&mut self, step: Step) -> Result<(), Violation> {
+        if let Some(node) = pauses::for_machine(&step) {
+            self.wake_up(node)?;
+        }
         self.hash.number(self.now);
         match &step {
             Step::Deliver { to, from, frame } => {
@@ -644,6 +647,7 @@ impl Conductor {
         self.store_cut.fill(0);
         self.disks_are_done()?;
         for node in 0..self.world.nodes.len() {
+            self.wake_up(node)?;
             self.pause(node, 0);
             self.store_opens(node);
             if self.world.nodes[node].paused {

@@ -195,6 +195,16 @@ impl Conductor {
                     return self.step(Step::Leave { node });
                 }
             }
+            Fault::Suspend { node, for_ns } => {
+                if self.world.nodes[node].agent.is_some() {
+                    let until = self.now + for_ns;
+                    self.pause(node, until);
+                    let launcher = &mut self.launcher_paused_until[node];
+                    *launcher = until.max(*launcher);
+                    self.after(for_ns, Item::Undo(fault));
+                    return self.step(Step::Suspend { node });
+                }
+            }
             Fault::LauncherPause { node, for_ns } => {
                 self.launcher_paused_until[node] =
                     self.launcher_paused_until[node].max(self.now + for_ns);
@@ -271,6 +281,7 @@ impl Conductor {
                     paused: false,
                 });
             }
+            Fault::Suspend { node, .. } => return self.wake_up(node),
             Fault::LauncherPause { node, .. } if self.launcher_paused_until[node] <= self.now => {
                 return self.step(Step::LauncherPause {
                     node,

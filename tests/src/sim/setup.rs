@@ -176,6 +176,11 @@ pub enum Fault {
         node: usize,
         for_ns: u64,
     },
+    /// The machine is suspended, as a virtual one that is moved: its clock stands still too.
+    Suspend {
+        node: usize,
+        for_ns: u64,
+    },
     DiskFull {
         node: usize,
         for_ns: u64,
@@ -300,7 +305,8 @@ impl Fault {
     ];
 
     /// Those that are drawn apart.
-    pub const EXTRA_KINDS: [&'static str; 6] = [
+    pub const EXTRA_KINDS: [&'static str; 7] = [
+        "suspend",
         "checkpoint order",
         "hang",
         "busy",
@@ -317,6 +323,7 @@ impl Fault {
             | Fault::Partition { for_ns, .. }
             | Fault::AgentPause { for_ns, .. }
             | Fault::LauncherPause { for_ns, .. }
+            | Fault::Suspend { for_ns, .. }
             | Fault::Unkillable { for_ns, .. }
             | Fault::StoreCut { for_ns, .. } => Some(for_ns),
             Fault::AgentCrash { down, .. } | Fault::NodeCrash { down, .. } => Some(down),
@@ -350,6 +357,7 @@ impl Fault {
             Fault::LauncherCrash { .. } => vec!["launcher crash"],
             Fault::LauncherHiccup { .. } => vec!["launcher hiccup"],
             Fault::AgentPause { .. } => vec!["agent pause"],
+            Fault::Suspend { .. } => vec!["suspend"],
             Fault::DiskFull { .. } => vec!["disk full"],
             Fault::WorkerFail { .. } => vec!["worker fail"],
             Fault::Stubborn { .. } => vec!["stubborn"],

@@ -59,6 +59,13 @@ pub enum Step {
         node: usize,
         paused: bool,
     },
+    /// The machine stands still with all that runs on it, and with its clock.
+    Suspend {
+        node: usize,
+    },
+    Wake {
+        node: usize,
+    },
     Connect {
         node: usize,
         agent: u32,

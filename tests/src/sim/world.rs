@@ -49,6 +49,10 @@ pub struct Node {
     /// When the agent last crashed or was stopped.
     pub left: Option<u64>,
     pub launcher: Option<Launcher>,
+    /// Since when the machine is suspended.
+    pub suspended: Option<u64>,
+    /// When it was last woken.
+    pub woke: u64,
     pub full: bool,
     armed: Option<(u32, Torn)>,
 }
@@ -110,6 +114,8 @@ impl World {
                 agent: None,
                 agent_token: 0,
                 paused: false,
+                suspended: None,
+                woke: 0,
                 steady_since: u64::MAX,
                 left: None,
                 launcher: None,
@@ -217,6 +223,19 @@ impl World {
                 if paused {
                     n.left = Some(self.now);
                 }
+                Ok(())
+            }
+            Step::Suspend { node } => {
+                let n = &mut self.nodes[node];
+                n.suspended.get_or_insert(self.now);
+                n.paused = true;
+                if let Some(l) = &mut n.launcher {
+                    l.suspend(self.now);
+                }
+                Ok(())
+            }
+            Step::Wake { node } => {
+                self.wake(node);
                 Ok(())
             }
             Step::Connect { node, agent, peer } => {
@@ -332,6 +351,21 @@ impl World {
         n.agent = Some(agent.map_err(Violation::cannot_start)?);
         self.requests.push(Request::AgentUp { node });
         self.effects(node)
+    }
+
+    fn wake(&mut self, node: usize) {
+        let now = self.now;
+        let n = &mut self.nodes[node];
+        let Some(since) = n.suspended.take() else {
+            return;
+        };
+        n.clock.stood_still(since, now);
+        n.paused = false;
+        (n.woke, n.steady_since) = (now, now);
+        if let Some(l) = &mut n.launcher {
+            let out = l.wake(since, now);
+            self.launcher_out(node, out, now);
+        }
     }
 
     fn agent_kill(&mut self, node: usize) {

@@ -173,7 +173,8 @@ impl Conductor {
         let Some(to) = self.world.index(peer) else {
             return;
         };
-        let reached = self.net.two_way(node, to);
+        let runs = |at: usize| self.world.nodes[at].suspended.is_none();
+        let reached = self.net.two_way(node, to) && runs(to);
         let agent_found = match &self.world.nodes[to].agent {
             _ if !reached => Found::Silent,
             None => Found::Refused,
@@ -185,7 +186,8 @@ impl Conductor {
             None => Found::Refused,
             Some((host, port)) => {
                 let host = usize::from(host).saturating_sub(1);
-                match host < self.world.nodes.len() && self.net.two_way(node, host) {
+                let there = host < self.world.nodes.len() && runs(host);
+                match there && self.net.two_way(node, host) {
                     true => self.world.guard(host, |l| l.guard_port() == port),
                     false => Found::Silent,
                 }

@@ -1,6 +1,7 @@
 //! Agents that are stopped for a while: what comes for them meanwhile waits.
 
 use super::{Conductor, Item};
+use crate::sim::invariants::Violation;
 use crate::sim::step::Step;
 
 impl Conductor {
@@ -28,8 +29,35 @@ impl Conductor {
         }
     }
 
+    /// A machine that is suspended goes on.
+    pub(crate) fn wake_up(&mut self, node: usize) -> Result<(), Violation> {
+        if self.world.nodes[node].suspended.is_none() {
+            return Ok(());
+        }
+        self.paused_until[node] = 0;
+        self.launcher_paused_until[node] = 0;
+        self.step(Step::Wake { node })?;
+        self.awake(node);
+        Ok(())
+    }
+
     pub(crate) fn is_paused(&self, node: usize) -> bool {
         self.paused_until[node] > self.now
+    }
+}
+
+/// The node whose machine has to run for this step.
+pub(super) fn for_machine(step: &Step) -> Option<usize> {
+    match step {
+        Step::AgentStart { node }
+        | Step::AgentKill { node }
+        | Step::NewDisk { node }
+        | Step::Pause { node, .. }
+        | Step::LauncherStart { node }
+        | Step::LauncherKill { node }
+        | Step::LauncherPause { node, .. }
+        | Step::LauncherHiccup { node } => Some(*node),
+        _ => None,
     }
 }
 

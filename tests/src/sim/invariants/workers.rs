@@ -234,9 +234,14 @@ pub fn i11_no_removed_worker_runs(world: &World) -> Result<(), OverlapError> {
         let Some(n) = world.nodes.get(node) else {
             continue;
         };
+        // Nothing runs on a machine that is suspended; its clock tells it afterwards that its lease holds on.
+        if n.suspended.is_some() {
+            continue;
+        }
         let away =
             n.agent.is_none() || n.paused || n.launcher.as_ref().is_some_and(|l| l.is_alone());
         let lease = world.suspect_after(node).0;
+        let woke = if n.woke > 0 { n.woke + lease } else { 0 };
         let left = n.left.filter(|_| stays || world.setup.links_fail());
         let excused = left.map_or(0, |left| {
             let grace = left + times.agent_grace / 4 * 3;
@@ -254,7 +259,7 @@ pub fn i11_no_removed_worker_runs(world: &World) -> Result<(), OverlapError> {
         let run = n.launcher.as_ref().and_then(|l| l.alive());
         // A launcher that was stopped reads an old START, begins, and reads then that it is over.
         let began = run.map_or(0, |r| r.began);
-        let limit = since.max(excused).max(began) + grace + SLACK;
+        let limit = since.max(excused).max(woke).max(began) + grace + SLACK;
         // What was killed in time is no fault, though the kernel cannot end it.
         let until = run.and_then(|r| r.killed).unwrap_or(world.now);
         if until > limit {

@@ -49,6 +49,18 @@ impl Launcher {
         out
     }
 
+    /// The machine stands still: so does the sidecar.
+    pub fn suspend(&mut self, now: u64) {
+        self.paused = Some(now);
+        self.orders.clear();
+    }
+
+    /// It goes on, with a clock that stood still.
+    pub fn wake(&mut self, since: u64, now: u64) -> Vec<Out> {
+        self.clock.stood_still(since, now);
+        self.pause(false, now)
+    }
+
     /// The sidecar looks whether the workers may go on: it asks, and kills once nobody's word covers them.
     pub(super) fn sidecar(&mut self, since: u64, now: u64, out: &mut Vec<Out>) {
         let run = self.run.as_ref().filter(|r| r.phase != Phase::Dead);

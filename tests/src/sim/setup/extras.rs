@@ -134,6 +134,15 @@ pub(super) fn set_apart(setup: &mut Setup) {
         let ns = *rng.pick(&[SEC, 4 * SEC, 8 * SEC]).unwrap_or(&SEC);
         setup.other_suspect = Some((node, ns));
     }
+    if rng.chance(80) {
+        let node = rng.index(setup.nodes.len());
+        let at = moment(&mut rng, setup);
+        let for_ns = match rng.chance(500) {
+            true => rng.between(100 * MS, 3 * SEC),
+            false => rng.between(SEC, 15 * SEC),
+        };
+        setup.faults.push((at, Fault::Suspend { node, for_ns }));
+    }
     // A disk that takes its time, and a clock that runs ahead.
     if rng.chance(100) {
         let node = rng.index(setup.nodes.len());
