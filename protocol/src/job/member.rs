@@ -541,11 +541,15 @@ impl Job {
     /// The acting leader says what it has of this member.
     pub(super) fn on_status_heard(
         &mut self,
-        ctx: &Ctx<'_>,
+        ctx: &mut Ctx<'_>,
         from: NodeId,
         (digest, boot, seq): (Digest, Boot, u64),
     ) {
         let head = self.head_digest();
+        if digest != head && (boot, seq) == (Boot(0), 0) {
+            // It asks about a generation that is over: its machine was suspended, and nothing told it since.
+            return self.on_ask(ctx, from, digest);
+        }
         let Some(mine) = self.member.as_mut().filter(|_| digest == head) else {
             return;
         };

@@ -405,6 +405,7 @@ impl Setup {
                     | Fault::Storm { .. }
                     | Fault::SlowLink { .. }
                     | Fault::StoreCut { .. }
+                    | Fault::Suspend { .. }
             )
         };
         self.net.loss > 0 || self.faults.iter().any(cut)

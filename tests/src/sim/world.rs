@@ -360,6 +360,7 @@ impl World {
             return;
         };
         n.clock.stood_still(since, now);
+        n.left = n.left.map(|left| left + (now - since));
         n.paused = false;
         (n.woke, n.steady_since) = (now, now);
         if let Some(l) = &mut n.launcher {
