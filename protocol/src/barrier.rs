@@ -108,8 +108,7 @@ pub enum ToLeader {
     },
     /// The confirm or the cancel arrived.
     Settled { digest: Digest, barrier: u32 },
-    /// An install or a question was not taken: this node has heard of this barrier, with a greater
-    /// number.
+    /// What the leader said was not taken: this node has heard of this barrier, with a greater number.
     Newer { digest: Digest, barrier: u32 },
     /// The answer to [`ToNode::Ask`].
     Holds {

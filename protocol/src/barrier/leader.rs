@@ -445,6 +445,10 @@ impl Leader {
         let used = match (message, &self.phase) {
             (ToLeader::Settled { .. }, Phase::Open { .. }) => number >= self.barrier,
             (ToLeader::Newer { .. }, Phase::Open { .. } | Phase::Asking) => number > self.barrier,
+            // Somebody led for a moment: what is decided here is not taken there any more.
+            (ToLeader::Newer { .. }, Phase::Decided(_)) => {
+                !answered.settled && number > self.barrier
+            }
             _ => false,
         };
         if used && number < u32::MAX {
@@ -475,7 +479,7 @@ impl Leader {
             }
             // It answers a question that was repeated meanwhile.
             (ToLeader::Holds { .. }, _) => {}
-            // It answers an older install that came late.
+            // It answers what came late.
             (ToLeader::Newer { .. }, _) => {}
         }
         Ok(())

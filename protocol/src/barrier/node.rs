@@ -256,6 +256,7 @@ impl Node {
 
     fn confirm(&mut self, barrier: u32, step: u64, reason: Reason) -> Result<(), Error> {
         if barrier < self.barrier {
+            self.newer();
             return Err(Error::NotOpen { barrier });
         }
         let phase = match self.phase {
@@ -290,6 +291,11 @@ impl Node {
 
     fn cancel(&mut self, barrier: u32) -> Result<(), Error> {
         match self.phase {
+            // Not taken, and ranks still wait.
+            Phase::Open { .. } if barrier < self.barrier => {
+                self.newer();
+                return Err(Error::NotOpen { barrier });
+            }
             Phase::Confirmed { .. } if barrier >= self.barrier => {
                 return Err(Error::NotOpen { barrier });
             }

@@ -190,6 +190,21 @@ impl World {
         }
     }
 
+    /// A member misses the leader, asks what the others hold, and finds the leader back.
+    fn deputy_asks(&mut self) {
+        let heard = self.nodes.last().map_or(0, |(core, _)| core.heard());
+        let nodes = (0..self.nodes.len()).map(node);
+        let mut deputy = Leader::taking_over(GENERATION, nodes, heard);
+        deputy.handle(drain(1, secs(60)), self.now).unwrap();
+        while let Some(effect) = deputy.poll_effect() {
+            if let LeaderEffect::Send { to, message } = effect
+                && self.rng.below(2) == 0
+            {
+                self.down.push((usize::from(to.0[0]) - 1, message));
+            }
+        }
+    }
+
     fn disturb(&mut self) {
         let n = self.rng.below(self.nodes.len() as u64) as usize;
         match self.rng.below(200) {
@@ -217,6 +232,7 @@ impl World {
                 self.down.retain(|_| self.rng.below(3) > 0);
                 self.up.retain(|_| self.rng.below(3) > 0);
             }
+            4 => self.deputy_asks(),
             _ => {}
         }
     }
@@ -373,6 +389,37 @@ fn what_is_cancelled_leaves_the_checkpoint_before_it() {
                 assert!(stops, "{case}: {core:?}");
             }
         }
+    }
+}
+
+/// A deputy asked one node while the leader stood still: what the leader decides then under its number is
+/// not taken there, and comes again under another.
+#[test]
+fn what_a_leader_decides_behind_a_deputys_question_comes_to_all() {
+    for confirms in [true, false] {
+        let mut pair = Pair::saved();
+        pair.asks(Reason::Checkpoint);
+        pair.0.pump();
+        // The first node's answer comes late.
+        let down = std::mem::take(&mut pair.0.down);
+        let (late, down) = down.into_iter().partition(|(to, _)| *to == 0);
+        pair.0.down = down;
+        let barrier = pair.0.leader.barrier;
+        pair.run(None);
+        let (digest, barrier) = (GENERATION, barrier + 1);
+        let ask = NodeEvent::Leader(ToNode::Ask { digest, barrier });
+        pair.0.at(1, ask, false);
+        if confirms {
+            pair.0.down = late;
+        } else {
+            pair.0.now += Span::from_secs(31);
+            pair.0.leader.handle_timeout(pair.0.now);
+        }
+        pair.run(None);
+        for (core, side) in &pair.0.nodes {
+            assert!(!core.is_open() && !side.gated, "{confirms}: {core:?}");
+        }
+        assert_eq!(pair.0.leader.resend_at, None, "{confirms}");
     }
 }
 
