@@ -126,13 +126,23 @@ fn times(rng: &mut Rng) -> Times {
     }
 }
 
-/// What sets one node apart: in one case of eight it keeps another `suspect_after` than all others.
+/// What sets one node apart: in one case of eight it keeps another `suspect_after` than all others; its disk is slow, its
+/// clock runs ahead, or its machine is suspended for a while.
 pub(super) fn set_apart(setup: &mut Setup) {
     let mut rng = Rng::new(setup.seed ^ 0x6f74_6865_7200_0000);
     if rng.chance(125) {
         let node = rng.index(setup.nodes.len());
         let ns = *rng.pick(&[SEC, 4 * SEC, 8 * SEC]).unwrap_or(&SEC);
         setup.other_suspect = Some((node, ns));
+    }
+    if rng.chance(100) {
+        let node = rng.index(setup.nodes.len());
+        let most = *rng.pick(&[30 * MS, 300 * MS, 3 * SEC]).unwrap_or(&SEC);
+        setup.slow_disk = Some((node, most));
+    }
+    if rng.chance(100) {
+        let node = rng.index(setup.nodes.len());
+        setup.nodes[node].clock.ppm = 10_000;
     }
     if rng.chance(80) {
         let node = rng.index(setup.nodes.len());
@@ -142,16 +152,6 @@ pub(super) fn set_apart(setup: &mut Setup) {
             false => rng.between(SEC, 15 * SEC),
         };
         setup.faults.push((at, Fault::Suspend { node, for_ns }));
-    }
-    // A disk that takes its time, and a clock that runs ahead.
-    if rng.chance(100) {
-        let node = rng.index(setup.nodes.len());
-        let most = *rng.pick(&[30 * MS, 300 * MS, 3 * SEC]).unwrap_or(&SEC);
-        setup.slow_disk = Some((node, most));
-    }
-    if rng.chance(100) {
-        let node = rng.index(setup.nodes.len());
-        setup.nodes[node].clock.ppm = 10_000;
     }
 }
 
