@@ -5,16 +5,18 @@ use muster_protocol::local::ToLauncher;
 use muster_protocol::spec::JobSpec;
 use muster_tests::sim::clock::{MS, SEC};
 use muster_tests::sim::conductor::Conductor;
-use muster_tests::sim::setup::{Fault, NodeSetup, Setup, Times};
+use muster_tests::sim::setup::{Fault, NodeSetup, Setup, Times, Torn};
 use muster_tests::sim::step::Step;
 
 /// Of the agents in the simulation.
 const AGENT_GRACE: u64 = 10 * SEC;
 
 fn setup(seed: u64, pauses: &[(u64, usize, u64)]) -> Setup {
-    let faults = pauses
-        .iter()
-        .map(|&(at, node, for_ns)| (at, Fault::AgentPause { node, for_ns }));
+    let pause = |&(at, node, for_ns): &(u64, usize, u64)| (at, Fault::AgentPause { node, for_ns });
+    with_faults(seed, pauses.iter().map(pause).collect())
+}
+
+fn with_faults(seed: u64, faults: Vec<(u64, Fault)>) -> Setup {
     let spec = JobSpec {
         min_nodes: 2,
         max_nodes: 3,
@@ -27,7 +29,7 @@ fn setup(seed: u64, pauses: &[(u64, usize, u64)]) -> Setup {
             orphan_after: 14 * SEC,
             ..Times::USUAL
         },
-        faults: faults.collect(),
+        faults,
         heal_at: 60 * SEC,
         settle: 30 * SEC,
         ..Setup::quiet(seed, nodes.collect(), spec)
@@ -72,4 +74,28 @@ fn one_agent_after_the_other_may_be_stopped_again_and_again() {
 fn an_agent_that_is_stopped_for_longer_is_lost() {
     let (generations, _) = run(setup(1, &[(10 * SEC, 1, AGENT_GRACE + 5 * SEC)]));
     assert!(generations > 1, "{generations}");
+}
+
+/// A machine that was suspended, and its clock with it, takes a generation that is long over for the present one. Its
+/// workers end within a lease of its waking (I11), also where the agent that led the others has just crashed.
+#[test]
+fn a_machine_that_was_suspended_hears_that_its_generation_is_over() {
+    for (node, for_ns) in [(0, 14 * SEC), (1, 14 * SEC), (2, 9 * SEC)] {
+        for other in (0..3).filter(|n| *n != node) {
+            let crash = Fault::AgentCrash {
+                node: other,
+                effects: 0,
+                torn: Torn::Between,
+                down: 25 * SEC,
+                new_disk: false,
+            };
+            let faults = vec![
+                (10 * SEC, Fault::Suspend { node, for_ns }),
+                (10 * SEC + for_ns - SEC, crash),
+            ];
+            let mut conductor = Conductor::new(with_faults(1, faults));
+            assert_eq!(conductor.run(), Ok(()), "n{node}, then n{other}");
+            assert!(conductor.world.truth.announced.len() > 1);
+        }
+    }
 }
