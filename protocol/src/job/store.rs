@@ -149,6 +149,7 @@ impl Job {
                 if let Some(store) = &mut self.store {
                     store.broken = None;
                 }
+                self.applicant.told.clear();
                 let key = self.key.clone();
                 let text = "the job's log is whole again".to_owned();
                 self.notice(Notice::Trouble { key, text });
@@ -522,5 +523,23 @@ impl Job {
         let known = store.alone.filter(|(of, _)| *of == from);
         let (_, since) = *store.alone.insert(known.unwrap_or((from, ctx.now)));
         since
+    }
+}
+
+/// How a launcher's store differs from that of the job that it would join. A job without one takes none up
+/// later: its checkpoints would lie in no store, though this launcher's user asked for that.
+pub(super) fn difference(
+    here: Option<StoreUuid>,
+    there: Option<StoreUuid>,
+) -> Option<&'static str> {
+    match (here, there) {
+        (Some(_), None) => Some(
+            "--store is given here, none there (leave it out here, or end the job and start all its nodes with it)",
+        ),
+        (None, Some(_)) => Some("no --store is given here, one there"),
+        (Some(here), Some(there)) if here != there => Some(
+            "--store names another store here than there (the same directory has to be mounted on both)",
+        ),
+        _ => None,
     }
 }
