@@ -211,6 +211,7 @@ impl Job {
         self.lead = None;
         self.proposal = None;
         self.merge = Merge::default();
+        self.applicant.told.clear();
         self.stop_launcher(mine, 0, why);
     }
 
