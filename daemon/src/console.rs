@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -18,11 +19,14 @@ const MAX_WAITING: usize = 1 << 20;
 const MAX_OWN: usize = 128 << 10;
 const MAX_LOG: usize = 1 << 20;
 
-/// Written at once: the console moves when it has taken so much.
+/// Written at once: the console moves when it has taken so much. A pipe takes all of it or nothing (`pipe(7)`).
 const CHUNK: usize = 4 << 10;
 
 /// How long a full queue without any progress is waited for before output is dropped.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How often a wait looks for what nobody tells: that a thread has ended, or that the console is stuck.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// How long a process that ends waits for a console that takes nothing.
 const LAST: Duration = Duration::from_secs(2);
@@ -70,7 +74,13 @@ struct State {
     taken: u64,
     /// While a piece is being written: when the last of its bytes were taken.
     writing: Option<Instant>,
+    /// Nobody waits any more: output that comes now is dropped, and what is being written is broken off.
+    closed: bool,
+    /// Threads that have output for the console until they end.
+    feeders: Vec<JoinHandle<()>>,
     dropped: Dropped,
+    /// What would be lost besides, were the console never to take what is being written.
+    unwritten: Dropped,
     /// While the console is stuck nothing waits for it again; it ends with the next progress.
     stuck_at: Option<u64>,
 }
@@ -87,12 +97,21 @@ impl Shared {
     }
 
     fn write(&self, writer: &mut dyn Write, piece: &Piece, dropped: Dropped) -> io::Result<()> {
+        let mut left = piece.bytes.as_slice();
         if let Some(text) = dropped.told() {
-            writeln!(writer, "\nmuster: {text}: the console did not take them")?;
+            self.lock().unwritten = dropped.and(piece.kind, left);
+            writer.write_all(&text)?;
         }
-        for chunk in piece.bytes.chunks(CHUNK) {
+        while let Some(chunk) = left.chunks(CHUNK).next() {
+            self.lock().unwritten = Dropped::default().and(piece.kind, left);
             writer.write_all(chunk)?;
-            self.lock().writing = Some(Instant::now());
+            left = &left[chunk.len()..];
+            let mut state = self.lock();
+            state.writing = Some(Instant::now());
+            if state.closed && piece.kind == Kind::Output {
+                state.dropped = state.dropped.and(piece.kind, left);
+                break;
+            }
         }
         writer.flush()
     }
@@ -105,6 +124,20 @@ impl State {
             Kind::Own => &mut self.own,
             Kind::Log => &mut self.log,
         }
+    }
+
+    /// Nothing is being written.
+    fn rest(&mut self) {
+        self.writing = None;
+        self.unwritten = Dropped::default();
+    }
+
+    fn is_written(&self) -> bool {
+        self.writing.is_none() && self.queue.is_empty()
+    }
+
+    fn is_done(&self) -> bool {
+        self.is_written() && self.feeders.iter().all(JoinHandle::is_finished)
     }
 
     /// Whether the console takes nothing.
@@ -147,7 +180,7 @@ impl Console {
                     };
                     // A reader that closed its end wants no more; the workers go on.
                     let _ = thread.write(writer, &piece, dropped);
-                    thread.lock().writing = None;
+                    thread.lock().rest();
                     thread.changed.notify_all();
                 }
             })?;
@@ -163,10 +196,10 @@ impl Console {
         let mut state = self.shared.lock();
         let mut seen = state.taken;
         let mut since = Instant::now();
-        while state.waiting + bytes.len() > MAX_WAITING && state.waiting > 0 {
+        while !state.closed && state.waiting + bytes.len() > MAX_WAITING && state.waiting > 0 {
             if state.stuck_at == Some(state.taken) || since.elapsed() >= PATIENCE {
                 state.stuck_at = Some(state.taken);
-                state.dropped.bytes += bytes.len() as u64;
+                state.dropped = state.dropped.and(Kind::Output, &bytes);
                 return;
             }
             let (next, _) = self
@@ -179,6 +212,10 @@ impl Console {
                 seen = state.taken;
                 since = Instant::now();
             }
+        }
+        if state.closed {
+            state.dropped = state.dropped.and(Kind::Output, &bytes);
+            return;
         }
         state.waiting += bytes.len();
         let kind = Kind::Output;
@@ -205,11 +242,7 @@ impl Console {
         let mut state = self.shared.lock();
         let room = state.room(kind);
         if *room + bytes.len() > most {
-            let count = bytes.iter().filter(|&&b| b == b'\n').count() as u64;
-            match kind {
-                Kind::Log => state.dropped.log += count,
-                _ => state.dropped.lines += count,
-            }
+            state.dropped = state.dropped.and(kind, &bytes);
             return;
         }
         *room += bytes.len();
@@ -222,20 +255,67 @@ impl Console {
         self.shared.changed.notify_all();
     }
 
+    /// A thread that writes here until the process is about to end.
+    pub fn feeds(&self, thread: JoinHandle<()>) {
+        self.shared.lock().feeders.push(thread);
+    }
+
+    /// The end: waits as [`Console::flush`] does, also for those that feed it, then drops what is left, and says how
+    /// much that was: behind what was written, or on `err` itself where that takes it though the other stream does
+    /// not.
+    pub fn close(&self, patience: Duration, mut err: impl Write + AsFd) {
+        self.wait(patience, |state| state.is_done() || state.is_stuck());
+        self.shared.lock().closed = true;
+        self.shared.changed.notify_all();
+        // Nothing holds them up from here on.
+        self.wait(PATIENCE, |state| {
+            state.feeders.iter().all(JoinHandle::is_finished)
+        });
+        let mut state = self.shared.lock();
+        for piece in std::mem::take(&mut state.queue) {
+            *state.room(piece.kind) -= piece.bytes.len();
+            state.dropped = state.dropped.and(piece.kind, &piece.bytes);
+        }
+        if state.dropped == Dropped::default() && state.writing.is_none() {
+            return;
+        }
+        // The thread says the count in front of this.
+        state.queue.push_back(Piece {
+            target: Target::Stderr,
+            bytes: Vec::new(),
+            kind: Kind::Own,
+        });
+        drop(state);
+        self.shared.changed.notify_all();
+        self.flush(PATIENCE);
+        let mut state = self.shared.lock();
+        let dropped = std::mem::take(&mut state.dropped).with(state.unwritten);
+        drop(state);
+        if let Some(text) = dropped.told()
+            && takes_more(err.as_fd())
+        {
+            let _ = err.write_all(&text);
+        }
+    }
+
     /// Waits until everything is written, at most this long, and not at all while the console is
     /// known to be stuck.
     pub fn flush(&self, patience: Duration) {
+        self.wait(patience, |state| state.is_written() || state.is_stuck());
+    }
+
+    fn wait(&self, patience: Duration, until: impl Fn(&State) -> bool) {
         let deadline = Instant::now() + patience;
         let mut state = self.shared.lock();
-        while state.writing.is_some() || !state.queue.is_empty() {
+        while !until(&state) {
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || state.is_stuck() {
+            if left.is_zero() {
                 return;
             }
             state = self
                 .shared
                 .changed
-                .wait_timeout(state, left.min(PATIENCE / 4))
+                .wait_timeout(state, left.min(LOOK))
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
@@ -243,7 +323,26 @@ impl Console {
 }
 
 impl Dropped {
-    fn told(self) -> Option<String> {
+    /// These bytes besides.
+    fn and(mut self, kind: Kind, bytes: &[u8]) -> Dropped {
+        let lines = || bytes.iter().filter(|&&b| b == b'\n').count() as u64;
+        match kind {
+            Kind::Output => self.bytes += bytes.len() as u64,
+            Kind::Own => self.lines += lines(),
+            Kind::Log => self.log += lines(),
+        }
+        self
+    }
+
+    fn with(self, other: Dropped) -> Dropped {
+        Dropped {
+            bytes: self.bytes + other.bytes,
+            lines: self.lines + other.lines,
+            log: self.log + other.log,
+        }
+    }
+
+    fn told(self) -> Option<Vec<u8>> {
         let bytes = (self.bytes > 0).then(|| format!("{} bytes of output", self.bytes));
         let lines = (self.lines > 0).then(|| format!("{} lines of muster's own", self.lines));
         let log = (self.log > 0).then(|| format!("{} lines of the agent's log", self.log));
@@ -251,7 +350,17 @@ impl Dropped {
             .into_iter()
             .flatten()
             .collect::<Vec<_>>();
-        (!what.is_empty()).then(|| format!("{} were dropped", what.join(" and ")))
+        let what = what.join(" and ");
+        let files = match self.bytes {
+            0 => "",
+            _ => ". With --tee and --log-dir all output is in files, too",
+        };
+        (!what.is_empty()).then(|| {
+            let text = format!(
+                "\nmuster: {what} were dropped: the console did not take them in time{files}\n"
+            );
+            text.into_bytes()
+        })
     }
 }
 
@@ -306,6 +415,19 @@ fn wait(fd: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
+impl<T: AsFd> AsFd for Bare<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Whether a write of a line would not wait.
+fn takes_more(fd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(fd, PollFlags::POLLOUT)];
+    let ready = poll(&mut fds, PollTimeout::ZERO).is_ok_and(|count| count > 0);
+    ready && fds[0].revents().is_some_and(|r| r == PollFlags::POLLOUT)
+}
+
 /// An agent's log, as a writer that never blocks.
 #[derive(Clone, Debug)]
 pub struct Log(pub Console);
@@ -344,120 +466,9 @@ pub fn print(text: &str) {
 /// Waits for what was said last: at the end of a process.
 pub fn finish() {
     if let Some(console) = STANDARD.get() {
-        console.flush(LAST);
+        console.close(LAST, Bare(io::stderr()));
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-
-    use super::*;
-
-    struct Gate(mpsc::Receiver<()>, Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Gate {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let _ = self.0.recv();
-            self.1.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    /// Waits until all is written, also where the console has just been stuck.
-    fn drained(console: &Console) {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        let mut state = console.shared.lock();
-        while state.writing.is_some() || !state.queue.is_empty() {
-            assert!(Instant::now() < deadline, "the console takes nothing");
-            state = console
-                .shared
-                .changed
-                .wait_timeout(state, PATIENCE)
-                .unwrap()
-                .0;
-        }
-    }
-
-    #[test]
-    fn a_stuck_console_costs_output_but_no_time() {
-        let (open, gate) = mpsc::channel();
-        let seen = Arc::new(Mutex::new(Vec::new()));
-        let console = Console::start(Gate(gate, seen.clone()), io::sink()).unwrap();
-        let started = Instant::now();
-        let piece = 64 * 1024;
-        for _ in 0..100 {
-            console.write(Target::Stdout, vec![b'x'; piece]);
-        }
-        // One wait of a second, not eighty.
-        assert!(started.elapsed() < Duration::from_secs(10));
-        drop(open);
-        drained(&console);
-        console.write(Target::Stdout, b"end".to_vec());
-        drained(&console);
-        let seen = seen.lock().unwrap();
-        assert!(seen.ends_with(b"end"));
-        let text = String::from_utf8_lossy(&seen);
-        assert!(
-            text.contains("bytes of output were dropped"),
-            "{}",
-            text.len()
-        );
-        assert!(seen.len() >= MAX_WAITING && seen.len() < 100 * piece);
-    }
-
-    #[test]
-    fn lines_of_the_launcher_never_wait_and_are_counted_when_they_are_dropped() {
-        let (open, gate) = mpsc::channel();
-        let seen = Arc::new(Mutex::new(Vec::new()));
-        let console = Console::start(io::sink(), Gate(gate, seen.clone())).unwrap();
-        // Workers have filled their part of the queue.
-        let full = [vec![b'x'; MAX_WAITING - 1].as_slice(), b"\n"].concat();
-        console.write(Target::Stderr, full);
-        let line = vec![b'.'; 1023];
-        let line = [line.as_slice(), b"\n"].concat();
-        let room = MAX_OWN / line.len();
-        // And so has the agent: it takes the room of nobody else.
-        let mut log = Log(console.clone());
-        let entry = [vec![b'-'; 1023].as_slice(), b"\n"].concat();
-        let log_room = MAX_LOG / entry.len();
-        for _ in 0..log_room + 5 {
-            log.write_all(&entry).unwrap();
-        }
-        for _ in 0..room + 9 {
-            console.tell(line.clone());
-        }
-        drop(open);
-        drained(&console);
-        let seen = seen.lock().unwrap();
-        let text = String::from_utf8_lossy(&seen);
-        let begin = |with: &str| text.lines().filter(|l| l.starts_with(with)).count();
-        assert_eq!((begin("."), begin("-")), (room, log_room));
-        let dropped = "muster: 9 lines of muster's own and 5 lines of the agent's log were dropped";
-        assert!(text.contains(dropped));
-    }
-
-    #[test]
-    fn nobody_waits_at_the_end_for_a_console_that_is_stuck() {
-        let (open, gate) = mpsc::channel();
-        let seen = Arc::new(Mutex::new(Vec::new()));
-        let console = Console::start(io::sink(), Gate(gate, seen.clone())).unwrap();
-        console.tell(b"one\n".to_vec());
-        console.flush(Duration::from_secs(600));
-        assert!(seen.lock().unwrap().is_empty());
-        // One that is slow, and moves, is waited for.
-        open.send(()).unwrap();
-        while seen.lock().unwrap().is_empty() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        console.tell(vec![b'.'; 3 * CHUNK]);
-        for _ in 0..3 {
-            open.send(()).unwrap();
-        }
-        console.flush(Duration::from_secs(600));
-        assert_eq!(seen.lock().unwrap().len(), 4 + 3 * CHUNK);
-    }
-}
+mod tests;

@@ -256,6 +256,14 @@ impl Record {
         self.kind == Kind::Next && self.members.len() < usize::from(self.spec.min_nodes)
     }
 
+    /// The store whose log decides, if one does.
+    pub fn store(&self) -> Option<StoreUuid> {
+        match self.arbiter {
+            Arbiter::Members => None,
+            Arbiter::Store(uuid) => Some(uuid),
+        }
+    }
+
     /// The number of ranks.
     pub fn world(&self) -> u32 {
         self.members.iter().map(|m| u32::from(m.slots)).sum()

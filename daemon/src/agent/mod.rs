@@ -387,12 +387,14 @@ impl Node {
                 self.metrics.peers_connected.inc();
                 self.peers_changed = true;
                 self.refused.remove(&addr);
+                self.facts.reached(addr, true);
                 self.apply(Event::Connected {
                     node,
                     addr,
                     observed,
                 });
             }
+            NetEvent::Answers { addr } => self.facts.reached(addr, false),
             NetEvent::Disconnected { node, why } => {
                 tracing::info!(%node, %why, "disconnected");
                 self.metrics.peers_connected.dec();
@@ -417,7 +419,7 @@ impl Node {
             NetEvent::Refused { addr, dialled, why } => {
                 tracing::warn!(%addr, %why, "refused");
                 self.metrics.auth_failure(refusal_word(&why));
-                self.facts.refused(addr, why.to_string());
+                self.facts.refused(addr, why.clone());
                 // Who is not there yet may still come; anything else has to be put right.
                 let soon = Refusal::Unreachable(std::io::ErrorKind::ConnectionRefused);
                 if dialled && why != soon && why != Refusal::Full {

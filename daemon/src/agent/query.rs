@@ -13,6 +13,7 @@ use muster_protocol::{JobKey, NodeId, Time};
 use serde_json::{Value, json};
 
 use super::{Node, clock, history};
+use crate::net::Refusal;
 
 /// Bytes of JSON in one frame at most.
 const ROOM: usize = muster_protocol::codec::MAX_FRAME / 2;
@@ -31,7 +32,7 @@ pub(super) struct Facts {
     labels: BTreeMap<String, String>,
     since: Time,
     /// The newest last; one for each address and reason.
-    refused: VecDeque<(SocketAddr, String, u64)>,
+    refused: VecDeque<(SocketAddr, Refusal, u64)>,
 }
 
 impl Facts {
@@ -44,7 +45,14 @@ impl Facts {
         }
     }
 
-    pub(super) fn refused(&mut self, addr: SocketAddr, why: String) {
+    /// An agent answers at this address, or at last got through the handshake: why it did not before is
+    /// no news any more.
+    pub(super) fn reached(&mut self, addr: SocketAddr, greeted: bool) {
+        let over = |why: &Refusal| greeted || matches!(why, Refusal::Unreachable(_));
+        self.refused.retain(|(a, why, _)| *a != addr || !over(why));
+    }
+
+    pub(super) fn refused(&mut self, addr: SocketAddr, why: Refusal) {
         // The port of a peer that calls changes with every call.
         self.refused
             .retain(|(a, w, _)| (a.ip(), w) != (addr.ip(), &why));
@@ -180,7 +188,7 @@ impl Node {
             .facts
             .refused
             .iter()
-            .map(|(addr, why, at)| json!({ "addr": addr, "why": why, "time_ms": at }))
+            .map(|(addr, why, at)| json!({ "addr": addr, "why": why.to_string(), "time_ms": at }))
             .collect();
         json!({
             "node": config.node.hex(), "host": config.host, "version": config.version,
@@ -219,7 +227,7 @@ impl Node {
     }
 
     fn jobs(&self, may: impl Fn(&JobKey) -> bool) -> Vec<Value> {
-        let jobs = self.core.jobs().filter(|j| may(j.key()));
+        let jobs = self.core.jobs().filter(|j| may(j.key()) && j.is_listed());
         jobs.map(|job| self.job(job)).collect()
     }
 
@@ -304,15 +312,16 @@ fn checkpoint_json(job: &Job, asked: &CheckpointAsked) -> Value {
     })
 }
 
+/// The failure detector watches the nodes of common jobs alone; of others the connection tells.
 fn peer_word(peer: &Peer) -> &'static str {
-    match peer.state {
+    let unwatched = match peer.connected {
+        true => State::Alive,
+        false => State::Lost { confirmed: false },
+    };
+    match peer.state.unwrap_or(unwatched) {
         // It said goodbye, and went: that is no outage, whatever the failure detector makes of it.
-        Some(state) if state.is_lost() && peer.leaving.is_some() => "left",
-        Some(state) => state_word(state),
-        None if peer.connected => "connected",
-        // It said goodbye, and went.
-        None if peer.leaving.is_some() => "left",
-        None => "unknown",
+        state if state.is_lost() && peer.leaving.is_some() => "left",
+        state => state_word(state),
     }
 }
 
@@ -392,12 +401,69 @@ mod tests {
     fn refusals_are_kept_once_for_each_host_and_reason() {
         let mut facts = Facts::new(false, BTreeMap::new());
         for port in 1..100 {
-            facts.refused(([10, 0, 0, 1], port).into(), "wrong secret".into());
+            facts.refused(([10, 0, 0, 1], port).into(), Refusal::WrongSecret);
         }
         assert_eq!(facts.refused.len(), 1);
         for host in 1..100 {
-            facts.refused(([10, 0, 0, host], 1).into(), "wrong secret".into());
+            facts.refused(([10, 0, 0, host], 1).into(), Refusal::WrongSecret);
         }
         assert_eq!(facts.refused.len(), REFUSALS);
+    }
+
+    #[test]
+    fn a_peer_that_answers_by_now_is_no_news() {
+        let mut facts = Facts::new(false, BTreeMap::new());
+        let addr = |host: u8| SocketAddr::from(([10, 0, 0, host], 7970));
+        let nobody = Refusal::Unreachable(std::io::ErrorKind::ConnectionRefused);
+        facts.refused(addr(1), nobody.clone());
+        facts.refused(addr(1), Refusal::WrongSecret);
+        facts.refused(addr(2), nobody.clone());
+        let left = |facts: &Facts| -> Vec<(SocketAddr, Refusal)> {
+            let all = facts.refused.iter();
+            all.map(|(addr, why, _)| (*addr, why.clone())).collect()
+        };
+        // It answers, and has still another secret.
+        facts.reached(addr(1), false);
+        let others = [(addr(1), Refusal::WrongSecret), (addr(2), nobody)];
+        assert_eq!(left(&facts), others);
+        facts.reached(addr(1), true);
+        assert_eq!(left(&facts), others[1..]);
+    }
+
+    #[test]
+    fn a_nodes_state_has_one_word_whether_or_not_it_shares_a_job() {
+        let leave = muster_protocol::wire::Leave {
+            grace_ms: 0,
+            reason: String::new(),
+        };
+        let word = |connected, state, leaves: bool| {
+            peer_word(&Peer {
+                connected,
+                state,
+                leaving: leaves.then(|| (leave.clone(), Time::default())),
+                ..Peer::default()
+            })
+        };
+        let lost = State::Lost { confirmed: true };
+        assert_eq!(
+            word(true, None, false),
+            word(true, Some(State::Alive), false)
+        );
+        assert_eq!(word(false, None, false), word(false, Some(lost), false));
+        assert_eq!(
+            (word(true, None, false), word(false, None, false)),
+            ("alive", "lost")
+        );
+        assert_eq!(
+            (word(false, None, true), word(false, Some(lost), true)),
+            ("left", "left")
+        );
+        assert_eq!(
+            (
+                word(true, None, true),
+                word(true, Some(State::Suspect), true)
+            ),
+            ("alive", "suspect")
+        );
     }
 }

@@ -413,6 +413,9 @@ impl Hub {
         };
         if let Some(addr) = dialled {
             self.book.identify(addr, node);
+            if self.book.given(&addr) {
+                self.tell(NetEvent::Answers { addr });
+            }
             if self.peers.get(&node).is_some_and(|p| self.is_up(p)) {
                 self.book.failed(addr, now);
                 self.swarm.close_connection(id);

@@ -167,6 +167,11 @@ pub enum NetEvent {
         node: NodeId,
         why: Gone,
     },
+    /// An agent answers at an address that the user gave: one that is connected already, perhaps, by another
+    /// address, or one that does not take part.
+    Answers {
+        addr: SocketAddr,
+    },
     Message {
         from: NodeId,
         bytes: Vec<u8>,

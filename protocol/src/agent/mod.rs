@@ -89,8 +89,8 @@ pub struct Agent {
     conns: BTreeMap<ConnId, JobKey>,
     effects: VecDeque<Effect>,
     watching: BTreeMap<JobKey, Watches>,
-    /// The heads for which `watching` and the last greeting hold, and whatever else `watching` follows from.
-    heads: BTreeMap<JobKey, (Digest, (bool, bool))>,
+    /// The heads for which `watching` and the last greeting hold, and whatever else these follow from.
+    heads: BTreeMap<JobKey, Greeted>,
     sent: BTreeMap<NodeId, VecDeque<(u64, Time)>>,
     seq: u64,
     urgent_at: Time,
@@ -104,6 +104,14 @@ pub struct Agent {
     draining: Option<(Leave, Time)>,
     /// Some job may have changed since all were looked through.
     touched: bool,
+}
+
+/// What others were told of a job, and for what its nodes are watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Greeted {
+    head: Digest,
+    watches_for: (bool, bool),
+    deserted: bool,
 }
 
 impl Agent {
@@ -595,15 +603,21 @@ impl Agent {
         let mut forget = Vec::new();
         for (key, job) in &self.jobs {
             let digest = job.head().map_or(Digest::ZERO, |(_, d)| d);
-            let now = (digest, job.watches_for());
+            let now = Greeted {
+                head: digest,
+                watches_for: job.watches_for(),
+                deserted: job.says_deserted(),
+            };
             let was = self.heads.get(key);
             if was != Some(&now) {
                 changed = true;
                 // Only the leader greets anew, so that a change costs each agent one message.
                 let led = job.head().is_some_and(|(r, _)| r.leader() == Some(me));
-                greet |= led && was.is_none_or(|(d, _)| *d != digest);
+                greet |= led && was.is_none_or(|w| w.head != digest);
+                // Nobody else sees that a job has no launcher left, or has one again.
+                greet |= was.is_some_and(|w| w.deserted) != now.deserted;
                 // That it is over nobody else tells those who take no part in it.
-                let led_before = |d| was.is_some_and(|(w, _)| *w == d) && d != digest;
+                let led_before = |d| was.is_some_and(|w| w.head == d) && d != digest;
                 if job.led().is_some_and(led_before) {
                     over.insert(digest);
                 }

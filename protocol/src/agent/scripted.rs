@@ -136,6 +136,7 @@ pub(super) struct Scripted {
     pub(super) sent: Vec<(NodeId, JobMessage)>,
     pub(super) told: Vec<(Time, ToLauncher)>,
     pub(super) notices: Vec<Notice>,
+    pub(super) hellos: Vec<(NodeId, Hello)>,
     pub(super) stored: BTreeMap<JobKey, Vec<u8>>,
     pub(super) past: Vec<u8>,
     pub(super) persists: usize,
@@ -170,6 +171,7 @@ impl Scripted {
             sent: Vec::new(),
             told: Vec::new(),
             notices: Vec::new(),
+            hellos: Vec::new(),
             stored,
             past,
             persists: 0,
@@ -223,6 +225,7 @@ impl Scripted {
                     self.back.push(Event::Message { from: to, message });
                 }
                 Message::Job { body, .. } => self.sent.push((to, *body)),
+                Message::Hello(hello) => self.hellos.push((to, hello)),
                 _ => {}
             },
             Effect::Probe { node, id, .. } => {

@@ -2,6 +2,7 @@
 
 mod holds;
 mod members;
+mod told;
 mod votes;
 
 use super::scripted::{Scripted, node};

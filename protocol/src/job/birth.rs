@@ -148,31 +148,32 @@ impl Job {
         if let Some(why) = self.is_unfit(member.node, member.launcher) {
             return Some(why.to_owned());
         }
-        let (spec, where_) = match self.live() {
+        let (spec, store, where_) = match self.live() {
             // What follows the dead may have another specification, unless others come with theirs: their
             // generation ends then.
-            Some(head) if self.may_differ(&head.record.spec) => return None,
+            Some(head) if self.may_differ(&head.record) => return None,
             Some(head) => {
-                if let Arbiter::Store(uuid) = head.record.arbiter
-                    && ticket.store != Some(uuid)
-                {
+                let store = head.record.store();
+                if store.is_some() && ticket.store != store {
                     return Some(
                         "the job's members share a store that this node does not see: mount the same \
                          directory here and name it with --store"
                             .into(),
                     );
                 }
-                (&head.record.spec, "the running job")
+                (&head.record.spec, store, "the running job")
             }
             None => {
                 let first = self.desk.tickets.values().min_by_key(|h| h.first)?;
                 if first.ticket.member.node == ticket.member.node {
                     return None;
                 }
-                (&first.ticket.spec, first.ticket.host.as_str())
+                let first = &first.ticket;
+                (&first.spec, first.store, first.host.as_str())
             }
         };
-        let differences = ticket.spec.differences(spec);
+        let mut differences = ticket.spec.differences(spec);
+        differences.extend(super::store::difference(ticket.store, store).map(str::to_owned));
         if differences.is_empty() {
             return None;
         }

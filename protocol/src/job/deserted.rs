@@ -3,11 +3,11 @@
 
 use super::durable::EVERY_NUMBER;
 use super::plan::Assessment;
+use super::store::differs;
 use super::{Ctx, Job};
 use crate::ids::{Digest, NodeId};
 use crate::peers::Peers;
 use crate::record::{Arbiter, Member, Record};
-use crate::spec::JobSpec;
 use crate::time::{Span, Time};
 use crate::wire::{Hello, JobMessage};
 
@@ -94,17 +94,15 @@ impl Job {
         };
         let over = ctx.now >= deserted.since + Self::kept_for(ctx, deserted);
         let mut tickets = self.desk.tickets.values();
-        over || deserted.sure
-            && tickets.any(|h| !h.ticket.spec.differences(&record.spec).is_empty())
+        over || deserted.sure && tickets.any(|h| differs(&h.ticket, record))
     }
 
     /// Whether every launcher of the generation is known to be dead and nobody goes on with its
     /// specification, so that another one may follow.
-    pub(super) fn may_differ(&self, spec: &JobSpec) -> bool {
+    pub(super) fn may_differ(&self, record: &Record) -> bool {
         let deserted = self.lead.as_ref().and_then(|l| l.deserted);
         let mut tickets = self.desk.tickets.values();
-        deserted.is_some_and(|d| d.sure)
-            && tickets.all(|h| !h.ticket.spec.differences(spec).is_empty())
+        deserted.is_some_and(|d| d.sure) && tickets.all(|h| differs(&h.ticket, record))
     }
 
     /// A person ends the job from a node without a launcher of it.

@@ -81,11 +81,21 @@ impl Job {
                     format!("{min} to {max}")
                 };
                 let left = self.who_left(ctx);
+                let here = match have {
+                    0 => "none".to_owned(),
+                    have => format!("{have} ({})", names.join(", ")),
+                };
+                let least = match min {
+                    1 => "1 node".to_owned(),
+                    min => format!("{min} nodes"),
+                };
                 format!(
-                    "waiting for {} more of {nodes} nodes{left}; here so far: {}. Start `muster run` with the \
-                     same --rdzv-id on the missing ones (an agent sees {} others now)",
+                    "waiting for {} more of {nodes} nodes{left}. The job needs launchers on {least} and has {here}; \
+                     it waits without a time limit. Start `muster run` with the same --rdzv-id on the missing \
+                     nodes, or end the job with Ctrl-C or `muster cancel {}`. This agent sees {} others now (if \
+                     that stays 0: check --rdzv-endpoint, or `bootstrap` of the agents)",
                     min.saturating_sub(*have),
-                    names.join(", "),
+                    self.key.id,
                     ctx.peers.connected_nodes().count(),
                 )
             }
@@ -133,10 +143,21 @@ impl Job {
                     names.join(", "),
                 )
             }
-            Wait::Parked { ms } => format!(
-                "this node failed too often to be let in at once; next try in {:.1} s",
-                *ms as f64 / 1000.0
-            ),
+            Wait::Parked { ms } => {
+                let why = match self.unstarted.as_str() {
+                    "" => "its workers did not start in time, it had no link to other members, or it was \
+                           lost again and again"
+                        .to_owned(),
+                    why => format!("its workers did not start: {why}"),
+                };
+                format!(
+                    "the job leaves this node out for {:.1} s more, after a fault here ({why}). The other \
+                     nodes go on where they are enough, and this one is let in by itself then; each further \
+                     fault doubles the pause, up to 5 min. If it happens again, look at the log of this \
+                     node's agent and launcher",
+                    *ms as f64 / 1000.0
+                )
+            }
             Wait::Elsewhere { advert } => match advert.leader {
                 Some(leader) if ctx.reachable(leader) => {
                     format!(

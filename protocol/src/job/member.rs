@@ -186,6 +186,8 @@ impl Job {
                 local.reg = reg;
             }
         } else {
+            // This one has not been told what the one before waited for.
+            self.applicant.told.clear();
             self.local = Some(Local {
                 conn: Some(conn),
                 was: conn,
@@ -322,6 +324,7 @@ impl Job {
         let (record, digest) = (head.record.clone(), head.digest);
         let was = self.member.take();
         if record.kind.is_terminal() {
+            self.applicant.told.clear();
             let lineage = self.local.as_ref().and_then(|l| l.lineage);
             let running = self.local.as_ref().and_then(|l| l.running);
             if lineage == Some(record.lineage()) {
@@ -410,6 +413,7 @@ impl Job {
     /// the connection before it has read that, it hears it when it registers again.
     pub(super) fn part(&mut self, frame: ToLauncher) {
         self.tell_launcher(frame.clone());
+        self.applicant.told.clear();
         if let Some(local) = &mut self.local {
             local.over = Some(frame);
         }

@@ -227,6 +227,7 @@ impl Job {
         self.lead = None;
         self.proposal = None;
         self.merge = Merge::default();
+        self.applicant.told.clear();
         self.stop_launcher(ctx.now, mine, 0, why);
     }
 

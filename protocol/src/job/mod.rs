@@ -342,6 +342,11 @@ impl Job {
         &self.hung
     }
 
+    /// Whether there is anything to show: more than what this node must not take part in again.
+    pub fn is_listed(&self) -> bool {
+        self.head.is_some() || !self.is_idle()
+    }
+
     /// Whether nothing here is worth keeping in memory or on disk.
     pub(crate) fn is_idle(&self) -> bool {
         self.local.is_none()
@@ -396,8 +401,13 @@ impl Job {
             leader: head.record.leader(),
             belongs: head.record.kind == Kind::Next
                 && (head.record.has(cfg.node) || head.record.is_voter(cfg.voter())),
-            deserted: self.lead.as_ref().is_some_and(|l| l.deserted.is_some()),
+            deserted: self.says_deserted(),
         })
+    }
+
+    /// Whether this agent leads the job, and sees no launcher of it.
+    pub(crate) fn says_deserted(&self) -> bool {
+        self.lead.as_ref().is_some_and(|l| l.deserted.is_some())
     }
 
     pub(crate) fn poll_effect(&mut self) -> Option<Effect> {

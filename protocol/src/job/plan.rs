@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::second_look::Verdict;
+use super::store::differs;
 use super::{Ctx, Job};
 use crate::budget;
 use crate::clique;
@@ -296,7 +297,7 @@ impl Job {
             .filter(|h| ctx.reachable(h.ticket.member.node))
             .filter(|h| self.parked_ms(ctx, h.ticket.member.node).is_none())
             .filter(|h| record.member(h.ticket.member.node) != Some(&h.ticket.member))
-            .filter(|h| h.ticket.spec.differences(&record.spec).is_empty())
+            .filter(|h| !differs(&h.ticket, record))
             .filter(|h| !h.ticket.unreachable.iter().any(there))
             .collect();
         held.sort_by_key(|h| (h.first, h.ticket.member.node));

@@ -10,6 +10,7 @@ use crate::local::ToLauncher;
 use crate::record::{Arbiter, Cause, CommitRef, Kind, Record};
 use crate::storelog::{self, Body, Log, Outcome, Output};
 use crate::time::{Span, Time};
+use crate::wire::Ticket;
 
 /// The job's log as this agent sees it.
 #[derive(Debug)]
@@ -149,6 +150,7 @@ impl Job {
                 if let Some(store) = &mut self.store {
                     store.broken = None;
                 }
+                self.applicant.told.clear();
                 let key = self.key.clone();
                 let text = "the job's log is whole again".to_owned();
                 self.notice(Notice::Trouble { key, text });
@@ -526,4 +528,28 @@ impl Job {
         let (_, since) = *store.alone.insert(known.unwrap_or((from, ctx.now)));
         since
     }
+}
+
+/// How a launcher's store differs from that of the job that it would join. A job without one takes none up
+/// later: its checkpoints would lie in no store, though this launcher's user asked for that.
+pub(super) fn difference(
+    here: Option<StoreUuid>,
+    there: Option<StoreUuid>,
+) -> Option<&'static str> {
+    match (here, there) {
+        (Some(_), None) => Some(
+            "--store is given here, none there (leave it out here, or end the job and start all its nodes with it)",
+        ),
+        (None, Some(_)) => Some("no --store is given here, one there"),
+        (Some(here), Some(there)) if here != there => Some(
+            "--store names another store here than there (the same directory has to be mounted on both)",
+        ),
+        _ => None,
+    }
+}
+
+/// Whether a launcher asks for another job than that of this generation: by its specification, or its store.
+pub(super) fn differs(ticket: &Ticket, record: &Record) -> bool {
+    let store = difference(ticket.store, record.store());
+    store.is_some() || !ticket.spec.differences(&record.spec).is_empty()
 }

@@ -61,6 +61,7 @@ impl Job {
             return;
         };
         self.slots_orphaned(ctx.now);
+        self.applicant.told.clear();
         if let Some((to, _)) = self.member.as_ref().and_then(|m| m.said) {
             self.send(ctx, to, JobMessage::Withdraw);
         }

@@ -105,9 +105,9 @@ fn render_nodes(nodes: &Value, wide: bool, style: &Style) -> String {
         let own = flag(row, "self");
         let mut state = field(row, "state");
         let tone = match state.as_str() {
-            "alive" | "connected" => Tone::Good,
+            "alive" => Tone::Good,
             "lost" => Tone::Bad,
-            "unknown" | "left" => Tone::Dim,
+            "left" => Tone::Dim,
             _ => Tone::Warn,
         };
         let mut tone = tone;

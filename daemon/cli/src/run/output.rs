@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Read as _, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -67,8 +68,57 @@ pub struct Stream {
     /// In front of every line; whole lines are kept together whenever there is one or `lines`.
     pub prefix: Vec<u8>,
     pub lines: bool,
-    pub file: Option<File>,
+    pub file: Option<LogFile>,
     pub tail: Option<Tail>,
+}
+
+/// A file that a worker's output is copied to.
+#[derive(Debug)]
+pub struct LogFile {
+    file: File,
+    path: PathBuf,
+    /// Bytes that it did not take.
+    lost: u64,
+}
+
+impl LogFile {
+    pub fn new(file: File, path: PathBuf) -> LogFile {
+        let lost = 0;
+        LogFile { file, path, lost }
+    }
+
+    /// A full disk costs the log, not the training; what it costs is counted.
+    fn take(&mut self, bytes: &[u8], console: &Console) {
+        let mut left = bytes;
+        let error = loop {
+            if left.is_empty() {
+                return;
+            }
+            match self.file.write(left) {
+                Ok(0) => break io::ErrorKind::WriteZero.into(),
+                Ok(written) => left = &left[written..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => break error,
+            }
+        };
+        if self.lost == 0 {
+            let what = format!(
+                "cannot write output to {}: {error}. The job goes on, and output is missing there until the file takes \
+                 it again",
+                self.path.display()
+            );
+            console.tell(format!("muster: {what}\n").into_bytes());
+        }
+        self.lost += left.len() as u64;
+    }
+
+    fn close(&self, console: &Console) {
+        if self.lost > 0 {
+            let (path, lost) = (self.path.display(), self.lost);
+            let text = format!("muster: {lost} bytes of output are missing in {path}\n");
+            console.tell(text.into_bytes());
+        }
+    }
 }
 
 struct Open {
@@ -100,7 +150,8 @@ impl Pump {
         wake.set_nonblocking(true)?;
         woken.set_nonblocking(true)?;
         let (orders, inbox) = mpsc::channel();
-        std::thread::Builder::new()
+        let feeder = console.clone();
+        let thread = std::thread::Builder::new()
             .name("output".into())
             .spawn(move || {
                 let mut open: Vec<Open> = Vec::new();
@@ -117,11 +168,14 @@ impl Pump {
                                 let _ = done.send(());
                             }
                             Err(mpsc::TryRecvError::Empty) => break,
-                            Err(mpsc::TryRecvError::Disconnected) => return,
+                            Err(mpsc::TryRecvError::Disconnected) => {
+                                return drain(&mut open, None, true, &console);
+                            }
                         }
                     }
                 }
             })?;
+        feeder.feeds(thread);
         Ok(Pump { orders, wake })
     }
 
@@ -232,8 +286,7 @@ fn take(o: &mut Open, bytes: &[u8], console: &Console) {
         tail.push(bytes);
     }
     if let Some(file) = &mut o.stream.file {
-        // A full disk costs the log, not the training.
-        let _ = file.write_all(bytes);
+        file.take(bytes, console);
     }
     let Some(target) = o.stream.console else {
         return;
@@ -267,6 +320,9 @@ fn flush_line(o: &mut Open, out: &mut Vec<u8>) {
 
 /// Passes on an unfinished last line, with a newline so that the next output starts its own.
 fn finish(o: &mut Open, console: &Console) {
+    if let Some(file) = &o.stream.file {
+        file.close(console);
+    }
     if o.line.is_empty() {
         return;
     }
@@ -361,5 +417,25 @@ mod tests {
         assert!(tail.starts_with("line ") && tail.ends_with("line 1999"));
         assert!(tail_text(&[0xff; 10_000]).len() <= MAX_TAIL);
         assert_eq!(tail_text(b"short\n"), "short");
+    }
+
+    #[test]
+    fn what_a_file_does_not_take_is_counted() {
+        let said = Sink::default();
+        let console = Console::start(io::sink(), said.clone()).unwrap();
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let mut file = LogFile::new(full, "/dev/full".into());
+        for _ in 0..3 {
+            file.take(b"12345", &console);
+        }
+        file.close(&console);
+        console.flush(Duration::from_secs(10));
+        let text = String::from_utf8_lossy(&said.0.lock().unwrap()).into_owned();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 2, "{text}");
+        assert!(
+            lines[1].contains("15 bytes") && lines[1].ends_with("/dev/full"),
+            "{text}"
+        );
     }
 }

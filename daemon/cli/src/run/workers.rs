@@ -24,7 +24,7 @@ use super::control::ControlPage;
 use super::environment::{self, Job};
 use super::logs::{self, LogRoot};
 use super::options::Logs;
-use super::output::{Pump, Stream, Tail, pipe};
+use super::output::{LogFile, Pump, Stream, Tail, pipe};
 use super::procs;
 use super::sidecar::Sidecar;
 use super::spawn::{self, Out, Request, Spawner, become_subreaper};
@@ -326,7 +326,7 @@ impl Workers {
             },
             lines: several,
             file: if tee {
-                Some(logs::open_log(&file)?)
+                Some(LogFile::new(logs::open_log(&file)?, file))
             } else {
                 None
             },

@@ -93,6 +93,46 @@ fn a_single_node_whose_console_takes_nothing_is_stopped_by_a_signal() {
     );
 }
 
+#[test]
+fn output_that_a_stuck_console_did_not_take_is_counted_where_stderr_goes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (pipe, write) = nix::unistd::pipe().unwrap();
+    let (err, logs) = (dir.path().join("err"), dir.path().join("logs"));
+    const WRITTEN: usize = 3 << 20;
+    let script = format!("head -c {WRITTEN} /dev/zero | tr '\\0' x");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_muster"))
+        .args(["run", "--standalone", "--tee", "3", "--log-dir"])
+        .arg(&logs)
+        .args(["--no-python", "--", "sh", "-c", &script])
+        .env("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "")
+        .env("TMPDIR", dir.path())
+        .env("XDG_RUNTIME_DIR", dir.path())
+        .current_dir(dir.path())
+        .stdin(Stdio::null())
+        .stdout(write)
+        .stderr(File::create(&err).unwrap())
+        .spawn()
+        .unwrap();
+    assert!(child.wait().unwrap().success());
+    drop(child);
+    let taken = std::io::read_to_string(File::from(pipe)).unwrap();
+    let said = std::fs::read_to_string(&err).unwrap();
+    let counted = said.lines().find_map(|line| {
+        let count = line
+            .strip_prefix("muster: ")?
+            .split_once(" bytes of output")?;
+        count.0.parse::<usize>().ok()
+    });
+    let counted = counted.unwrap_or_else(|| panic!("nothing is counted: {said}"));
+    let shown = taken.matches('x').count();
+    assert!(shown < WRITTEN);
+    // Lines get a prefix and an end besides.
+    assert!(counted + shown >= WRITTEN, "{counted} + {shown}");
+    let files = std::fs::read_dir(&logs).unwrap().next().unwrap().unwrap();
+    let file = files.path().join("attempt_0/0/stdout.log");
+    assert_eq!(std::fs::metadata(file).unwrap().len(), WRITTEN as u64);
+}
+
 /// The workers of a launcher: what carries its id, without the sidecar.
 fn workers(agent: &Agent) -> Vec<String> {
     let mut left = left_of(agent.me());

@@ -28,11 +28,19 @@ fn a_job_that_waits_says_for_whom_and_can_be_cancelled() {
         text.contains("forming, waits") && text.contains(&waiting),
         "{text}"
     );
+    let warned = || {
+        let doctor = world.json(&["doctor"]);
+        let mut checks = doctor["checks"].as_array().unwrap().iter();
+        checks.any(|c| c["check"] == "job" && c["status"] == "warn")
+    };
+    assert!(warned());
     let unknown = world.muster(&["cancel", "other"]);
     assert_eq!(unknown.status.code(), Some(1));
     let cancelled = world.muster(&["cancel", "pair"]);
     assert!(cancelled.status.success(), "{cancelled:?}");
     launcher.end();
+    assert!(!warned());
+    assert!(row(&world, "pair").is_none_or(|r| r["waiting"] == ""));
 }
 
 #[test]

@@ -119,6 +119,17 @@ async fn a_first_peer_that_does_not_answer_is_named() {
         why,
         Refusal::Unreachable(std::io::ErrorKind::ConnectionRefused)
     );
+    // An agent comes there, and that is told too.
+    let _b = start(NetConfig {
+        listen: vec![free],
+        ..config()
+    })
+    .await;
+    a.until(|e| match e {
+        NetEvent::Answers { addr } if *addr == free => Some(()),
+        _ => None,
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ use crate::time::Span;
 use crate::wire::{Advert, JobMessage, Ticket};
 
 /// Node `me` of a generation of `n` nodes, in which all train.
-fn trains(me: usize, n: usize, witnesses: &[usize]) -> (Scripted, Digest) {
+pub(super) fn trains(me: usize, n: usize, witnesses: &[usize]) -> (Scripted, Digest) {
     let r = Record {
         witnesses: witnesses.iter().map(|w| witness(*w)).collect(),
         ..record(n, 2)
@@ -143,7 +143,7 @@ fn a_node_whose_workers_do_not_end_is_left_behind() {
 }
 
 /// The launcher of a job of one node is killed.
-fn ghost() -> (Scripted, Digest) {
+pub(super) fn ghost() -> (Scripted, Digest) {
     let r = record(1, 2);
     let digest = r.digest();
     let mut s = Scripted::new(config(0, 2), vec![holds(&r, 1)]);
@@ -157,6 +157,11 @@ fn ghost() -> (Scripted, Digest) {
         .insert(node(0), (Answer::Answered, Answer::Refused));
     s.pass(Span::from_secs(60));
     (s, digest)
+}
+
+/// What people are told that the job waits for.
+pub(super) fn waits(s: &Scripted) -> &str {
+    s.agent.job(&key("j")).map_or("", |j| j.waiting())
 }
 
 fn kind(s: &Scripted) -> Option<Kind> {
@@ -182,6 +187,7 @@ fn a_job_without_launchers_is_seen_kept_for_a_while_and_then_over() {
 #[test]
 fn a_job_without_launchers_is_ended_by_a_persons_word() {
     let (mut s, _) = ghost();
+    assert!(!waits(&s).is_empty());
     s.on(Event::Launcher {
         conn: ConnId(9),
         owner: "0".into(),
@@ -189,6 +195,7 @@ fn a_job_without_launchers_is_ended_by_a_persons_word() {
     });
     s.pass(Span::from_secs(1));
     assert_eq!(kind(&s), Some(Kind::End { cancelled: true }));
+    assert_eq!(waits(&s), "");
 }
 
 #[test]
@@ -327,14 +334,15 @@ fn a_job_without_a_majority_is_given_up_by_a_persons_word() {
         .insert(node(1), (Answer::Answered, Answer::Refused));
     s.pass(Span::from_secs(60));
     let live = |s: &Scripted| s.agent.job(&key("j")).is_some_and(|j| j.is_live());
-    assert!(live(&s));
+    assert!(live(&s) && !waits(&s).is_empty());
     s.on(Event::Launcher {
         conn: ConnId(9),
         owner: "0".into(),
         frame: ToAgent::Command(Command::Cancel { job: "j".into() }),
     });
     s.pass(Span::from_secs(1));
-    assert!(!live(&s));
+    assert!(!live(&s) && waits(&s).is_empty());
+    assert!(s.agent.job(&key("j")).is_none_or(|j| !j.is_listed()));
 }
 
 #[test]

@@ -27,6 +27,12 @@ fn other_parameters_are_refused_by_name_and_the_first_goes_on() {
     let mut late = bed.launch("c", &["--nnodes", "2:3"]);
     assert_eq!(late.code(), 1, "{}", late.log());
     assert!(late.log().contains("--nnodes 2:3 here, 2:2 there"));
+    let store = bed.path("store");
+    std::fs::create_dir(&store).unwrap();
+    let store = format!("--store={}", store.display());
+    let mut stored = bed.launch("c", &["--nnodes", "2", &store]);
+    assert_eq!(stored.code(), 1, "{}", stored.log());
+    assert!(stored.log().contains("--store is given here, none there"));
     assert_eq!(bed.until_runs_on(&["a", "b"]), before);
     let _open = bed.finish();
     assert_eq!((first.code(), second.code()), (0, 0));
@@ -49,8 +55,8 @@ fn fewer_than_the_minimum_says_who_is_here_waits_and_can_be_cancelled() {
     assert!(said.contains("this node") && said.contains('a'), "{said}");
     assert!(said.contains("--rdzv-id"), "{said}");
     assert!(
-        said.contains("sees 2 others"),
-        "names what the agent sees: {said}"
+        said.contains("launchers on 3 nodes and has 2") && said.contains("sees 2 others"),
+        "how many are needed, and what the agent sees: {said}"
     );
     second.signal(libc::SIGINT);
     assert_eq!(second.code(), 130, "{}", second.log());

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::super::client::Client;
 use super::super::output::{Failure, field, flag, list, short};
-use super::{Check, is_networked};
+use super::{Check, is_networked, jobs};
 
 /// What there is to say, and where the agent that was asked keeps its state.
 pub(super) async fn checks(
@@ -62,15 +62,22 @@ async fn ask(
         secret(&status),
         announce(&status),
     ];
-    match client.query(Query::Nodes).await {
-        Ok(nodes) => all.extend(peers(&nodes, env!("CARGO_PKG_VERSION"))),
-        Err(why) => all.push(Check::fail(
-            "peers",
-            Failure::from(why).to_string(),
-            "look at the agent's log",
-        )),
+    let nodes = match client.query(Query::Nodes).await {
+        Ok(nodes) => nodes,
+        Err(why) => {
+            all.push(Check::fail(
+                "peers",
+                Failure::from(why).to_string(),
+                "look at the agent's log",
+            ));
+            Value::Null
+        }
+    };
+    if !nodes.is_null() {
+        all.extend(peers(&nodes, env!("CARGO_PKG_VERSION")));
     }
     if let Ok(jobs) = client.query(Query::Jobs).await {
+        all.extend(jobs::at_rest(&jobs, &nodes));
         all.extend(twins(&jobs));
     }
     all.extend(refusals(&status));

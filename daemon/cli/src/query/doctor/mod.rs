@@ -6,6 +6,7 @@
 mod agent;
 mod clock;
 mod gpu;
+mod jobs;
 mod limits;
 mod network;
 mod storage;

@@ -1,0 +1,138 @@
+//! What launchers, people and other agents are told of a job.
+
+use super::super::scripted::{Scripted, config, holds, member, node, record};
+use super::super::{ConnId, Event};
+use super::members::{ghost, trains, waits};
+use crate::ids::{Digest, StoreUuid};
+use crate::local::{ToAgent, ToLauncher};
+use crate::membership::Answer;
+use crate::spec::JobSpec;
+use crate::time::Span;
+use crate::wire::{JobMessage, Ticket, Wait};
+
+/// Node 3 is no member of the job of nodes 0 and 1, and its launcher `k` asks to be let in.
+fn asks(s: &mut Scripted, k: usize, wait: Wait) {
+    s.launcher(k, 2, None);
+    s.pass(Span::from_millis(100));
+    let body = JobMessage::TicketAck {
+        launcher: member(k).launcher,
+        lineage: record(2, 2).lineage(),
+        wait,
+    };
+    s.hears(0, body);
+}
+
+fn outside() -> Scripted {
+    let mut s = Scripted::new(config(3, 2), vec![holds(&record(2, 2), 1)]);
+    (0..2).for_each(|i| s.peer(i));
+    s
+}
+
+fn told_to_wait(s: &Scripted) -> usize {
+    let waiting = |f: &&ToLauncher| matches!(f, ToLauncher::Waiting { .. });
+    s.told.iter().map(|(_, f)| f).filter(waiting).count()
+}
+
+#[test]
+fn a_launcher_that_goes_leaves_no_wait_behind_and_the_next_one_is_told_its_own() {
+    let mut s = outside();
+    asks(&mut s, 3, Wait::Spare { max: 2 });
+    assert_eq!(told_to_wait(&s), 1);
+    assert!(!waits(&s).is_empty());
+    s.on(Event::LauncherGone {
+        conn: ConnId(1),
+        guard: Answer::Refused,
+    });
+    assert_eq!(waits(&s), "");
+    asks(&mut s, 4, Wait::Spare { max: 2 });
+    assert_eq!(told_to_wait(&s), 2);
+    // One that is told to stop waits no longer, though its process is still there.
+    s.says(ToAgent::Cancel);
+    assert_eq!(waits(&s), "");
+}
+
+#[test]
+fn a_node_that_is_left_out_for_a_while_reads_for_how_long_and_where_to_look() {
+    let mut s = outside();
+    asks(&mut s, 3, Wait::Parked { ms: 1_500 });
+    let text = waits(&s);
+    assert!(
+        text.contains("1.5 s") && text.contains("log of this"),
+        "{text}"
+    );
+}
+
+fn ticket(k: usize, spec: &JobSpec, store: Option<StoreUuid>) -> JobMessage {
+    JobMessage::Ticket(Box::new(Ticket {
+        member: member(k),
+        spec: spec.clone(),
+        knows: Digest::ZERO,
+        store,
+        host: format!("h{k}"),
+        command: String::new(),
+        unreachable: Vec::new(),
+        held_ms: 0,
+    }))
+}
+
+/// Whether node `k` is refused with this store.
+fn refused(s: &mut Scripted, k: usize, spec: &JobSpec, store: Option<StoreUuid>) -> bool {
+    s.sent.clear();
+    s.hears(k, ticket(k, spec, store));
+    let answer = s.sent.iter().find_map(|(to, body)| match body {
+        JobMessage::TicketRefused { .. } if *to == node(k) => Some(true),
+        JobMessage::TicketAck { .. } if *to == node(k) => Some(false),
+        _ => None,
+    });
+    answer.unwrap_or_else(|| panic!("no answer: {:?}", s.sent))
+}
+
+#[test]
+fn a_launcher_with_a_store_is_refused_by_a_job_that_has_none() {
+    let (some, other) = (Some(StoreUuid([1; 16])), Some(StoreUuid([2; 16])));
+    let running = record(1, 2).spec;
+    let (mut s, _) = trains(0, 1, &[]);
+    s.peer(3);
+    assert!(refused(&mut s, 3, &running, some));
+    assert!(!refused(&mut s, 3, &running, None));
+    // One whose launchers are all dead goes on as it was.
+    let (mut s, _) = ghost();
+    s.peer(3);
+    assert!(refused(&mut s, 3, &running, some));
+    assert!(!refused(&mut s, 3, &running, None));
+    // So is whoever comes with another store than the first, or with none, before the job has formed.
+    let spec = JobSpec {
+        min_nodes: 3,
+        max_nodes: 3,
+        ..JobSpec::default()
+    };
+    for (first, second) in [(None, some), (some, None), (some, other)] {
+        let mut s = Scripted::new(config(0, 2), Vec::new());
+        (3..5).for_each(|i| s.peer(i));
+        assert!(!refused(&mut s, 3, &spec, first));
+        assert!(refused(&mut s, 4, &spec, second), "{first:?} {second:?}");
+        assert!(!refused(&mut s, 4, &spec, first));
+    }
+}
+
+#[test]
+fn that_no_launcher_is_left_is_told_at_once() {
+    let (mut s, digest) = trains(0, 1, &[]);
+    s.peer(3);
+    s.pass(Span::from_secs(60));
+    s.hellos.clear();
+    s.on(Event::LauncherGone {
+        conn: ConnId(1),
+        guard: Answer::Refused,
+    });
+    s.probes
+        .insert(node(0), (Answer::Answered, Answer::Refused));
+    s.pass(Span::from_secs(2));
+    let deserted = s.hellos.iter().find(|(to, hello)| {
+        let mut jobs = hello.jobs.iter();
+        *to == node(3) && jobs.any(|a| a.digest == digest && a.deserted)
+    });
+    assert!(deserted.is_some(), "{:?}", s.hellos);
+    // And once: nothing changes from here on.
+    assert!(s.hellos.len() <= 2, "{:?}", s.hellos);
+}
