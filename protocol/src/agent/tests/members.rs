@@ -372,3 +372,76 @@ fn a_new_life_waits_for_the_workers_of_a_member_that_was_away_at_the_end() {
     let bounds = Span::from_secs(19)..Span::from_secs(35);
     assert!(bounds.contains(&waited), "{waited}");
 }
+
+/// Another group of the job, by the word of who leads it.
+fn other_group(lineage: u8, leader: usize) -> Advert {
+    let lineage = Digest([lineage; 32]);
+    Advert {
+        key: key("j"),
+        lineage,
+        digest: lineage,
+        number: 1,
+        leader: Some(node(leader)),
+        belongs: true,
+        deserted: false,
+    }
+}
+
+/// Who was asked to take this node's group in since the last look.
+fn asked_in(s: &mut Scripted) -> BTreeSet<NodeId> {
+    let sent = std::mem::take(&mut s.sent).into_iter();
+    let asks = |body: &JobMessage| matches!(body, JobMessage::MergeAsk { .. });
+    sent.filter(|(_, b)| asks(b)).map(|(to, _)| to).collect()
+}
+
+#[test]
+fn a_group_that_another_does_not_answer_asks_the_next_one() {
+    let ours = record(1, 1);
+    assert!(ours.digest() > Digest([2; 32]));
+    let mut s = Scripted::new(config(0, 2), vec![holds(&ours, 1)]);
+    s.launcher(0, 1, Some(ours.digest()));
+    for peer in [1, 2] {
+        s.peer(peer);
+        s.says_hello(peer, vec![other_group(peer as u8, peer)]);
+    }
+    s.pass(Span::from_secs(2));
+    assert_eq!(asked_in(&mut s), BTreeSet::from([node(1)]));
+    s.pass(Span::from_secs(20));
+    assert_eq!(asked_in(&mut s), BTreeSet::from([node(1), node(2)]));
+    // The first has ended: only the other is asked.
+    let end = Record {
+        birth: Digest([1; 32]),
+        number: 2,
+        kind: Kind::Tombstone {
+            winner: Digest([2; 32]),
+        },
+        members: Vec::new(),
+        ..ours
+    };
+    let record = Arc::new(end);
+    s.hears(2, JobMessage::Decided { record });
+    asked_in(&mut s);
+    s.pass(Span::from_secs(30));
+    assert_eq!(asked_in(&mut s), BTreeSet::from([node(2)]));
+}
+
+#[test]
+fn a_member_that_lives_in_another_group_does_not_lead() {
+    let ours = record(3, 1);
+    let parent = ours.digest();
+    let mut s = Scripted::new(config(1, 2), vec![holds(&ours, 1)]);
+    s.launcher(1, 3, Some(parent));
+    for peer in [0, 2] {
+        s.peer(peer);
+    }
+    s.pass(Span::from_secs(2));
+    s.says_hello(0, vec![other_group(1, 0)]);
+    s.pass(Span::from_secs(2));
+    assert_eq!(asked_in(&mut s), BTreeSet::from([node(0)]));
+    let head = |s: &Scripted| s.agent.job(&key("j")).and_then(|j| j.head()).map(|h| h.1);
+    assert_eq!(head(&s), Some(parent));
+    // With a second vote gone this group cannot even decide its end.
+    s.hears(2, JobMessage::Forfeited { parent });
+    s.pass(Span::from_secs(2));
+    assert_eq!(head(&s), None);
+}
