@@ -671,7 +671,8 @@ impl Job {
         for m in self.before.iter().flat_map(|b| &b.members) {
             if self.dropped.contains_key(&m.node) {
                 let guard = Some((m.guard, m.launcher));
-                out.entry(m.node).or_insert((guard, false));
+                // Also of one that is a witness now: what becomes of its launcher ends the wait, too.
+                out.entry(m.node).or_insert((guard, false)).0 = guard;
             }
         }
         out.remove(&me);
