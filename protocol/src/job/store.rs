@@ -12,7 +12,7 @@ use crate::storelog::{self, Body, Log, Outcome, Output};
 use crate::time::{Span, Time};
 
 /// The job's log as this agent sees it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Store {
     uuid: StoreUuid,
     log: Log,
