@@ -189,7 +189,7 @@ pub struct Peer {
     pub leaving: Option<Time>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Watched {
     peer: Peer,
     /// When it was last heard, moved on by the time in which this process did not listen.
@@ -212,7 +212,7 @@ struct Watched {
 }
 
 /// The failure detector of one agent.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Membership {
     config: Config,
     peers: BTreeMap<Key, Watched>,

@@ -65,7 +65,7 @@ impl From<Vec<(JobKey, Vec<u8>)>> for Stored {
 }
 
 /// Whom a job has watched, and what was found.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Watches {
     /// The guard of its launcher on each node, and whether that node is asked for a lease.
     guards: BTreeMap<NodeId, (Guard, bool)>,
@@ -76,7 +76,7 @@ struct Watches {
 }
 
 /// The core of one agent.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Agent {
     cfg: Config,
     rng: Rng,

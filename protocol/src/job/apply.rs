@@ -19,7 +19,7 @@ const SAME_WAIT: Span = Span::from_secs(60);
 const DOOR_CHANGE: Span = Span::from_millis(20);
 
 /// How this node's wish to join stands.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Applicant {
     /// Where the last ticket went, and when.
     asked: Option<(NodeId, Time)>,
@@ -36,7 +36,7 @@ pub(super) struct Applicant {
     deputy: Option<Deputy>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Deputy {
     generation: Digest,
     leader: NodeId,

@@ -18,7 +18,7 @@ use crate::time::{Span, Time};
 use crate::wire::{JobMessage, MAX_LIST, Ticket, Wait};
 
 /// A ticket that lies on this agent's desk.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Held {
     pub(super) ticket: Ticket,
     pub(super) first: Time,
@@ -26,7 +26,7 @@ pub(super) struct Held {
 }
 
 /// The tickets that came here, and the birth made of them.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Desk {
     pub(super) tickets: BTreeMap<NodeId, Held>,
     pub(super) birth: Option<Birth>,
@@ -43,7 +43,7 @@ pub(super) struct Desk {
 }
 
 /// A birth under way.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Birth {
     record: Arc<Record>,
     lineage: Digest,

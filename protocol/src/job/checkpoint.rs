@@ -26,7 +26,7 @@ const SAVE: Span = Span::from_secs(600);
 const STOPS: &str = "the job is about to stop";
 
 /// A checkpoint as its leader sees it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Saving {
     /// When it is given up.
     until: Time,

@@ -19,7 +19,7 @@ use crate::wire::{JobMessage, MAX_LIST, Status};
 const ANSWERS: Span = Span::from_secs(2);
 
 /// What the acting leader knows of a hang.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Hanging {
     /// Of the newest question or verdict.
     number: u32,
@@ -58,7 +58,7 @@ impl Hanging {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Asked {
     until: Time,
     answers: BTreeMap<NodeId, Vec<Standing>>,

@@ -24,7 +24,7 @@ const AGAIN: Span = Span::from_secs(30);
 const MAX_LEFT: usize = 64 * MAX_KEPT;
 
 /// What the leader's agent has asked its launcher about checkpoints.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Keeping {
     round: u32,
     /// The launcher's connection that the last question went to, until it is answered.
@@ -49,7 +49,7 @@ pub(super) struct Keeping {
 }
 
 /// The rules that the job goes by: whoever leads keeps the log's up to date.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Told {
     /// What the launcher here was started with.
     here: Option<Rules>,

@@ -18,7 +18,7 @@ use crate::time::{Span, Time};
 use crate::wire::{Action, JobMessage, Order, Status};
 
 /// What the acting leader knows beside the head.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Lead {
     pub(super) statuses: BTreeMap<NodeId, Status>,
     /// Members whose workers failed, in the order of their telling.
@@ -51,7 +51,7 @@ pub(super) struct Lead {
     pub(super) unsaved: Option<u64>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Ordered {
     action: Action,
     said: Time,

@@ -14,7 +14,7 @@ use crate::time::{Span, Time};
 use crate::wire::{JobMessage, Leave, Status};
 
 /// The launcher of this job on this node.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Local {
     /// Its connection; none while the launcher reconnects or is dead.
     pub(super) conn: Option<ConnId>,
@@ -80,7 +80,7 @@ impl Local {
 }
 
 /// This node's part in the head's generation.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Mine {
     pub(super) status: Status,
     pub(super) said: Option<(NodeId, Time)>,

@@ -19,7 +19,7 @@ const ASKS: usize = 10;
 /// Why the workers of a group that is left are ended.
 const TO_ANOTHER_GROUP: &str = "this group lost its nodes to another group of the job";
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Merge {
     /// Live lineages other than ours, and who leads them.
     others: BTreeMap<Digest, NodeId>,

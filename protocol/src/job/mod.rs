@@ -164,7 +164,7 @@ impl Head {
 }
 
 /// The core of one job.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Job {
     key: JobKey,
     durable: Durable,

@@ -10,7 +10,7 @@ use crate::time::Time;
 use crate::wire::{JobMessage, Status};
 
 /// What this node knows to tell.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct News {
     /// The times of the change that made a generation that this node leads.
     told: Option<(Digest, Phases)>,

@@ -12,7 +12,7 @@ use crate::time::{Span, Time};
 use crate::wire::{Ballot, Grant, JobMessage, MAX_LIST};
 
 /// An attempt to decide what follows the head.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Proposal {
     proposer: Proposer,
     parent: Digest,
@@ -24,7 +24,7 @@ pub(super) struct Proposal {
 }
 
 /// A commit that waits for a majority (R8).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Committing {
     pub(super) commit: CommitRef,
     pub(super) acks: BTreeSet<NodeId>,

@@ -35,7 +35,7 @@ const PATIENCE: Span = Span::from_secs(60);
 /// after a restart, no more.
 const MAX_STORED: usize = 16 * 1024;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Saves {
     /// The newest generation's, and those before it whose slots hold something.
     pub(super) nodes: Vec<Node>,

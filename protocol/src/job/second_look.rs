@@ -36,7 +36,7 @@ const AGAIN: Span = Span::from_secs(5);
 const UNKNOWN: Span = Span::from_secs(3_600);
 
 /// What was found damaged, and what became of it.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct SecondLooks {
     /// Of this generation everything below is, but `misreads` and `unfit`.
     generation: Digest,
@@ -54,7 +54,7 @@ pub(super) struct SecondLooks {
 }
 
 /// A checkpoint that somebody found damaged.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Doubt {
     commit: CommitRef,
     why: String,
@@ -71,7 +71,7 @@ struct Doubt {
 }
 
 /// A question to a node.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Look {
     seq: u64,
     judge: NodeId,
@@ -85,7 +85,7 @@ struct Look {
 }
 
 /// What somebody says of a checkpoint.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Complaint {
     node: NodeId,
     /// For people.
@@ -114,7 +114,7 @@ pub(super) enum Verdict {
 }
 
 /// A question of another node.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Asked {
     by: NodeId,
     number: u64,

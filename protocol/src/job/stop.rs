@@ -23,7 +23,7 @@ struct Wish {
 }
 
 /// A stop that was announced: a drain, a join, a cancel.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Planned {
     why: String,
     deadline: Time,

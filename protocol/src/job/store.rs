@@ -13,7 +13,7 @@ use crate::time::{Span, Time};
 use crate::wire::Ticket;
 
 /// The job's log as this agent sees it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Store {
     uuid: StoreUuid,
     log: Log,

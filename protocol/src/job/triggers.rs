@@ -38,7 +38,7 @@ const MOST: Span = Span::from_secs(3_600);
 const PER_NODE: Span = Span::from_secs(264 * 86_400);
 
 /// What the leader remembers of the saves that it opens by itself.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Triggers {
     /// The step and the time that the next one is counted from.
     last: Option<(u64, Time)>,

@@ -14,7 +14,7 @@ use crate::wire::JobMessage;
 mod tests;
 
 /// The place of a launcher that is missing.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Vacant {
     launcher: LauncherId,
     since: Time,

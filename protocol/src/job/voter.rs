@@ -12,7 +12,7 @@ use crate::time::{Span, Time};
 use crate::wire::{Ballot, Grant, JobMessage, MAX_LIST};
 
 /// When this voter last acknowledged each member's lease.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Leases {
     granted: BTreeMap<NodeId, Time>,
     /// What an earlier run of this agent acknowledged is not remembered yet.

@@ -120,7 +120,7 @@ enum Health {
 }
 
 /// The log of one job, as one agent sees it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Log {
     me: NodeId,
     seed: u64,

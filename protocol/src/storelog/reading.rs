@@ -15,7 +15,7 @@ pub const MAX_READS: usize = 16;
 const LEAST_READS: usize = 2;
 
 /// Reads besides the one that decides what comes next: of the slots behind it, and of those where a snapshot may be.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Ahead {
     /// By operation: the slot, and when it was asked for.
     reads: BTreeMap<u64, (u64, Time)>,

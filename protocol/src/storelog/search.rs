@@ -13,7 +13,7 @@ const ROUND: u64 = 15;
 const MAX_FAILURES: u32 = 10;
 
 /// The search for the last of the slots in which snapshots stand.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Search {
     every: u64,
     /// Slots that this round still has to read.

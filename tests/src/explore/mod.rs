@@ -6,6 +6,7 @@
 //! the same as a lost request or a lost answer, because what is durable is written before it is
 //! spoken of. So one delivery is one step, and nothing is left out.
 
+pub mod agents;
 mod model;
 
 use std::collections::HashSet;

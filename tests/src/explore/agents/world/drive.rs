@@ -1,0 +1,292 @@
+//! Agents: how they start and die, what they are given, and what becomes of their effects.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr};
+use std::rc::Rc;
+
+use muster_protocol::agent::{self, Agent, Effect, Event, Notice, Stored};
+use muster_protocol::job::Durable;
+use muster_protocol::membership::Answer;
+use muster_protocol::wire::{Action, JobMessage, Message};
+use muster_protocol::{Boot, JobKey, LauncherId, NodeId, Span, Time};
+
+use super::{Fuse, Letter, MS, World, address, kind_of, mix};
+use crate::explore::agents::judge::{self, Broken};
+
+impl World {
+    pub(super) fn key(&self) -> JobKey {
+        JobKey {
+            cluster: "c".into(),
+            owner: "u".into(),
+            id: "j".into(),
+        }
+    }
+
+    fn config(&self, node: usize) -> agent::Config {
+        let n = &self.nodes[node];
+        let suspect_after = Span::from_millis(self.setup.suspect_ms);
+        agent::Config {
+            node: n.id,
+            state: n.state,
+            boot: Boot(n.boot),
+            cluster: "c".into(),
+            host: format!("n{node}"),
+            version: "explore".into(),
+            pid: 1,
+            seed: mix(node as u64, mix(n.boot, n.disks.into())),
+            suspect_after,
+            agent_grace: Span::from_secs(10),
+            birth_timeout: Span::from_secs(4),
+            start_timeout: Span::from_secs(30),
+            minority_wait: Span::from_secs(6),
+            orphan_after: Span(suspect_after.0 + 10_000 * MS),
+            slot_memory: u64::MAX,
+            slot_lease: Span::from_secs(600),
+            place: Default::default(),
+            memory: Default::default(),
+            compaction: Default::default(),
+            flaws: self.setup.flaws,
+        }
+    }
+
+    pub(super) fn linked(&self, a: usize, b: usize) -> bool {
+        a != b && !self.cut.contains(&(a, b)) && !self.cut.contains(&(b, a))
+    }
+
+    pub(super) fn start(&mut self, node: usize) -> Result<(), Broken> {
+        if self.nodes[node].agent.is_some() {
+            return Ok(());
+        }
+        Rc::make_mut(&mut self.nodes[node]).boot += 1;
+        let config = self.config(node);
+        let now = self.now;
+        let n = Rc::make_mut(&mut self.nodes[node]);
+        n.history = mix(n.history, mix(now, 12));
+        let stored = Stored {
+            jobs: n.disk.clone().into_iter().collect(),
+            past: n.past.clone(),
+        };
+        n.agent = Some(Agent::new(config, stored, Time(now)).map_err(Broken::Start)?);
+        self.effects(node)?;
+        for peer in 0..self.nodes.len() {
+            self.join(node, peer)?;
+        }
+        self.register(node)
+    }
+
+    pub(super) fn kill(&mut self, node: usize) -> Result<(), Broken> {
+        let n = Rc::make_mut(&mut self.nodes[node]);
+        n.agent = None;
+        n.wake = None;
+        n.history = mix(n.history, 13);
+        self.inbox[node].clear();
+        for peer in 0..self.nodes.len() {
+            if self.linked(node, peer) {
+                self.part(peer, node)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A connection comes to be, where both agents run.
+    pub(super) fn join(&mut self, a: usize, b: usize) -> Result<(), Broken> {
+        let up = |w: &World, n: usize| w.nodes[n].agent.is_some();
+        if !self.linked(a, b) || !up(self, a) || !up(self, b) {
+            return Ok(());
+        }
+        for (node, peer) in [(a, b), (b, a)] {
+            let event = Event::Connected {
+                node: self.nodes[peer].id,
+                addr: address(peer, 7000),
+                observed: IpAddr::V4(Ipv4Addr::new(10, 0, 0, node as u8 + 1)),
+            };
+            self.event(node, event, mix(1, peer as u64))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn part(&mut self, node: usize, peer: usize) -> Result<(), Broken> {
+        let event = Event::Disconnected {
+            node: self.nodes[peer].id,
+        };
+        self.event(node, event, mix(2, peer as u64))
+    }
+
+    pub(super) fn deliver(&mut self, to: usize, letter: &Letter) -> Result<(), Broken> {
+        let event = Event::Message {
+            from: self.nodes[letter.from].id,
+            message: (*letter.message).clone(),
+        };
+        self.event(to, event, letter.print)
+    }
+
+    pub(super) fn timer(&mut self, node: usize) -> Result<(), Broken> {
+        let now = self.now;
+        let n = Rc::make_mut(&mut self.nodes[node]);
+        n.history = mix(n.history, mix(now, 14));
+        if let Some(agent) = &mut n.agent {
+            agent.handle_timeout(Time(now));
+        }
+        self.effects(node)
+    }
+
+    pub(super) fn event(&mut self, node: usize, event: Event, print: u64) -> Result<(), Broken> {
+        let now = self.now;
+        if self.nodes[node].agent.is_none() {
+            return Ok(());
+        }
+        let n = Rc::make_mut(&mut self.nodes[node]);
+        n.history = mix(n.history, mix(now, print));
+        if let Some(agent) = &mut n.agent {
+            // A refusal changes nothing.
+            let _refused = agent.handle(event, Time(now));
+        }
+        self.effects(node)
+    }
+
+    /// Carries out what the agent wants; its launcher and its probes answer at once.
+    fn effects(&mut self, node: usize) -> Result<(), Broken> {
+        let mut back: VecDeque<Event> = VecDeque::new();
+        let mut index = 0;
+        loop {
+            let n = Rc::make_mut(&mut self.nodes[node]);
+            let Some(agent) = &mut n.agent else {
+                return Ok(());
+            };
+            if let Some(effect) = agent.poll_effect() {
+                index += 1;
+                let fuse = match effect {
+                    Effect::Persist { .. } => self.fuse.take(),
+                    _ => None,
+                };
+                if fuse == Some(Fuse::Refused)
+                    && let Effect::Persist { key, .. } = effect
+                {
+                    n.history = mix(n.history, 16);
+                    let _refused = agent.handle(Event::PersistFailed { key }, Time(self.now));
+                    continue;
+                }
+                self.effect(node, effect, index, &mut back)?;
+                if fuse == Some(Fuse::Dies) {
+                    Rc::make_mut(&mut self.nodes[node]).agent = None;
+                    break;
+                }
+            } else if let Some(event) = back.pop_front() {
+                let now = Time(self.now);
+                let _refused = agent.handle(event, now);
+            } else {
+                n.wake = agent.poll_timeout().map(|(at, _)| at.0);
+                break;
+            }
+        }
+        match self.truth.dirty {
+            true => judge::look(Rc::make_mut(&mut self.truth)),
+            false => Ok(()),
+        }
+    }
+
+    fn effect(
+        &mut self,
+        node: usize,
+        effect: Effect,
+        index: u64,
+        back: &mut VecDeque<Event>,
+    ) -> Result<(), Broken> {
+        let by = (self.nodes[node].id, self.nodes[node].state);
+        match effect {
+            Effect::Persist { key, bytes } => {
+                self.did.wrote = true;
+                let durable = Durable::decode(&bytes).map_err(Broken::codec)?;
+                Rc::make_mut(&mut self.judge).persisted(by, &durable)?;
+                Rc::make_mut(&mut self.truth).persisted(by, durable);
+                Rc::make_mut(&mut self.nodes[node]).disk.insert(key, bytes);
+            }
+            Effect::Forget { key, past } => {
+                let n = Rc::make_mut(&mut self.nodes[node]);
+                n.past = past;
+                n.disk.remove(&key);
+            }
+            Effect::Send { to, message } => self.send(node, to, message, index)?,
+            Effect::Probe {
+                node: peer,
+                id,
+                guard,
+            } => {
+                let (agent, guard) = self.probed(node, peer, guard.map(|(_, l)| l));
+                back.push_back(Event::Probed {
+                    node: peer,
+                    id,
+                    agent,
+                    guard,
+                });
+            }
+            Effect::ToLauncher { conn, frame } => self.told(node, conn, frame, back),
+            Effect::Notice(Notice::Decided { record, .. }) => {
+                Rc::make_mut(&mut self.truth).announce(&record);
+            }
+            Effect::Notice(Notice::Committed { commit, .. }) => {
+                Rc::make_mut(&mut self.truth).commit_announced(commit);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn send(
+        &mut self,
+        node: usize,
+        to: NodeId,
+        message: Message,
+        index: u64,
+    ) -> Result<(), Broken> {
+        let by = (self.nodes[node].id, self.nodes[node].state);
+        let kind = kind_of(&message);
+        if let Message::Job { body, .. } = &message {
+            if kind.is_some() {
+                self.did.spoke = true;
+                Rc::make_mut(&mut self.truth).sent(by, body);
+            }
+            if let JobMessage::Order(order) = &**body
+                && let Action::Run { .. } = order.action
+            {
+                let agent = self.nodes[node].agent.as_ref();
+                let head = agent.and_then(|a| Some(a.job(&self.key())?.head()?.1));
+                judge::ordered(&self.truth, by, head, order.digest)?;
+            }
+        }
+        let to = self.nodes.iter().position(|n| n.id == to);
+        let Some(to) = to.filter(|to| self.linked(node, *to)) else {
+            return Ok(());
+        };
+        if self.nodes[to].agent.is_some() {
+            let print = mix(self.nodes[node].history, index);
+            self.inbox[to].push(Letter {
+                from: node,
+                kind,
+                message: Rc::new(message),
+                due: self.tick + 1,
+                print,
+            });
+        }
+        Ok(())
+    }
+
+    fn probed(&self, by: usize, peer: NodeId, guard: Option<LauncherId>) -> (Answer, Answer) {
+        let Some(at) = self.nodes.iter().position(|n| n.id == peer) else {
+            return (Answer::Refused, Answer::Refused);
+        };
+        if at != by && !self.linked(by, at) {
+            return (Answer::Silent, Answer::Silent);
+        }
+        let there = |yes| {
+            if yes {
+                Answer::Answered
+            } else {
+                Answer::Refused
+            }
+        };
+        let launcher = self.nodes[at].launcher.as_ref().map(|l| l.id);
+        let agent = there(self.nodes[at].agent.is_some());
+        (agent, guard.map_or(agent, |g| there(launcher == Some(g))))
+    }
+}
