@@ -60,14 +60,21 @@ impl Job {
     }
 
     /// A voter whose agent is away, while its launcher answers, votes for no other generation meanwhile: it
-    /// stands behind this one, as long as its own workers may go on without their agent.
+    /// stands behind this one, as long as its own workers may go on without their agent. One that did not
+    /// acknowledge this generation until it went may have voted for another one before.
     pub(super) fn count_away(&mut self, ctx: &Ctx<'_>, record: &Record, digest: Digest) {
         let patience = Span(ctx.cfg.agent_grace.0 / 4 * 3);
+        let recent = ctx.cfg.lease() + ctx.cfg.suspect_after;
+        let acks = self.member.as_ref().map(|mine| &mine.acks);
+        let acked = |n: &NodeId| acks.and_then(|a| a.get(n)).copied();
         let away: Vec<NodeId> = record
             .voters()
             .map(|v| v.node)
             .filter(|n| match ctx.peers.unwell(*n) {
-                Some(State::Away { since }) => ctx.now < since + patience,
+                Some(State::Away { since }) => {
+                    let until = acked(n).is_some_and(|at| at + recent >= since);
+                    until && ctx.now < since + patience
+                }
                 _ => false,
             })
             .collect();
