@@ -1,5 +1,7 @@
 //! Real agents, with every few deviations from the usual run.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::time::Instant;
 
 use muster_protocol::agent::Flaws;

@@ -63,11 +63,19 @@ enum Deviation {
     Deed(Deed),
 }
 
+/// A deviation that was taken: when, at which step, and what that step was about.
+struct Taken {
+    now: u64,
+    tick: u64,
+    about: Option<(usize, usize, &'static str)>,
+    deviation: Deviation,
+}
+
 struct Search {
     scope: Scope,
     max_steps: usize,
     seen: HashMap<u64, u8>,
-    way: Vec<(u64, u64, Option<(usize, usize, &'static str)>, Deviation)>,
+    way: Vec<Taken>,
     out: Explored,
 }
 
@@ -147,7 +155,12 @@ impl Search {
                 let mut other = before.clone();
                 let about = before.letter(step);
                 let about = about.and_then(|l| Some((l.from, before.whose(step)?, l.kind?)));
-                self.way.push((before.now, before.tick, about, deviation));
+                self.way.push(Taken {
+                    now: before.now,
+                    tick: before.tick,
+                    about,
+                    deviation,
+                });
                 match deviate(&mut other, step, deviation) {
                     Ok(true) => self.run(other, budget - 1),
                     Ok(false) => {}
@@ -168,11 +181,12 @@ impl Search {
 
     fn found(&mut self, world: &World, broken: Broken) {
         let first = world.end - world.setup.horizon_ms * 1_000_000;
-        let way = self.way.iter().map(|(now, tick, about, deviation)| {
-            let ms = now.saturating_sub(first) / 1_000_000;
-            let about = about.map_or(String::new(), |(from, to, kind)| {
+        let way = self.way.iter().map(|taken| {
+            let ms = taken.now.saturating_sub(first) / 1_000_000;
+            let about = taken.about.map_or(String::new(), |(from, to, kind)| {
                 format!("{kind} from {from} to {to}: ")
             });
+            let (tick, deviation) = (taken.tick, taken.deviation);
             format!("{ms} ms, delivery {tick}: {about}{deviation:?}")
         });
         let way = way.collect();
