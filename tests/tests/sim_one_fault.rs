@@ -354,6 +354,23 @@ fn cases(node: usize, store: bool) -> Vec<Case> {
                 GRACE + LOSS,
                 Some(60 * SEC),
             ));
+            let cut = |node| {
+                (
+                    AT,
+                    Fault::StoreCut {
+                        node,
+                        for_ns: 4 * SEC,
+                    },
+                )
+            };
+            cases.push(Case {
+                name: "a store that nobody reaches",
+                faults: (0..NODES).map(cut).collect(),
+                touched: Vec::new(),
+                changes: 1,
+                others: 4 * SEC + 10 * SEC + GRACE + LOSS,
+                all: None,
+            });
             cases.push(one(
                 "a store that is slow",
                 Fault::StoreSlow {

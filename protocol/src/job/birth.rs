@@ -106,7 +106,9 @@ impl Job {
             let wait = Wait::Elsewhere { advert };
             return self.acknowledge(ctx, from, launcher, Digest::ZERO, wait);
         }
+        self.drop_void_tickets(ctx);
         if let Some(why) = self.refusal(&ticket) {
+            self.desk.tickets.remove(&from);
             self.send(ctx, from, JobMessage::TicketRefused { launcher, why });
             return;
         }
@@ -210,11 +212,15 @@ impl Job {
         }
     }
 
+    fn drop_void_tickets(&mut self, ctx: &Ctx<'_>) {
+        self.desk
+            .tickets
+            .retain(|node, h| ctx.now.since(h.renewed) < TICKET_LIFE && ctx.reachable(*node));
+    }
+
     pub(super) fn drive_birth(&mut self, ctx: &mut Ctx<'_>) {
-        let (now, peers, me) = (ctx.now, ctx.peers, ctx.me());
-        self.desk.tickets.retain(|node, h| {
-            now.since(h.renewed) < TICKET_LIFE && (*node == me || peers.connected(*node))
-        });
+        let now = ctx.now;
+        self.drop_void_tickets(ctx);
         self.drive_continues(ctx);
         self.drive_bound(ctx);
         if self.live().is_some() && !self.is_leaderless(ctx) {

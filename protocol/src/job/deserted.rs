@@ -19,6 +19,8 @@ const UNSURE: Span = Span::from_secs(24 * 3_600);
 pub(super) struct Deserted {
     pub(super) since: Time,
     sure: bool,
+    /// It is to end, and launchers that come from then on are of the next life.
+    given_up: bool,
 }
 
 impl Job {
@@ -70,9 +72,14 @@ impl Job {
         let deserted = lead.deserted.get_or_insert(Deserted {
             since: ctx.now,
             sure,
+            given_up: false,
         });
         deserted.sure = sure;
         let at = deserted.since + Self::kept_for(ctx, *deserted);
+        let given_up = self.is_given_up(ctx, record);
+        if let Some(deserted) = self.lead.as_mut().and_then(|l| l.deserted.as_mut()) {
+            deserted.given_up = given_up;
+        }
         if ctx.now < at {
             self.wake_at(at, "a job without launchers");
         }
@@ -93,8 +100,8 @@ impl Job {
             return false;
         };
         let over = ctx.now >= deserted.since + Self::kept_for(ctx, deserted);
-        let mut tickets = self.desk.tickets.values();
-        over || deserted.sure && tickets.any(|h| differs(&h.ticket, record))
+        let asked = !self.desk.tickets.is_empty();
+        deserted.given_up || over || asked && self.may_differ(record)
     }
 
     /// Whether every launcher of the generation is known to be dead and nobody goes on with its

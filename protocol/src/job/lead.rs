@@ -14,6 +14,7 @@ use crate::budget;
 use crate::ids::{Boot, NodeId};
 use crate::membership::State;
 use crate::record::{Arbiter, Cause, Member, Record};
+use crate::storelog::RETRY_MAX;
 use crate::time::{Span, Time};
 use crate::wire::{Action, JobMessage, Order, Status};
 
@@ -229,7 +230,9 @@ impl Job {
         };
         let record = head.record.clone();
         if self.acting_leader(ctx, &record) != Some(ctx.me()) {
-            self.lead = None;
+            if let Some(lead) = self.lead.take() {
+                self.ended = lead.ending.map(|at| (self.head_digest(), at));
+            }
             self.proposal = None;
             return;
         }
@@ -239,6 +242,8 @@ impl Job {
             let first = record.leader() == Some(ctx.me()) && self.durable.learned == ctx.cfg.boot;
             let mut lead = Lead::new(first && !again, ctx.now);
             lead.statuses.extend(self.storeless.clone());
+            let ended = self.ended.filter(|(of, _)| *of == digest);
+            lead.ending = ended.map(|(_, at)| at);
             self.lead = Some(lead);
         }
         self.drive_commit(ctx);
@@ -406,13 +411,17 @@ impl Job {
         self.drive_planned(ctx, record, a);
     }
 
-    /// Whether members that lost their lease may only have to read the store again: after an outage all do, not
-    /// all at once.
+    /// Whether members that lost their lease may only have to read the store again. After an outage that this
+    /// node had, too, all do, and none tries again more often than each `RETRY_MAX`.
     fn awaits_store(&mut self, ctx: &Ctx<'_>, a: &Assessment) -> bool {
-        let cut = |n: &NodeId| self.status_of(*n).is_some_and(|s| s.storeless);
+        let common = self.member.as_ref().is_some_and(|m| m.status.lease_lost);
+        let patience = match common {
+            true => RETRY_MAX.times(2),
+            false => Span(ctx.cfg.suspect_after.0 / 2),
+        };
         let since = self.lead.as_ref().and_then(|l| l.ending);
-        let until = since.unwrap_or(ctx.now) + Span(ctx.cfg.suspect_after.0 / 2);
-        if ctx.now >= until || !a.dark.iter().any(cut) {
+        let until = since.unwrap_or(ctx.now) + patience;
+        if ctx.now >= until || a.cut.is_empty() {
             return false;
         }
         self.wake_at(until, "members that lost the store");

@@ -39,10 +39,11 @@ impl Job {
         match record.arbiter {
             Arbiter::Store(_) => mine.tail_seen,
             Arbiter::Members => {
-                let mut times: Vec<Time> = mine.acks.values().copied().collect();
+                let times = mine.acks.values().chain(mine.stand_behind.values());
+                let mut times: Vec<Time> = times.copied().collect();
                 times.sort_unstable_by(|a, b| b.cmp(a));
-                let held =
-                    |at: Time| record.is_majority(|n| mine.acks.get(&n).is_some_and(|t| *t >= at));
+                let newest = |n: &NodeId| mine.acks.get(n).max(mine.stand_behind.get(n));
+                let held = |at: Time| record.is_majority(|n| newest(&n).is_some_and(|t| *t >= at));
                 // The older the time, the more voters have acknowledged one at least as new.
                 let newest = times.partition_point(|at| !held(*at));
                 times.get(newest).copied().unwrap_or(Time::ZERO)
@@ -62,24 +63,18 @@ impl Job {
     /// A voter whose agent is away, while its launcher answers, votes for no other generation meanwhile: it
     /// stands behind this one, as long as its own workers may go on without their agent. One that did not
     /// acknowledge this generation until it went may have voted for another one before.
-    pub(super) fn count_away(&mut self, ctx: &Ctx<'_>, record: &Record, digest: Digest) {
+    pub(super) fn count_away(&mut self, ctx: &Ctx<'_>, record: &Record) {
         let patience = Span(ctx.cfg.agent_grace.0 / 4 * 3);
         let recent = ctx.cfg.lease() + ctx.cfg.suspect_after;
-        let acks = self.member.as_ref().map(|mine| &mine.acks);
-        let acked = |n: &NodeId| acks.and_then(|a| a.get(n)).copied();
-        let away: Vec<NodeId> = record
-            .voters()
-            .map(|v| v.node)
-            .filter(|n| match ctx.peers.unwell(*n) {
-                Some(State::Away { since }) => {
-                    let until = acked(n).is_some_and(|at| at + recent >= since);
-                    until && ctx.now < since + patience
-                }
-                _ => false,
-            })
-            .collect();
-        for node in away {
-            self.lease_granted(node, digest, ctx.now);
+        let Some(mine) = &mut self.member else { return };
+        for node in record.voters().map(|v| v.node) {
+            let Some(State::Away { since }) = ctx.peers.unwell(node) else {
+                continue;
+            };
+            let until = mine.acks.get(&node).is_some_and(|at| *at + recent >= since);
+            if until && ctx.now < since + patience {
+                mine.stand_behind.insert(node, ctx.now);
+            }
         }
     }
 
@@ -231,10 +226,16 @@ impl Job {
     }
 
     pub(super) fn on_held(&mut self, ctx: &mut Ctx<'_>, digest: Digest, ms: u32) {
-        if digest != self.head_digest() || !std::mem::take(&mut self.unknown) {
+        if digest != self.head_digest() {
             return;
         }
-        self.forgotten = Some(ctx.now + Span::from_millis(ms.into()));
+        let until = Some(ctx.now + Span::from_millis(ms.into()));
+        match std::mem::take(&mut self.unknown) {
+            true => self.forgotten = until,
+            // Of an agent that is away it may have seen what nobody saw here.
+            false if self.live().is_some() => self.forgotten = self.forgotten.max(until),
+            false => return,
+        }
         if self.durable.held_ms < ms && self.live().is_none() {
             self.durable.held_ms = ms;
             self.persist(ctx);
@@ -325,14 +326,25 @@ impl Job {
         if let Some(mine) = &mut self.member {
             mine.pending = None;
         }
-        self.stop_launcher(
-            ctx.now,
-            digest,
-            0,
-            "no majority of the job's nodes can be reached",
-        );
-        let missing = self.missing_voters(ctx, record);
-        let text = self.explain(ctx, &crate::wire::Wait::NoQuorum { missing });
+        self.stop_launcher(ctx.now, digest, 0, why_lost(record));
+        let text = match record.arbiter {
+            Arbiter::Members => {
+                let missing = self.missing_voters(ctx, record);
+                self.explain(ctx, &crate::wire::Wait::NoQuorum { missing })
+            }
+            Arbiter::Store(_) => "the job cannot go on here: its store has not answered this node for too long. \
+                                  What would help: look whether the directory or bucket of --store can be \
+                                  read here"
+                .to_owned(),
+        };
         self.tell_waiting(ctx.now, text);
+    }
+}
+
+/// Why a lease was lost, for people.
+pub(super) fn why_lost(record: &Record) -> &'static str {
+    match record.arbiter {
+        Arbiter::Members => "no majority of the job's nodes can be reached",
+        Arbiter::Store(_) => "the job's log in its store cannot be read",
     }
 }

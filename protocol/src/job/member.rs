@@ -87,9 +87,13 @@ pub(super) struct Mine {
     pub(super) changed: bool,
     /// The leader has what was said last, and nothing to tell in return.
     settled: bool,
+    /// All members are told, for it has lost its lease or its launcher in this generation.
+    tells_all: bool,
     pub(super) last_order: Option<(Boot, NodeId, u64)>,
     /// When each voter's newest acknowledged heartbeat was sent.
     pub(super) acks: BTreeMap<NodeId, Time>,
+    /// Until when voters whose agents are away have been counted as if they had acknowledged one.
+    pub(super) stand_behind: BTreeMap<NodeId, Time>,
     /// When the store's tail was last seen to be ours, by the time of asking.
     pub(super) tail_seen: Time,
     /// The newest attempt whose start went to the launcher.
@@ -116,8 +120,10 @@ impl Mine {
             said: None,
             changed: true,
             settled: false,
+            tells_all: false,
             last_order: None,
             acks: BTreeMap::new(),
+            stand_behind: BTreeMap::new(),
             tail_seen: Time::ZERO,
             attempt: 0,
             pending: None,
@@ -251,6 +257,9 @@ impl Job {
     /// same generation; otherwise they are ended.
     fn adopt(&mut self, ctx: &mut Ctx<'_>, running: Option<Digest>) {
         let digest = self.head_digest();
+        let why = self
+            .live()
+            .map_or("", |h| super::lease::why_lost(&h.record));
         self.note_lineage(ctx);
         let mut adopted = false;
         if running == Some(digest) {
@@ -279,12 +288,7 @@ impl Job {
                 mine.changed = true;
                 if mine.status.lease_lost {
                     // It may not have heard of that on its way back.
-                    self.stop_launcher(
-                        ctx.now,
-                        digest,
-                        0,
-                        "no majority of the job's nodes can be reached",
-                    );
+                    self.stop_launcher(ctx.now, digest, 0, why);
                 }
             }
         } else {
@@ -680,7 +684,7 @@ impl Job {
         if self.grants_lease(ctx.cfg) {
             self.lease_granted(ctx.me(), digest, ctx.now);
         }
-        self.count_away(ctx, &record, digest);
+        self.count_away(ctx, &record);
         self.drive_pending(ctx, &record);
         self.drive_lease(ctx, &record);
         self.drive_stopping(ctx);
@@ -721,8 +725,8 @@ impl Job {
         // Without a way to the store it leads nothing, and its leader may have none either: all are told, also
         // that it has one again.
         let by_store = matches!(record.arbiter, Arbiter::Store(_));
-        let to_all = by_store && (mine.status.gone || mine.status.lease_lost);
-        let Some(lead) = lead.or(record.leader().filter(|_| to_all)) else {
+        mine.tells_all |= by_store && (mine.status.gone || mine.status.lease_lost);
+        let Some(lead) = lead.or(record.leader().filter(|_| mine.tells_all)) else {
             return;
         };
         let due = match mine.said {
@@ -735,7 +739,7 @@ impl Job {
             mine.settled = false;
             mine.status.seq = seq;
             let status = Box::new(mine.status.clone());
-            if to_all {
+            if mine.tells_all {
                 for m in record.members.iter().filter(|m| m.node != lead) {
                     self.send(ctx, m.node, JobMessage::Status(status.clone()));
                 }

@@ -202,6 +202,7 @@ impl Job {
         let first = self.first_there(ctx, record, |_| true);
         let followed = first.and_then(|n| self.merge.elsewhere.get(&n).copied());
         let leads = self.acting_leader(ctx, record) == Some(ctx.me());
+        let followed = followed.filter(|w| *w < record.lineage());
         let winner = followed.or(self.merge.tombstone.filter(|_| leads));
         let due = self.merge.granted_at + ctx.cfg.birth_timeout.times(2);
         let granted = self.merge.tombstone.is_some() && record.arbiter == Arbiter::Members;

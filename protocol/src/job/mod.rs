@@ -187,6 +187,8 @@ pub struct Job {
     /// Members that say that they have no way to the store which decides: they do not lead. Whoever leads in
     /// their place begins with what they said.
     storeless: BTreeMap<NodeId, crate::wire::Status>,
+    /// Which generation this node has ended as its leader, and since when, while another leads.
+    ended: Option<(Digest, Time)>,
     /// The launcher that the head counts on is missing here.
     vacant: Option<vacant::Vacant>,
     voter: voter::Leases,
@@ -263,6 +265,7 @@ impl Job {
             local: None,
             member: None,
             storeless: BTreeMap::new(),
+            ended: None,
             vacant: None,
             voter: voter::Leases::restored(),
             lead: None,

@@ -44,6 +44,8 @@ pub(super) struct Assessment {
     /// Every member that is not lost has finished, and at least one has.
     pub(super) finished: bool,
     pub(super) survivors: Vec<Member>,
+    /// Members that could go on, had they not lost the store.
+    pub(super) cut: Vec<Member>,
 }
 
 impl Assessment {
@@ -177,6 +179,7 @@ impl Job {
                     a.dark.push(m.node);
                     if status.storeless {
                         // It would get no lease in the next generation either.
+                        a.cut.push(m.clone());
                         continue;
                     }
                 }
@@ -289,7 +292,10 @@ impl Job {
     /// Tickets that may become memberships now, oldest first: not of nodes that miss a link to a
     /// member that is there, for they would be dropped again at once.
     pub(super) fn joiners(&self, ctx: &Ctx<'_>, record: &Record, room: usize) -> Vec<Member> {
-        let there = |n: &NodeId| record.has(*n) && ctx.reachable(*n);
+        let there = |n: &NodeId| {
+            let member = record.member(*n);
+            member.is_some_and(|m| ctx.reachable(*n) && !self.is_lost(ctx, m))
+        };
         let mut held: Vec<_> = self
             .desk
             .tickets
@@ -355,7 +361,11 @@ impl Job {
         {
             return cause.map(|cause| next(Kind::Failed { code }, cause, nonce));
         }
-        let survivors = &a.survivors;
+        // Where all others leave, the job waits for those that lost the store.
+        let survivors = match a.survivors.is_empty() {
+            true => &a.cut,
+            false => &a.survivors,
+        };
         let mut joiners = self.joiners(ctx, &record, a.room(&record));
         joiners.retain(|j| !survivors.iter().any(|s| s.node == j.node));
         let cause = cause.or_else(|| {
@@ -440,7 +450,7 @@ impl Job {
             matches!(charge, budget::Charge::Failed { .. })
         });
         let finishes = lead.statuses.values().any(|s| s.finished);
-        let all_leave = a.survivors.is_empty() && !a.leaving.is_empty();
+        let all_leave = a.survivors.is_empty() && a.cut.is_empty() && !a.leaving.is_empty();
         let given_up = self.is_given_up(ctx, record);
         match a.cancel || fails || finishes || all_leave || given_up {
             true => Digest::ZERO,

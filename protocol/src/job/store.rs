@@ -272,7 +272,8 @@ impl Job {
     /// Whether this node can take part in what is decided: where the log decides, it has to have read it. It would be let
     /// in otherwise, get no lease, and hold up all others.
     pub(super) fn follows_log(&self, ctx: &Ctx<'_>) -> bool {
-        let store = self.store.as_ref().filter(|_| self.uses_store());
+        let brought = self.local.as_ref().is_some_and(|l| l.store.is_some());
+        let store = self.store.as_ref().filter(|_| brought && self.uses_store());
         // Nobody who waits reads it more often than each `REPEAT`.
         let fresh = |at: Time| ctx.now < at + ctx.cfg.lease() + REPEAT;
         store.is_none_or(|s| s.read.is_some_and(fresh) && s.broken.is_none())

@@ -48,7 +48,7 @@ pub const MAX_QUEUE: usize = 64;
 
 /// First and longest wait before a failed operation is tried again.
 const RETRY_FIRST: Span = Span::from_millis(50);
-const RETRY_MAX: Span = Span::from_secs(2);
+pub(crate) const RETRY_MAX: Span = Span::from_secs(2);
 
 /// How often a slot may read as empty though it holds something, or one behind it does (a cached
 /// answer), before the log counts as damaged: about eleven seconds.

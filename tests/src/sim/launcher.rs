@@ -153,6 +153,8 @@ pub struct Launcher {
     pub address: u8,
     /// SIGSTOP, since when.
     pub paused: Option<u64>,
+    /// When it last went on after it was stopped.
+    pub went_on: u64,
     /// When it last heard its agent, or went on after it was stopped.
     heard: u64,
     /// Until when somebody's word covers the workers of a launcher that is stopped.
@@ -220,6 +222,7 @@ impl Launcher {
             habits: new.habits,
             address,
             paused: None,
+            went_on: 0,
             heard: now,
             covered: 0,
             lease_over: None,

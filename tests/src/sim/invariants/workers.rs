@@ -258,7 +258,9 @@ pub fn i11_no_removed_worker_runs(world: &World) -> Result<(), OverlapError> {
         };
         let run = n.launcher.as_ref().and_then(|l| l.alive());
         // A launcher that was stopped reads an old START, begins, and reads then that it is over.
-        let began = run.map_or(0, |r| r.began);
+        let went_on = n.launcher.as_ref().map_or(0, |l| l.went_on);
+        let began = run.map(|r| r.began).filter(|at| *at <= went_on + SLACK);
+        let began = began.unwrap_or(0);
         let limit = since.max(excused).max(woke).max(began) + grace + SLACK;
         // What was killed in time is no fault, though the kernel cannot end it.
         let until = run.and_then(|r| r.killed).unwrap_or(world.now);

@@ -27,7 +27,7 @@ impl Launcher {
                 exact: true,
             });
         } else if !yes && self.paused.take().is_some() {
-            self.heard = now;
+            (self.heard, self.went_on) = (now, now);
             for by in self.orders.values_mut() {
                 *by = now + ANSWERS;
             }
