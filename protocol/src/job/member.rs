@@ -331,7 +331,14 @@ impl Job {
             self.applicant.told.clear();
             let lineage = self.local.as_ref().and_then(|l| l.lineage);
             let running = self.local.as_ref().and_then(|l| l.running);
-            if lineage == Some(record.lineage()) {
+            // That all others left is no end for a launcher that only waited: it begins the next life.
+            let mine = self.before.as_ref().and_then(|b| b.member(ctx.me()));
+            let took_part = mine.is_some_and(|m| Some(m.launcher) == self.launcher());
+            let waited = record.kind == Kind::Dormant && !took_part;
+            if waited && let Some(local) = &mut self.local {
+                local.lineage = None;
+            }
+            if lineage == Some(record.lineage()) && !waited {
                 self.end_launcher(ctx, &record);
             } else if let Some(old) = running {
                 // How its own life ended nobody here knows any more.
