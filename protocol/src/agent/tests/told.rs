@@ -1,11 +1,14 @@
 //! What launchers, people and other agents are told of a job.
 
-use super::super::scripted::{Scripted, config, holds, member, node, record};
+use std::sync::Arc;
+
+use super::super::scripted::{Scripted, config, holds, member, next, node, record};
 use super::super::{ConnId, Event};
 use super::members::{ghost, trains, waits};
 use crate::ids::{Digest, StoreUuid};
 use crate::local::{ToAgent, ToLauncher};
 use crate::membership::Answer;
+use crate::record::{Kind, Record};
 use crate::spec::JobSpec;
 use crate::time::Span;
 use crate::wire::{JobMessage, Ticket, Wait};
@@ -136,4 +139,26 @@ fn that_no_launcher_is_left_is_told_at_once() {
     assert!(deserted.is_some(), "{:?}", s.hellos);
     // And once: nothing changes from here on.
     assert!(s.hellos.len() <= 2, "{:?}", s.hellos);
+}
+
+/// It begins the next life of the job instead. That the job was stopped, or has failed, ends it too.
+#[test]
+fn that_all_others_left_is_no_end_for_a_launcher_that_waits() {
+    let cancelled = Kind::End { cancelled: true };
+    let failed = Kind::Failed { code: 3 };
+    for (kind, ends) in [(Kind::Dormant, false), (cancelled, true), (failed, true)] {
+        let mut s = outside();
+        asks(&mut s, 3, Wait::Spare { max: 2 });
+        let record = Record {
+            kind,
+            members: Vec::new(),
+            ..next(&record(2, 2), 7)
+        };
+        let record = Arc::new(record);
+        s.hears(0, JobMessage::Decided { record });
+        s.pass(Span::from_millis(100));
+        let mut told = s.told.iter().map(|(_, frame)| frame);
+        let ended = told.any(|f| matches!(f, ToLauncher::End { .. }));
+        assert_eq!(ended, ends, "{kind:?}");
+    }
 }
