@@ -1,9 +1,13 @@
-//! An agent as the tests of a few cores configure it.
+//! An agent and a launcher as the tests of a few cores configure them.
+
+use std::net::IpAddr;
 
 use muster_protocol::agent::{Config, Flaws};
+use muster_protocol::local::Register;
 use muster_protocol::record::Place;
+use muster_protocol::spec::JobSpec;
 use muster_protocol::storelog::Compaction;
-use muster_protocol::{Boot, NodeId, Span, StateId};
+use muster_protocol::{Boot, LauncherId, NodeId, Span, StateId};
 
 /// Node `i` of 255 at most (beyond, set `node` and `state`), in its first boot, with the times that agents keep by default.
 pub fn config(i: usize) -> Config {
@@ -29,5 +33,25 @@ pub fn config(i: usize) -> Config {
         memory: muster_protocol::memory::Key::default(),
         compaction: Compaction::default(),
         flaws: Flaws::default(),
+    }
+}
+
+/// A launcher that is reached at `addr`, with one worker and without a store, and runs nothing yet.
+pub fn register(launcher: LauncherId, job: &str, spec: JobSpec, addr: IpAddr) -> Register {
+    Register {
+        launcher,
+        job: job.into(),
+        spec,
+        slots: 1,
+        guard_port: 7,
+        addrs: vec![addr],
+        place: Place::default(),
+        running: None,
+        gate: None,
+        store: None,
+        parity: 0,
+        pid: 1,
+        command: String::new(),
+        log_dir: None,
     }
 }

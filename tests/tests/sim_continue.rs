@@ -11,9 +11,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use muster_protocol::agent::{Agent, Config, ConnId, Effect, Event};
 use muster_protocol::job::Durable;
-use muster_protocol::local::{Command, Register, Start, ToAgent, ToLauncher, cannot_run};
+use muster_protocol::local::{Command, Start, ToAgent, ToLauncher, cannot_run};
 use muster_protocol::membership::Answer;
-use muster_protocol::record::{Cause, Place, Record};
+use muster_protocol::record::{Cause, Record};
 use muster_protocol::spec::JobSpec;
 use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, Span, Time};
 use muster_tests::usual;
@@ -116,22 +116,12 @@ impl World {
 
     /// A launcher of the job registers at a node's agent.
     fn launch(&mut self, i: usize, count: u64) {
-        let reg = Register {
-            launcher: LauncherId([(i as u64 * 10 + count) as u8; 8]),
-            job: "job".into(),
-            spec: self.spec.clone(),
-            slots: 1,
-            guard_port: 7,
-            addrs: vec![HERE],
-            place: Place::default(),
-            running: None,
-            gate: None,
-            store: None,
-            parity: 0,
-            pid: 1,
-            command: String::new(),
-            log_dir: None,
-        };
+        let reg = usual::register(
+            LauncherId([(i as u64 * 10 + count) as u8; 8]),
+            "job",
+            self.spec.clone(),
+            HERE,
+        );
         self.hears(i, ToAgent::Register(reg));
         self.hears(i, ToAgent::MasterPort { port: 9 });
     }

@@ -12,7 +12,6 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use muster_protocol::agent::{Agent, Config, ConnId, Effect, Event, Notice, Stored};
 use muster_protocol::local::{Register, Start, ToAgent, ToLauncher};
 use muster_protocol::membership::Answer;
-use muster_protocol::record::Place;
 use muster_protocol::spec::JobSpec;
 use muster_protocol::wire::{JobMessage, Message};
 use muster_protocol::{Boot, JobKey, LauncherId, NodeId, Span, Time};
@@ -157,20 +156,8 @@ impl World {
     fn register(&mut self, k: usize) {
         let l = self.launchers[k].clone();
         let reg = Register {
-            launcher: l.id,
-            job: l.job,
-            spec: l.spec,
-            slots: 1,
-            guard_port: 7,
-            addrs: vec![HERE],
-            place: Place::default(),
             running: l.running.map(|s| s.digest),
-            gate: None,
-            store: None,
-            parity: 0,
-            pid: 1,
-            command: String::new(),
-            log_dir: None,
+            ..usual::register(l.id, &l.job, l.spec, HERE)
         };
         self.says(k, ToAgent::Register(reg));
         self.says(k, ToAgent::MasterPort { port: 9 });

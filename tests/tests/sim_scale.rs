@@ -15,7 +15,6 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use muster_protocol::agent::{Agent, Config, ConnId, Effect, Event};
 use muster_protocol::local::{Register, ToAgent, ToLauncher};
-use muster_protocol::record::Place;
 use muster_protocol::spec::JobSpec;
 use muster_protocol::wire::Message;
 use muster_protocol::{Digest, LauncherId, NodeId, Span, StateId, Time};
@@ -153,24 +152,17 @@ impl World {
     fn launch(&mut self, agent: usize, at: Time) {
         let (min_nodes, max_nodes) = self.nodes;
         let reg = Register {
-            launcher: LauncherId((agent as u64 + 1).to_le_bytes()),
-            job: "job".into(),
-            spec: JobSpec {
-                min_nodes,
-                max_nodes,
-                ..JobSpec::default()
-            },
             slots: 8,
-            guard_port: 7,
-            addrs: vec![HERE],
-            place: Place::default(),
-            running: None,
-            gate: None,
-            store: None,
-            parity: 0,
-            pid: 1,
-            command: String::new(),
-            log_dir: None,
+            ..usual::register(
+                LauncherId((agent as u64 + 1).to_le_bytes()),
+                "job",
+                JobSpec {
+                    min_nodes,
+                    max_nodes,
+                    ..JobSpec::default()
+                },
+                HERE,
+            )
         };
         for frame in [ToAgent::Register(reg), ToAgent::MasterPort { port: 9 }] {
             self.put(at, agent, Item::Event(Box::new(launcher(frame))));

@@ -31,6 +31,7 @@ mod propose;
 mod resume;
 mod saves;
 mod second_look;
+mod status;
 mod stop;
 mod store;
 mod triggers;

@@ -12,6 +12,7 @@ use muster_protocol::spec::JobSpec;
 use super::{Launcher, World, address, mix};
 use crate::explore::agents::judge::Broken;
 use crate::sim::truth::Spawn;
+use crate::usual;
 
 impl World {
     pub(super) fn launcher_comes(&mut self, node: usize) -> Result<(), Broken> {
@@ -39,27 +40,17 @@ impl World {
         };
         launcher.conn = conn;
         launcher.port += 1;
+        let spec = JobSpec {
+            min_nodes: self.setup.min,
+            max_nodes: self.setup.max,
+            loss_grace_ms: 0,
+            stop_grace_ms: 500,
+            ..JobSpec::default()
+        };
         let register = Register {
-            launcher: launcher.id,
-            job: "j".into(),
-            spec: JobSpec {
-                min_nodes: self.setup.min,
-                max_nodes: self.setup.max,
-                loss_grace_ms: 0,
-                stop_grace_ms: 500,
-                ..JobSpec::default()
-            },
-            slots: 1,
             guard_port: 40_000,
-            addrs: vec![address(node, 0).ip()],
-            place: Default::default(),
             running: launcher.running,
-            gate: None,
-            store: None,
-            parity: 0,
-            pid: 1,
-            command: String::new(),
-            log_dir: None,
+            ..usual::register(launcher.id, "j", spec, address(node, 0).ip())
         };
         let port = ToAgent::MasterPort {
             port: launcher.port,

@@ -1,0 +1,154 @@
+//! What a member tells its leader of its part in a generation, and hears in return.
+
+use super::{Ctx, Job, REPEAT};
+use crate::ids::{Boot, Digest, NodeId};
+use crate::record::{Arbiter, Record};
+use crate::wire::{JobMessage, Leave, Status};
+
+impl Job {
+    /// The launcher has ended the workers of the generation before: the leader of this one times
+    /// the phase by it.
+    pub(super) fn old_stopped(&mut self, ctx: &mut Ctx<'_>, digest: Digest) {
+        let Some(head) = self.live().filter(|h| h.record.parent == digest) else {
+            return;
+        };
+        let Some(leader) = head.record.leader() else {
+            return;
+        };
+        let status = Status {
+            digest,
+            boot: ctx.cfg.boot,
+            stopped: true,
+            ..Status::default()
+        };
+        self.send(ctx, leader, JobMessage::Status(Box::new(status)));
+    }
+
+    /// The acting leader says what it has of this member.
+    pub(super) fn on_status_heard(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        from: NodeId,
+        (digest, boot, seq): (Digest, Boot, u64),
+    ) {
+        let head = self.head_digest();
+        if digest != head && (boot, seq) == (Boot(0), 0) {
+            // It asks about a generation that is over: its machine was suspended, and nothing told it since.
+            return self.on_ask(ctx, from, digest);
+        }
+        let Some(mine) = self.member.as_mut().filter(|_| digest == head) else {
+            return;
+        };
+        if mine.said.is_none_or(|(to, _)| to != from) {
+            return;
+        }
+        mine.settled = boot == ctx.cfg.boot && seq >= mine.status.seq;
+        mine.changed |= seq == 0;
+    }
+
+    /// The connection with an agent ended or stands anew: what it had heard it may have forgotten.
+    pub(crate) fn link_changed(&mut self, node: NodeId) {
+        if let Some(mine) = &mut self.member
+            && mine.said.is_some_and(|(to, _)| to == node)
+        {
+            mine.settled = false;
+        }
+    }
+
+    pub(super) fn update(&mut self, current: bool, change: impl FnOnce(&mut Status)) {
+        if current && let Some(mine) = &mut self.member {
+            change(&mut mine.status);
+            mine.changed = true;
+        }
+    }
+
+    /// Whether the store decides, and this member has no way to it: its launcher has brought none, or it lost its
+    /// lease and has read the log's tail no more.
+    fn is_storeless(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
+        // A launcher that replaced the member's has brought the store again.
+        let brought = self.local.as_ref().is_some_and(|l| l.store.is_some());
+        let cut = self.member.as_ref().is_some_and(|mine| {
+            mine.status.lease_lost && ctx.now >= mine.tail_seen + ctx.cfg.lease()
+        });
+        matches!(record.arbiter, Arbiter::Store(_)) && (cut || !brought)
+    }
+
+    pub(super) fn drive_member(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(head) = self.live() else {
+            return;
+        };
+        let record = head.record.clone();
+        let lead = self.acting_leader(ctx, &record);
+        self.drive_vacant(ctx, &record);
+        // This node's own voter acknowledges without a message.
+        let digest = self.head_digest();
+        if self.grants_lease(ctx.cfg) {
+            self.lease_granted(ctx.me(), digest, ctx.now);
+        }
+        self.count_away(ctx, &record);
+        self.drive_pending(ctx, &record);
+        self.drive_lease(ctx, &record);
+        self.drive_stopping(ctx);
+        let leave = self.local.as_ref().and_then(|l| l.leave.clone());
+        let cancel = self.local.as_ref().is_some_and(|l| l.cancel);
+        if (cancel || leave.is_some()) && self.is_stranded(ctx, &record) {
+            self.part_alone();
+        }
+        self.seq += 1;
+        let seq = self.seq;
+        self.explain_pause(ctx, &record);
+        self.explain_short(ctx, &record);
+        let storeless = self.is_storeless(ctx, &record);
+        let Some(mine) = &mut self.member else {
+            return;
+        };
+        if mine.status.pace != self.saves.meter.pace {
+            mine.status.pace = self.saves.meter.pace;
+            mine.changed = true;
+        }
+        if mine.status.storeless != storeless {
+            mine.status.storeless = storeless;
+            mine.changed = true;
+        }
+        let dark = super::apply::unreachable(ctx, &record);
+        if mine.status.unreachable != dark || mine.status.cancel != cancel {
+            mine.status.unreachable = dark;
+            mine.status.cancel = cancel;
+            mine.changed = true;
+        }
+        if mine.status.leave.is_some() != leave.is_some() {
+            mine.changed = true;
+        }
+        mine.status.leave = leave.map(|(l, until)| Leave {
+            grace_ms: u32::try_from(until.since(ctx.now).as_millis()).unwrap_or(u32::MAX),
+            reason: l.reason,
+        });
+        // Without a way to the store it leads nothing, and its leader may have none either: all are told, also
+        // that it has one again.
+        let by_store = matches!(record.arbiter, Arbiter::Store(_));
+        mine.tells_all |= by_store && (mine.status.gone || mine.status.lease_lost);
+        let Some(lead) = lead.or(record.leader().filter(|_| mine.tells_all)) else {
+            return;
+        };
+        let due = match mine.said {
+            Some((to, at)) if to == lead && !mine.changed => at + mine.repeat(),
+            _ => ctx.now,
+        };
+        if ctx.now >= due {
+            mine.said = Some((lead, ctx.now));
+            mine.changed = false;
+            mine.settled = false;
+            mine.status.seq = seq;
+            let status = Box::new(mine.status.clone());
+            if mine.tells_all {
+                for m in record.members.iter().filter(|m| m.node != lead) {
+                    self.send(ctx, m.node, JobMessage::Status(status.clone()));
+                }
+            }
+            self.send(ctx, lead, JobMessage::Status(status));
+            self.wake_at(ctx.now + REPEAT, "say the status again");
+        } else {
+            self.wake_at(due, "say the status again");
+        }
+    }
+}
