@@ -372,10 +372,11 @@ pub fn judge(all: &[(NodeId, Vec<Standing>)], silent: Vec<NodeId>) -> Option<Han
         return None;
     }
     let longest = every().map(|(_, s)| s.idle_ms).max()?;
-    let mut group: Vec<(NodeId, Standing)> =
-        every().filter(|(_, s)| s.idle_ms >= longest / 2).collect();
+    // One that joined later has waited less, and waits all the same.
+    let still = |s: &Standing| s.stalled || s.idle_ms >= longest / 2;
+    let mut group: Vec<(NodeId, Standing)> = every().filter(|(_, s)| still(s)).collect();
     let lowest = group.iter().map(|(_, s)| s.point.step).min()?;
-    let busy = |s: &Standing| s.idle_ms < longest / 2 && s.point.step <= lowest;
+    let busy = |s: &Standing| !still(s) && s.point.step <= lowest;
     // By step only: it may enter operations that the others have no part in.
     if every().any(|(_, s)| busy(&s)) {
         return None;

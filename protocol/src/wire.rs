@@ -373,7 +373,7 @@ pub struct Saved {
     pub failed: Option<String>,
 }
 
-/// How long the lease may still last that a voter acknowledged to a member which a proposal drops.
+/// How long the workers of a member that a proposal drops may still run, as far as a voter knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
     pub node: NodeId,

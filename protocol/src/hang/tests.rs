@@ -227,6 +227,11 @@ fn who_is_behind_is_named() {
     assert_eq!(judge(&[(node(1), Vec::new())], Vec::new()), None);
 }
 
+fn goes_on(standing: &mut Standing, idle_ms: u32) {
+    standing.stalled = false;
+    standing.idle_ms = idle_ms;
+}
+
 #[test]
 fn who_stands_still_while_others_go_on_is_named() {
     let mut all = vec![
@@ -236,7 +241,7 @@ fn who_stands_still_while_others_go_on_is_named() {
         at(3, 9, 0, POLL),
     ];
     for moving in [0, 2, 3] {
-        all[moving].1[0].idle_ms = 200;
+        goes_on(&mut all[moving].1[0], 200);
     }
     check(&all, &[1], Evidence::Alone);
 }
@@ -249,7 +254,7 @@ fn nobody_is_named_while_a_rank_that_is_no_further_is_busy() {
             at(1, 8, 1, POLL),
             at(2, 8, 1, POLL),
         ];
-        all[0].1[0].idle_ms = 0;
+        goes_on(&mut all[0].1[0], 0);
         all
     };
     // It saves by order, and its launcher rests; it is a step behind; it says that it is alive.
@@ -257,10 +262,13 @@ fn nobody_is_named_while_a_rank_that_is_no_further_is_busy() {
         let all = busy(step, operation);
         assert_eq!(judge(&all, Vec::new()), None, "{step} {operation}");
     }
-    // It is busy no more.
-    let mut all = busy(8, 0);
-    all[0].1[0].idle_ms = 55_000;
-    check(&all, &[0], Evidence::Operation);
+    // It is busy no more, and has waited less if it joined later.
+    for idle_ms in [55_000, 5_000] {
+        let mut all = busy(8, 0);
+        all[0].1[0].idle_ms = idle_ms;
+        all[0].1[0].stalled = true;
+        check(&all, &[0], Evidence::Operation);
+    }
     // Ranks that are a step ahead wait for nobody behind.
     check(&busy(9, 0), &[1, 2], Evidence::Alone);
 }
@@ -271,8 +279,7 @@ fn nobody_is_named_once_all_go_on_nor_for_whom_a_silent_node_may_be_waited() {
     assert!(judge(&all, Vec::new()).is_some());
     for (_, list) in &mut all {
         // They went on before they were asked, some later than others.
-        list[0].stalled = false;
-        list[0].idle_ms = 0;
+        goes_on(&mut list[0], 0);
     }
     assert_eq!(judge(&all, Vec::new()), None);
     let waits = [at(0, 8, 1, POLL), at(1, 8, 1, POLL)];

@@ -70,12 +70,13 @@ impl Job {
                 && h.record.kind.is_terminal()
                 && h.record.lineage() != record.lineage()
         });
-        if behind
-            && record.kind.is_terminal()
-            && self.durable.bound.is_none()
-            && !self.durable.ended.iter().any(ended)
-        {
-            return self.install(ctx, record);
+        if behind && record.kind.is_terminal() && !self.durable.ended.iter().any(ended) {
+            // One that is bound to a birth after the older end hears of the later one again: an answer now
+            // would be answered by the same word, without end.
+            if self.durable.bound.is_none() {
+                self.install(ctx, record);
+            }
+            return;
         }
         self.on_decided(ctx, from, record);
     }

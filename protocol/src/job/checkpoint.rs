@@ -221,8 +221,8 @@ impl Job {
 
     /// Members of which a worker has not attached the runtime: no step can be agreed on with it.
     pub(super) fn without_runtime(&self, record: &Record) -> Vec<NodeId> {
-        let status = |m: &Member| self.lead.as_ref()?.status(m.node);
-        let attached = |m: &Member| status(m).is_some_and(|s| s.takes_stop_steps);
+        let lead = self.lead.as_ref();
+        let attached = |m: &Member| lead.is_some_and(|l| l.takes_stop_steps(m.node));
         let members = record.members.iter().filter(|m| !attached(m));
         members.map(|m| m.node).collect()
     }

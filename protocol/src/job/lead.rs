@@ -108,6 +108,13 @@ impl Lead {
     pub(super) fn status(&self, node: NodeId) -> Option<&Status> {
         self.statuses.get(&node)
     }
+
+    /// Every worker of this member has attached the runtime. The workers of an earlier start do not
+    /// count: the order to start that is on its way replaces them, with all that they agreed to.
+    pub(super) fn takes_stop_steps(&self, node: NodeId) -> bool {
+        let takes = |s: &Status| s.takes_stop_steps && s.started >= Some(self.attempt);
+        self.status(node).is_some_and(takes)
+    }
 }
 
 impl Job {
@@ -285,6 +292,10 @@ impl Job {
         }
         let Some(lead) = &mut self.lead else { return };
         if record.leader() != Some(me) || lead.ending.is_some() || lead.planned.is_some() {
+            return;
+        }
+        // Rank 0 has ended here: a start would name another port for the same attempt.
+        if self.member.as_ref().is_some_and(|m| m.status.stopped) {
             return;
         }
         if ctx.now < self.pause {

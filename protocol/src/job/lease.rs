@@ -1,6 +1,6 @@
 //! The lease without which no worker of this node runs (R16).
 
-use super::member::{Ends, Mine};
+use super::member::Mine;
 use super::{Ctx, Job};
 use crate::agent::Config;
 use crate::ids::{Digest, NodeId};
@@ -89,19 +89,16 @@ impl Job {
             return Span::ZERO;
         }
         let end = Self::lease_end(cfg, &head.record, mine);
-        let end = match local.ends {
-            Some(Ends::By(at)) => end.min(at),
-            _ => end,
-        };
-        end.since(now)
+        local.ends.map_or(end, |at| end.min(at)).since(now)
     }
 
     /// From when the launcher was told to end its workers its time counts.
     pub(super) fn drive_ends(&mut self, ctx: &Ctx<'_>) {
         if let Some(local) = &mut self.local
-            && let Some(Ends::Within(grace)) = local.ends
+            && let Some(grace) = local.ends_within.take()
         {
-            local.ends = Some(Ends::By(ctx.now + grace));
+            let by = ctx.now + grace;
+            local.ends = Some(local.ends.map_or(by, |at| at.min(by)));
         }
     }
 

@@ -20,8 +20,10 @@ pub(super) struct Local {
     pub(super) conn: Option<ConnId>,
     /// The newest connection, open or not.
     pub(super) was: ConnId,
-    /// It was told to end its workers: by when.
-    pub(super) ends: Option<Ends>,
+    /// By when it must have ended its workers; of several orders the earliest holds.
+    pub(super) ends: Option<Time>,
+    /// The same as it was just told, before it is counted from now.
+    pub(super) ends_within: Option<Span>,
     /// The connection has closed, and since when nothing is heard at its guard either.
     pub(super) silent_since: Option<Time>,
     /// When it was last told that this agent is there.
@@ -50,14 +52,6 @@ pub(super) struct Stopping {
     limit: Time,
 }
 
-/// When a launcher has to have ended its workers.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Ends {
-    /// Counted from when it is told.
-    Within(Span),
-    By(Time),
-}
-
 impl Local {
     /// What it is told ends its workers, or begins others.
     pub(super) fn told(&mut self, frame: &ToLauncher) {
@@ -65,7 +59,7 @@ impl Local {
             ToLauncher::Start(_) => {
                 // Those of the generation before end first: a launcher that is stopped does not end them.
                 if self.stopping.is_none() {
-                    self.ends = None;
+                    (self.ends, self.ends_within) = (None, None);
                 }
                 return;
             }
@@ -73,9 +67,8 @@ impl Local {
             ToLauncher::End { .. } | ToLauncher::Refused { .. } => self.reg.spec.stop_grace_ms,
             _ => return,
         };
-        if self.ends.is_none() || grace == 0 {
-            self.ends = Some(Ends::Within(Span::from_millis(grace.into())));
-        }
+        let grace = Span::from_millis(grace.into());
+        self.ends_within = Some(self.ends_within.map_or(grace, |g| g.min(grace)));
     }
 }
 
@@ -198,6 +191,7 @@ impl Job {
                 conn: Some(conn),
                 was: conn,
                 ends: None,
+                ends_within: None,
                 silent_since: None,
                 welcomed: ctx.now,
                 reg,
@@ -459,6 +453,8 @@ impl Job {
             }
             ToAgent::Cancel => self.cancel(ctx),
             ToAgent::Started { digest, attempt } => self.update(digest == head, |s| {
+                // New workers attach the runtime anew.
+                s.takes_stop_steps &= s.started >= Some(attempt);
                 s.started = s.started.max(Some(attempt));
             }),
             ToAgent::StartFailed {
@@ -489,7 +485,7 @@ impl Job {
                     && local.stopping.take_if(|s| s.digest == digest).is_some()
                     && digest != head
                 {
-                    local.ends = None;
+                    (local.ends, local.ends_within) = (None, None);
                 }
                 if digest == head {
                     self.update(true, |s| s.stopped = true);

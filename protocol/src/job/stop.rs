@@ -151,7 +151,7 @@ impl Job {
             .members
             .iter()
             .filter(|m| !a.lost.contains(&m.node))
-            .all(|m| lead.status(m.node).is_some_and(|s| s.takes_stop_steps));
+            .all(|m| lead.takes_stop_steps(m.node));
         let chosen = chosen.filter(|_| steps);
         let choice = chosen.as_ref().map(|c| c.choice);
         let fresh = choice.is_none_or(|c| c == Choice::Fresh);

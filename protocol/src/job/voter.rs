@@ -173,19 +173,27 @@ impl Job {
         granted
     }
 
-    /// How long the leases of those that `next` drops may still last, where it can matter.
+    /// How long the workers of those that `next` drops may still run, as far as this voter knows: by the
+    /// lease that it acknowledged, or without one where their agent is away.
     fn grants(&self, ctx: &Ctx<'_>, next: &Record) -> Vec<Grant> {
-        let longest = self.timeouts(ctx).suspect_after;
-        let left = |at: Time| (at + longest).since(ctx.now);
-        self.voter
-            .granted
-            .iter()
-            .filter(|(_, at)| left(**at) > Span::ZERO)
-            .filter(|(node, _)| !next.has(**node))
+        let Some(head) = self.live() else {
+            return Vec::new();
+        };
+        let times = self.timeouts(ctx);
+        let until = |node: NodeId| {
+            let granted = self.voter.granted.get(&node);
+            let away = ctx.peers.away_since(node);
+            let lease = granted.map(|at| *at + times.suspect_after);
+            lease.max(away.map(|since| since + times.agent_grace))
+        };
+        let dropped = head.record.members.iter().filter(|m| !next.has(m.node));
+        dropped
+            .filter_map(|m| Some((m.node, until(m.node)?.since(ctx.now))))
+            .filter(|(_, left)| *left > Span::ZERO)
             .take(MAX_LIST)
-            .map(|(node, at)| Grant {
-                node: *node,
-                left_ms: u32::try_from(left(*at).as_millis() + 1).unwrap_or(u32::MAX),
+            .map(|(node, left)| Grant {
+                node,
+                left_ms: u32::try_from(left.as_millis() + 1).unwrap_or(u32::MAX),
             })
             .collect()
     }

@@ -98,6 +98,8 @@ pub enum Out {
     AskLease,
     /// Nobody's word covers them any more.
     LeaseOver,
+    /// It drops its connection for a new one.
+    Relink,
     /// The launcher itself is gone.
     Exit,
 }

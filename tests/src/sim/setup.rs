@@ -456,7 +456,8 @@ impl Setup {
             slow_disk: None,
             faults: Vec::new(),
             heal_at: HEAL_AT,
-            settle: 180 * SEC,
+            // A node whose workers do not start is left out for up to 5 min.
+            settle: 420 * SEC,
         };
         setup.draw_faults(&mut rng, focus);
         setup.faults.sort_by_key(|(at, _)| *at);

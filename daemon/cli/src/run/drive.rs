@@ -93,6 +93,8 @@ pub struct Driver {
     used_ports: Vec<(Instant, ReservedPort)>,
     masters: Masters,
     link: Option<mpsc::Sender<Out>>,
+    /// This process was stopped: frames of the old link count no more.
+    outdated: bool,
     /// Whether the agent is a process of its own, which keeps slots for whoever comes after this launcher.
     leaves: bool,
     was_linked: bool,
@@ -137,6 +139,7 @@ impl Driver {
             used_ports: Vec::new(),
             masters: Masters::default(),
             link: None,
+            outdated: false,
             leaves: true,
             was_linked: false,
             running: None,
@@ -275,6 +278,9 @@ impl Driver {
             && exits.iter().any(|(exit, _)| killed(exit))
             && self.workers.were_killed()
         {
+            // What the agent has said meanwhile is old, and the agent may be stopped by now: a new link brings
+            // what holds.
+            (self.link, self.outdated) = (None, true);
             // That is no failure of theirs.
             let why = "this launcher was stopped or blocked for too long";
             let stop = ToLauncher::Stop {
@@ -338,7 +344,7 @@ impl Driver {
     fn link_event(&mut self, event: LinkEvent, session: &mut Session) {
         match event {
             LinkEvent::Up(queue) => {
-                self.link = Some(queue);
+                (self.link, self.outdated) = (Some(queue), false);
                 self.progress.link_up();
                 if let Some(store) = &mut self.store {
                     store.link_up();
@@ -352,6 +358,7 @@ impl Driver {
                     say("the agent is away; the workers go on");
                 }
             }
+            LinkEvent::Frame(_) if self.outdated => {}
             LinkEvent::Frame(got) => {
                 let (frame, fds) = *got;
                 self.frame(frame, fds, session);

@@ -19,6 +19,10 @@ impl Session {
         }
         let known = self.newest.filter(|(newest, _)| *newest == digest);
         if known.is_some_and(|(_, tried)| self.over.contains(&digest) || start.attempt <= tried) {
+            if let Some(pending) = self.pending.as_mut().filter(|p| p.start.digest == digest) {
+                pending.confirmed = true;
+                self.try_spawn();
+            }
             // Say again what became of it.
             return self.facts_again();
         }
@@ -43,7 +47,11 @@ impl Session {
             self.effects.push_back(Effect::VerifyMaster(start.clone()));
             None
         };
-        self.pending = Some(Pending { start, verified });
+        self.pending = Some(Pending {
+            start,
+            verified,
+            confirmed: true,
+        });
         let current = self.current.as_ref().filter(|c| c.stopping.is_none());
         if current.is_some_and(|c| !c.parked || self.ends_processes()) {
             // A decided newer generation ends the one before, should its stop have been lost; and live
@@ -76,10 +84,9 @@ impl Session {
         if busy || self.ending.is_some() {
             return;
         }
-        let Some(Pending {
-            start,
-            verified: Some(verified),
-        }) = self.pending.clone()
+        let pending = self.pending.as_mut().filter(|p| p.confirmed);
+        let Some((start, verified)) =
+            pending.and_then(|p| Some((p.start.clone(), p.verified.take()?)))
         else {
             return;
         };

@@ -189,10 +189,15 @@ pub enum Effect {
     },
 }
 
+/// A START that waits for what ran before.
 #[derive(Clone, Debug)]
 struct Pending {
     start: Start,
+    /// Whether the master was found; taken once its workers are spawned.
     verified: Option<Result<IpAddr, String>>,
+    /// It came on the present link, or again on it: an agent that lost its disk knows nothing of those
+    /// before, and its generation may be over.
+    confirmed: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -366,7 +371,9 @@ impl Session {
 
     /// Whether what is left should be looked at: all workers ended.
     pub fn is_draining(&self) -> bool {
-        self.current.as_ref().is_some_and(|c| c.running == 0)
+        self.current
+            .as_ref()
+            .is_some_and(|c| c.running == 0 && (!c.parked || c.stopping.is_some()))
     }
 
     pub fn handle(&mut self, event: Event, now: Time) {
@@ -498,6 +505,9 @@ impl Session {
 
     fn link_up(&mut self) {
         self.link = true;
+        if let Some(pending) = &mut self.pending {
+            pending.confirmed = false;
+        }
         let mut register = self.register.clone();
         let current = self.current.as_ref().filter(|c| !c.parked);
         register.running = current.map(|c| c.start.digest);

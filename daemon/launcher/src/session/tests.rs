@@ -177,6 +177,19 @@ fn nothing_older_acts_on_what_runs() {
 }
 
 #[test]
+fn a_start_of_an_earlier_link_is_begun_only_once_it_is_said_again() {
+    let mut world = World::running(1);
+    assert_eq!(world.start(2), [Effect::EndTerm(SIGTERM)]);
+    world.on(Event::LinkDown);
+    world.on(Event::LinkUp);
+    // The agent may have lost its disk, and the generation may be over.
+    assert_eq!(world.gone(), [stopped(1)]);
+    assert!(world.start(2).contains(&spawn(2)));
+    // Once.
+    assert!(!world.start(2).contains(&spawn(2)));
+}
+
+#[test]
 fn a_lineage_with_lower_numbers_is_joined_when_nothing_runs() {
     let mut world = World::running(7);
     world.stop(7, 100);

@@ -311,7 +311,8 @@ pub struct UnansweredError {
 /// A launcher answers every START and every STOP, unless nothing can end its workers.
 pub fn orders_are_answered(world: &World) -> Result<(), UnansweredError> {
     for (node, n) in world.nodes.iter().enumerate() {
-        let held = |l: &&Launcher| world.now > l.habits.unkillable_until + SEC;
+        let held =
+            |l: &&Launcher| world.now > l.habits.unkillable_until + l.habits.reaped_after + SEC;
         let launcher = n.launcher.as_ref().filter(|l| l.paused.is_none());
         if let Some(digest) = launcher.filter(held).and_then(|l| l.unanswered(world.now)) {
             return Err(UnansweredError { node, digest });

@@ -39,7 +39,11 @@ impl Launcher {
                     grace_ms,
                     why,
                 };
+                // What the agent has said meanwhile is old: a new link brings what holds.
+                let frame = |n: &News| matches!(n, News::Event(Event::Frame(_)));
+                self.inbox.retain(|n| !frame(n));
                 self.inbox.push_front(News::Event(Event::Frame(stop)));
+                out.push(Out::Relink);
             }
             for (due, there) in std::mem::take(&mut self.late) {
                 out.extend(self.due(due, there, now));

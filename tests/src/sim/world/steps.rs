@@ -22,25 +22,7 @@ impl World {
             Step::LauncherStart { node } => self.launcher_start(node),
             Step::LauncherKill { node } => self.launcher_kill(node),
             Step::LauncherConnect { node, launcher } => self.launcher_connect(node, launcher),
-            Step::LauncherHiccup { node } => {
-                let n = &mut self.nodes[node];
-                n.steady_since = now;
-                let agent = n.agent_token;
-                if let Some(l) = &mut n.launcher
-                    && let Some(conn) = l.conn
-                {
-                    let launcher = l.token;
-                    let out = l.disconnected(now);
-                    self.launcher_out(node, out, now);
-                    self.requests.push(Request::LauncherDown {
-                        node,
-                        agent,
-                        conn: Some(conn),
-                        launcher,
-                    });
-                    self.requests.push(Request::LauncherUp { node });
-                }
-            }
+            Step::LauncherHiccup { node } => self.launcher_relinks(node),
             Step::LauncherHears { node, conn, frame } => {
                 let launcher = self.nodes[node].launcher.as_mut();
                 if let Some(l) = launcher.filter(|l| l.conn == Some(conn)) {
@@ -265,6 +247,28 @@ impl World {
         self.launcher_out(node, out, now);
     }
 
+    /// Its connection breaks, and it dials again.
+    fn launcher_relinks(&mut self, node: usize) {
+        let now = self.now;
+        let n = &mut self.nodes[node];
+        n.steady_since = now;
+        let agent = n.agent_token;
+        if let Some(l) = &mut n.launcher
+            && let Some(conn) = l.conn
+        {
+            let launcher = l.token;
+            let out = l.disconnected(now);
+            self.launcher_out(node, out, now);
+            self.requests.push(Request::LauncherDown {
+                node,
+                agent,
+                conn: Some(conn),
+                launcher,
+            });
+            self.requests.push(Request::LauncherUp { node });
+        }
+    }
+
     pub(super) fn launcher_out(&mut self, node: usize, out: Vec<Out>, now: u64) {
         for out in out {
             let agent = self.nodes[node].agent_token;
@@ -348,6 +352,7 @@ impl World {
                     launcher,
                 }),
                 Out::LeaseOver => self.coverage.sidecar_kills += 1,
+                Out::Relink => self.launcher_relinks(node),
                 Out::Exit => {
                     self.launcher_kill(node);
                     self.requests.push(Request::LauncherEnded { node });

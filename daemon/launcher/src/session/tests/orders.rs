@@ -202,6 +202,8 @@ struct Node {
     over: bool,
     /// Since when an answer is due.
     asked: BTreeMap<Asked, Time>,
+    /// The newest START.
+    newest: Option<Start>,
     stopped: BTreeSet<Digest>,
     /// The newest generation of each lineage that was spawned.
     spawned: BTreeMap<Digest, u64>,
@@ -226,6 +228,7 @@ impl Node {
             link: true,
             over: false,
             asked: BTreeMap::new(),
+            newest: None,
             stopped: BTreeSet::new(),
             spawned: BTreeMap::new(),
             told: BTreeSet::new(),
@@ -387,6 +390,7 @@ impl Node {
         let now = self.world.now;
         match &frame {
             ToLauncher::Start(start) => {
+                self.newest = Some(start.clone());
                 self.told.insert(start.digest);
                 // A later order takes the place of what was asked before.
                 self.asked.clear();
@@ -453,6 +457,14 @@ impl Node {
             *at = self.world.now;
         }
         self.event(event);
+        // On a new link the agent gives its order anew.
+        if let Some(start) = self.newest.clone().filter(|_| self.link)
+            && self
+                .asked
+                .contains_key(&Asked::Start(start.digest, start.attempt))
+        {
+            self.order(ToLauncher::Start(start));
+        }
     }
 
     /// To the next thing that is due, or until then.
