@@ -552,6 +552,12 @@ impl Job {
                 let text = self.explain(ctx, &wait);
                 self.tell_waiting(ctx.now, text);
             }
+            if self.local.as_ref().is_some_and(|l| l.leave.is_some()) {
+                // All that are left go. Those that cannot be reached may live, so the job is not over.
+                let report = "left the job, and nothing runs here any more; the job is kept for the nodes \
+                              that cannot be reached";
+                self.part_alone(report);
+            }
             return self.wake_at(ctx.now + REPEAT, "too few nodes");
         };
         if let Cause::WorkerFailed { .. } | Cause::WorkerHung { .. } = next.cause {
