@@ -436,7 +436,7 @@ impl Job {
         let unwell = |m: &Member| {
             matches!(
                 ctx.peers.unwell(m.node),
-                Some(State::Suspect | State::Away { .. })
+                Some(State::Suspect { .. } | State::Away { .. })
             )
         };
         if ctx.now >= until || !record.members.iter().any(unwell) {
