@@ -160,9 +160,16 @@ pub enum Effect {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     Alive,
-    Suspect,
-    Away { since: Time },
-    Lost { confirmed: bool },
+    /// `guarded`: it says nothing, over a connection that stands, and the guard of its launcher answers.
+    Suspect {
+        guarded: bool,
+    },
+    Away {
+        since: Time,
+    },
+    Lost {
+        confirmed: bool,
+    },
 }
 
 impl State {
@@ -452,7 +459,7 @@ impl Membership {
         }
         w.calm();
         w.next_probe = Some(now);
-        self.set(key, State::Suspect);
+        self.set(key, SUSPECT);
         self.probe_if_due(key, now);
     }
 
@@ -493,8 +500,11 @@ impl Membership {
             config.ping_every
         };
         w.next_probe = Some(now + pause);
+        let guarded = w.guard_ok && w.closed.is_none();
         if agent.is_gone() && w.guard_ok && !away {
             self.set(key, State::Away { since: now });
+        } else if matches!(w.peer.state, State::Suspect { .. }) {
+            self.set(key, State::Suspect { guarded });
         }
     }
 
@@ -510,13 +520,13 @@ impl Membership {
             return;
         }
         let next = match next {
-            State::Suspect => {
+            State::Suspect { .. } => {
                 w.next_probe = Some(now);
                 w.guard_ok = false;
-                State::Suspect
+                next
             }
             // The launcher is there and the path is open: only its agent is stuck.
-            State::Lost { .. } if w.peer.state == State::Suspect && w.guard_ok => {
+            State::Lost { .. } if matches!(w.peer.state, State::Suspect { .. }) && w.guard_ok => {
                 State::Away { since: now }
             }
             other => other,
@@ -591,6 +601,9 @@ impl Membership {
     }
 }
 
+/// Of a peer whose probe is under way.
+const SUSPECT: State = State::Suspect { guarded: false };
+
 /// Of a peer that is not in the list of what is due.
 const NEVER: Time = Time(u64::MAX);
 
@@ -619,11 +632,8 @@ impl Watched {
     fn verdict_due(&self, config: &Config) -> Option<(Time, State)> {
         let lost = State::Lost { confirmed: false };
         match self.peer.state {
-            State::Alive => Some((
-                self.heard + Span(config.suspect_after.0 / 2),
-                State::Suspect,
-            )),
-            State::Suspect => Some((self.heard + config.suspect_after, lost)),
+            State::Alive => Some((self.heard + Span(config.suspect_after.0 / 2), SUSPECT)),
+            State::Suspect { .. } => Some((self.heard + config.suspect_after, lost)),
             State::Away { since } => {
                 let guard = self.guard_answered + config.suspect_after;
                 let heard = self.heard + config.suspect_after;

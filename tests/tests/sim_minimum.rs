@@ -35,6 +35,7 @@ fn setup(nodes: usize, spare_at: Option<u64>, fault: Fault) -> Setup {
 /// Runs it; what the launchers were told, with times and nodes.
 fn run(setup: Setup) -> (Conductor, Vec<(u64, usize, ToLauncher)>) {
     let mut conductor = Conductor::new(setup);
+    conductor.relaunches = false;
     conductor.log = Some(Vec::new());
     assert_eq!(conductor.run(), Ok(()));
     let heard = conductor.log.take().into_iter().flatten();
@@ -129,4 +130,87 @@ fn the_job_goes_on_once_another_node_comes() {
         );
     }
     assert!(world.nodes[0].launcher.is_none());
+}
+
+/// How long before the others leave a node dies: long enough for a minority to write the store.
+const EARLIER: u64 = 9 * SEC;
+
+/// All nodes but one, which has died, are told to go; the launchers that are still there long after.
+fn left_behind(nodes: usize, dead: usize, crash: Fault, store: bool) -> Vec<usize> {
+    let leaves = (0..nodes).filter(|n| *n != dead).map(|node| {
+        let fault = Fault::Leave {
+            node,
+            grace_ms: GRACE_MS,
+            relaunch_after: None,
+        };
+        (LEAVES, fault)
+    });
+    let mut setup = setup(nodes, None, crash);
+    setup.faults[0].0 = LEAVES - EARLIER;
+    setup.faults.extend(leaves);
+    setup.store = store;
+    launchers_after(setup)
+}
+
+/// Runs it for less than the grace; which nodes have a launcher then.
+fn launchers_after(setup: Setup) -> Vec<usize> {
+    let (conductor, _) = run(Setup {
+        settle: 15 * SEC,
+        ..setup
+    });
+    let nodes = conductor.world.nodes.iter().enumerate();
+    let there = nodes.filter(|(_, n)| n.launcher.is_some());
+    there.map(|(at, _)| at).collect()
+}
+
+#[test]
+fn those_that_wait_for_a_dead_node_go_at_once() {
+    for (nodes, dead, store) in [2, 3].into_iter().flat_map(|nodes| {
+        let each = (0..nodes).flat_map(|dead| [(dead, false), (dead, true)]);
+        each.map(move |(dead, store)| (nodes, dead, store))
+    }) {
+        let crash = Fault::LauncherCrash {
+            node: dead,
+            relaunch_after: None,
+        };
+        let what = format!("n{dead} of {nodes}, store: {store}");
+        assert!(left_behind(nodes, dead, crash, store).is_empty(), "{what}");
+    }
+}
+
+#[test]
+fn who_waits_for_a_node_that_may_live_goes_at_once() {
+    for (dead, store) in [(0, false), (1, false), (0, true), (1, true)] {
+        let crash = Fault::NodeCrash {
+            node: dead,
+            down: 100 * SEC,
+            new_disk: false,
+            relaunch: false,
+        };
+        let what = format!("n{dead}, store: {store}");
+        assert!(left_behind(2, dead, crash, store).is_empty(), "{what}");
+    }
+}
+
+#[test]
+fn nodes_that_are_told_to_go_while_they_start_go_at_once() {
+    for (nodes, store) in [(1, false), (1, true), (2, false), (2, true), (3, true)] {
+        for at in (2..600).step_by(3) {
+            let leaves = (0..nodes).map(|node| {
+                let fault = Fault::Leave {
+                    node,
+                    grace_ms: GRACE_MS,
+                    relaunch_after: None,
+                };
+                (at * MS, fault)
+            });
+            let mut setup = setup(nodes, None, Fault::Finish);
+            setup.faults = leaves.collect();
+            setup.heal_at = SEC;
+            setup.store = store;
+            let there = launchers_after(setup);
+            let what = format!("{nodes} nodes after {at} ms, store: {store}");
+            assert!(there.is_empty(), "{what}: {there:?}");
+        }
+    }
 }

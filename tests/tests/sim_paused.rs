@@ -17,12 +17,16 @@ fn setup(seed: u64, pauses: &[(u64, usize, u64)]) -> Setup {
 }
 
 fn with_faults(seed: u64, faults: Vec<(u64, Fault)>) -> Setup {
+    of(3, seed, faults)
+}
+
+fn of(nodes: usize, seed: u64, faults: Vec<(u64, Fault)>) -> Setup {
     let spec = JobSpec {
         min_nodes: 2,
         max_nodes: 3,
         ..JobSpec::default()
     };
-    let nodes = (0..3).map(|at| NodeSetup::quiet(at, 0));
+    let nodes = (0..nodes).map(|at| NodeSetup::quiet(at, 0));
     Setup {
         times: Times {
             agent_grace: 10 * SEC,
@@ -56,6 +60,21 @@ fn an_agent_that_is_stopped_for_a_while_costs_no_generation() {
             for seed in 1..4 {
                 let paused = run(setup(seed, &[(10 * SEC, node, pause)]));
                 assert_eq!(paused, (1, 3), "n{node} for {} ms", pause / MS);
+            }
+        }
+    }
+}
+
+/// Of two agents, the one that is not stopped has no majority with it: rank 0's launcher answers, and that counts.
+#[test]
+fn an_agent_of_two_that_is_stopped_for_a_while_costs_no_generation() {
+    for node in 0..2 {
+        for pause in [1_200 * MS, 1_600 * MS, 1_990 * MS, 3 * SEC, 6 * SEC] {
+            for seed in 1..4 {
+                let for_ns = pause;
+                let faults = vec![(10 * SEC, Fault::AgentPause { node, for_ns })];
+                let ms = pause / MS;
+                assert_eq!(run(of(2, seed, faults)), (1, 2), "n{node} for {ms} ms");
             }
         }
     }

@@ -159,7 +159,7 @@ impl Node {
                 let name = peers.name(*node);
                 match state {
                     State::Alive => tracing::info!(node = name, "alive"),
-                    State::Suspect => tracing::info!(node = name, "suspect"),
+                    State::Suspect { .. } => tracing::info!(node = name, "suspect"),
                     State::Away { .. } => {
                         tracing::warn!(node = name, "its agent is away, its launcher answers")
                     }

@@ -328,7 +328,7 @@ fn peer_word(peer: &Peer) -> &'static str {
 fn state_word(state: State) -> &'static str {
     match state {
         State::Alive => "alive",
-        State::Suspect => "suspect",
+        State::Suspect { .. } => "suspect",
         State::Away { .. } => "away",
         State::Lost { .. } => "lost",
     }
@@ -461,7 +461,7 @@ mod tests {
         assert_eq!(
             (
                 word(true, None, true),
-                word(true, Some(State::Suspect), true)
+                word(true, Some(State::Suspect { guarded: false }), true)
             ),
             ("alive", "suspect")
         );

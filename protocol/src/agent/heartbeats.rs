@@ -119,7 +119,7 @@ impl Agent {
     fn best_of(&self, node: NodeId) -> Option<State> {
         let wellness = |state: &State| match state {
             State::Alive => 4,
-            State::Suspect => 3,
+            State::Suspect { .. } => 3,
             State::Away { .. } => 2,
             State::Lost { confirmed: false } => 1,
             State::Lost { confirmed: true } => 0,
@@ -134,7 +134,10 @@ impl Agent {
             return;
         };
         let peer = self.peers.map.entry(node).or_default();
-        if peer.state.replace(state) != Some(state) {
+        let before = peer.state.replace(state);
+        // What else is known of a suspect is nothing that people need.
+        let suspect = |s: State| matches!(s, State::Suspect { .. });
+        if before != Some(state) && !(before.is_some_and(suspect) && suspect(state)) {
             let notice = Notice::Peer { node, state };
             self.effects.push_back(Effect::Notice(notice));
         }
@@ -232,7 +235,7 @@ impl Watches {
             State::Alive | State::Lost { confirmed: true } => {
                 self.away.remove(&node);
             }
-            State::Suspect | State::Lost { confirmed: false } => {}
+            State::Suspect { .. } | State::Lost { confirmed: false } => {}
         }
     }
 }

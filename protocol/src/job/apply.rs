@@ -272,7 +272,7 @@ impl Job {
         let silent = |n| {
             matches!(
                 ctx.peers.unwell(n),
-                Some(State::Suspect | State::Lost { .. })
+                Some(State::Suspect { .. } | State::Lost { .. })
             )
         };
         members

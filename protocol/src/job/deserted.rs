@@ -58,12 +58,7 @@ impl Job {
     /// Watches for a job without launchers.
     pub(super) fn drive_deserted(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
         let here = record.members.iter().any(|m| !a.lost.contains(&m.node));
-        let dead = |node: &NodeId| {
-            let gone = self.status_of(*node).is_some_and(|s| s.gone);
-            let member = record.member(*node);
-            gone || ctx.peers.lost(*node) == Some(true) || member.is_some_and(|m| self.replaced(m))
-        };
-        let sure = a.lost.iter().all(dead);
+        let sure = a.lost.iter().all(|n| self.is_dead(ctx, record, *n));
         let Some(lead) = &mut self.lead else { return };
         if here || !a.stuck.is_empty() {
             lead.deserted = None;
@@ -83,6 +78,13 @@ impl Job {
         if ctx.now < at {
             self.wake_at(at, "a job without launchers");
         }
+    }
+
+    /// Whether a member that is lost is known to be dead, and not only cut off.
+    pub(super) fn is_dead(&self, ctx: &Ctx<'_>, record: &Record, node: NodeId) -> bool {
+        let gone = self.status_of(node).is_some_and(|s| s.gone);
+        let member = record.member(node);
+        gone || ctx.peers.lost(node) == Some(true) || member.is_some_and(|m| self.replaced(m))
     }
 
     /// Its slots are kept for so long, too.

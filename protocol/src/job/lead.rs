@@ -447,7 +447,7 @@ impl Job {
         let unwell = |m: &Member| {
             matches!(
                 ctx.peers.unwell(m.node),
-                Some(State::Suspect | State::Away { .. })
+                Some(State::Suspect { .. } | State::Away { .. })
             )
         };
         if ctx.now >= until || !record.members.iter().any(unwell) {
@@ -562,6 +562,12 @@ impl Job {
             if let Some(wait) = wait {
                 let text = self.explain(ctx, &wait);
                 self.tell_waiting(ctx.now, text);
+            }
+            if self.local.as_ref().is_some_and(|l| l.leave.is_some()) {
+                // All that are left go. Those that cannot be reached may live, so the job is not over.
+                let report = "left the job, and nothing runs here any more; the job is kept for the nodes \
+                              that cannot be reached";
+                self.part_alone(report);
             }
             return self.wake_at(ctx.now + REPEAT, "too few nodes");
         };

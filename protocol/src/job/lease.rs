@@ -62,14 +62,18 @@ impl Job {
 
     /// A voter whose agent is away, while its launcher answers, votes for no other generation meanwhile: it
     /// stands behind this one, as long as its own workers may go on without their agent. One that did not
-    /// acknowledge this generation until it went may have voted for another one before.
+    /// acknowledge this generation until it went may have voted for another one before. An agent that is
+    /// stopped refuses nothing, and a lease is shorter than the silence after which it counts as away: it
+    /// stands behind this generation from the moment at which it is suspected and its launcher answers.
     pub(super) fn count_away(&mut self, ctx: &Ctx<'_>, record: &Record) {
         let patience = Span(ctx.cfg.agent_grace.0 / 4 * 3);
         let recent = ctx.cfg.lease() + ctx.cfg.suspect_after;
         let Some(mine) = &mut self.member else { return };
         for node in record.voters().map(|v| v.node) {
-            let Some(State::Away { since }) = ctx.peers.unwell(node) else {
-                continue;
+            let since = match ctx.peers.unwell(node) {
+                Some(State::Away { since }) => since,
+                Some(State::Suspect { guarded: true }) => ctx.now,
+                _ => continue,
             };
             let until = mine.acks.get(&node).is_some_and(|at| *at + recent >= since);
             if until && ctx.now < since + patience {

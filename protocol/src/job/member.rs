@@ -569,8 +569,8 @@ impl Job {
 
     /// Nobody can decide that the job ends, or that this node leaves it: the user's word holds for
     /// this node, and should the others come back, they find it lost. Who leaves has its workers
-    /// save and exit first.
-    pub(super) fn part_alone(&mut self) {
+    /// save and exit first, and hears this `report`.
+    pub(super) fn part_alone(&mut self, report: &str) {
         let runs = self.member.as_ref().is_some_and(Mine::trains);
         let Some(local) = self.local.as_ref().filter(|l| l.over.is_none()) else {
             return;
@@ -580,8 +580,6 @@ impl Job {
                           whole job cannot be reached";
             self.dismiss(130, report.into());
         } else if !runs {
-            let report = "left the job, and nothing runs here any more; the nodes that decide for \
-                          the whole job cannot be reached, and count this one as lost";
             self.dismiss(143, report.into());
         }
     }

@@ -380,7 +380,9 @@ impl Job {
             stopped.then_some(Cause::LinksLost { nodes })
         })?;
         if survivors.is_empty() && joiners.is_empty() {
-            let all_leave = !a.leaving.is_empty() && a.lost.is_empty() && a.away.is_empty();
+            // The dead do not come back: nobody is left for whom the job could wait.
+            let dead = a.lost.iter().all(|n| self.is_dead(ctx, &record, *n));
+            let all_leave = !a.leaving.is_empty() && dead && a.away.is_empty();
             return (all_leave || self.is_given_up(ctx, &record))
                 .then(|| next(Kind::Dormant, cause, nonce));
         }

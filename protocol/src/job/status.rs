@@ -92,7 +92,9 @@ impl Job {
         let leave = self.local.as_ref().and_then(|l| l.leave.clone());
         let cancel = self.local.as_ref().is_some_and(|l| l.cancel);
         if (cancel || leave.is_some()) && self.is_stranded(ctx, &record) {
-            self.part_alone();
+            let report = "left the job, and nothing runs here any more; the nodes that decide for \
+                          the whole job cannot be reached, and count this one as lost";
+            self.part_alone(report);
         }
         self.seq += 1;
         let seq = self.seq;
