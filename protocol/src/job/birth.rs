@@ -128,7 +128,7 @@ impl Job {
         self.acknowledge(ctx, from, launcher, lineage, wait);
     }
 
-    fn acknowledge(
+    pub(super) fn acknowledge(
         &mut self,
         ctx: &Ctx<'_>,
         to: NodeId,

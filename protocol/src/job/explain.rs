@@ -1,28 +1,52 @@
 //! Sentences for people: for whom the job waits, why, and what would help.
 
 use super::{Ctx, Job, REPEAT};
-use crate::ids::NodeId;
+use crate::ids::{Digest, NodeId};
 use crate::record::{Arbiter, Cause, Kind, Record};
-use crate::wire::Wait;
+use crate::wire::{Status, Wait};
 
 impl Job {
+    /// Whether this node is a member whose workers are stopped.
+    pub(super) fn has_stopped(&self) -> bool {
+        self.member.as_ref().is_some_and(|m| m.status.stopped)
+    }
+
     /// A member whose workers are stopped, while no new generation comes, says what it waits for.
     pub(super) fn explain_pause(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let lead = self.acting_leader(ctx, record);
         let Some(mine) = self.member.as_mut().filter(|m| m.status.stopped) else {
             return;
         };
         let since = *mine.paused.get_or_insert(ctx.now);
-        let due = since + REPEAT;
+        // The leader sees more, and tells the members.
+        let led = lead.is_some_and(|n| ctx.reachable(n));
+        let due = since + REPEAT.times(if led { 3 } else { 1 });
         if ctx.now < due {
             return self.wake_at(due, "say what the job waits for");
         }
-        // The leader sees more, and tells its own launcher.
-        if self.acting_leader(ctx, record) != Some(ctx.me())
+        let told = led && !self.applicant.told.text.is_empty();
+        if lead != Some(ctx.me())
+            && !told
             && let Some(wait) = self.live().map(|h| self.wait_of_running(ctx, h, ctx.me()))
             && !matches!(wait, Wait::Changing)
         {
-            let text = self.explain(ctx, &wait);
-            self.tell_waiting(ctx.now, text);
+            self.tell_wait(ctx, &wait);
+        }
+    }
+
+    /// A member whose workers have stopped is told what the job waits for: by itself it sees neither whose
+    /// launchers are gone nor who asks to be let in.
+    pub(super) fn tell_wait_to(&mut self, ctx: &Ctx<'_>, node: NodeId, status: &Status) {
+        let ended = self.lead.as_ref().is_some_and(|l| l.ending.is_some());
+        let Some(head) = self.live().filter(|_| ended && status.stopped) else {
+            return;
+        };
+        let wait = self.wait_of_running(ctx, head, node);
+        let member = head.record.member(node).filter(|_| node != ctx.me());
+        if let Some(launcher) = member.map(|m| m.launcher)
+            && !matches!(wait, Wait::Changing)
+        {
+            self.acknowledge(ctx, node, launcher, Digest::ZERO, wait);
         }
     }
 
@@ -33,8 +57,7 @@ impl Job {
             false => None,
         };
         if let Some(wait) = wait.filter(|w| !matches!(w, Wait::Changing)) {
-            let text = self.explain(ctx, &wait);
-            self.tell_waiting(ctx.now, text);
+            self.tell_wait(ctx, &wait);
         }
     }
 

@@ -171,6 +171,7 @@ impl Job {
         lead.statuses.insert(from, status.clone());
         self.repeat_times(ctx, from, &status);
         self.repeat_hang(ctx, from, &status);
+        self.tell_wait_to(ctx, from, &status);
         if let Some(number) = status.gate {
             self.member_gated(ctx, from, number);
         }
@@ -535,8 +536,7 @@ impl Job {
             Arbiter::Members => {
                 let missing = self.missing_voters(ctx, record);
                 if !record.is_majority(|n| !missing.contains(&n)) {
-                    let text = self.explain(ctx, &crate::wire::Wait::NoQuorum { missing });
-                    self.tell_waiting(ctx.now, text);
+                    self.tell_wait(ctx, &crate::wire::Wait::NoQuorum { missing });
                     return self.wake_at(ctx.now + REPEAT, "no majority");
                 }
             }
@@ -549,8 +549,7 @@ impl Job {
         let Some(next) = self.next_record(ctx) else {
             let wait = self.live().map(|h| self.wait_of_running(ctx, h, ctx.me()));
             if let Some(wait) = wait {
-                let text = self.explain(ctx, &wait);
-                self.tell_waiting(ctx.now, text);
+                self.tell_wait(ctx, &wait);
             }
             return self.wake_at(ctx.now + REPEAT, "too few nodes");
         };

@@ -327,17 +327,18 @@ impl Job {
             mine.pending = None;
         }
         self.stop_launcher(ctx.now, digest, 0, why_lost(record));
-        let text = match record.arbiter {
+        match record.arbiter {
             Arbiter::Members => {
                 let missing = self.missing_voters(ctx, record);
-                self.explain(ctx, &crate::wire::Wait::NoQuorum { missing })
+                self.tell_wait(ctx, &crate::wire::Wait::NoQuorum { missing });
             }
-            Arbiter::Store(_) => "the job cannot go on here: its store has not answered this node for too long. \
-                                  What would help: look whether the directory or bucket of --store can be \
-                                  read here"
-                .to_owned(),
-        };
-        self.tell_waiting(ctx.now, text);
+            Arbiter::Store(_) => self.tell_waiting(
+                ctx.now,
+                "the job cannot go on here: its store has not answered this node for too long. \
+                 What would help: look whether the directory or bucket of --store can be read here"
+                    .into(),
+            ),
+        }
     }
 }
 

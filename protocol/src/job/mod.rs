@@ -338,7 +338,12 @@ impl Job {
 
     /// Why the job waits, for people; empty when it does not.
     pub fn waiting(&self) -> &str {
-        &self.applicant.told
+        &self.applicant.told.text
+    }
+
+    /// How many of the job's nodes are there, where nothing runs because they are too few.
+    pub fn waits_with(&self) -> Option<u16> {
+        self.applicant.told.there
     }
 
     /// For whom everybody waits because it makes no progress, for people; empty when all move.
@@ -541,7 +546,7 @@ impl Job {
                 lineage,
                 wait,
             } => {
-                if self.launcher() == Some(launcher) {
+                if self.launcher().is_none_or(|here| here == launcher) {
                     self.on_ticket_ack(ctx, from, lineage, wait);
                 }
             }

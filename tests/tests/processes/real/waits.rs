@@ -1,0 +1,54 @@
+//! Jobs of which nothing runs, for lack of nodes: what is said of them on each node, and how they end or go on.
+
+use nix::sys::signal::Signal;
+
+use crate::harness::Bed;
+
+/// Agents on the first `n` nodes.
+fn agents(n: usize, flags: &[&str]) -> Bed {
+    let mut bed = Bed::of(n, flags);
+    (0..n).for_each(|node| bed.agent(node));
+    bed
+}
+
+/// SIGKILL to the node's launcher alone: its agent lives.
+fn kill_launcher(bed: &mut Bed, node: usize) {
+    bed.signal(bed.launcher_pid(node), Signal::SIGKILL);
+    bed.exit(node);
+}
+
+#[test]
+fn every_node_of_a_job_below_its_minimum_says_so() {
+    let mut bed = agents(3, &["--nnodes=3"]);
+    (0..3).for_each(|node| bed.attach(node));
+    let group = bed.group(&[0, 1, 2], 0);
+    let lost = group.nodes()[2];
+    kill_launcher(&mut bed, lost);
+    // The lost one's agent, too, which no launcher asks any more.
+    for node in group.nodes() {
+        bed.until("it says that the job waits", |bed| {
+            let job = bed.job(node);
+            job["kind"] == "waits" && job["nodes"] == 2 && job["world"] == 0
+        });
+    }
+    for node in &group.nodes()[..2] {
+        bed.until("its launcher was told", |bed| {
+            bed.said(*node).contains("waiting for 1 more of 3 nodes. ")
+        });
+    }
+    bed.attach(lost);
+    let again = bed.group(&[0, 1, 2], group.began());
+    for node in again.nodes() {
+        assert_eq!(bed.job(node)["kind"], "runs");
+        let told = |e: &&serde_json::Value| e["text"].to_string().contains("1 more of 3 nodes. ");
+        let waits = bed.history(node, "waiting");
+        let since =
+            |e: &&serde_json::Value| e["time_ms"].as_u64() > Some(group.began() / 1_000_000);
+        let count = waits.iter().filter(since).filter(told).count();
+        assert_eq!(count, 1, "n{node}: {waits:?}");
+    }
+    bed.order(None, 0);
+    for node in 0..3 {
+        assert_eq!(bed.ended(node), Some(0));
+    }
+}
