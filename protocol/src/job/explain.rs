@@ -1,6 +1,7 @@
 //! Sentences for people: for whom the job waits, why, and what would help.
 
 use super::{Ctx, Job, REPEAT};
+use crate::budget;
 use crate::ids::{Digest, NodeId};
 use crate::record::{Arbiter, Cause, Kind, Record};
 use crate::wire::{Status, Wait};
@@ -59,6 +60,20 @@ impl Job {
         if let Some(wait) = wait.filter(|w| !matches!(w, Wait::Changing)) {
             self.tell_wait(ctx, &wait);
         }
+    }
+
+    /// The workers failed again and again: their next start waits.
+    pub(super) fn explain_crashes(&mut self, ctx: &Ctx<'_>, record: &Record) {
+        let text = format!(
+            "starting again in {} s: {}. The script failed {} times in a row within {} s of its start; the pause \
+             grows with each failure, up to {} s",
+            self.pause.since(ctx.now).as_secs_f64(),
+            self.why(ctx, record),
+            self.crashes.short_lives(),
+            budget::SHORT_LIFE.as_millis() / 1_000,
+            budget::PAUSE_MAX.as_millis() / 1_000,
+        );
+        self.tell_waiting(ctx.now, text);
     }
 
     /// Who left, where that is why the job waits.

@@ -13,7 +13,7 @@ use crate::barrier;
 use crate::budget;
 use crate::ids::{Boot, NodeId};
 use crate::membership::State;
-use crate::record::{Arbiter, Cause, Member, Record};
+use crate::record::{Arbiter, Member, Record};
 use crate::storelog::RETRY_MAX;
 use crate::time::{Span, Time};
 use crate::wire::{Action, JobMessage, Order, Status};
@@ -553,11 +553,6 @@ impl Job {
             }
             return self.wake_at(ctx.now + REPEAT, "too few nodes");
         };
-        if let Cause::WorkerFailed { .. } | Cause::WorkerHung { .. } = next.cause {
-            // The pause before the start is no part of a generation's life.
-            let lived = ctx.now.since(self.installed_at.max(self.pause));
-            self.pause = ctx.now + self.crashes.pause_after(lived);
-        }
         self.propose(ctx, next);
     }
 
@@ -622,6 +617,3 @@ impl Job {
         }
     }
 }
-
-/// The pause before a job that keeps crashing is started again.
-pub(super) type Crashes = budget::CrashLoop;

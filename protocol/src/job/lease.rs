@@ -294,6 +294,7 @@ impl Job {
         if let Some(local) = &mut self.local {
             local.running = Some(start.digest);
         }
+        self.applicant.told.clear();
         self.tell_launcher(ToLauncher::Start(start));
     }
 

@@ -234,7 +234,7 @@ pub struct Job {
     /// The record before the head, while this agent remembers it.
     before: Option<Arc<Record>>,
     installed_at: Time,
-    crashes: lead::Crashes,
+    crashes: crate::budget::CrashLoop,
     /// A job that keeps crashing is not started again before this.
     pause: Time,
 }
@@ -295,7 +295,7 @@ impl Job {
             committing: None,
             before: None,
             installed_at: Time::ZERO,
-            crashes: lead::Crashes::default(),
+            crashes: crate::budget::CrashLoop::default(),
             pause: Time::ZERO,
         }
     }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::super::scripted::{Scripted, config, holds, key, member, next, node, record};
-use super::super::{ConnId, Event};
+use super::super::{ConnId, Event, Notice};
 use super::members::{ghost, trains, trains_with, waits};
 use crate::ids::{Digest, NodeId, StoreUuid};
-use crate::local::{ToAgent, ToLauncher};
+use crate::local::{ToAgent, ToLauncher, WorkerExit};
 use crate::membership::Answer;
 use crate::record::{Kind, Record};
 use crate::spec::JobSpec;
@@ -177,6 +177,51 @@ fn ended(me: usize) -> (Scripted, Digest) {
     s.told.clear();
     s.says(ToAgent::Stopped { digest });
     (s, digest)
+}
+
+/// How often people were told that a start waits.
+fn pauses(s: &Scripted) -> usize {
+    let waits = |n: &&Notice| matches!(n, Notice::Waiting { .. });
+    s.notices.iter().filter(waits).count()
+}
+
+#[test]
+fn a_script_that_fails_at_once_is_started_later_and_later_and_that_is_said() {
+    let r = Record {
+        spec: JobSpec {
+            max_restarts: 9,
+            ..record(1, 2).spec
+        },
+        ..record(1, 2)
+    };
+    let (mut s, mut digest) = trains_with(0, r);
+    // The first failure comes long after the start, and the first soon after one waits for nothing, too.
+    for said in [0, 0, 1, 2, 3, 4] {
+        let exit = WorkerExit {
+            rank: 0,
+            local_rank: 0,
+            pid: 7,
+            code: 1,
+            signal: None,
+            hung: false,
+            damaged: None,
+            at_ms: 5,
+            tail: String::new(),
+        };
+        s.says(ToAgent::Exited { digest, exit });
+        s.says(ToAgent::Stopped { digest });
+        s.says(ToAgent::MasterPort { port: 9 });
+        let failed = s.now;
+        s.pass(Span::from_millis(10));
+        assert_eq!(pauses(&s), said);
+        assert_eq!(waits(&s).is_empty(), said == 0);
+        s.pass(Span::from_secs(5));
+        digest = s.decided().pop().unwrap();
+        let waited = s.started(digest).unwrap().since(failed);
+        assert!(waited >= Span::from_millis(if said == 0 { 0 } else { 125 << said }));
+        s.says(ToAgent::Started { digest, attempt: 1 });
+        assert_eq!(waits(&s), "");
+    }
 }
 
 fn there(s: &Scripted) -> Option<u16> {
