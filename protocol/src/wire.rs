@@ -116,7 +116,7 @@ pub struct Advert {
     pub leader: Option<NodeId>,
     /// Whether the sender belongs to the generation (as member or voter).
     pub belongs: bool,
-    /// The sender leads it, and sees no launcher of it any more.
+    /// No launcher of it is left, as the sender sees it: it leads it, or nobody can.
     pub deserted: bool,
 }
 

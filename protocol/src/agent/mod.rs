@@ -606,7 +606,7 @@ impl Agent {
             let now = Greeted {
                 head: digest,
                 watches_for: job.watches_for(),
-                deserted: job.says_deserted(),
+                deserted: job.says_deserted(me),
             };
             let was = self.heads.get(key);
             if was != Some(&now) {

@@ -202,7 +202,7 @@ impl Job {
                         max,
                         who,
                     }
-                } else if let Some(left) = self.orphaned_in(ctx) {
+                } else if let Some(left) = self.orphaned_in(ctx).filter(|at| *at > Span::ZERO) {
                     let ms = left.as_millis();
                     Wait::Orphan { ms }
                 } else {

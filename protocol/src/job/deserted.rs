@@ -9,7 +9,7 @@ use crate::ids::{Digest, NodeId};
 use crate::peers::Peers;
 use crate::record::{Arbiter, Member, Record};
 use crate::time::{Span, Time};
-use crate::wire::{Hello, JobMessage};
+use crate::wire::{Advert, JobMessage};
 
 /// How long a job without launchers is kept while some member may only be cut off.
 const UNSURE: Span = Span::from_secs(24 * 3_600);
@@ -30,29 +30,49 @@ impl Job {
         let Some(head) = self.live() else {
             return false;
         };
-        let said = |hello: &Hello| {
-            let mut adverts = hello.jobs.iter();
-            adverts.any(|a| a.key == self.key && a.digest == head.digest && a.deserted)
-        };
-        let mut hellos = peers.map.values().filter(|p| p.connected);
+        let me = peers.me.as_ref().map(|(me, _)| *me);
+        let mut told = self.adverts(peers);
+        me.is_some_and(|me| self.says_deserted(me))
+            || self.lead.is_none() && told.any(|(_, a)| a.digest == head.digest && a.deserted)
+    }
+
+    /// What connected agents say of this job.
+    fn adverts<'a>(&'a self, peers: &'a Peers) -> impl Iterator<Item = (NodeId, &'a Advert)> {
+        let peers = peers.map.iter().filter(|(_, p)| p.connected);
+        let jobs = peers.flat_map(|(node, p)| {
+            let jobs = p.hello.iter().flat_map(|h| &h.jobs);
+            jobs.map(|a| (*node, a))
+        });
+        jobs.filter(|(_, a)| a.key == self.key)
+    }
+
+    /// Whether this agent sees that no launcher of the job is left: as its leader, or where nobody leads.
+    pub(crate) fn says_deserted(&self, me: NodeId) -> bool {
         let here = self.lead.as_ref().map(|l| l.deserted.is_some());
-        here.unwrap_or_else(|| {
-            self.has_no_store_left(peers, head)
-                || hellos.any(|p| p.hello.as_ref().is_some_and(said))
-        })
+        here.unwrap_or_else(|| self.has_no_store_left(me))
     }
 
     /// Whether the job's log decides, and no member is left that could write it: nobody leads.
-    fn has_no_store_left(&self, peers: &Peers, head: &super::Head) -> bool {
-        let me = peers.me.as_ref().map(|(me, _)| *me);
+    pub(super) fn has_no_store_left(&self, me: NodeId) -> bool {
         let gone = |m: &Member| {
-            let status = match Some(m.node) == me {
+            let status = match m.node == me {
                 true => self.member.as_ref().map(|mine| &mine.status),
                 false => self.storeless.get(&m.node),
             };
             status.is_some_and(|s| s.gone)
         };
-        matches!(head.record.arbiter, Arbiter::Store(_)) && head.record.members.iter().all(gone)
+        self.live().is_some_and(|head| {
+            let by_store = matches!(head.record.arbiter, Arbiter::Store(_));
+            by_store && head.record.members.iter().all(gone)
+        })
+    }
+
+    /// Whether one of its agents says so of this generation. That stays so: a launcher that is gone never
+    /// comes back, and its workers died with it.
+    pub(super) fn is_left_behind(&self, peers: &Peers, generation: Digest) -> bool {
+        let left = |a: &Advert| a.deserted && a.leader.is_none();
+        let mut told = self.adverts(peers);
+        told.any(|(_, a)| a.digest == generation && left(a))
     }
 
     /// Watches for a job without launchers.
@@ -119,15 +139,14 @@ impl Job {
     pub(crate) fn cancel_from_here(&mut self, ctx: &mut Ctx<'_>) -> Result<(), String> {
         let id = self.key.id.clone();
         let Some(head) = self.head.as_ref() else {
-            let peers = ctx.peers.map.iter().filter(|(_, p)| p.connected);
-            let mut adverts = peers.filter_map(|(node, p)| {
-                let mut jobs = p.hello.iter().flat_map(|h| &h.jobs);
-                let live = jobs.find(|a| a.key == self.key && a.belongs)?;
-                Some((*node, live.digest))
-            });
-            let Some((node, digest)) = adverts.next() else {
+            let told = self.adverts(ctx.peers.all).find(|(_, a)| a.belongs);
+            let Some((node, advert)) = told else {
                 return Err(format!("job {id} does not run, as far as this agent knows"));
             };
+            let digest = advert.digest;
+            if advert.deserted && advert.leader.is_none() {
+                return Err(in_its_store(&format!(" on {}", ctx.name(node)), &id));
+            }
             // It passes this on to the job's leader.
             self.send(ctx, node, JobMessage::CancelAsk { digest });
             return Ok(());
@@ -139,10 +158,7 @@ impl Job {
         let digest = head.digest;
         let leader = self.acting_leader(ctx, &record);
         if leader.is_none() && matches!(record.arbiter, Arbiter::Store(_)) {
-            return Err(format!(
-                "nothing of job {id} runs, and its end would be written to its store by a launcher: start it \
-                 again to go on, or to end it"
-            ));
+            return Err(in_its_store("", &id));
         }
         if !self.is_hopeless(ctx, &record) && leader.is_none_or(|n| !ctx.reachable(n)) {
             return Err(format!(
@@ -180,4 +196,12 @@ impl Job {
             (None, _) => {}
         }
     }
+}
+
+/// Why no agent can end a job of which nothing runs: launchers and people write to stores.
+fn in_its_store(on: &str, id: &str) -> String {
+    format!(
+        "all launchers of job {id} are gone, and its end has to be written to its store: `muster cancel {id} \
+         --store LOCATION`{on} does that"
+    )
 }

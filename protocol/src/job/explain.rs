@@ -217,8 +217,8 @@ impl Job {
             ),
             Wait::Changing => "the job changes its members; this node joins next".into(),
             Wait::Orphan { ms } => format!(
-                "the job's log says that it runs on other nodes, and none of them can be reached: they \
-                 may only be cut off. The job goes on here in {} s if they give no sign of life in the \
+                "the job's log says that it runs on other nodes, and nobody can say whether its launchers there \
+                 are dead or only cut off. The job goes on here in {} s if they give no sign of life in the \
                  store until then",
                 ms.div_ceil(1000)
             ),
@@ -290,19 +290,24 @@ impl Job {
         if let Some(ms) = self.parked_ms(ctx, from) {
             return Wait::Parked { ms };
         }
-        if let Some(left) = self.orphaned_in(ctx).filter(|_| self.is_leaderless(ctx)) {
+        let deserted = self.has_no_store_left(ctx.me());
+        if let Some(left) = self.orphaned_in(ctx)
+            && self.is_leaderless(ctx)
+            && !deserted
+        {
             let ms = left.as_millis();
             return Wait::Orphan { ms };
         }
-        let live = self.survivors(ctx, record).len();
+        let mut members = self.survivors(ctx, record);
+        // Whoever asks to be let in goes on with it.
+        members.retain(|_| !deserted);
         let max = record.spec.max_nodes;
         // A member is none, however many there are: it waits for the change.
-        if live >= usize::from(max) && !record.has(from) {
+        if members.len() >= usize::from(max) && !record.has(from) {
             return Wait::Spare { max };
         }
-        let have = live + self.desk.tickets.len();
+        let have = members.len() + self.desk.tickets.len();
         if have < usize::from(record.spec.min_nodes) {
-            let members = self.survivors(ctx, record);
             let who = members
                 .iter()
                 .map(|m| m.node)

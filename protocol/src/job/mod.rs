@@ -407,16 +407,14 @@ impl Job {
             lineage: head.lineage(),
             digest: head.digest,
             number: head.record.number,
-            leader: head.record.leader(),
+            leader: head
+                .record
+                .leader()
+                .filter(|_| !self.has_no_store_left(cfg.node)),
             belongs: head.record.kind == Kind::Next
                 && (head.record.has(cfg.node) || head.record.is_voter(cfg.voter())),
-            deserted: self.says_deserted(),
+            deserted: self.says_deserted(cfg.node),
         })
-    }
-
-    /// Whether this agent leads the job, and sees no launcher of it.
-    pub(crate) fn says_deserted(&self) -> bool {
-        self.lead.as_ref().is_some_and(|l| l.deserted.is_some())
     }
 
     pub(crate) fn poll_effect(&mut self) -> Option<Effect> {

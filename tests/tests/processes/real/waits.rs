@@ -52,3 +52,30 @@ fn every_node_of_a_job_below_its_minimum_says_so() {
         assert_eq!(bed.ended(node), Some(0));
     }
 }
+
+fn store() -> (tempfile::TempDir, String) {
+    let store = tempfile::tempdir().unwrap();
+    let flag = format!("--store={}", store.path().display());
+    (store, flag)
+}
+
+#[test]
+fn a_job_with_a_store_moves_to_another_node_at_once_where_its_agent_lives() {
+    let (_store, flag) = store();
+    let mut bed = agents(2, &["--nnodes=1", &flag]);
+    bed.attach(0);
+    let first = bed.group(&[0], 0);
+    kill_launcher(&mut bed, 0);
+    bed.until("its agent sees it", |bed| bed.job(0)["kind"] == "deserted");
+    let moved = std::time::Instant::now();
+    bed.attach(1);
+    let next = bed.group(&[1], first.began());
+    // Without its agent's word it would wait for 32 s.
+    assert!(moved.elapsed() < std::time::Duration::from_secs(10));
+    assert_eq!(next.ranks[0].restart, 1, "it is the same job");
+    let waits = bed.history(1, "waiting");
+    let guessed = |e: &&serde_json::Value| e["text"].to_string().contains("sign of life");
+    assert_eq!(waits.iter().filter(guessed).count(), 0, "{waits:?}");
+    bed.order(None, 0);
+    assert_eq!(bed.ended(1), Some(0));
+}
