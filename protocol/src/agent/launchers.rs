@@ -168,6 +168,15 @@ impl Agent {
                 });
                 result.map_err(Error::Refused)
             }
+            Command::Ended { job, record } => {
+                let key = self.job_known(owner, &job)?;
+                let mut result = Ok(());
+                self.with_job(&key, now, |job, ctx| {
+                    result = job.ended_in_log(ctx, *record);
+                    job.drive(ctx);
+                });
+                result.map_err(Error::Refused)
+            }
             Command::Checkpoint { job } => {
                 let key = self.job_here(owner, &job)?;
                 let mut result = Ok(());

@@ -1,13 +1,15 @@
 //! A job that no launcher takes part in any more: all were killed. It is kept for those that come back,
 //! and ends after a while, or by a person's word, or when a start asks for another specification.
 
+use std::sync::Arc;
+
 use super::durable::EVERY_NUMBER;
 use super::plan::Assessment;
 use super::store::differs;
 use super::{Ctx, Job};
 use crate::ids::{Digest, NodeId};
 use crate::peers::Peers;
-use crate::record::{Arbiter, Member, Record};
+use crate::record::{Arbiter, Kind, Member, Record};
 use crate::time::{Span, Time};
 use crate::wire::{Advert, JobMessage};
 
@@ -166,6 +168,33 @@ impl Job {
             ));
         }
         self.on_cancel_ask(ctx, digest);
+        Ok(())
+    }
+
+    /// A person has ended the job in its log, where nobody is left who could.
+    ///
+    /// # Errors
+    /// It is no end of what this agent knows. Nothing has changed.
+    pub(crate) fn ended_in_log(&mut self, ctx: &mut Ctx<'_>, end: Record) -> Result<(), String> {
+        let follows = |h: &&super::Head| {
+            end.kind == (Kind::End { cancelled: true })
+                && end.check().is_ok()
+                && end.follows(&h.record)
+        };
+        let Some(head) = self.live().filter(follows) else {
+            return Err(format!(
+                "that is no end of job {} as this agent knows it",
+                self.key.id
+            ));
+        };
+        let members = head.record.members.iter().map(|m| m.node);
+        let others: Vec<NodeId> = members.filter(|n| *n != ctx.me()).collect();
+        let record = Arc::new(end);
+        for node in others {
+            let record = record.clone();
+            self.send(ctx, node, JobMessage::Decided { record });
+        }
+        self.install(ctx, record);
         Ok(())
     }
 

@@ -79,3 +79,37 @@ fn a_job_with_a_store_moves_to_another_node_at_once_where_its_agent_lives() {
     bed.order(None, 0);
     assert_eq!(bed.ended(1), Some(0));
 }
+
+#[test]
+fn a_job_with_a_store_is_cancelled_though_all_its_launchers_are_gone() {
+    let (_store, flag) = store();
+    let mut bed = agents(3, &["--nnodes=2", &flag]);
+    [0, 1].into_iter().for_each(|node| bed.attach(node));
+    let first = bed.group(&[0, 1], 0);
+    [0, 1]
+        .into_iter()
+        .for_each(|node| kill_launcher(&mut bed, node));
+    for node in [0, 1] {
+        bed.until("its agent sees it", |bed| {
+            bed.job(node)["kind"] == "deserted"
+        });
+    }
+    // An agent that has no part in it says where that can be said.
+    let (done, said) = bed.muster(2, &["cancel", "job"]);
+    assert!(!done && said.contains("--store"), "{said}");
+    let (done, said) = bed.muster(1, &["cancel", "job", "--wait"]);
+    assert!(done, "{said}");
+    for node in [0, 1] {
+        bed.until("it is over", |bed| bed.job(node)["kind"] == "cancelled");
+    }
+    // What is started then is another life of it.
+    [0, 2].into_iter().for_each(|node| bed.attach(node));
+    let next = bed.group(&[0, 2], first.began());
+    assert_eq!(next.ranks[0].restart, 0);
+    // From any node, and that it is over shows there, too.
+    let (done, said) = bed.muster(1, &["cancel", "job", "--wait"]);
+    assert!(done, "{said}");
+    for node in [0, 2] {
+        assert_eq!(bed.ended(node), Some(130));
+    }
+}
