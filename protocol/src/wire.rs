@@ -120,6 +120,25 @@ pub struct Advert {
     pub deserted: bool,
 }
 
+impl Advert {
+    /// Of a job that has not formed: launchers that wait for others ask at the sender.
+    pub fn gathering(key: JobKey) -> Advert {
+        Advert {
+            key,
+            lineage: Digest::ZERO,
+            digest: Digest::ZERO,
+            number: 0,
+            leader: None,
+            belongs: false,
+            deserted: false,
+        }
+    }
+
+    pub fn is_gathering(&self) -> bool {
+        self.digest.is_zero()
+    }
+}
+
 /// About one job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JobMessage {

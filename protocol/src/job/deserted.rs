@@ -140,10 +140,26 @@ impl Job {
     /// Why nothing could be done. Nothing has changed.
     pub(crate) fn cancel_from_here(&mut self, ctx: &mut Ctx<'_>) -> Result<(), String> {
         let id = self.key.id.clone();
-        let Some(head) = self.head.as_ref() else {
+        let Some((record, digest)) = self.live().map(|h| (h.record.clone(), h.digest)) else {
+            let here = self.local.is_some();
+            let mut known = self.end_gathering(ctx);
+            let told = self.adverts(ctx.peers.all);
+            let doors = told.filter(|(_, a)| a.is_gathering()).map(|(node, _)| node);
+            for node in doors.collect::<Vec<_>>() {
+                let digest = Digest::ZERO;
+                self.send(ctx, node, JobMessage::CancelAsk { digest });
+                known = true;
+            }
+            // A later life of the job than this agent took part in may run elsewhere.
             let told = self.adverts(ctx.peers.all).find(|(_, a)| a.belongs);
-            let Some((node, advert)) = told else {
-                return Err(format!("job {id} does not run, as far as this agent knows"));
+            let Some((node, advert)) = told.filter(|_| !here) else {
+                if known {
+                    return Ok(());
+                }
+                return Err(match &self.head {
+                    Some(end) => format!("job {id} is over: {}", self.why(ctx, &end.record)),
+                    None => format!("job {id} does not run, as far as this agent knows"),
+                });
             };
             let digest = advert.digest;
             if advert.deserted && advert.leader.is_none() {
@@ -153,11 +169,6 @@ impl Job {
             self.send(ctx, node, JobMessage::CancelAsk { digest });
             return Ok(());
         };
-        let record = head.record.clone();
-        if record.kind.is_terminal() {
-            return Err(format!("job {id} is over: {}", self.why(ctx, &record)));
-        }
-        let digest = head.digest;
         let leader = self.acting_leader(ctx, &record);
         if leader.is_none() && matches!(record.arbiter, Arbiter::Store(_)) {
             return Err(in_its_store("", &id));
@@ -203,8 +214,28 @@ impl Job {
         self.local.is_none() && self.is_stranded(ctx, record)
     }
 
+    /// A person ends the job before it has formed: the launcher here, and those that ask here to be let in, go.
+    /// Whether there is any.
+    fn end_gathering(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let here = self.local.is_some();
+        if here {
+            self.cancel(ctx);
+        }
+        let asked = std::mem::take(&mut self.desk.tickets).into_keys();
+        let others: Vec<NodeId> = asked.filter(|n| *n != ctx.me()).collect();
+        for node in &others {
+            let digest = Digest::ZERO;
+            self.send(ctx, *node, JobMessage::CancelAsk { digest });
+        }
+        here || !others.is_empty()
+    }
+
     /// A person ends the job. Its leader decides that; where nobody can, this node gives it up.
     pub(super) fn on_cancel_ask(&mut self, ctx: &mut Ctx<'_>, digest: Digest) {
+        if digest.is_zero() && self.live().is_none() {
+            self.end_gathering(ctx);
+            return;
+        }
         let Some(head) = self.live().filter(|h| h.digest == digest) else {
             return;
         };

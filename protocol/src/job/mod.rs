@@ -401,9 +401,12 @@ impl Job {
 
     /// What this agent tells everybody about the job.
     pub(crate) fn advert(&self, cfg: &Config) -> Option<Advert> {
-        let head = self.head.as_ref()?;
+        let key = self.key.clone();
+        let Some(head) = self.head.as_ref() else {
+            return self.gathers().then(|| Advert::gathering(key));
+        };
         Some(Advert {
-            key: self.key.clone(),
+            key,
             lineage: head.lineage(),
             digest: head.digest,
             number: head.record.number,
@@ -415,6 +418,11 @@ impl Job {
                 && (head.record.has(cfg.node) || head.record.is_voter(cfg.voter())),
             deserted: self.says_deserted(cfg.node),
         })
+    }
+
+    /// Whether launchers wait at this agent for others, and the job has never formed as far as is known here.
+    pub(crate) fn gathers(&self) -> bool {
+        self.head.is_none() && self.desk.waits && !self.desk.tickets.is_empty()
     }
 
     pub(crate) fn poll_effect(&mut self) -> Option<Effect> {

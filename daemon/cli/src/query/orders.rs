@@ -281,7 +281,7 @@ pub(super) async fn cancel(args: &CancelArgs) -> Result<(), Failure> {
         (None, None) => {}
     }
     if let Some(client) = client.filter(|_| args.wait && !over) {
-        let known = rows_of(&jobs, &args.job).next().is_some();
+        let known = !rows_of(&jobs, &args.job).all(has_ended);
         let what = format!("stopping {}", clean(&args.job));
         wait(&what, CANCEL_LIMIT, async || match known {
             true => is_over(&client, &args.job).await,
@@ -368,18 +368,16 @@ async fn end_in_store(
 
 async fn is_over(client: &Client, job: &str) -> Result<bool, Unanswered> {
     match client.query(Query::Jobs).await {
-        Ok(jobs) => {
-            let over = |row: &Value| {
-                let kind = field(row, "kind");
-                !matches!(kind.as_str(), "runs" | "waits" | "deserted")
-                    && !flag(row, "launcher_here")
-            };
-            Ok(rows_of(&jobs, job).all(over))
-        }
+        Ok(jobs) => Ok(rows_of(&jobs, job).all(has_ended)),
         // An embedded agent ends with its job.
         Err(Unanswered::Silent(_)) => Ok(true),
         Err(why) => Err(why),
     }
+}
+
+fn has_ended(row: &Value) -> bool {
+    let kind = field(row, "kind");
+    !matches!(kind.as_str(), "runs" | "waits" | "deserted") && !flag(row, "launcher_here")
 }
 
 fn ms(time: Duration) -> String {

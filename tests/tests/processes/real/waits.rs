@@ -113,3 +113,26 @@ fn a_job_with_a_store_is_cancelled_though_all_its_launchers_are_gone() {
         assert_eq!(bed.ended(node), Some(130));
     }
 }
+
+#[test]
+fn a_job_that_has_not_formed_is_cancelled_from_any_node() {
+    let mut bed = agents(4, &["--nnodes=3"]);
+    [0, 1].into_iter().for_each(|node| bed.attach(node));
+    for node in [0, 1] {
+        bed.until("it waits", |bed| {
+            bed.said(node).contains("waiting for 1 more")
+        });
+        assert_eq!(bed.job(node)["kind"], "forming");
+    }
+    let mut said = String::new();
+    bed.until("an agent that nobody asked knows of it", |bed| {
+        let (done, text) = bed.muster(3, &["cancel", "job", "--wait"]);
+        said = text;
+        done
+    });
+    for node in [0, 1] {
+        assert_eq!(bed.ended(node), Some(130), "{said}");
+    }
+    let (done, said) = bed.muster(3, &["cancel", "another"]);
+    assert!(!done, "{said}");
+}
