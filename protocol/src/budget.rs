@@ -17,7 +17,7 @@ pub const SHORT_LIFE: Span = Span::from_secs(10);
 
 /// The first pause in a crash loop behind the restart without a pause, and the longest.
 const PAUSE_FIRST: Span = Span::from_millis(250);
-const PAUSE_MAX: Span = Span::from_secs(10);
+pub const PAUSE_MAX: Span = Span::from_secs(10);
 
 /// The first delay before a node with a strike is taken in again, and the longest.
 const READMIT_FIRST: Span = Span::from_secs(1);
@@ -97,6 +97,11 @@ pub struct CrashLoop {
 }
 
 impl CrashLoop {
+    /// How many generations in a row failed soon after their start.
+    pub fn short_lives(&self) -> u32 {
+        self.short_lives
+    }
+
     /// A worker failed in a generation that had run for `lived`. Returns the pause before the next
     /// one starts.
     pub fn pause_after(&mut self, lived: Span) -> Span {

@@ -17,7 +17,7 @@ use crate::control::report::{MAX_RANKS, RankMetrics};
 use crate::hang::{MAX_STANDINGS, Standing};
 use crate::ids::{Digest, LauncherId, NodeId, StoreUuid};
 use crate::memory::Peers;
-use crate::record::Place;
+use crate::record::{Place, Record};
 use crate::spec::JobSpec;
 use crate::wire::Saved;
 
@@ -227,7 +227,9 @@ impl ToAgent {
                 fits("the output", exit.tail.len(), MAX_TAIL)
             }
             ToAgent::Query(Query::Events { job, .. })
-            | ToAgent::Command(Command::Cancel { job }) => fits("the job", job.len(), MAX_PATH),
+            | ToAgent::Command(Command::Cancel { job } | Command::Ended { job, .. }) => {
+                fits("the job", job.len(), MAX_PATH)
+            }
             ToAgent::Command(Command::Continue { job, dead }) => {
                 fits("the job", job.len(), MAX_PATH)?;
                 fits("the dead nodes", dead.len(), crate::wire::MAX_LIST)?;
@@ -451,6 +453,8 @@ pub enum Command {
     Continue { job: String, dead: Vec<String> },
     /// Have all ranks of a job save at one step, and go on.
     Checkpoint { job: String },
+    /// A person has ended a job in its log, which no launcher of it is left to write.
+    Ended { job: String, record: Box<Record> },
 }
 
 /// The answer to a query or command: JSON, so that it is what `-o json` prints.

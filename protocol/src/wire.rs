@@ -116,8 +116,27 @@ pub struct Advert {
     pub leader: Option<NodeId>,
     /// Whether the sender belongs to the generation (as member or voter).
     pub belongs: bool,
-    /// The sender leads it, and sees no launcher of it any more.
+    /// No launcher of it is left, as the sender sees it: it leads it, or nobody can.
     pub deserted: bool,
+}
+
+impl Advert {
+    /// Of a job that has not formed: launchers that wait for others ask at the sender.
+    pub fn gathering(key: JobKey) -> Advert {
+        Advert {
+            key,
+            lineage: Digest::ZERO,
+            digest: Digest::ZERO,
+            number: 0,
+            leader: None,
+            belongs: false,
+            deserted: false,
+        }
+    }
+
+    pub fn is_gathering(&self) -> bool {
+        self.digest.is_zero()
+    }
 }
 
 /// About one job.

@@ -180,6 +180,7 @@ names!(to_agent_name, TO_AGENT, ToAgent, {
     ToAgent::Save(SaveNews::Keep(KeepNews::Rules(_))) => "save.keep.rules",
     ToAgent::Save(SaveNews::Replicas(_)) => "save.replicas",
     ToAgent::Command(Command::Checkpoint { .. }) => "command.checkpoint",
+    ToAgent::Command(Command::Ended { .. }) => "command.ended",
 });
 
 names!(to_launcher_name, TO_LAUNCHER, ToLauncher, {

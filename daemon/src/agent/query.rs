@@ -233,7 +233,10 @@ impl Node {
 
     fn job(&self, job: &Job) -> Value {
         let key = job.key();
-        let mut row = match job.head() {
+        let waiting = job.waiting();
+        // A launcher that waits for the next life of a job has nothing of the one that is over.
+        let begins = !waiting.is_empty() && !job.is_live();
+        let mut row = match job.head().filter(|_| !begins) {
             Some((record, digest)) => {
                 let mut row = history::record_json(record, self.names());
                 row["digest"] = json!(digest.hex());
@@ -255,6 +258,11 @@ impl Node {
             }
             None => json!({ "kind": "forming" }),
         };
+        if let Some(there) = job.waits_with().filter(|_| job.is_live()) {
+            row["kind"] = json!("waits");
+            row["nodes"] = json!(there);
+            row["world"] = json!(0);
+        }
         if job.is_deserted(self.core.peers()) {
             row["kind"] = json!("deserted");
         }
@@ -262,7 +270,7 @@ impl Node {
         row["owner"] = json!(key.owner);
         row["launcher_here"] = json!(job.launcher().is_some());
         row["log_dir"] = json!(job.log_dir());
-        row["waiting"] = json!(job.waiting());
+        row["waiting"] = json!(waiting);
         row["hung"] = json!(job.hung());
         row["checkpoint"] = json!(job.checkpoint().map(|asked| checkpoint_json(job, asked)));
         row["store"] = json!(job.store_place());

@@ -160,10 +160,19 @@ impl Agent {
                 let key = self.job_known(owner, &job)?;
                 let mut result = Ok(());
                 self.with_job(&key, now, |job, ctx| {
-                    match job.launcher() {
+                    match job.launcher().filter(|_| job.is_live()) {
                         Some(_) => job.cancel(ctx),
                         None => result = job.cancel_from_here(ctx),
                     }
+                    job.drive(ctx);
+                });
+                result.map_err(Error::Refused)
+            }
+            Command::Ended { job, record } => {
+                let key = self.job_known(owner, &job)?;
+                let mut result = Ok(());
+                self.with_job(&key, now, |job, ctx| {
+                    result = job.ended_in_log(ctx, *record);
                     job.drive(ctx);
                 });
                 result.map_err(Error::Refused)

@@ -112,6 +112,7 @@ struct Greeted {
     head: Digest,
     watches_for: (bool, bool),
     deserted: bool,
+    gathers: bool,
 }
 
 impl Agent {
@@ -473,7 +474,7 @@ impl Agent {
     }
 
     fn on_advert(&mut self, from: NodeId, advert: &Advert, now: Time) {
-        if self.jobs.contains_key(&advert.key) {
+        if self.jobs.contains_key(&advert.key) && !advert.is_gathering() {
             self.with_job(&advert.key, now, |job, ctx| {
                 job.on_advert(ctx, from, advert);
                 job.nudge(ctx);
@@ -606,7 +607,8 @@ impl Agent {
             let now = Greeted {
                 head: digest,
                 watches_for: job.watches_for(),
-                deserted: job.says_deserted(),
+                deserted: job.says_deserted(me),
+                gathers: job.gathers(),
             };
             let was = self.heads.get(key);
             if was != Some(&now) {
@@ -616,6 +618,7 @@ impl Agent {
                 greet |= led && was.is_none_or(|w| w.head != digest);
                 // Nobody else sees that a job has no launcher left, or has one again.
                 greet |= was.is_some_and(|w| w.deserted) != now.deserted;
+                greet |= was.is_some_and(|w| w.gathers) != now.gathers;
                 // That it is over nobody else tells those who take no part in it.
                 let led_before = |d| was.is_some_and(|w| w.head == d) && d != digest;
                 if job.led().is_some_and(led_before) {
@@ -634,7 +637,7 @@ impl Agent {
         if greet {
             // Other ends were told when they came: who missed one is told once it speaks of the job.
             let is_news = |j: &Job| j.head().is_some_and(|(_, d)| over.contains(&d));
-            let hello = self.hello(|j| j.is_live() || is_news(j));
+            let hello = self.hello(|j| j.is_live() || j.gathers() || is_news(j));
             for node in self.peers.connected_nodes().collect::<Vec<_>>() {
                 self.send(node, hello.clone());
             }

@@ -25,15 +25,27 @@ pub(super) struct Applicant {
     asked: Option<(NodeId, Time)>,
     /// Since when the launcher waits.
     since: Option<Time>,
-    /// What the job waits for, in words.
-    pub(super) told: String,
-    /// When people were told.
-    told_at: Time,
+    pub(super) told: Told,
     /// A leader that another agent named.
     referred: Option<NodeId>,
     /// Who leads the generation named, by the word of the member that is believed to: its members
     /// know more of each other than a stranger does.
     deputy: Option<Deputy>,
+}
+
+/// What people were told that the job waits for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Told {
+    pub(super) text: String,
+    at: Time,
+    /// How many of its nodes are there, where nothing runs because they are too few.
+    pub(super) there: Option<u16>,
+}
+
+impl Told {
+    pub(super) fn clear(&mut self) {
+        *self = Told::default();
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -77,7 +89,6 @@ impl Job {
         if !self.wants_in(ctx) {
             self.applicant = Applicant {
                 told: std::mem::take(&mut self.applicant.told),
-                told_at: self.applicant.told_at,
                 ..Applicant::default()
             };
             return;
@@ -290,6 +301,10 @@ impl Job {
         wait: Wait,
     ) {
         if !self.wants_in(ctx) {
+            let lead = self.live().and_then(|h| self.acting_leader(ctx, &h.record));
+            if lead == Some(from) && self.has_stopped() {
+                self.tell_wait(ctx, &wait);
+            }
             return;
         }
         if let Some(local) = self.local.as_mut().filter(|_| !lineage.is_zero()) {
@@ -328,29 +343,44 @@ impl Job {
             self.applicant.referred = Some(from).filter(|n| *n != ctx.me());
         }
         // Others that are asked besides see less: each knows of those alone that ask there.
-        if self.door_asked() == Some(from) || self.applicant.told.is_empty() {
-            let text = self.explain(ctx, &wait);
-            self.tell_waiting(ctx.now, text);
+        if self.door_asked() == Some(from) || self.applicant.told.text.is_empty() {
+            self.tell_wait(ctx, &wait);
         }
     }
 
     /// Tells people what the job waits for, once per change.
     pub(super) fn tell_waiting(&mut self, now: Time, text: String) {
-        let applicant = &mut self.applicant;
-        if applicant.told == text {
+        let told = &mut self.applicant.told;
+        if told.text == text {
             return;
         }
-        let same = without_numbers(&applicant.told).eq(without_numbers(&text));
-        applicant.told.clone_from(&text);
-        if same && now < applicant.told_at + SAME_WAIT {
+        let same = without_numbers(&told.text).eq(without_numbers(&text));
+        told.text.clone_from(&text);
+        told.there = None;
+        if same && now < told.at + SAME_WAIT {
             return;
         }
-        applicant.told_at = now;
+        told.at = now;
         self.tell_launcher(ToLauncher::Waiting { text: text.clone() });
         self.notice(Notice::Waiting {
             key: self.key.clone(),
             text,
         });
+    }
+
+    /// The same, of a wait for which there are words, with how many nodes are there.
+    pub(super) fn tell_wait(&mut self, ctx: &Ctx<'_>, wait: &Wait) {
+        let text = self.explain(ctx, wait);
+        self.tell_waiting(ctx.now, text);
+        self.applicant.told.there = match wait {
+            Wait::Forming { have, .. } => Some(*have),
+            Wait::NoQuorum { .. } => self.live().map(|h| {
+                let there = self.survivors(ctx, &h.record).len();
+                u16::try_from(there).unwrap_or(u16::MAX)
+            }),
+            Wait::Orphan { .. } => Some(0),
+            _ => None,
+        };
     }
 
     pub(super) fn on_ticket_refused(

@@ -30,6 +30,8 @@ pub(super) struct Held {
 pub(super) struct Desk {
     pub(super) tickets: BTreeMap<NodeId, Held>,
     pub(super) birth: Option<Birth>,
+    /// They have been too few for a while, so that others should know of them.
+    pub(super) waits: bool,
     /// When a node new to the desk came last.
     pub(super) last_new: Time,
     /// When a birth was last handed to its first member to be claimed.
@@ -128,7 +130,7 @@ impl Job {
         self.acknowledge(ctx, from, launcher, lineage, wait);
     }
 
-    fn acknowledge(
+    pub(super) fn acknowledge(
         &mut self,
         ctx: &Ctx<'_>,
         to: NodeId,
@@ -202,7 +204,7 @@ impl Job {
                         max,
                         who,
                     }
-                } else if let Some(left) = self.orphaned_in(ctx) {
+                } else if let Some(left) = self.orphaned_in(ctx).filter(|at| *at > Span::ZERO) {
                     let ms = left.as_millis();
                     Wait::Orphan { ms }
                 } else {
@@ -246,6 +248,7 @@ impl Job {
             Some(_) => spec.min_nodes,
             None => spec.birth_nodes(),
         };
+        self.desk.waits = have < usize::from(least) && now >= first.first + REPEAT.times(2);
         if have < usize::from(least) {
             return;
         }

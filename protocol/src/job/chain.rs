@@ -212,6 +212,15 @@ impl Job {
         self.proposal = None;
         self.seen_round = 0;
         self.committing = None;
+        // Everybody counts, for anybody may come to lead. The pause before the start is no part of a generation's life.
+        let lived = ctx.now.since(self.installed_at.max(self.pause));
+        let failed = matches!(
+            record.cause,
+            Cause::WorkerFailed { .. } | Cause::WorkerHung { .. }
+        );
+        if failed {
+            self.pause = ctx.now + self.crashes.pause_after(lived);
+        }
         self.installed_at = ctx.now;
         if let Cause::LinksLost { nodes } = &record.cause {
             // Everybody counts, for anybody may come to lead.
@@ -243,6 +252,9 @@ impl Job {
         }
         let known = before.as_ref().map(|h| h.record.lineage());
         self.enter(ctx, before.map(|h| h.digest));
+        if failed && ctx.now < self.pause && self.is_member(ctx) {
+            self.explain_crashes(ctx, &record);
+        }
         if known != Some(record.lineage()) {
             self.ask_other_groups(ctx);
         }

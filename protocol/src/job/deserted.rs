@@ -1,15 +1,17 @@
 //! A job that no launcher takes part in any more: all were killed. It is kept for those that come back,
 //! and ends after a while, or by a person's word, or when a start asks for another specification.
 
+use std::sync::Arc;
+
 use super::durable::EVERY_NUMBER;
 use super::plan::Assessment;
 use super::store::differs;
 use super::{Ctx, Job};
 use crate::ids::{Digest, NodeId};
 use crate::peers::Peers;
-use crate::record::{Arbiter, Member, Record};
+use crate::record::{Arbiter, Kind, Member, Record};
 use crate::time::{Span, Time};
-use crate::wire::{Hello, JobMessage};
+use crate::wire::{Advert, JobMessage};
 
 /// How long a job without launchers is kept while some member may only be cut off.
 const UNSURE: Span = Span::from_secs(24 * 3_600);
@@ -30,29 +32,49 @@ impl Job {
         let Some(head) = self.live() else {
             return false;
         };
-        let said = |hello: &Hello| {
-            let mut adverts = hello.jobs.iter();
-            adverts.any(|a| a.key == self.key && a.digest == head.digest && a.deserted)
-        };
-        let mut hellos = peers.map.values().filter(|p| p.connected);
+        let me = peers.me.as_ref().map(|(me, _)| *me);
+        let mut told = self.adverts(peers);
+        me.is_some_and(|me| self.says_deserted(me))
+            || self.lead.is_none() && told.any(|(_, a)| a.digest == head.digest && a.deserted)
+    }
+
+    /// What connected agents say of this job.
+    fn adverts<'a>(&'a self, peers: &'a Peers) -> impl Iterator<Item = (NodeId, &'a Advert)> {
+        let peers = peers.map.iter().filter(|(_, p)| p.connected);
+        let jobs = peers.flat_map(|(node, p)| {
+            let jobs = p.hello.iter().flat_map(|h| &h.jobs);
+            jobs.map(|a| (*node, a))
+        });
+        jobs.filter(|(_, a)| a.key == self.key)
+    }
+
+    /// Whether this agent sees that no launcher of the job is left: as its leader, or where nobody leads.
+    pub(crate) fn says_deserted(&self, me: NodeId) -> bool {
         let here = self.lead.as_ref().map(|l| l.deserted.is_some());
-        here.unwrap_or_else(|| {
-            self.has_no_store_left(peers, head)
-                || hellos.any(|p| p.hello.as_ref().is_some_and(said))
-        })
+        here.unwrap_or_else(|| self.has_no_store_left(me))
     }
 
     /// Whether the job's log decides, and no member is left that could write it: nobody leads.
-    fn has_no_store_left(&self, peers: &Peers, head: &super::Head) -> bool {
-        let me = peers.me.as_ref().map(|(me, _)| *me);
+    pub(super) fn has_no_store_left(&self, me: NodeId) -> bool {
         let gone = |m: &Member| {
-            let status = match Some(m.node) == me {
+            let status = match m.node == me {
                 true => self.member.as_ref().map(|mine| &mine.status),
                 false => self.storeless.get(&m.node),
             };
             status.is_some_and(|s| s.gone)
         };
-        matches!(head.record.arbiter, Arbiter::Store(_)) && head.record.members.iter().all(gone)
+        self.live().is_some_and(|head| {
+            let by_store = matches!(head.record.arbiter, Arbiter::Store(_));
+            by_store && head.record.members.iter().all(gone)
+        })
+    }
+
+    /// Whether one of its agents says so of this generation. That stays so: a launcher that is gone never
+    /// comes back, and its workers died with it.
+    pub(super) fn is_left_behind(&self, peers: &Peers, generation: Digest) -> bool {
+        let left = |a: &Advert| a.deserted && a.leader.is_none();
+        let mut told = self.adverts(peers);
+        told.any(|(_, a)| a.digest == generation && left(a))
     }
 
     /// Watches for a job without launchers.
@@ -120,31 +142,38 @@ impl Job {
     /// Why nothing could be done. Nothing has changed.
     pub(crate) fn cancel_from_here(&mut self, ctx: &mut Ctx<'_>) -> Result<(), String> {
         let id = self.key.id.clone();
-        let Some(head) = self.head.as_ref() else {
-            let peers = ctx.peers.map.iter().filter(|(_, p)| p.connected);
-            let mut adverts = peers.filter_map(|(node, p)| {
-                let mut jobs = p.hello.iter().flat_map(|h| &h.jobs);
-                let live = jobs.find(|a| a.key == self.key && a.belongs)?;
-                Some((*node, live.digest))
-            });
-            let Some((node, digest)) = adverts.next() else {
-                return Err(format!("job {id} does not run, as far as this agent knows"));
+        let Some((record, digest)) = self.live().map(|h| (h.record.clone(), h.digest)) else {
+            let here = self.local.is_some();
+            let mut known = self.end_gathering(ctx);
+            let told = self.adverts(ctx.peers.all);
+            let doors = told.filter(|(_, a)| a.is_gathering()).map(|(node, _)| node);
+            for node in doors.collect::<Vec<_>>() {
+                let digest = Digest::ZERO;
+                self.send(ctx, node, JobMessage::CancelAsk { digest });
+                known = true;
+            }
+            // A later life of the job than this agent took part in may run elsewhere.
+            let told = self.adverts(ctx.peers.all).find(|(_, a)| a.belongs);
+            let Some((node, advert)) = told.filter(|_| !here) else {
+                if known {
+                    return Ok(());
+                }
+                return Err(match &self.head {
+                    Some(end) => format!("job {id} is over: {}", self.why(ctx, &end.record)),
+                    None => format!("job {id} does not run, as far as this agent knows"),
+                });
             };
+            let digest = advert.digest;
+            if advert.deserted && advert.leader.is_none() {
+                return Err(in_its_store(&format!(" on {}", ctx.name(node)), &id));
+            }
             // It passes this on to the job's leader.
             self.send(ctx, node, JobMessage::CancelAsk { digest });
             return Ok(());
         };
-        let record = head.record.clone();
-        if record.kind.is_terminal() {
-            return Err(format!("job {id} is over: {}", self.why(ctx, &record)));
-        }
-        let digest = head.digest;
         let leader = self.acting_leader(ctx, &record);
         if leader.is_none() && matches!(record.arbiter, Arbiter::Store(_)) {
-            return Err(format!(
-                "nothing of job {id} runs, and its end would be written to its store by a launcher: start it \
-                 again to go on, or to end it"
-            ));
+            return Err(in_its_store("", &id));
         }
         if !self.is_hopeless(ctx, &record) && leader.is_none_or(|n| !ctx.reachable(n)) {
             return Err(format!(
@@ -155,13 +184,60 @@ impl Job {
         Ok(())
     }
 
+    /// A person has ended the job in its log, where nobody is left who could.
+    ///
+    /// # Errors
+    /// It is no end of what this agent knows. Nothing has changed.
+    pub(crate) fn ended_in_log(&mut self, ctx: &mut Ctx<'_>, end: Record) -> Result<(), String> {
+        let follows = |h: &&super::Head| {
+            end.kind == (Kind::End { cancelled: true })
+                && end.check().is_ok()
+                && end.follows(&h.record)
+        };
+        let Some(head) = self.live().filter(follows) else {
+            return Err(format!(
+                "that is no end of job {} as this agent knows it",
+                self.key.id
+            ));
+        };
+        let members = head.record.members.iter().map(|m| m.node);
+        let others: Vec<NodeId> = members.filter(|n| *n != ctx.me()).collect();
+        let record = Arc::new(end);
+        for node in others {
+            let record = record.clone();
+            self.send(ctx, node, JobMessage::Decided { record });
+        }
+        self.install(ctx, record);
+        Ok(())
+    }
+
     /// Whether nobody can decide how the job ends, and nobody here takes part in it.
     fn is_hopeless(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
         self.local.is_none() && self.is_stranded(ctx, record)
     }
 
+    /// A person ends the job before it has formed: the launcher here, and those that ask here to be let in, go.
+    /// Whether there is any.
+    fn end_gathering(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let here = self.local.is_some();
+        if here {
+            self.cancel(ctx);
+        }
+        let asked = std::mem::take(&mut self.desk.tickets).into_keys();
+        let others: Vec<NodeId> = asked.filter(|n| *n != ctx.me()).collect();
+        for node in &others {
+            let digest = Digest::ZERO;
+            self.send(ctx, *node, JobMessage::CancelAsk { digest });
+        }
+        here || !others.is_empty()
+    }
+
     /// A person ends the job. Its leader decides that; where nobody can, this node gives it up.
     pub(super) fn on_cancel_ask(&mut self, ctx: &mut Ctx<'_>, digest: Digest) {
+        if digest.is_zero() && self.live().is_none() {
+            self.end_gathering(ctx);
+            return;
+        }
         let Some(head) = self.live().filter(|h| h.digest == digest) else {
             return;
         };
@@ -182,4 +258,12 @@ impl Job {
             (None, _) => {}
         }
     }
+}
+
+/// Why no agent can end a job of which nothing runs: launchers and people write to stores.
+fn in_its_store(on: &str, id: &str) -> String {
+    format!(
+        "all launchers of job {id} are gone, and its end has to be written to its store: `muster cancel {id} \
+         --store LOCATION`{on} does that"
+    )
 }

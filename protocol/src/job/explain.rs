@@ -1,28 +1,53 @@
 //! Sentences for people: for whom the job waits, why, and what would help.
 
 use super::{Ctx, Job, REPEAT};
-use crate::ids::NodeId;
+use crate::budget;
+use crate::ids::{Digest, NodeId};
 use crate::record::{Arbiter, Cause, Kind, Record};
-use crate::wire::Wait;
+use crate::wire::{Status, Wait};
 
 impl Job {
+    /// Whether this node is a member whose workers are stopped.
+    pub(super) fn has_stopped(&self) -> bool {
+        self.member.as_ref().is_some_and(|m| m.status.stopped)
+    }
+
     /// A member whose workers are stopped, while no new generation comes, says what it waits for.
     pub(super) fn explain_pause(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let lead = self.acting_leader(ctx, record);
         let Some(mine) = self.member.as_mut().filter(|m| m.status.stopped) else {
             return;
         };
         let since = *mine.paused.get_or_insert(ctx.now);
-        let due = since + REPEAT;
+        // The leader sees more, and tells the members.
+        let led = lead.is_some_and(|n| ctx.reachable(n));
+        let due = since + REPEAT.times(if led { 3 } else { 1 });
         if ctx.now < due {
             return self.wake_at(due, "say what the job waits for");
         }
-        // The leader sees more, and tells its own launcher.
-        if self.acting_leader(ctx, record) != Some(ctx.me())
+        let told = led && !self.applicant.told.text.is_empty();
+        if lead != Some(ctx.me())
+            && !told
             && let Some(wait) = self.live().map(|h| self.wait_of_running(ctx, h, ctx.me()))
             && !matches!(wait, Wait::Changing)
         {
-            let text = self.explain(ctx, &wait);
-            self.tell_waiting(ctx.now, text);
+            self.tell_wait(ctx, &wait);
+        }
+    }
+
+    /// A member whose workers have stopped is told what the job waits for: by itself it sees neither whose
+    /// launchers are gone nor who asks to be let in.
+    pub(super) fn tell_wait_to(&mut self, ctx: &Ctx<'_>, node: NodeId, status: &Status) {
+        let ended = self.lead.as_ref().is_some_and(|l| l.ending.is_some());
+        let Some(head) = self.live().filter(|_| ended && status.stopped) else {
+            return;
+        };
+        let wait = self.wait_of_running(ctx, head, node);
+        let member = head.record.member(node).filter(|_| node != ctx.me());
+        if let Some(launcher) = member.map(|m| m.launcher)
+            && !matches!(wait, Wait::Changing)
+        {
+            self.acknowledge(ctx, node, launcher, Digest::ZERO, wait);
         }
     }
 
@@ -33,9 +58,22 @@ impl Job {
             false => None,
         };
         if let Some(wait) = wait.filter(|w| !matches!(w, Wait::Changing)) {
-            let text = self.explain(ctx, &wait);
-            self.tell_waiting(ctx.now, text);
+            self.tell_wait(ctx, &wait);
         }
+    }
+
+    /// The workers failed again and again: their next start waits.
+    pub(super) fn explain_crashes(&mut self, ctx: &Ctx<'_>, record: &Record) {
+        let text = format!(
+            "starting again in {} s: {}. The script failed {} times in a row within {} s of its start; the pause \
+             grows with each failure, up to {} s",
+            self.pause.since(ctx.now).as_secs_f64(),
+            self.why(ctx, record),
+            self.crashes.short_lives(),
+            budget::SHORT_LIFE.as_millis() / 1_000,
+            budget::PAUSE_MAX.as_millis() / 1_000,
+        );
+        self.tell_waiting(ctx.now, text);
     }
 
     /// Who left, where that is why the job waits.
@@ -179,8 +217,8 @@ impl Job {
             ),
             Wait::Changing => "the job changes its members; this node joins next".into(),
             Wait::Orphan { ms } => format!(
-                "the job's log says that it runs on other nodes, and none of them can be reached: they \
-                 may only be cut off. The job goes on here in {} s if they give no sign of life in the \
+                "the job's log says that it runs on other nodes, and nobody can say whether its launchers there \
+                 are dead or only cut off. The job goes on here in {} s if they give no sign of life in the \
                  store until then",
                 ms.div_ceil(1000)
             ),
@@ -252,19 +290,24 @@ impl Job {
         if let Some(ms) = self.parked_ms(ctx, from) {
             return Wait::Parked { ms };
         }
-        if let Some(left) = self.orphaned_in(ctx).filter(|_| self.is_leaderless(ctx)) {
+        let deserted = self.has_no_store_left(ctx.me());
+        if let Some(left) = self.orphaned_in(ctx)
+            && self.is_leaderless(ctx)
+            && !deserted
+        {
             let ms = left.as_millis();
             return Wait::Orphan { ms };
         }
-        let live = self.survivors(ctx, record).len();
+        let mut members = self.survivors(ctx, record);
+        // Whoever asks to be let in goes on with it.
+        members.retain(|_| !deserted);
         let max = record.spec.max_nodes;
         // A member is none, however many there are: it waits for the change.
-        if live >= usize::from(max) && !record.has(from) {
+        if members.len() >= usize::from(max) && !record.has(from) {
             return Wait::Spare { max };
         }
-        let have = live + self.desk.tickets.len();
+        let have = members.len() + self.desk.tickets.len();
         if have < usize::from(record.spec.min_nodes) {
-            let members = self.survivors(ctx, record);
             let who = members
                 .iter()
                 .map(|m| m.node)

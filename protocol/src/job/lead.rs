@@ -13,7 +13,7 @@ use crate::barrier;
 use crate::budget;
 use crate::ids::{Boot, NodeId};
 use crate::membership::State;
-use crate::record::{Arbiter, Cause, Member, Record};
+use crate::record::{Arbiter, Member, Record};
 use crate::storelog::RETRY_MAX;
 use crate::time::{Span, Time};
 use crate::wire::{Action, JobMessage, Order, Status};
@@ -178,6 +178,7 @@ impl Job {
         lead.statuses.insert(from, status.clone());
         self.repeat_times(ctx, from, &status);
         self.repeat_hang(ctx, from, &status);
+        self.tell_wait_to(ctx, from, &status);
         if let Some(number) = status.gate {
             self.member_gated(ctx, from, number);
         }
@@ -546,8 +547,7 @@ impl Job {
             Arbiter::Members => {
                 let missing = self.missing_voters(ctx, record);
                 if !record.is_majority(|n| !missing.contains(&n)) {
-                    let text = self.explain(ctx, &crate::wire::Wait::NoQuorum { missing });
-                    self.tell_waiting(ctx.now, text);
+                    self.tell_wait(ctx, &crate::wire::Wait::NoQuorum { missing });
                     return self.wake_at(ctx.now + REPEAT, "no majority");
                 }
             }
@@ -560,8 +560,7 @@ impl Job {
         let Some(next) = self.next_record(ctx) else {
             let wait = self.live().map(|h| self.wait_of_running(ctx, h, ctx.me()));
             if let Some(wait) = wait {
-                let text = self.explain(ctx, &wait);
-                self.tell_waiting(ctx.now, text);
+                self.tell_wait(ctx, &wait);
             }
             if self.local.as_ref().is_some_and(|l| l.leave.is_some()) {
                 // All that are left go. Those that cannot be reached may live, so the job is not over.
@@ -571,11 +570,6 @@ impl Job {
             }
             return self.wake_at(ctx.now + REPEAT, "too few nodes");
         };
-        if let Cause::WorkerFailed { .. } | Cause::WorkerHung { .. } = next.cause {
-            // The pause before the start is no part of a generation's life.
-            let lived = ctx.now.since(self.installed_at.max(self.pause));
-            self.pause = ctx.now + self.crashes.pause_after(lived);
-        }
         self.propose(ctx, next);
     }
 
@@ -640,6 +634,3 @@ impl Job {
         }
     }
 }
-
-/// The pause before a job that keeps crashing is started again.
-pub(super) type Crashes = budget::CrashLoop;

@@ -160,7 +160,8 @@ impl Job {
         }
         let before = self.before.clone();
         let before = before.filter(|b| b.lineage() == record.lineage());
-        let missed = before.as_ref().is_none_or(|b| b.digest() != record.parent);
+        let missed = before.as_ref().is_none_or(|b| b.digest() != record.parent)
+            && !self.is_left_behind(ctx.peers.all, record.parent);
         if missed && !record.kind.is_terminal() {
             // Who was dropped is not known here, nor whether their agents are there to end their workers.
             let most = ctx.peers.timeouts().max(self.timeouts(ctx));
@@ -295,6 +296,7 @@ impl Job {
         if let Some(local) = &mut self.local {
             local.running = Some(start.digest);
         }
+        self.applicant.told.clear();
         self.tell_launcher(ToLauncher::Start(start));
     }
 
@@ -328,17 +330,18 @@ impl Job {
             mine.pending = None;
         }
         self.stop_launcher(ctx.now, digest, 0, why_lost(record));
-        let text = match record.arbiter {
+        match record.arbiter {
             Arbiter::Members => {
                 let missing = self.missing_voters(ctx, record);
-                self.explain(ctx, &crate::wire::Wait::NoQuorum { missing })
+                self.tell_wait(ctx, &crate::wire::Wait::NoQuorum { missing });
             }
-            Arbiter::Store(_) => "the job cannot go on here: its store has not answered this node for too long. \
-                                  What would help: look whether the directory or bucket of --store can be \
-                                  read here"
-                .to_owned(),
-        };
-        self.tell_waiting(ctx.now, text);
+            Arbiter::Store(_) => self.tell_waiting(
+                ctx.now,
+                "the job cannot go on here: its store has not answered this node for too long. \
+                 What would help: look whether the directory or bucket of --store can be read here"
+                    .into(),
+            ),
+        }
     }
 }
 

@@ -321,8 +321,11 @@ impl Job {
         };
         let (record, digest) = (head.record.clone(), head.digest);
         let was = self.member.take();
-        if record.kind.is_terminal() {
+        self.applicant.told.there = None;
+        if record.kind.is_terminal() || self.local.is_none() {
             self.applicant.told.clear();
+        }
+        if record.kind.is_terminal() {
             let lineage = self.local.as_ref().and_then(|l| l.lineage);
             let running = self.local.as_ref().and_then(|l| l.running);
             // That all others left is no end for a launcher that only waited: it begins the next life.

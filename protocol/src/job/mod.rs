@@ -234,7 +234,7 @@ pub struct Job {
     /// The record before the head, while this agent remembers it.
     before: Option<Arc<Record>>,
     installed_at: Time,
-    crashes: lead::Crashes,
+    crashes: crate::budget::CrashLoop,
     /// A job that keeps crashing is not started again before this.
     pause: Time,
 }
@@ -295,7 +295,7 @@ impl Job {
             committing: None,
             before: None,
             installed_at: Time::ZERO,
-            crashes: lead::Crashes::default(),
+            crashes: crate::budget::CrashLoop::default(),
             pause: Time::ZERO,
         }
     }
@@ -338,7 +338,12 @@ impl Job {
 
     /// Why the job waits, for people; empty when it does not.
     pub fn waiting(&self) -> &str {
-        &self.applicant.told
+        &self.applicant.told.text
+    }
+
+    /// How many of the job's nodes are there, where nothing runs because they are too few.
+    pub fn waits_with(&self) -> Option<u16> {
+        self.applicant.told.there
     }
 
     /// For whom everybody waits because it makes no progress, for people; empty when all move.
@@ -396,22 +401,28 @@ impl Job {
 
     /// What this agent tells everybody about the job.
     pub(crate) fn advert(&self, cfg: &Config) -> Option<Advert> {
-        let head = self.head.as_ref()?;
+        let key = self.key.clone();
+        let Some(head) = self.head.as_ref() else {
+            return self.gathers().then(|| Advert::gathering(key));
+        };
         Some(Advert {
-            key: self.key.clone(),
+            key,
             lineage: head.lineage(),
             digest: head.digest,
             number: head.record.number,
-            leader: head.record.leader(),
+            leader: head
+                .record
+                .leader()
+                .filter(|_| !self.has_no_store_left(cfg.node)),
             belongs: head.record.kind == Kind::Next
                 && (head.record.has(cfg.node) || head.record.is_voter(cfg.voter())),
-            deserted: self.says_deserted(),
+            deserted: self.says_deserted(cfg.node),
         })
     }
 
-    /// Whether this agent leads the job, and sees no launcher of it.
-    pub(crate) fn says_deserted(&self) -> bool {
-        self.lead.as_ref().is_some_and(|l| l.deserted.is_some())
+    /// Whether launchers wait at this agent for others, and the job has never formed as far as is known here.
+    pub(crate) fn gathers(&self) -> bool {
+        self.head.is_none() && self.desk.waits && !self.desk.tickets.is_empty()
     }
 
     pub(crate) fn poll_effect(&mut self) -> Option<Effect> {
@@ -541,7 +552,7 @@ impl Job {
                 lineage,
                 wait,
             } => {
-                if self.launcher() == Some(launcher) {
+                if self.launcher().is_none_or(|here| here == launcher) {
                     self.on_ticket_ack(ctx, from, lineage, wait);
                 }
             }

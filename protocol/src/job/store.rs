@@ -437,20 +437,23 @@ impl Job {
         self.claim(ctx, record);
     }
 
-    /// Whether a stranger may go on with what the store says is running: this node is no member,
-    /// and neither the leader's beacon nor the log has moved for `orphan_after` (R14).
+    /// Whether a stranger may go on with what the store says is running: this node is no member, and nothing of
+    /// it is left, or neither the leader's beacon nor the log has moved for `orphan_after` (R14).
     pub(super) fn is_orphaned(&self, ctx: &Ctx<'_>) -> bool {
         !self.is_member(ctx) && self.orphaned_in(ctx) == Some(Span::ZERO)
     }
 
-    /// How long the beacon and the log still have to stand still for what the log says is running;
-    /// unknown while the beacon was not read.
+    /// How long the beacon and the log still have to stand still for what the log says is running: not at
+    /// all where its own agents say that nothing of it is left; unknown while the beacon was not read.
     pub(super) fn orphaned_in(&self, ctx: &Ctx<'_>) -> Option<Span> {
         let store = self.store.as_ref().filter(|_| self.uses_store())?;
         let tail = store.log.tail();
-        let (last, ..) = tail.claim?;
+        let (last, digest, _) = tail.claim?;
         if last.kind.is_terminal() {
             return None;
+        }
+        if self.is_left_behind(ctx.peers.all, digest) {
+            return Some(Span::ZERO);
         }
         let (_, at) = store.seen?;
         let since = at.max(tail.last_changed);

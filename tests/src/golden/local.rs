@@ -7,7 +7,7 @@ use muster_protocol::local::{
     Answer, Command, Part, Query, Register, Start, StoreAnswer, StoreAsk, ToAgent, ToLauncher,
 };
 use muster_protocol::memory::{Key, Peer, Peers};
-use muster_protocol::record::Place;
+use muster_protocol::record::{Arbiter, Cause, Kind, Place};
 use muster_protocol::spec::JobSpec;
 use muster_protocol::{LauncherId, StoreUuid};
 
@@ -111,6 +111,14 @@ pub fn to_agent() -> Vec<ToAgent> {
                 .encode(),
             }],
         },
+        ToAgent::Command(Command::Ended {
+            job: "digits".into(),
+            record: Box::new(super::record(
+                Kind::End { cancelled: true },
+                Cause::Cancelled,
+                Arbiter::Store(StoreUuid([4; 16])),
+            )),
+        }),
     ]
     .into_iter()
     .chain(super::saves::news().into_iter().map(ToAgent::Save))

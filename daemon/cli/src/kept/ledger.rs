@@ -11,7 +11,7 @@ use std::thread::{self, sleep};
 use std::time::Instant;
 
 use muster_protocol::checkpoint::{Keeper, KeeperEvent, Standing};
-use muster_protocol::record::{Arbiter, CommitRef, Record};
+use muster_protocol::record::{self, Arbiter, Cause, CommitRef, Record};
 use muster_protocol::storelog::{
     Body, CreateOutcome, Damage, Effect, Entry, Event, Log, OPERATOR, Outcome, Output, ReadOutcome,
     Rules, Snapshot,
@@ -118,9 +118,7 @@ impl Ledger {
             return Err(LedgerError::Foreign);
         };
         // Entries are known again by it.
-        let seed = OsRng
-            .try_next_u64()
-            .map_err(|e| LedgerError::Random(e.to_string()))?;
+        let seed = random()?;
         let mut ledger = Ledger {
             place: Folder::at(location, job).map_err(LedgerError::Store)?,
             log: Log::new(birth.key.clone(), uuid, OPERATOR, seed),
@@ -195,6 +193,33 @@ impl Ledger {
             ))),
             None => Err(LedgerError::Unsettled),
         }
+    }
+
+    /// Ends the job by a person's word; one that is over already stays as it ended.
+    ///
+    /// # Errors
+    /// Others decide what follows just now, or what became of it is not known.
+    pub fn end(&mut self) -> Result<Record, LedgerError> {
+        let Some((last, parent)) = self.latest.clone() else {
+            return Err(LedgerError::Foreign);
+        };
+        if last.kind.is_terminal() {
+            return Ok(last);
+        }
+        let record = Record {
+            birth: last.lineage(),
+            number: last.number + 1,
+            parent,
+            kind: record::Kind::End { cancelled: true },
+            members: Vec::new(),
+            witnesses: Vec::new(),
+            cause: Cause::Cancelled,
+            restore: self.restorable().map(|row| row.commit),
+            nonce: random()?,
+            ..last
+        };
+        self.append(Body::Claim(Box::new(record.clone())))?;
+        Ok(record)
     }
 
     fn now(&self) -> Time {
@@ -366,6 +391,12 @@ impl Ledger {
             change(row);
         }
     }
+}
+
+fn random() -> Result<u64, LedgerError> {
+    OsRng
+        .try_next_u64()
+        .map_err(|e| LedgerError::Random(e.to_string()))
 }
 
 /// A slot of a job's log.

@@ -3,13 +3,17 @@
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use muster_daemon::config::{self, Inputs};
 use muster_protocol::Span;
 use muster_protocol::local::{Command, Query};
+use muster_store::Location;
 use serde_json::{Value, json};
 
 use super::client::{Client, Unanswered, rows_of};
 use super::output::{Failure, clean, duration_ms, field, flag, put, put_json, short};
+use crate::kept::Ledger;
+use crate::stores;
 
 /// Between two looks at whether an order is carried out.
 const POLL: Duration = Duration::from_millis(200);
@@ -42,6 +46,14 @@ pub struct CancelArgs {
     /// Wait until the job is over
     #[arg(long)]
     wait: bool,
+    /// What `muster run --store` was given, where no launcher of the job is left: its end is written there
+    /// [default: as the last launcher on this node named it]
+    #[arg(
+        long,
+        value_name = "LOCATION",
+        value_parser = OsStringValueParser::new().try_map(stores::parse)
+    )]
+    store: Option<Location>,
     #[command(flatten)]
     common: super::Common,
 }
@@ -247,21 +259,43 @@ async fn is_gone(client: &Client, target: &Target) -> Result<bool, Unanswered> {
 }
 
 pub(super) async fn cancel(args: &CancelArgs) -> Result<(), Failure> {
-    let client = Client::find(args.common.socket.as_deref(), Some(&args.job)).await?;
+    let began = Instant::now();
+    let client = match Client::find(args.common.socket.as_deref(), Some(&args.job)).await {
+        Err(Failure::Unreachable(_)) if args.store.is_some() => None,
+        found => Some(found?),
+    };
+    let jobs = match &client {
+        Some(client) => client.query(Query::Jobs).await?,
+        None => Value::Null,
+    };
     let order = Command::Cancel {
         job: args.job.clone(),
     };
-    let began = Instant::now();
-    client.command(order).await?;
-    let mut waited = None;
-    if args.wait {
+    let mut over = false;
+    match (&client, in_its_store(args, &jobs)?) {
+        (_, Some(location)) => {
+            end_in_store(args, &location, client.as_ref(), &jobs).await?;
+            over = true;
+        }
+        (Some(client), None) => drop(client.command(order.clone()).await?),
+        (None, None) => {}
+    }
+    if let Some(client) = client.filter(|_| args.wait && !over) {
+        let known = !rows_of(&jobs, &args.job).all(has_ended);
         let what = format!("stopping {}", clean(&args.job));
-        wait(&what, CANCEL_LIMIT, async || {
-            is_over(&client, &args.job).await
+        wait(&what, CANCEL_LIMIT, async || match known {
+            true => is_over(&client, &args.job).await,
+            // Its agent passes the order on for as long as the job's agents speak of it.
+            false => match client.command(order.clone()).await {
+                Ok(_) => Ok(false),
+                Err(Unanswered::Refused(_)) => Ok(true),
+                Err(why) => Err(why),
+            },
         })
         .await?;
-        waited = Some(began.elapsed());
+        over = true;
     }
+    let waited = over.then(|| began.elapsed());
     if args.common.out.json() {
         return put_json(&json!({
             "ok": true, "job": args.job, "over": waited.is_some(),
@@ -278,20 +312,72 @@ pub(super) async fn cancel(args: &CancelArgs) -> Result<(), Failure> {
     put(text.as_bytes())
 }
 
+/// The store in which a job is to be ended by this command, because no launcher of it is left that could.
+fn in_its_store(args: &CancelArgs, jobs: &Value) -> Result<Option<Location>, Failure> {
+    let mut rows = rows_of(jobs, &args.job).peekable();
+    if rows.peek().is_none() {
+        return Ok(args.store.clone());
+    }
+    let is_left =
+        |row: &&Value| field(row, "kind") == "deserted" && field(row, "arbiter") == "store";
+    let Some(row) = rows.find(is_left) else {
+        return Ok(None);
+    };
+    let named = field(row, "store");
+    match &args.store {
+        Some(location) => Ok(Some(location.clone())),
+        None if named.is_empty() => Err(Failure::Refused(format!(
+            "all launchers of {} are gone, and its end has to be written to its store: name that with --store",
+            clean(&args.job)
+        ))),
+        None => match stores::parse(named.into()) {
+            Ok(location) => Ok(Some(location)),
+            Err(error) => Err(Failure::Refused(error.to_string())),
+        },
+    }
+}
+
+/// Writes a job's end to its log, and tells the agent here, which tells the others.
+async fn end_in_store(
+    args: &CancelArgs,
+    location: &Location,
+    client: Option<&Client>,
+    jobs: &Value,
+) -> Result<(), Failure> {
+    let id = args.job.rsplit_once('/').map_or(&*args.job, |(_, id)| id);
+    let mut ledger = Ledger::open(location, id, true)?;
+    let known = rows_of(jobs, &args.job).next();
+    let newest = ledger.newest().hex();
+    let over = ledger
+        .latest
+        .as_ref()
+        .is_some_and(|(r, _)| r.kind.is_terminal());
+    if known.is_some_and(|row| !over && field(row, "digest") != newest) {
+        return Err(Failure::Refused(format!(
+            "{} goes on by now, as its store says, with nodes that this one does not see: say it on one of them",
+            clean(&args.job)
+        )));
+    }
+    let record = Box::new(ledger.end()?);
+    if let Some(client) = client.filter(|_| known.is_some()) {
+        let job = args.job.clone();
+        client.command(Command::Ended { job, record }).await?;
+    }
+    Ok(())
+}
+
 async fn is_over(client: &Client, job: &str) -> Result<bool, Unanswered> {
     match client.query(Query::Jobs).await {
-        Ok(jobs) => {
-            let over = |row: &Value| {
-                let kind = field(row, "kind");
-                !matches!(kind.as_str(), "runs" | "waits" | "deserted")
-                    && !flag(row, "launcher_here")
-            };
-            Ok(rows_of(&jobs, job).all(over))
-        }
+        Ok(jobs) => Ok(rows_of(&jobs, job).all(has_ended)),
         // An embedded agent ends with its job.
         Err(Unanswered::Silent(_)) => Ok(true),
         Err(why) => Err(why),
     }
+}
+
+fn has_ended(row: &Value) -> bool {
+    let kind = field(row, "kind");
+    !matches!(kind.as_str(), "runs" | "waits" | "deserted") && !flag(row, "launcher_here")
 }
 
 fn ms(time: Duration) -> String {

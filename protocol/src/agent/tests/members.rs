@@ -22,7 +22,7 @@ pub(super) fn trains(me: usize, n: usize, witnesses: &[usize]) -> (Scripted, Dig
     trains_with(me, r)
 }
 
-fn trains_with(me: usize, r: Record) -> (Scripted, Digest) {
+pub(super) fn trains_with(me: usize, r: Record) -> (Scripted, Digest) {
     let digest = r.digest();
     let (n, most) = (r.members.len(), r.spec.max_nodes);
     let mut s = Scripted::new(config(me, 2), vec![holds(&r, 1)]);

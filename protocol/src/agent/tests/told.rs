@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::super::scripted::{Scripted, config, holds, member, next, node, record};
-use super::super::{ConnId, Event};
-use super::members::{ghost, trains, waits};
-use crate::ids::{Digest, StoreUuid};
-use crate::local::{ToAgent, ToLauncher};
+use super::super::scripted::{Scripted, config, holds, key, member, next, node, record};
+use super::super::{ConnId, Event, Notice};
+use super::members::{ghost, trains, trains_with, waits};
+use crate::ids::{Digest, NodeId, StoreUuid};
+use crate::local::{ToAgent, ToLauncher, WorkerExit};
 use crate::membership::Answer;
 use crate::record::{Kind, Record};
 use crate::spec::JobSpec;
@@ -161,4 +161,114 @@ fn that_all_others_left_is_no_end_for_a_launcher_that_waits() {
         let ended = told.any(|f| matches!(f, ToLauncher::End { .. }));
         assert_eq!(ended, ends, "{kind:?}");
     }
+}
+
+/// Three nodes that the job needs, of which this one is `me`; all have ended their workers.
+fn ended(me: usize) -> (Scripted, Digest) {
+    let r = Record {
+        spec: JobSpec {
+            min_nodes: 3,
+            max_nodes: 3,
+            ..JobSpec::default()
+        },
+        ..record(3, 2)
+    };
+    let (mut s, digest) = trains_with(me, r);
+    s.told.clear();
+    s.says(ToAgent::Stopped { digest });
+    (s, digest)
+}
+
+/// How often people were told that a start waits.
+fn pauses(s: &Scripted) -> usize {
+    let waits = |n: &&Notice| matches!(n, Notice::Waiting { .. });
+    s.notices.iter().filter(waits).count()
+}
+
+#[test]
+fn a_script_that_fails_at_once_is_started_later_and_later_and_that_is_said() {
+    let r = Record {
+        spec: JobSpec {
+            max_restarts: 9,
+            ..record(1, 2).spec
+        },
+        ..record(1, 2)
+    };
+    let (mut s, mut digest) = trains_with(0, r);
+    // The first failure comes long after the start, and the first soon after one waits for nothing, too.
+    for said in [0, 0, 1, 2, 3, 4] {
+        let exit = WorkerExit {
+            rank: 0,
+            local_rank: 0,
+            pid: 7,
+            code: 1,
+            signal: None,
+            hung: false,
+            damaged: None,
+            at_ms: 5,
+            tail: String::new(),
+        };
+        s.says(ToAgent::Exited { digest, exit });
+        s.says(ToAgent::Stopped { digest });
+        s.says(ToAgent::MasterPort { port: 9 });
+        let failed = s.now;
+        s.pass(Span::from_millis(10));
+        assert_eq!(pauses(&s), said);
+        assert_eq!(waits(&s).is_empty(), said == 0);
+        s.pass(Span::from_secs(5));
+        digest = s.decided().pop().unwrap();
+        let waited = s.started(digest).unwrap().since(failed);
+        assert!(waited >= Span::from_millis(if said == 0 { 0 } else { 125 << said }));
+        s.says(ToAgent::Started { digest, attempt: 1 });
+        assert_eq!(waits(&s), "");
+    }
+}
+
+fn there(s: &Scripted) -> Option<u16> {
+    s.agent.job(&key("j")).and_then(|job| job.waits_with())
+}
+
+/// A launcher that was killed alone only the leader misses: its agent answers everybody.
+#[test]
+fn members_whose_job_lacks_a_node_hear_it_of_their_leader() {
+    let (mut s, digest) = ended(0);
+    s.status(2, digest, 2, |st| (st.gone, st.stopped) = (true, true));
+    s.pass(Span::from_secs(1));
+    assert_eq!(there(&s), Some(2));
+    s.sent.clear();
+    s.status(1, digest, 2, |st| st.stopped = true);
+    let ack = |(to, body): &(NodeId, JobMessage)| match body {
+        JobMessage::TicketAck { launcher, wait, .. } if *to == node(1) => {
+            assert_eq!(*launcher, member(1).launcher);
+            Some(wait.clone())
+        }
+        _ => None,
+    };
+    let said = s.sent.iter().find_map(ack).unwrap();
+    let Wait::Forming {
+        have: 2, min: 3, ..
+    } = said
+    else {
+        panic!("{said:?}")
+    };
+
+    let (mut s, _) = ended(1);
+    s.pass(Span::from_secs(10));
+    assert_eq!((there(&s), told_to_wait(&s)), (None, 0));
+    let launcher = member(1).launcher;
+    let lineage = Digest::ZERO;
+    for _ in 0..5 {
+        let wait = said.clone();
+        s.hears(
+            0,
+            JobMessage::TicketAck {
+                launcher,
+                lineage,
+                wait,
+            },
+        );
+        s.pass(Span::from_secs(1));
+    }
+    // Once.
+    assert_eq!((there(&s), told_to_wait(&s)), (Some(2), 1));
 }

@@ -20,3 +20,4 @@ mod terminated;
 mod triggers;
 mod two_nodes;
 mod users;
+mod waits;

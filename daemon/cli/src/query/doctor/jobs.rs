@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::super::output::{field, list, member_count};
+use super::super::output::{field, list};
 use super::Check;
 
 const NAME: &str = "job";
@@ -63,7 +63,7 @@ fn look(job: &Value, states: &BTreeMap<String, String>) -> Option<Check> {
             format!(
                 "{id}: {} of its {} nodes are gone, as this agent sees it ({}){why}",
                 gone.len(),
-                member_count(job),
+                members.len(),
                 named.join(", ")
             ),
             format!(

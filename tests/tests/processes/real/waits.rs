@@ -1,0 +1,138 @@
+//! Jobs of which nothing runs, for lack of nodes: what is said of them on each node, and how they end or go on.
+
+use nix::sys::signal::Signal;
+
+use crate::harness::Bed;
+
+/// Agents on the first `n` nodes.
+fn agents(n: usize, flags: &[&str]) -> Bed {
+    let mut bed = Bed::of(n, flags);
+    (0..n).for_each(|node| bed.agent(node));
+    bed
+}
+
+/// SIGKILL to the node's launcher alone: its agent lives.
+fn kill_launcher(bed: &mut Bed, node: usize) {
+    bed.signal(bed.launcher_pid(node), Signal::SIGKILL);
+    bed.exit(node);
+}
+
+#[test]
+fn every_node_of_a_job_below_its_minimum_says_so() {
+    let mut bed = agents(3, &["--nnodes=3"]);
+    (0..3).for_each(|node| bed.attach(node));
+    let group = bed.group(&[0, 1, 2], 0);
+    let lost = group.nodes()[2];
+    kill_launcher(&mut bed, lost);
+    // The lost one's agent, too, which no launcher asks any more.
+    for node in group.nodes() {
+        bed.until("it says that the job waits", |bed| {
+            let job = bed.job(node);
+            job["kind"] == "waits" && job["nodes"] == 2 && job["world"] == 0
+        });
+    }
+    for node in &group.nodes()[..2] {
+        bed.until("its launcher was told", |bed| {
+            bed.said(*node).contains("waiting for 1 more of 3 nodes. ")
+        });
+    }
+    bed.attach(lost);
+    let again = bed.group(&[0, 1, 2], group.began());
+    for node in again.nodes() {
+        assert_eq!(bed.job(node)["kind"], "runs");
+        let told = |e: &&serde_json::Value| e["text"].to_string().contains("1 more of 3 nodes. ");
+        let waits = bed.history(node, "waiting");
+        let since =
+            |e: &&serde_json::Value| e["time_ms"].as_u64() > Some(group.began() / 1_000_000);
+        let count = waits.iter().filter(since).filter(told).count();
+        assert_eq!(count, 1, "n{node}: {waits:?}");
+    }
+    bed.order(None, 0);
+    for node in 0..3 {
+        assert_eq!(bed.ended(node), Some(0));
+    }
+}
+
+fn store() -> (tempfile::TempDir, String) {
+    let store = tempfile::tempdir().unwrap();
+    let flag = format!("--store={}", store.path().display());
+    (store, flag)
+}
+
+#[test]
+fn a_job_with_a_store_moves_to_another_node_at_once_where_its_agent_lives() {
+    let (_store, flag) = store();
+    let mut bed = agents(2, &["--nnodes=1", &flag]);
+    bed.attach(0);
+    let first = bed.group(&[0], 0);
+    kill_launcher(&mut bed, 0);
+    bed.until("its agent sees it", |bed| bed.job(0)["kind"] == "deserted");
+    let moved = std::time::Instant::now();
+    bed.attach(1);
+    let next = bed.group(&[1], first.began());
+    // Without its agent's word it would wait for 32 s.
+    assert!(moved.elapsed() < std::time::Duration::from_secs(10));
+    assert_eq!(next.ranks[0].restart, 1, "it is the same job");
+    let waits = bed.history(1, "waiting");
+    let guessed = |e: &&serde_json::Value| e["text"].to_string().contains("sign of life");
+    assert_eq!(waits.iter().filter(guessed).count(), 0, "{waits:?}");
+    bed.order(None, 0);
+    assert_eq!(bed.ended(1), Some(0));
+}
+
+#[test]
+fn a_job_with_a_store_is_cancelled_though_all_its_launchers_are_gone() {
+    let (_store, flag) = store();
+    let mut bed = agents(3, &["--nnodes=2", &flag]);
+    [0, 1].into_iter().for_each(|node| bed.attach(node));
+    let first = bed.group(&[0, 1], 0);
+    [0, 1]
+        .into_iter()
+        .for_each(|node| kill_launcher(&mut bed, node));
+    for node in [0, 1] {
+        bed.until("its agent sees it", |bed| {
+            bed.job(node)["kind"] == "deserted"
+        });
+    }
+    // An agent that has no part in it says where that can be said.
+    let (done, said) = bed.muster(2, &["cancel", "job"]);
+    assert!(!done && said.contains("--store"), "{said}");
+    let (done, said) = bed.muster(1, &["cancel", "job", "--wait"]);
+    assert!(done, "{said}");
+    for node in [0, 1] {
+        bed.until("it is over", |bed| bed.job(node)["kind"] == "cancelled");
+    }
+    // What is started then is another life of it.
+    [0, 2].into_iter().for_each(|node| bed.attach(node));
+    let next = bed.group(&[0, 2], first.began());
+    assert_eq!(next.ranks[0].restart, 0);
+    // From any node, and that it is over shows there, too.
+    let (done, said) = bed.muster(1, &["cancel", "job", "--wait"]);
+    assert!(done, "{said}");
+    for node in [0, 2] {
+        assert_eq!(bed.ended(node), Some(130));
+    }
+}
+
+#[test]
+fn a_job_that_has_not_formed_is_cancelled_from_any_node() {
+    let mut bed = agents(4, &["--nnodes=3"]);
+    [0, 1].into_iter().for_each(|node| bed.attach(node));
+    for node in [0, 1] {
+        bed.until("it waits", |bed| {
+            bed.said(node).contains("waiting for 1 more")
+        });
+        assert_eq!(bed.job(node)["kind"], "forming");
+    }
+    let mut said = String::new();
+    bed.until("an agent that nobody asked knows of it", |bed| {
+        let (done, text) = bed.muster(3, &["cancel", "job", "--wait"]);
+        said = text;
+        done
+    });
+    for node in [0, 1] {
+        assert_eq!(bed.ended(node), Some(130), "{said}");
+    }
+    let (done, said) = bed.muster(3, &["cancel", "another"]);
+    assert!(!done, "{said}");
+}
