@@ -295,10 +295,6 @@ impl Job {
         if record.leader() != Some(me) || lead.ending.is_some() || lead.planned.is_some() {
             return;
         }
-        // Rank 0 has ended here: a start would name another port for the same attempt.
-        if self.member.as_ref().is_some_and(|m| m.status.stopped) {
-            return;
-        }
         if ctx.now < self.pause {
             return self.wake_at(self.pause, "the pause in a crash loop");
         }
@@ -313,6 +309,10 @@ impl Job {
                 // Whoever had no order to start when that run ended gets none any more, for nobody
                 // knows its port: it is missed in time, and the next generation starts with it.
                 lead.run_at = Some(ctx.now);
+                return;
+            }
+            // Rank 0 has ended here: a start would name another port for the same attempt.
+            if self.member.as_ref().is_some_and(|m| m.status.stopped) {
                 return;
             }
             if local.master_port == 0 {
