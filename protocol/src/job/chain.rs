@@ -124,6 +124,11 @@ impl Job {
                 }
             } else if self.live().is_none() {
                 self.compare_ends(ctx, from, record.digest());
+            } else if let Some(head) = self.live().filter(|h| h.record.has(from)) {
+                // A member of what came after that end has not heard of it: without a launcher it does not
+                // read the job's log.
+                let record = head.record.clone();
+                self.send(ctx, from, JobMessage::Decided { record });
             }
             return;
         }

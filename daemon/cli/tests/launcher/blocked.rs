@@ -153,6 +153,17 @@ fn two(agent: &mut Agent, lease_ms: u32) -> (Launcher, Digest) {
     (launcher, digest)
 }
 
+/// A launcher that was stopped until its workers were ended goes on, on a new link: what it was told meanwhile is old.
+fn goes_on(agent: &mut Agent, launcher: &Launcher, digest: Digest) {
+    launcher.signal(libc::SIGCONT);
+    agent.accept();
+    let started = ToAgent::Started { digest, attempt: 1 };
+    assert_eq!(
+        [agent.fact(), agent.fact()],
+        [started, ToAgent::Stopped { digest }]
+    );
+}
+
 #[test]
 fn the_word_of_a_launcher_counts_for_a_part_of_the_lease_only() {
     let mut agent = Agent::new();
@@ -162,8 +173,7 @@ fn the_word_of_a_launcher_counts_for_a_part_of_the_lease_only() {
     // It was told to stop, and has not read it.
     agent.stop(digest, 0);
     until("its workers are gone", || workers(&agent).is_empty());
-    launcher.signal(libc::SIGCONT);
-    assert_eq!(agent.fact(), ToAgent::Stopped { digest });
+    goes_on(&mut agent, &launcher, digest);
     agent.end(0, "");
     assert_eq!(launcher.wait().code(), Some(0));
     nothing_left(agent.me());
@@ -199,8 +209,7 @@ fn the_workers_of_a_launcher_that_is_stopped_end_when_nobody_answers_for_them() 
     launcher.signal(libc::SIGSTOP);
     // Zombies do not count: they wait for their parent.
     until("its workers are gone", || workers(&agent).is_empty());
-    launcher.signal(libc::SIGCONT);
-    assert_eq!(agent.fact(), ToAgent::Stopped { digest });
+    goes_on(&mut agent, &launcher, digest);
     until("it says why", || {
         launcher.err().contains("stopped or blocked")
     });
@@ -235,8 +244,7 @@ fn the_workers_of_a_launcher_that_is_stopped_go_on_while_its_agent_answers_for_t
     agent.grants(100);
     agent.grants(0);
     until("its workers are gone", || workers(&agent).is_empty());
-    launcher.signal(libc::SIGCONT);
-    assert_eq!(agent.fact(), ToAgent::Stopped { digest });
+    goes_on(&mut agent, &launcher, digest);
     agent.end(0, "");
     assert_eq!(launcher.wait().code(), Some(0));
     nothing_left(agent.me());

@@ -62,19 +62,23 @@ impl Agent {
     /// Takes the next connection and its registration.
     pub(crate) fn accept(&mut self) {
         self.listener.set_nonblocking(true).unwrap();
-        let mut found = None;
-        until("a launcher connects", || {
-            found = self.listener.accept().ok();
-            found.is_some()
+        self.register = Some(loop {
+            let mut found = None;
+            until("a launcher connects", || {
+                found = self.listener.accept().ok();
+                found.is_some()
+            });
+            let socket = found.unwrap().0;
+            socket.set_nonblocking(false).unwrap();
+            self.socket = Some(socket);
+            self.deframer = Deframer::default();
+            match self.recv() {
+                ToAgent::Register(register) => break register,
+                // A sidecar that got no answer.
+                ToAgent::Query(Query::Lease { .. }) => {}
+                other => panic!("the first frame is the registration, not {other:?}"),
+            }
         });
-        let socket = found.unwrap().0;
-        socket.set_nonblocking(false).unwrap();
-        self.socket = Some(socket);
-        self.deframer = Deframer::default();
-        let ToAgent::Register(register) = self.recv() else {
-            panic!("the first frame is the registration")
-        };
-        self.register = Some(register);
         self.port = loop {
             match self.recv() {
                 ToAgent::MasterPort { port } => break port,

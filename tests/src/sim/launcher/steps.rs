@@ -44,6 +44,8 @@ pub struct Steps {
     saving: Option<u64>,
     /// They do not get beyond this step.
     pub stuck: Option<(u64, Idle)>,
+    /// The step at which they hung last: until they have passed it they stand still.
+    hung: Option<u64>,
     /// The steps that they have saved at.
     pub saved: BTreeSet<u64>,
     /// Since when they wait at a step that is not decided.
@@ -117,7 +119,9 @@ impl Steps {
 
     pub fn thaw(&mut self, now: u64) {
         self.rebase(now);
-        self.stuck = None;
+        if let Some((step, Idle::Hangs)) = self.stuck.take() {
+            self.hung = Some(step);
+        }
     }
 
     /// They save, or will.
@@ -127,7 +131,11 @@ impl Steps {
 
     /// Whether the first rank stands still for no reason.
     pub fn hangs(&self, now: u64) -> bool {
-        matches!(self.stuck, Some((step, Idle::Hangs)) if self.at(now) == step)
+        let stuck = match self.stuck {
+            Some((step, Idle::Hangs)) => Some(step),
+            _ => self.hung,
+        };
+        stuck == Some(self.at(now))
     }
 
     /// How far each rank is.
