@@ -316,7 +316,15 @@ pub(super) async fn cancel(args: &CancelArgs) -> Result<(), Failure> {
 fn in_its_store(args: &CancelArgs, jobs: &Value) -> Result<Option<Location>, Failure> {
     let mut rows = rows_of(jobs, &args.job).peekable();
     if rows.peek().is_none() {
-        return Ok(args.store.clone());
+        // Nobody says that its launchers are gone: it may train elsewhere, and its workers would not hear of
+        // an end that is only written.
+        return match jobs.is_null() {
+            true => Err(Failure::Refused(format!(
+                "no agent answers here that could say whether {} still runs: say it on a node of the job",
+                clean(&args.job)
+            ))),
+            false => Ok(None),
+        };
     }
     let is_left =
         |row: &&Value| field(row, "kind") == "deserted" && field(row, "arbiter") == "store";
