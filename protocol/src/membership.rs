@@ -500,7 +500,8 @@ impl Membership {
             config.ping_every
         };
         w.next_probe = Some(now + pause);
-        let guarded = w.guard_ok && w.closed.is_none();
+        // A path that is cut is silent, too: the agent behind it may live, and vote.
+        let guarded = w.guard_ok && w.closed.is_none() && agent != Answer::Silent;
         if agent.is_gone() && w.guard_ok && !away {
             self.set(key, State::Away { since: now });
         } else if matches!(w.peer.state, State::Suspect { .. }) {

@@ -190,7 +190,8 @@ impl Job {
     /// It is no end of what this agent knows. Nothing has changed.
     pub(crate) fn ended_in_log(&mut self, ctx: &mut Ctx<'_>, end: Record) -> Result<(), String> {
         let follows = |h: &&super::Head| {
-            end.kind == (Kind::End { cancelled: true })
+            matches!(h.record.arbiter, Arbiter::Store(_))
+                && end.kind == (Kind::End { cancelled: true })
                 && end.check().is_ok()
                 && end.follows(&h.record)
         };
