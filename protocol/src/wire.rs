@@ -113,11 +113,14 @@ pub struct Advert {
     pub lineage: Digest,
     pub digest: Digest,
     pub number: u64,
+    /// None of an end, and where no member can lead: none has a way to the store that decides.
     pub leader: Option<NodeId>,
     /// Whether the sender belongs to the generation (as member or voter).
     pub belongs: bool,
     /// No launcher of it is left, as the sender sees it: it leads it, or nobody can.
     pub deserted: bool,
+    /// No worker of it runs, nor of a generation before it: all its launchers are gone, and its workers had been started.
+    pub left_behind: bool,
 }
 
 impl Advert {
@@ -131,6 +134,7 @@ impl Advert {
             leader: None,
             belongs: false,
             deserted: false,
+            left_behind: false,
         }
     }
 

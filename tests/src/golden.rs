@@ -373,6 +373,7 @@ pub fn records() -> Vec<Arc<Record>> {
 fn advert() -> Advert {
     Advert {
         deserted: false,
+        left_behind: false,
         key: key(),
         lineage: digest(4),
         digest: digest(5),

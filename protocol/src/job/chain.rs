@@ -160,6 +160,7 @@ impl Job {
                 leader: record.leader(),
                 belongs: record.kind == Kind::Next,
                 deserted: false,
+                left_behind: false,
             };
             self.on_advert(ctx, from, &advert);
             return;
@@ -223,7 +224,11 @@ impl Job {
             record.cause,
             Cause::WorkerFailed { .. } | Cause::WorkerHung { .. }
         );
-        if failed {
+        if record.number == 1 || record.kind.is_terminal() {
+            // Another life, or none: its script may be another.
+            self.crashes = crate::budget::CrashLoop::default();
+            self.pause = Time::ZERO;
+        } else if failed {
             self.pause = ctx.now + self.crashes.pause_after(lived);
         }
         self.installed_at = ctx.now;

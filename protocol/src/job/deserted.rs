@@ -9,9 +9,9 @@ use super::store::differs;
 use super::{Ctx, Job};
 use crate::ids::{Digest, NodeId};
 use crate::peers::Peers;
-use crate::record::{Arbiter, Kind, Member, Record};
+use crate::record::{Arbiter, Member, Record};
 use crate::time::{Span, Time};
-use crate::wire::{Advert, JobMessage};
+use crate::wire::{Advert, JobMessage, Status};
 
 /// How long a job without launchers is kept while some member may only be cut off.
 const UNSURE: Span = Span::from_secs(24 * 3_600);
@@ -38,7 +38,7 @@ impl Job {
             || self.lead.is_none() && told.any(|(_, a)| a.digest == head.digest && a.deserted)
     }
 
-    /// What connected agents say of this job.
+    /// The adverts of this job by connected agents.
     fn adverts<'a>(&'a self, peers: &'a Peers) -> impl Iterator<Item = (NodeId, &'a Advert)> {
         let peers = peers.map.iter().filter(|(_, p)| p.connected);
         let jobs = peers.flat_map(|(node, p)| {
@@ -56,25 +56,35 @@ impl Job {
 
     /// Whether the job's log decides, and no member is left that could write it: nobody leads.
     pub(super) fn has_no_store_left(&self, me: NodeId) -> bool {
-        let gone = |m: &Member| {
-            let status = match m.node == me {
-                true => self.member.as_ref().map(|mine| &mine.status),
-                false => self.storeless.get(&m.node),
-            };
-            status.is_some_and(|s| s.gone)
-        };
+        let gone = |m: &Member| self.storeless_status(me, m.node).is_some_and(|s| s.gone);
         self.live().is_some_and(|head| {
             let by_store = matches!(head.record.arbiter, Arbiter::Store(_));
             by_store && head.record.members.iter().all(gone)
         })
     }
 
-    /// Whether one of its agents says so of this generation. That stays so: a launcher that is gone never
-    /// comes back, and its workers died with it.
-    pub(super) fn is_left_behind(&self, peers: &Peers, generation: Digest) -> bool {
-        let left = |a: &Advert| a.deserted && a.leader.is_none();
+    fn storeless_status(&self, me: NodeId, node: NodeId) -> Option<&Status> {
+        match node == me {
+            true => self.member.as_ref().map(|mine| &mine.status),
+            false => self.storeless.get(&node),
+        }
+    }
+
+    /// Whether nothing of the head runs, nor of what was before it: its launchers are gone and their workers
+    /// with them, and these were started, so that the start had waited for everybody who was dropped (R16).
+    pub(super) fn is_left_behind(&self, me: NodeId) -> bool {
+        let mut members = self.live().into_iter().flat_map(|h| &h.record.members);
+        self.has_no_store_left(me)
+            && members.any(|m| {
+                self.storeless_status(me, m.node)
+                    .is_some_and(|s| s.started.is_some())
+            })
+    }
+
+    /// Whether one of its agents says so of this generation.
+    pub(super) fn was_left_behind(&self, peers: &Peers, generation: Digest) -> bool {
         let mut told = self.adverts(peers);
-        told.any(|(_, a)| a.digest == generation && left(a))
+        told.any(|(_, a)| a.digest == generation && a.left_behind)
     }
 
     /// Watches for a job without launchers.
@@ -164,7 +174,7 @@ impl Job {
                 });
             };
             let digest = advert.digest;
-            if advert.deserted && advert.leader.is_none() {
+            if advert.leader.is_none() {
                 return Err(in_its_store(&format!(" on {}", ctx.name(node)), &id));
             }
             // It passes this on to the job's leader.
@@ -184,16 +194,18 @@ impl Job {
         Ok(())
     }
 
-    /// A person has ended the job in its log, where nobody is left who could.
+    /// A person has ended the job in its log, where nobody is left who could; or read there how it ended.
     ///
     /// # Errors
     /// It is no end of what this agent knows. Nothing has changed.
     pub(crate) fn ended_in_log(&mut self, ctx: &mut Ctx<'_>, end: Record) -> Result<(), String> {
         let follows = |h: &&super::Head| {
             matches!(h.record.arbiter, Arbiter::Store(_))
-                && end.kind == (Kind::End { cancelled: true })
+                && end.kind.is_terminal()
+                && end.arbiter == h.record.arbiter
                 && end.check().is_ok()
-                && end.follows(&h.record)
+                && end.lineage() == h.lineage()
+                && end.number > h.record.number
         };
         let Some(head) = self.live().filter(follows) else {
             return Err(format!(
@@ -261,7 +273,7 @@ impl Job {
     }
 }
 
-/// Why no agent can end a job of which nothing runs: launchers and people write to stores.
+/// Why no agent can end a job of which nothing runs: only launchers and this command write to stores.
 fn in_its_store(on: &str, id: &str) -> String {
     format!(
         "all launchers of job {id} are gone, and its end has to be written to its store: `muster cancel {id} \

@@ -65,7 +65,7 @@ impl Job {
     /// The workers failed again and again: their next start waits.
     pub(super) fn explain_crashes(&mut self, ctx: &Ctx<'_>, record: &Record) {
         let text = format!(
-            "starting again in {} s: {}. The script failed {} times in a row within {} s of its start; the pause \
+            "starting again in {} s: {}. The workers failed or hung {} times in a row within {} s of their start; the pause \
              grows with each failure, up to {} s",
             self.pause.since(ctx.now).as_secs_f64(),
             self.why(ctx, record),

@@ -161,7 +161,7 @@ impl Job {
         let before = self.before.clone();
         let before = before.filter(|b| b.lineage() == record.lineage());
         let missed = before.as_ref().is_none_or(|b| b.digest() != record.parent)
-            && !self.is_left_behind(ctx.peers.all, record.parent);
+            && !self.was_left_behind(ctx.peers.all, record.parent);
         if missed && !record.kind.is_terminal() {
             // Who was dropped is not known here, nor whether their agents are there to end their workers.
             let most = ctx.peers.timeouts().max(self.timeouts(ctx));

@@ -417,6 +417,7 @@ impl Job {
             belongs: head.record.kind == Kind::Next
                 && (head.record.has(cfg.node) || head.record.is_voter(cfg.voter())),
             deserted: self.says_deserted(cfg.node),
+            left_behind: self.is_left_behind(cfg.node),
         })
     }
 

@@ -452,7 +452,7 @@ impl Job {
         if last.kind.is_terminal() {
             return None;
         }
-        if self.is_left_behind(ctx.peers.all, digest) {
+        if self.was_left_behind(ctx.peers.all, digest) {
             return Some(Span::ZERO);
         }
         let (_, at) = store.seen?;

@@ -46,7 +46,7 @@ pub struct CancelArgs {
     /// Wait until the job is over
     #[arg(long)]
     wait: bool,
-    /// What `muster run --store` was given, where no launcher of the job is left: its end is written there
+    /// The job's store, where no launcher of it is left: its end is written there
     /// [default: as the last launcher on this node named it]
     #[arg(
         long,
@@ -260,27 +260,21 @@ async fn is_gone(client: &Client, target: &Target) -> Result<bool, Unanswered> {
 
 pub(super) async fn cancel(args: &CancelArgs) -> Result<(), Failure> {
     let began = Instant::now();
-    let client = match Client::find(args.common.socket.as_deref(), Some(&args.job)).await {
-        Err(Failure::Unreachable(_)) if args.store.is_some() => None,
-        found => Some(found?),
-    };
-    let jobs = match &client {
-        Some(client) => client.query(Query::Jobs).await?,
-        None => Value::Null,
-    };
+    // Only an agent can say that nothing of the job runs, before its end is written.
+    let client = Client::find(args.common.socket.as_deref(), Some(&args.job)).await?;
+    let jobs = client.query(Query::Jobs).await?;
     let order = Command::Cancel {
         job: args.job.clone(),
     };
     let mut over = false;
-    match (&client, in_its_store(args, &jobs)?) {
-        (_, Some(location)) => {
-            end_in_store(args, &location, client.as_ref(), &jobs).await?;
+    match in_its_store(args, &jobs)? {
+        Some((row, location)) => {
+            end_in_store(args, &location, &client, row).await?;
             over = true;
         }
-        (Some(client), None) => drop(client.command(order.clone()).await?),
-        (None, None) => {}
+        None => drop(client.command(order.clone()).await?),
     }
-    if let Some(client) = client.filter(|_| args.wait && !over) {
+    if args.wait && !over {
         let known = !rows_of(&jobs, &args.job).all(has_ended);
         let what = format!("stopping {}", clean(&args.job));
         wait(&what, CANCEL_LIMIT, async || match known {
@@ -313,33 +307,25 @@ pub(super) async fn cancel(args: &CancelArgs) -> Result<(), Failure> {
 }
 
 /// The store in which a job is to be ended by this command, because no launcher of it is left that could.
-fn in_its_store(args: &CancelArgs, jobs: &Value) -> Result<Option<Location>, Failure> {
-    let mut rows = rows_of(jobs, &args.job).peekable();
-    if rows.peek().is_none() {
-        // Nobody says that its launchers are gone: it may train elsewhere, and its workers would not hear of
-        // an end that is only written.
-        return match jobs.is_null() {
-            true => Err(Failure::Refused(format!(
-                "no agent answers here that could say whether {} still runs: say it on a node of the job",
-                clean(&args.job)
-            ))),
-            false => Ok(None),
-        };
-    }
+fn in_its_store<'a>(
+    args: &'a CancelArgs,
+    jobs: &'a Value,
+) -> Result<Option<(&'a Value, Location)>, Failure> {
+    // Without such a row it may train elsewhere, and its workers would not hear of an end that is only written.
     let is_left =
         |row: &&Value| field(row, "kind") == "deserted" && field(row, "arbiter") == "store";
-    let Some(row) = rows.find(is_left) else {
+    let Some(row) = rows_of(jobs, &args.job).find(is_left) else {
         return Ok(None);
     };
     let named = field(row, "store");
     match &args.store {
-        Some(location) => Ok(Some(location.clone())),
+        Some(location) => Ok(Some((row, location.clone()))),
         None if named.is_empty() => Err(Failure::Refused(format!(
             "all launchers of {} are gone, and its end has to be written to its store: name that with --store",
             clean(&args.job)
         ))),
         None => match stores::parse(named.into()) {
-            Ok(location) => Ok(Some(location)),
+            Ok(location) => Ok(Some((row, location))),
             Err(error) => Err(Failure::Refused(error.to_string())),
         },
     }
@@ -349,28 +335,25 @@ fn in_its_store(args: &CancelArgs, jobs: &Value) -> Result<Option<Location>, Fai
 async fn end_in_store(
     args: &CancelArgs,
     location: &Location,
-    client: Option<&Client>,
-    jobs: &Value,
+    client: &Client,
+    row: &Value,
 ) -> Result<(), Failure> {
     let id = args.job.rsplit_once('/').map_or(&*args.job, |(_, id)| id);
     let mut ledger = Ledger::open(location, id, true)?;
-    let known = rows_of(jobs, &args.job).next();
     let newest = ledger.newest().hex();
     let over = ledger
         .latest
         .as_ref()
         .is_some_and(|(r, _)| r.kind.is_terminal());
-    if known.is_some_and(|row| !over && field(row, "digest") != newest) {
+    if !over && field(row, "digest") != newest {
         return Err(Failure::Refused(format!(
             "{} goes on by now, as its store says, with nodes that this one does not see: say it on one of them",
             clean(&args.job)
         )));
     }
     let record = Box::new(ledger.end()?);
-    if let Some(client) = client.filter(|_| known.is_some()) {
-        let job = args.job.clone();
-        client.command(Command::Ended { job, record }).await?;
-    }
+    let job = args.job.clone();
+    client.command(Command::Ended { job, record }).await?;
     Ok(())
 }
 

@@ -306,6 +306,7 @@ fn a_node_that_slept_through_an_end_learns_it_and_disturbs_nobody() {
             leader: Some(node(0)),
             belongs: true,
             deserted: false,
+            left_behind: false,
         };
         s.says_hello(2, vec![advert]);
         s.pass(Span::from_secs(20));
@@ -384,6 +385,7 @@ fn other_group(lineage: u8, leader: usize) -> Advert {
         leader: Some(node(leader)),
         belongs: true,
         deserted: false,
+        left_behind: false,
     }
 }
 

@@ -410,6 +410,7 @@ fn an_agent_that_forgot_too_much_votes_only_where_it_never_can_have_voted() {
 fn the_longest_hello_fits_a_frame() {
     let advert = |i: usize| Advert {
         deserted: false,
+        left_behind: false,
         key: longest(2).key,
         lineage: Digest([255; 32]),
         digest: Digest([255; 32]),
