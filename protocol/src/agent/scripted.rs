@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{Agent, Config, ConnId, Effect, Event, Flaws, Notice, Stored};
 use crate::ids::{Boot, Digest, JobKey, LauncherId, NodeId, StateId};
 use crate::job::Durable;
-use crate::local::{Register, ToAgent, ToLauncher};
+use crate::local::{Register, ToAgent, ToLauncher, WorkerExit};
 use crate::membership::Answer;
 use crate::record::{Arbiter, Cause, Kind, Member, Place, Record, Voter};
 use crate::spec::JobSpec;
@@ -416,5 +416,20 @@ pub(super) fn by_store(record: Record) -> Record {
     Record {
         arbiter: Arbiter::Store(crate::ids::StoreUuid([5; 16])),
         ..record
+    }
+}
+
+/// A worker that failed by itself.
+pub(super) fn worker_exit(rank: u32) -> WorkerExit {
+    WorkerExit {
+        rank,
+        local_rank: 0,
+        pid: 7,
+        code: 1,
+        signal: None,
+        hung: false,
+        damaged: None,
+        at_ms: 5,
+        tail: String::new(),
     }
 }

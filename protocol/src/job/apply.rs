@@ -33,7 +33,7 @@ pub(super) struct Applicant {
     deputy: Option<Deputy>,
 }
 
-/// What people were told that the job waits for.
+/// The wait that people were told of.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Told {
     pub(super) text: String,

@@ -3,10 +3,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::super::scripted::{Scripted, config, holds, key, member, next, node, record, witness};
+use super::super::scripted::{
+    Scripted, by_store, config, holds, key, member, next, node, record, witness, worker_exit,
+};
 use super::super::{ConnId, Event, Notice};
 use crate::ids::{Digest, NodeId};
-use crate::local::{Command, ToAgent, ToLauncher, WorkerExit};
+use crate::local::{Command, ToAgent, ToLauncher};
 use crate::membership::Answer;
 use crate::record::{Kind, Member, Record};
 use crate::spec::JobSpec;
@@ -103,17 +105,7 @@ fn of_two_nodes_neither_ends_its_workers_while_the_others_agent_restarts() {
 #[test]
 fn a_node_whose_workers_do_not_end_is_left_behind() {
     let (mut s, digest) = trains(0, 3, &[]);
-    let exit = WorkerExit {
-        rank: 8,
-        local_rank: 0,
-        pid: 7,
-        code: 1,
-        signal: None,
-        hung: false,
-        damaged: None,
-        at_ms: 5,
-        tail: String::new(),
-    };
+    let exit = worker_exit(8);
     let fails = |s: &mut Scripted, seq: u64| {
         s.status(1, digest, seq, |st| {
             st.exit = Some(exit.clone());
@@ -446,4 +438,34 @@ fn a_member_that_lives_in_another_group_does_not_lead() {
     s.hears(2, JobMessage::Forfeited { parent });
     s.pass(Span::from_secs(2));
     assert_eq!(head(&s), None);
+}
+
+#[test]
+fn a_generation_whose_start_was_held_is_not_left_behind() {
+    for started in [None, Some(1)] {
+        let r = by_store(record(2, 2));
+        let digest = r.digest();
+        let mut s = Scripted::new(config(1, 2), vec![holds(&r, 1)]);
+        s.probes
+            .insert(node(1), (Answer::Answered, Answer::Refused));
+        s.peer(0);
+        s.launcher(1, 2, started.map(|_| digest));
+        s.on(Event::LauncherGone {
+            conn: ConnId(1),
+            guard: Answer::Refused,
+        });
+        s.status(0, digest, 2, |status| {
+            status.started = started;
+            status.storeless = true;
+            status.gone = true;
+        });
+        s.pass(Span::from_secs(3));
+        let (_, hello) = s.hellos.last().unwrap();
+        let [advert] = &hello.jobs[..] else {
+            panic!("{hello:?}");
+        };
+        // No launcher is left; but workers of the generation before may run where none of this one's did.
+        assert!(advert.deserted);
+        assert_eq!(advert.left_behind, started.is_some());
+    }
 }

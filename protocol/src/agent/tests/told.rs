@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use super::super::scripted::{Scripted, config, holds, key, member, next, node, record};
+use super::super::scripted::{
+    Scripted, config, holds, key, member, next, node, record, worker_exit,
+};
 use super::super::{ConnId, Event, Notice};
 use super::members::{ghost, trains, trains_with, waits};
 use crate::ids::{Digest, NodeId, StoreUuid};
-use crate::local::{ToAgent, ToLauncher, WorkerExit};
+use crate::local::{ToAgent, ToLauncher};
 use crate::membership::Answer;
 use crate::record::{Kind, Record};
 use crate::spec::JobSpec;
@@ -197,17 +199,7 @@ fn a_script_that_fails_at_once_is_started_later_and_later_and_that_is_said() {
     let (mut s, mut digest) = trains_with(0, r);
     // The first failure comes long after the start, and the first soon after one waits for nothing, too.
     for said in [0, 0, 1, 2, 3, 4] {
-        let exit = WorkerExit {
-            rank: 0,
-            local_rank: 0,
-            pid: 7,
-            code: 1,
-            signal: None,
-            hung: false,
-            damaged: None,
-            at_ms: 5,
-            tail: String::new(),
-        };
+        let exit = worker_exit(0);
         s.says(ToAgent::Exited { digest, exit });
         s.says(ToAgent::Stopped { digest });
         s.says(ToAgent::MasterPort { port: 9 });
