@@ -25,16 +25,19 @@ impl Agent {
         granted
     }
 
-    /// A voter acknowledged these leases, asked for at `sent`.
+    /// A voter acknowledged these leases, of those that were asked for at `sent`.
     pub(super) fn granted(&mut self, from: NodeId, leases: &[Digest], sent: Time, now: Time) {
         let mut waiting = Vec::new();
         for (key, job) in &mut self.jobs {
-            let digest = job.head().map(|(_, digest)| digest);
-            if let Some(digest) = digest.filter(|d| leases.contains(d)) {
-                job.lease_granted(from, digest, sent);
-                // Nothing else waits for a lease: when it ends shows once it would have ended.
-                waiting.extend(job.awaits_lease().then(|| key.clone()));
-            }
+            // A heartbeat of before the generation did not ask for its lease.
+            let asked = job.lease_wanted();
+            let Some(digest) = asked.filter(|_| job.installed_at() <= sent) else {
+                continue;
+            };
+            let granted = leases.contains(&digest);
+            job.lease_answered(from, granted, sent);
+            // Nothing else waits for a lease: when it ends shows once it would have ended.
+            waiting.extend((granted && job.awaits_lease()).then(|| key.clone()));
         }
         for key in waiting {
             self.with_job(&key, now, Job::drive);

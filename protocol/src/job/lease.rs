@@ -18,12 +18,14 @@ impl Job {
         (head.record.arbiter == Arbiter::Members && !mine.status.stopped).then_some(head.digest)
     }
 
-    /// A voter acknowledged the heartbeat that was sent at `sent`.
-    pub(crate) fn lease_granted(&mut self, from: NodeId, digest: Digest, sent: Time) {
-        if digest == self.head_digest()
-            && let Some(mine) = &mut self.member
-        {
-            let at = mine.acks.entry(from).or_default();
+    /// A voter acknowledged, or refused, the heartbeat that was sent at `sent` and asked for this lease.
+    pub(crate) fn lease_answered(&mut self, from: NodeId, granted: bool, sent: Time) {
+        if let Some(mine) = &mut self.member {
+            let answers = match granted {
+                true => &mut mine.acks,
+                false => &mut mine.refusals,
+            };
+            let at = answers.entry(from).or_default();
             *at = sent.max(*at);
         }
     }
@@ -75,7 +77,9 @@ impl Job {
                 Some(State::Suspect { guarded: true }) => ctx.now,
                 _ => continue,
             };
-            let until = mine.acks.get(&node).is_some_and(|at| *at + recent >= since);
+            let refused = mine.refusals.get(&node);
+            let until = mine.acks.get(&node);
+            let until = until.is_some_and(|at| *at + recent >= since && refused < Some(at));
             if until && ctx.now < since + patience {
                 mine.stand_behind.insert(node, ctx.now);
             }

@@ -85,6 +85,8 @@ pub(super) struct Mine {
     pub(super) last_order: Option<(Boot, NodeId, u64)>,
     /// When each voter's newest acknowledged heartbeat was sent.
     pub(super) acks: BTreeMap<NodeId, Time>,
+    /// When the newest heartbeat was sent that each voter refused.
+    pub(super) refusals: BTreeMap<NodeId, Time>,
     /// Until when voters whose agents are away have been counted as if they had acknowledged one.
     pub(super) stand_behind: BTreeMap<NodeId, Time>,
     /// When the store's tail was last seen to be ours, by the time of asking.
@@ -116,6 +118,7 @@ impl Mine {
             tells_all: false,
             last_order: None,
             acks: BTreeMap::new(),
+            refusals: BTreeMap::new(),
             stand_behind: BTreeMap::new(),
             tail_seen: Time::ZERO,
             attempt: 0,
