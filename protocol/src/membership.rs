@@ -160,7 +160,7 @@ pub enum Effect {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     Alive,
-    /// `guarded`: it says nothing, over a connection that stands, and the guard of its launcher answers.
+    /// `guarded`: it is mute, over a connection that stands, and the guard of its launcher answers.
     Suspect {
         guarded: bool,
     },
@@ -500,8 +500,9 @@ impl Membership {
             config.ping_every
         };
         w.next_probe = Some(now + pause);
-        // A path that is cut is silent, too: the agent behind it may live, and vote.
-        let guarded = w.guard_ok && w.closed.is_none() && agent != Answer::Silent;
+        // Only an agent that is stopped is mute. One that answers votes, and so may one behind a path that is
+        // cut.
+        let guarded = w.guard_ok && w.closed.is_none() && agent == Answer::Mute;
         if agent.is_gone() && w.guard_ok && !away {
             self.set(key, State::Away { since: now });
         } else if matches!(w.peer.state, State::Suspect { .. }) {

@@ -443,8 +443,17 @@ impl Agent {
             }
             self.add_job(&key);
         }
-        if let JobMessage::Ticket(ticket) = &body {
-            self.doubt_hello(from, ticket.member.state, now);
+        let has = match &body {
+            JobMessage::Ticket(ticket) => Some(ticket.member.state),
+            // Only a member that has its state says what it does.
+            JobMessage::Status(status) if status.seq > 0 => {
+                let job = self.jobs.get(&key);
+                job.and_then(|j| j.member_state(&status.digest, from))
+            }
+            _ => None,
+        };
+        if let Some(state) = has {
+            self.doubt_hello(from, state, now);
         }
         self.with_job(&key, now, |job, ctx| job.receive(ctx, from, body));
         Ok(())
@@ -461,8 +470,8 @@ impl Agent {
         }
     }
 
-    /// A peer asks to be let in with another state directory than it said hello with: a hello of an
-    /// earlier run came late, and would have the node counted as lost as soon as it is a member.
+    /// A peer asks to be let in, or does a member's part, with another state directory than it said hello with:
+    /// a hello of an earlier run came late, and would have the node counted as lost.
     fn doubt_hello(&mut self, node: NodeId, state: StateId, now: Time) {
         let said = self.peers.get(node).and_then(Peer::state_dir);
         if said.is_some_and(|s| s != state)

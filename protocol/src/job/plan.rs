@@ -8,7 +8,7 @@ use super::store::differs;
 use super::{Ctx, Job};
 use crate::budget;
 use crate::clique;
-use crate::ids::{Digest, NodeId};
+use crate::ids::{Digest, NodeId, StateId};
 use crate::local::WorkerExit;
 use crate::peers::Peer;
 use crate::ranks;
@@ -128,6 +128,12 @@ impl Job {
         let state = ctx.peers.get(m.node).and_then(Peer::state_dir);
         let other_state = state.is_some_and(|s| s != m.state);
         ctx.peers.lost(m.node).is_some() || other_state
+    }
+
+    /// The state directory with which a node is a member of this generation.
+    pub(crate) fn member_state(&self, digest: &Digest, node: NodeId) -> Option<StateId> {
+        let head = self.live().filter(|h| h.digest == *digest)?;
+        head.record.member(node).map(|m| m.state)
     }
 
     pub(super) fn status_of(&self, node: NodeId) -> Option<&Status> {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::{Ctx, Job};
 use crate::agent::Config;
 use crate::ids::{Digest, NodeId};
+use crate::membership::State;
 use crate::record::{CommitRef, Record, Voter};
 use crate::time::{Span, Time};
 use crate::wire::{Ballot, Grant, JobMessage, MAX_LIST};
@@ -174,7 +175,7 @@ impl Job {
     }
 
     /// How long the workers of those that `next` drops may still run, as far as this voter knows: by the
-    /// lease that it acknowledged, or without one where their agent is away.
+    /// lease that it acknowledged, or without one where their agent is away or seems to be stopped.
     fn grants(&self, ctx: &Ctx<'_>, next: &Record) -> Vec<Grant> {
         let Some(head) = self.live() else {
             return Vec::new();
@@ -184,6 +185,8 @@ impl Job {
             let granted = self.voter.granted.get(&node);
             let away = ctx.peers.away_since(node);
             let lease = granted.map(|at| *at + times.suspect_after);
+            let mute = ctx.peers.unwell(node) == Some(State::Suspect { guarded: true });
+            let away = away.max(mute.then_some(ctx.now));
             lease.max(away.map(|since| since + times.agent_grace))
         };
         let dropped = head.record.members.iter().filter(|m| !next.has(m.node));

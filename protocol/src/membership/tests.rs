@@ -245,6 +245,19 @@ fn a_stuck_agent_with_a_live_guard_is_away_not_lost() {
 }
 
 #[test]
+fn an_agent_that_answers_or_is_cut_off_does_not_seem_stopped() {
+    for agent in [Answer::Answered, Answer::Silent] {
+        let mut bench = Bench::new();
+        bench.world = World::Broken(agent, Answer::Answered);
+        bench.run_for(4_000);
+        let states: Vec<State> = bench.verdicts.iter().map(|(_, s)| *s).collect();
+        assert!(states.contains(&SUSPECT), "{agent:?}: {states:?}");
+        let stopped = State::Suspect { guarded: true };
+        assert!(!states.contains(&stopped), "{agent:?}: {states:?}");
+    }
+}
+
+#[test]
 fn a_leftover_message_does_not_hide_a_closed_connection() {
     let mut bench = Bench::new();
     bench.world = World::Broken(Answer::Refused, Answer::Refused);

@@ -345,6 +345,41 @@ fn a_voter_tells_how_long_a_lease_may_last_by_the_times_of_who_holds_it() {
     assert_eq!(grants, Some(vec![expected]));
 }
 
+/// The agent was stopped a moment ago, and its launcher answers: its workers have as long as those of one that
+/// is away.
+#[test]
+fn a_voter_names_the_workers_of_a_member_whose_agent_is_stopped() {
+    let r = record(3, 2);
+    let parent = r.digest();
+    let mut s = Scripted::new(config(1, 2), vec![holds(&r, 1)]);
+    [0, 2].into_iter().for_each(|i| s.peer(i));
+    s.launcher(1, 3, Some(parent));
+    s.pass(Span::from_secs(4));
+    s.grants.remove(&node(2));
+    s.probes.insert(node(2), (Answer::Mute, Answer::Answered));
+    s.pass(Span::from_millis(1_800));
+    let mut without = next(&r, 3);
+    without.members.pop();
+    let record = Arc::new(without);
+    s.hears(
+        0,
+        JobMessage::Accept {
+            parent,
+            ballot: leaders(1),
+            record,
+        },
+    );
+    let grants = s.sent.iter().find_map(|(_, body)| match body {
+        JobMessage::Accepted { grants, .. } => Some(grants.clone()),
+        _ => None,
+    });
+    let expected = Grant {
+        node: node(2),
+        left_ms: 30_001,
+    };
+    assert_eq!(grants, Some(vec![expected]));
+}
+
 #[test]
 fn a_voter_that_cannot_name_all_leases_leaves_none_out() {
     let n = MAX_LIST + 2;
