@@ -590,7 +590,7 @@ impl Agent {
                 let jobs = self.jobs.values().filter(|j| of(j));
                 let (here, others): (Vec<&Job>, Vec<&Job>) = jobs.partition(|j| !j.is_idle());
                 let adverts = here.into_iter().chain(others);
-                let adverts = adverts.filter_map(|j| j.advert(&self.cfg));
+                let adverts = adverts.flat_map(|j| j.adverts_here(&self.cfg));
                 adverts.take(MAX_JOBS).collect()
             },
         })

@@ -308,12 +308,21 @@ impl Scripted {
 
     /// The launcher that `member(i)` names.
     pub(super) fn launcher(&mut self, i: usize, most: u16, running: Option<Digest>) {
+        self.launcher_of(i, (1, most), running);
+    }
+
+    pub(super) fn launcher_of(
+        &mut self,
+        i: usize,
+        (min_nodes, max_nodes): (u16, u16),
+        running: Option<Digest>,
+    ) {
         self.says(ToAgent::Register(Register {
             launcher: member(i).launcher,
             job: "j".into(),
             spec: JobSpec {
-                min_nodes: 1,
-                max_nodes: most,
+                min_nodes,
+                max_nodes,
                 ..JobSpec::default()
             },
             slots: 8,

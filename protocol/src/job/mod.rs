@@ -400,13 +400,17 @@ impl Job {
     }
 
     /// What this agent tells everybody about the job.
-    pub(crate) fn advert(&self, cfg: &Config) -> Option<Advert> {
-        let key = self.key.clone();
-        let Some(head) = self.head.as_ref() else {
-            return self.gathers().then(|| Advert::gathering(key));
-        };
+    pub(crate) fn adverts_here(&self, cfg: &Config) -> impl Iterator<Item = Advert> {
+        let gathers = self.gathers();
+        let gathering = gathers.then(|| Advert::gathering(self.key.clone()));
+        self.advert(cfg).into_iter().chain(gathering)
+    }
+
+    /// What this agent tells of its head.
+    fn advert(&self, cfg: &Config) -> Option<Advert> {
+        let head = self.head.as_ref()?;
         Some(Advert {
-            key,
+            key: self.key.clone(),
             lineage: head.lineage(),
             digest: head.digest,
             number: head.record.number,
@@ -421,9 +425,10 @@ impl Job {
         })
     }
 
-    /// Whether launchers wait at this agent for others, and the job has never formed as far as is known here.
+    /// Whether launchers wait at this agent for others, and this life of the job has not formed as far as is known
+    /// here.
     pub(crate) fn gathers(&self) -> bool {
-        self.head.is_none() && self.desk.waits && !self.desk.tickets.is_empty()
+        self.live().is_none() && self.desk.waits && !self.desk.tickets.is_empty()
     }
 
     pub(crate) fn poll_effect(&mut self) -> Option<Effect> {

@@ -81,7 +81,7 @@ impl Job {
         let lead = self.acting_leader(ctx, &record);
         self.drive_vacant(ctx, &record);
         // This node's own voter acknowledges without a message.
-        if self.grants_lease(ctx.cfg) {
+        if self.ask_lease(ctx.cfg, ctx.me(), ctx.now) {
             self.lease_answered(ctx.me(), true, ctx.now);
         }
         self.count_away(ctx, &record);

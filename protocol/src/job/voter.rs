@@ -158,7 +158,7 @@ impl Job {
     }
 
     /// Whether this voter stands behind the generation (R16): one that accepted the next does not.
-    pub(super) fn grants_lease(&self, cfg: &Config) -> bool {
+    fn grants_lease(&self, cfg: &Config) -> bool {
         let voter = cfg.voter();
         self.durable.may_vote()
             && self.durable.acceptor.accepted.is_none()

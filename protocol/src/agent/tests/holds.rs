@@ -380,6 +380,33 @@ fn a_voter_names_the_workers_of_a_member_whose_agent_is_stopped() {
     assert_eq!(grants, Some(vec![expected]));
 }
 
+/// It is a voter as any other, and the only one that knows of its lease may be it.
+#[test]
+fn a_voter_that_is_dropped_names_its_own_workers() {
+    let r = record(3, 2);
+    let parent = r.digest();
+    let mut s = Scripted::new(config(2, 2), vec![holds(&r, 1)]);
+    (0..2).for_each(|i| s.peer(i));
+    s.launcher(2, 3, Some(parent));
+    s.pass(Span::from_secs(4));
+    let mut without = next(&r, 3);
+    without.members.pop();
+    let record = Arc::new(without);
+    s.hears(
+        0,
+        JobMessage::Accept {
+            parent,
+            ballot: leaders(1),
+            record,
+        },
+    );
+    let named = s.sent.iter().find_map(|(_, body)| match body {
+        JobMessage::Accepted { grants, .. } => Some(grants.iter().map(|g| g.node).collect()),
+        _ => None,
+    });
+    assert_eq!(named, Some(vec![node(2)]));
+}
+
 #[test]
 fn a_voter_that_cannot_name_all_leases_leaves_none_out() {
     let n = MAX_LIST + 2;

@@ -143,6 +143,33 @@ fn that_no_launcher_is_left_is_told_at_once() {
     assert!(s.hellos.len() <= 2, "{:?}", s.hellos);
 }
 
+/// So that an order to cancel it from any node reaches it.
+#[test]
+fn that_a_next_life_gathers_is_told_beside_the_end_of_the_last() {
+    let end = Record {
+        kind: Kind::End { cancelled: false },
+        members: Vec::new(),
+        ..next(&record(2, 2), 7)
+    };
+    let ended = end.digest();
+    let mut s = Scripted::new(config(0, 2), vec![holds(&end, 1)]);
+    s.peer(3);
+    s.launcher_of(0, (2, 2), None);
+    s.pass(Span::from_secs(60));
+    let told = s.hellos.iter().rev().find(|(to, _)| *to == node(3));
+    let jobs = told.map(|(_, hello)| &hello.jobs[..]);
+    let digests: Vec<Digest> = jobs.unwrap_or_default().iter().map(|a| a.digest).collect();
+    assert_eq!(digests, [ended, Digest::ZERO]);
+    s.hears(
+        3,
+        JobMessage::CancelAsk {
+            digest: Digest::ZERO,
+        },
+    );
+    let mut told = s.told.iter().map(|(_, frame)| frame);
+    assert!(told.any(|f| matches!(f, ToLauncher::End { .. })));
+}
+
 /// It begins the next life of the job instead. That the job was stopped, or has failed, ends it too.
 #[test]
 fn that_all_others_left_is_no_end_for_a_launcher_that_waits() {
