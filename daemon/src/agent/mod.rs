@@ -26,6 +26,8 @@ use muster_protocol::wire::Message;
 use muster_protocol::{JobKey, NodeId, Span, Time, codec};
 use tokio::sync::mpsc;
 
+#[cfg(test)]
+pub(crate) use probe::agent as probe_agent;
 pub use probe::{GUARD_MAGIC, GUARD_VERSION};
 
 use crate::http::{Health, Server};

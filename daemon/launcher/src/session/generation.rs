@@ -77,11 +77,12 @@ impl Session {
         self.ending.is_some() || next.is_some_and(|next| current != Some(next))
     }
 
-    /// Spawns once the master is verified and what ran before is gone.
+    /// Spawns once the master is verified and what ran before is gone, if the agent has been heard lately: the others
+    /// may have gone on without this node.
     pub(super) fn try_spawn(&mut self) {
         let current = self.current.as_ref();
         let busy = current.is_some_and(|c| !c.parked || c.stopping.is_some());
-        if busy || self.ending.is_some() {
+        if busy || self.alone || self.ending.is_some() {
             return;
         }
         let pending = self.pending.as_mut().filter(|p| p.confirmed);

@@ -278,6 +278,8 @@ pub struct Session {
     /// How long workers may go on without an agent, and until when they may now.
     agent_grace: Option<Span>,
     alone_by: Option<Time>,
+    /// They may not: nothing trains or is started until the agent is heard again.
+    alone: bool,
     /// Whether it had more time for its next word, because that was missed.
     awaited: bool,
     /// How long workers that compute are waited for when their generation ends.
@@ -321,6 +323,7 @@ impl Session {
             leave_by: None,
             agent_grace: None,
             alone_by: None,
+            alone: false,
             awaited: false,
             patience: Span::ZERO,
             waiting: String::new(),
@@ -381,8 +384,8 @@ impl Session {
             Event::LinkUp => self.link_up(),
             Event::LinkDown => {
                 self.link = false;
-                let by = self.agent_grace.map(|grace| now + grace);
-                self.alone_by = self.alone_by.or(by);
+                let by = self.agent_grace.filter(|_| !self.alone);
+                self.alone_by = self.alone_by.or(by.map(|grace| now + grace));
             }
             Event::Frame(frame) => self.frame(frame, now),
             Event::Verified {
@@ -442,9 +445,8 @@ impl Session {
         {
             self.alone_by = Some(now + AWAKE);
         }
-        if self.alone_by.take_if(|at| now >= *at).is_some()
-            && self.current.as_ref().is_some_and(Current::trains)
-        {
+        self.alone |= self.alone_by.take_if(|at| now >= *at).is_some();
+        if self.alone && self.current.as_ref().is_some_and(Current::trains) {
             self.say("the agent is away for too long: stopping the workers");
             let grace = self.register.spec.loss_grace();
             self.begin_stop(SIGTERM, grace, now);
@@ -548,6 +550,8 @@ impl Session {
                 // stopped, or hangs, keeps it.
                 self.alone_by = self.agent_grace.map(|grace| now + grace);
                 self.awaited = false;
+                self.alone = false;
+                self.try_spawn();
             }
             ToLauncher::Refused { reason } => {
                 self.end(1, format!("the agent refused this launcher: {reason}"), now);

@@ -432,22 +432,54 @@ fn timers_end_with_the_session() {
     assert_eq!(world.session.poll_timeout(), None);
 }
 
-#[test]
-fn workers_end_when_the_agent_stays_away() {
-    let mut world = World::running(1);
-    let welcome = ToLauncher::Welcome {
+fn welcome() -> ToLauncher {
+    ToLauncher::Welcome {
         node: muster_protocol::NodeId([1; 32]),
         agent_pid: 1,
         agent_grace_ms: 4_000,
         lease_ms: 1_500,
-    };
-    world.frame(welcome.clone());
+    }
+}
+
+/// The workers before could not be ended for a while, and the agent was stopped meanwhile.
+#[test]
+fn a_start_waits_where_the_agent_was_away_for_too_long() {
+    let mut world = World::running(1);
+    world.frame(welcome());
+    world.start(2);
+    (0..6).for_each(|_| drop(world.pass(1_000)));
+    world.on(Event::LinkDown);
+    let spawns = |told: &[Effect]| told.iter().any(|e| matches!(e, Effect::Spawn { .. }));
+    let gone = world.gone();
+    assert!(!spawns(&gone), "{gone:?}");
+    world.on(Event::LinkUp);
+    let heard = world.frame(welcome());
+    let again = world.start(2);
+    assert!(spawns(&heard) || spawns(&again), "{heard:?} {again:?}");
+}
+
+/// The agent was last heard just in time for the start, and not any more once the workers ran.
+#[test]
+fn workers_that_begin_while_the_agent_is_away_for_too_long_end() {
+    let mut world = World::running(1);
+    world.frame(welcome());
+    world.start(2);
+    world.gone();
+    (0..6).for_each(|_| drop(world.pass(1_000)));
+    let told = world.on(Event::Spawned { result: Ok(()) });
+    assert!(told.contains(&Effect::EndTerm(SIGTERM)), "{told:?}");
+}
+
+#[test]
+fn workers_end_when_the_agent_stays_away() {
+    let mut world = World::running(1);
+    world.frame(welcome());
     world.on(Event::LinkDown);
     assert_eq!(world.pass(2_998), []);
     world.on(Event::LinkUp);
     assert_eq!(world.pass(1), []);
     for _ in 0..10 {
-        world.frame(welcome.clone());
+        world.frame(welcome());
         assert_eq!(world.pass(1_000), []);
     }
     // An agent that does not take it up is none. What counts is its last word, a second ago.

@@ -137,3 +137,19 @@ async fn a_round_trip_is_quick() {
     );
     assert!(at(50) < Duration::from_millis(50));
 }
+
+#[tokio::test]
+async fn an_agent_answers_a_probe_and_says_nothing_of_it() {
+    let mut a = start(config()).await;
+    for _ in 0..5 {
+        let found = crate::agent::probe_agent(Some(a.addr()), PATIENCE).await;
+        assert_eq!(found, muster_protocol::membership::Answer::Answered);
+    }
+    let b = start_with(&[&a]).await;
+    a.until(|e| match e {
+        NetEvent::Connected { node, .. } => (*node == b.node()).then_some(()),
+        NetEvent::Refused { why, .. } => panic!("a probe is no stranger: {why}"),
+        _ => None,
+    })
+    .await;
+}

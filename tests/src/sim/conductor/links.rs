@@ -179,6 +179,7 @@ impl Conductor {
             _ if !reached => Found::Silent,
             None => Found::Refused,
             // Of one that is stopped the kernel accepts connections all the same.
+            Some(_) if self.world.nodes[to].paused => Found::Mute,
             Some(_) => Found::Answered,
         };
         let guard_found = match guard {
@@ -193,12 +194,11 @@ impl Conductor {
                 }
             }
         };
-        let open = |found| matches!(found, Found::Silent | Found::Mute);
-        let silent = open(agent_found) || open(guard_found);
         let limit = self.world.suspect_after(node).0 / 4;
-        let back = match silent {
-            true => limit,
-            false => self.net.latency(&mut self.rng, to, node).min(limit),
+        let back = match (agent_found, guard_found) {
+            (Found::Silent, _) | (_, Found::Silent | Found::Mute) => limit,
+            (Found::Mute, _) => limit / 4,
+            _ => self.net.latency(&mut self.rng, to, node).min(limit),
         };
         let step = Step::Probed {
             node,
