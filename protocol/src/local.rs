@@ -266,6 +266,8 @@ pub struct Register {
     pub place: Place,
     /// The generation whose workers run here, when the launcher comes back to an agent.
     pub running: Option<Digest>,
+    /// The newest generation that it was told to start. It has heard no end of the life that this is of.
+    pub began: Option<Began>,
     /// What it holds of a stop step, and its workers with it.
     pub gate: Option<Held>,
     /// The store that the launcher opened for the job: it carries out what [`ToLauncher::Store`]
@@ -278,6 +280,13 @@ pub struct Register {
     pub command: String,
     /// Where the workers' output goes, for `muster logs`; the agent never opens it.
     pub log_dir: Option<String>,
+}
+
+/// A generation that a launcher was told to start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Began {
+    pub lineage: Digest,
+    pub digest: Digest,
 }
 
 /// How a worker ended.

@@ -445,6 +445,9 @@ pub enum Wait {
     /// The store says that a generation runs, and nobody of it can be reached. It counts as lost after this time
     /// without a sign of life.
     Orphan { ms: u64 },
+    /// Enough nodes. Workers of the life before may still run, for this time at most, on a node that was away or cut
+    /// off when it ended.
+    Held { have: u16, ms: u64 },
 }
 
 /// What a member's agent knows of its own part in a generation.

@@ -47,6 +47,7 @@ pub fn register(launcher: LauncherId, job: &str, spec: JobSpec, addr: IpAddr) ->
         addrs: vec![addr],
         place: Place::default(),
         running: None,
+        began: None,
         gate: None,
         store: None,
         parity: 0,

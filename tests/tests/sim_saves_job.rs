@@ -147,6 +147,7 @@ impl World {
             pid: 1,
             command: String::new(),
             log_dir: None,
+            began: None,
             gate: None,
         };
         self.hears(i, ToAgent::Register(reg));

@@ -313,6 +313,7 @@ mod tests {
             addrs: vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
             place: Place::default(),
             running: None,
+            began: None,
             gate: None,
             store: None,
             parity: 0,

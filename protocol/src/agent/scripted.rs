@@ -330,6 +330,7 @@ impl Scripted {
             addrs: vec![HERE],
             place: Place::default(),
             running,
+            began: None,
             gate: None,
             store: None,
             parity: 0,

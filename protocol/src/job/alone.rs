@@ -126,6 +126,7 @@ impl Alone {
             addrs: vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
             place: Place::default(),
             running,
+            began: None,
             gate,
             store: None,
             parity: 0,

@@ -335,7 +335,7 @@ impl Job {
             }
         } else if matches!(
             wait,
-            Wait::Forming { .. } | Wait::Batching { .. } | Wait::Orphan { .. }
+            Wait::Forming { .. } | Wait::Batching { .. } | Wait::Orphan { .. } | Wait::Held { .. }
         ) {
             // Others gather elsewhere, perhaps: who asked here once is not bound to this door.
             self.applicant.referred = None;

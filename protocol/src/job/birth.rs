@@ -207,6 +207,9 @@ impl Job {
                 } else if let Some(left) = self.orphaned_in(ctx).filter(|at| *at > Span::ZERO) {
                     let ms = left.as_millis();
                     Wait::Orphan { ms }
+                } else if let Some(at) = self.others_train_until(ctx) {
+                    let ms = at.since(ctx.now).as_millis();
+                    Wait::Held { have, ms }
                 } else {
                     Wait::Batching { have, max }
                 }

@@ -216,6 +216,11 @@ impl Job {
                 ctx.names(&self.unlinked(ctx))
             ),
             Wait::Changing => "the job changes its members; this node joins next".into(),
+            Wait::Held { have, ms } => format!(
+                "{have} nodes are here. When the job ended last, a node was away or cut off, and its workers may \
+                 still run: the job starts in {} s, when they have ended",
+                ms.div_ceil(1000)
+            ),
             Wait::Orphan { ms } => format!(
                 "the job's log says that it runs on other nodes, and nobody can say whether its launchers there \
                  are dead or only cut off. The job goes on here in {} s if they give no sign of life in the \

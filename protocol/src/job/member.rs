@@ -170,7 +170,8 @@ impl Job {
             let reason = first(reg.pid);
             self.part(ToLauncher::Refused { reason });
         }
-        let (running, store, gate) = (reg.running, reg.store, reg.gate);
+        let (running, began) = (reg.running, reg.began);
+        let (store, gate) = (reg.store, reg.gate);
         self.continue_for(ctx, reg.launcher);
         self.storeless.remove(&ctx.me());
         let same = self
@@ -203,7 +204,7 @@ impl Job {
                 running,
                 leave: None,
                 cancel: false,
-                lineage: None,
+                lineage: began.map(|b| b.lineage),
                 stopping: None,
                 over: None,
             });
@@ -299,12 +300,22 @@ impl Job {
             && (old != digest || !self.is_member(ctx))
         {
             self.stop_launcher(ctx.now, old, 0, "this generation is over");
-            // Its job ended while it was away.
-            let ended = self.head.as_ref().map(|h| h.record.clone());
-            if let Some(end) = ended.filter(|r| r.kind.is_terminal() && r.parent == old) {
-                self.end_launcher(ctx, &end);
-            }
         }
+        // Its life ended while its agent was away.
+        let ended = self.head.as_ref().map(|h| h.record.clone());
+        if let Some(end) = ended.filter(|r| r.kind.is_terminal() && self.took_part(r)) {
+            self.end_launcher(ctx, &end);
+        }
+    }
+
+    /// Whether the launcher here has not heard of this end of its own life. That all others left is none for a
+    /// launcher that had no part in what they left.
+    fn took_part(&self, end: &Record) -> bool {
+        let began = self.local.as_ref().and_then(|l| l.reg.began);
+        began.is_some_and(|b| match end.kind {
+            Kind::Dormant => b.digest == end.parent,
+            _ => b.lineage == end.lineage(),
+        })
     }
 
     /// The launcher takes part in the life of the job that it is a member of.
@@ -334,7 +345,7 @@ impl Job {
             // That all others left is no end for a launcher that only waited: it begins the next life.
             let mine = self.before.as_ref().and_then(|b| b.member(ctx.me()));
             let took_part = mine.is_some_and(|m| Some(m.launcher) == self.launcher());
-            let waited = record.kind == Kind::Dormant && !took_part;
+            let waited = record.kind == Kind::Dormant && !took_part && !self.took_part(&record);
             if waited && let Some(local) = &mut self.local {
                 local.lineage = None;
             }

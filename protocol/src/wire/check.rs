@@ -70,7 +70,8 @@ impl JobMessage {
                 | Wait::Spare { .. }
                 | Wait::Parked { .. }
                 | Wait::Changing
-                | Wait::Orphan { .. } => Ok(()),
+                | Wait::Orphan { .. }
+                | Wait::Held { .. } => Ok(()),
             },
             JobMessage::TicketRefused { why, .. } => limit("text", why.len(), MAX_TEXT),
             JobMessage::Status(s) => {

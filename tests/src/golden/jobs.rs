@@ -19,6 +19,10 @@ fn waits() -> Vec<Wait> {
         Wait::Elsewhere { advert: advert() },
         Wait::Changing,
         Wait::Orphan { ms: 31_500 },
+        Wait::Held {
+            have: 3,
+            ms: 28_250,
+        },
     ]
 }
 

@@ -4,7 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use muster_protocol::control::report::{Metrics, RankMetrics};
 use muster_protocol::local::{
-    Answer, Command, Part, Query, Register, Start, StoreAnswer, StoreAsk, ToAgent, ToLauncher,
+    Answer, Began, Command, Part, Query, Register, Start, StoreAnswer, StoreAsk, ToAgent,
+    ToLauncher,
 };
 use muster_protocol::memory::{Key, Peer, Peers};
 use muster_protocol::record::{Arbiter, Cause, Kind, Place};
@@ -28,6 +29,10 @@ pub fn to_agent() -> Vec<ToAgent> {
             ],
             place: Place::default(),
             running: Some(digest),
+            began: Some(Began {
+                lineage: digest,
+                digest,
+            }),
             gate: Some(held()),
             store: Some(StoreUuid([8; 16])),
             parity: 3,

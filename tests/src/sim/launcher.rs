@@ -208,6 +208,7 @@ impl Launcher {
             addrs: vec![IpAddr::V4(Ipv4Addr::new(10, 0, 0, address))],
             place: Place::default(),
             running: None,
+            began: None,
             gate: None,
             store: new.store,
             parity: 0,

@@ -273,6 +273,7 @@ fn register(
         },
         place: plan.place,
         running: None,
+        began: None,
         gate: None,
         store,
         parity: plan.replicas.over(),

@@ -183,6 +183,7 @@ pub(crate) fn registration(job: &str, nodes: (u16, u16)) -> Register {
         addrs: vec![[127, 0, 0, 1].into()],
         place: Place::default(),
         running: None,
+        began: None,
         gate: None,
         store: None,
         parity: 0,

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 
 use muster_protocol::barrier::Held;
 use muster_protocol::control::Reason;
-use muster_protocol::local::{Register, Start, ToAgent, ToLauncher, WorkerExit};
+use muster_protocol::local::{Began, Register, Start, ToAgent, ToLauncher, WorkerExit};
 use muster_protocol::{Digest, Span, Time};
 
 use self::progress::{Installed, Saves};
@@ -451,6 +451,10 @@ impl Session {
             let grace = self.register.spec.loss_grace();
             self.begin_stop(SIGTERM, grace, now);
         }
+        if self.alone && self.has_finished() {
+            let report = "its workers have finished, and no agent is here to say how the job ends";
+            return self.end(0, report.into(), now);
+        }
         self.gave_up(now);
         let other = self.ends_processes();
         let Some(stopping) = self.current.as_mut().and_then(|c| c.stopping.as_mut()) else {
@@ -468,6 +472,12 @@ impl Session {
                 self.effects.push_back(Effect::NameSurvivors);
             }
         }
+    }
+
+    /// Whether all workers of the newest generation exited 0 here, and nothing else is to be started.
+    fn has_finished(&self) -> bool {
+        let finished = |f: &ToAgent| matches!(f, ToAgent::Finished { .. });
+        self.current.is_none() && self.pending.is_none() && self.facts.iter().any(finished)
     }
 
     fn say(&mut self, text: impl Into<String>) {
@@ -513,6 +523,11 @@ impl Session {
         let mut register = self.register.clone();
         let current = self.current.as_ref().filter(|c| !c.parked);
         register.running = current.map(|c| c.start.digest);
+        let lineage = self.numbers.back().map(|(lineage, _)| *lineage);
+        register.began = self
+            .newest
+            .zip(lineage)
+            .map(|((digest, _), lineage)| Began { lineage, digest });
         register.gate = current.filter(|c| c.trains()).and_then(|c| c.held);
         self.send(ToAgent::Register(register));
         if let Some(port) = self.port {

@@ -72,6 +72,7 @@ impl World {
             addrs: vec![LOCAL],
             place: Place::default(),
             running: None,
+            began: None,
             gate: None,
             store: None,
             parity: 0,
@@ -468,6 +469,23 @@ fn workers_that_begin_while_the_agent_is_away_for_too_long_end() {
     (0..6).for_each(|_| drop(world.pass(1_000)));
     let told = world.on(Event::Spawned { result: Ok(()) });
     assert!(told.contains(&Effect::EndTerm(SIGTERM)), "{told:?}");
+}
+
+/// Nothing is left to do on this node.
+#[test]
+fn a_launcher_whose_workers_have_finished_does_not_wait_for_its_agent_for_ever() {
+    let mut world = World::running(1);
+    world.frame(welcome());
+    world.on(Event::LinkDown);
+    world.on(exit(0, 0));
+    world.on(exit(1, 0));
+    world.on(Event::Left(Left::Nothing));
+    assert_eq!(world.pass(2_900), []);
+    let told = world.pass(200);
+    assert!(
+        matches!(told[..], [Effect::Exit { code: 0, .. }]),
+        "{told:?}"
+    );
 }
 
 #[test]

@@ -1,0 +1,127 @@
+//! A node whose agent is away while its job ends: its launcher hears the end of its life once the agent is back, and
+//! the next life begins in time.
+
+use muster_protocol::local::ToLauncher;
+use muster_protocol::spec::JobSpec;
+use muster_tests::sim::clock::SEC;
+use muster_tests::sim::conductor::Conductor;
+use muster_tests::sim::setup::{Fault, NodeSetup, Setup, Times, Torn};
+use muster_tests::sim::step::Step;
+
+const NODES: usize = 3;
+/// The node whose agent is away.
+const AWAY: usize = 1;
+/// From when its agent is away, at the latest, to the end of the job.
+const CRASH: u64 = 10 * SEC;
+const END: u64 = 14 * SEC;
+const AGENT_GRACE: u64 = 10 * SEC;
+/// When all launchers are started again.
+const AGAIN: u64 = 60 * SEC;
+/// Ten times what a start takes.
+const BOUND: u64 = 6 * SEC;
+
+fn ends() -> [(Fault, i32); 3] {
+    let failed = Fault::WorkerFail {
+        node: 0,
+        code: 3,
+        cascade: true,
+    };
+    [
+        (Fault::Finish, 0),
+        (failed, 3),
+        (Fault::Cancel { node: 0 }, 130),
+    ]
+}
+
+fn setup(seed: u64, end: Fault, down: u64, store: bool) -> Setup {
+    let crash = Fault::AgentCrash {
+        node: AWAY,
+        effects: 0,
+        torn: Torn::Between,
+        down,
+        new_disk: false,
+    };
+    let mut faults = vec![(CRASH, crash), (END, end.clone())];
+    if end == Fault::Finish {
+        // The others go on without the node once its agent counts as lost, and find nothing to do.
+        faults.extend((1..10).map(|n| (END + n * 4 * SEC, Fault::Finish)));
+    }
+    faults.extend((0..NODES).map(|node| (AGAIN, Fault::LateJoin { node })));
+    let spec = JobSpec {
+        min_nodes: 2,
+        max_nodes: NODES as u16,
+        max_restarts: 0,
+        ..JobSpec::default()
+    };
+    let nodes = (0..NODES).map(|at| NodeSetup::quiet(at, 0)).collect();
+    Setup {
+        store,
+        times: Times {
+            agent_grace: AGENT_GRACE,
+            ..Times::USUAL
+        },
+        faults,
+        heal_at: AGAIN + BOUND,
+        ..Setup::quiet(seed, nodes, spec)
+    }
+}
+
+/// Why it is not as it must be.
+fn judge(seed: u64, (end, code): (Fault, i32), down: u64, store: bool) -> Result<(), String> {
+    let mut conductor = Conductor::new(setup(seed, end, down, store));
+    conductor.log = Some(Vec::new());
+    conductor.relaunches = false;
+    conductor.run().map_err(|v| v.to_string())?;
+    let mut told = [None; NODES];
+    for (at, step) in conductor.log.take().into_iter().flatten() {
+        if let Step::LauncherHears {
+            node,
+            frame: ToLauncher::End { code, .. },
+            ..
+        } = step
+            && at < AGAIN
+        {
+            told[node].get_or_insert((code, at));
+        }
+    }
+    let by = (END + AGENT_GRACE).max(CRASH + 3 * SEC + down) + BOUND;
+    // Ranks that have finished are ended by their launcher where its agent stays away.
+    let ends_alone = |node| node == AWAY && code == 0;
+    for (node, told) in told.iter().enumerate() {
+        if !ends_alone(node) && !told.is_some_and(|(with, at)| with == code && at < by) {
+            return Err(format!("node {node} was told {told:?}, not {code} by {by}"));
+        }
+    }
+    let spawns = &conductor.world.truth.spawns;
+    for node in 0..NODES {
+        let trains = |at: u64| (AGAIN..AGAIN + BOUND).contains(&at);
+        if !spawns.iter().any(|s| s.node == node && trains(s.at)) {
+            return Err(format!("node {node} does not train in the next life"));
+        }
+    }
+    Ok(())
+}
+
+/// Back before the others have given it up, and long after they have ended.
+#[test]
+fn a_launcher_whose_agent_was_away_hears_how_its_job_ended() {
+    let mut wrong = Vec::new();
+    for store in [false, true] {
+        for down in [2 * SEC, 6 * SEC, 9 * SEC, 20 * SEC, 30 * SEC] {
+            for (end, code) in ends() {
+                for seed in 1..4 {
+                    if let Err(why) = judge(seed, (end.clone(), code), down, store) {
+                        let down = down / SEC;
+                        wrong.push(format!("{end:?}, {down} s, store {store}, {seed}: {why}"));
+                    }
+                }
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "{} wrong:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
+}
