@@ -267,7 +267,7 @@ pub struct Register {
     /// The generation whose workers run here, when the launcher comes back to an agent.
     pub running: Option<Digest>,
     /// The newest generation that it was told to start. It has heard no end of the life that this is of.
-    pub began: Option<Began>,
+    pub began: Option<Box<Began>>,
     /// What it holds of a stop step, and its workers with it.
     pub gate: Option<Held>,
     /// The store that the launcher opened for the job: it carries out what [`ToLauncher::Store`]

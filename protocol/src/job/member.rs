@@ -170,7 +170,8 @@ impl Job {
             let reason = first(reg.pid);
             self.part(ToLauncher::Refused { reason });
         }
-        let (running, began) = (reg.running, reg.began);
+        let running = reg.running;
+        let lineage = reg.began.as_ref().map(|b| b.lineage);
         let (store, gate) = (reg.store, reg.gate);
         self.continue_for(ctx, reg.launcher);
         self.storeless.remove(&ctx.me());
@@ -204,7 +205,7 @@ impl Job {
                 running,
                 leave: None,
                 cancel: false,
-                lineage: began.map(|b| b.lineage),
+                lineage,
                 stopping: None,
                 over: None,
             });
@@ -311,7 +312,7 @@ impl Job {
     /// Whether the launcher here has not heard of this end of its own life. That all others left is none for a
     /// launcher that had no part in what they left.
     fn took_part(&self, end: &Record) -> bool {
-        let began = self.local.as_ref().and_then(|l| l.reg.began);
+        let began = self.local.as_ref().and_then(|l| l.reg.began.as_deref());
         began.is_some_and(|b| match end.kind {
             Kind::Dormant => b.digest == end.parent,
             _ => b.lineage == end.lineage(),

@@ -29,10 +29,10 @@ pub fn to_agent() -> Vec<ToAgent> {
             ],
             place: Place::default(),
             running: Some(digest),
-            began: Some(Began {
+            began: Some(Box::new(Began {
                 lineage: digest,
                 digest,
-            }),
+            })),
             gate: Some(held()),
             store: Some(StoreUuid([8; 16])),
             parity: 3,

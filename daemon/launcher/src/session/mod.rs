@@ -527,7 +527,7 @@ impl Session {
         register.began = self
             .newest
             .zip(lineage)
-            .map(|((digest, _), lineage)| Began { lineage, digest });
+            .map(|((digest, _), lineage)| Box::new(Began { lineage, digest }));
         register.gate = current.filter(|c| c.trains()).and_then(|c| c.held);
         self.send(ToAgent::Register(register));
         if let Some(port) = self.port {
