@@ -66,6 +66,8 @@ struct Case {
     /// The agent lives and dies with its launcher.
     embedded: bool,
     state_lost: bool,
+    /// Each life is started with another specification than the one before.
+    other_flags: bool,
 }
 
 impl Case {
@@ -136,11 +138,13 @@ impl Case {
             }
         }
         faults.sort_by_key(|(at, _)| *at);
-        let spec = JobSpec {
-            min_nodes: 2,
+        let spec = |life: u64| JobSpec {
+            min_nodes: 2 + u16::from(self.other_flags && life % 2 == 1),
             max_nodes: self.nodes as u16 + 1,
             ..JobSpec::default()
         };
+        let later = (1..LIVES).filter(|_| self.other_flags);
+        let later = later.map(|life| (self.launch(life, 0), spec(life)));
         let nodes = (0..all).map(node).collect();
         Setup {
             store: self.store,
@@ -153,7 +157,8 @@ impl Case {
             },
             faults,
             heal_at: Self::start_of(LIVES - 1) + 5 * SEC,
-            ..Setup::quiet(self.seed, nodes, spec)
+            later_specs: later.collect(),
+            ..Setup::quiet(self.seed, nodes, spec(0))
         }
     }
 
@@ -331,11 +336,11 @@ fn all() -> impl Iterator<Item = Case> {
     ];
     let backs = [Back::Same, Back::Some, Back::Others, Back::More];
     let starts = [Starts::Together, Starts::Staggered, Starts::Overlapping];
-    let flags = || (0..8u8).map(|b| (b & 1 == 1, b & 2 == 2, b & 4 == 4));
+    let flags = || (0..16u8).map(|b| (b & 1 == 1, b & 2 == 2, b & 4 == 4, b & 8 == 8));
     let all = ends.into_iter().flat_map(move |end| {
         backs.into_iter().flat_map(move |back| {
             starts.into_iter().flat_map(move |starts| {
-                flags().map(move |(store, embedded, state_lost)| Case {
+                flags().map(move |(store, embedded, state_lost, other_flags)| Case {
                     seed: 0,
                     nodes: 4,
                     end,
@@ -344,6 +349,7 @@ fn all() -> impl Iterator<Item = Case> {
                     store,
                     embedded,
                     state_lost,
+                    other_flags,
                 })
             })
         })

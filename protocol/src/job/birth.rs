@@ -109,14 +109,14 @@ impl Job {
             return self.acknowledge(ctx, from, launcher, Digest::ZERO, wait);
         }
         self.drop_void_tickets(ctx);
-        if let Some(why) = self.refusal(&ticket) {
+        let known = self.desk.tickets.get(&from);
+        let again = known.filter(|h| h.ticket.member.launcher == ticket.member.launcher);
+        let first = again.map_or(ctx.now, |h| h.first);
+        if let Some(why) = self.refusal(ctx, &ticket, first) {
             self.desk.tickets.remove(&from);
             self.send(ctx, from, JobMessage::TicketRefused { launcher, why });
             return;
         }
-        let known = self.desk.tickets.get(&from);
-        let again = known.filter(|h| h.ticket.member.launcher == ticket.member.launcher);
-        let first = again.map_or(ctx.now, |h| h.first);
         if again.is_none() {
             self.desk.last_new = ctx.now;
         }
@@ -146,28 +146,34 @@ impl Job {
         self.send(ctx, to, body);
     }
 
-    /// Why a ticket can never lead to membership.
-    fn refusal(&self, ticket: &Ticket) -> Option<String> {
+    /// Why a ticket, the first of whose launcher came at `first`, can never lead to membership.
+    fn refusal(&self, ctx: &Ctx<'_>, ticket: &Ticket, first: Time) -> Option<String> {
         let member = &ticket.member;
         if let Some(why) = self.is_unfit(member.node, member.launcher) {
             return Some(why.to_owned());
         }
+        let leaderless = self.is_leaderless(ctx);
         let (spec, store, where_) = match self.live() {
             // What follows the dead may have another specification, unless others come with theirs: their
             // generation ends then.
-            Some(head) if self.may_differ(&head.record) => return None,
-            Some(head) => {
-                let store = head.record.store();
-                if store.is_some() && ticket.store != store {
-                    return Some(
-                        "the job's members share a store that this node does not see: mount the same \
-                         directory here and name it with --store"
-                            .into(),
-                    );
-                }
-                (&head.record.spec, store, "the running job")
+            Some(head) if self.may_differ(ctx, &head.record) => return None,
+            // Its launchers may all be dead, and their statuses a moment old.
+            Some(head)
+                if !leaderless
+                    && (!self.is_taken_part_in(ctx, &head.record)
+                        || ctx.now < first + REPEAT.times(2)) =>
+            {
+                return None;
             }
-            None => {
+            Some(head) if head.record.store().is_some() && ticket.store != head.record.store() => {
+                return Some(
+                    "the job's members share a store that this node does not see: mount the same \
+                     directory here and name it with --store"
+                        .into(),
+                );
+            }
+            Some(head) if !leaderless => (&head.record.spec, head.record.store(), "the running job"),
+            _ => {
                 let first = self.desk.tickets.values().min_by_key(|h| h.first)?;
                 if first.ticket.member.node == ticket.member.node {
                     return None;

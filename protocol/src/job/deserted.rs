@@ -25,6 +25,16 @@ pub(super) struct Deserted {
     given_up: bool,
 }
 
+impl Deserted {
+    /// From when on another specification may follow: members that are cut off have ended their workers.
+    fn replaced_at(&self, ctx: &Ctx<'_>) -> Time {
+        match self.sure {
+            true => self.since,
+            false => self.since + ctx.cfg.agent_grace,
+        }
+    }
+}
+
 impl Job {
     /// Whether the head is a generation whose launchers all are gone, as far as this agent knows: its
     /// leader sees that, and tells the others.
@@ -102,12 +112,13 @@ impl Job {
             given_up: false,
         });
         deserted.sure = sure;
-        let at = deserted.since + Self::kept_for(ctx, *deserted);
+        let kept = deserted.since + Self::kept_for(ctx, *deserted);
+        let replaced = deserted.replaced_at(ctx);
         let given_up = self.is_given_up(ctx, record);
         if let Some(deserted) = self.lead.as_mut().and_then(|l| l.deserted.as_mut()) {
             deserted.given_up = given_up;
         }
-        if ctx.now < at {
+        for at in [replaced, kept].into_iter().filter(|at| ctx.now < *at) {
             self.wake_at(at, "a job without launchers");
         }
     }
@@ -135,15 +146,36 @@ impl Job {
         };
         let over = ctx.now >= deserted.since + Self::kept_for(ctx, deserted);
         let asked = !self.desk.tickets.is_empty();
-        deserted.given_up || over || asked && self.may_differ(record)
+        deserted.given_up || over || asked && self.may_differ(ctx, record)
     }
 
-    /// Whether every launcher of the generation is known to be dead and nobody goes on with its
+    /// Whether no launcher of the generation is left that could train, and nobody goes on with its
     /// specification, so that another one may follow.
-    pub(super) fn may_differ(&self, record: &Record) -> bool {
+    pub(super) fn may_differ(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
         let deserted = self.lead.as_ref().and_then(|l| l.deserted);
         let mut tickets = self.desk.tickets.values();
-        deserted.is_some_and(|d| d.sure) && tickets.all(|h| differs(&h.ticket, record))
+        deserted.is_some_and(|d| ctx.now >= d.replaced_at(ctx))
+            && tickets.all(|h| differs(&h.ticket, record))
+    }
+
+    /// Whether a launcher of the generation is known to live, or one waits that would go on with it.
+    pub(super) fn is_taken_part_in(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
+        let lives = |m: &Member| {
+            let status = self.status_of(m.node);
+            let there = status.is_some_and(|s| !s.gone);
+            there && !self.is_lost(ctx, m) && !self.replaced(m)
+        };
+        let mut tickets = self.desk.tickets.values();
+        record.members.iter().any(lives) || tickets.any(|h| !differs(&h.ticket, record))
+    }
+
+    /// Until when workers of a job without launchers may still train, where the launcher of this node waits to
+    /// start it with another specification.
+    pub(super) fn replaced_in(&self, ctx: &Ctx<'_>, record: &Record, node: NodeId) -> Option<Span> {
+        let asks = self.desk.tickets.get(&node)?;
+        let deserted = self.lead.as_ref()?.deserted?;
+        let at = deserted.replaced_at(ctx);
+        (differs(&asks.ticket, record) && ctx.now < at).then(|| at.since(ctx.now))
     }
 
     /// A person ends the job from a node without a launcher of it.

@@ -295,6 +295,11 @@ impl Job {
         if let Some(ms) = self.parked_ms(ctx, from) {
             return Wait::Parked { ms };
         }
+        if let Some(left) = self.replaced_in(ctx, record, from) {
+            let have = u16::try_from(self.desk.tickets.len()).unwrap_or(u16::MAX);
+            let ms = left.as_millis();
+            return Wait::Held { have, ms };
+        }
         let deserted = self.has_no_store_left(ctx.me());
         if let Some(left) = self.orphaned_in(ctx)
             && self.is_leaderless(ctx)

@@ -110,7 +110,7 @@ pub fn settled(world: &World) -> State {
         .filter(|i| world.nodes[*i].launcher.is_some())
         .collect();
     let tips = world.truth.tips();
-    let min = world.setup.spec.min_nodes;
+    let min = world.setup.spec_at(world.now).min_nodes;
     let whole = tips.iter().find(|(d, r)| runs_whole(world, d, r).is_none());
     if let Some(error) = leftover(world, &tips) {
         return State::Not(error);

@@ -71,6 +71,9 @@ pub struct Setup {
     pub nodes: Vec<NodeSetup>,
     pub net: NetSetup,
     pub spec: JobSpec,
+    /// From when on launchers are started with another specification, in the order of time (nanoseconds).
+    #[serde(default)]
+    pub later_specs: Vec<(u64, JobSpec)>,
     /// The job's arbiter is a store that all nodes share.
     pub store: bool,
     /// How often the leader's workers have a checkpoint ready (nanoseconds; 0 for never).
@@ -454,6 +457,7 @@ impl Setup {
             flaws,
             other_suspect: None,
             slow_disk: None,
+            later_specs: Vec::new(),
             faults: Vec::new(),
             heal_at: HEAL_AT,
             // A node whose workers do not start is left out for up to 5 min.

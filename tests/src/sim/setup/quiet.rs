@@ -35,6 +35,7 @@ impl Setup {
                 reordering: 0,
             },
             spec,
+            later_specs: Vec::new(),
             store: false,
             commit_every: 0,
             stop_steps: false,
@@ -49,5 +50,10 @@ impl Setup {
             heal_at: 60 * SEC,
             settle: 60 * SEC,
         }
+    }
+    /// The specification with which launchers are started now.
+    pub fn spec_at(&self, now: u64) -> &JobSpec {
+        let later = self.later_specs.iter().rev().find(|(at, _)| *at <= now);
+        later.map_or(&self.spec, |(_, spec)| spec)
     }
 }

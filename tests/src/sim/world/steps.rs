@@ -202,7 +202,7 @@ impl World {
             index: node,
             clock: self.nodes[node].clock,
             job: self.key.id.clone(),
-            spec: setup.spec.clone(),
+            spec: setup.spec_at(self.now).clone(),
             store: setup.store.then_some(UUID),
             slots: setup.nodes[node].slots,
             habits: Habits {
