@@ -15,7 +15,8 @@ const AWAY: usize = 1;
 const CRASH: u64 = 10 * SEC;
 const END: u64 = 14 * SEC;
 const AGENT_GRACE: u64 = 10 * SEC;
-/// When all launchers are started again.
+const LONG_GRACE: u64 = 30 * SEC;
+/// When all launchers are started again, in most cases.
 const AGAIN: u64 = 60 * SEC;
 /// Ten times what a start takes.
 const BOUND: u64 = 6 * SEC;
@@ -33,7 +34,7 @@ fn ends() -> [(Fault, i32); 3] {
     ]
 }
 
-fn setup(seed: u64, end: Fault, down: u64, store: bool) -> Setup {
+fn setup(seed: u64, end: Fault, (down, again, agent_grace): (u64, u64, u64), store: bool) -> Setup {
     let crash = Fault::AgentCrash {
         node: AWAY,
         effects: 0,
@@ -46,7 +47,7 @@ fn setup(seed: u64, end: Fault, down: u64, store: bool) -> Setup {
         // The others go on without the node once its agent counts as lost, and find nothing to do.
         faults.extend((1..10).map(|n| (END + n * 4 * SEC, Fault::Finish)));
     }
-    faults.extend((0..NODES).map(|node| (AGAIN, Fault::LateJoin { node })));
+    faults.extend((0..NODES).map(|node| (again, Fault::LateJoin { node })));
     let spec = JobSpec {
         min_nodes: 2,
         max_nodes: NODES as u16,
@@ -57,18 +58,23 @@ fn setup(seed: u64, end: Fault, down: u64, store: bool) -> Setup {
     Setup {
         store,
         times: Times {
-            agent_grace: AGENT_GRACE,
+            agent_grace,
             ..Times::USUAL
         },
         faults,
-        heal_at: AGAIN + BOUND,
+        heal_at: again + BOUND,
         ..Setup::quiet(seed, nodes, spec)
     }
 }
 
 /// Why it is not as it must be.
-fn judge(seed: u64, (end, code): (Fault, i32), down: u64, store: bool) -> Result<(), String> {
-    let mut conductor = Conductor::new(setup(seed, end, down, store));
+fn judge(
+    seed: u64,
+    (end, code): (Fault, i32),
+    (down, again, agent_grace): (u64, u64, u64),
+    store: bool,
+) -> Result<(), String> {
+    let mut conductor = Conductor::new(setup(seed, end, (down, again, agent_grace), store));
     conductor.log = Some(Vec::new());
     conductor.relaunches = false;
     conductor.run().map_err(|v| v.to_string())?;
@@ -79,12 +85,12 @@ fn judge(seed: u64, (end, code): (Fault, i32), down: u64, store: bool) -> Result
             frame: ToLauncher::End { code, .. },
             ..
         } = step
-            && at < AGAIN
+            && at < again
         {
             told[node].get_or_insert((code, at));
         }
     }
-    let by = (END + AGENT_GRACE).max(CRASH + 3 * SEC + down) + BOUND;
+    let by = (END + agent_grace).max(CRASH + 3 * SEC + down) + BOUND;
     // Ranks that have finished are ended by their launcher where its agent stays away.
     let ends_alone = |node| node == AWAY && code == 0;
     for (node, told) in told.iter().enumerate() {
@@ -94,7 +100,7 @@ fn judge(seed: u64, (end, code): (Fault, i32), down: u64, store: bool) -> Result
     }
     let spawns = &conductor.world.truth.spawns;
     for node in 0..NODES {
-        let trains = |at: u64| (AGAIN..AGAIN + BOUND).contains(&at);
+        let trains = |at: u64| (again..again + BOUND).contains(&at);
         if !spawns.iter().any(|s| s.node == node && trains(s.at)) {
             return Err(format!("node {node} does not train in the next life"));
         }
@@ -110,10 +116,38 @@ fn a_launcher_whose_agent_was_away_hears_how_its_job_ended() {
         for down in [2 * SEC, 6 * SEC, 9 * SEC, 20 * SEC, 30 * SEC] {
             for (end, code) in ends() {
                 for seed in 1..4 {
-                    if let Err(why) = judge(seed, (end.clone(), code), down, store) {
+                    if let Err(why) =
+                        judge(seed, (end.clone(), code), (down, AGAIN, AGENT_GRACE), store)
+                    {
                         let down = down / SEC;
                         wrong.push(format!("{end:?}, {down} s, store {store}, {seed}: {why}"));
                     }
+                }
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "{} wrong:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
+}
+
+/// The agent is back a moment after the others ended the job without it, and its launcher has gone by then: nobody
+/// waits for workers that have ended.
+#[test]
+fn a_node_that_comes_back_after_the_end_holds_up_no_start() {
+    let mut wrong = Vec::new();
+    for store in [false, true] {
+        for (end, code) in ends().into_iter().skip(1) {
+            for seed in 1..8 {
+                // Its launcher ends its workers, and exits.
+                let down = END - CRASH + SEC;
+                let again = END + 3 * SEC;
+                if let Err(why) = judge(seed, (end.clone(), code), (down, again, LONG_GRACE), store)
+                {
+                    wrong.push(format!("{end:?}, store {store}, {seed}: {why}"));
                 }
             }
         }

@@ -172,7 +172,9 @@ impl Job {
                         .into(),
                 );
             }
-            Some(head) if !leaderless => (&head.record.spec, head.record.store(), "the running job"),
+            Some(head) if !leaderless => {
+                (&head.record.spec, head.record.store(), "the running job")
+            }
             _ => {
                 let first = self.desk.tickets.values().min_by_key(|h| h.first)?;
                 if first.ticket.member.node == ticket.member.node {

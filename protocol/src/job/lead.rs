@@ -119,15 +119,16 @@ impl Lead {
 
 impl Job {
     pub(super) fn on_status(&mut self, ctx: &mut Ctx<'_>, from: NodeId, status: Status) {
+        self.dropped_has_stopped(ctx, from, &status);
         let Some(head) = self.live() else {
-            if status.digest != self.head_digest() {
+            // Without a number it is said by one that knows what came after.
+            if status.digest != self.head_digest() && status.seq > 0 {
                 self.on_ask(ctx, from, status.digest);
             }
             return;
         };
         if status.digest != head.digest {
             if status.digest == head.record.parent && status.stopped {
-                self.dropped.remove(&from);
                 if self.phases.detected > Time::ZERO {
                     self.phases.stopped = ctx.now;
                 }

@@ -8,7 +8,7 @@ use crate::local::ToLauncher;
 use crate::membership::State;
 use crate::record::{Arbiter, Record};
 use crate::time::{Span, Time};
-use crate::wire::{JobMessage, Timeouts};
+use crate::wire::{JobMessage, Status, Timeouts};
 
 impl Job {
     /// Generations whose lease this node asks its voters to acknowledge.
@@ -131,8 +131,10 @@ impl Job {
         self.durable.timeouts.max(ctx.cfg.timeouts())
     }
 
-    /// A peer said hello: should its node take part here, its times count.
+    /// A peer said hello: should its node take part here, its times count, and should it wait for this node, it
+    /// need not.
     pub(crate) fn on_hello(&mut self, ctx: &mut Ctx<'_>, from: NodeId) {
+        self.say_ended_here(ctx, std::iter::once(from));
         let said = ctx.peers.get(from).and_then(|p| p.hello.as_ref());
         let (Some(head), Some(said)) = (self.live(), said) else {
             return;
@@ -149,10 +151,11 @@ impl Job {
     /// the next one may follow at once: so every agent keeps this for itself.
     pub(super) fn note_dropped(&mut self, ctx: &Ctx<'_>, record: &Record) {
         let leases = self.leases_ended.take();
+        self.forgotten_by = None;
         // What was missed stays unknown until somebody tells who knows it.
         self.unknown &= self.forgotten.is_some_and(|at| ctx.now < at);
         self.dropped
-            .retain(|node, until| !record.has(*node) && ctx.now < *until);
+            .retain(|node, (_, until)| !record.has(*node) && ctx.now < *until);
         if record.number == 1 {
             return;
         }
@@ -180,7 +183,7 @@ impl Job {
             self.forgotten = self.forgotten.max(Some(ctx.now + most));
         }
         let Some(before) = before else { return };
-        let times = self.timeouts(ctx);
+        let (times, generation) = (self.timeouts(ctx), before.digest());
         let gone = before.members.iter().map(|m| m.node);
         let gone = gone.filter(|n| *n != ctx.me() && !record.has(*n));
         let gone = gone.filter(|n| ctx.peers.lost(*n) != Some(true) && !self.stopped_for_good(*n));
@@ -199,7 +202,7 @@ impl Job {
             let away = ctx.peers.away_since(node);
             let until = until.max(away.map(|since| since + times.agent_grace));
             if let Some(until) = until.filter(|at| ctx.now < *at) {
-                self.dropped.insert(node, until);
+                self.dropped.insert(node, (generation, until));
             }
         }
     }
@@ -216,33 +219,62 @@ impl Job {
     /// The one that had a generation decided tells its leader for how long to wait, which may not know
     /// it; of an end it tells all that were members, for any of them may begin the next life.
     pub(super) fn tell_held(&mut self, ctx: &Ctx<'_>, record: &Record) {
-        let (digest, ms) = (self.head_digest(), self.held_ms(ctx));
-        if self.unknown || digest != record.digest() {
+        if self.unknown || self.head_digest() != record.digest() {
             return;
         }
+        match record.kind.is_terminal() {
+            true if self.held_ms(ctx) == 0 => {}
+            true => self.say_held(ctx, self.members_before()),
+            false => self.say_held(ctx, record.leader().into_iter().collect()),
+        }
+    }
+
+    /// The members of the generation before the head, as far as this agent knows it.
+    pub(super) fn members_before(&self) -> Vec<NodeId> {
         let members = self.before.iter().flat_map(|b| &b.members);
-        let to: Vec<NodeId> = match record.kind.is_terminal() {
-            true if ms == 0 => return,
-            true => members.map(|m| m.node).collect(),
-            false => record.leader().into_iter().collect(),
-        };
+        members.map(|m| m.node).collect()
+    }
+
+    fn say_held(&mut self, ctx: &Ctx<'_>, to: Vec<NodeId>) {
+        let (digest, ms) = (self.head_digest(), self.held_ms(ctx));
         for node in to.into_iter().filter(|n| *n != ctx.me()) {
             self.send(ctx, node, JobMessage::Held { digest, ms });
         }
     }
 
-    pub(super) fn on_held(&mut self, ctx: &mut Ctx<'_>, digest: Digest, ms: u32) {
+    /// Should this say that a node which was dropped has ended its workers, no start waits for it any more.
+    pub(super) fn dropped_has_stopped(&mut self, ctx: &mut Ctx<'_>, from: NodeId, status: &Status) {
+        let of = self.dropped.get(&from).map(|(of, _)| *of);
+        if !status.stopped || of != Some(status.digest) {
+            return;
+        }
+        self.dropped.remove(&from);
+        if self.live().is_none() {
+            // Those that were told of the wait.
+            self.say_held(ctx, self.members_before());
+            self.durable.held_ms = self.held_ms(ctx);
+            self.persist(ctx);
+        }
+    }
+
+    pub(super) fn on_held(&mut self, ctx: &mut Ctx<'_>, from: NodeId, digest: Digest, ms: u32) {
         if digest != self.head_digest() {
             return;
         }
         let until = Some(ctx.now + Span::from_millis(ms.into()));
+        let ended = self.live().is_none();
+        let again = ended && self.forgotten_by == Some(from);
         match std::mem::take(&mut self.unknown) {
-            true => self.forgotten = until,
+            true => {
+                self.forgotten = until;
+                self.forgotten_by = Some(from);
+            }
+            false if again => self.forgotten = until,
             // Of an agent that is away it may have seen what nobody saw here.
             false if self.live().is_some() => self.forgotten = self.forgotten.max(until),
             false => return,
         }
-        if self.durable.held_ms < ms && self.live().is_none() {
+        if ended && (again || self.durable.held_ms < ms) {
             self.durable.held_ms = ms;
             self.persist(ctx);
         }
@@ -270,7 +302,8 @@ impl Job {
     pub(super) fn held_until(&self, ctx: &Ctx<'_>) -> Option<Time> {
         let dropped = self.dropped.iter();
         let dropped = dropped.filter(|(node, _)| ctx.peers.lost(**node) != Some(true));
-        let until = dropped.map(|(_, at)| *at).chain(self.forgotten).max();
+        let until = dropped.map(|(_, (_, at))| *at);
+        let until = until.chain(self.forgotten).max();
         until.filter(|at| ctx.now < *at && !ctx.cfg.flaws.skip_r16)
     }
 

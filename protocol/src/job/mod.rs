@@ -188,6 +188,8 @@ pub struct Job {
     /// Members that say that they have no way to the store which decides: they do not lead. Whoever leads in
     /// their place begins with what they said.
     storeless: BTreeMap<NodeId, crate::wire::Status>,
+    /// The launcher that was found dead here last.
+    died: Option<LauncherId>,
     /// Which generation this node has ended as its leader, and since when, while another leads.
     ended: Option<(Digest, Time)>,
     /// The launcher that the head counts on is missing here.
@@ -218,11 +220,13 @@ pub struct Job {
     seen_round: u32,
     /// The highest round that this run of the agent has used, for whatever: no ballot is used twice.
     own_round: u32,
-    /// Until when members that were dropped without confirmation of their end may still be training
-    /// (R16).
-    dropped: BTreeMap<NodeId, Time>,
+    /// Members that were dropped without confirmation of their end: of which generation they were, and until
+    /// when they may still train (R16).
+    dropped: BTreeMap<NodeId, (Digest, Time)>,
     /// The same for whoever may have been dropped before this agent's last restart.
     forgotten: Option<Time>,
+    /// The node that said so of an end, and says when the wait is over sooner.
+    forgotten_by: Option<NodeId>,
     /// The leases that the voters had acknowledged when they accepted what this agent decides now.
     leases_ended: Option<BTreeMap<NodeId, Time>>,
     /// The generation before the head is not known here, nor for whom a start of the head waits.
@@ -266,6 +270,7 @@ impl Job {
             local: None,
             member: None,
             storeless: BTreeMap::new(),
+            died: None,
             ended: None,
             vacant: None,
             voter: voter::Leases::restored(),
@@ -289,6 +294,7 @@ impl Job {
             own_round: 0,
             dropped: BTreeMap::new(),
             forgotten: None,
+            forgotten_by: None,
             leases_ended: None,
             unknown: false,
             took_over: None,
@@ -485,7 +491,7 @@ impl Job {
         self.looks += 1;
         self.recall_leases(ctx);
         self.wake_as_voter(ctx);
-        self.dropped.retain(|_, until| ctx.now < *until);
+        self.dropped.retain(|_, (_, until)| ctx.now < *until);
         self.retry_persist(ctx);
         self.count_own_votes(ctx);
         self.drive_welcome(ctx);
@@ -652,7 +658,7 @@ impl Job {
             } => self.on_looked_again(ctx, from, digest, (number, state)),
             JobMessage::CancelAsk { digest } => self.on_cancel_ask(ctx, digest),
             JobMessage::Unfit { digest, text } => self.on_unfit(ctx, from, digest, text),
-            JobMessage::Held { digest, ms } => self.on_held(ctx, digest, ms),
+            JobMessage::Held { digest, ms } => self.on_held(ctx, from, digest, ms),
         }
     }
 

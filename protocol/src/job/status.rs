@@ -12,8 +12,12 @@ impl Job {
         let Some(head) = self.live().filter(|h| h.record.parent == digest) else {
             return;
         };
-        let Some(leader) = head.record.leader() else {
-            return;
+        let record = &head.record;
+        let few = record.members.len() <= crate::wire::MAX_LIST;
+        // Of a node that was dropped any of them may have to know, for the leader may leave next.
+        let to: Vec<NodeId> = match !record.has(ctx.me()) && few {
+            true => record.members.iter().map(|m| m.node).collect(),
+            false => record.leader().into_iter().collect(),
         };
         let status = Status {
             digest,
@@ -21,7 +25,31 @@ impl Job {
             stopped: true,
             ..Status::default()
         };
-        self.send(ctx, leader, JobMessage::Status(Box::new(status)));
+        for node in to {
+            self.send(ctx, node, JobMessage::Status(Box::new(status.clone())));
+        }
+    }
+
+    /// The launcher here that took part in what has ended is dead: these may wait for its workers before they begin
+    /// the next life, for the job may have ended while this agent was away.
+    pub(super) fn say_ended_here(&mut self, ctx: &Ctx<'_>, to: impl Iterator<Item = NodeId>) {
+        let before = self.before.as_ref().filter(|_| self.live().is_none());
+        let place = before.and_then(|b| b.member(ctx.me()));
+        let Some(before) = before.filter(|_| {
+            place.is_some_and(|m| m.state == ctx.cfg.state && Some(m.launcher) == self.died)
+        }) else {
+            return;
+        };
+        let status = Status {
+            digest: before.digest(),
+            boot: ctx.cfg.boot,
+            stopped: true,
+            gone: true,
+            ..Status::default()
+        };
+        for node in to.filter(|n| before.has(*n)).collect::<Vec<_>>() {
+            self.send(ctx, node, JobMessage::Status(Box::new(status.clone())));
+        }
     }
 
     /// The acting leader says what it has of this member.

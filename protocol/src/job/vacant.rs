@@ -76,6 +76,8 @@ impl Job {
             mine.changed = true;
         }
         self.desk.withdraw(me);
+        self.died = Some(local.reg.launcher);
+        self.say_ended_here(ctx, self.members_before().into_iter());
     }
 
     /// This node's place in the head, if another launcher than the one that is here holds it.

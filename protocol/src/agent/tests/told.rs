@@ -98,6 +98,9 @@ fn a_launcher_with_a_store_is_refused_by_a_job_that_has_none() {
     let running = record(1, 2).spec;
     let (mut s, _) = trains(0, 1, &[]);
     s.peer(3);
+    // Its launchers may just have died, all of them.
+    assert!(!refused(&mut s, 3, &running, some));
+    s.pass(Span::from_secs(2));
     assert!(refused(&mut s, 3, &running, some));
     assert!(!refused(&mut s, 3, &running, None));
     // Where its launchers are all dead another job may follow it.
