@@ -371,7 +371,7 @@ fn check(end: End, stride: u64) {
     let only: Option<u64> = only.and_then(|s| s.parse().ok());
     let chosen = |c: &Case| match only {
         Some(seed) => c.seed == seed,
-        None => c.end == end && c.seed.is_multiple_of(stride),
+        None => c.end == end && (c.seed.is_multiple_of(stride) || FAILED_ONCE.contains(&c.seed)),
     };
     let cases: Vec<Case> = all().filter(chosen).collect();
     let wrong: Vec<String> = cases
@@ -386,6 +386,9 @@ fn check(end: End, stride: u64) {
         wrong.join("\n")
     );
 }
+
+/// Cases that failed once, and that no stride may leave out.
+const FAILED_ONCE: [u64; 2] = [811, 821];
 
 /// In CI every fifth case: the numbers of settings have no divisor in common with that.
 const SOME: u64 = 5;

@@ -10,7 +10,7 @@ use crate::local::ToLauncher;
 use crate::membership::State;
 use crate::record::{Member, Record};
 use crate::time::{Span, Time};
-use crate::wire::{JobMessage, Ticket, Wait};
+use crate::wire::{Advert, JobMessage, Ticket, Wait};
 
 /// A wait of which nothing but numbers has changed is told to people no more often.
 const SAME_WAIT: Span = Span::from_secs(60);
@@ -209,7 +209,9 @@ impl Job {
         doors.get(turn % doors.len()).copied()
     }
 
-    /// A connected agent that belongs to the newest generation which others speak of.
+    /// A connected agent that belongs to the newest generation which others speak of. Numbers of different lives say
+    /// nothing of each other: the word of a leader that is heard itself counts more than that of others, whose
+    /// generation may be long over.
     pub(super) fn best_hint(&self, ctx: &Ctx<'_>) -> Option<NodeId> {
         let adverts = ctx.peers.map.iter().filter(|(_, p)| p.connected);
         let (node, advert) = adverts
@@ -220,8 +222,17 @@ impl Job {
             // Said before that life of the job ended.
             .filter(|(_, a)| !self.durable.has_ended(a.lineage))
             .filter(|(_, a)| ctx.past.over(&a.lineage, a.number).is_none())
-            .max_by_key(|(n, a)| (a.number, a.lineage, *n))?;
+            .max_by_key(|(n, a)| (self.is_led(ctx, *n, a), a.number, a.lineage, *n))?;
         advert.leader.filter(|n| ctx.reachable(*n)).or(Some(node))
+    }
+
+    /// Whether the leader that `from` names in this advert says itself that the job's life goes on.
+    fn is_led(&self, ctx: &Ctx<'_>, from: NodeId, advert: &Advert) -> bool {
+        let leader = advert.leader.unwrap_or(from);
+        let hello = ctx.peers.get(leader).filter(|p| p.connected);
+        let said = hello.and_then(|p| p.hello.as_ref()).into_iter();
+        let mut said = said.flat_map(|h| &h.jobs);
+        said.any(|a| a.key == self.key && a.lineage == advert.lineage && a.belongs)
     }
 
     /// The address by which peers reach the launcher: this node's own address as peers see it,

@@ -183,6 +183,15 @@ impl Job {
         let bound = self.durable.bound.as_ref().map(|b| b.digest());
         let mine = bound == Some(record.lineage());
         let newer = self.head_digest() == record.parent && record.number == 1;
+        if record.kind == Kind::Next
+            && !mine
+            && !newer
+            && self.head.is_some()
+            && self.reads_log_of(&record)
+        {
+            // Whether it is later than the end known here, or long over, the log tells soon.
+            return;
+        }
         if mine || (bound.is_none() && concerns_me && (record.kind == Kind::Next || newer)) {
             self.install(ctx, record);
         } else if bound.is_none() && self.head.is_none() && record.kind.is_terminal() {

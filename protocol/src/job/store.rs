@@ -279,6 +279,12 @@ impl Job {
         store.is_none_or(|s| s.read.is_some_and(fresh) && s.broken.is_none())
     }
 
+    /// Whether this agent has read the log that decides such generations, and reads on.
+    pub(super) fn reads_log_of(&self, record: &Record) -> bool {
+        let store = self.store.as_ref().filter(|s| s.broken.is_none());
+        store.is_some_and(|s| record.arbiter == Arbiter::Store(s.uuid) && s.read.is_some())
+    }
+
     /// Why the log cannot be used here.
     pub(super) fn log_damage(&self) -> Option<String> {
         self.store.as_ref()?.broken.clone()

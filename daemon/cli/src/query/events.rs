@@ -184,6 +184,7 @@ fn line(event: &Value) -> (Tone, String) {
                 text("step")
             ),
         ),
+        "saving" => (Tone::Plain, text("text")),
         "hung" => (Tone::Bad, text("text")),
         "moves" => (Tone::Good, "all ranks make progress again".into()),
         "warning" => (Tone::Warn, text("text")),

@@ -200,7 +200,11 @@ fn peers(nodes: &Value, own: &str) -> Vec<Check> {
         .iter()
         .filter(|n| !flag(n, "self") && field(n, "state") != "left")
         .collect();
-    let name = |n: &Value| format!("{} ({})", field(n, "host"), short(&field(n, "node")));
+    // Of one that this agent has not heard yet it knows no host.
+    let name = |n: &Value| match (field(n, "host"), short(&field(n, "node"))) {
+        (host, id) if host.is_empty() => id.to_string(),
+        (host, id) => format!("{host} ({id})"),
+    };
     let (here, gone): (Vec<&Value>, Vec<&Value>) =
         others.iter().copied().partition(|n| flag(n, "connected"));
     let mut all = Vec::new();
