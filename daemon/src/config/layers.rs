@@ -11,6 +11,8 @@ use super::{ConfigError, Effective, Inputs, Row, Source};
 pub(super) const SYSTEM_SOCKET: &str = "/run/muster/musterd.sock";
 const SYSTEM_STATE: &str = "/var/lib/muster";
 const PREFIX: &str = "MUSTER_";
+/// What programs that link the runtime read, and that may be set for a whole machine.
+const OF_PROGRAMS: [&str; 2] = ["library", "cuda_library"];
 /// Two names as far apart as this, or less, are a typing error.
 const TYPO: usize = 2;
 /// The most bytes of a configuration file.
@@ -92,7 +94,7 @@ impl Layers {
                 continue;
             };
             let name = name.to_ascii_lowercase();
-            if name == "config" || is_service_link(&name) {
+            if name == "config" || OF_PROGRAMS.contains(&name.as_str()) || is_service_link(&name) {
                 continue;
             }
             if let Some(key) = keys::find(&name) {

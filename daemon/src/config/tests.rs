@@ -175,6 +175,7 @@ fn an_unknown_key_is_named_with_the_closest_one() {
     );
     // What belongs to others is only mentioned; what Kubernetes makes up, not even that.
     let (_, effective) = World::with_secret()
+        .env("MUSTER_LIBRARY", "/opt/libmuster.so")
         .env("MUSTER_SOMETHING_ELSE", "1")
         .env("MUSTER_PORT", "tcp://10.0.0.1:7970")
         .env("MUSTER_PORT_7970_TCP_ADDR", "10.0.0.1")
