@@ -108,6 +108,12 @@ fn judge(
     Ok(())
 }
 
+#[track_caller]
+fn assert_none(wrong: &[String]) {
+    let (n, all) = (wrong.len(), wrong.join("\n"));
+    assert!(wrong.is_empty(), "{n} wrong:\n{all}");
+}
+
 /// Back before the others have given it up, and long after they have ended.
 #[test]
 fn a_launcher_whose_agent_was_away_hears_how_its_job_ended() {
@@ -126,12 +132,7 @@ fn a_launcher_whose_agent_was_away_hears_how_its_job_ended() {
             }
         }
     }
-    assert!(
-        wrong.is_empty(),
-        "{} wrong:\n{}",
-        wrong.len(),
-        wrong.join("\n")
-    );
+    assert_none(&wrong);
 }
 
 /// The agent is back a moment after the others ended the job without it, and its launcher has gone by then: nobody
@@ -152,10 +153,5 @@ fn a_node_that_comes_back_after_the_end_holds_up_no_start() {
             }
         }
     }
-    assert!(
-        wrong.is_empty(),
-        "{} wrong:\n{}",
-        wrong.len(),
-        wrong.join("\n")
-    );
+    assert_none(&wrong);
 }

@@ -213,11 +213,9 @@ impl Job {
     /// nothing of each other: the word of a leader that is heard itself counts more than that of others, whose
     /// generation may be long over.
     pub(super) fn best_hint(&self, ctx: &Ctx<'_>) -> Option<NodeId> {
-        let adverts = ctx.peers.map.iter().filter(|(_, p)| p.connected);
-        let (node, advert) = adverts
-            .filter_map(|(n, p)| Some((*n, p.hello.as_ref()?)))
-            .flat_map(|(n, h)| h.jobs.iter().map(move |a| (n, a)))
-            .filter(|(_, a)| a.key == self.key && a.belongs)
+        let (node, advert) = self
+            .adverts(ctx.peers.all)
+            .filter(|(_, a)| a.belongs)
             .filter(|(_, a)| self.durable.superseded(a.lineage, a.number).is_none())
             // Said before that life of the job ended.
             .filter(|(_, a)| !self.durable.has_ended(a.lineage))

@@ -152,30 +152,29 @@ impl Job {
         if let Some(why) = self.is_unfit(member.node, member.launcher) {
             return Some(why.to_owned());
         }
-        let leaderless = self.is_leaderless(ctx);
-        let (spec, store, where_) = match self.live() {
-            // What follows the dead may have another specification, unless others come with theirs: their
-            // generation ends then.
-            Some(head) if self.may_differ(ctx, &head.record) => return None,
-            // Its launchers may all be dead, and their statuses a moment old.
-            Some(head)
-                if !leaderless
-                    && (!self.is_taken_part_in(ctx, &head.record)
-                        || ctx.now < first + REPEAT.times(2)) =>
-            {
-                return None;
-            }
-            Some(head) if head.record.store().is_some() && ticket.store != head.record.store() => {
-                return Some(
-                    "the job's members share a store that this node does not see: mount the same \
-                     directory here and name it with --store"
-                        .into(),
-                );
-            }
-            Some(head) if !leaderless => {
-                (&head.record.spec, head.record.store(), "the running job")
-            }
-            _ => {
+        let head = self.live().map(|h| &h.record);
+        let led = head.filter(|_| !self.is_leaderless(ctx));
+        // What follows the dead may have another specification, unless others come with theirs: their generation
+        // ends then. Its launchers may all be dead though their statuses, a moment old, do not say so.
+        let may_follow = |record: &Record| {
+            self.may_differ(ctx, record)
+                || !self.is_taken_part_in(ctx, record)
+                || ctx.now < first + REPEAT.times(2)
+        };
+        if led.is_some_and(|record| may_follow(record)) {
+            return None;
+        }
+        let shared = head.and_then(|record| record.store());
+        if shared.is_some() && ticket.store != shared {
+            return Some(
+                "the job's members share a store that this node does not see: mount the same \
+                 directory here and name it with --store"
+                    .into(),
+            );
+        }
+        let (spec, store, where_) = match led {
+            Some(record) => (&record.spec, shared, "the running job"),
+            None => {
                 let first = self.desk.tickets.values().min_by_key(|h| h.first)?;
                 if first.ticket.member.node == ticket.member.node {
                     return None;

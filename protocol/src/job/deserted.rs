@@ -49,7 +49,10 @@ impl Job {
     }
 
     /// The adverts of this job by connected agents.
-    fn adverts<'a>(&'a self, peers: &'a Peers) -> impl Iterator<Item = (NodeId, &'a Advert)> {
+    pub(super) fn adverts<'a>(
+        &'a self,
+        peers: &'a Peers,
+    ) -> impl Iterator<Item = (NodeId, &'a Advert)> {
         let peers = peers.map.iter().filter(|(_, p)| p.connected);
         let jobs = peers.flat_map(|(node, p)| {
             let jobs = p.hello.iter().flat_map(|h| &h.jobs);

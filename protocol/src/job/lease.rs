@@ -302,8 +302,10 @@ impl Job {
     pub(super) fn held_until(&self, ctx: &Ctx<'_>) -> Option<Time> {
         let dropped = self.dropped.iter();
         let dropped = dropped.filter(|(node, _)| ctx.peers.lost(**node) != Some(true));
-        let until = dropped.map(|(_, (_, at))| *at);
-        let until = until.chain(self.forgotten).max();
+        // That an agent is away is seen later by one that has just started.
+        let alone = |node| Some(ctx.peers.away_since(node)? + self.timeouts(ctx).agent_grace);
+        let until = dropped.map(|(node, (_, at))| alone(*node).max(Some(*at)));
+        let until = until.chain([self.forgotten]).max().flatten();
         until.filter(|at| ctx.now < *at && !ctx.cfg.flaws.skip_r16)
     }
 

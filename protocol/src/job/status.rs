@@ -1,5 +1,7 @@
 //! What a member tells its leader of its part in a generation, and hears in return.
 
+use std::sync::Arc;
+
 use super::{Ctx, Job, REPEAT};
 use crate::ids::{Boot, Digest, NodeId};
 use crate::record::{Arbiter, Record};
@@ -33,11 +35,11 @@ impl Job {
     /// The launcher here that took part in what has ended is dead: these may wait for its workers before they begin
     /// the next life, for the job may have ended while this agent was away.
     pub(super) fn say_ended_here(&mut self, ctx: &Ctx<'_>, to: impl Iterator<Item = NodeId>) {
-        let before = self.before.as_ref().filter(|_| self.live().is_none());
-        let place = before.and_then(|b| b.member(ctx.me()));
-        let Some(before) = before.filter(|_| {
-            place.is_some_and(|m| m.state == ctx.cfg.state && Some(m.launcher) == self.died)
-        }) else {
+        let ended = |b: &&Arc<Record>| {
+            let place = b.member(ctx.me()).filter(|m| m.state == ctx.cfg.state);
+            self.live().is_none() && place.is_some_and(|m| Some(m.launcher) == self.died)
+        };
+        let Some(before) = self.before.as_ref().filter(ended) else {
             return;
         };
         let status = Status {
