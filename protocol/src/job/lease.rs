@@ -154,8 +154,7 @@ impl Job {
         self.forgotten_by = None;
         // What was missed stays unknown until somebody tells who knows it.
         self.unknown &= self.forgotten.is_some_and(|at| ctx.now < at);
-        self.dropped
-            .retain(|node, (_, until)| !record.has(*node) && ctx.now < *until);
+        self.dropped.retain(|node, _| !record.has(*node));
         if record.number == 1 {
             return;
         }
@@ -198,13 +197,21 @@ impl Job {
                 }
                 None => Some(ctx.now + times.suspect_after),
             };
-            // Where no agent is there to end them, its workers go on without any lease.
-            let away = ctx.peers.away_since(node);
-            let until = until.max(away.map(|since| since + times.agent_grace));
-            if let Some(until) = until.filter(|at| ctx.now < *at) {
-                self.dropped.insert(node, (generation, until));
-            }
+            self.dropped
+                .insert(node, (generation, until.unwrap_or(ctx.now)));
         }
+        self.drive_dropped(ctx);
+    }
+
+    /// Whose lease is over is waited for no longer. Where no agent is there to end them, workers go on without any
+    /// lease; an agent that has just started may see that only after the node was dropped.
+    pub(super) fn drive_dropped(&mut self, ctx: &Ctx<'_>) {
+        let grace = self.timeouts(ctx).agent_grace;
+        for (node, (_, until)) in &mut self.dropped {
+            let away = ctx.peers.away_since(*node);
+            *until = away.map_or(*until, |since| (*until).max(since + grace));
+        }
+        self.dropped.retain(|_, (_, until)| ctx.now < *until);
     }
 
     /// For how long a start of the head waits, as things stand.
@@ -302,10 +309,8 @@ impl Job {
     pub(super) fn held_until(&self, ctx: &Ctx<'_>) -> Option<Time> {
         let dropped = self.dropped.iter();
         let dropped = dropped.filter(|(node, _)| ctx.peers.lost(**node) != Some(true));
-        // That an agent is away is seen later by one that has just started.
-        let alone = |node| Some(ctx.peers.away_since(node)? + self.timeouts(ctx).agent_grace);
-        let until = dropped.map(|(node, (_, at))| alone(*node).max(Some(*at)));
-        let until = until.chain([self.forgotten]).max().flatten();
+        let until = dropped.map(|(_, (_, at))| *at);
+        let until = until.chain(self.forgotten).max();
         until.filter(|at| ctx.now < *at && !ctx.cfg.flaws.skip_r16)
     }
 
