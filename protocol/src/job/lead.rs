@@ -11,7 +11,7 @@ use super::{Ctx, Job, REPEAT};
 use crate::agent::Notice;
 use crate::barrier;
 use crate::budget;
-use crate::ids::{Boot, NodeId};
+use crate::ids::{Boot, Digest, NodeId};
 use crate::membership::State;
 use crate::record::{Arbiter, Member, Record};
 use crate::storelog::RETRY_MAX;
@@ -123,7 +123,11 @@ impl Job {
         let Some(head) = self.live() else {
             // Without a number it is said by one that knows what came after.
             if status.digest != self.head_digest() && status.seq > 0 {
-                self.on_ask(ctx, from, status.digest);
+                match self.head {
+                    Some(_) => self.on_ask(ctx, from, status.digest),
+                    // A group that this node left still takes it for its leader, and may need its end from it.
+                    None => self.send(ctx, from, JobMessage::Ask { have: Digest::ZERO }),
+                }
             }
             return;
         };
