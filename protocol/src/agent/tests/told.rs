@@ -166,7 +166,7 @@ fn that_a_next_life_gathers_is_told_beside_the_end_of_the_last() {
     s.hears(
         3,
         JobMessage::CancelAsk {
-            digest: Digest::ZERO,
+            lineage: Digest::ZERO,
         },
     );
     let mut told = s.told.iter().map(|(_, frame)| frame);
