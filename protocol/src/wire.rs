@@ -449,6 +449,8 @@ pub enum Wait {
     /// Enough nodes. Workers of the life before may still run, for this time at most, on a node that was away or cut
     /// off when it ended.
     Held { have: u16, ms: u64 },
+    /// All ranks have finished but those on these nodes: the job ends with them.
+    Finishing { nodes: Vec<NodeId> },
 }
 
 /// What a member's agent knows of its own part in a generation.

@@ -294,3 +294,48 @@ fn members_whose_job_lacks_a_node_hear_it_of_their_leader() {
     // Once.
     assert_eq!((there(&s), told_to_wait(&s)), (Some(2), 1));
 }
+
+#[test]
+fn those_that_have_finished_are_told_for_whom_they_wait() {
+    let (mut s, digest) = trains(0, 3, &[]);
+    s.says(ToAgent::Finished { digest });
+    s.status(1, digest, 2, |st| st.finished = true);
+    s.status(2, digest, 2, |_| {});
+    s.pass(Span::from_secs(1));
+    assert_eq!(waits(&s), "", "others may be slower");
+    s.pass(Span::from_secs(5));
+    let told = |s: &Scripted, i: usize| {
+        let mut sent = s.sent.iter().filter(|(to, _)| *to == node(i));
+        sent.any(|(_, body)| {
+            let nodes = vec![node(2)];
+            let expected = Wait::Finishing { nodes };
+            matches!(body, JobMessage::TicketAck { wait, .. } if *wait == expected)
+        })
+    };
+    assert!(waits(&s).contains("h2") && told(&s, 1), "{}", waits(&s));
+    assert!(!told(&s, 2), "its ranks run");
+    // Said again to one that asks again, which may not have heard it.
+    s.sent.clear();
+    s.status(1, digest, 3, |st| st.finished = true);
+    assert!(told(&s, 1));
+    s.status(2, digest, 3, |st| st.finished = true);
+    s.pass(Span::from_secs(1));
+    assert_eq!(waits(&s), "");
+}
+
+#[test]
+fn who_has_finished_reads_for_whom_the_job_waits() {
+    let (mut s, digest) = trains(1, 3, &[]);
+    s.says(ToAgent::Finished { digest });
+    let nodes = vec![node(2)];
+    s.hears(
+        0,
+        JobMessage::TicketAck {
+            launcher: member(1).launcher,
+            lineage: Digest::ZERO,
+            wait: Wait::Finishing { nodes },
+        },
+    );
+    assert!(waits(&s).contains("h2"), "{}", waits(&s));
+    assert_eq!(told_to_wait(&s), 1);
+}
