@@ -100,8 +100,7 @@ impl Ctx<'_> {
 
     /// What a command line calls a node: its host, else the beginning of its id.
     fn called(&self, node: NodeId) -> String {
-        let hello = self.peers.get(node).and_then(|p| p.hello.as_ref());
-        let host = hello.map_or("", |h| h.host.as_str());
+        let host = self.peers.host(node).unwrap_or_default();
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if !host.is_empty() && host.chars().all(plain) {
             host.to_owned()

@@ -13,7 +13,7 @@ use crate::membership::Answer;
 use crate::record::{Kind, Record};
 use crate::spec::JobSpec;
 use crate::time::Span;
-use crate::wire::{JobMessage, Ticket, Wait};
+use crate::wire::{Advert, JobMessage, Ticket, Wait};
 
 /// Node 3 is no member of the job of nodes 0 and 1, and its launcher `k` asks to be let in.
 fn asks(s: &mut Scripted, k: usize, wait: Wait) {
@@ -318,9 +318,6 @@ fn those_that_have_finished_are_told_for_whom_they_wait() {
     s.sent.clear();
     s.status(1, digest, 3, |st| st.finished = true);
     assert!(told(&s, 1));
-    s.status(2, digest, 3, |st| st.finished = true);
-    s.pass(Span::from_secs(1));
-    assert_eq!(waits(&s), "");
 }
 
 #[test]
@@ -338,4 +335,61 @@ fn who_has_finished_reads_for_whom_the_job_waits() {
     );
     assert!(waits(&s).contains("h2"), "{}", waits(&s));
     assert_eq!(told_to_wait(&s), 1);
+}
+
+#[test]
+fn an_agent_that_restarts_is_no_fault_of_the_network() {
+    let r = record(2, 2);
+    let mut s = outside();
+    s.launcher(3, 2, None);
+    s.pass(Span::from_millis(100));
+    let leads = || Wait::Elsewhere {
+        advert: Advert {
+            key: key("j"),
+            lineage: r.lineage(),
+            digest: r.digest(),
+            number: r.number,
+            leader: Some(node(0)),
+            belongs: true,
+            deserted: false,
+            left_behind: false,
+        },
+    };
+    let tell = |s: &mut Scripted| {
+        let (lineage, wait) = (r.lineage(), leads());
+        let launcher = member(3).launcher;
+        s.hears(
+            1,
+            JobMessage::TicketAck {
+                launcher,
+                lineage,
+                wait,
+            },
+        );
+        waits(s).to_owned()
+    };
+    s.probes
+        .insert(node(0), (Answer::Refused, Answer::Answered));
+    s.on(Event::Disconnected { node: node(0) });
+    for _ in 0..5 {
+        let text = tell(&mut s);
+        assert!(text.contains("h0") && !text.contains("network"), "{text}");
+        s.pass(Span::from_secs(1));
+    }
+    // Neither its agent nor its launcher says anything.
+    s.probes.insert(node(0), (Answer::Silent, Answer::Silent));
+    s.pass(Span::from_secs(40));
+    let text = tell(&mut s);
+    assert!(text.contains("h0") && text.contains("network"), "{text}");
+}
+
+#[test]
+fn a_node_that_died_before_this_run_has_a_name() {
+    let r = record(3, 2);
+    let mut s = Scripted::new(config(0, 2), vec![holds(&r, 1)]);
+    s.agent.remember_hosts([(node(2), "n2".to_owned())]);
+    s.launcher(0, 3, None);
+    s.pass(Span::from_secs(60));
+    let text = waits(&s);
+    assert!(text.contains("n2 (") && text.contains("--dead"), "{text}");
 }
