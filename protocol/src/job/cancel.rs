@@ -13,15 +13,16 @@ use crate::record::{Arbiter, Record};
 use crate::time::{Span, Time};
 use crate::wire::{Advert, JobMessage, MAX_LIST, Message};
 
-/// An order that nobody takes up is dropped after this time.
-const LIMIT: Span = Span::from_secs(300);
+/// An order that nobody takes up is dropped after this time: longer than who gave it waits.
+const LIMIT: Span = Span::from_secs(320);
 /// How an order ended can be read for so long.
 const KEPT: Span = Span::from_secs(30);
 
 /// How a person's order to end the job stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CancelStage {
-    /// Those who can decide it are asked to; `sure`: a launcher here takes part in it, and sees to it.
+    /// Those who can decide it are asked to; `sure`: only the launcher here takes part in it, as far as is known, or
+    /// sees to it as a member.
     Asked { sure: bool },
     /// All that was known of the job when the order was given is over.
     Over,
@@ -86,13 +87,8 @@ impl Job {
                 None => format!("job {id} does not run, as far as this agent knows"),
             });
         }
-        let sure = doors.is_empty()
-            && self.is_member(ctx)
-            && lives
-                .iter()
-                .eq(self.live().map(super::Head::lineage).iter());
         self.cancelling = Some(Cancelling {
-            stage: CancelStage::Asked { sure },
+            stage: CancelStage::Asked { sure: false },
             lives: lives.into_iter().map(|l| (l, Life::default())).collect(),
             launcher,
             said: Time::ZERO,
@@ -167,7 +163,8 @@ impl Job {
     fn follow(&mut self, ctx: &mut Ctx<'_>, order: &mut Cancelling) {
         let gathers = |node: &NodeId| {
             let mut told = self.adverts(ctx.peers.all);
-            told.any(|(from, a)| from == *node && a.is_gathering())
+            // What becomes of launchers that nothing is heard of is not known.
+            !ctx.peers.connected(*node) || told.any(|(from, a)| from == *node && a.is_gathering())
         };
         order.doors.retain(gathers);
         order.launcher = order.launcher.filter(|l| self.launcher() == Some(*l));
@@ -178,9 +175,13 @@ impl Job {
             .lives
             .retain(|lineage, life| !self.is_done(ctx, *lineage, life));
         let obstacles = order.lives.iter();
+        let gone = order.doors.iter().copied();
+        let gone: Vec<NodeId> = gone.filter(|n| !ctx.peers.connected(*n)).collect();
+        let door = (!gone.is_empty()).then(|| self.unreached(ctx, &gone));
         let obstacle = obstacles
             .filter_map(|(l, life)| self.obstacle(ctx, *l, life))
-            .next();
+            .next()
+            .or(door);
         let stage = match obstacle {
             None if order.lives.is_empty()
                 && order.doors.is_empty()
@@ -217,6 +218,10 @@ impl Job {
             order.until = ctx.now + KEPT;
             return;
         }
+        let seen_to =
+            |l: &Digest| self.is_member(ctx) && self.live().is_some_and(|h| h.lineage() == *l);
+        let sure = order.doors.is_empty() && order.lives.keys().all(seen_to);
+        order.stage = CancelStage::Asked { sure };
         if ctx.now >= order.said + REPEAT {
             order.said = ctx.now;
             for (lineage, life) in &order.lives {
@@ -260,11 +265,7 @@ impl Job {
             };
             let Some((_, advert)) = newest().next() else {
                 let gone: Vec<NodeId> = life.tellers.iter().copied().collect();
-                return Some(Obstacle::Silent(format!(
-                    "the agents of job {id} ({}) cannot be reached from this node any more: say `muster cancel {id}` on \
-                     one of them",
-                    ctx.names(&gone)
-                )));
+                return Some(self.unreached(ctx, &gone));
             };
             return newest()
                 .all(|(_, a)| a.leader.is_none())
@@ -291,6 +292,15 @@ impl Job {
                  that reaches it"
             ))
         })
+    }
+
+    fn unreached(&self, ctx: &Ctx<'_>, gone: &[NodeId]) -> Obstacle {
+        let id = &self.key.id;
+        Obstacle::Silent(format!(
+            "the agents of job {id} ({}) cannot be reached from this node any more: say `muster cancel {id}` on one of \
+             them",
+            ctx.names(gone)
+        ))
     }
 
     /// Says to whoever may decide it that a life is to end.

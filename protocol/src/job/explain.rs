@@ -8,14 +8,6 @@ use crate::record::{Arbiter, Cause, Kind, Member, Record};
 use crate::time::Span;
 use crate::wire::{MAX_LIST, Status, Wait};
 
-/// Members whose agents are not there just now.
-fn away(names: &str) -> String {
-    format!(
-        "no agent answers on {names} just now: it restarts, or the node is lost, which shows within a moment. This \
-         node joins then"
-    )
-}
-
 /// Ranks may finish this long after others before anybody is told.
 const FINISHING: Span = Span::from_secs(5);
 
@@ -447,4 +439,12 @@ impl Job {
             .take(crate::wire::MAX_LIST)
             .collect()
     }
+}
+
+/// Members whose agents are not there just now.
+fn away(names: &str) -> String {
+    format!(
+        "no agent answers on {names} just now: it restarts, or the node is lost. Which of the two shows within a \
+         moment, and the job goes on by itself"
+    )
 }

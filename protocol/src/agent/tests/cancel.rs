@@ -104,6 +104,28 @@ fn a_life_whose_nodes_cannot_be_reached_any_more_is_not_taken_for_over() {
 }
 
 #[test]
+fn launchers_that_wait_are_told_once_and_not_taken_for_gone_with_the_link() {
+    let gathers = || vec![Advert::gathering(key("j"))];
+    for gone in [false, true] {
+        let mut s = Scripted::new(config(3, 2), Vec::new());
+        s.peer(0);
+        s.says_hello(0, gathers());
+        orders(&mut s);
+        s.pass(Span::from_secs(3));
+        assert_eq!(asked(&mut s), [(node(0), Digest::ZERO)]);
+        assert_eq!(stage(&s), Some(CancelStage::Asked { sure: false }));
+        match gone {
+            true => s.on(Event::Disconnected { node: node(0) }),
+            false => s.says_hello(0, Vec::new()),
+        }
+        s.pass(Span::from_secs(10));
+        let failed = matches!(stage(&s), Some(CancelStage::Failed { .. }));
+        assert_eq!(failed, gone, "{:?}", stage(&s));
+        assert_eq!(stage(&s) == Some(CancelStage::Over), !gone);
+    }
+}
+
+#[test]
 fn a_life_that_nobody_takes_part_in_any_more_is_over() {
     let mut s = outside(&record(2, 3));
     orders(&mut s);
