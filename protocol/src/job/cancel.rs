@@ -205,7 +205,7 @@ impl Job {
                 let since = *order.stuck.get_or_insert(ctx.now);
                 let due = since + ctx.cfg.suspect_after.times(3);
                 self.wake_at(due, "an order that nobody takes");
-                (ctx.now >= due).then(|| match obstacle {
+                (ctx.now >= due).then_some(match obstacle {
                     Obstacle::InStore { generation, known } => {
                         CancelStage::InStore { generation, known }
                     }
