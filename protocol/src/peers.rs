@@ -54,6 +54,9 @@ pub struct Peers {
     /// This agent and its host, to be called by the same name here as everywhere.
     pub me: Option<(NodeId, String)>,
     pub map: BTreeMap<NodeId, Peer>,
+    /// Hosts of agents as earlier runs of this one heard them, for people alone: a node that died before this
+    /// run has a name, too.
+    pub hosts: BTreeMap<NodeId, String>,
 }
 
 impl Peers {
@@ -93,11 +96,17 @@ impl Peers {
         hellos.fold(Timeouts::default(), |most, h| most.max(h.timeouts))
     }
 
+    /// The host of another agent, as it said last.
+    pub fn host(&self, node: NodeId) -> Option<&str> {
+        let hello = self.map.get(&node).and_then(|p| p.hello.as_ref());
+        let host = hello.map(|h| &h.host).or_else(|| self.hosts.get(&node));
+        host.map(String::as_str)
+    }
+
     /// What people call a node.
     pub fn name(&self, node: NodeId) -> String {
         let mine = self.me.iter().find(|(me, _)| *me == node);
-        let hello = self.map.get(&node).and_then(|p| p.hello.as_ref());
-        match mine.map(|(_, host)| host).or(hello.map(|h| &h.host)) {
+        match mine.map(|(_, host)| &**host).or(self.host(node)) {
             Some(host) => format!("{host} ({node})"),
             None => node.to_string(),
         }

@@ -307,9 +307,10 @@ pub enum JobMessage {
         digest: Digest,
         text: String,
     },
-    /// A person ends the job on a node without a launcher of it: said to the leader.
+    /// A person ends this life of the job, on any node: said to its leader, again and again. Zero: a life that has
+    /// not begun, to those who wait for it.
     CancelAsk {
-        digest: Digest,
+        lineage: Digest,
     },
     /// Somebody found a checkpoint damaged, or cannot read it: the leader has it read by the receiver's launcher. Said
     /// again until there is an answer.
@@ -448,6 +449,8 @@ pub enum Wait {
     /// Enough nodes. Workers of the life before may still run, for this time at most, on a node that was away or cut
     /// off when it ended.
     Held { have: u16, ms: u64 },
+    /// All ranks have finished but those on these nodes: the job ends with them.
+    Finishing { nodes: Vec<NodeId> },
 }
 
 /// What a member's agent knows of its own part in a generation.

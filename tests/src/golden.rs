@@ -68,6 +68,7 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::TicketAck { wait: Wait::Changing, .. } => "job.ticket_ack.changing",
     JobMessage::TicketAck { wait: Wait::Orphan { .. }, .. } => "job.ticket_ack.orphan",
     JobMessage::TicketAck { wait: Wait::Held { .. }, .. } => "job.ticket_ack.held",
+    JobMessage::TicketAck { wait: Wait::Finishing { .. }, .. } => "job.ticket_ack.finishing",
     JobMessage::TicketRefused { .. } => "job.ticket_refused",
     JobMessage::Withdraw => "job.withdraw",
     JobMessage::Birth { .. } => "job.birth",

@@ -11,10 +11,14 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use muster_store::{Location, LocationError, Options, Store, StoreError, UUID_NAME};
+use muster_store::{Kind, Location, LocationError, Options, Store, StoreError, UUID_NAME};
 
 /// The most bytes of an entry of the log.
 pub const MAX_ENTRY: u64 = muster_protocol::storelog::MAX_ENTRY as u64;
+
+/// The leader's beacon (R14), a small object that moves while a leader lives.
+pub const BEACON: &str = "beacon";
+const MAX_BEACON: u64 = 64;
 
 /// Folders of the store's own.
 const RESERVED: [&str; 2] = [UUID_NAME, muster_store::PROBE_FOLDER];
@@ -51,6 +55,21 @@ pub fn open(location: &Location, job: &str) -> Result<Store, StoreError> {
 /// names only grow.
 pub fn entry(slot: u64) -> String {
     format!("log/{slot:08}.json")
+}
+
+/// What the job's leader wrote last to show that it lives, by a job's folder; none where there is no such word.
+///
+/// # Errors
+/// The store does not say.
+pub fn beacon(job: &Store) -> Result<Option<u64>, StoreError> {
+    match job.get(BEACON, MAX_BEACON) {
+        // Anything else than a number is a torn one.
+        Ok(bytes) => Ok(std::str::from_utf8(&bytes)
+            .ok()
+            .and_then(|text| u64::from_str_radix(text, 16).ok())),
+        Err(error) if matches!(error.kind, Kind::NotFound | Kind::TooLarge) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// The folder of a job: its id where that is a plain name and nobody else's, else a digest of it.

@@ -24,6 +24,7 @@ use muster_protocol::membership::Answer;
 use muster_protocol::record::{Kind, Place};
 use muster_protocol::wire::Message;
 use muster_protocol::{JobKey, NodeId, Span, Time, codec};
+use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 #[cfg(test)]
@@ -215,14 +216,14 @@ impl Node {
             config.quic = setup.net.quic;
             config.mdns = setup.net.mdns;
             config.bootstrap = setup.net.bootstrap.clone();
-            config.remembered = known.clone();
+            config.remembered = known.addrs.clone();
             config
         };
         let (wanted, otherwise) = (setup.net.listen.clone(), setup.net.otherwise);
         let (net, net_rx) = listen::start(config, wanted, otherwise).await?;
         let now = clock::now();
         let stored = restore::restore(&mut setup.state)?;
-        let core = Agent::new(
+        let mut core = Agent::new(
             Config {
                 node: setup.state.node_id(),
                 state: setup.state.state_id(),
@@ -249,6 +250,7 @@ impl Node {
             stored,
             now,
         )?;
+        core.remember_hosts(known.hosts);
         let (tx, rx) = mpsc::channel(QUEUE);
         if let Some(listener) = setup.listener.take() {
             tokio::spawn(accept(listener, tx.clone()));
@@ -467,17 +469,22 @@ impl Node {
         }
     }
 
-    /// Keeps the addresses of peers for the next start: of those that are connected, then of those
-    /// seen last. A node that is cut off from all of them finds them again after a restart.
+    /// Keeps the addresses of peers for the next start, and what their hosts are called: of those that are
+    /// connected, then of those seen last. A node that is cut off from all of them finds them again after a restart.
     fn remember(&mut self) {
-        let mut peers: Vec<_> = self.core.peers().map.values().collect();
-        peers.sort_by_key(|p| std::cmp::Reverse((p.connected, p.seen)));
-        let addrs: Vec<SocketAddr> = peers
-            .into_iter()
-            .filter_map(|p| p.addr)
-            .take(REMEMBERED)
-            .collect();
-        if let Ok(bytes) = codec::encode_frame(&addrs)
+        let known = self.core.peers();
+        let mut peers: Vec<_> = known.map.iter().collect();
+        peers.sort_by_key(|(_, p)| std::cmp::Reverse((p.connected, p.seen)));
+        let addrs = peers.iter().filter_map(|(_, p)| p.addr);
+        let met = peers.iter().map(|(node, _)| **node);
+        let before = known.hosts.keys().filter(|n| !known.map.contains_key(n));
+        let hosts = met.chain(before.copied());
+        let hosts = hosts.filter_map(|n| Some((n, known.host(n)?.to_owned())));
+        let remembered = Remembered {
+            addrs: addrs.take(REMEMBERED).collect(),
+            hosts: hosts.take(REMEMBERED).collect(),
+        };
+        if let Ok(bytes) = codec::encode_frame(&remembered)
             && let Err(error) = self.state.save_peers(&bytes)
         {
             tracing::warn!(%error, "the peers' addresses are not remembered");
@@ -485,16 +492,23 @@ impl Node {
     }
 }
 
-/// Peers' addresses that are remembered over a restart.
+/// Peers that are remembered over a restart.
 const REMEMBERED: usize = 256;
 
-fn remembered(state: &mut StateDir) -> Vec<SocketAddr> {
+/// What is remembered of them, only as a hint.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Remembered {
+    addrs: Vec<SocketAddr>,
+    hosts: Vec<(NodeId, String)>,
+}
+
+fn remembered(state: &mut StateDir) -> Remembered {
     match state.load_peers() {
         Ok(Some(bytes)) => codec::decode_frame(&bytes).unwrap_or_default(),
-        Ok(None) => Vec::new(),
+        Ok(None) => Remembered::default(),
         Err(error) => {
             tracing::warn!(%error, "the peers' addresses of the last run are lost");
-            Vec::new()
+            Remembered::default()
         }
     }
 }

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 
-use muster_protocol::job::{CheckpointAsked, Job};
+use muster_protocol::job::{CancelStage, CheckpointAsked, Job};
 use muster_protocol::local::{Answer, Query, Replicated};
 use muster_protocol::membership::State;
 use muster_protocol::peers::Peer;
 use muster_protocol::record::Arbiter;
-use muster_protocol::wire::CheckpointStage;
-use muster_protocol::{JobKey, NodeId, Time};
+use muster_protocol::wire::{CheckpointStage, Timeouts};
+use muster_protocol::{JobKey, NodeId, Span, Time};
 use serde_json::{Value, json};
 
 use super::{Node, clock, history};
@@ -199,8 +199,20 @@ impl Node {
             "jobs": here.len(), "job_ids": here, "hung": hung, "replicas_behind": behind,
             "secret": self.facts.secret, "labels": self.facts.labels,
             "uptime_ms": clock::now().since(self.facts.since).as_millis(),
+            "orphan_after_ms": self.orphan_after().as_millis(),
             "refused": refused,
         })
+    }
+
+    /// For how long a job's store has to stand still before nothing of the job runs, by the longest times that
+    /// any agent keeps of which this one has heard.
+    fn orphan_after(&self) -> Span {
+        let Timeouts {
+            suspect_after,
+            agent_grace,
+        } = self.core.peers().timeouts();
+        let theirs = Span(suspect_after.0.saturating_add(agent_grace.0));
+        theirs.max(self.core.config().orphan_after)
     }
 
     fn nodes(&self) -> Vec<Value> {
@@ -256,6 +268,9 @@ impl Node {
                 });
                 row
             }
+            // A person has ended it from here.
+            None if job.cancelling() == Some(CancelStage::Over) => json!({ "kind": "cancelled" }),
+            None if job.launcher().is_none() && !job.gathers() => json!({ "kind": "elsewhere" }),
             None => json!({ "kind": "forming" }),
         };
         if let Some(there) = job.waits_with().filter(|_| job.is_live()) {
@@ -273,6 +288,7 @@ impl Node {
         row["waiting"] = json!(waiting);
         row["hung"] = json!(job.hung());
         row["checkpoint"] = json!(job.checkpoint().map(|asked| checkpoint_json(job, asked)));
+        row["cancel"] = json!(job.cancelling().map(cancel_json));
         row["store"] = json!(job.store_place());
         row["verified"] = json!(job.verified());
         row["replicas"] = json!(job.replicated().map(|replicated| {
@@ -298,6 +314,18 @@ fn behind_text(replicated: Replicated) -> String {
     format!(
         "of this node's newest {saves} other nodes do not hold in memory all that they are to (--replicas), {newest}: its launcher says why"
     )
+}
+
+/// How the newest `muster cancel` on this node stands.
+fn cancel_json(stage: CancelStage) -> Value {
+    match stage {
+        CancelStage::Asked { sure } => json!({ "stage": "asked", "sure": sure }),
+        CancelStage::Over => json!({ "stage": "over" }),
+        CancelStage::InStore { generation, known } => {
+            json!({ "stage": "in_store", "generation": generation.hex(), "known": known })
+        }
+        CancelStage::Failed { why } => json!({ "stage": "failed", "why": why }),
+    }
 }
 
 /// A checkpoint that somebody on this node asked for.

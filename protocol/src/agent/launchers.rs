@@ -160,10 +160,7 @@ impl Agent {
                 let key = self.job_known(owner, &job)?;
                 let mut result = Ok(());
                 self.with_job(&key, now, |job, ctx| {
-                    match job.launcher().filter(|_| job.is_live()) {
-                        Some(_) => job.cancel(ctx),
-                        None => result = job.cancel_from_here(ctx),
-                    }
+                    result = job.cancel_by_order(ctx);
                     job.drive(ctx);
                 });
                 result.map_err(Error::Refused)

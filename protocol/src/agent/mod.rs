@@ -188,6 +188,11 @@ impl Agent {
         &self.peers
     }
 
+    /// What hosts were called in an earlier run.
+    pub fn remember_hosts(&mut self, hosts: impl IntoIterator<Item = (NodeId, String)>) {
+        self.peers.hosts.extend(hosts);
+    }
+
     /// The smoothed round trip to a watched peer.
     pub fn rtt(&self, node: NodeId) -> Option<Span> {
         self.detector.peers_of(node).find_map(|p| p.rtt)

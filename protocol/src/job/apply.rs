@@ -24,7 +24,7 @@ pub(super) struct Applicant {
     /// Where the last ticket went, and when.
     asked: Option<(NodeId, Time)>,
     /// Since when the launcher waits.
-    since: Option<Time>,
+    pub(super) since: Option<Time>,
     pub(super) told: Told,
     /// A leader that another agent named.
     referred: Option<NodeId>,

@@ -1,9 +1,6 @@
 //! A job that no launcher takes part in any more: all were killed. It is kept for those that come back,
 //! and ends after a while, or by a person's word, or when a start asks for another specification.
 
-use std::sync::Arc;
-
-use super::durable::EVERY_NUMBER;
 use super::plan::Assessment;
 use super::store::differs;
 use super::{Ctx, Job};
@@ -11,7 +8,7 @@ use crate::ids::{Digest, NodeId};
 use crate::peers::Peers;
 use crate::record::{Arbiter, Member, Record};
 use crate::time::{Span, Time};
-use crate::wire::{Advert, JobMessage, Status};
+use crate::wire::{Advert, Status};
 
 /// How long a job without launchers is kept while some member may only be cut off.
 const UNSURE: Span = Span::from_secs(24 * 3_600);
@@ -180,138 +177,4 @@ impl Job {
         let at = deserted.replaced_at(ctx);
         (differs(&asks.ticket, record) && ctx.now < at).then(|| at.since(ctx.now))
     }
-
-    /// A person ends the job from a node without a launcher of it.
-    ///
-    /// # Errors
-    /// Why nothing could be done. Nothing has changed.
-    pub(crate) fn cancel_from_here(&mut self, ctx: &mut Ctx<'_>) -> Result<(), String> {
-        let id = self.key.id.clone();
-        let Some((record, digest)) = self.live().map(|h| (h.record.clone(), h.digest)) else {
-            let here = self.local.is_some();
-            let mut known = self.end_gathering(ctx);
-            let told = self.adverts(ctx.peers.all);
-            let doors = told.filter(|(_, a)| a.is_gathering()).map(|(node, _)| node);
-            for node in doors.collect::<Vec<_>>() {
-                let digest = Digest::ZERO;
-                self.send(ctx, node, JobMessage::CancelAsk { digest });
-                known = true;
-            }
-            // A later life of the job than this agent took part in may run elsewhere.
-            let told = self.adverts(ctx.peers.all).find(|(_, a)| a.belongs);
-            let Some((node, advert)) = told.filter(|_| !here) else {
-                if known {
-                    return Ok(());
-                }
-                return Err(match &self.head {
-                    Some(end) => format!("job {id} is over: {}", self.why(ctx, &end.record)),
-                    None => format!("job {id} does not run, as far as this agent knows"),
-                });
-            };
-            let digest = advert.digest;
-            if advert.leader.is_none() {
-                return Err(in_its_store(&format!(" on {}", ctx.name(node)), &id));
-            }
-            // It passes this on to the job's leader.
-            self.send(ctx, node, JobMessage::CancelAsk { digest });
-            return Ok(());
-        };
-        let leader = self.acting_leader(ctx, &record);
-        if leader.is_none() && matches!(record.arbiter, Arbiter::Store(_)) {
-            return Err(in_its_store("", &id));
-        }
-        if !self.is_hopeless(ctx, &record) && leader.is_none_or(|n| !ctx.reachable(n)) {
-            return Err(format!(
-                "nobody that leads job {id} can be reached from this node: say it on one of its nodes"
-            ));
-        }
-        self.on_cancel_ask(ctx, digest);
-        Ok(())
-    }
-
-    /// A person has ended the job in its log, where nobody is left who could; or read there how it ended.
-    ///
-    /// # Errors
-    /// It is no end of what this agent knows. Nothing has changed.
-    pub(crate) fn ended_in_log(&mut self, ctx: &mut Ctx<'_>, end: Record) -> Result<(), String> {
-        let follows = |h: &&super::Head| {
-            matches!(h.record.arbiter, Arbiter::Store(_))
-                && end.kind.is_terminal()
-                && end.arbiter == h.record.arbiter
-                && end.check().is_ok()
-                && end.lineage() == h.lineage()
-                && end.number > h.record.number
-        };
-        let Some(head) = self.live().filter(follows) else {
-            return Err(format!(
-                "that is no end of job {} as this agent knows it",
-                self.key.id
-            ));
-        };
-        let members = head.record.members.iter().map(|m| m.node);
-        let others: Vec<NodeId> = members.filter(|n| *n != ctx.me()).collect();
-        let record = Arc::new(end);
-        for node in others {
-            let record = record.clone();
-            self.send(ctx, node, JobMessage::Decided { record });
-        }
-        self.install(ctx, record);
-        Ok(())
-    }
-
-    /// Whether nobody can decide how the job ends, and nobody here takes part in it.
-    fn is_hopeless(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
-        self.local.is_none() && self.is_stranded(ctx, record)
-    }
-
-    /// A person ends the job before it has formed: the launcher here, and those that ask here to be let in, go.
-    /// Whether there is any.
-    fn end_gathering(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        let here = self.local.is_some();
-        if here {
-            self.cancel(ctx);
-        }
-        let asked = std::mem::take(&mut self.desk.tickets).into_keys();
-        let others: Vec<NodeId> = asked.filter(|n| *n != ctx.me()).collect();
-        for node in &others {
-            let digest = Digest::ZERO;
-            self.send(ctx, *node, JobMessage::CancelAsk { digest });
-        }
-        here || !others.is_empty()
-    }
-
-    /// A person ends the job. Its leader decides that; where nobody can, this node gives it up.
-    pub(super) fn on_cancel_ask(&mut self, ctx: &mut Ctx<'_>, digest: Digest) {
-        if digest.is_zero() && self.live().is_none() {
-            self.end_gathering(ctx);
-            return;
-        }
-        let Some(head) = self.live().filter(|h| h.digest == digest) else {
-            return;
-        };
-        let record = head.record.clone();
-        if self.is_hopeless(ctx, &record) {
-            self.durable.supersede(record.lineage(), EVERY_NUMBER);
-            return self.leave_group(ctx, digest, "the user stopped the job");
-        }
-        let leader = self.acting_leader(ctx, &record);
-        match (&mut self.lead, leader) {
-            (Some(lead), _) => {
-                lead.cancelled = true;
-                self.wake_at(ctx.now, "a person ends the job");
-            }
-            (None, Some(leader)) if leader != ctx.me() && ctx.reachable(leader) => {
-                self.send(ctx, leader, JobMessage::CancelAsk { digest });
-            }
-            (None, _) => {}
-        }
-    }
-}
-
-/// Why no agent can end a job of which nothing runs: only launchers and this command write to stores.
-fn in_its_store(on: &str, id: &str) -> String {
-    format!(
-        "all launchers of job {id} are gone, and its end has to be written to its store: `muster cancel {id} \
-         --store LOCATION`{on} does that"
-    )
 }

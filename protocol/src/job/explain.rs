@@ -3,19 +3,28 @@
 use super::{Ctx, Job, REPEAT};
 use crate::budget;
 use crate::ids::{Digest, NodeId};
-use crate::record::{Arbiter, Cause, Kind, Record};
-use crate::wire::{Status, Wait};
+use crate::membership::State;
+use crate::record::{Arbiter, Cause, Kind, Member, Record};
+use crate::time::Span;
+use crate::wire::{MAX_LIST, Status, Wait};
+
+/// Ranks may finish this long after others before anybody is told.
+const FINISHING: Span = Span::from_secs(5);
 
 impl Job {
-    /// Whether this node is a member whose workers are stopped.
+    /// Whether this node is a member whose workers are stopped, or have finished.
     pub(super) fn has_stopped(&self) -> bool {
-        self.member.as_ref().is_some_and(|m| m.status.stopped)
+        let over = |s: &Status| s.stopped || s.finished;
+        self.member.as_ref().is_some_and(|m| over(&m.status))
     }
 
-    /// A member whose workers are stopped, while no new generation comes, says what it waits for.
+    /// A member whose workers run no more, while no new generation comes, says what it waits for.
     pub(super) fn explain_pause(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
         let lead = self.acting_leader(ctx, record);
-        let Some(mine) = self.member.as_mut().filter(|m| m.status.stopped) else {
+        // Who has finished waits for the end, which nobody decides then.
+        let stranded = self.is_stranded(ctx, record);
+        let over = |s: &Status| s.stopped || s.finished && stranded;
+        let Some(mine) = self.member.as_mut().filter(|m| over(&m.status)) else {
             return;
         };
         let since = *mine.paused.get_or_insert(ctx.now);
@@ -39,7 +48,8 @@ impl Job {
     /// launchers are gone nor who asks to be let in.
     pub(super) fn tell_wait_to(&mut self, ctx: &Ctx<'_>, node: NodeId, status: &Status) {
         let ended = self.lead.as_ref().is_some_and(|l| l.ending.is_some());
-        let Some(head) = self.live().filter(|_| ended && status.stopped) else {
+        let waits = ended && status.stopped || status.finished && self.is_finishing(ctx);
+        let Some(head) = self.live().filter(|_| waits) else {
             return;
         };
         let wait = self.wait_of_running(ctx, head, node);
@@ -48,6 +58,54 @@ impl Job {
             && !matches!(wait, Wait::Changing)
         {
             self.acknowledge(ctx, node, launcher, Digest::ZERO, wait);
+        }
+    }
+
+    /// The members that are there, or may come back, and whose ranks have not finished, where others' have.
+    fn unfinished(&self, ctx: &Ctx<'_>, record: &Record) -> Vec<NodeId> {
+        let Some(lead) = &self.lead else {
+            return Vec::new();
+        };
+        let finished = |n: NodeId| lead.status(n).is_some_and(|s| s.finished);
+        if lead.ending.is_some() || !record.members.iter().any(|m| finished(m.node)) {
+            return Vec::new();
+        }
+        let gone = |m: &&Member| self.is_lost(ctx, m) || self.stopped_for_good(m.node);
+        let waited = record.members.iter().filter(|m| !gone(m));
+        waited.map(|m| m.node).take(MAX_LIST).collect()
+    }
+
+    /// Whether all have waited for the last ranks for so long that they should know it.
+    fn is_finishing(&self, ctx: &Ctx<'_>) -> bool {
+        let since = self.lead.as_ref().and_then(|l| l.finishing);
+        since.is_some_and(|at| ctx.now >= at + FINISHING)
+    }
+
+    /// Members whose ranks have finished wait for those of the others: they are told for whom.
+    pub(super) fn tell_finishing(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let waits = !self.unfinished(ctx, record).is_empty();
+        let Some(lead) = self.lead.as_mut() else {
+            return;
+        };
+        if !waits {
+            lead.finishing = None;
+            return;
+        }
+        let due = *lead.finishing.get_or_insert(ctx.now) + FINISHING;
+        if ctx.now < due {
+            return self.wake_at(due, "ranks that have not finished");
+        }
+        let wait = self.live().map(|h| self.wait_of_running(ctx, h, ctx.me()));
+        let news = wait
+            .as_ref()
+            .is_some_and(|w| self.explain(ctx, w) != self.applicant.told.text);
+        if let Some(wait) = wait.filter(|_| news) {
+            self.tell_wait(ctx, &wait);
+            for member in record.members.iter().filter(|m| m.node != ctx.me()) {
+                if let Some(status) = self.status_of(member.node).cloned() {
+                    self.tell_wait_to(ctx, member.node, &status);
+                }
+            }
         }
     }
 
@@ -204,29 +262,63 @@ impl Job {
                         name(leader)
                     )
                 }
-                Some(leader) => format!(
+                Some(leader) if self.is_cut_off(ctx, leader) => format!(
                     "the job's leader {} cannot be reached from this node: check the network \
                      between them",
                     name(leader)
                 ),
+                Some(leader) => away(&name(leader)),
                 None => "the job has no leader at the moment".into(),
             },
-            Wait::Changing if !self.unlinked(ctx).is_empty() => format!(
-                "this node has no link to {} of the job: check the network between them",
-                ctx.names(&self.unlinked(ctx))
-            ),
+            Wait::Changing if !self.unlinked(ctx).is_empty() => {
+                let mut unlinked = self.unlinked(ctx);
+                let cut_off = unlinked.iter().any(|n| self.is_cut_off(ctx, *n));
+                unlinked.retain(|n| !cut_off || self.is_cut_off(ctx, *n));
+                let names = ctx.names(&unlinked);
+                match cut_off {
+                    true => format!(
+                        "this node has no link to {names} of the job: check the network between them"
+                    ),
+                    false => away(&names),
+                }
+            }
             Wait::Changing => "the job changes its members; this node joins next".into(),
             Wait::Held { have, ms } => format!(
                 "{have} nodes are here. When the job ended last, a node was away or cut off, and its workers may \
                  still run: the job starts in {} s, when they have ended",
                 ms.div_ceil(1000)
             ),
+            Wait::Finishing { nodes } => {
+                let names: Vec<String> = nodes.iter().take(8).map(|n| name(*n)).collect();
+                format!(
+                    "the ranks on this node or others have finished, and the job ends when those on {} have. If they \
+                     should have ended: look there (`muster logs {1}`), whether `muster run` is stopped (Ctrl-Z; `kill \
+                     -CONT` lets it go on), and whether its agent runs. `muster cancel {1}` ends the job without them, \
+                     with code 130",
+                    names.join(", "),
+                    self.key.id,
+                )
+            }
             Wait::Orphan { ms } => format!(
                 "the job's log says that it runs on other nodes, and nobody can say whether its launchers there \
                  are dead or only cut off. The job goes on here in {} s if they give no sign of life in the \
                  store until then",
                 ms.div_ceil(1000)
             ),
+        }
+    }
+
+    /// Whether a node that has no link to this one should have one by now: its agent does not only restart, nor
+    /// is it known to be dead.
+    fn is_cut_off(&self, ctx: &Ctx<'_>, node: NodeId) -> bool {
+        match ctx.peers.unwell(node) {
+            Some(State::Lost { confirmed }) => !confirmed,
+            Some(State::Away { .. } | State::Suspect { .. }) => false,
+            Some(State::Alive) | None => {
+                let met = ctx.peers.get(node).map(|p| p.seen);
+                let since = met.or(self.applicant.since);
+                since.is_some_and(|at| ctx.now >= at + ctx.cfg.agent_grace)
+            }
         }
     }
 
@@ -292,6 +384,10 @@ impl Job {
                 return Wait::NoQuorum { missing };
             }
         }
+        let nodes = self.unfinished(ctx, record);
+        if !nodes.is_empty() {
+            return Wait::Finishing { nodes };
+        }
         if let Some(ms) = self.parked_ms(ctx, from) {
             return Wait::Parked { ms };
         }
@@ -343,4 +439,12 @@ impl Job {
             .take(crate::wire::MAX_LIST)
             .collect()
     }
+}
+
+/// Members whose agents are not there just now.
+fn away(names: &str) -> String {
+    format!(
+        "no agent answers on {names} just now: it restarts, or the node is lost. Which of the two shows within a \
+         moment, and the job goes on by itself"
+    )
 }

@@ -36,6 +36,8 @@ pub(super) struct Lead {
     pub(super) deserted: Option<super::deserted::Deserted>,
     /// A person ended the job, on a node without a launcher of it.
     pub(super) cancelled: bool,
+    /// Since when some ranks have finished and others have not.
+    pub(super) finishing: Option<Time>,
     /// These have a bad view of a checkpoint that is whole.
     pub(super) misread: BTreeSet<NodeId>,
     /// Since when a link between two members is reported missing.
@@ -72,6 +74,7 @@ impl Lead {
             given_up: BTreeSet::new(),
             deserted: None,
             cancelled: false,
+            finishing: None,
             misread: BTreeSet::new(),
             links: BTreeMap::new(),
             ending: None,
@@ -283,6 +286,7 @@ impl Job {
         }
         self.drive_hang(ctx, &record);
         self.drive_deserted(ctx, &record, &a);
+        self.tell_finishing(ctx, &record);
         self.drive_change(ctx, &record, &a);
         self.repeat_orders(ctx);
     }

@@ -9,6 +9,7 @@
 mod alone;
 mod apply;
 mod birth;
+mod cancel;
 mod chain;
 mod checkpoint;
 mod damage;
@@ -41,6 +42,7 @@ mod voter;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+pub use cancel::CancelStage;
 pub use checkpoint::Asked as CheckpointAsked;
 pub use durable::{Durable, Saved};
 pub use resume::Continues;
@@ -98,8 +100,7 @@ impl Ctx<'_> {
 
     /// What a command line calls a node: its host, else the beginning of its id.
     fn called(&self, node: NodeId) -> String {
-        let hello = self.peers.get(node).and_then(|p| p.hello.as_ref());
-        let host = hello.map_or("", |h| h.host.as_str());
+        let host = self.peers.host(node).unwrap_or_default();
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if !host.is_empty() && host.chars().all(plain) {
             host.to_owned()
@@ -205,6 +206,8 @@ pub struct Job {
     /// For whom everybody waits, as the leader said, in words; empty while all move.
     hung: String,
     checkpoint: Option<checkpoint::Asked>,
+    /// What a person on this node ordered, and how that stands.
+    cancelling: Option<cancel::Cancelling>,
     /// Times of the change under way, carried from one generation's leader to the next.
     phases: Phases,
     strikes: BTreeMap<NodeId, crate::budget::Strikes>,
@@ -282,6 +285,7 @@ impl Job {
             news: news::News::default(),
             hung: String::new(),
             checkpoint: None,
+            cancelling: None,
             saves: saves::Saves::default(),
             phases: Phases::default(),
             strikes: BTreeMap::new(),
@@ -368,6 +372,7 @@ impl Job {
             && self.desk.is_empty()
             && self.durable.bound.is_none()
             && self.durable.continues.is_none()
+            && self.cancelling.is_none()
             && self
                 .head
                 .as_ref()
@@ -433,7 +438,7 @@ impl Job {
 
     /// Whether launchers wait at this agent for others, and this life of the job has not formed as far as is known
     /// here.
-    pub(crate) fn gathers(&self) -> bool {
+    pub fn gathers(&self) -> bool {
         self.live().is_none() && self.desk.waits && !self.desk.tickets.is_empty()
     }
 
@@ -497,6 +502,7 @@ impl Job {
         self.drive_welcome(ctx);
         self.drive_silent(ctx);
         self.drive_ends(ctx);
+        self.drive_cancelling(ctx);
         // Each round can only be started by a message to ourselves, and each of those is answered
         // by at most one more; the bound is a guard against a mistake, not a limit that is met.
         for _ in 0..64 {
@@ -656,7 +662,7 @@ impl Job {
                 number,
                 state,
             } => self.on_looked_again(ctx, from, digest, (number, state)),
-            JobMessage::CancelAsk { digest } => self.on_cancel_ask(ctx, digest),
+            JobMessage::CancelAsk { lineage } => self.on_cancel_ask(ctx, lineage),
             JobMessage::Unfit { digest, text } => self.on_unfit(ctx, from, digest, text),
             JobMessage::Held { digest, ms } => self.on_held(ctx, from, digest, ms),
         }

@@ -63,9 +63,8 @@ impl Job {
             ));
         }
         let is_called = |node: NodeId, name: &str| {
-            let hello = ctx.peers.get(node).and_then(|p| p.hello.as_ref());
-            !name.is_empty()
-                && (node.hex().starts_with(name) || hello.is_some_and(|h| h.host == name))
+            let host = ctx.peers.host(node);
+            !name.is_empty() && (node.hex().starts_with(name) || host == Some(name))
         };
         if let Some(name) = named
             .iter()

@@ -353,12 +353,14 @@ impl Job {
     /// not changed for `minority_wait`.
     pub(super) fn may_claim(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
         let Some(store) = &self.store else {
-            self.tell_waiting(
-                ctx.now,
-                "the job is decided by its store, and this launcher brought none: start it with the \
-                 same --store"
-                    .into(),
-            );
+            if self.local.is_some() {
+                self.tell_waiting(
+                    ctx.now,
+                    "the job is decided by its store, and this launcher brought none: start it with the \
+                     same --store"
+                        .into(),
+                );
+            }
             return false;
         };
         if store.claiming.is_some() {

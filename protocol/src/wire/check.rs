@@ -62,9 +62,9 @@ impl JobMessage {
                     .map_err(|e| WireError::Record(RecordError::Spec(e)))
             }
             JobMessage::TicketAck { wait, .. } => match wait {
-                Wait::Forming { who: list, .. } | Wait::NoQuorum { missing: list } => {
-                    limit("nodes", list.len(), MAX_LIST)
-                }
+                Wait::Forming { who: list, .. }
+                | Wait::NoQuorum { missing: list }
+                | Wait::Finishing { nodes: list } => limit("nodes", list.len(), MAX_LIST),
                 Wait::Elsewhere { advert } => key(&advert.key),
                 Wait::Batching { .. }
                 | Wait::Spare { .. }

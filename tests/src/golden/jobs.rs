@@ -19,6 +19,9 @@ fn waits() -> Vec<Wait> {
         Wait::Elsewhere { advert: advert() },
         Wait::Changing,
         Wait::Orphan { ms: 31_500 },
+        Wait::Finishing {
+            nodes: vec![node(2)],
+        },
         Wait::Held {
             have: 3,
             ms: 28_250,

@@ -139,6 +139,22 @@ impl Ledger {
         &self.place
     }
 
+    /// What moves in the store while anything of the job runs: the log's next slot, and its leader's beacon (R14).
+    ///
+    /// # Errors
+    /// The store does not say.
+    pub fn signs_of_life(&mut self) -> Result<(u64, Option<u64>), LedgerError> {
+        self.refresh()?;
+        let beacon = stores::beacon(&self.store).map_err(LedgerError::Store)?;
+        Ok((self.log.tail().next, beacon))
+    }
+
+    /// Whether the job is over, as its log says.
+    pub fn is_over(&self) -> bool {
+        let latest = self.latest.as_ref();
+        latest.is_some_and(|(record, _)| record.kind.is_terminal())
+    }
+
     /// The newest generation that may still commit what it has written.
     pub fn newest(&self) -> Digest {
         self.latest

@@ -3,6 +3,7 @@
 //! Nothing here decides about a job. What the agent answers is JSON, and `-o json` prints it as it
 //! came; the tables are made from the same values.
 
+mod cancel;
 mod checkpoint;
 mod checkpoints;
 pub(crate) mod client;
@@ -79,7 +80,7 @@ pub enum Query {
     /// Empty a node: its jobs save, leave it and go on elsewhere, then its agent ends
     Drain(orders::DrainArgs),
     /// Stop a job on all its nodes
-    Cancel(orders::CancelArgs),
+    Cancel(cancel::CancelArgs),
     /// Have all ranks of a job save at one step, and go on; or do something about its checkpoints
     Checkpoint(checkpoint::Args),
     /// List the checkpoints in a job's store
@@ -118,7 +119,7 @@ pub fn main(query: Query, whole: clap::Command) -> ExitCode {
             Query::Events(args) => events::main(&args, &style).await,
             Query::Logs(args) => logs::main(&args).await,
             Query::Drain(args) => orders::drain(&args).await,
-            Query::Cancel(args) => orders::cancel(&args).await,
+            Query::Cancel(args) => cancel::main(&args).await,
             Query::Checkpoint(args) => checkpoint::main(&args, &style).await,
             Query::Checkpoints(args) => checkpoints::all(&args, &style).await,
             Query::Job(args) => orders::job(&args).await,

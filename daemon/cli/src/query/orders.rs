@@ -1,27 +1,21 @@
-//! `muster drain` and `muster cancel`.
+//! `muster drain` and `muster job continue`.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use muster_daemon::config::{self, Inputs};
 use muster_protocol::Span;
 use muster_protocol::local::{Command, Query};
-use muster_store::Location;
 use serde_json::{Value, json};
 
-use super::client::{Client, Unanswered, rows_of};
+use super::client::{Client, Unanswered};
 use super::output::{Failure, clean, duration_ms, field, flag, put, put_json, short};
-use crate::kept::Ledger;
-use crate::stores;
 
 /// Between two looks at whether an order is carried out.
-const POLL: Duration = Duration::from_millis(200);
+pub(super) const POLL: Duration = Duration::from_millis(200);
 /// What comes on top of a grace before an order counts as not carried out: workers that are
 /// killed, and the others that must notice.
 const MARGIN: Duration = Duration::from_secs(15);
-/// A cancelled job's workers get its own grace, which this command does not know.
-const CANCEL_LIMIT: Duration = Duration::from_secs(300);
 
 /// `muster drain`
 #[derive(Debug, clap::Args)]
@@ -34,26 +28,6 @@ pub struct DrainArgs {
     /// Wait until the node is gone
     #[arg(long)]
     wait: bool,
-    #[command(flatten)]
-    common: super::Common,
-}
-
-/// `muster cancel`
-#[derive(Debug, clap::Args)]
-pub struct CancelArgs {
-    /// The job's id
-    job: String,
-    /// Wait until the job is over
-    #[arg(long)]
-    wait: bool,
-    /// The job's store, where no launcher of it is left: its end is written there
-    /// [default: as the last launcher on this node named it]
-    #[arg(
-        long,
-        value_name = "LOCATION",
-        value_parser = OsStringValueParser::new().try_map(stores::parse)
-    )]
-    store: Option<Location>,
     #[command(flatten)]
     common: super::Common,
 }
@@ -258,128 +232,15 @@ async fn is_gone(client: &Client, target: &Target) -> Result<bool, Unanswered> {
     }
 }
 
-pub(super) async fn cancel(args: &CancelArgs) -> Result<(), Failure> {
-    let began = Instant::now();
-    // Only an agent can say that nothing of the job runs, before its end is written.
-    let client = Client::find(args.common.socket.as_deref(), Some(&args.job)).await?;
-    let jobs = client.query(Query::Jobs).await?;
-    let order = Command::Cancel {
-        job: args.job.clone(),
-    };
-    let mut over = false;
-    match in_its_store(args, &jobs)? {
-        Some((row, location)) => {
-            end_in_store(args, &location, &client, row).await?;
-            over = true;
-        }
-        None => drop(client.command(order.clone()).await?),
-    }
-    if args.wait && !over {
-        let known = !rows_of(&jobs, &args.job).all(has_ended);
-        let what = format!("stopping {}", clean(&args.job));
-        wait(&what, CANCEL_LIMIT, async || match known {
-            true => is_over(&client, &args.job).await,
-            // Its agent passes the order on for as long as the job's agents speak of it.
-            false => match client.command(order.clone()).await {
-                Ok(_) => Ok(false),
-                Err(Unanswered::Refused(_)) => Ok(true),
-                Err(why) => Err(why),
-            },
-        })
-        .await?;
-        over = true;
-    }
-    let waited = over.then(|| began.elapsed());
-    if args.common.out.json() {
-        return put_json(&json!({
-            "ok": true, "job": args.job, "over": waited.is_some(),
-            "waited_ms": waited.map(|w| w.as_millis() as u64),
-        }));
-    }
-    let job = clean(&args.job);
-    let text = match waited {
-        Some(time) => format!("{job} is over, after {}\n", ms(time)),
-        None => {
-            format!("{job} stops; `muster events {job} --follow` shows how, --wait waits for it\n")
-        }
-    };
-    put(text.as_bytes())
-}
-
-/// The store in which a job is to be ended by this command, because no launcher of it is left that could.
-fn in_its_store<'a>(
-    args: &'a CancelArgs,
-    jobs: &'a Value,
-) -> Result<Option<(&'a Value, Location)>, Failure> {
-    // Without such a row it may train elsewhere, and its workers would not hear of an end that is only written.
-    let is_left =
-        |row: &&Value| field(row, "kind") == "deserted" && field(row, "arbiter") == "store";
-    let Some(row) = rows_of(jobs, &args.job).find(is_left) else {
-        return Ok(None);
-    };
-    let named = field(row, "store");
-    match &args.store {
-        Some(location) => Ok(Some((row, location.clone()))),
-        None if named.is_empty() => Err(Failure::Refused(format!(
-            "all launchers of {} are gone, and its end has to be written to its store: name that with --store",
-            clean(&args.job)
-        ))),
-        None => match stores::parse(named.into()) {
-            Ok(location) => Ok(Some((row, location))),
-            Err(error) => Err(Failure::Refused(error.to_string())),
-        },
-    }
-}
-
-/// Writes a job's end to its log, and tells the agent here, which tells the others.
-async fn end_in_store(
-    args: &CancelArgs,
-    location: &Location,
-    client: &Client,
-    row: &Value,
-) -> Result<(), Failure> {
-    let id = args.job.rsplit_once('/').map_or(&*args.job, |(_, id)| id);
-    let mut ledger = Ledger::open(location, id, true)?;
-    let newest = ledger.newest().hex();
-    let over = ledger
-        .latest
-        .as_ref()
-        .is_some_and(|(r, _)| r.kind.is_terminal());
-    if !over && field(row, "digest") != newest {
-        return Err(Failure::Refused(format!(
-            "{} goes on by now, as its store says, with nodes that this one does not see: say it on one of them",
-            clean(&args.job)
-        )));
-    }
-    let record = Box::new(ledger.end()?);
-    let job = args.job.clone();
-    client.command(Command::Ended { job, record }).await?;
-    Ok(())
-}
-
-async fn is_over(client: &Client, job: &str) -> Result<bool, Unanswered> {
-    match client.query(Query::Jobs).await {
-        Ok(jobs) => Ok(rows_of(&jobs, job).all(has_ended)),
-        // An embedded agent ends with its job.
-        Err(Unanswered::Silent(_)) => Ok(true),
-        Err(why) => Err(why),
-    }
-}
-
-fn has_ended(row: &Value) -> bool {
-    let kind = field(row, "kind");
-    !matches!(kind.as_str(), "runs" | "waits" | "deserted") && !flag(row, "launcher_here")
-}
-
-fn ms(time: Duration) -> String {
+pub(super) fn ms(time: Duration) -> String {
     duration_ms(time.as_secs_f64() * 1e3)
 }
 
 /// Asks until the answer is yes; on a terminal a line says for how long already.
-async fn wait(
+pub(super) async fn wait<E: Into<Failure>>(
     what: &str,
     limit: Duration,
-    mut done: impl AsyncFnMut() -> Result<bool, Unanswered>,
+    mut done: impl AsyncFnMut() -> Result<bool, E>,
 ) -> Result<(), Failure> {
     let began = Instant::now();
     let terminal = std::io::stderr().is_terminal();

@@ -31,10 +31,6 @@ const MAX_THREADS: usize = MAX_READS + 2;
 /// Between two words about a store that does not open.
 const SLOW: Duration = Duration::from_secs(5);
 
-/// The leader's beacon (R14), a small object that moves while a leader lives.
-const BEACON: &str = "beacon";
-const MAX_BEACON: u64 = 64;
-
 /// Operations on one job's part of a store. All of them may block.
 pub trait Operations: Send + Sync + 'static {
     fn carry_out(&self, task: Task) -> Outcome;
@@ -149,17 +145,6 @@ impl JobStore {
         muster_fault::point_on("log.created", entry);
         created
     }
-
-    fn read_beacon(&self) -> Result<Option<u64>, StoreError> {
-        match self.log.get(BEACON, MAX_BEACON) {
-            // Anything else than a number is a torn one.
-            Ok(bytes) => Ok(std::str::from_utf8(&bytes)
-                .ok()
-                .and_then(|text| u64::from_str_radix(text, 16).ok())),
-            Err(error) if matches!(error.kind, Kind::NotFound | Kind::TooLarge) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
 }
 
 impl Operations for JobStore {
@@ -178,12 +163,15 @@ impl Operations for JobStore {
                 Err(error) => failed(error),
             },
             Task::WriteBeacon { value } => {
-                match self.log.put(BEACON, format!("{value:016x}").as_bytes()) {
+                match self
+                    .log
+                    .put(stores::BEACON, format!("{value:016x}").as_bytes())
+                {
                     Ok(()) => StoreAnswer::BeaconWritten,
                     Err(error) => failed(error),
                 }
             }
-            Task::ReadBeacon => match self.read_beacon() {
+            Task::ReadBeacon => match stores::beacon(&self.log) {
                 Ok(value) => StoreAnswer::Beacon(value),
                 Err(error) => failed(error),
             },

@@ -13,7 +13,7 @@ use crate::membership::Answer;
 use crate::record::{Kind, Record};
 use crate::spec::JobSpec;
 use crate::time::Span;
-use crate::wire::{JobMessage, Ticket, Wait};
+use crate::wire::{Advert, JobMessage, Ticket, Wait};
 
 /// Node 3 is no member of the job of nodes 0 and 1, and its launcher `k` asks to be let in.
 fn asks(s: &mut Scripted, k: usize, wait: Wait) {
@@ -166,7 +166,7 @@ fn that_a_next_life_gathers_is_told_beside_the_end_of_the_last() {
     s.hears(
         3,
         JobMessage::CancelAsk {
-            digest: Digest::ZERO,
+            lineage: Digest::ZERO,
         },
     );
     let mut told = s.told.iter().map(|(_, frame)| frame);
@@ -293,4 +293,103 @@ fn members_whose_job_lacks_a_node_hear_it_of_their_leader() {
     }
     // Once.
     assert_eq!((there(&s), told_to_wait(&s)), (Some(2), 1));
+}
+
+#[test]
+fn those_that_have_finished_are_told_for_whom_they_wait() {
+    let (mut s, digest) = trains(0, 3, &[]);
+    s.says(ToAgent::Finished { digest });
+    s.status(1, digest, 2, |st| st.finished = true);
+    s.status(2, digest, 2, |_| {});
+    s.pass(Span::from_secs(1));
+    assert_eq!(waits(&s), "", "others may be slower");
+    s.pass(Span::from_secs(5));
+    let told = |s: &Scripted, i: usize| {
+        let mut sent = s.sent.iter().filter(|(to, _)| *to == node(i));
+        sent.any(|(_, body)| {
+            let nodes = vec![node(2)];
+            let expected = Wait::Finishing { nodes };
+            matches!(body, JobMessage::TicketAck { wait, .. } if *wait == expected)
+        })
+    };
+    assert!(waits(&s).contains("h2") && told(&s, 1), "{}", waits(&s));
+    assert!(!told(&s, 2), "its ranks run");
+    // Said again to one that asks again, which may not have heard it.
+    s.sent.clear();
+    s.status(1, digest, 3, |st| st.finished = true);
+    assert!(told(&s, 1));
+}
+
+#[test]
+fn who_has_finished_reads_for_whom_the_job_waits() {
+    let (mut s, digest) = trains(1, 3, &[]);
+    s.says(ToAgent::Finished { digest });
+    let nodes = vec![node(2)];
+    s.hears(
+        0,
+        JobMessage::TicketAck {
+            launcher: member(1).launcher,
+            lineage: Digest::ZERO,
+            wait: Wait::Finishing { nodes },
+        },
+    );
+    assert!(waits(&s).contains("h2"), "{}", waits(&s));
+    assert_eq!(told_to_wait(&s), 1);
+}
+
+#[test]
+fn an_agent_that_restarts_is_no_fault_of_the_network() {
+    let r = record(2, 2);
+    let mut s = outside();
+    s.launcher(3, 2, None);
+    s.pass(Span::from_millis(100));
+    let leads = || Wait::Elsewhere {
+        advert: Advert {
+            key: key("j"),
+            lineage: r.lineage(),
+            digest: r.digest(),
+            number: r.number,
+            leader: Some(node(0)),
+            belongs: true,
+            deserted: false,
+            left_behind: false,
+        },
+    };
+    let tell = |s: &mut Scripted| {
+        let (lineage, wait) = (r.lineage(), leads());
+        let launcher = member(3).launcher;
+        s.hears(
+            1,
+            JobMessage::TicketAck {
+                launcher,
+                lineage,
+                wait,
+            },
+        );
+        waits(s).to_owned()
+    };
+    s.probes
+        .insert(node(0), (Answer::Refused, Answer::Answered));
+    s.on(Event::Disconnected { node: node(0) });
+    for _ in 0..5 {
+        let text = tell(&mut s);
+        assert!(text.contains("h0") && !text.contains("network"), "{text}");
+        s.pass(Span::from_secs(1));
+    }
+    // Neither its agent nor its launcher says anything.
+    s.probes.insert(node(0), (Answer::Silent, Answer::Silent));
+    s.pass(Span::from_secs(40));
+    let text = tell(&mut s);
+    assert!(text.contains("h0") && text.contains("network"), "{text}");
+}
+
+#[test]
+fn a_node_that_died_before_this_run_has_a_name() {
+    let r = record(3, 2);
+    let mut s = Scripted::new(config(0, 2), vec![holds(&r, 1)]);
+    s.agent.remember_hosts([(node(2), "n2".to_owned())]);
+    s.launcher(0, 3, None);
+    s.pass(Span::from_secs(60));
+    let text = waits(&s);
+    assert!(text.contains("n2 (") && text.contains("--dead"), "{text}");
 }

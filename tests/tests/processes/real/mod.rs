@@ -3,6 +3,7 @@
 mod agents;
 mod bad_view;
 pub(crate) mod buckets;
+mod cancel;
 mod drill;
 mod faults;
 mod growth;

@@ -136,3 +136,27 @@ fn a_job_that_has_not_formed_is_cancelled_from_any_node() {
     let (done, said) = bed.muster(3, &["cancel", "another"]);
     assert!(!done, "{said}");
 }
+
+#[test]
+fn nodes_whose_ranks_have_finished_say_for_whom_they_wait() {
+    let mut bed = agents(3, &["--nnodes=3"]);
+    (0..3).for_each(|node| bed.attach(node));
+    let group = bed.group(&[0, 1, 2], 0);
+    // Its ranks exit, and nobody is there to see it.
+    let last = group.nodes()[2];
+    bed.signal(bed.launcher_pid(last), Signal::SIGSTOP);
+    bed.order(None, 0);
+    let whom = format!("ends when those on n{last} (");
+    for node in &group.nodes()[..2] {
+        bed.until("its console says so", |bed| bed.said(*node).contains(&whom));
+        let row = bed.job(*node);
+        assert!(
+            row["waiting"].as_str().is_some_and(|w| w.contains(&whom)),
+            "{row}"
+        );
+    }
+    bed.signal(bed.launcher_pid(last), Signal::SIGCONT);
+    for node in 0..3 {
+        assert_eq!(bed.ended(node), Some(0));
+    }
+}

@@ -1,0 +1,327 @@
+//! `muster cancel`: the agent is told once, and follows its order until that life of the job is over. Where a
+//! job's store decides and no launcher is left to write there, this command does.
+
+use std::time::{Duration, Instant};
+
+use clap::builder::{OsStringValueParser, TypedValueParser as _};
+use muster_protocol::local::{Command, Query};
+use muster_protocol::record::Record;
+use muster_store::Location;
+use serde_json::{Value, json};
+
+use super::client::{Client, Unanswered, rows_of};
+use super::orders::{POLL, ms, wait};
+use super::output::{Failure, clean, field, flag, put, put_json};
+use crate::kept::Ledger;
+use crate::stores;
+
+/// A cancelled job's workers get its own grace, which this command does not know.
+const LIMIT: Duration = Duration::from_secs(300);
+/// By then an agent has heard of others, if it hears of any.
+const YOUNG_MS: u64 = 5_000;
+/// Between two looks at a store that may stand still.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// `muster cancel`
+#[derive(Debug, clap::Args)]
+pub struct CancelArgs {
+    /// The job's id
+    job: String,
+    /// Wait until the job is over
+    #[arg(long)]
+    wait: bool,
+    /// The job's store, where no launcher of it is left: its end is written there
+    /// [default: as the last launcher on this node named it]
+    #[arg(
+        long,
+        value_name = "LOCATION",
+        value_parser = OsStringValueParser::new().try_map(stores::parse)
+    )]
+    store: Option<Location>,
+    #[command(flatten)]
+    common: super::Common,
+}
+
+pub(super) async fn main(args: &CancelArgs) -> Result<(), Failure> {
+    let began = Instant::now();
+    let client = Client::find(args.common.socket.as_deref(), Some(&args.job)).await?;
+    let over = end(args, &client).await?;
+    let waited = over.then(|| began.elapsed());
+    if args.common.out.json() {
+        return put_json(&json!({
+            "ok": true, "job": args.job, "over": waited.is_some(),
+            "waited_ms": waited.map(|w| w.as_millis() as u64),
+        }));
+    }
+    let job = clean(&args.job);
+    let text = match waited {
+        Some(time) => format!("{job} is over, after {}\n", ms(time)),
+        None => {
+            format!("{job} stops; `muster events {job} --follow` shows how, --wait waits for it\n")
+        }
+    };
+    put(text.as_bytes())
+}
+
+/// How the agent's order stands.
+#[derive(Debug, PartialEq, Eq)]
+enum Stage {
+    Asked { sure: bool },
+    Over,
+    InStore(Left),
+    Failed(String),
+}
+
+/// A generation without a launcher that could write its end to the store.
+#[derive(Debug, PartialEq, Eq)]
+struct Left {
+    generation: String,
+    /// Nothing of it runs. Else its workers may, and only the store can tell.
+    known: bool,
+    /// The store, where the agent knows it.
+    store: String,
+}
+
+/// Ends the job: whether it is over, and not only sure to be.
+async fn end(args: &CancelArgs, client: &Client) -> Result<bool, Failure> {
+    let jobs = client.query(Query::Jobs).await?;
+    let deserted =
+        |row: &&Value| field(row, "kind") == "deserted" && field(row, "arbiter") == "store";
+    if let Some(row) = rows_of(&jobs, &args.job).find(deserted) {
+        let left = Left {
+            generation: field(row, "digest"),
+            known: true,
+            store: field(row, "store"),
+        };
+        return end_in_store(args, client, &left).await.map(|()| true);
+    }
+    let known = rows_of(&jobs, &args.job).next().is_some();
+    match order(args, client, known).await {
+        Ok(_) => {}
+        Err(Unanswered::Refused(why)) => {
+            // Its agents may be gone, while its store is there.
+            return match (&args.store, known) {
+                (Some(location), false) => end_silent(args, client, location).await.map(|()| true),
+                (None, false) => Err(Failure::Refused(format!(
+                    "{why}. Where all its nodes are gone, a job with a store is ended there: `muster cancel {} --wait \
+                     --store LOCATION`",
+                    clean(&args.job)
+                ))),
+                _ => Err(Failure::Refused(why)),
+            };
+        }
+        Err(why) => return Err(why.into()),
+    }
+    match follow(args, client).await? {
+        Stage::Over => Ok(true),
+        Stage::Asked { .. } => Ok(false),
+        Stage::InStore(left) => end_in_store(args, client, &left).await.map(|()| true),
+        Stage::Failed(why) => Err(Failure::Refused(why)),
+    }
+}
+
+/// Gives the agent the order. One that was just started may not have heard of the job yet.
+async fn order(args: &CancelArgs, client: &Client, known: bool) -> Result<Value, Unanswered> {
+    loop {
+        let job = args.job.clone();
+        let answer = client.command(Command::Cancel { job }).await;
+        if known || !matches!(answer, Err(Unanswered::Refused(_))) {
+            return answer;
+        }
+        let status = client.query(Query::Status).await?;
+        let young = status["uptime_ms"].as_u64().is_some_and(|ms| ms < YOUNG_MS);
+        if !young {
+            return answer;
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// Follows the agent's order, until the job is over or what is in the way is known; without `--wait` until it
+/// is sure to end.
+async fn follow(args: &CancelArgs, client: &Client) -> Result<Stage, Failure> {
+    let what = format!("stopping {}", clean(&args.job));
+    let mut stage = Stage::Asked { sure: false };
+    wait(&what, LIMIT, async || {
+        stage = match client.query(Query::Jobs).await {
+            Ok(jobs) => stage_of(&jobs, &args.job).ok_or_else(|| {
+                Unanswered::Refused(format!(
+                    "the agent has lost the order, as it was started anew: say `muster cancel {}` again",
+                    clean(&args.job)
+                ))
+            })?,
+            // An embedded agent ends with its job.
+            Err(Unanswered::Silent(_)) => Stage::Over,
+            Err(why) => return Err(why),
+        };
+        Ok(match stage {
+            Stage::Asked { sure } => sure && !args.wait,
+            _ => true,
+        })
+    })
+    .await?;
+    Ok(stage)
+}
+
+fn stage_of(jobs: &Value, job: &str) -> Option<Stage> {
+    let row = rows_of(jobs, job).find(|row| row["cancel"].is_object())?;
+    let order = &row["cancel"];
+    match field(order, "stage").as_str() {
+        "asked" => Some(Stage::Asked {
+            sure: flag(order, "sure"),
+        }),
+        "over" => Some(Stage::Over),
+        "in_store" => Some(Stage::InStore(Left {
+            generation: field(order, "generation"),
+            known: flag(order, "known"),
+            store: field(row, "store"),
+        })),
+        "failed" => Some(Stage::Failed(field(order, "why"))),
+        _ => None,
+    }
+}
+
+/// Ends a job of which no launcher is left, in its store.
+async fn end_in_store(args: &CancelArgs, client: &Client, left: &Left) -> Result<(), Failure> {
+    let location = match &args.store {
+        Some(location) => location.clone(),
+        None if left.store.is_empty() => {
+            let job = clean(&args.job);
+            let wait = match left.known {
+                true => "",
+                false => "--wait ",
+            };
+            return Err(Failure::Refused(format!(
+                "no launcher of {job} is seen that could write its end to its store: `muster cancel {job} {wait}--store \
+                 LOCATION` does that, on this node or any other that reaches the store"
+            )));
+        }
+        None => stores::parse((&*left.store).into())
+            .map_err(|error| Failure::Refused(error.to_string()))?,
+    };
+    if !left.known {
+        return end_silent(args, client, &location).await;
+    }
+    let mut ledger = Ledger::open(&location, id_of(args), true)?;
+    if !ledger.is_over() && left.generation != ledger.newest().hex() {
+        return Err(Failure::Refused(format!(
+            "{} goes on by now, as its store says, with nodes that this one does not see: say it on one of them",
+            clean(&args.job)
+        )));
+    }
+    let record = ledger.end()?;
+    client.command(ended(args, record)).await?;
+    Ok(())
+}
+
+/// The same where nobody can say whether its launchers are dead or only cut off: the store tells, by R14, once
+/// nothing has been written there for long enough.
+async fn end_silent(
+    args: &CancelArgs,
+    client: &Client,
+    location: &Location,
+) -> Result<(), Failure> {
+    let mut ledger = Ledger::open(location, id_of(args), true)?;
+    let status = client.query(Query::Status).await?;
+    let limit = Duration::from_millis(
+        status["orphan_after_ms"]
+            .as_u64()
+            .unwrap_or(LIMIT.as_millis() as u64),
+    );
+    let job = clean(&args.job);
+    if !ledger.is_over() && !args.wait {
+        return Err(Failure::Refused(format!(
+            "{job} runs, as its store says, on {}, and no agent that this one sees can say whether it still does: \
+             `muster cancel {job} --wait --store {location}` looks at the store for {}, and ends the job if nothing is \
+             written there",
+            members(&ledger, client).await?,
+            ms(limit)
+        )));
+    }
+    let mut seen = None;
+    let mut since = Instant::now();
+    let mut looked = None::<Instant>;
+    let generation = ledger.newest();
+    let what = format!("waiting for a sign of life of {job} in its store");
+    wait(&what, 2 * limit, async || {
+        if ledger.is_over() {
+            return Ok(true);
+        }
+        if looked.is_none_or(|at| at.elapsed() >= LOOK) {
+            looked = Some(Instant::now());
+            let now = Some(ledger.signs_of_life()?);
+            if seen != now {
+                if seen.is_some() && !ledger.is_over() {
+                    return Err(Failure::Refused(format!(
+                        "{job} runs: its store was written to just now, on behalf of {}. Say `muster cancel {job}` on \
+                         one of these nodes",
+                        members(&ledger, client).await?
+                    )));
+                }
+                (seen, since) = (now, Instant::now());
+            }
+        }
+        Ok(since.elapsed() >= limit)
+    })
+    .await?;
+    if !ledger.is_over() && ledger.newest() != generation {
+        return Err(Failure::Refused(format!(
+            "{job} goes on by now, as its store says"
+        )));
+    }
+    let record = ledger.end()?;
+    // Those that know the job may all be gone: they read of its end in the store.
+    match client.command(ended(args, record)).await {
+        Ok(_) | Err(Unanswered::Refused(_)) => Ok(()),
+        Err(why) => Err(why.into()),
+    }
+}
+
+fn ended(args: &CancelArgs, record: Record) -> Command {
+    Command::Ended {
+        job: args.job.clone(),
+        record: Box::new(record),
+    }
+}
+
+/// The nodes of the newest generation, by their host names where the agent has heard these.
+async fn members(ledger: &Ledger, client: &Client) -> Result<String, Failure> {
+    let nodes = client.query(Query::Nodes).await?;
+    let rows = nodes.as_array().map_or(&[][..], |v| v);
+    let members = ledger.latest.iter().flat_map(|(r, _)| &r.members);
+    let names = members.take(8).map(|member| {
+        let id = member.node.hex();
+        let row = rows.iter().find(|row| field(row, "node") == id);
+        let host = row.map(|row| clean(&field(row, "host")));
+        host.filter(|h| !h.is_empty())
+            .unwrap_or(member.node.to_string())
+    });
+    Ok(names.collect::<Vec<_>>().join(", "))
+}
+
+fn id_of(args: &CancelArgs) -> &str {
+    args.job.rsplit_once('/').map_or(&*args.job, |(_, id)| id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_an_order_stands_is_read_from_the_row_that_has_one() {
+        let jobs = json!([
+            { "job": "j", "owner": "1", "kind": "runs", "cancel": null },
+            { "job": "other", "cancel": { "stage": "over" } },
+            { "job": "j", "owner": "0", "store": "/s",
+              "cancel": { "stage": "in_store", "generation": "ab", "known": true } },
+        ]);
+        let left = Left {
+            generation: "ab".into(),
+            known: true,
+            store: "/s".into(),
+        };
+        assert_eq!(stage_of(&jobs, "j"), Some(Stage::InStore(left)));
+        assert_eq!(stage_of(&jobs, "other"), Some(Stage::Over));
+        assert_eq!(stage_of(&jobs, "1/j"), None);
+    }
+}

@@ -1,0 +1,233 @@
+//! A person's order to end a job: of which life it is, to whom it is said, and how it ends.
+
+use super::super::scripted::{Scripted, by_store, config, key, member, next, node, record};
+use super::super::{ConnId, Event};
+use crate::ids::{Digest, NodeId};
+use crate::job::CancelStage;
+use crate::local::{Began, Command, Register, ToAgent, ToLauncher};
+use crate::record::{Arbiter, Kind, Record};
+use crate::time::Span;
+use crate::wire::{Advert, JobMessage};
+
+fn orders(s: &mut Scripted) {
+    s.on(Event::Launcher {
+        conn: ConnId(9),
+        owner: "0".into(),
+        frame: ToAgent::Command(Command::Cancel { job: "j".into() }),
+    });
+}
+
+fn stage(s: &Scripted) -> Option<CancelStage> {
+    s.agent.job(&key("j")).and_then(|j| j.cancelling())
+}
+
+/// What a member says of its generation.
+fn lives(record: &Record) -> Advert {
+    Advert {
+        key: key("j"),
+        lineage: record.lineage(),
+        digest: record.digest(),
+        number: record.number,
+        leader: record.leader(),
+        belongs: record.kind == Kind::Next,
+        deserted: false,
+        left_behind: false,
+    }
+}
+
+fn end_of(record: &Record) -> Record {
+    Record {
+        kind: Kind::End { cancelled: true },
+        members: Vec::new(),
+        ..next(record, 7)
+    }
+}
+
+/// Node 3 has no part in the job of nodes 0 and 1.
+fn outside(record: &Record) -> Scripted {
+    let mut s = Scripted::new(config(3, 2), Vec::new());
+    for i in 0..2 {
+        s.peer(i);
+        s.says_hello(i, vec![lives(record)]);
+    }
+    s
+}
+
+/// Who was told since the last look to end which life.
+fn asked(s: &mut Scripted) -> Vec<(NodeId, Digest)> {
+    let sent = std::mem::take(&mut s.sent).into_iter();
+    let asks = sent.filter_map(|(to, body)| match body {
+        JobMessage::CancelAsk { lineage } => Some((to, lineage)),
+        _ => None,
+    });
+    asks.collect()
+}
+
+#[test]
+fn an_order_is_said_until_its_life_is_over_and_not_to_the_next_one() {
+    let first = record(2, 3);
+    let mut s = outside(&first);
+    orders(&mut s);
+    let both = [0, 1].map(|i| (node(i), first.lineage()));
+    assert_eq!(asked(&mut s), both);
+    // What was lost on the way is said again.
+    s.pass(Span::from_millis(1_100));
+    assert_eq!(asked(&mut s), both);
+    assert_eq!(stage(&s), Some(CancelStage::Asked { sure: false }));
+    // The leader says that it is over, and the next life begins at once.
+    let second = Record {
+        parent: end_of(&first).digest(),
+        ..record(2, 1)
+    };
+    s.says_hello(0, vec![lives(&end_of(&first))]);
+    s.says_hello(1, vec![lives(&second)]);
+    s.says_hello(0, vec![lives(&second)]);
+    s.pass(Span::from_secs(3));
+    assert_eq!(asked(&mut s), []);
+    assert_eq!(stage(&s), Some(CancelStage::Over));
+    // It is remembered for as long as somebody may want to read it.
+    s.pass(Span::from_secs(60));
+    assert!(s.agent.job(&key("j")).is_none());
+}
+
+#[test]
+fn a_life_whose_nodes_cannot_be_reached_any_more_is_not_taken_for_over() {
+    let mut s = outside(&record(2, 3));
+    orders(&mut s);
+    for i in 0..2 {
+        s.on(Event::Disconnected { node: node(i) });
+    }
+    s.pass(Span::from_secs(1));
+    assert_eq!(stage(&s), Some(CancelStage::Asked { sure: false }));
+    s.pass(Span::from_secs(10));
+    assert!(matches!(stage(&s), Some(CancelStage::Failed { .. })));
+}
+
+#[test]
+fn launchers_that_wait_are_told_once_and_not_taken_for_gone_with_the_link() {
+    let gathers = || vec![Advert::gathering(key("j"))];
+    for gone in [false, true] {
+        let mut s = Scripted::new(config(3, 2), Vec::new());
+        s.peer(0);
+        s.says_hello(0, gathers());
+        orders(&mut s);
+        s.pass(Span::from_secs(3));
+        assert_eq!(asked(&mut s), [(node(0), Digest::ZERO)]);
+        assert_eq!(stage(&s), Some(CancelStage::Asked { sure: false }));
+        match gone {
+            true => s.on(Event::Disconnected { node: node(0) }),
+            false => s.says_hello(0, Vec::new()),
+        }
+        s.pass(Span::from_secs(10));
+        let failed = matches!(stage(&s), Some(CancelStage::Failed { .. }));
+        assert_eq!(failed, gone, "{:?}", stage(&s));
+        assert_eq!(stage(&s) == Some(CancelStage::Over), !gone);
+    }
+}
+
+#[test]
+fn a_life_that_nobody_takes_part_in_any_more_is_over() {
+    let mut s = outside(&record(2, 3));
+    orders(&mut s);
+    (0..2).for_each(|i| s.says_hello(i, Vec::new()));
+    s.pass(Span::from_secs(1));
+    assert_eq!(stage(&s), Some(CancelStage::Over));
+}
+
+#[test]
+fn an_order_that_only_the_store_can_carry_out_says_so_at_once() {
+    let left = by_store(record(2, 3));
+    let mut s = outside(&left);
+    for i in 0..2 {
+        let deserted = Advert {
+            leader: None,
+            deserted: true,
+            ..lives(&left)
+        };
+        s.says_hello(i, vec![deserted]);
+    }
+    orders(&mut s);
+    s.pass(Span::from_millis(100));
+    let generation = left.digest();
+    let known = true;
+    assert_eq!(stage(&s), Some(CancelStage::InStore { generation, known }));
+    assert_eq!(asked(&mut s), []);
+    // Written by this node's user.
+    let record = end_of(&left);
+    assert!(matches!(record.arbiter, Arbiter::Store(_)));
+    s.on(Event::Launcher {
+        conn: ConnId(9),
+        owner: "0".into(),
+        frame: ToAgent::Command(Command::Ended {
+            job: "j".into(),
+            record: Box::new(record.clone()),
+        }),
+    });
+    let told = |i| {
+        let decided =
+            |body: &JobMessage| matches!(body, JobMessage::Decided { record: r } if **r == record);
+        s.sent
+            .iter()
+            .any(|(to, body)| *to == node(i) && decided(body))
+    };
+    assert!(told(0) && told(1), "{:?}", s.sent);
+}
+
+/// A launcher whose agent has lost its state took part in what others go on with.
+#[test]
+fn a_launcher_that_its_agent_does_not_know_as_a_member_is_not_all_of_the_job() {
+    let running = record(2, 3);
+    let began = |s: &mut Scripted| {
+        s.launcher(3, 2, None);
+        let Some(job) = s.agent.job(&key("j")) else {
+            panic!("no job")
+        };
+        assert!(job.launcher().is_some());
+    };
+    let mut s = outside(&running);
+    began(&mut s);
+    orders(&mut s);
+    let both = [0, 1].map(|i| (node(i), running.lineage()));
+    assert_eq!(asked(&mut s), both);
+    let told = |s: &Scripted| {
+        let mut told = s.told.iter().map(|(_, frame)| frame);
+        told.any(|f| matches!(f, ToLauncher::End { code: 130, .. }))
+    };
+    assert!(told(&s));
+    assert_eq!(stage(&s), Some(CancelStage::Asked { sure: false }));
+    // Nobody that this agent sees knows that life: others may run it all the same.
+    let mut s = Scripted::new(config(3, 2), Vec::new());
+    let (lineage, digest) = (running.lineage(), running.digest());
+    s.says(ToAgent::Register(Register {
+        began: Some(Box::new(Began { lineage, digest })),
+        running: Some(digest),
+        ..registered(3)
+    }));
+    orders(&mut s);
+    s.pass(Span::from_secs(1));
+    assert_eq!(stage(&s), Some(CancelStage::Asked { sure: false }));
+    assert!(told(&s));
+    s.pass(Span::from_secs(10));
+    assert!(matches!(stage(&s), Some(CancelStage::Failed { .. })));
+}
+
+fn registered(i: usize) -> Register {
+    let spec = record(2, 1).spec;
+    Register {
+        launcher: member(i).launcher,
+        job: "j".into(),
+        spec,
+        slots: 8,
+        guard_port: 40_000,
+        addrs: vec![std::net::Ipv4Addr::LOCALHOST.into()],
+        place: crate::record::Place::default(),
+        running: None,
+        began: None,
+        gate: None,
+        store: None,
+        parity: 0,
+        pid: 1,
+        command: String::new(),
+        log_dir: None,
+    }
+}

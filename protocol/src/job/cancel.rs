@@ -1,0 +1,411 @@
+//! A person ends the job, on any node (`muster cancel`). The order is for the lives of the job that are known
+//! when it is given, and is said to whoever can decide their end until they are known to be over, or until
+//! what stands in the way is known.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::durable::EVERY_NUMBER;
+use super::{Ctx, Job, REPEAT};
+use crate::agent::Effect;
+use crate::ids::{Digest, LauncherId, NodeId};
+use crate::record::{Arbiter, Record};
+use crate::time::{Span, Time};
+use crate::wire::{Advert, JobMessage, MAX_LIST, Message};
+
+/// An order that nobody takes up is dropped after this time: longer than who gave it waits.
+const LIMIT: Span = Span::from_secs(320);
+/// How an order ended can be read for so long.
+const KEPT: Span = Span::from_secs(30);
+
+/// How a person's order to end the job stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CancelStage {
+    /// Those who can decide it are asked to; `sure`: only the launcher here takes part in it, as far as is known, or
+    /// sees to it as a member.
+    Asked { sure: bool },
+    /// All that was known of the job when the order was given is over.
+    Over,
+    /// No launcher is left that could write this generation's end to the store that decides it; `known`: all are
+    /// known to be gone, and their workers with them.
+    InStore { generation: Digest, known: bool },
+    /// What is in the way, and what helps.
+    Failed { why: String },
+}
+
+/// A person's order.
+#[derive(Clone, Debug)]
+pub(super) struct Cancelling {
+    stage: CancelStage,
+    lives: BTreeMap<Digest, Life>,
+    /// Where launchers wait for a life to begin.
+    doors: BTreeSet<NodeId>,
+    /// The launcher that was here.
+    launcher: Option<LauncherId>,
+    said: Time,
+    /// Since when nobody is there to ask.
+    stuck: Option<Time>,
+    until: Time,
+}
+
+/// A life of the job that is to end.
+#[derive(Clone, Debug, Default)]
+struct Life {
+    /// Who said last to take part in it.
+    tellers: BTreeSet<NodeId>,
+    heard: bool,
+}
+
+/// Why nobody is asked to end a life.
+enum Obstacle {
+    InStore { generation: Digest, known: bool },
+    Silent(String),
+}
+
+impl Job {
+    /// How the newest order of a person on this node stands; none when there is none, or it is long over.
+    pub fn cancelling(&self) -> Option<CancelStage> {
+        self.cancelling.as_ref().map(|o| o.stage.clone())
+    }
+
+    /// A person ends the job.
+    ///
+    /// # Errors
+    /// There is nothing to end. Nothing has changed.
+    pub(crate) fn cancel_by_order(&mut self, ctx: &mut Ctx<'_>) -> Result<(), String> {
+        let doors = self
+            .adverts(ctx.peers.all)
+            .filter(|(_, a)| a.is_gathering());
+        let doors: BTreeSet<NodeId> = doors.map(|(node, _)| node).collect();
+        let lives = self.lives_known(ctx);
+        let here = self.local.as_ref().filter(|l| l.over.is_none());
+        let launcher = here.map(|l| l.reg.launcher);
+        if lives.is_empty() && doors.is_empty() && launcher.is_none() && self.desk.is_empty() {
+            let id = &self.key.id;
+            return Err(match &self.head {
+                Some(end) => format!("job {id} is over: {}", self.why(ctx, &end.record)),
+                None => format!("job {id} does not run, as far as this agent knows"),
+            });
+        }
+        self.cancelling = Some(Cancelling {
+            stage: CancelStage::Asked { sure: false },
+            lives: lives.into_iter().map(|l| (l, Life::default())).collect(),
+            launcher,
+            said: Time::ZERO,
+            stuck: None,
+            until: ctx.now + LIMIT,
+            doors: BTreeSet::new(),
+        });
+        if self.live().is_none() {
+            self.end_gathering(ctx);
+        } else if launcher.is_some() {
+            self.cancel(ctx);
+        }
+        // Once: whoever waits at a door later is of no life that is known now.
+        for node in &doors {
+            let lineage = Digest::ZERO;
+            self.send(ctx, *node, JobMessage::CancelAsk { lineage });
+        }
+        if let Some(order) = &mut self.cancelling {
+            order.doors = doors;
+        }
+        Ok(())
+    }
+
+    /// The lives of the job that somebody takes part in, as far as is known here.
+    fn lives_known(&self, ctx: &Ctx<'_>) -> BTreeSet<Digest> {
+        let here = self.local.as_ref().filter(|l| l.over.is_none());
+        let began = here.and_then(|l| l.reg.began.as_ref().map(|b| b.lineage));
+        let waits = here.and_then(|l| l.lineage);
+        let told = self.adverts(ctx.peers.all).filter(|(_, a)| a.belongs);
+        let told = told.map(|(_, a)| a.lineage);
+        let lives = told.chain(began).chain(waits);
+        let lives = lives.filter(|l| !self.is_life_over(ctx, *l));
+        lives.chain(self.live().map(super::Head::lineage)).collect()
+    }
+
+    fn is_life_over(&self, ctx: &Ctx<'_>, lineage: Digest) -> bool {
+        if self.live().is_some_and(|h| h.lineage() == lineage) {
+            return false;
+        }
+        let newest = self.told_of(ctx, lineage).max_by_key(|(_, a)| a.number);
+        let ended = newest.is_some_and(|(_, a)| a.leader.is_none() && !a.belongs);
+        let number = newest.map_or(1, |(_, a)| a.number);
+        let given_up = self.durable.superseded(lineage, number).is_some();
+        let past = ctx.past.over(&lineage, number).is_some();
+        ended || given_up || past || self.durable.has_ended(lineage)
+    }
+
+    /// What connected agents say of a life of the job.
+    fn told_of<'a>(
+        &'a self,
+        ctx: &'a Ctx<'_>,
+        lineage: Digest,
+    ) -> impl Iterator<Item = (NodeId, &'a Advert)> {
+        let told = self.adverts(ctx.peers.all);
+        told.filter(move |(_, a)| !a.is_gathering() && a.lineage == lineage)
+    }
+
+    /// Follows a person's order.
+    pub(super) fn drive_cancelling(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(mut order) = self.cancelling.take() else {
+            return;
+        };
+        if ctx.now < order.until {
+            if let CancelStage::Asked { .. } = order.stage {
+                self.follow(ctx, &mut order);
+            }
+            self.wake_at(order.until, "an order to end the job");
+            self.cancelling = Some(order);
+        }
+    }
+
+    fn follow(&mut self, ctx: &mut Ctx<'_>, order: &mut Cancelling) {
+        let gathers = |node: &NodeId| {
+            let mut told = self.adverts(ctx.peers.all);
+            // What becomes of launchers that nothing is heard of is not known.
+            !ctx.peers.connected(*node) || told.any(|(from, a)| from == *node && a.is_gathering())
+        };
+        order.doors.retain(gathers);
+        order.launcher = order.launcher.filter(|l| self.launcher() == Some(*l));
+        for (lineage, life) in &mut order.lives {
+            self.hear_of(ctx, *lineage, life);
+        }
+        order
+            .lives
+            .retain(|lineage, life| !self.is_done(ctx, *lineage, life));
+        let obstacles = order.lives.iter();
+        let gone = order.doors.iter().copied();
+        let gone: Vec<NodeId> = gone.filter(|n| !ctx.peers.connected(*n)).collect();
+        let door = (!gone.is_empty()).then(|| self.unreached(ctx, &gone));
+        let obstacle = obstacles
+            .filter_map(|(l, life)| self.obstacle(ctx, *l, life))
+            .next()
+            .or(door);
+        let stage = match obstacle {
+            None if order.lives.is_empty()
+                && order.doors.is_empty()
+                && order.launcher.is_none() =>
+            {
+                Some(CancelStage::Over)
+            }
+            None => {
+                order.stuck = None;
+                None
+            }
+            Some(Obstacle::InStore {
+                generation,
+                known: true,
+            }) => Some(CancelStage::InStore {
+                generation,
+                known: true,
+            }),
+            Some(obstacle) => {
+                // An agent that was just started may soon hear of the others.
+                let since = *order.stuck.get_or_insert(ctx.now);
+                let due = since + ctx.cfg.suspect_after.times(3);
+                self.wake_at(due, "an order that nobody takes");
+                (ctx.now >= due).then_some(match obstacle {
+                    Obstacle::InStore { generation, known } => {
+                        CancelStage::InStore { generation, known }
+                    }
+                    Obstacle::Silent(why) => CancelStage::Failed { why },
+                })
+            }
+        };
+        if let Some(stage) = stage {
+            order.stage = stage;
+            order.until = ctx.now + KEPT;
+            return;
+        }
+        let seen_to =
+            |l: &Digest| self.is_member(ctx) && self.live().is_some_and(|h| h.lineage() == *l);
+        let sure = order.doors.is_empty() && order.lives.keys().all(seen_to);
+        order.stage = CancelStage::Asked { sure };
+        if ctx.now >= order.said + REPEAT {
+            order.said = ctx.now;
+            for (lineage, life) in &order.lives {
+                self.say_cancel(ctx, *lineage, life);
+            }
+        }
+        self.wake_at(order.said + REPEAT, "say an order to end the job again");
+    }
+
+    /// Who takes part in a life, by what was said since the last look. Nobody counts as gone because the link to
+    /// it is.
+    fn hear_of(&self, ctx: &Ctx<'_>, lineage: Digest, life: &mut Life) {
+        let told = self.told_of(ctx, lineage).filter(|(_, a)| a.belongs);
+        let told: BTreeSet<NodeId> = told.map(|(node, _)| node).collect();
+        life.heard |= !told.is_empty();
+        life.tellers.retain(|n| !ctx.peers.connected(*n));
+        life.tellers.extend(told);
+    }
+
+    fn is_done(&self, ctx: &Ctx<'_>, lineage: Digest, life: &Life) -> bool {
+        let here = self.live().is_some_and(|h| h.lineage() == lineage);
+        let left = life.heard && life.tellers.is_empty();
+        !here && (left || self.is_life_over(ctx, lineage))
+    }
+
+    /// Why nobody is there who could decide that a life ends.
+    fn obstacle(&self, ctx: &Ctx<'_>, lineage: Digest, life: &Life) -> Option<Obstacle> {
+        let id = &self.key.id;
+        let Some(head) = self.live().filter(|h| h.lineage() == lineage) else {
+            if !life.heard {
+                return Some(Obstacle::Silent(format!(
+                    "the launcher of job {id} on this node is stopped, and no agent that this one sees knows what it \
+                     took part in. If the job runs on other nodes, say `muster cancel {id}` on one of them"
+                )));
+            }
+            let newest = || {
+                let told = self.told_of(ctx, lineage);
+                let number = told.map(|(_, a)| a.number).max();
+                let told = self.told_of(ctx, lineage);
+                told.filter(move |(_, a)| Some(a.number) == number && a.belongs)
+            };
+            let Some((_, advert)) = newest().next() else {
+                let gone: Vec<NodeId> = life.tellers.iter().copied().collect();
+                return Some(self.unreached(ctx, &gone));
+            };
+            return newest()
+                .all(|(_, a)| a.leader.is_none())
+                .then(|| Obstacle::InStore {
+                    generation: advert.digest,
+                    known: newest().any(|(_, a)| a.deserted),
+                });
+        };
+        let record = &head.record;
+        let leader = self.acting_leader(ctx, record);
+        if leader.is_none() && matches!(record.arbiter, Arbiter::Store(_)) {
+            return Some(Obstacle::InStore {
+                generation: head.digest,
+                known: self.has_no_store_left(ctx.me()),
+            });
+        }
+        let led = leader.is_some_and(|n| ctx.reachable(n));
+        // Its launcher here ends its own part at least.
+        let here = self.is_member(ctx);
+        (!led && !here && !self.is_hopeless(ctx, record)).then(|| {
+            let lead = leader.map_or_else(|| "its members".to_owned(), |n| ctx.name(n));
+            Obstacle::Silent(format!(
+                "nobody that leads job {id} can be reached from this node ({lead}): say `muster cancel {id}` on a node \
+                 that reaches it"
+            ))
+        })
+    }
+
+    fn unreached(&self, ctx: &Ctx<'_>, gone: &[NodeId]) -> Obstacle {
+        let id = &self.key.id;
+        Obstacle::Silent(format!(
+            "the agents of job {id} ({}) cannot be reached from this node any more: say `muster cancel {id}` on one of \
+             them",
+            ctx.names(gone)
+        ))
+    }
+
+    /// Says to whoever may decide it that a life is to end.
+    fn say_cancel(&mut self, ctx: &mut Ctx<'_>, lineage: Digest, life: &Life) {
+        self.on_cancel_ask(ctx, lineage);
+        // A launcher whose agent has lost its state has a part in it, too.
+        for node in ctx.peers.connected_nodes().collect::<Vec<_>>() {
+            self.send(ctx, node, JobMessage::CancelAsk { lineage });
+        }
+        // A member says nothing by itself when its part is over.
+        for node in life.tellers.iter().copied().take(MAX_LIST) {
+            if ctx.peers.connected(node) {
+                let message = Message::HelloAsk;
+                self.effects.push_back(Effect::Send { to: node, message });
+            }
+        }
+    }
+
+    /// A person has ended the job in its log, where nobody is left who could; or read there how it ended.
+    ///
+    /// # Errors
+    /// It is no end of what this agent knows. Nothing has changed.
+    pub(crate) fn ended_in_log(&mut self, ctx: &mut Ctx<'_>, end: Record) -> Result<(), String> {
+        let by_store = matches!(end.arbiter, Arbiter::Store(_));
+        let lineage = end.lineage();
+        let here = self.live().filter(|h| {
+            let newer = end.number > h.record.number;
+            h.lineage() == lineage && h.record.arbiter == end.arbiter && newer
+        });
+        let told = self
+            .told_of(ctx, lineage)
+            .filter(|(_, a)| a.number < end.number);
+        let members = here.into_iter().flat_map(|h| &h.record.members);
+        let members = members.map(|m| m.node);
+        let others: BTreeSet<NodeId> = members.chain(told.map(|(node, _)| node)).collect();
+        let here = here.is_some();
+        let is_end = by_store && end.kind.is_terminal() && end.check().is_ok();
+        if !is_end || !here && others.is_empty() {
+            return Err(format!(
+                "that is no end of job {} as this agent knows it",
+                self.key.id
+            ));
+        }
+        let record = Arc::new(end);
+        for node in others.into_iter().filter(|n| *n != ctx.me()) {
+            let record = record.clone();
+            self.send(ctx, node, JobMessage::Decided { record });
+        }
+        if here || self.head.is_none() {
+            self.install(ctx, record);
+        }
+        Ok(())
+    }
+
+    /// Whether nobody can decide how the job ends, and nobody here takes part in it.
+    fn is_hopeless(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
+        self.local.is_none() && self.is_stranded(ctx, record)
+    }
+
+    /// A person ends the job before it has formed: the launcher here, and those that ask here to be let in, go.
+    fn end_gathering(&mut self, ctx: &mut Ctx<'_>) {
+        if self.local.is_some() {
+            self.cancel(ctx);
+        }
+        let asked = std::mem::take(&mut self.desk.tickets).into_keys();
+        let others: Vec<NodeId> = asked.filter(|n| *n != ctx.me()).collect();
+        for node in others {
+            let lineage = Digest::ZERO;
+            self.send(ctx, node, JobMessage::CancelAsk { lineage });
+        }
+    }
+
+    /// A person ends this life of the job. Its leader decides that; where nobody can, this node gives it up. A
+    /// launcher that had a part in it, of which its agent knows nothing any more, goes at once.
+    pub(super) fn on_cancel_ask(&mut self, ctx: &mut Ctx<'_>, lineage: Digest) {
+        if lineage.is_zero() && self.live().is_none() {
+            return self.end_gathering(ctx);
+        }
+        let live = self.live().filter(|h| h.lineage() == lineage);
+        let Some((record, digest)) = live.map(|h| (h.record.clone(), h.digest)) else {
+            let here = self.local.as_ref().filter(|l| l.over.is_none());
+            let began = here.and_then(|l| l.reg.began.as_ref());
+            if began.is_some_and(|b| b.lineage == lineage) && !self.is_member(ctx) {
+                self.cancel(ctx);
+            }
+            return;
+        };
+        if self.is_member(ctx) {
+            // Whoever leads next reads of it in the status.
+            self.cancel(ctx);
+        }
+        if self.is_hopeless(ctx, &record) {
+            self.durable.supersede(lineage, EVERY_NUMBER);
+            return self.leave_group(ctx, digest, "the user stopped the job");
+        }
+        let leader = self.acting_leader(ctx, &record);
+        match (&mut self.lead, leader) {
+            (Some(lead), _) => {
+                lead.cancelled = true;
+                self.wake_at(ctx.now, "a person ends the job");
+            }
+            (None, Some(leader)) if leader != ctx.me() && ctx.reachable(leader) => {
+                self.send(ctx, leader, JobMessage::CancelAsk { lineage });
+            }
+            (None, _) => {}
+        }
+    }
+}
