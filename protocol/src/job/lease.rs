@@ -274,7 +274,8 @@ impl Job {
             false if self.live().is_some() => self.forgotten = self.forgotten.max(until),
             false => return,
         }
-        if ended && (again || self.durable.held_ms < ms) {
+        // A leader that restarts waits for them, too.
+        if again || self.durable.held_ms < ms {
             self.durable.held_ms = ms;
             self.persist(ctx);
         }
@@ -307,6 +308,21 @@ impl Job {
         let until = dropped.map(|(node, (_, at))| alone(*node).max(Some(*at)));
         let until = until.chain([self.forgotten]).max().flatten();
         until.filter(|at| ctx.now < *at && !ctx.cfg.flaws.skip_r16)
+    }
+
+    /// Whether a start of the head waits for somebody, or may have to.
+    pub(super) fn waits_for_leases(&self) -> bool {
+        self.forgotten.is_some() || !self.dropped.is_empty()
+    }
+
+    /// Those whose leases are over by now are waited for no more.
+    pub(super) fn forget_leases(&mut self, now: Time) {
+        self.dropped.retain(|_, (_, until)| now < *until);
+        self.forgotten.take_if(|until| now >= *until);
+        let next = self.dropped.values().map(|(_, until)| *until);
+        if let Some(at) = next.chain(self.forgotten).min() {
+            self.wake_at(at, "a lease that may be over");
+        }
     }
 
     /// Whether a start waits for this lease, so that it is worth asking for it more often.
