@@ -217,7 +217,8 @@ impl Job {
     }
 
     /// The one that had a generation decided tells its leader for how long to wait, which may not know
-    /// it; of an end it tells all that were members, for any of them may begin the next life.
+    /// it, and those that are new: one of them may lead what follows. Of an end it tells all that were members,
+    /// for any of them may begin the next life.
     pub(super) fn tell_held(&mut self, ctx: &Ctx<'_>, record: &Record) {
         if self.unknown || self.head_digest() != record.digest() {
             return;
@@ -225,7 +226,13 @@ impl Job {
         match record.kind.is_terminal() {
             true if self.held_ms(ctx) == 0 => {}
             true => self.say_held(ctx, self.members_before()),
-            false => self.say_held(ctx, record.leader().into_iter().collect()),
+            false => {
+                let before = self.before.as_ref().filter(|b| b.digest() == record.parent);
+                let new = |n: &NodeId| before.is_some_and(|b| !b.has(*n));
+                let nodes = record.members.iter().map(|m| m.node);
+                let to = nodes.filter(|n| record.leader() == Some(*n) || new(n));
+                self.say_held(ctx, to.collect());
+            }
         }
     }
 
