@@ -317,6 +317,33 @@ impl Job {
         until.filter(|at| ctx.now < *at && !ctx.cfg.flaws.skip_r16)
     }
 
+    /// A voter that accepted the head may have gone before it refused anybody a lease of the generation before: a
+    /// member that was dropped, and hears no more than that, takes it for one that stands behind that generation
+    /// while its agent is away ([`Self::count_away`]). Nobody knows how long that was so once the agent is back.
+    pub(super) fn wait_for_counted(&mut self, ctx: &mut Ctx<'_>) {
+        let before = self.before.as_ref().filter(|_| self.live().is_some());
+        let Some(before) = before.filter(|b| b.arbiter == Arbiter::Members) else {
+            return;
+        };
+        let stopped = |n| ctx.peers.unwell(n) == Some(State::Suspect { guarded: true });
+        let away = before.voters().filter_map(|v| {
+            let since = ctx.peers.away_since(v.node);
+            since.max(stopped(v.node).then_some(ctx.now))
+        });
+        let Some(since) = away.max() else { return };
+        let (until, of) = (since + self.timeouts(ctx).agent_grace, before.digest());
+        let mut longer = false;
+        for (_, at) in self.dropped.values_mut().filter(|(d, _)| *d == of) {
+            longer |= until > *at + ctx.cfg.suspect_after;
+            *at = until.max(*at);
+        }
+        if longer {
+            // A leader that restarts waits for them, too.
+            self.durable.held_ms = self.held_ms(ctx);
+            self.persist(ctx);
+        }
+    }
+
     /// Whether a start of the head waits for somebody, or may have to.
     pub(super) fn waits_for_leases(&self) -> bool {
         self.forgotten.is_some() || !self.dropped.is_empty()

@@ -491,6 +491,7 @@ impl Job {
         self.looks += 1;
         self.recall_leases(ctx);
         self.wake_as_voter(ctx);
+        self.wait_for_counted(ctx);
         self.forget_leases(ctx.now);
         self.retry_persist(ctx);
         self.count_own_votes(ctx);
