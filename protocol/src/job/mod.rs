@@ -505,6 +505,7 @@ impl Job {
             self.drive_birth(ctx);
             self.drive_applicant(ctx);
             self.drive_member(ctx);
+            self.drive_ended(ctx);
             self.drive_asked(ctx);
             self.drive_merge(ctx);
             self.drive_lead(ctx);
