@@ -112,6 +112,7 @@ struct Greeted {
     head: Digest,
     watches_for: (bool, bool),
     deserted: bool,
+    left_behind: bool,
     gathers: bool,
 }
 
@@ -622,6 +623,7 @@ impl Agent {
                 head: digest,
                 watches_for: job.watches_for(),
                 deserted: job.says_deserted(me),
+                left_behind: job.is_left_behind(me),
                 gathers: job.gathers(),
             };
             let was = self.heads.get(key);
@@ -632,6 +634,7 @@ impl Agent {
                 greet |= led && was.is_none_or(|w| w.head != digest);
                 // Nobody else sees that a job has no launcher left, or has one again.
                 greet |= was.is_some_and(|w| w.deserted) != now.deserted;
+                greet |= was.is_some_and(|w| w.left_behind) != now.left_behind;
                 greet |= was.is_some_and(|w| w.gathers) != now.gathers;
                 // That it is over nobody else tells those who take no part in it.
                 let led_before = |d| was.is_some_and(|w| w.head == d) && d != digest;

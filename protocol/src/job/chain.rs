@@ -59,9 +59,8 @@ impl Job {
         let ended = |e: &Arc<Record>| e.lineage() == record.lineage();
         if self.live().is_none() && self.durable.ended.iter().any(ended) {
             // Here the two ends are known the other way round. All have to agree, not more.
-            let settles = self.durable.bound.is_none() && self.head_digest() == have;
-            if settles && have < record.digest() {
-                self.install(ctx, record);
+            if self.head_digest() == have && have < record.digest() {
+                self.take_up_end(ctx, record);
             }
             return;
         }
@@ -71,14 +70,20 @@ impl Job {
                 && h.record.lineage() != record.lineage()
         });
         if behind && record.kind.is_terminal() && !self.durable.ended.iter().any(ended) {
-            // One that is bound to a birth after the older end hears of the later one again: an answer now
-            // would be answered by the same word, without end.
-            if self.durable.bound.is_none() {
-                self.install(ctx, record);
-            }
+            self.take_up_end(ctx, record);
             return;
         }
         self.on_decided(ctx, from, record);
+    }
+
+    /// Another end of the job counts as the last one. A birth that is proposed here would be refused by all that
+    /// know it, and is withdrawn. One that is bound to the birth of another hears of that end again: an answer
+    /// now would be answered by the same word, without end.
+    fn take_up_end(&mut self, ctx: &mut Ctx<'_>, record: Arc<Record>) {
+        self.withdraw_birth(ctx);
+        if self.durable.bound.is_none() {
+            self.install(ctx, record);
+        }
     }
 
     /// A record that somebody knows to be decided.
@@ -173,9 +178,9 @@ impl Job {
         if record.kind.is_terminal() && !head.is_zero() && head != digest {
             // Two ends of the job, and nobody here has seen both. Which counts as the later one does not
             // matter, as long as all agree.
-            if head < digest && self.durable.bound.is_none() {
-                self.install(ctx, record);
-            } else if head > digest {
+            if head < digest {
+                self.take_up_end(ctx, record);
+            } else {
                 self.compare_ends(ctx, from, digest);
             }
             return;

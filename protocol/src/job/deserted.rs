@@ -81,14 +81,18 @@ impl Job {
     }
 
     /// Whether nothing of the head runs, nor of what was before it: its launchers are gone and their workers
-    /// with them, and these were started, so that the start had waited for everybody who was dropped (R16).
-    pub(super) fn is_left_behind(&self, me: NodeId) -> bool {
-        let mut members = self.live().into_iter().flat_map(|h| &h.record.members);
-        self.has_no_store_left(me)
-            && members.any(|m| {
-                self.storeless_status(me, m.node)
-                    .is_some_and(|s| s.started.is_some())
-            })
+    /// with them. These were started, so that the start had waited for everybody who was dropped (R16); or their
+    /// leader, which may have been started anew since, would wait for nobody.
+    pub(crate) fn is_left_behind(&self, me: NodeId) -> bool {
+        let Some(head) = self.live().filter(|_| self.has_no_store_left(me)) else {
+            return false;
+        };
+        let mut members = head.record.members.iter();
+        let started = members.any(|m| {
+            let status = self.storeless_status(me, m.node);
+            status.is_some_and(|s| s.started.is_some())
+        });
+        started || head.record.leader() == Some(me) && !self.waits_for_leases()
     }
 
     /// Whether one of its agents says so of this generation.

@@ -203,8 +203,8 @@ impl Job {
         self.drive_dropped(ctx);
     }
 
-    /// Whose lease is over is waited for no longer. Where no agent is there to end them, workers go on without any
-    /// lease; an agent that has just started may see that only after the node was dropped.
+    /// Those whose leases are over by now are waited for no more. Where no agent is there to end them, workers go on
+    /// without any lease; an agent that has just started may see that only after the node was dropped.
     pub(super) fn drive_dropped(&mut self, ctx: &Ctx<'_>) {
         let grace = self.timeouts(ctx).agent_grace;
         for (node, (_, until)) in &mut self.dropped {
@@ -212,6 +212,11 @@ impl Job {
             *until = away.map_or(*until, |since| (*until).max(since + grace));
         }
         self.dropped.retain(|_, (_, until)| ctx.now < *until);
+        self.forgotten.take_if(|until| ctx.now >= *until);
+        let next = self.dropped.values().map(|(_, until)| *until);
+        if let Some(at) = next.chain(self.forgotten).min() {
+            self.wake_at(at, "a lease that may be over");
+        }
     }
 
     /// For how long a start of the head waits, as things stand.
@@ -224,7 +229,8 @@ impl Job {
     }
 
     /// The one that had a generation decided tells its leader for how long to wait, which may not know
-    /// it; of an end it tells all that were members, for any of them may begin the next life.
+    /// it, and those that are new: one of them may lead what follows. Of an end it tells all that were members,
+    /// for any of them may begin the next life.
     pub(super) fn tell_held(&mut self, ctx: &Ctx<'_>, record: &Record) {
         if self.unknown || self.head_digest() != record.digest() {
             return;
@@ -232,7 +238,13 @@ impl Job {
         match record.kind.is_terminal() {
             true if self.held_ms(ctx) == 0 => {}
             true => self.say_held(ctx, self.members_before()),
-            false => self.say_held(ctx, record.leader().into_iter().collect()),
+            false => {
+                let before = self.before.as_ref().filter(|b| b.digest() == record.parent);
+                let new = |n: &NodeId| before.is_some_and(|b| !b.has(*n));
+                let nodes = record.members.iter().map(|m| m.node);
+                let to = nodes.filter(|n| record.leader() == Some(*n) || new(n));
+                self.say_held(ctx, to.collect());
+            }
         }
     }
 
@@ -281,7 +293,8 @@ impl Job {
             false if self.live().is_some() => self.forgotten = self.forgotten.max(until),
             false => return,
         }
-        if ended && (again || self.durable.held_ms < ms) {
+        // A leader that restarts waits for them, too.
+        if again || self.durable.held_ms < ms {
             self.durable.held_ms = ms;
             self.persist(ctx);
         }
@@ -312,6 +325,38 @@ impl Job {
         let until = dropped.map(|(_, (_, at))| *at);
         let until = until.chain(self.forgotten).max();
         until.filter(|at| ctx.now < *at && !ctx.cfg.flaws.skip_r16)
+    }
+
+    /// A voter that accepted the head may have gone before it refused anybody a lease of the generation before: a
+    /// member that was dropped, and hears no more than that, takes it for one that stands behind that generation
+    /// while its agent is away ([`Self::count_away`]). Nobody knows how long that was so once the agent is back.
+    pub(super) fn wait_for_counted(&mut self, ctx: &mut Ctx<'_>) {
+        let before = self.before.as_ref().filter(|_| self.live().is_some());
+        let Some(before) = before.filter(|b| b.arbiter == Arbiter::Members) else {
+            return;
+        };
+        let stopped = |n| ctx.peers.unwell(n) == Some(State::Suspect { guarded: true });
+        let away = before.voters().filter_map(|v| {
+            let since = ctx.peers.away_since(v.node);
+            since.max(stopped(v.node).then_some(ctx.now))
+        });
+        let Some(since) = away.max() else { return };
+        let (until, of) = (since + self.timeouts(ctx).agent_grace, before.digest());
+        let mut longer = false;
+        for (_, at) in self.dropped.values_mut().filter(|(d, _)| *d == of) {
+            longer |= until > *at + ctx.cfg.suspect_after;
+            *at = until.max(*at);
+        }
+        if longer {
+            // A leader that restarts waits for them, too.
+            self.durable.held_ms = self.held_ms(ctx);
+            self.persist(ctx);
+        }
+    }
+
+    /// Whether a start of the head waits for somebody, or may have to.
+    pub(super) fn waits_for_leases(&self) -> bool {
+        self.forgotten.is_some() || !self.dropped.is_empty()
     }
 
     /// Whether a start waits for this lease, so that it is worth asking for it more often.

@@ -496,6 +496,7 @@ impl Job {
         self.looks += 1;
         self.recall_leases(ctx);
         self.wake_as_voter(ctx);
+        self.wait_for_counted(ctx);
         self.drive_dropped(ctx);
         self.retry_persist(ctx);
         self.count_own_votes(ctx);
@@ -510,6 +511,7 @@ impl Job {
             self.drive_birth(ctx);
             self.drive_applicant(ctx);
             self.drive_member(ctx);
+            self.drive_ended(ctx);
             self.drive_asked(ctx);
             self.drive_merge(ctx);
             self.drive_lead(ctx);

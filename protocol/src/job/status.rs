@@ -32,7 +32,7 @@ impl Job {
         }
     }
 
-    /// The launcher here that took part in what has ended is dead: these may wait for its workers before they begin
+    /// The launcher here that took part in what has ended is gone: these may wait for its workers before they begin
     /// the next life, for the job may have ended while this agent was away.
     pub(super) fn say_ended_here(&mut self, ctx: &Ctx<'_>, to: impl Iterator<Item = NodeId>) {
         let ended = |b: &&Arc<Record>| {

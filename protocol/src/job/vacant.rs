@@ -27,6 +27,19 @@ pub(super) struct Vacant {
     refused: bool,
 }
 
+impl Vacant {
+    fn new(launcher: LauncherId, now: Time) -> Vacant {
+        Vacant {
+            launcher,
+            since: now,
+            asked: None,
+            ask_at: now,
+            mute_since: None,
+            refused: false,
+        }
+    }
+}
+
 impl Job {
     /// The launcher's connection closed, and this is what its guard says.
     pub(crate) fn launcher_gone(&mut self, ctx: &mut Ctx<'_>, conn: ConnId, guard: Answer) {
@@ -116,14 +129,7 @@ impl Job {
         let launcher = place.launcher;
         let vacant = match self.vacant.take() {
             Some(vacant) if vacant.launcher == launcher => vacant,
-            _ => Vacant {
-                launcher,
-                since: ctx.now,
-                asked: None,
-                ask_at: ctx.now,
-                mute_since: None,
-                refused: false,
-            },
+            _ => Vacant::new(launcher, ctx.now),
         };
         let vacant = self.vacant.insert(vacant);
         let dead = vacant.since + ctx.cfg.agent_grace;
@@ -151,6 +157,31 @@ impl Job {
             key: self.key.clone(),
             text: format!("launcher {launcher} of this node is gone"),
         });
+    }
+
+    /// The job ended while this agent was away, and its launcher here may have gone by itself: others may wait
+    /// for its workers, so its guard is asked.
+    pub(super) fn drive_ended(&mut self, ctx: &mut Ctx<'_>) {
+        let before = self.before.clone().filter(|_| self.live().is_none());
+        let place = before.as_ref().and_then(|b| b.member(ctx.me()));
+        let missed = place.filter(|m| {
+            let known = [self.launcher(), self.died].contains(&Some(m.launcher));
+            m.state == ctx.cfg.state && !known
+        });
+        let Some(place) = missed else { return };
+        let launcher = place.launcher;
+        let known = self.vacant.take().filter(|v| v.launcher == launcher);
+        let vacant = self
+            .vacant
+            .insert(known.unwrap_or(Vacant::new(launcher, ctx.now)));
+        if vacant.refused {
+            self.vacant = None;
+            self.died = Some(launcher);
+            self.say_ended_here(ctx, self.members_before().into_iter());
+        } else if ctx.now < vacant.since + ctx.cfg.agent_grace {
+            // Nobody waits for longer.
+            self.ask_for(ctx, place);
+        }
     }
 
     /// Asks at the guard of the launcher that holds this place.
@@ -189,7 +220,7 @@ impl Job {
             Answer::Mute => vacant.mute_since.or(Some(ctx.now)),
             _ => None,
         };
-        if vacant.refused || self.local.is_none() {
+        if vacant.refused || self.local.is_none() || self.live().is_none() {
             return;
         }
         let what = match guard {

@@ -11,7 +11,7 @@ use crate::ids::{Boot, Digest};
 use crate::job::Durable;
 use crate::local::{ToAgent, ToLauncher};
 use crate::membership::Answer;
-use crate::record::Record;
+use crate::record::{Cause, Kind, Record};
 use crate::time::{Span, Time};
 use crate::wire::{Action, Ballot, Grant, JobMessage, Leave, MAX_LIST, Message, Order, Ticket};
 
@@ -467,4 +467,32 @@ fn an_agent_that_restarts_after_the_start_waits_for_nobody_again() {
     s.pass(Span::from_secs(1));
     let stored = Durable::decode(&s.stored[&key("j")]).unwrap();
     assert_eq!(stored.held_ms, 0);
+}
+
+/// Its job ended while its agent was away, and its launcher went by itself: the others are told once it is back.
+#[test]
+fn a_node_whose_launcher_went_while_its_agent_was_away_says_that_it_ended() {
+    for guard in [Answer::Refused, Answer::Answered] {
+        let r = record(3, 2);
+        let parent = r.digest();
+        let end = Record {
+            kind: Kind::End { cancelled: true },
+            members: Vec::new(),
+            cause: Cause::Cancelled,
+            ..next(&r, 3)
+        };
+        let mut s = Scripted::new(config(1, 2), vec![holds(&r, 1)]);
+        s.probes.insert(node(1), (Answer::Answered, guard));
+        s.peer(0);
+        let record = Arc::new(end);
+        s.hears(0, JobMessage::Decided { record });
+        s.pass(Span::from_secs(1));
+        let said = s.sent.iter().find_map(|(to, body)| match body {
+            JobMessage::Status(st) if *to == node(0) && st.digest == parent => Some(st.stopped),
+            _ => None,
+        });
+        // One that answers may have workers, and comes back to hear the end.
+        let ended = (guard == Answer::Refused).then_some(true);
+        assert_eq!(said, ended);
+    }
 }

@@ -393,3 +393,53 @@ fn a_node_that_died_before_this_run_has_a_name() {
     let text = waits(&s);
     assert!(text.contains("n2 (") && text.contains("--dead"), "{text}");
 }
+
+/// The job ended twice, and the other node takes the other end for the last one: a birth that is proposed here after
+/// ours is refused there, and is given up at once.
+#[test]
+fn whoever_proposes_a_birth_after_an_earlier_end_takes_up_the_later_one_at_once() {
+    let end = |nonce| Record {
+        kind: Kind::Dormant,
+        members: Vec::new(),
+        birth: Digest([nonce; 32]),
+        nonce: nonce.into(),
+        ..record(2, 2)
+    };
+    let mut ends = [end(1), end(2)];
+    ends.sort_by_key(Record::digest);
+    let [ours, theirs] = ends;
+    for know_theirs in [true, false] {
+        let mut durable = holds(&ours, 1);
+        durable.ended = know_theirs
+            .then(|| Arc::new(theirs.clone()))
+            .into_iter()
+            .collect();
+        let mut s = Scripted::new(config(0, 2), vec![durable]);
+        s.peer(1);
+        s.launcher_of(0, (2, 2), None);
+        let ticket = Ticket {
+            member: member(1),
+            spec: JobSpec {
+                min_nodes: 2,
+                max_nodes: 2,
+                ..JobSpec::default()
+            },
+            knows: theirs.digest(),
+            store: None,
+            host: "h1".into(),
+            command: String::new(),
+            unreachable: Vec::new(),
+            held_ms: 0,
+        };
+        s.hears(1, JobMessage::Ticket(Box::new(ticket)));
+        s.pass(Span::from_millis(10));
+        let proposed = |(to, body): &(NodeId, JobMessage)| {
+            *to == node(1) && matches!(body, JobMessage::Birth { .. })
+        };
+        assert!(s.sent.iter().any(proposed), "{:?}", s.sent);
+        let (have, record) = (ours.digest(), Arc::new(theirs.clone()));
+        s.hears(1, JobMessage::Follows { have, record });
+        let head = s.agent.job(&key("j")).and_then(|j| j.head());
+        assert_eq!(head.map(|(_, d)| d), Some(theirs.digest()));
+    }
+}

@@ -1,0 +1,254 @@
+//! A job whose launchers are all gone, and that is started again: nobody waits for workers that are known to have
+//! ended, whoever starts it, and though all agents were started anew meanwhile.
+
+use muster_protocol::spec::JobSpec;
+use muster_tests::sim::clock::{MS, SEC};
+use muster_tests::sim::conductor::Conductor;
+use muster_tests::sim::setup::{Fault, NodeSetup, Setup, Torn};
+use muster_tests::sim::step::Step;
+
+const NODES: usize = 6;
+/// When all nodes of the job are lost, and are started again.
+const LOST: u64 = 15 * SEC;
+const AGAIN: u64 = 25 * SEC;
+/// Ten times what a start takes.
+const BOUND: u64 = 6 * SEC;
+
+/// How the nodes of the job are lost.
+#[derive(Clone, Copy, Debug)]
+enum Loss {
+    /// All at once, without a word; the machines and their agents are up again.
+    Power,
+    /// The launchers alone; their agents are started again a moment later.
+    LaunchersThenAgents,
+    /// The launchers alone, while the agents are away.
+    AgentsThenLaunchers,
+}
+
+fn losses(loss: Loss, node: usize) -> Vec<(u64, Fault)> {
+    let agent = Fault::AgentCrash {
+        node,
+        effects: 0,
+        torn: Torn::Between,
+        down: SEC,
+        new_disk: false,
+    };
+    let launcher = Fault::LauncherCrash {
+        node,
+        relaunch_after: None,
+    };
+    match loss {
+        Loss::Power => {
+            let power = Fault::NodeCrash {
+                node,
+                down: 2 * SEC,
+                new_disk: false,
+                relaunch: false,
+            };
+            vec![(LOST, power)]
+        }
+        Loss::LaunchersThenAgents => vec![(LOST, launcher), (LOST + SEC, agent)],
+        Loss::AgentsThenLaunchers => vec![(LOST - 100 * MS, agent), (LOST, launcher)],
+    }
+}
+
+fn train_in_time(
+    seed: u64,
+    loss: Loss,
+    first: &[usize],
+    joins: Option<usize>,
+    next: &[usize],
+    store: bool,
+) -> Result<(), String> {
+    let mut faults: Vec<(u64, Fault)> = Vec::new();
+    faults.extend(joins.map(|node| (6 * SEC, Fault::LateJoin { node })));
+    let all = first.iter().copied().chain(joins);
+    faults.extend(all.flat_map(|node| losses(loss, node)));
+    faults.extend(
+        next.iter()
+            .map(|node| (AGAIN, Fault::LateJoin { node: *node })),
+    );
+    faults.sort_by_key(|(at, _)| *at);
+    let nodes = (0..NODES).map(|at| NodeSetup {
+        launcher_at: first.contains(&at).then_some(MS),
+        ..NodeSetup::quiet(at, 0)
+    });
+    let spec = JobSpec {
+        min_nodes: 2,
+        max_nodes: NODES as u16,
+        ..JobSpec::default()
+    };
+    let mut conductor = Conductor::new(Setup {
+        store,
+        faults,
+        heal_at: AGAIN + 60 * SEC,
+        ..Setup::quiet(seed, nodes.collect(), spec)
+    });
+    conductor.relaunches = false;
+    conductor.run().map_err(|v| v.to_string())?;
+    in_time(&conductor, next, AGAIN)
+}
+
+#[test]
+fn a_job_whose_agents_are_all_back_without_launchers_is_started_at_once() {
+    let mut wrong = Vec::new();
+    for store in [true, false] {
+        for loss in [
+            Loss::Power,
+            Loss::LaunchersThenAgents,
+            Loss::AgentsThenLaunchers,
+        ] {
+            for (first, joins) in [(&[0, 1][..], None), (&[0, 1], Some(2)), (&[2, 3], Some(1))] {
+                for next in [&[4, 5][..], &[2, 3], &[0, 1], &[0, 1, 2], &[0, 3]] {
+                    for seed in 1..4 {
+                        let went = train_in_time(seed, loss, first, joins, next, store);
+                        if let Err(why) = went {
+                            wrong.push(format!(
+                                "{loss:?} of {first:?} and {joins:?}, then {next:?}, store {store}, {seed}: {why}"
+                            ));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// Nodes without agents of their own: all of the job's are killed, then these start it.
+fn embedded(seed: u64, first: &[usize], next: &[usize]) -> Result<(), String> {
+    let mut faults: Vec<(u64, Fault)> = Vec::new();
+    for (at, nodes) in [(MS, first), (AGAIN, next)] {
+        faults.extend(nodes.iter().flat_map(|node| {
+            let (node, new_disk) = (*node, false);
+            [
+                (at, Fault::NodeStart { node, new_disk }),
+                (at + MS, Fault::LateJoin { node }),
+            ]
+        }));
+    }
+    faults.extend(
+        first
+            .iter()
+            .map(|node| (LOST, Fault::NodeStop { node: *node })),
+    );
+    faults.sort_by_key(|(at, _)| *at);
+    let nodes = (0..4).map(|at| NodeSetup {
+        agent_at: 10_000 * SEC,
+        launcher_at: None,
+        ..NodeSetup::quiet(at, 0)
+    });
+    let spec = JobSpec {
+        min_nodes: 2,
+        max_nodes: 4,
+        ..JobSpec::default()
+    };
+    let mut conductor = Conductor::new(Setup {
+        store: true,
+        faults,
+        heal_at: AGAIN + 60 * SEC,
+        ..Setup::quiet(seed, nodes.collect(), spec)
+    });
+    conductor.relaunches = false;
+    conductor.run().map_err(|v| v.to_string())?;
+    in_time(&conductor, next, AGAIN)
+}
+
+/// Agents that live and die with their launchers: one node of the job comes back together with another one.
+#[test]
+fn a_node_that_comes_back_with_another_one_starts_the_job_at_once() {
+    let mut wrong = Vec::new();
+    for (first, next) in [
+        ([0, 1], [0, 2]),
+        ([0, 1], [1, 2]),
+        ([2, 3], [2, 0]),
+        ([2, 3], [3, 0]),
+        ([0, 1], [0, 1]),
+    ] {
+        for seed in 1..6 {
+            if let Err(why) = embedded(seed, &first, &next) {
+                wrong.push(format!("{first:?}, then {next:?}, {seed}: {why}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// All nodes of the job are drained, one `apart` after the other, and their agents end as soon as their launchers
+/// have.
+fn drained(seed: u64, agents: usize, job: usize, apart: u64, store: bool) -> Result<(), String> {
+    let nodes = (0..agents).map(|at| NodeSetup {
+        launcher_at: (at < job).then_some(MS),
+        ..NodeSetup::quiet(at, 0)
+    });
+    let spec = JobSpec {
+        min_nodes: 2,
+        max_nodes: 4,
+        ..JobSpec::default()
+    };
+    let mut conductor = Conductor::new(Setup {
+        store,
+        heal_at: AGAIN + 60 * SEC,
+        ..Setup::quiet(seed, nodes.collect(), spec)
+    });
+    conductor.relaunches = false;
+    let until = |conductor: &mut Conductor, at| conductor.run_until(at).map_err(|v| v.to_string());
+    let mut left: Vec<usize> = (0..job).collect();
+    let mut now = LOST;
+    while now < AGAIN {
+        until(&mut conductor, now)?;
+        let since = now - LOST;
+        if since.is_multiple_of(apart) && since / apart < job as u64 {
+            let (node, grace_ms) = ((since / apart) as usize, 5_000);
+            conductor.put(Step::Drain { node, grace_ms });
+        }
+        let world = &conductor.world;
+        let gone = left.iter().position(|n| world.nodes[*n].launcher.is_none());
+        if let Some(at) = gone {
+            let node = left.remove(at);
+            conductor.put(Step::AgentKill { node });
+        }
+        now += MS;
+    }
+    if !left.is_empty() {
+        return Err(format!("{left:?} are still there"));
+    }
+    for node in 0..job {
+        conductor.put(Step::LauncherStart { node });
+    }
+    let again = conductor.world.now;
+    until(&mut conductor, u64::MAX)?;
+    let nodes: Vec<usize> = (0..job).collect();
+    in_time(&conductor, &nodes, again)
+}
+
+#[test]
+fn a_job_whose_nodes_were_drained_is_started_at_once() {
+    let mut wrong = Vec::new();
+    for store in [false, true] {
+        for (agents, job) in [(2, 2), (3, 2), (3, 3), (4, 3)] {
+            for apart in [1, 5, 20, 100, 300, 1_000] {
+                for seed in 1..6 {
+                    if let Err(why) = drained(seed, agents, job, apart * MS, store) {
+                        wrong.push(format!(
+                            "{job} of {agents}, {apart} ms apart, store {store}, {seed}: {why}"
+                        ));
+                    }
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+fn in_time(conductor: &Conductor, nodes: &[usize], from: u64) -> Result<(), String> {
+    let spawns = &conductor.world.truth.spawns;
+    for node in nodes {
+        let mut starts = spawns.iter().filter(|s| s.node == *node && s.at > from);
+        let after = starts.next().map(|s| (s.at - from) / MS);
+        if after.is_none_or(|ms| ms > BOUND / MS) {
+            return Err(format!("node {node} trains after {after:?} ms"));
+        }
+    }
+    Ok(())
+}

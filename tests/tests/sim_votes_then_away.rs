@@ -1,0 +1,86 @@
+//! A voter accepts a generation that drops a member, and its agent dies before that member asks it again for its lease:
+//! no worker of the member runs beside the next generation (I11), though it takes the voter for one that stands behind
+//! the one before.
+
+use muster_protocol::spec::JobSpec;
+use muster_protocol::wire::{JobMessage, Message};
+use muster_tests::sim::clock::{MS, SEC, US};
+use muster_tests::sim::conductor::Conductor;
+use muster_tests::sim::setup::{Fault, NodeSetup, Setup, Torn};
+use muster_tests::sim::step::Step;
+
+/// The leader, the voter, and the member that is cut off from the leader.
+const LEADER: usize = 0;
+const VOTER: usize = 1;
+const MEMBER: usize = 2;
+const CUT: u64 = 10 * SEC;
+
+fn setup(seed: u64, down: Option<(u64, u64)>) -> Setup {
+    let cut = Fault::CutBoth {
+        a: LEADER,
+        b: MEMBER,
+        for_ns: 60 * SEC,
+    };
+    let crash = |(at, down)| {
+        let crash = Fault::AgentCrash {
+            node: VOTER,
+            effects: 0,
+            torn: Torn::Between,
+            down,
+            new_disk: false,
+        };
+        (at, crash)
+    };
+    let stubborn = Fault::Stubborn { node: MEMBER };
+    let faults = [(CUT - SEC, stubborn), (CUT, cut)].into_iter();
+    let spec = JobSpec {
+        min_nodes: 1,
+        max_nodes: 3,
+        loss_grace_ms: 15_000,
+        ..JobSpec::default()
+    };
+    let nodes = (0..3).map(|at| NodeSetup::quiet(at, 0));
+    Setup {
+        faults: faults.chain(down.map(crash)).collect(),
+        heal_at: 80 * SEC,
+        ..Setup::quiet(seed, nodes.collect(), spec)
+    }
+}
+
+/// When the leader hears that the voter has accepted what follows.
+fn accepted(seed: u64) -> Option<u64> {
+    let mut conductor = Conductor::new(setup(seed, None));
+    conductor.log = Some(Vec::new());
+    assert_eq!(conductor.run_until(CUT + 10 * SEC), Ok(()));
+    let log = conductor.log.take().into_iter().flatten();
+    let mut heard = log.filter(|(at, step)| {
+        let Step::Deliver { to, from, frame } = step else {
+            return false;
+        };
+        let job = match Message::decode(frame) {
+            Ok(Message::Job { body, .. }) => matches!(*body, JobMessage::Accepted { .. }),
+            _ => false,
+        };
+        job && *at > CUT && (*to, *from) == (LEADER, VOTER)
+    });
+    heard.next().map(|(at, _)| at)
+}
+
+#[test]
+fn a_voter_that_dies_after_its_vote_lets_no_worker_run_on() {
+    let mut wrong = Vec::new();
+    for seed in 1..8 {
+        let Some(at) = accepted(seed) else {
+            panic!("seed {seed}: the voter accepts nothing");
+        };
+        for down in [2 * SEC, 8 * SEC, 20 * SEC, 40 * SEC] {
+            let mut conductor = Conductor::new(setup(seed, Some((at + US, down))));
+            conductor.relaunches = false;
+            if let Err(violation) = conductor.run() {
+                wrong.push(format!("{seed}, away for {} ms: {violation}", down / MS));
+            }
+            assert!(conductor.world.truth.announced.len() > 1);
+        }
+    }
+    assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
+}
