@@ -5,6 +5,7 @@ mod api;
 mod heartbeats;
 mod launchers;
 mod past;
+mod restored;
 #[cfg(test)]
 mod scripted;
 #[cfg(test)]
@@ -14,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub use api::{Config, ConnId, Effect, Event, Flaws, Notice, Phases, Told};
 pub use past::Past;
+pub use restored::Restored;
 
 use crate::ids::{Digest, JobKey, LauncherId, NodeId, StateId};
 use crate::job::{Ctx, Durable, Job};
