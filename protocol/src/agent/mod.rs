@@ -6,6 +6,7 @@ mod heartbeats;
 mod launchers;
 mod past;
 mod restored;
+mod room;
 #[cfg(test)]
 mod scripted;
 #[cfg(test)]
@@ -34,6 +35,8 @@ const HELLO_WAIT: Span = Span::from_millis(250);
 const GREET_EVERY: Span = Span::from_secs(10);
 /// Jobs whose end is remembered.
 const MAX_ENDED: usize = MAX_JOBS / 2;
+/// Jobs that are kept for launchers that may come back, after all were lost.
+const MAX_DESERTED: usize = MAX_JOBS / 2;
 /// Heartbeats under way that are remembered, per peer.
 const MAX_SENT: usize = 32;
 
@@ -440,7 +443,7 @@ impl Agent {
             )));
         }
         if !self.jobs.contains_key(&key) {
-            if self.jobs.len() >= MAX_JOBS {
+            if self.is_full() {
                 return Err(Error::TooManyJobs);
             }
             self.add_job(&key);
@@ -643,6 +646,7 @@ impl Agent {
         }
         greet |= due || !over.is_empty();
         if changed {
+            self.end_oldest_deserted(now);
             self.rewatch(now);
         }
         if greet {

@@ -152,6 +152,24 @@ impl Job {
         deserted.given_up || over || asked && self.may_differ(ctx, record)
     }
 
+    /// Whether its end is to be decided here.
+    pub(crate) fn is_given_up_here(&self) -> bool {
+        let deserted = self.lead.as_ref().and_then(|l| l.deserted);
+        deserted.is_some_and(|d| d.given_up)
+    }
+
+    /// There are so many jobs without launchers that this one is kept no longer: it ends, or, where that is not
+    /// decided here, this node takes no part in it any more.
+    pub(crate) fn give_up_deserted(&mut self, ctx: &mut Ctx<'_>) {
+        match self.lead.as_mut().and_then(|l| l.deserted.as_mut()) {
+            Some(deserted) => deserted.given_up = true,
+            None => {
+                let mine = self.head_digest();
+                self.leave_group(ctx, mine, "nobody has come back to it");
+            }
+        }
+    }
+
     /// Whether no launcher of the generation is left that could train, and nobody goes on with its
     /// specification, so that another one may follow.
     pub(super) fn may_differ(&self, ctx: &Ctx<'_>, record: &Record) -> bool {

@@ -25,8 +25,16 @@ pub enum Broken {
     /// I11.
     TwoTrain { job: String },
     DoesNotStart { job: String, nodes: Vec<usize>, after: Span },
-    /// More jobs without a launcher here than an agent is to remember: all, and those that are over.
-    TooMany { node: usize, without: usize, ended: usize },
+    /// An agent remembers more jobs that nobody takes part in than it is to: all, and those that are over.
+    TooMany { node: usize, all: usize, ended: usize },
+    /// A job goes on, as an agent sees it, that nobody takes part in any more.
+    NotForgotten { node: usize, job: String },
+    /// A launcher was never told that its job is over.
+    NotEnded { job: String },
+    /// While nothing happens.
+    Talks { node: usize, messages: u64, writes: u64 },
+    SlowStarts(Vec<(String, Vec<usize>, Span)>),
+    StateLost { node: usize },
     /// A message was refused.
     Refused { node: usize, error: Error },
     Unsendable { node: usize },
@@ -42,7 +50,7 @@ pub struct Judge {
     decided: BTreeMap<(JobKey, Digest, u64), Digest>,
     /// The end of each lineage, and when it was first heard of.
     ends: BTreeMap<(JobKey, Digest), (u64, u64)>,
-    /// The most jobs that an agent has remembered without a launcher of its own, and of those that were over.
+    /// The most jobs that an agent remembered though nobody took part in them, and of these that were over.
     pub most: (usize, usize),
 }
 
@@ -96,21 +104,18 @@ impl Judge {
         }
     }
 
-    pub(super) fn look(&mut self, at: usize, node: &Node, _now: u64) {
+    /// `taken_part_in`: whether any launcher of a job is there, or was a moment ago.
+    pub(super) fn look(&mut self, at: usize, node: &Node, taken_part_in: impl Fn(&JobKey) -> bool) {
         let Some(agent) = &node.agent else { return };
-        let without = agent.jobs().filter(|j| j.launcher().is_none());
         let (mut all, mut ended) = (0, 0);
-        for job in without {
+        for job in agent.jobs().filter(|j| !taken_part_in(j.key())) {
             all += 1;
             ended += usize::from(!job.is_live());
         }
         self.most = (self.most.0.max(all), self.most.1.max(ended));
         if all > MAX_JOBS || ended > MAX_ENDED {
-            self.breaks(Broken::TooMany {
-                node: at,
-                without: all,
-                ended,
-            });
+            let node = at;
+            self.breaks(Broken::TooMany { node, all, ended });
         }
     }
 

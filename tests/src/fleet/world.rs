@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use muster_launcher::Event as Told;
 use muster_protocol::agent::{Agent, Config, ConnId, Effect, Event, Notice, Restored, Stored};
+use muster_protocol::job::Durable;
 use muster_protocol::local::ToLauncher;
 use muster_protocol::membership::Answer;
 use muster_protocol::spec::JobSpec;
@@ -20,6 +21,8 @@ use crate::usual;
 
 /// What a message takes, a frame on the socket, an answer of the store.
 const HOP: u64 = MS;
+/// For so long after the last launcher of a job ended its agents may not know.
+const MOMENT: u64 = 3 * SEC;
 /// Events at most in one call, far above what any case needs.
 const STEPS: u64 = 30_000_000;
 /// All clocks are this one: nothing here depends on their differences.
@@ -65,6 +68,8 @@ pub struct Job {
     /// When all its nodes trained for the first time.
     pub trained: Option<u64>,
     life: u64,
+    /// Its id was used before.
+    pub again: bool,
 }
 
 #[derive(Debug)]
@@ -140,6 +145,8 @@ pub struct Fleet {
     of: BTreeMap<ConnId, (u32, usize)>,
     queue: BTreeMap<(u64, u64), Item>,
     seq: u64,
+    /// When the last launcher of a job went.
+    left: BTreeMap<JobKey, u64>,
 }
 
 fn address(node: usize) -> IpAddr {
@@ -173,6 +180,7 @@ impl Fleet {
             of: BTreeMap::new(),
             queue: BTreeMap::new(),
             seq: 0,
+            left: BTreeMap::new(),
         };
         (0..nodes).for_each(|i| fleet.wake(i, Disk::Same));
         fleet.put(SEC, Item::Look);
@@ -192,19 +200,24 @@ impl Fleet {
         }
         let mut blobs: Vec<(String, Vec<u8>)> = n.stored.iter().map(|(k, b)| (k.id.clone(), b.clone())).collect();
         if disk == Disk::Damaged {
-            let at = self.rng.index(blobs.len());
+            let lives = |b: &(String, Vec<u8>)| {
+                let head = Durable::decode(&b.1).ok().and_then(|d| d.head);
+                head.is_some_and(|h| !h.kind.is_terminal())
+            };
+            let at = blobs.iter().position(lives).unwrap_or(0);
             blobs[at].1[0] ^= 0x55;
         }
         // As the agent's driver.
         let read = Restored::read(blobs, n.past.clone());
         let n = &mut self.nodes[i];
-        if read.votes_lost.is_some() {
-            assert_eq!(disk, Disk::Damaged);
+        let another = read.votes_lost.is_some();
+        if another {
             n.stored.retain(|k, _| read.stored.jobs.iter().any(|(key, _)| key == k));
-            n.past = read.stored.past.clone();
+            n.past.clone_from(&read.stored.past);
             n.renew();
-        } else {
-            assert_ne!(disk, Disk::Damaged);
+        }
+        if another != (disk == Disk::Damaged) {
+            self.judge.breaks(Broken::StateLost { node: i });
         }
         n.boot += 1;
         n.token += 1;
@@ -269,7 +282,7 @@ impl Fleet {
         };
         let job = self.jobs.len();
         let before = self.jobs.iter().rfind(|j| j.key == key);
-        let kept = before.and_then(|j| j.store.clone());
+        let (before_is, kept) = (before.is_some(), before.and_then(|j| j.store.clone()));
         self.jobs.push(Job {
             key,
             nodes: nodes.to_vec(),
@@ -278,6 +291,7 @@ impl Fleet {
             launched: self.now,
             trained: None,
             life,
+            again: before_is,
         });
         let count = u16::try_from(nodes.len()).unwrap_or(u16::MAX);
         for node in nodes {
@@ -356,12 +370,15 @@ impl Fleet {
     // ---- what can be seen ----
 
     /// Launchers of a job that are there.
-    pub fn launchers_of(&self, job: usize) -> usize {
+    fn launchers_of(&self, job: usize) -> usize {
         self.launchers.values().filter(|l| l.job == job).count()
     }
 
-    pub fn has_launchers(&self) -> bool {
-        !self.launchers.is_empty()
+    /// A launcher that is still there, of a job that ended.
+    pub fn not_ended(&self) -> Option<String> {
+        let mut jobs = self.launchers.values().map(|l| &self.jobs[l.job]);
+        let ended = jobs.find(|j| j.fate != Fate::Stays);
+        ended.map(|j| j.key.id.clone())
     }
 
     /// Starts that took longer than this, or that are still waited for since before that.
@@ -373,7 +390,7 @@ impl Fleet {
                 None if self.launchers_of(at) == job.nodes.len() => self.now - job.launched,
                 None => 0,
             };
-            (took > limit).then(|| (job.key.id.clone(), job.nodes.clone(), Span(took)))
+            (took > limit && !job.again).then(|| (job.key.id.clone(), job.nodes.clone(), Span(took)))
         };
         jobs.filter_map(waits).collect()
     }
@@ -455,11 +472,19 @@ impl Fleet {
             Item::Fate(job) => self.fate(job),
             Item::Kill(launcher) => self.ends(launcher),
             Item::Look => {
-                for node in 0..self.nodes.len() {
-                    self.judge.look(node, &self.nodes[node], now);
-                }
+                self.look();
                 self.put(SEC, Item::Look);
             }
+        }
+    }
+
+    fn look(&mut self) {
+        let with: BTreeSet<&JobKey> = self.launchers.values().map(|l| &self.jobs[l.job].key).collect();
+        let recent = self.now.saturating_sub(MOMENT);
+        let left = |key: &JobKey| self.left.get(key).is_some_and(|at| *at > recent);
+        for (at, node) in self.nodes.iter().enumerate() {
+            let there = |key: &JobKey| with.contains(key) || left(key);
+            self.judge.look(at, node, there);
         }
     }
 
@@ -507,6 +532,7 @@ impl Fleet {
         let Some(held) = self.launchers.remove(&launcher) else {
             return;
         };
+        self.left.insert(self.jobs[held.job].key.clone(), self.now);
         if let Some(conn) = held.launcher.last_conn {
             let guard = Answer::Refused;
             self.tell_after(2 * HOP, held.node, Event::LauncherGone { conn, guard });
@@ -556,8 +582,8 @@ impl Fleet {
     fn all_train(&mut self, job: usize) {
         let key = &self.jobs[job].key;
         let of = self.launchers.values().filter(|l| &self.jobs[l.job].key == key);
-        let alive: BTreeSet<_> = of.filter_map(|l| l.launcher.alive().map(|r| r.start.digest)).collect();
-        if alive.len() > 1 {
+        let train: BTreeSet<_> = of.filter_map(|l| l.launcher.training().map(|r| r.start.digest)).collect();
+        if train.len() > 1 {
             self.judge.breaks(Broken::TwoTrain { job: key.id.clone() });
         }
         let of = self.launchers.values().filter(|l| l.job == job);
