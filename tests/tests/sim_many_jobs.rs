@@ -144,6 +144,7 @@ fn forgotten(fleet: &Fleet, run: Run) -> Result<(), Broken> {
             let lineage = job.head().map(|(r, _)| r.lineage());
             let ended = lineage.is_some_and(|l| fleet.judge.has_ended(job.key(), l));
             if ended || !run.store {
+                println!("{:?}", fleet.jobs.iter().filter(|j| &j.key == job.key()).collect::<Vec<_>>());
                 let job = job.key().id.clone();
                 return Err(Broken::NotForgotten { node, job });
             }
@@ -171,6 +172,43 @@ fn short(store: bool, disk: Disk) -> Run {
         disk,
         kept: KEPT,
         jobs: [40, 200, 40],
+    }
+}
+
+/// Others have forgotten how a job ended when the agent is back that slept through it.
+fn forgotten_end(nodes: &[usize], fate: Fate) -> Result<(), Broken> {
+    let mut fleet = Fleet::new(NODES, 1, KEPT);
+    fleet.pass(secs(2))?;
+    let job = fleet.launch("job", nodes, false, Fate::Stays, 0);
+    fleet.until_trains(job, secs(1))?;
+    fleet.sleep(SLEEPER);
+    fleet.end(job, fate);
+    fleet.pass(secs(60))?;
+    for _ in 0..140 {
+        let id = fleet.random_id();
+        fleet.launch(&id, &[0], false, Fate::Finishes, 10 * MS);
+        fleet.pass(100 * MS)?;
+    }
+    let key = fleet.jobs[job].key.clone();
+    let known = |fleet: &Fleet, node: usize| {
+        let agent = fleet.nodes[node].agent.as_ref();
+        agent.and_then(|a| a.job(&key)).map(|j| j.is_live())
+    };
+    assert_eq!([0, 1].map(|node| known(&fleet, node)), [None; 2]);
+    fleet.wake(SLEEPER, Disk::Same);
+    fleet.pass(secs(10))?;
+    match known(&fleet, SLEEPER) {
+        Some(true) => Err(Broken::NotForgotten { node: SLEEPER, job: "job".into() }),
+        _ => fleet.not_ended().map_or(Ok(()), |job| Err(Broken::NotEnded { job })),
+    }
+}
+
+#[test]
+fn an_agent_hears_of_an_end_that_others_have_forgotten() {
+    for nodes in [&[0][..], &[1, 2], &[0, SLEEPER], &[SLEEPER, 0, 1]] {
+        for fate in [Fate::Cancelled, Fate::Killed] {
+            println!("{nodes:?} {fate:?} {:?}", forgotten_end(nodes, fate));
+        }
     }
 }
 

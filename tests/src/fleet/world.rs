@@ -22,7 +22,7 @@ use crate::usual;
 /// What a message takes, a frame on the socket, an answer of the store.
 const HOP: u64 = MS;
 /// For so long after the last launcher of a job ended its agents may not know.
-const MOMENT: u64 = 3 * SEC;
+const MOMENT: u64 = 10 * SEC;
 /// Events at most in one call, far above what any case needs.
 const STEPS: u64 = 30_000_000;
 /// All clocks are this one: nothing here depends on their differences.
