@@ -488,7 +488,16 @@ impl Agent {
     }
 
     fn on_advert(&mut self, from: NodeId, advert: &Advert, now: Time) {
-        if self.jobs.contains_key(&advert.key) && !advert.is_gathering() {
+        if !self.jobs.contains_key(&advert.key) {
+            // That it is over was forgotten here but for this, and perhaps everywhere: who slept through it may stop
+            // waiting.
+            let over = self.past.over(&advert.lineage, advert.number);
+            if let Some(up_to) = over.filter(|_| advert.belongs) {
+                let (key, lineage) = (advert.key.clone(), advert.lineage);
+                let body = Box::new(JobMessage::Superseded { lineage, up_to });
+                self.send(from, Message::Job { key, body });
+            }
+        } else if !advert.is_gathering() {
             self.with_job(&advert.key, now, |job, ctx| {
                 job.on_advert(ctx, from, advert);
                 job.nudge(ctx);

@@ -24,16 +24,13 @@ impl Agent {
     /// Generations without a launcher, by the word of those that lead them.
     fn told_deserted(&self) -> BTreeSet<Digest> {
         let peers = self.peers.map.values().filter(|p| p.connected);
-        let adverts = peers
-            .filter_map(|p| p.hello.as_ref())
-            .flat_map(|h| &h.jobs);
+        let adverts = peers.filter_map(|p| p.hello.as_ref()).flat_map(|h| &h.jobs);
         adverts.filter(|a| a.deserted).map(|a| a.digest).collect()
     }
 
     fn is_deserted(&self, job: &Job, told: &BTreeSet<Digest>) -> bool {
         let said = || job.head().is_some_and(|(_, d)| told.contains(&d));
-        job.is_unattended()
-            && (job.says_deserted(self.cfg.node) || !job.is_led_here() && said())
+        job.is_unattended() && (job.says_deserted(self.cfg.node) || !job.is_led_here() && said())
     }
 
     /// Of jobs whose launchers all are gone only the newest are kept. The oldest ends, where that can be decided
@@ -45,9 +42,16 @@ impl Agent {
         }
         let told = self.told_deserted();
         let deserted = self.jobs.iter();
-        let deserted = deserted.filter(|(_, j)| self.is_deserted(j, &told) && !j.is_given_up_here());
+        let deserted =
+            deserted.filter(|(_, j)| self.is_deserted(j, &told) && !j.is_given_up_here());
         let mut deserted: Vec<(bool, Time, JobKey)> = deserted
-            .map(|(key, j)| (!j.says_deserted(self.cfg.node), j.installed_at(), key.clone()))
+            .map(|(key, j)| {
+                (
+                    !j.says_deserted(self.cfg.node),
+                    j.installed_at(),
+                    key.clone(),
+                )
+            })
             .collect();
         deserted.sort();
         let here = deserted.iter().filter(|(others, ..)| !others).count();

@@ -8,7 +8,7 @@ use muster_protocol::record::Record;
 use muster_protocol::wire::MAX_JOBS;
 use muster_protocol::{Digest, JobKey, LauncherId, Span};
 
-use super::world::{Node, secs};
+use super::world::{Node, Traffic, secs};
 
 /// Jobs that are over, and kept for nodes that may have missed it.
 const MAX_ENDED: usize = MAX_JOBS / 2;
@@ -17,27 +17,61 @@ const MAX_ENDED: usize = MAX_JOBS / 2;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Broken {
     /// I1: two records of one lineage and number, or two that follow one end.
-    DecidedTwice { job: String, number: u64 },
+    DecidedTwice {
+        job: String,
+        number: u64,
+    },
     /// I12: a record behind an end.
-    Revived { job: String, number: u64 },
+    Revived {
+        job: String,
+        number: u64,
+    },
     /// Workers were started of what is not decided, or of a life that is long over.
-    StartedDead { job: String },
+    StartedDead {
+        job: String,
+    },
     /// I11.
-    TwoTrain { job: String },
-    DoesNotStart { job: String, nodes: Vec<usize>, after: Span },
+    TwoTrain {
+        job: String,
+    },
+    DoesNotStart {
+        job: String,
+        nodes: Vec<usize>,
+        after: Span,
+    },
     /// An agent remembers more jobs that nobody takes part in than it is to: all, and those that are over.
-    TooMany { node: usize, all: usize, ended: usize },
+    TooMany {
+        node: usize,
+        all: usize,
+        ended: usize,
+    },
     /// A job goes on, as an agent sees it, that nobody takes part in any more.
-    NotForgotten { node: usize, job: String },
+    NotForgotten {
+        node: usize,
+        job: String,
+    },
     /// A launcher was never told that its job is over.
-    NotEnded { job: String },
+    NotEnded {
+        job: String,
+    },
     /// While nothing happens.
-    Talks { node: usize, messages: u64, writes: u64 },
+    Talks {
+        node: usize,
+        said: Traffic,
+        stored: usize,
+    },
     SlowStarts(Vec<(String, Vec<usize>, Span)>),
-    StateLost { node: usize },
+    StateLost {
+        node: usize,
+    },
     /// A message was refused.
-    Refused { node: usize, error: Error },
-    Unsendable { node: usize },
+    Refused {
+        node: usize,
+        error: Error,
+    },
+    Unsendable {
+        node: usize,
+    },
     RunsWild,
 }
 
@@ -67,7 +101,11 @@ impl Judge {
     }
 
     pub(super) fn first_launcher(&self, digest: &Digest) -> Option<LauncherId> {
-        self.records.get(digest)?.members.first().map(|m| m.launcher)
+        self.records
+            .get(digest)?
+            .members
+            .first()
+            .map(|m| m.launcher)
     }
 
     pub(super) fn decided(&mut self, key: &JobKey, record: &Record, now: u64) {
@@ -84,7 +122,9 @@ impl Judge {
         let life = (key.clone(), lineage);
         let after = self.ends.get(&life).is_some_and(|(end, _)| number > *end);
         let before = self.decided.range((key.clone(), lineage, number + 1)..);
-        let before = before.take_while(|((k, l, _), _)| (k, l) == (key, &lineage)).next();
+        let before = before
+            .take_while(|((k, l, _), _)| (k, l) == (key, &lineage))
+            .next();
         let ends = record.kind.is_terminal();
         if after || ends && before.is_some() {
             self.breaks(Broken::Revived { job, number });
@@ -121,7 +161,11 @@ impl Judge {
 
     /// How many lives of jobs ended, and how many did not.
     pub fn lives(&self) -> (usize, usize) {
-        let births = self.decided.keys().filter(|(_, _, number)| *number == 1).count();
+        let births = self
+            .decided
+            .keys()
+            .filter(|(_, _, number)| *number == 1)
+            .count();
         (self.ends.len(), births - self.ends.len())
     }
 

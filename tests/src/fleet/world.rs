@@ -116,11 +116,27 @@ impl Node {
 
 #[derive(Debug)]
 enum Item {
-    Agent { node: usize, token: u64, event: Event },
-    Timer { node: usize, token: u64 },
-    Connects { launcher: u32 },
-    Hears { launcher: u32, conn: ConnId, frame: ToLauncher },
-    Due { launcher: u32, due: Due },
+    Agent {
+        node: usize,
+        token: u64,
+        event: Event,
+    },
+    Timer {
+        node: usize,
+        token: u64,
+    },
+    Connects {
+        launcher: u32,
+    },
+    Hears {
+        launcher: u32,
+        conn: ConnId,
+        frame: ToLauncher,
+    },
+    Due {
+        launcher: u32,
+        due: Due,
+    },
     /// The job's fate, unless it came to it already.
     Fate(usize),
     /// SIGKILL for one launcher.
@@ -198,7 +214,11 @@ impl Fleet {
             n.past.clear();
             n.renew();
         }
-        let mut blobs: Vec<(String, Vec<u8>)> = n.stored.iter().map(|(k, b)| (k.id.clone(), b.clone())).collect();
+        let mut blobs: Vec<(String, Vec<u8>)> = n
+            .stored
+            .iter()
+            .map(|(k, b)| (k.id.clone(), b.clone()))
+            .collect();
         if disk == Disk::Damaged {
             let lives = |b: &(String, Vec<u8>)| {
                 let head = Durable::decode(&b.1).ok().and_then(|d| d.head);
@@ -212,7 +232,8 @@ impl Fleet {
         let n = &mut self.nodes[i];
         let another = read.votes_lost.is_some();
         if another {
-            n.stored.retain(|k, _| read.stored.jobs.iter().any(|(key, _)| key == k));
+            n.stored
+                .retain(|k, _| read.stored.jobs.iter().any(|(key, _)| key == k));
             n.past.clone_from(&read.stored.past);
             n.renew();
         }
@@ -236,9 +257,19 @@ impl Fleet {
         for j in (0..self.nodes.len()).filter(|j| *j != i) {
             if self.nodes[j].agent.is_some() {
                 for (of, with) in [(i, j), (j, i)] {
-                    let (node, addr, observed) =
-                        (self.nodes[with].id, SocketAddr::new(address(with), 7000), address(of));
-                    self.tell(of, Event::Connected { node, addr, observed });
+                    let (node, addr, observed) = (
+                        self.nodes[with].id,
+                        SocketAddr::new(address(with), 7000),
+                        address(of),
+                    );
+                    self.tell(
+                        of,
+                        Event::Connected {
+                            node,
+                            addr,
+                            observed,
+                        },
+                    );
                 }
             }
         }
@@ -274,7 +305,14 @@ impl Fleet {
 
     /// Launchers of a job start on these nodes, all of which it wants; it lives for so long once it trains, or,
     /// if they are killed, from now on.
-    pub fn launch(&mut self, id: &str, nodes: &[usize], store: bool, fate: Fate, life: u64) -> usize {
+    pub fn launch(
+        &mut self,
+        id: &str,
+        nodes: &[usize],
+        store: bool,
+        fate: Fate,
+        life: u64,
+    ) -> usize {
         let key = JobKey {
             cluster: "c".into(),
             owner: "u".into(),
@@ -317,7 +355,14 @@ impl Fleet {
             };
             let launcher = Launcher::new(new, self.now);
             let node = *node;
-            self.launchers.insert(token, Held { job, node, launcher });
+            self.launchers.insert(
+                token,
+                Held {
+                    job,
+                    node,
+                    launcher,
+                },
+            );
             self.put(HOP, Item::Connects { launcher: token });
         }
         if fate == Fate::Killed {
@@ -390,7 +435,8 @@ impl Fleet {
                 None if self.launchers_of(at) == job.nodes.len() => self.now - job.launched,
                 None => 0,
             };
-            (took > limit && !job.again).then(|| (job.key.id.clone(), job.nodes.clone(), Span(took)))
+            (took > limit && !job.again)
+                .then(|| (job.key.id.clone(), job.nodes.clone(), Span(took)))
         };
         jobs.filter_map(waits).collect()
     }
@@ -479,7 +525,11 @@ impl Fleet {
     }
 
     fn look(&mut self) {
-        let with: BTreeSet<&JobKey> = self.launchers.values().map(|l| &self.jobs[l.job].key).collect();
+        let with: BTreeSet<&JobKey> = self
+            .launchers
+            .values()
+            .map(|l| &self.jobs[l.job].key)
+            .collect();
         let recent = self.now.saturating_sub(MOMENT);
         let left = |key: &JobKey| self.left.get(key).is_some_and(|at| *at > recent);
         for (at, node) in self.nodes.iter().enumerate() {
@@ -581,10 +631,17 @@ impl Fleet {
     /// Whether a job trains on all its nodes for the first time; and that no two generations of it train at once.
     fn all_train(&mut self, job: usize) {
         let key = &self.jobs[job].key;
-        let of = self.launchers.values().filter(|l| &self.jobs[l.job].key == key);
-        let train: BTreeSet<_> = of.filter_map(|l| l.launcher.training().map(|r| r.start.digest)).collect();
+        let of = self
+            .launchers
+            .values()
+            .filter(|l| &self.jobs[l.job].key == key);
+        let train: BTreeSet<_> = of
+            .filter_map(|l| l.launcher.training().map(|r| r.start.digest))
+            .collect();
         if train.len() > 1 {
-            self.judge.breaks(Broken::TwoTrain { job: key.id.clone() });
+            self.judge.breaks(Broken::TwoTrain {
+                job: key.id.clone(),
+            });
         }
         let of = self.launchers.values().filter(|l| l.job == job);
         let trains = of.filter(|l| l.launcher.training().is_some()).count();
@@ -647,7 +704,11 @@ impl Fleet {
                 guard,
             } => {
                 let there = self.nodes.iter().any(|n| n.id == of && n.agent.is_some());
-                let agent = if there { Answer::Answered } else { Answer::Refused };
+                let agent = if there {
+                    Answer::Answered
+                } else {
+                    Answer::Refused
+                };
                 let here = |id| self.launchers.values().any(|l| l.launcher.id == id);
                 let guard = match guard {
                     Some((_, launcher)) if here(launcher) => Answer::Answered,
@@ -695,7 +756,8 @@ impl Fleet {
     /// The store of a job, where a launcher here can reach it.
     fn store(&mut self, node: usize, key: &JobKey) -> Option<&mut Store> {
         let jobs = &self.jobs;
-        let there = |l: &&Held| l.node == node && &jobs[l.job].key == key && l.launcher.conn.is_some();
+        let there =
+            |l: &&Held| l.node == node && &jobs[l.job].key == key && l.launcher.conn.is_some();
         let job = self.launchers.values().find(there)?.job;
         self.jobs[job].store.as_mut()
     }
