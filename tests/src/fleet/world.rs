@@ -1,20 +1,20 @@
 //! The agents, launchers and stores, and what happens to them.
 
+mod effects;
+mod launchers;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use muster_launcher::Event as Told;
-use muster_protocol::agent::{Agent, Config, ConnId, Effect, Event, Notice, Restored, Stored};
+use muster_protocol::agent::{Agent, Config, ConnId, Event, Restored, Stored};
 use muster_protocol::job::Durable;
 use muster_protocol::local::ToLauncher;
-use muster_protocol::membership::Answer;
 use muster_protocol::spec::JobSpec;
-use muster_protocol::storelog::{self, CreateOutcome, ReadOutcome};
 use muster_protocol::{Boot, JobKey, LauncherId, NodeId, Span, StateId, Time};
 
 use super::judge::{Broken, Judge};
 use crate::sim::clock::{Clock, MS, SEC, US};
-use crate::sim::launcher::{Due, Habits, Launcher, NewLauncher, Out};
+use crate::sim::launcher::{Due, Habits, Launcher, NewLauncher};
 use crate::sim::rng::Rng;
 use crate::sim::store::{Store, UUID};
 use crate::usual;
@@ -538,123 +538,6 @@ impl Fleet {
         }
     }
 
-    /// Whether the launcher of rank 0 answers another of its job.
-    fn answers_guard(&self, due: Due) -> bool {
-        let Due::Verified { digest, .. } = due else {
-            return false;
-        };
-        let first = self.judge.first_launcher(&digest);
-        first.is_some_and(|id| self.launchers.values().any(|l| l.launcher.id == id))
-    }
-
-    fn fate(&mut self, job: usize) {
-        let now = self.now;
-        let of = self.launchers.iter().filter(|(_, l)| l.job == job);
-        let all: Vec<u32> = of.map(|(k, _)| *k).collect();
-        let fate = self.jobs[job].fate;
-        for (i, k) in all.into_iter().enumerate() {
-            let Some(held) = self.launchers.get_mut(&k) else {
-                continue;
-            };
-            let l = &mut held.launcher;
-            let out = match fate {
-                Fate::Stays => continue,
-                Fate::Killed => {
-                    let ns = self.rng.below(20 * MS);
-                    self.put(ns, Item::Kill(k));
-                    continue;
-                }
-                Fate::Finishes => match l.training().map(|r| r.start.digest) {
-                    Some(digest) => l.finishes(digest, now),
-                    None => continue,
-                },
-                Fate::Fails if i == 0 => l.fail(1, now / MS, now),
-                Fate::Cancelled if i == 0 => l.tell(Told::Interrupt, now),
-                Fate::Fails | Fate::Cancelled => continue,
-                Fate::Leaves => l.tell(Told::Terminate { signal: 15 }, now),
-            };
-            self.launcher_out(k, out);
-        }
-    }
-
-    /// The launcher is gone, its workers with it.
-    fn ends(&mut self, launcher: u32) {
-        let Some(held) = self.launchers.remove(&launcher) else {
-            return;
-        };
-        self.left.insert(self.jobs[held.job].key.clone(), self.now);
-        if let Some(conn) = held.launcher.last_conn {
-            let guard = Answer::Refused;
-            self.tell_after(2 * HOP, held.node, Event::LauncherGone { conn, guard });
-        }
-    }
-
-    fn launcher_out(&mut self, launcher: u32, out: Vec<Out>) {
-        for out in out {
-            let Some(held) = self.launchers.get(&launcher) else {
-                return;
-            };
-            let (node, job, conn) = (held.node, held.job, held.launcher.conn);
-            match out {
-                Out::Say(frame) => {
-                    if let Some(conn) = conn {
-                        let owner = self.jobs[job].key.owner.clone();
-                        self.tell(node, Event::Launcher { conn, owner, frame });
-                    }
-                }
-                Out::Wait { due, ns, .. } => self.put(ns, Item::Due { launcher, due }),
-                Out::Spawned(start) => {
-                    self.judge.spawned(&self.jobs[job].key, &start, self.now);
-                    self.all_train(job);
-                }
-                Out::Relink => {
-                    if let Some(held) = self.launchers.get_mut(&launcher) {
-                        let out = held.launcher.disconnected(self.now);
-                        self.launcher_out(launcher, out);
-                    }
-                    self.put(HOP, Item::Connects { launcher });
-                }
-                Out::Exit => {
-                    self.ends(launcher);
-                    return;
-                }
-                Out::Died(_)
-                | Out::Parked(_)
-                | Out::StoppedAt { .. }
-                | Out::SavesAt { .. }
-                | Out::AskLease
-                | Out::LeaseOver => {}
-            }
-        }
-    }
-
-    /// Whether a job trains on all its nodes for the first time; and that no two generations of it train at once.
-    fn all_train(&mut self, job: usize) {
-        let key = &self.jobs[job].key;
-        let of = self
-            .launchers
-            .values()
-            .filter(|l| &self.jobs[l.job].key == key);
-        let train: BTreeSet<_> = of
-            .filter_map(|l| l.launcher.training().map(|r| r.start.digest))
-            .collect();
-        if train.len() > 1 {
-            self.judge.breaks(Broken::TwoTrain {
-                job: key.id.clone(),
-            });
-        }
-        let of = self.launchers.values().filter(|l| l.job == job);
-        let trains = of.filter(|l| l.launcher.training().is_some()).count();
-        let job_is = &mut self.jobs[job];
-        if trains == job_is.nodes.len() && job_is.trained.is_none() {
-            job_is.trained = Some(self.now);
-            let life = job_is.life;
-            if !matches!(job_is.fate, Fate::Killed | Fate::Stays) {
-                self.put(life, Item::Fate(job));
-            }
-        }
-    }
-
     fn timer(&mut self, node: usize, token: u64) {
         let n = &self.nodes[node];
         let due = n.agent.as_ref().and_then(Agent::poll_timeout);
@@ -665,125 +548,6 @@ impl Fleet {
         self.nodes[node].timer = at;
         let ns = at.unwrap_or(self.now) - self.now;
         self.put(ns, Item::Timer { node, token });
-    }
-
-    fn carry_out(&mut self, node: usize) {
-        while let Some(effect) = self.nodes[node].agent.as_mut().and_then(Agent::poll_effect) {
-            self.effect(node, effect);
-        }
-        let token = self.nodes[node].token;
-        self.timer(node, token);
-    }
-
-    fn effect(&mut self, node: usize, effect: Effect) {
-        let n = &mut self.nodes[node];
-        match effect {
-            Effect::Persist { key, bytes } => {
-                n.traffic.writes += bytes.len() as u64;
-                n.stored.insert(key, bytes);
-            }
-            Effect::Forget { key, past } => {
-                n.traffic.writes += past.len() as u64;
-                n.stored.remove(&key);
-                n.past = past;
-            }
-            Effect::Send { to, message } => {
-                n.traffic.messages += 1;
-                match message.encode() {
-                    Ok(frame) => n.traffic.bytes += frame.len() as u64,
-                    Err(_) => self.judge.breaks(Broken::Unsendable { node }),
-                }
-                let from = self.nodes[node].id;
-                if let Some(to) = self.nodes.iter().position(|n| n.id == to) {
-                    self.tell(to, Event::Message { from, message });
-                }
-            }
-            Effect::Probe {
-                node: of,
-                id,
-                guard,
-            } => {
-                let there = self.nodes.iter().any(|n| n.id == of && n.agent.is_some());
-                let agent = if there {
-                    Answer::Answered
-                } else {
-                    Answer::Refused
-                };
-                let here = |id| self.launchers.values().any(|l| l.launcher.id == id);
-                let guard = match guard {
-                    Some((_, launcher)) if here(launcher) => Answer::Answered,
-                    _ => Answer::Refused,
-                };
-                let event = Event::Probed {
-                    node: of,
-                    id,
-                    agent,
-                    guard,
-                };
-                self.tell_after(2 * HOP, node, event);
-            }
-            Effect::ToLauncher { conn, frame } => {
-                if let Some((launcher, _)) = self.of.get(&conn).copied() {
-                    self.put(
-                        HOP,
-                        Item::Hears {
-                            launcher,
-                            conn,
-                            frame,
-                        },
-                    );
-                }
-            }
-            Effect::Store { key, effect } => self.in_store(node, key, effect),
-            Effect::WriteBeacon { key, value } => {
-                if let Some(store) = self.store(node, &key) {
-                    store.beacon = Some(value);
-                }
-            }
-            Effect::ReadBeacon { key } => {
-                if let Some(store) = self.store(node, &key) {
-                    let value = store.beacon;
-                    self.tell(node, Event::Beacon { key, value });
-                }
-            }
-            Effect::Notice(Notice::Decided { key, record, .. }) => {
-                self.judge.decided(&key, &record, self.now);
-            }
-            Effect::Notice(_) => {}
-        }
-    }
-
-    /// The store of a job, where a launcher here can reach it.
-    fn store(&mut self, node: usize, key: &JobKey) -> Option<&mut Store> {
-        let jobs = &self.jobs;
-        let there =
-            |l: &&Held| l.node == node && &jobs[l.job].key == key && l.launcher.conn.is_some();
-        let job = self.launchers.values().find(there)?.job;
-        self.jobs[job].store.as_mut()
-    }
-
-    fn in_store(&mut self, node: usize, key: JobKey, effect: storelog::Effect) {
-        let store = self.store(node, &key);
-        let event = match effect {
-            storelog::Effect::Read { op, slot } => {
-                let found = store.map(|s| s.get(slot).map(<[u8]>::to_vec));
-                let outcome = match found {
-                    Some(Some(bytes)) => ReadOutcome::Found(bytes),
-                    Some(None) => ReadOutcome::Absent,
-                    None => ReadOutcome::Failed,
-                };
-                storelog::Event::Read { op, slot, outcome }
-            }
-            storelog::Effect::Create { op, slot, bytes } => {
-                let outcome = match store.map(|s| s.create(slot, &bytes)) {
-                    Some(true) => CreateOutcome::Won,
-                    Some(false) => CreateOutcome::Exists,
-                    None => CreateOutcome::Unknown,
-                };
-                storelog::Event::Created { op, slot, outcome }
-            }
-        };
-        self.tell_after(3 * HOP, node, Event::Store { key, event });
     }
 }
 
