@@ -8,6 +8,7 @@
 
 pub mod decoders;
 pub mod explore;
+pub mod fleet;
 pub mod golden;
 pub mod saves;
 pub mod sim;

@@ -1,52 +1,42 @@
 //! What an earlier run of the agent stored.
 
-use muster_protocol::agent::{Past, Stored};
-use muster_protocol::job::Durable;
+use muster_protocol::agent::{Restored, Stored};
 
 use crate::state::{StateDir, StateError};
 
 /// Reads it. Where some of it cannot be read, votes may be lost with it: the agent goes
 /// on as another voter.
 pub(super) fn restore(state: &mut StateDir) -> Result<Stored, StateError> {
-    let (mut jobs, mut unreadable) = (Vec::new(), Vec::new());
-    for (name, bytes) in state.load_all() {
-        match Durable::decode(&bytes) {
-            Ok(durable) => jobs.push((durable.key, bytes)),
-            Err(error) => unreadable.push((name, error.to_string())),
-        }
-    }
-    let mut past = state.load_past();
-    let lossy = match Past::decode(&past) {
-        Ok(known) => known
-            .is_lossy()
-            .then(|| "more jobs were forgotten than can be remembered".to_owned()),
-        Err(error) => Some(error.to_string()),
-    };
+    let Restored {
+        stored,
+        unreadable,
+        votes_lost,
+    } = Restored::read(state.load_all(), state.load_past());
     for (name, error) in &unreadable {
         tracing::error!(
             name,
-            error,
+            %error,
             "a job's stored state cannot be read, and is put aside"
         );
     }
-    if unreadable.is_empty() && lossy.is_none() {
-        return Ok(Stored { jobs, past });
-    }
+    let Some(why) = votes_lost else {
+        return Ok(stored);
+    };
     let before = state.state_id();
     let names: Vec<&str> = unreadable.iter().map(|(name, _)| name.as_str()).collect();
     state.renew(&names)?;
-    past.clear();
-    let why = lossy.or_else(|| unreadable.into_iter().next().map(|(_, error)| error));
     tracing::error!(
-        %before, now = %state.state_id(), why = why.unwrap_or_default(),
+        %before, now = %state.state_id(), why,
         "this agent cannot know all votes that it gave: it counts as a new voter from now on, and its node \
          joins its jobs anew"
     );
-    Ok(Stored { jobs, past })
+    Ok(stored)
 }
 
 #[cfg(test)]
 mod tests {
+    use muster_protocol::agent::Past;
+    use muster_protocol::job::Durable;
     use muster_protocol::{Boot, Digest, JobKey};
 
     use super::*;

@@ -5,6 +5,8 @@ mod api;
 mod heartbeats;
 mod launchers;
 mod past;
+mod restored;
+mod room;
 #[cfg(test)]
 mod scripted;
 #[cfg(test)]
@@ -14,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub use api::{Config, ConnId, Effect, Event, Flaws, Notice, Phases, Told};
 pub use past::Past;
+pub use restored::Restored;
 
 use crate::ids::{Digest, JobKey, LauncherId, NodeId, StateId};
 use crate::job::{Ctx, Durable, Job};
@@ -32,6 +35,8 @@ const HELLO_WAIT: Span = Span::from_millis(250);
 const GREET_EVERY: Span = Span::from_secs(10);
 /// Jobs whose end is remembered.
 const MAX_ENDED: usize = MAX_JOBS / 2;
+/// Jobs that are kept for launchers that may come back, after all were lost.
+const MAX_DESERTED: usize = MAX_JOBS / 2;
 /// Heartbeats under way that are remembered, per peer.
 const MAX_SENT: usize = 32;
 
@@ -444,7 +449,7 @@ impl Agent {
             )));
         }
         if !self.jobs.contains_key(&key) {
-            if self.jobs.len() >= MAX_JOBS {
+            if self.is_full() {
                 return Err(Error::TooManyJobs);
             }
             self.add_job(&key);
@@ -489,7 +494,16 @@ impl Agent {
     }
 
     fn on_advert(&mut self, from: NodeId, advert: &Advert, now: Time) {
-        if self.jobs.contains_key(&advert.key) && !advert.is_gathering() {
+        if !self.jobs.contains_key(&advert.key) {
+            // That it is over was forgotten here but for this, and perhaps everywhere: who slept through it may stop
+            // waiting.
+            let over = self.past.over(&advert.lineage, advert.number);
+            if let Some(up_to) = over.filter(|_| advert.belongs) {
+                let (key, lineage) = (advert.key.clone(), advert.lineage);
+                let body = Box::new(JobMessage::Superseded { lineage, up_to });
+                self.send(from, Message::Job { key, body });
+            }
+        } else if !advert.is_gathering() {
             self.with_job(&advert.key, now, |job, ctx| {
                 job.on_advert(ctx, from, advert);
                 job.nudge(ctx);
@@ -649,6 +663,7 @@ impl Agent {
         }
         greet |= due || !over.is_empty();
         if changed {
+            self.end_oldest_deserted(now);
             self.rewatch(now);
         }
         if greet {

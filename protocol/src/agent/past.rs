@@ -131,20 +131,23 @@ impl Agent {
     /// The ends of jobs are remembered for nodes that missed them; of many only the newest. Of the others it
     /// is remembered that there may have been a vote.
     pub(super) fn forget_oldest(&mut self) {
-        let ended = |j: &Job| j.is_idle() && j.poll_effect_is_empty();
-        if self.jobs.values().filter(|j| ended(j)).count() <= MAX_ENDED {
+        let ended = self.jobs.iter().filter(|(_, j)| j.is_idle());
+        let mut ended: Vec<_> = ended.map(|(key, j)| (j.installed_at(), key)).collect();
+        let surplus = ended.len().saturating_sub(MAX_ENDED);
+        if surplus == 0 {
             return;
         }
-        let oldest = self.jobs.iter().filter(|(_, j)| ended(j));
-        let oldest = oldest.min_by_key(|(_, j)| j.installed_at());
-        let Some(key) = oldest.map(|(k, _)| k.clone()) else {
-            return;
-        };
-        if let Some(job) = self.remove_job(&key) {
-            self.past.take(job.durable());
-            // The limit on the list is that of what can be stored; else the job's own state stays.
-            if let Ok(past) = self.past.encode() {
-                self.effects.push_back(Effect::Forget { key, past });
+        ended.sort();
+        let spoken = |key: &JobKey| self.jobs.get(key).is_some_and(Job::poll_effect_is_empty);
+        let oldest = ended.into_iter().map(|(_, key)| key);
+        let oldest = oldest.filter(|key| spoken(key)).take(surplus).cloned();
+        for key in oldest.collect::<Vec<_>>() {
+            if let Some(job) = self.remove_job(&key) {
+                self.past.take(job.durable());
+                // The limit on the list is that of what can be stored; else the job's own state stays.
+                if let Ok(past) = self.past.encode() {
+                    self.effects.push_back(Effect::Forget { key, past });
+                }
             }
         }
     }

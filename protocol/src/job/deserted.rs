@@ -5,7 +5,7 @@ use super::plan::Assessment;
 use super::store::differs;
 use super::{Ctx, Job};
 use crate::ids::{Digest, NodeId};
-use crate::peers::Peers;
+use crate::peers::{Peer, Peers};
 use crate::record::{Arbiter, Member, Record};
 use crate::time::{Span, Time};
 use crate::wire::{Advert, Status};
@@ -18,6 +18,8 @@ const UNSURE: Span = Span::from_secs(24 * 3_600);
 pub(super) struct Deserted {
     pub(super) since: Time,
     sure: bool,
+    /// One that is not may only be cut off, and train.
+    cut_off: bool,
     /// It is to end, and launchers that come from then on are of the next life.
     given_up: bool,
 }
@@ -105,6 +107,14 @@ impl Job {
     pub(super) fn drive_deserted(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
         let here = record.members.iter().any(|m| !a.lost.contains(&m.node));
         let sure = a.lost.iter().all(|n| self.is_dead(ctx, record, *n));
+        let anew = |m: &Member| {
+            let state = ctx.peers.get(m.node).and_then(Peer::state_dir);
+            state.is_some_and(|s| s != m.state)
+        };
+        // An agent that is back with another state directory has its launchers end what they run.
+        let ended =
+            |n: &NodeId| self.is_dead(ctx, record, *n) || record.member(*n).is_some_and(anew);
+        let cut_off = !a.lost.iter().all(ended);
         let Some(lead) = &mut self.lead else { return };
         if here || !a.stuck.is_empty() {
             lead.deserted = None;
@@ -113,9 +123,10 @@ impl Job {
         let deserted = lead.deserted.get_or_insert(Deserted {
             since: ctx.now,
             sure,
+            cut_off,
             given_up: false,
         });
-        deserted.sure = sure;
+        (deserted.sure, deserted.cut_off) = (sure, cut_off);
         let kept = deserted.since + Self::kept_for(ctx, *deserted);
         let replaced = deserted.replaced_at(ctx);
         let given_up = self.is_given_up(ctx, record);
@@ -136,9 +147,9 @@ impl Job {
 
     /// Its slots are kept for so long, too.
     fn kept_for(ctx: &Ctx<'_>, deserted: Deserted) -> Span {
-        match deserted.sure {
-            true => ctx.cfg.slot_lease.max(ctx.cfg.agent_grace),
-            false => UNSURE,
+        match deserted.cut_off {
+            false => ctx.cfg.slot_lease.max(ctx.cfg.agent_grace),
+            true => UNSURE,
         }
     }
 
@@ -151,6 +162,24 @@ impl Job {
         let over = ctx.now >= deserted.since + Self::kept_for(ctx, deserted);
         let asked = !self.desk.tickets.is_empty();
         deserted.given_up || over || asked && self.may_differ(ctx, record)
+    }
+
+    /// Whether its end is to be decided here.
+    pub(crate) fn is_given_up_here(&self) -> bool {
+        let deserted = self.lead.as_ref().and_then(|l| l.deserted);
+        deserted.is_some_and(|d| d.given_up)
+    }
+
+    /// There are so many jobs without launchers that this one is kept no longer: it ends, or, where that is not
+    /// decided here, this node takes no part in it any more.
+    pub(crate) fn give_up_deserted(&mut self, ctx: &mut Ctx<'_>) {
+        match self.lead.as_mut().and_then(|l| l.deserted.as_mut()) {
+            Some(deserted) => deserted.given_up = true,
+            None => {
+                let mine = self.head_digest();
+                self.leave_group(ctx, mine, "nobody has come back to it");
+            }
+        }
     }
 
     /// Whether no launcher of the generation is left that could train, and nobody goes on with its

@@ -368,15 +368,18 @@ impl Job {
 
     /// Whether nothing here is worth keeping in memory or on disk.
     pub(crate) fn is_idle(&self) -> bool {
-        self.local.is_none()
-            && self.desk.is_empty()
-            && self.durable.bound.is_none()
+        self.is_unattended()
             && self.durable.continues.is_none()
             && self.cancelling.is_none()
             && self
                 .head
                 .as_ref()
                 .is_none_or(|h| h.record.kind.is_terminal())
+    }
+
+    /// Whether neither a launcher here nor anybody that asks here takes part in it.
+    pub(crate) fn is_unattended(&self) -> bool {
+        self.local.is_none() && self.desk.is_empty() && self.durable.bound.is_none()
     }
 
     /// Whether there is nothing that anybody could ask for, or that binds this agent.

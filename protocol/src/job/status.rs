@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Ctx, Job, REPEAT};
+use super::{Ctx, Job, REPEAT, SETTLED_REPEAT};
 use crate::ids::{Boot, Digest, NodeId};
 use crate::record::{Arbiter, Record};
 use crate::wire::{JobMessage, Leave, Status};
@@ -78,10 +78,9 @@ impl Job {
 
     /// The connection with an agent ended or stands anew: what it had heard it may have forgotten.
     pub(crate) fn link_changed(&mut self, node: NodeId) {
-        if let Some(mine) = &mut self.member
-            && mine.said.is_some_and(|(to, _)| to == node)
-        {
-            mine.settled = false;
+        if let Some(mine) = &mut self.member {
+            mine.settled &= mine.said.is_none_or(|(to, _)| to != node);
+            mine.changed |= mine.tells_all;
         }
     }
 
@@ -130,6 +129,8 @@ impl Job {
         self.explain_pause(ctx, &record);
         self.explain_short(ctx, &record);
         let storeless = self.is_storeless(ctx, &record);
+        // Nobody is left whom a status could move.
+        let left = self.has_no_store_left(ctx.me());
         let Some(mine) = &mut self.member else {
             return;
         };
@@ -161,8 +162,12 @@ impl Job {
         let Some(lead) = lead.or(record.leader().filter(|_| mine.tells_all)) else {
             return;
         };
+        let repeat = match left {
+            true => SETTLED_REPEAT,
+            false => mine.repeat(),
+        };
         let due = match mine.said {
-            Some((to, at)) if to == lead && !mine.changed => at + mine.repeat(),
+            Some((to, at)) if to == lead && !mine.changed => at + repeat,
             _ => ctx.now,
         };
         if ctx.now >= due {
