@@ -1,6 +1,6 @@
-//! A voter accepts a generation that drops a member, and its agent dies before that member asks it again for its lease:
-//! no worker of the member runs beside the next generation (I11), though it takes the voter for one that stands behind
-//! the one before.
+//! A voter accepts a generation that drops a member, or the job's end, and its agent dies before that member asks it
+//! again for its lease: no worker of the member runs beside the next generation, or in the next life (I11), though it
+//! takes the voter for one that stands behind the generation before.
 
 use muster_protocol::spec::JobSpec;
 use muster_protocol::wire::{JobMessage, Message};
@@ -14,8 +14,18 @@ const LEADER: usize = 0;
 const VOTER: usize = 1;
 const MEMBER: usize = 2;
 const CUT: u64 = 10 * SEC;
+/// When the leader's node starts a job again that was cancelled: the voter has accepted its end before.
+const AGAIN: u64 = CUT + 8 * SEC;
 
-fn setup(seed: u64, down: Option<(u64, u64)>) -> Setup {
+/// What follows the generation of which the member is.
+#[derive(Clone, Copy, Debug)]
+enum Next {
+    Generation,
+    /// The job is cancelled, and started again.
+    Life,
+}
+
+fn setup(seed: u64, next: Next, down: Option<(u64, u64)>) -> Setup {
     let cut = Fault::CutBoth {
         a: LEADER,
         b: MEMBER,
@@ -32,7 +42,13 @@ fn setup(seed: u64, down: Option<(u64, u64)>) -> Setup {
         (at, crash)
     };
     let stubborn = Fault::Stubborn { node: MEMBER };
-    let faults = [(CUT - SEC, stubborn), (CUT, cut)].into_iter();
+    let mut faults = vec![(CUT - SEC, stubborn), (CUT, cut)];
+    if let Next::Life = next {
+        faults.push((CUT + 100 * MS, Fault::Cancel { node: LEADER }));
+        faults.push((AGAIN, Fault::LateJoin { node: LEADER }));
+    }
+    faults.extend(down.map(crash));
+    faults.sort_by_key(|(at, _)| *at);
     let spec = JobSpec {
         min_nodes: 1,
         max_nodes: 3,
@@ -41,15 +57,15 @@ fn setup(seed: u64, down: Option<(u64, u64)>) -> Setup {
     };
     let nodes = (0..3).map(|at| NodeSetup::quiet(at, 0));
     Setup {
-        faults: faults.chain(down.map(crash)).collect(),
+        faults,
         heal_at: 80 * SEC,
         ..Setup::quiet(seed, nodes.collect(), spec)
     }
 }
 
 /// When the leader hears that the voter has accepted what follows.
-fn accepted(seed: u64) -> Option<u64> {
-    let mut conductor = Conductor::new(setup(seed, None));
+fn accepted(seed: u64, next: Next) -> Option<u64> {
+    let mut conductor = Conductor::new(setup(seed, next, None));
     conductor.log = Some(Vec::new());
     assert_eq!(conductor.run_until(CUT + 10 * SEC), Ok(()));
     let log = conductor.log.take().into_iter().flatten();
@@ -66,15 +82,15 @@ fn accepted(seed: u64) -> Option<u64> {
     heard.next().map(|(at, _)| at)
 }
 
-#[test]
-fn a_voter_that_dies_after_its_vote_lets_no_worker_run_on() {
+fn run_all(next: Next) {
     let mut wrong = Vec::new();
     for seed in 1..8 {
-        let Some(at) = accepted(seed) else {
+        let Some(at) = accepted(seed, next) else {
             panic!("seed {seed}: the voter accepts nothing");
         };
+        assert!(at < AGAIN, "seed {seed}: {at}");
         for down in [2 * SEC, 8 * SEC, 20 * SEC, 40 * SEC] {
-            let mut conductor = Conductor::new(setup(seed, Some((at + US, down))));
+            let mut conductor = Conductor::new(setup(seed, next, Some((at + US, down))));
             conductor.relaunches = false;
             if let Err(violation) = conductor.run() {
                 wrong.push(format!("{seed}, away for {} ms: {violation}", down / MS));
@@ -83,4 +99,14 @@ fn a_voter_that_dies_after_its_vote_lets_no_worker_run_on() {
         }
     }
     assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn a_voter_that_dies_after_its_vote_lets_no_worker_run_on() {
+    run_all(Next::Generation);
+}
+
+#[test]
+fn a_voter_that_dies_after_it_voted_for_the_end_lets_no_worker_run_into_the_next_life() {
+    run_all(Next::Life);
 }

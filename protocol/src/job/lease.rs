@@ -1,14 +1,26 @@
 //! The lease without which no worker of this node runs (R16).
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use super::member::Mine;
-use super::{Ctx, Job};
+use super::{Ctx, Head, Job};
 use crate::agent::Config;
 use crate::ids::{Digest, NodeId};
 use crate::local::ToLauncher;
-use crate::membership::State;
+use crate::membership::{Guard, State};
 use crate::record::{Arbiter, Record};
 use crate::time::{Span, Time};
 use crate::wire::{JobMessage, Status, Timeouts};
+
+/// A member that was dropped without confirmation of its end.
+#[derive(Clone, Debug)]
+pub(super) struct Dropped {
+    /// The generation of which it was a member last.
+    of: Arc<Head>,
+    /// Until when it may still train (R16).
+    until: Time,
+}
 
 impl Job {
     /// Generations whose lease this node asks its voters to acknowledge.
@@ -182,7 +194,7 @@ impl Job {
             self.forgotten = self.forgotten.max(Some(ctx.now + most));
         }
         let Some(before) = before else { return };
-        let (times, generation) = (self.timeouts(ctx), before.digest());
+        let (times, of) = (self.timeouts(ctx), Arc::new(Head::new(before.clone())));
         let gone = before.members.iter().map(|m| m.node);
         let gone = gone.filter(|n| *n != ctx.me() && !record.has(*n));
         let gone = gone.filter(|n| ctx.peers.lost(*n) != Some(true) && !self.stopped_for_good(*n));
@@ -197,25 +209,80 @@ impl Job {
                 }
                 None => Some(ctx.now + times.suspect_after),
             };
-            self.dropped
-                .insert(node, (generation, until.unwrap_or(ctx.now)));
+            let (of, until) = (of.clone(), until.unwrap_or(ctx.now));
+            self.dropped.insert(node, Dropped { of, until });
         }
-        self.drive_dropped(ctx);
+        self.lengthen_waits(ctx);
     }
 
-    /// Those whose leases are over by now are waited for no more. Where no agent is there to end them, workers go on
-    /// without any lease; an agent that has just started may see that only after the node was dropped.
-    pub(super) fn drive_dropped(&mut self, ctx: &Ctx<'_>) {
-        let grace = self.timeouts(ctx).agent_grace;
-        for (node, (_, until)) in &mut self.dropped {
-            let away = ctx.peers.away_since(*node);
-            *until = away.map_or(*until, |since| (*until).max(since + grace));
+    /// Those whose leases are over by now are waited for no more.
+    pub(super) fn drive_dropped(&mut self, ctx: &mut Ctx<'_>) {
+        if self.lengthen_waits(ctx) {
+            // One that restarts waits for them, too, and so does whoever was told of an end.
+            self.durable.held_ms = self.held_ms(ctx);
+            self.persist(ctx);
+            if self.live().is_none() {
+                self.say_held(ctx, self.members_before());
+            }
         }
-        self.dropped.retain(|_, (_, until)| ctx.now < *until);
+        self.dropped.retain(|_, d| ctx.now < d.until);
         self.forgotten.take_if(|until| ctx.now >= *until);
-        let next = self.dropped.values().map(|(_, until)| *until);
+        let next = self.dropped.values().map(|d| d.until);
         if let Some(at) = next.chain(self.forgotten).min() {
             self.wake_at(at, "a lease that may be over");
+        }
+    }
+
+    /// Whether nodes that were dropped may train for longer than was known, by more than a lease. Where no agent is
+    /// there to end them, workers go on without any lease; an agent that has just started may see that only after
+    /// the node was dropped. And a voter that accepted what followed may have gone before it refused anybody a
+    /// lease: a member that was dropped, and hears no more than that, takes it for one that stands behind its
+    /// generation while its agent is away ([`Self::count_away`]). Nobody knows how long that was so once the agent
+    /// is back.
+    fn lengthen_waits(&mut self, ctx: &Ctx<'_>) -> bool {
+        let grace = self.timeouts(ctx).agent_grace;
+        let stopped = |n| ctx.peers.unwell(n) == Some(State::Suspect { guarded: true });
+        let away = |n| ctx.peers.away_since(n);
+        let counted = |of: &Head| match of.record.arbiter {
+            Arbiter::Store(_) => None,
+            Arbiter::Members => {
+                let voters = of.record.voters().map(|v| v.node);
+                let gone = voters.map(|n| away(n).max(stopped(n).then_some(ctx.now)));
+                gone.max().flatten()
+            }
+        };
+        let mut longer = false;
+        let mut last: Option<(Digest, Option<Time>)> = None;
+        for (node, dropped) in &mut self.dropped {
+            let known = last.filter(|(of, _)| *of == dropped.of.digest);
+            let (_, since) = *last.insert(
+                known.unwrap_or_else(|| (dropped.of.digest, counted(&dropped.of))),
+            );
+            if let Some(since) = since.max(away(*node)) {
+                let until = since + grace;
+                longer |= until > dropped.until + ctx.cfg.suspect_after;
+                dropped.until = until.max(dropped.until);
+            }
+        }
+        longer
+    }
+
+    /// Of those that were dropped, and of the voters on which these may count, it has to be seen whether they are
+    /// dead, or their agents away.
+    pub(super) fn watch_dropped(&self, out: &mut BTreeMap<NodeId, (Guard, bool)>) {
+        for (node, dropped) in &self.dropped {
+            let of = &dropped.of.record;
+            let by_members = of.arbiter == Arbiter::Members;
+            let voters = of.members.iter().take(crate::record::MAX_VOTERS);
+            let voters = voters.filter(|_| by_members);
+            for m in voters.chain(of.member(*node)) {
+                let guard = Some((m.guard, m.launcher));
+                let watched = out.entry(m.node).or_insert((guard, false));
+                // One that is a witness now has a launcher as well; of one that was dropped the old one counts.
+                if watched.0.is_none() || m.node == *node {
+                    watched.0 = guard;
+                }
+            }
         }
     }
 
@@ -263,7 +330,7 @@ impl Job {
 
     /// Should this say that a node which was dropped has ended its workers, no start waits for it any more.
     pub(super) fn dropped_has_stopped(&mut self, ctx: &mut Ctx<'_>, from: NodeId, status: &Status) {
-        let of = self.dropped.get(&from).map(|(of, _)| *of);
+        let of = self.dropped.get(&from).map(|d| d.of.digest);
         if !status.stopped || of != Some(status.digest) {
             return;
         }
@@ -322,36 +389,9 @@ impl Job {
     pub(super) fn held_until(&self, ctx: &Ctx<'_>) -> Option<Time> {
         let dropped = self.dropped.iter();
         let dropped = dropped.filter(|(node, _)| ctx.peers.lost(**node) != Some(true));
-        let until = dropped.map(|(_, (_, at))| *at);
+        let until = dropped.map(|(_, d)| d.until);
         let until = until.chain(self.forgotten).max();
         until.filter(|at| ctx.now < *at && !ctx.cfg.flaws.skip_r16)
-    }
-
-    /// A voter that accepted the head may have gone before it refused anybody a lease of the generation before: a
-    /// member that was dropped, and hears no more than that, takes it for one that stands behind that generation
-    /// while its agent is away ([`Self::count_away`]). Nobody knows how long that was so once the agent is back.
-    pub(super) fn wait_for_counted(&mut self, ctx: &mut Ctx<'_>) {
-        let before = self.before.as_ref().filter(|_| self.live().is_some());
-        let Some(before) = before.filter(|b| b.arbiter == Arbiter::Members) else {
-            return;
-        };
-        let stopped = |n| ctx.peers.unwell(n) == Some(State::Suspect { guarded: true });
-        let away = before.voters().filter_map(|v| {
-            let since = ctx.peers.away_since(v.node);
-            since.max(stopped(v.node).then_some(ctx.now))
-        });
-        let Some(since) = away.max() else { return };
-        let (until, of) = (since + self.timeouts(ctx).agent_grace, before.digest());
-        let mut longer = false;
-        for (_, at) in self.dropped.values_mut().filter(|(d, _)| *d == of) {
-            longer |= until > *at + ctx.cfg.suspect_after;
-            *at = until.max(*at);
-        }
-        if longer {
-            // A leader that restarts waits for them, too.
-            self.durable.held_ms = self.held_ms(ctx);
-            self.persist(ctx);
-        }
     }
 
     /// Whether a start of the head waits for somebody, or may have to.

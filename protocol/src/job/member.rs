@@ -351,6 +351,11 @@ impl Job {
                 local.lineage = None;
             }
             if lineage == Some(record.lineage()) && !waited {
+                // The others waited for all but those that they had given up, whose lease is all that they wait for.
+                let runs = was.is_some_and(|m| !m.status.stopped);
+                if let Some(old) = running.filter(|_| runs) {
+                    self.stop_launcher(ctx.now, old, 0, "the job is over");
+                }
                 self.end_launcher(ctx, &record);
             } else if let Some(old) = running {
                 // How its own life ended nobody here knows any more.

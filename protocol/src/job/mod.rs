@@ -223,9 +223,7 @@ pub struct Job {
     seen_round: u32,
     /// The highest round that this run of the agent has used, for whatever: no ballot is used twice.
     own_round: u32,
-    /// Members that were dropped without confirmation of their end: of which generation they were, and until
-    /// when they may still train (R16).
-    dropped: BTreeMap<NodeId, (Digest, Time)>,
+    dropped: BTreeMap<NodeId, lease::Dropped>,
     /// The same for whoever may have been dropped before this agent's last restart.
     forgotten: Option<Time>,
     /// The node that said so of an end, and says when the wait is over sooner.
@@ -499,7 +497,6 @@ impl Job {
         self.looks += 1;
         self.recall_leases(ctx);
         self.wake_as_voter(ctx);
-        self.wait_for_counted(ctx);
         self.drive_dropped(ctx);
         self.retry_persist(ctx);
         self.count_own_votes(ctx);
@@ -682,11 +679,14 @@ impl Job {
     /// watch the voters.
     pub(crate) fn watches(&self, ctx: &Ctx<'_>) -> BTreeMap<NodeId, (Guard, bool)> {
         let mut out = BTreeMap::new();
+        let me = ctx.me();
         let Some(head) = self.live() else {
+            // The next life waits for these.
+            self.watch_dropped(&mut out);
+            out.remove(&me);
             return out;
         };
         let record = &head.record;
-        let me = ctx.me();
         let few = record.members.len() <= crate::wire::MAX_LIST;
         // To a launcher that waits here it tells which members it could not train with.
         let waits = few && self.local.as_ref().is_some_and(|l| l.conn.is_some());
@@ -705,14 +705,7 @@ impl Job {
         for w in &record.witnesses {
             out.insert(w.node, (None, by_members));
         }
-        // A start waits for these: that one is dead ends the wait.
-        for m in self.before.iter().flat_map(|b| &b.members) {
-            if self.dropped.contains_key(&m.node) {
-                let guard = Some((m.guard, m.launcher));
-                // Also of one that is a witness now: what becomes of its launcher ends the wait, too.
-                out.entry(m.node).or_insert((guard, false)).0 = guard;
-            }
-        }
+        self.watch_dropped(&mut out);
         out.remove(&me);
         out
     }
