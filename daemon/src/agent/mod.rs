@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use muster_protocol::agent::{Agent, Config, ConnId, Event, Flaws};
 use muster_protocol::membership::Answer;
-use muster_protocol::record::{Kind, Place};
+use muster_protocol::record::Place;
 use muster_protocol::wire::Message;
 use muster_protocol::{JobKey, NodeId, Span, Time, codec};
 use serde::{Deserialize, Serialize};
@@ -151,7 +151,7 @@ impl Handle {
 pub struct Ended {
     /// Its state directory, still locked.
     pub state: StateDir,
-    /// Every job that it knew is over: no vote in its state is asked for any more.
+    /// Every job that it knew is over, and every node of these knows that: nobody asks for what is in its state.
     pub finished: bool,
 }
 
@@ -321,11 +321,8 @@ impl Node {
         }
         self.remember();
         self.net.close().await;
-        let over = |kind| matches!(kind, Kind::End { .. } | Kind::Failed { .. });
         Ended {
-            finished: self.core.jobs().all(|job| {
-                job.durable().bound.is_none() && job.head().is_none_or(|(r, _)| over(r.kind))
-            }),
+            finished: self.core.jobs().all(|job| job.is_settled()),
             state: self.state,
         }
     }

@@ -221,6 +221,7 @@ impl Job {
         }
         let before = self.head.take();
         self.before = before.as_ref().map(|h| h.record.clone());
+        self.note_absent(ctx, &record);
         self.note_dropped(ctx, &record);
         self.durable.install(record.clone(), ctx.cfg.boot);
         self.forfeit_past(ctx, &record, before.as_ref());
@@ -285,6 +286,17 @@ impl Job {
         if record.kind.is_terminal() {
             self.desk.tickets.clear();
         }
+    }
+
+    /// Whoever is dropped, or lost when the job ends, may come back without having heard of the end.
+    fn note_absent(&mut self, ctx: &Ctx<'_>, record: &Record) {
+        let before = self.before.as_ref().filter(|b| b.digest() == record.parent);
+        let stays = |node| match record.kind {
+            Kind::Next => record.has(node),
+            _ => ctx.reachable(node),
+        };
+        let all = before.is_some_and(|b| b.members.iter().all(|m| stays(m.node)));
+        self.absent = record.number > 1 && (self.absent || !all);
     }
 
     /// Nodes that come back only to be lost again are kept out for longer and longer; people are told.

@@ -407,7 +407,7 @@ impl Job {
             self.fault_seen(ctx, a);
             self.end(ctx, record, a);
             self.give_up(ctx, a);
-            if self.awaits_store(ctx, a) {
+            if self.awaits_store(ctx, a) || self.awaits_links(ctx, a) {
                 return;
             }
             return self.decide(ctx, record);
@@ -446,6 +446,19 @@ impl Job {
             return false;
         }
         self.wake_at(until, "members that lost the store");
+        true
+    }
+
+    /// Whether a member that would stay has no link to this node, and may be lost as well: that shows within
+    /// `suspect_after`. An agent that has just started has met nobody yet, and a generation of dead members could
+    /// be led and decided by nobody.
+    fn awaits_links(&mut self, ctx: &Ctx<'_>, a: &Assessment) -> bool {
+        let since = self.lead.as_ref().and_then(|l| l.ending);
+        let until = since.unwrap_or(ctx.now) + ctx.cfg.suspect_after;
+        if ctx.now >= until || a.survivors.iter().all(|m| ctx.reachable(m.node)) {
+            return false;
+        }
+        self.wake_at(until, "members that may be lost, too");
         true
     }
 

@@ -232,6 +232,8 @@ pub struct Job {
     leases_ended: Option<BTreeMap<NodeId, Time>>,
     /// The generation before the head is not known here, nor for whom a start of the head waits.
     unknown: bool,
+    /// A node that took part in this life of the job is not there any more, and may come back.
+    absent: bool,
     /// A generation whose leader no longer shows itself in the store, and that is replaced from here
     /// therefore: an agent that was there has ended its workers by now.
     took_over: Option<(Digest, Time)>,
@@ -255,7 +257,9 @@ impl Job {
 
     pub(crate) fn restore(durable: Durable) -> Job {
         let head = durable.head.clone().map(Head::new);
+        let absent = head.as_ref().is_some_and(|h| h.record.number > 1);
         Job {
+            absent,
             key: durable.key.clone(),
             durable,
             abstains_until: None,
@@ -385,6 +389,12 @@ impl Job {
         self.head.is_none()
             && self.durable.forfeited.is_empty()
             && self.durable.superseded.is_empty()
+    }
+
+    /// Whether the job is over, and all that took part in its last life have heard of that: nobody has to be told.
+    pub fn is_settled(&self) -> bool {
+        let over = |h: &Head| matches!(h.record.kind, Kind::End { .. } | Kind::Failed { .. });
+        self.durable.bound.is_none() && self.head.as_ref().is_none_or(|h| over(h) && !self.absent)
     }
 
     /// Whether a generation trains, or should.

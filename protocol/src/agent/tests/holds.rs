@@ -496,3 +496,33 @@ fn a_node_whose_launcher_went_while_its_agent_was_away_says_that_it_ended() {
         assert_eq!(said, ended);
     }
 }
+
+/// A member that is not there when its job ends may come back and go on from what it knows: the others must be able to
+/// tell it.
+#[test]
+fn an_end_that_a_member_may_have_missed_is_to_be_kept() {
+    let first = record(3, 1);
+    let end = |before: &Record| Record {
+        kind: Kind::End { cancelled: true },
+        members: Vec::new(),
+        cause: Cause::Cancelled,
+        ..next(before, 3)
+    };
+    let mut without = next(&first, 2);
+    without.members.truncate(2);
+    let cases = [
+        (vec![end(&first)], vec![0, 2], true),
+        (vec![end(&first)], vec![0], false),
+        (vec![without.clone(), end(&without)], vec![0, 2], false),
+    ];
+    for (records, there, settled) in cases {
+        let mut s = Scripted::new(config(1, 1), vec![holds(&first, 1)]);
+        there.iter().for_each(|i| s.peer(*i));
+        for record in records {
+            let record = Arc::new(record);
+            s.hears(0, JobMessage::Decided { record });
+        }
+        let job = s.agent.job(&key("j")).map(|j| (j.is_live(), j.is_settled()));
+        assert_eq!(job, Some((false, settled)), "{there:?}");
+    }
+}

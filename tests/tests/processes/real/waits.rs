@@ -160,3 +160,40 @@ fn nodes_whose_ranks_have_finished_say_for_whom_they_wait() {
         assert_eq!(bed.ended(node), Some(0));
     }
 }
+
+#[test]
+fn a_node_that_missed_the_end_of_its_job_starts_it_again_with_the_others() {
+    let mut bed = Bed::of(3, &["--nnodes=2:3"]);
+    (0..3).for_each(|node| bed.run_among_all(node));
+    let first = bed.group(&[0, 1, 2], 0);
+    let [one, other, lost] = first.nodes()[..] else {
+        panic!("three nodes");
+    };
+    bed.kill(lost);
+    let without = bed.group(&[one, other], first.began());
+    bed.signal(bed.launcher_pid(one), Signal::SIGINT);
+    for node in [one, other] {
+        assert_eq!(bed.ended(node), Some(130));
+    }
+    (0..3).for_each(|node| bed.run_among_all(node));
+    bed.group(&[0, 1, 2], without.began());
+    bed.order(None, 0);
+    for node in 0..3 {
+        assert_eq!(bed.ended(node), Some(0));
+        assert_eq!(bed.state_folders(node), 0, "all have heard of this end");
+    }
+}
+
+/// Of two nodes that were both killed the one with rank 0 is the majority: it goes on alone.
+#[test]
+fn the_first_of_two_nodes_goes_on_alone_after_both_were_killed() {
+    let mut bed = Bed::of(2, &["--nnodes=1:2"]);
+    (0..2).for_each(|node| bed.run_among_all(node));
+    let both = bed.group(&[0, 1], 0);
+    bed.kill_together(&[0, 1]);
+    let first = both.rank0();
+    bed.run_among_all(first);
+    bed.group(&[first], both.began());
+    bed.order(None, 0);
+    assert_eq!(bed.ended(first), Some(0));
+}
