@@ -220,7 +220,8 @@ impl Job {
         }
         let seen_to =
             |l: &Digest| self.is_member(ctx) && self.live().is_some_and(|h| h.lineage() == *l);
-        let sure = order.doors.is_empty() && order.lives.keys().all(seen_to);
+        let sure =
+            order.stuck.is_none() && order.doors.is_empty() && order.lives.keys().all(seen_to);
         order.stage = CancelStage::Asked { sure };
         if ctx.now >= order.said + REPEAT {
             order.said = ctx.now;
@@ -282,6 +283,11 @@ impl Job {
                 known: self.has_no_store_left(ctx.me()),
             });
         }
+        if self.is_stranded(ctx, record) && self.others_may_decide(ctx, record) {
+            let voters = record.voters().map(|v| v.node);
+            let unseen = voters.filter(|n| ctx.peers.lost(*n) == Some(false));
+            return Some(self.unreached(ctx, &unseen.collect::<Vec<_>>()));
+        }
         let led = leader.is_some_and(|n| ctx.reachable(n));
         // Its launcher here ends its own part at least.
         let here = self.is_member(ctx);
@@ -305,7 +311,7 @@ impl Job {
 
     /// Says to whoever may decide it that a life is to end.
     fn say_cancel(&mut self, ctx: &mut Ctx<'_>, lineage: Digest, life: &Life) {
-        self.on_cancel_ask(ctx, lineage);
+        self.on_cancel_ask(ctx, ctx.me(), lineage);
         // A launcher whose agent has lost its state has a part in it, too.
         for node in ctx.peers.connected_nodes().collect::<Vec<_>>() {
             self.send(ctx, node, JobMessage::CancelAsk { lineage });
@@ -357,7 +363,13 @@ impl Job {
 
     /// Whether nobody can decide how the job ends, and nobody here takes part in it.
     fn is_hopeless(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
-        self.local.is_none() && self.is_stranded(ctx, record)
+        let stranded = self.is_stranded(ctx, record);
+        self.local.is_none() && stranded && !self.others_may_decide(ctx, record)
+    }
+
+    /// Whether a majority without this node may live: it may go on with the job where this node does not see it.
+    fn others_may_decide(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
+        record.is_majority(|n| n != ctx.me() && ctx.peers.lost(n) != Some(true))
     }
 
     /// A person ends the job before it has formed: the launcher here, and those that ask here to be let in, go.
@@ -375,7 +387,7 @@ impl Job {
 
     /// A person ends this life of the job. Its leader decides that; where nobody can, this node gives it up. A
     /// launcher that had a part in it, of which its agent knows nothing any more, goes at once.
-    pub(super) fn on_cancel_ask(&mut self, ctx: &mut Ctx<'_>, lineage: Digest) {
+    pub(super) fn on_cancel_ask(&mut self, ctx: &mut Ctx<'_>, from: NodeId, lineage: Digest) {
         if lineage.is_zero() && self.live().is_none() {
             return self.end_gathering(ctx);
         }
@@ -389,7 +401,7 @@ impl Job {
             return;
         };
         if self.is_member(ctx) {
-            // Whoever leads next reads of it in the status.
+            // The next leader, too, reads of it in the status.
             self.cancel(ctx);
         }
         if self.is_hopeless(ctx, &record) {
@@ -402,8 +414,13 @@ impl Job {
                 lead.cancelled = true;
                 self.wake_at(ctx.now, "a person ends the job");
             }
-            (None, Some(leader)) if leader != ctx.me() && ctx.reachable(leader) => {
-                self.send(ctx, leader, JobMessage::CancelAsk { lineage });
+            (None, Some(leader)) if leader != ctx.me() && leader != from => {
+                // Nodes that disagree on the leader would pass it around without end.
+                let passed = self.cancel_passed.filter(|(l, _)| *l == lineage);
+                if passed.is_none_or(|(_, at)| ctx.now >= at + REPEAT) {
+                    self.cancel_passed = Some((lineage, ctx.now));
+                    self.send(ctx, leader, JobMessage::CancelAsk { lineage });
+                }
             }
             (None, _) => {}
         }

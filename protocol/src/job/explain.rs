@@ -21,7 +21,7 @@ impl Job {
     /// A member whose workers run no more, while no new generation comes, says what it waits for.
     pub(super) fn explain_pause(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
         let lead = self.acting_leader(ctx, record);
-        // Who has finished waits for the end, which nobody decides then.
+        // A member that has finished waits for the end, which nobody decides then.
         let stranded = self.is_stranded(ctx, record);
         let over = |s: &Status| s.stopped || s.finished && stranded;
         let Some(mine) = self.member.as_mut().filter(|m| over(&m.status)) else {

@@ -208,6 +208,8 @@ pub struct Job {
     checkpoint: Option<checkpoint::Asked>,
     /// What a person on this node ordered, and how that stands.
     cancelling: Option<cancel::Cancelling>,
+    /// Of which life such an order was passed on to its leader last, and when.
+    cancel_passed: Option<(Digest, Time)>,
     /// Times of the change under way, carried from one generation's leader to the next.
     phases: Phases,
     strikes: BTreeMap<NodeId, crate::budget::Strikes>,
@@ -288,6 +290,7 @@ impl Job {
             hung: String::new(),
             checkpoint: None,
             cancelling: None,
+            cancel_passed: None,
             saves: saves::Saves::default(),
             phases: Phases::default(),
             strikes: BTreeMap::new(),
@@ -674,7 +677,7 @@ impl Job {
                 number,
                 state,
             } => self.on_looked_again(ctx, from, digest, (number, state)),
-            JobMessage::CancelAsk { lineage } => self.on_cancel_ask(ctx, lineage),
+            JobMessage::CancelAsk { lineage } => self.on_cancel_ask(ctx, from, lineage),
             JobMessage::Unfit { digest, text } => self.on_unfit(ctx, from, digest, text),
             JobMessage::Held { digest, ms } => self.on_held(ctx, from, digest, ms),
         }

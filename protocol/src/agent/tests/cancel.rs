@@ -2,9 +2,11 @@
 
 use super::super::scripted::{Scripted, by_store, config, key, member, next, node, record};
 use super::super::{ConnId, Event};
+use super::members::trains;
 use crate::ids::{Digest, NodeId};
 use crate::job::CancelStage;
 use crate::local::{Began, Command, Register, ToAgent, ToLauncher};
+use crate::membership::Answer;
 use crate::record::{Arbiter, Kind, Record};
 use crate::time::Span;
 use crate::wire::{Advert, JobMessage};
@@ -171,6 +173,66 @@ fn an_order_that_only_the_store_can_carry_out_says_so_at_once() {
             .any(|(to, body)| *to == node(i) && decided(body))
     };
     assert!(told(0) && told(1), "{:?}", s.sent);
+}
+
+/// Where they are known to be dead, it is over.
+#[test]
+fn a_minority_does_not_end_what_a_majority_that_it_does_not_see_goes_on_with() {
+    for dead in [false, true] {
+        let (mut s, _) = trains(2, 3, &[]);
+        let lineage = record(3, 2).lineage();
+        for i in 0..2 {
+            let answer = if dead {
+                Answer::Refused
+            } else {
+                Answer::Silent
+            };
+            s.grants.remove(&node(i));
+            s.probes.insert(node(i), (answer, answer));
+            s.on(Event::Disconnected { node: node(i) });
+        }
+        s.pass(Span::from_secs(6));
+        orders(&mut s);
+        s.pass(Span::from_secs(1));
+        let told = |s: &Scripted| {
+            let mut told = s.told.iter().map(|(_, frame)| frame);
+            told.any(|f| matches!(f, ToLauncher::End { code: 130, .. }))
+        };
+        assert!(told(&s));
+        assert_eq!(stage(&s), Some(CancelStage::Asked { sure: dead }));
+        s.on(Event::LauncherGone {
+            conn: ConnId(1),
+            guard: Answer::Refused,
+        });
+        s.pass(Span::from_secs(10));
+        match (stage(&s), dead) {
+            (Some(CancelStage::Failed { why }), false) => {
+                assert!(why.contains("h0") && why.contains("h1"), "{why}");
+            }
+            (Some(CancelStage::Over), true) => {}
+            other => panic!("{other:?}"),
+        }
+        let job = s.agent.job(&key("j"));
+        let given_up = job.is_some_and(|j| j.durable().has_given_up(lineage, 2));
+        assert_eq!(given_up, dead);
+    }
+}
+
+/// Each of two nodes may take the other for the leader.
+#[test]
+fn an_order_is_passed_on_once_in_a_while_and_never_back() {
+    let (mut s, _) = trains(2, 3, &[]);
+    let lineage = record(3, 2).lineage();
+    let ask = || JobMessage::CancelAsk { lineage };
+    s.sent.clear();
+    s.hears(0, ask());
+    assert_eq!(asked(&mut s), []);
+    (0..3).for_each(|_| s.hears(1, ask()));
+    assert_eq!(asked(&mut s), [(node(0), lineage)]);
+    s.pass(Span::from_secs(1));
+    s.sent.clear();
+    s.hears(1, ask());
+    assert_eq!(asked(&mut s), [(node(0), lineage)]);
 }
 
 /// A launcher whose agent has lost its state took part in what others go on with.
