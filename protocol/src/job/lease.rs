@@ -255,9 +255,8 @@ impl Job {
         let mut last: Option<(Digest, Option<Time>)> = None;
         for (node, dropped) in &mut self.dropped {
             let known = last.filter(|(of, _)| *of == dropped.of.digest);
-            let (_, since) = *last.insert(
-                known.unwrap_or_else(|| (dropped.of.digest, counted(&dropped.of))),
-            );
+            let (_, since) =
+                *last.insert(known.unwrap_or_else(|| (dropped.of.digest, counted(&dropped.of))));
             if let Some(since) = since.max(away(*node)) {
                 let until = since + grace;
                 longer |= until > dropped.until + ctx.cfg.suspect_after;

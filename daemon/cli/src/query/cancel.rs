@@ -1,6 +1,7 @@
 //! `muster cancel`: the agent is told once, and follows its order until that life of the job is over. Where a
 //! job's store decides and no launcher is left to write there, this command does.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
@@ -13,7 +14,7 @@ use super::client::{Client, Unanswered, rows_of};
 use super::orders::{POLL, ms, wait};
 use super::output::{Failure, clean, field, flag, put, put_json};
 use crate::kept::Ledger;
-use crate::stores;
+use crate::{sockets, stores};
 
 /// A cancelled job's workers get its own grace, which this command does not know.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -84,35 +85,27 @@ struct Left {
 
 /// Ends the job: whether it is over, and not only sure to be.
 async fn end(args: &CancelArgs, client: &Client) -> Result<bool, Failure> {
+    let status = client.query(Query::Status).await?;
+    let embedded = is_embedded(client, &status);
     let jobs = client.query(Query::Jobs).await?;
-    let deserted =
-        |row: &&Value| field(row, "kind") == "deserted" && field(row, "arbiter") == "store";
-    if let Some(row) = rows_of(&jobs, &args.job).find(deserted) {
-        let left = Left {
-            generation: field(row, "digest"),
-            known: true,
-            store: field(row, "store"),
-        };
-        return end_in_store(args, client, &left).await.map(|()| true);
-    }
     let known = rows_of(&jobs, &args.job).next().is_some();
     match order(args, client, known).await {
         Ok(_) => {}
         Err(Unanswered::Refused(why)) => {
-            // Its agents may be gone, while its store is there.
+            // Its agents may be gone, while its store is there: also those of a later life than this one knows.
             return match (&args.store, known) {
-                (Some(location), false) => end_silent(args, client, location).await.map(|()| true),
+                (Some(location), _) => end_silent(args, client, location).await.map(|()| true),
                 (None, false) => Err(Failure::Refused(format!(
                     "{why}. Where all its nodes are gone, a job with a store is ended there: `muster cancel {} --wait \
                      --store LOCATION`",
                     clean(&args.job)
                 ))),
-                _ => Err(Failure::Refused(why)),
+                (None, true) => Err(Failure::Refused(why)),
             };
         }
         Err(why) => return Err(why.into()),
     }
-    match follow(args, client).await? {
+    match follow(args, client, embedded).await? {
         Stage::Over => Ok(true),
         Stage::Asked { .. } => Ok(false),
         Stage::InStore(left) => end_in_store(args, client, &left).await.map(|()| true),
@@ -137,9 +130,16 @@ async fn order(args: &CancelArgs, client: &Client, known: bool) -> Result<Value,
     }
 }
 
+/// Whether the agent is a part of a launcher: its socket has the launcher's process id in its name.
+fn is_embedded(client: &Client, status: &Value) -> bool {
+    let pid = status["pid"].as_u64().and_then(|pid| pid.try_into().ok());
+    let own = pid.map(|pid| sockets::embedded_socket(Path::new(""), pid));
+    own.is_some_and(|own| client.path.file_name() == own.file_name())
+}
+
 /// Follows the agent's order, until the job is over or what is in the way is known; without `--wait` until it
 /// is sure to end.
-async fn follow(args: &CancelArgs, client: &Client) -> Result<Stage, Failure> {
+async fn follow(args: &CancelArgs, client: &Client, embedded: bool) -> Result<Stage, Failure> {
     let what = format!("stopping {}", clean(&args.job));
     let mut stage = Stage::Asked { sure: false };
     wait(&what, LIMIT, async || {
@@ -150,8 +150,18 @@ async fn follow(args: &CancelArgs, client: &Client) -> Result<Stage, Failure> {
                     clean(&args.job)
                 ))
             })?,
-            // An embedded agent ends with its job.
-            Err(Unanswered::Silent(_)) => Stage::Over,
+            // An embedded agent ends with its job, and takes its socket along.
+            Err(Unanswered::Silent(why)) => {
+                tokio::time::sleep(POLL).await;
+                if embedded && !client.path.exists() {
+                    stage = Stage::Over;
+                    return Ok(true);
+                }
+                return Err(Unanswered::Silent(format!(
+                    "{why}. Whether {0} ends is not known: say `muster cancel {0}` again",
+                    clean(&args.job)
+                )));
+            }
             Err(why) => return Err(why),
         };
         Ok(match stage {
@@ -264,7 +274,9 @@ async fn end_silent(
         Ok(since.elapsed() >= limit)
     })
     .await?;
-    if !ledger.is_over() && ledger.newest() != generation {
+    // The last look may be a while ago.
+    let moved = !ledger.is_over() && Some(ledger.signs_of_life()?) != seen;
+    if !ledger.is_over() && (moved || ledger.newest() != generation) {
         return Err(Failure::Refused(format!(
             "{job} goes on by now, as its store says"
         )));
@@ -306,6 +318,18 @@ fn id_of(args: &CancelArgs) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_agent_that_may_end_with_its_job_is_known_by_its_socket() {
+        let embedded = |path: &str, status: Value| {
+            let path = path.into();
+            is_embedded(&Client { path }, &status)
+        };
+        assert!(embedded("/tmp/muster-0/run-7.sock", json!({ "pid": 7 })));
+        assert!(!embedded("/tmp/muster-0/run-7.sock", json!({ "pid": 8 })));
+        assert!(!embedded("/run/muster/agent.sock", json!({ "pid": 7 })));
+        assert!(!embedded("/tmp/muster-0/run-7.sock", json!({})));
+    }
 
     #[test]
     fn how_an_order_stands_is_read_from_the_row_that_has_one() {

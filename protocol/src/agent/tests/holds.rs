@@ -522,7 +522,10 @@ fn an_end_that_a_member_may_have_missed_is_to_be_kept() {
             let record = Arc::new(record);
             s.hears(0, JobMessage::Decided { record });
         }
-        let job = s.agent.job(&key("j")).map(|j| (j.is_live(), j.is_settled()));
+        let job = s
+            .agent
+            .job(&key("j"))
+            .map(|j| (j.is_live(), j.is_settled()));
         assert_eq!(job, Some((false, settled)), "{there:?}");
     }
 }
