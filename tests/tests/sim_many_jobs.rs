@@ -85,8 +85,7 @@ fn long_jobs(fleet: &mut Fleet, store: bool) -> Vec<usize> {
 fn run(run: Run) -> Result<Fleet, Broken> {
     let usual = usual_start(run.store, 1)?.max(usual_start(run.store, 3)?);
     let mut fleet = Fleet::new(NODES, run.seed, run.kept);
-    let fleet_is = &mut fleet;
-    judged(fleet_is, run, 10 * usual)?;
+    judged(&mut fleet, run, 10 * usual)?;
     Ok(fleet)
 }
 
@@ -281,13 +280,13 @@ fn a_killed_job_of_a_node_that_lost_its_state_ends_in_time() -> Result<(), Broke
     Ok(())
 }
 
-#[test]
-fn of_jobs_that_were_killed_only_the_newest_are_kept() -> Result<(), Broken> {
+/// Many jobs are killed, more than are kept; new ones start all the same.
+fn killed(store: bool) -> Result<Fleet, Broken> {
     let mut fleet = Fleet::new(NODES, 1, Span::from_secs(600));
     fleet.pass(secs(2))?;
     for n in 0..280 {
         let (id, nodes) = (fleet.random_id(), some_nodes(&mut fleet, None));
-        fleet.launch(&id, &nodes, false, Fate::Killed, secs(1));
+        fleet.launch(&id, &nodes, store, Fate::Killed, secs(1));
         if n % 20 == 0 {
             fleet.pass(secs(1))?;
         }
@@ -295,11 +294,25 @@ fn of_jobs_that_were_killed_only_the_newest_are_kept() -> Result<(), Broken> {
     fleet.pass(secs(15))?;
     for count in 1..=NODES {
         let (id, nodes) = (fleet.random_id(), some_nodes(&mut fleet, Some(count)));
-        let job = fleet.launch(&id, &nodes, false, Fate::Finishes, secs(1));
-        fleet.until_trains(job, secs(1))?;
+        let job = fleet.launch(&id, &nodes, store, Fate::Finishes, secs(1));
+        fleet.until_trains(job, secs(5))?;
     }
     assert!(fleet.judge.most.0 > 128, "{:?}", fleet.judge.most);
+    Ok(fleet)
+}
+
+#[test]
+fn of_jobs_that_were_killed_only_the_newest_are_kept() -> Result<(), Broken> {
+    killed(false)?;
     Ok(())
+}
+
+#[test]
+fn a_job_with_a_store_that_was_given_up_does_not_come_back() -> Result<(), Broken> {
+    // An agent takes part in more of them than it keeps, the others of each in fewer.
+    let mut fleet = killed(true)?;
+    fleet.pass(secs(30))?;
+    quiet(&mut fleet, 20_000, 2_000_000)
 }
 
 fn holds(store: bool, disk: Disk) {

@@ -607,9 +607,9 @@ impl Agent {
             timeouts: self.cfg.timeouts(),
             jobs: {
                 // Those that somebody here takes part in come first: they must not be left out.
-                let jobs = self.jobs.values().filter(|j| of(j));
-                let (here, others): (Vec<&Job>, Vec<&Job>) = jobs.partition(|j| !j.is_idle());
-                let adverts = here.into_iter().chain(others);
+                let mut adverts: Vec<&Job> = self.jobs.values().filter(|j| of(j)).collect();
+                adverts.sort_by_key(|j| (j.is_unattended(), j.is_idle()));
+                let adverts = adverts.into_iter();
                 let adverts = adverts.flat_map(|j| j.adverts_here(&self.cfg));
                 adverts.take(MAX_JOBS).collect()
             },

@@ -37,7 +37,10 @@ pub enum CancelStage {
 #[derive(Clone, Debug)]
 pub(super) struct Cancelling {
     stage: CancelStage,
+    /// Those that are not over yet.
     lives: BTreeMap<Digest, Life>,
+    /// All that were known when the order was given.
+    known: BTreeSet<Digest>,
     /// Where launchers wait for a life to begin.
     doors: BTreeSet<NodeId>,
     /// The launcher that was here.
@@ -89,7 +92,8 @@ impl Job {
         }
         self.cancelling = Some(Cancelling {
             stage: CancelStage::Asked { sure: false },
-            lives: lives.into_iter().map(|l| (l, Life::default())).collect(),
+            lives: lives.iter().map(|l| (*l, Life::default())).collect(),
+            known: lives,
             launcher,
             said: Time::ZERO,
             stuck: None,
@@ -152,6 +156,12 @@ impl Job {
             return;
         };
         if ctx.now < order.until {
+            // A launcher that was on its way back, to an agent that may know nothing of its life.
+            let here = self.local.as_ref().filter(|l| l.over.is_none());
+            let began = here.and_then(|l| l.reg.began.as_ref());
+            if began.is_some_and(|b| order.known.contains(&b.lineage)) && !self.is_member(ctx) {
+                self.cancel(ctx);
+            }
             if let CancelStage::Asked { .. } = order.stage {
                 self.follow(ctx, &mut order);
             }
@@ -381,6 +391,19 @@ impl Job {
         let others: Vec<NodeId> = asked.filter(|n| *n != ctx.me()).collect();
         for node in others {
             let lineage = Digest::ZERO;
+            self.send(ctx, node, JobMessage::CancelAsk { lineage });
+        }
+    }
+
+    /// Ctrl-C at the launcher here. Every member is told: this node may be gone before the job is over.
+    pub(super) fn cancel_by_launcher(&mut self, ctx: &mut Ctx<'_>) {
+        self.cancel(ctx);
+        let Some(head) = self.live().filter(|h| h.has(ctx.me())) else {
+            return;
+        };
+        let lineage = head.lineage();
+        let others = head.record.members.iter().map(|m| m.node);
+        for node in others.filter(|n| *n != ctx.me()).collect::<Vec<_>>() {
             self.send(ctx, node, JobMessage::CancelAsk { lineage });
         }
     }

@@ -173,13 +173,18 @@ impl Job {
     /// There are so many jobs without launchers that this one is kept no longer: it ends, or, where that is not
     /// decided here, this node takes no part in it any more.
     pub(crate) fn give_up_deserted(&mut self, ctx: &mut Ctx<'_>) {
-        match self.lead.as_mut().and_then(|l| l.deserted.as_mut()) {
-            Some(deserted) => deserted.given_up = true,
-            None => {
-                let mine = self.head_digest();
-                self.leave_group(ctx, mine, "nobody has come back to it");
-            }
+        if let Some(deserted) = self.lead.as_mut().and_then(|l| l.deserted.as_mut()) {
+            deserted.given_up = true;
+            return;
         }
+        let Some(head) = self.live() else { return };
+        let (mine, lineage, number) = (head.digest, head.lineage(), head.record.number);
+        if matches!(head.record.arbiter, Arbiter::Store(_)) {
+            // The others go on to tell of it, and it would be taken up again and again, in place of another. Of what
+            // follows it the log tells.
+            self.durable.forfeit(lineage, number + 1);
+        }
+        self.leave_group(ctx, mine, "nobody has come back to it");
     }
 
     /// Whether no launcher of the generation is left that could train, and nobody goes on with its

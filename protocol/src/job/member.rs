@@ -474,7 +474,7 @@ impl Job {
                 let reason = "its launcher was told to stop (SIGTERM)".to_owned();
                 self.leave(ctx, Leave { grace_ms, reason });
             }
-            ToAgent::Cancel => self.cancel(ctx),
+            ToAgent::Cancel => self.cancel_by_launcher(ctx),
             ToAgent::Started { digest, attempt } => self.update(digest == head, |s| {
                 // New workers attach the runtime anew.
                 s.takes_stop_steps &= s.started >= Some(attempt);

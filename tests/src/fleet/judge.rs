@@ -82,6 +82,8 @@ pub struct Judge {
     records: BTreeMap<Digest, Record>,
     /// By key, lineage and number.
     decided: BTreeMap<(JobKey, Digest, u64), Digest>,
+    /// The births after each end.
+    births: BTreeMap<(JobKey, Digest), Digest>,
     /// The end of each lineage, and when it was first heard of.
     ends: BTreeMap<(JobKey, Digest), (u64, u64)>,
     /// The most jobs that an agent remembered though nobody took part in them, and of these that were over.
@@ -112,7 +114,10 @@ impl Judge {
         let (digest, lineage, number) = (record.digest(), record.lineage(), record.number);
         let job = key.id.clone();
         let at = (key.clone(), lineage, number);
-        if *self.decided.entry(at).or_insert(digest) != digest {
+        let birth = number == 1 && !record.parent.is_zero();
+        let after = (key.clone(), record.parent);
+        let twins = birth && *self.births.entry(after).or_insert(digest) != digest;
+        if twins || *self.decided.entry(at).or_insert(digest) != digest {
             self.breaks(Broken::DecidedTwice { job, number });
             return;
         }

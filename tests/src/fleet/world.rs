@@ -107,11 +107,6 @@ impl Node {
     pub fn stored_bytes(&self) -> usize {
         self.stored.values().map(Vec::len).sum::<usize>() + self.past.len()
     }
-
-    /// The jobs whose blobs it has.
-    pub fn stored_jobs(&self) -> impl Iterator<Item = &JobKey> {
-        self.stored.keys()
-    }
 }
 
 #[derive(Debug)]

@@ -293,3 +293,24 @@ fn registered(i: usize) -> Register {
         log_dir: None,
     }
 }
+
+/// A node whose user ended a job may be gone before it is over, with all that it knew: the others end it all the same.
+#[test]
+fn a_job_that_is_cancelled_ends_without_the_node_that_said_so() {
+    let (mut s, _) = trains(1, 3, &[]);
+    s.says(ToAgent::Cancel);
+    let lineage = record(3, 2).lineage();
+    let told = |s: &Scripted, i: usize| {
+        let ask = (node(i), JobMessage::CancelAsk { lineage });
+        s.sent.contains(&ask)
+    };
+    assert!(told(&s, 0) && told(&s, 2));
+    let (mut s, digest) = trains(2, 3, &[]);
+    s.hears(0, JobMessage::CancelAsk { lineage });
+    s.pass(Span::from_secs(1));
+    let says = |(to, body): &(NodeId, JobMessage)| match body {
+        JobMessage::Status(st) => *to == node(0) && st.digest == digest && st.cancel,
+        _ => false,
+    };
+    assert!(s.sent.iter().any(says));
+}
