@@ -2,6 +2,8 @@
 //! again for its lease: no worker of the member runs beside the next generation, or in the next life (I11), though it
 //! takes the voter for one that stands behind the generation before.
 
+#![expect(clippy::expect_used, reason = "a helper of tests")]
+
 use muster_protocol::spec::JobSpec;
 use muster_protocol::wire::{JobMessage, Message};
 use muster_tests::sim::clock::{MS, SEC, US};
@@ -85,9 +87,7 @@ fn accepted(seed: u64, next: Next) -> Option<u64> {
 fn run_all(next: Next) {
     let mut wrong = Vec::new();
     for seed in 1..8 {
-        let Some(at) = accepted(seed, next) else {
-            panic!("seed {seed}: the voter accepts nothing");
-        };
+        let at = accepted(seed, next).expect("the voter accepts something");
         assert!(at < AGAIN, "seed {seed}: {at}");
         for down in [2 * SEC, 8 * SEC, 20 * SEC, 40 * SEC] {
             let mut conductor = Conductor::new(setup(seed, next, Some((at + US, down))));
