@@ -12,7 +12,7 @@ use crate::ids::{Digest, NodeId, StateId};
 use crate::local::WorkerExit;
 use crate::peers::Peer;
 use crate::ranks;
-use crate::record::{Cause, Kind, Member, Record, Voter};
+use crate::record::{Arbiter, Cause, Kind, Member, Record, Voter};
 use crate::time::{Span, Time};
 use crate::wire::{Leave, Status};
 
@@ -147,8 +147,10 @@ impl Job {
     }
 
     pub(super) fn assess(&self, ctx: &Ctx<'_>, record: &Record) -> Assessment {
+        // Its own status says so a moment later.
+        let here = self.is_member(ctx) && self.local.as_ref().is_some_and(|l| l.cancel);
         let mut a = Assessment {
-            cancel: self.lead.as_ref().is_some_and(|l| l.cancelled),
+            cancel: here || self.lead.as_ref().is_some_and(|l| l.cancelled),
             ..Assessment::default()
         };
         let mut failures = Vec::new();
@@ -460,7 +462,9 @@ impl Job {
         let finishes = lead.statuses.values().any(|s| s.finished);
         let all_leave = a.survivors.is_empty() && a.cut.is_empty() && !a.leaving.is_empty();
         let given_up = self.is_given_up(ctx, record);
-        match a.cancel || fails || finishes || all_leave || given_up {
+        // One that nobody trains in, as far as is known here, may be over.
+        let alone = record.arbiter == Arbiter::Members && !record.is_majority(|n| ctx.reachable(n));
+        match a.cancel || fails || finishes || all_leave || given_up || alone {
             true => Digest::ZERO,
             false => head.lineage(),
         }

@@ -10,9 +10,9 @@ use super::members::{ghost, trains, trains_with, waits};
 use crate::ids::{Digest, NodeId, StoreUuid};
 use crate::local::{ToAgent, ToLauncher};
 use crate::membership::Answer;
-use crate::record::{Kind, Record};
+use crate::record::{Cause, Kind, Record};
 use crate::spec::JobSpec;
-use crate::time::Span;
+use crate::time::{Span, Time};
 use crate::wire::{Advert, JobMessage, Ticket, Wait};
 
 /// Node 3 is no member of the job of nodes 0 and 1, and its launcher `k` asks to be let in.
@@ -441,5 +441,34 @@ fn whoever_proposes_a_birth_after_an_earlier_end_takes_up_the_later_one_at_once(
         s.hears(1, JobMessage::Follows { have, record });
         let head = s.agent.job(&key("j")).and_then(|j| j.head());
         assert_eq!(head.map(|(_, d)| d), Some(theirs.digest()));
+    }
+}
+
+/// Its node was killed, and the others ended the job: the launcher that comes next there is of another life, though its
+/// agent hears of the end only then.
+#[test]
+fn a_launcher_that_came_after_the_end_is_not_told_it() {
+    for me in 0..3 {
+        let first = record(3, 1);
+        let end = Record {
+            kind: Kind::End { cancelled: true },
+            members: Vec::new(),
+            cause: Cause::Cancelled,
+            ..next(&first, 3)
+        };
+        let mut s = Scripted::new(config(me, 2), vec![holds(&first, 1)]);
+        s.launcher_of(me + 3, (2, 3), None);
+        for i in (0..3).filter(|i| *i != me) {
+            s.probes.insert(node(i), (Answer::Refused, Answer::Refused));
+        }
+        s.pass(Span::from_secs(5));
+        let other = (me + 1) % 3;
+        s.peer(other);
+        let record = Arc::new(end);
+        s.hears(other, JobMessage::Decided { record });
+        s.pass(Span::from_secs(1));
+        let told = |(_, frame): &(Time, ToLauncher)| matches!(frame, ToLauncher::End { .. });
+        assert!(!s.told.iter().any(told), "{me}: {:?}", s.told);
+        assert!(s.agent.job(&key("j")).is_some_and(|j| !j.is_live()), "{me}");
     }
 }
