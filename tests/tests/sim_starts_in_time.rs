@@ -73,16 +73,27 @@ fn train_in_time(
         launcher_at: first.contains(&at).then_some(MS),
         ..NodeSetup::quiet(at, 0)
     });
+    started_in_time(seed, nodes.collect(), faults, store, next)
+}
+
+/// Runs these faults, and judges when the nodes that start the job then train.
+fn started_in_time(
+    seed: u64,
+    nodes: Vec<NodeSetup>,
+    faults: Vec<(u64, Fault)>,
+    store: bool,
+    next: &[usize],
+) -> Result<(), String> {
     let spec = JobSpec {
         min_nodes: 2,
-        max_nodes: NODES as u16,
+        max_nodes: nodes.len() as u16,
         ..JobSpec::default()
     };
     let mut conductor = Conductor::new(Setup {
         store,
         faults,
         heal_at: AGAIN + 60 * SEC,
-        ..Setup::quiet(seed, nodes.collect(), spec)
+        ..Setup::quiet(seed, nodes, spec)
     });
     conductor.relaunches = false;
     conductor.run().map_err(|v| v.to_string())?;
@@ -138,20 +149,7 @@ fn embedded(seed: u64, first: &[usize], next: &[usize]) -> Result<(), String> {
         launcher_at: None,
         ..NodeSetup::quiet(at, 0)
     });
-    let spec = JobSpec {
-        min_nodes: 2,
-        max_nodes: 4,
-        ..JobSpec::default()
-    };
-    let mut conductor = Conductor::new(Setup {
-        store: true,
-        faults,
-        heal_at: AGAIN + 60 * SEC,
-        ..Setup::quiet(seed, nodes.collect(), spec)
-    });
-    conductor.relaunches = false;
-    conductor.run().map_err(|v| v.to_string())?;
-    in_time(&conductor, next, AGAIN)
+    started_in_time(seed, nodes.collect(), faults, true, next)
 }
 
 /// Agents that live and die with their launchers: one node of the job comes back together with another one.

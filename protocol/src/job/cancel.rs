@@ -29,7 +29,7 @@ pub enum CancelStage {
     /// No launcher is left that could write this generation's end to the store that decides it; `known`: all are
     /// known to be gone, and their workers with them.
     InStore { generation: Digest, known: bool },
-    /// What is in the way, and what helps.
+    /// The reason, and a way out.
     Failed { why: String },
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Cancelling {
 /// A life of the job that is to end.
 #[derive(Clone, Debug, Default)]
 struct Life {
-    /// Who said last to take part in it.
+    /// The nodes that said last to take part in it.
     tellers: BTreeSet<NodeId>,
     heard: bool,
 }
@@ -140,7 +140,7 @@ impl Job {
         ended || given_up || past || self.durable.has_ended(lineage)
     }
 
-    /// What connected agents say of a life of the job.
+    /// The words of connected agents on a life of the job.
     fn told_of<'a>(
         &'a self,
         ctx: &'a Ctx<'_>,
@@ -242,7 +242,7 @@ impl Job {
         self.wake_at(order.said + REPEAT, "say an order to end the job again");
     }
 
-    /// Who takes part in a life, by what was said since the last look. Nobody counts as gone because the link to
+    /// The nodes that take part in a life, by what was said since the last look. Nobody counts as gone because the link to
     /// it is.
     fn hear_of(&self, ctx: &Ctx<'_>, lineage: Digest, life: &mut Life) {
         let told = self.told_of(ctx, lineage).filter(|(_, a)| a.belongs);

@@ -288,7 +288,7 @@ impl Job {
         }
     }
 
-    /// Whoever is dropped, or lost when the job ends, may come back without having heard of the end.
+    /// A member that is dropped, or lost when the job ends, may come back without having heard of the end.
     fn note_absent(&mut self, ctx: &Ctx<'_>, record: &Record) {
         let before = self.before.as_ref().filter(|b| b.digest() == record.parent);
         let stays = |node| match record.kind {

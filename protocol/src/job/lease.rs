@@ -1,6 +1,5 @@
 //! The lease without which no worker of this node runs (R16).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::member::Mine;
@@ -8,7 +7,7 @@ use super::{Ctx, Head, Job};
 use crate::agent::Config;
 use crate::ids::{Digest, NodeId};
 use crate::local::ToLauncher;
-use crate::membership::{Guard, State};
+use crate::membership::State;
 use crate::record::{Arbiter, Record};
 use crate::time::{Span, Time};
 use crate::wire::{JobMessage, Status, Timeouts};
@@ -17,7 +16,7 @@ use crate::wire::{JobMessage, Status, Timeouts};
 #[derive(Clone, Debug)]
 pub(super) struct Dropped {
     /// The generation of which it was a member last.
-    of: Arc<Head>,
+    pub(super) of: Arc<Head>,
     /// Until when it may still train (R16).
     until: Time,
 }
@@ -266,25 +265,6 @@ impl Job {
         longer
     }
 
-    /// Of those that were dropped, and of the voters on which these may count, it has to be seen whether they are
-    /// dead, or their agents away.
-    pub(super) fn watch_dropped(&self, out: &mut BTreeMap<NodeId, (Guard, bool)>) {
-        for (node, dropped) in &self.dropped {
-            let of = &dropped.of.record;
-            let by_members = of.arbiter == Arbiter::Members;
-            let voters = of.members.iter().take(crate::record::MAX_VOTERS);
-            let voters = voters.filter(|_| by_members);
-            for m in voters.chain(of.member(*node)) {
-                let guard = Some((m.guard, m.launcher));
-                let watched = out.entry(m.node).or_insert((guard, false));
-                // One that is a witness now has a launcher as well; of one that was dropped the old one counts.
-                if watched.0.is_none() || m.node == *node {
-                    watched.0 = guard;
-                }
-            }
-        }
-    }
-
     /// For how long a start of the head waits, as things stand.
     pub(super) fn held_ms(&self, ctx: &Ctx<'_>) -> u32 {
         let left = self
@@ -364,13 +344,6 @@ impl Job {
             self.durable.held_ms = ms;
             self.persist(ctx);
         }
-    }
-
-    /// Beside the head, what [`Job::watches`] follows from: whether a start waits for nodes that are no
-    /// members, and whether there is a launcher here.
-    pub(crate) fn watches_for(&self) -> (bool, bool) {
-        let launcher = self.local.as_ref().is_some_and(|l| l.conn.is_some());
-        (!self.dropped.is_empty(), launcher)
     }
 
     /// The leader of the head has workers started: it has waited for everybody who was dropped, and

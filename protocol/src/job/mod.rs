@@ -38,6 +38,7 @@ mod store;
 mod triggers;
 mod vacant;
 mod voter;
+mod watching;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -50,9 +51,8 @@ pub use resume::Continues;
 use crate::agent::{Config, ConnId, Effect, Notice, Past, Phases};
 use crate::ids::{Digest, JobKey, LauncherId, NodeId};
 use crate::local::{ToAgent, ToLauncher};
-use crate::membership::Guard;
 use crate::peers::View;
-use crate::record::{Arbiter, Kind, Record, Voter};
+use crate::record::{Kind, Record, Voter};
 use crate::rng::Rng;
 use crate::storelog;
 use crate::time::{Span, Time};
@@ -685,42 +685,6 @@ impl Job {
 
     pub(crate) fn on_launcher_frame(&mut self, ctx: &mut Ctx<'_>, frame: ToAgent) {
         self.on_launcher(ctx, frame);
-    }
-
-    /// Who this job wants the failure detector to watch, with guards, and whether they are asked for a
-    /// lease. Up to 64 members everybody watches everybody; beyond that the first few watch all, and all
-    /// watch the voters.
-    pub(crate) fn watches(&self, ctx: &Ctx<'_>) -> BTreeMap<NodeId, (Guard, bool)> {
-        let mut out = BTreeMap::new();
-        let me = ctx.me();
-        let Some(head) = self.live() else {
-            // The next life waits for these.
-            self.watch_dropped(&mut out);
-            out.remove(&me);
-            return out;
-        };
-        let record = &head.record;
-        let few = record.members.len() <= crate::wire::MAX_LIST;
-        // To a launcher that waits here it tells which members it could not train with.
-        let waits = few && self.local.as_ref().is_some_and(|l| l.conn.is_some());
-        if !record.has(me) && !record.is_voter(ctx.voter()) && !waits {
-            return out;
-        }
-        let by_members = record.arbiter == Arbiter::Members && record.has(me);
-        let all = few || record.members.iter().take(4).any(|m| m.node == me);
-        for (i, m) in record.members.iter().enumerate() {
-            let votes = i < crate::record::MAX_VOTERS;
-            if all || votes {
-                let guard = Some((m.guard, m.launcher));
-                out.insert(m.node, (guard, votes && by_members));
-            }
-        }
-        for w in &record.witnesses {
-            out.insert(w.node, (None, by_members));
-        }
-        self.watch_dropped(&mut out);
-        out.remove(&me);
-        out
     }
 
     pub(crate) fn on_store_event(&mut self, ctx: &mut Ctx<'_>, event: storelog::Event) {
