@@ -27,7 +27,7 @@ impl Agent {
 
     /// A voter acknowledged these leases, of those that were asked for at `sent`.
     pub(super) fn granted(&mut self, from: NodeId, leases: &[Digest], sent: Time, now: Time) {
-        let mut waiting = Vec::new();
+        let (mut waiting, mut refused) = (Vec::new(), Vec::new());
         for (key, job) in &mut self.jobs {
             // A heartbeat of before the generation did not ask for its lease.
             let asked = job.lease_wanted();
@@ -38,6 +38,10 @@ impl Agent {
             job.lease_answered(from, granted, sent);
             // Nothing else waits for a lease: when it ends shows once it would have ended.
             waiting.extend((granted && job.awaits_lease()).then(|| key.clone()));
+            refused.extend((!granted).then(|| key.clone()));
+        }
+        for key in refused {
+            self.with_job(&key, now, |job, ctx| job.lease_refused(ctx, from));
         }
         for key in waiting {
             self.with_job(&key, now, Job::drive);

@@ -41,6 +41,13 @@ impl Job {
         }
     }
 
+    /// A voter that refuses may know what followed. Nobody else may tell: a machine that was suspended, and its clock
+    /// with it, does not know that its lease is over, and may count on a voter whose agent has gone since.
+    pub(crate) fn lease_refused(&mut self, ctx: &Ctx<'_>, from: NodeId) {
+        let have = self.head_digest();
+        self.send(ctx, from, JobMessage::Ask { have });
+    }
+
     pub(super) fn tail_seen(&mut self, asked: Time) {
         if let Some(mine) = &mut self.member {
             mine.tail_seen = mine.tail_seen.max(asked);
