@@ -98,9 +98,15 @@ impl Peers {
 
     /// The host of another agent, as it said last.
     pub fn host(&self, node: NodeId) -> Option<&str> {
+        let remembered = || self.hosts.get(&node).map(String::as_str);
+        self.heard_host(node).or_else(remembered)
+    }
+
+    /// The host of another agent, as it said in this run. A host that was installed anew is another node: only such
+    /// a name may pick one.
+    pub fn heard_host(&self, node: NodeId) -> Option<&str> {
         let hello = self.map.get(&node).and_then(|p| p.hello.as_ref());
-        let host = hello.map(|h| &h.host).or_else(|| self.hosts.get(&node));
-        host.map(String::as_str)
+        hello.map(|h| h.host.as_str())
     }
 
     /// What people call a node.

@@ -353,3 +353,53 @@ mod long {
         }
     }
 }
+
+/// Jobs that train on these nodes, all of which but the first are cut off when its launchers are killed.
+fn cut_off(fleet: &mut Fleet, count: usize, nodes: &[usize]) -> Result<Vec<usize>, Broken> {
+    let mut jobs = Vec::new();
+    for _ in 0..count {
+        let id = fleet.random_id();
+        jobs.push(fleet.launch(&id, nodes, false, Fate::Stays, 0));
+    }
+    for job in &jobs {
+        fleet.until_trains(*job, secs(10))?;
+    }
+    nodes[1..].iter().for_each(|node| fleet.cut_off(*node));
+    jobs.iter().for_each(|job| fleet.kill_on(*job, nodes[0]));
+    Ok(jobs)
+}
+
+#[test]
+fn a_job_with_a_member_that_may_only_be_cut_off_is_kept() -> Result<(), Broken> {
+    let mut fleet = Fleet::new(NODES, 1, KEPT);
+    fleet.pass(secs(2))?;
+    let jobs = cut_off(&mut fleet, 140, &[0, SLEEPER])?;
+    fleet.pass(secs(90))?;
+    let kept = jobs
+        .iter()
+        .filter(|job| goes_on(&fleet, 0, **job) == Some(true));
+    assert_eq!(kept.count(), 140);
+    Ok(())
+}
+
+#[test]
+fn jobs_that_nobody_is_left_to_end_are_bounded_and_hide_none_that_trains() -> Result<(), Broken> {
+    let mut fleet = Fleet::new(NODES, 1, KEPT);
+    fleet.pass(secs(2))?;
+    cut_off(&mut fleet, 200, &[0, SLEEPER])?;
+    fleet.pass(secs(60))?;
+    cut_off(&mut fleet, 120, &[0, 1, 2])?;
+    fleet.pass(secs(90))?;
+    let agent = fleet.nodes[0].agent.as_ref();
+    let live = agent.map(|a| a.jobs().filter(|j| j.is_live()).count());
+    assert_eq!(live, Some(256));
+    let trains = fleet.launch("zzz", &[0], false, Fate::Stays, 0);
+    fleet.until_trains(trains, secs(5))?;
+    fleet.wake(SLEEPER, Disk::Same);
+    fleet.pass(3 * MS)?;
+    let sleeper = fleet.nodes[SLEEPER].agent.as_ref();
+    let hello = sleeper.and_then(|a| a.peers().get(fleet.nodes[0].id)?.hello.as_ref());
+    let told = hello.is_some_and(|h| h.jobs.iter().any(|a| a.key == fleet.jobs[trains].key));
+    assert!(told);
+    Ok(())
+}

@@ -662,8 +662,10 @@ impl Agent {
             }
         }
         greet |= due || !over.is_empty();
-        if changed {
+        if changed || due {
             self.end_oldest_deserted(now);
+        }
+        if changed {
             self.rewatch(now);
         }
         if greet {

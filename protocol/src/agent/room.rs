@@ -34,34 +34,55 @@ impl Agent {
     }
 
     /// Of jobs whose launchers all are gone only the newest are kept. The oldest ends, where that can be decided
-    /// here; one that its log decides is forgotten here. Those that others lead these end, unless there are very many.
+    /// here; one that its log decides is forgotten here. Those that others lead these end; those with members that
+    /// may only be cut off are kept, for they may train. Where there are very many, all of them count, those too
+    /// whose end nobody is left to decide.
     pub(super) fn end_oldest_deserted(&mut self, now: Time) {
         let alive = self.jobs.values().filter(|j| j.is_live());
         if alive.count() <= MAX_DESERTED {
             return;
         }
         let told = self.told_deserted();
-        let deserted = self.jobs.iter();
-        let deserted =
-            deserted.filter(|(_, j)| self.is_deserted(j, &told) && !j.is_given_up_here());
-        let mut deserted: Vec<(bool, Time, JobKey)> = deserted
-            .map(|(key, j)| {
-                (
-                    !j.says_deserted(self.cfg.node),
-                    j.installed_at(),
-                    key.clone(),
-                )
-            })
+        let jobs = self.jobs.iter();
+        let deserted = jobs.filter(|(_, j)| self.is_deserted(j, &told));
+        let mut deserted: Vec<(Rank, Time, JobKey)> = deserted
+            .map(|(key, j)| (self.rank(j), j.installed_at(), key.clone()))
             .collect();
         deserted.sort();
-        let here = deserted.iter().filter(|(others, ..)| !others).count();
-        let surplus = deserted.len().saturating_sub(MAX_DESERTED).min(here);
-        let surplus = surplus.max(deserted.len().saturating_sub(MAX_JOBS));
-        for (_, _, key) in deserted.into_iter().take(surplus) {
+        let of = |rank: Rank| deserted.iter().filter(move |(r, ..)| *r == rank);
+        let waiting = deserted.len() - of(Rank::GivenUp).count();
+        let surplus = of(Rank::Ends).take(waiting.saturating_sub(MAX_DESERTED));
+        let most = deserted.len().saturating_sub(MAX_JOBS);
+        let surplus = surplus.chain(deserted.iter().take(most));
+        let surplus: BTreeSet<JobKey> = surplus.map(|(.., key)| key.clone()).collect();
+        for key in surplus {
             self.with_job(&key, now, |job, ctx| {
                 job.give_up_deserted(ctx);
                 job.drive(ctx);
             });
         }
     }
+
+    fn rank(&self, job: &Job) -> Rank {
+        if job.is_given_up_here() {
+            Rank::GivenUp
+        } else if !job.says_deserted(self.cfg.node) {
+            Rank::LedElsewhere
+        } else if job.may_be_cut_off() {
+            Rank::CutOff
+        } else {
+            Rank::Ends
+        }
+    }
+}
+
+/// Which deserted jobs are given up first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    /// Its end is to be decided here, and is not yet.
+    GivenUp,
+    Ends,
+    LedElsewhere,
+    /// Some member may only be cut off, and train.
+    CutOff,
 }

@@ -170,19 +170,29 @@ impl Job {
         deserted.is_some_and(|d| d.given_up)
     }
 
+    /// Whether it has no launcher, as far as its leader sees, while some member may only be cut off.
+    pub(crate) fn may_be_cut_off(&self) -> bool {
+        let deserted = self.lead.as_ref().and_then(|l| l.deserted);
+        deserted.is_some_and(|d| d.cut_off)
+    }
+
     /// There are so many jobs without launchers that this one is kept no longer: it ends, or, where that is not
     /// decided here, this node takes no part in it any more.
     pub(crate) fn give_up_deserted(&mut self, ctx: &mut Ctx<'_>) {
-        if let Some(deserted) = self.lead.as_mut().and_then(|l| l.deserted.as_mut()) {
+        let deserted = self.lead.as_mut().and_then(|l| l.deserted.as_mut());
+        let led = deserted.is_some();
+        if let Some(deserted) = deserted.filter(|d| !d.given_up) {
             deserted.given_up = true;
             return;
         }
         let Some(head) = self.live() else { return };
         let (mine, lineage, number) = (head.digest, head.lineage(), head.record.number);
+        // The others go on to tell of it, and it would be taken up again and again, in place of another.
         if matches!(head.record.arbiter, Arbiter::Store(_)) {
-            // The others go on to tell of it, and it would be taken up again and again, in place of another. Of what
-            // follows it the log tells.
+            // Of what follows it the log tells. A member with a new launcher may go on, so nobody is told to leave.
             self.durable.forfeit(lineage, number + 1);
+        } else if led {
+            self.durable.supersede(lineage, number);
         }
         self.leave_group(ctx, mine, "nobody has come back to it");
     }

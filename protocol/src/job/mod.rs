@@ -100,7 +100,7 @@ impl Ctx<'_> {
 
     /// What a command line calls a node: its host, else the beginning of its id.
     fn called(&self, node: NodeId) -> String {
-        let host = self.peers.host(node).unwrap_or_default();
+        let host = self.peers.heard_host(node).unwrap_or_default();
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if !host.is_empty() && host.chars().all(plain) {
             host.to_owned()

@@ -63,7 +63,7 @@ impl Job {
             ));
         }
         let is_called = |node: NodeId, name: &str| {
-            let host = ctx.peers.host(node);
+            let host = ctx.peers.heard_host(node);
             !name.is_empty() && (node.hex().starts_with(name) || host == Some(name))
         };
         if let Some(name) = named

@@ -92,6 +92,8 @@ pub struct Node {
     pub id: NodeId,
     pub state: StateId,
     pub agent: Option<Agent>,
+    /// It is cut off: nothing there answers a probe.
+    dark: bool,
     pub traffic: Traffic,
     boot: u64,
     disks: u8,
@@ -170,6 +172,7 @@ impl Fleet {
             id: usual::config(i).node,
             state: usual::config(i).state,
             agent: None,
+            dark: false,
             traffic: Traffic::default(),
             boot: 0,
             disks: 1,
@@ -204,6 +207,7 @@ impl Fleet {
     pub fn wake(&mut self, i: usize, disk: Disk) {
         let n = &mut self.nodes[i];
         assert!(n.agent.is_none());
+        n.dark = false;
         if disk == Disk::New {
             n.stored.clear();
             n.past.clear();
@@ -273,6 +277,12 @@ impl Fleet {
             self.put(5 * HOP, Item::Connects { launcher });
         }
         self.timer(i, token);
+    }
+
+    /// As [`Fleet::sleep`], and nobody can see what became of its launchers.
+    pub fn cut_off(&mut self, i: usize) {
+        self.nodes[i].dark = true;
+        self.sleep(i);
     }
 
     /// The agent of a node is killed; its launchers go on.
@@ -370,6 +380,15 @@ impl Fleet {
     pub fn end(&mut self, job: usize, fate: Fate) {
         self.jobs[job].fate = fate;
         self.fate(job);
+    }
+
+    /// Kills the launcher of a job on one node.
+    pub fn kill_on(&mut self, job: usize, node: usize) {
+        let here = |l: &Held| (l.job, l.node) == (job, node);
+        let here = self.launchers.iter().filter(|(_, l)| here(l));
+        for launcher in here.map(|(k, _)| *k).collect::<Vec<_>>() {
+            self.put(0, Item::Kill(launcher));
+        }
     }
 
     pub fn pass(&mut self, ns: u64) -> Result<(), Broken> {

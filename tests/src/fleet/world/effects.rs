@@ -46,16 +46,15 @@ impl Fleet {
                 guard,
             } => {
                 let there = self.nodes.iter().any(|n| n.id == of && n.agent.is_some());
-                let agent = if there {
-                    Answer::Answered
-                } else {
-                    Answer::Refused
+                let dark = self.nodes.iter().any(|n| n.id == of && n.dark);
+                let answers = |there: bool| match there {
+                    _ if dark => Answer::Silent,
+                    true => Answer::Answered,
+                    false => Answer::Refused,
                 };
                 let here = |id| self.launchers.values().any(|l| l.launcher.id == id);
-                let guard = match guard {
-                    Some((_, launcher)) if here(launcher) => Answer::Answered,
-                    _ => Answer::Refused,
-                };
+                let agent = answers(there);
+                let guard = answers(guard.is_some_and(|(_, launcher)| here(launcher)));
                 let event = Event::Probed {
                     node: of,
                     id,
