@@ -27,15 +27,15 @@ enum Next {
     Life,
 }
 
-fn setup(seed: u64, next: Next, down: Option<(u64, u64)>) -> Setup {
+fn setup(seed: u64, next: Next, crashes: &[(usize, u64, u64)]) -> Setup {
     let cut = Fault::CutBoth {
         a: LEADER,
         b: MEMBER,
         for_ns: 60 * SEC,
     };
-    let crash = |(at, down)| {
+    let crash = |&(node, at, down): &(usize, u64, u64)| {
         let crash = Fault::AgentCrash {
-            node: VOTER,
+            node,
             effects: 0,
             torn: Torn::Between,
             down,
@@ -49,7 +49,7 @@ fn setup(seed: u64, next: Next, down: Option<(u64, u64)>) -> Setup {
         faults.push((CUT + 100 * MS, Fault::Cancel { node: LEADER }));
         faults.push((AGAIN, Fault::LateJoin { node: LEADER }));
     }
-    faults.extend(down.map(crash));
+    faults.extend(crashes.iter().map(crash));
     faults.sort_by_key(|(at, _)| *at);
     let spec = JobSpec {
         min_nodes: 1,
@@ -67,7 +67,7 @@ fn setup(seed: u64, next: Next, down: Option<(u64, u64)>) -> Setup {
 
 /// When the leader hears that the voter has accepted what follows.
 fn accepted(seed: u64, next: Next) -> Option<u64> {
-    let mut conductor = Conductor::new(setup(seed, next, None));
+    let mut conductor = Conductor::new(setup(seed, next, &[]));
     conductor.log = Some(Vec::new());
     assert_eq!(conductor.run_until(CUT + 10 * SEC), Ok(()));
     let log = conductor.log.take().into_iter().flatten();
@@ -84,13 +84,16 @@ fn accepted(seed: u64, next: Next) -> Option<u64> {
     heard.next().map(|(at, _)| at)
 }
 
-fn run_all(next: Next) {
+/// After how long the leader's agent is started anew, if it is, and for how long it is away.
+fn run_all(next: Next, leader: Option<(u64, u64)>) {
     let mut wrong = Vec::new();
     for seed in 1..8 {
         let at = accepted(seed, next).expect("the voter accepts something");
         assert!(at < AGAIN, "seed {seed}: {at}");
         for down in [2 * SEC, 8 * SEC, 20 * SEC, 40 * SEC] {
-            let mut conductor = Conductor::new(setup(seed, next, Some((at + US, down))));
+            let leader = leader.map(|(after, down)| (LEADER, at + after, down));
+            let crashes: Vec<_> = [(VOTER, at + US, down)].into_iter().chain(leader).collect();
+            let mut conductor = Conductor::new(setup(seed, next, &crashes));
             conductor.relaunches = false;
             if let Err(violation) = conductor.run() {
                 wrong.push(format!("{seed}, away for {} ms: {violation}", down / MS));
@@ -103,10 +106,18 @@ fn run_all(next: Next) {
 
 #[test]
 fn a_voter_that_dies_after_its_vote_lets_no_worker_run_on() {
-    run_all(Next::Generation);
+    run_all(Next::Generation, None);
 }
 
 #[test]
 fn a_voter_that_dies_after_it_voted_for_the_end_lets_no_worker_run_into_the_next_life() {
-    run_all(Next::Life);
+    run_all(Next::Life, None);
+}
+
+/// The leader knows of nobody that it dropped, and of the voter only that it is away now.
+#[test]
+fn nor_if_the_leader_is_started_anew_at_once() {
+    for after in [2 * US, 100 * US, MS, 10 * MS, 100 * MS, SEC] {
+        run_all(Next::Generation, Some((after, 20 * MS)));
+    }
 }

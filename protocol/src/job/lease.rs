@@ -269,6 +269,16 @@ impl Job {
                 dropped.until = until.max(dropped.until);
             }
         }
+        // An agent that was started anew since knows neither whom it dropped nor who voted then: of its voters, most
+        // are those of the generation before.
+        let head = self.head.as_ref().filter(|_| self.before.is_none());
+        if let Some(known) = &mut self.forgotten
+            && let Some(since) = head.and_then(|head| counted(head))
+        {
+            let until = since + grace;
+            longer |= until > *known + ctx.cfg.suspect_after;
+            *known = until.max(*known);
+        }
         longer
     }
 
