@@ -2,7 +2,7 @@
 //! is forgotten and stays over, and while nothing happens next to nothing is said.
 
 use muster_protocol::Span;
-use muster_tests::fleet::{Broken, Disk, Fate, Fleet, Traffic, secs};
+use muster_tests::fleet::{Broken, Disk, Fate, Fleet, Node, Traffic, secs};
 use muster_tests::sim::clock::MS;
 
 /// How long a job without launchers is kept here; the ten minutes of production are in [`long`].
@@ -402,4 +402,33 @@ fn jobs_that_nobody_is_left_to_end_are_bounded_and_hide_none_that_trains() -> Re
     let told = hello.is_some_and(|h| h.jobs.iter().any(|a| a.key == fleet.jobs[trains].key));
     assert!(told);
     Ok(())
+}
+
+#[test]
+fn killed_jobs_with_a_store_of_a_node_that_lost_its_state_are_bounded_and_silent()
+-> Result<(), Broken> {
+    let mut fleet = Fleet::new(NODES, 1, KEPT);
+    fleet.pass(secs(2))?;
+    let mut jobs = Vec::new();
+    for _ in 0..150 {
+        let id = fleet.random_id();
+        jobs.push(fleet.launch(&id, &[0, SLEEPER], true, Fate::Stays, 0));
+    }
+    for job in &jobs {
+        fleet.until_trains(*job, secs(30))?;
+    }
+    fleet.sleep(SLEEPER);
+    for job in jobs {
+        fleet.end(job, Fate::Killed);
+    }
+    fleet.pass(secs(5))?;
+    fleet.wake(SLEEPER, Disk::New);
+    fleet.pass(secs(90))?;
+    let live = |n: &Node| {
+        let agent = n.agent.as_ref();
+        agent.map(|a| a.jobs().filter(|j| j.is_live()).count())
+    };
+    let live: Vec<_> = fleet.nodes.iter().map(live).collect();
+    assert!(live.iter().all(|n| n.is_some_and(|n| n <= 128)), "{live:?}");
+    quiet(&mut fleet, 20_000, 2_000_000)
 }

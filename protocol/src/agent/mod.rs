@@ -610,7 +610,7 @@ impl Agent {
                 let mut adverts: Vec<&Job> = self.jobs.values().filter(|j| of(j)).collect();
                 adverts.sort_by_key(|j| (j.is_unattended(), j.is_idle()));
                 let adverts = adverts.into_iter();
-                let adverts = adverts.flat_map(|j| j.adverts_here(&self.cfg));
+                let adverts = adverts.flat_map(|j| j.adverts_here(&self.cfg, &self.peers));
                 adverts.take(MAX_JOBS).collect()
             },
         })
@@ -636,7 +636,7 @@ impl Agent {
             let now = Greeted {
                 head: digest,
                 watches_for: job.watches_for(),
-                deserted: job.says_deserted(me),
+                deserted: job.says_deserted(me, &self.peers),
                 left_behind: job.is_left_behind(me),
                 gathers: job.gathers(),
             };

@@ -30,7 +30,8 @@ impl Agent {
 
     fn is_deserted(&self, job: &Job, told: &BTreeSet<Digest>) -> bool {
         let said = || job.head().is_some_and(|(_, d)| told.contains(&d));
-        job.is_unattended() && (job.says_deserted(self.cfg.node) || !job.is_led_here() && said())
+        job.is_unattended()
+            && (job.says_deserted(self.cfg.node, &self.peers) || !job.is_led_here() && said())
     }
 
     /// Of jobs whose launchers all are gone only the newest are kept. The oldest ends, where that can be decided
@@ -66,7 +67,7 @@ impl Agent {
     fn rank(&self, job: &Job) -> Rank {
         if job.is_given_up_here() {
             Rank::GivenUp
-        } else if !job.says_deserted(self.cfg.node) {
+        } else if !job.says_deserted(self.cfg.node, &self.peers) {
             Rank::LedElsewhere
         } else if job.may_be_cut_off() {
             Rank::CutOff

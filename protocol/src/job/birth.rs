@@ -83,7 +83,7 @@ impl Job {
         if let Some(head) = self.live().filter(|_| !self.is_leaderless(ctx)) {
             let lead = self.acting_leader(ctx, &head.record);
             if lead != Some(ctx.me()) {
-                if let Some(mut advert) = self.advert(ctx.cfg) {
+                if let Some(mut advert) = self.advert(ctx.cfg, ctx.peers.all) {
                     advert.leader = lead;
                     let wait = Wait::Elsewhere { advert };
                     self.acknowledge(ctx, from, launcher, Digest::ZERO, wait);
@@ -101,7 +101,7 @@ impl Job {
             && let Some(door) = self.meeting_place(ctx)
             && door != ctx.me()
             && door != from
-            && let Some(mut advert) = self.advert(ctx.cfg)
+            && let Some(mut advert) = self.advert(ctx.cfg, ctx.peers.all)
         {
             // Those who know that nobody leads meet elsewhere; this one took me for the leader.
             advert.leader = Some(door);

@@ -290,7 +290,7 @@ impl Job {
         if leader.is_none() && matches!(record.arbiter, Arbiter::Store(_)) {
             return Some(Obstacle::InStore {
                 generation: head.digest,
-                known: self.has_no_store_left(ctx.me()),
+                known: self.has_no_store_left(ctx.me(), ctx.peers.all),
             });
         }
         if self.is_stranded(ctx, record) && self.others_may_decide(ctx, record) {

@@ -43,7 +43,7 @@ impl Job {
         };
         let me = peers.me.as_ref().map(|(me, _)| *me);
         let mut told = self.adverts(peers);
-        me.is_some_and(|me| self.says_deserted(me))
+        me.is_some_and(|me| self.says_deserted(me, peers))
             || self.lead.is_none() && told.any(|(_, a)| a.digest == head.digest && a.deserted)
     }
 
@@ -61,17 +61,26 @@ impl Job {
     }
 
     /// Whether this agent sees that no launcher of the job is left: as its leader, or where nobody leads.
-    pub(crate) fn says_deserted(&self, me: NodeId) -> bool {
+    pub(crate) fn says_deserted(&self, me: NodeId, peers: &Peers) -> bool {
         let here = self.lead.as_ref().map(|l| l.deserted.is_some());
-        here.unwrap_or_else(|| self.has_no_store_left(me))
+        here.unwrap_or_else(|| self.has_no_store_left(me, peers))
     }
 
-    /// Whether the job's log decides, and no member is left that could write it: nobody leads.
-    pub(super) fn has_no_store_left(&self, me: NodeId) -> bool {
+    /// Whether the job's log decides, and no member is left that could write it: nobody leads. An agent that is back
+    /// with another state directory is no member any more.
+    pub(super) fn has_no_store_left(&self, me: NodeId, peers: &Peers) -> bool {
+        let anew = |m: &Member| {
+            let state = peers.get(m.node).and_then(Peer::state_dir);
+            state.is_some_and(|s| s != m.state)
+        };
+        self.is_storeless_but(me, anew)
+    }
+
+    fn is_storeless_but(&self, me: NodeId, other: impl Fn(&Member) -> bool) -> bool {
         let gone = |m: &Member| self.storeless_status(me, m.node).is_some_and(|s| s.gone);
         self.live().is_some_and(|head| {
             let by_store = matches!(head.record.arbiter, Arbiter::Store(_));
-            by_store && head.record.members.iter().all(gone)
+            by_store && head.record.members.iter().all(|m| gone(m) || other(m))
         })
     }
 
@@ -86,7 +95,7 @@ impl Job {
     /// with them. These were started, so that the start had waited for everybody who was dropped (R16); or their
     /// leader, which may have been started anew since, would wait for nobody.
     pub(crate) fn is_left_behind(&self, me: NodeId) -> bool {
-        let Some(head) = self.live().filter(|_| self.has_no_store_left(me)) else {
+        let Some(head) = self.live().filter(|_| self.is_storeless_but(me, |_| false)) else {
             return false;
         };
         let mut members = head.record.members.iter();

@@ -396,7 +396,7 @@ impl Job {
             let ms = left.as_millis();
             return Wait::Held { have, ms };
         }
-        let deserted = self.has_no_store_left(ctx.me());
+        let deserted = self.has_no_store_left(ctx.me(), ctx.peers.all);
         if let Some(left) = self.orphaned_in(ctx)
             && self.is_leaderless(ctx)
             && !deserted

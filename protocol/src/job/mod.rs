@@ -51,7 +51,7 @@ pub use resume::Continues;
 use crate::agent::{Config, ConnId, Effect, Notice, Past, Phases};
 use crate::ids::{Digest, JobKey, LauncherId, NodeId};
 use crate::local::{ToAgent, ToLauncher};
-use crate::peers::View;
+use crate::peers::{Peers, View};
 use crate::record::{Kind, Record, Voter};
 use crate::rng::Rng;
 use crate::storelog;
@@ -425,14 +425,14 @@ impl Job {
     }
 
     /// What this agent tells everybody about the job.
-    pub(crate) fn adverts_here(&self, cfg: &Config) -> impl Iterator<Item = Advert> {
+    pub(crate) fn adverts_here(&self, cfg: &Config, peers: &Peers) -> impl Iterator<Item = Advert> {
         let gathers = self.gathers();
         let gathering = gathers.then(|| Advert::gathering(self.key.clone()));
-        self.advert(cfg).into_iter().chain(gathering)
+        self.advert(cfg, peers).into_iter().chain(gathering)
     }
 
     /// What this agent tells of its head.
-    fn advert(&self, cfg: &Config) -> Option<Advert> {
+    fn advert(&self, cfg: &Config, peers: &Peers) -> Option<Advert> {
         let head = self.head.as_ref()?;
         Some(Advert {
             key: self.key.clone(),
@@ -442,10 +442,10 @@ impl Job {
             leader: head
                 .record
                 .leader()
-                .filter(|_| !self.has_no_store_left(cfg.node)),
+                .filter(|_| !self.has_no_store_left(cfg.node, peers)),
             belongs: head.record.kind == Kind::Next
                 && (head.record.has(cfg.node) || head.record.is_voter(cfg.voter())),
-            deserted: self.says_deserted(cfg.node),
+            deserted: self.says_deserted(cfg.node, peers),
             left_behind: self.is_left_behind(cfg.node),
         })
     }

@@ -130,7 +130,7 @@ impl Job {
         self.explain_short(ctx, &record);
         let storeless = self.is_storeless(ctx, &record);
         // Nobody is left whom a status could move.
-        let left = self.has_no_store_left(ctx.me());
+        let left = self.has_no_store_left(ctx.me(), ctx.peers.all);
         let Some(mine) = &mut self.member else {
             return;
         };
