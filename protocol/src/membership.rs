@@ -443,7 +443,7 @@ impl Membership {
                     w.next_ping = now;
                 }
                 w.calm();
-                self.set(key, State::Alive);
+                self.set(key, State::Alive, now);
             }
         }
     }
@@ -459,7 +459,7 @@ impl Membership {
         }
         w.calm();
         w.next_probe = Some(now);
-        self.set(key, SUSPECT);
+        self.set(key, SUSPECT, now);
         self.probe_if_due(key, now);
     }
 
@@ -472,6 +472,9 @@ impl Membership {
             return;
         }
         w.probing = None;
+        if w.peer.state.is_lost() && !w.may_hold_lease(&config, now) {
+            return w.calm();
+        }
         w.guard_ok = guard == Answer::Answered;
         if w.guard_ok {
             w.guard_answered = now;
@@ -481,7 +484,7 @@ impl Membership {
             w.refusals += 1;
             w.next_probe = Some(now + config.probe_again);
             if w.refusals >= 2 {
-                self.set(key, State::Lost { confirmed: true });
+                self.set(key, State::Lost { confirmed: true }, now);
             }
             return;
         }
@@ -489,7 +492,7 @@ impl Membership {
             w.closed = None;
             w.heard = now;
             w.calm();
-            return self.set(key, State::Alive);
+            return self.set(key, State::Alive, now);
         }
         w.refusals = 0;
         // A process that is just dying still accepts for a moment: look again soon.
@@ -503,10 +506,12 @@ impl Membership {
         // Only an agent that is stopped is mute. One that answers votes, and so may one behind a path that is
         // cut.
         let guarded = w.guard_ok && w.closed.is_none() && agent == Answer::Mute;
-        if agent.is_gone() && w.guard_ok && !away {
-            self.set(key, State::Away { since: now });
+        // Its launcher was stopped as well, and goes on: without its agent it may do so for long.
+        let alone = w.peer.state.is_lost() && guarded;
+        if alone || agent.is_gone() && w.guard_ok && !away {
+            self.set(key, State::Away { since: now }, now);
         } else if matches!(w.peer.state, State::Suspect { .. }) {
-            self.set(key, State::Suspect { guarded });
+            self.set(key, State::Suspect { guarded }, now);
         }
     }
 
@@ -533,10 +538,10 @@ impl Membership {
             }
             other => other,
         };
-        self.set(key, next);
+        self.set(key, next, now);
     }
 
-    fn set(&mut self, key: Key, state: State) {
+    fn set(&mut self, key: Key, state: State, now: Time) {
         let Some(w) = self.peers.get_mut(&key) else {
             return;
         };
@@ -544,8 +549,13 @@ impl Membership {
             return;
         }
         w.peer.state = state;
-        if state.is_lost() {
-            w.calm();
+        match state {
+            // As long as a lease that it has may last it is looked whether its launcher is there all the same.
+            State::Lost { confirmed: false } if w.may_hold_lease(&self.config, now) => {
+                w.next_probe = w.next_probe.or(w.probing.is_none().then_some(now));
+            }
+            State::Lost { .. } => w.calm(),
+            _ => {}
         }
         let (node, guard) = key;
         self.effects
@@ -610,6 +620,11 @@ const SUSPECT: State = State::Suspect { guarded: false };
 const NEVER: Time = Time(u64::MAX);
 
 impl Watched {
+    /// Whether some voter may have acknowledged its lease after it was heard here last.
+    fn may_hold_lease(&self, config: &Config, now: Time) -> bool {
+        now < self.heard + Span(2 * config.suspect_after.0)
+    }
+
     /// Ends a suspicion's probes.
     fn calm(&mut self) {
         self.probing = None;

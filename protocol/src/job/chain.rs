@@ -192,7 +192,7 @@ impl Job {
             && !mine
             && !newer
             && self.head.is_some()
-            && self.reads_log_of(&record)
+            && self.reads_log_of(ctx, &record)
         {
             // Whether it is later than the end known here, or long over, the log tells soon.
             return;

@@ -34,6 +34,14 @@ pub(super) struct Store {
     alone: Option<(Digest, Time)>,
 }
 
+impl Store {
+    fn is_read(&self, ctx: &Ctx<'_>) -> bool {
+        // Nobody who waits reads it more often than each `REPEAT`.
+        let fresh = |at: Time| ctx.now < at + ctx.cfg.lease() + REPEAT;
+        self.broken.is_none() && self.read.is_some_and(fresh)
+    }
+}
+
 impl Job {
     /// The launcher brought a store's directory.
     pub(super) fn open_store(&mut self, ctx: &mut Ctx<'_>, uuid: StoreUuid) {
@@ -274,15 +282,14 @@ impl Job {
     pub(super) fn follows_log(&self, ctx: &Ctx<'_>) -> bool {
         let brought = self.local.as_ref().is_some_and(|l| l.store.is_some());
         let store = self.store.as_ref().filter(|_| brought && self.uses_store());
-        // Nobody who waits reads it more often than each `REPEAT`.
-        let fresh = |at: Time| ctx.now < at + ctx.cfg.lease() + REPEAT;
-        store.is_none_or(|s| s.read.is_some_and(fresh) && s.broken.is_none())
+        store.is_none_or(|s| s.is_read(ctx))
     }
 
-    /// Whether this agent has read the log that decides such generations, and reads on.
-    pub(super) fn reads_log_of(&self, record: &Record) -> bool {
-        let store = self.store.as_ref().filter(|s| s.broken.is_none());
-        store.is_some_and(|s| record.arbiter == Arbiter::Store(s.uuid) && s.read.is_some())
+    /// Whether this agent has read the log that decides such generations, and reads on: without a launcher it cannot.
+    pub(super) fn reads_log_of(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
+        let brought = self.local.as_ref().and_then(|l| l.store);
+        let store = self.store.as_ref().filter(|s| brought == Some(s.uuid));
+        store.is_some_and(|s| record.arbiter == Arbiter::Store(s.uuid) && s.is_read(ctx))
     }
 
     /// Why the log cannot be used here.

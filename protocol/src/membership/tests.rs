@@ -257,6 +257,26 @@ fn an_agent_that_answers_or_is_cut_off_does_not_seem_stopped() {
     }
 }
 
+/// Both were stopped, and only the launcher goes on.
+#[test]
+fn a_launcher_that_wakes_before_its_agent_is_seen_while_its_lease_may_last() {
+    for (wakes, seen) in [(500, true), (1_500, true), (2_500, false)] {
+        let mut bench = Bench::new();
+        bench.run_for(1_000);
+        bench.world = World::Broken(Answer::Mute, Answer::Mute);
+        while !bench.state().is_lost() {
+            bench.run_for(10);
+        }
+        bench.run_for(wakes);
+        bench.world = World::Broken(Answer::Mute, Answer::Answered);
+        bench.run_for(500);
+        let away = matches!(bench.state(), State::Away { .. });
+        assert_eq!(away, seen, "{wakes} {:?}", bench.state());
+        bench.run_for(40_000);
+        assert_eq!(bench.state(), State::Lost { confirmed: false });
+    }
+}
+
 #[test]
 fn a_leftover_message_does_not_hide_a_closed_connection() {
     let mut bench = Bench::new();

@@ -288,6 +288,7 @@ impl Driver {
                 grace_ms: 0,
                 why: why.into(),
             };
+            session.handle(Event::LinkDown, now());
             session.handle(Event::Frame(stop), now());
         }
         for (exit, acknowledged) in exits {

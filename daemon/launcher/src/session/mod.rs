@@ -384,6 +384,10 @@ impl Session {
             Event::LinkUp => self.link_up(),
             Event::LinkDown => {
                 self.link = false;
+                // The agent may have taken it back: it says it again.
+                if let Some(pending) = &mut self.pending {
+                    pending.confirmed = false;
+                }
                 let by = self.agent_grace.filter(|_| !self.alone);
                 self.alone_by = self.alone_by.or(by.map(|grace| now + grace));
             }
@@ -517,9 +521,6 @@ impl Session {
 
     fn link_up(&mut self) {
         self.link = true;
-        if let Some(pending) = &mut self.pending {
-            pending.confirmed = false;
-        }
         let mut register = self.register.clone();
         let current = self.current.as_ref().filter(|c| !c.parked);
         register.running = current.map(|c| c.start.digest);

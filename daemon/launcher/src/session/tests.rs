@@ -321,6 +321,25 @@ fn a_late_verdict_about_a_stopped_generation_starts_nothing() {
 }
 
 #[test]
+fn a_start_whose_agent_went_begins_once_an_agent_says_it_again() {
+    let mut world = World::new();
+    let mut other = start(1, 1);
+    other.master_launcher = LauncherId([2; 8]);
+    world.frame(ToLauncher::Start(other.clone()));
+    world.on(Event::LinkDown);
+    let verdict = Event::Verified {
+        digest: digest(1),
+        attempt: 1,
+        result: Ok(LOCAL),
+    };
+    assert_eq!(world.on(verdict), [], "it may have been taken back");
+    world.on(Event::LinkUp);
+    let (start, local) = (other.clone(), LOCAL);
+    let told = world.frame(ToLauncher::Start(other));
+    assert_eq!(told, [Effect::Spawn { start, local }]);
+}
+
+#[test]
 fn the_end_waits_for_the_workers() {
     let mut world = World::running(1);
     let end = ToLauncher::End {

@@ -43,6 +43,7 @@ impl Launcher {
                 let frame = |n: &News| matches!(n, News::Event(Event::Frame(_)));
                 self.inbox.retain(|n| !frame(n));
                 self.inbox.push_front(News::Event(Event::Frame(stop)));
+                self.inbox.push_front(News::Event(Event::LinkDown));
                 out.push(Out::Relink);
             }
             for (due, there) in std::mem::take(&mut self.late) {
