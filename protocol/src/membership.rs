@@ -194,6 +194,8 @@ pub struct Peer {
     pub rtt: Option<Span>,
     /// The deadline by which the peer said that it leaves.
     pub leaving: Option<Time>,
+    /// When the last probe began that found its launcher there, and its agent away or stopped.
+    pub alone: Option<Time>,
 }
 
 #[derive(Clone, Debug)]
@@ -205,8 +207,8 @@ struct Watched {
     guard_answered: Time,
     next_ping: Time,
     pings: VecDeque<(u64, Time)>,
-    /// The probe under way.
-    probing: Option<u64>,
+    /// The probe under way, and when it began.
+    probing: Option<(u64, Time)>,
     next_probe: Option<Time>,
     refusals: u8,
     guard_ok: bool,
@@ -410,6 +412,7 @@ impl Membership {
             connected: other.is_some_and(|p| p.connected),
             rtt: other.and_then(|p| p.rtt),
             leaving: None,
+            alone: None,
         };
         let watched = Watched {
             peer,
@@ -468,10 +471,9 @@ impl Membership {
         let Some(w) = self.peers.get_mut(&key) else {
             return;
         };
-        if w.probing != Some(id) {
+        let Some((_, began)) = w.probing.take_if(|(probe, _)| *probe == id) else {
             return;
-        }
-        w.probing = None;
+        };
         if w.peer.state.is_lost() && !w.may_hold_lease(&config, now) {
             return w.calm();
         }
@@ -508,6 +510,9 @@ impl Membership {
         let guarded = w.guard_ok && w.closed.is_none() && agent == Answer::Mute;
         // Its launcher was stopped as well, and goes on: without its agent it may do so for long.
         let alone = w.peer.state.is_lost() && guarded;
+        if w.guard_ok && (guarded || agent.is_gone()) {
+            w.peer.alone = Some(began);
+        }
         if alone || agent.is_gone() && w.guard_ok && !away {
             self.set(key, State::Away { since: now }, now);
         } else if matches!(w.peer.state, State::Suspect { .. }) {
@@ -569,7 +574,7 @@ impl Membership {
         if w.probing.is_none() && w.next_probe.is_some_and(|at| now >= at) {
             self.probes += 1;
             let (id, (node, guard)) = (self.probes, key);
-            w.probing = Some(id);
+            w.probing = Some((id, now));
             w.next_probe = None;
             self.effects.push_back(Effect::Probe { node, id, guard });
         }

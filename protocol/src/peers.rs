@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::ids::{NodeId, StateId};
-use crate::membership::State as PeerState;
+use crate::membership::{Guard, Membership, State as PeerState};
 use crate::time::{Span, Time};
 use crate::wire::{Hello, Leave, Timeouts};
 
@@ -129,6 +129,9 @@ pub struct View<'a> {
     /// Since when agents are away whose launchers of this job answered then. Nothing heard since says
     /// that an agent came back, nor that the launcher is gone.
     pub away: &'a BTreeMap<NodeId, Time>,
+    pub detector: &'a Membership,
+    /// What of each node the failure detector watches for this job.
+    pub guards: &'a BTreeMap<NodeId, (Guard, bool)>,
 }
 
 impl std::ops::Deref for View<'_> {
@@ -156,6 +159,12 @@ impl View<'_> {
     /// Since when an agent is away that may not have come back.
     pub fn away_since(&self, node: NodeId) -> Option<Time> {
         self.away.get(&node).copied()
+    }
+
+    /// When it was known last that a launcher there went on without a running agent.
+    pub fn alone_at(&self, node: NodeId) -> Option<Time> {
+        let (guard, _) = self.guards.get(&node)?;
+        self.detector.peer(node, *guard)?.alone
     }
 
     /// The agent is absent though its launcher answers (a crash, an upgrade).

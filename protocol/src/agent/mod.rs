@@ -541,6 +541,8 @@ impl Agent {
                     all: &self.peers,
                     unwell: &watches.unwell,
                     away: &watches.away,
+                    detector: &self.detector,
+                    guards: &watches.guards,
                 },
                 past: &self.past,
                 rng: &mut self.rng,

@@ -25,6 +25,8 @@ const SAVE: Span = Span::from_secs(600);
 
 const STOPS: &str = "the job is about to stop";
 
+const FINISHED: &str = "some ranks have finished, so there is no step that all ranks come to";
+
 /// A checkpoint as its leader sees it.
 #[derive(Clone, Debug)]
 pub(super) struct Saving {
@@ -271,6 +273,10 @@ impl Job {
         if stops {
             return saving.fail(STOPS);
         }
+        if lead.finishing.is_some() {
+            // The others would wait for them at the step.
+            return saving.fail(FINISHED);
+        }
         if !without.is_empty() {
             let names = ctx.names(&without);
             let why = format!("not every worker has attached the runtime: {names}");
@@ -342,6 +348,14 @@ impl Job {
     /// Looks at who has saved, and tells who asked.
     pub(super) fn drive_saving(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
         self.begin_saving(ctx, record);
+        let agreeing = |s: &Saving| s.state.stage == CheckpointStage::Agreeing;
+        let lead = self.lead.as_mut();
+        let finishing = lead.filter(|l| l.finishing.is_some());
+        let saving = finishing.and_then(|l| l.saving.as_mut());
+        if let Some(saving) = saving.filter(|s| agreeing(s)) {
+            saving.fail(FINISHED);
+            self.at_lead_barrier(ctx, Some(barrier::LeaderEvent::GiveUp));
+        }
         let Some(lead) = &mut self.lead else { return };
         let stops = lead.planned.is_some() || lead.ending.is_some();
         let Some(saving) = lead.saving.as_mut() else {

@@ -98,8 +98,12 @@ impl Job {
             let refused = mine.refusals.get(&node);
             let until = mine.acks.get(&node);
             let until = until.is_some_and(|at| *at + recent >= since && refused < Some(at));
-            if until && ctx.now < since + patience {
-                mine.stand_behind.insert(node, ctx.now);
+            // An agent that has started anew may vote, though the path to it is cut.
+            let Some(seen) = ctx.peers.alone_at(node).filter(|_| until) else {
+                continue;
+            };
+            if ctx.now < since + patience {
+                mine.stand_behind.insert(node, seen);
             }
         }
     }

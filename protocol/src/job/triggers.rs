@@ -238,6 +238,7 @@ impl Job {
         let Some(lead) = &self.lead else { return false };
         let busy = lead.saving.as_ref().is_some_and(|s| !s.is_over());
         // Whoever leads anew has not heard them all yet.
+        let busy = busy || lead.finishing.is_some();
         if busy || record.members.iter().any(|m| lead.status(m.node).is_none()) {
             return false;
         }

@@ -155,6 +155,8 @@ pub struct Launcher {
     pub address: u8,
     /// SIGSTOP, since when.
     pub paused: Option<u64>,
+    /// The generation of which all workers here have finished.
+    pub finished: Option<Digest>,
     /// When it last went on after it was stopped.
     pub went_on: u64,
     /// When it last heard its agent, or went on after it was stopped.
@@ -225,6 +227,7 @@ impl Launcher {
             habits: new.habits,
             address,
             paused: None,
+            finished: None,
             went_on: 0,
             heard: now,
             covered: 0,
@@ -465,6 +468,9 @@ impl Launcher {
         match effect {
             Effect::Send(frame) => {
                 self.answers(&frame);
+                if let ToAgent::Finished { digest } = &frame {
+                    self.finished = Some(*digest);
+                }
                 out.push(Out::Say(frame));
             }
             Effect::VerifyMaster(start) => out.push(Out::Wait {

@@ -7,7 +7,7 @@ use muster_protocol::Digest;
 use muster_protocol::record::{Arbiter, Record};
 
 use super::clock::SEC;
-use super::launcher::Phase;
+use super::launcher::{Launcher, Phase};
 use super::truth::{Holder, majority};
 use super::world::World;
 
@@ -135,12 +135,15 @@ pub fn settled(world: &World) -> State {
         });
     };
     let full = record.members.len() >= usize::from(record.spec.max_nodes);
+    // It takes in nobody once the first have finished.
+    let mut all = world.nodes.iter().filter_map(|n| n.launcher.as_ref());
+    let finishes = all.any(|l| l.finished == Some(*digest));
     let left_out = launchers.iter().find(|i| {
         let launcher = world.nodes[**i].launcher.as_ref().map(|l| l.id);
         !record.members.iter().any(|m| Some(m.launcher) == launcher)
     });
     match left_out {
-        Some(node) if !full => State::Not(LivenessError::LeftOut { node: *node }),
+        Some(node) if !full && !finishes => State::Not(LivenessError::LeftOut { node: *node }),
         _ => match waits_or_hangs(world, *digest, record) {
             Some(error) => State::Not(error),
             None => State::Runs(*digest),
@@ -191,16 +194,26 @@ fn runs_whole(world: &World, digest: &Digest, record: &Record) -> Option<Livenes
     if record.members.len() < usize::from(record.spec.min_nodes) {
         return Some(LivenessError::BelowMinimum { digest: *digest });
     }
-    for m in &record.members {
+    let launchers = || {
+        record.members.iter().map(|m| {
+            let node = world.index(m.node)?;
+            let launcher = world.nodes[node].launcher.as_ref();
+            launcher.filter(|l| l.id == m.launcher)
+        })
+    };
+    // Those that have finished wait for one that never will.
+    let hangs = |l: &Launcher| {
+        let mut run = l.run.iter();
+        run.any(|r| r.start.digest == *digest && r.steps.hangs(world.now))
+    };
+    let held_up = launchers().flatten().any(hangs);
+    for (m, launcher) in record.members.iter().zip(launchers()) {
         let node = world.index(m.node)?;
-        let launcher = world.nodes[node]
-            .launcher
-            .as_ref()
-            .filter(|l| l.id == m.launcher);
         let trains = launcher
             .and_then(|l| l.training())
             .is_some_and(|r| r.start.digest == *digest);
-        if !trains {
+        let finished = launcher.is_some_and(|l| l.finished == Some(*digest));
+        if !trains && !(finished && held_up) {
             let (digest, number) = (*digest, record.number);
             return Some(LivenessError::NotTraining {
                 digest,

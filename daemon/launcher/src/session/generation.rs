@@ -260,6 +260,14 @@ impl Session {
         if age.is_some() && pending.is_some_and(|d| self.age(d) <= age) {
             self.pending = None;
         }
+        let runs = self.current.as_ref().is_some_and(|c| !c.parked);
+        if !runs
+            && age.is_none()
+            && let Some(taken_back) = self.pending.take_if(|p| !p.confirmed)
+        {
+            // The agent of now has not said it: it may be older than what is to stop.
+            self.stopped(taken_back.start.digest);
+        }
         let current = self.current.as_ref().filter(|c| !c.parked);
         let running = current.map(|c| self.age(c.start.digest));
         match (running, age) {

@@ -340,6 +340,17 @@ fn a_start_whose_agent_went_begins_once_an_agent_says_it_again() {
 }
 
 #[test]
+fn a_stop_does_not_wait_for_a_start_that_nobody_says_again() {
+    let mut world = World::new();
+    let mut other = start(1, 1);
+    other.master_launcher = LauncherId([2; 8]);
+    world.frame(ToLauncher::Start(other));
+    world.on(Event::LinkDown);
+    world.on(Event::LinkUp);
+    assert_eq!(world.stop(2, 200), [stopped(1), stopped(2)]);
+}
+
+#[test]
 fn the_end_waits_for_the_workers() {
     let mut world = World::running(1);
     let end = ToLauncher::End {
