@@ -462,12 +462,28 @@ impl Job {
         let finishes = lead.statuses.values().any(|s| s.finished);
         let all_leave = a.survivors.is_empty() && a.cut.is_empty() && !a.leaving.is_empty();
         let given_up = self.is_given_up(ctx, record);
-        // One that nobody trains in, as far as is known here, may be over.
-        let alone = record.arbiter == Arbiter::Members && !record.is_majority(|n| ctx.reachable(n));
+        // One that nobody trains in, as far as is known here, may be over: those that are connected may not have
+        // said so yet.
+        let learned = self.durable.learned == ctx.cfg.boot;
+        let lives = |n| match learned {
+            true => ctx.reachable(n),
+            false => n == ctx.me() || self.says_it_lives(ctx, n, head.lineage()),
+        };
+        let alone = record.arbiter == Arbiter::Members && !record.is_majority(lives);
         match a.cancel || fails || finishes || all_leave || given_up || alone {
             true => Digest::ZERO,
             false => head.lineage(),
         }
+    }
+
+    /// Whether a connected agent says that it takes part in this life of the job.
+    fn says_it_lives(&self, ctx: &Ctx<'_>, node: NodeId, lineage: Digest) -> bool {
+        let peer = ctx.peers.get(node).filter(|p| p.connected && p.greeted);
+        let mut said = peer
+            .and_then(|p| p.hello.as_ref())
+            .into_iter()
+            .flat_map(|h| &h.jobs);
+        said.any(|a| a.key == self.key && a.lineage == lineage && a.belongs)
     }
 
     /// A member whose node holds a ticket for another launcher by now.

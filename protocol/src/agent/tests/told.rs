@@ -466,6 +466,8 @@ fn a_launcher_that_came_after_the_end_is_not_told_it() {
         s.pass(Span::from_secs(5));
         let other = (me + 1) % 3;
         s.peer(other);
+        // It asks to be let in before the other says a word.
+        s.pass(Span::from_secs(1));
         let record = Arc::new(end);
         s.hears(other, JobMessage::Decided { record });
         s.pass(Span::from_secs(1));
