@@ -81,6 +81,12 @@ impl Job {
         let launcher = ticket.member.launcher;
         self.tell_superseded(ctx, from);
         if let Some(head) = self.live().filter(|_| !self.is_leaderless(ctx)) {
+            if head.record.member(from) == Some(&ticket.member) {
+                // It has not heard that it is a member, and perhaps leads.
+                let record = head.record.clone();
+                self.send(ctx, from, JobMessage::Decided { record });
+                return;
+            }
             let lead = self.acting_leader(ctx, &head.record);
             if lead != Some(ctx.me()) {
                 if let Some(mut advert) = self.advert(ctx.cfg, ctx.peers.all) {
@@ -88,12 +94,6 @@ impl Job {
                     let wait = Wait::Elsewhere { advert };
                     self.acknowledge(ctx, from, launcher, Digest::ZERO, wait);
                 }
-                return;
-            }
-            if head.record.member(from) == Some(&ticket.member) {
-                // It has not heard that it is a member.
-                let record = head.record.clone();
-                self.send(ctx, from, JobMessage::Decided { record });
                 return;
             }
         }

@@ -79,8 +79,11 @@ impl Job {
         let doors = self
             .adverts(ctx.peers.all)
             .filter(|(_, a)| a.is_gathering());
-        let doors: BTreeSet<NodeId> = doors.map(|(node, _)| node).collect();
+        // The one that the launcher here asks may not say yet that others wait there.
+        let asked = self.door_asked();
         let lives = self.lives_known(ctx);
+        let asked = asked.filter(|door| *door != ctx.me() && lives.is_empty());
+        let doors: BTreeSet<NodeId> = doors.map(|(node, _)| node).chain(asked).collect();
         let here = self.local.as_ref().filter(|l| l.over.is_none());
         let launcher = here.map(|l| l.reg.launcher);
         if lives.is_empty() && doors.is_empty() && launcher.is_none() && self.desk.is_empty() {
@@ -387,6 +390,7 @@ impl Job {
         if self.local.is_some() {
             self.cancel(ctx);
         }
+        self.withdraw_birth(ctx);
         let asked = std::mem::take(&mut self.desk.tickets).into_keys();
         let others: Vec<NodeId> = asked.filter(|n| *n != ctx.me()).collect();
         for node in others {

@@ -127,6 +127,20 @@ fn launchers_that_wait_are_told_once_and_not_taken_for_gone_with_the_link() {
     }
 }
 
+/// The launcher here asks another node to be let in, which does not say yet that others wait there.
+#[test]
+fn the_node_that_the_launcher_here_asks_is_told() {
+    let mut s = Scripted::new(config(3, 2), Vec::new());
+    s.peer(0);
+    s.says_hello(0, Vec::new());
+    s.launcher_of(3, (3, 3), None);
+    s.pass(Span::from_millis(200));
+    let mut sent = s.sent.iter();
+    assert!(sent.any(|(to, m)| *to == node(0) && matches!(m, JobMessage::Ticket(_))));
+    orders(&mut s);
+    assert_eq!(asked(&mut s), [(node(0), Digest::ZERO)]);
+}
+
 #[test]
 fn a_life_that_nobody_takes_part_in_any_more_is_over() {
     let mut s = outside(&record(2, 3));
