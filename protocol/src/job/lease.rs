@@ -277,7 +277,7 @@ impl Job {
         // are those of the generation before.
         let head = self.head.as_ref().filter(|_| self.before.is_none());
         if let Some(known) = &mut self.forgotten
-            && let Some(since) = head.and_then(|head| counted(head))
+            && let Some(since) = head.and_then(counted)
         {
             let until = since + grace;
             longer |= until > *known + ctx.cfg.suspect_after;

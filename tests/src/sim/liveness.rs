@@ -213,7 +213,7 @@ fn runs_whole(world: &World, digest: &Digest, record: &Record) -> Option<Livenes
             .and_then(|l| l.training())
             .is_some_and(|r| r.start.digest == *digest);
         let finished = launcher.is_some_and(|l| l.finished == Some(*digest));
-        if !trains && !(finished && held_up) {
+        if !(trains || finished && held_up) {
             let (digest, number) = (*digest, record.number);
             return Some(LivenessError::NotTraining {
                 digest,
