@@ -368,10 +368,13 @@ impl Bed {
             events.iter().rposition(is)
         };
         let group = groups.max_by_key(last)?;
-        let mut have = group.nodes();
-        have.sort_unstable();
+        let sorted = |nodes: &[usize]| {
+            let mut nodes = nodes.to_vec();
+            nodes.sort_unstable();
+            nodes
+        };
         let new = group.ranks.iter().all(|r| r.t > after);
-        (new && have == nodes).then_some(group)
+        (new && sorted(&group.nodes()) == sorted(nodes)).then_some(group)
     }
 
     /// No worker of an older generation runs on these nodes, nor an earlier one of this generation, whose start
