@@ -446,7 +446,7 @@ impl Membership {
                     w.next_ping = now;
                 }
                 w.calm();
-                self.set(key, State::Alive, now);
+                self.set(key, State::Alive);
             }
         }
     }
@@ -462,7 +462,7 @@ impl Membership {
         }
         w.calm();
         w.next_probe = Some(now);
-        self.set(key, SUSPECT, now);
+        self.set(key, SUSPECT);
         self.probe_if_due(key, now);
     }
 
@@ -486,7 +486,7 @@ impl Membership {
             w.refusals += 1;
             w.next_probe = Some(now + config.probe_again);
             if w.refusals >= 2 {
-                self.set(key, State::Lost { confirmed: true }, now);
+                self.set(key, State::Lost { confirmed: true });
             }
             return;
         }
@@ -494,7 +494,7 @@ impl Membership {
             w.closed = None;
             w.heard = now;
             w.calm();
-            return self.set(key, State::Alive, now);
+            return self.set(key, State::Alive);
         }
         w.refusals = 0;
         // A process that is just dying still accepts for a moment: look again soon.
@@ -508,15 +508,15 @@ impl Membership {
         // Only an agent that is stopped is mute. One that answers votes, and so may one behind a path that is
         // cut.
         let guarded = w.guard_ok && w.closed.is_none() && agent == Answer::Mute;
-        // Its launcher was stopped as well, and goes on: without its agent it may do so for long.
-        let alone = w.peer.state.is_lost() && guarded;
-        if w.guard_ok && (guarded || agent.is_gone()) {
+        let left = w.guard_ok && agent.is_gone();
+        if left || guarded {
             w.peer.alone = Some(began);
         }
-        if alone || agent.is_gone() && w.guard_ok && !away {
-            self.set(key, State::Away { since: now }, now);
+        // Of a lost one the launcher was stopped as well, and goes on: without its agent it may do so for long.
+        if left && !away || guarded && w.peer.state.is_lost() {
+            self.set(key, State::Away { since: now });
         } else if matches!(w.peer.state, State::Suspect { .. }) {
-            self.set(key, State::Suspect { guarded }, now);
+            self.set(key, State::Suspect { guarded });
         }
     }
 
@@ -541,12 +541,20 @@ impl Membership {
             State::Lost { .. } if matches!(w.peer.state, State::Suspect { .. }) && w.guard_ok => {
                 State::Away { since: now }
             }
-            other => other,
+            // As long as a lease that it has may last it is looked whether its launcher is there all the same.
+            State::Lost { .. } if w.may_hold_lease(&self.config, now) => {
+                w.next_probe = w.next_probe.or(w.probing.is_none().then_some(now));
+                next
+            }
+            other => {
+                w.calm();
+                other
+            }
         };
-        self.set(key, next, now);
+        self.set(key, next);
     }
 
-    fn set(&mut self, key: Key, state: State, now: Time) {
+    fn set(&mut self, key: Key, state: State) {
         let Some(w) = self.peers.get_mut(&key) else {
             return;
         };
@@ -554,13 +562,8 @@ impl Membership {
             return;
         }
         w.peer.state = state;
-        match state {
-            // As long as a lease that it has may last it is looked whether its launcher is there all the same.
-            State::Lost { confirmed: false } if w.may_hold_lease(&self.config, now) => {
-                w.next_probe = w.next_probe.or(w.probing.is_none().then_some(now));
-            }
-            State::Lost { .. } => w.calm(),
-            _ => {}
+        if state == (State::Lost { confirmed: true }) {
+            w.calm();
         }
         let (node, guard) = key;
         self.effects

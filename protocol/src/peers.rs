@@ -40,6 +40,11 @@ impl Peer {
         hello.map(|h| h.state)
     }
 
+    /// Whether it is here with another state directory than this one.
+    pub fn has_lost(&self, state: StateId) -> bool {
+        self.state_dir().is_some_and(|s| s != state)
+    }
+
     /// Its announcement to go, unless it is still here long after the time that it named: then that
     /// was taken back, or was the word of an agent that went and came again.
     pub fn leaves(&self, now: Time, patience: Span) -> Option<&Leave> {
@@ -130,7 +135,7 @@ pub struct View<'a> {
     /// that an agent came back, nor that the launcher is gone.
     pub away: &'a BTreeMap<NodeId, Time>,
     pub detector: &'a Membership,
-    /// What of each node the failure detector watches for this job.
+    /// The launchers that the failure detector watches for this job, by node.
     pub guards: &'a BTreeMap<NodeId, (Guard, bool)>,
 }
 

@@ -21,7 +21,7 @@ struct Case {
     spec: JobSpec,
     /// The nodes of the first life.
     first: Vec<usize>,
-    /// What ends it.
+    /// The faults that end it.
     ends: Vec<(u64, Fault)>,
     /// The nodes of the next, with when they start.
     next: Vec<(usize, u64)>,

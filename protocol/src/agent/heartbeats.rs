@@ -30,7 +30,7 @@ impl Agent {
         let (mut waiting, mut refused) = (Vec::new(), Vec::new());
         for (key, job) in &mut self.jobs {
             // A heartbeat of before the generation did not ask for its lease.
-            let asked = job.lease_wanted();
+            let asked = job.lease_wanted_of(from);
             let Some(digest) = asked.filter(|_| job.installed_at() <= sent) else {
                 continue;
             };
@@ -52,11 +52,7 @@ impl Agent {
         let leases = self
             .jobs
             .values()
-            .filter(|j| {
-                j.head()
-                    .is_some_and(|(r, _)| r.voters().any(|v| v.node == node))
-            })
-            .filter_map(Job::lease_wanted)
+            .filter_map(|j| j.lease_wanted_of(node))
             .take(MAX_JOBS)
             .collect();
         let sent = self.sent.entry(node).or_default();

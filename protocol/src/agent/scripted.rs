@@ -196,7 +196,7 @@ impl Scripted {
         self.carry_out();
     }
 
-    fn carry_out(&mut self) {
+    pub(super) fn carry_out(&mut self) {
         loop {
             while let Some(effect) = self.agent.poll_effect() {
                 self.effect(effect);

@@ -79,9 +79,9 @@ impl Job {
         let doors = self
             .adverts(ctx.peers.all)
             .filter(|(_, a)| a.is_gathering());
+        let lives = self.lives_known(ctx);
         // The one that the launcher here asks may not say yet that others wait there.
         let asked = self.door_asked();
-        let lives = self.lives_known(ctx);
         let asked = asked.filter(|door| *door != ctx.me() && lives.is_empty());
         let doors: BTreeSet<NodeId> = doors.map(|(node, _)| node).chain(asked).collect();
         let here = self.local.as_ref().filter(|l| l.over.is_none());
@@ -144,7 +144,7 @@ impl Job {
     }
 
     /// The words of connected agents on a life of the job.
-    fn told_of<'a>(
+    pub(super) fn told_of<'a>(
         &'a self,
         ctx: &'a Ctx<'_>,
         lineage: Digest,

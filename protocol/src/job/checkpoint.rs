@@ -348,23 +348,21 @@ impl Job {
     /// Looks at who has saved, and tells who asked.
     pub(super) fn drive_saving(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
         self.begin_saving(ctx, record);
-        let agreeing = |s: &Saving| s.state.stage == CheckpointStage::Agreeing;
-        let lead = self.lead.as_mut();
-        let finishing = lead.filter(|l| l.finishing.is_some());
-        let saving = finishing.and_then(|l| l.saving.as_mut());
-        if let Some(saving) = saving.filter(|s| agreeing(s)) {
-            saving.fail(FINISHED);
-            self.at_lead_barrier(ctx, Some(barrier::LeaderEvent::GiveUp));
-        }
         let Some(lead) = &mut self.lead else { return };
         let stops = lead.planned.is_some() || lead.ending.is_some();
         let Some(saving) = lead.saving.as_mut() else {
             return;
         };
         let statuses = &lead.statuses;
+        let mut gives_up = false;
         let at = match saving.state.stage {
             CheckpointStage::Agreeing if stops => {
                 saving.fail(STOPS);
+                None
+            }
+            CheckpointStage::Agreeing if lead.finishing.is_some() => {
+                saving.fail(FINISHED);
+                gives_up = true;
                 None
             }
             CheckpointStage::Saving { step } => Some(step),
@@ -409,6 +407,9 @@ impl Job {
         }
         if open {
             self.wake_at(until, "a checkpoint that is not saved");
+        }
+        if gives_up {
+            self.at_lead_barrier(ctx, Some(barrier::LeaderEvent::GiveUp));
         }
     }
 }

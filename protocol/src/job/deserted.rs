@@ -5,7 +5,7 @@ use super::plan::Assessment;
 use super::store::differs;
 use super::{Ctx, Job};
 use crate::ids::{Digest, NodeId};
-use crate::peers::{Peer, Peers};
+use crate::peers::Peers;
 use crate::record::{Arbiter, Member, Record};
 use crate::time::{Span, Time};
 use crate::wire::{Advert, Status};
@@ -69,13 +69,11 @@ impl Job {
     /// Whether the job's log decides, and no member is left that could write it: nobody leads. An agent that is back
     /// with another state directory is no member any more.
     pub(super) fn has_no_store_left(&self, me: NodeId, peers: &Peers) -> bool {
-        let anew = |m: &Member| {
-            let state = peers.get(m.node).and_then(Peer::state_dir);
-            state.is_some_and(|s| s != m.state)
-        };
+        let anew = |m: &Member| peers.get(m.node).is_some_and(|p| p.has_lost(m.state));
         self.is_storeless_but(me, anew)
     }
 
+    /// Whether the job's log decides, and each member's launcher is gone, by its word or by another's.
     fn is_storeless_but(&self, me: NodeId, other: impl Fn(&Member) -> bool) -> bool {
         let gone = |m: &Member| self.storeless_status(me, m.node).is_some_and(|s| s.gone);
         self.live().is_some_and(|head| {
@@ -116,10 +114,8 @@ impl Job {
     pub(super) fn drive_deserted(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
         let here = record.members.iter().any(|m| !a.lost.contains(&m.node));
         let sure = a.lost.iter().all(|n| self.is_dead(ctx, record, *n));
-        let anew = |m: &Member| {
-            let state = ctx.peers.get(m.node).and_then(Peer::state_dir);
-            state.is_some_and(|s| s != m.state)
-        };
+        let peer = |m: &Member| ctx.peers.get(m.node);
+        let anew = |m: &Member| peer(m).is_some_and(|p| p.has_lost(m.state));
         // An agent that is back with another state directory has its launchers end what they run.
         let ended =
             |n: &NodeId| self.is_dead(ctx, record, *n) || record.member(*n).is_some_and(anew);

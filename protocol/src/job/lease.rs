@@ -22,11 +22,13 @@ pub(super) struct Dropped {
 }
 
 impl Job {
-    /// Generations whose lease this node asks its voters to acknowledge.
-    pub(crate) fn lease_wanted(&self) -> Option<Digest> {
+    /// The generation whose lease this node asks that voter to acknowledge.
+    pub(crate) fn lease_wanted_of(&self, voter: NodeId) -> Option<Digest> {
         let mine = self.member.as_ref()?;
         let head = self.live()?;
-        (head.record.arbiter == Arbiter::Members && !mine.status.stopped).then_some(head.digest)
+        let wanted = head.record.arbiter == Arbiter::Members && !mine.status.stopped;
+        let votes = || head.record.voters().any(|v| v.node == voter);
+        (wanted && votes()).then_some(head.digest)
     }
 
     /// A voter acknowledged, or refused, the heartbeat that was sent at `sent` and asked for this lease.

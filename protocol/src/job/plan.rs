@@ -125,9 +125,8 @@ impl Job {
         if m.node == ctx.me() {
             return m.state != ctx.cfg.state;
         }
-        let state = ctx.peers.get(m.node).and_then(Peer::state_dir);
-        let other_state = state.is_some_and(|s| s != m.state);
-        ctx.peers.lost(m.node).is_some() || other_state
+        let peer = ctx.peers.get(m.node);
+        ctx.peers.lost(m.node).is_some() || peer.is_some_and(|p| p.has_lost(m.state))
     }
 
     /// The state directory with which a node is a member of this generation.
@@ -465,25 +464,21 @@ impl Job {
         // One that nobody trains in, as far as is known here, may be over: those that are connected may not have
         // said so yet.
         let learned = self.durable.learned == ctx.cfg.boot;
+        let greeted = |n| ctx.peers.get(n).is_some_and(|p| p.greeted);
+        let told = |n| {
+            let mut told = self.told_of(ctx, head.lineage());
+            told.any(|(from, a)| from == n && a.belongs)
+        };
+        let lives_there = |n| greeted(n) && told(n);
         let lives = |n| match learned {
             true => ctx.reachable(n),
-            false => n == ctx.me() || self.says_it_lives(ctx, n, head.lineage()),
+            false => n == ctx.me() || lives_there(n),
         };
         let alone = record.arbiter == Arbiter::Members && !record.is_majority(lives);
         match a.cancel || fails || finishes || all_leave || given_up || alone {
             true => Digest::ZERO,
             false => head.lineage(),
         }
-    }
-
-    /// Whether a connected agent says that it takes part in this life of the job.
-    fn says_it_lives(&self, ctx: &Ctx<'_>, node: NodeId, lineage: Digest) -> bool {
-        let peer = ctx.peers.get(node).filter(|p| p.connected && p.greeted);
-        let mut said = peer
-            .and_then(|p| p.hello.as_ref())
-            .into_iter()
-            .flat_map(|h| &h.jobs);
-        said.any(|a| a.key == self.key && a.lineage == lineage && a.belongs)
     }
 
     /// A member whose node holds a ticket for another launcher by now.

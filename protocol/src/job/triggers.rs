@@ -236,9 +236,9 @@ impl Job {
     /// Whether the save that is due can be opened now; else people are told why not.
     fn may_open(&mut self, ctx: &mut Ctx<'_>, record: &Record, step: u64) -> bool {
         let Some(lead) = &self.lead else { return false };
-        let busy = lead.saving.as_ref().is_some_and(|s| !s.is_over());
-        // Whoever leads anew has not heard them all yet.
-        let busy = busy || lead.finishing.is_some();
+        let saves = lead.saving.as_ref().is_some_and(|s| !s.is_over());
+        let busy = saves || lead.finishing.is_some();
+        // A leader that is new has not heard them all yet.
         if busy || record.members.iter().any(|m| lead.status(m.node).is_none()) {
             return false;
         }

@@ -260,8 +260,9 @@ impl Session {
         if age.is_some() && pending.is_some_and(|d| self.age(d) <= age) {
             self.pending = None;
         }
-        let runs = self.current.as_ref().is_some_and(|c| !c.parked);
-        if !runs
+        let current = self.current.as_ref().filter(|c| !c.parked);
+        let running = current.map(|c| self.age(c.start.digest));
+        if running.is_none()
             && age.is_none()
             && let Some(taken_back) = self.pending.take_if(|p| !p.confirmed)
         {
@@ -269,7 +270,6 @@ impl Session {
             self.stopped(taken_back.start.digest);
         }
         let current = self.current.as_ref().filter(|c| !c.parked);
-        let running = current.map(|c| self.age(c.start.digest));
         match (running, age) {
             // Newer workers run, and none of that generation.
             (Some(running), Some(_)) if running > age => self.send(ToAgent::Stopped { digest }),

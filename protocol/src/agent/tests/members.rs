@@ -54,6 +54,23 @@ fn stopped(s: &Scripted) -> bool {
     s.notices.iter().any(stop) || s.told.iter().any(|(_, f)| told(f))
 }
 
+/// A heartbeat serves all jobs of two nodes: one that has no vote in a job refuses nothing of it.
+#[test]
+fn only_a_voter_that_refuses_a_lease_is_asked_what_followed() {
+    let (mut s, digest) = trains(0, 3, &[]);
+    s.peer(5);
+    for (of, asked) in [(5, false), (1, true)] {
+        s.sent.clear();
+        let now = s.now;
+        s.agent.granted(node(of), &[], now, now);
+        let ask = |(to, m): &(NodeId, JobMessage)| {
+            *to == node(of) && matches!(m, JobMessage::Ask { have } if *have == digest)
+        };
+        s.carry_out();
+        assert_eq!(s.sent.iter().any(ask), asked, "{of}");
+    }
+}
+
 #[test]
 fn a_spare_does_not_take_the_place_of_a_node_whose_agent_restarts() {
     let (mut s, _) = trains(0, 2, &[2]);
