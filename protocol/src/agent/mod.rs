@@ -115,7 +115,7 @@ pub struct Agent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Greeted {
     head: Digest,
-    watches_for: (bool, bool),
+    watches_for: (bool, bool, Digest),
     deserted: bool,
     left_behind: bool,
     gathers: bool,

@@ -190,17 +190,16 @@ impl Job {
         }
         let before = self.before.clone();
         let before = before.filter(|b| b.lineage() == record.lineage());
+        let taken = self.took_over.filter(|t| t.from == record.parent);
         let missed = before.as_ref().is_none_or(|b| b.digest() != record.parent)
-            && !self.was_left_behind(ctx.peers.all, record.parent);
+            && !self.was_left_behind(ctx.peers.all, record.parent)
+            && !taken.is_some_and(|t| t.died);
         if missed && !record.kind.is_terminal() {
             // Who was dropped is not known here, nor whether their agents are there to end their workers.
             let most = ctx.peers.timeouts().max(self.timeouts(ctx));
-            let most = match self
-                .took_over
-                .is_some_and(|(from, _)| from == record.parent)
-            {
-                true => most.suspect_after,
-                false => most.agent_grace,
+            let most = match taken {
+                Some(_) => most.suspect_after,
+                None => most.agent_grace,
             };
             self.unknown = true;
             self.forgotten = self.forgotten.max(Some(ctx.now + most));

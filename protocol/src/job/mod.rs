@@ -27,6 +27,7 @@ mod merge;
 mod misreads;
 mod news;
 mod orders;
+mod orphaned;
 mod plan;
 mod propose;
 mod resume;
@@ -236,9 +237,8 @@ pub struct Job {
     unknown: bool,
     /// A node that took part in this life of the job is not there any more, and may come back.
     absent: bool,
-    /// A generation whose leader no longer shows itself in the store, and that is replaced from here
-    /// therefore: an agent that was there has ended its workers by now.
-    took_over: Option<(Digest, Time)>,
+    /// A generation of the log's that is replaced from here, as a stranger.
+    took_over: Option<orphaned::TookOver>,
     committing: Option<propose::Committing>,
     /// The record before the head, while this agent remembers it.
     before: Option<Arc<Record>>,

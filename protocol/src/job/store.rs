@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::orphaned::{Beacon, TookOver};
 use super::{Ctx, Job, REPEAT};
 use crate::agent::{Effect, Notice};
 use crate::ids::{Digest, StoreUuid};
@@ -21,10 +22,7 @@ pub(super) struct Store {
     ids: u64,
     claiming: Option<u64>,
     committing: Option<(u64, CommitRef)>,
-    beacon: u64,
-    beacon_at: Time,
-    /// The leader's beacon as last read, and since when it has not moved.
-    seen: Option<(u64, Time)>,
+    beacon: Beacon,
     /// Why the log cannot be used, as long as it cannot.
     broken: Option<String>,
     /// When the newest read of the log to its end was asked for. What the log says after the first of them
@@ -62,9 +60,7 @@ impl Job {
             ids: 0,
             claiming: None,
             committing: None,
-            beacon: 0,
-            beacon_at: Time::ZERO,
-            seen: None,
+            beacon: Beacon::default(),
             broken: None,
             read: None,
             alone: None,
@@ -297,6 +293,27 @@ impl Job {
         self.store.as_ref()?.broken.clone()
     }
 
+    /// The generation that the log says is running, where the log decides.
+    pub(super) fn log_runs(&self) -> Option<(&Record, Digest)> {
+        let store = self.store.as_ref().filter(|_| self.uses_store())?;
+        let (last, digest, _) = store.log.tail().claim?;
+        (!last.kind.is_terminal()).then_some((last, digest))
+    }
+
+    /// When a new entry was last read.
+    pub(super) fn log_changed_at(&self) -> Time {
+        let store = self.store.as_ref();
+        store.map_or(Time::ZERO, |s| s.log.tail().last_changed)
+    }
+
+    pub(super) fn beacon(&self) -> Option<&Beacon> {
+        self.store.as_ref().map(|s| &s.beacon)
+    }
+
+    pub(super) fn beacon_mut(&mut self) -> Option<&mut Beacon> {
+        self.store.as_mut().map(|s| &mut s.beacon)
+    }
+
     /// The newest commit of the log that may be restored, and its slot.
     pub(super) fn log_commit(&self) -> Option<(CommitRef, u64)> {
         self.store.as_ref()?.log.tail().commit
@@ -398,6 +415,7 @@ impl Job {
     pub(super) fn on_claim_birth(&mut self, ctx: &mut Ctx<'_>, record: Arc<Record>) {
         let member = self.is_member(ctx);
         let orphaned = self.is_orphaned(ctx);
+        let taking = self.taking_over(ctx);
         let launcher = self.launcher();
         let Some(store) = self.store.as_mut() else {
             return;
@@ -420,8 +438,9 @@ impl Job {
         match tail.claim {
             None => record.parent = crate::ids::Digest::ZERO,
             Some((last, digest, _)) if last.kind.is_terminal() => {
-                let ended_here = self.took_over.filter(|(from, _)| *from == last.parent);
-                if ended_here.is_some_and(|(_, at)| ctx.now < at + ctx.cfg.suspect_after) {
+                let ended_here = self.took_over.filter(|t| t.from == last.parent);
+                let wait = |t: TookOver| !t.died && ctx.now < t.at + ctx.cfg.suspect_after;
+                if ended_here.is_some_and(wait) {
                     return;
                 }
                 record.parent = digest;
@@ -441,7 +460,7 @@ impl Job {
                 record.birth = last.lineage();
                 record.number = last.number + 1;
                 record.parent = digest;
-                self.took_over = Some((digest, ctx.now));
+                self.took_over = taking;
                 record.restarts_used = last.restarts_used;
                 record.cause = Cause::NodesLost {
                     nodes: lost.take(crate::wire::MAX_LIST).collect(),
@@ -452,88 +471,12 @@ impl Job {
         self.claim(ctx, record);
     }
 
-    /// Whether a stranger may go on with what the store says is running: this node is no member, and nothing of
-    /// it is left, or neither the leader's beacon nor the log has moved for `orphan_after` (R14).
-    pub(super) fn is_orphaned(&self, ctx: &Ctx<'_>) -> bool {
-        !self.is_member(ctx) && self.orphaned_in(ctx) == Some(Span::ZERO)
-    }
-
-    /// How long the beacon and the log still have to stand still for what the log says is running: not at
-    /// all where its own agents say that nothing of it is left; unknown while the beacon was not read.
-    pub(super) fn orphaned_in(&self, ctx: &Ctx<'_>) -> Option<Span> {
-        let store = self.store.as_ref().filter(|_| self.uses_store())?;
-        let tail = store.log.tail();
-        let (last, digest, _) = tail.claim?;
-        if last.kind.is_terminal() {
-            return None;
-        }
-        if self.was_left_behind(ctx.peers.all, digest) {
-            return Some(Span::ZERO);
-        }
-        let (_, at) = store.seen?;
-        let since = at.max(tail.last_changed);
-        Some((since + ctx.cfg.orphan_after).since(ctx.now))
-    }
-
-    /// Whether tickets for what the store says is running are gathered here, though this node is no
-    /// member and may not even have the store: nobody leads it that this node could name. Whether a
-    /// stranger may go on with it is for the one to say who is to claim it, and reads the store.
-    pub(super) fn is_leaderless(&self, ctx: &Ctx<'_>) -> bool {
-        let by_store = |h: &&super::Head| matches!(h.record.arbiter, Arbiter::Store(_));
-        let Some(head) = self.live().filter(by_store) else {
-            return false;
-        };
-        let lead = self.acting_leader(ctx, &head.record);
-        !self.is_member(ctx) && lead.is_none_or(|n| !ctx.reachable(n))
-    }
-
     /// Whether the data that this commit names may be deleted (R12): it is not in the log, and can
     /// never be, or it is retired there.
     pub fn may_delete_data(&self, commit: &CommitRef) -> bool {
         self.store
             .as_ref()
             .is_some_and(|s| s.log.may_delete_data(commit))
-    }
-
-    // ---- the beacon (R14) ----
-
-    fn drive_beacon(&mut self, ctx: &mut Ctx<'_>) {
-        let every = Span(ctx.cfg.orphan_after.0 / 5);
-        let waits = !self.is_member(ctx);
-        let leads = !waits
-            && self
-                .live()
-                .is_some_and(|h| self.acting_leader(ctx, &h.record) == Some(ctx.me()));
-        let Some(store) = &mut self.store else { return };
-        if !leads && !waits {
-            return;
-        }
-        let due = store.beacon_at + every;
-        if ctx.now >= due || store.beacon_at == Time::ZERO {
-            store.beacon_at = ctx.now;
-            let key = self.key.clone();
-            if leads {
-                store.beacon = ctx.rng.next_u64();
-                let value = store.beacon;
-                self.effects.push_back(Effect::WriteBeacon { key, value });
-            } else {
-                self.effects.push_back(Effect::ReadBeacon { key });
-            }
-            self.wake_at(ctx.now + every, "the beacon");
-        } else {
-            self.wake_at(due, "the beacon");
-        }
-    }
-
-    pub(crate) fn on_beacon(&mut self, ctx: &mut Ctx<'_>, value: Option<u64>) {
-        if let Some(store) = &mut self.store {
-            // No beacon at all counts as one that does not move.
-            let value = value.unwrap_or(0);
-            match store.seen {
-                Some((known, _)) if known == value => {}
-                _ => store.seen = Some((value, ctx.now)),
-            }
-        }
     }
 
     /// When the present fault was detected; where none was, when this agent first wanted to go on from this generation

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Ctx, Job};
-use crate::ids::NodeId;
+use crate::ids::{Digest, NodeId};
 use crate::membership::Guard;
 use crate::record::Arbiter;
 
@@ -14,6 +14,8 @@ impl Job {
     pub(crate) fn watches(&self, ctx: &Ctx<'_>) -> BTreeMap<NodeId, (Guard, bool)> {
         let mut out = BTreeMap::new();
         let me = ctx.me();
+        // A stranger that is to go on with it waits no longer than they live.
+        out.extend(self.watch_log(ctx).map(|(node, guard)| (node, (guard, false))));
         let Some(head) = self.live() else {
             // The next life waits for these.
             self.watch_dropped(&mut out);
@@ -25,6 +27,7 @@ impl Job {
         // To a launcher that waits here it tells which members it could not train with.
         let waits = few && self.local.as_ref().is_some_and(|l| l.conn.is_some());
         if !record.has(me) && !record.is_voter(ctx.voter()) && !waits {
+            out.remove(&me);
             return out;
         }
         let by_members = record.arbiter == Arbiter::Members && record.has(me);
@@ -64,9 +67,10 @@ impl Job {
     }
 
     /// Beside the head, what [`Job::watches`] follows from: whether a start waits for nodes that are no
-    /// members, and whether there is a launcher here.
-    pub(crate) fn watches_for(&self) -> (bool, bool) {
+    /// members, whether there is a launcher here, and what its log says is running.
+    pub(crate) fn watches_for(&self) -> (bool, bool, Digest) {
         let launcher = self.local.as_ref().is_some_and(|l| l.conn.is_some());
-        (!self.dropped.is_empty(), launcher)
+        let runs = self.log_runs().map_or(Digest::ZERO, |(_, digest)| digest);
+        (!self.dropped.is_empty(), launcher, runs)
     }
 }

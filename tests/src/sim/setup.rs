@@ -93,6 +93,10 @@ pub struct Setup {
     /// A node whose agent keeps another `suspect_after` than the others (nanoseconds).
     #[serde(default)]
     pub other_suspect: Option<(usize, u64)>,
+    /// Where a path is cut, another host of the same address answers, and refuses: two networks use the same
+    /// private addresses.
+    #[serde(default)]
+    pub namesakes: bool,
     /// A node whose disk takes up to so long for a write (nanoseconds).
     #[serde(default)]
     pub slow_disk: Option<(usize, u64)>,
@@ -456,6 +460,7 @@ impl Setup {
             times: Times::USUAL,
             flaws,
             other_suspect: None,
+            namesakes: false,
             slow_disk: None,
             later_specs: Vec::new(),
             faults: Vec::new(),

@@ -174,8 +174,10 @@ impl Conductor {
             return;
         };
         let runs = |at: usize| self.world.nodes[at].suspended.is_none();
+        let namesakes = self.setup.namesakes;
         let reached = self.net.two_way(node, to) && runs(to);
         let agent_found = match &self.world.nodes[to].agent {
+            _ if !reached && namesakes => Found::Refused,
             _ if !reached => Found::Silent,
             None => Found::Refused,
             // Of one that is stopped the kernel accepts connections all the same.
@@ -190,6 +192,7 @@ impl Conductor {
                 let there = host < self.world.nodes.len() && runs(host);
                 match there && self.net.two_way(node, host) {
                     true => self.world.guard(host, |l| l.guard_port() == port),
+                    false if namesakes => Found::Refused,
                     false => Found::Silent,
                 }
             }

@@ -44,6 +44,7 @@ impl Setup {
             live: false,
             times: Times::USUAL,
             other_suspect: None,
+            namesakes: false,
             slow_disk: None,
             flaws: Default::default(),
             faults: Vec::new(),

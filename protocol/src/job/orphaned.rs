@@ -1,0 +1,134 @@
+//! What the job's log says is running, seen by a node that is no member: whether anybody is left of it, and
+//! otherwise how long until this node may take it over (R14).
+
+use super::{Ctx, Head, Job};
+use crate::agent::Effect;
+use crate::ids::Digest;
+use crate::membership::Guard;
+use crate::record::{Arbiter, Record};
+use crate::time::{Span, Time};
+
+/// The acting leader's beacon: an object in the store that changes while a leader lives.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Beacon {
+    /// When it was last written, or read, here.
+    at: Option<Time>,
+    /// Its value as last read, and since when it has not changed.
+    seen: Option<(u64, Time)>,
+}
+
+impl Beacon {
+    /// How often it is written, and read. A generation all of whose launchers are dead is taken over once it has
+    /// not changed for two of these.
+    fn every(ctx: &Ctx<'_>) -> Span {
+        Span(ctx.cfg.suspect_after.0 / 4)
+    }
+}
+
+/// A generation that was taken over from here.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TookOver {
+    pub(super) from: Digest,
+    pub(super) at: Time,
+    /// Nobody trained for it any more, so a start waits for nobody.
+    pub(super) died: bool,
+}
+
+impl Job {
+    /// Whether a stranger may go on with what the store says is running: this node is no member, and nothing of
+    /// it is left, or neither the leader's beacon nor the log has moved for `orphan_after` (R14).
+    pub(super) fn is_orphaned(&self, ctx: &Ctx<'_>) -> bool {
+        !self.is_member(ctx) && self.orphaned_in(ctx) == Some(Span::ZERO)
+    }
+
+    /// How long the beacon and the log still have to stand still for what the log says is running: not at
+    /// all where its own agents say that nothing of it is left; unknown while the beacon was not read.
+    pub(super) fn orphaned_in(&self, ctx: &Ctx<'_>) -> Option<Span> {
+        let (last, digest) = self.log_runs()?;
+        if self.was_left_behind(ctx.peers.all, digest) {
+            return Some(Span::ZERO);
+        }
+        let (_, at) = self.beacon()?.seen?;
+        let since = at.max(self.log_changed_at());
+        // In another network another host may refuse in a member's place: so the leader may not write either.
+        let wait = match self.has_died(ctx, last, digest) {
+            true => Beacon::every(ctx).times(2),
+            false => ctx.cfg.orphan_after,
+        };
+        Some((since + wait).since(ctx.now))
+    }
+
+    /// Whether nobody trains any more for this generation, nor for those before: each of its launchers is known to
+    /// be dead, and with it its workers, and its start had waited for everybody else.
+    fn has_died(&self, ctx: &Ctx<'_>, record: &Record, digest: Digest) -> bool {
+        let saved = self.log_commit().is_some_and(|(c, _)| c.generation == digest);
+        let mut members = record.members.iter();
+        (saved || record.parent.is_zero())
+            && members.all(|m| ctx.peers.lost(m.node) == Some(true))
+    }
+
+    /// What is remembered of what runs by the log, when it is taken over now.
+    pub(super) fn taking_over(&self, ctx: &Ctx<'_>) -> Option<TookOver> {
+        let (last, from) = self.log_runs()?;
+        Some(TookOver {
+            from,
+            at: ctx.now,
+            died: self.has_died(ctx, last, from),
+        })
+    }
+
+    /// The launchers of what the log says is running, for a node that waits to go on with it.
+    pub(super) fn watch_log(&self, ctx: &Ctx<'_>) -> impl Iterator<Item = (crate::NodeId, Guard)> {
+        let waits = self.local.as_ref().is_some_and(|l| l.conn.is_some());
+        let runs = self.log_runs().filter(|_| waits && !self.is_member(ctx));
+        let few = runs.filter(|(last, _)| last.members.len() <= crate::wire::MAX_LIST);
+        let members = few.into_iter().flat_map(|(last, _)| &last.members);
+        members.map(|m| (m.node, Some((m.guard, m.launcher))))
+    }
+
+    /// Whether tickets for what the store says is running are gathered here, though this node is no
+    /// member and may not even have the store: nobody leads it that this node could name. Whether a
+    /// stranger may go on with it is for the one to say who is to claim it, and reads the store.
+    pub(super) fn is_leaderless(&self, ctx: &Ctx<'_>) -> bool {
+        let by_store = |h: &&Head| matches!(h.record.arbiter, Arbiter::Store(_));
+        let Some(head) = self.live().filter(by_store) else {
+            return false;
+        };
+        let lead = self.acting_leader(ctx, &head.record);
+        !self.is_member(ctx) && lead.is_none_or(|n| !ctx.reachable(n))
+    }
+
+    pub(super) fn drive_beacon(&mut self, ctx: &mut Ctx<'_>) {
+        let waits = !self.is_member(ctx);
+        let head = self.live().filter(|_| !waits);
+        let leads = head.is_some_and(|h| self.acting_leader(ctx, &h.record) == Some(ctx.me()));
+        let Some(beacon) = self.beacon_mut().filter(|_| leads || waits) else {
+            return;
+        };
+        let every = Beacon::every(ctx);
+        if let Some(due) = beacon.at.map(|at| at + every).filter(|due| ctx.now < *due) {
+            return self.wake_at(due, "the beacon");
+        }
+        beacon.at = Some(ctx.now);
+        let key = self.key.clone();
+        self.effects.push_back(match leads {
+            true => Effect::WriteBeacon {
+                key,
+                value: ctx.rng.next_u64(),
+            },
+            false => Effect::ReadBeacon { key },
+        });
+        self.wake_at(ctx.now + every, "the beacon");
+    }
+
+    pub(crate) fn on_beacon(&mut self, ctx: &mut Ctx<'_>, value: Option<u64>) {
+        let Some(beacon) = self.beacon_mut() else {
+            return;
+        };
+        // No beacon at all counts as one that does not move.
+        let value = value.unwrap_or(0);
+        if beacon.seen.is_none_or(|(known, _)| known != value) {
+            beacon.seen = Some((value, ctx.now));
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! A job with a store all of whose nodes are lost without a word, and that others start again: how long they wait
+//! depends on what can be known of the dead.
+
+use muster_protocol::spec::JobSpec;
+use muster_tests::sim::clock::{MS, SEC};
+use muster_tests::sim::conductor::Conductor;
+use muster_tests::sim::setup::{Fault, NodeSetup, Setup, Times};
+
+/// The first two nodes train, the other two come after them.
+const NODES: usize = 4;
+const LOST: u64 = 20 * SEC;
+const AGAIN: u64 = 22 * SEC;
+/// What hosts that live allow, with the usual `suspect_after` of 2 s.
+const AT_ONCE: u64 = 2 * SEC;
+/// All paths are whole again.
+const HEALED: u64 = AGAIN + 20 * SEC;
+
+/// How the first two are lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lost {
+    /// Launchers and agents are killed, their hosts live and refuse.
+    Killed,
+    /// The hosts lose power, and say nothing.
+    Dark,
+    /// They train on. The others cannot reach them: hosts of another network have their addresses, and refuse.
+    Elsewhere,
+}
+
+fn setup(seed: u64, lost: Lost, min_nodes: u16) -> Setup {
+    let spec = JobSpec {
+        min_nodes,
+        max_nodes: 3,
+        ..JobSpec::default()
+    };
+    let node = |at: usize| match at {
+        0 | 1 => NodeSetup::quiet(at, 0),
+        _ => NodeSetup {
+            agent_at: AGAIN,
+            launcher_at: None,
+            ..NodeSetup::quiet(at, 0)
+        },
+    };
+    let mut faults = Vec::new();
+    match lost {
+        Lost::Killed => faults.extend((0..2).map(|node| (LOST, Fault::NodeStop { node }))),
+        Lost::Dark => faults.extend((0..2).map(|node| {
+            let fault = Fault::NodeCrash {
+                node,
+                down: 1_000 * SEC,
+                new_disk: false,
+                relaunch: false,
+            };
+            (LOST, fault)
+        })),
+        Lost::Elsewhere => {
+            let fault = Fault::Partition {
+                side: 0b11,
+                for_ns: 1_000 * SEC,
+            };
+            faults.push((0, fault));
+        }
+    }
+    faults.extend((2..NODES).map(|node| (AGAIN + MS, Fault::LateJoin { node })));
+    Setup {
+        store: true,
+        commit_every: SEC,
+        namesakes: lost == Lost::Elsewhere,
+        times: Times {
+            agent_grace: 10 * SEC,
+            orphan_after: 12 * SEC,
+            ..Times::USUAL
+        },
+        faults,
+        heal_at: HEALED,
+        ..Setup::quiet(seed, (0..NODES).map(node).collect(), spec)
+    }
+}
+
+/// When each of the nodes that come later begins to train.
+fn starts(seed: u64, lost: Lost, min_nodes: u16) -> Vec<Option<u64>> {
+    let mut conductor = Conductor::new(setup(seed, lost, min_nodes));
+    conductor.relaunches = false;
+    let ran = conductor.run();
+    let elsewhere = lost == Lost::Elsewhere;
+    // Of those that are not to train nobody may wait for ever.
+    assert!(ran.is_ok() || elsewhere, "{lost:?}, seed {seed}: {ran:?}");
+    let spawns = &conductor.world.truth.spawns;
+    let of = |node| spawns.iter().find(|s| s.node == node && (AGAIN..HEALED).contains(&s.at));
+    (2..NODES).map(|node| of(node).map(|s| s.at)).collect()
+}
+
+#[test]
+fn where_hosts_refuse_for_the_dead_others_go_on_at_once() {
+    for seed in 0..40 {
+        for min_nodes in 1..=2 {
+            let starts = starts(seed, Lost::Killed, min_nodes);
+            let late = |at: &Option<u64>| at.is_none_or(|at| at >= AGAIN + AT_ONCE);
+            assert!(!starts.iter().any(late), "seed {seed}: {starts:?}");
+        }
+    }
+}
+
+#[test]
+fn where_hosts_say_nothing_others_wait_until_nobody_can_train() {
+    for seed in 0..10 {
+        let starts = starts(seed, Lost::Dark, 2);
+        let times = AGAIN + 10 * SEC..AGAIN + 18 * SEC;
+        let right = |at: &Option<u64>| at.is_some_and(|at| times.contains(&at));
+        assert!(starts.iter().all(right), "seed {seed}: {starts:?}");
+    }
+}
+
+#[test]
+fn a_group_that_trains_in_another_network_is_not_taken_over() {
+    for seed in 0..10 {
+        assert_eq!(starts(seed, Lost::Elsewhere, 2), [None, None], "{seed}");
+    }
+}
