@@ -8,6 +8,7 @@ use muster_tests::sim::clock::{MS, SEC};
 use muster_tests::sim::conductor::Conductor;
 use muster_tests::sim::setup::{Fault, NodeSetup, Setup, Times};
 use muster_tests::sim::step::Step;
+use muster_tests::sim::trace;
 
 const LIVES: u64 = 5;
 /// From the first start of a life to its end, and from there to the next life's first start.
@@ -233,31 +234,6 @@ impl Case {
     }
 }
 
-/// What a person who looks for a fault wants to see.
-fn trace_step(at: u64, step: &Step) {
-    use muster_protocol::wire::{JobMessage, Message};
-    let text = match step {
-        Step::LauncherHears {
-            frame: ToLauncher::Welcome { .. },
-            ..
-        }
-        | Step::Timer { .. } => return,
-        Step::Deliver { to, from, frame } => match Message::decode(frame) {
-            Ok(Message::Job { body, .. }) => match *body {
-                JobMessage::Status(s) if s.started.is_some() && !s.stopped => return,
-                body => format!("{from} -> {to}: {body:?}"),
-            },
-            _ => return,
-        },
-        Step::StoreRead { .. } | Step::BeaconRead { .. } | Step::BeaconWrite { .. } => return,
-        Step::StoreAnswer { .. } | Step::BeaconAnswer { .. } | Step::Probed { .. } => return,
-        Step::StorePut { node, slot, .. } => format!("{node} puts {slot}"),
-        step => format!("{step:?}"),
-    };
-    let text: String = text.chars().take(400).collect();
-    println!("{:10.4} {text}", at as f64 / 1e9);
-}
-
 /// Runs a case; why it is not as it must be.
 fn judge(case: Case) -> Result<(), String> {
     let mut conductor = Conductor::new(case.setup());
@@ -267,7 +243,9 @@ fn judge(case: Case) -> Result<(), String> {
     let trace = std::env::var_os("MUSTER_SIM_LIFE").is_some();
     for (at, step) in conductor.log.take().into_iter().flatten() {
         if trace {
-            trace_step(at, &step);
+            if let Some(line) = trace::line(at, &step) {
+                println!("{line}");
+            }
         }
         match step {
             Step::LauncherHears {

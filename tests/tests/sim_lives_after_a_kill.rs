@@ -8,6 +8,7 @@ use muster_tests::sim::conductor::Conductor;
 use muster_tests::sim::rng::Rng;
 use muster_tests::sim::setup::{Fault, NodeSetup, Setup};
 use muster_tests::sim::step::Step;
+use muster_tests::sim::trace;
 
 /// When a node is killed.
 const KILL: u64 = 10 * SEC;
@@ -26,6 +27,12 @@ struct Case {
     /// The nodes of the next, with when they start.
     next: Vec<(usize, u64)>,
     bound: u64,
+    /// Nodes that start anew without their state.
+    anew: Vec<usize>,
+    /// Groups that may have to merge.
+    merges: usize,
+    /// Nobody is left of the first: a majority of its newest generation has to come.
+    all_lost: bool,
 }
 
 impl Case {
@@ -33,7 +40,7 @@ impl Case {
         let mut faults: Vec<(u64, Fault)> = self.ends.clone();
         let first = self.first.iter().map(|node| (*node, MS));
         for (node, at) in first.chain(self.next.iter().copied()) {
-            let new_disk = false;
+            let new_disk = at >= AGAIN && self.anew.contains(&node);
             faults.push((at, Fault::NodeStart { node, new_disk }));
             faults.push((at + MS, Fault::LateJoin { node }));
         }
@@ -55,6 +62,14 @@ impl Case {
         }
     }
 
+    /// From when on there are surely enough nodes for the one that comes at this place.
+    fn waits_until(&self, at: usize) -> u64 {
+        match self.all_lost {
+            true => self.next.iter().map(|(_, at)| *at).max().unwrap_or(0),
+            false => self.next[at].1,
+        }
+    }
+
     /// Why it is not as it must be.
     fn judge(&self) -> Result<(), String> {
         let mut conductor = Conductor::new(self.setup());
@@ -63,7 +78,11 @@ impl Case {
         conductor
             .run_until(AGAIN + 30 * SEC)
             .map_err(|v| v.to_string())?;
+        let traced = std::env::var_os("MUSTER_SIM_CASE").is_some();
         for (at, step) in conductor.log.take().into_iter().flatten() {
+            if let Some(line) = trace::line(at, &step).filter(|_| traced) {
+                println!("{line}");
+            }
             if let Step::LauncherHears { node, frame, .. } = step
                 && at > AGAIN
                 && let ToLauncher::End { .. } | ToLauncher::Refused { .. } = frame
@@ -74,22 +93,30 @@ impl Case {
         let spawns = &conductor.world.truth.spawns;
         let starts = |node: usize, from: u64| {
             let of = spawns.iter().filter(move |s| s.node == node && s.at > from);
-            of.map(move |s| (s.at - from) / MS).collect::<Vec<_>>()
+            let mut of = of.map(move |s| (s.at - from) / MS).collect::<Vec<_>>();
+            // An agent may have voted for the others' start before its own launcher came, which takes so long.
+            of.dedup_by(|next, before| *next - *before < 250);
+            of
         };
         for (at, (node, from)) in self.next.iter().enumerate() {
             let starts = starts(*node, *from);
             // Each node that comes later may have the others start once more.
-            let most = self.next.len() - at;
-            if starts.first().is_none_or(|ms| *ms > self.bound / MS) || starts.len() > most {
-                return Err(format!("node {node} trains after {starts:?} ms"));
+            let most = self.next.len() - at + self.merges;
+            let late = self.waits_until(at).saturating_sub(*from) + self.bound;
+            if starts.first().is_none_or(|ms| *ms > late / MS) || starts.len() > most {
+                return Err(format!(
+                    "node {node} trains after {starts:?} ms: {:?}",
+                    self.next
+                ));
             }
         }
         Ok(())
     }
 }
 
+/// All cases but so many in a hundred are as they must be: messages cross, and a node may start once more.
 #[track_caller]
-fn check(cases: impl Iterator<Item = (String, Case)>) {
+fn check_but(percent: usize, cases: impl Iterator<Item = (String, Case)>) {
     let only = std::env::var("MUSTER_SIM_CASE").ok();
     let (mut wrong, mut all) = (Vec::new(), 0);
     for (name, case) in cases.filter(|(name, _)| only.as_ref().is_none_or(|o| name == o)) {
@@ -99,7 +126,16 @@ fn check(cases: impl Iterator<Item = (String, Case)>) {
         }
     }
     let n = wrong.len();
-    assert!(wrong.is_empty(), "{n} of {all}:\n{}", wrong.join("\n"));
+    assert!(
+        100 * n <= percent * all,
+        "{n} of {all}:\n{}",
+        wrong.join("\n")
+    );
+}
+
+#[track_caller]
+fn check(cases: impl Iterator<Item = (String, Case)>) {
+    check_but(0, cases);
 }
 
 /// One of three nodes is killed, and another's user ends the job.
@@ -122,6 +158,9 @@ fn killed_then_cancelled(seed: u64) -> (usize, Case) {
         ],
         next: Vec::new(),
         bound: BOUND,
+        anew: Vec::new(),
+        merges: 0,
+        all_lost: false,
     };
     (killed, case)
 }
@@ -147,4 +186,73 @@ fn a_node_that_was_killed_joins_those_that_came_before_it() {
         let next = others.chain([(killed, late)]).collect();
         (format!("{seed}"), Case { next, ..case })
     }));
+}
+
+/// All nodes are killed, at once or one after the other, and start in whatever order.
+fn all_killed(seed: u64) -> Case {
+    let mut rng = Rng::new(seed);
+    let (n, min_nodes) = [(2, 1), (2, 2), (3, 2), (3, 1), (4, 2)][rng.below(5) as usize];
+    let mut order = || {
+        let mut nodes: Vec<usize> = (0..n).collect();
+        for at in (1..n).rev() {
+            nodes.swap(at, rng.below(at as u64 + 1) as usize);
+        }
+        nodes
+    };
+    let (killed, starts) = (order(), order());
+    let mut at = KILL;
+    let mut ends = Vec::new();
+    for node in killed {
+        ends.push((at, Fault::NodeStop { node }));
+        at += [0, 300, 2_000][rng.below(3) as usize] * MS;
+    }
+    let mut at = AGAIN;
+    let mut next = Vec::new();
+    for node in starts {
+        next.push((node, at));
+        at += [20, 500, 1_500, 5_000][rng.below(4) as usize] * MS;
+    }
+    Case {
+        seed,
+        spec: JobSpec {
+            min_nodes,
+            max_nodes: n as u16,
+            ..JobSpec::default()
+        },
+        first: (0..n).collect(),
+        ends,
+        next,
+        bound: BOUND,
+        anew: Vec::new(),
+        merges: 0,
+        all_lost: true,
+    }
+}
+
+#[test]
+fn nodes_that_all_were_killed_train_once_all_are_back() {
+    check_but(
+        1,
+        (0..400).map(|seed| (format!("{seed}"), all_killed(seed))),
+    );
+}
+
+#[test]
+fn nodes_some_of_which_lost_their_state_train_once_all_are_back() {
+    let cases = (0..400).map(|seed| {
+        let case = all_killed(seed);
+        let mut rng = Rng::new(seed + 2_000);
+        let anew = case.first.iter().copied().filter(|_| rng.below(2) == 0);
+        let anew = anew.collect();
+        // A node that kept its state may lead a group of its own, which then has to merge: that takes one start.
+        let (bound, merges) = (3 * BOUND, 1);
+        let case = Case {
+            anew,
+            bound,
+            merges,
+            ..case
+        };
+        (format!("{seed}"), case)
+    });
+    check_but(1, cases);
 }

@@ -85,7 +85,11 @@ fn starts(seed: u64, lost: Lost, min_nodes: u16) -> Vec<Option<u64>> {
     // Of those that are not to train nobody may wait for ever.
     assert!(ran.is_ok() || elsewhere, "{lost:?}, seed {seed}: {ran:?}");
     let spawns = &conductor.world.truth.spawns;
-    let of = |node| spawns.iter().find(|s| s.node == node && (AGAIN..HEALED).contains(&s.at));
+    let of = |node| {
+        spawns
+            .iter()
+            .find(|s| s.node == node && (AGAIN..HEALED).contains(&s.at))
+    };
     (2..NODES).map(|node| of(node).map(|s| s.at)).collect()
 }
 

@@ -23,6 +23,8 @@ const DOOR_CHANGE: Span = Span::from_millis(20);
 pub(super) struct Applicant {
     /// Where the last ticket went, and when.
     asked: Option<(NodeId, Time)>,
+    /// The members without a link to here, as that ticket said.
+    unlinked: Vec<NodeId>,
     /// Since when the launcher waits.
     pub(super) since: Option<Time>,
     pub(super) told: Told,
@@ -109,8 +111,10 @@ impl Job {
             return;
         };
         let due = match self.applicant.asked {
-            Some((to, at)) if to == door => at + REPEAT,
-            // Two doors that refer to each other must not make a storm.
+            Some((to, at)) if to == door && self.unlinked(ctx) == self.applicant.unlinked => {
+                at + REPEAT
+            }
+            // Two doors that refer to each other must not make a storm, nor a link that flaps.
             Some((_, at)) => at + DOOR_CHANGE,
             None => ctx.now,
         };
@@ -122,6 +126,7 @@ impl Job {
             }
             self.applicant.asked = Some((door, ctx.now));
             if let Some(ticket) = self.ticket(ctx) {
+                self.applicant.unlinked.clone_from(&ticket.unreachable);
                 let other = self.other_door(ctx, since);
                 for other in other
                     .into_iter()

@@ -295,7 +295,10 @@ impl Job {
             let held = Span::from_millis(h.ticket.held_ms.into());
             h.renewed + held.min(most)
         });
+        // This agent may know of one, and have no launcher itself.
+        let here = self.held_until(ctx).filter(|_| self.live().is_none());
         until
+            .chain(here)
             .max()
             .filter(|at| ctx.now < *at && !ctx.cfg.flaws.skip_r16)
     }
@@ -517,6 +520,10 @@ impl Job {
         if !mine {
             let bound = Digest::ZERO;
             return self.send(ctx, from, JobMessage::BirthRefused { lineage, bound });
+        }
+        if self.held_until(ctx).is_some() {
+            // The one that proposes it may not know of those that are waited for.
+            return self.say_held(ctx, vec![from]);
         }
         self.durable.bound = Some(record);
         self.desk.bound_at = Some(ctx.now);

@@ -26,6 +26,10 @@ impl Job {
             for record in self.durable.ended.clone().into_iter().chain([head]) {
                 self.send(ctx, from, JobMessage::Decided { record });
             }
+            // It did not see who was dropped, and would wait for whoever may have been.
+            if !self.unknown && self.live().is_some() {
+                self.say_held(ctx, vec![from]);
+            }
         }
     }
 

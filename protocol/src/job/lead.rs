@@ -26,6 +26,8 @@ pub(super) struct Lead {
     pub(super) failures: Vec<NodeId>,
     /// When members that said nothing are asked.
     ask_at: Time,
+    /// Members whose word a decision waits for, and since when.
+    silent: BTreeMap<NodeId, Time>,
     orders: BTreeMap<NodeId, Ordered>,
     attempt: u32,
     pub(super) run_at: Option<Time>,
@@ -66,7 +68,9 @@ impl Lead {
             whole,
             statuses: BTreeMap::new(),
             failures: Vec::new(),
-            ask_at: now + REPEAT,
+            // The members of a new generation tell its leader by themselves.
+            ask_at: if whole { now + REPEAT } else { now },
+            silent: BTreeMap::new(),
             orders: BTreeMap::new(),
             attempt: 0,
             run_at: None,
@@ -407,7 +411,7 @@ impl Job {
             self.fault_seen(ctx, a);
             self.end(ctx, record, a);
             self.give_up(ctx, a);
-            if self.awaits_store(ctx, a) || self.awaits_links(ctx, a) {
+            if self.awaits_store(ctx, a) || self.awaits_links(ctx, a) || self.awaits_word(ctx, a) {
                 return;
             }
             return self.decide(ctx, record);
@@ -460,6 +464,30 @@ impl Job {
         }
         self.wake_at(until, "members that may be lost, too");
         true
+    }
+
+    /// Whether a member that would stay has not said yet how it stands, since this node leads and is linked to it: its
+    /// launcher may be dead though its agent is there, or this agent may have lost its state.
+    fn awaits_word(&mut self, ctx: &Ctx<'_>, a: &Assessment) -> bool {
+        let Some(lead) = &mut self.lead else {
+            return false;
+        };
+        let silent = |m: &&Member| !lead.statuses.contains_key(&m.node) && ctx.reachable(m.node);
+        let silent = a.survivors.iter().filter(silent).map(|m| m.node);
+        let before = std::mem::take(&mut lead.silent);
+        let since = |n: NodeId| before.get(&n).copied().unwrap_or(ctx.now);
+        lead.silent = silent.map(|n| (n, since(n))).collect();
+        let until = |since: &Time| *since + Span(ctx.cfg.suspect_after.0 / 4);
+        let due = lead
+            .silent
+            .values()
+            .map(until)
+            .filter(|at| ctx.now < *at)
+            .max();
+        if let Some(at) = due {
+            self.wake_at(at, "members that have not said how they stand");
+        }
+        due.is_some()
     }
 
     /// Whether a member looks unwell, so that it may be the cause of another's failure: that shows
@@ -564,6 +592,10 @@ impl Job {
     pub(super) fn decide(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
         if self.awaits_save(ctx) {
             return;
+        }
+        let a = self.assess(ctx, record);
+        if let Some(quiet) = self.gathers_until(ctx, record, &a) {
+            return self.wake_at(quiet, "quiet before going on");
         }
         match record.arbiter {
             Arbiter::Members => {

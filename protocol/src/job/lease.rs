@@ -182,16 +182,17 @@ impl Job {
         if record.number == 1 {
             return;
         }
-        if record.kind.is_terminal() && self.lead.is_none() {
+        let before = self.before.clone();
+        let before = before.filter(|b| b.lineage() == record.lineage());
+        let knows = before.as_ref().is_some_and(|b| b.digest() == record.parent);
+        if record.kind.is_terminal() && !(knows && self.lead.is_some()) {
             // The one that had the end decided knows who has not stopped yet, and tells.
             self.dropped.clear();
             self.unknown = true;
             return;
         }
-        let before = self.before.clone();
-        let before = before.filter(|b| b.lineage() == record.lineage());
         let taken = self.took_over.filter(|t| t.from == record.parent);
-        let missed = before.as_ref().is_none_or(|b| b.digest() != record.parent)
+        let missed = !knows
             && !self.was_left_behind(ctx.peers.all, record.parent)
             && !taken.is_some_and(|t| t.died);
         if missed && !record.kind.is_terminal() {
@@ -322,7 +323,7 @@ impl Job {
         members.map(|m| m.node).collect()
     }
 
-    fn say_held(&mut self, ctx: &Ctx<'_>, to: Vec<NodeId>) {
+    pub(super) fn say_held(&mut self, ctx: &Ctx<'_>, to: Vec<NodeId>) {
         let (digest, ms) = (self.head_digest(), self.held_ms(ctx));
         for node in to.into_iter().filter(|n| *n != ctx.me()) {
             self.send(ctx, node, JobMessage::Held { digest, ms });

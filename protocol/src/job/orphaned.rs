@@ -61,10 +61,11 @@ impl Job {
     /// Whether nobody trains any more for this generation, nor for those before: each of its launchers is known to
     /// be dead, and with it its workers, and its start had waited for everybody else.
     fn has_died(&self, ctx: &Ctx<'_>, record: &Record, digest: Digest) -> bool {
-        let saved = self.log_commit().is_some_and(|(c, _)| c.generation == digest);
+        let saved = self
+            .log_commit()
+            .is_some_and(|(c, _)| c.generation == digest);
         let mut members = record.members.iter();
-        (saved || record.parent.is_zero())
-            && members.all(|m| ctx.peers.lost(m.node) == Some(true))
+        (saved || record.parent.is_zero()) && members.all(|m| ctx.peers.lost(m.node) == Some(true))
     }
 
     /// What is remembered of what runs by the log, when it is taken over now.

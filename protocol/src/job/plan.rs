@@ -320,8 +320,26 @@ impl Job {
             .collect()
     }
 
+    /// Until when more nodes may come before those that are here go on, where nothing runs: as before a birth, each
+    /// further start would end what the one before has begun.
+    pub(super) fn gathers_until(
+        &self,
+        ctx: &Ctx<'_>,
+        record: &Record,
+        a: &Assessment,
+    ) -> Option<Time> {
+        let quiet = self.desk.last_new + record.spec.form_quiet();
+        let runs = !record.is_short() && !(a.survivors.is_empty() && a.cut.is_empty());
+        if ctx.now >= quiet || runs || a.finished || a.cancel || !a.leaving.is_empty() {
+            return None;
+        }
+        let room = a.room(record);
+        let come = self.joiners(ctx, record, room).len();
+        (0 < come && come < room).then_some(quiet)
+    }
+
     /// The record that should follow the head, as things stand; `None` while too few nodes are
-    /// there or nothing is to change.
+    /// there, more may come, or nothing is to change.
     pub(super) fn next_record(&self, ctx: &mut Ctx<'_>) -> Option<Record> {
         let head = self.live()?;
         let record = head.record.clone();
@@ -373,6 +391,9 @@ impl Job {
             true => &a.cut,
             false => &a.survivors,
         };
+        if self.gathers_until(ctx, &record, &a).is_some() {
+            return None;
+        }
         let mut joiners = self.joiners(ctx, &record, a.room(&record));
         joiners.retain(|j| !survivors.iter().any(|s| s.node == j.node));
         let cause = cause.or_else(|| {

@@ -70,6 +70,13 @@ impl Job {
             return;
         };
         if mine.said.is_none_or(|(to, _)| to != from) {
+            // It leads by now, as far as it can see, and asks.
+            let asks = (boot, seq) == (Boot(0), 0);
+            let status = asks.then(|| Box::new(mine.status.clone()));
+            if let Some(status) = status.filter(|_| self.live().is_some_and(|h| h.record.has(from)))
+            {
+                self.send(ctx, from, JobMessage::Status(status));
+            }
             return;
         }
         mine.settled = boot == ctx.cfg.boot && seq >= mine.status.seq;

@@ -119,8 +119,7 @@ impl Job {
 
     /// The generation counts on a launcher here, and there is none: it died while this agent was
     /// away, or before the generation was decided, or it is stopped. When nothing was heard of it for
-    /// `agent_grace`, its lease is over: then it counts as dead. Where another launcher waits for its
-    /// place, its guard is asked at once, else after a moment.
+    /// `agent_grace`, its lease is over: then it counts as dead. Its guard is asked at once.
     pub(super) fn drive_vacant(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
         let Some(place) = self.place_of_another(ctx, record) else {
             self.vacant = None;
@@ -139,13 +138,7 @@ impl Job {
             .map(|since| since + ctx.cfg.suspect_after.times(2));
         let dead = mute.map_or(dead, |at| at.min(dead));
         if !vacant.refused && ctx.now < dead {
-            // One that only lost its agent comes back within a moment.
-            let patience = vacant.since + ctx.cfg.suspect_after;
-            if self.local.is_some() || ctx.now >= patience {
-                self.ask_for(ctx, place);
-            } else {
-                self.wake_at(patience, "a launcher that does not come back");
-            }
+            self.ask_for(ctx, place);
             return self.wake_at(dead, "a launcher that should come back");
         }
         let mut gone = Mine::new(self.head_digest(), ctx.cfg.boot);

@@ -15,7 +15,10 @@ impl Job {
         let mut out = BTreeMap::new();
         let me = ctx.me();
         // A stranger that is to go on with it waits no longer than they live.
-        out.extend(self.watch_log(ctx).map(|(node, guard)| (node, (guard, false))));
+        out.extend(
+            self.watch_log(ctx)
+                .map(|(node, guard)| (node, (guard, false))),
+        );
         let Some(head) = self.live() else {
             // The next life waits for these.
             self.watch_dropped(&mut out);

@@ -5,6 +5,7 @@
 //! conductor  draws when and whether things happen, and turns that into steps
 //! step       one concrete thing that happens
 //! world      carries a step out: agents, disks, launchers, store
+//! trace      steps as lines, for people
 //! truth      what is really so
 //! invariants what must be so after every step; liveness at the end
 //! log        steps in a file, and their replay
@@ -27,5 +28,6 @@ pub mod run;
 pub mod setup;
 pub mod step;
 pub mod store;
+pub mod trace;
 pub mod truth;
 pub mod world;
