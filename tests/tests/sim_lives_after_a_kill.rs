@@ -50,7 +50,7 @@ impl Case {
             .map(|node| Fault::NodeStop { node: *node });
         faults.extend(stops.map(|stop| (AGAIN - 300 * MS, stop)));
         faults.sort_by_key(|(at, _)| *at);
-        let nodes = (0..4).map(|at| NodeSetup {
+        let nodes = (0..8).map(|at| NodeSetup {
             agent_at: 10_000 * SEC,
             launcher_at: None,
             ..NodeSetup::quiet(at, 0)
@@ -255,4 +255,33 @@ fn nodes_some_of_which_lost_their_state_train_once_all_are_back() {
         (format!("{seed}"), case)
     });
     check_but(1, cases);
+}
+
+/// Those that lost their state come as other nodes, and train when one that kept it comes: its group can decide nothing
+/// any more, for the other voters are gone for good.
+#[test]
+fn a_node_whose_group_is_gone_joins_the_one_that_trains() {
+    let cases = (0..200).map(|seed| {
+        let case = all_killed(seed);
+        let mut rng = Rng::new(seed + 3_000);
+        let n = case.first.len();
+        let kept = rng.below(n as u64) as usize;
+        let fresh = n.max(3) - 1;
+        let mut next: Vec<_> = (0..fresh).map(|node| (4 + node, AGAIN)).collect();
+        let after = [1_500, 3_000, 6_000][rng.below(3) as usize] * MS;
+        next.push((kept, AGAIN + after));
+        let spec = JobSpec {
+            max_nodes: 4,
+            ..case.spec.clone()
+        };
+        let all_lost = false;
+        let case = Case {
+            next,
+            spec,
+            all_lost,
+            ..case
+        };
+        (format!("{seed}"), case)
+    });
+    check_but(2, cases);
 }

@@ -228,7 +228,11 @@ impl Job {
                         self.key.id,
                         dead.join(",")
                     ),
-                    false => String::new(),
+                    false => format!(
+                        ". If they are gone for good, `muster cancel {}` on each node that waits ends the job here, \
+                         and the next start begins it anew",
+                        self.key.id
+                    ),
                 };
                 format!(
                     "the job cannot go on: {} of the nodes that decide cannot be reached ({}), and \

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Ctx, Head, Job, REPEAT};
 use crate::ids::{Digest, NodeId};
 use crate::peers::Peer;
-use crate::record::{Arbiter, Cause, Record, Voter};
+use crate::record::{Arbiter, Cause, Member, Record, Voter};
 use crate::time::Time;
 use crate::wire::{Advert, JobMessage, MAX_LIST};
 
@@ -219,6 +219,36 @@ impl Job {
         goes
     }
 
+    /// Nothing runs here, and another group of the job is led, and has as many nodes as train at least. Whatever the
+    /// order of the two, this node is of more use there.
+    fn leave_idle(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
+        let lives_in = |n: &NodeId| self.merge.elsewhere.get(n).filter(|_| ctx.reachable(*n));
+        let complete = |lineage: &Digest, leader: &NodeId| {
+            let nodes = self.merge.elsewhere.keys();
+            let nodes = nodes.filter(|n| lives_in(n) == Some(lineage)).count();
+            lives_in(leader) == Some(lineage) && nodes >= usize::from(record.spec.min_nodes)
+        };
+        let mut others = self.merge.others.iter();
+        if record.arbiter != Arbiter::Members || !others.any(|(of, leader)| complete(of, leader)) {
+            return false;
+        }
+        let stranded = self.is_stranded(ctx, record);
+        let leads = self.acting_leader(ctx, record) == Some(ctx.me());
+        let a = self.assess(ctx, record);
+        let idle = record.is_short() || a.survivors.is_empty() && a.away.is_empty();
+        if !stranded && !(leads && idle) {
+            return false;
+        }
+        if !stranded {
+            // Nobody has decided what follows, nor may any more.
+            self.durable.supersede(record.lineage(), record.number);
+        }
+        let mine = self.head_digest();
+        self.leave_group(ctx, mine, TO_ANOTHER_GROUP);
+        self.wake_at(ctx.now, "join another group");
+        true
+    }
+
     /// Gives the head up for good, and with it the vote on what follows it.
     pub(super) fn leave_group(&mut self, ctx: &mut Ctx<'_>, mine: Digest, why: &str) {
         self.head = None;
@@ -249,6 +279,7 @@ impl Job {
         // Not the leader alone: it may be gone, and this group unable to decide another.
         if self.leave_without_voters(ctx, &record)
             || self.leave_for_winner(ctx, &record)
+            || self.leave_idle(ctx, &record)
             || self.acting_leader(ctx, &record) != Some(ctx.me())
         {
             return;
@@ -274,6 +305,15 @@ impl Job {
             return;
         };
         let (winner, leader) = (*winner, *leader);
+        // Where all are dead the other group need not stop for this one, which leaves.
+        let a = self.assess(ctx, &record);
+        let spoke = |m: &Member| self.status_of(m.node).is_some();
+        if !a.survivors.is_empty() && !a.survivors.iter().any(spoke) {
+            return self.wake_at(
+                ctx.now + REPEAT,
+                "members that have not said how they stand",
+            );
+        }
         if ctx.now >= self.merge.said + REPEAT || self.merge.said == Time::ZERO {
             self.merge.said = ctx.now;
             self.merge.asks += 1;
