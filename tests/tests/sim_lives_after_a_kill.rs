@@ -285,3 +285,24 @@ fn a_node_whose_group_is_gone_joins_the_one_that_trains() {
     });
     check_but(2, cases);
 }
+
+/// The same, of one that comes first: those without its state find it, and the job forms anew.
+#[test]
+fn a_node_whose_group_is_gone_forms_the_job_anew_with_others() {
+    let cases = (0..200).map(|seed| {
+        let case = all_killed(seed);
+        let mut rng = Rng::new(seed + 4_000);
+        let kept = rng.below(case.first.len() as u64) as usize;
+        let fresh = usize::from(case.spec.min_nodes).max(2);
+        let mut next = vec![(kept, AGAIN)];
+        let after = |rng: &mut Rng| AGAIN + [30, 1_500, 6_000][rng.below(3) as usize] * MS;
+        next.extend((0..fresh).map(|node| (4 + node, after(&mut rng))));
+        next.sort_by_key(|(_, at)| *at);
+        let spec = JobSpec {
+            max_nodes: 4,
+            ..case.spec.clone()
+        };
+        (format!("{seed}"), Case { next, spec, ..case })
+    });
+    check_but(2, cases);
+}

@@ -374,10 +374,11 @@ impl Job {
         Ok(())
     }
 
-    /// Whether nobody can decide how the job ends, and nobody here takes part in it.
-    fn is_hopeless(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
+    /// Whether nobody can decide how the job goes on or ends, and nobody here takes part in it.
+    pub(super) fn is_hopeless(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
         let stranded = self.is_stranded(ctx, record);
-        self.local.is_none() && stranded && !self.others_may_decide(ctx, record)
+        let part = self.is_member(ctx) || self.waits_for_place(ctx);
+        !part && stranded && !self.others_may_decide(ctx, record)
     }
 
     /// Whether a majority without this node may live: it may go on with the job where this node does not see it.
@@ -432,6 +433,10 @@ impl Job {
             self.cancel(ctx);
         }
         if self.is_hopeless(ctx, &record) {
+            if self.local.is_some() {
+                // It waits to go on with what is given up.
+                self.cancel(ctx);
+            }
             self.durable.supersede(lineage, EVERY_NUMBER);
             return self.leave_group(ctx, digest, "the user stopped the job");
         }

@@ -249,6 +249,22 @@ impl Job {
         true
     }
 
+    /// Nobody is left who could decide what follows, all members are known to be dead, and enough launchers wait here
+    /// for the job to form anew: nodes that come without their state, as most of these do, need not ask for more.
+    fn leave_dead(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
+        let anew = |m: &Member| ctx.peers.get(m.node).is_some_and(|p| p.has_lost(m.state));
+        let dead = |m: &Member| self.is_dead(ctx, record, m.node) || anew(m);
+        let enough = self.desk.tickets.len() >= usize::from(record.spec.birth_nodes());
+        if !enough || !self.is_hopeless(ctx, record) || !record.members.iter().all(dead) {
+            return false;
+        }
+        let mine = self.head_digest();
+        self.durable.supersede(record.lineage(), record.number);
+        self.leave_group(ctx, mine, "all of this group are dead, and it forms anew");
+        self.wake_at(ctx.now, "form anew");
+        true
+    }
+
     /// Gives the head up for good, and with it the vote on what follows it.
     pub(super) fn leave_group(&mut self, ctx: &mut Ctx<'_>, mine: Digest, why: &str) {
         self.head = None;
@@ -280,6 +296,7 @@ impl Job {
         if self.leave_without_voters(ctx, &record)
             || self.leave_for_winner(ctx, &record)
             || self.leave_idle(ctx, &record)
+            || self.leave_dead(ctx, &record)
             || self.acting_leader(ctx, &record) != Some(ctx.me())
         {
             return;
