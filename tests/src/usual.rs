@@ -27,6 +27,7 @@ pub fn config(i: usize) -> Config {
         start_timeout: Span::from_secs(10),
         minority_wait: Span::from_secs(6),
         orphan_after: Span::from_secs(12),
+        one_host: false,
         slot_memory: u64::MAX,
         slot_lease: Span::from_secs(600),
         place: Place::default(),

@@ -240,12 +240,10 @@ fn judge(case: Case) -> Result<(), String> {
     conductor.log = Some(Vec::new());
     conductor.relaunches = false;
     conductor.run().map_err(|v| v.to_string())?;
-    let trace = std::env::var_os("MUSTER_SIM_LIFE").is_some();
+    let traced = std::env::var_os("MUSTER_SIM_LIFE").is_some();
     for (at, step) in conductor.log.take().into_iter().flatten() {
-        if trace {
-            if let Some(line) = trace::line(at, &step) {
-                println!("{line}");
-            }
+        if let Some(line) = trace::line(at, &step).filter(|_| traced) {
+            println!("{line}");
         }
         match step {
             Step::LauncherHears {

@@ -197,6 +197,19 @@ pub struct Node {
     linger: Option<Time>,
 }
 
+/// Whether all first peers are named by loopback addresses, so that the whole cluster is on this host.
+fn on_one_host(bootstrap: &[String]) -> bool {
+    let is_loopback = |peer: &String| {
+        let host = peer
+            .rsplit_once(':')
+            .map_or(peer.as_str(), |(host, _)| host);
+        let host = host.trim_matches(['[', ']']);
+        let addr = host.parse::<std::net::IpAddr>();
+        host == "localhost" || addr.is_ok_and(|ip| ip.is_loopback())
+    };
+    !bootstrap.is_empty() && bootstrap.iter().all(is_loopback)
+}
+
 impl Node {
     /// Binds everything and restores what an earlier run stored. Needs a tokio runtime.
     pub async fn start(mut setup: Setup) -> Result<Node, StartError> {
@@ -240,6 +253,7 @@ impl Node {
                 minority_wait: setup.suspect_after.times(3),
                 // By then an agent that is away has come back, or its launcher has ended its workers.
                 orphan_after: Span(setup.agent_grace.0.saturating_add(setup.suspect_after.0)),
+                one_host: on_one_host(&setup.net.bootstrap),
                 slot_memory: setup.slot_memory,
                 slot_lease: setup.slot_lease,
                 place: setup.place,

@@ -42,6 +42,8 @@ pub struct Config {
     pub minority_wait: Span,
     /// With a store: a stranger claims when the leader's beacon has not moved for this long (R14).
     pub orphan_after: Span,
+    /// All agents are on this host: loopback is the same for each of them.
+    pub one_host: bool,
     /// The most bytes of the checkpoint slots of all jobs of this node.
     pub slot_memory: u64,
     /// How long the sealed copies of a job live on that has no launcher here any more.

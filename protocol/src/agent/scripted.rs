@@ -60,6 +60,7 @@ pub(super) fn config(i: usize, boot: u64) -> Config {
         start_timeout: Span::from_secs(30),
         minority_wait: Span::from_secs(6),
         orphan_after: Span::from_secs(32),
+        one_host: false,
         slot_memory: u64::MAX,
         slot_lease: Span::from_secs(600),
         place: Place::default(),

@@ -49,6 +49,7 @@ impl Alone {
             start_timeout: Span::from_secs(10),
             minority_wait: Span::from_secs(6),
             orphan_after: Span::from_secs(12),
+            one_host: false,
             slot_memory: SLOT_MEMORY,
             slot_lease: Span::from_secs(600),
             place: Place::default(),

@@ -221,19 +221,21 @@ impl Job {
                 let names: Vec<String> = missing.iter().take(8).map(|n| name(*n)).collect();
                 let mut dead: Vec<String> = missing.iter().map(|n| ctx.called(*n)).collect();
                 dead.dedup();
-                let advice = match self.may_continue_without(missing) {
+                let id = &self.key.id;
+                let hopeless = self
+                    .live()
+                    .is_some_and(|h| self.is_hopeless(ctx, &h.record));
+                let gone = match self.may_continue_without(missing) {
                     true => format!(
-                        ". If they are gone for good, `muster job continue {} --dead {} --yes` goes on \
-                         without them",
-                        self.key.id,
+                        "`muster job continue {id} --dead {} --yes` goes on without them",
                         dead.join(",")
                     ),
-                    false => format!(
-                        ". If they are gone for good, `muster cancel {}` on each node that waits ends the job here, \
-                         and the next start begins it anew",
-                        self.key.id
+                    false if hopeless => format!(
+                        "`muster cancel {id}` on each node that waits ends the job, and the next start begins it anew"
                     ),
+                    false => "start the job with another --rdzv-id".to_owned(),
                 };
+                let advice = format!(". If they are gone for good, {gone}");
                 format!(
                     "the job cannot go on: {} of the nodes that decide cannot be reached ({}), and \
                      without a majority two halves could both go on. What would help: bring one of \

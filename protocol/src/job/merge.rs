@@ -35,6 +35,8 @@ pub(super) struct Merge {
     said: Time,
     /// How often other lineages were asked to take this one in.
     asks: usize,
+    /// Since when all of the head are known to be dead, and enough wait here to form the job anew.
+    dead_since: Option<Time>,
     /// Voters that said that they gave up their vote on what follows the head named.
     forfeited: (Digest, BTreeSet<NodeId>),
 }
@@ -220,33 +222,45 @@ impl Job {
     }
 
     /// Nothing runs here, and another group of the job is led, and has as many nodes as train at least. Whatever the
-    /// order of the two, this node is of more use there.
+    /// order of the two, this node is of more use there. All who hold what is left here are told.
     fn leave_idle(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
-        let lives_in = |n: &NodeId| self.merge.elsewhere.get(n).filter(|_| ctx.reachable(*n));
-        let complete = |lineage: &Digest, leader: &NodeId| {
-            let nodes = self.merge.elsewhere.keys();
-            let nodes = nodes.filter(|n| lives_in(n) == Some(lineage)).count();
-            lives_in(leader) == Some(lineage) && nodes >= usize::from(record.spec.min_nodes)
-        };
-        let mut others = self.merge.others.iter();
-        if record.arbiter != Arbiter::Members || !others.any(|(of, leader)| complete(of, leader)) {
+        if record.arbiter != Arbiter::Members || !self.is_another_complete(ctx, record) {
             return false;
         }
-        let stranded = self.is_stranded(ctx, record);
         let leads = self.acting_leader(ctx, record) == Some(ctx.me());
         let a = self.assess(ctx, record);
+        let ends = a.finished || a.cancel || !a.leaving.is_empty() || !a.stuck.is_empty();
         let idle = record.is_short() || a.survivors.is_empty() && a.away.is_empty();
-        if !stranded && !(leads && idle) {
+        let decides = self.proposal.is_some() || self.is_stranded(ctx, record);
+        let free = leads && idle && !ends && !decides;
+        if !free && !self.is_hopeless(ctx, record) {
             return false;
         }
-        if !stranded {
-            // Nobody has decided what follows, nor may any more.
-            self.durable.supersede(record.lineage(), record.number);
-        }
         let mine = self.head_digest();
-        self.leave_group(ctx, mine, TO_ANOTHER_GROUP);
+        self.durable.supersede(record.lineage(), record.number);
+        let why = "nothing of this group runs, and another group of the job trains";
+        self.leave_group(ctx, mine, why);
         self.wake_at(ctx.now, "join another group");
         true
+    }
+
+    /// Whether another group is led, by what is said of it now, and has enough nodes.
+    fn is_another_complete(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
+        let other = |a: &Advert| {
+            a.belongs
+                && !a.deserted
+                && a.lineage != record.lineage()
+                && !self.merge.taken.contains(&a.lineage)
+                && !self.durable.has_ended(a.lineage)
+        };
+        let mut groups: BTreeMap<Digest, (u16, bool)> = BTreeMap::new();
+        for (node, advert) in self.adverts(ctx.peers.all).filter(|(_, a)| other(a)) {
+            let (nodes, led) = groups.entry(advert.lineage).or_default();
+            *nodes += 1;
+            *led |= advert.leader == Some(node);
+        }
+        let mut groups = groups.values();
+        groups.any(|(nodes, led)| *led && *nodes >= record.spec.min_nodes)
     }
 
     /// Nobody is left who could decide what follows, all members are known to be dead, and enough launchers wait here
@@ -256,6 +270,14 @@ impl Job {
         let dead = |m: &Member| self.is_dead(ctx, record, m.node) || anew(m);
         let enough = self.desk.tickets.len() >= usize::from(record.spec.birth_nodes());
         if !enough || !self.is_hopeless(ctx, record) || !record.members.iter().all(dead) {
+            self.merge.dead_since = None;
+            return false;
+        }
+        // Agents of a cluster that boots come one after the other.
+        let since = *self.merge.dead_since.get_or_insert(ctx.now);
+        let at = since + ctx.cfg.suspect_after.times(2);
+        if ctx.now < at {
+            self.wake_at(at, "a group whose members are dead");
             return false;
         }
         let mine = self.head_digest();

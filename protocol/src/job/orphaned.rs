@@ -5,7 +5,7 @@ use super::{Ctx, Head, Job};
 use crate::agent::Effect;
 use crate::ids::Digest;
 use crate::membership::Guard;
-use crate::record::{Arbiter, Record};
+use crate::record::{Arbiter, Member, Record};
 use crate::time::{Span, Time};
 
 /// The acting leader's beacon: an object in the store that changes while a leader lives.
@@ -13,13 +13,24 @@ use crate::time::{Span, Time};
 pub(super) struct Beacon {
     /// When it was last written, or read, here.
     at: Option<Time>,
-    /// Its value as last read, and since when it has not changed.
-    seen: Option<(u64, Time)>,
+    seen: Option<Seen>,
 }
 
+/// The beacon's value as last read.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    value: u64,
+    /// Since when it has not changed, and how many further reads have said so.
+    since: Time,
+    again: u32,
+}
+
+/// How often a beacon is read without a change, and for how many of its periods, before a generation all of whose
+/// launchers are dead is taken over. A read that is not answered says nothing.
+const STILL: u32 = 2;
+
 impl Beacon {
-    /// How often it is written, and read. A generation all of whose launchers are dead is taken over once it has
-    /// not changed for two of these.
+    /// How often it is written, and read.
     fn every(ctx: &Ctx<'_>) -> Span {
         Span(ctx.cfg.suspect_after.0 / 4)
     }
@@ -48,11 +59,11 @@ impl Job {
         if self.was_left_behind(ctx.peers.all, digest) {
             return Some(Span::ZERO);
         }
-        let (_, at) = self.beacon()?.seen?;
-        let since = at.max(self.log_changed_at());
+        let seen = self.beacon()?.seen?;
+        let since = seen.since.max(self.log_changed_at());
         // In another network another host may refuse in a member's place: so the leader may not write either.
-        let wait = match self.has_died(ctx, last, digest) {
-            true => Beacon::every(ctx).times(2),
+        let wait = match self.has_died(ctx, last, digest) && seen.again >= STILL {
+            true => Beacon::every(ctx).times(STILL.into()),
             false => ctx.cfg.orphan_after,
         };
         Some((since + wait).since(ctx.now))
@@ -64,8 +75,19 @@ impl Job {
         let saved = self
             .log_commit()
             .is_some_and(|(c, _)| c.generation == digest);
+        let dead = |m: &Member| {
+            // The verdict may be on an earlier launcher of that node.
+            let watched = ctx.peers.guards.get(&m.node).map(|(guard, _)| *guard);
+            watched == Some(Some((m.guard, m.launcher))) && ctx.peers.lost(m.node) == Some(true)
+        };
+        let first = record.parent.is_zero();
+        (saved || first) && Self::is_found(ctx, record) && record.members.iter().all(dead)
+    }
+
+    /// Whether the addresses of its launchers lead to their hosts from here. A job of one node is on loopback.
+    fn is_found(ctx: &Ctx<'_>, record: &Record) -> bool {
         let mut members = record.members.iter();
-        (saved || record.parent.is_zero()) && members.all(|m| ctx.peers.lost(m.node) == Some(true))
+        ctx.cfg.one_host || !members.any(|m| m.guard.ip().is_loopback())
     }
 
     /// What is remembered of what runs by the log, when it is taken over now.
@@ -82,7 +104,9 @@ impl Job {
     pub(super) fn watch_log(&self, ctx: &Ctx<'_>) -> impl Iterator<Item = (crate::NodeId, Guard)> {
         let waits = self.local.as_ref().is_some_and(|l| l.conn.is_some());
         let runs = self.log_runs().filter(|_| waits && !self.is_member(ctx));
-        let few = runs.filter(|(last, _)| last.members.len() <= crate::wire::MAX_LIST);
+        let few = runs.filter(|(last, _)| {
+            last.members.len() <= crate::wire::MAX_LIST && Self::is_found(ctx, last)
+        });
         let members = few.into_iter().flat_map(|(last, _)| &last.members);
         members.map(|m| (m.node, Some((m.guard, m.launcher))))
     }
@@ -100,8 +124,9 @@ impl Job {
     }
 
     pub(super) fn drive_beacon(&mut self, ctx: &mut Ctx<'_>) {
-        let waits = !self.is_member(ctx);
-        let head = self.live().filter(|_| !waits);
+        let member = self.is_member(ctx);
+        let waits = !member && self.log_runs().is_some();
+        let head = self.live().filter(|_| member);
         let leads = head.is_some_and(|h| self.acting_leader(ctx, &h.record) == Some(ctx.me()));
         let Some(beacon) = self.beacon_mut().filter(|_| leads || waits) else {
             return;
@@ -128,8 +153,16 @@ impl Job {
         };
         // No beacon at all counts as one that does not move.
         let value = value.unwrap_or(0);
-        if beacon.seen.is_none_or(|(known, _)| known != value) {
-            beacon.seen = Some((value, ctx.now));
+        match &mut beacon.seen {
+            Some(seen) if seen.value == value => seen.again = seen.again.saturating_add(1),
+            seen => {
+                let (since, again) = (ctx.now, 0);
+                *seen = Some(Seen {
+                    value,
+                    since,
+                    again,
+                });
+            }
         }
     }
 }

@@ -328,9 +328,11 @@ impl Job {
         record: &Record,
         a: &Assessment,
     ) -> Option<Time> {
+        let first = self.desk.tickets.values().map(|h| h.first).min()?;
         let quiet = self.desk.last_new + record.spec.form_quiet();
-        let runs = !record.is_short() && !(a.survivors.is_empty() && a.cut.is_empty());
-        if ctx.now >= quiet || runs || a.finished || a.cancel || !a.leaving.is_empty() {
+        let quiet = quiet.min(first + record.spec.join_max());
+        let idle = record.is_short() || a.survivors.is_empty() && a.cut.is_empty();
+        if ctx.now >= quiet || !idle || a.finished || a.cancel || !a.leaving.is_empty() {
             return None;
         }
         let room = a.room(record);

@@ -172,6 +172,7 @@ impl World {
             start_timeout: Span(times.start_timeout),
             minority_wait: Span(times.minority_wait),
             orphan_after: Span(times.orphan_after),
+            one_host: false,
             slot_memory: u64::MAX,
             slot_lease: Span::from_secs(600),
             place: muster_protocol::record::Place::default(),

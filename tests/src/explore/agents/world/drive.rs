@@ -40,6 +40,7 @@ impl World {
             start_timeout: Span::from_secs(30),
             minority_wait: Span::from_secs(6),
             orphan_after: Span(suspect_after.0 + 10_000 * MS),
+            one_host: false,
             slot_memory: u64::MAX,
             slot_lease: Span::from_secs(600),
             place: Default::default(),
