@@ -27,7 +27,7 @@ impl Job {
                 self.send(ctx, from, JobMessage::Decided { record });
             }
             // It did not see who was dropped, and would wait for whoever may have been.
-            if !self.unknown && (self.live().is_some() || self.held_ms(ctx) > 0) {
+            if !self.unknown && self.live().is_some() {
                 self.say_held(ctx, vec![from]);
             }
         }
