@@ -95,7 +95,7 @@ impl Case {
             let of = spawns.iter().filter(move |s| s.node == node && s.at > from);
             let mut of = of.map(move |s| (s.at - from) / MS).collect::<Vec<_>>();
             // An agent may have voted for the others' start before its own launcher came, which takes so long.
-            of.dedup_by(|next, before| *next - *before < 250);
+            of.dedup_by(|next, before| self.all_lost && *next - *before < 250);
             of
         };
         for (at, (node, from)) in self.next.iter().enumerate() {

@@ -16,7 +16,7 @@ mod restore;
 mod stores;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use muster_protocol::agent::{Agent, Config, ConnId, Event, Flaws};
@@ -197,17 +197,19 @@ pub struct Node {
     linger: Option<Time>,
 }
 
-/// Whether all first peers are named by loopback addresses, so that the whole cluster is on this host.
-fn on_one_host(bootstrap: &[String]) -> bool {
-    let is_loopback = |peer: &String| {
-        let host = peer
-            .rsplit_once(':')
-            .map_or(peer.as_str(), |(host, _)| host);
-        let host = host.trim_matches(['[', ']']);
-        let addr = host.parse::<std::net::IpAddr>();
-        host == "localhost" || addr.is_ok_and(|ip| ip.is_loopback())
+/// Whether a first peer is named by this host alone: `localhost`, or a loopback address.
+pub fn says_loopback(peer: &str) -> bool {
+    let host = match peer.parse::<IpAddr>() {
+        Ok(_) => peer,
+        Err(_) => peer.rsplit_once(':').map_or(peer, |(host, _)| host),
     };
-    !bootstrap.is_empty() && bootstrap.iter().all(is_loopback)
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+/// Whether all first peers are named so: then the whole cluster is on this host.
+fn on_one_host(bootstrap: &[String]) -> bool {
+    !bootstrap.is_empty() && bootstrap.iter().all(|peer| says_loopback(peer))
 }
 
 impl Node {

@@ -176,11 +176,7 @@ impl Job {
         {
             return false;
         }
-        let head = self.head_digest();
-        self.durable.supersede(record.lineage(), record.number);
-        self.leave_group(ctx, head, "nothing can be decided in this group any more");
-        self.wake_at(ctx.now, "join another group");
-        true
+        self.give_up_group(ctx, record, "nothing can be decided in this group any more")
     }
 
     /// Whether a voter still has its vote on what follows the head, as far as this node knows.
@@ -236,12 +232,8 @@ impl Job {
         if !free && !self.is_hopeless(ctx, record) {
             return false;
         }
-        let mine = self.head_digest();
-        self.durable.supersede(record.lineage(), record.number);
         let why = "nothing of this group runs, and another group of the job trains";
-        self.leave_group(ctx, mine, why);
-        self.wake_at(ctx.now, "join another group");
-        true
+        self.give_up_group(ctx, record, why)
     }
 
     /// Whether another group is led, by what is said of it now, and has enough nodes.
@@ -280,10 +272,15 @@ impl Job {
             self.wake_at(at, "a group whose members are dead");
             return false;
         }
+        self.give_up_group(ctx, record, "all of this group are dead, and it forms anew")
+    }
+
+    /// Leaves the head, and has all who still hold it told to leave it as well. Always `true`.
+    fn give_up_group(&mut self, ctx: &mut Ctx<'_>, record: &Record, why: &str) -> bool {
         let mine = self.head_digest();
         self.durable.supersede(record.lineage(), record.number);
-        self.leave_group(ctx, mine, "all of this group are dead, and it forms anew");
-        self.wake_at(ctx.now, "form anew");
+        self.leave_group(ctx, mine, why);
+        self.wake_at(ctx.now, "join another group, or form one");
         true
     }
 

@@ -59,8 +59,9 @@ impl Job {
         if self.was_left_behind(ctx.peers.all, digest) {
             return Some(Span::ZERO);
         }
-        let seen = self.beacon()?.seen?;
-        let since = seen.since.max(self.log_changed_at());
+        let store = self.store.as_ref()?;
+        let seen = store.beacon.seen?;
+        let since = seen.since.max(store.log.tail().last_changed);
         // In another network another host may refuse in a member's place: so the leader may not write either.
         let wait = match self.has_died(ctx, last, digest) && seen.again >= STILL {
             true => Beacon::every(ctx).times(STILL.into()),
@@ -128,9 +129,10 @@ impl Job {
         let waits = !member && self.log_runs().is_some();
         let head = self.live().filter(|_| member);
         let leads = head.is_some_and(|h| self.acting_leader(ctx, &h.record) == Some(ctx.me()));
-        let Some(beacon) = self.beacon_mut().filter(|_| leads || waits) else {
+        let Some(store) = self.store.as_mut().filter(|_| leads || waits) else {
             return;
         };
+        let beacon = &mut store.beacon;
         let every = Beacon::every(ctx);
         if let Some(due) = beacon.at.map(|at| at + every).filter(|due| ctx.now < *due) {
             return self.wake_at(due, "the beacon");
@@ -148,12 +150,10 @@ impl Job {
     }
 
     pub(crate) fn on_beacon(&mut self, ctx: &mut Ctx<'_>, value: Option<u64>) {
-        let Some(beacon) = self.beacon_mut() else {
-            return;
-        };
+        let Some(store) = &mut self.store else { return };
         // No beacon at all counts as one that does not move.
         let value = value.unwrap_or(0);
-        match &mut beacon.seen {
+        match &mut store.beacon.seen {
             Some(seen) if seen.value == value => seen.again = seen.again.saturating_add(1),
             seen => {
                 let (since, again) = (ctx.now, 0);

@@ -17,12 +17,12 @@ use crate::wire::Ticket;
 #[derive(Clone, Debug)]
 pub(super) struct Store {
     uuid: StoreUuid,
-    log: Log,
+    pub(super) log: Log,
     asked: Time,
     ids: u64,
     claiming: Option<u64>,
     committing: Option<(u64, CommitRef)>,
-    beacon: Beacon,
+    pub(super) beacon: Beacon,
     /// Why the log cannot be used, as long as it cannot.
     broken: Option<String>,
     /// When the newest read of the log to its end was asked for. What the log says after the first of them
@@ -298,20 +298,6 @@ impl Job {
         let store = self.store.as_ref().filter(|_| self.uses_store())?;
         let (last, digest, _) = store.log.tail().claim?;
         (!last.kind.is_terminal()).then_some((last, digest))
-    }
-
-    /// When a new entry was last read.
-    pub(super) fn log_changed_at(&self) -> Time {
-        let store = self.store.as_ref();
-        store.map_or(Time::ZERO, |s| s.log.tail().last_changed)
-    }
-
-    pub(super) fn beacon(&self) -> Option<&Beacon> {
-        self.store.as_ref().map(|s| &s.beacon)
-    }
-
-    pub(super) fn beacon_mut(&mut self) -> Option<&mut Beacon> {
-        self.store.as_mut().map(|s| &mut s.beacon)
     }
 
     /// The newest commit of the log that may be restored, and its slot.

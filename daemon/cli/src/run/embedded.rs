@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use muster_daemon::agent::{NetSetup, Node, Setup};
+use muster_daemon::agent::{NetSetup, Node, Setup, says_loopback};
 use muster_daemon::config::{self, AgentConfig, DEFAULT_PORT, Flags, Inputs};
 use muster_daemon::serve;
 use muster_daemon::socket::Listener;
@@ -258,16 +258,6 @@ fn listen(endpoints: &[String]) -> anyhow::Result<(SocketAddr, bool)> {
     let bound = TcpListener::bind(wanted).is_ok();
     let port = if bound { port } else { 0 };
     Ok((SocketAddr::new(any, port), false))
-}
-
-/// Whether an endpoint names this host alone: `localhost`, or a loopback address.
-fn says_loopback(endpoint: &str) -> bool {
-    let host = match endpoint.parse::<IpAddr>() {
-        Ok(_) => endpoint,
-        Err(_) => endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host),
-    };
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 /// The secret of a user's own cluster, made on first use. A home directory that the nodes share

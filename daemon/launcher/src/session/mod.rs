@@ -449,20 +449,7 @@ impl Session {
         {
             self.alone_by = Some(now + AWAKE);
         }
-        if self.alone_by.take_if(|at| now >= *at).is_some() {
-            self.alone = true;
-            // A stop that is under way may wait for a step to end. Nobody waits for these any more.
-            let kill_at = now + self.register.spec.loss_grace();
-            let current = self.current.as_mut().filter(|c| !c.parked);
-            if let Some(stopping) = current.and_then(|c| c.stopping.as_mut()) {
-                stopping.kill_at = stopping.kill_at.min(kill_at);
-            }
-        }
-        if self.alone && self.current.as_ref().is_some_and(Current::trains) {
-            self.say("the agent is away for too long: stopping the workers");
-            let grace = self.register.spec.loss_grace();
-            self.begin_stop(SIGTERM, grace, now);
-        }
+        self.stop_alone(now);
         if self.alone && self.has_finished() {
             let report = "its workers have finished, and no agent is here to say how the job ends";
             return self.end(0, report.into(), now);

@@ -3,7 +3,7 @@
 use muster_protocol::local::{ToAgent, WorkerExit};
 use muster_protocol::{Span, Time};
 
-use super::{ALONE, GAVE_UP, LEFTOVER_GRACE, Session};
+use super::{ALONE, Current, GAVE_UP, LEFTOVER_GRACE, Session};
 use crate::signal::SIGTERM;
 
 /// Of its usual step, so many times a live worker may compute on before it parks.
@@ -66,6 +66,22 @@ impl Session {
             self.begin_stop(SIGTERM, LEFTOVER_GRACE, now);
         } else {
             current.alone_since.get_or_insert((now, at_ms));
+        }
+    }
+
+    /// Ends the workers where no agent was heard for too long. A stop that is under way may wait for a step to end:
+    /// then nobody waits for these any more.
+    pub(super) fn stop_alone(&mut self, now: Time) {
+        let over = self.alone_by.take_if(|at| now >= *at).is_some();
+        self.alone |= over;
+        let grace = self.register.spec.loss_grace();
+        let current = self.current.as_mut().filter(|c| over && !c.parked);
+        if let Some(stopping) = current.and_then(|c| c.stopping.as_mut()) {
+            stopping.kill_at = stopping.kill_at.min(now + grace);
+        }
+        if self.alone && self.current.as_ref().is_some_and(Current::trains) {
+            self.say("the agent is away for too long: stopping the workers");
+            self.begin_stop(SIGTERM, grace, now);
         }
     }
 
