@@ -255,6 +255,7 @@ fn there(s: &Scripted) -> Option<u16> {
 fn members_whose_job_lacks_a_node_hear_it_of_their_leader() {
     let (mut s, digest) = ended(0);
     s.status(2, digest, 2, |st| (st.gone, st.stopped) = (true, true));
+    // What was proposed before is tried again after 1.3 s, at most.
     s.pass(Span::from_secs(2));
     assert_eq!(there(&s), Some(2));
     s.sent.clear();
