@@ -563,6 +563,7 @@ impl Membership {
         }
         w.peer.state = state;
         if state == (State::Lost { confirmed: true }) {
+            w.peer.alone = None;
             w.calm();
         }
         let (node, guard) = key;

@@ -8,7 +8,7 @@ use crate::agent::Config;
 use crate::ids::{Digest, NodeId};
 use crate::local::ToLauncher;
 use crate::membership::State;
-use crate::record::{Arbiter, Record};
+use crate::record::{Arbiter, Member, Record};
 use crate::time::{Span, Time};
 use crate::wire::{JobMessage, Status, Timeouts};
 
@@ -221,10 +221,20 @@ impl Job {
                 }
                 None => Some(ctx.now + times.suspect_after),
             };
-            let (of, until) = (of.clone(), until.unwrap_or(ctx.now));
+            // The launcher that went on without its agent may not have found the one that came in its place.
+            let alone = ctx.peers.alone_at(node).map(|at| at + times.agent_grace);
+            let alone = alone.filter(|_| Self::is_back_anew(ctx, &before, node));
+            let (of, until) = (of.clone(), until.max(alone).unwrap_or(ctx.now));
             self.dropped.insert(node, Dropped { of, until });
         }
         self.lengthen_waits(ctx);
+    }
+
+    /// Whether the agent of this member is there with another state directory.
+    fn is_back_anew(ctx: &Ctx<'_>, of: &Record, node: NodeId) -> bool {
+        let was = of.member(node).map(|m| m.state);
+        let peer = ctx.peers.get(node);
+        was.is_some_and(|state| peer.is_some_and(|p| p.has_lost(state)))
     }
 
     /// Those whose leases are over by now are waited for no more.
@@ -333,10 +343,23 @@ impl Job {
     /// Should this say that a node which was dropped has ended its workers, no start waits for it any more.
     pub(super) fn dropped_has_stopped(&mut self, ctx: &mut Ctx<'_>, from: NodeId, status: &Status) {
         let of = self.dropped.get(&from).map(|d| d.of.digest);
-        if !status.stopped || of != Some(status.digest) {
-            return;
+        if status.stopped && of == Some(status.digest) {
+            self.waits_no_more_for(ctx, from);
         }
-        self.dropped.remove(&from);
+    }
+
+    /// An agent that was dropped asks to be let in. It does so once its launcher has ended what it ran; should it have
+    /// the state directory that it had, this may have been asked before it was a member.
+    pub(super) fn dropped_applies(&mut self, ctx: &mut Ctx<'_>, member: &Member) {
+        let was = self.dropped.get(&member.node);
+        let was = was.and_then(|d| d.of.record.member(member.node));
+        if was.is_some_and(|m| m.state != member.state) {
+            self.waits_no_more_for(ctx, member.node);
+        }
+    }
+
+    fn waits_no_more_for(&mut self, ctx: &mut Ctx<'_>, node: NodeId) {
+        self.dropped.remove(&node);
         if self.live().is_none() {
             // Those that were told of the wait.
             self.say_held(ctx, self.members_before());

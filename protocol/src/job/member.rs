@@ -171,7 +171,7 @@ impl Job {
             self.part(ToLauncher::Refused { reason });
         }
         let running = reg.running;
-        let lineage = reg.began.as_ref().map(|b| b.lineage);
+        let (lineage, newest) = reg.began.as_ref().map(|b| (b.lineage, b.digest)).unzip();
         let (store, gate) = (reg.store, reg.gate);
         self.continue_for(ctx, reg.launcher);
         self.storeless.remove(&ctx.me());
@@ -214,8 +214,8 @@ impl Job {
             self.open_store(ctx, uuid);
         }
         self.adopt(ctx, running);
-        if running == Some(self.head_digest()) {
-            let digest = self.head_digest();
+        let held_in = running.or(newest.filter(|_| gate.is_some()));
+        if let Some(digest) = held_in.filter(|d| *d == self.head_digest()) {
             self.at_barrier(ctx, barrier::NodeEvent::Launcher { digest, held: gate });
         }
         if let Some(frame) = self.local.as_ref().and_then(|l| l.over.clone()) {

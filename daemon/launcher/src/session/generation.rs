@@ -36,6 +36,7 @@ impl Session {
         remember(&mut self.numbers, (lineage, start.number));
         self.newest = Some((digest, start.attempt));
         self.facts.clear();
+        self.register.gate = None;
         self.failures.clear();
         if let Some((node, exit)) = self.elsewhere.take() {
             self.say(report::root_elsewhere(&node, &exit));
@@ -224,7 +225,7 @@ impl Session {
                 let unstarted = current.unstarted.take();
                 // Finished and StartFailed say already that nothing runs.
                 let silent = finished || unstarted.is_some() || parked;
-                self.current = None;
+                let held = self.current.take().and_then(|c| c.held);
                 if let Some(reason) = unstarted {
                     self.fact(ToAgent::StartFailed {
                         digest,
@@ -233,6 +234,8 @@ impl Session {
                     });
                 }
                 if finished {
+                    // Those of other nodes may still wait at that step.
+                    self.register.gate = held;
                     remember(&mut self.over, digest);
                     self.fact(ToAgent::Finished { digest });
                 }

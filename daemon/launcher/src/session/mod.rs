@@ -249,6 +249,7 @@ impl Current {
 /// The launcher's core.
 #[derive(Debug)]
 pub struct Session {
+    /// As it is when nothing runs.
     register: Register,
     port: Option<u16>,
     link: bool,
@@ -524,7 +525,9 @@ impl Session {
             .newest
             .zip(lineage)
             .map(|((digest, _), lineage)| Box::new(Began { lineage, digest }));
-        register.gate = current.filter(|c| c.trains()).and_then(|c| c.held);
+        if let Some(current) = current {
+            register.gate = current.held.filter(|_| current.trains());
+        }
         self.send(ToAgent::Register(register));
         if let Some(port) = self.port {
             self.send(ToAgent::MasterPort { port });

@@ -17,6 +17,8 @@ pub(crate) struct Noted {
     pub(crate) world: u32,
     pub(crate) restart: u32,
     pub(crate) generation: u64,
+    /// The digest of the generation: other lives of the job have the same numbers.
+    pub(crate) of: String,
     pub(crate) master: String,
     #[serde(default)]
     pub(crate) signal: i32,
@@ -82,9 +84,9 @@ pub(crate) fn groups(events: &[Noted], launches: &[(usize, u64)]) -> Vec<Group> 
         let is = |(node, at): &(usize, u64)| *node == index(&r.node) && *at <= r.t;
         launches.iter().rposition(is)
     };
-    let mut by_key: BTreeMap<(u64, &str), Vec<Noted>> = BTreeMap::new();
+    let mut by_key: BTreeMap<(u64, &str, &str), Vec<Noted>> = BTreeMap::new();
     for start in events.iter().filter(|e| e.event == "start") {
-        let key = (start.generation, start.master.as_str());
+        let key = (start.generation, start.of.as_str(), start.master.as_str());
         let ranks = by_key.entry(key).or_default();
         // A start that was given up, as the leader's agent was killed, is tried again.
         ranks.retain(|r| (r.rank, &r.node) != (start.rank, &start.node));
@@ -92,7 +94,7 @@ pub(crate) fn groups(events: &[Noted], launches: &[(usize, u64)]) -> Vec<Group> 
     }
     let mut masters: BTreeMap<&str, BTreeSet<Option<usize>>> = BTreeMap::new();
     let mut found = Vec::new();
-    for ((generation, master), mut ranks) in by_key {
+    for ((generation, _, master), mut ranks) in by_key {
         ranks.sort_by_key(|r| r.rank);
         let world = ranks[0].world;
         assert!(

@@ -23,6 +23,7 @@ COMMON = {
     "world": int(os.environ["WORLD_SIZE"]),
     "restart": int(os.environ["TORCHELASTIC_RESTART_COUNT"]),
     "generation": int(os.environ["MUSTER_GENERATION"]),
+    "of": os.environ["MUSTER_GENERATION_DIGEST"],
     "master": os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT"],
 }
 LOG = os.open(EVENTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
