@@ -17,7 +17,10 @@ pub const WIRE_VERSION: u8 = 3;
 
 /// The version of what an agent stores. Frames of wire version 1 were stored before there was one:
 /// their first byte is 1.
-pub const STORED_VERSION: u8 = 2;
+pub const STORED_VERSION: u8 = 3;
+
+/// The one before, which is still read: an upgrade of the agent keeps its jobs.
+const STORED_BEFORE: u8 = 2;
 
 /// The most bytes of one frame, version byte included. Control messages are small; the bound is
 /// set by a record with 1,024 members.
@@ -99,12 +102,14 @@ pub fn encode_stored<T: Serialize>(value: &T) -> Result<Vec<u8>, CodecError> {
     Ok(bytes)
 }
 
-/// The inverse of [`encode_stored`].
-pub fn decode_stored<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, CodecError> {
+/// The inverse of [`encode_stored`]. `since` stands for the fields that the format before did not have, the last ones
+/// of `T`.
+pub fn decode_stored<T: DeserializeOwned>(bytes: &[u8], since: &[u8]) -> Result<T, CodecError> {
     match bytes.split_first() {
         _ if bytes.len() > MAX_STORED => Err(CodecError::StoredTooLong { len: bytes.len() }),
         None => Err(CodecError::Empty),
         Some((&STORED_VERSION, body)) => decode_within::<MAX_DECODED, T>(body),
+        Some((&STORED_BEFORE, body)) => decode_within::<MAX_DECODED, T>(&[body, since].concat()),
         Some((&theirs, _)) => Err(CodecError::StoredVersion { theirs }),
     }
 }

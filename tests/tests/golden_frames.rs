@@ -195,7 +195,7 @@ fn entries_of_version_1() {
 fn what_an_agent_stores() {
     let encode = |d: &Durable| d.encode().expect("a sample within the limits");
     let all = samples(golden::durables(), |_| "durable", encode);
-    check("../stored2/durable.txt", &["durable"], all, |b| {
+    check("../stored3/durable.txt", &["durable"], all, |b| {
         Durable::decode(b).expect("a job's state")
     });
     let mut past = Past::default();
@@ -204,11 +204,36 @@ fn what_an_agent_stores() {
     }
     let encode = |p: &Past| p.encode().expect("a sample within the limits");
     check(
-        "../stored2/past.txt",
+        "../stored3/past.txt",
         &["past"],
         samples(vec![past], |_| "past", encode),
         |b| Past::decode(b).expect("a list"),
     );
+}
+
+/// As builds stored it that did not note since when a start is held back: it is still read.
+#[test]
+fn what_an_agent_stored_before() {
+    let kept = |name: &str| {
+        let path = format!("{}/golden/stored2/{name}", env!("CARGO_MANIFEST_DIR"));
+        golden::parse(&std::fs::read_to_string(path).expect("the golden file"))
+    };
+    let jobs = kept("durable.txt");
+    assert_eq!(jobs.len(), golden::durables().len());
+    for (i, mut wanted) in golden::durables().into_iter().enumerate() {
+        wanted.held_from = None;
+        assert_eq!(
+            Durable::decode(&jobs[&format!("durable#{}", i + 1)]),
+            Ok(wanted)
+        );
+    }
+    for bytes in kept("past.txt").values() {
+        let mut past = Past::default();
+        for (lineage, number, over) in golden::forgotten() {
+            past.add(lineage, number, over);
+        }
+        assert_eq!(Past::decode(bytes), Ok(past));
+    }
 }
 
 /// As builds stored it whose format had no version: it is refused, for what it says of votes cannot be

@@ -41,7 +41,7 @@ impl Past {
         if bytes.is_empty() {
             return Ok(Past::default());
         }
-        let mut past: Past = codec::decode_stored(bytes)?;
+        let mut past: Past = codec::decode_stored(bytes, &[])?;
         let entries = past.list.iter();
         past.index = entries.map(|l| (l.lineage, (l.number, l.over))).collect();
         Ok(past)

@@ -229,7 +229,7 @@ impl Job {
         self.note_dropped(ctx, &record);
         self.durable.install(record.clone(), ctx.cfg.boot);
         self.forfeit_past(ctx, &record, before.as_ref());
-        self.durable.held_ms = self.held_ms(ctx);
+        self.durable.hold(self.held_ms(ctx), ctx.now);
         self.durable.timeouts = ctx.timeouts_of(&record);
         self.persist(ctx);
         self.phases.decided = ctx.now;

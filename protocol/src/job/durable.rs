@@ -10,7 +10,7 @@ use crate::codec::{self, CodecError};
 use crate::ids::{Boot, Digest, JobKey};
 use crate::paxos::Acceptor;
 use crate::record::{CommitRef, Record};
-use crate::time::Time;
+use crate::time::{Span, Time};
 use crate::wire::Timeouts;
 
 /// The most ends of earlier lineages that are kept; such records are small.
@@ -62,14 +62,15 @@ pub struct Durable {
     /// Lineages that ended, or were given up, so long ago that nothing else is kept of them, the newest
     /// last, each with the number up to which nobody votes or trains in it any more.
     pub past: Vec<(Digest, u64)>,
-    /// How long a start of the head waits for those who may still be training, counted from when the
-    /// head was learnt.
+    /// How long a start of the head waits for those who may still be training, counted from [`Self::held_from`].
     pub held_ms: u32,
     /// When workers of the head were adopted whose lease nobody has confirmed since: no further start of
     /// the agent gives them more time.
     pub adopted: Option<Time>,
     /// The longest times that a member of the head keeps, as far as this agent has heard.
     pub timeouts: Timeouts,
+    /// When `held_ms` was counted, by the clock of the boot of then; none: not known.
+    pub held_from: Option<Time>,
 }
 
 /// What the cores of saving find again.
@@ -97,7 +98,22 @@ impl Durable {
             held_ms: 0,
             adopted: None,
             timeouts: Timeouts::default(),
+            held_from: None,
         }
+    }
+
+    /// From `now` on a start of the head waits for so long.
+    pub fn hold(&mut self, ms: u32, now: Time) {
+        self.held_ms = ms;
+        self.held_from = (ms > 0).then_some(now);
+    }
+
+    /// What is left of that for an agent that was started anew. After a reboot the clock began anew as well: it shows
+    /// less than has passed since, or a time before that.
+    pub fn held(&self, now: Time) -> Span {
+        let held = Span::from_millis(self.held_ms.into());
+        let passed = self.held_from.map_or(Span::ZERO, |from| now.since(from));
+        Span(held.0.saturating_sub(passed.0))
     }
 
     pub fn encode(&self) -> Result<Vec<u8>, CodecError> {
@@ -105,7 +121,8 @@ impl Durable {
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Durable, CodecError> {
-        codec::decode_stored(bytes)
+        // Format 2 ended before `held_from`.
+        codec::decode_stored(bytes, &[0])
     }
 
     /// Makes `record` the head; whatever was voted about the one before is settled with it.
@@ -126,7 +143,7 @@ impl Durable {
         self.acceptor = Acceptor::default();
         self.sent = None;
         self.saves = Saved::default();
-        self.held_ms = 0;
+        self.hold(0, Time::ZERO);
         self.adopted = None;
         self.timeouts = Timeouts::default();
     }

@@ -155,8 +155,8 @@ impl Job {
         self.durable.timeouts.max(ctx.cfg.timeouts())
     }
 
-    /// A peer said hello: should its node take part here, its times count, and should it wait for this node, it
-    /// need not.
+    /// A peer said hello: should its node take part here, its times count, and it has to know; and should it wait for
+    /// this node, it need not.
     pub(crate) fn on_hello(&mut self, ctx: &mut Ctx<'_>, from: NodeId) {
         self.say_ended_here(ctx, std::iter::once(from));
         let said = ctx.peers.get(from).and_then(|p| p.hello.as_ref());
@@ -164,9 +164,18 @@ impl Job {
             return;
         };
         let longest = self.durable.timeouts.max(said.timeouts);
-        if longest != self.durable.timeouts && head.has(from) {
+        if !head.has(from) {
+            return;
+        }
+        let silent = self.lead.is_some() && !said.jobs.iter().any(|a| a.key == self.key);
+        let record = head.record.clone();
+        if longest != self.durable.timeouts {
             self.durable.timeouts = longest;
             self.persist(ctx);
+        }
+        if silent {
+            // Its disk did not take that it is a member, and it does nothing for one.
+            self.send(ctx, from, JobMessage::Decided { record });
         }
     }
 
@@ -241,7 +250,7 @@ impl Job {
     pub(super) fn drive_dropped(&mut self, ctx: &mut Ctx<'_>) {
         if self.lengthen_waits(ctx) {
             // One that restarts waits for them, too, and so does whoever was told of an end.
-            self.durable.held_ms = self.held_ms(ctx);
+            self.durable.hold(self.held_ms(ctx), ctx.now);
             self.persist(ctx);
             if self.live().is_none() {
                 self.say_held(ctx, self.members_before());
@@ -363,7 +372,7 @@ impl Job {
         if self.live().is_none() {
             // Those that were told of the wait.
             self.say_held(ctx, self.members_before());
-            self.durable.held_ms = self.held_ms(ctx);
+            self.durable.hold(self.held_ms(ctx), ctx.now);
             self.persist(ctx);
         }
     }
@@ -386,8 +395,8 @@ impl Job {
             false => return,
         }
         // A leader that restarts waits for them, too.
-        if again || self.durable.held_ms < ms {
-            self.durable.held_ms = ms;
+        if again || self.durable.held(ctx.now) < Span::from_millis(ms.into()) {
+            self.durable.hold(ms, ctx.now);
             self.persist(ctx);
         }
     }
@@ -398,7 +407,7 @@ impl Job {
         self.dropped.clear();
         self.forgotten = None;
         if self.durable.held_ms > 0 {
-            self.durable.held_ms = 0;
+            self.durable.hold(0, ctx.now);
             self.persist(ctx);
         }
     }

@@ -15,6 +15,8 @@ use crate::wire::{Action, JobMessage};
 /// Of a notice's time, what is kept back for the decision and the way out.
 const RESERVE: Span = Span::from_millis(500);
 
+const STOPPED_BY_USER: &str = "the user stops the job";
+
 /// Why a generation should stop in good order, and how long that may take.
 struct Wish {
     why: String,
@@ -30,6 +32,8 @@ pub(super) struct Planned {
     reason: Reason,
     /// What is saved, where that was chosen.
     pub(super) choice: Option<Choice>,
+    /// The ranks were told by the agreed signal.
+    signalled: bool,
 }
 
 impl Planned {
@@ -57,6 +61,8 @@ impl Job {
                 return;
             };
             self.begin_stop(ctx, record, a, wish);
+        } else if a.cancel {
+            self.hurry_stop(ctx, record);
         }
         self.drive_barrier(ctx, record, a);
         if self.all_stopped(record, a) {
@@ -88,7 +94,7 @@ impl Job {
     ) -> Option<Wish> {
         if a.cancel {
             return Some(Wish {
-                why: "the user stops the job".into(),
+                why: STOPPED_BY_USER.into(),
                 grace: record.spec.stop_grace(),
                 reason: Reason::Interrupted,
             });
@@ -167,6 +173,7 @@ impl Job {
                 deadline: ctx.now + grace,
                 reason,
                 choice,
+                signalled: false,
             });
         }
         self.notice(Notice::Stopping {
@@ -190,6 +197,21 @@ impl Job {
             };
             self.at_lead_barrier(ctx, Some(event));
         } else {
+            self.order_signal(ctx, record, grace);
+        }
+    }
+
+    /// The user stops a job that stops already, for a node that leaves or one that joins: no worker has longer than
+    /// the user gave it.
+    fn hurry_stop(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let grace = record.spec.stop_grace();
+        let planned = self.lead.as_mut().and_then(|l| l.planned.as_mut());
+        let Some(planned) = planned.filter(|p| ctx.now + grace < p.deadline) else {
+            return;
+        };
+        planned.deadline = ctx.now + grace;
+        planned.why = STOPPED_BY_USER.into();
+        if planned.signalled {
             self.order_signal(ctx, record, grace);
         }
     }
@@ -222,8 +244,12 @@ impl Job {
     }
 
     fn order_signal(&mut self, ctx: &mut Ctx<'_>, record: &Record, grace: Span) {
-        let planned = self.lead.as_ref().and_then(|l| l.planned.as_ref());
-        let why = planned.map(|p| p.why.clone()).unwrap_or_default();
+        let planned = self.lead.as_mut().and_then(|l| l.planned.as_mut());
+        let why = planned.map(|p| {
+            p.signalled = true;
+            p.why.clone()
+        });
+        let why = why.unwrap_or_default();
         let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
         let signal = record.spec.preempt_signal;
         for m in &record.members {

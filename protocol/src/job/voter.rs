@@ -139,7 +139,7 @@ impl Job {
         }
         let members = self.head.iter().flat_map(|h| &h.record.members);
         self.voter.granted = members.map(|m| (m.node, ctx.now)).collect();
-        let held = Span::from_millis(self.durable.held_ms.into());
+        let held = self.durable.held(ctx.now);
         self.forgotten = (held > Span::ZERO).then_some(ctx.now + held);
     }
 

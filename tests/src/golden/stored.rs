@@ -73,6 +73,7 @@ pub fn durables() -> Vec<Durable> {
             suspect_after: Span::from_secs(2),
             agent_grace: Span::from_secs(30),
         },
+        held_from: Some(Time(1_600_000_000)),
     };
     vec![whole, Durable::new(key())]
 }

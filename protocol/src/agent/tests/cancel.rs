@@ -9,7 +9,7 @@ use crate::local::{Began, Command, Register, ToAgent, ToLauncher};
 use crate::membership::Answer;
 use crate::record::{Arbiter, Kind, Record};
 use crate::time::Span;
-use crate::wire::{Advert, JobMessage};
+use crate::wire::{Advert, JobMessage, Leave};
 
 fn orders(s: &mut Scripted) {
     s.on(Event::Launcher {
@@ -327,4 +327,36 @@ fn a_job_that_is_cancelled_ends_without_the_node_that_said_so() {
         _ => false,
     };
     assert!(s.sent.iter().any(says));
+}
+
+/// Preempted for two minutes, workers that no signal ends: who stops the job meanwhile waits no longer than for a stop.
+#[test]
+fn a_job_that_stops_for_a_node_that_leaves_is_ended_no_later_than_the_user_asks() {
+    let (mut s, digest) = trains(0, 2, &[]);
+    s.status(1, digest, 2, |st| {
+        st.leave = Some(Leave {
+            grace_ms: 120_000,
+            reason: "reclaimed".into(),
+        });
+    });
+    let graces = |s: &Scripted| -> Vec<u32> {
+        let told = s.told.iter().filter_map(|(_, f)| match f {
+            ToLauncher::Preempt { grace_ms, .. } => Some(*grace_ms),
+            _ => None,
+        });
+        told.collect()
+    };
+    let long = graces(&s);
+    assert!(
+        long.iter().all(|ms| *ms > 60_000) && !long.is_empty(),
+        "{long:?}"
+    );
+    s.says(ToAgent::Cancel);
+    s.pass(Span::from_millis(100));
+    let stop_grace = record(2, 2).spec.stop_grace_ms;
+    let since = graces(&s).split_off(long.len());
+    assert!(
+        since.contains(&stop_grace) && since.iter().all(|ms| *ms <= stop_grace),
+        "{since:?}"
+    );
 }

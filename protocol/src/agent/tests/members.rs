@@ -488,3 +488,23 @@ fn a_generation_whose_start_was_held_is_not_left_behind() {
         assert_eq!(advert.left_behind, started.is_some());
     }
 }
+
+/// Its disk was full when it became a member, and its agent starts anew: it has to hear that it is one.
+#[test]
+fn a_member_that_comes_back_without_its_job_is_told_of_it() {
+    let (mut s, digest) = trains(0, 2, &[]);
+    let told = |s: &mut Scripted| {
+        let sent = std::mem::take(&mut s.sent).into_iter();
+        let is = |(to, body): &(NodeId, JobMessage)| {
+            let of = matches!(body, JobMessage::Decided { record } if record.digest() == digest);
+            of && *to == node(1)
+        };
+        sent.filter(is).count()
+    };
+    told(&mut s);
+    s.on(Event::Disconnected { node: node(1) });
+    s.peer(1);
+    assert_eq!(told(&mut s), 1);
+    s.pass(Span::from_millis(500));
+    assert_eq!(told(&mut s), 0);
+}
