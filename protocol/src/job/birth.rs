@@ -127,7 +127,7 @@ impl Job {
             renewed: ctx.now,
         };
         self.desk.tickets.insert(from, held);
-        let (lineage, wait) = (self.lineage_to_join(ctx), self.wait_for(ctx, from));
+        let (lineage, wait) = (self.lineage_to_join(ctx, from), self.wait_for(ctx, from));
         self.acknowledge(ctx, from, launcher, lineage, wait);
     }
 

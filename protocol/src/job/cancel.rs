@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::durable::EVERY_NUMBER;
-use super::{Ctx, Job, REPEAT};
+use super::{Ctx, Head, Job, REPEAT};
 use crate::agent::Effect;
 use crate::ids::{Digest, LauncherId, NodeId};
 use crate::record::{Arbiter, Record};
@@ -128,7 +128,7 @@ impl Job {
         let told = told.map(|(_, a)| a.lineage);
         let lives = told.chain(began).chain(waits);
         let lives = lives.filter(|l| !self.is_life_over(ctx, *l));
-        lives.chain(self.live().map(super::Head::lineage)).collect()
+        lives.chain(self.live().map(Head::lineage)).collect()
     }
 
     fn is_life_over(&self, ctx: &Ctx<'_>, lineage: Digest) -> bool {
@@ -419,8 +419,14 @@ impl Job {
         if lineage.is_zero() && self.live().is_none() {
             return self.end_gathering(ctx);
         }
-        let live = self.live().filter(|h| h.lineage() == lineage);
-        let Some((record, digest)) = live.map(|h| (h.record.clone(), h.digest)) else {
+        // Said to those that wait for a life to begin, and one of them has begun it meanwhile.
+        let just_begun = |h: &Head| h.record.number == 1 && ctx.now < self.installed_at + REPEAT;
+        let means = |h: &&Head| h.lineage() == lineage || lineage.is_zero() && just_begun(h);
+        let Some((record, digest)) = self
+            .live()
+            .filter(means)
+            .map(|h| (h.record.clone(), h.digest))
+        else {
             let here = self.local.as_ref().filter(|l| l.over.is_none());
             let began = here.and_then(|l| l.reg.began.as_ref());
             if began.is_some_and(|b| b.lineage == lineage) && !self.is_member(ctx) {
@@ -428,6 +434,7 @@ impl Job {
             }
             return;
         };
+        let lineage = record.lineage();
         if self.is_member(ctx) {
             // The next leader, too, reads of it in the status.
             self.cancel(ctx);

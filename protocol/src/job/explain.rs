@@ -200,13 +200,10 @@ impl Job {
             Wait::Batching { have, max } if have >= max => {
                 format!("all {max} nodes are here; starting")
             }
-            Wait::Batching { have, max } => {
-                let here = match have {
-                    1 => "1 node is here".to_owned(),
-                    have => format!("{have} nodes are here"),
-                };
-                format!("{here}; starting unless more (up to {max}) come at once")
-            }
+            Wait::Batching { have, max } => format!(
+                "{}; starting unless more (up to {max}) come at once",
+                are_here(*have)
+            ),
             Wait::Spare { max } => format!(
                 "the job runs with all {max} nodes that it wants; this one is a spare and steps in at \
                  the next loss"
@@ -269,8 +266,8 @@ impl Job {
                     )
                 }
                 Some(leader) if self.is_cut_off(ctx, leader) => format!(
-                    "the job's leader {} cannot be reached from this node: check the network \
-                     between them",
+                    "the job's leader {} cannot be reached from this node: its agent is gone, or the network between \
+                     them is cut",
                     name(leader)
                 ),
                 Some(leader) => away(&name(leader)),
@@ -283,15 +280,17 @@ impl Job {
                 let names = ctx.names(&unlinked);
                 match cut_off {
                     true => format!(
-                        "this node has no link to {names} of the job: check the network between them"
+                        "this node has no link to {names} of the job: the agent there is gone, or the network between \
+                         them is cut"
                     ),
                     false => away(&names),
                 }
             }
             Wait::Changing => "the job changes its members; this node joins next".into(),
             Wait::Held { have, ms } => format!(
-                "{have} nodes are here. When the job ended last, a node was away or cut off, and its workers may \
-                 still run: the job starts in {} s, when they have ended",
+                "{}. When the job ended last, a node was away or cut off, and its workers may still run: the job \
+                 starts in {} s, when they have ended",
+                are_here(*have),
                 ms.div_ceil(1000)
             ),
             Wait::Finishing { nodes } => {
@@ -453,4 +452,11 @@ fn away(names: &str) -> String {
         "no agent answers on {names} just now: it restarts, or the node is lost. Which of the two shows within a \
          moment, and the job goes on by itself"
     )
+}
+
+fn are_here(nodes: u16) -> String {
+    match nodes {
+        1 => "1 node is here".to_owned(),
+        nodes => format!("{nodes} nodes are here"),
+    }
 }

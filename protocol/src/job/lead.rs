@@ -325,7 +325,8 @@ impl Job {
                 return;
             }
             // Rank 0 has ended here: a start would name another port for the same attempt.
-            if self.member.as_ref().is_some_and(|m| m.status.stopped) {
+            let ended = |s: &Status| s.stopped || s.finished || s.exit.is_some();
+            if self.member.as_ref().is_some_and(|m| ended(&m.status)) {
                 return;
             }
             if local.master_port == 0 {

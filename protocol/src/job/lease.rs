@@ -164,10 +164,11 @@ impl Job {
             return;
         };
         let longest = self.durable.timeouts.max(said.timeouts);
-        if !head.has(from) {
+        let Some(member) = head.record.member(from) else {
             return;
-        }
-        let silent = self.lead.is_some() && !said.jobs.iter().any(|a| a.key == self.key);
+        };
+        let knows = said.state != member.state || said.jobs.iter().any(|a| a.key == self.key);
+        let silent = self.lead.is_some() && !knows;
         let record = head.record.clone();
         if longest != self.durable.timeouts {
             self.durable.timeouts = longest;
@@ -456,12 +457,28 @@ impl Job {
         self.tell_launcher(ToLauncher::Start(start));
     }
 
+    /// Live workers that compute are waited for when their generation ends; no longer than this node holds the lease
+    /// of the one that followed, for without it others may begin the next.
+    fn end_leftovers(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let (Some(mine), Some(local)) = (&self.member, &self.local) else {
+            return;
+        };
+        let Some(stopping) = local.stopping.filter(|s| !s.at_once) else {
+            return;
+        };
+        let end = Self::lease_end(ctx.cfg, record, mine).max(self.installed_at + ctx.cfg.lease());
+        if ctx.now < end {
+            return self.wake_at(end, "the lease ends");
+        }
+        self.stop_launcher(ctx.now, stopping.digest, 0, why_lost(record));
+    }
+
     pub(super) fn drive_lease(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
         if ctx.cfg.flaws.skip_r16 {
             return;
         }
         let Some(mine) = self.member.as_ref().filter(|m| m.trains()) else {
-            return;
+            return self.end_leftovers(ctx, record);
         };
         let (end, digest) = (Self::lease_end(ctx.cfg, record, mine), mine.status.digest);
         let (confirmed, lost) = (Self::confirmed(record, mine), mine.status.lease_lost);

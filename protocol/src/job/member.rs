@@ -47,9 +47,11 @@ pub(super) struct Local {
 /// Workers that were told to end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stopping {
-    digest: Digest,
+    pub(super) digest: Digest,
     /// If they have not ended by then they may never.
     limit: Time,
+    /// They have no grace, nor are they waited for.
+    pub(super) at_once: bool,
 }
 
 impl Local {
@@ -451,8 +453,11 @@ impl Job {
         if let Some(local) = self.local.as_mut().filter(|l| l.conn.is_some()) {
             let limit = now + Span::from_millis(grace_ms.into()) + STOP_LIMIT;
             let before = local.stopping.filter(|s| s.digest == digest);
-            let limit = before.map_or(limit, |s| s.limit.min(limit));
-            local.stopping = Some(Stopping { digest, limit });
+            local.stopping = Some(Stopping {
+                digest,
+                limit: before.map_or(limit, |s| s.limit.min(limit)),
+                at_once: grace_ms == 0 || before.is_some_and(|s| s.at_once),
+            });
         }
         self.tell_launcher(ToLauncher::Stop {
             digest,

@@ -469,9 +469,9 @@ impl Job {
         (ctx.now < due && members().any(hopeless) && !members().all(tried)).then_some(due)
     }
 
-    /// The life of the job that a ticket waits in: the one that runs, unless it has begun to end. A launcher
-    /// that comes then is of the next life.
-    pub(super) fn lineage_to_join(&self, ctx: &Ctx<'_>) -> Digest {
+    /// The life of the job that this node's ticket waits in: the one that runs, unless it has begun to end, or the
+    /// launcher was started with other flags. Such a one is of the next life.
+    pub(super) fn lineage_to_join(&self, ctx: &Ctx<'_>, node: NodeId) -> Digest {
         let (Some(head), Some(lead)) = (self.live(), &self.lead) else {
             return Digest::ZERO;
         };
@@ -498,7 +498,9 @@ impl Job {
             false => n == ctx.me() || lives_there(n),
         };
         let alone = record.arbiter == Arbiter::Members && !record.is_majority(lives);
-        match a.cancel || fails || finishes || all_leave || given_up || alone {
+        let ticket = self.desk.tickets.get(&node).map(|h| &h.ticket);
+        let other = ticket.is_some_and(|t| !t.spec.differences(&record.spec).is_empty());
+        match a.cancel || fails || finishes || all_leave || given_up || alone || other {
             true => Digest::ZERO,
             false => head.lineage(),
         }

@@ -529,10 +529,11 @@ impl Session {
             register.gate = current.held.filter(|_| current.trains());
         }
         self.send(ToAgent::Register(register));
+        self.facts_again();
+        // Last: with a port workers can be started, and these may have run and ended.
         if let Some(port) = self.port {
             self.send(ToAgent::MasterPort { port });
         }
-        self.facts_again();
         for frame in self.wishes.clone() {
             self.send(frame);
         }
