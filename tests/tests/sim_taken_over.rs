@@ -78,7 +78,12 @@ fn setup(seed: u64, lost: Lost, min_nodes: u16) -> Setup {
 
 /// When each of the nodes that come later begins to train.
 fn starts(seed: u64, lost: Lost, min_nodes: u16) -> Vec<Option<u64>> {
-    let mut conductor = Conductor::new(setup(seed, lost, min_nodes));
+    starts_in(setup(seed, lost, min_nodes), lost)
+}
+
+fn starts_in(setup: Setup, lost: Lost) -> Vec<Option<u64>> {
+    let seed = setup.seed;
+    let mut conductor = Conductor::new(setup);
     conductor.relaunches = false;
     let ran = conductor.run();
     let elsewhere = lost == Lost::Elsewhere;
@@ -118,5 +123,29 @@ fn where_hosts_say_nothing_others_wait_until_nobody_can_train() {
 fn a_group_that_trains_in_another_network_is_not_taken_over() {
     for seed in 0..10 {
         assert_eq!(starts(seed, Lost::Elsewhere, 2), [None, None], "{seed}");
+    }
+}
+
+/// What the beacon says comes late, or not at all, to those that look whether the group is dead.
+#[test]
+fn a_group_is_not_taken_over_because_the_store_is_slow_or_fails() {
+    let for_ns = HEALED;
+    let faults = [
+        Fault::StoreSlow {
+            by: 700 * MS,
+            for_ns,
+        },
+        Fault::StoreReadsFail {
+            permille: 400,
+            for_ns,
+        },
+    ];
+    for fault in faults {
+        for seed in 0..10 {
+            let mut setup = setup(seed, Lost::Elsewhere, 2);
+            setup.faults.push((10 * SEC, fault.clone()));
+            let starts = starts_in(setup, Lost::Elsewhere);
+            assert_eq!(starts, [None, None], "{fault:?}, seed {seed}");
+        }
     }
 }

@@ -97,6 +97,27 @@ pub(super) fn record(n: usize, number: u64) -> Record {
     }
 }
 
+/// What the launcher of node `i` says first.
+pub(super) fn registers(i: usize, spec: JobSpec) -> Register {
+    Register {
+        launcher: member(i).launcher,
+        job: "j".into(),
+        spec,
+        slots: 8,
+        guard_port: 40_000,
+        addrs: vec![HERE],
+        place: Place::default(),
+        running: None,
+        began: None,
+        gate: None,
+        store: None,
+        parity: 0,
+        pid: 1,
+        command: String::new(),
+        log_dir: None,
+    }
+}
+
 /// What may follow it.
 pub(super) fn next(before: &Record, nonce: u64) -> Record {
     Record {
@@ -318,26 +339,14 @@ impl Scripted {
         (min_nodes, max_nodes): (u16, u16),
         running: Option<Digest>,
     ) {
+        let spec = JobSpec {
+            min_nodes,
+            max_nodes,
+            ..JobSpec::default()
+        };
         self.says(ToAgent::Register(Register {
-            launcher: member(i).launcher,
-            job: "j".into(),
-            spec: JobSpec {
-                min_nodes,
-                max_nodes,
-                ..JobSpec::default()
-            },
-            slots: 8,
-            guard_port: 40_000,
-            addrs: vec![HERE],
-            place: Place::default(),
             running,
-            began: None,
-            gate: None,
-            store: None,
-            parity: 0,
-            pid: 1,
-            command: String::new(),
-            log_dir: None,
+            ..registers(i, spec)
         }));
         self.says(ToAgent::MasterPort { port: 9 });
     }

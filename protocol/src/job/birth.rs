@@ -79,7 +79,6 @@ impl Job {
             self.on_ask(ctx, from, ticket.knows);
         }
         let launcher = ticket.member.launcher;
-        self.dropped_applies(ctx, &ticket.member);
         self.tell_superseded(ctx, from);
         if let Some(head) = self.live().filter(|_| !self.is_leaderless(ctx)) {
             if head.record.member(from) == Some(&ticket.member) {

@@ -179,7 +179,14 @@ impl Job {
             // What becomes of launchers that nothing is heard of is not known.
             !ctx.peers.connected(*node) || told.any(|(from, a)| from == *node && a.is_gathering())
         };
+        let before = order.doors.len();
         order.doors.retain(gathers);
+        if order.doors.len() < before {
+            // They went, or the life that they waited for has begun.
+            let begun = self.adverts(ctx.peers.all).filter(|(_, a)| a.belongs && a.number == 1);
+            let begun = begun.map(|(_, a)| a.lineage).filter(|l| order.known.insert(*l));
+            order.lives.extend(begun.map(|l| (l, Life::default())));
+        }
         order.launcher = order.launcher.filter(|l| self.launcher() == Some(*l));
         for (lineage, life) in &mut order.lives {
             self.hear_of(ctx, *lineage, life);
@@ -434,7 +441,6 @@ impl Job {
             }
             return;
         };
-        let lineage = record.lineage();
         if self.is_member(ctx) {
             // The next leader, too, reads of it in the status.
             self.cancel(ctx);

@@ -316,7 +316,10 @@ impl Job {
             let running = lead.statuses.values().filter_map(|s| s.started).max();
             let local = self.local.as_mut().filter(|l| l.conn.is_some());
             let Some(local) = local else { return };
-            if let (true, Some(attempt)) = (local.running == Some(digest), running) {
+            let mine = self.member.as_ref().map(|m| &m.status);
+            // Its own part of it may be done.
+            let began = local.running == Some(digest) || mine.is_some_and(|s| s.finished);
+            if let (true, Some(attempt)) = (began, running) {
                 lead.attempt = attempt;
                 lead.changed_told = true;
                 // Whoever had no order to start when that run ended gets none any more, for nobody
@@ -325,8 +328,7 @@ impl Job {
                 return;
             }
             // Rank 0 has ended here: a start would name another port for the same attempt.
-            let ended = |s: &Status| s.stopped || s.finished || s.exit.is_some();
-            if self.member.as_ref().is_some_and(|m| ended(&m.status)) {
+            if mine.is_some_and(|s| s.stopped || s.finished || s.exit.is_some()) {
                 return;
             }
             if local.master_port == 0 {

@@ -8,7 +8,7 @@ use crate::agent::Config;
 use crate::ids::{Digest, NodeId};
 use crate::local::ToLauncher;
 use crate::membership::State;
-use crate::record::{Arbiter, Member, Record};
+use crate::record::{Arbiter, Record};
 use crate::time::{Span, Time};
 use crate::wire::{JobMessage, Status, Timeouts};
 
@@ -155,8 +155,8 @@ impl Job {
         self.durable.timeouts.max(ctx.cfg.timeouts())
     }
 
-    /// A peer said hello: should its node take part here, its times count, and it has to know; and should it wait for
-    /// this node, it need not.
+    /// A peer said hello: should its node take part here, its times count, and should it wait for this node, it
+    /// need not.
     pub(crate) fn on_hello(&mut self, ctx: &mut Ctx<'_>, from: NodeId) {
         self.say_ended_here(ctx, std::iter::once(from));
         let said = ctx.peers.get(from).and_then(|p| p.hello.as_ref());
@@ -164,19 +164,9 @@ impl Job {
             return;
         };
         let longest = self.durable.timeouts.max(said.timeouts);
-        let Some(member) = head.record.member(from) else {
-            return;
-        };
-        let knows = said.state != member.state || said.jobs.iter().any(|a| a.key == self.key);
-        let silent = self.lead.is_some() && !knows;
-        let record = head.record.clone();
-        if longest != self.durable.timeouts {
+        if longest != self.durable.timeouts && head.has(from) {
             self.durable.timeouts = longest;
             self.persist(ctx);
-        }
-        if silent {
-            // Its disk did not take that it is a member, and it does nothing for one.
-            self.send(ctx, from, JobMessage::Decided { record });
         }
     }
 
@@ -353,23 +343,10 @@ impl Job {
     /// Should this say that a node which was dropped has ended its workers, no start waits for it any more.
     pub(super) fn dropped_has_stopped(&mut self, ctx: &mut Ctx<'_>, from: NodeId, status: &Status) {
         let of = self.dropped.get(&from).map(|d| d.of.digest);
-        if status.stopped && of == Some(status.digest) {
-            self.waits_no_more_for(ctx, from);
+        if !status.stopped || of != Some(status.digest) {
+            return;
         }
-    }
-
-    /// An agent that was dropped asks to be let in. It does so once its launcher has ended what it ran; should it have
-    /// the state directory that it had, this may have been asked before it was a member.
-    pub(super) fn dropped_applies(&mut self, ctx: &mut Ctx<'_>, member: &Member) {
-        let was = self.dropped.get(&member.node);
-        let was = was.and_then(|d| d.of.record.member(member.node));
-        if was.is_some_and(|m| m.state != member.state) {
-            self.waits_no_more_for(ctx, member.node);
-        }
-    }
-
-    fn waits_no_more_for(&mut self, ctx: &mut Ctx<'_>, node: NodeId) {
-        self.dropped.remove(&node);
+        self.dropped.remove(&from);
         if self.live().is_none() {
             // Those that were told of the wait.
             self.say_held(ctx, self.members_before());

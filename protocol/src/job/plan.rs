@@ -499,7 +499,7 @@ impl Job {
         };
         let alone = record.arbiter == Arbiter::Members && !record.is_majority(lives);
         let ticket = self.desk.tickets.get(&node).map(|h| &h.ticket);
-        let other = ticket.is_some_and(|t| !t.spec.differences(&record.spec).is_empty());
+        let other = ticket.is_some_and(|t| differs(t, record));
         match a.cancel || fails || finishes || all_leave || given_up || alone || other {
             true => Digest::ZERO,
             false => head.lineage(),

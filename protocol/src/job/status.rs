@@ -2,24 +2,30 @@
 
 use std::sync::Arc;
 
-use super::{Ctx, Job, REPEAT, SETTLED_REPEAT};
+use super::{Ctx, Head, Job, REPEAT, SETTLED_REPEAT};
 use crate::ids::{Boot, Digest, NodeId};
 use crate::record::{Arbiter, Record};
 use crate::wire::{JobMessage, Leave, Status};
 
 impl Job {
-    /// The launcher has ended the workers of the generation before: the leader of this one times
-    /// the phase by it.
+    /// The launcher has ended the workers of the generation before: the leader of this one times the phase by it, and
+    /// a start may wait for it.
     pub(super) fn old_stopped(&mut self, ctx: &mut Ctx<'_>, digest: Digest) {
-        let Some(head) = self.live().filter(|h| h.record.parent == digest) else {
-            return;
-        };
-        let record = &head.record;
-        let few = record.members.len() <= crate::wire::MAX_LIST;
-        // Of a node that was dropped any of them may have to know, for the leader may leave next.
-        let to: Vec<NodeId> = match !record.has(ctx.me()) && few {
-            true => record.members.iter().map(|m| m.node).collect(),
-            false => record.leader().into_iter().collect(),
+        let began = self.local.as_ref().and_then(|l| l.reg.began.as_ref());
+        let to: Vec<NodeId> = match self.live() {
+            // With another state directory than it had, this agent does not know who waits for these.
+            None if self.before.is_none() && began.is_some_and(|b| b.digest == digest) => {
+                ctx.peers.connected_nodes().collect()
+            }
+            Some(Head { record, .. }) if record.parent == digest => {
+                let few = record.members.len() <= crate::wire::MAX_LIST;
+                // Of a node that was dropped any of them may have to know, for the leader may leave next.
+                match !record.has(ctx.me()) && few {
+                    true => record.members.iter().map(|m| m.node).collect(),
+                    false => record.leader().into_iter().collect(),
+                }
+            }
+            _ => return,
         };
         let status = Status {
             digest,
@@ -63,6 +69,10 @@ impl Job {
     ) {
         let head = self.head_digest();
         if digest != head && (boot, seq) == (Boot(0), 0) {
+            if self.head.is_none() {
+                // The disk here did not take that this node is a member of what the other leads.
+                return self.send(ctx, from, JobMessage::Ask { have: Digest::ZERO });
+            }
             // It asks about a generation that is over: its machine was suspended, and nothing told it since.
             return self.on_ask(ctx, from, digest);
         }

@@ -188,17 +188,22 @@ impl Job {
             let grace = grace.min(record.spec.loss_grace());
             self.order_signal(ctx, record, grace);
         } else if steps {
-            let event = barrier::LeaderEvent::Drain {
-                // The nodes raise it to what their ranks can still stop at.
-                step: 1,
-                deadline: ctx.now + grace,
-                save_time: Span(grace.0 / 2),
-                reason,
-            };
-            self.at_lead_barrier(ctx, Some(event));
+            self.drain_by(ctx, ctx.now + grace, reason);
         } else {
             self.order_signal(ctx, record, grace);
         }
+    }
+
+    /// Has the ranks agree on a step at which they stop, in time for what they save there.
+    fn drain_by(&mut self, ctx: &mut Ctx<'_>, deadline: Time, reason: Reason) {
+        let event = barrier::LeaderEvent::Drain {
+            // The nodes raise it to what their ranks can still stop at.
+            step: 1,
+            deadline,
+            save_time: Span(deadline.since(ctx.now).0 / 2),
+            reason,
+        };
+        self.at_lead_barrier(ctx, Some(event));
     }
 
     /// The user stops a job that stops already, for a node that leaves or one that joins: no worker has longer than
@@ -211,8 +216,11 @@ impl Job {
         };
         planned.deadline = ctx.now + grace;
         planned.why = STOPPED_BY_USER.into();
-        if planned.signalled {
+        let (signalled, reason) = (planned.signalled, planned.reason);
+        if signalled {
             self.order_signal(ctx, record, grace);
+        } else {
+            self.drain_by(ctx, ctx.now + grace, reason);
         }
     }
 

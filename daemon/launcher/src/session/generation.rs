@@ -235,7 +235,8 @@ impl Session {
                 }
                 if finished {
                     // Those of other nodes may still wait at that step.
-                    self.register.gate = held;
+                    let newest = self.newest.is_some_and(|(newest, _)| newest == digest);
+                    self.register.gate = held.filter(|_| newest);
                     remember(&mut self.over, digest);
                     self.fact(ToAgent::Finished { digest });
                 }

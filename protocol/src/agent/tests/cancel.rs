@@ -1,6 +1,8 @@
 //! A person's order to end a job: of which life it is, to whom it is said, and how it ends.
 
-use super::super::scripted::{Scripted, by_store, config, key, member, next, node, record};
+use super::super::scripted::{
+    Scripted, by_store, config, key, member, next, node, record, registers,
+};
 use super::super::{ConnId, Event};
 use super::members::trains;
 use crate::ids::{Digest, NodeId};
@@ -277,7 +279,7 @@ fn a_launcher_that_its_agent_does_not_know_as_a_member_is_not_all_of_the_job() {
     s.says(ToAgent::Register(Register {
         began: Some(Box::new(Began { lineage, digest })),
         running: Some(digest),
-        ..registered(3)
+        ..registers(3, record(2, 1).spec)
     }));
     orders(&mut s);
     s.pass(Span::from_secs(1));
@@ -285,27 +287,6 @@ fn a_launcher_that_its_agent_does_not_know_as_a_member_is_not_all_of_the_job() {
     assert!(told(&s));
     s.pass(Span::from_secs(10));
     assert!(matches!(stage(&s), Some(CancelStage::Failed { .. })));
-}
-
-fn registered(i: usize) -> Register {
-    let spec = record(2, 1).spec;
-    Register {
-        launcher: member(i).launcher,
-        job: "j".into(),
-        spec,
-        slots: 8,
-        guard_port: 40_000,
-        addrs: vec![std::net::Ipv4Addr::LOCALHOST.into()],
-        place: crate::record::Place::default(),
-        running: None,
-        began: None,
-        gate: None,
-        store: None,
-        parity: 0,
-        pid: 1,
-        command: String::new(),
-        log_dir: None,
-    }
 }
 
 /// A node whose user ended a job may be gone before it is over, with all that it knew: the others end it all the same.
@@ -359,4 +340,56 @@ fn a_job_that_stops_for_a_node_that_leaves_is_ended_no_later_than_the_user_asks(
         since.contains(&stop_grace) && since.iter().all(|ms| *ms <= stop_grace),
         "{since:?}"
     );
+}
+
+/// The life of those that waited at a door begins just before the order arrives there.
+#[test]
+fn an_order_to_those_that_wait_is_for_the_life_that_they_begin() {
+    let mut s = Scripted::new(config(3, 2), Vec::new());
+    s.peer(0);
+    s.says_hello(0, vec![Advert::gathering(key("j"))]);
+    orders(&mut s);
+    assert_eq!(asked(&mut s), [(node(0), Digest::ZERO)]);
+    let begun = Record::first((0..2).map(member).collect());
+    s.says_hello(0, vec![lives(&begun)]);
+    s.pass(Span::from_millis(1_100));
+    assert_eq!(asked(&mut s), [(node(0), begun.lineage())]);
+    assert_eq!(stage(&s), Some(CancelStage::Asked { sure: false }));
+    // What begins later is not meant.
+    s.says_hello(0, vec![lives(&end_of(&begun))]);
+    let later = Record {
+        parent: end_of(&begun).digest(),
+        ..begun
+    };
+    s.says_hello(0, vec![lives(&later)]);
+    s.pass(Span::from_millis(1_100));
+    assert_eq!(asked(&mut s), []);
+    assert_eq!(stage(&s), Some(CancelStage::Over));
+}
+
+/// The same with workers that stop at a step, where the ranks do not come to agree on one.
+#[test]
+fn the_ranks_of_a_job_that_is_hurried_have_time_to_save() {
+    let (mut s, digest) = trains(0, 2, &[]);
+    let yes = true;
+    s.says(ToAgent::TakesStopSteps { digest, yes });
+    let leave = || Leave {
+        grace_ms: 120_000,
+        reason: "reclaimed".into(),
+    };
+    s.status(1, digest, 2, |st| st.takes_stop_steps = true);
+    s.status(1, digest, 3, |st| {
+        st.takes_stop_steps = true;
+        st.leave = Some(leave());
+    });
+    let signalled = |s: &Scripted| {
+        let mut told = s.told.iter();
+        told.any(|(_, f)| matches!(f, ToLauncher::Preempt { .. }))
+    };
+    s.pass(Span::from_secs(1));
+    assert!(!signalled(&s));
+    s.says(ToAgent::Cancel);
+    let grace = record(2, 2).spec.stop_grace();
+    s.pass(Span(grace.0 / 2) + Span::from_secs(1));
+    assert!(signalled(&s), "half of the time is left for what they save");
 }

@@ -4,16 +4,17 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::super::scripted::{
-    Scripted, by_store, config, holds, key, member, next, node, record, witness, worker_exit,
+    Scripted, by_store, config, holds, key, member, next, node, record, registers, witness,
+    worker_exit,
 };
 use super::super::{ConnId, Event, Notice};
-use crate::ids::{Digest, NodeId};
-use crate::local::{Command, ToAgent, ToLauncher};
+use crate::ids::{Boot, Digest, NodeId};
+use crate::local::{Began, Command, Register, ToAgent, ToLauncher};
 use crate::membership::Answer;
 use crate::record::{Kind, Member, Record};
 use crate::spec::JobSpec;
 use crate::time::Span;
-use crate::wire::{Advert, JobMessage, Ticket};
+use crate::wire::{Action, Advert, JobMessage, Ticket};
 
 /// Node `me` of a generation of `n` nodes, in which all train.
 pub(super) fn trains(me: usize, n: usize, witnesses: &[usize]) -> (Scripted, Digest) {
@@ -491,20 +492,70 @@ fn a_generation_whose_start_was_held_is_not_left_behind() {
 
 /// Its disk was full when it became a member, and its agent starts anew: it has to hear that it is one.
 #[test]
-fn a_member_that_comes_back_without_its_job_is_told_of_it() {
-    let (mut s, digest) = trains(0, 2, &[]);
-    let told = |s: &mut Scripted| {
-        let sent = std::mem::take(&mut s.sent).into_iter();
-        let is = |(to, body): &(NodeId, JobMessage)| {
-            let of = matches!(body, JobMessage::Decided { record } if record.digest() == digest);
-            of && *to == node(1)
-        };
-        sent.filter(is).count()
+fn a_member_that_comes_back_without_its_job_asks_for_it() {
+    let mut s = Scripted::new(config(1, 3), Vec::new());
+    s.peer(0);
+    let digest = record(2, 2).digest();
+    let asks = JobMessage::StatusHeard {
+        digest,
+        boot: Boot(0),
+        seq: 0,
     };
-    told(&mut s);
-    s.on(Event::Disconnected { node: node(1) });
-    s.peer(1);
-    assert_eq!(told(&mut s), 1);
-    s.pass(Span::from_millis(500));
-    assert_eq!(told(&mut s), 0);
+    s.hears(0, asks);
+    let have = Digest::ZERO;
+    assert!(s.sent.contains(&(node(0), JobMessage::Ask { have })));
+}
+
+/// The agent of rank 0's node comes back when its ranks have finished, and the other's still run, or have not begun.
+#[test]
+fn ranks_that_have_finished_are_not_started_again() {
+    for begun in [true, false] {
+        let r = record(2, 2);
+        let (lineage, digest) = (r.lineage(), r.digest());
+        let mut s = Scripted::new(config(0, 3), vec![holds(&r, 1)]);
+        s.peer(1);
+        s.says(ToAgent::Register(Register {
+            began: Some(Box::new(Began { lineage, digest })),
+            ..registers(0, r.spec.clone())
+        }));
+        s.says(ToAgent::Started { digest, attempt: 1 });
+        s.says(ToAgent::Finished { digest });
+        s.says(ToAgent::MasterPort { port: 9 });
+        s.status(1, digest, 1, |st| st.started = begun.then_some(1));
+        s.pass(Span::from_secs(3));
+        let runs = |(_, body): &(NodeId, JobMessage)| match body {
+            JobMessage::Order(order) => matches!(order.action, Action::Run { .. }),
+            _ => false,
+        };
+        assert!(!s.sent.iter().any(runs), "{:?}", s.sent);
+        // The other is missed in time.
+        s.pass(s.agent.config().start_timeout);
+        assert_eq!(s.prepares().is_empty() && s.accepts().is_empty(), begun);
+    }
+}
+
+/// Live workers that compute, of a generation that others followed up, while this node is cut off.
+#[test]
+fn workers_of_an_older_generation_end_with_the_lease_of_the_next() {
+    let (mut s, old) = trains(1, 3, &[]);
+    let r = next(&record(3, 2), 7);
+    s.hears(0, JobMessage::Decided { record: Arc::new(r) });
+    let stops = |s: &Scripted| -> Vec<u32> {
+        let of = s.told.iter().filter_map(|(_, f)| match f {
+            ToLauncher::Stop { digest, grace_ms, .. } if *digest == old => Some(*grace_ms),
+            _ => None,
+        });
+        of.collect()
+    };
+    let told = stops(&s);
+    assert!(!told.is_empty() && !told.contains(&0), "{told:?}");
+    s.pass(Span::from_secs(3));
+    assert_eq!(stops(&s), told, "the lease is held");
+    for i in [0, 2] {
+        s.grants.remove(&node(i));
+        s.probes.insert(node(i), (Answer::Silent, Answer::Silent));
+        s.on(Event::Disconnected { node: node(i) });
+    }
+    s.pass(Span::from_secs(2));
+    assert_eq!(stops(&s).split_off(told.len()), [0]);
 }

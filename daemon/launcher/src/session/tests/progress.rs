@@ -276,6 +276,46 @@ fn an_agent_that_comes_back_is_told_what_is_held() {
         gate(true),
         "whoever leads next has to know"
     );
+    world.on(exit(0, 0));
+    world.on(exit(1, 0));
+    world.on(Event::Left(Left::Nothing));
+    assert_eq!(
+        held(&mut world),
+        gate(true),
+        "the ranks of other nodes may wait at it"
+    );
+    world.start(2);
+    assert_eq!(held(&mut world), None, "it is of the generation before");
+}
+
+/// What they leave behind takes a moment to end, and the next generation is decided meanwhile.
+#[test]
+fn what_finished_workers_held_is_not_said_of_the_next_generation() {
+    let mut world = World::running(1);
+    let (digest, reason) = (digest(1), Reason::Checkpoint);
+    world.frame(ToLauncher::InstallStop {
+        digest,
+        barrier: 3,
+        step: 7,
+        grace_ms: 1_000,
+        reason,
+    });
+    world.on(Event::StopInstalled {
+        digest,
+        barrier: 3,
+        step: 7,
+    });
+    world.on(exit(0, 0));
+    world.on(exit(1, 0));
+    world.start(2);
+    world.on(Event::LinkDown);
+    world.on(Event::Left(Left::Nothing));
+    let effects = world.on(Event::LinkUp);
+    let gates = effects.into_iter().filter_map(|e| match e {
+        Effect::Send(ToAgent::Register(register)) => Some(register.gate),
+        _ => None,
+    });
+    assert_eq!(gates.collect::<Vec<_>>(), [None]);
 }
 
 #[test]
