@@ -183,8 +183,12 @@ impl Job {
         order.doors.retain(gathers);
         if order.doors.len() < before {
             // They went, or the life that they waited for has begun.
-            let begun = self.adverts(ctx.peers.all).filter(|(_, a)| a.belongs && a.number == 1);
-            let begun = begun.map(|(_, a)| a.lineage).filter(|l| order.known.insert(*l));
+            let begun = self
+                .adverts(ctx.peers.all)
+                .filter(|(_, a)| a.belongs && a.number == 1);
+            let begun = begun
+                .map(|(_, a)| a.lineage)
+                .filter(|l| order.known.insert(*l));
             order.lives.extend(begun.map(|l| (l, Life::default())));
         }
         order.launcher = order.launcher.filter(|l| self.launcher() == Some(*l));

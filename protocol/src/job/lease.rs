@@ -265,6 +265,11 @@ impl Job {
         let grace = self.timeouts(ctx).agent_grace;
         let stopped = |n| ctx.peers.unwell(n) == Some(State::Suspect { guarded: true });
         let away = |n| ctx.peers.away_since(n);
+        // Its launcher was there alone, then stopped itself, and may go on.
+        let silent = |n| {
+            let seen = ctx.peers.alone_at(n);
+            seen.filter(|_| ctx.peers.lost(n) == Some(false))
+        };
         let counted = |of: &Head| match of.record.arbiter {
             Arbiter::Store(_) => None,
             Arbiter::Members => {
@@ -279,7 +284,7 @@ impl Job {
             let known = last.filter(|(of, _)| *of == dropped.of.digest);
             let (_, since) =
                 *last.insert(known.unwrap_or_else(|| (dropped.of.digest, counted(&dropped.of))));
-            if let Some(since) = since.max(away(*node)) {
+            if let Some(since) = since.max(away(*node).or_else(|| silent(*node))) {
                 let until = since + grace;
                 longer |= until > dropped.until + ctx.cfg.suspect_after;
                 dropped.until = until.max(dropped.until);

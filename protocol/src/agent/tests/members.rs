@@ -539,10 +539,17 @@ fn ranks_that_have_finished_are_not_started_again() {
 fn workers_of_an_older_generation_end_with_the_lease_of_the_next() {
     let (mut s, old) = trains(1, 3, &[]);
     let r = next(&record(3, 2), 7);
-    s.hears(0, JobMessage::Decided { record: Arc::new(r) });
+    s.hears(
+        0,
+        JobMessage::Decided {
+            record: Arc::new(r),
+        },
+    );
     let stops = |s: &Scripted| -> Vec<u32> {
         let of = s.told.iter().filter_map(|(_, f)| match f {
-            ToLauncher::Stop { digest, grace_ms, .. } if *digest == old => Some(*grace_ms),
+            ToLauncher::Stop {
+                digest, grace_ms, ..
+            } if *digest == old => Some(*grace_ms),
             _ => None,
         });
         of.collect()
