@@ -30,7 +30,7 @@ pub(super) struct Held {
 pub(super) struct Desk {
     pub(super) tickets: BTreeMap<NodeId, Held>,
     pub(super) birth: Option<Birth>,
-    /// They have been too few for a while, so that others should know of them.
+    /// They have waited for a while, so that others should know of them.
     pub(super) waits: bool,
     /// When a node new to the desk came last.
     pub(super) last_new: Time,
@@ -258,8 +258,13 @@ impl Job {
             Some(_) => spec.min_nodes,
             None => spec.birth_nodes(),
         };
-        self.desk.waits = have < usize::from(least) && now >= first.first + REPEAT.times(2);
-        if have < usize::from(least) {
+        let few = have < usize::from(least);
+        let gathers = first.first + spec.form_quiet();
+        self.desk.waits = few && now >= gathers || now >= first.first + REPEAT.times(2);
+        if few {
+            if now < gathers {
+                self.wake_at(gathers, "others should know of these launchers");
+            }
             return;
         }
         let quiet = self.desk.last_new + spec.form_quiet();
