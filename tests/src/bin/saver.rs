@@ -137,6 +137,7 @@ impl Worker {
             "world": self.env.world,
             "restart": self.env.restart,
             "generation": self.env.generation,
+            "of": var("MUSTER_GENERATION_DIGEST"),
             "master": format!("{}:{}", var("MASTER_ADDR"), var("MASTER_PORT")),
             "step": step,
         });

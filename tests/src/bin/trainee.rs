@@ -226,6 +226,7 @@ impl Notes {
             "world": place.world,
             "restart": 0,
             "generation": place.generation,
+            "of": place.digest.hex(),
             // What tells generations of one number apart.
             "master": place.digest.hex(),
             "step": step,

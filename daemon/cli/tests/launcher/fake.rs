@@ -1,5 +1,6 @@
 //! An agent that only speaks the local frames, and a launcher process to talk to.
 
+use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -31,6 +32,8 @@ pub(crate) struct Agent {
     listener: UnixListener,
     socket: Option<UnixStream>,
     deframer: Deframer,
+    /// Facts that came between the registration and the port.
+    facts: VecDeque<ToAgent>,
     pub(crate) register: Option<Register>,
     pub(crate) port: u16,
     /// What it says of itself, only once on each connection.
@@ -47,6 +50,7 @@ impl Agent {
             listener,
             socket: None,
             deframer: Deframer::default(),
+            facts: VecDeque::new(),
             register: None,
             port: 0,
             grace_ms: 600_000,
@@ -72,6 +76,7 @@ impl Agent {
             socket.set_nonblocking(false).unwrap();
             self.socket = Some(socket);
             self.deframer = Deframer::default();
+            self.facts.clear();
             match self.recv() {
                 ToAgent::Register(register) => break register,
                 // A sidecar that got no answer.
@@ -79,14 +84,16 @@ impl Agent {
                 other => panic!("the first frame is the registration, not {other:?}"),
             }
         });
+        let mut facts = VecDeque::new();
         self.port = loop {
             match self.recv() {
                 ToAgent::MasterPort { port } => break port,
                 // What it has to say of saves comes behind the registration, too.
                 ToAgent::Save(_) => {}
-                other => panic!("then comes the port, and not {other:?}"),
+                fact => facts.push_back(fact),
             }
         };
+        self.facts = facts;
         self.welcome();
     }
 
@@ -107,6 +114,9 @@ impl Agent {
 
     /// The next frame, if one comes within the time.
     pub(crate) fn try_recv(&mut self, within: Duration) -> Option<ToAgent> {
+        if let Some(fact) = self.facts.pop_front() {
+            return Some(fact);
+        }
         let deadline = Instant::now() + within;
         loop {
             if let Some(frame) = self.deframer.next_frame().unwrap() {
