@@ -268,7 +268,7 @@ pub struct Register {
     pub running: Option<Digest>,
     /// The newest generation that it was told to start. It has heard no end of the life that this is of.
     pub began: Option<Box<Began>>,
-    /// What it holds of a stop step, and its workers with it: of the generation that runs, or of the newest where
+    /// The stop step that it holds, and its workers with it: of the generation that runs, or of the newest where
     /// that has finished.
     pub gate: Option<Held>,
     /// The store that the launcher opened for the job: it carries out what [`ToLauncher::Store`]

@@ -126,7 +126,7 @@ fn a_group_that_trains_in_another_network_is_not_taken_over() {
     }
 }
 
-/// What the beacon says comes late, or not at all, to those that look whether the group is dead.
+/// The beacon's word comes late, or not at all, to those that look whether the group is dead.
 #[test]
 fn a_group_is_not_taken_over_because_the_store_is_slow_or_fails() {
     let for_ns = HEALED;

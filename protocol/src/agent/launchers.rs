@@ -285,10 +285,9 @@ fn is_called(id: &NodeId, peer: &Peer, name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{IpAddr, Ipv4Addr};
-
     use super::*;
     use crate::agent::Event;
+    use crate::agent::scripted::registers;
     use crate::ids::LauncherId;
     use crate::spec::JobSpec;
 
@@ -297,26 +296,15 @@ mod tests {
     }
 
     fn register(agent: &mut Agent, conn: u64, owner: &str, job: &str) {
+        let spec = JobSpec {
+            min_nodes: 2,
+            max_nodes: 2,
+            ..JobSpec::default()
+        };
         let reg = Register {
             launcher: LauncherId(conn.to_be_bytes()),
             job: job.into(),
-            spec: JobSpec {
-                min_nodes: 2,
-                max_nodes: 2,
-                ..JobSpec::default()
-            },
-            slots: 1,
-            guard_port: 1,
-            addrs: vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
-            place: Place::default(),
-            running: None,
-            began: None,
-            gate: None,
-            store: None,
-            parity: 0,
-            pid: 1,
-            command: String::new(),
-            log_dir: None,
+            ..registers(0, spec)
         };
         let event = Event::Launcher {
             conn: ConnId(conn),

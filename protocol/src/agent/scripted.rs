@@ -97,7 +97,7 @@ pub(super) fn record(n: usize, number: u64) -> Record {
     }
 }
 
-/// What the launcher of node `i` says first.
+/// The first frame of the launcher of node `i`.
 pub(super) fn registers(i: usize, spec: JobSpec) -> Register {
     Register {
         launcher: member(i).launcher,

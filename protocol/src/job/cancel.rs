@@ -430,14 +430,8 @@ impl Job {
         if lineage.is_zero() && self.live().is_none() {
             return self.end_gathering(ctx);
         }
-        // Said to those that wait for a life to begin, and one of them has begun it meanwhile.
-        let just_begun = |h: &Head| h.record.number == 1 && ctx.now < self.installed_at + REPEAT;
-        let means = |h: &&Head| h.lineage() == lineage || lineage.is_zero() && just_begun(h);
-        let Some((record, digest)) = self
-            .live()
-            .filter(means)
-            .map(|h| (h.record.clone(), h.digest))
-        else {
+        let live = self.live().filter(|h| h.lineage() == lineage);
+        let Some((record, digest)) = live.map(|h| (h.record.clone(), h.digest)) else {
             let here = self.local.as_ref().filter(|l| l.over.is_none());
             let began = here.and_then(|l| l.reg.began.as_ref());
             if began.is_some_and(|b| b.lineage == lineage) && !self.is_member(ctx) {

@@ -108,8 +108,8 @@ impl Durable {
         self.held_from = (ms > 0).then_some(now);
     }
 
-    /// What is left of that for an agent that was started anew. After a reboot the clock counts from zero: what it shows
-    /// is less than has passed since `held_from`, so at worst the wait is too long.
+    /// The rest of that wait for an agent that was started anew. After a reboot the clock counts from zero: it shows
+    /// less than has passed since `held_from`, so at worst the wait is too long.
     pub fn held(&self, now: Time) -> Span {
         let held = Span::from_millis(self.held_ms.into());
         let passed = self.held_from.map_or(Span::ZERO, |from| now.since(from));

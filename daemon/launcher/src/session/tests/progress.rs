@@ -288,7 +288,7 @@ fn an_agent_that_comes_back_is_told_what_is_held() {
     assert_eq!(held(&mut world), None, "it is of the generation before");
 }
 
-/// What they leave behind takes a moment to end, and the next generation is decided meanwhile.
+/// Their leftovers take a moment to end, and the next generation is decided meanwhile.
 #[test]
 fn what_finished_workers_held_is_not_said_of_the_next_generation() {
     let mut world = World::running(1);
