@@ -404,6 +404,71 @@ fn a_job_that_ends_in_another_way_each_time_is_started_again() {
     check(End::Mixed, SOME);
 }
 
+/// From the last start of each life until all its nodes train, in ms.
+fn delays(case: Case) -> Vec<Option<u64>> {
+    let mut setup = case.setup();
+    // With all that it wants a life begins at once.
+    setup.spec.max_nodes -= u16::from(case.seed % 4 < 2);
+    let mut conductor = Conductor::new(setup);
+    conductor.relaunches = false;
+    conductor.log = Some(Vec::new());
+    conductor.run().expect("a run within the rules");
+    if std::env::var("MUSTER_SIM_LIFE").is_ok_and(|only| only == case.seed.to_string()) {
+        let log = conductor.log.take().into_iter().flatten();
+        log.filter_map(|(at, step)| trace::line(at, &step))
+            .for_each(|line| println!("{line}"));
+    }
+    let spawns = &conductor.world.truth.spawns;
+    let delay = |life: u64| {
+        let nodes = case.nodes_of(life);
+        let last = case.launch(life, nodes.len() - 1);
+        let first = |node: usize| spawns.iter().find(|s| s.node == node && s.at >= last);
+        let began = nodes.map(|node| first(node).map(|s| (s.at - last) / MS));
+        began.collect::<Option<Vec<_>>>()?.into_iter().max()
+    };
+    (0..LIVES).map(delay).collect()
+}
+
+/// Agents without launchers of the job, the one among them at which launchers meet: with the lowest id of all. They
+/// see nothing of a life but that it begins and ends.
+#[test]
+fn agents_that_only_look_on_do_not_hold_up_the_next_life() {
+    let (mut slow, mut late, mut all) = (Vec::new(), 0, 0);
+    for seed in 0..120 {
+        let case = Case {
+            seed,
+            nodes: 3,
+            end: [End::Finished, End::Failed, End::Cancelled][seed as usize % 3],
+            back: Back::Same,
+            // At once after the end, or long after.
+            starts: match (seed / 4).is_multiple_of(2) && seed.is_multiple_of(3) {
+                true => Starts::Overlapping,
+                false => Starts::Together,
+            },
+            store: seed.is_multiple_of(2),
+            embedded: false,
+            state_lost: false,
+            other_flags: false,
+        };
+        let delays = delays(case);
+        let first = delays[0].expect("a first life");
+        all += delays.len();
+        let by = |most: u64| {
+            let late = move |ms: &&Option<u64>| ms.is_none_or(|ms| ms > first + most);
+            delays.iter().filter(late).count()
+        };
+        late += by(300);
+        // A launcher that comes when its log is just being read to its end asks again after a second.
+        if by(1_300) > 0 {
+            slow.push((seed, delays));
+        }
+    }
+    assert!(
+        slow.is_empty() && 100 * late <= 2 * all,
+        "{late} of {all} lives: {slow:?}"
+    );
+}
+
 mod long {
     use super::*;
 

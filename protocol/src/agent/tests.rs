@@ -1,5 +1,6 @@
 //! An agent whose peers are scripted.
 
+mod births;
 mod cancel;
 mod holds;
 mod members;

@@ -118,7 +118,12 @@ impl Alone {
     }
 
     fn registers_with(&mut self, running: Option<Digest>, gate: Option<Held>) {
-        self.says(ToAgent::Register(Register {
+        self.says(self.registration(running, gate));
+        self.says(ToAgent::MasterPort { port: 9 });
+    }
+
+    pub(super) fn registration(&self, running: Option<Digest>, gate: Option<Held>) -> ToAgent {
+        ToAgent::Register(Register {
             launcher: LauncherId([self.launcher; 8]),
             job: "job".into(),
             spec: self.spec.clone(),
@@ -134,8 +139,7 @@ impl Alone {
             pid: 1,
             command: String::new(),
             log_dir: None,
-        }));
-        self.says(ToAgent::MasterPort { port: 9 });
+        })
     }
 
     pub(super) fn pass(&mut self, span: Span) {

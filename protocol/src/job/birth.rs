@@ -36,8 +36,7 @@ pub(super) struct Desk {
     pub(super) last_new: Time,
     /// When a birth was last handed to its first member to be claimed.
     claim_asked: Option<Time>,
-    /// No birth is proposed before: two proposers that got into each other's way try again at
-    /// different times.
+    /// No birth is proposed before.
     not_before: Time,
     /// When this agent bound itself to an undecided birth.
     bound_at: Option<Time>,
@@ -278,7 +277,9 @@ impl Job {
         if now < self.desk.not_before {
             return self.wake_at(self.desk.not_before, "another birth");
         }
-        if let Some(at) = self.desk.claim_asked.map(|at| at + REPEAT)
+        // One that was asked for before the newest node came holds nothing up: that life may have ended since.
+        let asked = self.desk.claim_asked.filter(|at| *at >= self.desk.last_new);
+        if let Some(at) = asked.map(|at| at + REPEAT)
             && now < at
         {
             return self.wake_at(at, "a birth without a claim");
@@ -439,7 +440,8 @@ impl Job {
             for node in &missing {
                 self.desk.tickets.remove(node);
             }
-            return self.abandon_birth(ctx);
+            self.abandon_birth(ctx);
+            return self.pause_births(ctx);
         }
         let again = birth.said + REPEAT;
         if birth.said == Time::ZERO || ctx.now >= again {
@@ -470,6 +472,10 @@ impl Job {
             let lineage = birth.lineage;
             self.send(ctx, m.node, JobMessage::BirthAbandoned { lineage });
         }
+    }
+
+    /// Two proposers that got into each other's way try again at different times.
+    fn pause_births(&mut self, ctx: &mut Ctx<'_>) {
         let pause = ctx.rng.below(ctx.cfg.birth_timeout.0 / 2);
         self.desk.not_before = ctx.now + crate::time::Span(pause);
         self.wake_at(self.desk.not_before, "another birth");
@@ -560,6 +566,7 @@ impl Job {
         if birth.record.has(from) {
             self.desk.tickets.remove(&from);
             self.abandon_birth(ctx);
+            self.pause_births(ctx);
             if !bound.is_zero() {
                 let have = self.head_digest();
                 self.send(ctx, from, JobMessage::Ask { have });

@@ -23,7 +23,10 @@ impl Job {
                 let record = head;
                 return self.send(ctx, from, JobMessage::Follows { have, record });
             }
-            for record in self.durable.ended.clone().into_iter().chain([head]) {
+            // The ends before it are known to all that have its parent.
+            let next = head.parent == have;
+            let ends = self.durable.ended.iter().filter(|_| !next).cloned();
+            for record in ends.chain([head]).collect::<Vec<_>>() {
                 self.send(ctx, from, JobMessage::Decided { record });
             }
             // It did not see who was dropped, and would wait for whoever may have been.
@@ -196,9 +199,11 @@ impl Job {
             && !mine
             && !newer
             && self.head.is_some()
+            && !record.members.iter().any(|m| names_me(&m))
             && self.reads_log_of(ctx, &record)
         {
-            // Whether it is later than the end known here, or long over, the log tells soon.
+            // Whether it is later than the end known here, or long over, the log tells soon. One that names the
+            // launcher here gets no lease before the log has told.
             return;
         }
         if mine || (bound.is_none() && concerns_me && (record.kind == Kind::Next || newer)) {
@@ -287,7 +292,9 @@ impl Job {
         if known != Some(record.lineage()) {
             self.ask_other_groups(ctx);
         }
-        if record.kind.is_terminal() {
+        // Those that asked for a place in that life go with it; at an agent that only hears of its end, all ask for the
+        // next one.
+        if record.kind.is_terminal() && known == Some(record.lineage()) {
             self.desk.tickets.clear();
         }
     }

@@ -165,12 +165,16 @@ impl Job {
                     self.key
                 )
             };
-            if !self.is_missed(ctx, reg.launcher) {
+            if local.over.is_some() && local.stopping.is_none() {
+                // It has nothing left to do but to exit, which its guard says a moment later.
+                self.launcher_died(ctx);
+            } else if !self.is_missed(ctx, reg.launcher) {
                 return Err(first(local.reg.pid));
+            } else {
+                // The one that came later has waited for this one to be gone, and it is back.
+                let reason = first(reg.pid);
+                self.part(ToLauncher::Refused { reason });
             }
-            // The one that came later has waited for this one to be gone, and it is back.
-            let reason = first(reg.pid);
-            self.part(ToLauncher::Refused { reason });
         }
         let running = reg.running;
         let (lineage, newest) = reg.began.as_ref().map(|b| (b.lineage, b.digest)).unzip();

@@ -21,6 +21,8 @@ pub(super) struct Store {
     asked: Time,
     ids: u64,
     claiming: Option<u64>,
+    /// A birth to claim once the log is read to its end, and when that was asked for.
+    birth: Option<(Arc<Record>, Time)>,
     committing: Option<(u64, CommitRef)>,
     pub(super) beacon: Beacon,
     /// Why the log cannot be used, as long as it cannot.
@@ -43,8 +45,9 @@ impl Store {
 impl Job {
     /// The launcher brought a store's directory.
     pub(super) fn open_store(&mut self, ctx: &mut Ctx<'_>, uuid: StoreUuid) {
-        if self.store.as_ref().is_some_and(|s| s.uuid == uuid) {
-            return;
+        if let Some(store) = self.store.as_mut().filter(|s| s.uuid == uuid) {
+            store.asked = Time::ZERO;
+            return store.log.reopened(ctx.now);
         }
         let flaws = storelog::Flaws {
             skip_r12: ctx.cfg.flaws.skip_r12,
@@ -59,6 +62,7 @@ impl Job {
             asked: Time::ZERO,
             ids: 0,
             claiming: None,
+            birth: None,
             committing: None,
             beacon: Beacon::default(),
             broken: None,
@@ -108,6 +112,18 @@ impl Job {
         }
         self.drive_beacon(ctx);
         self.pump_store(ctx);
+        self.claim_awaited(ctx);
+    }
+
+    /// Claims the birth for which the log was not read far enough when it was asked for. It is asked for anew soon.
+    fn claim_awaited(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(store) = &mut self.store else { return };
+        if store.log.tail().complete && store.claiming.is_none() {
+            let birth = store.birth.take();
+            if let Some((record, _)) = birth.filter(|(_, at)| ctx.now < *at + REPEAT) {
+                self.on_claim_birth(ctx, record);
+            }
+        }
     }
 
     fn pump_store(&mut self, ctx: &mut Ctx<'_>) {
@@ -317,11 +333,10 @@ impl Job {
             let record = record.clone();
             self.send(ctx, node, crate::wire::JobMessage::Decided { record });
         }
-        let ends = record.kind.is_terminal()
-            && self
-                .live()
-                .is_some_and(|h| h.record.lineage() == record.lineage());
-        if self.head_digest() != record.digest() && (record.has(ctx.me()) || ends) {
+        let follows = self
+            .live()
+            .is_some_and(|h| h.record.lineage() == record.lineage());
+        if self.head_digest() != record.digest() && (record.has(ctx.me()) || follows) {
             self.install(ctx, record.clone());
         }
         self.tell_held(ctx, record);
@@ -409,7 +424,6 @@ impl Job {
         if record.leader() != Some(ctx.cfg.node)
             || record.members.first().map(|m| m.launcher) != launcher
             || record.arbiter != Arbiter::Store(store.uuid)
-            || store.claiming.is_some()
             || store.broken.is_some()
         {
             return;
@@ -417,7 +431,11 @@ impl Job {
         let tail = store.log.tail();
         // A member of what runs goes on by way of its leader; one that came back without its state
         // is a stranger there like any other.
-        if !tail.complete || member {
+        if member {
+            return;
+        }
+        if !tail.complete || store.claiming.is_some() {
+            store.birth = Some((record, ctx.now));
             return;
         }
         let mut record = (*record).clone();

@@ -69,7 +69,7 @@ impl Job {
         }
     }
 
-    fn launcher_died(&mut self, ctx: &mut Ctx<'_>) {
+    pub(super) fn launcher_died(&mut self, ctx: &mut Ctx<'_>) {
         let Some(local) = self.local.take() else {
             return;
         };

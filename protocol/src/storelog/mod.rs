@@ -219,6 +219,14 @@ impl Log {
         self.step(now);
     }
 
+    /// A launcher has brought the store anew: what failed without one is tried again at once.
+    pub fn reopened(&mut self, now: Time) {
+        self.failures = 0;
+        if self.retry_at.take().is_some() {
+            self.step(now);
+        }
+    }
+
     /// Claims a generation. What it restores is set here, anew for every slot that is tried; the
     /// record that was decided is the one in [`Output::Entry`].
     pub fn claim(&mut self, id: u64, mut record: Record, now: Time) {

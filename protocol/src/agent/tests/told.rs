@@ -67,7 +67,7 @@ fn a_node_that_is_left_out_for_a_while_reads_for_how_long_and_where_to_look() {
     );
 }
 
-fn ticket(k: usize, spec: &JobSpec, store: Option<StoreUuid>) -> JobMessage {
+pub(super) fn ticket(k: usize, spec: &JobSpec, store: Option<StoreUuid>) -> JobMessage {
     JobMessage::Ticket(Box::new(Ticket {
         member: member(k),
         spec: spec.clone(),

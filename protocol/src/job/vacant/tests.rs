@@ -140,6 +140,37 @@ fn the_launcher_before_comes_back_and_the_one_that_waits_is_refused() {
 }
 
 #[test]
+fn a_launcher_that_was_told_to_exit_holds_the_next_one_not_up() {
+    for cancelled in [false, true] {
+        let mut alone = Alone::new();
+        let (digest, _) = alone.trains();
+        match cancelled {
+            true => alone.says(ToAgent::Cancel),
+            false => alone.says(ToAgent::Finished { digest }),
+        }
+        alone.pass(Span::from_millis(50));
+        let before = alone.conn;
+        alone.launcher = 2;
+        let next = Event::Launcher {
+            conn: ConnId(before + 1),
+            owner: "0".into(),
+            frame: alone.registration(None, None),
+        };
+        // Its workers may not have ended.
+        assert!(alone.agent.handle(next, alone.now).is_err());
+        alone.says(ToAgent::Stopped { digest });
+        alone.pass(Span::from_millis(50));
+        alone.conn = before + 1;
+        let over = |f: &ToLauncher| matches!(f, ToLauncher::End { .. });
+        assert!(alone.told.iter().any(over), "{:?}", alone.told);
+        alone.registers(None);
+        gone(&mut alone, before, Answer::Refused);
+        alone.pass(Span::from_millis(500));
+        assert!(starts(&alone).iter().any(|d| *d != digest));
+    }
+}
+
+#[test]
 fn silence_of_a_launcher_is_no_death() {
     let mut alone = Alone::new();
     let (digest, _) = alone.trains();

@@ -1,0 +1,75 @@
+//! Lives that begin at an agent that has no part in them, and hears of nothing but their ends.
+
+use std::sync::Arc;
+
+use super::super::scripted::{Scripted, by_store, config, member, next, node, record};
+use super::told::ticket;
+use crate::record::{Kind, Record};
+use crate::spec::JobSpec;
+use crate::time::Span;
+use crate::wire::JobMessage;
+
+/// Launchers of `nodes` ask node 0 for a life that needs both.
+fn ask(s: &mut Scripted, nodes: [usize; 2], record: &Record) {
+    let spec = JobSpec {
+        min_nodes: 2,
+        max_nodes: 2,
+        ..JobSpec::default()
+    };
+    for k in nodes {
+        s.hears(k, ticket(k, &spec, record.store()));
+    }
+}
+
+fn births(s: &mut Scripted) -> Vec<Arc<Record>> {
+    let sent = std::mem::take(&mut s.sent).into_iter();
+    let births = sent.filter_map(|(_, body)| match body {
+        JobMessage::Birth { record } | JobMessage::ClaimBirth { record } => Some(record),
+        _ => None,
+    });
+    births.collect()
+}
+
+fn meeting_place() -> Scripted {
+    let mut s = Scripted::new(config(0, 2), Vec::new());
+    (1..5).for_each(|i| s.peer(i));
+    s
+}
+
+#[test]
+fn a_claim_of_the_life_before_holds_the_next_one_not_up() {
+    let mut s = meeting_place();
+    let stored = by_store(record(2, 2));
+    ask(&mut s, [1, 2], &stored);
+    assert_eq!(births(&mut s).len(), 1);
+    // That life is over before the claim would be asked for again; others come.
+    (1..3).for_each(|k| s.hears(k, JobMessage::Withdraw));
+    s.pass(Span::from_millis(200));
+    ask(&mut s, [3, 4], &stored);
+    assert_eq!(births(&mut s).len(), 1);
+    // The same ones are not asked twice at once.
+    ask(&mut s, [3, 4], &stored);
+    assert_eq!(births(&mut s).len(), 0);
+}
+
+#[test]
+fn an_end_that_a_birth_must_name_is_no_reason_to_forget_those_that_ask_for_it() {
+    let mut s = meeting_place();
+    let first = record(2, 2);
+    let end = Arc::new(Record {
+        kind: Kind::End { cancelled: false },
+        members: Vec::new(),
+        ..next(&first, 7)
+    });
+    ask(&mut s, [1, 2], &first);
+    let asked = births(&mut s);
+    assert!(asked.len() == 2 && asked.iter().all(|r| r.parent.is_zero()));
+    // They know of an end: the birth is withdrawn, and the next one names it at once.
+    let record = end.clone();
+    s.hears(1, JobMessage::Decided { record });
+    let asked = births(&mut s);
+    assert_eq!(asked.len(), 2);
+    let of = |r: &Arc<Record>| r.parent == end.digest() && r.has(node(1)) && r.has(node(2));
+    assert!(asked.iter().all(of));
+    assert_eq!(asked[0].member(node(1)), Some(&member(1)));
+}
