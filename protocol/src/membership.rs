@@ -7,7 +7,7 @@
 //! | alive | heard within half of `suspect_after` | silence, or a closed connection |
 //! | suspect | silent for half of `suspect_after`, or the connection closed; under probe | being heard, two refusals, `suspect_after` |
 //! | away | the agent does not answer, but its launcher's guard does | being heard, the guard going too, `agent_grace` |
-//! | lost, confirmed | agent and guard both refused, twice | being heard |
+//! | lost, confirmed | agent and guard both refused, twice; or its launcher has another agent | being heard |
 //! | lost, unconfirmed | silence for `suspect_after`, or `agent_grace` over | being heard |
 //!
 //! Refusals need a live kernel on the peer's machine (or a gateway that lies), so they prove that
@@ -128,6 +128,11 @@ pub enum Event {
         agent: Answer,
         guard: Answer,
     },
+    /// A launcher has registered at another agent: that of the peer has ended, for it finds its agent by one socket.
+    Moved {
+        launcher: LauncherId,
+        to: NodeId,
+    },
     /// The peer said that it leaves, by this time of our clock.
     Leaving {
         node: NodeId,
@@ -216,6 +221,8 @@ struct Watched {
     /// does not end the suspicion: an answered probe or a new connection does.
     closed: Option<Time>,
     asks: bool,
+    /// The launcher has another agent by now: that its guard answers says nothing of the peer.
+    moved: bool,
     /// Where it stands in the list of what is due: never later than it is.
     listed: Time,
 }
@@ -283,6 +290,10 @@ impl Membership {
             | Event::Pong { node, .. }
             | Event::Probed { node, .. }
             | Event::Leaving { node, .. } => node,
+            Event::Moved { launcher, to } => {
+                self.moved(launcher, to);
+                return Ok(());
+            }
         };
         for key in self.keys_of(node) {
             self.tell(key, &event, now);
@@ -300,6 +311,7 @@ impl Membership {
             Event::Connected { .. } => {
                 w.peer.connected = true;
                 w.closed = None;
+                w.moved = false;
                 // Its identity was proven: the agent itself answered.
                 self.heard(key, now);
             }
@@ -316,7 +328,20 @@ impl Membership {
                 w.peer.leaving = Some(*deadline);
                 self.heard(key, now);
             }
-            Event::Watch { .. } | Event::Unwatch { .. } => {}
+            Event::Watch { .. } | Event::Unwatch { .. } | Event::Moved { .. } => {}
+        }
+    }
+
+    fn moved(&mut self, launcher: LauncherId, to: NodeId) {
+        let was = |((node, guard), w): &(&Key, &Watched)| {
+            *node != to && !w.peer.connected && guard.is_some_and(|(_, l)| l == launcher)
+        };
+        let keys: Vec<Key> = self.peers.iter().filter(was).map(|(key, _)| *key).collect();
+        for key in keys {
+            if let Some(w) = self.peers.get_mut(&key) {
+                w.moved = true;
+            }
+            self.set(key, State::Lost { confirmed: true });
         }
     }
 
@@ -428,6 +453,7 @@ impl Membership {
             guard_ok: false,
             closed: None,
             asks,
+            moved: false,
             listed: NEVER,
         };
         self.peers.insert(key, watched);
@@ -474,7 +500,7 @@ impl Membership {
         let Some((_, began)) = w.probing.take_if(|(probe, _)| *probe == id) else {
             return;
         };
-        if w.peer.state.is_lost() && !w.may_hold_lease(&config, now) {
+        if w.moved || w.peer.state.is_lost() && !w.may_hold_lease(&config, now) {
             return w.calm();
         }
         w.guard_ok = guard == Answer::Answered;

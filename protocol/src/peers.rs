@@ -88,6 +88,17 @@ impl Peers {
         self.map.get(&node).is_some_and(|p| p.connected)
     }
 
+    /// Whether another agent is at the address of this one, which is not connected: one that lost its state directory
+    /// comes back under another identity.
+    pub fn has_successor(&self, node: NodeId) -> bool {
+        let addr = self.map.get(&node).filter(|p| !p.connected);
+        addr.and_then(|p| p.addr).is_some_and(|addr| {
+            self.map
+                .values()
+                .any(|p| p.connected && p.addr == Some(addr))
+        })
+    }
+
     pub fn connected_nodes(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.map
             .iter()

@@ -412,7 +412,8 @@ fn delays(case: Case) -> Vec<Option<u64>> {
     let mut conductor = Conductor::new(setup);
     conductor.relaunches = false;
     conductor.log = Some(Vec::new());
-    conductor.run().expect("a run within the rules");
+    let ran = conductor.run();
+    assert!(ran.is_ok(), "{case:?}: {ran:?}");
     if std::env::var("MUSTER_SIM_LIFE").is_ok_and(|only| only == case.seed.to_string()) {
         let log = conductor.log.take().into_iter().flatten();
         log.filter_map(|(at, step)| trace::line(at, &step))

@@ -109,6 +109,23 @@ fn where_hosts_refuse_for_the_dead_others_go_on_at_once() {
     }
 }
 
+/// Nothing was saved in the life that is lost, and another had ended before: that it had begun to train, for which it
+/// had waited for everybody else, its leader has written to the beacon.
+#[test]
+fn others_go_on_at_once_with_a_later_life_that_has_saved_nothing() {
+    for seed in 0..20 {
+        let mut setup = setup(seed, Lost::Killed, 2);
+        setup.commit_every = 0;
+        setup.faults.push((6 * SEC, Fault::Finish));
+        let again = (0..2).map(|node| (8 * SEC, Fault::LateJoin { node }));
+        setup.faults.extend(again);
+        setup.faults.sort_by_key(|(at, _)| *at);
+        let starts = starts_in(setup, Lost::Killed);
+        let late = |at: &Option<u64>| at.is_none_or(|at| at >= AGAIN + AT_ONCE);
+        assert!(!starts.iter().any(late), "seed {seed}: {starts:?}");
+    }
+}
+
 #[test]
 fn where_hosts_say_nothing_others_wait_until_nobody_can_train() {
     for seed in 0..10 {

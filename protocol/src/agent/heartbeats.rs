@@ -179,6 +179,11 @@ impl Agent {
                 }
             }
         }
+        // Its agent may have had another identity before.
+        let here = self.jobs.values().filter_map(Job::launcher);
+        for launcher in here.collect::<Vec<_>>() {
+            self.is_at(launcher, self.cfg.node, now);
+        }
         let before = std::mem::take(&mut self.watching);
         let watching = wanted.into_iter().map(|(key, guards)| {
             let mut watches = Watches {

@@ -332,6 +332,10 @@ impl Agent {
                 if node == self.cfg.node {
                     return self.looked_for_launcher(id, guard, now);
                 }
+                let agent = match self.peers.has_successor(node) {
+                    true => membership::Answer::Other,
+                    false => agent,
+                };
                 let event = membership::Event::Probed {
                     node,
                     id,
@@ -435,6 +439,11 @@ impl Agent {
         Ok(())
     }
 
+    /// A launcher asks for a place on this node, where its agent is.
+    pub(super) fn is_at(&mut self, launcher: LauncherId, to: NodeId, now: Time) {
+        self.detect(membership::Event::Moved { launcher, to }, now);
+    }
+
     fn on_job_message(
         &mut self,
         from: NodeId,
@@ -455,7 +464,17 @@ impl Agent {
             self.add_job(&key);
         }
         let has = match &body {
-            JobMessage::Ticket(ticket) => Some(ticket.member.state),
+            JobMessage::Ticket(ticket) => {
+                self.is_at(ticket.member.launcher, from, now);
+                Some(ticket.member.state)
+            }
+            JobMessage::ClaimBirth { record } if record.members.len() <= crate::wire::MAX_LIST => {
+                // The one that claims it goes on with what its store says is running, if nothing of that is left.
+                for member in &record.members {
+                    self.is_at(member.launcher, member.node, now);
+                }
+                None
+            }
             // Only a member that has its state says what it does.
             JobMessage::Status(status) if status.seq > 0 => {
                 let job = self.jobs.get(&key);

@@ -221,11 +221,23 @@ impl Job {
     }
 
     /// Members whose status this leader lacks are asked for it: they may have told it to an earlier run
-    /// of this agent, or before it came to lead.
+    /// of this agent, or before it came to lead. What an earlier run of theirs said holds no more.
     fn ask_statuses(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
         let digest = self.head_digest();
         let Some(lead) = &mut self.lead else { return };
-        let unheard = |n: &NodeId| !lead.statuses.contains_key(n) && ctx.peers.connected(*n);
+        let boot = |n| {
+            ctx.peers
+                .get(n)
+                .filter(|p| p.greeted)?
+                .hello
+                .as_ref()
+                .map(|h| h.boot)
+        };
+        let heard = |n| {
+            let status = lead.statuses.get(&n);
+            status.is_some_and(|s| n == ctx.me() || boot(n).is_none_or(|b| b <= s.boot))
+        };
+        let unheard = |n: &NodeId| !heard(*n) && ctx.peers.connected(*n);
         let nodes = record.members.iter().map(|m| m.node);
         let nodes: Vec<NodeId> = nodes.filter(unheard).collect();
         if nodes.is_empty() {

@@ -188,7 +188,16 @@ impl Job {
         let (of, told) = &self.merge.forfeited;
         let forfeited = *of == self.head_digest() && told.contains(&node);
         let there = ctx.peers.get(node).and_then(Peer::state_dir);
+        let forfeited = forfeited || self.has_moved(record, node);
         !forfeited && voter.is_some_and(|v| there.is_none_or(|s| s == v.state))
+    }
+
+    /// Whether the launcher of a member asks here to be let in as that of another node: its agent has come back without
+    /// its state directory, and so under another identity.
+    fn has_moved(&self, record: &Record, node: NodeId) -> bool {
+        let launcher = record.member(node).map(|m| m.launcher);
+        let mut tickets = self.desk.tickets.iter();
+        tickets.any(|(at, h)| *at != node && Some(h.ticket.member.launcher) == launcher)
     }
 
     /// This group is to end for a winner, and cannot write that down: too many of its voters live

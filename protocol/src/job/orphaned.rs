@@ -13,6 +13,8 @@ use crate::time::{Span, Time};
 pub(super) struct Beacon {
     /// When it was last written, or read, here.
     at: Option<Time>,
+    /// What was written last, without what is random in it.
+    said: u64,
     seen: Option<Seen>,
 }
 
@@ -29,7 +31,25 @@ struct Seen {
 /// launchers are dead is taken over. A read that is not answered says nothing.
 const STILL: u32 = 2;
 
+/// Set in a beacon's value once workers of the generation in its upper half have started.
+const STARTED: u64 = 1 << 32;
+
 impl Beacon {
+    /// What a value says of its generation. Below that it is random, so that it differs from the one before.
+    fn value(of: Digest, started: bool) -> u64 {
+        let [a, b, c, d, ..] = of.0;
+        let started = if started { STARTED } else { 0 };
+        let of = u64::from(u32::from_be_bytes([a, b, c, d])) << 32;
+        of & !STARTED | started
+    }
+
+    /// Whether workers of this generation have started, as its leader said. A beacon that an older version wrote says
+    /// anything: it names another generation.
+    fn has_started(&self, of: Digest) -> bool {
+        let said = self.seen.map(|s| s.value & !(STARTED - 1));
+        said == Some(Self::value(of, true))
+    }
+
     /// How often it is written, and read.
     fn every(ctx: &Ctx<'_>) -> Span {
         Span(ctx.cfg.suspect_after.0 / 4)
@@ -71,7 +91,7 @@ impl Job {
     }
 
     /// Whether nobody trains any more for this generation, nor for those before: each of its launchers is known to
-    /// be dead, and with it its workers, and its start had waited for everybody else.
+    /// be dead, and with it its workers, and it has started, for which it had waited for everybody else.
     fn has_died(&self, ctx: &Ctx<'_>, record: &Record, digest: Digest) -> bool {
         let saved = self
             .log_commit()
@@ -81,8 +101,11 @@ impl Job {
             let watched = ctx.peers.guards.get(&m.node).map(|(guard, _)| *guard);
             watched == Some(Some((m.guard, m.launcher))) && ctx.peers.lost(m.node) == Some(true)
         };
-        let first = record.parent.is_zero();
-        (saved || first) && Self::is_found(ctx, record) && record.members.iter().all(dead)
+        let beacon = self.store.as_ref().map(|s| &s.beacon);
+        let started = saved || beacon.is_some_and(|b| b.has_started(digest));
+        (started || record.parent.is_zero())
+            && Self::is_found(ctx, record)
+            && record.members.iter().all(dead)
     }
 
     /// Whether the addresses of its launchers lead to their hosts from here. A job of one node is on loopback.
@@ -124,25 +147,38 @@ impl Job {
         !self.is_member(ctx) && lead.is_none_or(|n| !ctx.reachable(n))
     }
 
+    /// Whether workers of the head have started somewhere, as far as its leader here knows.
+    fn has_started(&self) -> bool {
+        let statuses = self.lead.iter().flat_map(|l| l.statuses.values());
+        statuses.into_iter().any(|s| s.started.is_some())
+    }
+
     pub(super) fn drive_beacon(&mut self, ctx: &mut Ctx<'_>) {
         let member = self.is_member(ctx);
         let waits = !member && self.log_runs().is_some();
         let head = self.live().filter(|_| member);
         let leads = head.is_some_and(|h| self.acting_leader(ctx, &h.record) == Some(ctx.me()));
+        let (digest, started) = (self.head_digest(), self.has_started());
         let Some(store) = self.store.as_mut().filter(|_| leads || waits) else {
             return;
         };
         let beacon = &mut store.beacon;
         let every = Beacon::every(ctx);
-        if let Some(due) = beacon.at.map(|at| at + every).filter(|due| ctx.now < *due) {
+        let said = if leads {
+            Beacon::value(digest, started)
+        } else {
+            0
+        };
+        let due = beacon.at.filter(|_| beacon.said == said);
+        if let Some(due) = due.map(|at| at + every).filter(|due| ctx.now < *due) {
             return self.wake_at(due, "the beacon");
         }
-        beacon.at = Some(ctx.now);
+        (beacon.at, beacon.said) = (Some(ctx.now), said);
         let key = self.key.clone();
         self.effects.push_back(match leads {
             true => Effect::WriteBeacon {
                 key,
-                value: ctx.rng.next_u64(),
+                value: said | ctx.rng.next_u64() & (STARTED - 1),
             },
             false => Effect::ReadBeacon { key },
         });

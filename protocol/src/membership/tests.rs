@@ -208,6 +208,32 @@ fn an_agent_that_goes_alone_is_away_for_its_grace() {
 }
 
 #[test]
+fn an_agent_whose_launcher_has_another_one_is_lost_though_the_launcher_answers() {
+    let [(_, launcher), other] = [4000, 4001].map(|port| guard_at(port).unwrap());
+    let moved = |launcher| Event::Moved {
+        launcher,
+        to: NodeId([3; 32]),
+    };
+    let mut bench = Bench::new();
+    bench.tell(Event::Connected { node: PEER });
+    bench.run_for(1_000);
+    // It is there, whatever others say.
+    bench.tell(moved(launcher));
+    assert_eq!(bench.state(), State::Alive);
+    bench.world = World::Broken(Answer::Other, Answer::Answered);
+    bench.tell(Event::Disconnected { node: PEER });
+    bench.run_for(100);
+    bench.tell(moved(other.1));
+    bench.tell(Event::Moved { launcher, to: PEER });
+    assert!(matches!(bench.state(), State::Away { .. }));
+    bench.tell(moved(launcher));
+    bench.run_for(30_000);
+    assert_eq!(bench.state(), State::Lost { confirmed: true });
+    bench.tell(Event::Connected { node: PEER });
+    assert_eq!(bench.state(), State::Alive);
+}
+
+#[test]
 fn an_away_agent_whose_guard_goes_is_lost() {
     let mut bench = Bench::new();
     bench.world = World::Broken(Answer::Refused, Answer::Answered);

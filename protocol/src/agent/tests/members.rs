@@ -8,6 +8,7 @@ use super::super::scripted::{
     worker_exit,
 };
 use super::super::{ConnId, Event, Notice};
+use super::told::ticket;
 use crate::ids::{Boot, Digest, NodeId};
 use crate::local::{Began, Command, Register, ToAgent, ToLauncher};
 use crate::membership::Answer;
@@ -565,4 +566,32 @@ fn workers_of_an_older_generation_end_with_the_lease_of_the_next() {
     }
     s.pass(Span::from_secs(2));
     assert_eq!(stops(&s).split_off(told.len()), [0]);
+}
+
+#[test]
+fn a_group_whose_agents_come_back_under_other_identities_forms_anew() {
+    let (mut s, digest) = trains(0, 3, &[]);
+    // Nodes 1 and 2 lose agents and state directories; their launchers live, and find the agents 4 and 5.
+    for i in 1..3 {
+        agent_dies(&mut s, i);
+        s.peer(i + 3);
+    }
+    s.pass(Span::from_millis(300));
+    let spec = record(3, 2).spec;
+    for i in 1..3 {
+        let Member { launcher, .. } = member(i);
+        let mut moved = ticket(i + 3, &spec, None);
+        if let JobMessage::Ticket(ticket) = &mut moved {
+            ticket.member.launcher = launcher;
+        }
+        s.hears(i + 3, moved);
+    }
+    s.says(ToAgent::Stopped { digest });
+    s.pass(Span::from_secs(2));
+    let births = s.sent.iter().filter_map(|(to, body)| match body {
+        JobMessage::Birth { record } => Some((*to, record.members.len())),
+        _ => None,
+    });
+    let asked: BTreeSet<_> = births.collect();
+    assert_eq!(asked, BTreeSet::from([(node(4), 3), (node(5), 3)]));
 }

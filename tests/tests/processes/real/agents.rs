@@ -56,6 +56,50 @@ fn an_agent_that_dies_alone_disturbs_nobody() {
     }
 }
 
+/// Of three nodes so many lose agent and state directory; their launchers live.
+fn identities_are_lost(lost: usize, flags: &[&str]) {
+    let (mut bed, group) = three(flags);
+    let lose = &group.nodes()[..lost];
+    for node in lose {
+        bed.kill_agent(*node);
+        bed.lose_state(*node);
+    }
+    let at = now_ns();
+    for node in lose {
+        bed.agent(*node);
+    }
+    let again = bed.group(&[0, 1, 2], at);
+    // Far less than `agent_grace`, for which the lost identities would be waited for.
+    assert!(again.began() - at < 8_000_000_000, "{again:?}");
+    bed.order(None, 0);
+    for node in 0..3 {
+        assert_eq!(bed.ended(node), Some(0), "n{node}");
+    }
+    // Nothing of it is in the way of the next life.
+    std::fs::remove_file(bed.path("control/exit")).unwrap();
+    let at = now_ns();
+    for node in 0..3 {
+        bed.attach(node);
+    }
+    bed.group(&[0, 1, 2], at);
+}
+
+#[test]
+fn agents_that_come_back_without_their_state_do_not_hold_a_job_up() {
+    for lost in 1..=3 {
+        identities_are_lost(lost, &["--nnodes=2:3"]);
+    }
+}
+
+#[test]
+fn agents_of_a_job_with_a_store_that_come_back_without_their_state_do_not_hold_it_up() {
+    for lost in [1, 3] {
+        let store = tempfile::tempdir().unwrap();
+        let flag = format!("--store={}", store.path().display());
+        identities_are_lost(lost, &["--nnodes=2:3", &flag]);
+    }
+}
+
 #[test]
 fn an_agent_that_is_told_to_stop_drains_its_node() {
     let (mut bed, group) = three(&["--nnodes=1:3"]);
