@@ -128,7 +128,8 @@ pub enum Event {
         agent: Answer,
         guard: Answer,
     },
-    /// A launcher has registered at another agent: that of the peer has ended, for it finds its agent by one socket.
+    /// A launcher has another agent, and asks for a place there: it runs nothing for the peer. It finds its agent by one
+    /// socket, so that of the peer has ended.
     Moved {
         launcher: LauncherId,
         to: NodeId,
@@ -467,6 +468,7 @@ impl Membership {
             w.heard = now;
             if w.closed.is_none() || w.peer.state.is_lost() {
                 w.closed = None;
+                w.moved = false;
                 if w.peer.state.is_lost() {
                     // It is called as often as any other again.
                     w.next_ping = now;

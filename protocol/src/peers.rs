@@ -88,15 +88,16 @@ impl Peers {
         self.map.get(&node).is_some_and(|p| p.connected)
     }
 
-    /// Whether another agent is at the address of this one, which is not connected: one that lost its state directory
-    /// comes back under another identity.
+    /// Whether another agent of its host is at the address of this one, which is not connected: one that lost its state
+    /// directory comes back under another identity.
     pub fn has_successor(&self, node: NodeId) -> bool {
-        let addr = self.map.get(&node).filter(|p| !p.connected);
-        addr.and_then(|p| p.addr).is_some_and(|addr| {
-            self.map
-                .values()
-                .any(|p| p.connected && p.addr == Some(addr))
-        })
+        let gone = self.map.get(&node).filter(|p| !p.connected);
+        let Some(addr) = gone.and_then(|p| p.addr) else {
+            return false;
+        };
+        let at = |p: &Peer| p.connected && p.addr == Some(addr);
+        let mut others = self.map.iter().filter(|(_, p)| at(p));
+        others.any(|(other, _)| self.host(*other) == self.host(node))
     }
 
     pub fn connected_nodes(&self) -> impl Iterator<Item = NodeId> + '_ {

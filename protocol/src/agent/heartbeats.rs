@@ -180,7 +180,8 @@ impl Agent {
             }
         }
         // Its agent may have had another identity before.
-        let here = self.jobs.values().filter_map(Job::launcher);
+        let here = self.jobs.values().filter(|j| j.conn().is_some());
+        let here = here.filter_map(Job::launcher);
         for launcher in here.collect::<Vec<_>>() {
             self.is_at(launcher, self.cfg.node, now);
         }

@@ -439,7 +439,7 @@ impl Agent {
         Ok(())
     }
 
-    /// A launcher asks for a place on this node, where its agent is.
+    /// The agent of a launcher is that of this node.
     pub(super) fn is_at(&mut self, launcher: LauncherId, to: NodeId, now: Time) {
         self.detect(membership::Event::Moved { launcher, to }, now);
     }

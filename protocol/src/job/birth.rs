@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::member::Local;
 use super::{Ctx, Job, REPEAT, TICKET_LIFE};
 use crate::agent::Notice;
 use crate::ids::{Digest, LauncherId, NodeId};
@@ -60,6 +61,29 @@ impl Desk {
 
     pub(super) fn withdraw(&mut self, node: NodeId) {
         self.tickets.remove(&node);
+    }
+
+    /// A life has ended. Those that asked for a place in it `here` go with it. An agent that only hears of its end may have
+    /// had it claimed; those that have asked since ask for the next one.
+    pub(super) fn ends(&mut self, here: bool) {
+        let claimed = self.claim_asked;
+        let next = |h: &Held| claimed.is_none_or(|at| h.renewed > at);
+        self.tickets.retain(|_, h| !here && next(h));
+    }
+
+    /// The node from which a launcher asks to be let in: it runs nothing.
+    pub(super) fn node_of(&self, launcher: LauncherId) -> Option<NodeId> {
+        let mut tickets = self.tickets.iter();
+        let (node, _) = tickets.find(|(_, h)| h.ticket.member.launcher == launcher)?;
+        Some(*node)
+    }
+
+    /// Whether a member of a generation asks to be let in again, so that it runs nothing: its launcher, or another one of
+    /// its node, whose agent waits for the one before.
+    pub(super) fn is_asked_for(&self, member: &Member) -> bool {
+        let here = self.tickets.get(&member.node);
+        let next = here.is_some_and(|h| h.ticket.member.state == member.state);
+        next || self.node_of(member.launcher).is_some()
     }
 
     /// When the first ticket that is still held came.
@@ -278,7 +302,10 @@ impl Job {
             return self.wake_at(self.desk.not_before, "another birth");
         }
         // One that was asked for before the newest node came holds nothing up: that life may have ended since.
-        let asked = self.desk.claim_asked.filter(|at| *at >= self.desk.last_new);
+        // Beyond as many as fit it would be the same one.
+        let more = have <= usize::from(spec.max_nodes);
+        let asked = self.desk.claim_asked;
+        let asked = asked.filter(|at| *at >= self.desk.last_new || !more);
         if let Some(at) = asked.map(|at| at + REPEAT)
             && now < at
         {
@@ -490,6 +517,12 @@ impl Job {
         self.on_birth_abandoned(ctx, lineage);
     }
 
+    /// The launcher here, if it can take part in a life that begins.
+    pub(super) fn launcher_to_join(&self) -> Option<LauncherId> {
+        let stays = |l: &&Local| l.conn.is_some() && l.leave.is_none() && l.over.is_none();
+        self.local.as_ref().filter(stays).map(|l| l.reg.launcher)
+    }
+
     /// A proposer asks this agent to bind itself.
     pub(super) fn on_birth(&mut self, ctx: &mut Ctx<'_>, from: NodeId, record: Arc<Record>) {
         let lineage = record.digest();
@@ -518,14 +551,7 @@ impl Job {
             return self.compare_ends(ctx, from, record.parent);
         }
         let mine = match record.member(ctx.me()) {
-            Some(m) => {
-                m.state == ctx.cfg.state
-                    && self.launcher() == Some(m.launcher)
-                    && self
-                        .local
-                        .as_ref()
-                        .is_some_and(|l| l.conn.is_some() && l.leave.is_none() && l.over.is_none())
-            }
+            Some(m) => m.state == ctx.cfg.state && self.launcher_to_join() == Some(m.launcher),
             None => record.is_voter(ctx.voter()),
         };
         if !mine {

@@ -292,10 +292,8 @@ impl Job {
         if known != Some(record.lineage()) {
             self.ask_other_groups(ctx);
         }
-        // Those that asked for a place in that life go with it; at an agent that only hears of its end, all ask for the
-        // next one.
-        if record.kind.is_terminal() && known == Some(record.lineage()) {
-            self.desk.tickets.clear();
+        if record.kind.is_terminal() {
+            self.desk.ends(known == Some(record.lineage()));
         }
     }
 

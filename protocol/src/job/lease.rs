@@ -230,6 +230,29 @@ impl Job {
         self.lengthen_waits(ctx);
     }
 
+    /// This node gives the head up. Those that may still train for it are waited for, until they say that they have
+    /// stopped.
+    pub(super) fn wait_for_left(&mut self, ctx: &Ctx<'_>, record: &Record) {
+        let grace = self.timeouts(ctx).agent_grace;
+        let of = Arc::new(Head::new(Arc::new(record.clone())));
+        for m in record.members.iter().filter(|m| m.node != ctx.me()) {
+            let stopped = self.status_of(m.node).is_some_and(|s| s.stopped);
+            let asks = self.desk.is_asked_for(m);
+            if stopped || asks || ctx.peers.lost(m.node) == Some(true) {
+                continue;
+            }
+            // Of an agent without its state the launcher before counts, if it was seen to go on.
+            let since = match Self::is_back_anew(ctx, record, m.node) {
+                true => ctx.peers.alone_at(m.node),
+                false => Some(ctx.now),
+            };
+            if let Some(until) = since.map(|at| at + grace) {
+                let of = of.clone();
+                self.dropped.insert(m.node, Dropped { of, until });
+            }
+        }
+    }
+
     /// Whether the agent of this member is there with another state directory.
     fn is_back_anew(ctx: &Ctx<'_>, of: &Record, node: NodeId) -> bool {
         let was = of.member(node).map(|m| m.state);

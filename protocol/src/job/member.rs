@@ -165,7 +165,8 @@ impl Job {
                     self.key
                 )
             };
-            if local.over.is_some() && local.stopping.is_none() {
+            let trains = self.member.as_ref().is_some_and(Mine::trains);
+            if local.over.is_some() && local.stopping.is_none() && !trains {
                 // It has nothing left to do but to exit, which its guard says a moment later.
                 self.launcher_died(ctx);
             } else if !self.is_missed(ctx, reg.launcher) {

@@ -176,7 +176,14 @@ impl Job {
         {
             return false;
         }
-        self.give_up_group(ctx, record, "nothing can be decided in this group any more")
+        if record.voters().any(|v| self.has_moved(record, v.node)) {
+            // To another member these may seem to be away, and it trains until it is told.
+            self.wait_for_left(ctx, record);
+        }
+        self.give_up_group(ctx, record, "nothing can be decided in this group any more");
+        self.durable.hold(self.held_ms(ctx), ctx.now);
+        self.persist(ctx);
+        true
     }
 
     /// Whether a voter still has its vote on what follows the head, as far as this node knows.
@@ -195,9 +202,9 @@ impl Job {
     /// Whether the launcher of a member asks here to be let in as that of another node: its agent has come back without
     /// its state directory, and so under another identity.
     fn has_moved(&self, record: &Record, node: NodeId) -> bool {
-        let launcher = record.member(node).map(|m| m.launcher);
-        let mut tickets = self.desk.tickets.iter();
-        tickets.any(|(at, h)| *at != node && Some(h.ticket.member.launcher) == launcher)
+        let member = record.member(node);
+        let asks = member.and_then(|m| self.desk.node_of(m.launcher));
+        asks.is_some_and(|at| at != node)
     }
 
     /// This group is to end for a winner, and cannot write that down: too many of its voters live
@@ -295,7 +302,7 @@ impl Job {
 
     /// Gives the head up for good, and with it the vote on what follows it.
     pub(super) fn leave_group(&mut self, ctx: &mut Ctx<'_>, mine: Digest, why: &str) {
-        self.head = None;
+        self.before = self.head.take().map(|h| h.record);
         self.durable.leave();
         self.persist(ctx);
         self.member = None;

@@ -1,5 +1,6 @@
 //! What a member tells its leader of its part in a generation, and hears in return.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{Ctx, Head, Job, REPEAT, SETTLED_REPEAT};
@@ -12,7 +13,14 @@ impl Job {
     /// a start may wait for it.
     pub(super) fn old_stopped(&mut self, ctx: &mut Ctx<'_>, digest: Digest) {
         let began = self.local.as_ref().and_then(|l| l.reg.began.as_ref());
+        let left = self.before.as_ref().filter(|b| b.digest() == digest);
         let to: Vec<NodeId> = match self.live() {
+            // The others of a group that this node has left may wait for it.
+            None if let Some(left) = left => {
+                let voters = left.voters().map(|v| v.node);
+                let all = voters.chain(left.members.iter().map(|m| m.node));
+                all.collect::<BTreeSet<_>>().into_iter().collect()
+            }
             // With another state directory than it had, this agent does not know who waits for these.
             None if self.before.is_none() && began.is_some_and(|b| b.digest == digest) => {
                 ctx.peers.connected_nodes().collect()

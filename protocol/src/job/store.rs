@@ -417,7 +417,7 @@ impl Job {
         let member = self.is_member(ctx);
         let orphaned = self.is_orphaned(ctx);
         let taking = self.taking_over(ctx);
-        let launcher = self.launcher();
+        let launcher = self.launcher_to_join();
         let Some(store) = self.store.as_mut() else {
             return;
         };

@@ -15,7 +15,7 @@ use crate::membership::Answer;
 use crate::record::{Kind, Member, Record};
 use crate::spec::JobSpec;
 use crate::time::Span;
-use crate::wire::{Action, Advert, JobMessage, Ticket};
+use crate::wire::{Action, Advert, JobMessage, Status, Ticket};
 
 /// Node `me` of a generation of `n` nodes, in which all train.
 pub(super) fn trains(me: usize, n: usize, witnesses: &[usize]) -> (Scripted, Digest) {
@@ -568,30 +568,56 @@ fn workers_of_an_older_generation_end_with_the_lease_of_the_next() {
     assert_eq!(stops(&s).split_off(told.len()), [0]);
 }
 
-#[test]
-fn a_group_whose_agents_come_back_under_other_identities_forms_anew() {
-    let (mut s, digest) = trains(0, 3, &[]);
-    // Nodes 1 and 2 lose agents and state directories; their launchers live, and find the agents 4 and 5.
-    for i in 1..3 {
+/// Node 0 trains with so many others. Of these the first `lost` lose agents and state directories; their launchers live,
+/// and ask to be let in by agents of other identities.
+fn moves(others: usize, lost: usize) -> (Scripted, Digest) {
+    let (mut s, digest) = trains(0, others + 1, &[]);
+    for i in 1..=lost {
         agent_dies(&mut s, i);
-        s.peer(i + 3);
+        s.peer(i + others);
     }
     s.pass(Span::from_millis(300));
-    let spec = record(3, 2).spec;
-    for i in 1..3 {
+    let spec = record(others + 1, 2).spec;
+    for i in 1..=lost {
         let Member { launcher, .. } = member(i);
-        let mut moved = ticket(i + 3, &spec, None);
+        let mut moved = ticket(i + others, &spec, None);
         if let JobMessage::Ticket(ticket) = &mut moved {
             ticket.member.launcher = launcher;
         }
-        s.hears(i + 3, moved);
+        s.hears(i + others, moved);
     }
     s.says(ToAgent::Stopped { digest });
-    s.pass(Span::from_secs(2));
+    (s, digest)
+}
+
+fn births(s: &Scripted) -> BTreeSet<NodeId> {
     let births = s.sent.iter().filter_map(|(to, body)| match body {
-        JobMessage::Birth { record } => Some((*to, record.members.len())),
+        JobMessage::Birth { .. } => Some(*to),
         _ => None,
     });
-    let asked: BTreeSet<_> = births.collect();
-    assert_eq!(asked, BTreeSet::from([(node(4), 3), (node(5), 3)]));
+    births.collect()
+}
+
+#[test]
+fn a_group_whose_agents_come_back_under_other_identities_forms_anew() {
+    let (mut s, _) = moves(2, 2);
+    s.pass(Span::from_secs(2));
+    assert_eq!(births(&s), BTreeSet::from([node(3), node(4)]));
+}
+
+#[test]
+fn the_next_life_waits_for_a_member_that_may_train_without_the_lost() {
+    let (mut s, digest) = moves(4, 3);
+    s.pass(Span::from_millis(1_500));
+    assert_eq!(births(&s), BTreeSet::new());
+    // It was told to leave the group, and its workers have ended.
+    let body = Status {
+        digest,
+        boot: Boot(1),
+        stopped: true,
+        ..Status::default()
+    };
+    s.hears(4, JobMessage::Status(Box::new(body)));
+    s.pass(Span::from_millis(1_200));
+    assert_eq!(births(&s).len(), 3);
 }
