@@ -19,7 +19,7 @@ use axum::routing::get;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Mutex, Semaphore, watch};
 
 use crate::metrics::{CONTENT_TYPE, Metrics};
 
@@ -101,6 +101,8 @@ pub struct Server {
 #[derive(Debug, Clone)]
 struct Shared {
     metrics: Metrics,
+    /// Whose turn it is to make the page of metrics.
+    turn: Arc<Mutex<()>>,
     watchdog: Watchdog,
     not_ready: watch::Receiver<NotReady>,
 }
@@ -120,6 +122,7 @@ impl Server {
             .route("/readyz", get(readyz))
             .with_state(Shared {
                 metrics,
+                turn: Arc::default(),
                 watchdog: health.watchdog.clone(),
                 not_ready: health.not_ready.subscribe(),
             });
@@ -170,11 +173,16 @@ async fn serve_one(stream: TcpStream, router: Router) -> hyper::Result<()> {
         .await
 }
 
+/// The page is made beside the agent's loop, which everybody's heartbeats wait for, and one at a time.
 async fn metrics_page(State(shared): State<Shared>) -> Response {
-    match shared.metrics.render() {
-        Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
-        Err(e) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{e}\n")).into_response(),
-    }
+    let _turn = shared.turn.lock().await;
+    let page = tokio::task::spawn_blocking(move || shared.metrics.render());
+    let why = match page.await {
+        Ok(Ok(text)) => return ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
+        Ok(Err(error)) => error.to_string(),
+        Err(error) => error.to_string(),
+    };
+    (StatusCode::INTERNAL_SERVER_ERROR, format!("{why}\n")).into_response()
 }
 
 async fn healthz(State(shared): State<Shared>) -> Response {

@@ -16,6 +16,9 @@ pub const MAX_VOTERS: usize = 63;
 /// Voters that a small job is filled up to with witnesses (R4).
 pub const WITNESSED_VOTERS: usize = 3;
 
+/// The most workers of one node.
+pub const MAX_SLOTS: u16 = 1_024;
+
 /// Where a node sits, as two hashes (zone, switch); zero for unknown. Nodes of one place become
 /// neighbours in rank order.
 #[derive(
@@ -333,8 +336,12 @@ impl Record {
         if nodes.windows(2).any(|w| w[0] == w[1]) {
             return Err(RecordError::Twice);
         }
-        if self.members.iter().any(|m| m.slots == 0) {
-            return Err(RecordError::NoSlots);
+        if let Some(m) = self
+            .members
+            .iter()
+            .find(|m| !(1..=MAX_SLOTS).contains(&m.slots))
+        {
+            return Err(RecordError::Slots(m.slots));
         }
         self.spec.check().map_err(RecordError::Spec)
     }
@@ -373,8 +380,8 @@ pub enum RecordError {
     Members,
     #[error("a node stands in the record twice")]
     Twice,
-    #[error("a member has no slots")]
-    NoSlots,
+    #[error("a member has {0} slots, and has 1 to {MAX_SLOTS}")]
+    Slots(u16),
     #[error(transparent)]
     Spec(crate::spec::SpecError),
 }

@@ -15,7 +15,7 @@ use muster_protocol::{Digest, JobKey, LauncherId, codec, storelog};
 use tokio::sync::mpsc;
 
 use super::looks::{Marks, Process};
-use super::reports::{Labels, Reported, Series};
+use super::reports::{Labels, MAX_PER_USER, Reported, Series};
 use super::stores::{self, Asked, Told};
 use super::{Client, Input, Node, clock};
 use crate::net::Refusal;
@@ -283,6 +283,11 @@ impl Node {
         let launcher = self.clients.get(&conn).and_then(|c| c.launcher.as_ref());
         let Some(launcher) = launcher else { return };
         let held = self.held_by_others(conn, &launcher.key);
+        let owner = &launcher.key.owner;
+        let others = self.clients.iter().filter(|(other, _)| **other != conn);
+        let others = others.filter_map(|(_, c)| c.launcher.as_ref());
+        let others = others.filter(|l| l.key.owner == *owner);
+        let shown: usize = others.map(|l| l.metrics.series().count()).sum();
         let launcher = self
             .clients
             .get_mut(&conn)
@@ -303,6 +308,7 @@ impl Node {
         let series = Series {
             metrics: &self.metrics,
             held: &held,
+            room: MAX_PER_USER.saturating_sub(shown),
             job: &launcher.key.id,
             owner: &launcher.key.owner,
             node: &config.host,

@@ -247,7 +247,8 @@ impl Node {
         let key = job.key();
         let waiting = job.waiting();
         // A launcher that waits for the next life of a job has nothing of the one that is over.
-        let begins = !waiting.is_empty() && !job.is_live();
+        // Nor has an agent that only hears of others, where these begin it, or train.
+        let begins = !job.is_live() && (!waiting.is_empty() || job.has_next(self.core.peers()));
         let mut row = match job.head().filter(|_| !begins) {
             Some((record, digest)) => {
                 let mut row = history::record_json(record, self.names());

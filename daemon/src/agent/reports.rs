@@ -4,12 +4,16 @@
 use std::collections::BTreeSet;
 
 use muster_protocol::control::report::{Metrics as Training, RankMetrics};
+use muster_protocol::record::MAX_SLOTS;
 use muster_protocol::{Digest, Span, Time};
 
 use crate::metrics::Metrics;
 
 /// Between two reports of one launcher that are taken: it sends one every two seconds.
 const EVERY: Span = Span::from_millis(500);
+
+/// The most ranks of one user whose series an agent shows: as many as a node has workers.
+pub(super) const MAX_PER_USER: usize = MAX_SLOTS as usize;
 
 /// The labels of a series: job, owner, rank, node.
 pub(super) type Labels = [String; 4];
@@ -20,6 +24,8 @@ pub(super) struct Series<'a> {
     pub(super) metrics: &'a Metrics,
     /// Series that another launcher of the same job reports as well: they stay when this one's go.
     pub(super) held: &'a BTreeSet<Labels>,
+    /// How many ranks it may show, beside what its user's other launchers do.
+    pub(super) room: usize,
     pub(super) job: &'a str,
     /// The user id of the job's owner.
     pub(super) owner: &'a str,
@@ -69,6 +75,9 @@ impl Reported {
         for rank in ranks {
             any = true;
             let labels = [at.job, at.owner, &rank.rank.to_string(), at.node].map(str::to_owned);
+            if self.series.len() >= at.room && !self.series.contains(&labels) {
+                continue;
+            }
             let training = Training::decode(&rank.words);
             at.metrics.training(&labels, &training);
             self.stale.remove(&labels);
@@ -121,6 +130,7 @@ mod tests {
     struct Bench {
         metrics: Metrics,
         reported: Reported,
+        room: usize,
         now: Time,
     }
 
@@ -129,6 +139,7 @@ mod tests {
             let series = Series {
                 metrics: &self.metrics,
                 held: &BTreeSet::new(),
+                room: self.room,
                 job: "j",
                 owner: "1000",
                 node: "n",
@@ -158,6 +169,7 @@ mod tests {
         let mut bench = Bench {
             metrics: Metrics::new("1", "a").unwrap(),
             reported: Reported::default(),
+            room: MAX_PER_USER,
             now: Time(1 << 40),
         };
         bench.take(1, true, &[0, 1]);
@@ -184,6 +196,12 @@ mod tests {
         assert_eq!(bench.shown(), [5]);
         bench.reported.forget(&bench.metrics, &BTreeSet::new());
         assert!(bench.shown().is_empty());
+        // Beyond what its user may show the rest is left out, however it is told.
+        bench.room = 2;
+        bench.now += Span::from_secs(2);
+        bench.take(1, true, &[0, 1, 2]);
+        bench.take(1, false, &[3, 1]);
+        assert_eq!(bench.shown(), [0, 1]);
     }
 
     #[test]
@@ -193,6 +211,7 @@ mod tests {
             let series = Series {
                 metrics: &metrics,
                 held,
+                room: MAX_PER_USER,
                 job: "j",
                 owner,
                 node: "n",

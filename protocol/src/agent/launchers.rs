@@ -8,7 +8,7 @@ use crate::job::Job;
 use crate::local::{Command, Register, SaveNews, ToAgent, ToLauncher};
 use crate::membership::Answer;
 use crate::peers::Peer;
-use crate::record::Place;
+use crate::record::{MAX_SLOTS, Place};
 use crate::time::Time;
 use crate::wire::{Leave, MAX_JOBS, Message};
 
@@ -75,8 +75,9 @@ impl Agent {
         if let Err(error) = reg.spec.check() {
             return refuse(self, error.to_string());
         }
-        if reg.slots == 0 || reg.addrs.is_empty() {
-            return refuse(self, "a launcher needs a worker and an address".into());
+        if !(1..=MAX_SLOTS).contains(&reg.slots) || reg.addrs.is_empty() {
+            let reason = format!("a launcher needs an address and 1 to {MAX_SLOTS} workers");
+            return refuse(self, reason);
         }
         if self.draining.is_some() && reg.running.is_none() {
             return refuse(

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use muster_protocol::checkpoint::Busy;
-use muster_protocol::record::Place;
+use muster_protocol::record::{MAX_SLOTS, Place};
 use muster_protocol::spec::{JobSpec, SpecError, Triggers};
 use muster_store::Location;
 use nix::sys::signal::Signal;
@@ -21,9 +21,6 @@ use super::saves::CheckpointIo;
 use super::saves::replicas::Choice;
 use crate::kept::Rules;
 use values::{bytes, filter, handled, millis, nodes, place, share, signal, slots, streams};
-
-/// The most workers of one node.
-pub const MAX_SLOTS: u16 = 1024;
 
 /// What the plan needs to know about the machine.
 #[derive(Clone, Debug)]
