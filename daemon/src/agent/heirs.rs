@@ -114,9 +114,8 @@ impl Node {
         for left in self.held.expire(now) {
             self.tell_left(&left, "are closed: no launcher came for them in time");
         }
-        let live = self.core.jobs().map(Job::slot_memory);
-        let live = live.fold(0, u64::saturating_add);
-        let room = self.core.config().slot_memory.saturating_sub(live);
+        let taken = self.core.slot_memory_taken();
+        let room = self.core.config().slot_memory.saturating_sub(taken);
         for left in self.held.fit(room) {
             let why = "are closed: checkpoint_memory is needed for slots of jobs that run";
             self.tell_left(&left, why);

@@ -1,6 +1,6 @@
 //! Launchers and command lines on this node: registrations, frames, orders.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Agent, ConnId, Effect, Error};
 use crate::ids::{JobKey, NodeId};
@@ -39,11 +39,36 @@ impl Agent {
 
     /// What the other jobs leave of the node's memory for checkpoint slots is this one's.
     fn share_slot_memory(&mut self, key: &JobKey, now: Time) {
-        let others = self.jobs.iter().filter(|(k, _)| *k != key);
-        let used = others.map(|(_, job)| job.slot_memory());
-        let used = used.fold(0, u64::saturating_add);
-        let left = self.cfg.slot_memory.saturating_sub(used);
+        let own = self
+            .jobs
+            .iter()
+            .filter(|(k, _)| *k != key && k.owner == key.owner);
+        let own = own.map(|(_, job)| job.slot_memory());
+        let others = self.slot_memory_by_owner();
+        let others = others.into_iter().filter(|(owner, _)| *owner != key.owner);
+        let used = own.chain(others.map(|(_, bytes)| bytes));
+        let left = self.cfg.slot_memory.saturating_sub(sum(used));
         self.with_job(key, now, |job, ctx| job.set_slot_budget(ctx.now, left));
+    }
+
+    /// The memory for checkpoint slots that is taken here.
+    pub fn slot_memory_taken(&self) -> u64 {
+        sum(self.slot_memory_by_owner().into_values())
+    }
+
+    /// What each user's launchers say that they have in checkpoint slots, and at most an equal share of what the node
+    /// has: nobody's word takes it from everybody else.
+    fn slot_memory_by_owner(&self) -> BTreeMap<&str, u64> {
+        let mut by_owner: BTreeMap<&str, u64> = BTreeMap::new();
+        for (key, job) in self.jobs.iter().filter(|(_, job)| job.launcher().is_some()) {
+            let bytes = by_owner.entry(&key.owner).or_default();
+            *bytes = bytes.saturating_add(job.slot_memory());
+        }
+        let share = self.cfg.slot_memory / u64::try_from(by_owner.len()).unwrap_or(u64::MAX).max(1);
+        by_owner
+            .values_mut()
+            .for_each(|bytes| *bytes = share.min(*bytes));
+        by_owner
     }
 
     fn register(
@@ -284,6 +309,10 @@ fn is_called(id: &NodeId, peer: &Peer, name: &str) -> bool {
     id.hex().starts_with(name) || host == Some(name)
 }
 
+fn sum(bytes: impl Iterator<Item = u64>) -> u64 {
+    bytes.fold(0, u64::saturating_add)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -341,5 +370,33 @@ mod tests {
         ] {
             assert!(meant(owner, name).is_err(), "{owner} {name}");
         }
+    }
+
+    #[test]
+    fn nobody_takes_the_memory_for_slots_from_everybody_else() {
+        let mut config = crate::agent::scripted::config(0, 1);
+        config.slot_memory = 100;
+        let mut agent = Agent::new(config, Vec::new(), Time(1)).unwrap();
+        register(&mut agent, 1, "1000", "honest");
+        let offer = |agent: &mut Agent, conn: u64, owner: &str, (k, capacity): (u16, u64)| {
+            let found = [crate::checkpoint::Found::Free; 2];
+            let news = SaveNews::Slots { k, capacity, found };
+            let (conn, owner, frame) = (ConnId(conn), owner.into(), ToAgent::Save(news));
+            let event = Event::Launcher { conn, owner, frame };
+            agent.handle(event, Time(3)).unwrap();
+            agent.slot_memory_taken()
+        };
+        assert_eq!(offer(&mut agent, 1, "1000", (0, 40)), 80);
+        register(&mut agent, 2, "1001", "liar");
+        // A worker that it does not have, and what no machine has.
+        assert_eq!(offer(&mut agent, 2, "1001", (9, 7)), 50);
+        assert_eq!(offer(&mut agent, 2, "1001", (0, u64::MAX)), 100);
+        let left = |agent: &mut Agent, job: &str| {
+            let key = agent.job_here("0", job).unwrap();
+            agent.share_slot_memory(&key, Time(4));
+            agent.job(&key).map(Job::slot_budget)
+        };
+        assert_eq!(left(&mut agent, "honest"), Some(50));
+        assert_eq!(left(&mut agent, "liar"), Some(50));
     }
 }

@@ -103,9 +103,15 @@ impl Job {
         self.saves.leader.as_ref()
     }
 
+    /// Whether the launcher here has a worker of this local rank.
+    fn has_slot_of(&self, k: u16) -> bool {
+        self.local.as_ref().is_some_and(|l| k < l.reg.slots)
+    }
+
     /// What the launcher here says of slots and files.
     pub(super) fn on_save_news(&mut self, ctx: &mut Ctx<'_>, news: SaveNews) {
         let event = match news {
+            SaveNews::Slots { k, .. } if !self.has_slot_of(k) => return,
             SaveNews::Slots { k, capacity, found } => {
                 self.saves.slots.insert(k, (capacity, found));
                 NodeEvent::Slots { k, capacity, found }
@@ -496,6 +502,11 @@ impl Job {
         let slots = self.saves.slots.values();
         let both = slots.map(|(capacity, _)| capacity.saturating_mul(2));
         both.fold(0, u64::saturating_add)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn slot_budget(&self) -> u64 {
+        self.saves.budget
     }
 
     /// What the node has for the slots of this job, with those that it has.
