@@ -440,6 +440,12 @@ def _put(live: Any, value: Any) -> Any:
 # ---- what a script hands over -----------------------------------------------------------------------------------------
 
 
+def _modules(owner: Any) -> Iterator[Any]:
+    """A model and all that it is made of."""
+    torch = _torch()
+    return owner.modules() if torch is not None and isinstance(owner, torch.nn.Module) else iter(())
+
+
 class _Tracked:
     """One of the things whose state is saved."""
 
@@ -448,6 +454,12 @@ class _Tracked:
         while type(owner).__name__ in ("DistributedDataParallel", "DataParallel") and hasattr(owner, "module"):
             owner = owner.module
         owner = getattr(owner, "_orig_mod", owner)  # torch.compile
+        if any(type(module).__name__ == "FullyShardedDataParallel" for module in _modules(owner)):
+            raise MusterError(
+                f"cannot track {name}, FullyShardedDataParallel (FSDP1): its state differs from rank to rank under one name, and would be "
+                "restored wrong; wrap the model with torch.distributed.fsdp.fully_shard (FSDP2) and hand over muster.Shard of its "
+                "tensors, or save it with torch.distributed.checkpoint and leave it and its optimizer out"
+            )
         has_state = hasattr(owner, "state_dict") and hasattr(owner, "load_state_dict")
         if not (has_state or isinstance(owner, (dict, list))):
             kind = type(owner).__qualname__
@@ -521,7 +533,7 @@ class Job:
         self._random: Optional[bytes] = None
         #: The step to begin with: 0, or where the checkpoint that was restored begins.
         self.start = 0
-        self._step, self._begun, self._steps = 0, False, 0
+        self._step, self._begun, self._steps, self._over = 0, False, 0, False
         place = _Place(0, 1, 0, 1, 0, 0)
         if os.environ.get("MUSTER_CONTROL_FD"):
             handle = _ptr()
@@ -581,8 +593,13 @@ class Job:
     # ---- the loop ----
 
     def steps(self, total: int) -> Iterator[int]:
-        """The steps that are left of `total`, each before it begins. Saves and exits by itself where the job has to stop;
-        after the last one it saves once more and detaches."""
+        """The steps that are left of `total`, those of all epochs, each before it begins. Saves and exits by itself where the
+        job has to stop; after the last one it saves once more and detaches. Raises `MusterError` after that."""
+        if self._over:
+            raise MusterError(
+                f"job.steps({total}) comes after the last step of the job, and would run nothing: call it once, with the steps of all "
+                "epochs together, and take the epoch from the step (step // steps_per_epoch)"
+            )
         while True:
             step = self._next()
             if step >= total:
@@ -601,6 +618,7 @@ class Job:
         """The end of such a loop: the last step is complete. Saves what is new, and detaches."""
         if self._next() > self.start:
             self._save_or_say(self._step)
+        self._over = True
         self.close()
 
     def _next(self) -> int:

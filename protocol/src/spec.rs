@@ -11,6 +11,10 @@ pub use triggers::Triggers;
 /// The most nodes of one job: the bound that keeps a record within one frame.
 pub const MAX_MEMBERS: usize = 1024;
 
+/// As Linux numbers them.
+const SIGINT: i32 = 2;
+const SIGTERM: i32 = 15;
+
 /// The parameters that all nodes of one job must agree on. Times are in milliseconds.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct JobSpec {
@@ -51,7 +55,7 @@ impl Default for JobSpec {
             join_max_ms: 5_000,
             loss_grace_ms: 200,
             stop_grace_ms: 30_000,
-            preempt_signal: 15,
+            preempt_signal: SIGTERM,
             birth_quorum: 0,
             triggers: Triggers::default(),
         }
@@ -177,6 +181,15 @@ impl JobSpec {
 
     pub fn join_max(&self) -> Span {
         Span::from_millis(self.join_max_ms.into())
+    }
+
+    /// What tells workers to save and leave. Where a person stops the job it is SIGINT, as a terminal or torchrun sends
+    /// it, unless another signal than the usual one was agreed.
+    pub fn signal_to_stop(&self, interrupted: bool) -> i32 {
+        match self.preempt_signal {
+            SIGTERM if interrupted => SIGINT,
+            agreed => agreed,
+        }
     }
 
     pub fn stop_grace(&self) -> Span {

@@ -165,6 +165,12 @@ class Plain(Attached):
         self.assertEqual(list(job.steps(9)), [])
         self.assertEqual(muster._loaded.saved, {})
 
+    def test_a_loop_for_each_epoch_is_no_loop_of_nothing(self):
+        job = attach(Fake(), extra={})
+        self.assertEqual(len(list(job.steps(3))), 3)
+        with self.assertRaisesRegex(muster.MusterError, "all epochs together"):
+            list(job.steps(3))
+
     def test_a_loop_of_its_own_and_a_save_on_demand(self):
         fake = Fake()
         extra = {"best": 0.0}
@@ -236,6 +242,12 @@ class Tensors(Attached):
 
     def states(self, training):
         return {name: owner if isinstance(owner, dict) else owner.state_dict() for name, owner in training.items()}
+
+    def test_fsdp1_is_refused_by_name(self):
+        inner = type("FullyShardedDataParallel", (torch.nn.Linear,), {})(2, 2)
+        for model in (inner, torch.nn.Sequential(inner), torch.nn.parallel.DataParallel(inner)):
+            with self.assertRaisesRegex(muster.MusterError, "cannot track model, FullyShardedDataParallel.*fully_shard"):
+                attach(Fake(), model=model)
 
     def test_a_training_comes_back_bit_for_bit(self):
         before = self.training(5)

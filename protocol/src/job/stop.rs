@@ -253,13 +253,13 @@ impl Job {
 
     fn order_signal(&mut self, ctx: &mut Ctx<'_>, record: &Record, grace: Span) {
         let planned = self.lead.as_mut().and_then(|l| l.planned.as_mut());
-        let why = planned.map(|p| {
+        let planned = planned.map(|p| {
             p.signalled = true;
-            p.why.clone()
+            (p.why.clone(), p.reason == Reason::Interrupted)
         });
-        let why = why.unwrap_or_default();
+        let (why, interrupted) = planned.unwrap_or_default();
         let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
-        let signal = record.spec.preempt_signal;
+        let signal = record.spec.signal_to_stop(interrupted);
         for m in &record.members {
             let why = why.clone();
             let action = Action::Preempt {

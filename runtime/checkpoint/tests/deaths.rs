@@ -77,8 +77,9 @@ mod real {
             }
             std::thread::sleep(Duration::from_millis(u64::from(round) * 7));
             assert!(writer.try_wait().unwrap().is_none(), "it is still at work");
-            // Nothing that it is writing is taken from it.
-            assert_eq!(dir.collect_temporaries().unwrap(), [""; 0]);
+            // Nothing that it is writing is taken from it; one that it has just made and not locked yet may be, and it
+            // makes another.
+            assert!(dir.collect_temporaries().unwrap().len() <= 1);
             writer.kill().unwrap();
             writer.wait().unwrap();
             for name in dir.names().unwrap() {

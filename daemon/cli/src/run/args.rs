@@ -222,6 +222,33 @@ pub struct RunArgs {
     )]
     pub logs_specs: Option<String>,
 
+    /// Each worker sees one GPU, as device 0: LOCAL_RANK is 0, and CUDA_VISIBLE_DEVICES names that GPU
+    #[arg(
+        long,
+        alias = "virtual_local_rank",
+        env = "PET_VIRTUAL_LOCAL_RANK",
+        value_parser = FalseyValueParser::new()
+    )]
+    pub virtual_local_rank: bool,
+
+    /// Accepted for torchrun, without effect
+    #[arg(
+        long,
+        alias = "duplicate_stdout_filters",
+        env = "PET_DUPLICATE_STDOUT_FILTERS",
+        value_name = "TEXTS"
+    )]
+    pub duplicate_stdout_filters: Option<String>,
+
+    /// Accepted for torchrun, without effect
+    #[arg(
+        long,
+        alias = "duplicate_stderr_filters",
+        env = "PET_DUPLICATE_STDERR_FILTERS",
+        value_name = "TEXTS"
+    )]
+    pub duplicate_stderr_filters: Option<String>,
+
     /// Accepted for torchrun; bind workers with numactl in the command where it matters
     #[arg(
         long,

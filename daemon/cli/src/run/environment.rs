@@ -18,6 +18,10 @@ pub struct Job {
     pub launcher: LauncherId,
     pub role: String,
     pub max_restarts: u32,
+    /// The signals that the launcher takes, as they were named.
+    pub signals: String,
+    /// Each worker sees one GPU, as device 0.
+    pub virtual_local_rank: bool,
     /// The job's folder in its store, a path or a bucket's location.
     pub store: Option<OsString>,
     /// The store's own name, by which workers know it.
@@ -42,9 +46,10 @@ pub fn variables(
     is_set: IsSet<'_>,
 ) -> Vec<(&'static str, OsString)> {
     let rank = start.first_rank + u32::from(local_rank);
+    let shown = if job.virtual_local_rank { 0 } else { local_rank };
     let mut vars: Vec<(&'static str, OsString)> = vec![
         ("RANK", rank.to_string().into()),
-        ("LOCAL_RANK", local_rank.to_string().into()),
+        ("LOCAL_RANK", shown.to_string().into()),
         ("GROUP_RANK", start.node_rank.to_string().into()),
         ("ROLE_RANK", rank.to_string().into()),
         ("ROLE_NAME", job.role.clone().into()),
@@ -63,6 +68,10 @@ pub fn variables(
             job.max_restarts.to_string().into(),
         ),
         ("TORCHELASTIC_RUN_ID", job.id.clone().into()),
+        (
+            "TORCHELASTIC_SIGNALS_TO_HANDLE",
+            job.signals.clone().into(),
+        ),
         // Rank 0 hosts the store: there is no agent's store to outlive.
         ("TORCHELASTIC_USE_AGENT_STORE", "False".into()),
         ("TORCHELASTIC_ERROR_FILE", error_file.into()),
@@ -105,6 +114,23 @@ pub fn variables(
         unless_set("NCCL_SOCKET_IFNAME", name);
     }
     vars
+}
+
+/// The one GPU that a worker sees with --virtual-local-rank, of those that the launcher does.
+///
+/// # Errors
+/// `CUDA_VISIBLE_DEVICES` names fewer.
+pub fn device(local_rank: u16, visible: Option<&str>) -> Result<String, String> {
+    let Some(visible) = visible else {
+        return Ok(local_rank.to_string());
+    };
+    let device = visible.split(',').nth(usize::from(local_rank));
+    device.map(|d| d.trim().to_owned()).ok_or_else(|| {
+        format!(
+            "--virtual-local-rank: CUDA_VISIBLE_DEVICES={visible} names no GPU for local rank {local_rank}: \
+             start fewer workers with --nproc-per-node, or name more GPUs"
+        )
+    })
 }
 
 /// torchrun's macros in a worker's arguments: `${local_rank}` and `$local_rank`.
@@ -166,6 +192,8 @@ mod tests {
             launcher: LauncherId([0xcd; 8]),
             role: "trainer".into(),
             max_restarts: 5,
+            signals: "SIGTERM,SIGINT".into(),
+            virtual_local_rank: false,
             store: None,
             store_id: None,
             cache: None,
@@ -203,6 +231,7 @@ mod tests {
             ("MASTER_PORT", "4711"),
             ("TORCHELASTIC_RESTART_COUNT", "2"),
             ("TORCHELASTIC_MAX_RESTARTS", "5"),
+            ("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT"),
             ("TORCHELASTIC_RUN_ID", "j"),
             ("TORCHELASTIC_USE_AGENT_STORE", "False"),
             ("TORCHELASTIC_ERROR_FILE", "/l/error.json"),
@@ -217,6 +246,22 @@ mod tests {
         .map(|(k, v)| (k, v.to_owned()))
         .into();
         assert_eq!(got, expected);
+    }
+
+    #[test]
+    fn with_a_virtual_local_rank_each_worker_sees_its_gpu_as_device_0() {
+        let virtual_ranks = Job {
+            virtual_local_rank: true,
+            ..job()
+        };
+        let vars = variables(&virtual_ranks, &start(), 1, Path::new("e"), None, &|_| false);
+        let get = |wanted| vars.iter().find(|(name, _)| *name == wanted);
+        assert_eq!(get("LOCAL_RANK"), Some(&("LOCAL_RANK", "0".into())));
+        assert_eq!(get("RANK"), Some(&("RANK", "3".into())));
+        assert_eq!(device(1, None), Ok("1".into()));
+        assert_eq!(device(1, Some("4, 7")), Ok("7".into()));
+        assert_eq!(device(0, Some("GPU-8f2")), Ok("GPU-8f2".into()));
+        assert!(device(2, Some("4,7")).is_err());
     }
 
     #[test]

@@ -226,6 +226,8 @@ pub async fn launch(
             launcher,
             role: plan.role,
             max_restarts: plan.spec.max_restarts,
+            signals: plan.signals,
+            virtual_local_rank: plan.virtual_local_rank,
             store: folder,
             store_id: uuid,
             cache: cached,
@@ -305,10 +307,22 @@ fn host() -> Host {
             devices,
         ),
         memory: free_memory(),
-        python: std::env::var_os("PYTHON_EXEC").unwrap_or_else(|| "python3".into()),
+        python: python(std::env::var_os("PYTHON_EXEC"), std::env::current_exe().ok()),
         // Only a name hangs on it: without entropy the process id has to do.
         random: OsRng.try_next_u32().unwrap_or_else(|_| std::process::id()),
     }
+}
+
+/// What runs a script: what was named, else the Python of the environment that this program lies in, as torchrun takes
+/// its own, else the one of the path.
+fn python(named: Option<OsString>, program: Option<PathBuf>) -> OsString {
+    let own = || {
+        let bin = program?.parent()?.to_owned();
+        let python = bin.join("python3");
+        let is_environment = bin.parent()?.join("pyvenv.cfg").is_file();
+        (is_environment && python.is_file()).then(|| python.into_os_string())
+    };
+    named.or_else(own).unwrap_or_else(|| "python3".into())
 }
 
 /// Bytes of memory that are free, of the machine or, where that is less, of this process' cgroup.
@@ -365,6 +379,22 @@ mod tests {
         assert_eq!(socket(&["--socket=/s", "x"]), Some("/s".into()));
         let other = socket(&["--standalone", "--socket=/t", "x"]);
         assert_eq!(other, Some("/t".into()));
+    }
+
+    #[test]
+    fn scripts_are_run_by_the_python_of_the_environment_that_muster_lies_in() {
+        let dir = tempfile::tempdir().unwrap();
+        let bin = dir.path().join("bin");
+        std::fs::create_dir(&bin).unwrap();
+        let muster = Some(bin.join("muster"));
+        let own = bin.join("python3").into_os_string();
+        std::fs::write(&own, "").unwrap();
+        // `/usr/local/bin` and the like are no environments.
+        assert_eq!(python(None, muster.clone()), "python3");
+        std::fs::write(dir.path().join("pyvenv.cfg"), "").unwrap();
+        assert_eq!(python(None, muster.clone()), own);
+        assert_eq!(python(Some("pypy".into()), muster), "pypy");
+        assert_eq!(python(None, None), "python3");
     }
 
     /// Nobody serves there.

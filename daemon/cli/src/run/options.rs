@@ -92,6 +92,10 @@ pub struct Plan {
     pub role: String,
     pub logs: Logs,
     pub handled: Handled,
+    /// The same as they were named, for the workers.
+    pub signals: String,
+    /// Each worker sees one GPU, as device 0.
+    pub virtual_local_rank: bool,
     pub hangs: Hangs,
     /// First peers to call.
     pub endpoints: Vec<String>,
@@ -229,6 +233,8 @@ impl Plan {
                 dir: args.log_dir,
             },
             handled: handled(&args.signals_to_handle)?,
+            signals: args.signals_to_handle,
+            virtual_local_rank: args.virtual_local_rank,
             hangs: Hangs {
                 limits: limits(args.hang_factor, args.hang_min),
                 then: args.on_hang,
@@ -324,8 +330,8 @@ fn command(
     Ok((python.to_owned(), words))
 }
 
-/// The job's name. Nodes of one job must get the same without asking, so an unnamed job of several
-/// nodes is called after its script; an unnamed job of one node gets a name of its own.
+/// The job's name. Nodes of one job must get the same without asking, and so must the next start of one with a store:
+/// an unnamed one is called after its script. An unnamed job of one node without a store gets a name of its own.
 fn job_name(args: &RunArgs, max_nodes: u16, host: &Host) -> Result<String, PlanError> {
     let stem = || {
         let script = args
@@ -347,8 +353,9 @@ fn job_name(args: &RunArgs, max_nodes: u16, host: &Host) -> Result<String, PlanE
         }
     };
     let name = match &args.rdzv_id {
-        Some(id) if !args.standalone => id.clone(),
-        _ if max_nodes == 1 => format!("{}-{:08x}", stem(), host.random),
+        Some(id) if !args.standalone || args.store.is_some() => id.clone(),
+        // What it saves is found under its name by the next start.
+        _ if max_nodes == 1 && args.store.is_none() => format!("{}-{:08x}", stem(), host.random),
         _ => stem(),
     };
     let fits = (1..=muster_protocol::JobKey::MAX_PART).contains(&name.len());
@@ -430,7 +437,22 @@ fn notes(args: &RunArgs, max_nodes: u16) -> Vec<String> {
             "--master-addr {addr} is called as a first peer; it is not a master, and may go away later"
         ));
     }
+    let without_effect = [
+        ("--duplicate-stdout-filters", &args.duplicate_stdout_filters, "grep the files of --log-dir"),
+        ("--duplicate-stderr-filters", &args.duplicate_stderr_filters, "grep the files of --log-dir"),
+        ("--event-log-handler", &args.event_log_handler, "see `muster events`"),
+        ("--logs-specs", &args.logs_specs, "logs are those of --log-dir, --redirects and --tee"),
+        ("--numa-binding", &args.numa_binding, "bind workers with numactl in the command"),
+    ];
+    for (flag, _, instead) in without_effect.iter().filter(|(_, given, _)| is_meant(given)) {
+        notes.push(format!("{flag} has no effect here: {instead}"));
+    }
     notes
+}
+
+/// Whether a flag of torchrun asks for something else than torchrun's default.
+fn is_meant(given: &Option<String>) -> bool {
+    given.as_deref().is_some_and(|text| !matches!(text, "" | "null" | "default"))
 }
 
 /// GPUs that a worker here would see. `devices` are the names in `/dev`.

@@ -165,6 +165,10 @@ fn names() {
     assert_eq!(plan("--rdzv-id a --nnodes 2 x.py").job, "a");
     assert_eq!(plan("--nnodes 2 dir/train.py").job, "train");
     assert_eq!(plan("--nnodes 2 -- python dir/train.py").job, "train");
+    let store = tempfile::tempdir().unwrap();
+    let stored = |line: &str| plan(&format!("--store {} {line}", store.path().display())).job;
+    assert_eq!(stored("train.py"), "train");
+    assert_eq!(stored("--standalone --rdzv-id a train.py"), "a");
     assert_eq!(plan("train.py").job, "train-0000abcd");
     assert_eq!(
         plan("--standalone --rdzv-id a train.py").job,
@@ -301,4 +305,15 @@ fn what_other_nodes_hold_in_memory() {
     let wrong = Line::try_parse_from(["muster", "--replicas", "parity:1", "x"]);
     let error = wrong.unwrap_err().to_string();
     assert!(error.contains("write --replicas 1"), "{error}");
+}
+
+#[test]
+fn flags_of_torchrun_that_ask_for_what_is_not_there_are_said() {
+    let notes = |line: &str| plan(line).notes.len();
+    assert_eq!(notes("--logs-specs default --event-log-handler null x.py"), 0);
+    assert_eq!(notes("--numa_binding=node --duplicate-stdout-filters a,b x.py"), 2);
+    assert_eq!(notes("--logs-specs mine --event-log-handler mine --duplicate_stderr_filters e x.py"), 3);
+    assert!(plan("--virtual-local-rank x.py").virtual_local_rank);
+    let signals = plan("--signals-to-handle SIGTERM,SIGUSR1 x.py").signals;
+    assert_eq!(signals, "SIGTERM,SIGUSR1");
 }

@@ -233,6 +233,12 @@ impl Workers {
             interface,
             &|name| std::env::var_os(name).is_some(),
         );
+        if self.setup.job.virtual_local_rank {
+            let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+            let device = environment::device(local_rank, visible.as_deref());
+            let device = device.map_err(io::Error::other)?;
+            env.push(("CUDA_VISIBLE_DEVICES", device.into()));
+        }
         let (page, page_fd) = ControlPage::create()?;
         env.push((
             super::control::FD_ENV,

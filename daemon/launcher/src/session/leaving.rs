@@ -32,7 +32,8 @@ impl Session {
         self.ending = Some((code, String::new()));
         if self.current.is_some() {
             let spec = &self.register.spec;
-            let (signal, grace) = (spec.preempt_signal, spec.stop_grace());
+            let interrupted = code == 128 + SIGINT;
+            let (signal, grace) = (spec.signal_to_stop(interrupted), spec.stop_grace());
             self.begin_stop(signal, grace, now);
         } else {
             self.exit_now(code, String::new());

@@ -11,7 +11,7 @@ use super::{leaders, promise};
 use crate::codec::CodecError;
 use crate::ids::{Boot, Digest, NodeId, StateId};
 use crate::job::Durable;
-use crate::record::{Cause, Record};
+use crate::record::{MAX_SLOTS, Cause, Record};
 use crate::spec::MAX_MEMBERS;
 use crate::time::Span;
 use crate::wire::{Advert, Ballot, Hello, JobMessage, MAX_JOBS, Message};
@@ -109,7 +109,7 @@ fn longest(number: u64) -> Record {
     r.key.cluster = most('c');
     r.key.owner = most('o');
     r.key.id = most('j');
-    r.members.iter_mut().for_each(|m| m.slots = u16::MAX);
+    r.members.iter_mut().for_each(|m| m.slots = MAX_SLOTS);
     r.witnesses = (2_000..2_003).map(witness).collect();
     r.cause = Cause::NodesJoined {
         nodes: (0..MAX_MEMBERS).map(node).collect(),
