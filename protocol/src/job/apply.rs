@@ -89,6 +89,10 @@ impl Job {
     pub(super) fn drive_applicant(&mut self, ctx: &mut Ctx<'_>) {
         self.dismiss_unwilling(ctx);
         if !self.wants_in(ctx) {
+            if let Some((door, _)) = self.applicant.asked.filter(|_| self.is_member(ctx)) {
+                // An agent that only looks on does not hear that this node was let in.
+                self.send(ctx, door, JobMessage::Withdraw);
+            }
             self.applicant = Applicant {
                 told: std::mem::take(&mut self.applicant.told),
                 ..Applicant::default()

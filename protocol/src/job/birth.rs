@@ -59,16 +59,22 @@ impl Desk {
         self.tickets.is_empty() && self.birth.is_none()
     }
 
+    /// The life that is proposed here.
+    pub(super) fn proposes(&self) -> Option<Digest> {
+        self.birth.as_ref().map(|b| b.lineage)
+    }
+
     pub(super) fn withdraw(&mut self, node: NodeId) {
         self.tickets.remove(&node);
     }
 
-    /// A life has ended. Those that asked for a place in it `here` go with it. An agent that only hears of its end may have
-    /// had it claimed; those that have asked since ask for the next one.
-    pub(super) fn ends(&mut self, here: bool) {
+    /// A life has ended. Those that asked for a place in it `here` go with it, but for those that know its `end`: they ask
+    /// for the next one. An agent that only hears of its end may have had it claimed; so do those that have asked since.
+    pub(super) fn ends(&mut self, here: bool, end: Digest) {
         let claimed = self.claim_asked;
-        let next = |h: &Held| claimed.is_none_or(|at| h.renewed > at);
-        self.tickets.retain(|_, h| !here && next(h));
+        let since = |h: &Held| !here && claimed.is_none_or(|at| h.renewed > at);
+        self.tickets
+            .retain(|_, h| since(h) || h.ticket.knows == end);
     }
 
     /// The node from which a launcher asks to be let in: it runs nothing.

@@ -220,6 +220,14 @@ impl Job {
         if digest == self.head_digest() {
             return;
         }
+        if self
+            .desk
+            .proposes()
+            .is_some_and(|birth| birth != record.lineage())
+        {
+            // Those that are bound to it are free at once.
+            self.withdraw_birth(ctx);
+        }
         if let Some((before, short)) = self.head.as_ref().map(|h| (h.digest, h.record.is_short())) {
             // One that was to run nothing has no start that could be told.
             if !short {
@@ -293,7 +301,7 @@ impl Job {
             self.ask_other_groups(ctx);
         }
         if record.kind.is_terminal() {
-            self.desk.ends(known == Some(record.lineage()));
+            self.desk.ends(known == Some(record.lineage()), digest);
         }
     }
 

@@ -195,7 +195,8 @@ impl Job {
         let (of, told) = &self.merge.forfeited;
         let forfeited = *of == self.head_digest() && told.contains(&node);
         let there = ctx.peers.get(node).and_then(Peer::state_dir);
-        let forfeited = forfeited || self.has_moved(record, node);
+        let replaced = ctx.peers.lost(node) == Some(true) && ctx.peers.has_successor(node);
+        let forfeited = forfeited || replaced || self.has_moved(record, node);
         !forfeited && voter.is_some_and(|v| there.is_none_or(|s| s == v.state))
     }
 

@@ -46,7 +46,11 @@ pub fn variables(
     is_set: IsSet<'_>,
 ) -> Vec<(&'static str, OsString)> {
     let rank = start.first_rank + u32::from(local_rank);
-    let shown = if job.virtual_local_rank { 0 } else { local_rank };
+    let shown = if job.virtual_local_rank {
+        0
+    } else {
+        local_rank
+    };
     let mut vars: Vec<(&'static str, OsString)> = vec![
         ("RANK", rank.to_string().into()),
         ("LOCAL_RANK", shown.to_string().into()),
@@ -68,10 +72,7 @@ pub fn variables(
             job.max_restarts.to_string().into(),
         ),
         ("TORCHELASTIC_RUN_ID", job.id.clone().into()),
-        (
-            "TORCHELASTIC_SIGNALS_TO_HANDLE",
-            job.signals.clone().into(),
-        ),
+        ("TORCHELASTIC_SIGNALS_TO_HANDLE", job.signals.clone().into()),
         // Rank 0 hosts the store: there is no agent's store to outlive.
         ("TORCHELASTIC_USE_AGENT_STORE", "False".into()),
         ("TORCHELASTIC_ERROR_FILE", error_file.into()),
@@ -254,7 +255,9 @@ mod tests {
             virtual_local_rank: true,
             ..job()
         };
-        let vars = variables(&virtual_ranks, &start(), 1, Path::new("e"), None, &|_| false);
+        let vars = variables(&virtual_ranks, &start(), 1, Path::new("e"), None, &|_| {
+            false
+        });
         let get = |wanted| vars.iter().find(|(name, _)| *name == wanted);
         assert_eq!(get("LOCAL_RANK"), Some(&("LOCAL_RANK", "0".into())));
         assert_eq!(get("RANK"), Some(&("RANK", "3".into())));

@@ -307,7 +307,10 @@ fn host() -> Host {
             devices,
         ),
         memory: free_memory(),
-        python: python(std::env::var_os("PYTHON_EXEC"), std::env::current_exe().ok()),
+        python: python(
+            std::env::var_os("PYTHON_EXEC"),
+            std::env::current_exe().ok(),
+        ),
         // Only a name hangs on it: without entropy the process id has to do.
         random: OsRng.try_next_u32().unwrap_or_else(|_| std::process::id()),
     }

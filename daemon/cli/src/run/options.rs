@@ -438,13 +438,36 @@ fn notes(args: &RunArgs, max_nodes: u16) -> Vec<String> {
         ));
     }
     let without_effect = [
-        ("--duplicate-stdout-filters", &args.duplicate_stdout_filters, "grep the files of --log-dir"),
-        ("--duplicate-stderr-filters", &args.duplicate_stderr_filters, "grep the files of --log-dir"),
-        ("--event-log-handler", &args.event_log_handler, "see `muster events`"),
-        ("--logs-specs", &args.logs_specs, "logs are those of --log-dir, --redirects and --tee"),
-        ("--numa-binding", &args.numa_binding, "bind workers with numactl in the command"),
+        (
+            "--duplicate-stdout-filters",
+            &args.duplicate_stdout_filters,
+            "grep the files of --log-dir",
+        ),
+        (
+            "--duplicate-stderr-filters",
+            &args.duplicate_stderr_filters,
+            "grep the files of --log-dir",
+        ),
+        (
+            "--event-log-handler",
+            &args.event_log_handler,
+            "see `muster events`",
+        ),
+        (
+            "--logs-specs",
+            &args.logs_specs,
+            "logs are those of --log-dir, --redirects and --tee",
+        ),
+        (
+            "--numa-binding",
+            &args.numa_binding,
+            "bind workers with numactl in the command",
+        ),
     ];
-    for (flag, _, instead) in without_effect.iter().filter(|(_, given, _)| is_meant(given)) {
+    for (flag, _, instead) in without_effect
+        .iter()
+        .filter(|(_, given, _)| is_meant(given))
+    {
         notes.push(format!("{flag} has no effect here: {instead}"));
     }
     notes
@@ -452,7 +475,9 @@ fn notes(args: &RunArgs, max_nodes: u16) -> Vec<String> {
 
 /// Whether a flag of torchrun asks for something else than torchrun's default.
 fn is_meant(given: &Option<String>) -> bool {
-    given.as_deref().is_some_and(|text| !matches!(text, "" | "null" | "default"))
+    given
+        .as_deref()
+        .is_some_and(|text| !matches!(text, "" | "null" | "default"))
 }
 
 /// GPUs that a worker here would see. `devices` are the names in `/dev`.

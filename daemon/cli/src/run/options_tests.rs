@@ -310,9 +310,18 @@ fn what_other_nodes_hold_in_memory() {
 #[test]
 fn flags_of_torchrun_that_ask_for_what_is_not_there_are_said() {
     let notes = |line: &str| plan(line).notes.len();
-    assert_eq!(notes("--logs-specs default --event-log-handler null x.py"), 0);
-    assert_eq!(notes("--numa_binding=node --duplicate-stdout-filters a,b x.py"), 2);
-    assert_eq!(notes("--logs-specs mine --event-log-handler mine --duplicate_stderr_filters e x.py"), 3);
+    assert_eq!(
+        notes("--logs-specs default --event-log-handler null x.py"),
+        0
+    );
+    assert_eq!(
+        notes("--numa_binding=node --duplicate-stdout-filters a,b x.py"),
+        2
+    );
+    assert_eq!(
+        notes("--logs-specs mine --event-log-handler mine --duplicate_stderr_filters e x.py"),
+        3
+    );
     assert!(plan("--virtual-local-rank x.py").virtual_local_rank);
     let signals = plan("--signals-to-handle SIGTERM,SIGUSR1 x.py").signals;
     assert_eq!(signals, "SIGTERM,SIGUSR1");

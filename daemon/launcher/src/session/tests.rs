@@ -454,7 +454,7 @@ fn timers_end_with_the_session() {
     let mut world = World::running(1);
     world.on(Event::Terminate { signal: 15 });
     world.on(Event::LinkDown);
-    assert_eq!(world.on(Event::Interrupt), [Effect::Signal(15)]);
+    assert_eq!(world.on(Event::Interrupt), [Effect::Signal(2)]);
     let told = world.gone();
     assert!(
         matches!(told[..], [Effect::Exit { code: 130, .. }]),

@@ -11,7 +11,7 @@ use super::{leaders, promise};
 use crate::codec::CodecError;
 use crate::ids::{Boot, Digest, NodeId, StateId};
 use crate::job::Durable;
-use crate::record::{MAX_SLOTS, Cause, Record};
+use crate::record::{Cause, MAX_SLOTS, Record};
 use crate::spec::MAX_MEMBERS;
 use crate::time::Span;
 use crate::wire::{Advert, Ballot, Hello, JobMessage, MAX_JOBS, Message};
