@@ -189,3 +189,43 @@ impl View<'_> {
         matches!(self.unwell(node), Some(PeerState::Away { .. }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::Boot;
+
+    fn peer(host: &str, port: u16, connected: bool) -> Peer {
+        let hello = Hello {
+            host: host.into(),
+            version: "1".into(),
+            state: StateId([1; 8]),
+            boot: Boot(1),
+            timeouts: Timeouts::default(),
+            jobs: Vec::new(),
+        };
+        Peer {
+            connected,
+            addr: Some(SocketAddr::from(([10, 0, 0, 1], port))),
+            hello: Some(hello),
+            ..Peer::default()
+        }
+    }
+
+    #[test]
+    fn an_agent_is_replaced_by_another_one_of_its_host_at_its_address() {
+        let [gone, other] = [1, 2].map(|id| NodeId([id; 32]));
+        let is_replaced = |was: Peer, is: Peer| {
+            let mut peers = Peers::default();
+            peers.map.extend([(gone, was), (other, is)]);
+            peers.has_successor(gone)
+        };
+        let was = |connected| peer("a", 7970, connected);
+        assert!(is_replaced(was(false), peer("a", 7970, true)));
+        assert!(!is_replaced(was(true), peer("a", 7970, true)));
+        assert!(!is_replaced(was(false), peer("a", 7970, false)));
+        assert!(!is_replaced(was(false), peer("a", 7971, true)));
+        // Behind one source address there may be agents of several hosts.
+        assert!(!is_replaced(was(false), peer("b", 7970, true)));
+    }
+}

@@ -73,3 +73,23 @@ fn an_end_that_a_birth_must_name_is_no_reason_to_forget_those_that_ask_for_it() 
     assert!(asked.iter().all(of));
     assert_eq!(asked[0].member(node(1)), Some(&member(1)));
 }
+
+#[test]
+fn a_node_that_is_let_in_takes_its_request_back_where_it_asked() {
+    let mut s = Scripted::new(config(3, 2), Vec::new());
+    (0..3).for_each(|i| s.peer(i));
+    s.launcher_of(3, (4, 4), None);
+    s.pass(Span::from_millis(100));
+    let to_door = |s: &Scripted, asks: bool| {
+        let mut sent = s.sent.iter().filter(|(to, _)| *to == node(0));
+        sent.any(|(_, body)| match asks {
+            true => matches!(body, JobMessage::Ticket(_)),
+            false => matches!(body, JobMessage::Withdraw),
+        })
+    };
+    assert!(to_door(&s, true) && !to_door(&s, false), "{:?}", s.sent);
+    let record = Arc::new(record(4, 1));
+    s.hears(1, JobMessage::Decided { record });
+    s.pass(Span::from_millis(100));
+    assert!(to_door(&s, false), "{:?}", s.sent);
+}
