@@ -346,7 +346,7 @@ impl Record {
         self.spec.check().map_err(RecordError::Spec)
     }
 
-    fn voters_and_members(&self) -> impl Iterator<Item = NodeId> + '_ {
+    pub(crate) fn voters_and_members(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.members
             .iter()
             .map(|m| m.node)

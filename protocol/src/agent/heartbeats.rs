@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Agent, Effect, MAX_SENT, Notice, URGENT, Watches};
-use crate::ids::{Digest, NodeId};
+use crate::ids::{Digest, LauncherId, NodeId};
 use crate::job::Job;
 use crate::membership::{self, Guard, State};
 use crate::time::Time;
@@ -91,6 +91,11 @@ impl Agent {
         if self.detector.handle(event, now).is_ok() {
             self.pump_detector(now);
         }
+    }
+
+    /// The agent of a launcher is that of this node.
+    pub(super) fn is_at(&mut self, launcher: LauncherId, to: NodeId, now: Time) {
+        self.detect(membership::Event::Moved { launcher, to }, now);
     }
 
     pub(super) fn pump_detector(&mut self, now: Time) {

@@ -56,8 +56,8 @@ impl Agent {
         sum(self.slot_memory_by_owner().into_values())
     }
 
-    /// What each user's launchers say that they have in checkpoint slots, and at most an equal share of what the node
-    /// has: nobody's word takes it from everybody else.
+    /// The bytes of checkpoint slots that each user's launchers name, and at most an equal share of what the node has:
+    /// nobody's word takes it from everybody else.
     fn slot_memory_by_owner(&self) -> BTreeMap<&str, u64> {
         let mut by_owner: BTreeMap<&str, u64> = BTreeMap::new();
         for (key, job) in self.jobs.iter().filter(|(_, job)| job.launcher().is_some()) {

@@ -439,11 +439,6 @@ impl Agent {
         Ok(())
     }
 
-    /// The agent of a launcher is that of this node.
-    pub(super) fn is_at(&mut self, launcher: LauncherId, to: NodeId, now: Time) {
-        self.detect(membership::Event::Moved { launcher, to }, now);
-    }
-
     fn on_job_message(
         &mut self,
         from: NodeId,

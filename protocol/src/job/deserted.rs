@@ -47,6 +47,16 @@ impl Job {
             || self.lead.is_none() && told.any(|(_, a)| a.digest == head.digest && a.deserted)
     }
 
+    /// Whether others say that the job goes on, or begins, after the end that is known here.
+    pub fn has_next(&self, peers: &Peers) -> bool {
+        let over = |a: &Advert| self.durable.has_ended(a.lineage);
+        let mut told = self
+            .adverts(peers)
+            .filter(|(_, a)| a.is_gathering() || a.belongs && !over(a));
+        self.live().is_none()
+            && told.any(|(_, a)| self.head.as_ref().is_none_or(|h| h.lineage() != a.lineage))
+    }
+
     /// The adverts of this job by connected agents.
     pub(super) fn adverts<'a>(
         &'a self,

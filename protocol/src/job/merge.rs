@@ -176,7 +176,10 @@ impl Job {
         {
             return false;
         }
-        if record.voters().any(|v| self.has_moved(record, v.node)) {
+        if record
+            .voters()
+            .any(|v| self.is_replaced(ctx, record, v.node))
+        {
             // To another member these may seem to be away, and it trains until it is told.
             self.wait_for_left(ctx, record);
         }
@@ -195,17 +198,17 @@ impl Job {
         let (of, told) = &self.merge.forfeited;
         let forfeited = *of == self.head_digest() && told.contains(&node);
         let there = ctx.peers.get(node).and_then(Peer::state_dir);
-        let replaced = ctx.peers.lost(node) == Some(true) && ctx.peers.has_successor(node);
-        let forfeited = forfeited || replaced || self.has_moved(record, node);
+        let forfeited = forfeited || self.is_replaced(ctx, record, node);
         !forfeited && voter.is_some_and(|v| there.is_none_or(|s| s == v.state))
     }
 
-    /// Whether the launcher of a member asks here to be let in as that of another node: its agent has come back without
-    /// its state directory, and so under another identity.
-    fn has_moved(&self, record: &Record, node: NodeId) -> bool {
+    /// Whether the agent of a voter has come back without its state directory, and so under another identity: its launcher
+    /// asks here to be let in as that of another node, or is dead, and another agent of its host has its address.
+    fn is_replaced(&self, ctx: &Ctx<'_>, record: &Record, node: NodeId) -> bool {
         let member = record.member(node);
         let asks = member.and_then(|m| self.desk.node_of(m.launcher));
-        asks.is_some_and(|at| at != node)
+        let dead = || ctx.peers.lost(node) == Some(true) && ctx.peers.has_successor(node);
+        asks.is_some_and(|at| at != node) || dead()
     }
 
     /// This group is to end for a winner, and cannot write that down: too many of its voters live

@@ -456,16 +456,6 @@ impl Job {
         self.live().is_none() && self.desk.waits && !self.desk.tickets.is_empty()
     }
 
-    /// Whether others say that the job goes on, or begins, after the end that is known here.
-    pub fn has_next(&self, peers: &Peers) -> bool {
-        let over = |a: &Advert| self.durable.has_ended(a.lineage);
-        let mut told = self
-            .adverts(peers)
-            .filter(|(_, a)| a.is_gathering() || a.belongs && !over(a));
-        self.live().is_none()
-            && told.any(|(_, a)| self.head.as_ref().is_none_or(|h| h.lineage() != a.lineage))
-    }
-
     pub(crate) fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }

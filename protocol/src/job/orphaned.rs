@@ -13,7 +13,7 @@ use crate::time::{Span, Time};
 pub(super) struct Beacon {
     /// When it was last written, or read, here.
     at: Option<Time>,
-    /// What was written last, without what is random in it.
+    /// The value that was written last, without its random part.
     said: u64,
     seen: Option<Seen>,
 }
@@ -35,7 +35,7 @@ const STILL: u32 = 2;
 const STARTED: u64 = 1 << 32;
 
 impl Beacon {
-    /// What a value says of its generation. Below that it is random, so that it differs from the one before.
+    /// The part of a value that names its generation. Below that it is random, so that it differs from the one before.
     fn value(of: Digest, started: bool) -> u64 {
         let [a, b, c, d, ..] = of.0;
         let started = if started { STARTED } else { 0 };

@@ -1,6 +1,5 @@
 //! What a member tells its leader of its part in a generation, and hears in return.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{Ctx, Head, Job, REPEAT, SETTLED_REPEAT};
@@ -16,11 +15,7 @@ impl Job {
         let left = self.before.as_ref().filter(|b| b.digest() == digest);
         let to: Vec<NodeId> = match self.live() {
             // The others of a group that this node has left may wait for it.
-            None if let Some(left) = left => {
-                let voters = left.voters().map(|v| v.node);
-                let all = voters.chain(left.members.iter().map(|m| m.node));
-                all.collect::<BTreeSet<_>>().into_iter().collect()
-            }
+            None if let Some(left) = left => left.voters_and_members().collect(),
             // With another state directory than it had, this agent does not know who waits for these.
             None if self.before.is_none() && began.is_some_and(|b| b.digest == digest) => {
                 ctx.peers.connected_nodes().collect()

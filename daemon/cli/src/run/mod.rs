@@ -316,7 +316,7 @@ fn host() -> Host {
     }
 }
 
-/// What runs a script: what was named, else the Python of the environment that this program lies in, as torchrun takes
+/// The program that runs a script: the one that was named, else the Python of the environment that this program lies in, as torchrun takes
 /// its own, else the one of the path.
 fn python(named: Option<OsString>, program: Option<PathBuf>) -> OsString {
     let own = || {
