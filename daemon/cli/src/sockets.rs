@@ -2,14 +2,15 @@
 //! `muster run` carries in itself.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use muster_daemon::config::socket_candidates;
+use nix::fcntl::{Flock, FlockArg, OFlag};
 
-/// The most sockets that are looked at: a folder full of stale ones must not cost minutes.
+/// The most sockets that are asked.
 const MAX_SOCKETS: usize = 64;
 
 /// The folder with the sockets of embedded agents, `run-<pid>.sock`: `$XDG_RUNTIME_DIR/muster`, or
@@ -49,6 +50,32 @@ pub fn prepare_dir(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Removes the sockets of launchers that were killed, which nobody else removes.
+pub fn remove_stale(dir: &Path) {
+    for socket in embedded_in(dir) {
+        if let Some(lock) = stale(&socket) {
+            let _gone = fs::remove_file(&socket);
+            let _gone = fs::remove_file(lock_of(&socket));
+            drop(lock);
+        }
+    }
+}
+
+fn lock_of(socket: &Path) -> PathBuf {
+    let mut name = socket.as_os_str().to_owned();
+    name.push(".lock");
+    PathBuf::from(name)
+}
+
+/// The lock of a socket that its agent held until it ended; `None` while it lives. The process id in the name tells
+/// nothing where containers share the folder.
+fn stale(socket: &Path) -> Option<Flock<File>> {
+    let mut options = File::options();
+    options.write(true).custom_flags(OFlag::O_NOFOLLOW.bits());
+    let lock = options.open(lock_of(socket)).ok()?;
+    Flock::lock(lock, FlockArg::LockExclusiveNonblock).ok()
+}
+
 /// Whether a folder is this user's and no other user can put anything there.
 fn is_ours(dir: &Path) -> bool {
     fs::symlink_metadata(dir).is_ok_and(|m| {
@@ -57,11 +84,11 @@ fn is_ours(dir: &Path) -> bool {
 }
 
 /// The sockets that there are, in the order in which a command looks, each once: the user's own
-/// agent, the machine's, then the embedded ones. Whether anybody listens is not known yet.
+/// agent, the machine's, then the embedded ones that have not ended. Whether anybody listens is not known yet.
 pub fn existing(environment: &BTreeMap<String, String>, embedded: &Path) -> Vec<PathBuf> {
     let mut all = socket_candidates(environment);
     if is_ours(embedded) {
-        all.extend(embedded_in(embedded));
+        all.extend(embedded_in(embedded).filter(|socket| stale(socket).is_none()));
     }
     let mut found: Vec<PathBuf> = Vec::new();
     let mut seen = Vec::new();
@@ -79,7 +106,7 @@ pub fn existing(environment: &BTreeMap<String, String>, embedded: &Path) -> Vec<
 }
 
 /// `run-<pid>.sock`, by process id.
-fn embedded_in(dir: &Path) -> Vec<PathBuf> {
+fn embedded_in(dir: &Path) -> impl Iterator<Item = PathBuf> {
     let mut all: Vec<(u32, PathBuf)> = fs::read_dir(dir)
         .into_iter()
         .flatten()
@@ -91,7 +118,7 @@ fn embedded_in(dir: &Path) -> Vec<PathBuf> {
         })
         .collect();
     all.sort();
-    all.into_iter().map(|(_, path)| path).collect()
+    all.into_iter().map(|(_, path)| path)
 }
 
 #[cfg(test)]
@@ -120,6 +147,31 @@ mod tests {
             found,
             ["musterd.sock", "run-3.sock", "run-20.sock"].map(|n| own.join(n))
         );
+    }
+
+    #[test]
+    fn sockets_of_agents_that_were_killed_hide_no_other_and_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("muster");
+        prepare_dir(&own).unwrap();
+        let made = |pid| {
+            let socket = embedded_socket(&own, pid);
+            let _bound = UnixListener::bind(&socket).unwrap();
+            File::create(lock_of(&socket)).unwrap()
+        };
+        for pid in 1..=MAX_SOCKETS as u32 + 2 {
+            drop(made(pid));
+        }
+        let live = Flock::lock(made(1_000), FlockArg::LockExclusive).unwrap();
+        let ours = || -> Vec<PathBuf> {
+            let found = existing(&BTreeMap::new(), &own).into_iter();
+            found.filter(|p| p.starts_with(&own)).collect()
+        };
+        assert_eq!(ours(), [embedded_socket(&own, 1_000)]);
+        remove_stale(&own);
+        assert_eq!(fs::read_dir(&own).unwrap().count(), 2);
+        drop(live);
+        assert!(ours().is_empty());
     }
 
     #[test]

@@ -1,13 +1,30 @@
-//! The final report: the root cause first, then what followed from it.
+//! What the launcher says of a generation: that it runs, and in the end the root cause first, then what followed from it.
 
 use std::fmt::Write as _;
 
-use muster_protocol::local::{WorkerExit, plain_tail};
+use muster_protocol::local::{Start, WorkerExit, plain_tail};
 
 use crate::signal;
 
 /// The most exits that are listed.
 const MAX_LISTED: usize = 16;
+
+/// The workers of this node have started.
+pub(crate) fn runs(start: &Start) -> String {
+    let nodes = match start.nodes {
+        1 => "1 node".to_owned(),
+        nodes => format!("{nodes} nodes"),
+    };
+    let last = start.first_rank + u32::from(start.slots).saturating_sub(1);
+    let ranks = match last == start.first_rank {
+        true => format!("rank {last} of {} is here", start.world),
+        false => format!(
+            "ranks {} to {last} of {} are here",
+            start.first_rank, start.world
+        ),
+    };
+    format!("generation {} runs on {nodes}: {ranks}", start.number)
+}
 
 /// How a worker ended, in a few words.
 pub(crate) fn how(exit: &WorkerExit) -> String {

@@ -65,6 +65,27 @@ impl Launcher {
     }
 }
 
+/// An order, as the log names it.
+struct Order {
+    name: &'static str,
+    /// The job or the node; empty for this node.
+    of: String,
+}
+
+impl Order {
+    fn of(command: &Command) -> Order {
+        let (name, of) = match command {
+            Command::Drain { node, .. } => ("drain", node),
+            Command::Cancel { job } => ("cancel", job),
+            Command::Continue { job, .. } => ("continue", job),
+            Command::Checkpoint { job } => ("checkpoint", job),
+            Command::Ended { job, .. } => ("end in the log", job),
+        };
+        let of = of.clone();
+        Order { name, of }
+    }
+}
+
 impl Node {
     pub(super) fn on_client(&mut self, conn: Conn) {
         self.next_conn += 1;
@@ -171,20 +192,56 @@ impl Node {
     /// An operator's order: draining a node is root's and the agent's own user's.
     fn command(&mut self, conn: ConnId, owner: String, command: Command) {
         let own = rustix::process::getuid().as_raw().to_string();
-        if matches!(command, Command::Drain { .. }) && owner != "0" && owner != own {
-            let text = "only root and the agent's own user may drain a node".into();
-            return self.reply(conn, &Answer::Error(text));
-        }
-        let event = Event::Launcher {
-            conn,
-            owner,
-            frame: ToAgent::Command(command),
+        let order = Order::of(&command);
+        let done = match &command {
+            Command::Drain { .. } if owner != "0" && owner != own => {
+                Err("only root and the agent's own user may drain a node".to_owned())
+            }
+            _ => {
+                let event = Event::Launcher {
+                    conn,
+                    owner,
+                    frame: ToAgent::Command(command),
+                };
+                let done = self.core.handle(event, clock::now());
+                done.map_err(|error| error.to_string())
+            }
         };
-        let answer = match self.core.handle(event, clock::now()) {
+        self.note_order(conn, &order, &done);
+        let answer = match done {
             Ok(()) => Answer::Json("{\"ok\":true}".into()),
-            Err(error) => Answer::Error(error.to_string()),
+            Err(error) => Answer::Error(error),
         };
         self.reply(conn, &answer);
+    }
+
+    /// The audit line of an order: the user and process that gave it, what it is, and what came of it. Refused ones are
+    /// left out where somebody has himself refused again and again.
+    fn note_order(&mut self, conn: ConnId, order: &Order, done: &Result<(), String>) {
+        let Some(client) = self.clients.get(&conn) else {
+            return;
+        };
+        let (uid, pid) = (client.uid, client.pid);
+        let comm = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+        let program = comm.as_deref().map_or("", str::trim_end);
+        let Order { name, of } = order;
+        match done {
+            Ok(()) => tracing::info!(order = name, of, uid, pid, program, "an order was taken"),
+            Err(why) => {
+                if let Some(left_out) = self.seldom.due() {
+                    tracing::warn!(
+                        order = name,
+                        of,
+                        uid,
+                        pid,
+                        program,
+                        why,
+                        left_out,
+                        "an order was refused"
+                    );
+                }
+            }
+        }
     }
 
     fn reply(&mut self, conn: ConnId, answer: &Answer) {

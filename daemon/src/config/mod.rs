@@ -4,6 +4,7 @@
 //! `MUSTER_STATE_DIR` in the environment. A key that is not known is an error; so is a value that
 //! does not fit. [`Effective`] lists every value with where it came from.
 
+mod home;
 mod keys;
 mod layers;
 mod parse;
@@ -80,6 +81,10 @@ pub enum ConfigError {
         "the agent would listen on {listen}, which other hosts can reach, without a cluster secret: set secret_file (--secret-file, MUSTER_SECRET_FILE) to a file with at least {MIN_SECRET} random bytes, the same on every node; or listen on 127.0.0.1; or, on a network that you trust, set insecure = true"
     )]
     NoSecret { listen: SocketAddr },
+    #[error(
+        "agents prove a cluster secret to each other, on one host too, and the one of this user cannot be made: {0}; set secret_file (--secret-file, MUSTER_SECRET_FILE) to a file with at least {MIN_SECRET} random bytes, or, where you trust every user of this machine, insecure = true"
+    )]
+    HomeSecret(String),
     #[error("the cluster secret in {}: {why}", .path.display())]
     Secret { path: PathBuf, why: String },
 }
@@ -98,7 +103,7 @@ pub enum LogFormat {
 pub struct AgentConfig {
     /// Agents of other clusters are cut off.
     pub cluster: String,
-    /// `None` only when every address is loopback, or with `insecure`.
+    /// `None` only with `insecure`, or before the user's own was made.
     pub secret: Option<Secret>,
     pub insecure: bool,
     /// Where other agents connect, TCP (and QUIC over UDP at the same port).
@@ -199,14 +204,37 @@ impl Inputs {
     }
 }
 
-/// Puts the layers together, checks every value, and reads the cluster secret.
+/// Puts the layers together, checks every value, and reads the cluster secret. An agent that listens on loopback alone
+/// takes that of the user's home directory where nothing names one: every user of the machine can reach loopback.
+///
+/// # Errors
+/// What is wrong, with its fix.
 pub fn load(inputs: &Inputs) -> Result<(AgentConfig, Effective), ConfigError> {
     let (config, effective) = read(inputs)?;
     check_secret(&config)?;
-    Ok((config, effective))
+    match config.secret.is_none() && !config.insecure {
+        true => load_for_user(inputs),
+        false => Ok((config, effective)),
+    }
 }
 
-/// Whether an agent may listen as it is told to: other hosts only with a secret, or `insecure`.
+/// Like [`load`], of an agent that serves its user alone: wherever it listens, it takes that user's secret where nothing
+/// names one.
+///
+/// # Errors
+/// Those of [`load`].
+pub fn load_for_user(inputs: &Inputs) -> Result<(AgentConfig, Effective), ConfigError> {
+    let (config, effective) = read(inputs)?;
+    if config.secret.is_some() || config.insecure {
+        return Ok((config, effective));
+    }
+    let path = home::secret_file(&inputs.environment).map_err(ConfigError::HomeSecret)?;
+    let mut inputs = inputs.clone();
+    inputs.flags.secret_file = Some(path.display().to_string());
+    read(&inputs)
+}
+
+/// Whether an agent may listen as it is told to: other hosts only with a secret that is named, or `insecure`.
 pub fn check_secret(config: &AgentConfig) -> Result<(), ConfigError> {
     if config.secret.is_none() && !config.insecure {
         let reachable = config.listen.iter().find(|a| !a.ip().is_loopback());

@@ -2,9 +2,12 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use rand::TryRngCore;
+use rand::rngs::OsRng;
 
 use super::layers::Layers;
 use super::{ConfigError, Inputs, Source, parse};
@@ -25,6 +28,13 @@ impl Secret {
     /// The bytes, for a key derivation.
     pub fn bytes(&self) -> &[u8] {
         &self.0
+    }
+
+    /// 32 random bytes.
+    pub fn random() -> io::Result<Secret> {
+        let mut bytes = vec![0; 32];
+        OsRng.try_fill_bytes(&mut bytes).map_err(io::Error::other)?;
+        Ok(Secret(bytes))
     }
 
     /// A secret from elsewhere than a file; `None` when it is too short or too long.

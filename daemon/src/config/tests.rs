@@ -1,3 +1,5 @@
+use std::os::unix::fs::PermissionsExt;
+
 use clap::Parser;
 
 use super::*;
@@ -396,4 +398,33 @@ fn memory_for_slots_has_a_unit_or_no_bound() {
     for (text, bytes) in cases {
         assert_eq!(of(text), bytes, "{text}");
     }
+}
+
+#[test]
+fn an_agent_on_loopback_makes_its_users_secret_once() {
+    let home = tempfile::tempdir().unwrap();
+    let inputs = |insecure: bool| Inputs {
+        flags: Flags {
+            listen: vec!["127.0.0.1:0".into()],
+            insecure: insecure.then(|| "true".into()),
+            ..Flags::default()
+        },
+        environment: [("HOME".to_owned(), home.path().display().to_string())].into(),
+        ..Inputs::default()
+    };
+    let path = home.path().join(".config/muster/secret");
+    assert!(load(&inputs(true)).unwrap().0.secret.is_none() && !path.exists());
+    let first = load(&inputs(false)).unwrap().0.secret;
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!((first.is_some(), mode & 0o777), (true, 0o600));
+    assert_eq!(load_for_user(&inputs(false)).unwrap().0.secret, first);
+    assert_eq!(
+        std::fs::read_dir(path.parent().unwrap()).unwrap().count(),
+        1
+    );
+    let homeless = Inputs {
+        environment: BTreeMap::new(),
+        ..inputs(false)
+    };
+    assert!(matches!(load(&homeless), Err(ConfigError::HomeSecret(_))));
 }

@@ -155,7 +155,7 @@ impl Agent {
     fn command(&mut self, owner: &str, command: Command, now: Time) -> Result<(), Error> {
         match command {
             Command::Drain { node, grace_ms } => {
-                let reason = "an operator drains it".to_owned();
+                let reason = format!("uid {owner} on {} drains it", self.cfg.host);
                 let mine = node.is_empty() || self.is_named(&node);
                 if mine && !self.names_a_peer(&node) {
                     self.drain(Leave { grace_ms, reason }, now);

@@ -412,7 +412,9 @@ impl Job {
         let leaving = self.local.as_ref().is_some_and(|l| l.leave.is_some());
         let (code, report) = match record.kind {
             Kind::End { cancelled: true } => (130, "stopped by the user".to_owned()),
-            Kind::End { cancelled: false } => (0, String::new()),
+            Kind::End { cancelled: false } => {
+                (0, "finished: every rank has exited with 0".to_owned())
+            }
             Kind::Failed { code } => match record.cause {
                 Cause::StartFailed { .. } if !self.unstarted.is_empty() => {
                     let text = "the job cannot start anywhere, and every try fails for one reason";
@@ -481,7 +483,7 @@ impl Job {
                 }
             }
             ToAgent::Leave { grace_ms } => {
-                let reason = "its launcher was told to stop (SIGTERM)".to_owned();
+                let reason = "its launcher was told to stop".to_owned();
                 self.leave(ctx, Leave { grace_ms, reason });
             }
             ToAgent::Cancel => self.cancel_by_launcher(ctx),

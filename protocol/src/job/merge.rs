@@ -65,6 +65,19 @@ impl Merge {
     }
 }
 
+/// Whether each of these is among the others at least as often.
+fn are_all_among<T: Ord>(these: impl Iterator<Item = T>, others: impl Iterator<Item = T>) -> bool {
+    let mut left: BTreeMap<T, usize> = BTreeMap::new();
+    for other in others {
+        *left.entry(other).or_default() += 1;
+    }
+    let mut these = these;
+    these.all(|one| {
+        let found = left.get_mut(&one).filter(|n| **n > 0);
+        found.map(|n| *n -= 1).is_some()
+    })
+}
+
 impl Job {
     /// Another agent says what it knows of this job. A hint: it leads to questions only.
     pub(crate) fn on_advert(&mut self, ctx: &mut Ctx<'_>, from: NodeId, advert: &Advert) {
@@ -288,11 +301,19 @@ impl Job {
         // Agents of a cluster that boots come one after the other.
         let since = *self.merge.dead_since.get_or_insert(ctx.now);
         let at = since + ctx.cfg.suspect_after.times(2);
-        if ctx.now < at {
+        if ctx.now < at && !self.all_hosts_wait(record) {
             self.wake_at(at, "a group whose members are dead");
             return false;
         }
         self.give_up_group(ctx, record, "all of this group are dead, and it forms anew")
+    }
+
+    /// Whether as many launchers wait here, on each host, as the group had members there: no agent of it is still to
+    /// come.
+    fn all_hosts_wait(&self, record: &Record) -> bool {
+        let host = |member: &Member| member.guard.ip();
+        let waiting = self.desk.tickets.values().map(|h| host(&h.ticket.member));
+        are_all_among(record.members.iter().map(host), waiting)
     }
 
     /// Leaves the head, and has all who still hold it told to leave it as well. Always `true`.
@@ -462,5 +483,20 @@ impl Job {
             }
             self.wake_at(ctx.now, "end this group");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::are_all_among;
+
+    #[test]
+    fn a_host_with_two_members_is_back_with_two_launchers() {
+        let all = |these: &[u8], others: &[u8]| {
+            are_all_among(these.iter().copied(), others.iter().copied())
+        };
+        assert!(all(&[1, 2, 1], &[3, 1, 2, 1]));
+        assert!(!all(&[1, 2, 1], &[1, 2, 2]));
+        assert!(!all(&[1, 2], &[1, 3, 4]));
     }
 }

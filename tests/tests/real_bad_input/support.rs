@@ -188,7 +188,8 @@ impl Bed {
             .env("TMPDIR", &home)
             .env("XDG_RUNTIME_DIR", home.join("run"))
             .env("XDG_STATE_HOME", home.join("state-home"))
-            .env("XDG_CONFIG_HOME", home.join("config"))
+            // With the secret of all nodes.
+            .env("XDG_CONFIG_HOME", self.path("config"))
             .env("NODE_NAME", node)
             .env("NODE", node)
             .env("BED", self.dir.path())

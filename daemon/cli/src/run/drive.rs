@@ -237,7 +237,10 @@ impl Driver {
     fn listen(&self) -> io::Result<mpsc::Receiver<i32>> {
         let (sender, receiver) = mpsc::channel(16);
         let interrupt = self.handled.interrupt.then_some(Signal::SIGINT);
-        for wanted in self.handled.leave.iter().copied().chain(interrupt) {
+        // `nohup` asks for a job that outlives its terminal.
+        let nohup = |s: &Signal| *s == Signal::SIGHUP && is_ignored(*s);
+        let leave = self.handled.leave.iter().copied().filter(|s| !nohup(s));
+        for wanted in leave.chain(interrupt) {
             let number = wanted as i32;
             let mut stream = signal(SignalKind::from_raw(number))?;
             let sender = sender.clone();
@@ -366,7 +369,7 @@ impl Driver {
             }
             LinkEvent::Gone(why) => {
                 self.link = None;
-                let (code, report) = (AGENT_GONE, format!("muster: {why}"));
+                let (code, report) = (AGENT_GONE, why);
                 let end = ToLauncher::End { code, report };
                 session.handle(Event::Frame(end), now());
             }
@@ -553,7 +556,10 @@ impl Driver {
                 )),
                 Effect::Exit { code, report, root } => {
                     self.workers.close(code == 0);
-                    print(&report);
+                    // The lines behind the first one are of workers.
+                    if !report.is_empty() {
+                        print(&format!("muster: {report}"));
+                    }
                     if let Some(dir) = root.and_then(|rank| self.workers.dir_of(rank)) {
                         say(&match has_files(&dir) {
                             true => format!("logs of that rank: {}", dir.display()),
@@ -627,4 +633,12 @@ fn asked(number: i32) -> Event {
     } else {
         Event::Terminate { signal: number }
     }
+}
+
+/// Whether this process was started with the signal ignored (`SigIgn` of proc(5)).
+fn is_ignored(signal: Signal) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|m| u64::from_str_radix(m.trim(), 16).ok());
+    mask.is_some_and(|m| m & 1 << (signal as i32 - 1) != 0)
 }

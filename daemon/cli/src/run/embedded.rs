@@ -2,18 +2,16 @@
 //! several nodes need a first peer to call and the cluster secret, but no daemon.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use muster_daemon::agent::{NetSetup, Node, Setup, says_loopback};
-use muster_daemon::config::{self, AgentConfig, DEFAULT_PORT, Flags, Inputs};
+use muster_daemon::config::{self, AgentConfig, DEFAULT_PORT, Flags, Inputs, Secret};
 use muster_daemon::serve;
 use muster_daemon::socket::Listener;
 use muster_daemon::state::{StateDir, StateError};
 use muster_store::Location;
-use rand::TryRngCore;
 use tokio::sync::oneshot;
 
 use super::console::{Console, Log};
@@ -42,7 +40,7 @@ impl Embedded {
         // The terminal is the user's: the agent's log shows only when it is asked for.
         let logs = std::env::var_os("MUSTER_LOG").is_some_and(|filter| !filter.is_empty());
         let (listen, loopback) = listen(&plan.endpoints)?;
-        let config = configuration(plan, listen, loopback)?;
+        let config = configuration(plan, listen)?;
         if logs {
             // A log that nobody reads must not stop the agent: it shares the launcher's console.
             let console = Log(Console::standard()?);
@@ -174,7 +172,7 @@ async fn start(config: AgentConfig, state: StateDir, socket: &Path) -> anyhow::R
 
 /// The agent's own settings come from the environment and the machine's file; where it listens and
 /// whom it calls from the launcher's flags.
-fn configuration(plan: &Plan, listen: SocketAddr, loopback: bool) -> anyhow::Result<AgentConfig> {
+fn configuration(plan: &Plan, listen: SocketAddr) -> anyhow::Result<AgentConfig> {
     let mut flags = Flags {
         listen: vec![listen.to_string()],
         bootstrap: plan
@@ -191,16 +189,16 @@ fn configuration(plan: &Plan, listen: SocketAddr, loopback: bool) -> anyhow::Res
         // Nobody asked to be found: a launcher calls the peers that it was given.
         flags.mdns = Some("false".into());
     }
-    let mut inputs = Inputs::from_process(flags);
-    match config::load(&inputs) {
-        Ok((config, _)) => Ok(config),
-        Err(config::ConfigError::NoSecret { .. }) if !loopback => {
-            let path = home_secret()?;
-            inputs.flags.secret_file = Some(path.display().to_string());
-            Ok(config::load(&inputs)?.0)
+    let inputs = Inputs::from_process(flags);
+    if plan.standalone || plan.endpoints.is_empty() {
+        let (mut config, _) = config::read(&inputs)?;
+        if config.secret.is_none() && !config.insecure {
+            // Nobody else is to talk to it, and loopback is open to every user of the machine.
+            config.secret = Some(Secret::random()?);
         }
-        Err(error) => Err(error.into()),
+        return Ok(config);
     }
+    Ok(config::load_for_user(&inputs)?.0)
 }
 
 fn with_port(endpoint: &str) -> String {
@@ -258,50 +256,6 @@ fn listen(endpoints: &[String]) -> anyhow::Result<(SocketAddr, bool)> {
     let bound = TcpListener::bind(wanted).is_ok();
     let port = if bound { port } else { 0 };
     Ok((SocketAddr::new(any, port), false))
-}
-
-/// The secret of a user's own cluster, made on first use. A home directory that the nodes share
-/// makes it the same everywhere; elsewhere it has to be copied, or named by `MUSTER_SECRET_FILE`.
-fn home_secret() -> anyhow::Result<PathBuf> {
-    let base = match std::env::var_os("XDG_CONFIG_HOME").filter(|d| !d.is_empty()) {
-        Some(dir) => PathBuf::from(dir),
-        None => PathBuf::from(std::env::var_os("HOME").context(
-            "agents on several hosts need a cluster secret: name its file in MUSTER_SECRET_FILE",
-        )?)
-        .join(".config"),
-    };
-    let dir = base.join("muster");
-    let path = dir.join("secret");
-    if path.exists() {
-        return Ok(path);
-    }
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&dir)
-        .with_context(|| format!("cannot create {}", dir.display()))?;
-    let mut bytes = [0u8; 32];
-    rand::rngs::OsRng.try_fill_bytes(&mut bytes)?;
-    let text: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
-    // Written aside and linked: of several nodes that start at once, one makes the secret.
-    let aside = dir.join(format!(
-        ".secret-{}-{}",
-        serve::host_name(),
-        std::process::id()
-    ));
-    let mut options = std::fs::OpenOptions::new();
-    options.write(true).create_new(true).mode(0o600);
-    let mut file = options.open(&aside)?;
-    std::io::Write::write_all(&mut file, text.as_bytes())?;
-    file.sync_all()?;
-    let linked = std::fs::hard_link(&aside, &path);
-    std::fs::remove_file(&aside)?;
-    match linked {
-        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
-            Err(e).with_context(|| format!("cannot create {}", path.display()))
-        }
-        _ => Ok(path),
-    }
 }
 
 /// The state directory. A job of several nodes keeps its votes over a restart of the launcher, so
@@ -389,6 +343,7 @@ fn second_launcher(plan: &Plan, pid: Option<u32>, since_ms: Option<u64>) -> Stri
 fn socket_path() -> anyhow::Result<PathBuf> {
     let dir = sockets::embedded_dir();
     sockets::prepare_dir(&dir).context("there is no place for the agent's socket")?;
+    sockets::remove_stale(&dir);
     Ok(sockets::embedded_socket(&dir, std::process::id()))
 }
 

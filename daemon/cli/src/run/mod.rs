@@ -29,7 +29,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use muster_launcher::Session;
-use muster_protocol::local::Register;
+use muster_protocol::local::{self, Register};
 use muster_protocol::{LauncherId, StoreUuid};
 use rand::TryRngCore;
 use rand::rngs::OsRng;
@@ -70,6 +70,15 @@ fn attend(mut args: RunArgs, argv: &[OsString]) -> ExitCode {
     };
     if let Err(error) = spawn::find(&plan.program, std::env::var_os("PATH").as_deref()) {
         let why = spawn::why_not_run(&plan.program, &error);
+        console::print(&format!("muster run: {why}"));
+        return ExitCode::from(2);
+    }
+    if let Some(script) = plan.script.as_deref().filter(|s| !s.exists()) {
+        let why = local::cannot_run(
+            &script.to_string_lossy(),
+            Some("there is no such file"),
+            "check its path, also that this node has it: nothing was started",
+        );
         console::print(&format!("muster run: {why}"));
         return ExitCode::from(2);
     }

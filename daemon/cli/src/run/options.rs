@@ -89,6 +89,8 @@ pub struct Plan {
     pub slots: u16,
     pub program: OsString,
     pub args: Vec<OsString>,
+    /// The file that Python is to run.
+    pub script: Option<PathBuf>,
     pub role: String,
     pub logs: Logs,
     pub handled: Handled,
@@ -217,7 +219,7 @@ impl Plan {
             check_store(path)?;
         }
         let notes = notes(&args, max_nodes);
-        let (program, rest) = command(&args, explicit, &host.python)?;
+        let (program, rest, script) = command(&args, explicit, &host.python)?;
         let job = job_name(&args, max_nodes, host)?;
         let endpoints = endpoints(&args, max_nodes)?;
         Ok(Plan {
@@ -226,6 +228,7 @@ impl Plan {
             slots: slots(&args.nproc_per_node, host)?,
             program,
             args: rest,
+            script,
             logs: Logs {
                 redirects: streams("--redirects", &args.redirects)?,
                 tee: streams("--tee", &args.tee)?,
@@ -301,13 +304,13 @@ fn triggers(args: &RunArgs) -> Result<Triggers, PlanError> {
     })
 }
 
-/// torchrun's rule, with one addition: behind an explicit `--` the first word is a program unless
-/// it is a Python file.
+/// The program, its arguments, and the file among them that Python is to run. torchrun's rule, with one addition: behind an
+/// explicit `--` the first word is a program unless it is a Python file.
 fn command(
     args: &RunArgs,
     explicit: bool,
     python: &OsStr,
-) -> Result<(OsString, Vec<OsString>), PlanError> {
+) -> Result<(OsString, Vec<OsString>, Option<PathBuf>), PlanError> {
     let (first, rest) = args.command.split_first().ok_or(PlanError::NoCommand)?;
     // Whatever the parser does not know is taken for the beginning of the command.
     if !explicit && first.as_encoded_bytes().starts_with(b"-") {
@@ -319,7 +322,7 @@ fn command(
     let is_python_file = Path::new(first).extension().is_some_and(|e| e == "py");
     let bare = args.no_python && !args.run_path;
     if bare || (explicit && !is_python_file && !args.module) {
-        return Ok((first.clone(), rest.to_vec()));
+        return Ok((first.clone(), rest.to_vec(), None));
     }
     let mut words = vec![OsString::from("-u")];
     if args.module {
@@ -327,7 +330,8 @@ fn command(
     }
     words.push(first.clone());
     words.extend_from_slice(rest);
-    Ok((python.to_owned(), words))
+    let script = (!args.module).then(|| PathBuf::from(first));
+    Ok((python.to_owned(), words, script))
 }
 
 /// The job's name. Nodes of one job must get the same without asking, and so must the next start of one with a store:

@@ -353,6 +353,21 @@ fn sigterm_makes_the_node_leave() {
 }
 
 #[test]
+fn under_nohup_it_outlives_its_terminal() {
+    let mut agent = Agent::new();
+    let before = ["nohup", env!("CARGO_BIN_EXE_muster")];
+    let launcher = Launcher::spawn(&agent, &before, &["--", "sleep", "100"], &[]);
+    agent.accept();
+    agent.run(1);
+    launcher.signal(libc::SIGHUP);
+    launcher.signal(libc::SIGTERM);
+    assert!(matches!(agent.fact(), ToAgent::Leave { .. }));
+    until("it says which signal it heard", || {
+        launcher.err().contains("told to leave by signal 15")
+    });
+}
+
+#[test]
 fn without_an_agent_it_can_be_cancelled() {
     let agent = Agent::new();
     let path = agent.path("nowhere");

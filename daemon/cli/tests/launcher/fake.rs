@@ -45,6 +45,8 @@ pub(crate) struct Agent {
 impl Agent {
     pub(crate) fn new() -> Agent {
         let dir = tempfile::tempdir().unwrap();
+        // The script of launchers whose workers are never started.
+        std::fs::write(dir.path().join("x.py"), "").unwrap();
         let listener = UnixListener::bind(dir.path().join("sock")).unwrap();
         Agent {
             listener,

@@ -205,6 +205,14 @@ fn what_cannot_be_run_is_reported() {
 }
 
 #[test]
+fn a_script_that_is_not_there_ends_before_an_agent_is_asked() {
+    let agent = Agent::new();
+    let mut launcher = Launcher::start(&agent, &["no-such.py"]);
+    assert_eq!(launcher.wait().code(), Some(2));
+    assert!(launcher.err().contains("no-such.py"), "{}", launcher.err());
+}
+
+#[test]
 fn bad_flags_end_before_an_agent_is_asked() {
     let agent = Agent::new();
     let mut launcher = Launcher::start(&agent, &["--nnodes", "4:2", "x.py"]);

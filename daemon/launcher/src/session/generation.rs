@@ -145,7 +145,10 @@ impl Session {
             parked: false,
         };
         match result {
-            Ok(()) => self.fact(ToAgent::Started { digest, attempt }),
+            Ok(()) => {
+                self.say(report::runs(&current.start));
+                self.fact(ToAgent::Started { digest, attempt });
+            }
             Err(reason) => {
                 self.say(reason.clone());
                 // Those that started before the failure are killed, but not reaped yet.

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 pub(crate) struct Running {
@@ -66,12 +67,20 @@ impl Running {
     }
 }
 
-/// Ports that were free a moment ago.
+/// Ports that are free, below those that the kernel gives to outgoing connections. A server binds them some time later:
+/// tests that run at once under nextest take them out of different ranges.
 pub(crate) fn ports<const N: usize>() -> [u16; N] {
-    let held: Vec<_> = (0..N)
-        .map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap())
-        .collect();
-    std::array::from_fn(|at| held[at].local_addr().unwrap().port())
+    const SLOTS: u16 = 12;
+    const OF_EACH: u16 = 800;
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let spread = u16::try_from(std::process::id() % u32::from(OF_EACH)).unwrap();
+    let slot = std::env::var("NEXTEST_TEST_GLOBAL_SLOT").ok();
+    let slot: u16 = slot.and_then(|slot| slot.parse().ok()).unwrap_or(0);
+    let first = 10_000 + slot % SLOTS * OF_EACH;
+    let mut free = (0..OF_EACH)
+        .map(|_| first + (spread + NEXT.fetch_add(1, Ordering::Relaxed)) % OF_EACH)
+        .filter(|port| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok());
+    std::array::from_fn(|_| free.next().expect("a free port"))
 }
 
 const SEAWEEDFS: &str = r#"{"identities":[{"name":"t","credentials":[{"accessKey":"test","secretKey":"testsecret"}],"actions":["Admin","Read","Write","List","Tagging"]}]}"#;

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{self, Child, ExitStatus, Stdio};
@@ -58,6 +58,12 @@ impl Bed {
         let dir = tempfile::Builder::new().prefix("mst").tempdir().unwrap();
         std::fs::create_dir(dir.path().join("control")).unwrap();
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();
+        // Each node has a home of its own, and they are one cluster.
+        let secret = dir.path().join("secret");
+        let mut options = File::options();
+        options.write(true).create_new(true).mode(0o600);
+        let mut file = options.open(&secret).unwrap();
+        writeln!(file, "{}", "5ec2e7".repeat(10)).unwrap();
         let script = vec![
             "--".into(),
             "python3".into(),
@@ -67,7 +73,7 @@ impl Bed {
         ];
         Bed {
             script,
-            env: Vec::new(),
+            env: vec![("MUSTER_SECRET_FILE".into(), text(secret))],
             launches: Vec::new(),
             hosts: None,
             users: None,
@@ -79,17 +85,10 @@ impl Bed {
         }
     }
 
-    /// On hosts of their own, n1 to n3, which share a cluster secret. There is no node 0.
+    /// On hosts of their own, n1 to n3. There is no node 0.
     pub(crate) fn on_hosts(flags: &[&str]) -> Bed {
-        use std::os::unix::fs::OpenOptionsExt;
         let mut bed = Bed::new(flags);
         bed.hosts = Some(Hosts::up(HOSTS));
-        let path = bed.path("secret");
-        let mut options = File::options();
-        options.write(true).create_new(true).mode(0o600);
-        let mut file = options.open(&path).unwrap();
-        writeln!(file, "{}", "5ec2e7".repeat(10)).unwrap();
-        bed.env("MUSTER_SECRET_FILE", path.to_str().unwrap());
         bed
     }
 
@@ -98,6 +97,7 @@ impl Bed {
         let mut bed = Bed::new(flags);
         bed.users = Some((agent, launcher));
         open_to_all(bed.dir.path());
+        std::os::unix::fs::chown(bed.path("secret"), Some(agent), None).unwrap();
         bed
     }
 

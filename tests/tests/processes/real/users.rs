@@ -3,8 +3,13 @@
 
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 
+use muster_protocol::local::Query;
+
+use crate::ground::{program, without_our_environment};
 use crate::harness::Bed;
 
 const AGENT: u32 = 65_534;
@@ -124,5 +129,96 @@ fn a_store_that_the_user_cannot_write_is_refused_by_the_launcher() {
         said.contains(&format!("as user {USER}"))
             && said.contains("let the job's user write there"),
         "{said}"
+    );
+}
+
+/// Another user's agent, as node 1 of the bed, that has no secret and calls this address.
+fn stranger(bed: &Bed, address: &str) -> Child {
+    let home = bed.path("n1");
+    std::fs::create_dir(&home).unwrap();
+    chown(&home, Some(AGENT), Some(AGENT)).unwrap();
+    let mut command = Command::new(program("musterd"));
+    without_our_environment(&mut command);
+    command
+        .args(["--insecure", "--listen=127.0.0.1:0", "--http=off"])
+        .args(["--bootstrap", address])
+        .arg("--state-dir")
+        .arg(home.join("state"))
+        .arg("--socket")
+        .arg(bed.socket(1))
+        .env("HOME", &home)
+        .current_dir(&home)
+        .uid(AGENT)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// A job whose agent has no secret but what it found or drew itself, and another user who calls it on loopback.
+fn strangers_are_refused(start: impl FnOnce(&mut Bed)) {
+    if !is_root() {
+        return;
+    }
+    let mut bed = Bed::of_users(&["--nnodes=1"], AGENT, USER);
+    bed.env("MUSTER_SECRET_FILE", "");
+    start(&mut bed);
+    bed.group(&[0], 0);
+    let status = bed.query(0, Query::Status).unwrap();
+    assert_eq!(status["secret"], true);
+    let mut stranger = stranger(&bed, status["listening"][0].as_str().unwrap());
+    bed.until("it is refused", |bed| {
+        let status = bed.query(1, Query::Status);
+        status.is_some_and(|s| s["peers_connected"] == 0 && s["refused"][0]["why"].is_string())
+    });
+    stranger.kill().unwrap();
+    stranger.wait().unwrap();
+    bed.order(None, 0);
+    assert_eq!(bed.ended(0), Some(0));
+}
+
+#[test]
+fn another_user_is_no_agent_of_a_job_without_an_endpoint() {
+    strangers_are_refused(|bed| bed.run_alone(0));
+}
+
+#[test]
+fn another_user_is_no_agent_of_a_job_with_an_endpoint_on_loopback() {
+    strangers_are_refused(|bed| bed.run(0, 0));
+}
+
+#[test]
+fn orders_are_in_the_log_with_the_user_who_gave_them() {
+    if !is_root() {
+        return;
+    }
+    let mut bed = Bed::of_users(&["--nnodes=1"], AGENT, USER);
+    bed.agent(0);
+    bed.attach(0);
+    bed.group(&[0], 0);
+    let order = |user: u32, args: &[&str]| {
+        let mut command = Command::new(program("muster"));
+        without_our_environment(&mut command);
+        command.args(args).arg("--socket").arg(bed.socket(0));
+        command.uid(user).stdin(Stdio::null()).stderr(Stdio::null());
+        command.status().unwrap().success()
+    };
+    assert!(!order(USER, &["drain"]));
+    assert!(order(USER, &["cancel", "job"]));
+    assert_eq!(bed.ended(0), Some(130));
+    let log = std::fs::read_to_string(bed.path("n0.agent.log")).unwrap();
+    let lines = log.lines().filter_map(|l| serde_json::from_str(l).ok());
+    let orders: Vec<(String, u64, bool)> = lines
+        .filter_map(|line: serde_json::Value| {
+            let fields = line.get("fields").unwrap_or(&line);
+            let order = fields["order"].as_str()?.to_owned();
+            let refused = fields["why"].is_string();
+            Some((order, fields["uid"].as_u64()?, refused))
+        })
+        .collect();
+    let user = u64::from(USER);
+    assert_eq!(
+        orders,
+        [("drain".into(), user, true), ("cancel".into(), user, false)]
     );
 }
