@@ -6,6 +6,8 @@ use muster_protocol::local::{Start, WorkerExit, plain_tail};
 
 use crate::signal;
 
+const SIGKILL: i32 = 9;
+
 /// The most exits that are listed.
 const MAX_LISTED: usize = 16;
 
@@ -29,6 +31,10 @@ pub(crate) fn runs(start: &Start) -> String {
 /// How a worker ended, in a few words.
 pub(crate) fn how(exit: &WorkerExit) -> String {
     match exit.signal {
+        // Nobody else says it.
+        Some(SIGKILL) => {
+            "killed by SIGKILL (by the kernel where memory was short: `dmesg` tells)".into()
+        }
         Some(signal) => format!("killed by {}", signal::name(signal)),
         None => format!("exit code {}", exit.code),
     }
@@ -40,6 +46,17 @@ pub(crate) fn root_cause(exits: &[WorkerExit]) -> Option<&WorkerExit> {
     exits
         .iter()
         .min_by_key(|e| (e.at_ms, e.tail.is_empty(), e.rank))
+}
+
+/// A worker of this node ended, and the workers are started again.
+pub(crate) fn ended_here(exit: &WorkerExit) -> String {
+    format!(
+        "rank {} (local rank {}, pid {}) had ended: {}",
+        exit.rank,
+        exit.local_rank,
+        exit.pid,
+        how(exit)
+    )
 }
 
 /// The failure on another node from which those here follow, with its last lines.

@@ -18,7 +18,6 @@ use super::looks::{Marks, Process};
 use super::reports::{Labels, MAX_PER_USER, Reported, Series};
 use super::stores::{self, Asked, Told};
 use super::{Client, Input, Node, clock};
-use crate::net::Refusal;
 use crate::socket::{Conn, NoRoom, Received, Receiver};
 
 /// Agents called in vain that launchers are told of.
@@ -273,11 +272,11 @@ impl Node {
         self.tell_launcher(conn, &ToLauncher::Refused { reason });
     }
 
-    /// An agent that was called cannot be talked to: launchers that wait are told, for it may be the
-    /// one that they wait for.
-    pub(super) fn warn_launchers(&mut self, addr: SocketAddr, why: &Refusal) {
-        if self.refused.len() < MAX_REFUSED || self.refused.contains_key(&addr) {
-            self.refused.insert(addr, why.to_string());
+    /// An agent cannot be reached, or cannot be talked to: launchers that wait are told, for it may be the one that they
+    /// wait for. `who` is its address, its host or its name.
+    pub(super) fn warn_launchers(&mut self, who: String, text: String) {
+        if self.refused.len() < MAX_REFUSED || self.refused.contains_key(&who) {
+            self.refused.insert(who, text);
         }
         let waiting: Vec<(ConnId, String)> = self
             .clients
@@ -504,15 +503,16 @@ impl Node {
 /// without that, for as long as the launcher waits.
 pub(super) fn with_refusals<'a>(
     frame: &'a ToLauncher,
-    refused: &BTreeMap<SocketAddr, String>,
+    refused: &BTreeMap<String, String>,
     waiting: &mut Option<String>,
 ) -> Cow<'a, ToLauncher> {
     match frame {
         ToLauncher::Waiting { text } if !text.is_empty() => {
             *waiting = Some(text.clone());
             let mut text = text.clone();
-            for (addr, why) in refused {
-                text.push_str(&format!("\n{addr} was called, but {why}"));
+            for why in refused.values() {
+                text.push('\n');
+                text.push_str(why);
             }
             Cow::Owned(ToLauncher::Waiting { text })
         }

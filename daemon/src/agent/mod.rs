@@ -41,6 +41,8 @@ use crate::state::StateDir;
 
 /// Inputs that may wait for the loop.
 const QUEUE: usize = 1_024;
+/// After this long launchers that wait are told that nobody answers at a first peer: several start at once.
+const UNANSWERED: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// How an agent is set up; made from the configuration, or by a launcher that embeds one.
 #[derive(Debug)]
@@ -119,6 +121,10 @@ enum Input {
         agent: Answer,
         guard: Answer,
     },
+    /// A first peer did not answer a while ago.
+    Unanswered {
+        addr: SocketAddr,
+    },
     /// This node goes away.
     Drain {
         grace: Option<Span>,
@@ -189,7 +195,7 @@ pub struct Node {
     sigterm_grace: Span,
     listening: BTreeSet<SocketAddr>,
     /// What went wrong with the agents that this one called.
-    refused: BTreeMap<SocketAddr, String>,
+    refused: BTreeMap<String, String>,
     probe_limit: Duration,
     notifier: Option<Notifier>,
     peers_changed: bool,
@@ -403,7 +409,8 @@ impl Node {
                 tracing::info!(%node, %addr, "connected");
                 self.metrics.peers_connected.inc();
                 self.peers_changed = true;
-                self.refused.remove(&addr);
+                self.refused.remove(&addr.to_string());
+                self.refused.remove(&addr.ip().to_string());
                 self.facts.reached(addr, true);
                 self.apply(Event::Connected {
                     node,
@@ -411,7 +418,19 @@ impl Node {
                     observed,
                 });
             }
-            NetEvent::Answers { addr } => self.facts.reached(addr, false),
+            NetEvent::Answers { addr } => {
+                self.facts.reached(addr, false);
+                self.refused.remove(&addr.to_string());
+            }
+            NetEvent::Looked { name, failed } => match failed {
+                Some(why) => {
+                    let text = format!(
+                        "the name {name} cannot be resolved ({why}): correct --rdzv-endpoint or `bootstrap`, or the name service"
+                    );
+                    self.warn_launchers(name, text);
+                }
+                None => drop(self.refused.remove(&name)),
+            },
             NetEvent::Disconnected { node, why } => {
                 tracing::info!(%node, %why, "disconnected");
                 self.metrics.peers_connected.dec();
@@ -437,10 +456,34 @@ impl Node {
                 tracing::warn!(%addr, %why, "refused");
                 self.metrics.auth_failure(refusal_word(&why));
                 self.facts.refused(addr, why.clone());
-                // Who is not there yet may still come; anything else has to be put right.
-                let soon = Refusal::Unreachable(std::io::ErrorKind::ConnectionRefused);
-                if dialled && why != soon && why != Refusal::Full {
-                    self.warn_launchers(addr, &why);
+                match (&why, dialled) {
+                    (Refusal::Full, _) => {}
+                    // An agent that is not there yet may still come.
+                    (Refusal::Unreachable(_), true) => {
+                        let tx = self.tx.clone();
+                        tokio::spawn(async move {
+                            tokio::time::sleep(UNANSWERED).await;
+                            let _over = tx.send(Input::Unanswered { addr }).await;
+                        });
+                    }
+                    (_, true) => {
+                        let text = format!("{addr} was called, but {why}");
+                        self.warn_launchers(addr.to_string(), text);
+                    }
+                    // Its user watches the terminal of one node, perhaps this one. Strangers have no agent.
+                    (
+                        Refusal::WrongSecret
+                        | Refusal::NoSecret
+                        | Refusal::SecretWanted
+                        | Refusal::OtherCluster { .. }
+                        | Refusal::OtherVersion { .. },
+                        false,
+                    ) => {
+                        let host = addr.ip().to_string();
+                        let text = format!("an agent on {host} called, but {why}");
+                        self.warn_launchers(host, text);
+                    }
+                    (_, false) => {}
                 }
             }
         }
@@ -469,6 +512,12 @@ impl Node {
                 agent,
                 guard,
             }),
+            Input::Unanswered { addr } => {
+                if let Some(why) = self.facts.unreachable(addr) {
+                    let text = format!("{addr} was called, but {why}");
+                    self.warn_launchers(addr.to_string(), text);
+                }
+            }
             Input::Drain { grace, reason } => {
                 let grace = grace.unwrap_or(self.sigterm_grace);
                 tracing::info!(%grace, reason, "draining this node");

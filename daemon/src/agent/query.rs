@@ -52,6 +52,13 @@ impl Facts {
         self.refused.retain(|(a, why, _)| *a != addr || !over(why));
     }
 
+    /// Why nobody answered at this address, if that is still so.
+    pub(super) fn unreachable(&self, addr: SocketAddr) -> Option<&Refusal> {
+        let silent = |why: &Refusal| matches!(why, Refusal::Unreachable(_));
+        let mut all = self.refused.iter().map(|(a, why, _)| (*a, why));
+        all.find_map(|(a, why)| (a == addr && silent(why)).then_some(why))
+    }
+
     pub(super) fn refused(&mut self, addr: SocketAddr, why: Refusal) {
         // The port of a peer that calls changes with every call.
         self.refused

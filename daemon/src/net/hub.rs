@@ -129,7 +129,12 @@ impl Hub {
         }
         let mut tasks = JoinSet::new();
         for name in first.names {
-            tasks.spawn(names::resolve(name, config.limits.resolve, find.clone()));
+            tasks.spawn(names::resolve(
+                name,
+                config.limits.resolve,
+                find.clone(),
+                events.clone(),
+            ));
         }
         let node = config.identity.node();
         let context = Arc::new(Context {

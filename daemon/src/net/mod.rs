@@ -172,6 +172,11 @@ pub enum NetEvent {
     Answers {
         addr: SocketAddr,
     },
+    /// The name of a first peer (`name:port`) has no address, and why; or has one again.
+    Looked {
+        name: String,
+        failed: Option<String>,
+    },
     Message {
         from: NodeId,
         bytes: Vec<u8>,

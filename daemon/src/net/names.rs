@@ -4,7 +4,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use tokio::sync::mpsc;
 
-use super::{StartError, book::jitter};
+use super::{NetEvent, StartError, book::jitter};
 
 /// Addresses of one name that are taken at most.
 const MAX_ADDRESSES: usize = 1_024;
@@ -44,13 +44,22 @@ fn is_name(text: &str) -> bool {
     !name.is_empty() && name.len() <= 253 && name.chars().all(good) && port
 }
 
-/// Looks the name up about every `every`, and sends what was found, until nobody listens.
-pub(super) async fn resolve(name: String, every: Duration, found: mpsc::Sender<Vec<SocketAddr>>) {
+/// Looks the name up about every `every`, and sends what was found, until nobody listens. That it has no address any more,
+/// or has one again, is an event.
+pub(super) async fn resolve(
+    name: String,
+    every: Duration,
+    found: mpsc::Sender<Vec<SocketAddr>>,
+    events: mpsc::Sender<NetEvent>,
+) {
     let mut known = true;
     loop {
         match tokio::net::lookup_host(&name).await {
             Ok(addrs) => {
-                known = true;
+                if !std::mem::replace(&mut known, true) {
+                    let (name, failed) = (name.clone(), None);
+                    let _ = events.try_send(NetEvent::Looked { name, failed });
+                }
                 let addrs = addrs.take(MAX_ADDRESSES).collect();
                 if found.send(addrs).await.is_err() {
                     return;
@@ -60,6 +69,8 @@ pub(super) async fn resolve(name: String, every: Duration, found: mpsc::Sender<V
                 // A headless service has no addresses before its first pod: said once each time.
                 if std::mem::take(&mut known) {
                     tracing::warn!(%name, %error, "cannot resolve the first peer's name yet");
+                    let (name, failed) = (name.clone(), Some(error.to_string()));
+                    let _ = events.try_send(NetEvent::Looked { name, failed });
                 }
             }
         }

@@ -37,9 +37,12 @@ impl Session {
         self.newest = Some((digest, start.attempt));
         self.facts.clear();
         self.register.gate = None;
-        self.failures.clear();
-        if let Some((node, exit)) = self.elsewhere.take() {
-            self.say(report::root_elsewhere(&node, &exit));
+        let failures = std::mem::take(&mut self.failures);
+        match (self.elsewhere.take(), report::root_cause(&failures)) {
+            (Some((node, exit)), _) => self.say(report::root_elsewhere(&node, &exit)),
+            // Its own last lines stand on this console.
+            (None, Some(exit)) => self.say(report::ended_here(exit)),
+            (None, None) => {}
         }
         self.waiting.clear();
         let verified = if start.master_launcher == self.register.launcher {

@@ -572,8 +572,11 @@ impl Session {
                 self.end(1, format!("the agent refused this launcher: {reason}"), now);
             }
             ToLauncher::Waiting { text } => {
-                if text != self.waiting && !text.is_empty() {
-                    self.say(text.clone());
+                // Of what was said before, only what is new.
+                let said = |line: &&str| self.waiting.lines().any(|before| before == *line);
+                let new: Vec<&str> = text.lines().filter(|line| !said(line)).collect();
+                if !new.is_empty() {
+                    self.say(new.join("\n"));
                 }
                 self.waiting = text;
             }
