@@ -357,6 +357,13 @@ impl Launcher {
     pub(crate) fn err(&self) -> String {
         std::fs::read_to_string(&self.err).unwrap_or_default()
     }
+
+    /// Without the launcher's own lines.
+    pub(crate) fn workers_err(&self) -> String {
+        let err = self.err();
+        let lines = err.split_inclusive('\n');
+        lines.filter(|l| !l.starts_with("muster: ")).collect()
+    }
 }
 
 impl Drop for Launcher {
