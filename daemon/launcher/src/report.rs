@@ -1,4 +1,4 @@
-//! What the launcher says of a generation: that it runs, and in the end the root cause first, then what followed from it.
+//! What the launcher says of a generation: that it starts, and in the end the root cause first, then what followed from it.
 
 use std::fmt::Write as _;
 
@@ -11,8 +11,8 @@ const SIGKILL: i32 = 9;
 /// The most exits that are listed.
 const MAX_LISTED: usize = 16;
 
-/// The workers of this node have started.
-pub(crate) fn runs(start: &Start) -> String {
+/// The workers of this node are started.
+pub(crate) fn starts(start: &Start) -> String {
     let nodes = match start.nodes {
         1 => "1 node".to_owned(),
         nodes => format!("{nodes} nodes"),
@@ -25,7 +25,7 @@ pub(crate) fn runs(start: &Start) -> String {
             start.first_rank, start.world
         ),
     };
-    format!("generation {} runs on {nodes}: {ranks}", start.number)
+    format!("generation {} starts on {nodes}: {ranks}", start.number)
 }
 
 /// How a worker ended, in a few words.

@@ -96,7 +96,10 @@ impl Session {
             return;
         };
         match verified {
-            Ok(local) => self.effects.push_back(Effect::Spawn { start, local }),
+            Ok(local) => {
+                self.say(report::starts(&start));
+                self.effects.push_back(Effect::Spawn { start, local });
+            }
             Err(reason) => {
                 self.pending = None;
                 self.fact(ToAgent::StartFailed {
@@ -148,10 +151,7 @@ impl Session {
             parked: false,
         };
         match result {
-            Ok(()) => {
-                self.say(report::runs(&current.start));
-                self.fact(ToAgent::Started { digest, attempt });
-            }
+            Ok(()) => self.fact(ToAgent::Started { digest, attempt }),
             Err(reason) => {
                 self.say(reason.clone());
                 // Those that started before the failure are killed, but not reaped yet.
