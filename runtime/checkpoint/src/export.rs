@@ -37,8 +37,8 @@ pub enum ExportError {
     Persist(#[from] PersistError),
 }
 
-/// Writes the tensors whose names match any of the patterns, whole, to one safetensors file. They are in
-/// memory at once. Names of padding begin with `__pad_`.
+/// Writes the tensors whose names match any of the patterns, whole, to one safetensors file, and no others: there is no
+/// padding. They are in memory at once.
 ///
 /// # Errors
 /// The checkpoint is damaged, or the file cannot be written.
@@ -57,7 +57,7 @@ pub fn export(
             slice: Slice::whole(&tensor.shape),
         })
         .collect();
-    let layout = Layout::new(&parts)?;
+    let layout = Layout::tight(&parts)?;
     let mut image = image(layout.bytes)?;
     image[..layout.header.len()].copy_from_slice(&layout.header);
     fill(manifest, source, &tensors, &layout.at, &mut image, options)?;

@@ -1,0 +1,41 @@
+//! Ranks that do not hold the same: what they save together is no state of the job, and people are told.
+
+use crate::harness::Group;
+use crate::real::saves::Saves;
+
+/// The exit code of a job whose last save was not committed.
+pub(crate) const UNSAVED: i32 = 74;
+
+/// What `muster checkpoint job -o json` says: whether it went well, the step, and why not.
+pub(crate) fn ordered(said: &str) -> (bool, Option<u64>, Option<String>) {
+    let line = said.lines().find(|line| line.starts_with('{')).unwrap();
+    let said: serde_json::Value = serde_json::from_str(line).unwrap();
+    let why = said["why"].as_str().map(str::to_owned);
+    (said["ok"].as_bool().unwrap(), said["step"].as_u64(), why)
+}
+
+#[test]
+fn a_save_of_ranks_that_hold_other_tensors_is_given_up() {
+    let mut saves = Saves::with(&["--max-restarts=1"], "2", 1, 1_000_000);
+    saves.bed.env("SAVER_UNLIKE", "1");
+    (0..2).for_each(|node| saves.bed.run(node, 0));
+    let group: Group = saves.train(&[0, 1], 0);
+    saves.trains(&group);
+    let (ok, said) = saves.bed.checkpoint(1, &["-o", "json"]);
+    let (saved, step, why) = ordered(&said);
+    assert!(!ok && !saved && step.is_some(), "{said}");
+    assert!(why.unwrap().contains("first at `alone`"), "{said}");
+    assert_eq!(saves.committed(), [0; 0]);
+    saves.bed.order(None, 0);
+    for node in 0..2 {
+        assert_eq!(
+            saves.bed.ended(node),
+            Some(UNSAVED),
+            "{}",
+            saves.bed.said(node)
+        );
+        let said = saves.bed.said(node);
+        // When it was given up, and at the end.
+        assert_eq!(said.matches("first at `alone`").count(), 2, "{said}");
+    }
+}
