@@ -19,6 +19,7 @@ from __future__ import annotations
 import base64
 import collections
 import ctypes
+import functools
 import json
 import math
 import os
@@ -189,9 +190,14 @@ def _ints(values: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(value) for value in values)
 
 
-def _is_torch(value: Any) -> bool:
+@functools.lru_cache(maxsize=4096)
+def _is_kind_of_torch(kind: type) -> bool:
     torch = _torch()
-    return torch is not None and isinstance(value, torch.Tensor)
+    return torch is not None and issubclass(kind, torch.Tensor)
+
+
+def _is_torch(value: Any) -> bool:
+    return _is_kind_of_torch(type(value))
 
 
 def _is_numpy(value: Any) -> bool:
@@ -335,6 +341,7 @@ def _tag(value: dict[Any, Any]) -> Optional[str]:
 
 
 _json = json.JSONEncoder(separators=(",", ":")).encode
+_quoted = json.encoder.encode_basestring_ascii
 
 
 class _Value:
@@ -363,7 +370,7 @@ class _Tree:
         if self._keys is None:
             self._heads = [""] * len(nodes)
         elif tag is None:
-            self._heads = [f"{_json(key)}:" for key in self._keys]
+            self._heads = [f"{_quoted(key)}:" for key in self._keys]
         else:
             self._heads = [f"[{_json(_values(path, key))}," for key in self._keys]
         #: Whether its text is the same at each save.
@@ -409,9 +416,9 @@ class _Spot:
         self._outline, self._at, self._alone = outline, at, alone
         self._spread = (_ints(value.shape), _ints(value.offset)) if shard else None
         self._kind, self._dtype, self._shape = type(tensor), tensor.dtype, tensor.shape
-        self._address, self._plain = _address(tensor), _is_plain(tensor)
+        self._address, self._plain = outline.where[at]
         self._simple = self._plain and _is_torch(tensor) and outline.leaves[at].dtype != "C64"
-        self._json = _json({"~": "tensor", "v": outline.leaves[at].name})
+        self._json = f'{{"~":"tensor","v":{_quoted(outline.leaves[at].name)}}}'
 
     def look(self, value: Any) -> None:
         tensor = value
@@ -450,6 +457,7 @@ class _Outline:
     def __init__(self, rank: int, states: dict[str, Any], buffers: dict[str, Container[str]]) -> None:
         self.leaves: list[_Leaf] = []  # without their tensors
         self.tensors: list[Any] = []  # of the leaves; none between two saves
+        self.where: list[tuple[int, bool]] = []  # of each leaf, when this was made: its address, and whether it is plain
         self.addresses: set[int] = set()
         self.moved: list[int] = []  # leaves whose memory is elsewhere than when they were placed last
         self._rank = rank
@@ -466,7 +474,7 @@ class _Outline:
         for name, state in states.items():
             self._nodes[name].look(state)
         #: Leaves whose bytes are copied before they are saved: not in C order, or of a device that is not read from.
-        self.copied = [at for at, tensor in enumerate(self.tensors) if not _is_plain(tensor)]
+        self.copied = [at for at, (_, plain) in enumerate(self.where) if not plain]
         #: NVIDIA's GPUs that have some.
         self.devices = {tensor.device for tensor in self.tensors if _on_cuda(tensor)}
 
@@ -519,7 +527,8 @@ class _Outline:
         if dtype is None:
             raise MusterError(f"cannot save {path}, a tensor of {tensor.dtype}: safetensors holds dense tensors of {', '.join(_DTYPES)}")
         extent = _ints(tensor.shape)
-        key = (_address(tensor), dtype, extent) if offset is None and 0 not in extent and _is_plain(tensor) else path
+        address, plain = _address(tensor), _is_plain(tensor)
+        key = (address, dtype, extent) if offset is None and 0 not in extent and plain else path
         if key in self._tied:
             at = self._tied[key]
             self._uses[at] += 1
@@ -534,7 +543,8 @@ class _Outline:
         at = len(self.leaves)
         self._tied[key] = at
         self._uses[at] = 1
-        self.addresses.add(_address(tensor))
+        self.addresses.add(address)
+        self.where.append((address, plain))
         self.leaves.append(leaf)
         self.tensors.append(tensor)
         return at

@@ -4,7 +4,7 @@
 use super::{Ctx, Job};
 use crate::checkpoint::{GivenUp, Node, Save};
 use crate::ids::{Digest, NodeId};
-use crate::local::short;
+use crate::local::{SaveAsk, short};
 use crate::record::Record;
 use crate::wire::JobMessage;
 
@@ -87,13 +87,16 @@ impl Job {
         }
         let text = format!("{save} is given up: {why}");
         self.lost.newest = Some((save, why));
-        match show {
-            true => self.tell_saving(format!(
-                "{text}; what follows for the same reason is in `muster events` alone"
-            )),
-            // The leader has said it.
-            false if from == ctx.me() => {}
-            false => self.say_saving(text),
+        if show {
+            self.ask_launcher(SaveAsk::Tell {
+                text: short(format!(
+                    "{text}; what follows for the same reason is in `muster events` alone"
+                )),
+            });
+        }
+        // The leader has said it.
+        if from != ctx.me() {
+            self.say_saving(text);
         }
     }
 
@@ -116,11 +119,11 @@ impl Job {
             .of(generation, step)
             .unwrap_or("the job ended before it was");
         let left = match committed {
-            Some(step) => format!("the newest checkpoint is that of step {step}"),
-            None => "there is no checkpoint".to_owned(),
+            Some(step) => format!("the next start goes on from the checkpoint of step {step}"),
+            None => "there is no checkpoint, and the next start begins anew".to_owned(),
         };
         let text = format!(
-            "all ranks have finished, and what they saved last, step {step}, is not committed: {why}; {left}, from which the job goes on when it is started again"
+            "all ranks have finished, and what they saved last, step {step}, is not committed: {why}; {left}"
         );
         self.say_saving(text.clone());
         (UNSAVED, text)

@@ -62,7 +62,9 @@ pub fn export(
     image[..layout.header.len()].copy_from_slice(&layout.header);
     fill(manifest, source, &tensors, &layout.at, &mut image, options)?;
     let progress = |_| ControlFlow::Continue(());
-    Ok(persist(to.0, to.1, &image, options, &progress)?)
+    // The memory goes on to the end of its page.
+    let bytes = layout.bytes as usize;
+    Ok(persist(to.0, to.1, &image[..bytes], options, &progress)?)
 }
 
 /// The same for PyTorch: `torch.load` gives a dictionary of tensors by name, also with

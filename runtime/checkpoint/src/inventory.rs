@@ -23,8 +23,11 @@ pub const MAX_SAMPLES: usize = 64;
 /// How much of a slice is looked at, in bytes, from its beginning.
 pub const SAMPLE: usize = 4096;
 
-/// Ranks that an error names.
+/// The most kinds of ranks that are told apart, and ranks of each that an error names.
 const NAMED: usize = 8;
+
+/// The most kinds of ranks that an error names.
+const SHOWN: usize = 3;
 
 /// What a rank planned its save from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +37,8 @@ pub struct Inventory {
     pub digest: Bytes<16>,
     /// Of the tensors in order of their names, in at most [`MAX_RUNS`] runs. All but the last are of one length, a power of two.
     pub runs: Vec<Run>,
+    /// The name of the last tensor.
+    pub last: String,
     /// What the slices in [`Plan::sampled`](crate::plan::Plan::sampled) hash to, in that order; none where this rank
     /// does not hold the slice, or did not look.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -73,7 +78,7 @@ pub struct Difference {
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, ranks) in self.ranks.iter().enumerate() {
+        for (at, ranks) in self.ranks.iter().take(SHOWN).enumerate() {
             f.write_str(if at == 0 { "" } else { " and " })?;
             f.write_str(if ranks.len() == 1 { "rank " } else { "ranks " })?;
             let named: Vec<String> = ranks.iter().take(NAMED).map(u32::to_string).collect();
@@ -81,6 +86,9 @@ impl fmt::Display for Difference {
             if ranks.len() > NAMED {
                 write!(f, " and {} more", ranks.len() - NAMED)?;
             }
+        }
+        if self.ranks.len() > SHOWN {
+            f.write_str(" and others")?;
         }
         match self.what {
             What::Tensors => f.write_str(" hold other tensors")?,
@@ -116,10 +124,12 @@ fn half(digest: u128) -> Bytes<8> {
 /// Makes the digests of a rank's tensors, which come in order of their names.
 pub(crate) struct Listing {
     all: XxHash3_128,
-    /// Tensors of a run.
+    /// All tensors, and those of a run.
+    count: u64,
     length: u64,
     tensors: u64,
     runs: Vec<Run>,
+    last: String,
 }
 
 impl Listing {
@@ -127,9 +137,11 @@ impl Listing {
     pub(crate) fn new(tensors: usize) -> Listing {
         Listing {
             all: XxHash3_128::new(),
+            count: tensors as u64,
             length: tensors.div_ceil(MAX_RUNS).next_power_of_two() as u64,
             tensors: 0,
             runs: Vec::new(),
+            last: String::new(),
         }
     }
 
@@ -149,6 +161,9 @@ impl Listing {
             });
         }
         self.tensors += 1;
+        if self.tensors == self.count {
+            name.clone_into(&mut self.last);
+        }
         // Each list comes with its length, so that no two inventories make the same bytes.
         for text in [name, dtype] {
             self.number(text.len() as u64);
@@ -193,6 +208,7 @@ impl Listing {
         Inventory {
             digest: Bytes(self.all.finish_128().to_be_bytes()),
             runs: self.runs,
+            last: self.last,
             samples: Vec::new(),
         }
     }
@@ -209,10 +225,10 @@ fn between(a: &Inventory, b: &Inventory) -> Option<(String, String)> {
     let mut same = 0;
     let common =
         (a.runs.iter()).filter_map(|run| Some((run.until, run.digest, digest(b, run.until)?)));
-    let mut next = total(a).max(total(b));
+    let mut next = None;
     for (until, mine, theirs) in common {
         if mine != theirs {
-            next = until;
+            next = Some(until);
             break;
         }
         same = until;
@@ -220,6 +236,10 @@ fn between(a: &Inventory, b: &Inventory) -> Option<(String, String)> {
     if same == total(a) && same == total(b) {
         return None;
     }
+    // Where one ends, or their runs end at other places: within the longer run.
+    let length = |of: &Inventory| of.runs.first().map_or(1, |run| run.until);
+    let end = total(a).max(total(b));
+    let next = next.unwrap_or_else(|| (same + length(a).max(length(b))).min(end));
     // The name of the tensor after so many: where a run begins.
     let at = |of: &Inventory, count: u64| {
         let before = of.runs.iter().take_while(|run| run.until <= count).count();
@@ -229,9 +249,8 @@ fn between(a: &Inventory, b: &Inventory) -> Option<(String, String)> {
     if next == same + 1 {
         return Some((first.clone(), first));
     }
-    let end = |of: &Inventory| at(of, next).or_else(|| Some(of.runs.last()?.first.clone()));
-    let last = end(a).into_iter().chain(end(b)).max()?;
-    Some((first, last))
+    let last = [a, b].map(|of| at(of, next).unwrap_or_else(|| of.last.clone()));
+    Some((first, last.into_iter().max()?))
 }
 
 /// Ranks by what they have, in the order of their first.

@@ -8,8 +8,9 @@ pub(crate) const UNSAVED: i32 = 74;
 
 /// What `muster checkpoint job -o json` says: whether it went well, the step, and why not.
 pub(crate) fn ordered(said: &str) -> (bool, Option<u64>, Option<String>) {
-    let line = said.lines().find(|line| line.starts_with('{')).unwrap();
-    let said: serde_json::Value = serde_json::from_str(line).unwrap();
+    let json = said.find('{').map_or("", |at| &said[at..]);
+    let mut values = serde_json::Deserializer::from_str(json).into_iter();
+    let said: serde_json::Value = values.next().unwrap().unwrap();
     let why = said["why"].as_str().map(str::to_owned);
     (said["ok"].as_bool().unwrap(), said["step"].as_u64(), why)
 }
