@@ -19,6 +19,7 @@ from __future__ import annotations
 import base64
 import collections
 import ctypes
+import functools
 import json
 import math
 import os
@@ -37,6 +38,8 @@ _REASONS = ("unknown", "preemption", "drain", "SIGTERM", "a join", "interrupted"
 _ALL_RANKS = 0xFFFFFFFF
 _HOST, _CUDA = 0, 1  # muster_memory_kind
 _WAIT = 600.0  # seconds for a slot
+_WRITES, _LOOKS = 1, 2  # what muster_declare wants of a tensor
+_LOOK = 4096  # MUSTER_LOOK: bytes that are compared between ranks
 
 
 class MusterError(RuntimeError):
@@ -81,6 +84,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # arguments; what has no name here r
     "muster_report": (_ptr, _to(_Metrics)),
     "muster_declare": (_ptr, _to(_Tensor), _size, _to(_u8)),
     "muster_prepare": (_ptr, _to(_Memory), _size),
+    "muster_look": (_ptr, _to(_ptr), _size),
     "muster_save": (_ptr, _u64, _to(_Memory), _size, _to(_Blob), _size, _f64, _to(_Saved)),
     "muster_restore_open": (_to(_ptr), _to(_Origin)),
     "muster_restore_tensor": (_ptr, _size, _to(_Tensor)),
@@ -186,9 +190,14 @@ def _ints(values: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(value) for value in values)
 
 
-def _is_torch(value: Any) -> bool:
+@functools.lru_cache(maxsize=4096)
+def _is_kind_of_torch(kind: type) -> bool:
     torch = _torch()
-    return torch is not None and isinstance(value, torch.Tensor)
+    return torch is not None and issubclass(kind, torch.Tensor)
+
+
+def _is_torch(value: Any) -> bool:
+    return _is_kind_of_torch(type(value))
 
 
 def _is_numpy(value: Any) -> bool:
@@ -225,6 +234,21 @@ def _plain(tensor: Any) -> Any:
         return sys.modules["numpy"].ascontiguousarray(tensor)
     tensor = tensor.detach() if _on_cuda(tensor) else tensor.detach().cpu()
     return tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def _first(tensor: Any, size: int) -> Any:
+    """Its first elements in C order, of at least `size` bytes if it has so many, in memory of this process."""
+    count = -(-size // (tensor.element_size() if _is_torch(tensor) else tensor.itemsize))
+    while len(tensor.shape) > 0 and tensor.shape[0] > 0:
+        row = math.prod(tensor.shape[1:])
+        rows = -(-count // max(row, 1))
+        if rows > 1 or len(tensor.shape) == 1:
+            tensor = tensor[:rows]
+            break
+        tensor = tensor[0]
+    if not _is_plain(tensor):
+        tensor = _plain(tensor)
+    return tensor.detach().cpu() if _is_torch(tensor) else tensor
 
 
 def _address(tensor: Any) -> int:
@@ -273,45 +297,229 @@ class _Leaf(NamedTuple):
 # ---- from a state to tensors and JSON, and back -----------------------------------------------------------------------
 
 
-class _Flat:
-    """A state as tensors with dotted names, and JSON for everything else: no pickle."""
+class _Changed(Exception):
+    """A state is not laid out as it was at the last save."""
 
-    def __init__(self, rank: int) -> None:
-        self.leaves: list[_Leaf] = []
+
+def _values(path: str, value: Any) -> Any:
+    """What goes into the JSON for a value that has no tensors."""
+    kind = type(value)
+    if value is None or kind is bool or kind is str or kind is int:
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"~": "float", "v": repr(float(value))}
+    if _is_tensor(value):
+        raise _Changed
+    if isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, (bytes, bytearray)):
+        return {"~": "bytes", "v": base64.b64encode(value).decode()}
+    if isinstance(value, (list, tuple)):
+        items = [_values(f"{path}.{i}", item) for i, item in enumerate(value)]
+        return items if isinstance(value, list) else {"~": "tuple", "v": items}
+    if isinstance(value, dict):
+        tag = _tag(value)
+        if tag is None:
+            return {key: _values(f"{path}.{key}", item) for key, item in value.items()}
+        return {"~": tag, "v": [[_values(path, key), _values(f"{path}.{key}", item)] for key, item in value.items()]}
+    if type(value).__module__ == "numpy" and hasattr(value, "item"):
+        return _values(path, value.item())
+    named = f"{type(value).__module__}.{type(value).__qualname__}"
+    raise MusterError(
+        f"cannot save {path}, a {named}: only tensors, numbers, text, bytes, lists, tuples and dicts can be; "
+        "leave it out, or give its owner a state_dict() of these"
+    )
+
+
+def _tag(value: dict[Any, Any]) -> Optional[str]:
+    """How a dict is called in the JSON; None: it is one there, too."""
+    if isinstance(value, collections.Counter):
+        return "counter"
+    return None if all(type(key) is str and key != "~" for key in value) else "dict"
+
+
+_json = json.JSONEncoder(separators=(",", ":")).encode
+_quoted = json.encoder.encode_basestring_ascii
+
+
+class _Value:
+    """A part of a state without tensors, which is saved anew each time."""
+
+    __slots__ = ("_path", "_now")
+    fixed = False
+
+    def __init__(self, path: str) -> None:
+        self._path, self._now = path, None
+
+    def look(self, value: Any) -> None:
+        self._now = _values(self._path, value)
+
+    def text(self) -> str:
+        return _json(self._now)
+
+
+class _Tree:
+    """A dict, list or tuple with tensors in it."""
+
+    def __init__(self, value: Any, nodes: list[Any], tag: Optional[str], path: str) -> None:
+        self._type, self._nodes, self._tag = type(value), nodes, tag
+        self._keys = list(value) if isinstance(value, dict) else None
+        self._key_types = list(map(type, value)) if tag in ("dict", "counter") else None
+        if self._keys is None:
+            self._heads = [""] * len(nodes)
+        elif tag is None:
+            self._heads = [f"{_quoted(key)}:" for key in self._keys]
+        else:
+            self._heads = [f"[{_json(_values(path, key))}," for key in self._keys]
+        #: Whether its text is the same at each save.
+        self.fixed = all(node.fixed for node in nodes)
+        self._text: Optional[str] = None
+
+    def look(self, value: Any) -> None:
+        if type(value) is not self._type:
+            raise _Changed
+        items = value
+        if self._keys is not None:
+            if list(value) != self._keys or (self._key_types is not None and list(map(type, value)) != self._key_types):
+                raise _Changed
+            items = value.values()
+        elif len(value) != len(self._nodes):
+            raise _Changed
+        for node, item in zip(self._nodes, items):
+            node.look(item)
+
+    def text(self) -> str:
+        if self._text is not None:
+            return self._text
+        tail = "]" if self._keys is not None and self._tag is not None else ""
+        inner = ",".join([f"{head}{node.text()}{tail}" for head, node in zip(self._heads, self._nodes)])
+        if self._keys is not None and self._tag is None:
+            text = f"{{{inner}}}"
+        else:
+            text = f"[{inner}]" if self._tag is None else f'{{"~":"{self._tag}","v":[{inner}]}}'
+        if self.fixed:
+            self._text = text
+        return text
+
+
+class _Spot:
+    """A tensor's place in a state: what it was at the last save. Looking whether it is so still costs a microsecond."""
+
+    __slots__ = ("_outline", "_at", "_alone", "_spread", "_kind", "_dtype", "_shape", "_address", "_plain", "_simple", "_json")
+    fixed = True
+
+    def __init__(self, outline: _Outline, at: int, value: Any, alone: bool) -> None:
+        shard = isinstance(value, Shard)
+        tensor = value.tensor if shard else value
+        self._outline, self._at, self._alone = outline, at, alone
+        self._spread = (_ints(value.shape), _ints(value.offset)) if shard else None
+        self._kind, self._dtype, self._shape = type(tensor), tensor.dtype, tensor.shape
+        self._address, self._plain = outline.where[at]
+        self._simple = self._plain and _is_torch(tensor) and outline.leaves[at].dtype != "C64"
+        self._json = f'{{"~":"tensor","v":{_quoted(outline.leaves[at].name)}}}'
+
+    def look(self, value: Any) -> None:
+        tensor = value
+        if self._spread is not None:
+            if not isinstance(value, Shard) or (_ints(value.shape), _ints(value.offset)) != self._spread:
+                raise _Changed
+            tensor = value.tensor
+        if type(tensor) is not self._kind or tensor.shape != self._shape or tensor.dtype != self._dtype:
+            raise _Changed
+        if self._simple:
+            if not tensor.is_contiguous() or tensor.is_neg():
+                raise _Changed
+            address = tensor.data_ptr()
+        else:
+            if _is_plain(tensor) is not self._plain:
+                raise _Changed
+            address = _address(tensor)
+        if address != self._address:
+            # A tensor that took its place. One that is tied to another, or was, has its name from that.
+            if not self._alone or address in self._outline.addresses:
+                raise _Changed
+            self._outline.addresses.discard(self._address)
+            self._outline.addresses.add(address)
+            self._outline.moved.append(self._at)
+            self._address = address
+        self._outline.tensors[self._at] = tensor
+
+    def text(self) -> str:
+        return self._json
+
+
+class _Outline:
+    """States by name as tensors with dotted names, and JSON for everything else: no pickle. It is made once, and stays as long as
+    the states have the same tensors; `look` then only takes what they hold now."""
+
+    def __init__(self, rank: int, states: dict[str, Any], buffers: dict[str, Container[str]]) -> None:
+        self.leaves: list[_Leaf] = []  # without their tensors
+        self.tensors: list[Any] = []  # of the leaves; none between two saves
+        self.where: list[tuple[int, bool]] = []  # of each leaf, when this was made: its address, and whether it is plain
+        self.addresses: set[int] = set()
+        self.moved: list[int] = []  # leaves whose memory is elsewhere than when they were placed last
         self._rank = rank
         self._names: set[str] = set()
-        self._tied: dict[Any, str] = {}
+        self._tied: dict[Any, int] = {}
+        self._uses: collections.Counter[int] = collections.Counter()
+        self._buffers: Container[str] = ()
+        found = {}
+        for name, state in states.items():
+            self._buffers = buffers[name]
+            found[name] = self._parts(name, state)
+        # By now it is known which leaves have one name alone.
+        self._nodes = {name: self._node(name, states[name], parts) for name, parts in found.items()}
+        for name, state in states.items():
+            self._nodes[name].look(state)
+        #: Leaves whose bytes are copied before they are saved: not in C order, or of a device that is not read from.
+        self.copied = [at for at, (_, plain) in enumerate(self.where) if not plain]
+        #: NVIDIA's GPUs that have some.
+        self.devices = {tensor.device for tensor in self.tensors if _on_cuda(tensor)}
 
-    def add(self, path: str, value: Any, buffers: Container[str] = ()) -> Any:
-        """What goes into the JSON for this value; its tensors go to `leaves`. Of `buffers` rank 0's count."""
+    def look(self, states: dict[str, Any]) -> bool:
+        """Whether it is still right for these states; it has their tensors then."""
+        self.tensors = [None] * len(self.leaves)
+        try:
+            for name, state in states.items():
+                self._nodes[name].look(state)
+        except (_Changed, KeyError, AttributeError, RuntimeError):
+            return False
+        return len(states) == len(self._nodes)
+
+    def text(self) -> str:
+        """The JSON of what the states held then."""
+        return "{" + ",".join(f"{_json(name)}:{node.text()}" for name, node in self._nodes.items()) + "}"
+
+    def let_go(self) -> None:
+        """The states' tensors may be freed again."""
+        self.tensors = []
+
+    def _parts(self, path: str, value: Any) -> Any:
+        """The leaf of a tensor; of what has tensors in it, these of all its items; None for everything else."""
         if _is_tensor(value):
-            return {"~": "tensor", "v": self._leaf(path, value, buffers)}
-        if value is None or isinstance(value, (bool, str)):
-            return value
-        if isinstance(value, int):
-            return int(value)
-        if isinstance(value, float):
-            return float(value) if math.isfinite(value) else {"~": "float", "v": repr(float(value))}
-        if isinstance(value, (bytes, bytearray)):
-            return {"~": "bytes", "v": base64.b64encode(value).decode()}
-        if isinstance(value, (list, tuple)):
-            items = [self.add(f"{path}.{i}", item, buffers) for i, item in enumerate(value)]
-            return items if isinstance(value, list) else {"~": "tuple", "v": items}
+            return self._leaf(path, value)
         if isinstance(value, dict):
-            counts = isinstance(value, collections.Counter)
-            if not counts and all(type(key) is str and key != "~" for key in value):
-                return {key: self.add(f"{path}.{key}", item, buffers) for key, item in value.items()}
-            pairs = [[self.add(path, key), self.add(f"{path}.{key}", item, buffers)] for key, item in value.items()]
-            return {"~": "counter" if counts else "dict", "v": pairs}
-        if type(value).__module__ == "numpy" and hasattr(value, "item"):
-            return self.add(path, value.item(), buffers)
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise MusterError(
-            f"cannot save {path}, a {kind}: only tensors, numbers, text, bytes, lists, tuples and dicts can be; "
-            "leave it out, or give its owner a state_dict() of these"
-        )
+            parts = [self._parts(f"{path}.{key}", item) for key, item in value.items()]
+        elif isinstance(value, (list, tuple)):
+            parts = [self._parts(f"{path}.{i}", item) for i, item in enumerate(value)]
+        else:
+            return None
+        return parts if any(part is not None for part in parts) else None
 
-    def _leaf(self, path: str, value: Any, buffers: Container[str]) -> str:
+    def _node(self, path: str, value: Any, parts: Any) -> Any:
+        if parts is None:
+            return _Value(path)
+        if isinstance(parts, int):
+            return _Spot(self, parts, value, self._uses[parts] == 1)
+        if isinstance(value, dict):
+            nodes = [self._node(f"{path}.{key}", item, part) for (key, item), part in zip(value.items(), parts)]
+            return _Tree(value, nodes, _tag(value), path)
+        nodes = [self._node(f"{path}.{i}", item, part) for i, (item, part) in enumerate(zip(value, parts))]
+        return _Tree(value, nodes, None if isinstance(value, list) else "tuple", path)
+
+    def _leaf(self, path: str, value: Any) -> int:
         tensor, shape, offset = value if isinstance(value, Shard) else (value, value.shape, None)
         if hasattr(tensor, "placements"):
             raise MusterError(f"cannot save {path}, a DTensor: hand over muster.Shard(tensor.to_local(), tensor.shape, offset) in its place")
@@ -319,19 +527,27 @@ class _Flat:
         if dtype is None:
             raise MusterError(f"cannot save {path}, a tensor of {tensor.dtype}: safetensors holds dense tensors of {', '.join(_DTYPES)}")
         extent = _ints(tensor.shape)
-        key = (_address(tensor), dtype, extent) if offset is None and 0 not in extent and _is_plain(tensor) else path
+        address, plain = _address(tensor), _is_plain(tensor)
+        key = (address, dtype, extent) if offset is None and 0 not in extent and plain else path
         if key in self._tied:
-            return self._tied[key]
+            at = self._tied[key]
+            self._uses[at] += 1
+            return at
         if path in self._names:
             raise MusterError(f"two tensors of the state are called {path}: rename one (a key has a dot in it, or 1 and '1' are both keys)")
         self._names.add(path)
-        self._tied[key] = path
         if offset is None:
-            leaf = _Leaf(path, dtype, _ints(shape), None, None, 0 if path in buffers else _ALL_RANKS, tensor)
+            leaf = _Leaf(path, dtype, _ints(shape), None, None, 0 if path in self._buffers else _ALL_RANKS, None)
         else:
-            leaf = _Leaf(path, dtype, _ints(shape), _ints(offset), extent, self._rank, tensor)
+            leaf = _Leaf(path, dtype, _ints(shape), _ints(offset), extent, self._rank, None)
+        at = len(self.leaves)
+        self._tied[key] = at
+        self._uses[at] = 1
+        self.addresses.add(address)
+        self.where.append((address, plain))
         self.leaves.append(leaf)
-        return path
+        self.tensors.append(tensor)
+        return at
 
 
 class _Checkpoint:
@@ -472,16 +688,18 @@ class _Tracked:
     def state(self) -> Any:
         return self.owner.state_dict() if self._has_state else self.owner
 
-    def _tensors(self) -> list[tuple[str, Any]]:
+    def is_model(self) -> bool:
         torch = _torch()
-        if torch is None or not isinstance(self.owner, torch.nn.Module):
+        return torch is not None and isinstance(self.owner, torch.nn.Module)
+
+    def tensors(self) -> list[tuple[str, Any]]:
+        if not self.is_model():
             return []
         return [*self.owner.named_parameters(), *self.owner.named_buffers()]
 
     def buffers(self) -> set[str]:
         """Buffers of a model differ from rank to rank, and DDP gives all ranks those of rank 0."""
-        torch = _torch()
-        if torch is None or not isinstance(self.owner, torch.nn.Module):
+        if not self.is_model():
             return set()
         return {f"{self.name}.{name}" for name, _ in self.owner.named_buffers()}
 
@@ -489,11 +707,69 @@ class _Tracked:
         if not self._has_state:
             _put(self.owner, value)
             return
-        own = {_address(tensor) for _, tensor in self._tensors()}
+        own = {_address(tensor) for _, tensor in self.tensors()}
         same = isinstance(live, dict) and isinstance(value, dict) and live.keys() == value.keys() and bool(own)
         if same and all(_is_torch(t) and _is_torch(live[k]) and t.data_ptr() == live[k].data_ptr() in own for k, t in value.items()):
             return  # a model, filled in place
         self.owner.load_state_dict(value)
+
+
+def _is_optimizer(owner: Any) -> bool:
+    groups = getattr(owner, "param_groups", None)
+    return isinstance(groups, list) and all(isinstance(group, dict) and "params" in group for group in groups)
+
+
+def _storages(value: Any) -> Iterator[Any]:
+    """The memory that a state's tensors of torch lie in."""
+    if isinstance(value, Shard):
+        value = value.tensor
+    if _is_torch(value):
+        if value.layout is _torch().strided:
+            yield value.untyped_storage().data_ptr()
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _storages(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _storages(item)
+
+
+def _same_parameters(all_tracked: list[_Tracked]) -> None:
+    """Refuses an optimizer of parameters that are no model's here: it would train something that is neither saved nor restored."""
+    optimizers = [tracked for tracked in all_tracked if _is_optimizer(tracked.owner)]
+    if not optimizers or not any(tracked.is_model() for tracked in all_tracked):
+        return
+    known: set[Any] = set()
+    for tracked in all_tracked:
+        known.update(_storages(tracked.state()))
+        # Frozen ones, and those that a state_dict of the model's own leaves out, are the model's all the same.
+        known.update(_storages([tensor.detach() for _, tensor in tracked.tensors()]))
+    for tracked in optimizers:
+        of_groups = [(n, parameter) for n, group in enumerate(tracked.owner.param_groups) for parameter in group["params"]]
+        foreign = [(n, parameter) for n, parameter in of_groups if known.isdisjoint(_storages(parameter.detach()))]
+        if foreign:
+            n, first = foreign[0]
+            raise MusterError(
+                f"{tracked.name} has {len(foreign)} of {len(of_groups)} parameters that no model here has, the first of shape "
+                f"{_ints(first.shape)} in its group {n}: they would be trained, and neither saved nor restored; make the optimizer of the "
+                "parameters of the model that is handed over, as it is now, or hand over in one call all models that it trains",
+                MISMATCH,
+            )
+
+
+def _same_kind(tracked: _Tracked) -> None:
+    """Refuses the state of another kind of optimizer, which torch takes without a word."""
+    defaults = getattr(tracked.owner, "defaults", None)
+    if not _is_optimizer(tracked.owner) or not isinstance(defaults, dict):
+        return
+    for n, group in enumerate(tracked.owner.param_groups):
+        missing = [name for name in defaults if name not in group]
+        if missing:
+            raise MusterError(
+                f"the checkpoint's {tracked.name} was another kind of optimizer: its group {n} has no {', '.join(missing)}, which "
+                f"{type(tracked.owner).__name__} needs; go on with the kind that saved it, or give it another name to begin it anew",
+                MISMATCH,
+            )
 
 
 # ---- the job ----------------------------------------------------------------------------------------------------------
@@ -525,9 +801,13 @@ class Job:
         self._tracked: list[_Tracked] = []
         self._samplers: list[ElasticSampler] = []
         self._handle: Any = None
-        self._declared: Optional[list[tuple[Any, ...]]] = None  # of the leaves
-        self._entries: list[Any] = []  # of all ranks: the leaf that it is, by its key; None: another rank's
-        self._writes: Any = ()
+        self._outline: Optional[_Outline] = None
+        self._declared: Optional[list[_Leaf]] = None
+        self._entries: dict[Any, int] = {}  # where in what all ranks declared a leaf of this one is, by its key
+        self._wants: Any = ()  # of each of these: what is wanted of it
+        self._looks: list[int] = []  # the leaves of which the first bytes are compared
+        self._data: Any = None  # of each of these: where the tensor is
+        self._streams: dict[Any, int] = {}  # by which this was placed
         self._wanted = False
         self._no_store: Optional[str] = None  # why nothing is saved
         self._random: Optional[bytes] = None
@@ -553,6 +833,7 @@ class Job:
     def restore(self, **state: Any) -> int:
         """Tracks this state (see `init`), and puts back what was saved of it. Returns the step to begin with."""
         more = [_Tracked(name, owner) for name, owner in state.items()]
+        _same_parameters(self._tracked + more)
         self._tracked += more
         self._samplers += [tracked.owner for tracked in more if isinstance(tracked.owner, ElasticSampler)]
         if not self.attached:
@@ -587,6 +868,7 @@ class Job:
         checkpoint.load()
         for (tracked, live), value in zip(found, values):
             tracked.adopt(live, value)
+            _same_kind(tracked)
         self._random = checkpoint.blob(f"rng/{self.rank}") if self._rng else None
         self.start = self._step = checkpoint.step
 
@@ -615,11 +897,13 @@ class Job:
         return step
 
     def finish(self) -> None:
-        """The end of such a loop: the last step is complete. Saves what is new, and detaches."""
-        if self._next() > self.start:
-            self._save_or_say(self._step)
-        self._over = True
-        self.close()
+        """The end of such a loop: the last step is complete. Saves what is new, and detaches; raises `MusterError` if it is not saved."""
+        try:
+            if self._next() > self.start:
+                self._save()
+        finally:
+            self._over = True
+            self.close()
 
     def _next(self) -> int:
         if self._begun:
@@ -658,7 +942,7 @@ class Job:
             self._save_or_say(step)
         elif self._steps == 1 and self._tracked:
             # By now optimizers have all their state. Finding memory for it now takes nothing from a later deadline.
-            self._prepare(self._collect()[0].leaves)
+            self._prepare()
 
     def _stop(self, step: int, why: str) -> None:
         self._save()
@@ -682,15 +966,19 @@ class Job:
         self._wanted = False
         if not self.attached or not self._tracked:
             return None
-        flat, values = self._collect()
-        if not self._declare(flat.leaves):
-            return self._no_store
-        data, _keep = self._placed(flat.leaves)
-        blobs = [] if not self._rng or _torch() is None else [(f"rng/{self.rank}", _random())]
-        if self.rank == 0:
-            blobs.append(("python", json.dumps({"format": 1, "state": values}, separators=(",", ":")).encode()))
-        c_blobs = (_Blob * len(blobs))(*[_Blob(name.encode(), blob, len(blob)) for name, blob in blobs])
-        _library()("muster_save", self._handle, self._step, data, len(data), c_blobs, len(blobs), _WAIT, None)
+        outline = self._collect()
+        try:
+            if not self._declare(outline.leaves):
+                return self._no_store
+            blobs = [] if not self._rng or _torch() is None else [(f"rng/{self.rank}", _random())]
+            if self.rank == 0:
+                blobs.append(("python", f'{{"format":1,"state":{outline.text()}}}'.encode()))
+            self._look(outline)
+            data, _keep = self._placed(outline)
+            c_blobs = (_Blob * len(blobs))(*[_Blob(name.encode(), blob, len(blob)) for name, blob in blobs])
+            _library()("muster_save", self._handle, self._step, data, len(data), c_blobs, len(blobs), _WAIT, None)
+        finally:
+            outline.let_go()
         return None
 
     def _save_or_say(self, step: int) -> Optional[str]:
@@ -703,25 +991,28 @@ class Job:
             print(f"muster: rank {self.rank} could not save step {step}: {error}", file=sys.stderr, flush=True)
             return str(error)
 
-    def _collect(self) -> tuple[_Flat, dict[str, Any]]:
-        flat = _Flat(self.rank)
-        return flat, {tracked.name: flat.add(tracked.name, tracked.state(), tracked.buffers()) for tracked in self._tracked}
+    def _collect(self) -> _Outline:
+        """What the state holds now."""
+        states = {tracked.name: tracked.state() for tracked in self._tracked}
+        if self._outline is None or not self._outline.look(states):
+            buffers = {tracked.name: tracked.buffers() for tracked in self._tracked}
+            self._outline, self._data = _Outline(self.rank, states, buffers), None
+        return self._outline
 
     def _declare(self, leaves: list[_Leaf]) -> bool:
         """Says what all ranks hold, if that has changed since. False: there is no store."""
         if self._no_store is not None:
             return False
-        described = [leaf[:-1] for leaf in leaves]
-        if described == self._declared:
+        if leaves is self._declared or leaves == self._declared:
+            self._declared = leaves
             return True
         everywhere = leaves
         if any(leaf.offset is not None for leaf in leaves) and self.world > 1:
             everywhere = _gathered(leaves, self.world)
-        entries = [leaf.key if leaf.rank in (_ALL_RANKS, self.rank) else None for leaf in everywhere]
-        tensors = (_Tensor * len(entries))(*[leaf.described() for leaf in everywhere])
-        writes = (_u8 * len(entries))()
+        tensors = (_Tensor * len(everywhere))(*[leaf.described() for leaf in everywhere])
+        wants = (_u8 * len(everywhere))()
         try:
-            _library()("muster_declare", self._handle, tensors, len(entries), writes)
+            _library()("muster_declare", self._handle, tensors, len(everywhere), wants)
         except MusterError as error:
             if error.code != NO_STORE:
                 raise
@@ -729,26 +1020,53 @@ class Job:
             if self.rank == 0:
                 print(f"muster: nothing will be saved: {error}", file=sys.stderr, flush=True)
             return False
-        self._declared, self._entries, self._writes = described, entries, writes
+        mine = (_ALL_RANKS, self.rank)
+        self._entries = {leaf.key: i for i, leaf in enumerate(everywhere) if leaf.rank in mine}
+        self._looks = [at for at, leaf in enumerate(leaves) if leaf.key in self._entries and wants[self._entries[leaf.key]] & _LOOKS]
+        self._declared, self._wants, self._data = leaves, wants, None
         return True
 
-    def _prepare(self, leaves: list[_Leaf]) -> None:
+    def _prepare(self) -> None:
         """Has done what the first save would wait for: memory is found and, for tensors on GPUs, registered with their driver."""
-        if self._declare(leaves) and any(_on_cuda(leaf.tensor) for leaf in leaves):
-            data, _keep = self._placed(leaves)
-            _library()("muster_prepare", self._handle, data, len(data))
+        outline = self._collect()
+        try:
+            if self._declare(outline.leaves) and outline.devices:
+                data, _keep = self._placed(outline)
+                _library()("muster_prepare", self._handle, data, len(data))
+        finally:
+            outline.let_go()
 
-    def _placed(self, leaves: list[_Leaf]) -> tuple[Any, list[Any]]:
+    def _placed(self, outline: _Outline) -> tuple[Any, list[Any]]:
         """Where the tensors are that this rank writes, of all that were declared; and what has to live as long."""
-        keep, data = [], (_Memory * len(self._writes))()
-        by_key = {leaf.key: leaf for leaf in leaves}
-        for i, entry in enumerate(self._entries):
-            if entry is None or not self._writes[i]:
+        streams = {device: _torch().cuda.current_stream(device).cuda_stream for device in outline.devices}
+        if self._data is None or streams != self._streams:
+            self._data, self._streams = (_Memory * len(self._wants))(), streams
+            again: Sequence[int] = range(len(outline.leaves))
+        else:
+            again = [*outline.moved, *outline.copied]
+        keep, outline.moved = [], []
+        for at in again:
+            i = self._entries.get(outline.leaves[at].key)
+            if i is None or not self._wants[i] & _WRITES:
                 continue
-            tensor = by_key[entry].tensor
-            keep.append(tensor if _is_plain(tensor) else _plain(tensor))
-            data[i] = _memory(keep[-1])
-        return data, keep
+            tensor = outline.tensors[at]
+            if not _is_plain(tensor):
+                tensor = _plain(tensor)
+                keep.append(tensor)
+            stream = streams[tensor.device] if _on_cuda(tensor) else None
+            self._data[i] = _Memory(_address(tensor), _HOST if stream is None else _CUDA, 0, stream)
+        return self._data, keep
+
+    def _look(self, outline: _Outline) -> None:
+        """Has the first bytes compared of some tensors that all ranks are to have alike."""
+        first, keep = (_ptr * len(self._wants))(), []
+        for at in self._looks:
+            tensor = outline.tensors[at]
+            if _on_cuda(tensor) or not _is_plain(tensor):
+                tensor = _first(tensor, _LOOK)
+                keep.append(tensor)
+            first[self._entries[outline.leaves[at].key]] = _address(tensor)
+        _library()("muster_look", self._handle, first, len(first))
 
     # ---- telling ----
 

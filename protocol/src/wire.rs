@@ -349,6 +349,12 @@ pub enum JobMessage {
         boot: Boot,
         seq: u64,
     },
+    /// For people: the leader gave this save up, and why. `show`: also on consoles.
+    SaveGivenUp {
+        save: checkpoint::Save,
+        why: String,
+        show: bool,
+    },
 }
 
 /// How far a checkpoint is that somebody asked for.

@@ -47,11 +47,21 @@ class Fake:
             extent = list(extent[: tensors[i].dims]) if extent else shape
             offset = list(tensors[i].offset[: tensors[i].dims]) if tensors[i].offset else None
             self.declared.append((tensors[i].name.decode(), tensors[i].dtype.decode(), shape, offset, extent, tensors[i].rank))
-            writes[i] = int(tensors[i].rank in (0xFFFFFFFF, self.rank))
+            writes[i] = int(tensors[i].rank in (0xFFFFFFFF, self.rank)) | (2 if tensors[i].rank == 0xFFFFFFFF else 0)
 
     def muster_prepare(self, _handle, data, count):
         assert count == len(self.declared)
         self.prepared.append([(memory.at, memory.kind, memory.stream) for memory in data])
+
+    def muster_look(self, _handle, first, count):
+        assert count == len(self.declared)
+        self.looked = []
+        for (name, dtype, _, _, extent, _), at in zip(self.declared, first):
+            if at:
+                size = SIZES[dtype]
+                for n in extent:
+                    size *= n
+                self.looked.append((name, ctypes.string_at(at, min(size, 4096))))
 
     def muster_save(self, _handle, step, data, count, blobs, blob_count, _wait, _saved):
         assert count == len(self.declared)

@@ -3,6 +3,8 @@
 
 use std::fmt::Debug;
 
+use muster_checkpoint::hex::Bytes;
+use muster_checkpoint::inventory::Inventory;
 use muster_checkpoint::manifest::Manifest;
 use muster_checkpoint::part::{Draft, Note, Part};
 use muster_checkpoint::shard::Header;
@@ -180,6 +182,10 @@ fn checkpoint() -> Vec<Vec<u8>> {
     let mut all = vec![FILE.to_vec(), MANIFEST.to_vec()];
     if let Ok(manifest) = Manifest::decode(MANIFEST) {
         let files = manifest.files.iter().map(|f| (f.path.clone(), f.bytes));
+        let inventory = Inventory {
+            samples: vec![Some(Bytes([3; 8])), None],
+            ..Inventory::default()
+        };
         let note = Note {
             file: Some("n0-0.safetensors".into()),
             blobs: manifest.blobs.clone(),
@@ -187,11 +193,14 @@ fn checkpoint() -> Vec<Vec<u8>> {
                 saved_at: manifest.origin.saved_at,
                 files: files.collect(),
                 tensors: manifest.tensors.clone(),
+                sampled: vec![0],
             }),
+            inventory: Some(inventory.clone()),
         };
         let part = Part {
             file: manifest.files.first().cloned(),
             blobs: manifest.blobs.clone(),
+            inventory: Some(inventory),
         };
         all.extend(note.encode().ok());
         all.extend(part.encode().ok());

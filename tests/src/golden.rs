@@ -122,6 +122,7 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::Unfit { .. } => "job.unfit",
     JobMessage::Held { .. } => "job.held",
     JobMessage::StatusHeard { .. } => "job.status_heard",
+    JobMessage::SaveGivenUp { .. } => "job.save_given_up",
 });
 
 names!(to_agent_name, TO_AGENT, ToAgent, {

@@ -349,6 +349,7 @@ fn checkpoint_json(job: &Job, asked: &CheckpointAsked) -> Value {
     let committed = step.and_then(|step| job.committed(*step));
     json!({
         "ask": format!("{:016x}", asked.ask), "stage": stage, "step": step, "why": why,
+        "given_up": step.and_then(|step| job.given_up(*step)),
         "saved": state.saved, "world": state.world, "commits": job.commits_saves(),
         "committed": committed.map(|(slot, commit)| {
             json!({ "slot": slot, "number": commit.number, "step": commit.step, "manifest": commit.manifest.hex() })

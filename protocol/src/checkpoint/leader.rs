@@ -264,6 +264,11 @@ impl Leader {
         self.generation
     }
 
+    /// Those that save, in rank order.
+    pub fn nodes(&self) -> &[NodeId] {
+        &self.order
+    }
+
     /// The step of the newest save that is committed in this generation.
     pub fn committed(&self) -> Option<u64> {
         self.committed

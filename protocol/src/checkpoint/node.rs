@@ -285,6 +285,11 @@ impl Node {
         self.generation
     }
 
+    /// The step of the newest save that was begun, as far as was heard here.
+    pub fn opened(&self) -> Option<u64> {
+        self.heard.map(|heard| heard.save.step)
+    }
+
     pub fn slot(&self, id: SlotId) -> Option<&Slot> {
         self.ranks.get(&id.k)?.slots.get(usize::from(id.side))
     }

@@ -412,9 +412,7 @@ impl Job {
         let leaving = self.local.as_ref().is_some_and(|l| l.leave.is_some());
         let (code, report) = match record.kind {
             Kind::End { cancelled: true } => (130, "stopped by the user".to_owned()),
-            Kind::End { cancelled: false } => {
-                (0, "finished: every rank has exited with 0".to_owned())
-            }
+            Kind::End { cancelled: false } => self.finished_with(record),
             Kind::Failed { code } => match record.cause {
                 Cause::StartFailed { .. } if !self.unstarted.is_empty() => {
                     let text = "the job cannot start anywhere, and every try fails for one reason";

@@ -18,6 +18,7 @@ mod deserted;
 mod disk;
 mod durable;
 mod explain;
+mod given_up;
 mod hang;
 mod keeping;
 mod lead;
@@ -172,6 +173,7 @@ pub struct Job {
     key: JobKey,
     durable: Durable,
     saves: saves::Saves,
+    lost: given_up::Lost,
     /// A write failed, so memory is ahead of the disk: no vote is given until a write succeeds.
     abstains_until: Option<Time>,
     head: Option<Head>,
@@ -292,6 +294,7 @@ impl Job {
             cancelling: None,
             cancel_passed: None,
             saves: saves::Saves::default(),
+            lost: given_up::Lost::default(),
             phases: Phases::default(),
             strikes: BTreeMap::new(),
             losses: crate::budget::Losses::default(),
@@ -664,6 +667,9 @@ impl Job {
             JobMessage::SaveAnswer(message) => self.on_save_answer(ctx, from, *message),
             JobMessage::Verified { digest } => self.on_verified(ctx, from, digest),
             JobMessage::SaveSaid { digest, text } => self.on_save_said(ctx, from, digest, text),
+            JobMessage::SaveGivenUp { save, why, show } => {
+                self.on_given_up(ctx, from, save, why, show);
+            }
             JobMessage::LookAgain { digest, question } => {
                 self.on_look_again(ctx, from, digest, question);
             }

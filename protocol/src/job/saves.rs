@@ -12,8 +12,9 @@ use super::{Ctx, Job};
 use crate::agent::Notice;
 use crate::checkpoint::Meter;
 use crate::checkpoint::{
-    Cause, Flaws, Found, Keeper, Leader, LeaderEffect, LeaderEvent, Node, NodeEffect, NodeEvent,
-    NodeNotice, Outcome as SaveOutcome, Save, Settings, SlotId, Stage, ToLeader, ToNode, Wants,
+    Cause, Flaws, Found, Keeper, Leader, LeaderEffect, LeaderEvent, LeaderNotice, Node, NodeEffect,
+    NodeEvent, NodeNotice, Outcome as SaveOutcome, Save, Settings, SlotId, Stage, ToLeader, ToNode,
+    Wants,
 };
 use crate::ids::{Digest, NodeId};
 use crate::local::{Replicated, SaveAsk, SaveNews, ToLauncher, short};
@@ -583,6 +584,10 @@ impl Job {
             }
             LeaderEffect::Notice(notice) => {
                 self.saves.triggers.told(&notice, ctx.now);
+                let nodes = self.saves.leader.as_ref().map(|l| l.nodes().to_vec());
+                if let (LeaderNotice::GivenUp { save, why }, Some(nodes)) = (&notice, nodes) {
+                    self.tell_given_up(ctx, &nodes, *save, why);
+                }
                 self.say_saving(notice.to_string());
             }
         }

@@ -104,9 +104,9 @@ impl JobMessage {
                 limit("reason", damaged, MAX_TEXT)?;
                 limit("output", exit.tail.len(), MAX_TEXT)
             }
-            JobMessage::SaveSaid { text, .. } | JobMessage::Unfit { text, .. } => {
-                limit("text", text.len(), MAX_TEXT)
-            }
+            JobMessage::SaveSaid { text, .. }
+            | JobMessage::Unfit { text, .. }
+            | JobMessage::SaveGivenUp { why: text, .. } => limit("text", text.len(), MAX_TEXT),
             JobMessage::LookAgain { question, .. } => limit("reason", question.why.len(), MAX_TEXT),
             JobMessage::LookedAgain { state, .. } => {
                 limit("reason", state.why().map_or(0, str::len), MAX_TEXT)

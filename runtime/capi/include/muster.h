@@ -136,9 +136,23 @@ typedef struct muster_memory {
 
 /* What all ranks hold: the same list on every rank. What several hold is written by one of them, so plain data-parallel
  * state (MUSTER_ALL_RANKS) needs no word between ranks; of sharded state, gather what each rank has first. Asks the launcher for two slots, which takes a
- * second or so a gigabyte. `writes[i]` becomes 1 if this rank will write something of the i-th, else 0. May be called
- * again when the state has changed its shape. */
-int32_t muster_declare(muster_job *job, const muster_tensor *tensors, size_t count, uint8_t *writes);
+ * second or so a gigabyte. `wants[i]` becomes the sum of what is wanted of the i-th, muster_wants. May be called
+ * again when the state has changed its shape. Ranks that declare other lists save without an error, and such a save is
+ * given up: nothing of it is committed, and people are told which ranks differ. */
+int32_t muster_declare(muster_job *job, const muster_tensor *tensors, size_t count, uint8_t *wants);
+
+enum muster_wants {
+  MUSTER_WRITES = 1,         /* this rank will write something of it: muster_save */
+  MUSTER_LOOKS = 2           /* its beginning is compared between ranks: muster_look */
+};
+
+#define MUSTER_LOOK 4096u
+
+/* Has the beginnings of some tensors compared that several ranks say they hold alike; a save for which they differ is given
+ * up. Before each muster_save, on all ranks or on none. first[i]: the first MUSTER_LOOK bytes of the i-th tensor, or all if
+ * it has fewer, in C order, in this process's memory, also for a tensor of a GPU; NULL: it is not looked at. Only those with
+ * MUSTER_LOOKS are. Hashes 256 KiB at most. */
+int32_t muster_look(muster_job *job, const uint8_t *const *first, size_t count);
 
 /* Has done, in the background, what the first save of tensors on GPUs would do first: both slots are registered with the
  * driver, which takes a while for large ones. `data` is that of muster_save; it is only looked at for where it is. Need not

@@ -1,13 +1,17 @@
 //! Saving: what the ranks hold, and a rank's saves.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use muster_runtime::saving::{Blob, Held, Memory as Bytes, Rank, SaveError, Saver, Slice};
+use muster_runtime::saving::{Blob, Held, Memory as Bytes, Rank, SAMPLE, SaveError, Saver, Slice};
 
 use crate::job::{Inner, Job};
 use crate::outcome::{Code, Failure, entry};
 use crate::raw::{Described, Memory, Tensor, described, list, list_mut, lock, memory, one, text};
+
+/// What is wanted of a tensor that was declared: MUSTER_WRITES and MUSTER_LOOKS of the header.
+const WRITES: u8 = 1;
+const LOOKS: u8 = 2;
 
 /// The longest wait for a slot.
 const LONGEST_WAIT: f64 = 86_400.0;
@@ -16,10 +20,27 @@ const LONGEST_WAIT: f64 = 86_400.0;
 #[derive(Debug)]
 pub(crate) struct Saves {
     saver: Saver,
-    /// Where in the list a rank's slice of a tensor is.
-    index: BTreeMap<(String, Slice), usize>,
+    index: Index,
     /// For each of the list, how long it is; none: this rank does not write it.
     bytes: Vec<Option<usize>>,
+    /// For each, how much of its beginning is compared.
+    looks: Vec<usize>,
+}
+
+/// Where in the list a rank's slices of tensors are, by name.
+#[derive(Debug, Default)]
+struct Index(HashMap<String, Vec<(Slice, usize)>>);
+
+impl Index {
+    fn add(&mut self, name: &str, slice: &Slice, at: usize) {
+        let slices = self.0.entry(name.to_owned()).or_default();
+        slices.push((slice.clone(), at));
+    }
+
+    fn at(&self, name: &str, slice: &Slice) -> Option<usize> {
+        let mut slices = self.0.get(name)?.iter();
+        slices.find(|(of, _)| of == slice).map(|(_, at)| *at)
+    }
 }
 
 /// `muster_blob` of the header.
@@ -106,24 +127,13 @@ impl Saves {
     }
 }
 
-/// Of these the one that is a rank's slice of a tensor.
-fn at<'a>(
-    index: &BTreeMap<(String, Slice), usize>,
-    all: &[Bytes<'a>],
-    name: &str,
-    slice: &Slice,
-) -> Option<Bytes<'a>> {
-    let at = index.get(&(name.to_owned(), slice.clone()))?;
-    all.get(*at).copied()
-}
-
 impl Inner {
     fn declared(&mut self) -> Result<&mut Saves, Failure> {
         let text = "nothing was declared: call muster_declare first";
         self.saves.as_mut().ok_or_else(|| Failure::argument(text))
     }
 
-    fn declare(&mut self, all: &[Described<'_>], writes: &mut [u8]) -> Result<(), Failure> {
+    fn declare(&mut self, all: &[Described<'_>], wants: &mut [u8]) -> Result<(), Failure> {
         let (lists, which) = lists(all, self.env.world)?;
         // Every rank is a node of its own here: which ranks share one is known to none but the launchers, and
         // what each rank writes is even in either case.
@@ -140,23 +150,32 @@ impl Inner {
         saver.threads(cores / self.local_world.max(1) as usize);
 
         let mine = |tensor: &Described<'_>| tensor.rank.is_none_or(|rank| rank == self.env.rank);
-        let index: BTreeMap<(String, Slice), usize> = (all.iter().enumerate())
-            .filter(|(_, tensor)| mine(tensor))
-            .map(|(at, tensor)| ((tensor.name.to_owned(), tensor.slice.clone()), at))
-            .collect();
-        let mut bytes = vec![None; all.len()];
-        for (name, slice) in saver.writes() {
-            if let Some(at) = index.get(&(name.to_owned(), slice.clone())) {
-                bytes[*at] = Some(all[*at].bytes);
-            }
+        let mut index = Index::default();
+        for (at, tensor) in all.iter().enumerate().filter(|(_, tensor)| mine(tensor)) {
+            index.add(tensor.name, &tensor.slice, at);
         }
-        for (write, bytes) in writes.iter_mut().zip(&bytes) {
-            *write = u8::from(bytes.is_some());
+        let (mut bytes, mut looks) = (vec![None; all.len()], vec![0; all.len()]);
+        for at in saver
+            .writes()
+            .filter_map(|(name, slice)| index.at(name, slice))
+        {
+            bytes[at] = Some(all[at].bytes);
+        }
+        for at in saver
+            .looks()
+            .filter_map(|(name, slice)| index.at(name, slice))
+        {
+            looks[at] = all[at].bytes.min(SAMPLE);
+        }
+        for (want, (bytes, looks)) in wants.iter_mut().zip(bytes.iter().zip(&looks)) {
+            let writes = if bytes.is_some() { WRITES } else { 0 };
+            *want = writes | if *looks > 0 { LOOKS } else { 0 };
         }
         self.saves = Some(Saves {
             saver,
             index,
             bytes,
+            looks,
         });
         Ok(())
     }
@@ -166,28 +185,28 @@ impl Inner {
 ///
 /// # Safety
 /// `job` is null or from [`muster_open`](crate::job::muster_open); `tensors` are null or `count`, as the header says;
-/// `writes` is null or valid for writes of as many bytes.
+/// `wants` is null or valid for writes of as many bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn muster_declare(
     job: *const Job,
     tensors: *const Tensor,
     count: usize,
-    writes: *mut u8,
+    wants: *mut u8,
 ) -> i32 {
     entry(|| {
         // SAFETY: the caller's promise, here and below.
-        let (job, tensors, writes) = unsafe {
+        let (job, tensors, wants) = unsafe {
             (
                 one(job, "job")?,
                 list(tensors, count, "tensors")?,
-                list_mut(writes, count, "writes")?,
+                list_mut(wants, count, "wants")?,
             )
         };
         let all = (tensors.iter())
             // SAFETY: as above.
             .map(|tensor| unsafe { described(tensor) })
             .collect::<Result<Vec<Described<'_>>, Failure>>()?;
-        lock(&job.0).declare(&all, writes)?;
+        lock(&job.0).declare(&all, wants)?;
         Ok(Code::Ok)
     })
 }
@@ -206,7 +225,47 @@ pub unsafe extern "C" fn muster_prepare(job: *const Job, data: *const Memory, co
         // SAFETY: as above.
         let all = unsafe { saves.placed(data)? };
         let Saves { saver, index, .. } = saves;
-        saver.prepare(|name: &str, slice: &Slice| at(index, &all, name, slice));
+        saver.prepare(|name: &str, slice: &Slice| all.get(index.at(name, slice)?).copied());
+        Ok(Code::Ok)
+    })
+}
+
+/// Has what ranks are to have alike compared with the next save.
+///
+/// # Safety
+/// `job` is null or from [`muster_open`](crate::job::muster_open). `first` are null or `count`, of which those that are looked
+/// at are null or point to as many bytes as the header says, which stay as they are until this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn muster_look(
+    job: *const Job,
+    first: *const *const u8,
+    count: usize,
+) -> i32 {
+    entry(|| {
+        // SAFETY: the caller's promise, here and below.
+        let (job, first) = unsafe { (one(job, "job")?, list(first, count, "first")?) };
+        let mut job = lock(&job.0);
+        let Saves {
+            saver,
+            index,
+            looks,
+            ..
+        } = job.declared()?;
+        if first.len() != looks.len() {
+            let (given, declared) = (first.len(), looks.len());
+            let text = format!(
+                "the beginnings of {given} tensors are given, and {declared} were declared"
+            );
+            return Err(Failure::argument(text));
+        }
+        let all = (first.iter().zip(looks.iter()))
+            .map(|(at, bytes)| match at.is_null() {
+                true => Ok(None),
+                // SAFETY: as above.
+                false => unsafe { list(*at, *bytes, "first") }.map(Some),
+            })
+            .collect::<Result<Vec<Option<&[u8]>>, Failure>>()?;
+        saver.look(|name, slice| *all.get(index.at(name, slice)?)?);
         Ok(Code::Ok)
     })
 }
@@ -260,7 +319,7 @@ pub unsafe extern "C" fn muster_save(
         let all = unsafe { saves.placed(data)? };
         let Saves { saver, index, .. } = saves;
         saver.wait(Duration::from_secs_f64(wait.min(LONGEST_WAIT)));
-        let state = |name: &str, slice: &Slice| at(index, &all, name, slice);
+        let state = |name: &str, slice: &Slice| all.get(index.at(name, slice)?).copied();
         let done = saver.save(step, state, blobs).map_err(|e| of_save(&e))?;
         // SAFETY: as above.
         if let Some(saved) = unsafe { saved.as_mut() } {

@@ -183,27 +183,43 @@ impl State {
 }
 
 /// Saves `step` as this rank, and leaves the slots.
-fn save(page: &Page, rank: u32, step: u64) -> (Vec<Arc<Slot>>, [u8; 4]) {
+fn save(page: &Page, rank: u32, step: u64) -> (Vec<Arc<Slot>>, [bool; 4]) {
     let job = page.job(rank, 2);
     let state = State::new();
-    let mut writes = [9; 4];
+    let mut wants = [9; 4];
     let slots = thread::scope(|scope| {
         let launcher = scope.spawn(|| page.give(Given::Slots));
         let tensors = state.tensors.as_ptr();
         // SAFETY: all as the header says, here and below.
-        let code = unsafe { saves::muster_declare(&job, tensors, 4, writes.as_mut_ptr()) };
+        let code = unsafe { saves::muster_declare(&job, tensors, 4, wants.as_mut_ptr()) };
         assert_eq!(code, 0, "{}", said());
         launcher.join().unwrap()
     });
+    let writes = wants.map(|wants| wants & 1 != 0);
     let memory = State::memory(rank as u8);
     let data = [&memory[0], &memory[1], &memory[2], &memory[2]];
     // What it does not write is not looked at.
     let data: Vec<Memory> = (data.iter().zip(writes))
         .map(|(bytes, writes)| match writes {
-            1 => host(bytes.as_ptr().cast_mut()),
-            _ => host(null_mut()),
+            true => host(bytes.as_ptr().cast_mut()),
+            false => host(null_mut()),
         })
         .collect();
+    let first = (memory.iter().chain(memory.last())).zip(wants);
+    let first: Vec<*const u8> = first
+        .map(|(bytes, wants)| match wants & 2 != 0 {
+            true => bytes[..4096].as_ptr(),
+            false => null(),
+        })
+        .collect();
+    // SAFETY: as above.
+    let code = unsafe { saves::muster_look(&job, first.as_ptr(), 4) };
+    assert_eq!(code, 0, "{}", said());
+    assert_eq!(
+        wants.map(|wants| wants & 2),
+        [2, 0, 0, 0],
+        "what two ranks hold"
+    );
     let name = CString::new(format!("rng/{rank}")).unwrap();
     let blob = RawBlob {
         name: name.as_ptr(),
@@ -224,14 +240,7 @@ fn commit(place: &Path, step: u64) -> Id {
     let saved = [0, 1].map(|rank| {
         let (slots, writes) = save(&Page::new(), rank, step);
         // A tensor that both hold is written by one of them.
-        assert_eq!(
-            writes[1..],
-            [
-                u8::from(rank == 0),
-                u8::from(rank == 0),
-                u8::from(rank == 1)
-            ]
-        );
+        assert_eq!(writes[1..], [rank == 0, rank == 0, rank == 1]);
         slots[0].take().unwrap().unwrap()
     });
     durable(place, step, &saved)

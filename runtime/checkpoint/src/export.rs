@@ -37,8 +37,8 @@ pub enum ExportError {
     Persist(#[from] PersistError),
 }
 
-/// Writes the tensors whose names match any of the patterns, whole, to one safetensors file. They are in
-/// memory at once. Names of padding begin with `__pad_`.
+/// Writes the tensors whose names match any of the patterns, whole, to one safetensors file, and no others: there is no
+/// padding. They are in memory at once.
 ///
 /// # Errors
 /// The checkpoint is damaged, or the file cannot be written.
@@ -57,12 +57,14 @@ pub fn export(
             slice: Slice::whole(&tensor.shape),
         })
         .collect();
-    let layout = Layout::new(&parts)?;
+    let layout = Layout::tight(&parts)?;
     let mut image = image(layout.bytes)?;
     image[..layout.header.len()].copy_from_slice(&layout.header);
     fill(manifest, source, &tensors, &layout.at, &mut image, options)?;
     let progress = |_| ControlFlow::Continue(());
-    Ok(persist(to.0, to.1, &image, options, &progress)?)
+    // The memory goes on to the end of its page.
+    let bytes = layout.bytes as usize;
+    Ok(persist(to.0, to.1, &image[..bytes], options, &progress)?)
 }
 
 /// The same for PyTorch: `torch.load` gives a dictionary of tensors by name, also with

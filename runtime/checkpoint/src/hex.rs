@@ -37,6 +37,12 @@ pub fn decode(text: &str) -> Option<Vec<u8>> {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes<const N: usize>(pub [u8; N]);
 
+impl<const N: usize> Default for Bytes<N> {
+    fn default() -> Self {
+        Self([0; N])
+    }
+}
+
 /// 32 bytes, as a BLAKE3 digest has.
 pub type Id = Bytes<32>;
 

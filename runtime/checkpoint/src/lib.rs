@@ -15,6 +15,7 @@ mod dtype;
 mod export;
 mod glob;
 pub mod hex;
+pub mod inventory;
 pub mod load;
 pub mod manifest;
 pub mod nearby;

@@ -11,6 +11,7 @@ use std::ops::ControlFlow;
 use serde::{Deserialize, Serialize};
 
 use crate::hex::Id;
+use crate::inventory::{self, Difference, Inventory};
 use crate::manifest::{Blob, DataFile, Manifest, ManifestError, Origin, Tensor};
 use crate::persist::{self, Ahead, Fault, Options, PersistError, Progress};
 use crate::place::Place;
@@ -18,8 +19,9 @@ use crate::pool;
 use crate::slot::{MAX_NOTE, Sealed};
 use crate::sum::CHUNK;
 
-/// Version of notes and parts.
-const VERSION: u32 = 1;
+/// The newest version of notes and parts. They are written in the oldest one that can say what they do: 1 has no
+/// inventory.
+const VERSION: u32 = 2;
 
 /// What a rank leaves in its slot beside its image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +33,9 @@ pub struct Note {
     pub blobs: Vec<Blob>,
     /// Rank 0's alone.
     pub draft: Option<Draft>,
+    /// What the rank planned its save from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inventory: Option<Inventory>,
 }
 
 /// A manifest but for where it is and what its files hash to.
@@ -43,6 +48,9 @@ pub struct Draft {
     pub files: Vec<(String, u64)>,
     /// As in the manifest; their files are indices into these.
     pub tensors: Vec<Tensor>,
+    /// Of which of these there are samples in the ranks' inventories, in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sampled: Vec<u64>,
 }
 
 /// What became of one rank's part of a save.
@@ -52,6 +60,9 @@ pub struct Part {
     /// Its file, which is durable; none if the rank writes nothing.
     pub file: Option<DataFile>,
     pub blobs: Vec<Blob>,
+    /// As in the rank's note.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inventory: Option<Inventory>,
 }
 
 /// Why a note or a part cannot be used, or parts make no manifest.
@@ -82,6 +93,9 @@ pub enum PartError {
     Persist(#[from] PersistError),
     #[error(transparent)]
     Manifest(#[from] ManifestError),
+    /// Nothing is damaged, and training may go on; no save can be committed until it is mended.
+    #[error("{0}")]
+    Differ(Box<Difference>),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -91,8 +105,7 @@ struct Envelope<B> {
     body: B,
 }
 
-fn encode<B: Serialize>(body: &B) -> Result<Vec<u8>, PartError> {
-    let version = VERSION;
+fn encode<B: Serialize>(body: &B, version: u32) -> Result<Vec<u8>, PartError> {
     let bytes = serde_json::to_vec(&Envelope { version, body }).map_err(PartError::Note)?;
     match bytes.len() as u64 > MAX_NOTE {
         true => Err(PartError::TooLong(bytes.len() as u64)),
@@ -106,10 +119,17 @@ fn decode<'a, B: Deserialize<'a>>(bytes: &'a [u8]) -> Result<B, PartError> {
     }
     let Envelope { version, body } = serde_json::from_slice(bytes).map_err(PartError::Note)?;
     match version {
-        VERSION => Ok(body),
+        1..=VERSION => Ok(body),
         other => Err(PartError::Note(serde::de::Error::custom(format!(
             "its version is {other}"
         )))),
+    }
+}
+
+fn version_of(inventory: Option<&Inventory>) -> u32 {
+    match inventory {
+        Some(_) => VERSION,
+        None => 1,
     }
 }
 
@@ -119,7 +139,7 @@ impl Note {
     /// # Errors
     /// It is too long.
     pub fn encode(&self) -> Result<Vec<u8>, PartError> {
-        encode(self)
+        encode(self, version_of(self.inventory.as_ref()))
     }
 
     /// From bytes.
@@ -167,6 +187,7 @@ pub fn keep(
     let mut part = Part {
         file: None,
         blobs: note.blobs,
+        inventory: note.inventory,
     };
     let mut path = None;
     if let Some(file) = &note.file {
@@ -199,7 +220,7 @@ impl Part {
     /// # Errors
     /// It is too long.
     pub fn encode(&self) -> Result<Vec<u8>, PartError> {
-        encode(self)
+        encode(self, version_of(self.inventory.as_ref()))
     }
 
     /// From bytes.
@@ -256,7 +277,8 @@ impl Draft {
     /// ranks left there: of each its digest, by rank.
     ///
     /// # Errors
-    /// A part is not there or damaged, or they do not make the manifest that was drafted.
+    /// A part is not there or damaged, the ranks do not hold the same, or the parts do not make the manifest that was
+    /// drafted.
     pub fn assemble(
         self,
         origin: Origin,
@@ -275,6 +297,15 @@ impl Draft {
             Part::get(&dir, rank, digests[at])
         };
         let parts = pool::each(READERS, digests.len(), || Ok(()), get)?;
+        let sampled = |at: &u64| {
+            let tensor = usize::try_from(*at)
+                .ok()
+                .and_then(|at| self.tensors.get(at));
+            tensor.map_or("", |tensor| &tensor.name)
+        };
+        let names: Vec<&str> = self.sampled.iter().map(sampled).collect();
+        let inventories: Vec<_> = parts.iter().map(|part| part.inventory.as_ref()).collect();
+        inventory::compare(&inventories, &names).map_err(PartError::Differ)?;
         Ok(self.manifest(origin, &format!("{DATA}/{name}"), parts)?)
     }
 

@@ -14,7 +14,7 @@ use muster_checkpoint::newest::{Reason, newest};
 use muster_checkpoint::part::{Note, keep};
 use muster_checkpoint::persist::Options;
 use muster_checkpoint::plan::{Held, Piece, Plan, Rank};
-use muster_checkpoint::shard::Header;
+use muster_checkpoint::shard::{Header, PAD};
 use muster_checkpoint::slot::{Image, Slot, Source};
 use muster_checkpoint::source::Directory;
 use muster_checkpoint::verify::{Depth, verify};
@@ -122,6 +122,7 @@ fn save(place: &Path, world: u64, rows: u64, step: u64) -> Id {
                 _ => Vec::new(),
             },
             draft: (rank == 0).then(|| plan.draft()),
+            inventory: Some(plan.inventory().clone()),
         };
         let note = note.encode().unwrap();
         let bytes = shard.layout.bytes;
@@ -301,6 +302,11 @@ fn a_checkpoint_is_exported_to_one_file() {
     let header =
         Header::read(&fs::File::open(place.path().join("all.safetensors")).unwrap()).unwrap();
     assert_eq!(header.tensors.len(), 4);
+    // Header::read leaves padding out.
+    let pads = content
+        .windows(PAD.len())
+        .filter(|at| *at == PAD.as_bytes());
+    assert_eq!(pads.count(), 0);
     for entry in &header.tensors {
         let whole = bytes(&entry.name, &entry.shape, &Slice::whole(&entry.shape), 7);
         assert_eq!(

@@ -48,6 +48,7 @@ mod slots;
 mod tiers;
 
 pub use memory::{Memory, MemoryMut, OnDevice, OnDeviceMut, Way};
+pub use muster_checkpoint::inventory::SAMPLE;
 pub use muster_checkpoint::load::{Damage, LoadError, Loaded, Want, Wanted};
 pub use muster_checkpoint::manifest::Blob;
 pub use muster_checkpoint::plan::{Held, PlanError, Rank};

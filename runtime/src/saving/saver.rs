@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use muster_checkpoint::Slice;
 use muster_checkpoint::hex::Bytes;
+use muster_checkpoint::inventory::{self, Inventory};
 use muster_checkpoint::manifest::Blob;
 use muster_checkpoint::part::{Note, PartError};
 use muster_checkpoint::plan::{Held, Plan, PlanError, Rank, Shard};
@@ -165,15 +166,23 @@ impl Saver {
         let Some(shard) = plan.shards.get(rank as usize) else {
             return Err(refused);
         };
-        let note = Note {
+        let mut note = Note {
             file: (!shard.pieces.is_empty()).then(|| shard.file.clone()),
             blobs: Vec::new(),
             draft: (rank == 0).then(|| plan.draft()),
+            inventory: Some(Inventory {
+                // As long as they will be.
+                samples: vec![Some(Bytes([0; 8])); plan.sampled(rank).count()],
+                ..plan.inventory().clone()
+            }),
         };
         let local = ranks.iter().filter(|other| other.node == me.node);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = (cores / local.count().max(1)).clamp(1, THREADS);
         let bytes = note.encode()?.len() as u64;
+        if let Some(inventory) = &mut note.inventory {
+            inventory.samples.clear();
+        }
         let (slots, mut devices, wait) = match before {
             Some(before) => (before.slots, before.devices, before.wait),
             None => (Store::None, Devices::default(), WAIT),
@@ -246,6 +255,25 @@ impl Saver {
         }
     }
 
+    /// Slices that other ranks hold, too, and of which [`look`](Self::look) asks for the first bytes.
+    pub fn looks(&self) -> impl Iterator<Item = (&str, &Slice)> {
+        self.plan.sampled(self.env.rank).flatten()
+    }
+
+    /// Looks at what other ranks are to have alike in the next save: it is given up where they do not. `first` gives
+    /// the first [`SAMPLE`](inventory::SAMPLE) bytes of a slice, or all if it has fewer; none: this one is not looked at. All ranks call it before
+    /// they save, or none.
+    pub fn look<'a>(&mut self, first: impl Fn(&str, &Slice) -> Option<&'a [u8]>) {
+        let sample = |of: Option<(&str, &Slice)>| {
+            let (name, slice) = of?;
+            Some(inventory::sample(first(name, slice)?))
+        };
+        let samples = self.plan.sampled(self.env.rank).map(sample).collect();
+        if let Some(inventory) = &mut self.note.inventory {
+            inventory.samples = samples;
+        }
+    }
+
     /// Copies this rank's part of the state before `step` into a slot. All ranks save the same steps,
     /// each higher than the one before.
     ///
@@ -278,6 +306,10 @@ impl Saver {
             draft.saved_at = since.map_or(0, |since| since.as_secs());
         }
         let note = self.note.encode()?;
+        if let Some(inventory) = &mut self.note.inventory {
+            // The next save has other values.
+            inventory.samples.clear();
+        }
         let (bytes, long) = (shard.layout.bytes, note.len() as u64);
         let began = Instant::now();
         let slots = self.slots.get(&self.page, bytes, long, self.threads)?;

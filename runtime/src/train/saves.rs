@@ -286,6 +286,11 @@ impl<M: Model> Parallel<M> {
                 saver.prepare(state);
                 return Ok(None);
             }
+            saver.look(|name, _| match bytes.get(name)? {
+                Memory::Host(bytes) => Some(*bytes),
+                // It would have to be copied first.
+                Memory::Device(_) => None,
+            });
             let blobs = match share.entered.first() == Some(&share.rank) {
                 true => training.blobs(),
                 false => Vec::new(),

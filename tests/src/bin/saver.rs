@@ -2,7 +2,7 @@
 //!
 //! `saver EVENTS CONTROL MIB EVERY`: notes what `worker.py` notes, in lines of JSON, and with them `restored`
 //! and `saved` with their step, and `cached` with the bytes that came from copies on its node's disk. Its state before a step follows from the step alone, so that what it restores
-//! can be checked. Saves before every EVERY-th step and where it is told to. Exits with the number in
+//! can be checked. With SAVER_UNLIKE in its environment the second rank has a tensor more than the others know. Saves before every EVERY-th step and where it is told to. Exits with the number in
 //! CONTROL/exit.
 
 use std::fs::{File, OpenOptions};
@@ -157,13 +157,14 @@ impl Worker {
         };
         let mut rows = Held::whole("rows", Dtype::F64, &[ROWS]);
         rows.slices = vec![slice_of(&env)];
-        Peer {
-            node: rank,
-            held: vec![
-                Held::whole("weights", Dtype::U8, &[self.weights.len() as u64]),
-                rows,
-            ],
+        let mut held = vec![
+            Held::whole("weights", Dtype::U8, &[self.weights.len() as u64]),
+            rows,
+        ];
+        if self.env.rank == 1 && std::env::var_os("SAVER_UNLIKE").is_some() {
+            held.push(Held::whole("alone", Dtype::F64, &[1]));
         }
+        Peer { node: rank, held }
     }
 
     /// Loads what the generation begins with, checks it, and returns its step; 0 where there is nothing.

@@ -74,6 +74,15 @@ pub(super) fn job_messages() -> Vec<JobMessage> {
             digest: digest(5),
             text: "a fresh save fits".into(),
         },
+        JobMessage::SaveGivenUp {
+            save: Save {
+                generation: digest(5),
+                attempt: 3,
+                step: 400,
+            },
+            why: "node n2 was lost".into(),
+            show: true,
+        },
         JobMessage::LookAgain {
             digest: digest(5),
             question: question(),

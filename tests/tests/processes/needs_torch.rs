@@ -1,6 +1,7 @@
 //! Scripts written for torchrun, without a changed line.
 
 mod python;
+mod unlike;
 
 use crate::harness::{Bed, project, python};
 

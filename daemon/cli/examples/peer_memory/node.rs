@@ -268,6 +268,7 @@ impl<'a> Node<'a> {
             file: Some(shard.file.clone()),
             blobs: Vec::new(),
             draft: (self.which.node == 0).then(|| self.plan.draft()),
+            inventory: Some(self.plan.inventory().clone()),
         };
         let image = Image {
             step,

@@ -92,8 +92,9 @@ async fn order(job: &str, args: &Order) -> Result<(), Failure> {
         // Saved is in memory; where there is a store, it is over when it is in the log.
         let commits = flag(&state, "commits") && !args.sealed;
         let over = !commits || !state["committed"].is_null();
-        if (saved && over) || stage == "failed" {
-            return told(job, args, &state, saved, began.elapsed());
+        let given_up = commits && !over && !state["given_up"].is_null();
+        if (saved && (over || given_up)) || stage == "failed" {
+            return told(job, args, &state, saved && !given_up, began.elapsed());
         }
         // Whatever an ended generation has committed stands in the log before the next one does.
         if saved && *first != generation {
@@ -129,16 +130,33 @@ async fn state(client: &Client, job: &str) -> Result<(Value, String), Unanswered
 }
 
 fn told(job: &str, args: &Order, state: &Value, done: bool, took: Duration) -> Result<(), Failure> {
+    let given_up = if done {
+        &Value::Null
+    } else {
+        &state["given_up"]
+    };
     if args.common.out.json() {
+        let why = if given_up.is_null() {
+            &state["why"]
+        } else {
+            given_up
+        };
         put_json(&json!({
             "ok": done, "job": job, "step": state["step"], "saved": state["saved"],
-            "world": state["world"], "why": state["why"], "waited_ms": took.as_millis() as u64,
+            "world": state["world"], "why": why, "waited_ms": took.as_millis() as u64,
             "committed": state["committed"],
         }))?;
         return match done {
             true => Ok(()),
             false => Err(Failure::Refused(String::new())),
         };
+    }
+    if !given_up.is_null() {
+        return Err(Failure::Refused(format!(
+            "all ranks have saved step {}, and the save is given up: {}",
+            field(state, "step"),
+            clean(&field(state, "given_up"))
+        )));
     }
     if !done {
         let why = clean(&field(state, "why"));

@@ -38,6 +38,7 @@ fn note() -> Note {
             data: vec![1, 2],
         }],
         draft: None,
+        inventory: None,
     }
 }
 
@@ -133,10 +134,10 @@ fn what_is_no_note_is_refused() {
     ] {
         assert!(Note::decode(bytes).is_err());
     }
-    let other = br#"{"version":2,"body":{"file":null,"blobs":[],"draft":null}}"#;
+    let other = br#"{"version":3,"body":{"file":null,"blobs":[],"draft":null}}"#;
     let error = Note::decode(other).unwrap_err().to_string();
     assert!(
-        error.contains("version is 2") && error.contains("one release"),
+        error.contains("version is 3") && error.contains("one release"),
         "{error}"
     );
     assert_eq!(Note::decode(&note().encode().unwrap()).unwrap(), note());

@@ -9,6 +9,7 @@ mod assign;
 use std::collections::BTreeMap;
 
 use crate::Dtype;
+use crate::inventory::{Inventory, Listing, MAX_SAMPLES};
 use crate::manifest::{Placed, Tensor};
 use crate::part::Draft;
 use crate::shard::{Layout, LayoutError, Part, check_name};
@@ -53,6 +54,19 @@ pub struct Plan {
     pub shards: Vec<Shard>,
     /// Name, type and shape, ascending by name.
     tensors: Vec<(String, Dtype, Vec<u64>)>,
+    /// Of what it was made.
+    inventory: Inventory,
+    sampled: Vec<Sampled>,
+}
+
+/// A slice that several ranks hold, and that they are to hold alike.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Sampled {
+    /// Index into the plan's tensors.
+    tensor: usize,
+    slice: Slice,
+    /// Ascending.
+    holders: Vec<u32>,
 }
 
 /// What one rank writes: one file.
@@ -130,6 +144,12 @@ impl Plan {
             return Err(PlanError::NoRanks);
         }
         let known = gather(ranks)?;
+        let nodes: Vec<u32> = ranks.iter().map(|rank| rank.node).collect();
+        let mut listing = Listing::new(known.len());
+        for (name, tensor) in &known {
+            listing.add(name, tensor.dtype.name(), tensor.shape, &tensor.holders);
+        }
+        let (inventory, sampled) = (listing.finish(&nodes), sampled(&known));
         let mut tensors = Vec::with_capacity(known.len());
         let mut whole = Vec::new();
         for (at, (name, tensor)) in known.into_iter().enumerate() {
@@ -146,7 +166,6 @@ impl Plan {
             }
             tensors.push((name.to_owned(), tensor.dtype, tensor.shape.to_vec()));
         }
-        let nodes: Vec<u32> = ranks.iter().map(|rank| rank.node).collect();
         let mut shards = Vec::with_capacity(ranks.len());
         let mut of_node = BTreeMap::new();
         for (mut pieces, node) in assign::assign(whole, &nodes).into_iter().zip(&nodes) {
@@ -171,7 +190,27 @@ impl Plan {
                 pieces,
             });
         }
-        Ok(Self { shards, tensors })
+        Ok(Self {
+            shards,
+            tensors,
+            inventory,
+            sampled,
+        })
+    }
+
+    /// What it was made of: the same for all ranks of a save.
+    pub fn inventory(&self) -> &Inventory {
+        &self.inventory
+    }
+
+    /// Slices of which samples are compared: at most [`MAX_SAMPLES`], spread over all those that several ranks hold.
+    /// Of each its tensor's name; none for one that this rank does not hold.
+    pub fn sampled(&self, rank: u32) -> impl Iterator<Item = Option<(&str, &Slice)>> {
+        self.sampled.iter().map(move |sampled| {
+            sampled.holders.binary_search(&rank).ok()?;
+            let (name, ..) = self.tensors.get(sampled.tensor)?;
+            Some((name.as_str(), &sampled.slice))
+        })
     }
 
     /// The name of a piece's tensor.
@@ -223,8 +262,36 @@ impl Plan {
                 .map(|(shard, name)| (name, shard.layout.bytes))
                 .collect(),
             tensors,
+            sampled: (self.sampled.iter())
+                .map(|sampled| sampled.tensor as u64)
+                .collect(),
         }
     }
+}
+
+fn sampled(known: &BTreeMap<&str, Known<'_>>) -> Vec<Sampled> {
+    let shared = || {
+        let tensors = known.values().enumerate();
+        tensors.flat_map(|(at, tensor)| {
+            let shared = tensor.holders.iter().filter(|(_, ranks)| ranks.len() > 1);
+            shared.map(move |(slice, holders)| (at, slice, holders))
+        })
+    };
+    let count = shared().count();
+    let wanted = count.min(MAX_SAMPLES);
+    let mut next = 0;
+    let mut taken = Vec::with_capacity(wanted);
+    for (at, (tensor, slice, holders)) in shared().enumerate() {
+        if next < wanted && at == next * count / wanted {
+            next += 1;
+            taken.push(Sampled {
+                tensor,
+                slice: slice.clone(),
+                holders: holders.clone(),
+            });
+        }
+    }
+    taken
 }
 
 fn gather<'a>(ranks: &[Rank<'a>]) -> Result<BTreeMap<&'a str, Known<'a>>, PlanError> {

@@ -35,7 +35,7 @@ fn check(plan: &Plan) -> Manifest {
     let manifest = |files: &[DataFile]| {
         let part = |file: &DataFile| Part {
             file: Some(file.clone()),
-            blobs: Vec::new(),
+            ..crate::part::Part::default()
         };
         let parts = files.iter().map(part).collect();
         plan.draft().manifest(origin(), "data/1-1-0", parts)

@@ -24,14 +24,14 @@ pub struct Part {
     pub slice: Slice,
 }
 
-/// A file before it has data. It is the same at every save, so it is made once.
+/// A file before it has data. That of a rank is the same at every save, so it is made once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// The file's beginning; a multiple of 4 KiB long.
+    /// The file's beginning; a multiple of 4 KiB long, with padding.
     pub header: Vec<u8>,
     /// Where each part begins in the file, in the order in which they were given.
     pub at: Vec<u64>,
-    /// Length of the file; a multiple of 4 KiB. What no part covers is zeros.
+    /// Length of the file; a multiple of 4 KiB, with padding. What no part covers is zeros.
     pub bytes: u64,
 }
 
@@ -71,22 +71,47 @@ pub fn check_name(name: &str) -> Result<(), LayoutError> {
     Ok(())
 }
 
+/// Whether gaps are filled with tensors that nobody asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pads {
+    /// Tensors begin where they are read and written fastest.
+    Yes,
+    /// None: readers that want to know all names find no others.
+    No,
+}
+
 impl Layout {
+    /// The same without padding, for other programs: the largest elements come first, so that each tensor begins at a
+    /// multiple of its element's size, as the safetensors package lays them out.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn tight(parts: &[Part]) -> Result<Self, LayoutError> {
+        Self::of(parts, Pads::No)
+    }
+
     /// Lays the parts out. A part that is the only one of its tensor in the file has the tensor's
     /// name there; of several each is named `tensor@0,128` by its offset.
     ///
     /// # Errors
     /// A name, a size, or a header that the format does not allow.
     pub fn new(parts: &[Part]) -> Result<Self, LayoutError> {
+        Self::of(parts, Pads::Yes)
+    }
+
+    fn of(parts: &[Part], pads: Pads) -> Result<Self, LayoutError> {
         let keys = keys(parts)?;
         let sizes = parts
             .iter()
             .map(bytes_of)
             .collect::<Result<Vec<u64>, _>>()?;
         let mut order: Vec<usize> = (0..parts.len()).collect();
-        order.sort_by(|a, b| {
-            let large = |part: usize| sizes[part] < LARGE;
-            (large(*a), &keys[*a]).cmp(&(large(*b), &keys[*b]))
+        order.sort_by_key(|part| {
+            let rank = match pads {
+                Pads::Yes => u64::from(sizes[*part] < LARGE),
+                Pads::No => u64::MAX - parts[*part].dtype.size(),
+            };
+            (rank, &keys[*part])
         });
 
         let mut file = Draft {
@@ -96,20 +121,28 @@ impl Layout {
         };
         let mut at = vec![0; parts.len()];
         for part in order {
-            let align = match sizes[part] {
-                0 => 1,
-                LARGE.. => PAGE as u64,
-                _ => SMALL_ALIGN,
-            };
-            file.pad_to(align)?;
+            if pads == Pads::Yes {
+                file.pad_to(match sizes[part] {
+                    0 => 1,
+                    LARGE.. => PAGE as u64,
+                    _ => SMALL_ALIGN,
+                })?;
+            }
             at[part] = file.end;
             let (dtype, shape) = (parts[part].dtype, &parts[part].slice.extent);
             file.append(&keys[part], dtype, shape, sizes[part])?;
         }
-        file.pad_to(PAGE as u64)?;
+        let unit = match pads {
+            Pads::Yes => PAGE,
+            // The safetensors package's.
+            Pads::No => 8,
+        };
+        if pads == Pads::Yes {
+            file.pad_to(PAGE as u64)?;
+        }
         file.json.push('}');
 
-        let header_bytes = (file.json.len() + 8).next_multiple_of(PAGE);
+        let header_bytes = (file.json.len() + 8).next_multiple_of(unit);
         let json_bytes = (header_bytes - 8) as u64;
         if json_bytes > MAX_HEADER {
             return Err(LayoutError::Header(json_bytes));

@@ -50,6 +50,7 @@ fn slots(step: u64) -> Vec<Arc<Slot>> {
                 data: vec![rank as u8],
             }],
             draft: (rank == 0).then(|| plan.draft()),
+            inventory: Some(plan.inventory().clone()),
         };
         let image = Image {
             step,

@@ -22,7 +22,7 @@ struct Job {
 }
 
 /// A bed whose workers find `muster.py` and its library.
-fn bed(nodes: &str, store: &str) -> Bed {
+pub(super) fn bed(nodes: &str, store: &str) -> Bed {
     let (nodes, store) = (format!("--nnodes={nodes}"), format!("--store={store}"));
     let mut bed = Bed::new(&[&nodes, &store, "--max-restarts=1"]);
     bed.env("PYTHONPATH", &project("python"));

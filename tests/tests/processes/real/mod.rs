@@ -20,5 +20,6 @@ mod store_faults;
 mod terminated;
 mod triggers;
 mod two_nodes;
+pub(crate) mod unlike;
 mod users;
 mod waits;

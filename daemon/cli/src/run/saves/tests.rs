@@ -162,6 +162,7 @@ fn fill_with(plan: &Plan, state: &[u8], slot: &Slot, rank: usize, step: u64, far
             data: vec![rank as u8],
         }],
         draft: (rank == 0).then(|| plan.draft()),
+        inventory: Some(plan.inventory().clone()),
     };
     let note = note.encode().unwrap();
     let image = Image {

@@ -1,0 +1,134 @@
+//! Saves that came to nothing: all nodes' people are told why, and a job does not end as if its last one had been
+//! committed.
+
+use super::{Ctx, Job};
+use crate::checkpoint::{GivenUp, Node, Save};
+use crate::ids::{Digest, NodeId};
+use crate::local::{SaveAsk, short};
+use crate::record::Record;
+use crate::wire::JobMessage;
+
+/// The exit code of a job whose ranks have all finished, and whose last save was not committed (EX_IOERR of
+/// sysexits.h).
+const UNSAVED: i32 = 74;
+
+/// What is known of saves that were given up.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Lost {
+    /// The newest one that this node has heard of.
+    newest: Option<(Save, String)>,
+    /// What this leader said on consoles last, and of which generation.
+    shown: Option<(Digest, String)>,
+}
+
+impl Lost {
+    fn newest_of(&self, generation: Digest) -> Option<u64> {
+        let newest = self.newest.as_ref().map(|(save, _)| save);
+        let ours = newest.filter(|save| save.generation == generation);
+        ours.map(|save| save.step)
+    }
+
+    fn of(&self, generation: Digest, step: u64) -> Option<&str> {
+        let newest = self.newest.as_ref();
+        newest
+            .filter(|(save, _)| (save.generation, save.step) == (generation, step))
+            .map(|(_, why)| why.as_str())
+    }
+}
+
+impl Job {
+    /// Why the save of this step was given up, by this generation or the one that it follows; none if it was not, as
+    /// far as is known here.
+    pub fn given_up(&self, step: u64) -> Option<&str> {
+        let head = self.head.as_ref()?;
+        let of = [head.digest, head.record.parent];
+        of.into_iter()
+            .find_map(|generation| self.lost.of(generation, step))
+    }
+
+    /// This leader gave a save up: these nodes are told. Consoles show the first one of a generation, and one that has
+    /// another reason than the one before.
+    pub(super) fn tell_given_up(
+        &mut self,
+        ctx: &Ctx<'_>,
+        nodes: &[NodeId],
+        save: Save,
+        why: &GivenUp,
+    ) {
+        let text = short(why.to_string());
+        // Times, steps and attempts make no other reason.
+        let reason: String = text.chars().filter(|c| !c.is_ascii_digit()).collect();
+        let reason = Some((save.generation, reason));
+        // What takes its place is saved.
+        let superseded = matches!(why, GivenUp::Superseded { .. });
+        let show = !superseded && self.lost.shown != reason;
+        if show {
+            self.lost.shown = reason;
+        }
+        for node in nodes {
+            let why = text.clone();
+            self.send(ctx, *node, JobMessage::SaveGivenUp { save, why, show });
+        }
+    }
+
+    pub(super) fn on_given_up(
+        &mut self,
+        ctx: &Ctx<'_>,
+        from: NodeId,
+        save: Save,
+        why: String,
+        show: bool,
+    ) {
+        let known = |h: &super::Head| {
+            h.record.has(from) && [h.digest, h.record.parent].contains(&save.generation)
+        };
+        if !self.head.as_ref().is_some_and(known) {
+            return;
+        }
+        let text = format!("{save} is given up: {why}");
+        self.lost.newest = Some((save, why));
+        if show {
+            self.ask_launcher(SaveAsk::Tell {
+                text: short(format!(
+                    "{text}; what follows for the same reason is in `muster events` alone"
+                )),
+            });
+        }
+        // The leader has said it.
+        if from != ctx.me() {
+            self.say_saving(text);
+        }
+    }
+
+    /// The exit code of a job whose ranks have all finished, and what is said: the newest save that was begun may not
+    /// have been committed. One that not every rank has sealed was never begun.
+    pub(super) fn finished_with(&mut self, record: &Record) -> (i32, String) {
+        let generation = record.parent;
+        let mut nodes = self.saves.nodes.iter();
+        let node = nodes.find(|node| node.generation() == generation);
+        let begun = node
+            .and_then(Node::opened)
+            .max(self.lost.newest_of(generation));
+        let committed = record.restore.map(|commit| commit.step);
+        let last = begun.filter(|step| Some(*step) > committed);
+        let Some(step) = last.filter(|step| self.committed(*step).is_none()) else {
+            return (0, "finished: every rank has exited with 0".to_owned());
+        };
+        let why = self
+            .lost
+            .of(generation, step)
+            .unwrap_or("the job ended before it was");
+        let left = match committed {
+            Some(step) => format!("the next start goes on from the checkpoint of step {step}"),
+            None => "there is no checkpoint, and the next start begins anew".to_owned(),
+        };
+        let text = format!(
+            "all ranks have finished, and what they saved last, step {step}, is not committed: {why}; {left}"
+        );
+        self.say_saving(text.clone());
+        (UNSAVED, text)
+    }
+}
+
+#[cfg(test)]
+mod tests;
