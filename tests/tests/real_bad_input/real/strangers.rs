@@ -15,7 +15,7 @@ fn another_secret_or_cluster_is_kept_out_and_both_sides_say_so() {
     let _a = bed.agent_and("a", &[], &[&ours, &http_flag]);
     let _b = bed.agent_and("b", &["a"], &[&ours]);
     let mut wrong = bed.agent_and("wrong", &["a", "b"], &[&theirs]);
-    let mut none = bed.agent_and("none", &["a", "b"], &[]);
+    let mut none = bed.agent_and("none", &["a", "b"], &["--insecure"]);
     let mut other = bed.agent_and("other", &["a", "b"], &[&ours, "--cluster=elsewhere"]);
     wrong.until_says("refused");
     none.until_says("refused");
