@@ -358,11 +358,11 @@ impl Launcher {
         std::fs::read_to_string(&self.err).unwrap_or_default()
     }
 
-    /// Without the launcher's own lines.
+    /// Without the launcher's own lines, which may come in the middle of one that a worker has not ended.
     pub(crate) fn workers_err(&self) -> String {
         let err = self.err();
         let lines = err.split_inclusive('\n');
-        lines.filter(|l| !l.starts_with("muster: ")).collect()
+        lines.filter_map(|l| l.split("muster: ").next()).collect()
     }
 }
 
