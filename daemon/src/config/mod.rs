@@ -208,7 +208,7 @@ impl Inputs {
 /// takes that of the user's home directory where nothing names one: every user of the machine can reach loopback.
 ///
 /// # Errors
-/// What is wrong, with its fix.
+/// A value or a secret that cannot be used, with its fix.
 pub fn load(inputs: &Inputs) -> Result<(AgentConfig, Effective), ConfigError> {
     let (config, effective) = read(inputs)?;
     check_secret(&config)?;

@@ -12,12 +12,12 @@ use crate::wire::JobMessage;
 /// sysexits.h).
 const UNSAVED: i32 = 74;
 
-/// What is known of saves that were given up.
+/// Saves that were given up, as far as this node knows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lost {
     /// The newest one that this node has heard of.
     newest: Option<(Save, String)>,
-    /// What this leader said on consoles last, and of which generation.
+    /// The reason that this leader said on consoles last, and of which generation.
     shown: Option<(Digest, String)>,
 }
 
@@ -59,7 +59,7 @@ impl Job {
         // Times, steps and attempts make no other reason.
         let reason: String = text.chars().filter(|c| !c.is_ascii_digit()).collect();
         let reason = Some((save.generation, reason));
-        // What takes its place is saved.
+        // Another one takes its place, and is saved.
         let superseded = matches!(why, GivenUp::Superseded { .. });
         let show = !superseded && self.lost.shown != reason;
         if show {

@@ -66,12 +66,14 @@ impl Merge {
 }
 
 /// Whether each of these is among the others at least as often.
-fn are_all_among<T: Ord>(these: impl Iterator<Item = T>, others: impl Iterator<Item = T>) -> bool {
+fn are_all_among<T: Ord>(
+    mut these: impl Iterator<Item = T>,
+    others: impl Iterator<Item = T>,
+) -> bool {
     let mut left: BTreeMap<T, usize> = BTreeMap::new();
     for other in others {
         *left.entry(other).or_default() += 1;
     }
-    let mut these = these;
     these.all(|one| {
         let found = left.get_mut(&one).filter(|n| **n > 0);
         found.map(|n| *n -= 1).is_some()
