@@ -5,8 +5,9 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use crate::agent::{Agent, Config, ConnId, Effect, Event, Flaws, Notice};
 use crate::barrier::Held;
+use crate::checkpoint::{Save, SlotId};
 use crate::ids::{Boot, Digest, JobKey, LauncherId, NodeId, StateId};
-use crate::local::{Command, Register, ToAgent, ToLauncher};
+use crate::local::{Command, Register, SaveNews, ToAgent, ToLauncher};
 use crate::record::Place;
 use crate::spec::JobSpec;
 use crate::time::{Span, Time};
@@ -140,6 +141,31 @@ impl Alone {
             command: String::new(),
             log_dir: None,
         })
+    }
+
+    /// The copy of so many bytes in this slot is durable, and its save is committed.
+    pub(super) fn commits(&mut self, slot: SlotId, save: Save, bytes: u64) {
+        let attempt = save.attempt;
+        let summary = vec![1; 32];
+        let manifest = Digest([attempt as u8; 32]);
+        let news = [
+            SaveNews::Written {
+                slot,
+                attempt,
+                bytes,
+                summary,
+            },
+            SaveNews::Assembled {
+                save,
+                manifest,
+                bytes: 10,
+            },
+            SaveNews::Held { manifest },
+        ];
+        for news in news {
+            self.says(ToAgent::Save(news));
+        }
+        self.pass(Span::from_millis(10));
     }
 
     pub(super) fn pass(&mut self, span: Span) {

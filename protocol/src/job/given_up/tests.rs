@@ -61,26 +61,12 @@ impl Saving {
 
     fn commits(&mut self, step: u64) {
         let slot = self.seals(step);
-        let (generation, attempt) = (self.digest, self.attempt);
-        self.news(SaveNews::Written {
-            slot,
-            attempt,
-            bytes: 4096,
-            summary: vec![1; 32],
-        });
         let save = Save {
-            generation,
-            attempt,
+            generation: self.digest,
+            attempt: self.attempt,
             step,
         };
-        let manifest = Digest([attempt as u8; 32]);
-        self.news(SaveNews::Assembled {
-            save,
-            manifest,
-            bytes: 10,
-        });
-        self.news(SaveNews::Held { manifest });
-        self.alone.pass(Span::from_millis(10));
+        self.alone.commits(slot, save, 4096);
     }
 
     /// Lines about that on the console since this was asked last; a node that cannot write says so, too.
