@@ -1,5 +1,5 @@
-//! One sample of every message and frame. Their bytes are kept under `golden/v1`, so that a later
-//! version is measured against what this one speaks.
+//! One sample of every message and frame. Their bytes are kept under `golden`, so that a later version is measured
+//! against what this one speaks.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

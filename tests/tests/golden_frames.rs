@@ -1,10 +1,11 @@
-//! The frames of this version are as they were when they were first committed. After a deliberate
-//! change of the format, and of its version, `MUSTER_BLESS=1` writes the files anew.
+//! What a version's bytes were when they were first committed, they are for ever. A changed or a new kind of
+//! frame needs `WIRE_VERSION` raised, and with it a folder of its own, which `MUSTER_BLESS=1` fills. The same
+//! holds for entries of the log and for what agents store.
 
 #![expect(clippy::panic, clippy::expect_used, reason = "helpers of tests")]
 
-use std::collections::BTreeSet;
-use std::fmt::Debug;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{Debug, Write as _};
 use std::path::PathBuf;
 
 use muster_protocol::agent::Past;
@@ -12,7 +13,7 @@ use muster_protocol::codec::{self, CodecError};
 use muster_protocol::job::Durable;
 use muster_protocol::local::{Answer, ToAgent, ToLauncher};
 use muster_protocol::memory;
-use muster_protocol::storelog::{Body, Entry};
+use muster_protocol::storelog::{Body, ENTRY_VERSION, Entry};
 use muster_protocol::wire::Message;
 use muster_tests::golden;
 use muster_tests::sim::log::hex;
@@ -24,6 +25,38 @@ struct Sample<T> {
     bytes: Vec<u8>,
 }
 
+fn path_of(file: &str) -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/golden")).join(file)
+}
+
+fn kept_in(file: &str) -> BTreeMap<String, Vec<u8>> {
+    let text = std::fs::read_to_string(path_of(file));
+    golden::parse(&text.expect("the golden file"))
+}
+
+/// Writes a version's file once. Later it only adds further samples of kinds that the file has: their encoding
+/// is the version's.
+fn bless<T>(file: &str, samples: &[Sample<T>]) {
+    let path = path_of(file);
+    std::fs::create_dir_all(path.parent().expect("a folder")).expect("a writable folder");
+    let mut text = std::fs::read_to_string(&path).unwrap_or_default();
+    let kept = golden::parse(&text);
+    for sample in samples.iter().filter(|s| !kept.contains_key(&s.name)) {
+        let is_known = kept.keys().any(|name| kind(name) == kind(&sample.name));
+        assert!(
+            kept.is_empty() || is_known,
+            "`{}` is a new kind: raise the version",
+            sample.name
+        );
+        writeln!(text, "{} {}", sample.name, hex(&sample.bytes)).expect("a string");
+    }
+    std::fs::write(&path, text).expect("a writable folder");
+}
+
+fn kind(name: &str) -> &str {
+    name.split('#').next().expect("a first part")
+}
+
 /// Compares samples with their file, both ways, and wants one of every name.
 #[track_caller]
 fn check<T: PartialEq + Debug>(
@@ -32,11 +65,7 @@ fn check<T: PartialEq + Debug>(
     samples: Vec<Sample<T>>,
     decode: impl Fn(&[u8]) -> T,
 ) {
-    let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/golden/v1")).join(file);
-    let covered: BTreeSet<&str> = samples
-        .iter()
-        .map(|s| s.name.split('#').next().expect("a first part"))
-        .collect();
+    let covered: BTreeSet<&str> = samples.iter().map(|s| kind(&s.name)).collect();
     for name in names {
         assert!(
             covered.contains(name),
@@ -44,17 +73,13 @@ fn check<T: PartialEq + Debug>(
         );
     }
     if std::env::var_os("MUSTER_BLESS").is_some() {
-        let lines = samples
-            .iter()
-            .map(|s| format!("{} {}\n", s.name, hex(&s.bytes)));
-        std::fs::write(&path, lines.collect::<String>()).expect("a writable folder");
+        bless(file, &samples);
     }
-    let text = std::fs::read_to_string(&path).expect("the golden file");
-    let kept = golden::parse(&text);
+    let kept = kept_in(file);
     for sample in samples {
         let bytes = kept.get(&sample.name);
         let bytes = bytes.unwrap_or_else(|| panic!("{file} has no `{}`", sample.name));
-        assert_eq!(hex(&sample.bytes), hex(bytes), "{file}: `{}`", sample.name);
+        assert_eq!(hex(&sample.bytes), hex(bytes), "{file}: `{}` changed: raise the version", sample.name);
         assert_eq!(decode(bytes), sample.value, "{file}: `{}`", sample.name);
     }
 }
@@ -81,6 +106,11 @@ fn samples<T>(
         .collect()
 }
 
+/// The place of the frames of this wire version.
+fn wire(file: &str) -> String {
+    format!("wire{}/{file}", codec::WIRE_VERSION)
+}
+
 fn frame<T: serde::Serialize>(value: &T) -> Vec<u8> {
     codec::encode_frame(value).expect("a sample within the limits")
 }
@@ -98,7 +128,7 @@ fn messages_between_agents() {
         .copied()
         .collect();
     let all = samples(golden::messages(), name, frame);
-    check("message.txt", &names, all, |b| {
+    check(&wire("message.txt"), &names, all, |b| {
         Message::decode(b).expect("a message")
     });
 }
@@ -106,7 +136,7 @@ fn messages_between_agents() {
 #[test]
 fn frames_to_the_agent() {
     let all = samples(golden::to_agent(), golden::to_agent_name, frame);
-    check("to_agent.txt", golden::TO_AGENT, all, |b| {
+    check(&wire("to_agent.txt"), golden::TO_AGENT, all, |b| {
         codec::decode_frame::<ToAgent>(b).expect("a frame")
     });
 }
@@ -114,7 +144,7 @@ fn frames_to_the_agent() {
 #[test]
 fn frames_to_the_launcher() {
     let all = samples(golden::to_launcher(), golden::to_launcher_name, frame);
-    check("to_launcher.txt", golden::TO_LAUNCHER, all, |b| {
+    check(&wire("to_launcher.txt"), golden::TO_LAUNCHER, all, |b| {
         codec::decode_frame::<ToLauncher>(b).expect("a frame")
     });
 }
@@ -122,7 +152,7 @@ fn frames_to_the_launcher() {
 #[test]
 fn answers_to_the_command_line() {
     let all = samples(golden::answers(), golden::answer_name, frame);
-    check("answer.txt", golden::ANSWERS, all, |b| {
+    check(&wire("answer.txt"), golden::ANSWERS, all, |b| {
         codec::decode_frame::<Answer>(b).expect("a frame")
     });
 }
@@ -130,7 +160,7 @@ fn answers_to_the_command_line() {
 #[test]
 fn questions_to_memory() {
     let all = samples(golden::memory_asks(), golden::memory_ask_name, frame);
-    check("memory_ask.txt", golden::MEMORY_ASKS, all, |b| {
+    check(&wire("memory_ask.txt"), golden::MEMORY_ASKS, all, |b| {
         codec::decode_frame::<memory::Ask>(b).expect("a frame")
     });
 }
@@ -138,7 +168,7 @@ fn questions_to_memory() {
 #[test]
 fn answers_from_memory() {
     let all = samples(golden::memory_answers(), golden::memory_answer_name, frame);
-    check("memory_answer.txt", golden::MEMORY_ANSWERS, all, |b| {
+    check(&wire("memory_answer.txt"), golden::MEMORY_ANSWERS, all, |b| {
         codec::decode_frame::<memory::Answer>(b).expect("a frame")
     });
 }
@@ -148,7 +178,7 @@ fn entries_of_the_log() {
     let name = |e: &Entry| golden::entry_name(&e.body);
     let encode = |e: &Entry| e.encode().expect("a sample within the limits");
     let all = samples(golden::entries(), name, encode);
-    check("../v4/entry.txt", golden::ENTRIES, all, |b| {
+    check(&format!("log{}/entry.txt", ENTRY_VERSION), golden::ENTRIES, all, |b| {
         Entry::decode(b).expect("an entry")
     });
 }
@@ -156,11 +186,8 @@ fn entries_of_the_log() {
 /// As builds wrote them that knew no version 3, or no version 4: they lie in stores, too.
 #[test]
 fn entries_of_versions_2_and_3() {
-    for version in ["v2", "v3"] {
-        let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/golden");
-        let path = PathBuf::from(golden).join(version).join("entry.txt");
-        let text = std::fs::read_to_string(path).expect("the golden file");
-        let kept = golden::parse(&text);
+    for version in ["log2", "log3"] {
+        let kept = kept_in(&format!("{version}/entry.txt"));
         let name = |e: &Entry| golden::entry_name(&e.body);
         let mut entries = golden::entries();
         entries.retain(|e| !matches!(e.body, Body::Snapshot(_)));
@@ -174,9 +201,7 @@ fn entries_of_versions_2_and_3() {
 /// Entries without checksums lie in stores, and are read for ever.
 #[test]
 fn entries_of_version_1() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/v1/entry.txt");
-    let text = std::fs::read_to_string(path).expect("the golden file");
-    let kept = golden::parse(&text);
+    let kept = kept_in("log1/entry.txt");
     // A claim's record is of the version of its day, and others came with version 2.
     let newer = |e: &Entry| match e.body {
         Body::Claim(_) | Body::Unpin { .. } | Body::Rules(_) | Body::Snapshot(_) => true,
@@ -189,13 +214,18 @@ fn entries_of_version_1() {
     }
 }
 
+/// The place of what agents of this version store.
+fn stored(file: &str) -> String {
+    format!("stored{}/{file}", codec::STORED_VERSION)
+}
+
 /// An agent finds its votes again after an upgrade, or knows that it does not: what is stored changes with
 /// its own version only.
 #[test]
 fn what_an_agent_stores() {
     let encode = |d: &Durable| d.encode().expect("a sample within the limits");
     let all = samples(golden::durables(), |_| "durable", encode);
-    check("../stored3/durable.txt", &["durable"], all, |b| {
+    check(&stored("durable.txt"), &["durable"], all, |b| {
         Durable::decode(b).expect("a job's state")
     });
     let mut past = Past::default();
@@ -204,7 +234,7 @@ fn what_an_agent_stores() {
     }
     let encode = |p: &Past| p.encode().expect("a sample within the limits");
     check(
-        "../stored3/past.txt",
+        &stored("past.txt"),
         &["past"],
         samples(vec![past], |_| "past", encode),
         |b| Past::decode(b).expect("a list"),
@@ -214,11 +244,7 @@ fn what_an_agent_stores() {
 /// As builds stored it that did not note since when a start is held back: it is still read.
 #[test]
 fn what_an_agent_stored_before() {
-    let kept = |name: &str| {
-        let path = format!("{}/golden/stored2/{name}", env!("CARGO_MANIFEST_DIR"));
-        golden::parse(&std::fs::read_to_string(path).expect("the golden file"))
-    };
-    let jobs = kept("durable.txt");
+    let jobs = kept_in("stored2/durable.txt");
     assert_eq!(jobs.len(), golden::durables().len());
     for (i, mut wanted) in golden::durables().into_iter().enumerate() {
         wanted.held_from = None;
@@ -227,7 +253,7 @@ fn what_an_agent_stored_before() {
             Ok(wanted)
         );
     }
-    for bytes in kept("past.txt").values() {
+    for bytes in kept_in("stored2/past.txt").values() {
         let mut past = Past::default();
         for (lineage, number, over) in golden::forgotten() {
             past.add(lineage, number, over);
@@ -240,9 +266,7 @@ fn what_an_agent_stored_before() {
 /// known.
 #[test]
 fn what_an_agent_stored_without_a_version() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/stored1/durable.txt");
-    let text = std::fs::read_to_string(path).expect("the golden file");
-    let kept = golden::parse(&text);
+    let kept = kept_in("stored1/durable.txt");
     assert_eq!(kept.len(), 1);
     for bytes in kept.values() {
         let refused = CodecError::StoredVersion { theirs: 1 };
@@ -256,12 +280,6 @@ fn digests_of_records() {
     let all = golden::records();
     let lines = all.iter().enumerate().map(|(i, r)| (i, r.digest().hex()));
     let lines: String = lines.map(|(i, d)| format!("record#{i} {d}\n")).collect();
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/v1/digest.txt");
-    if std::env::var_os("MUSTER_BLESS").is_some() {
-        std::fs::write(path, &lines).expect("a writable folder");
-    }
-    assert_eq!(
-        std::fs::read_to_string(path).expect("the golden file"),
-        lines
-    );
+    let kept = std::fs::read_to_string(path_of("digest.txt"));
+    assert_eq!(kept.expect("the golden file"), lines);
 }

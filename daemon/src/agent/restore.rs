@@ -1,6 +1,7 @@
 //! What an earlier run of the agent stored.
 
 use muster_protocol::agent::{Restored, Stored};
+use muster_protocol::job::Durable;
 
 use crate::state::{StateDir, StateError};
 
@@ -11,7 +12,7 @@ pub(super) fn restore(state: &mut StateDir) -> Result<Stored, StateError> {
         stored,
         unreadable,
         votes_lost,
-    } = Restored::read(state.load_all(), state.load_past());
+    } = Restored::read(load_jobs(state)?, state.load_past());
     for (name, error) in &unreadable {
         tracing::error!(
             name,
@@ -33,10 +34,30 @@ pub(super) fn restore(state: &mut StateDir) -> Result<Stored, StateError> {
     Ok(stored)
 }
 
+/// The jobs' blobs, without moments of another clock. Those go from the disk as well, before it counts as of this
+/// clock.
+fn load_jobs(state: &mut StateDir) -> Result<Vec<(String, Vec<u8>)>, StateError> {
+    let mut jobs = state.load_all();
+    if state.is_of_this_clock()? {
+        return Ok(jobs);
+    }
+    for (name, bytes) in &mut jobs {
+        if let Ok(mut durable) = Durable::decode(bytes)
+            && durable.forget_moments()
+            && let Ok(without) = durable.encode()
+        {
+            state.save(name, &without)?;
+            *bytes = without;
+        }
+    }
+    state.note_clock()?;
+    Ok(jobs)
+}
+
 #[cfg(test)]
 mod tests {
     use muster_protocol::agent::Past;
-    use muster_protocol::job::Durable;
+    use muster_protocol::{Span, Time};
     use muster_protocol::{Boot, Digest, JobKey};
 
     use super::*;
@@ -93,6 +114,36 @@ mod tests {
         let mut state = open(tmp.path());
         assert_eq!(restore(&mut state).unwrap().jobs.len(), 1);
         assert_eq!((state.state_id(), state.boot()), (now, Boot(2)));
+    }
+
+    /// A state directory that came from another host, whose clock showed less.
+    #[test]
+    fn moments_of_another_clock_are_forgotten() {
+        let tmp = tempfile::tempdir().unwrap();
+        let mut held = durable("j");
+        held.hold(2_000, Time(Span::from_secs(1).0));
+        let store = |state: &mut StateDir| state.save("aa", &held.encode().unwrap()).unwrap();
+        let found = |state: &mut StateDir| {
+            let stored = restore(state).unwrap();
+            Durable::decode(&stored.jobs[0].1).unwrap().held_from
+        };
+        // Of a build that noted no clock.
+        let mut state = open(tmp.path());
+        store(&mut state);
+        drop(state);
+        let mut state = open(tmp.path());
+        assert_eq!(found(&mut state), None);
+        store(&mut state);
+        drop(state);
+        let mut state = open(tmp.path());
+        assert_eq!(found(&mut state), held.held_from);
+        state.save_clock(b"another").unwrap();
+        drop(state);
+        // Twice, for it went from the disk.
+        for _ in 0..2 {
+            let mut state = open(tmp.path());
+            assert_eq!(found(&mut state), None);
+        }
     }
 
     #[test]

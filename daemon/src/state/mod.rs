@@ -5,6 +5,7 @@
 //! identity   Ed25519 secret key
 //! state-id   8 bytes, drawn when the directory is created
 //! boot       u64 little-endian, counts the agent's starts
+//! clock      the host's boot id: which clock stored moments are of
 //! peers      addresses of peers, only a hint
 //! past       lineages that were voted in, of jobs whose blobs are gone
 //! jobs/<hex> one blob per job: records and votes
@@ -42,6 +43,7 @@ const LOCK: &str = "lock";
 const IDENTITY: &str = "identity";
 const STATE_ID: &str = "state-id";
 const BOOT: &str = "boot";
+const CLOCK: &str = "clock";
 const PEERS: &str = "peers";
 const PAST: &str = "past";
 const JOBS: &str = "jobs";
@@ -277,6 +279,21 @@ impl StateDir {
         })
     }
 
+    /// Whether what is stored is of the clock that runs here: written since this host's boot. Blocking.
+    pub fn is_of_this_clock(&mut self) -> Result<bool, StateError> {
+        let noted = self.load_root(CLOCK, false)?;
+        Ok(noted.is_some() && noted == clock_id())
+    }
+
+    /// Everything that is stored is of this clock from now on.
+    pub fn note_clock(&mut self) -> Result<(), StateError> {
+        self.save_clock(&clock_id().unwrap_or_default())
+    }
+
+    pub(crate) fn save_clock(&mut self, id: &[u8]) -> Result<(), StateError> {
+        save(&mut self.root, self.path.join(CLOCK), CLOCK, id)
+    }
+
     /// Replaces what is remembered of jobs whose blobs go next.
     pub fn save_past(&mut self, bytes: &[u8]) -> Result<(), StateError> {
         save(&mut self.root, self.path.join(PAST), PAST, bytes)
@@ -474,6 +491,11 @@ fn open_identity(path: &Path, root: &mut BlobDir) -> Result<(Keypair, NodeId), S
 const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::CLOEXEC);
+
+/// The clock of this boot of this host; none where the kernel does not tell.
+fn clock_id() -> Option<Vec<u8>> {
+    std::fs::read("/proc/sys/kernel/random/boot_id").ok()
+}
 
 fn check_name(name: &str) -> Result<(), StateError> {
     let digit = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);

@@ -108,8 +108,14 @@ impl Durable {
         self.held_from = (ms > 0).then_some(now);
     }
 
-    /// The rest of that wait for an agent that was started anew. After a reboot the clock counts from zero: it shows
-    /// less than has passed since `held_from`, so at worst the wait is too long.
+    /// Forgets moments of another clock: of a boot before this one, or of another host, where the directory was
+    /// moved. What is waited for is waited for anew. Returns whether there were any.
+    pub fn forget_moments(&mut self) -> bool {
+        let (held, adopted) = (self.held_from.take(), self.adopted.take());
+        held.is_some() || adopted.is_some()
+    }
+
+    /// The rest of that wait for an agent that was started anew.
     pub fn held(&self, now: Time) -> Span {
         let held = Span::from_millis(self.held_ms.into());
         let passed = self.held_from.map_or(Span::ZERO, |from| now.since(from));
