@@ -9,7 +9,7 @@ use muster_protocol::Digest;
 use muster_protocol::record::CommitRef;
 use muster_protocol::storelog::{Body, Entry};
 
-use super::super::drill::{Job, Setup};
+use super::super::drill::{Job, Setup, judge::Commit};
 
 fn flip(path: &Path, at: u64) {
     let file = File::options().read(true).write(true).open(path).unwrap();
@@ -205,8 +205,7 @@ fn a_checkpoint_of_an_older_format_is_refused_by_name_and_nothing_else_is_restor
     job.kill();
     let known = job.judge.check(&job.bed.events());
     let newest = known.newest().unwrap();
-    let record = job.folder().join(format!("log/{:08}.json", newest.seq));
-    as_version_0(&job.folder(), &newest.commit, &record);
+    as_version_0(&job.folder(), newest);
     let events = job.bed.events().len();
     job.begin_anew();
     job.hears("version 0");
@@ -227,16 +226,25 @@ fn a_checkpoint_of_an_older_format_is_refused_by_name_and_nothing_else_is_restor
     );
 }
 
-/// Rewrites a manifest and the COMMIT that names it.
-fn as_version_0(folder: &Path, commit: &CommitRef, record: &Path) {
-    let text = std::fs::read_to_string(manifest_of(folder, commit)).unwrap();
+/// Rewrites a manifest, the COMMIT that names it, and the chain of entries from there on.
+fn as_version_0(folder: &Path, newest: &Commit) {
+    let text = std::fs::read_to_string(manifest_of(folder, &newest.commit)).unwrap();
     let text = text.replacen("\"version\":1", "\"version\":0", 1);
     let digest = Digest(Manifest::digest(text.as_bytes()).0);
     std::fs::write(folder.join(format!("manifest/{}.json", digest.hex())), text).unwrap();
-    let mut entry = Entry::decode(&std::fs::read(record).unwrap()).unwrap();
-    let Body::Commit(commit) = &mut entry.body else {
-        panic!("{entry:?}")
-    };
-    commit.manifest = digest;
-    std::fs::write(record, entry.encode().unwrap()).unwrap();
+    let mut before = None;
+    for seq in newest.seq.. {
+        let path = folder.join(format!("log/{seq:08}.json"));
+        let Ok(bytes) = std::fs::read(&path) else {
+            break;
+        };
+        let mut entry = Entry::decode(&bytes).unwrap();
+        match &mut entry.body {
+            Body::Commit(commit) if seq == newest.seq => commit.manifest = digest,
+            _ => entry.prev = before.unwrap(),
+        }
+        let bytes = entry.encode().unwrap();
+        before = Some(Entry::digest(&bytes));
+        std::fs::write(&path, bytes).unwrap();
+    }
 }
