@@ -75,14 +75,14 @@ pub enum ToNode {
 }
 
 impl ToNode {
-    /// Whether the ranks are told to stop by this, rather than to save and go on. A cancel tells
-    /// nothing by itself: what comes in place of a stop does.
-    pub fn stops(&self) -> bool {
+    /// Why the ranks are told to stop by this; none where they save and go on. A cancel tells nothing by itself: what
+    /// comes in place of a stop does.
+    pub fn stops(&self) -> Option<Reason> {
         match self {
             ToNode::Install { reason, .. } | ToNode::Confirm { reason, .. } => {
-                *reason != Reason::Checkpoint
+                (*reason != Reason::Checkpoint).then_some(*reason)
             }
-            ToNode::Cancel { .. } | ToNode::Ask { .. } => false,
+            ToNode::Cancel { .. } | ToNode::Ask { .. } => None,
         }
     }
 }

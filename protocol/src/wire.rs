@@ -457,6 +457,9 @@ pub enum Wait {
     Held { have: u16, ms: u64 },
     /// All ranks have finished but those on these nodes: the job ends with them.
     Finishing { nodes: Vec<NodeId> },
+    /// The launcher has another specification than the running job. It is refused soon, unless no launcher of that
+    /// job lives.
+    OtherSpec,
 }
 
 /// What a member's agent knows of its own part in a generation.

@@ -295,6 +295,7 @@ impl Node {
         row["log_dir"] = json!(job.log_dir());
         row["waiting"] = json!(waiting);
         row["hung"] = json!(job.hung());
+        row["stopping"] = json!(job.stops());
         row["checkpoint"] = json!(job.checkpoint().map(|asked| checkpoint_json(job, asked)));
         row["cancel"] = json!(job.cancelling().map(cancel_json));
         row["store"] = json!(job.store_place());

@@ -1,5 +1,6 @@
 //! Sentences for people: for whom the job waits, why, and what would help.
 
+use super::store::differs;
 use super::{Ctx, Job, REPEAT};
 use crate::budget;
 use crate::ids::{Digest, NodeId};
@@ -204,6 +205,9 @@ impl Job {
                 "{}; starting unless more (up to {max}) come at once",
                 are_here(*have)
             ),
+            Wait::OtherSpec => "this launcher has other flags than the running job, or another store: it looks \
+                                whether that job still has launchers"
+                .into(),
             Wait::Spare { max } => format!(
                 "the job runs with all {max} nodes that it wants; this one is a spare and steps in at \
                  the next loss"
@@ -400,6 +404,9 @@ impl Job {
             let have = u16::try_from(self.desk.tickets.len()).unwrap_or(u16::MAX);
             let ms = left.as_millis();
             return Wait::Held { have, ms };
+        }
+        if (self.desk.tickets.get(&from)).is_some_and(|h| differs(&h.ticket, record)) {
+            return Wait::OtherSpec;
         }
         let deserted = self.has_no_store_left(ctx.me(), ctx.peers.all);
         if let Some(left) = self.orphaned_in(ctx)

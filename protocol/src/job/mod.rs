@@ -369,6 +369,12 @@ impl Job {
         &self.hung
     }
 
+    /// Whether the workers here were told to stop, or others of their generation are gone, and they still run.
+    pub fn stops(&self) -> bool {
+        let trains = self.member.as_ref().is_some_and(member::Mine::trains);
+        trains && self.is_live() && self.phases.detected > Time::ZERO
+    }
+
     /// Whether there is anything to show: more than what this node must not take part in again.
     pub fn is_listed(&self) -> bool {
         self.head.is_some() || !self.is_idle()

@@ -17,6 +17,8 @@ pub(super) struct News {
     /// What this node saw itself of the change that made the head: told only when the leader that
     /// times the whole of it never does.
     own: Phases,
+    /// The generation whose times were said here. A new launcher, or a new leader, has them said no second time.
+    known: Digest,
     /// The root cause of a generation's end, and its node.
     failure: Option<(Digest, NodeId, WorkerExit)>,
 }
@@ -70,12 +72,14 @@ impl Job {
         if let Some(mine) = &mut self.member {
             mine.status.knows_times = true;
         }
-        self.notice(Notice::Changed {
-            key: self.key.clone(),
-            digest,
-            phases,
-            told,
-        });
+        if std::mem::replace(&mut self.news.known, digest) != digest {
+            self.notice(Notice::Changed {
+                key: self.key.clone(),
+                digest,
+                phases,
+                told,
+            });
+        }
     }
 
     /// A start was ordered: what this node saw of the change is kept until the leader tells all.

@@ -1,6 +1,7 @@
 //! What the leader orders, and how this node's launcher is told (R17, R18, R20).
 
 use super::{Ctx, Job};
+use crate::agent::Notice;
 use crate::barrier;
 use crate::ids::{Digest, NodeId};
 use crate::local::{Start, ToLauncher};
@@ -46,7 +47,8 @@ impl Job {
                 self.keep_own_times();
             }
             Action::Run { .. } => {}
-            _ => self.change_begins(ctx.now, ctx.now),
+            Action::Preempt { ref why, .. } => self.stop_begins(ctx, record, why),
+            Action::End { .. } => self.change_begins(ctx.now, ctx.now),
         }
         let Some(mine) = &mut self.member else { return };
         match order.action {
@@ -91,12 +93,25 @@ impl Job {
         }
     }
 
+    /// The workers here are told to stop in good order. The leader's people read of it when that was planned.
+    fn stop_begins(&mut self, ctx: &Ctx<'_>, record: &Record, why: &str) {
+        let was_known = self.stops();
+        self.change_begins(ctx.now, ctx.now);
+        if !was_known && self.stops() && record.leader() != Some(ctx.me()) {
+            self.notice(Notice::Stopping {
+                key: self.key.clone(),
+                why: why.to_owned(),
+            });
+        }
+    }
+
     pub(super) fn on_stop(&mut self, ctx: &mut Ctx<'_>, from: NodeId, message: barrier::ToNode) {
-        let Some(head) = self.live() else { return };
-        if self.acting_leader(ctx, &head.record) == Some(from) {
-            // Behind a checkpoint the generation goes on: no change begins with one.
-            if message.stops() {
-                self.change_begins(ctx.now, ctx.now);
+        let Some(record) = self.live().map(|h| h.record.clone()) else {
+            return;
+        };
+        if self.acting_leader(ctx, &record) == Some(from) {
+            if let Some(reason) = message.stops() {
+                self.stop_begins(ctx, &record, reason.as_str());
             }
             let confirmed = match message {
                 barrier::ToNode::Confirm { digest, step, .. } => Some((digest, step)),

@@ -141,6 +141,7 @@ impl Job {
             self.ask_for(ctx, place);
             return self.wake_at(dead, "a launcher that should come back");
         }
+        let text = format!("this node's launcher of generation {} is gone", record.number);
         let mut gone = Mine::new(self.head_digest(), ctx.cfg.boot);
         gone.status.gone = true;
         gone.status.stopped = true;
@@ -148,7 +149,7 @@ impl Job {
         self.wake_at(ctx.now, "a place is free");
         self.notice(Notice::Trouble {
             key: self.key.clone(),
-            text: format!("launcher {launcher} of this node is gone"),
+            text,
         });
     }
 

@@ -70,6 +70,7 @@ impl JobMessage {
                 | Wait::Spare { .. }
                 | Wait::Parked { .. }
                 | Wait::Changing
+                | Wait::OtherSpec
                 | Wait::Orphan { .. }
                 | Wait::Held { .. } => Ok(()),
             },

@@ -26,6 +26,7 @@ fn waits() -> Vec<Wait> {
             have: 3,
             ms: 28_250,
         },
+        Wait::OtherSpec,
     ]
 }
 

@@ -161,7 +161,8 @@ fn line(event: &Value) -> (Tone, String) {
         ),
         "changed" => (Tone::Good, format!("workers run: {}", phases(event))),
         "waiting" if text("text").is_empty() => (Tone::Plain, "no longer waits".into()),
-        "waiting" => (Tone::Warn, text("text")),
+        // What would help is said where somebody waits; here it is why.
+        "waiting" => (Tone::Warn, first_sentence(&text("text"))),
         "stopping" => (Tone::Plain, format!("stopping: {}", text("why"))),
         "worker_failed" => {
             let how = match event.get("signal").and_then(Value::as_i64) {
@@ -194,30 +195,32 @@ fn line(event: &Value) -> (Tone, String) {
     }
 }
 
+fn first_sentence(text: &str) -> String {
+    text.split_once(". ").map_or(text, |(first, _)| first).to_owned()
+}
+
 fn generation_line(event: &Value) -> (Tone, String) {
     let number = clean(&field(event, "generation"));
     let kind = clean(&field(event, "kind"));
-    if kind == "runs" {
-        let text = format!(
-            "generation {number}: {} -> {}, {}",
-            cause(event),
-            counted(member_count(event), "node"),
-            counted(
-                event.get("world").and_then(Value::as_u64).unwrap_or(0),
-                "rank"
-            ),
-        );
-        return (Tone::Head, text);
-    }
-    let tone = match kind.as_str() {
-        "finished" => Tone::Good,
-        k if k.starts_with("failed") => Tone::Bad,
-        _ => Tone::Warn,
+    let (tone, text) = match kind.as_str() {
+        "runs" => {
+            let nodes = counted(member_count(event), "node");
+            let world = event.get("world").and_then(Value::as_u64).unwrap_or(0);
+            let text = format!("{} -> {nodes}, {}", cause(event), counted(world, "rank"));
+            (Tone::Head, text)
+        }
+        "waits" => {
+            let nodes = counted(member_count(event), "node");
+            (
+                Tone::Warn,
+                format!("{} -> {nodes}, too few to run", cause(event)),
+            )
+        }
+        "finished" => (Tone::Good, "the job is finished".to_owned()),
+        failed if failed.starts_with("failed") => (Tone::Bad, format!("the job {failed}")),
+        other => (Tone::Warn, format!("the job is {other}")),
     };
-    (
-        tone,
-        format!("generation {number}: the job is {kind}").replace("is failed", "failed"),
-    )
+    (tone, format!("generation {number}: {text}"))
 }
 
 /// The cause with what it was about: `nodes_lost (gpu-b)`, `worker_failed (rank 3, code 1)`.
@@ -447,7 +450,11 @@ mod tests {
                     "digest": "22".repeat(32) }),
             json!({ "seq": 6, "time_ms": 1_700_000_009_600u64, "event": "changed", "digest": "22".repeat(32),
                     "detect_ms": 200.0, "decide_ms": 50.0, "stop_ms": 100.0, "start_ms": 100.0, "total_ms": 400.0 }),
-            json!({ "seq": 7, "time_ms": 1_700_000_019_600u64, "event": "generation", "generation": 3, "kind": "finished",
+            json!({ "seq": 7, "time_ms": 1_700_000_010_000u64, "event": "generation", "generation": 3, "kind": "waits",
+                    "cause": "nodes_left", "about": { "nodes": ["a"] }, "members": [member("b", 0)], "world": 0 }),
+            json!({ "seq": 8, "time_ms": 1_700_000_010_000u64, "event": "waiting",
+                    "text": "waiting for 1 more of 2 nodes: a left. Start `muster run` there" }),
+            json!({ "seq": 9, "time_ms": 1_700_000_019_600u64, "event": "generation", "generation": 4, "kind": "finished",
                     "cause": "finished", "members": [], "world": 0, "digest": "33".repeat(32) }),
         ]
     }
@@ -459,7 +466,8 @@ mod tests {
             "GEN  TIME (UTC)    CAUSE           RANKS  DETECT  DECIDE  STOP    START   TOTAL   MEMBERS\n\
              1    22:13:21.000  formed          4      -       50 ms   -       150 ms  200 ms  a[0-1] b[2-3]\n\
              2    22:13:29.500  nodes_lost (b)  2      200 ms  50 ms   100 ms  100 ms  400 ms  a[0-1]\n\
-             3    22:13:39.600  finished        -      -       -       -       -       -       -\n\
+             3    22:13:30.000  waits           -      -       -       -       -       -       b[0-1]\n\
+             4    22:13:39.600  finished        -      -       -       -       -       -       -\n\
              \n\
              2023-11-14 22:13:20.000 UTC, and seconds since\n    \
                  +0.000  waiting for 1 more of 2 nodes\n    \
@@ -470,7 +478,9 @@ mod tests {
                  +9.500  generation 2: nodes_lost (b) -> 1 node, 2 ranks\n    \
                  +9.600  workers run: detect 200 ms, decide 50 ms, stop 100 ms, start 100 ms, total 400 ms\n            \
                          |................--------========|  . detect  - decide, stop  = start\n   \
-                +19.600  generation 3: the job is finished\n"
+                +10.000  generation 3: nodes_left (a) -> 1 node, too few to run\n   \
+                +10.000  waiting for 1 more of 2 nodes: a left\n   \
+                +19.600  generation 4: the job is finished\n"
         );
     }
 

@@ -170,6 +170,8 @@ fn render_jobs(jobs: &Value, wide: bool, style: &Style) -> String {
             (format!("{kind}, hangs"), Tone::Bad)
         } else if !waiting.is_empty() && kind != "waits" {
             (format!("{kind}, waits"), Tone::Warn)
+        } else if flag(row, "stopping") {
+            (format!("{kind}, stopping"), Tone::Warn)
         } else {
             let tone = match kind.as_str() {
                 "runs" => Tone::Good,
@@ -294,12 +296,15 @@ mod tests {
         let jobs = json!([
             { "job": "train", "kind": "runs", "generation": 2, "members": [{}, {}], "world": 4, "restarts_used": 0,
               "cause": "nodes_lost", "launcher_here": true, "min_nodes": 2, "max_nodes": 3, "waiting": "" },
+            { "job": "ends", "kind": "runs", "generation": 1, "members": [{}], "world": 1, "restarts_used": 0,
+              "cause": "formed", "launcher_here": true, "min_nodes": 1, "max_nodes": 1, "stopping": true },
             { "job": "next", "kind": "forming", "launcher_here": true, "waiting": "waiting for 1 more of 2 nodes" },
         ]);
         assert_eq!(
             render_jobs(&jobs, false, &PLAIN),
             "JOB    STATE           GENERATION  NODES     RANKS  RESTARTS  CAUSE       HERE\n\
              train  runs            2           2 of 2:3  4      0         nodes_lost  yes\n\
+             ends   runs, stopping  1           1 of 1    1      0         formed      yes\n\
              next   forming, waits  -           -         -      -         -           yes\n\
              \n\
              next: waiting for 1 more of 2 nodes\n"

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::super::scripted::{
     Scripted, config, holds, key, member, next, node, record, worker_exit,
 };
-use super::super::{ConnId, Event, Notice};
+use super::super::{ConnId, Event, Notice, Phases};
 use super::members::{ghost, trains, trains_with, waits};
 use crate::ids::{Digest, NodeId, StoreUuid};
 use crate::local::{ToAgent, ToLauncher};
@@ -100,6 +100,8 @@ fn a_launcher_with_a_store_is_refused_by_a_job_that_has_none() {
     s.peer(3);
     // Its launchers may just have died, all of them.
     assert!(!refused(&mut s, 3, &running, some));
+    let told = |body: &JobMessage| matches!(body, JobMessage::TicketAck { wait: Wait::OtherSpec, .. });
+    assert!(s.sent.iter().any(|(_, body)| told(body)), "{:?}", s.sent);
     s.pass(Span::from_secs(2));
     assert!(refused(&mut s, 3, &running, some));
     assert!(!refused(&mut s, 3, &running, None));
@@ -144,6 +146,32 @@ fn that_no_launcher_is_left_is_told_at_once() {
     assert!(deserted.is_some(), "{:?}", s.hellos);
     // And once: nothing changes from here on.
     assert!(s.hellos.len() <= 2, "{:?}", s.hellos);
+}
+
+/// A launcher that comes in the place of a dead one makes the leader say them again.
+#[test]
+fn the_times_of_a_change_are_said_once() {
+    let (mut s, digest) = trains(1, 2, &[]);
+    let phases = Phases {
+        detected: Time(1),
+        ..Phases::default()
+    };
+    let times = |s: &Scripted| {
+        let said = |n: &&Notice| matches!(n, Notice::Changed { .. });
+        s.notices.iter().filter(said).count()
+    };
+    s.hears(0, JobMessage::Changed { digest, phases });
+    assert_eq!(times(&s), 1);
+    s.on(Event::LauncherGone {
+        conn: ConnId(1),
+        guard: Answer::Refused,
+    });
+    s.probes
+        .insert(node(1), (Answer::Answered, Answer::Refused));
+    s.launcher(3, 2, None);
+    s.pass(Span::from_secs(2));
+    s.hears(0, JobMessage::Changed { digest, phases });
+    assert_eq!(times(&s), 1);
 }
 
 /// So that an order to cancel it from any node reaches it.
