@@ -23,7 +23,9 @@ use crate::wire::Saved;
 
 pub use keeping::{KeepNews, Left, MAX_KEPT, MAX_NAME, MAX_NEEDS, Question, Review};
 pub use saves::{MAX_PARTS, Replicated, SaveAsk, SaveNews, short};
-pub use store::{Assembly, MAX_PART, News, Part, STORE_HANGS, StoreAnswer, StoreAsk, Troubles};
+pub use store::{
+    Assembly, MAX_PART, News, Part, STORE_HANGS, StoreAnswer, StoreAsk, StoreOp, Troubles,
+};
 
 /// The most bytes of a worker's last output that travel in a report.
 pub const MAX_TAIL: usize = 4096;

@@ -79,7 +79,12 @@ fn check<T: PartialEq + Debug>(
     for sample in samples {
         let bytes = kept.get(&sample.name);
         let bytes = bytes.unwrap_or_else(|| panic!("{file} has no `{}`", sample.name));
-        assert_eq!(hex(&sample.bytes), hex(bytes), "{file}: `{}` changed: raise the version", sample.name);
+        assert_eq!(
+            hex(&sample.bytes),
+            hex(bytes),
+            "{file}: `{}` changed: raise the version",
+            sample.name
+        );
         assert_eq!(decode(bytes), sample.value, "{file}: `{}`", sample.name);
     }
 }
@@ -168,9 +173,12 @@ fn questions_to_memory() {
 #[test]
 fn answers_from_memory() {
     let all = samples(golden::memory_answers(), golden::memory_answer_name, frame);
-    check(&wire("memory_answer.txt"), golden::MEMORY_ANSWERS, all, |b| {
-        codec::decode_frame::<memory::Answer>(b).expect("a frame")
-    });
+    check(
+        &wire("memory_answer.txt"),
+        golden::MEMORY_ANSWERS,
+        all,
+        |b| codec::decode_frame::<memory::Answer>(b).expect("a frame"),
+    );
 }
 
 #[test]
@@ -178,9 +186,12 @@ fn entries_of_the_log() {
     let name = |e: &Entry| golden::entry_name(&e.body);
     let encode = |e: &Entry| e.encode().expect("a sample within the limits");
     let all = samples(golden::entries(), name, encode);
-    check(&format!("log{}/entry.txt", ENTRY_VERSION), golden::ENTRIES, all, |b| {
-        Entry::decode(b).expect("an entry")
-    });
+    check(
+        &format!("log{}/entry.txt", ENTRY_VERSION),
+        golden::ENTRIES,
+        all,
+        |b| Entry::decode(b).expect("an entry"),
+    );
 }
 
 /// As builds wrote them that knew no version 3, or no version 4: they lie in stores, too.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use muster_protocol::agent::{ConnId, Event};
 use muster_protocol::control::report::RankMetrics;
 use muster_protocol::local::{
-    Answer, Command, Register, STORE_HANGS, SaveNews, StoreAnswer, ToAgent, ToLauncher,
+    Answer, Command, Register, STORE_HANGS, SaveNews, StoreAnswer, StoreOp, ToAgent, ToLauncher,
 };
 use muster_protocol::membership;
 use muster_protocol::{Digest, JobKey, LauncherId, codec, storelog};
@@ -421,14 +421,14 @@ impl Node {
             return;
         };
         // What nobody asked for is no news either: it would fill the log as fast as it comes.
-        let Some(writes) = asked.writes(id) else {
+        let Some(op) = asked.op(id) else {
             return;
         };
         let failed = match &answer {
             StoreAnswer::Failed { reason } => Some(reason.clone()),
             _ => None,
         };
-        let news = asked.note(writes, failed.as_deref());
+        let news = asked.note(op, failed.as_deref());
         let told = asked.answer(id, answer);
         self.store_trouble(&key, news);
         match told {
@@ -457,8 +457,11 @@ impl Node {
                 continue;
             };
             for event in asked.expire(now) {
-                let (op, _) = stores::words(&event);
-                let news = asked.note(op == "create", Some(STORE_HANGS));
+                let op = match event {
+                    storelog::Event::Created { .. } => StoreOp::Create,
+                    storelog::Event::Read { .. } => StoreOp::Read,
+                };
+                let news = asked.note(op, Some(STORE_HANGS));
                 late.push((launcher.key.clone(), event, news));
             }
         }

@@ -57,8 +57,8 @@ fn load_jobs(state: &mut StateDir) -> Result<Vec<(String, Vec<u8>)>, StateError>
 #[cfg(test)]
 mod tests {
     use muster_protocol::agent::Past;
-    use muster_protocol::{Span, Time};
     use muster_protocol::{Boot, Digest, JobKey};
+    use muster_protocol::{Span, Time};
 
     use super::*;
 

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use muster_protocol::local::{Assembly, News, Part, StoreAnswer, StoreAsk, Troubles};
+use muster_protocol::local::{Assembly, News, Part, StoreAnswer, StoreAsk, StoreOp, Troubles};
 use muster_protocol::storelog::{CreateOutcome, Effect, Event, MAX_READS, ReadOutcome};
 use muster_protocol::{Span, Time};
 
@@ -35,7 +35,7 @@ struct LogOp {
 #[derive(Debug)]
 struct Beacon {
     id: u64,
-    writes: bool,
+    op: StoreOp,
     due: Time,
 }
 
@@ -100,24 +100,23 @@ impl Asked {
             return None;
         }
         let id = self.next_id();
-        self.beacon = Some(Beacon {
-            id,
-            writes: write.is_some(),
-            due: now + PATIENCE,
-        });
-        let ask = match write {
-            Some(value) => StoreAsk::WriteBeacon { value },
-            None => StoreAsk::ReadBeacon,
+        let (op, ask) = match write {
+            Some(value) => (StoreOp::WriteBeacon, StoreAsk::WriteBeacon { value }),
+            None => (StoreOp::Read, StoreAsk::ReadBeacon),
         };
+        let due = now + PATIENCE;
+        self.beacon = Some(Beacon { id, op, due });
         Some((id, ask))
     }
 
-    /// Whether the operation of this id writes; `None` where no answer of that id is waited for.
-    pub(super) fn writes(&self, id: u64) -> Option<bool> {
-        let log = self.log.get(&id);
-        let log = log.map(|l| matches!(l.effect, Effect::Create { .. }));
+    /// The kind of the operation of this id; `None` where no answer of that id is waited for.
+    pub(super) fn op(&self, id: u64) -> Option<StoreOp> {
+        let log = self.log.get(&id).map(|l| match l.effect {
+            Effect::Create { .. } => StoreOp::Create,
+            Effect::Read { .. } => StoreOp::Read,
+        });
         let beacon = self.beacon.as_ref().filter(|b| b.id == id);
-        log.or(beacon.map(|b| b.writes))
+        log.or(beacon.map(|b| b.op))
     }
 
     /// Takes an answer in. One that was not asked for, or comes too late, means nothing.
@@ -186,8 +185,8 @@ impl Asked {
     }
 
     /// Notes how an operation went. The text, if it is news that something goes wrong.
-    pub(super) fn note(&mut self, writes: bool, failed: Option<&str>) -> Option<String> {
-        match self.troubles.note(writes, failed) {
+    pub(super) fn note(&mut self, op: StoreOp, failed: Option<&str>) -> Option<String> {
+        match self.troubles.note(op, failed) {
             Some(News::Fails) => failed.map(str::to_owned),
             Some(News::Well) | None => None,
         }
@@ -267,7 +266,7 @@ mod tests {
     #[test]
     fn so_many_operations_are_under_way_and_each_has_one_event() {
         let mut asked = Asked::default();
-        assert_eq!(asked.writes(1), None);
+        assert_eq!(asked.op(1), None);
         asked.log(create(1, 5), START).unwrap();
         let full = asked.log(create(98, 5), START);
         assert_eq!(full, Err(create(98, 5).unknown()));
@@ -276,10 +275,10 @@ mod tests {
             .collect();
         assert_eq!(asked.log(read(99), START), Err(read(99).unknown()));
         let (beacon, _) = asked.beacon(Some(9), START).unwrap();
-        assert_eq!(asked.writes(1), Some(true));
-        assert_eq!(asked.writes(reads[0]), Some(false));
-        assert_eq!(asked.writes(beacon), Some(true));
-        assert_eq!(asked.writes(beacon + 1), None);
+        assert_eq!(asked.op(1), Some(StoreOp::Create));
+        assert_eq!(asked.op(reads[0]), Some(StoreOp::Read));
+        assert_eq!(asked.op(beacon), Some(StoreOp::WriteBeacon));
+        assert_eq!(asked.op(beacon + 1), None);
         assert_eq!(asked.beacon(None, START), None);
         // Answers come in any order.
         let last = reads.len() as u64 + 1;
@@ -292,12 +291,12 @@ mod tests {
         assert_eq!(asked.expire(START + PATIENCE), late);
         // All are free again, and what comes late changes nothing.
         assert_eq!(asked.due(), None);
-        assert_eq!((asked.writes(1), asked.writes(beacon)), (None, None));
+        assert_eq!((asked.op(1), asked.op(beacon)), (None, None));
         assert_eq!(asked.answer(1, StoreAnswer::Won), None);
         assert_eq!(asked.answer(reads[0], StoreAnswer::Absent), None);
         assert_eq!(asked.answer(beacon, StoreAnswer::Beacon(Some(1))), None);
         let (id, _) = asked.log(read(3), START).unwrap()[0];
-        assert_eq!(asked.writes(id), Some(false));
+        assert_eq!(asked.op(id), Some(StoreOp::Read));
         assert_eq!(asked.give_up(), [read(3).unknown()]);
         assert_eq!(asked.give_up(), []);
     }

@@ -205,9 +205,11 @@ impl Job {
                 "{}; starting unless more (up to {max}) come at once",
                 are_here(*have)
             ),
-            Wait::OtherSpec => "this launcher has other flags than the running job, or another store: it looks \
+            Wait::OtherSpec => {
+                "this launcher has other flags than the running job, or another store: it looks \
                                 whether that job still has launchers"
-                .into(),
+                    .into()
+            }
             Wait::Spare { max } => format!(
                 "the job runs with all {max} nodes that it wants; this one is a spare and steps in at \
                  the next loss"

@@ -141,7 +141,10 @@ impl Job {
             self.ask_for(ctx, place);
             return self.wake_at(dead, "a launcher that should come back");
         }
-        let text = format!("this node's launcher of generation {} is gone", record.number);
+        let text = format!(
+            "this node's launcher of generation {} is gone",
+            record.number
+        );
         let mut gone = Mine::new(self.head_digest(), ctx.cfg.boot);
         gone.status.gone = true;
         gone.status.stopped = true;

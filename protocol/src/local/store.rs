@@ -5,6 +5,8 @@
 //! [`Part`]s. The agent has at most one operation on the log and one on the beacon under way; each
 //! ask is answered once, or not at all when the link ends.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::{MAX_REASON, TooMuch};
@@ -79,13 +81,17 @@ impl StoreAnswer {
     }
 }
 
-/// What is wrong with a store, as far as known: the same is told once, also where reads go well and
-/// writes fail in turns.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Troubles {
-    reads: Option<String>,
-    writes: Option<String>,
+/// A kind of operation on a store. Each may fail for a reason of its own while the others go well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StoreOp {
+    Read,
+    Create,
+    WriteBeacon,
 }
+
+/// What is wrong with a store, as far as known, by the kind of operation that fails: the same is told once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Troubles(BTreeMap<StoreOp, String>);
 
 /// What is to be told of an operation that ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,17 +104,13 @@ pub enum News {
 
 impl Troubles {
     /// Notes how an operation ended: why it failed, if it did.
-    pub fn note(&mut self, writes: bool, failed: Option<&str>) -> Option<News> {
-        let (mine, other) = match writes {
-            true => (&mut self.writes, &self.reads),
-            false => (&mut self.reads, &self.writes),
-        };
+    pub fn note(&mut self, op: StoreOp, failed: Option<&str>) -> Option<News> {
         let Some(text) = failed else {
-            let had = mine.take().is_some();
-            return (had && other.is_none()).then_some(News::Well);
+            let had = self.0.remove(&op).is_some();
+            return (had && self.0.is_empty()).then_some(News::Well);
         };
-        let known = mine.as_deref() == Some(text) || other.as_deref() == Some(text);
-        *mine = Some(text.to_owned());
+        let known = self.0.values().any(|t| t == text);
+        self.0.insert(op, text.to_owned());
         (!known).then_some(News::Fails)
     }
 }
@@ -196,7 +198,7 @@ mod tests {
 
     #[test]
     fn trouble_is_news_once() {
-        let (mut all, read, write) = (Troubles::default(), false, true);
+        let (mut all, read, write) = (Troubles::default(), StoreOp::Read, StoreOp::Create);
         assert_eq!(all.note(read, None), None);
         assert_eq!(all.note(write, Some("full")), Some(News::Fails));
         // Reads go well meanwhile, again and again.
@@ -204,6 +206,12 @@ mod tests {
             assert_eq!(all.note(read, None), None);
             assert_eq!(all.note(write, Some("full")), None);
         }
+        // Two objects cannot be written, in turns.
+        let beacon = |all: &mut Troubles| all.note(StoreOp::WriteBeacon, Some("no beacon"));
+        assert_eq!(beacon(&mut all), Some(News::Fails));
+        assert_eq!(all.note(write, Some("full")), None);
+        assert_eq!(beacon(&mut all), None);
+        assert_eq!(all.note(StoreOp::WriteBeacon, None), None);
         assert_eq!(all.note(read, Some("full")), None);
         assert_eq!(all.note(read, Some("gone")), Some(News::Fails));
         assert_eq!(all.note(write, None), None);

@@ -100,6 +100,10 @@ struct Trying {
     taken: bool,
     /// Whether to read the slot next, or to create it (again).
     read: bool,
+    /// How often a create has failed, and until when the next one waits. The log is read meanwhile: a store that cannot
+    /// be written is no reason to lose the lease.
+    failures: u32,
+    not_before: Option<Time>,
     /// These are a snapshot's, and not those of the first append that waits.
     snapshot: bool,
 }
@@ -222,7 +226,9 @@ impl Log {
     /// A launcher has brought the store anew: what failed without one is tried again at once.
     pub fn reopened(&mut self, now: Time) {
         self.failures = 0;
-        if self.retry_at.take().is_some() {
+        let waits = self.retry_at.take().is_some();
+        let trying = self.trying.as_mut();
+        if waits | trying.is_some_and(|t| t.not_before.take().is_some()) {
             self.step(now);
         }
     }
@@ -359,6 +365,9 @@ impl Log {
 
     pub fn handle_timeout(&mut self, now: Time) {
         let mut due = self.retry_at.take_if(|at| now >= *at).is_some();
+        if let Some(trying) = &mut self.trying {
+            due |= trying.not_before.take_if(|at| now >= *at).is_some();
+        }
         if let Health::Damaged { why, until } = &self.health
             && now >= *until
         {
@@ -374,7 +383,11 @@ impl Log {
     pub fn poll_timeout(&self) -> Option<(Time, &'static str)> {
         match &self.health {
             Health::Damaged { until, .. } => Some((*until, "look at a damaged log again")),
-            Health::Sound | Health::Doubted { .. } => self.retry_at.map(|at| (at, "store retry")),
+            Health::Sound | Health::Doubted { .. } => {
+                let create = self.trying.as_ref().and_then(|t| t.not_before);
+                let first = self.retry_at.into_iter().chain(create).min();
+                first.map(|at| (at, "store retry"))
+            }
         }
     }
 
@@ -397,14 +410,16 @@ impl Log {
                 trying.taken = true;
                 self.failures = 0;
             }
-            CreateOutcome::Unknown => self.back_off(now),
+            CreateOutcome::Unknown => {
+                trying.not_before = Some(now + wait_after(trying.failures));
+                trying.failures = trying.failures.saturating_add(1);
+            }
         }
     }
 
     fn back_off(&mut self, now: Time) {
-        let wait = RETRY_FIRST.times(1 << self.failures.min(16)).min(RETRY_MAX);
+        self.retry_at = Some(now + wait_after(self.failures));
         self.failures = self.failures.saturating_add(1);
-        self.retry_at = Some(now + wait);
     }
 
     /// Starts the next operation, if there is one to do and none under way.
@@ -432,9 +447,13 @@ impl Log {
             return self.ask(slot, purpose, now);
         }
         if let Some(trying) = &self.trying {
-            return match trying.read {
-                true => self.ask(trying.slot, Purpose::Next, now),
-                false => self.send(),
+            let waits = trying.not_before.is_some_and(|at| now < at);
+            return match (trying.read, waits) {
+                (true, _) => self.ask(trying.slot, Purpose::Next, now),
+                (false, false) => self.send(),
+                (false, true) => {
+                    self.refresh.is_some() && self.ask(trying.slot, Purpose::Next, now)
+                }
             };
         }
         if self.owes_snapshot() && self.try_snapshot() {
@@ -502,6 +521,8 @@ impl Log {
             bytes,
             taken: false,
             read: false,
+            failures: 0,
+            not_before: None,
             snapshot,
         });
     }
@@ -572,6 +593,11 @@ impl Log {
     fn say(&mut self, id: u64, outcome: Outcome) {
         self.outputs.push_back(Output::Appended { id, outcome });
     }
+}
+
+/// The wait after so many failures before this one.
+fn wait_after(failures: u32) -> Span {
+    RETRY_FIRST.times(1 << failures.min(16)).min(RETRY_MAX)
 }
 
 /// The generator of Steele, Lea and Flood, "Fast splittable pseudorandom number generators"

@@ -408,3 +408,46 @@ fn an_entry_that_contradicts_its_record_is_refused() {
         Err(EntryError::TooLong { len: MAX_ENTRY + 1 })
     );
 }
+
+/// A disk that is full, or read-only: what is appended waits, and the lease that the reads confirm goes on.
+#[test]
+fn a_store_that_cannot_be_written_is_read_as_often_as_ever() {
+    const EVERY: Span = Span::from_millis(500);
+    let (mut a, mut store) = (log(1), BTreeMap::new());
+    let first = birth(&[1], 1);
+    a.claim(1, first.clone(), Time(0));
+    settle(&mut a, &mut store, Time(0));
+    let (mut now, mut creates) = (Time(0), 0);
+    a.commit(2, commit_ref(first.digest(), 1, 9), now);
+    for _ in 0..60 {
+        now = now + EVERY;
+        a.handle_timeout(now);
+        a.refresh(now);
+        let mut confirmed = Time(0);
+        loop {
+            while let Some(output) = a.poll_output() {
+                if let Output::TailConfirmed { asked_at } = output {
+                    confirmed = asked_at;
+                }
+            }
+            let event = match a.poll_effect() {
+                Some(Effect::Create { op, slot, .. }) => {
+                    creates += 1;
+                    let outcome = CreateOutcome::Unknown;
+                    Event::Created { op, slot, outcome }
+                }
+                Some(read) => answer(read, &mut store),
+                None => break,
+            };
+            a.handle(event, now).unwrap();
+        }
+        assert_eq!(confirmed, now);
+    }
+    // Tried again, and not each time.
+    assert!((8..30).contains(&creates), "{creates}");
+    // It can be written again.
+    now = now + RETRY_MAX;
+    a.handle_timeout(now);
+    let said = settle(&mut a, &mut store, now);
+    assert_eq!(outcome_of(&said, 2), Some(Outcome::Won { seq: 2 }));
+}

@@ -2,8 +2,8 @@
 //!
 //! `saver EVENTS CONTROL MIB EVERY`: notes what `worker.py` notes, in lines of JSON, and with them `restored`
 //! and `saved` with their step, and `cached` with the bytes that came from copies on its node's disk. Its state before a step follows from the step alone, so that what it restores
-//! can be checked. With SAVER_UNLIKE in its environment the second rank has a tensor more than the others know. Saves before every EVERY-th step and where it is told to. Exits with the number in
-//! CONTROL/exit.
+//! can be checked. With SAVER_UNLIKE in its environment the second rank has a tensor more than the others know; SAVER_STEP_MS is how long a
+//! step takes. Saves before every EVERY-th step and where it is told to. Exits with the number in CONTROL/exit.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -15,8 +15,8 @@ use muster_runtime::saving::{Blob, Dtype, Held, Peer, Restore, Saver, Slice, Wan
 use muster_runtime::{Directive, Session, WorkerEnv};
 use serde_json::json;
 
-/// What a step takes besides its arithmetic.
-const STEP: Duration = Duration::from_millis(20);
+/// What a step takes besides its arithmetic, in milliseconds, unless SAVER_STEP_MS says otherwise.
+const STEP_MS: u64 = 20;
 
 struct Worker {
     env: WorkerEnv,
@@ -35,6 +35,8 @@ fn main() -> anyhow::Result<()> {
         bail!("usage: saver EVENTS CONTROL MIB EVERY");
     };
     let (mib, every): (usize, u64) = (mib.parse()?, every.parse()?);
+    let step_ms = std::env::var("SAVER_STEP_MS").ok();
+    let pause = Duration::from_millis(step_ms.map_or(Ok(STEP_MS), |ms| ms.parse())?);
     let mut session = Session::from_env()?.context("start it with muster run")?;
     let env = WorkerEnv::from_env()?;
     let slice = slice_of(&env);
@@ -82,7 +84,7 @@ fn main() -> anyhow::Result<()> {
             _ => {}
         }
         meet(&worker, step)?;
-        std::thread::sleep(STEP);
+        std::thread::sleep(pause);
         step += 1;
     }
 }

@@ -196,7 +196,9 @@ fn line(event: &Value) -> (Tone, String) {
 }
 
 fn first_sentence(text: &str) -> String {
-    text.split_once(". ").map_or(text, |(first, _)| first).to_owned()
+    text.split_once(". ")
+        .map_or(text, |(first, _)| first)
+        .to_owned()
 }
 
 fn generation_line(event: &Value) -> (Tone, String) {

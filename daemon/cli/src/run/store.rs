@@ -15,7 +15,7 @@ use std::time::Duration;
 use anyhow::Context;
 use muster_protocol::StoreUuid;
 use muster_protocol::local::{
-    Assembly, News, Part, STORE_HANGS, StoreAnswer, StoreAsk, ToAgent, Troubles,
+    Assembly, News, Part, STORE_HANGS, StoreAnswer, StoreAsk, StoreOp, ToAgent, Troubles,
 };
 use muster_protocol::storelog::MAX_READS;
 use muster_store::{Created, Kind, Location, Options, Patience, Store, StoreError, UUID_NAME};
@@ -197,7 +197,7 @@ struct Asked {
     link: u64,
     id: u64,
     place: Place,
-    writes: bool,
+    op: StoreOp,
 }
 
 /// Where an operation is carried out.
@@ -273,18 +273,18 @@ impl<S: Operations> Keeper<S> {
             StoreAsk::WriteBeacon { value } => Task::WriteBeacon { value },
             StoreAsk::ReadBeacon => Task::ReadBeacon,
         };
-        let writes = matches!(task, Task::WriteBeacon { .. } | Task::Create { .. });
-        let place = match task {
-            Task::WriteBeacon { .. } | Task::ReadBeacon => Place::Beacon,
-            Task::Create { .. } => Place::Creates,
-            Task::Read { .. } if self.reads.busy => Place::Apart,
-            Task::Read { .. } => Place::Reads,
+        let (place, op) = match task {
+            Task::WriteBeacon { .. } => (Place::Beacon, StoreOp::WriteBeacon),
+            Task::ReadBeacon => (Place::Beacon, StoreOp::Read),
+            Task::Create { .. } => (Place::Creates, StoreOp::Create),
+            Task::Read { .. } if self.reads.busy => (Place::Apart, StoreOp::Read),
+            Task::Read { .. } => (Place::Reads, StoreOp::Read),
         };
         let asked = Asked {
             link: self.link,
             id,
             place,
-            writes,
+            op,
         };
         let begun = match place {
             Place::Reads => self.reads.begin(asked, task),
@@ -296,7 +296,7 @@ impl<S: Operations> Keeper<S> {
             return None;
         }
         let answer = StoreAnswer::failed(STORE_HANGS.into());
-        if let Some(text) = self.news(writes, &answer) {
+        if let Some(text) = self.news(op, &answer) {
             say(&text);
         }
         Some(answer)
@@ -350,7 +350,7 @@ impl<S: Operations> Keeper<S> {
         };
         let news = answers
             .first()
-            .and_then(|answer| self.news(asked.writes, answer));
+            .and_then(|answer| self.news(asked.op, answer));
         let id = asked.id;
         let mut frames = Vec::new();
         if asked.link == self.link {
@@ -363,12 +363,12 @@ impl<S: Operations> Keeper<S> {
         (frames, news)
     }
 
-    fn news(&mut self, writes: bool, answer: &StoreAnswer) -> Option<String> {
+    fn news(&mut self, op: StoreOp, answer: &StoreAnswer) -> Option<String> {
         let failed = match answer {
             StoreAnswer::Failed { reason } => Some(reason.as_str()),
             _ => None,
         };
-        let news = self.troubles.note(writes, failed)?;
+        let news = self.troubles.note(op, failed)?;
         let name = self.store.name();
         match (news, failed) {
             (News::Fails, Some(reason)) => Some(format!("the store {name}: {reason}")),

@@ -100,7 +100,15 @@ fn a_launcher_with_a_store_is_refused_by_a_job_that_has_none() {
     s.peer(3);
     // Its launchers may just have died, all of them.
     assert!(!refused(&mut s, 3, &running, some));
-    let told = |body: &JobMessage| matches!(body, JobMessage::TicketAck { wait: Wait::OtherSpec, .. });
+    let told = |body: &JobMessage| {
+        matches!(
+            body,
+            JobMessage::TicketAck {
+                wait: Wait::OtherSpec,
+                ..
+            }
+        )
+    };
     assert!(s.sent.iter().any(|(_, body)| told(body)), "{:?}", s.sent);
     s.pass(Span::from_secs(2));
     assert!(refused(&mut s, 3, &running, some));

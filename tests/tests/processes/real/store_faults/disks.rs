@@ -13,11 +13,12 @@ use crate::ground::disk;
 const DISK: usize = 48 * 1024;
 const MIB: usize = 4;
 
-fn job_on(store: &Path) -> Job {
+fn job_on(store: &Path, step_ms: u64) -> Job {
     Job::start(Setup {
         times: 2,
         mib: MIB,
         store: Some(store.to_owned()),
+        env: vec![("SAVER_STEP_MS", step_ms.to_string())],
         ..Setup::default()
     })
 }
@@ -45,7 +46,7 @@ fn a_disk_that_is_full_before_or_during_costs_saves_and_nothing_else() {
     }
     // Room for the log, and for no checkpoint.
     fill(&store, 256 << 10);
-    let mut job = job_on(&store);
+    let mut job = job_on(&store, 20);
     let group = job.bed.group(&[0, 1], 0);
     job.hears("No space left on device");
     job.trains_on(&group, "on a full disk");
@@ -89,7 +90,8 @@ fn a_file_system_that_becomes_read_only_costs_saves_and_nothing_else() {
     if !disk::small(&store, DISK) {
         return;
     }
-    let mut job = job_on(&store);
+    // Thirty steps are longer than a lease.
+    let mut job = job_on(&store, 200);
     let (group, _) = job.steady(0, "the start");
     remount(&store, true, &job);
     let log = job.judge.log();
