@@ -397,6 +397,25 @@ fn waiting_is_said_once_per_change_and_a_refusal_ends_it() {
     assert!(err.contains("the job runs here already"), "{err}");
 }
 
+/// A script without the runtime, through two generations; and with the watch turned off.
+#[test]
+fn that_nothing_watches_for_hangs_is_said_once() {
+    for (factor, times) in [("--hang-factor=20", 1), ("--hang-factor=0", 0)] {
+        let mut agent = Agent::new();
+        let flags = ["--hang-min=200ms", factor, "--", "sleep", "1.5"];
+        let mut launcher = Launcher::start(&agent, &flags);
+        agent.accept();
+        let digest = agent.run(1);
+        assert_eq!(agent.fact(), ToAgent::Finished { digest });
+        agent.run(2);
+        agent.fact();
+        agent.end(0, "all ranks finished");
+        launcher.wait();
+        let err = launcher.err();
+        assert_eq!(err.matches("for hangs").count(), times, "{err}");
+    }
+}
+
 /// A worker that obeys its control page (the layout is that of muster_protocol::control).
 const OBEYS: &str = "
 import mmap, os, struct, time

@@ -105,6 +105,8 @@ pub(super) struct Progress {
     /// What the agent knows of the metrics, and of which generation.
     reported: Option<(Digest, Vec<RankMetrics>)>,
     report_at: Instant,
+    /// Since when workers run that nobody may watch; none once people know that.
+    unwatched: Option<Instant>,
 }
 
 impl Progress {
@@ -116,6 +118,7 @@ impl Progress {
             dumps: mpsc::channel(16),
             reported: None,
             report_at: Instant::now(),
+            unwatched: (hangs.limits.factor > 0).then(Instant::now),
         }
     }
 
@@ -123,6 +126,15 @@ impl Progress {
     pub(super) fn begin(&mut self) {
         self.watch = Watch::new(self.hangs.limits);
         self.verdict.over();
+        if let Some(since) = &mut self.unwatched {
+            *since = Instant::now();
+        }
+    }
+
+    /// Whether people should know by now that no worker is watched.
+    fn is_unwatched(&self) -> bool {
+        let least = Duration::from_nanos(self.hangs.limits.least.0);
+        (self.unwatched).is_some_and(|since| since.elapsed() >= least)
     }
 
     /// How long the ranks' steps usually take; zero while nobody knows.
@@ -167,6 +179,24 @@ impl Driver {
             self.end_hung(&target, session);
         }
         self.report_metrics(session);
+        self.say_unwatched(session);
+    }
+
+    /// A job without the runtime that stands still looks like one that trains. So people know once, by the time that a
+    /// hang would have been found.
+    fn say_unwatched(&mut self, session: &Session) {
+        if session.trains().is_none() || !self.progress.is_unwatched() {
+            return;
+        }
+        let begun = self.workers.begun();
+        self.progress.unwatched = None;
+        if begun.silent > 0 && begun.loading + begun.loaded == 0 {
+            say(
+                "nothing watches this node's workers for hangs, for none has attached the runtime: with `import muster` \
+                 in the script (docs/python.md) one that stands still is found and named. --hang-factor 0 turns the \
+                 watch off, and this line",
+            );
+        }
     }
 
     fn report_metrics(&mut self, session: &Session) {
