@@ -162,7 +162,8 @@ impl Node {
             return;
         };
         let uid = client.uid;
-        let launcher = Launcher::new(&reg, key, client.pid);
+        let (pid, log_dir) = (client.pid, reg.log_dir.clone());
+        let launcher = Launcher::new(&reg, key, pid);
         let other = |l: &Launcher| l.id != launcher.id || l.key != launcher.key;
         if client.launcher.as_ref().is_some_and(other) {
             self.refuse(conn, "a connection carries one launcher of one job");
@@ -178,6 +179,7 @@ impl Node {
         }
         self.give_up_store(conn);
         let (id, key) = (launcher.id, launcher.key.clone());
+        self.history.add_launcher(&key, id, pid, log_dir.as_deref());
         if let Some(client) = self.clients.get_mut(&conn) {
             client.launcher = Some(launcher);
         }

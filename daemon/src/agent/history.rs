@@ -1,13 +1,17 @@
-//! What happened to each job, for `muster events`: the newest entries of this agent's view.
+//! What happened to each job, for `muster events`: the newest entries of this agent's view, also of its earlier runs.
+
+mod disk;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
 
 use muster_protocol::agent::{Notice, Phases, Told};
 use muster_protocol::peers::Peers;
 use muster_protocol::record::{Cause, Kind, Record};
-use muster_protocol::{JobKey, NodeId};
+use muster_protocol::{JobKey, LauncherId, NodeId};
 use serde_json::{Value, json};
 
+use self::disk::{Disk, Kept};
 use super::clock;
 
 /// Jobs whose past is kept.
@@ -35,21 +39,47 @@ impl Names<'_> {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct History {
     jobs: BTreeMap<JobKey, VecDeque<Value>>,
-    next: u64,
+    /// The number of the newest entry.
+    newest: u64,
+    disk: Disk,
 }
 
 impl History {
+    /// With what earlier runs of the agent wrote into its state directory.
+    pub(super) fn open(dir: &Path) -> History {
+        let (disk, kept) = Disk::open(dir);
+        let mut history = History {
+            jobs: BTreeMap::new(),
+            newest: 0,
+            disk,
+        };
+        for Kept { key, event } in kept {
+            if let Some(seq) = event["seq"].as_u64().filter(|seq| *seq > history.newest) {
+                history.newest = seq;
+                history.push(&key, event);
+            }
+        }
+        history
+    }
+
     pub(super) fn add(&mut self, key: &JobKey, what: &str, mut fields: Value) {
-        self.next += 1;
-        fields["seq"] = json!(self.next);
-        fields["time_ms"] = json!(clock::unix_ms());
+        let time_ms = clock::unix_ms();
+        // Also of an agent whose state was lost the numbers go on, so that nobody has to ask from the beginning.
+        self.newest = (self.newest + 1).max(time_ms.saturating_mul(1_000));
+        fields["seq"] = json!(self.newest);
+        fields["time_ms"] = json!(time_ms);
         fields["event"] = json!(what);
         fields["job"] = json!(key.id);
+        self.disk.add(key, &fields);
+        self.push(key, fields);
+    }
+
+    fn push(&mut self, key: &JobKey, event: Value) {
         let list = self.jobs.entry(key.clone()).or_default();
-        list.push_back(fields);
+        list.push_back(event);
         if list.len() > KEPT {
             list.pop_front();
         }
@@ -58,6 +88,46 @@ impl History {
         {
             self.jobs.remove(&key);
         }
+    }
+
+    /// A launcher of the job came, or is there again.
+    pub(super) fn add_launcher(
+        &mut self,
+        key: &JobKey,
+        id: LauncherId,
+        pid: i32,
+        log_dir: Option<&str>,
+    ) {
+        let fields = json!({ "launcher": id.hex(), "pid": pid, "log_dir": log_dir });
+        let newest = self.newest_of(key, |e| e["event"] == "launcher");
+        if newest.is_none_or(|e| e["launcher"] != fields["launcher"]) {
+            self.add(key, "launcher", fields);
+        }
+    }
+
+    /// Where the newest launcher of the job here had its workers' output written.
+    pub(super) fn log_dir(&self, key: &JobKey) -> Option<&str> {
+        let newest = self.newest_of(key, |e| e["event"] == "launcher")?;
+        newest["log_dir"].as_str()
+    }
+
+    /// The newest generation of the job that ran.
+    pub(super) fn ran(&self, key: &JobKey) -> Option<&Value> {
+        self.newest_of(key, |e| e["event"] == "generation" && e["kind"] == "runs")
+    }
+
+    /// When the job's newest life formed here, as far as is known, and when it ended, if it has. Unix, milliseconds.
+    pub(super) fn life(&self, key: &JobKey) -> (Option<u64>, Option<u64>) {
+        let time = |e: &Value| e["time_ms"].as_u64();
+        let formed = self.newest_of(key, |e| e["event"] == "generation" && e["generation"] == 1);
+        let oldest = self.jobs.get(key).and_then(|list| list.front());
+        let newest = self.newest_of(key, |e| e["event"] == "generation");
+        let over = newest.filter(|e| e["kind"] != "runs" && e["kind"] != "waits");
+        (formed.or(oldest).and_then(time), over.and_then(time))
+    }
+
+    fn newest_of(&self, key: &JobKey, is_it: impl Fn(&Value) -> bool) -> Option<&Value> {
+        self.jobs.get(key)?.iter().rev().find(|e| is_it(e))
     }
 
     /// The job that is forgotten first: of the user with the most jobs the one without news for the
@@ -238,7 +308,8 @@ mod tests {
             owner: owner.into(),
             id: id.to_string(),
         };
-        let mut history = History::default();
+        let tmp = tempfile::tempdir().unwrap();
+        let mut history = History::open(tmp.path());
         history.add(&key("1000", 0), "waiting", json!({}));
         for id in 0..2 * KEPT_JOBS {
             history.add(&key("1001", id), "waiting", json!({}));
@@ -247,5 +318,32 @@ mod tests {
         assert_eq!(history.after(&key("1000", 0), 0).len(), 1);
         assert!(history.after(&key("1001", 0), 0).is_empty());
         assert_eq!(history.after(&key("1001", 2 * KEPT_JOBS - 1), 0).len(), 1);
+    }
+
+    #[test]
+    fn an_agent_that_is_started_anew_tells_of_what_was_and_counts_on() {
+        let tmp = tempfile::tempdir().unwrap();
+        let key = JobKey {
+            cluster: "c".into(),
+            owner: "1000".into(),
+            id: "j".into(),
+        };
+        let mut history = History::open(tmp.path());
+        history.add(&key, "generation", json!({ "kind": "runs" }));
+        for _ in 0..2 {
+            history.add_launcher(&key, LauncherId([7; 8]), 70, Some("/logs"));
+        }
+        history.add(&key, "generation", json!({ "kind": "finished" }));
+        let before = history.after(&key, 0);
+        assert_eq!(before.len(), 3);
+        drop(history);
+        let mut history = History::open(tmp.path());
+        assert_eq!(history.after(&key, 0), before);
+        assert_eq!(history.log_dir(&key), Some("/logs"));
+        assert_eq!(history.ran(&key), before.first());
+        let newest = before.last().unwrap()["seq"].as_u64().unwrap();
+        assert!(history.after(&key, newest).is_empty());
+        history.add(&key, "waiting", json!({}));
+        assert_eq!(history.after(&key, newest).len(), 1);
     }
 }

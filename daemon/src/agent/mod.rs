@@ -277,6 +277,7 @@ impl Node {
         if let Some(listener) = setup.listener.take() {
             tokio::spawn(accept(listener, tx.clone()));
         }
+        let history = history::History::open(setup.state.path());
         let node = Node {
             core,
             net,
@@ -285,7 +286,7 @@ impl Node {
             next_conn: 0,
             looks: looks::Looks::default(),
             seldom: Seldom::default(),
-            history: history::History::default(),
+            history,
             held: held::Held::default(),
             facts: query::Facts::new(
                 setup.net.secret.is_some(),

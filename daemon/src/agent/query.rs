@@ -292,7 +292,19 @@ impl Node {
         row["job"] = json!(key.id);
         row["owner"] = json!(key.owner);
         row["launcher_here"] = json!(job.launcher().is_some());
-        row["log_dir"] = json!(job.log_dir());
+        let ago = |at: Option<u64>| at.map(|at| clock::unix_ms().saturating_sub(at));
+        let (formed, ended) = self.history.life(key);
+        row["age_ms"] = json!(ago(formed));
+        row["ended_ms_ago"] = json!(ago(ended).filter(|_| !job.is_live() && !begins));
+        // Of a job that is over, too.
+        row["log_dir"] = json!(job.log_dir().or(self.history.log_dir(key)));
+        row["ran"] = self.history.ran(key).map_or(Value::Null, |ran| {
+            let me = self.core.config().node.hex();
+            let members = ran["members"].as_array().into_iter().flatten();
+            let here = members.into_iter().find(|m| m["node"] == json!(me));
+            json!({ "generation": ran["generation"], "time_ms": ran["time_ms"], "world": ran["world"],
+                    "here": here })
+        });
         row["waiting"] = json!(waiting);
         row["hung"] = json!(job.hung());
         row["stopping"] = json!(job.stops());

@@ -7,6 +7,7 @@
 //! boot       u64 little-endian, counts the agent's starts
 //! clock      the host's boot id: which clock stored moments are of
 //! peers      addresses of peers, only a hint
+//! events     and events.1: what happened to jobs, for people
 //! past       lineages that were voted in, of jobs whose blobs are gone
 //! jobs/<hex> one blob per job: records and votes
 //! ```

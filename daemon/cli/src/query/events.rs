@@ -78,16 +78,12 @@ fn seq(event: &Value) -> Option<u64> {
 
 async fn follow(client: &Client, args: &Args, style: &Style) -> Result<(), Failure> {
     let mut after = args.after;
-    let mut agent = String::new();
+    let mut answered = false;
     let mut away: Option<Instant> = None;
     loop {
-        let answer = match pid(client, &mut agent, &mut after).await {
-            Ok(()) => all_after(client, &args.job, after).await,
-            Err(why) => Err(why),
-        };
-        match answer {
+        match all_after(client, &args.job, after).await {
             Ok(events) => {
-                away = None;
+                (answered, away) = (true, None);
                 for event in &events {
                     after = seq(event).unwrap_or(after);
                     let text = if args.common.out.json() {
@@ -113,7 +109,7 @@ async fn follow(client: &Client, args: &Args, style: &Style) -> Result<(), Failu
                 }
             }
             // An agent that is upgraded comes back; one that never was there does not.
-            Err(Unanswered::Silent(why)) if !agent.is_empty() => {
+            Err(Unanswered::Silent(why)) if answered => {
                 let since = *away.get_or_insert_with(|| {
                     say("the agent is away; waiting for it");
                     Instant::now()
@@ -128,17 +124,6 @@ async fn follow(client: &Client, args: &Args, style: &Style) -> Result<(), Failu
         }
         tokio::time::sleep(POLL).await;
     }
-}
-
-/// An agent that was started anew counts its events from the beginning.
-async fn pid(client: &Client, agent: &mut String, after: &mut u64) -> Result<(), Unanswered> {
-    let status = client.query(Query::Status).await?;
-    let now = format!("{} {}", field(&status, "pid"), field(&status, "boot"));
-    if !agent.is_empty() && *agent != now {
-        *after = 0;
-    }
-    *agent = now;
-    Ok(())
 }
 
 /// Whether a generation is the job's last.
@@ -164,6 +149,15 @@ fn line(event: &Value) -> (Tone, String) {
         // What would help is said where somebody waits; here it is why.
         "waiting" => (Tone::Warn, first_sentence(&text("text"))),
         "stopping" => (Tone::Plain, format!("stopping: {}", text("why"))),
+        "launcher" if text("log_dir").is_empty() => {
+            let pid = text("pid");
+            (Tone::Plain, format!("the launcher here is process {pid}"))
+        }
+        "launcher" => {
+            let (pid, dir) = (text("pid"), text("log_dir"));
+            let line = format!("the launcher here is process {pid}, output is kept in {dir}");
+            (Tone::Plain, line)
+        }
         "worker_failed" => {
             let how = match event.get("signal").and_then(Value::as_i64) {
                 Some(signal) => format!("was ended by signal {signal}"),

@@ -1,13 +1,15 @@
 //! `muster status`, `nodes` and `jobs`.
 
+use std::collections::BTreeSet;
+
 use muster_protocol::local::Query;
 use serde_json::Value;
 
 use super::Common;
 use super::client::Client;
 use super::output::{
-    Cell, Failure, Style, Table, Tone, clean, duration_ms, field, flag, list, member_count, pairs,
-    put, put_json, short,
+    Cell, Failure, Style, Table, Tone, age, clean, duration_ms, field, flag, list, member_count,
+    pairs, put, put_json, short,
 };
 
 pub(super) async fn status(common: &Common, style: &Style) -> Result<(), Failure> {
@@ -146,18 +148,15 @@ fn render_jobs(jobs: &Value, wide: bool, style: &Style) -> String {
     if rows.is_empty() {
         return "no jobs: start one with `muster run`\n".into();
     }
-    let mut head = vec![
-        "JOB",
-        "STATE",
-        "GENERATION",
-        "NODES",
-        "RANKS",
-        "RESTARTS",
-        "CAUSE",
-        "HERE",
-    ];
+    // It fits into 80 columns. Whose a job is matters where others may be meant.
+    let owners: BTreeSet<String> = rows.iter().map(|row| field(row, "owner")).collect();
+    let of_several = owners.len() > 1;
+    let mut head = vec!["JOB", "STATE", "AGE", "GEN", "NODES", "RANKS", "RESTARTS"];
+    if of_several || wide {
+        head.push("UID");
+    }
     if wide {
-        head.extend(["OWNER", "LEADER", "DIGEST", "LOGS"]);
+        head.extend(["CAUSE", "HERE", "LEADER", "DIGEST", "LOGS"]);
     }
     let mut table = Table::new(&head);
     let mut notes = String::new();
@@ -179,8 +178,11 @@ fn render_jobs(jobs: &Value, wide: bool, style: &Style) -> String {
                 k if k.starts_with("failed") => Tone::Bad,
                 _ => Tone::Warn,
             };
-            (kind.clone(), tone)
+            let ended = row.get("ended_ms_ago").and_then(Value::as_u64);
+            let ended = ended.map_or(String::new(), |ms| format!(" {} ago", age(ms)));
+            (format!("{kind}{ended}"), tone)
         };
+        let formed = row.get("age_ms").and_then(Value::as_u64);
         let members = member_count(row);
         let of = match (field(row, "min_nodes"), field(row, "max_nodes")) {
             (min, _) if min.is_empty() => String::new(),
@@ -190,6 +192,7 @@ fn render_jobs(jobs: &Value, wide: bool, style: &Style) -> String {
         let mut cells = vec![
             Cell::new(Tone::Head, field(row, "job")),
             Cell::new(tone, state),
+            formed.map_or(String::new(), age).into(),
             field(row, "generation").into(),
             match kind.as_str() {
                 "runs" | "waits" => format!("{members}{of}"),
@@ -205,16 +208,17 @@ fn render_jobs(jobs: &Value, wide: bool, style: &Style) -> String {
             }
             .into(),
             field(row, "restarts_used").into(),
-            field(row, "cause").into(),
-            if flag(row, "launcher_here") {
-                "yes"
-            } else {
-                "no"
-            }
-            .into(),
         ];
-        if wide {
+        if of_several || wide {
             cells.push(field(row, "owner").into());
+        }
+        if wide {
+            let here = match flag(row, "launcher_here") {
+                true => "yes",
+                false => "no",
+            };
+            cells.push(field(row, "cause").into());
+            cells.push(here.into());
             cells.push(short(&field(row, "leader")).into());
             cells.push(short(&field(row, "digest")).into());
             cells.push(field(row, "log_dir").into());
@@ -295,19 +299,30 @@ mod tests {
     fn jobs_for_people() {
         let jobs = json!([
             { "job": "train", "kind": "runs", "generation": 2, "members": [{}, {}], "world": 4, "restarts_used": 0,
-              "cause": "nodes_lost", "launcher_here": true, "min_nodes": 2, "max_nodes": 3, "waiting": "" },
+              "cause": "nodes_lost", "launcher_here": true, "min_nodes": 2, "max_nodes": 3, "waiting": "",
+              "age_ms": 10_800_000 },
             { "job": "ends", "kind": "runs", "generation": 1, "members": [{}], "world": 1, "restarts_used": 0,
               "cause": "formed", "launcher_here": true, "min_nodes": 1, "max_nodes": 1, "stopping": true },
+            { "job": "over", "kind": "finished", "generation": 3, "members": [], "world": 0, "restarts_used": 0,
+              "cause": "finished", "age_ms": 300_000, "ended_ms_ago": 120_000 },
             { "job": "next", "kind": "forming", "launcher_here": true, "waiting": "waiting for 1 more of 2 nodes" },
         ]);
         assert_eq!(
             render_jobs(&jobs, false, &PLAIN),
-            "JOB    STATE           GENERATION  NODES     RANKS  RESTARTS  CAUSE       HERE\n\
-             train  runs            2           2 of 2:3  4      0         nodes_lost  yes\n\
-             ends   runs, stopping  1           1 of 1    1      0         formed      yes\n\
-             next   forming, waits  -           -         -      -         -           yes\n\
+            "JOB    STATE            AGE   GEN  NODES     RANKS  RESTARTS\n\
+             train  runs             3h0m  2    2 of 2:3  4      0\n\
+             ends   runs, stopping   -     1    1 of 1    1      0\n\
+             over   finished 2m ago  5m    3    -         -      0\n\
+             next   forming, waits   -     -    -         -      -\n\
              \n\
              next: waiting for 1 more of 2 nodes\n"
+        );
+        let mut rows = jobs.as_array().unwrap().clone();
+        rows[0]["owner"] = json!("1000");
+        let wide = render_jobs(&json!(rows), false, &PLAIN);
+        assert!(
+            wide.lines().all(|l| l.len() <= 80) && wide.contains("UID"),
+            "{wide}"
         );
         assert!(render_jobs(&json!([]), false, &PLAIN).contains("muster run"));
     }

@@ -198,7 +198,10 @@ fn local_rank(row: &Value, rank: u64) -> Result<u64, Failure> {
         let (first, slots) = (number(m, "first_rank")?, number(m, "slots")?);
         rank.checked_sub(first).filter(|local| *local < slots)
     };
-    if let Some(local) = row.get("here").and_then(place) {
+    let here = row.get("here").and_then(place);
+    // Of a job that is over: where the rank was in the end.
+    let was = || row.pointer("/ran/here").and_then(place);
+    if let Some(local) = here.or_else(was) {
         return Ok(local);
     }
     let holder = list(row, "members").iter().find(|m| place(m).is_some());

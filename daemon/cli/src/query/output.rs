@@ -252,6 +252,18 @@ pub(super) fn duration_ms(ms: f64) -> String {
     }
 }
 
+/// A time in a column: `12s`, `5m`, `3h10m`, `2d4h`.
+pub(super) fn age(ms: u64) -> String {
+    let seconds = ms / 1_000;
+    let (minutes, hours, days) = (seconds / 60, seconds / 3_600, seconds / 86_400);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, _) => format!("{minutes}m"),
+        (0, _, _) => format!("{hours}h{}m", minutes % 60),
+        _ => format!("{days}d{}h", hours % 24),
+    }
+}
+
 /// Unix milliseconds as date and time, UTC: the same on every node. The calendar is Howard Hinnant's `civil_from_days`.
 pub(crate) fn utc(ms: u64) -> (String, String) {
     let (days, rest) = (ms / 86_400_000, ms % 86_400_000);
