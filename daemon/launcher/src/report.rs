@@ -100,7 +100,7 @@ pub(crate) fn whole(
     }
     let _ = writeln!(
         text,
-        "on this node, first: rank {} (local rank {}, pid {}): {}",
+        "first failure on this node: rank {} (local rank {}, pid {}): {}",
         root.rank,
         root.local_rank,
         root.pid,
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(
             text,
             "the job failed\n\
-             on this node, first: rank 1 (local rank 1, pid 101): killed by SIGSEGV\n\
+             first failure on this node: rank 1 (local rank 1, pid 101): killed by SIGSEGV\n\
              \x20 then, 200 ms later: rank 0: exit code 1\n\
              \x20 then, 300 ms later: rank 2: killed by SIGTERM"
         );
@@ -178,7 +178,7 @@ mod tests {
              the cause: rank 2 (local rank 2, pid 102) on b (22): exit code 3\n\
              \x20   Traceback\n\
              \x20   boom\n\
-             on this node, first: rank 0 (local rank 0, pid 100): exit code 1"
+             first failure on this node: rank 0 (local rank 0, pid 100): exit code 1"
         );
         assert_eq!(whole("done", 0, Some(&root), &here), "done");
         assert!(!whole("", 3, Some(&root), &[]).starts_with('\n'));

@@ -375,7 +375,7 @@ impl Recording {
             "stopping" => {
                 let number = self.newest().map_or(0, |g| g.number);
                 self.once(format!(
-                    "generation {number} stops in good order: {}",
+                    "generation {number} stops cleanly: {}",
                     text("why")
                 ))
             }

@@ -375,7 +375,7 @@ fn people_read_the_names_of_the_demo() {
     let text = "host-7 (00000000) joins";
     // The begin of all ids is the same here, so that the first node is meant.
     let line = recording.take_event(&json!({"event": "stopping", "why": text}));
-    assert_eq!(line.unwrap(), "generation 0 stops in good order: n1 joins");
+    assert_eq!(line.unwrap(), "generation 0 stops cleanly: n1 joins");
     let wait = json!({"event": "waiting", "time_ms": 2_000, "text": "for more"});
     assert_eq!(recording.take_event(&wait), None);
     assert_eq!(recording.waits(2_100), None);

@@ -16,7 +16,7 @@ pub struct KeepArgs {
     #[arg(long, alias = "keep_last", env = "PET_KEEP_LAST", default_value = "3", value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
     pub keep_last: u32,
 
-    /// How many of the best checkpoints stay besides
+    /// Also keep this many of the best
     #[arg(
         long,
         alias = "keep_best",
@@ -57,7 +57,7 @@ pub struct ElseKeep {
     #[arg(long, alias = "keep_last", value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
     keep_last: Option<u32>,
 
-    /// How many of the best checkpoints stay besides [default: what the job was started with]
+    /// Also keep this many of the best [default: what the job was started with]
     #[arg(long, alias = "keep_best", value_name = "N")]
     keep_best: Option<u32>,
 

@@ -22,7 +22,7 @@ const MARGIN: Duration = Duration::from_secs(15);
 pub struct DrainArgs {
     /// The node: the beginning of its id, or its host name [default: this node]
     node: Option<String>,
-    /// What jobs have to save and leave [default: the configuration's drain_deadline]
+    /// How long jobs get to save and leave [default: the configuration's drain_deadline]
     #[arg(long, value_name = "TIME", value_parser = grace)]
     grace: Option<Span>,
     /// Wait until the node is gone

@@ -185,7 +185,7 @@ pub struct RunArgs {
     )]
     pub local_addr: Option<String>,
 
-    /// Signals that make this node leave the job (SIGINT: stop the job)
+    /// On these signals this node leaves the job; on SIGINT the whole job stops
     #[arg(
         long,
         alias = "signals_to_handle",
@@ -231,7 +231,7 @@ pub struct RunArgs {
     )]
     pub virtual_local_rank: bool,
 
-    /// Accepted for torchrun, without effect
+    /// Accepted for compatibility with torchrun; ignored
     #[arg(
         long,
         alias = "duplicate_stdout_filters",
@@ -240,7 +240,7 @@ pub struct RunArgs {
     )]
     pub duplicate_stdout_filters: Option<String>,
 
-    /// Accepted for torchrun, without effect
+    /// Accepted for compatibility with torchrun; ignored
     #[arg(
         long,
         alias = "duplicate_stderr_filters",
@@ -302,8 +302,8 @@ pub struct RunArgs {
     )]
     pub birth_quorum: bool,
 
-    /// A worker that has attached the runtime hangs when it makes no progress for so many times its
-    /// usual step; 0: never
+    /// Treat a worker that has attached the runtime as hung after N times its usual step time without
+    /// progress (0: never)
     #[arg(
         long,
         alias = "hang_factor",
@@ -313,7 +313,7 @@ pub struct RunArgs {
     )]
     pub hang_factor: u32,
 
-    /// And for at least this long
+    /// Never treat a worker as hung sooner than this
     #[arg(long, alias = "hang_min", env = "PET_HANG_MIN", default_value = "60s", value_parser = duration, value_name = "TIME")]
     pub hang_min: Duration,
 
@@ -366,7 +366,7 @@ pub struct RunArgs {
     #[arg(long, alias = "checkpoint_every", env = "PET_CHECKPOINT_EVERY", value_parser = duration, value_name = "TIME")]
     pub checkpoint_every: Option<Duration>,
 
-    /// Have all ranks save as often as saving holds training up for this share of the time, such as 1%
+    /// Checkpoint as often as possible while slowing training by at most this percentage, such as 1%
     #[arg(
         long,
         alias = "checkpoint_overhead",

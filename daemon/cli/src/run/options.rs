@@ -133,7 +133,7 @@ pub enum PlanError {
     )]
     NoCommand,
     #[error(
-        "{0} is no flag of `muster run`: see --help; what belongs to the script stands behind it"
+        "unknown flag `{0}`; put the script's own flags after the script name (see `muster run --help`)"
     )]
     UnknownFlag(String),
     #[error("--nnodes {0}: write a number of nodes, or MIN:MAX such as 2:8")]

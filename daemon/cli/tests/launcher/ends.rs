@@ -31,7 +31,7 @@ fn exit_codes_signals_and_last_words() {
     assert_eq!(launcher.wait().code(), Some(3));
     let err = launcher.err();
     assert!(
-        err.contains("the job failed\non this node, first: rank 0"),
+        err.contains("the job failed\nfirst failure on this node: rank 0"),
         "{err}"
     );
     assert!(
@@ -363,7 +363,7 @@ fn under_nohup_it_outlives_its_terminal() {
     launcher.signal(libc::SIGTERM);
     assert!(matches!(agent.fact(), ToAgent::Leave { .. }));
     until("it says which signal it heard", || {
-        launcher.err().contains("told to leave by signal 15")
+        launcher.err().contains("received SIGTERM: leaving the job")
     });
 }
 

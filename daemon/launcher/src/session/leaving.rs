@@ -5,7 +5,7 @@ use muster_protocol::local::ToAgent;
 
 use super::{Effect, Session};
 use crate::report;
-use crate::signal::{SIGINT, SIGTERM};
+use crate::signal::{self, SIGINT, SIGTERM};
 
 impl Session {
     /// The job is over for this launcher.
@@ -62,7 +62,8 @@ impl Session {
         let code = 128 + signal;
         let grace = self.register.spec.stop_grace();
         self.say(format!(
-            "told to leave by signal {signal}; this node goes within {grace}"
+            "received {}: leaving the job within {grace}",
+            signal::name(signal)
         ));
         if self.link {
             self.leave_by = Some((now + grace, code));

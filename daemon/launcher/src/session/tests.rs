@@ -429,7 +429,7 @@ fn a_failure_elsewhere_is_told_once_it_is_clear_what_follows() {
     });
     let report = report.unwrap();
     assert!(
-        report.contains("on this node, first: rank 0") && !report.contains("the cause"),
+        report.contains("first failure on this node: rank 0") && !report.contains("the cause"),
         "{report}"
     );
 }

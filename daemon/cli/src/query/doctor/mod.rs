@@ -210,10 +210,11 @@ fn render(checks: &[Check], style: &Style) -> String {
             out.push_str(&format!("      {:<width$}  -> {}\n", "", clean(fix)));
         }
     }
+    let warnings = count(checks, Verdict::Warn);
     out.push_str(&format!(
-        "{} ok, {} to look at, {} failed\n",
+        "{} ok, {warnings} warning{}, {} failed\n",
         count(checks, Verdict::Ok),
-        count(checks, Verdict::Warn),
+        if warnings == 1 { "" } else { "s" },
         count(checks, Verdict::Fail)
     ));
     out
@@ -240,7 +241,7 @@ mod tests {
             "ok    clock   fine\n\
              warn  limits  few files\n              -> ulimit -n 65536\n\
              fail  state   read-only\n              -> mount it writable\n\
-             1 ok, 1 to look at, 1 failed\n"
+             1 ok, 1 warning, 1 failed\n"
         );
         let json = to_json(&checks);
         assert_eq!(json["checks"][2]["status"], "fail");
