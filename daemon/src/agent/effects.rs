@@ -205,7 +205,7 @@ impl Node {
             }
             Notice::Waiting { key, text } => tracing::info!(job = %key, text, "waiting"),
             Notice::Stopping { key, why } => {
-                tracing::info!(job = %key, why, "stopping in good order")
+                tracing::info!(job = %key, why, "stopping cleanly")
             }
             Notice::WorkerFailed { key, exit, .. } => {
                 tracing::warn!(job = %key, rank = exit.rank, code = exit.code, signal = exit.signal, "a worker failed");

@@ -231,7 +231,7 @@ impl Agent {
                 "no job {name} of yours is known here: `muster jobs` lists them"
             ))),
             ([], _) => Err(Error::Refused(format!(
-                "job {name} has no launcher on this node: say it on a node where it runs"
+                "job {name} has no launcher on this node: run this command on a node of the job"
             ))),
             (several, _) => Err(several_called(name, several)),
         }

@@ -189,7 +189,7 @@ impl Job {
                 format!(
                     "waiting for {} more of {nodes} nodes{left}. The job needs launchers on {least} and has {here}; \
                      it waits without a time limit. Start `muster run` with the same --rdzv-id on the missing \
-                     nodes, or end the job with Ctrl-C or `muster cancel {}`. This agent sees {} others now (if \
+                     nodes, or end the job with Ctrl-C or `muster cancel {}`. This agent is connected to {} others (if \
                      that stays 0: check --rdzv-endpoint, or `bootstrap` of the agents)",
                     min.saturating_sub(*have),
                     self.key.id,

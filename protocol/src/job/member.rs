@@ -575,7 +575,7 @@ impl Job {
             local.leave = Some((leave, until));
         }
         if !self.is_member(ctx) {
-            self.dismiss(143, "left before the job took this node in".into());
+            self.dismiss(143, "left while still waiting to join".into());
             if let Some(to) = self.door_asked() {
                 self.send(ctx, to, JobMessage::Withdraw);
             }

@@ -55,7 +55,7 @@ fn fewer_than_the_minimum_says_who_is_here_waits_and_can_be_cancelled() {
     assert!(said.contains("this node") && said.contains('a'), "{said}");
     assert!(said.contains("--rdzv-id"), "{said}");
     assert!(
-        said.contains("launchers on 3 nodes and has 2") && said.contains("sees 2 others"),
+        said.contains("launchers on 3 nodes and has 2") && said.contains("connected to 2 others"),
         "how many are needed, and what the agent sees: {said}"
     );
     second.signal(libc::SIGINT);

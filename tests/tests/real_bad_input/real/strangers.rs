@@ -39,7 +39,7 @@ fn another_secret_or_cluster_is_kept_out_and_both_sides_say_so() {
     for launcher in &mut outside {
         launcher.until_says("waiting for 1 more of 2 to 5 nodes");
         assert!(
-            launcher.log().contains("sees 0 others"),
+            launcher.log().contains("connected to 0 others"),
             "{}",
             launcher.log()
         );
