@@ -223,13 +223,18 @@ impl Job {
 
     /// Whether a launcher of the generation is known to live, or one waits that would go on with it.
     pub(super) fn is_taken_part_in(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
+        let mut tickets = self.desk.tickets.values();
+        self.has_members(ctx, record) || tickets.any(|h| !differs(&h.ticket, record))
+    }
+
+    /// Whether a launcher of the generation is known to live.
+    pub(super) fn has_members(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
         let lives = |m: &Member| {
             let status = self.status_of(m.node);
             let there = status.is_some_and(|s| !s.gone);
             there && !self.is_lost(ctx, m) && !self.replaced(m)
         };
-        let mut tickets = self.desk.tickets.values();
-        record.members.iter().any(lives) || tickets.any(|h| !differs(&h.ticket, record))
+        record.members.iter().any(lives)
     }
 
     /// Until when workers of a job without launchers may still train, where the launcher of this node waits to

@@ -134,6 +134,40 @@ fn a_launcher_with_a_store_is_refused_by_a_job_that_has_none() {
     }
 }
 
+/// Ctrl-C as a job forms, whose end was voted on and not learnt by all; then all start it again. The votes make that
+/// end the next record, and it is none for those who came since.
+#[test]
+fn who_comes_when_all_launchers_are_gone_waits_for_the_next_life() {
+    let mut r = record(2, 2);
+    r.spec.min_nodes = 2;
+    let lineage = |s: &mut Scripted| {
+        s.peer(3);
+        s.sent.clear();
+        s.hears(3, ticket(3, &r.spec, None));
+        let acks = s.sent.iter().filter_map(|(to, body)| match body {
+            JobMessage::TicketAck { lineage, .. } if *to == node(3) => Some(*lineage),
+            _ => None,
+        });
+        acks.last().expect("an answer")
+    };
+    let gone = |s: &mut Scripted, k: usize, digest: Digest| match k {
+        0 => s.on(Event::LauncherGone {
+            conn: ConnId(1),
+            guard: Answer::Refused,
+        }),
+        _ => s.status(k, digest, 2, |st| (st.gone, st.stopped) = (true, true)),
+    };
+    for (dead, expected) in [
+        (vec![], r.lineage()),
+        (vec![1], r.lineage()),
+        (vec![1, 0], Digest::ZERO),
+    ] {
+        let (mut s, digest) = trains_with(0, r.clone());
+        dead.iter().for_each(|k| gone(&mut s, *k, digest));
+        assert_eq!(lineage(&mut s), expected, "{dead:?}");
+    }
+}
+
 #[test]
 fn that_no_launcher_is_left_is_told_at_once() {
     let (mut s, digest) = trains(0, 1, &[]);
