@@ -291,11 +291,6 @@ impl Metrics {
         }
     }
 
-    /// For what other parts measure themselves (GPUs).
-    pub fn registry(&self) -> &Registry {
-        &self.registry
-    }
-
     /// Everything in Prometheus' text format ([`CONTENT_TYPE`]).
     pub fn render(&self) -> prometheus::Result<Vec<u8>> {
         self.look_at_the_process();
