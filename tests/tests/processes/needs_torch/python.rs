@@ -245,6 +245,50 @@ fn a_training_that_was_killed_and_stopped_ends_as_an_undisturbed_one() {
     assert_eq!(finish(&mut job, [2, 3]), expected);
 }
 
+/// Nodes that are told and killed right after: what was committed before is there, with that very state.
+#[track_caller]
+fn no_time_at_all(gone: &[usize], goes_on: &[usize]) {
+    // With a minimum of two: one alone would begin, and stop for the other, at steps of its own.
+    let mut job = Job::new("2:3", 1_000_000, 5, &[]);
+    (0..3).for_each(|node| job.bed.run(node, 0));
+    let first = job.trains(&[0, 1, 2], 0, 0);
+    let start = job.began(&first).step;
+    let its_own = |job: &Job| job.committed().iter().filter(|step| **step > start).count();
+    eventually(PATIENCE, "two commits of this generation", || {
+        (its_own(&job) >= 2).then_some(())
+    });
+    let before = *job.committed().last().unwrap();
+    let at = now_ns();
+    for node in gone {
+        (job.bed).signal(job.bed.launcher_pid(*node), Signal::SIGTERM);
+    }
+    for node in gone {
+        job.bed.kill(*node);
+    }
+    for node in goes_on.iter().filter(|node| !first.nodes().contains(node)) {
+        job.bed.run(*node, goes_on[0]);
+    }
+    let next = job.trains(goes_on, at, 0);
+    let began = job.began(&next);
+    assert!(began.step >= before, "{} after {before}", began.step);
+    assert!(job.committed().contains(&began.step));
+    assert_eq!(began.digest, job.digests(&first)[&(began.step - 1)]);
+    job.bed.order(None, 0);
+    for node in goes_on {
+        assert_eq!(job.bed.ended(*node), Some(0), "{}", job.bed.said(*node));
+    }
+}
+
+#[test]
+fn a_node_that_is_killed_right_after_the_notice_loses_what_was_not_committed() {
+    no_time_at_all(&[2], &[0, 1]);
+}
+
+#[test]
+fn nodes_that_are_killed_right_after_the_notice_lose_what_was_not_committed() {
+    no_time_at_all(&[0, 1, 2], &[3, 4]);
+}
+
 /// The example is told to stop, and goes on elsewhere: each step once, over both runs.
 #[track_caller]
 fn stops_and_goes_on(mut bed: Bed) {
