@@ -811,6 +811,7 @@ class Job:
         self._wanted = False
         self._no_store: Optional[str] = None  # why nothing is saved
         self._random: Optional[bytes] = None
+        self._evaluated: tuple[int, dict[str, float]] = (-1, {})  # figures of the state before a step
         #: The step to begin with: 0, or where the checkpoint that was restored begins.
         self.start = 0
         self._step, self._begun, self._steps, self._over = 0, False, 0, False
@@ -973,6 +974,10 @@ class Job:
             blobs = [] if not self._rng or _torch() is None else [(f"rng/{self.rank}", _random())]
             if self.rank == 0:
                 blobs.append(("python", f'{{"format":1,"state":{outline.text()}}}'.encode()))
+                of, figures = self._evaluated
+                finite = {name: value for name, value in figures.items() if math.isfinite(value)}
+                if of == self._step and finite:
+                    blobs.append(("metrics", _json(finite).encode()))
             self._look(outline)
             data, _keep = self._placed(outline)
             c_blobs = (_Blob * len(blobs))(*[_Blob(name.encode(), blob, len(blob)) for name, blob in blobs])
@@ -1081,6 +1086,14 @@ class Job:
             values[name] = float(value)
         if self.attached:
             _library()("muster_report", self._handle, ctypes.byref(_Metrics(steps=self._steps, **values)))
+
+    def evaluated(self, **figures: float) -> None:
+        """How good the model is as it is now, by names of your own such as loss or accuracy, over all ranks. `muster run --keep-best` goes by
+        them: rank 0's are saved with this very state, if it is saved (`save`), and with no other. Behind the optimizer's step."""
+        of = self._step + int(self._begun)
+        if self._evaluated[0] != of:
+            self._evaluated = (of, {})
+        self._evaluated[1].update({name: float(value) for name, value in figures.items()})
 
     def alive(self) -> None:
         """A sign of life of something long between two steps, as an evaluation is; now and then, on all ranks alike."""

@@ -9,7 +9,7 @@ use crate::clouds::fake::Faults;
 use crate::clouds::lend;
 use crate::clouds::proxy::Fault;
 use crate::ground::{eventually, program};
-use crate::harness::{Bed, Group, Noted, now_ns, project, python};
+use crate::harness::{Bed, Group, Noted, metrics, now_ns, project, python};
 use crate::real::buckets::bucket;
 
 /// The bound of waits for processes that import PyTorch.
@@ -287,6 +287,27 @@ fn a_node_that_is_killed_right_after_the_notice_loses_what_was_not_committed() {
 #[test]
 fn nodes_that_are_killed_right_after_the_notice_lose_what_was_not_committed() {
     no_time_at_all(&[0, 1, 2], &[3, 4]);
+}
+
+#[test]
+fn the_best_state_of_a_script_is_kept() {
+    let mut job = Job::new("1", 1_000_000, 10, &["--evaluate"]);
+    job.bed.env("PET_KEEP_BEST", "1");
+    job.bed.run(0, 0);
+    let there = |step: u64| {
+        let data = std::fs::read_dir(job.store.path().join("job/data")).unwrap();
+        let mut names = data.map(|entry| entry.unwrap().file_name());
+        names.any(|name| name.to_str().unwrap().starts_with(&format!("{step}-")))
+    };
+    eventually(PATIENCE, "of the older ones the best alone is left", || {
+        let many = job.committed().len() >= 8;
+        (many && !there(10) && there(20) && !there(30)).then_some(())
+    });
+    job.bed.order(None, 0);
+    assert_eq!(job.bed.ended(0), Some(0), "{}", job.bed.said(0));
+    let all = metrics(job.store.path());
+    let (_, best) = all.iter().find(|(step, _)| *step == 20).unwrap();
+    assert_eq!(*best, serde_json::json!({ "loss": 0.0 }));
 }
 
 /// The example is told to stop, and goes on elsewhere: each step once, over both runs.
