@@ -1076,7 +1076,7 @@ class Job:
     # ---- telling ----
 
     def report(self, **metrics: float) -> None:
-        """How this rank trains, for the agent's /metrics: any of training_loss (or loss), samples_per_second, learning_rate
+        """How this rank trains, for the agent's /metrics: any of training_loss (or loss), samples_per_second (of this rank), learning_rate
         (or lr), loss_scale, data_seconds, compute_seconds, communication_seconds, gradient_sync_seconds. Costs no system call."""
         values = dict.fromkeys(_METRICS, math.nan)
         for name, value in metrics.items():
@@ -1088,8 +1088,9 @@ class Job:
             _library()("muster_report", self._handle, ctypes.byref(_Metrics(steps=self._steps, **values)))
 
     def evaluated(self, **figures: float) -> None:
-        """How good the model is as it is now, by names of your own such as loss or accuracy, over all ranks. `muster run --keep-best` goes by
-        them: rank 0's are saved with this very state, if it is saved (`save`), and with no other. Behind the optimizer's step."""
+        """How good the model is as it is now, by names of your own such as loss or accuracy, over all ranks. Call it behind the
+        optimizer's step. Rank 0's are saved with this very state, if it is saved (`save`), and with no other; `muster run --keep-best`
+        goes by them."""
         of = self._step + int(self._begun)
         if self._evaluated[0] != of:
             self._evaluated = (of, {})
