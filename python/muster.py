@@ -811,6 +811,7 @@ class Job:
         self._wanted = False
         self._no_store: Optional[str] = None  # why nothing is saved
         self._random: Optional[bytes] = None
+        self._evaluated: tuple[int, dict[str, float]] = (-1, {})  # figures of the state before a step
         #: The step to begin with: 0, or where the checkpoint that was restored begins.
         self.start = 0
         self._step, self._begun, self._steps, self._over = 0, False, 0, False
@@ -973,6 +974,10 @@ class Job:
             blobs = [] if not self._rng or _torch() is None else [(f"rng/{self.rank}", _random())]
             if self.rank == 0:
                 blobs.append(("python", f'{{"format":1,"state":{outline.text()}}}'.encode()))
+                of, figures = self._evaluated
+                finite = {name: value for name, value in figures.items() if math.isfinite(value)}
+                if of == self._step and finite:
+                    blobs.append(("metrics", _json(finite).encode()))
             self._look(outline)
             data, _keep = self._placed(outline)
             c_blobs = (_Blob * len(blobs))(*[_Blob(name.encode(), blob, len(blob)) for name, blob in blobs])
@@ -1071,7 +1076,7 @@ class Job:
     # ---- telling ----
 
     def report(self, **metrics: float) -> None:
-        """How this rank trains, for the agent's /metrics: any of training_loss (or loss), samples_per_second, learning_rate
+        """How this rank trains, for the agent's /metrics: any of training_loss (or loss), samples_per_second (of this rank), learning_rate
         (or lr), loss_scale, data_seconds, compute_seconds, communication_seconds, gradient_sync_seconds. Costs no system call."""
         values = dict.fromkeys(_METRICS, math.nan)
         for name, value in metrics.items():
@@ -1081,6 +1086,15 @@ class Job:
             values[name] = float(value)
         if self.attached:
             _library()("muster_report", self._handle, ctypes.byref(_Metrics(steps=self._steps, **values)))
+
+    def evaluated(self, **figures: float) -> None:
+        """How good the model is as it is now, by names of your own such as loss or accuracy, over all ranks. Call it behind the
+        optimizer's step. Rank 0's are saved with this very state, if it is saved (`save`), and with no other; `muster run --keep-best`
+        goes by them."""
+        of = self._step + int(self._begun)
+        if self._evaluated[0] != of:
+            self._evaluated = (of, {})
+        self._evaluated[1].update({name: float(value) for name, value in figures.items()})
 
     def alive(self) -> None:
         """A sign of life of something long between two steps, as an evaluation is; now and then, on all ranks alike."""

@@ -74,7 +74,7 @@ impl TrainingMetrics {
                 gauge("muster_training_loss", "The newest training loss.")?,
                 gauge(
                     "muster_training_samples_per_second",
-                    "Samples that are trained on in a second, as the worker counts them.",
+                    "Samples of this rank that are trained on in a second; the sum over ranks is the job's.",
                 )?,
                 gauge("muster_training_learning_rate", "The learning rate.")?,
                 gauge(
@@ -289,11 +289,6 @@ impl Metrics {
         for counter in &self.training.counters {
             let _absent = counter.remove_label_values(labels);
         }
-    }
-
-    /// For what other parts measure themselves (GPUs).
-    pub fn registry(&self) -> &Registry {
-        &self.registry
     }
 
     /// Everything in Prometheus' text format ([`CONTENT_TYPE`]).

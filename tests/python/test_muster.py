@@ -5,6 +5,7 @@ import ast
 import collections
 import contextlib
 import io
+import json
 import math
 import mmap
 import os
@@ -191,6 +192,17 @@ class Plain(Attached):
         self.assertEqual((list(fake.saved), job.attached), ([2, 3], False))
         with self.assertRaises(TypeError):
             job.report(los=1)
+
+    def test_an_evaluation_is_saved_with_the_state_that_it_is_of(self):
+        for rank, expected in ((0, {2: {"loss": 0.25, "accuracy": 1.0}, 4: None, 5: None}), (1, {2: None, 4: None, 5: None})):
+            fake = Fake(rank=rank, world=2)
+            job = attach(fake, extra={}, save_every=2)
+            for step in job.steps(5):
+                if step in (1, 2):
+                    job.evaluated(loss=step / 4, bad=math.nan)
+                    job.evaluated(accuracy=step)
+            found = {step: blobs.get("metrics") for step, (_, blobs) in fake.saved.items()}
+            self.assertEqual({step: text and json.loads(text) for step, text in found.items()}, expected)
 
     def test_no_store_and_saves_that_fail(self):
         said = io.StringIO()

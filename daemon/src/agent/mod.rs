@@ -43,6 +43,9 @@ use crate::state::StateDir;
 const QUEUE: usize = 1_024;
 /// After this long launchers that wait are told that nobody answers at a first peer: several start at once.
 const UNANSWERED: std::time::Duration = std::time::Duration::from_secs(2);
+/// How often the loop does what is due now and then, and tells the service manager that it turns.
+const BEAT: Duration = Duration::from_secs(2);
+const MIN_BEAT: Duration = Duration::from_millis(100);
 
 /// How an agent is set up; made from the configuration, or by a launcher that embeds one.
 #[derive(Debug)]
@@ -221,7 +224,8 @@ fn on_one_host(bootstrap: &[String]) -> bool {
 impl Node {
     /// Binds everything and restores what an earlier run stored. Needs a tokio runtime.
     pub async fn start(mut setup: Setup) -> Result<Node, StartError> {
-        let metrics = Metrics::new(env!("CARGO_PKG_VERSION"), "unknown")
+        let commit = option_env!("MUSTER_COMMIT").unwrap_or("unknown");
+        let metrics = Metrics::new(env!("CARGO_PKG_VERSION"), commit)
             .map_err(|e| StartError::Metrics(e.to_string()))?;
         let health = Health::default();
         if let Some(addr) = setup.http {
@@ -326,7 +330,10 @@ impl Node {
     pub async fn run(mut self) -> Ended {
         self.effects();
         self.tell_manager(|n| n.ready("serving"));
-        let mut beat = tokio::time::interval(Duration::from_secs(2));
+        // Sooner where the service manager waits for less than twice as long; tokio refuses zero.
+        let asked = self.notifier.as_ref().and_then(Notifier::watchdog_interval);
+        let every = asked.map_or(BEAT, |half| half.clamp(MIN_BEAT, BEAT));
+        let mut beat = tokio::time::interval(every);
         beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         while !self.quit {
             let due = self.due();

@@ -46,7 +46,7 @@ pub struct Metrics {
     /// Ranks that train together; 0: unknown.
     pub world: u32,
     pub training_loss: f64,
-    /// Of all ranks or of this one: as the worker likes, the same on all ranks.
+    /// Of this rank: what all ranks say adds up to what the job does.
     pub samples_per_second: f64,
     pub learning_rate: f64,
     /// The factor of dynamic loss scaling.

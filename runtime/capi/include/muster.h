@@ -94,7 +94,7 @@ int32_t muster_failed(muster_job *job, uint64_t step, const char *why);
 typedef struct muster_metrics {
   uint64_t steps;                /* that this process has done */
   double training_loss;
-  double samples_per_second;
+  double samples_per_second;     /* of this rank: the sum over ranks is the job's */
   double learning_rate;
   double loss_scale;
   double data_seconds;           /* since the process began, as all that follow */

@@ -106,7 +106,18 @@ impl Dir {
     /// # Errors
     /// It cannot be read.
     pub fn names(&self) -> io::Result<Vec<String>> {
-        self.list(|name| !name.starts_with('.'))
+        let mut names = Vec::new();
+        for entry in unix::Dir::read_from(&*self.fd)? {
+            let entry = entry?;
+            // Muster writes no name that is not UTF-8.
+            if let Ok(name) = entry.file_name().to_str()
+                && !name.starts_with('.')
+            {
+                names.push(name.to_owned());
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
     }
 
     /// Makes the names in it durable.
@@ -115,56 +126,6 @@ impl Dir {
     /// The disk's.
     pub(crate) fn sync(&self) -> io::Result<()> {
         Ok(unix::fsync(&*self.fd)?)
-    }
-
-    /// Removes temporary files that nobody writes to any more: what a crash left. Returns their
-    /// names. Their writers hold a lock on them, so one that is at work loses nothing. Files that
-    /// cannot be opened are somebody else's, and left.
-    ///
-    /// Where each host keeps its own locks (NFS with `local_lock`, Lustre with `localflock`), the
-    /// locks say nothing of other hosts' writers: call it only while none can be at work.
-    ///
-    /// # Errors
-    /// The directory cannot be read or changed.
-    pub fn collect_temporaries(&self) -> io::Result<Vec<String>> {
-        let mut removed = Vec::new();
-        for name in self.list(|name| name.starts_with(TEMPORARY))? {
-            // For writing: NFS locks no file exclusively that is open for reading.
-            let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            let file = match unix::openat(&*self.fd, &*name, flags, Mode::empty()) {
-                Ok(file) => file,
-                Err(Errno::NOENT | Errno::ACCESS | Errno::PERM | Errno::LOOP | Errno::ISDIR) => {
-                    continue;
-                }
-                Err(error) => return Err(error.into()),
-            };
-            if unix::flock(&file, unix::FlockOperation::NonBlockingLockExclusive).is_err() {
-                continue;
-            }
-            match unix::unlinkat(&*self.fd, &*name, unix::AtFlags::empty()) {
-                Ok(()) => removed.push(name),
-                Err(Errno::NOENT) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(removed)
-    }
-
-    fn list(&self, wanted: impl Fn(&str) -> bool) -> io::Result<Vec<String>> {
-        let mut names = Vec::new();
-        for entry in unix::Dir::read_from(&*self.fd)? {
-            let entry = entry?;
-            // Muster writes no name that is not UTF-8.
-            if let Ok(name) = entry.file_name().to_str()
-                && name != "."
-                && name != ".."
-                && wanted(name)
-            {
-                names.push(name.to_owned());
-            }
-        }
-        names.sort_unstable();
-        Ok(names)
     }
 }
 
@@ -210,19 +171,5 @@ mod tests {
         assert!(dir.open_file("a/b").is_err(), "a directory");
         assert_eq!(deep.names().unwrap(), ["file"]);
         assert_eq!(deep.shown("file"), place.path().join("inside/a/b/file"));
-    }
-
-    #[test]
-    fn only_what_nobody_writes_is_collected() {
-        let place = tempfile::tempdir().unwrap();
-        let dir = Dir::open(place.path()).unwrap();
-        fs::write(place.path().join(".tmp-old"), "x").unwrap();
-        fs::write(place.path().join("kept"), "x").unwrap();
-        let busy = fs::File::create(place.path().join(".tmp-busy")).unwrap();
-        unix::flock(&busy, unix::FlockOperation::LockExclusive).unwrap();
-        assert_eq!(dir.collect_temporaries().unwrap(), [".tmp-old"]);
-        drop(busy);
-        assert_eq!(dir.collect_temporaries().unwrap(), [".tmp-busy"]);
-        assert_eq!(dir.names().unwrap(), ["kept"]);
     }
 }

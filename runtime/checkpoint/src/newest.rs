@@ -1,7 +1,7 @@
 //! The newest checkpoint that can be used, and why no newer one.
 //!
-//! Which checkpoints are candidates, and in which order, is the job's log's to say where there is
-//! one: [`newest_of`]. Without one, [`newest`] takes what manifests there are.
+//! For readers that have no log: [`newest`] takes what manifests there are. A job begins with what its
+//! log committed last.
 
 use std::io;
 
@@ -98,7 +98,7 @@ pub enum SearchError {
 pub fn newest<T>(
     shelf: &impl Shelf,
     lineage: Id,
-    accept: impl FnMut(&Manifest) -> Result<T, LoadError>,
+    mut accept: impl FnMut(&Manifest) -> Result<T, LoadError>,
 ) -> Result<Found<T>, SearchError> {
     let mut skipped = Vec::new();
     let mut good = Vec::new();
@@ -117,40 +117,7 @@ pub fn newest<T>(
         }
     }
     good.sort_by(|(a, _), (b, _)| b.cmp(a));
-    let good = good
-        .into_iter()
-        .map(|((.., digest), manifest)| (digest, Ok(manifest)));
-    walk(good.map(Ok), skipped, accept)
-}
-
-/// As [`newest`], with the candidates in this order, newest first: what the job's log has committed
-/// and not taken back.
-///
-/// # Errors
-/// As [`newest`].
-pub fn newest_of<T>(
-    shelf: &impl Shelf,
-    lineage: Id,
-    candidates: impl IntoIterator<Item = Id>,
-    accept: impl FnMut(&Manifest) -> Result<T, LoadError>,
-) -> Result<Found<T>, SearchError> {
-    let read = |digest| read(shelf, lineage, digest).map(|manifest| (digest, manifest));
-    walk(candidates.into_iter().map(read), Vec::new(), accept)
-}
-
-fn walk<T>(
-    candidates: impl Iterator<Item = Result<(Id, Result<Manifest, Skipped>), SearchError>>,
-    mut skipped: Vec<Skipped>,
-    mut accept: impl FnMut(&Manifest) -> Result<T, LoadError>,
-) -> Result<Found<T>, SearchError> {
-    for candidate in candidates {
-        let (digest, manifest) = match candidate? {
-            (digest, Ok(manifest)) => (digest, manifest),
-            (_, Err(reason)) => {
-                skipped.push(reason);
-                continue;
-            }
-        };
+    for ((.., digest), manifest) in good {
         let step = manifest.origin.step;
         match accept(&manifest) {
             Ok(value) => {

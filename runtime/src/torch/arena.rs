@@ -10,6 +10,7 @@ use super::shim::Hooks;
 use super::{TorchError, tensors};
 use crate::gradient::compress::Shape;
 use crate::train::{Layout, buckets_of};
+use crate::wide::widest;
 
 /// Each variable begins at a multiple of so many elements: 64 bytes, a line of the cache.
 const ALIGN: usize = 16;
@@ -275,11 +276,18 @@ impl DevicePart {
     pub(super) fn add_to(&mut self, sum: &mut [f32]) -> Result<(), TorchError> {
         self.pinned.f_copy_(&self.gradients)?;
         if let Some(values) = tensors::view(&self.pinned) {
-            for (sum, value) in sum.iter_mut().zip(values) {
-                *sum += value;
-            }
+            add(sum, values);
         }
         Ok(())
+    }
+}
+
+widest! {
+    /// Adds the values to the sum, one by one.
+    fn add(sum: &mut [f32], values: &[f32]) {
+        for (sum, value) in sum.iter_mut().zip(values) {
+            *sum += value;
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The reduction of a step's buckets, while backward goes on.
 
 use std::ops::Range;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::config::TrainError;
 use super::model::{BoxError, Gradients, Measured, Micro, Model};
 use super::sums::Sums;
-use crate::collective::{Group, GroupError};
+use crate::collective::{Group, GroupError, Layout};
 use crate::gradient::compress::{Bucket, Reduced};
 use crate::gradient::{Scaler, Verdict, clip};
 
@@ -24,6 +25,8 @@ pub(super) struct Lane<'a> {
     pub(super) scratch: &'a mut Vec<f32>,
     /// Buckets that are reduced.
     pub(super) done: &'a AtomicUsize,
+    /// Whether they are while backward goes on.
+    pub(super) beside: bool,
     pub(super) seen: Seen,
 }
 
@@ -71,6 +74,18 @@ impl Lane<'_> {
     }
 }
 
+/// Whether it gains time to reduce beside backward. Ranks that share memory reduce with their cores: unless there are two
+/// for each, the second thread costs more than it saves (docs/benchmarks.md).
+pub(super) fn pays(layout: &Layout, cores: usize) -> bool {
+    layout.hosts().len() > 1 || cores >= 2 * layout.world()
+}
+
+/// The cores that this process may use; asked once, as the answer is read from files.
+pub(super) fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
 /// How long what took on this rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Times {
@@ -82,7 +97,8 @@ pub(super) struct Times {
 }
 
 /// Computes the gradients of these microbatches on top of the sums, and reduces each bucket as soon as it is
-/// complete. The sums are complete afterwards, whatever became of the reduction.
+/// complete; where that is not to be done beside backward, all of them behind it. The sums are complete afterwards,
+/// whatever became of the reduction.
 pub(super) fn step<M: Model>(
     model: &mut M,
     ranges: &[Range<usize>],
@@ -93,9 +109,9 @@ pub(super) fn step<M: Model>(
     let failed = |step| move |source| TrainError::Model { step, source };
     let mut times = Times::default();
     let began = Instant::now();
-    let alone = lane.group.world() == 1;
-    let Some(((last_places, last), first)) = micros.split_last().filter(|_| !alone) else {
-        // Nothing to compute, or nobody to talk to meanwhile.
+    let beside = lane.beside && lane.group.world() > 1;
+    let Some(((last_places, last), first)) = micros.split_last().filter(|_| beside) else {
+        // Nothing to compute, nobody to talk to meanwhile, or no core for it.
         for (places, micro) in micros {
             let mut into = Gradients::new(ranges, &mut sums.buffers);
             let measured = model.backward(micro, &mut into);
@@ -203,4 +219,23 @@ fn serve(mut lane: Lane<'_>, came: &Receiver<Ready>) -> Back {
         }
     }
     back
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn in_memory_each_rank_needs_two_cores() {
+        let layout = |hosts: &[&[u32]]| {
+            let hosts = hosts.iter().map(|ranks| ranks.to_vec());
+            Layout::new(hosts.collect()).unwrap()
+        };
+        let one = layout(&[&[0, 1]]);
+        assert_eq!(
+            [2, 3, 4].map(|cores| pays(&one, cores)),
+            [false, false, true]
+        );
+        assert!(pays(&layout(&[&[0], &[1]]), 1));
+    }
 }

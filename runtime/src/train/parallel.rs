@@ -49,6 +49,8 @@ pub struct Parallel<M: Model> {
     pub(super) buckets: Vec<Bucket>,
     pub(super) progress: Progress,
     pub(super) sums: Sums,
+    /// Whether buckets are reduced beside backward; none: where that pays.
+    pub(super) beside: Option<bool>,
     pub(super) store: Option<Box<dyn Store>>,
     /// In a job with a store, which takes the place of the one above.
     pub(super) saves: Option<Saves>,
@@ -128,6 +130,7 @@ impl<M: Model> Parallel<M> {
             buckets,
             progress: Progress::default(),
             sums: Sums::new(&ranges),
+            beside: None,
             store: None,
             saves: None,
             share: None,
@@ -290,6 +293,8 @@ impl<M: Model> Parallel<M> {
             micros
         };
         let done = AtomicUsize::new(0);
+        let pays = || lane::pays(group.layout(), lane::cores());
+        let beside = self.beside.unwrap_or_else(pays);
         let mut reduced = std::mem::take(&mut self.spare);
         reduced.resize_with(self.buckets.len(), Reduced::default);
         let outcome = lane::step(
@@ -305,6 +310,7 @@ impl<M: Model> Parallel<M> {
                 with_norm: self.config.max_norm.is_some(),
                 scratch: &mut self.scratch,
                 done: &done,
+                beside,
                 seen: lane::Seen::default(),
             },
         );
@@ -367,6 +373,8 @@ impl<M: Model> Parallel<M> {
             with_norm: self.config.max_norm.is_some(),
             scratch: &mut self.scratch,
             done: &done,
+            // It computes nothing.
+            beside: false,
             seen: lane::Seen::default(),
         };
         let seen = lane::all(&mut lane, None)?;

@@ -44,7 +44,9 @@ impl Report {
         metrics.training_loss = self.training_loss;
         metrics.learning_rate = self.rate;
         metrics.loss_scale = self.scale.map_or(f64::NAN, f64::from);
-        metrics.samples_per_second = self.throughput().unwrap_or(f64::NAN);
+        // An equal part: what all ranks show adds up to what the job does.
+        let of_each = |all: f64| all / f64::from(self.ranks.max(1));
+        metrics.samples_per_second = self.throughput().map_or(f64::NAN, of_each);
         let times = self.times.unwrap_or_default();
         metrics.data_seconds += times.loading.as_secs_f64();
         metrics.compute_seconds += (times.computing + times.updating).as_secs_f64();
@@ -115,4 +117,38 @@ pub enum News {
         step: u64,
         why: String,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ranks_show_adds_up_to_what_the_job_does() {
+        let report = Report {
+            step: 1,
+            epochs: 0.5,
+            ranks: 4,
+            samples: 80,
+            training_loss: 0.25,
+            rate: 0.1,
+            scale: None,
+            skipped: false,
+            norm: None,
+            times: Some(Times {
+                total: Duration::from_millis(500),
+                ..Times::default()
+            }),
+        };
+        let mut metrics = Metrics::default();
+        report.add_to(&mut metrics);
+        assert_eq!(report.throughput(), Some(160.0));
+        assert_eq!((metrics.world, metrics.samples_per_second), (4, 40.0));
+        let absent = Report {
+            times: None,
+            ..report
+        };
+        absent.add_to(&mut metrics);
+        assert!(metrics.samples_per_second.is_nan());
+    }
 }

@@ -334,7 +334,7 @@ impl<M: Model> Parallel<M> {
         blobs
     }
 
-    /// `metric` is that of this very state, if it was evaluated.
+    /// `metric` and `loss` are those of this very state, if it was evaluated.
     fn metrics(&self) -> serde_json::Value {
         let better = self.config.better;
         let steps = self.progress.steps;
@@ -349,6 +349,7 @@ impl<M: Model> Parallel<M> {
         json!({
             "steps": steps,
             "metric": here.map(|e| better.value(&e.measured)),
+            "loss": here.map(|e| e.measured.mean_loss()),
             "better": match better {
                 Better::LowerLoss => "lower",
                 Better::Higher(_) => "higher",

@@ -152,19 +152,3 @@ fn a_store_that_does_not_answer_chooses_nothing() {
         Err(SearchError::Load { step: 20, .. })
     ));
 }
-
-#[test]
-fn the_logs_order_is_kept() {
-    let mut shelf = Shelves::default();
-    let (old, new) = (shelf.add(1, 10), shelf.add(1, 20));
-    let gone = Bytes([0; 32]);
-    let found = newest_of(&shelf, OURS, [gone, old, new], |_| Ok(())).unwrap();
-    assert_eq!(found.chosen.unwrap().digest, old);
-    assert!(matches!(
-        found.skipped[..],
-        [Skipped {
-            why: Reason::Gone,
-            ..
-        }]
-    ));
-}

@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{self as unix, AtFlags, CWD, FlockOperation, Mode, OFlags};
+use rustix::fs::{self as unix, AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::disk::{Disk, Real};
@@ -64,10 +64,6 @@ impl Dir {
         // O_DIRECT at once: nothing is reserved where it is refused.
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::DIRECT | OFlags::CLOEXEC;
         let file = unix::openat(self.fd(), ".", flags, Mode::from_raw_mode(0o666)).ok()?;
-        // Before it has a name: nobody takes it for a dead one's.
-        if unix::flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
-            return None;
-        }
         let out = Out::new(&Real, file, following.bytes(), true, options).ok()?;
         (out.path() == Path::Direct).then_some(Begun { out, following })
     }

@@ -54,7 +54,7 @@ pub(super) trait Disk: Sync {
 /// As a rename that replaces nothing, where there is none.
 fn publish_by_link(dir: BorrowedFd<'_>, temporary: &str, name: &str) -> Result<(), Errno> {
     unix::linkat(dir, temporary, dir, name, AtFlags::empty())?;
-    // The file has its name. The other one, if it stays, is a temporary file that can be collected.
+    // The file has its name. The other one, if it stays, is a temporary file, which goes with its folder.
     let _ = unix::unlinkat(dir, temporary, AtFlags::empty());
     Ok(())
 }

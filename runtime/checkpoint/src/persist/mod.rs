@@ -3,7 +3,7 @@
 //! Written under a temporary name by a few threads, with O_DIRECT from the image's own pages where
 //! the file system allows it, else through the page cache; hashed on the way; then synced, given
 //! its name, which must be free, and its directory synced. Before that moment a crash leaves at
-//! most a temporary file ([`Dir::collect_temporaries`]); after it, the whole file.
+//! most a temporary file, which goes with the folder of its save; after it, the whole file.
 //!
 //! Through io_uring where that is asked for and allowed (containers forbid it by default): a few threads keep a disk
 //! as busy (the figures are in docs/checkpoints.md).
@@ -18,7 +18,7 @@ use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{self as unix, FlockOperation, Mode, OFlags};
+use rustix::fs::{self as unix, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::dir::{Dir, TEMPORARY};
@@ -207,7 +207,7 @@ fn published(
     let error = |fault| PersistError::new(dir.shown(name), total, fault);
     let finished = finished
         .inspect_err(|_| {
-            // Best effort: a full disk gets its bytes back. If not, it may be collected later.
+            // Best effort: a full disk gets its bytes back. If not, it goes with its folder.
             let _ = unix::unlinkat(dir.fd(), temporary, unix::AtFlags::empty());
         })
         .map_err(error)?;
@@ -231,21 +231,13 @@ fn temporaries(name: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// A new temporary file, locked so that nobody takes it for a dead one's.
+/// A new temporary file.
 fn create(disk: &impl Disk, dir: &Dir, name: &str) -> Result<(String, OwnedFd), Fault> {
     for temporary in temporaries(name) {
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         match disk.create(dir.fd(), &temporary, flags, Mode::from_raw_mode(0o666)) {
-            Ok(file) => {
-                // Where locks are not supported, nothing is collected either. Who collects may have
-                // been faster than this lock: then the file is gone, or about to be.
-                let lock = unix::flock(&file, FlockOperation::NonBlockingLockExclusive);
-                let taken = lock == Err(Errno::WOULDBLOCK);
-                if !taken && unix::fstat(&file).is_ok_and(|stat| stat.st_nlink > 0) {
-                    return Ok((temporary, file));
-                }
-            }
+            Ok(file) => return Ok((temporary, file)),
             Err(Errno::EXIST) => {}
             Err(errno) => return Err(Fault::io("create", errno)),
         }

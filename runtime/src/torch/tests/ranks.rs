@@ -124,6 +124,53 @@ fn compression_and_loss_scaling_keep_the_bits_the_same() {
     assert_eq!(all[0], all[1]);
 }
 
+/// With a last stage that computes in 16 bits.
+fn net_with_sixteen_bits(seed: u64) -> Net {
+    let mut net = net(seed);
+    net.stage("sixteen", |path| {
+        let weight = path.var_copy("weight", &noise(&[4, 4], 9));
+        move |x, _train| {
+            let short = |tensor: &Tensor| tensor.to_kind(Kind::BFloat16);
+            let product = short(x).matmul(&short(&weight));
+            assert_eq!(product.kind(), Kind::BFloat16);
+            product.to_kind(Kind::Float)
+        }
+    });
+    net
+}
+
+#[test]
+fn a_stage_that_casts_computes_in_sixteen_bits() {
+    let all = on_ranks(2, |mut group| {
+        let rank = group.rank();
+        let options = Options {
+            buckets: [10, 200],
+            overlap: [Overlap::Hooks, Overlap::Staged][rank as usize],
+            ..Options::new(Rule::momentum(0.9))
+        };
+        let parts = parts(net_with_sixteen_bits(u64::from(rank)));
+        let model = TorchModel::new(parts, &options).unwrap();
+        let config = Config {
+            mixed: Some(ScalerConfig {
+                initial: 1024.0,
+                ..ScalerConfig::default()
+            }),
+            ..config()
+        };
+        let mut training = Parallel::new(model, Feed::direct(|_| Ok(())), config).unwrap();
+        assert_eq!(training.restore(&mut group).unwrap(), 0);
+        for number in 0..STEPS {
+            step(&mut training, number, &mut group);
+        }
+        let (losses, _) = heard(&mut training);
+        (training.encode_state(), losses)
+    });
+    assert_eq!(all[0], all[1]);
+    let (_, losses) = &all[0];
+    assert_eq!(losses.len(), STEPS as usize);
+    assert!(losses.iter().all(|loss| loss.is_finite()), "{losses:?}");
+}
+
 #[test]
 fn survivors_redo_the_step_and_go_on_alike() {
     let held = testing::HeldPort::new();

@@ -190,6 +190,8 @@ fn the_best_model_is_saved_as_it_was_evaluated() {
         let loss = model.evaluate(&micro).unwrap().mean_loss();
         let metric = metrics["metric"].as_f64().unwrap();
         assert!((metric - loss).abs() < 1e-9, "step {step}: {metric} {loss}");
+        // By this one `--keep-best` goes where nothing else is said.
+        assert_eq!(metrics["loss"], metrics["metric"]);
         assert_eq!(metrics["better"], "lower");
     }
 }

@@ -1,9 +1,9 @@
 """A DDP script with muster.py for tests: notes what worker.py notes, and what each rank's state is before and after each step.
 
-    trainer.py EVENTS CONTROL STEPS SAVE_EVERY [--shards]
+    trainer.py EVENTS CONTROL STEPS SAVE_EVERY [--shards] [--evaluate]
 
 `begin` is noted before a rank's first step, `done` after each; their digest is of all that is the same on every rank, so equal ones are
-equal bit for bit. With --shards the state has a tensor of which each rank has some rows. Exits with the number in CONTROL/exit, if it is there.
+equal bit for bit. With --shards the state has a tensor of which each rank has some rows. With --evaluate the state before step 20 is the best. Exits with the number in CONTROL/exit, if it is there.
 """
 
 import hashlib
@@ -105,6 +105,8 @@ def main():
         own["ema"].lerp_(module[4].weight.detach().to(torch.bfloat16), 0.25)
         mine.copy_((torch.arange(RANK * rows, (RANK + 1) * rows)[:, None] * 3 + torch.arange(3)) * (step + 1))
         job.report(loss=loss.item(), lr=scheduler.get_last_lr()[0])
+        if "--evaluate" in sys.argv:
+            job.evaluated(loss=abs(step + 1 - 20), other=float("nan"))
         note("done", step=step, digest=state())
         leave = os.path.join(CONTROL, "exit")
         if os.path.exists(leave):

@@ -9,7 +9,7 @@ use crate::clouds::fake::Faults;
 use crate::clouds::lend;
 use crate::clouds::proxy::Fault;
 use crate::ground::{eventually, program};
-use crate::harness::{Bed, Group, Noted, now_ns, project, python};
+use crate::harness::{Bed, Group, Noted, metrics, now_ns, project, python};
 use crate::real::buckets::bucket;
 
 /// The bound of waits for processes that import PyTorch.
@@ -243,6 +243,71 @@ fn a_training_that_was_killed_and_stopped_ends_as_an_undisturbed_one() {
     let (ok, said) = job.bed.checkpoint(2, &[]);
     assert!(ok, "{said}");
     assert_eq!(finish(&mut job, [2, 3]), expected);
+}
+
+/// Nodes that are told and killed right after: what was committed before is there, with that very state.
+#[track_caller]
+fn no_time_at_all(gone: &[usize], goes_on: &[usize]) {
+    // With a minimum of two: one alone would begin, and stop for the other, at steps of its own.
+    let mut job = Job::new("2:3", 1_000_000, 5, &[]);
+    (0..3).for_each(|node| job.bed.run(node, 0));
+    let first = job.trains(&[0, 1, 2], 0, 0);
+    let start = job.began(&first).step;
+    let its_own = |job: &Job| job.committed().iter().filter(|step| **step > start).count();
+    eventually(PATIENCE, "two commits of this generation", || {
+        (its_own(&job) >= 2).then_some(())
+    });
+    let before = *job.committed().last().unwrap();
+    let at = now_ns();
+    for node in gone {
+        (job.bed).signal(job.bed.launcher_pid(*node), Signal::SIGTERM);
+    }
+    for node in gone {
+        job.bed.kill(*node);
+    }
+    for node in goes_on.iter().filter(|node| !first.nodes().contains(node)) {
+        job.bed.run(*node, goes_on[0]);
+    }
+    let next = job.trains(goes_on, at, 0);
+    let began = job.began(&next);
+    assert!(began.step >= before, "{} after {before}", began.step);
+    assert!(job.committed().contains(&began.step));
+    assert_eq!(began.digest, job.digests(&first)[&(began.step - 1)]);
+    job.bed.order(None, 0);
+    for node in goes_on {
+        assert_eq!(job.bed.ended(*node), Some(0), "{}", job.bed.said(*node));
+    }
+}
+
+#[test]
+fn a_node_that_is_killed_right_after_the_notice_loses_what_was_not_committed() {
+    no_time_at_all(&[2], &[0, 1]);
+}
+
+#[test]
+fn nodes_that_are_killed_right_after_the_notice_lose_what_was_not_committed() {
+    no_time_at_all(&[0, 1, 2], &[3, 4]);
+}
+
+#[test]
+fn the_best_state_of_a_script_is_kept() {
+    let mut job = Job::new("1", 1_000_000, 10, &["--evaluate"]);
+    job.bed.env("PET_KEEP_BEST", "1");
+    job.bed.run(0, 0);
+    let there = |step: u64| {
+        let data = std::fs::read_dir(job.store.path().join("job/data")).unwrap();
+        let mut names = data.map(|entry| entry.unwrap().file_name());
+        names.any(|name| name.to_str().unwrap().starts_with(&format!("{step}-")))
+    };
+    eventually(PATIENCE, "of the older ones the best alone is left", || {
+        let many = job.committed().len() >= 8;
+        (many && !there(10) && there(20) && !there(30)).then_some(())
+    });
+    job.bed.order(None, 0);
+    assert_eq!(job.bed.ended(0), Some(0), "{}", job.bed.said(0));
+    let all = metrics(job.store.path());
+    let (_, best) = all.iter().find(|(step, _)| *step == 20).unwrap();
+    assert_eq!(*best, serde_json::json!({ "loss": 0.0 }));
 }
 
 /// The example is told to stop, and goes on elsewhere: each step once, over both runs.

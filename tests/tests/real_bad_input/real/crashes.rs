@@ -103,7 +103,7 @@ fn launch(bed: &mut Bed, node: &str) -> Proc {
 }
 
 #[test]
-fn an_agent_may_die_at_any_step_of_a_change() {
+fn an_agent_may_die_at_ten_moments_of_a_change() {
     let mut cluster = Cluster::new();
     cluster.bed.until_runs_on(&NODES);
     assert!(cluster.count("\"decided\"") >= 3, "the logs can be read");

@@ -108,7 +108,7 @@ fn state(line: &Line) -> (String, Tone, String) {
 }
 
 fn table(lines: &[Line], wide: bool) -> Table {
-    let mut head = vec!["STEP", "SLOT", "SIZE", "AGE", "RANKS", "TIER", "STATE"];
+    let mut head = vec!["STEP", "SLOT", "SIZE", "AGE", "RANKS", "STATE"];
     if wide {
         head.extend(["GENERATION", "MANIFEST"]);
     }
@@ -123,7 +123,6 @@ fn table(lines: &[Line], wide: bool) -> Table {
             line.bytes.map(gib).unwrap_or_default().into(),
             line.saved_at.map(age).unwrap_or_default().into(),
             line.world.map(|w| w.to_string()).unwrap_or_default().into(),
-            if line.gone { "" } else { "store" }.into(),
             Cell::new(tone, word),
         ];
         if wide {
@@ -142,7 +141,7 @@ fn to_json(line: &Line) -> Value {
         "step": row.commit.step, "slot": row.seq, "number": row.commit.number,
         "generation": row.commit.generation.hex(), "manifest": row.commit.manifest.hex(),
         "bytes": line.bytes, "time_ms": line.saved_at.map(|s| s.saturating_mul(1000)),
-        "world": line.world, "tier": (!line.gone).then_some("store"), "state": state(line).0,
+        "world": line.world, "state": state(line).0,
         "verified": line.verified, "pinned": row.pinned, "retired": row.retired,
         "rejected": row.rejected, "damaged": line.damaged, "unknown": line.unknown, "gone": line.gone,
     })

@@ -172,7 +172,13 @@ fn chunks_are_written_before_the_seal_and_the_file_is_what_was_sealed() {
         std::fs::remove_file(place.path().join("data/plain")).unwrap();
     }
     assert_eq!(below.names().unwrap(), ["file-1", "file-2"]);
-    assert!(below.collect_temporaries().unwrap().is_empty());
+    // No temporary name is left, either.
+    assert_eq!(
+        std::fs::read_dir(place.path().join("data"))
+            .unwrap()
+            .count(),
+        2
+    );
 }
 
 #[test]
