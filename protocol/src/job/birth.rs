@@ -544,6 +544,9 @@ impl Job {
             };
             return self.send(ctx, from, body);
         }
+        if (self.durable.bound.as_ref()).is_some_and(|bound| is_replaced(ctx, bound, &record)) {
+            self.unbind(ctx);
+        }
         if let Some(bound) = self.durable.bound.as_ref().map(|b| b.digest()) {
             let body = if bound == lineage {
                 JobMessage::BirthAccepted { lineage }
@@ -671,4 +674,13 @@ impl Job {
             self.desk.tickets.clear();
         }
     }
+}
+
+/// Whether nobody is left that could train in a birth whose outcome is unknown: each of its nodes has another launcher by
+/// now, which is in this one, or is dead. So it does not matter whether it was decided.
+fn is_replaced(ctx: &Ctx<'_>, bound: &Record, by: &Record) -> bool {
+    let dead = |m: &Member| ctx.peers.lost(m.node) == Some(true);
+    let another = |m: &Member| by.member(m.node).map(|other| other.launcher != m.launcher);
+    let mut members = bound.members.iter();
+    members.all(|m| another(m).unwrap_or_else(|| dead(m)))
 }

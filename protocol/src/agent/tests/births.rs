@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::scripted::{Scripted, by_store, config, member, next, node, record};
 use super::told::ticket;
-use crate::record::{Kind, Record};
+use crate::record::{Kind, Member, Record};
 use crate::spec::JobSpec;
 use crate::time::Span;
 use crate::wire::JobMessage;
@@ -92,4 +92,41 @@ fn a_node_that_is_let_in_takes_its_request_back_where_it_asked() {
     s.hears(1, JobMessage::Decided { record });
     s.pass(Span::from_millis(100));
     assert!(to_door(&s, false), "{:?}", s.sent);
+}
+
+/// All nodes died as the job formed, and come back: nobody waits for the outcome of a birth that nobody could train in.
+#[test]
+fn a_birth_whose_launchers_are_all_replaced_binds_nobody() {
+    let birth = |ks: [usize; 2]| {
+        let members = ks.iter().enumerate().map(|(i, k)| Member {
+            node: node(i),
+            state: member(i).state,
+            ..member(*k)
+        });
+        Arc::new(Record {
+            members: members.collect(),
+            ..record(2, 1)
+        })
+    };
+    for (first, second, taken) in [
+        ([0, 1], [4, 5], true),
+        ([0, 1], [0, 5], false),
+        ([0, 1], [4, 1], false),
+    ] {
+        let mut s = Scripted::new(config(1, 2), Vec::new());
+        s.peer(0);
+        let accepted = |s: &mut Scripted, ks: [usize; 2]| {
+            let record = birth(ks);
+            let wanted = record.digest();
+            s.launcher_of(ks[1], (2, 2), None);
+            s.sent.clear();
+            s.hears(0, JobMessage::Birth { record });
+            let is_it = |m: &JobMessage| matches!(m, JobMessage::BirthAccepted { lineage } if *lineage == wanted);
+            s.sent.iter().any(|(_, m)| is_it(m))
+        };
+        assert!(accepted(&mut s, first));
+        s = s.restart(Span::from_millis(300));
+        s.peer(0);
+        assert_eq!(accepted(&mut s, second), taken, "{second:?}");
+    }
 }
