@@ -31,6 +31,8 @@ pub(super) struct Alone {
     pub(super) launcher: u8,
     pub(super) conn: u64,
     spec: JobSpec,
+    /// Ranks of its launcher.
+    pub(super) slots: u16,
 }
 
 impl Alone {
@@ -80,6 +82,7 @@ impl Alone {
             launcher: 1,
             conn: 1,
             spec,
+            slots: 1,
         }
     }
 
@@ -128,7 +131,7 @@ impl Alone {
             launcher: LauncherId([self.launcher; 8]),
             job: "job".into(),
             spec: self.spec.clone(),
-            slots: 1,
+            slots: self.slots,
             guard_port: 7,
             addrs: vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
             place: Place::default(),

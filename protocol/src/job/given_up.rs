@@ -100,8 +100,8 @@ impl Job {
         }
     }
 
-    /// The exit code of a job whose ranks have all finished, and what is said: the newest save that was begun may not
-    /// have been committed. One that not every rank has sealed was never begun.
+    /// The exit code of a job whose ranks have all finished, and what is said: what they saved last may not have been
+    /// committed. A save is begun only once every rank has sealed the same step.
     pub(super) fn finished_with(&mut self, record: &Record) -> (i32, String) {
         let generation = record.parent;
         let mut nodes = self.saves.nodes.iter();
@@ -110,14 +110,16 @@ impl Job {
             .and_then(Node::opened)
             .max(self.lost.newest_of(generation));
         let committed = record.restore.map(|commit| commit.step);
-        let last = begun.filter(|step| Some(*step) > committed);
+        let last = begun.max(node.and_then(Node::newest_sealed));
+        let last = last.filter(|step| Some(*step) > committed);
         let Some(step) = last.filter(|step| self.committed(*step).is_none()) else {
             return (0, "finished: every rank has exited with 0".to_owned());
         };
-        let why = self
-            .lost
-            .of(generation, step)
-            .unwrap_or("the job ended before it was");
+        let why = match self.lost.of(generation, step) {
+            Some(why) => why,
+            None if begun == last => "the job ended before it was",
+            None => "not every rank has saved it, and only what all save at one step is a checkpoint",
+        };
         let left = match committed {
             Some(step) => format!("the next start goes on from the checkpoint of step {step}"),
             None => "there is no checkpoint, and the next start begins anew".to_owned(),

@@ -283,6 +283,14 @@ impl Node {
         steps
     }
 
+    /// The newest step that a local rank has sealed in this generation, whatever the others have.
+    pub fn newest_sealed(&self) -> Option<u64> {
+        let slots = self.ranks.values().flat_map(|r| &r.slots);
+        let copies = slots.filter_map(Slot::copy);
+        let ours = copies.filter(|c| c.generation == self.generation);
+        ours.map(|c| c.step).max()
+    }
+
     /// Tells the leader, when there is something new, and again while it may not know.
     fn report(&mut self, now: Time) {
         if self.ended {

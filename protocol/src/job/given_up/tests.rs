@@ -13,7 +13,13 @@ struct Saving {
 
 impl Saving {
     fn new() -> Saving {
+        Saving::of(1)
+    }
+
+    /// The first rank of so many.
+    fn of(ranks: u16) -> Saving {
         let mut alone = Alone::new();
+        alone.slots = ranks;
         let (digest, _) = alone.trains();
         let mut saving = Saving {
             alone,
@@ -134,4 +140,12 @@ fn a_job_that_finishes_with_it_does_not() {
     assert_eq!(job.finishes(), 0);
     // Nor one that saves nothing.
     assert_eq!(Saving::new().finishes(), 0);
+}
+
+#[test]
+fn a_job_whose_ranks_saved_other_steps_last_says_so() {
+    let mut job = Saving::of(2);
+    job.seals(10);
+    job.alone.pass(Span::from_secs(1));
+    assert_eq!(job.finishes(), UNSAVED);
 }

@@ -45,6 +45,16 @@ fn values_that_are_a_ranks_own_are_refused() {
     is_refused("experts", "first at `state.expert`");
 }
 
+/// Each saves behind its own last step, and what they saved is no state of the job.
+#[test]
+fn ranks_that_end_at_other_steps_do_not_end_well() {
+    let store = tempfile::tempdir().unwrap();
+    let mut bed = job(&store, "ends", 25, 10);
+    bed.run(0, 0);
+    assert_eq!(bed.ended(0), Some(UNSAVED), "{}", bed.said(0));
+    assert_eq!(shown(&bed.said(0), "not every rank has saved it"), 1);
+}
+
 #[test]
 fn who_orders_such_a_checkpoint_learns_why_there_is_none() {
     let store = tempfile::tempdir().unwrap();
