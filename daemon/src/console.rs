@@ -31,6 +31,20 @@ const LOOK: Duration = Duration::from_millis(10);
 /// How long a process that ends waits for a console that takes nothing.
 const LAST: Duration = Duration::from_secs(2);
 
+/// An error with its causes, but for those that it says itself.
+pub fn with_causes(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
+}
+
 /// The console of this process, once there is one.
 static STANDARD: OnceLock<Console> = OnceLock::new();
 

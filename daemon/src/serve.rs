@@ -22,7 +22,7 @@ pub fn main(flags: Flags) -> ExitCode {
     let code = match serve(flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            console::print(&format!("musterd: {error:#}"));
+            console::print(&format!("musterd: {}", console::with_causes(&error)));
             ExitCode::FAILURE
         }
     };

@@ -106,7 +106,20 @@ impl Node {
 
     pub(super) fn tell_launcher(&mut self, conn: ConnId, frame: &ToLauncher) {
         self.told(conn, frame);
+        self.note_end(conn, frame);
         self.tell_with(conn, frame, Arc::default());
+    }
+
+    /// How a launcher's part in its job ended is an event of the job.
+    fn note_end(&mut self, conn: ConnId, frame: &ToLauncher) {
+        let ToLauncher::End { code, report } = frame else {
+            return;
+        };
+        let launcher = self.clients.get(&conn).and_then(|c| c.launcher.as_ref());
+        if let Some(key) = launcher.map(|l| l.key().clone()) {
+            let fields = serde_json::json!({ "code": code, "text": report });
+            self.history.add(&key, "ended", fields);
+        }
     }
 
     /// With descriptors.

@@ -246,8 +246,10 @@ impl Node {
     }
 
     fn jobs(&self, may: impl Fn(&JobKey) -> bool) -> Vec<Value> {
-        let jobs = self.core.jobs().filter(|j| may(j.key()) && j.is_listed());
-        jobs.map(|job| self.job(job)).collect()
+        let elsewhere = self.core.gathering_elsewhere();
+        let jobs = self.core.jobs().filter(|j| j.is_listed());
+        let all = jobs.chain(&elsewhere).filter(|j| may(j.key()));
+        all.map(|job| self.job(job)).collect()
     }
 
     fn job(&self, job: &Job) -> Value {
@@ -278,7 +280,9 @@ impl Node {
             }
             // A person has ended it from here.
             None if job.cancelling() == Some(CancelStage::Over) => json!({ "kind": "cancelled" }),
-            None if job.launcher().is_none() && !job.gathers() => json!({ "kind": "elsewhere" }),
+            None if job.launcher().is_none() && !job.gathers() && !begins => {
+                json!({ "kind": "elsewhere" })
+            }
             None => json!({ "kind": "forming" }),
         };
         if let Some(there) = job.waits_with().filter(|_| job.is_live()) {

@@ -190,6 +190,17 @@ impl Agent {
         self.jobs.values()
     }
 
+    /// Jobs of which this agent knows nothing but that launchers wait for others at a connected one.
+    pub fn gathering_elsewhere(&self) -> Vec<Job> {
+        let connected = self.peers.map.values().filter(|p| p.connected);
+        let hellos = connected.filter_map(|p| p.hello.as_ref());
+        let adverts = hellos.flat_map(|hello| &hello.jobs);
+        let keys = adverts.filter(|a| a.is_gathering()).map(|a| &a.key);
+        let unknown: BTreeSet<&JobKey> = keys.filter(|k| !self.jobs.contains_key(*k)).collect();
+        let jobs = unknown.into_iter();
+        jobs.map(|key| Job::new(key.clone(), 0)).collect()
+    }
+
     pub fn peers(&self) -> &Peers {
         &self.peers
     }

@@ -118,7 +118,9 @@ impl Job {
         let why = match self.lost.of(generation, step) {
             Some(why) => why,
             None if begun == last => "the job ended before it was",
-            None => "not every rank has saved it, and only what all save at one step is a checkpoint",
+            None => {
+                "not every rank has saved it, and only what all save at one step is a checkpoint"
+            }
         };
         let left = match committed {
             Some(step) => format!("the next start goes on from the checkpoint of step {step}"),

@@ -420,7 +420,7 @@ fn a_store_that_cannot_be_written_is_read_as_often_as_ever() {
     let (mut now, mut creates) = (Time(0), 0);
     a.commit(2, commit_ref(first.digest(), 1, 9), now);
     for _ in 0..60 {
-        now = now + EVERY;
+        now += EVERY;
         a.handle_timeout(now);
         a.refresh(now);
         let mut confirmed = Time(0);
@@ -446,7 +446,7 @@ fn a_store_that_cannot_be_written_is_read_as_often_as_ever() {
     // Tried again, and not each time.
     assert!((8..30).contains(&creates), "{creates}");
     // It can be written again.
-    now = now + RETRY_MAX;
+    now += RETRY_MAX;
     a.handle_timeout(now);
     let said = settle(&mut a, &mut store, now);
     assert_eq!(outcome_of(&said, 2), Some(Outcome::Won { seq: 2 }));

@@ -148,6 +148,14 @@ fn line(event: &Value) -> (Tone, String) {
         "waiting" if text("text").is_empty() => (Tone::Plain, "no longer waits".into()),
         // What would help is said where somebody waits; here it is why.
         "waiting" => (Tone::Warn, first_sentence(&text("text"))),
+        "ended" => {
+            let (code, text) = (text("code"), text("text"));
+            let first = text.lines().next().unwrap_or_default();
+            (
+                Tone::Plain,
+                format!("the launcher here ends with {code}: {first}"),
+            )
+        }
         "stopping" => (Tone::Plain, format!("stopping: {}", text("why"))),
         "launcher" if text("log_dir").is_empty() => {
             let pid = text("pid");

@@ -14,7 +14,7 @@ use muster_daemon::state::{StateDir, StateError};
 use muster_store::Location;
 use tokio::sync::oneshot;
 
-use super::console::{Console, Log};
+use super::console::{self, Console, Log};
 use super::options::Plan;
 use crate::query::utc;
 use crate::sockets;
@@ -41,6 +41,13 @@ impl Embedded {
         let logs = std::env::var_os("MUSTER_LOG").is_some_and(|filter| !filter.is_empty());
         let (listen, loopback) = listen(&plan.endpoints)?;
         let config = configuration(plan, listen)?;
+        let found = plan.standalone || config.mdns || !config.bootstrap.is_empty();
+        if plan.spec.min_nodes > 1 && !found {
+            console::print(
+                "muster: no other node can find this one: give every node of the job the same --rdzv-endpoint HOST (any of \
+                 them), or run musterd on each",
+            );
+        }
         if logs {
             // A log that nobody reads must not stop the agent: it shares the launcher's console.
             let console = Log(Console::standard()?);

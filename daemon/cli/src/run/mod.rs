@@ -64,7 +64,7 @@ fn attend(mut args: RunArgs, argv: &[OsString]) -> ExitCode {
     let mut plan = match plan {
         Ok(plan) => plan,
         Err(error) => {
-            console::print(&format!("muster run: {error:#}"));
+            console::print(&format!("muster run: {}", console::with_causes(&error)));
             return ExitCode::from(2);
         }
     };
@@ -85,7 +85,7 @@ fn attend(mut args: RunArgs, argv: &[OsString]) -> ExitCode {
     let (socket, mut embedded) = match agent(&mut plan) {
         Ok(found) => found,
         Err(error) => {
-            console::print(&format!("muster run: {error:#}"));
+            console::print(&format!("muster run: {}", console::with_causes(&error)));
             return ExitCode::FAILURE;
         }
     };
@@ -111,7 +111,7 @@ fn attend(mut args: RunArgs, argv: &[OsString]) -> ExitCode {
     match result {
         Ok(code) => ExitCode::from(u8::try_from(code.clamp(0, 255)).unwrap_or(1)),
         Err(error) => {
-            console::print(&format!("muster run: {error:#}"));
+            console::print(&format!("muster run: {}", console::with_causes(&error)));
             ExitCode::FAILURE
         }
     }

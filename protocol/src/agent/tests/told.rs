@@ -144,11 +144,11 @@ fn who_comes_when_all_launchers_are_gone_waits_for_the_next_life() {
         s.peer(3);
         s.sent.clear();
         s.hears(3, ticket(3, &r.spec, None));
-        let acks = s.sent.iter().filter_map(|(to, body)| match body {
+        let ack = s.sent.iter().rev().find_map(|(to, body)| match body {
             JobMessage::TicketAck { lineage, .. } if *to == node(3) => Some(*lineage),
             _ => None,
         });
-        acks.last().expect("an answer")
+        ack.expect("an answer")
     };
     let gone = |s: &mut Scripted, k: usize, digest: Digest| match k {
         0 => s.on(Event::LauncherGone {
