@@ -74,7 +74,7 @@ pub(super) fn some(config: &Config, count: usize) -> Vec<Parallel<Net>> {
     let nets = (0..count as u64).map(|seed| Net::new(seed + 1, Faults::default()));
     nets.map(|net| {
         let feed = Feed::ahead(LoaderConfig::default(), Ok).unwrap();
-        Parallel::new(net, feed, config.clone()).unwrap()
+        overlapping(net, feed, config)
     })
     .collect()
 }

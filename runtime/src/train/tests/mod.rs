@@ -69,8 +69,15 @@ fn all_codecs() -> Vec<Codecs> {
     ]
 }
 
+/// One that reduces beside backward, as on machines with enough cores: ranks are killed at points of that.
+fn overlapping(net: Net, feed: Feed<u64>, config: &Config) -> Parallel<Net> {
+    let mut training = Parallel::new(net, feed, config.clone()).unwrap();
+    training.beside = Some(true);
+    training
+}
+
 fn parallel(config: &Config, faults: Faults) -> Parallel<Net> {
-    Parallel::new(Net::new(1, faults), Feed::indices(), config.clone()).unwrap()
+    overlapping(Net::new(1, faults), Feed::indices(), config)
 }
 
 fn all(world: u32, rank: u32) -> Share {

@@ -78,7 +78,6 @@ fn communication_overlaps_backward() {
             ..Faults::default()
         };
         let mut training = parallel(&config(), faults);
-        training.beside = Some(true);
         train(&mut training, group, 5);
         assert!(overlapped.load(Ordering::Acquire));
         training
@@ -98,7 +97,6 @@ fn buckets_are_reduced_in_order_however_they_become_ready() {
                 ..Faults::default()
             };
             let mut training = parallel(&config(), faults);
-            training.beside = Some(true);
             train(&mut training, group, 6);
             training
         });
