@@ -152,7 +152,7 @@ impl Metrics {
                 "muster_peers_connected",
                 "Agents that are connected and have proven the cluster secret.",
             ))?,
-            jobs: b.add(IntGauge::new("muster_jobs", "Jobs that this agent knows."))?,
+            jobs: b.add(IntGauge::new("muster_jobs", "Jobs with a generation that goes on, as far as this agent knows."))?,
             slots_waiting: b.add(IntGauge::new(
                 "muster_checkpoint_slots_waiting_bytes",
                 "Memory of checkpoint slots whose launcher is gone, held for its job's next one.",

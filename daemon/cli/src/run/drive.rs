@@ -93,6 +93,8 @@ pub struct Driver {
     used_ports: Vec<(Instant, ReservedPort)>,
     masters: Masters,
     link: Option<mpsc::Sender<Out>>,
+    /// Since when the agent is away, where people know that.
+    away: Option<Instant>,
     /// This process was stopped: frames of the old link count no more.
     outdated: bool,
     /// Whether the agent is a process of its own, which keeps slots for whoever comes after this launcher.
@@ -139,6 +141,7 @@ impl Driver {
             used_ports: Vec::new(),
             masters: Masters::default(),
             link: None,
+            away: None,
             outdated: false,
             leaves: true,
             was_linked: false,
@@ -350,6 +353,10 @@ impl Driver {
             LinkEvent::Up(queue) => {
                 (self.link, self.outdated) = (Some(queue), false);
                 self.progress.link_up();
+                if let Some(since) = self.away.take() {
+                    let after = since.elapsed().as_secs_f64();
+                    say(&format!("the agent is back, after {after:.1} s"));
+                }
                 if let Some(store) = &mut self.store {
                     store.link_up();
                 }
@@ -360,6 +367,7 @@ impl Driver {
                 session.handle(Event::LinkDown, now());
                 if heard && session.has_workers() {
                     say("the agent is away; the workers go on");
+                    self.away.get_or_insert_with(Instant::now);
                 }
             }
             LinkEvent::Frame(_) if self.outdated => {}

@@ -121,6 +121,14 @@ fn attend(mut args: RunArgs, argv: &[OsString]) -> ExitCode {
 /// embedded in this process.
 fn agent(plan: &mut Plan) -> anyhow::Result<(PathBuf, Option<Embedded>)> {
     if let Some(socket) = &plan.socket {
+        let refused = std::os::unix::net::UnixStream::connect(socket).err();
+        // An agent that is away comes back. What its owner has to change does not change by waiting.
+        if refused.is_some_and(|e| e.kind() == std::io::ErrorKind::PermissionDenied) {
+            anyhow::bail!(
+                "this user may not use the agent's socket {}: ask its owner, or name another with --socket",
+                socket.display()
+            );
+        }
         return Ok((socket.clone(), None));
     }
     let utf8 = |(k, v): (OsString, OsString)| Some((k.into_string().ok()?, v.into_string().ok()?));

@@ -222,3 +222,23 @@ fn orders_are_in_the_log_with_the_user_who_gave_them() {
         [("drain".into(), user, true), ("cancel".into(), user, false)]
     );
 }
+
+/// Waiting does not heal it.
+#[test]
+fn a_launcher_that_may_not_use_the_agents_socket_ends_and_says_so() {
+    if !is_root() {
+        return;
+    }
+    let dir = store();
+    let socket = dir.path().join("agent.sock");
+    let _listens = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let mut command = Command::new(program("muster"));
+    without_our_environment(&mut command);
+    command.args(["run", "--socket", socket.to_str().unwrap(), "--", "true"]);
+    // The directory is another user's.
+    command.uid(AGENT).current_dir("/");
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("may not use the agent's socket"), "{said}");
+}
