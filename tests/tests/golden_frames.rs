@@ -1,4 +1,4 @@
-//! What a version's bytes were when they were first committed, they are for ever. A changed or a new kind of
+//! A version's bytes never change once they are committed. A changed or a new kind of
 //! frame needs `WIRE_VERSION` raised, and with it a folder of its own, which `MUSTER_BLESS=1` fills. The same
 //! holds for entries of the log and for what agents store.
 
@@ -291,6 +291,12 @@ fn digests_of_records() {
     let all = golden::records();
     let lines = all.iter().enumerate().map(|(i, r)| (i, r.digest().hex()));
     let lines: String = lines.map(|(i, d)| format!("record#{i} {d}\n")).collect();
-    let kept = std::fs::read_to_string(path_of("digest.txt"));
-    assert_eq!(kept.expect("the golden file"), lines);
+    let path = path_of("digest.txt");
+    let mut kept = std::fs::read_to_string(&path).expect("the golden file");
+    // Further samples only.
+    if std::env::var_os("MUSTER_BLESS").is_some() && lines.starts_with(&kept) {
+        std::fs::write(&path, &lines).expect("a writable folder");
+        kept.clone_from(&lines);
+    }
+    assert_eq!(kept, lines);
 }

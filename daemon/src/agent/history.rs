@@ -1,4 +1,4 @@
-//! What happened to each job, for `muster events`: the newest entries of this agent's view, also of its earlier runs.
+//! The events of each job, for `muster events`: the newest entries of this agent's view, also of its earlier runs.
 
 mod disk;
 
@@ -67,8 +67,11 @@ impl History {
 
     pub(super) fn add(&mut self, key: &JobKey, what: &str, mut fields: Value) {
         let time_ms = clock::unix_ms();
-        // Also of an agent whose state was lost the numbers go on, so that nobody has to ask from the beginning.
-        self.newest = (self.newest + 1).max(time_ms.saturating_mul(1_000));
+        // Numbers follow the clock, so that they go on where the state was lost.
+        self.newest = self
+            .newest
+            .saturating_add(1)
+            .max(time_ms.saturating_mul(1_000));
         fields["seq"] = json!(self.newest);
         fields["time_ms"] = json!(time_ms);
         fields["event"] = json!(what);
@@ -116,14 +119,24 @@ impl History {
         self.newest_of(key, |e| e["event"] == "generation" && e["kind"] == "runs")
     }
 
-    /// When the job's newest life formed here, as far as is known, and when it ended, if it has. Unix, milliseconds.
+    /// When the job's newest life formed, or this agent heard of it first, and when it ended, if it has. Unix,
+    /// milliseconds.
     pub(super) fn life(&self, key: &JobKey) -> (Option<u64>, Option<u64>) {
+        let generations = self.jobs.get(key).into_iter().flatten().rev();
+        let mut generations = generations.filter(|e| e["event"] == "generation");
+        let is_over = |e: &Value| e["kind"] != "runs" && e["kind"] != "waits";
         let time = |e: &Value| e["time_ms"].as_u64();
-        let formed = self.newest_of(key, |e| e["event"] == "generation" && e["generation"] == 1);
-        let oldest = self.jobs.get(key).and_then(|list| list.front());
-        let newest = self.newest_of(key, |e| e["event"] == "generation");
-        let over = newest.filter(|e| e["kind"] != "runs" && e["kind"] != "waits");
-        (formed.or(oldest).and_then(time), over.and_then(time))
+        let Some(newest) = generations.next() else {
+            return (None, None);
+        };
+        let mut first = newest;
+        for before in generations.take_while(|e| !is_over(e)) {
+            if first["generation"] == 1 {
+                break;
+            }
+            first = before;
+        }
+        (time(first), time(newest).filter(|_| is_over(newest)))
     }
 
     fn newest_of(&self, key: &JobKey, is_it: impl Fn(&Value) -> bool) -> Option<&Value> {

@@ -297,16 +297,19 @@ impl Node {
         row["owner"] = json!(key.owner);
         row["launcher_here"] = json!(job.launcher().is_some());
         let ago = |at: Option<u64>| at.map(|at| clock::unix_ms().saturating_sub(at));
-        let (formed, ended) = self.history.life(key);
+        let (formed, ended) = match begins {
+            true => (None, None),
+            false => self.history.life(key),
+        };
         row["age_ms"] = json!(ago(formed));
-        row["ended_ms_ago"] = json!(ago(ended).filter(|_| !job.is_live() && !begins));
-        // Of a job that is over, too.
+        row["ended_ms_ago"] = json!(ago(ended).filter(|_| !job.is_live()));
+        // A job that is over has its output there still.
         row["log_dir"] = json!(job.log_dir().or(self.history.log_dir(key)));
         row["ran"] = self.history.ran(key).map_or(Value::Null, |ran| {
             let me = self.core.config().node.hex();
             let members = ran["members"].as_array().into_iter().flatten();
             let here = members.into_iter().find(|m| m["node"] == json!(me));
-            json!({ "generation": ran["generation"], "time_ms": ran["time_ms"], "world": ran["world"],
+            json!({ "generation": ran["generation"], "world": ran["world"],
                     "here": here })
         });
         row["waiting"] = json!(waiting);

@@ -280,7 +280,7 @@ impl StateDir {
         })
     }
 
-    /// Whether what is stored is of the clock that runs here: written since this host's boot. Blocking.
+    /// Whether stored moments are of the clock that runs here. A boot, and another host, have another one. Blocking.
     pub fn is_of_this_clock(&mut self) -> Result<bool, StateError> {
         let noted = self.load_root(CLOCK, false)?;
         Ok(noted.is_some() && noted == clock_id())

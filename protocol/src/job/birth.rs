@@ -544,8 +544,17 @@ impl Job {
             };
             return self.send(ctx, from, body);
         }
-        if (self.durable.bound.as_ref()).is_some_and(|bound| is_replaced(ctx, bound, &record)) {
-            self.unbind(ctx);
+        let mine = match record.member(ctx.me()) {
+            Some(m) => m.state == ctx.cfg.state && self.launcher_to_join() == Some(m.launcher),
+            None => record.is_voter(ctx.voter()),
+        };
+        let bound = self.durable.bound.as_ref();
+        let replaced = bound.filter(|bound| mine && self.is_replaced(ctx, bound, &record));
+        if let Some(old) = replaced.map(|bound| bound.digest()) {
+            match self.desk.birth.as_ref().is_some_and(|b| b.lineage == old) {
+                true => self.withdraw_birth(ctx),
+                false => self.unbind(ctx),
+            }
         }
         if let Some(bound) = self.durable.bound.as_ref().map(|b| b.digest()) {
             let body = if bound == lineage {
@@ -559,10 +568,6 @@ impl Job {
         if self.head_digest() != record.parent && !(continued && self.head.is_none()) {
             return self.compare_ends(ctx, from, record.parent);
         }
-        let mine = match record.member(ctx.me()) {
-            Some(m) => m.state == ctx.cfg.state && self.launcher_to_join() == Some(m.launcher),
-            None => record.is_voter(ctx.voter()),
-        };
         if !mine {
             let bound = Digest::ZERO;
             return self.send(ctx, from, JobMessage::BirthRefused { lineage, bound });
@@ -623,6 +628,18 @@ impl Job {
         self.wake_at(ctx.now, "free for another birth");
     }
 
+    /// Whether nobody is left that could train in a birth whose outcome is unknown: each of its nodes has another launcher
+    /// in `by`, or is dead. So it does not matter whether it was decided. The launcher here tells which of the two is the
+    /// newer one.
+    fn is_replaced(&self, ctx: &Ctx<'_>, bound: &Record, by: &Record) -> bool {
+        let mine = bound.member(ctx.me()).map(|m| m.launcher);
+        let dead = |m: &Member| ctx.peers.lost(m.node) == Some(true);
+        let another = |m: &Member| by.member(m.node).map(|other| other.launcher != m.launcher);
+        let mut members = bound.members.iter();
+        mine.is_some_and(|launcher| self.launcher_to_join() != Some(launcher))
+            && members.all(|m| another(m).unwrap_or_else(|| dead(m)))
+    }
+
     /// Leaves a birth whose outcome stays unknown, after asking all its members.
     fn drive_bound(&mut self, ctx: &mut Ctx<'_>) {
         let Some(record) = self.durable.bound.clone() else {
@@ -674,13 +691,4 @@ impl Job {
             self.desk.tickets.clear();
         }
     }
-}
-
-/// Whether nobody is left that could train in a birth whose outcome is unknown: each of its nodes has another launcher by
-/// now, which is in this one, or is dead. So it does not matter whether it was decided.
-fn is_replaced(ctx: &Ctx<'_>, bound: &Record, by: &Record) -> bool {
-    let dead = |m: &Member| ctx.peers.lost(m.node) == Some(true);
-    let another = |m: &Member| by.member(m.node).map(|other| other.launcher != m.launcher);
-    let mut members = bound.members.iter();
-    members.all(|m| another(m).unwrap_or_else(|| dead(m)))
 }

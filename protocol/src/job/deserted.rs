@@ -224,11 +224,11 @@ impl Job {
     /// Whether a launcher of the generation is known to live, or one waits that would go on with it.
     pub(super) fn is_taken_part_in(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
         let mut tickets = self.desk.tickets.values();
-        self.has_members(ctx, record) || tickets.any(|h| !differs(&h.ticket, record))
+        self.any_member_lives(ctx, record) || tickets.any(|h| !differs(&h.ticket, record))
     }
 
     /// Whether a launcher of the generation is known to live.
-    pub(super) fn has_members(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
+    pub(super) fn any_member_lives(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
         let lives = |m: &Member| {
             let status = self.status_of(m.node);
             let there = status.is_some_and(|s| !s.gone);

@@ -108,11 +108,10 @@ impl Durable {
         self.held_from = (ms > 0).then_some(now);
     }
 
-    /// Forgets moments of another clock: of a boot before this one, or of another host, where the directory was
-    /// moved. What is waited for is waited for anew. Returns whether there were any.
+    /// Forgets when the wait began, by another clock: of a boot before this one, or of another host, where the
+    /// directory was moved. The wait begins anew. Returns whether there was one.
     pub fn forget_moments(&mut self) -> bool {
-        let (held, adopted) = (self.held_from.take(), self.adopted.take());
-        held.is_some() || adopted.is_some()
+        self.held_from.take().is_some()
     }
 
     /// The rest of that wait for an agent that was started anew.

@@ -206,8 +206,8 @@ impl Job {
                 are_here(*have)
             ),
             Wait::OtherSpec => {
-                "this launcher has other flags than the running job, or another store: it looks \
-                                whether that job still has launchers"
+                "this launcher has other flags than the running job, or another store; the job's leader looks whether \
+                 that job still has launchers"
                     .into()
             }
             Wait::Spare { max } => format!(

@@ -2,7 +2,7 @@
 //! committed.
 
 use super::{Ctx, Job};
-use crate::checkpoint::{GivenUp, Node, Save};
+use crate::checkpoint::{Busy, GivenUp, Node, Save};
 use crate::ids::{Digest, NodeId};
 use crate::local::{SaveAsk, short};
 use crate::record::Record;
@@ -110,7 +110,10 @@ impl Job {
             .and_then(Node::opened)
             .max(self.lost.newest_of(generation));
         let committed = record.restore.map(|commit| commit.step);
-        let last = begun.max(node.and_then(Node::newest_sealed));
+        // One that some ranks were to leave out, for the store was busy, nobody misses.
+        let skips = record.spec.triggers.busy == Busy::Skip;
+        let sealed = node.and_then(Node::newest_sealed).filter(|_| !skips);
+        let last = begun.max(sealed);
         let last = last.filter(|step| Some(*step) > committed);
         let Some(step) = last.filter(|step| self.committed(*step).is_none()) else {
             return (0, "finished: every rank has exited with 0".to_owned());
@@ -119,7 +122,8 @@ impl Job {
             Some(why) => why,
             None if begun == last => "the job ended before it was",
             None => {
-                "not every rank has saved it, and only what all save at one step is a checkpoint"
+                "it was not begun: not every rank had saved that step when the job ended, or the store was still busy with \
+                 the save before"
             }
         };
         let left = match committed {

@@ -372,7 +372,8 @@ impl Job {
     /// Whether the workers here were told to stop, or others of their generation are gone, and they still run.
     pub fn stops(&self) -> bool {
         let trains = self.member.as_ref().is_some_and(member::Mine::trains);
-        trains && self.is_live() && self.phases.detected > Time::ZERO
+        let begun = self.phases.detected > Time::ZERO && self.phases.decided == Time::ZERO;
+        trains && self.is_live() && begun
     }
 
     /// Whether there is anything to show: more than what this node must not take part in again.

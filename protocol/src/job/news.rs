@@ -17,7 +17,7 @@ pub(super) struct News {
     /// What this node saw itself of the change that made the head: told only when the leader that
     /// times the whole of it never does.
     own: Phases,
-    /// The generation whose times were said here. A new launcher, or a new leader, has them said no second time.
+    /// The generation whose times were said here. They are not said again when a launcher or the leader is replaced.
     known: Digest,
     /// The root cause of a generation's end, and its node.
     failure: Option<(Digest, NodeId, WorkerExit)>,

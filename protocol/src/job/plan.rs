@@ -500,9 +500,8 @@ impl Job {
         let alone = record.arbiter == Arbiter::Members && !record.is_majority(lives);
         let ticket = self.desk.tickets.get(&node).map(|h| &h.ticket);
         let other = ticket.is_some_and(|t| differs(t, record));
-        // Nor is its end one for a launcher that came when those who took part in it were gone: it may have been voted on
-        // before.
-        let gone = !self.has_members(ctx, record);
+        // A launcher that came when those who took part were gone does not share their end: it may have been voted on before.
+        let gone = !self.any_member_lives(ctx, record);
         match a.cancel || fails || finishes || all_leave || given_up || alone || other || gone {
             true => Digest::ZERO,
             false => head.lineage(),

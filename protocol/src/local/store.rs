@@ -89,7 +89,7 @@ pub enum StoreOp {
     WriteBeacon,
 }
 
-/// What is wrong with a store, as far as known, by the kind of operation that fails: the same is told once.
+/// The troubles of a store, by the kind of operation that fails. The same text is told once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Troubles(BTreeMap<StoreOp, String>);
 

@@ -100,9 +100,10 @@ struct Trying {
     taken: bool,
     /// Whether to read the slot next, or to create it (again).
     read: bool,
-    /// How often a create has failed, and until when the next one waits. The log is read meanwhile: a store that cannot
-    /// be written is no reason to lose the lease.
+    /// How often a create has failed.
     failures: u32,
+    /// Until when the next create waits. The log is read meanwhile: a store that cannot be written is no reason to lose
+    /// the lease.
     not_before: Option<Time>,
     /// These are a snapshot's, and not those of the first append that waits.
     snapshot: bool,
@@ -227,8 +228,12 @@ impl Log {
     pub fn reopened(&mut self, now: Time) {
         self.failures = 0;
         let waits = self.retry_at.take().is_some();
-        let trying = self.trying.as_mut();
-        if waits | trying.is_some_and(|t| t.not_before.take().is_some()) {
+        let mut create_waits = false;
+        if let Some(trying) = &mut self.trying {
+            trying.failures = 0;
+            create_waits = trying.not_before.take().is_some();
+        }
+        if waits || create_waits {
             self.step(now);
         }
     }
@@ -595,7 +600,7 @@ impl Log {
     }
 }
 
-/// The wait after so many failures before this one.
+/// The wait after a failure that so many others came before.
 fn wait_after(failures: u32) -> Span {
     RETRY_FIRST.times(1 << failures.min(16)).min(RETRY_MAX)
 }

@@ -333,6 +333,7 @@ impl Log {
     }
 
     fn at_the_end(&mut self, asked_at: Time) {
+        self.failures = 0;
         self.complete = Some(asked_at);
         if self.refresh.is_some_and(|wanted| wanted <= asked_at) {
             self.refresh = None;

@@ -25,7 +25,7 @@ pub(super) struct Lane<'a> {
     pub(super) scratch: &'a mut Vec<f32>,
     /// Buckets that are reduced.
     pub(super) done: &'a AtomicUsize,
-    /// Whether they are while backward goes on.
+    /// Whether buckets are reduced while backward goes on.
     pub(super) beside: bool,
     pub(super) seen: Seen,
 }
@@ -76,14 +76,32 @@ impl Lane<'_> {
 
 /// Whether it gains time to reduce beside backward. Ranks that share memory reduce with their cores: unless there are two
 /// for each, the second thread costs more than it saves (docs/benchmarks.md).
-pub(super) fn pays(layout: &Layout, cores: usize) -> bool {
-    layout.hosts().len() > 1 || cores >= 2 * layout.world()
+pub(super) fn pays(layout: &Layout, cores: Cores) -> bool {
+    let of_a_rank = match cores.own < cores.host {
+        // It is bound to some of them, as each rank is.
+        true => cores.own,
+        false => cores.own / layout.world().max(1),
+    };
+    layout.hosts().len() > 1 || of_a_rank >= 2
 }
 
-/// The cores that this process may use; asked once, as the answer is read from files.
-pub(super) fn cores() -> usize {
-    static CORES: OnceLock<usize> = OnceLock::new();
-    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cores {
+    /// That this process may use.
+    own: usize,
+    host: usize,
+}
+
+/// Asked once, as the answer is read from files.
+pub(super) fn cores() -> Cores {
+    static CORES: OnceLock<Cores> = OnceLock::new();
+    *CORES.get_or_init(|| {
+        let own = std::thread::available_parallelism().map_or(1, usize::from);
+        // SAFETY: sysconf(3) reads and writes no memory of this program.
+        let host = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+        let host = usize::try_from(host).unwrap_or(own);
+        Cores { own, host }
+    })
 }
 
 /// How long what took on this rank.
@@ -111,7 +129,7 @@ pub(super) fn step<M: Model>(
     let began = Instant::now();
     let beside = lane.beside && lane.group.world() > 1;
     let Some(((last_places, last), first)) = micros.split_last().filter(|_| beside) else {
-        // Nothing to compute, nobody to talk to meanwhile, or no core for it.
+        // Nothing to compute, nobody to talk to meanwhile, or no overlap wanted.
         for (places, micro) in micros {
             let mut into = Gradients::new(ranges, &mut sums.buffers);
             let measured = model.backward(micro, &mut into);
@@ -232,10 +250,11 @@ mod tests {
             Layout::new(hosts.collect()).unwrap()
         };
         let one = layout(&[&[0, 1]]);
-        assert_eq!(
-            [2, 3, 4].map(|cores| pays(&one, cores)),
-            [false, false, true]
-        );
-        assert!(pays(&layout(&[&[0], &[1]]), 1));
+        let cores = |own, host| Cores { own, host };
+        let free = [2, 3, 4].map(|n| pays(&one, cores(n, n)));
+        assert_eq!(free, [false, false, true]);
+        let bound = [1, 2].map(|n| pays(&one, cores(n, 4)));
+        assert_eq!(bound, [false, true]);
+        assert!(pays(&layout(&[&[0], &[1]]), cores(1, 1)));
     }
 }

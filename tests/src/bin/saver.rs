@@ -15,7 +15,7 @@ use muster_runtime::saving::{Blob, Dtype, Held, Peer, Restore, Saver, Slice, Wan
 use muster_runtime::{Directive, Session, WorkerEnv};
 use serde_json::json;
 
-/// What a step takes besides its arithmetic, in milliseconds, unless SAVER_STEP_MS says otherwise.
+/// The time of a step besides its arithmetic, in milliseconds, unless SAVER_STEP_MS says otherwise.
 const STEP_MS: u64 = 20;
 
 struct Worker {

@@ -78,7 +78,8 @@ fn seq(event: &Value) -> Option<u64> {
 
 async fn follow(client: &Client, args: &Args, style: &Style) -> Result<(), Failure> {
     let mut after = args.after;
-    let mut answered = false;
+    // Once the job is over, what comes right behind its end is printed, too.
+    let (mut answered, mut over) = (false, false);
     let mut away: Option<Instant> = None;
     loop {
         match all_after(client, &args.job, after).await {
@@ -99,14 +100,10 @@ async fn follow(client: &Client, args: &Args, style: &Style) -> Result<(), Failu
                     };
                     put(format!("{text}\n").as_bytes())?;
                 }
-                if events
-                    .iter()
-                    .rev()
-                    .find(|e| e["event"] == "generation")
-                    .is_some_and(is_over)
-                {
+                if over {
                     return Ok(());
                 }
+                over = has_ended(&events);
             }
             // An agent that is upgraded comes back; one that never was there does not.
             Err(Unanswered::Silent(why)) if answered => {
@@ -124,6 +121,13 @@ async fn follow(client: &Client, args: &Args, style: &Style) -> Result<(), Failu
         }
         tokio::time::sleep(POLL).await;
     }
+}
+
+/// Whether the newest of these says that the job is over, and no launcher has come since.
+fn has_ended(events: &[Value]) -> bool {
+    let tells = |e: &&Value| e["event"] == "generation" || e["event"] == "launcher";
+    let newest = events.iter().rev().find(tells);
+    newest.is_some_and(|e| e["event"] == "generation" && is_over(e))
 }
 
 /// Whether a generation is the job's last.

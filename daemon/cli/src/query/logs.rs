@@ -130,8 +130,8 @@ impl Place {
         // Jobs of several users may have the same id: take the one that runs here.
         let row = rows
             .iter()
-            .find(|r| !field(r, "log_dir").is_empty())
-            .or(rows.iter().find(|r| flag(r, "launcher_here")))
+            .find(|r| flag(r, "launcher_here"))
+            .or(rows.iter().find(|r| !field(r, "log_dir").is_empty()))
             .or(rows.first());
         let Some(row) = row else {
             return Err(Failure::Refused(format!(
@@ -199,7 +199,7 @@ fn local_rank(row: &Value, rank: u64) -> Result<u64, Failure> {
         rank.checked_sub(first).filter(|local| *local < slots)
     };
     let here = row.get("here").and_then(place);
-    // Of a job that is over: where the rank was in the end.
+    // Where the rank was when a job that is over last ran.
     let was = || row.pointer("/ran/here").and_then(place);
     if let Some(local) = here.or_else(was) {
         return Ok(local);

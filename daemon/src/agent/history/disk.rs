@@ -13,18 +13,18 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 const NEWEST: &str = "events";
-const BEFORE: &str = "events.1";
+const OLDER: &str = "events.1";
 
 /// The most bytes of each of the two files.
-const MOST: u64 = 4 << 20;
+const MAX_BYTES: u64 = 4 << 20;
 
 /// The most lines that wait for the disk. Further ones are not written.
-const WAITING: usize = 1_024;
+const MAX_WAITING: usize = 1_024;
 
 /// How long the agent's end waits for the last lines.
-const LAST: Duration = Duration::from_millis(500);
+const LAST_WAIT: Duration = Duration::from_millis(500);
 
-/// One line.
+/// One event, as a line of the file.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Kept {
     pub(super) key: JobKey,
@@ -41,15 +41,15 @@ impl Disk {
     /// Reads what earlier runs of the agent wrote here, the oldest first, and goes on behind it.
     pub(super) fn open(dir: &Path) -> (Disk, Vec<Kept>) {
         let mut kept = Vec::new();
-        for name in [BEFORE, NEWEST] {
+        for name in [OLDER, NEWEST] {
             let mut bytes = Vec::new();
             // A file that is longer was not written by an agent.
-            let file = File::open(dir.join(name)).map(|file| file.take(2 * MOST));
+            let file = File::open(dir.join(name)).map(|file| file.take(2 * MAX_BYTES));
             let _shorter = file.and_then(|mut file| file.read_to_end(&mut bytes));
             let lines = bytes.split(|byte| *byte == b'\n');
             kept.extend(lines.filter_map(|line| serde_json::from_slice(line).ok()));
         }
-        let (lines, from) = sync_channel(WAITING);
+        let (lines, from) = sync_channel(MAX_WAITING);
         let (done, written) = sync_channel(1);
         let dir = dir.to_owned();
         std::thread::spawn(move || {
@@ -72,19 +72,19 @@ impl Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         self.lines = None;
-        let _late = self.written.recv_timeout(LAST);
+        let _late = self.written.recv_timeout(LAST_WAIT);
     }
 }
 
 fn write_all(dir: &Path, lines: &Receiver<String>) {
-    let (newest, before) = (dir.join(NEWEST), dir.join(BEFORE));
+    let (newest, before) = (dir.join(NEWEST), dir.join(OLDER));
     let mut file = begin(&newest, false);
     for line in lines {
         let len = file
             .as_ref()
             .and_then(|f| f.metadata().ok())
             .map(|m| m.len());
-        if len.is_some_and(|len| len + line.len() as u64 > MOST) {
+        if len.is_some_and(|len| len + line.len() as u64 > MAX_BYTES) {
             let _stays = std::fs::rename(&newest, &before);
             file = begin(&newest, true);
         }
@@ -145,7 +145,7 @@ mod tests {
     fn the_files_are_bounded_and_the_newest_events_stay() {
         let tmp = tempfile::tempdir().unwrap();
         let long = "x".repeat(64 << 10);
-        let count = 3 * MOST / (64 << 10);
+        let count = 3 * MAX_BYTES / (64 << 10);
         for n in 0..count {
             // One at a time, so that none is left out.
             let (disk, _) = Disk::open(tmp.path());
@@ -154,10 +154,14 @@ mod tests {
         let (_, kept) = Disk::open(tmp.path());
         let kept = numbers(&kept);
         assert_eq!(kept.last(), Some(&(count - 1)));
-        assert!(kept.len() as u64 >= MOST / (70 << 10), "{}", kept.len());
-        for name in [NEWEST, BEFORE] {
+        assert!(
+            kept.len() as u64 >= MAX_BYTES / (70 << 10),
+            "{}",
+            kept.len()
+        );
+        for name in [NEWEST, OLDER] {
             let len = std::fs::metadata(tmp.path().join(name)).unwrap().len();
-            assert!(len <= MOST, "{name}: {len}");
+            assert!(len <= MAX_BYTES, "{name}: {len}");
         }
     }
 

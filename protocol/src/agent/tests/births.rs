@@ -128,5 +128,13 @@ fn a_birth_whose_launchers_are_all_replaced_binds_nobody() {
         s = s.restart(Span::from_millis(300));
         s.peer(0);
         assert_eq!(accepted(&mut s, second), taken, "{second:?}");
+        // One that comes late frees nobody from the newer one.
+        let record = birth(first);
+        s.hears(0, JobMessage::Birth { record });
+        s.sent.clear();
+        let record = birth(second);
+        s.hears(0, JobMessage::Birth { record });
+        let is_it = |m: &JobMessage| matches!(m, JobMessage::BirthAccepted { .. });
+        assert_eq!(s.sent.iter().any(|(_, m)| is_it(m)), taken, "{second:?}");
     }
 }

@@ -52,7 +52,7 @@ fn ranks_that_end_at_other_steps_do_not_end_well() {
     let mut bed = job(&store, "ends", 25, 10);
     bed.run(0, 0);
     assert_eq!(bed.ended(0), Some(UNSAVED), "{}", bed.said(0));
-    assert_eq!(shown(&bed.said(0), "not every rank has saved it"), 1);
+    assert_eq!(shown(&bed.said(0), "not every rank had saved that step"), 1);
 }
 
 #[test]

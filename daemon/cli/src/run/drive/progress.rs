@@ -105,7 +105,7 @@ pub(super) struct Progress {
     /// What the agent knows of the metrics, and of which generation.
     reported: Option<(Digest, Vec<RankMetrics>)>,
     report_at: Instant,
-    /// Since when workers run that nobody may watch; none once people know that.
+    /// Since when workers run that may be watched by nobody; none once people know that.
     unwatched: Option<Instant>,
 }
 
@@ -192,7 +192,7 @@ impl Driver {
         self.progress.unwatched = None;
         if begun.silent > 0 && begun.loading + begun.loaded == 0 {
             say(
-                "nothing watches this node's workers for hangs, for none has attached the runtime: with `import muster` \
+                "nothing watches this node's workers for hangs, for none has attached the runtime yet: with `import muster` \
                  in the script (docs/python.md) one that stands still is found and named. --hang-factor 0 turns the \
                  watch off, and this line",
             );
