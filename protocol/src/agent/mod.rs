@@ -197,7 +197,7 @@ impl Agent {
         let hellos = connected.filter_map(|p| p.hello.as_ref());
         let adverts = hellos.flat_map(|hello| &hello.jobs);
         let keys = adverts.filter(|a| a.is_gathering()).map(|a| &a.key);
-        let unknown: BTreeSet<&JobKey> = keys.filter(|k| !listed(*k)).collect();
+        let unknown: BTreeSet<&JobKey> = keys.filter(|k| !listed(k)).collect();
         let jobs = unknown.into_iter();
         jobs.map(|key| Job::new(key.clone(), 0)).collect()
     }

@@ -549,7 +549,7 @@ impl Job {
             None => record.is_voter(ctx.voter()),
         };
         let bound = self.durable.bound.as_ref();
-        let replaced = bound.filter(|bound| mine && self.is_replaced(ctx, bound, &record));
+        let replaced = bound.filter(|bound| mine && self.is_outlived(ctx, bound, &record));
         if let Some(old) = replaced.map(|bound| bound.digest()) {
             match self.desk.birth.as_ref().is_some_and(|b| b.lineage == old) {
                 true => self.withdraw_birth(ctx),
@@ -631,7 +631,7 @@ impl Job {
     /// Whether nobody is left that could train in a birth whose outcome is unknown: each of its nodes has another launcher
     /// in `by`, or is dead. So it does not matter whether it was decided. The launcher here tells which of the two is the
     /// newer one.
-    fn is_replaced(&self, ctx: &Ctx<'_>, bound: &Record, by: &Record) -> bool {
+    fn is_outlived(&self, ctx: &Ctx<'_>, bound: &Record, by: &Record) -> bool {
         let mine = bound.member(ctx.me()).map(|m| m.launcher);
         let dead = |m: &Member| ctx.peers.lost(m.node) == Some(true);
         let another = |m: &Member| by.member(m.node).map(|other| other.launcher != m.launcher);
