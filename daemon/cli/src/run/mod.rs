@@ -121,9 +121,9 @@ fn attend(mut args: RunArgs, argv: &[OsString]) -> ExitCode {
 /// embedded in this process.
 fn agent(plan: &mut Plan) -> anyhow::Result<(PathBuf, Option<Embedded>)> {
     if let Some(socket) = &plan.socket {
-        let refused = std::os::unix::net::UnixStream::connect(socket).err();
         // An agent that is away comes back. What its owner has to change does not change by waiting.
-        if refused.is_some_and(|e| e.kind() == std::io::ErrorKind::PermissionDenied) {
+        let may = nix::unistd::access(socket, nix::unistd::AccessFlags::W_OK);
+        if may == Err(nix::errno::Errno::EACCES) {
             anyhow::bail!(
                 "this user may not use the agent's socket {}: ask its owner, or name another with --socket",
                 socket.display()
