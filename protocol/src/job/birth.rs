@@ -629,11 +629,14 @@ impl Job {
     }
 
     /// Whether nobody is left that could train in a birth whose outcome is unknown: each of its nodes has another launcher
-    /// in `by`, or is dead. So it does not matter whether it was decided. The launcher here tells which of the two is the
-    /// newer one.
+    /// in `by`, is dead, or is not there once the proposer must have decided or given up. So it does not matter whether it
+    /// was decided. The launcher here tells which of the two is the newer one.
     fn is_outlived(&self, ctx: &Ctx<'_>, bound: &Record, by: &Record) -> bool {
         let mine = bound.member(ctx.me()).map(|m| m.launcher);
-        let dead = |m: &Member| ctx.peers.lost(m.node) == Some(true);
+        let half = Span(ctx.cfg.birth_timeout.0 / 2);
+        let waited = (self.desk.bound_at).is_some_and(|since| ctx.now >= since + half);
+        let dead =
+            |m: &Member| ctx.peers.lost(m.node) == Some(true) || waited && !ctx.reachable(m.node);
         let another = |m: &Member| by.member(m.node).map(|other| other.launcher != m.launcher);
         let mut members = bound.members.iter();
         mine.is_some_and(|launcher| self.launcher_to_join() != Some(launcher))

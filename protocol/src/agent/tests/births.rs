@@ -138,3 +138,35 @@ fn a_birth_whose_launchers_are_all_replaced_binds_nobody() {
         assert_eq!(s.sent.iter().any(|(_, m)| is_it(m)), taken, "{second:?}");
     }
 }
+
+/// One of its nodes left in good order with all that it knew, and comes back as another node.
+#[test]
+fn a_birth_with_a_node_that_is_not_there_binds_for_as_long_as_its_proposer_tries() {
+    let birth = |nodes: [usize; 2], ks: [usize; 2]| {
+        let members = nodes.iter().zip(ks).map(|(i, k)| Member {
+            node: node(*i),
+            state: member(*i).state,
+            ..member(k)
+        });
+        Arc::new(Record {
+            members: members.collect(),
+            ..record(2, 1)
+        })
+    };
+    let mut s = Scripted::new(config(1, 2), Vec::new());
+    s.peer(0);
+    let accepted = |s: &mut Scripted, from: usize, record: Arc<Record>| {
+        s.sent.clear();
+        s.hears(from, JobMessage::Birth { record });
+        let is_it = |m: &JobMessage| matches!(m, JobMessage::BirthAccepted { .. });
+        s.sent.iter().any(|(_, m)| is_it(m))
+    };
+    s.launcher_of(1, (2, 2), None);
+    assert!(accepted(&mut s, 0, birth([0, 1], [0, 1])));
+    s = s.restart(Span::from_millis(300));
+    s.peer(2);
+    s.launcher_of(5, (2, 2), None);
+    assert!(!accepted(&mut s, 2, birth([2, 1], [6, 5])));
+    s.pass(Span::from_millis(2_500));
+    assert!(accepted(&mut s, 2, birth([2, 1], [6, 5])));
+}
