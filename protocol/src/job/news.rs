@@ -27,7 +27,16 @@ impl Job {
     /// All members run: the leader tells them how long that took.
     pub(super) fn tell_times(&mut self, ctx: &mut Ctx<'_>) {
         self.phases.started = ctx.now;
-        let phases = std::mem::take(&mut self.phases);
+        let mut phases = std::mem::take(&mut self.phases);
+        if self.before.as_ref().is_some_and(|before| before.is_short()) {
+            // Nothing ran before it: the wait for more nodes is no part of the change.
+            phases = Phases {
+                fault: phases.decided,
+                detected: phases.decided,
+                stopped: Time::ZERO,
+                ..phases
+            };
+        }
         let Some(head) = self.live() else { return };
         let (digest, record) = (head.digest, head.record.clone());
         self.news.told = Some((digest, phases));
