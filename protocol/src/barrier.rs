@@ -77,7 +77,7 @@ pub enum ToNode {
 impl ToNode {
     /// Why the ranks are told to stop by this; none where they save and go on. A cancel tells nothing by itself: what
     /// comes in place of a stop does.
-    pub fn stops(&self) -> Option<Reason> {
+    pub fn stop_reason(&self) -> Option<Reason> {
         match self {
             ToNode::Install { reason, .. } | ToNode::Confirm { reason, .. } => {
                 (*reason != Reason::Checkpoint).then_some(*reason)

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use crate::ids::{NodeId, StateId};
 use crate::membership::{Guard, Membership, State as PeerState};
 use crate::time::{Span, Time};
-use crate::wire::{Hello, Leave, Timeouts};
+use crate::wire::{Advert, Hello, Leave, Timeouts};
 
 /// Peers that are remembered, connected ones and watched ones apart.
 pub const MAX_PEERS: usize = 2_048;
@@ -105,6 +105,15 @@ impl Peers {
             .iter()
             .filter(|(_, p)| p.connected)
             .map(|(n, _)| *n)
+    }
+
+    /// The jobs of which connected agents told last, each with the agent that told.
+    pub fn adverts(&self) -> impl Iterator<Item = (NodeId, &Advert)> {
+        let peers = self.map.iter().filter(|(_, p)| p.connected);
+        peers.flat_map(|(node, p)| {
+            let jobs = p.hello.iter().flat_map(|hello| &hello.jobs);
+            jobs.map(|advert| (*node, advert))
+        })
     }
 
     /// The longest times that any agent keeps of which this one has heard.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use muster_protocol::agent::{ConnId, Event};
 use muster_protocol::control::report::RankMetrics;
 use muster_protocol::local::{
-    Answer, Command, Register, STORE_HANGS, SaveNews, StoreAnswer, StoreOp, ToAgent, ToLauncher,
+    Answer, Command, Register, STORE_HANGS, SaveNews, StoreAnswer, ToAgent, ToLauncher,
 };
 use muster_protocol::membership;
 use muster_protocol::{Digest, JobKey, LauncherId, codec, storelog};
@@ -458,11 +458,7 @@ impl Node {
             let Some(asked) = launcher.store.as_mut() else {
                 continue;
             };
-            for event in asked.expire(now) {
-                let op = match event {
-                    storelog::Event::Created { .. } => StoreOp::Create,
-                    storelog::Event::Read { .. } => StoreOp::Read,
-                };
+            for (op, event) in asked.expire(now) {
                 let news = asked.note(op, Some(STORE_HANGS));
                 late.push((launcher.key.clone(), event, news));
             }

@@ -305,12 +305,11 @@ impl Node {
         row["ended_ms_ago"] = json!(ago(ended).filter(|_| !job.is_live()));
         // A job that is over has its output there still.
         row["log_dir"] = json!(job.log_dir().or(self.history.log_dir(key)));
-        row["ran"] = self.history.ran(key).map_or(Value::Null, |ran| {
+        row["last_here"] = self.history.ran(key).map_or(Value::Null, |ran| {
             let me = self.core.config().node.hex();
             let members = ran["members"].as_array().into_iter().flatten();
             let here = members.into_iter().find(|m| m["node"] == json!(me));
-            json!({ "generation": ran["generation"], "world": ran["world"],
-                    "here": here })
+            json!(here)
         });
         row["waiting"] = json!(waiting);
         row["hung"] = json!(job.hung());

@@ -100,21 +100,18 @@ impl Asked {
             return None;
         }
         let id = self.next_id();
-        let (op, ask) = match write {
-            Some(value) => (StoreOp::WriteBeacon, StoreAsk::WriteBeacon { value }),
-            None => (StoreOp::Read, StoreAsk::ReadBeacon),
+        let ask = match write {
+            Some(value) => StoreAsk::WriteBeacon { value },
+            None => StoreAsk::ReadBeacon,
         };
-        let due = now + PATIENCE;
+        let (op, due) = (ask.op(), now + PATIENCE);
         self.beacon = Some(Beacon { id, op, due });
         Some((id, ask))
     }
 
     /// The kind of the operation of this id; `None` where no answer of that id is waited for.
     pub(super) fn op(&self, id: u64) -> Option<StoreOp> {
-        let log = self.log.get(&id).map(|l| match l.effect {
-            Effect::Create { .. } => StoreOp::Create,
-            Effect::Read { .. } => StoreOp::Read,
-        });
+        let log = self.log.get(&id).map(|l| StoreOp::from(&l.effect));
         let beacon = self.beacon.as_ref().filter(|b| b.id == id);
         log.or(beacon.map(|b| b.op))
     }
@@ -168,13 +165,15 @@ impl Asked {
         log.chain(beacon).min()
     }
 
-    /// Gives up what took too long; the events of the log's operations that did.
-    pub(super) fn expire(&mut self, now: Time) -> Vec<Event> {
+    /// Gives up what took too long; the events of the log's operations that did, with their kinds.
+    pub(super) fn expire(&mut self, now: Time) -> Vec<(StoreOp, Event)> {
         self.beacon.take_if(|b| now >= b.due);
         let log = std::mem::take(&mut self.log).into_iter();
         let (late, in_time): (BTreeMap<_, _>, _) = log.partition(|(_, l)| now >= l.due);
         self.log = in_time;
-        late.into_values().map(|l| l.effect.unknown()).collect()
+        let late = late.into_values().map(|l| l.effect);
+        late.map(|effect| (StoreOp::from(&effect), effect.unknown()))
+            .collect()
     }
 
     /// The launcher is gone: the events of what it was asked for.
@@ -286,8 +285,8 @@ mod tests {
         assert_eq!(told, outcome(last, ReadOutcome::Absent));
         assert_eq!(asked.due(), Some(START + PATIENCE));
         assert_eq!(asked.expire(START), []);
-        let mut late = vec![create(1, 5).unknown()];
-        late.extend((2..last).map(|op| read(op).unknown()));
+        let mut late = vec![(StoreOp::Create, create(1, 5).unknown())];
+        late.extend((2..last).map(|op| (StoreOp::Read, read(op).unknown())));
         assert_eq!(asked.expire(START + PATIENCE), late);
         // All are free again, and what comes late changes nothing.
         assert_eq!(asked.due(), None);

@@ -267,11 +267,8 @@ impl Agent {
             let may = k.owner == owner || owner == "0";
             may && k.id == id && whose.is_none_or(|w| k.owner == w)
         };
-        let hellos = self.peers.map.values().filter(|p| p.connected);
-        let adverts = hellos
-            .filter_map(|p| p.hello.as_ref())
-            .flat_map(|h| &h.jobs);
-        let known = self.jobs.keys().chain(adverts.map(|a| &a.key));
+        let told = self.peers.adverts().map(|(_, advert)| &advert.key);
+        let known = self.jobs.keys().chain(told);
         let known: BTreeSet<&JobKey> = known.filter(|k| is_meant(k)).collect();
         let has_launcher =
             |k: &&&JobKey| self.jobs.get(**k).is_some_and(|j| j.launcher().is_some());

@@ -193,13 +193,12 @@ impl Agent {
     /// Jobs of which this agent knows nothing but that launchers wait for others at a connected one.
     pub fn gathering_elsewhere(&self) -> Vec<Job> {
         let listed = |key: &JobKey| self.jobs.get(key).is_some_and(Job::is_listed);
-        let connected = self.peers.map.values().filter(|p| p.connected);
-        let hellos = connected.filter_map(|p| p.hello.as_ref());
-        let adverts = hellos.flat_map(|hello| &hello.jobs);
-        let keys = adverts.filter(|a| a.is_gathering()).map(|a| &a.key);
-        let unknown: BTreeSet<&JobKey> = keys.filter(|k| !listed(k)).collect();
-        let jobs = unknown.into_iter();
-        jobs.map(|key| Job::new(key.clone(), 0)).collect()
+        let adverts = self.peers.adverts().map(|(_, advert)| advert);
+        let gathering = adverts.filter(|a| a.is_gathering() && !listed(&a.key));
+        let keys: BTreeSet<&JobKey> = gathering.map(|a| &a.key).collect();
+        keys.into_iter()
+            .map(|key| Job::new(key.clone(), 0))
+            .collect()
     }
 
     pub fn peers(&self) -> &Peers {

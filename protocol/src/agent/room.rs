@@ -23,8 +23,7 @@ impl Agent {
 
     /// Generations without a launcher, by the word of those that lead them.
     fn told_deserted(&self) -> BTreeSet<Digest> {
-        let peers = self.peers.map.values().filter(|p| p.connected);
-        let adverts = peers.filter_map(|p| p.hello.as_ref()).flat_map(|h| &h.jobs);
+        let adverts = self.peers.adverts().map(|(_, advert)| advert);
         adverts.filter(|a| a.deserted).map(|a| a.digest).collect()
     }
 

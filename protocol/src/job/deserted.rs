@@ -62,12 +62,7 @@ impl Job {
         &'a self,
         peers: &'a Peers,
     ) -> impl Iterator<Item = (NodeId, &'a Advert)> {
-        let peers = peers.map.iter().filter(|(_, p)| p.connected);
-        let jobs = peers.flat_map(|(node, p)| {
-            let jobs = p.hello.iter().flat_map(|h| &h.jobs);
-            jobs.map(|a| (*node, a))
-        });
-        jobs.filter(|(_, a)| a.key == self.key)
+        peers.adverts().filter(|(_, a)| a.key == self.key)
     }
 
     /// Whether this agent sees that no launcher of the job is left: as its leader, or where nobody leads.

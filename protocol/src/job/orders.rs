@@ -110,7 +110,7 @@ impl Job {
             return;
         };
         if self.acting_leader(ctx, &record) == Some(from) {
-            if let Some(reason) = message.stops() {
+            if let Some(reason) = message.stop_reason() {
                 self.stop_begins(ctx, &record, reason.as_str());
             }
             let confirmed = match message {

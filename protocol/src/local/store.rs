@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{MAX_REASON, TooMuch};
-use crate::storelog::MAX_ENTRY;
+use crate::storelog::{Effect, MAX_ENTRY};
 
 /// The most bytes of an object in one frame.
 pub const MAX_PART: usize = 64 * 1024;
@@ -59,6 +59,16 @@ pub enum StoreAnswer {
     },
 }
 
+impl StoreAsk {
+    pub fn op(&self) -> StoreOp {
+        match self {
+            StoreAsk::Read { .. } | StoreAsk::ReadBeacon => StoreOp::Read,
+            StoreAsk::Create { .. } => StoreOp::Create,
+            StoreAsk::WriteBeacon { .. } => StoreOp::WriteBeacon,
+        }
+    }
+}
+
 impl StoreAnswer {
     /// A failure, its reason cut to what may be sent.
     pub fn failed(mut reason: String) -> StoreAnswer {
@@ -87,6 +97,15 @@ pub enum StoreOp {
     Read,
     Create,
     WriteBeacon,
+}
+
+impl From<&Effect> for StoreOp {
+    fn from(effect: &Effect) -> StoreOp {
+        match effect {
+            Effect::Read { .. } => StoreOp::Read,
+            Effect::Create { .. } => StoreOp::Create,
+        }
+    }
 }
 
 /// The troubles of a store, by the kind of operation that fails. The same text is told once.

@@ -23,7 +23,7 @@ use anyhow::Context;
 use muster_runtime::demo::{Outcome, WorkerArgs, undisturbed, worker as run_worker};
 use serde_json::json;
 
-use crate::run::console::print;
+use crate::run::console::{print, with_causes};
 use crate::run::workers::unix_ms;
 use cluster::Cluster;
 use recording::Recording;
@@ -107,9 +107,10 @@ pub fn main(args: &DemoArgs) -> ExitCode {
             ExitCode::FAILURE
         }
         Err(error) => {
-            print(&format!("muster demo: {error:#}"));
+            let why = with_causes(&error);
+            print(&format!("muster demo: {why}"));
             if args.output == Output::Json {
-                let result = json!({ "ok": false, "failures": [format!("{error:#}")] });
+                let result = json!({ "ok": false, "failures": [why] });
                 put(&format!("{result}\n"));
             }
             match error.downcast_ref::<Trouble>() {

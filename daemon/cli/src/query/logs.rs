@@ -200,7 +200,7 @@ fn local_rank(row: &Value, rank: u64) -> Result<u64, Failure> {
     };
     let here = row.get("here").and_then(place);
     // Where the rank was when a job that is over last ran.
-    let was = || row.pointer("/ran/here").and_then(place);
+    let was = || row.get("last_here").and_then(place);
     if let Some(local) = here.or_else(was) {
         return Ok(local);
     }

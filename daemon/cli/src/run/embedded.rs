@@ -43,8 +43,8 @@ impl Embedded {
         let config = configuration(plan, listen)?;
         let found = plan.standalone || config.mdns || !config.bootstrap.is_empty();
         if plan.spec.min_nodes > 1 && !found {
-            console::print(
-                "muster: no other node can find this one: give every node of the job the same --rdzv-endpoint HOST (any of \
+            console::say(
+                "no other node can find this one: give every node of the job the same --rdzv-endpoint HOST (any of \
                  them), or run musterd on each",
             );
         }

@@ -261,6 +261,7 @@ impl<S: Operations> Keeper<S> {
 
     /// Takes what the agent asks. An answer at once where nothing can be done.
     pub fn ask(&mut self, id: u64, ask: StoreAsk) -> Option<StoreAnswer> {
+        let op = ask.op();
         let task = match ask {
             StoreAsk::Read { slot } => Task::Read { slot },
             StoreAsk::Create { slot, part } => {
@@ -273,12 +274,11 @@ impl<S: Operations> Keeper<S> {
             StoreAsk::WriteBeacon { value } => Task::WriteBeacon { value },
             StoreAsk::ReadBeacon => Task::ReadBeacon,
         };
-        let (place, op) = match task {
-            Task::WriteBeacon { .. } => (Place::Beacon, StoreOp::WriteBeacon),
-            Task::ReadBeacon => (Place::Beacon, StoreOp::Read),
-            Task::Create { .. } => (Place::Creates, StoreOp::Create),
-            Task::Read { .. } if self.reads.busy => (Place::Apart, StoreOp::Read),
-            Task::Read { .. } => (Place::Reads, StoreOp::Read),
+        let place = match task {
+            Task::WriteBeacon { .. } | Task::ReadBeacon => Place::Beacon,
+            Task::Create { .. } => Place::Creates,
+            Task::Read { .. } if self.reads.busy => Place::Apart,
+            Task::Read { .. } => Place::Reads,
         };
         let asked = Asked {
             link: self.link,

@@ -255,11 +255,16 @@ fn a_reader_that_has_enough_is_no_error() {
 
 /// Whoever listens there answers each question with these bytes and closes.
 fn answering(world: &World, bytes: &'static [u8]) {
+    answering_times(world, bytes, usize::MAX);
+}
+
+/// The same, so many times; then nobody listens there.
+fn answering_times(world: &World, bytes: &'static [u8], times: usize) {
     use std::io::{Read, Write};
     let listener = std::os::unix::net::UnixListener::bind(world.socket()).unwrap();
     // Ends with the test's process.
     std::thread::spawn(move || {
-        for stream in listener.incoming() {
+        for stream in listener.incoming().take(times) {
             let mut stream = stream.unwrap();
             let mut length = [0; 4];
             stream.read_exact(&mut length).unwrap();
@@ -290,6 +295,32 @@ fn answers_that_are_none_are_refused_by_name() {
     let version = muster_protocol::codec::WIRE_VERSION;
     let frame: &'static [u8] = Vec::leak(vec![5, 0, 0, 0, version, 0, 2, b'{', b'x']);
     check(frame, 1, "not JSON");
+}
+
+/// An agent inside a launcher goes with its job, right behind the event that tells of the end.
+#[test]
+fn following_events_ends_well_where_the_agent_goes_with_the_job() {
+    use muster_protocol::codec::{WIRE_VERSION, encode_frame};
+    use muster_protocol::local::Answer;
+    let world = World::new();
+    let end = r#"[{"seq":7,"event":"generation","generation":2,"kind":"finished"}]"#;
+    let frame = encode_frame(&Answer::Json(end.into())).unwrap();
+    assert_eq!(frame[0], WIRE_VERSION);
+    let mut bytes = u32::try_from(frame.len()).unwrap().to_le_bytes().to_vec();
+    bytes.extend(frame);
+    // The second question is whether there is more.
+    answering_times(&world, Vec::leak(bytes), 2);
+    let socket = world.socket();
+    let args = [
+        "events",
+        "j",
+        "--follow",
+        "--socket",
+        socket.to_str().unwrap(),
+    ];
+    let output = world.muster(&args);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(stdout(&output).contains("finished"), "{output:?}");
 }
 
 #[test]

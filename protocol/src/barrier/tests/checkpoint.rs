@@ -272,7 +272,7 @@ fn a_node_that_begins_anew_goes_on_behind_a_checkpoint() {
         step: 9,
         reason: Reason::Checkpoint,
     };
-    assert_eq!(confirm.stops(), None);
+    assert_eq!(confirm.stop_reason(), None);
     core.handle(NodeEvent::Leader(confirm), secs(1)).unwrap();
     let passed = |known| super::node::Phase::Passed { step: 9, known };
     assert_eq!(core.phase, passed(false));
@@ -304,7 +304,7 @@ fn a_node_that_begins_anew_goes_on_behind_a_checkpoint() {
         grace_ms: 1_000,
         reason: Reason::Drain,
     };
-    assert!(install.stops().is_some());
+    assert!(install.stop_reason().is_some());
     core.handle(NodeEvent::Leader(install), secs(2)).unwrap();
     assert!(core.is_open() && core.heard() == 5);
 }

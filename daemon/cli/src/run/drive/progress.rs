@@ -105,8 +105,8 @@ pub(super) struct Progress {
     /// What the agent knows of the metrics, and of which generation.
     reported: Option<(Digest, Vec<RankMetrics>)>,
     report_at: Instant,
-    /// Since when workers run that may be watched by nobody; none once people know that.
-    unwatched: Option<Instant>,
+    /// People know that nothing watches the workers, or need not.
+    unwatched_said: bool,
 }
 
 impl Progress {
@@ -118,7 +118,7 @@ impl Progress {
             dumps: mpsc::channel(16),
             reported: None,
             report_at: Instant::now(),
-            unwatched: (hangs.limits.factor > 0).then(Instant::now),
+            unwatched_said: hangs.limits.factor == 0,
         }
     }
 
@@ -126,15 +126,6 @@ impl Progress {
     pub(super) fn begin(&mut self) {
         self.watch = Watch::new(self.hangs.limits);
         self.verdict.over();
-        if let Some(since) = &mut self.unwatched {
-            *since = Instant::now();
-        }
-    }
-
-    /// Whether people should know by now that no worker is watched.
-    fn is_unwatched(&self) -> bool {
-        let least = Duration::from_nanos(self.hangs.limits.least.0);
-        (self.unwatched).is_some_and(|since| since.elapsed() >= least)
     }
 
     /// How long the ranks' steps usually take; zero while nobody knows.
@@ -185,11 +176,13 @@ impl Driver {
     /// A job without the runtime that stands still looks like one that trains. So people know once, by the time that a
     /// hang would have been found.
     fn say_unwatched(&mut self, session: &Session) {
-        if session.trains().is_none() || !self.progress.is_unwatched() {
+        let least = Duration::from_nanos(self.progress.hangs.limits.least.0);
+        let early = session.trains().is_none() || self.telling.run_for() < least;
+        if self.progress.unwatched_said || early {
             return;
         }
         let begun = self.workers.begun();
-        self.progress.unwatched = None;
+        self.progress.unwatched_said = true;
         if begun.silent > 0 && begun.loading + begun.loaded == 0 {
             say(
                 "nothing watches this node's workers for hangs, for none has attached the runtime yet: with `import muster` \

@@ -48,6 +48,11 @@ impl Telling {
         self.holds
     }
 
+    /// How long the workers run; zero where none was started.
+    pub(super) fn run_for(&self) -> Duration {
+        self.since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
     fn is_due(&self, step: u64, counted: bool) -> bool {
         let wait = if counted { Duration::ZERO } else { SELDOM };
         let waited = self.step_at.is_none_or(|at| at.elapsed() >= wait);
@@ -108,7 +113,7 @@ impl Driver {
 
     fn have_loaded(&self) -> bool {
         let begun = self.workers.begun();
-        let long = self.telling.since.is_some_and(|at| at.elapsed() >= SILENT);
+        let long = self.telling.run_for() >= SILENT;
         let silent = begun.silent == 0 || long;
         begun.loading == 0 && silent && begun.loaded + begun.silent > 0
     }
