@@ -232,7 +232,7 @@ impl ToAgent {
             | ToAgent::Command(Command::Cancel { job } | Command::Ended { job, .. }) => {
                 fits("the job", job.len(), MAX_PATH)
             }
-            ToAgent::Command(Command::Continue { job, dead }) => {
+            ToAgent::Command(Command::Continue { job, dead, .. }) => {
                 fits("the job", job.len(), MAX_PATH)?;
                 fits("the dead nodes", dead.len(), crate::wire::MAX_LIST)?;
                 let longest = dead.iter().map(String::len).max();
@@ -461,8 +461,13 @@ pub enum Command {
     Drain { node: String, grace_ms: u32 },
     /// Stop a job.
     Cancel { job: String },
-    /// Go on with a job without the nodes that are lost (by id prefix or host name).
-    Continue { job: String, dead: Vec<String> },
+    /// Go on with a job without the nodes that are lost (by id prefix or host name). Unless it is `confirmed`, the
+    /// answer says whether that could be done, and nothing changes.
+    Continue {
+        job: String,
+        dead: Vec<String>,
+        confirmed: bool,
+    },
     /// Have all ranks of a job save at one step, and go on.
     Checkpoint { job: String },
     /// A person has ended a job in its log, which no launcher of it is left to write.

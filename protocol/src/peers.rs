@@ -45,6 +45,11 @@ impl Peer {
         self.state_dir().is_some_and(|s| s != state)
     }
 
+    /// Whether it said that it goes, and went, from this address.
+    pub fn has_left_from(&self, addr: SocketAddr) -> bool {
+        !self.connected && self.leaving.is_some() && self.addr == Some(addr)
+    }
+
     /// Its announcement to go, unless it is still here long after the time that it named: then that
     /// was taken back, or was the word of an agent that went and came again.
     pub fn leaves(&self, now: Time, patience: Span) -> Option<&Leave> {
@@ -211,6 +216,7 @@ mod tests {
             state: StateId([1; 8]),
             boot: Boot(1),
             timeouts: Timeouts::default(),
+            unstored: None,
             jobs: Vec::new(),
         };
         Peer {
@@ -219,6 +225,27 @@ mod tests {
             hello: Some(hello),
             ..Peer::default()
         }
+    }
+
+    #[test]
+    fn a_node_left_from_its_address_where_it_said_so_and_went() {
+        let leave = Leave {
+            grace_ms: 1000,
+            reason: String::new(),
+        };
+        let at = |port| SocketAddr::from(([10, 0, 0, 1], port));
+        let left = |connected, leaving: Option<Leave>, port| {
+            let leaving = leaving.map(|leave| (leave, Time::ZERO));
+            let peer = Peer {
+                leaving,
+                ..peer("a", 7970, connected)
+            };
+            peer.has_left_from(at(port))
+        };
+        assert!(left(false, Some(leave.clone()), 7970));
+        assert!(!left(true, Some(leave.clone()), 7970));
+        assert!(!left(false, None, 7970));
+        assert!(!left(false, Some(leave), 7971));
     }
 
     #[test]

@@ -83,6 +83,8 @@ pub struct Hello {
     pub state: StateId,
     pub boot: Boot,
     pub timeouts: Timeouts,
+    /// The errno with which its state directory refuses writes, 0 where the system named none: it casts no votes.
+    pub unstored: Option<i32>,
     pub jobs: Vec<Advert>,
 }
 

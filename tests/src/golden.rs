@@ -417,6 +417,7 @@ pub fn messages() -> Vec<Message> {
                 suspect_after: Span::from_secs(2),
                 agent_grace: Span::from_secs(30),
             },
+            unstored: Some(28),
             jobs: vec![advert()],
         }),
         Message::Ping {

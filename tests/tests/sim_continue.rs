@@ -182,10 +182,15 @@ impl World {
 
     /// The operator's order at a node, and its answer.
     fn go_on(&mut self, i: usize, dead: &[&str]) -> Result<(), String> {
+        self.say_go_on(i, dead, true)
+    }
+
+    fn say_go_on(&mut self, i: usize, dead: &[&str], confirmed: bool) -> Result<(), String> {
         let dead = dead.iter().map(|d| (*d).to_owned()).collect();
         let frame = ToAgent::Command(Command::Continue {
             job: "job".into(),
             dead,
+            confirmed,
         });
         let event = Event::Launcher {
             conn: ConnId(999),
@@ -385,10 +390,17 @@ fn who_is_left_goes_on_and_the_dead_node_joins_when_it_comes_back() {
         wrong.contains("no lost node of this job is called h7"),
         "{wrong}"
     );
+    // To ask whether it could be done is to be refused alike, and does nothing.
+    let wrong = world.say_go_on(one, &["h7"], false).unwrap_err();
+    assert!(wrong.contains("h7"), "{wrong}");
+    world
+        .say_go_on(one, &[&name(zero)], false)
+        .expect("it could be done");
+    world.pass(Span::from_secs(2));
     assert_eq!(
         world.head(one).map(|h| h.1),
         Some(old_head),
-        "a refusal changes nothing"
+        "neither changes anything"
     );
 
     world.go_on(one, &[&name(zero)]).expect("taken");

@@ -14,6 +14,9 @@ use muster_protocol::{JobKey, LauncherId, NodeId, codec};
 use super::{Input, Node, blob_name, clients, history, probe};
 use crate::socket::Received;
 
+/// What waiting launchers are told of this node's own state directory stands under this.
+const OWN_STATE: &str = "own state";
+
 /// An effect, for who picks one by its text: what is to be in the log as it will be read there.
 fn words(effect: &Effect) -> String {
     match effect {
@@ -60,15 +63,20 @@ impl Node {
         let began = std::time::Instant::now();
         let result = self.state.save(&blob_name(&key), bytes);
         self.metrics.persisted(began.elapsed());
-        if let Err(error) = result {
-            tracing::error!(job = %key, %error, "the job's state cannot be stored; this agent abstains from votes");
-            self.history.add(
-                &key,
-                "trouble",
-                serde_json::json!({ "text": error.to_string() }),
-            );
-            self.apply(Event::PersistFailed { key });
+        let Err(error) = result else {
+            self.refused.remove(OWN_STATE);
+            return;
+        };
+        let text = format!("{error}. This node votes on nothing until then");
+        // It is tried again each second.
+        if self.refused.get(OWN_STATE) != Some(&text) {
+            tracing::error!(job = %key, text, "the job's state cannot be stored");
+            let fields = serde_json::json!({ "text": text.clone() });
+            self.history.add(&key, "trouble", fields);
+            self.warn_launchers(OWN_STATE.to_owned(), text);
         }
+        let errno = error.errno();
+        self.apply(Event::PersistFailed { key, errno });
     }
 
     fn send(&mut self, to: NodeId, message: &Message) {
@@ -191,6 +199,24 @@ impl Node {
                 "a node keeps other times than this one: set the same suspect_after and agent_grace on all; \
                  until then every start waits for the longest"
             ),
+            Notice::Unstored { node, errno } => {
+                let (node, called) = (node.hex(), peers.name(*node));
+                match errno {
+                    None => {
+                        tracing::info!(node = called, "its state directory takes writes again");
+                        self.refused.remove(&node);
+                    }
+                    Some(errno) => {
+                        let why = std::io::Error::from_raw_os_error(*errno);
+                        let text = format!(
+                            "{called} cannot store its votes ({why}), and decides nothing until its state directory can \
+                             be written: see `muster doctor` there"
+                        );
+                        tracing::warn!("{text}");
+                        self.warn_launchers(node, text);
+                    }
+                }
+            }
             Notice::Decided {
                 key,
                 digest,

@@ -226,7 +226,7 @@ impl History {
             Notice::Saving { key, text } => self.add(key, "saving", json!({ "text": text })),
             Notice::Warning { key, text } => self.add(key, "warning", json!({ "text": text })),
             Notice::Trouble { key, text } => self.add(key, "trouble", json!({ "text": text })),
-            Notice::Peer { .. } | Notice::OtherTimes { .. } => {}
+            Notice::Peer { .. } | Notice::OtherTimes { .. } | Notice::Unstored { .. } => {}
         }
     }
 }

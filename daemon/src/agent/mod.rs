@@ -441,6 +441,7 @@ impl Node {
             },
             NetEvent::Disconnected { node, why } => {
                 tracing::info!(%node, %why, "disconnected");
+                self.refused.remove(&node.hex());
                 self.metrics.peers_connected.dec();
                 self.apply(Event::Disconnected { node });
             }
@@ -459,6 +460,19 @@ impl Node {
                         self.net.disconnect(from);
                     }
                 }
+            }
+            NetEvent::Refused {
+                addr,
+                dialled: true,
+                why: Refusal::Unreachable(why),
+            } if self
+                .core
+                .peers()
+                .map
+                .values()
+                .any(|p| p.has_left_from(addr)) =>
+            {
+                tracing::info!(%addr, %why, "a first peer that left is not there");
             }
             NetEvent::Refused { addr, dialled, why } => {
                 tracing::warn!(%addr, %why, "refused");

@@ -86,6 +86,16 @@ pub enum StateError {
     Random(String),
 }
 
+impl StateError {
+    /// The system's error number; 0 where it named none.
+    pub fn errno(&self) -> i32 {
+        match self {
+            StateError::Io { source, .. } => source.raw_os_error().unwrap_or(0),
+            _ => 0,
+        }
+    }
+}
+
 /// What the person who reads an error can do about it.
 fn fix(error: &io::Error) -> String {
     let text = match error.kind() {

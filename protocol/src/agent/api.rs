@@ -144,6 +144,8 @@ pub enum Event {
     /// followed it were dropped by the driver.
     PersistFailed {
         key: JobKey,
+        /// Why; 0 where the system named no errno.
+        errno: i32,
     },
     /// This node goes away: SIGTERM, a cloud's notice, `muster drain`.
     Drain {
@@ -215,6 +217,11 @@ pub enum Notice {
         node: NodeId,
         theirs: Timeouts,
         mine: Timeouts,
+    },
+    /// A peer's state directory refuses writes, with this errno; `None`: it takes them again.
+    Unstored {
+        node: NodeId,
+        errno: Option<i32>,
     },
     /// A record was learnt to be decided.
     Decided {

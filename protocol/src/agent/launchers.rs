@@ -209,11 +209,15 @@ impl Agent {
                 });
                 result.map_err(Error::Refused)
             }
-            Command::Continue { job, dead } => {
+            Command::Continue {
+                job,
+                dead,
+                confirmed,
+            } => {
                 let key = self.job_here(owner, &job)?;
                 let mut result = Ok(());
                 self.with_job(&key, now, |job, ctx| {
-                    result = job.go_on_without(ctx, &dead);
+                    result = job.go_on_without(ctx, &dead, confirmed);
                     job.drive(ctx);
                 });
                 result.map_err(Error::Refused)

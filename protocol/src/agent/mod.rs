@@ -2,6 +2,7 @@
 //! this node. The daemon and the simulation drive this type and nothing else.
 
 mod api;
+mod greetings;
 mod heartbeats;
 mod launchers;
 mod past;
@@ -18,13 +19,13 @@ pub use api::{Config, ConnId, Effect, Event, Flaws, Notice, Phases, Told};
 pub use past::Past;
 pub use restored::Restored;
 
-use crate::ids::{Digest, JobKey, LauncherId, NodeId, StateId};
+use crate::ids::{Digest, JobKey, LauncherId, NodeId};
 use crate::job::{Ctx, Durable, Job};
 use crate::membership::{self, Guard, Membership, State};
-use crate::peers::{Peer, Peers, View};
+use crate::peers::{Peers, View};
 use crate::rng::Rng;
 use crate::time::{Span, Time};
-use crate::wire::{Advert, Hello, JobMessage, Leave, MAX_JOBS, Message, Timeouts};
+use crate::wire::{Advert, JobMessage, Leave, MAX_JOBS, Message};
 
 /// Between heartbeats that a start waits for.
 const URGENT: Span = Span::from_millis(20);
@@ -107,6 +108,9 @@ pub struct Agent {
     /// When all are greeted again, while a generation is led from here.
     greet_again: Option<Time>,
     draining: Option<(Leave, Time)>,
+    /// The errno of the newest write that the state directory refused, and until when that is so without news: each
+    /// is tried again.
+    unstored: Option<(i32, Time)>,
     /// Some job may have changed since all were looked through.
     touched: bool,
 }
@@ -169,6 +173,7 @@ impl Agent {
             greet_at: None,
             greet_again: None,
             draining: None,
+            unstored: None,
             touched: true,
         };
         agent.seq = agent.rng.next_u64() >> 16;
@@ -254,6 +259,7 @@ impl Agent {
             .chain(urgent)
             .chain(greet)
             .chain(self.greet_again.map(|at| (at, "greet again")))
+            .chain(self.unstored.map(|(_, at)| (at, "writes again")))
             .min_by_key(|(at, _)| *at)
     }
 
@@ -279,6 +285,7 @@ impl Agent {
             self.with_job(&key, now, Job::drive);
         }
         self.ask_hellos(now);
+        self.is_stored_again(now);
         self.settle(now);
     }
 
@@ -375,7 +382,10 @@ impl Agent {
                 job.on_beacon(ctx, value);
                 job.drive(ctx);
             }),
-            Event::PersistFailed { key } => self.with_job(&key, now, Job::persist_failed),
+            Event::PersistFailed { key, errno } => {
+                self.is_unstored(errno, now);
+                self.with_job(&key, now, Job::persist_failed);
+            }
             Event::Drain { grace_ms, reason } => self.drain(Leave { grace_ms, reason }, now),
             Event::Commit {
                 key,
@@ -391,24 +401,7 @@ impl Agent {
 
     fn on_message(&mut self, from: NodeId, message: Message, now: Time) -> Result<(), Error> {
         match message {
-            Message::Hello(hello) => {
-                let adverts = hello.jobs.clone();
-                self.compare_timeouts(from, hello.timeouts);
-                let peer = self.peers.map.entry(from).or_default();
-                let news = !peer.greeted || peer.hello.as_ref() != Some(&hello);
-                peer.hello = Some(hello);
-                peer.greeted = true;
-                let known = self.jobs.keys().filter(|_| news);
-                for key in known.cloned().collect::<Vec<_>>() {
-                    self.with_job(&key, now, |job, ctx| job.on_hello(ctx, from));
-                }
-                for advert in adverts {
-                    self.on_advert(from, &advert, now);
-                }
-                if news {
-                    self.nudge_all(now);
-                }
-            }
+            Message::Hello(hello) => self.on_hello(from, hello, now),
             Message::Ping { seq, leases } => {
                 let granted = self.grant(from, &leases, now);
                 self.send(from, Message::Pong { seq, granted });
@@ -495,29 +488,6 @@ impl Agent {
         Ok(())
     }
 
-    /// Nodes of one cluster are meant to keep the same times. Where they do not, each start waits for the
-    /// longest, and people are told on both sides.
-    fn compare_timeouts(&mut self, node: NodeId, theirs: Timeouts) {
-        let mine = self.cfg.timeouts();
-        let known = self.peers.get(node).and_then(|p| p.hello.as_ref());
-        if theirs != mine && known.is_none_or(|h| h.timeouts != theirs) {
-            let notice = Notice::OtherTimes { node, theirs, mine };
-            self.effects.push_back(Effect::Notice(notice));
-        }
-    }
-
-    /// A peer asks to be let in, or does a member's part, with another state directory than it said hello with:
-    /// a hello of an earlier run came late, and would have the node counted as lost.
-    fn doubt_hello(&mut self, node: NodeId, state: StateId, now: Time) {
-        let said = self.peers.get(node).and_then(Peer::state_dir);
-        if said.is_some_and(|s| s != state)
-            && let Some(peer) = self.peers.map.get_mut(&node)
-        {
-            peer.greeted = false;
-            self.ask_hello(node, now);
-        }
-    }
-
     fn on_advert(&mut self, from: NodeId, advert: &Advert, now: Time) {
         if !self.jobs.contains_key(&advert.key) {
             // That it is over was forgotten here but for this, and perhaps everywhere: who slept through it may stop
@@ -597,52 +567,6 @@ impl Agent {
         }
     }
 
-    /// Peers that are connected and have not said hello are asked to, those too that say nothing: each
-    /// may belong to a group of a job that only this one can bring together with its own.
-    fn ask_hellos(&mut self, now: Time) {
-        if self.greet_at.is_none_or(|at| now < at) {
-            return;
-        }
-        let silent = self.peers.map.iter();
-        let silent = silent.filter(|(_, p)| p.connected && !p.greeted);
-        let silent: Vec<NodeId> = silent.map(|(n, _)| *n).collect();
-        self.greet_at = (!silent.is_empty()).then_some(now + HELLO_WAIT);
-        for node in silent {
-            self.ask_hello(node, now);
-        }
-    }
-
-    /// A peer that talks without having said hello over this connection is asked to: what it said
-    /// over an earlier one may be about another state directory.
-    fn ask_hello(&mut self, node: NodeId, now: Time) {
-        let Some(peer) = self.peers.map.get_mut(&node) else {
-            return;
-        };
-        if peer.connected && !peer.greeted && now >= peer.hello_due {
-            peer.hello_due = now + HELLO_WAIT;
-            self.send(node, Message::HelloAsk);
-        }
-    }
-
-    /// What this agent says of itself, and of those jobs.
-    fn hello(&self, of: impl Fn(&Job) -> bool) -> Message {
-        Message::Hello(Hello {
-            host: self.cfg.host.clone(),
-            version: self.cfg.version.clone(),
-            state: self.cfg.state,
-            boot: self.cfg.boot,
-            timeouts: self.cfg.timeouts(),
-            jobs: {
-                // Those that somebody here takes part in come first: they must not be left out.
-                let mut adverts: Vec<&Job> = self.jobs.values().filter(|j| of(j)).collect();
-                adverts.sort_by_key(|j| (j.is_unattended(), j.is_idle()));
-                let adverts = adverts.into_iter();
-                let adverts = adverts.flat_map(|j| j.adverts_here(&self.cfg, &self.peers));
-                adverts.take(MAX_JOBS).collect()
-            },
-        })
-    }
-
     /// Follows up what changed: whom to watch, whom to greet anew, what to forget.
     fn settle(&mut self, now: Time) {
         let due = self.greet_again.is_some_and(|at| at <= now);
@@ -698,10 +622,7 @@ impl Agent {
         if greet {
             // Other ends were told when they came: who missed one is told once it speaks of the job.
             let is_news = |j: &Job| j.head().is_some_and(|(_, d)| over.contains(&d));
-            let hello = self.hello(|j| j.is_live() || j.gathers() || is_news(j));
-            for node in self.peers.connected_nodes().collect::<Vec<_>>() {
-                self.send(node, hello.clone());
-            }
+            self.greet(|j| j.is_live() || j.gathers() || is_news(j));
             self.greet_again = None;
         }
         if self.jobs.values().any(Job::is_led_here) {

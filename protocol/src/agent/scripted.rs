@@ -322,6 +322,7 @@ impl Scripted {
             state: state(i),
             boot: Boot(1),
             timeouts,
+            unstored: None,
             jobs,
         });
         let from = node(i);

@@ -59,10 +59,23 @@ pub enum Given {
     Budget,
     /// The kernel has no memory for them.
     Memory,
+    /// They are being made, or wait for memory that others have: another answer to this ask will follow.
+    Coming,
 }
 
 impl Given {
-    const ALL: [Given; 4] = [Given::Slots, Given::NoStore, Given::Budget, Given::Memory];
+    const ALL: [Given; 5] = [
+        Given::Slots,
+        Given::NoStore,
+        Given::Budget,
+        Given::Memory,
+        Given::Coming,
+    ];
+
+    /// Whether the ask is still to be answered.
+    pub const fn is_open(self) -> bool {
+        matches!(self, Given::Nothing | Given::Coming)
+    }
 
     /// With the count of the ask.
     pub const fn encode(self, ask: u64) -> u64 {
@@ -103,6 +116,8 @@ mod tests {
             assert_eq!(Given::decode(given.encode(3), 3), given);
             assert_eq!(Given::decode(given.encode(3), 4), Given::Nothing);
         }
+        let open: Vec<Given> = Given::ALL.into_iter().filter(|g| g.is_open()).collect();
+        assert_eq!(open, [Given::Coming]);
         assert_eq!(Given::decode(0, 0), Given::Nothing);
         assert_eq!(Given::decode(u64::MAX, 1), Given::Nothing);
     }

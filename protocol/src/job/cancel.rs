@@ -411,7 +411,7 @@ impl Job {
         }
     }
 
-    /// Ctrl-C at the launcher here. Every member is told: this node may be gone before the job is over.
+    /// Ctrl-C at the launcher here. Every member is told: this launcher, or this node, may be gone before the job is over.
     pub(super) fn cancel_by_launcher(&mut self, ctx: &mut Ctx<'_>) {
         self.cancel(ctx);
         let Some(head) = self.live().filter(|h| h.has(ctx.me())) else {
@@ -419,7 +419,11 @@ impl Job {
         };
         let lineage = head.lineage();
         let others = head.record.members.iter().map(|m| m.node);
-        for node in others.filter(|n| *n != ctx.me()).collect::<Vec<_>>() {
+        let others = others.filter(|n| *n != ctx.me()).collect::<Vec<_>>();
+        if let Some(lead) = &mut self.lead {
+            lead.cancelled = true;
+        }
+        for node in others {
             self.send(ctx, node, JobMessage::CancelAsk { lineage });
         }
     }

@@ -34,6 +34,7 @@ impl Job {
         &mut self,
         ctx: &mut Ctx<'_>,
         named: &[String],
+        confirmed: bool,
     ) -> Result<(), String> {
         let id = self.key.id.clone();
         let Some(head) = self.live() else {
@@ -97,6 +98,9 @@ impl Job {
             _ => {}
         }
         self.agreed(ctx, &record, &gone)?;
+        if !confirmed {
+            return Ok(());
+        }
         let parent = self.head_digest();
         let others = record.members.iter().map(|m| m.node);
         let others = others.chain(record.witnesses.iter().map(|w| w.node));

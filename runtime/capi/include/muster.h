@@ -135,8 +135,8 @@ typedef struct muster_memory {
 } muster_memory;
 
 /* What all ranks hold: the same list on every rank. What several hold is written by one of them, so plain data-parallel
- * state (MUSTER_ALL_RANKS) needs no word between ranks; of sharded state, gather what each rank has first. Asks the launcher for two slots, which takes a
- * second or so a gigabyte. `wants[i]` becomes the sum of what is wanted of the i-th, muster_wants. May be called
+ * state (MUSTER_ALL_RANKS) needs no word between ranks; of sharded state, gather what each rank has first. Asks the launcher for two slots. It makes
+ * them in the background, a second or so for each gigabyte: the first muster_save waits for the rest of that. `wants[i]` becomes the sum of what is wanted of the i-th, muster_wants. May be called
  * again when the state has changed its shape. Ranks that declare other lists save without an error, and such a save is
  * given up: nothing of it is committed, and people are told which ranks differ. */
 int32_t muster_declare(muster_job *job, const muster_tensor *tensors, size_t count, uint8_t *wants);

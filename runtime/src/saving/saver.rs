@@ -116,10 +116,11 @@ pub struct Saver {
 
 impl Saver {
     /// Of a generation whose ranks hold this, in rank order: every rank hands over the same. Asks the
-    /// launcher for slots, and may wait while it finds the memory, a second or so for each gigabyte.
+    /// launcher for slots. It finds the memory while the training goes on, a second or so for each gigabyte: the
+    /// first save waits for the rest of that.
     ///
     /// # Errors
-    /// The ranks' parts do not fit together, or there are no slots.
+    /// The ranks' parts do not fit together, or there will be no slots.
     pub fn new(session: &mut Session, env: &WorkerEnv, peers: &[Peer]) -> Result<Saver, SaveError> {
         let ranks: Vec<Rank<'_>> = (peers.iter())
             .map(|peer| Rank {
@@ -140,8 +141,7 @@ impl Saver {
         ranks: &[Rank<'_>],
     ) -> Result<Saver, SaveError> {
         let mut saver = Saver::of(session.page(), env, ranks, None)?;
-        let image = saver.image();
-        saver.slots.get(&saver.page, image, 0, saver.threads)?;
+        saver.slots = saver.slots.promised(&saver.page)?;
         Ok(saver)
     }
 

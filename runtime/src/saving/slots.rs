@@ -18,6 +18,9 @@ const GIVEN: Duration = Duration::from_secs(300);
 /// What notes may grow by without new slots: blobs change from save to save.
 const NOTE_MARGIN: u64 = 256 << 10;
 
+/// Between two looks for an answer that nobody is woken for.
+const PROMISED: Duration = Duration::from_millis(2);
+
 /// Between two looks at a slot that is busy.
 const LOOK: Duration = Duration::from_micros(500);
 
@@ -74,6 +77,25 @@ impl Store {
         thread.map_or(Store::None, Store::Coming)
     }
 
+    /// Waits until the launcher has said that they will come, or why not.
+    pub(super) fn promised(self, page: &Page) -> Result<Store, SaveError> {
+        let thread = match self {
+            Store::Coming(thread) => thread,
+            other => return Ok(other),
+        };
+        loop {
+            let said = page.load(word::GIVEN);
+            if thread.is_finished() {
+                let slots = thread.join().map_err(|_| SaveError::NoAnswer)??;
+                return Ok(Store::Here(slots));
+            }
+            if Given::decode(said, page.load(word::ASK)) == Given::Coming {
+                return Ok(Store::Coming(thread));
+            }
+            page.wait_while(word::GIVEN, said, PROMISED);
+        }
+    }
+
     /// Slots of this size; they are waited for.
     pub(super) fn get(
         &mut self,
@@ -126,8 +148,10 @@ impl Slots {
                     });
                 }
                 Given::Memory => return Err(SaveError::Memory),
-                Given::Nothing if began.elapsed() > GIVEN => return Err(SaveError::NoAnswer),
-                Given::Nothing => {
+                Given::Nothing | Given::Coming if began.elapsed() > GIVEN => {
+                    return Err(SaveError::NoAnswer);
+                }
+                Given::Nothing | Given::Coming => {
                     page.wait_while(word::GIVEN, answer, Duration::from_millis(100));
                 }
             }

@@ -26,7 +26,7 @@ pub(super) const ROWS: u64 = 300_000;
 /// A launcher's side: answers one ask for slots.
 fn give(page: &Page, given: Given) -> Vec<std::sync::Arc<Slot>> {
     while page.load(word::ASK) == 0
-        || Given::decode(page.load(word::GIVEN), page.load(word::ASK)) != Given::Nothing
+        || !Given::decode(page.load(word::GIVEN), page.load(word::ASK)).is_open()
     {
         thread::yield_now();
     }
@@ -242,6 +242,40 @@ fn a_gpu_is_refused_by_a_worker_that_was_built_without_them() {
     let refused = checkpoint.load_into(vec![want]).unwrap_err();
     let said = refused.source().unwrap().to_string();
     assert!(said.contains("feature `cuda`"), "{said}");
+}
+
+#[test]
+fn the_training_goes_on_while_slots_are_made() {
+    let file = page();
+    let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
+    let launcher = Page::from_file(&file).unwrap();
+    let peers = [Peer {
+        node: 0,
+        held: held(0, 1),
+    }];
+    let mut saver = thread::scope(|scope| {
+        scope.spawn(|| {
+            while launcher.load(word::ASK) == 0 {
+                thread::yield_now();
+            }
+            launcher.store(word::GIVEN, Given::Coming.encode(launcher.load(word::ASK)));
+            launcher.wake(word::GIVEN);
+        });
+        // They are made behind this: nobody gives them yet.
+        Saver::new(&mut session, &env(0, 1), &peers).unwrap()
+    });
+    let (saved, slots) = thread::scope(|scope| {
+        let slots = scope.spawn(|| give(&launcher, Given::Slots));
+        let (weights, rows) = (bytes("weights", 1), bytes("rows", 1));
+        let state = |name: &str, _: &Slice| match name {
+            "weights" => Some(&weights[..]),
+            _ => Some(&rows[..]),
+        };
+        let saved = saver.save(1, state, Vec::new()).unwrap();
+        (saved, slots.join().unwrap())
+    });
+    assert!(!saved.left_out);
+    assert!(slots.iter().any(|slot| slot.state().0 == State::Sealed));
 }
 
 #[test]

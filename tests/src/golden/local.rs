@@ -81,6 +81,7 @@ pub fn to_agent() -> Vec<ToAgent> {
         ToAgent::Command(Command::Continue {
             job: "digits".into(),
             dead: vec!["node3".into()],
+            confirmed: true,
         }),
         to_store(StoreAnswer::Found(part())),
         to_store(StoreAnswer::Absent),

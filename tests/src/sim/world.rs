@@ -577,7 +577,9 @@ impl World {
         let n = &mut self.nodes[node];
         let now = n.clock.local(self.now);
         if let Some(agent) = &mut n.agent
-            && agent.handle(Event::PersistFailed { key }, now).is_err()
+            && agent
+                .handle(Event::PersistFailed { key, errno: 28 }, now)
+                .is_err()
         {
             self.coverage.refused_events += 1;
         }

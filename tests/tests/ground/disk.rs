@@ -1,5 +1,6 @@
 //! Small disks, of memory, that only the test and what it starts can see.
 
+use std::io::Write;
 use std::path::Path;
 
 use nix::mount::{MsFlags, mount};
@@ -30,4 +31,18 @@ pub(crate) fn small(at: &Path, kib: usize) -> bool {
         return false;
     }
     true
+}
+
+/// Leaves so many bytes free at most.
+pub(crate) fn fill(disk: &Path, leave: usize) {
+    let mut file = std::fs::File::create(disk.join("ballast")).unwrap();
+    for size in [1 << 20, 4096, 1] {
+        while file.write_all(&vec![7; size]).is_ok() {}
+    }
+    let len = file.metadata().unwrap().len();
+    file.set_len(len.saturating_sub(leave as u64)).unwrap();
+}
+
+pub(crate) fn free(disk: &Path) {
+    std::fs::remove_file(disk.join("ballast")).unwrap();
 }

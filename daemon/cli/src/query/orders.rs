@@ -180,15 +180,16 @@ fn target(nodes: &Value, name: &str) -> Result<Target, Failure> {
 pub(super) async fn job(args: &JobArgs) -> Result<(), Failure> {
     let JobOrder::Continue(args) = &args.order;
     let client = Client::find(args.common.socket.as_deref(), Some(&args.job)).await?;
-    if !args.yes {
-        return Err(Failure::Usage(risks(args)));
-    }
     client
         .command(Command::Continue {
             job: args.job.clone(),
             dead: args.dead.clone(),
+            confirmed: args.yes,
         })
         .await?;
+    if !args.yes {
+        return Err(Failure::Refused(risks(args)));
+    }
     if args.common.out.json() {
         return put_json(&json!({ "ok": true, "job": args.job, "given_up": args.dead }));
     }
@@ -203,10 +204,7 @@ pub(super) async fn job(args: &JobArgs) -> Result<(), Failure> {
 
 /// What an operator has to know before the job goes on.
 fn risks(args: &ContinueArgs) -> String {
-    let dead = match args.dead.as_slice() {
-        [] => "the nodes named with --dead".to_owned(),
-        dead => clean(&dead.join(", ")),
-    };
+    let dead = clean(&args.dead.join(", "));
     format!(
         "continuing {} gives up {dead}. Only you can know that they are dead: one that merely cannot be \
          reached may train on until it is, and write the same files.\n\

@@ -195,8 +195,7 @@ impl ControlPage {
     /// The worker's newest ask for checkpoint slots, while it is not answered.
     pub fn slot_ask(&self) -> Option<Ask> {
         let number = self.load(slots::word::ASK);
-        let asked =
-            number != 0 && Given::decode(self.load(slots::word::GIVEN), number) == Given::Nothing;
+        let asked = number != 0 && Given::decode(self.load(slots::word::GIVEN), number).is_open();
         asked.then(|| Ask {
             number,
             image: self.load(slots::word::IMAGE),
@@ -206,12 +205,16 @@ impl ControlPage {
 
     /// Answers an ask: where the slots are, or why there are none and for how many bytes there is room.
     pub fn give_slots(&self, ask: u64, given: Given, fds: [RawFd; SLOTS], room: u64) {
+        let said = given.encode(ask);
+        if self.load(slots::word::GIVEN) == said {
+            return;
+        }
         self.store(slots::word::PID, std::process::id().into());
         for (at, fd) in slots::word::FDS.into_iter().zip(fds) {
             self.store(at, u64::try_from(fd).unwrap_or(u64::MAX));
         }
         self.store(slots::word::ROOM, room);
-        self.store(slots::word::GIVEN, given.encode(ask));
+        self.store(slots::word::GIVEN, said);
         self.wake(slots::word::GIVEN);
     }
 

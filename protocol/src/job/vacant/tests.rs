@@ -5,6 +5,7 @@ use crate::agent::{ConnId, Event};
 use crate::ids::{Digest, LauncherId, NodeId};
 use crate::local::{ToAgent, ToLauncher};
 use crate::membership::Answer;
+use crate::record::Kind;
 use crate::time::Span;
 
 /// The agent is killed, and another run of it begins with what it stored.
@@ -168,6 +169,29 @@ fn a_launcher_that_was_told_to_exit_holds_the_next_one_not_up() {
         alone.pass(Span::from_millis(500));
         assert!(starts(&alone).iter().any(|d| *d != digest));
     }
+}
+
+#[test]
+fn a_launcher_that_goes_right_behind_its_cancel_ends_the_job_all_the_same() {
+    let mut alone = Alone::new();
+    let (digest, _) = alone.trains();
+    let conn = alone.conn;
+    alone.says(ToAgent::Cancel);
+    alone.pass(Span::from_millis(50));
+    // The second Ctrl-C: it kills its workers and is gone, and reports nothing any more.
+    gone(&mut alone, conn, Answer::Refused);
+    alone.pass(Span::from_millis(500));
+    let job = alone.agent.jobs().next().unwrap();
+    let ended = job.head().map(|(record, _)| record.kind.clone());
+    assert!(
+        matches!(ended, Some(Kind::End { cancelled: true })),
+        "{ended:?}"
+    );
+    alone.conn += 1;
+    alone.launcher = 2;
+    alone.registers(None);
+    alone.pass(Span::from_millis(500));
+    assert!(starts(&alone).iter().any(|d| *d != digest));
 }
 
 #[test]

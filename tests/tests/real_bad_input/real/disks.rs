@@ -1,6 +1,5 @@
 //! State directories, and logs, that cannot be written while a job runs.
 
-use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -28,7 +27,7 @@ fn abstains_and_recovers(
     fill();
     lost.kill();
     c.kill();
-    b.until_says("abstains");
+    b.until_says("votes on nothing");
     until("the trouble is in the job's history", || {
         events(&bed.socket("b"))
             .iter()
@@ -94,21 +93,13 @@ fn a_full_disk_holds_up_a_new_job_until_there_is_room_and_no_old_one() {
     }
     let _agents = [bed.agent("a", &[]), bed.agent("c", &["a"])];
     let mut b = bed.agent("b", &["a"]);
-    let ballast = state.join("ballast");
-    let fill = || {
-        let mut file = std::fs::File::create(&ballast).unwrap();
-        // Until the disk is full; it has 256 KiB.
-        for size in [4096, 1] {
-            while file.write_all(&vec![7; size]).is_ok() {}
-        }
-    };
-    fill();
+    disk::fill(&state, 0);
     let flags = ["--nnodes=2:3", "--form-quiet=1m", "--stop-grace=1s"];
     let mut launchers: Vec<Proc> = ["a", "b", "c"]
         .iter()
         .map(|n| bed.launch(n, &flags))
         .collect();
-    b.until_says("abstains");
+    b.until_says("votes on nothing");
     until("the trouble is in the job's history", || {
         let list = events(&bed.socket("b"));
         list.iter()
@@ -118,11 +109,15 @@ fn a_full_disk_holds_up_a_new_job_until_there_is_room_and_no_old_one() {
         bed.worker_pids().is_empty(),
         "nothing starts before all are bound"
     );
-    std::fs::remove_file(&ballast).unwrap();
+    // So it is on the console that its user looks at, wherever that is.
+    for launcher in &mut launchers {
+        launcher.until_says("No space left on device");
+    }
+    disk::free(&state);
     let first = bed.until_runs_on(&["a", "b", "c"]);
 
     // What a job needs on the disk it keeps: a disk that fills up later does not hold it up.
-    fill();
+    disk::fill(&state, 0);
     launchers.pop().unwrap().kill();
     let second = bed.until_runs_on(&["a", "b"]);
     assert_eq!(second[0].generation, first[0].generation + 1);

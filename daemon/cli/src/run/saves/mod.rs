@@ -298,6 +298,7 @@ impl Saves {
             ));
             return workers.give(k, ask.number, Given::Budget, None, room);
         }
+        workers.give(k, ask.number, Given::Coming, None, 0);
         // What is sealed in the small ones is still to be written: it is held until then.
         if let Some(rank) = self.ranks.get(&k)
             && rank

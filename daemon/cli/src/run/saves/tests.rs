@@ -30,6 +30,8 @@ pub(super) type Answer = (Given, Option<[Arc<Slot>; SLOTS]>, u64);
 pub(super) struct Two {
     asks: RefCell<BTreeMap<u16, Ask>>,
     given: RefCell<BTreeMap<u16, Answer>>,
+    /// The asks whose answer was said to follow.
+    coming: RefCell<BTreeSet<(u16, u64)>>,
     dead: RefCell<Vec<u16>>,
 }
 
@@ -59,6 +61,11 @@ impl Ranks for Two {
     }
 
     fn give(&self, k: u16, ask: u64, given: Given, slots: Option<&[Arc<Slot>; SLOTS]>, room: u64) {
+        if given == Given::Coming {
+            assert!(slots.is_none());
+            self.coming.borrow_mut().insert((k, ask));
+            return;
+        }
         let asked = self.asks.borrow_mut().remove(&k);
         assert_eq!(asked.map(|a| a.number), Some(ask));
         // As a worker opens them: mappings of their own.
@@ -198,6 +205,8 @@ pub(super) async fn given_for(
 ) -> ([Arc<Slot>; SLOTS], String) {
     two.ask(k, 1, bytes);
     assert!(saves.look(two, Time::ZERO).agent.is_empty());
+    // The worker goes on meanwhile.
+    assert!(two.coming.borrow_mut().remove(&(k, 1)));
     let mut told = done(saves, two).await;
     assert!(
         matches!(&told.agent[..], [SaveNews::Slots { k: of, capacity, found: [Found::Free, Found::Free] }] if *of == k && *capacity >= bytes),

@@ -164,7 +164,8 @@ impl World {
                     && let Effect::Persist { key, .. } = effect
                 {
                     n.history = mix(n.history, 16);
-                    let _refused = agent.handle(Event::PersistFailed { key }, Time(self.now));
+                    let failed = Event::PersistFailed { key, errno: 28 };
+                    let _refused = agent.handle(failed, Time(self.now));
                     continue;
                 }
                 self.effect(node, effect, index, &mut back)?;

@@ -1,13 +1,12 @@
 //! Disks that are full, or read-only for a while.
 
-use std::io::Write;
 use std::path::Path;
 
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 
 use super::super::drill::{Job, Setup};
-use crate::ground::disk;
+use crate::ground::disk::{self, fill, free};
 
 /// KiB of the small disk, and MiB of a checkpoint on it.
 const DISK: usize = 48 * 1024;
@@ -21,20 +20,6 @@ fn job_on(store: &Path, step_ms: u64) -> Job {
         env: vec![("SAVER_STEP_MS", step_ms.to_string())],
         ..Setup::default()
     })
-}
-
-/// Leaves so many bytes free at most.
-fn fill(store: &Path, leave: usize) {
-    let mut file = std::fs::File::create(store.join("ballast")).unwrap();
-    for size in [1 << 20, 4096, 1] {
-        while file.write_all(&vec![7; size]).is_ok() {}
-    }
-    let len = file.metadata().unwrap().len();
-    file.set_len(len.saturating_sub(leave as u64)).unwrap();
-}
-
-fn free(store: &Path) {
-    std::fs::remove_file(store.join("ballast")).unwrap();
 }
 
 #[test]

@@ -1,0 +1,132 @@
+//! What agents say of themselves: to each peer when it connects, and again when something in it changes.
+
+use super::{Agent, HELLO_WAIT};
+use crate::agent::{Effect, Notice};
+use crate::ids::{NodeId, StateId};
+use crate::job::Job;
+use crate::peers::Peer;
+use crate::time::{Span, Time};
+use crate::wire::{Hello, MAX_JOBS, Message, Timeouts};
+
+/// For so long after a write was refused, the next ones are thought to be. One is tried each second.
+const UNSTORED: Span = Span::from_millis(2_500);
+
+impl Agent {
+    pub(super) fn on_hello(&mut self, from: NodeId, hello: Hello, now: Time) {
+        let adverts = hello.jobs.clone();
+        self.compare_timeouts(from, hello.timeouts);
+        let peer = self.peers.map.entry(from).or_default();
+        let news = !peer.greeted || peer.hello.as_ref() != Some(&hello);
+        let before = peer.hello.as_ref().filter(|_| peer.greeted);
+        let before = before.and_then(|h| h.unstored);
+        if before != hello.unstored {
+            let (node, errno) = (from, hello.unstored);
+            let notice = Notice::Unstored { node, errno };
+            self.effects.push_back(Effect::Notice(notice));
+        }
+        peer.hello = Some(hello);
+        peer.greeted = true;
+        let known = self.jobs.keys().filter(|_| news);
+        for key in known.cloned().collect::<Vec<_>>() {
+            self.with_job(&key, now, |job, ctx| job.on_hello(ctx, from));
+        }
+        for advert in adverts {
+            self.on_advert(from, &advert, now);
+        }
+        if news {
+            self.nudge_all(now);
+        }
+    }
+
+    /// Nodes of one cluster are meant to keep the same times. Where they do not, each start waits for the
+    /// longest, and people are told on both sides.
+    fn compare_timeouts(&mut self, node: NodeId, theirs: Timeouts) {
+        let mine = self.cfg.timeouts();
+        let known = self.peers.get(node).and_then(|p| p.hello.as_ref());
+        if theirs != mine && known.is_none_or(|h| h.timeouts != theirs) {
+            let notice = Notice::OtherTimes { node, theirs, mine };
+            self.effects.push_back(Effect::Notice(notice));
+        }
+    }
+
+    /// A peer asks to be let in, or does a member's part, with another state directory than it said hello with:
+    /// a hello of an earlier run came late, and would have the node counted as lost.
+    pub(super) fn doubt_hello(&mut self, node: NodeId, state: StateId, now: Time) {
+        let said = self.peers.get(node).and_then(Peer::state_dir);
+        if said.is_some_and(|s| s != state)
+            && let Some(peer) = self.peers.map.get_mut(&node)
+        {
+            peer.greeted = false;
+            self.ask_hello(node, now);
+        }
+    }
+
+    /// Peers that are connected and have not said hello are asked to, those too that say nothing: each
+    /// may belong to a group of a job that only this one can bring together with its own.
+    pub(super) fn ask_hellos(&mut self, now: Time) {
+        if self.greet_at.is_none_or(|at| now < at) {
+            return;
+        }
+        let silent = self.peers.map.iter();
+        let silent = silent.filter(|(_, p)| p.connected && !p.greeted);
+        let silent: Vec<NodeId> = silent.map(|(n, _)| *n).collect();
+        self.greet_at = (!silent.is_empty()).then_some(now + HELLO_WAIT);
+        for node in silent {
+            self.ask_hello(node, now);
+        }
+    }
+
+    /// A peer that talks without having said hello over this connection is asked to: what it said
+    /// over an earlier one may be about another state directory.
+    pub(super) fn ask_hello(&mut self, node: NodeId, now: Time) {
+        let Some(peer) = self.peers.map.get_mut(&node) else {
+            return;
+        };
+        if peer.connected && !peer.greeted && now >= peer.hello_due {
+            peer.hello_due = now + HELLO_WAIT;
+            self.send(node, Message::HelloAsk);
+        }
+    }
+
+    /// The state directory refused a write, which will be tried again. Others learn it: they may wait for this voter.
+    pub(super) fn is_unstored(&mut self, errno: i32, now: Time) {
+        let before = self.unstored.replace((errno, now + UNSTORED));
+        if before.is_none_or(|(e, _)| e != errno) {
+            self.greet(|j| j.is_live() || j.gathers());
+        }
+    }
+
+    pub(super) fn is_stored_again(&mut self, now: Time) {
+        if self.unstored.take_if(|(_, until)| now >= *until).is_some() {
+            self.greet(|j| j.is_live() || j.gathers());
+        }
+    }
+
+    /// Says hello to all.
+    pub(super) fn greet(&mut self, of: impl Fn(&Job) -> bool) {
+        let hello = self.hello(of);
+        for node in self.peers.connected_nodes().collect::<Vec<_>>() {
+            self.send(node, hello.clone());
+        }
+    }
+
+    /// What this agent says of itself, and of those jobs.
+    pub(super) fn hello(&self, of: impl Fn(&Job) -> bool) -> Message {
+        Message::Hello(Hello {
+            host: self.cfg.host.clone(),
+            version: self.cfg.version.clone(),
+            state: self.cfg.state,
+            boot: self.cfg.boot,
+            timeouts: self.cfg.timeouts(),
+            unstored: self.unstored.map(|(errno, _)| errno),
+            jobs: {
+                // Those that somebody here takes part in come first: they must not be left out.
+                let mut adverts: Vec<&Job> = self.jobs.values().filter(|j| of(j)).collect();
+                adverts.sort_by_key(|j| (j.is_unattended(), j.is_idle()));
+                let adverts = adverts.into_iter();
+                let adverts = adverts.flat_map(|j| j.adverts_here(&self.cfg, &self.peers));
+                adverts.take(MAX_JOBS).collect()
+            },
+        })
+    }
+}
