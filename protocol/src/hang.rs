@@ -273,7 +273,7 @@ impl Evidence {
             Evidence::Stopped => "its process is stopped",
             Evidence::Odd => "all others wait in one way, and it does not",
             Evidence::Alone => "the others move",
-            Evidence::Nothing => "all ranks stand at the same point, so nobody can be singled out",
+            Evidence::Nothing => "all stand at the same point",
         }
     }
 }
@@ -325,22 +325,24 @@ impl Hang {
             who.push(format!("{} more", self.ranks.len() - 4));
         }
         let idle = Span::from_millis(self.idle_ms.into());
+        let who = who.join(", ");
+        let named = match (self.evidence, self.ranks.len(), self.waiting) {
+            (Evidence::Nothing, 1, 0) => format!("{who} stands still"),
+            (Evidence::Nothing, ..) => {
+                format!("all ranks stand at the same point, so nobody can be singled out: {who}")
+            }
+            (evidence, _, waiting) => {
+                let waiters = match waiting {
+                    0 => "nobody waits".to_owned(),
+                    1 => "1 other rank waits".to_owned(),
+                    n => format!("{n} other ranks wait"),
+                };
+                format!("{waiters} for {who} ({})", evidence.because())
+            }
+        };
         let mut text = format!(
-            "hung: no progress for {idle} at step {}; {} wait{} for {} ({})",
-            self.step,
-            match (self.evidence, self.waiting) {
-                (Evidence::Nothing, _) => "all ranks".to_owned(),
-                (_, 0) => "nobody".into(),
-                (_, 1) => "1 other rank".into(),
-                (_, n) => format!("{n} other ranks"),
-            },
-            if self.waiting == 1 || self.evidence != Evidence::Nothing && self.waiting == 0 {
-                "s"
-            } else {
-                ""
-            },
-            who.join(", "),
-            self.evidence.because(),
+            "hung: no progress for {idle} at step {}; {named}",
+            self.step
         );
         if !self.silent.is_empty() {
             let silent: Vec<String> = self.silent.iter().take(4).map(|n| name(*n)).collect();

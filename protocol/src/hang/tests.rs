@@ -301,8 +301,14 @@ fn the_sentence_names_rank_node_and_reason() {
     assert!(hang.ranks_of(node(0)).is_empty());
     let alone = judge(&all[..1], Vec::new()).unwrap();
     let text = alone.text(|_| "n0".into());
+    assert_eq!(
+        text,
+        "hung: no progress for 60.0 s at step 8; rank 0 on n0 stands still"
+    );
+    let alike = judge(&[at(0, 8, 1, POLL), at(1, 8, 1, POLL)], Vec::new()).unwrap();
+    let text = alike.text(|_| "n0".into());
     assert!(
-        text.contains("all ranks wait for rank 0 on n0 (all ranks stand"),
+        text.ends_with("singled out: rank 0 on n0, rank 1 on n0"),
         "{text}"
     );
 }

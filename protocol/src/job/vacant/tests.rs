@@ -182,7 +182,7 @@ fn a_launcher_that_goes_right_behind_its_cancel_ends_the_job_all_the_same() {
     gone(&mut alone, conn, Answer::Refused);
     alone.pass(Span::from_millis(500));
     let job = alone.agent.jobs().next().unwrap();
-    let ended = job.head().map(|(record, _)| record.kind.clone());
+    let ended = job.head().map(|(record, _)| record.kind);
     assert!(
         matches!(ended, Some(Kind::End { cancelled: true })),
         "{ended:?}"
