@@ -303,6 +303,9 @@ pub struct WorkerExit {
     pub signal: Option<i32>,
     /// Its launcher ended it, as one that hangs.
     pub hung: bool,
+    /// Of one that SIGKILL ended: whether the kernel has killed for want of memory around it meanwhile, by its own
+    /// count; `None` where it does not say.
+    pub out_of_memory: Option<bool>,
     /// It found the checkpoint damaged that it was to begin with.
     pub damaged: Option<Damaged>,
     /// Unix milliseconds on the worker's node: from its error file, else when it was reaped.

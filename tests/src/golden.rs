@@ -395,6 +395,7 @@ fn exit() -> WorkerExit {
         code: 139,
         signal: Some(11),
         hung: true,
+        out_of_memory: Some(true),
         damaged: Some(Damaged {
             manifest: digest(7),
             why: "n0-0.safetensors is not there".into(),

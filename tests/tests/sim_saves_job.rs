@@ -514,6 +514,7 @@ impl World {
             code: 1,
             signal: None,
             hung: false,
+            out_of_memory: None,
             damaged,
             at_ms: 1,
             tail: String::new(),

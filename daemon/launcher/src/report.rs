@@ -31,10 +31,14 @@ pub(crate) fn starts(start: &Start) -> String {
 /// How a worker ended, in a few words.
 pub(crate) fn how(exit: &WorkerExit) -> String {
     match exit.signal {
+        Some(SIGKILL) if exit.hung => "killed by its launcher, as it hung".into(),
         // Nobody else says it.
-        Some(SIGKILL) => {
-            "killed by SIGKILL (by the kernel where memory was short: `dmesg` tells)".into()
+        Some(SIGKILL) => match exit.out_of_memory {
+            Some(true) => "killed by the kernel for want of memory (SIGKILL; `dmesg` tells whose limit it was)",
+            Some(false) => "killed by SIGKILL, and not by the kernel for want of memory",
+            None => "killed by SIGKILL (by the kernel where memory was short: `dmesg` tells)",
         }
+        .into(),
         Some(signal) => format!("killed by {}", signal::name(signal)),
         None => format!("exit code {}", exit.code),
     }
@@ -138,6 +142,7 @@ mod tests {
             code,
             signal: (code > 128).then_some(code - 128),
             hung: false,
+            out_of_memory: None,
             damaged: None,
             at_ms,
             tail: tail.into(),

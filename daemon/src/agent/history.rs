@@ -199,7 +199,8 @@ impl History {
                 "worker_failed",
                 json!({
                     "node": names.of(*node), "rank": exit.rank, "local_rank": exit.local_rank,
-                    "code": exit.code, "signal": exit.signal, "tail": exit.tail,
+                    "code": exit.code, "signal": exit.signal,
+                    "out_of_memory": exit.out_of_memory, "tail": exit.tail,
                 }),
             ),
             Notice::Committed { key, commit } => self.add(

@@ -449,6 +449,7 @@ pub(super) fn worker_exit(rank: u32) -> WorkerExit {
         code: 1,
         signal: None,
         hung: false,
+        out_of_memory: None,
         damaged: None,
         at_ms: 5,
         tail: String::new(),

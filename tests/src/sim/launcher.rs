@@ -518,7 +518,8 @@ impl Launcher {
             }
             Effect::Look { digest, number } => self.look_asked(digest, number, now, out),
             Effect::Hung { digest, ranks, .. } => self.named(digest, &ranks, now, out),
-            Effect::Moves | Effect::Say(_) | Effect::NameSurvivors => {}
+            Effect::Moves | Effect::Say(_) | Effect::NameRunning { .. } | Effect::NameSurvivors => {
+            }
             Effect::Exit { .. } | Effect::Abort { .. } => {
                 self.over = true;
                 out.push(Out::Exit);

@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::client::{Client, Unanswered};
 use super::output::{
-    Cell, Failure, Style, Table, Tone, clean, counted, duration_ms, field, list, member_count, put,
-    put_json, short, utc,
+    Cell, Failure, Style, Table, Tone, clean, counted, duration_ms, field, flag, list,
+    member_count, put, put_json, short, utc,
 };
 use crate::run::console::say;
 
@@ -174,6 +174,9 @@ fn line(event: &Value) -> (Tone, String) {
         }
         "worker_failed" => {
             let how = match event.get("signal").and_then(Value::as_i64) {
+                Some(_) if flag(event, "out_of_memory") => {
+                    "was ended by the kernel for want of memory".to_owned()
+                }
                 Some(signal) => format!("was ended by signal {signal}"),
                 None => format!("failed with code {}", text("code")),
             };

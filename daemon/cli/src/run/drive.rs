@@ -15,7 +15,7 @@ use muster_launcher::{Effect, Event, Left, Session};
 use muster_protocol::local::{
     SaveAsk, SaveNews, Start, StoreAnswer, ToAgent, ToLauncher, WorkerExit,
 };
-use muster_protocol::{Digest, Time};
+use muster_protocol::{Digest, Span, Time};
 use nix::sys::signal::Signal;
 use nix::time::{ClockId, clock_gettime};
 use tokio::signal::unix::{SignalKind, signal};
@@ -558,6 +558,7 @@ impl Driver {
                 Effect::Moves => self.progress.moves(),
                 Effect::CancelStop => self.workers.pages().for_each(ControlPage::cancel),
                 Effect::Say(text) => say(&text),
+                Effect::NameRunning { left } => self.name_running(left),
                 Effect::NameSurvivors => say(&format!(
                     "these processes do not end although they were killed (a device or a file system hangs): {:?}",
                     self.workers.survivors()
@@ -585,6 +586,17 @@ impl Driver {
             }
         }
         None
+    }
+
+    /// A stop that takes long: the script ends by itself, or has not heard the signal.
+    fn name_running(&self, left: Span) {
+        let running = self.workers.unended();
+        if !running.is_empty() {
+            say(&format!(
+                "not ended yet: {}; what runs still in {left} is killed, at once by another Ctrl-C",
+                running.join(", ")
+            ));
+        }
     }
 
     fn abort(&mut self) {

@@ -2,6 +2,7 @@
 //! from them. One task owns all of it and alone reaps, so that a process id that is signalled is
 //! never another process's.
 
+mod oom;
 mod progress;
 
 use std::collections::BTreeSet;
@@ -28,6 +29,7 @@ use super::output::{LogFile, Pump, Stream, Tail, pipe};
 use super::procs;
 use super::sidecar::Sidecar;
 use super::spawn::{self, Out, Request, Spawner, become_subreaper};
+use oom::OomKills;
 
 /// How long a worker's last output is waited for when it is reaped.
 const DRAIN: Duration = Duration::from_millis(200);
@@ -122,6 +124,7 @@ pub struct Workers {
     sidecar_restarts: u32,
     root: LogRoot,
     workers: Vec<Worker>,
+    oom_kills: OomKills,
 }
 
 impl Workers {
@@ -148,6 +151,7 @@ impl Workers {
                     ),
                 })?,
             workers: Vec::new(),
+            oom_kills: OomKills::of_this_process(),
             setup,
         })
     }
@@ -365,6 +369,16 @@ impl Workers {
         unparked.for_each(|worker| worker.signal(libc::SIGKILL));
     }
 
+    /// The workers that were told to end and run, or have left processes that do.
+    pub fn unended(&self) -> Vec<String> {
+        let running = (self.workers.iter()).filter(|w| !w.group_gone && !w.is_parked());
+        let words = running.map(|w| match w.ended {
+            false => format!("rank {} (pid {})", w.rank, w.pid),
+            true => format!("what rank {} has started", w.rank),
+        });
+        words.collect()
+    }
+
     /// Whether any worker stays through a change of its generation.
     pub fn have_live(&self) -> bool {
         self.workers.iter().any(|w| !w.ended && w.page.is_live())
@@ -468,12 +482,16 @@ impl Workers {
             code,
             signal,
             hung: worker.hung.is_some() && signal == Some(libc::SIGKILL),
+            out_of_memory: None,
             damaged: None,
             at_ms: reaped_ms,
             tail: String::new(),
         };
         if code == 0 {
             return exit;
+        }
+        if signal == Some(libc::SIGKILL) && !exit.hung {
+            exit.out_of_memory = self.oom_kills.look();
         }
         exit.damaged = (worker.page.damage()).map(|damage| Damaged {
             manifest: damage.manifest,

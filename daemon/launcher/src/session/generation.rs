@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use muster_protocol::local::{Start, ToAgent, WorkerExit, plain_tail};
 use muster_protocol::{Digest, Span, Time};
 
-use super::{Current, Effect, LEFTOVER_GRACE, Left, Pending, Session, Stopping, remember};
+use super::{Current, Effect, LEFTOVER_GRACE, Left, Pending, SLOW, Session, Stopping, remember};
 use crate::report;
 use crate::signal::SIGTERM;
 
@@ -159,6 +159,7 @@ impl Session {
                 current.unstarted = Some(reason);
                 current.stopping = Some(Stopping {
                     kill_at: now,
+                    slow_at: None,
                     since_kill: None,
                     named: false,
                     finished: false,
@@ -340,6 +341,7 @@ impl Session {
             None => {
                 current.stopping = Some(Stopping {
                     kill_at,
+                    slow_at: (grace >= SLOW + SLOW).then_some(now + SLOW),
                     since_kill: None,
                     named: false,
                     finished: false,

@@ -46,6 +46,9 @@ const MISSED: Span = Span::from_millis(100);
 /// The time that the agent has to say something after that. Twice what it leaves between two words.
 const AWAKE: Span = Span::from_millis(2_000);
 
+/// Workers that have not ended so long after their signal are named, where at least as much of their grace is left.
+const SLOW: Span = Span::from_secs(4);
+
 /// What cannot be killed for this long is named.
 const STUCK: Span = Span::from_secs(5);
 
@@ -174,6 +177,10 @@ pub enum Effect {
     Moves,
     /// A line for the user.
     Say(String),
+    /// Name the workers that take their time to end, and when they are killed.
+    NameRunning {
+        left: Span,
+    },
     /// Name what cannot be killed.
     NameSurvivors,
     /// Nothing runs: print the report and exit. `root` is the local rank of the root cause, if it
@@ -203,6 +210,8 @@ struct Pending {
 #[derive(Clone, Debug)]
 struct Stopping {
     kill_at: Time,
+    /// When people are told who runs still, where that is long before they are killed.
+    slow_at: Option<Time>,
     since_kill: Option<Time>,
     named: bool,
     /// Ended by itself with code 0 everywhere.
@@ -355,7 +364,10 @@ impl Session {
         let alone = self.alone_by.map(|at| (at, "no agent for too long"));
         let since = self.current.as_ref().and_then(|c| c.alone_since);
         let gave_up = since.map(|(at, _)| (at + ALONE, "the workers parked, and nobody says why"));
+        let slow = stopping.and_then(|s| s.slow_at.filter(|_| s.since_kill.is_none()));
+        let slow = slow.map(|at| (at, "a stop that takes long"));
         kill.into_iter()
+            .chain(slow)
             .chain(leave)
             .chain(gave_up)
             .chain(alone)
@@ -460,6 +472,10 @@ impl Session {
         let Some(stopping) = self.current.as_mut().and_then(|c| c.stopping.as_mut()) else {
             return;
         };
+        if stopping.since_kill.is_none() && stopping.slow_at.take_if(|at| now >= *at).is_some() {
+            let left = stopping.kill_at.since(now);
+            self.effects.push_back(Effect::NameRunning { left });
+        }
         if now >= stopping.kill_at {
             let since = *stopping.since_kill.get_or_insert(now);
             stopping.kill_at = now + KILL_AGAIN;

@@ -104,6 +104,7 @@ impl Session {
             signal: None,
             damaged: None,
             hung: false,
+            out_of_memory: None,
             at_ms,
             tail: "the workers of this node lost a peer, though no node and no process was lost: look for what cuts connections between workers (a firewall, a proxy, a full conntrack table)".to_owned(),
         };

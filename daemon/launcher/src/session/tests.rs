@@ -51,6 +51,7 @@ fn exit(local_rank: u16, code: i32) -> Event {
         code,
         signal: None,
         hung: false,
+        out_of_memory: None,
         damaged: None,
         at_ms: 0,
         tail: String::new(),
@@ -218,6 +219,20 @@ fn a_grace_is_only_ever_shortened() {
 }
 
 #[test]
+fn workers_that_take_long_to_end_are_named_once() {
+    let mut world = World::running(1);
+    world.stop(1, 30_000);
+    assert_eq!(world.pass(3_900), []);
+    let left = Span::from_secs(26);
+    assert_eq!(world.pass(100), [Effect::NameRunning { left }]);
+    assert_eq!(world.pass(20_000), []);
+    // Where they are killed soon anyway, nobody is told.
+    let mut world = World::running(1);
+    world.stop(1, 7_000);
+    assert_eq!(world.pass(6_900), []);
+}
+
+#[test]
 fn the_facts_are_told_again_to_an_agent_that_comes_back() {
     let mut world = World::running(1);
     world.on(Event::LinkDown);
@@ -379,6 +394,7 @@ fn a_failure_elsewhere_is_told_once_it_is_clear_what_follows() {
             code: 3,
             signal: None,
             hung: false,
+            out_of_memory: None,
             damaged: None,
             at_ms: 5,
             tail: "Traceback\nboom".into(),

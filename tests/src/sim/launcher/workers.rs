@@ -105,6 +105,7 @@ impl Run {
             code,
             signal: None,
             hung: false,
+            out_of_memory: None,
             damaged: None,
             at_ms: 0,
             tail: String::new(),

@@ -10,6 +10,7 @@ mod growth;
 mod heirs;
 mod keeping;
 pub(crate) mod lives;
+mod memory;
 mod parity;
 mod progress;
 mod replicas;
