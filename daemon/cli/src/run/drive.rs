@@ -593,8 +593,9 @@ impl Driver {
         let running = self.workers.unended();
         if !running.is_empty() {
             say(&format!(
-                "not ended yet: {}; what runs still in {left} is killed, at once by another Ctrl-C",
-                running.join(", ")
+                "not ended yet: {}; what still runs in {:.0} s is killed",
+                running.join(", "),
+                left.as_secs_f64()
             ));
         }
     }
