@@ -11,9 +11,13 @@ use super::client::{Client, Unanswered, rows_of};
 use super::output::{
     Failure, Style, clean, counted, duration_ms, field, flag, list, put, put_json,
 };
+use crate::run::console::say;
 
 /// Between two looks at how far it is.
 const POLL: Duration = Duration::from_millis(100);
+
+/// What the ranks are waited for is said after so long.
+const AT_ONCE: Duration = Duration::from_secs(1);
 
 /// `muster checkpoint`
 #[derive(Debug, clap::Args)]
@@ -83,7 +87,7 @@ async fn order(job: &str, args: &Order) -> Result<(), Failure> {
             false => put(format!("{} is asked for a checkpoint\n", clean(job)).as_bytes()),
         };
     }
-    let mut first = None;
+    let (mut first, mut said) = (None, String::new());
     loop {
         let (state, generation) = state(&client, job).await?;
         let first = first.get_or_insert_with(|| generation.clone());
@@ -103,13 +107,22 @@ async fn order(job: &str, args: &Order) -> Result<(), Failure> {
                 field(&state, "step")
             )));
         }
+        // It may never begin: a script without the runtime saves nothing. Most often it has only begun.
+        let why = match stage.as_str() {
+            "waiting" => clean(&field(&state, "why")),
+            _ => String::new(),
+        };
+        if began.elapsed() > AT_ONCE && why != said && !why.is_empty() {
+            say(&format!("waiting: {why}"));
+            said.clone_from(&why);
+        }
         if began.elapsed() > args.timeout {
             let how_far = match saved {
                 true => format!(
                     "all ranks have saved step {}, but it is not committed: `muster events` says what it waits for",
                     field(&state, "step")
                 ),
-                false if stage == "waiting" => clean(&field(&state, "why")),
+                false if stage == "waiting" => why,
                 false => who(&state),
             };
             let seconds = args.timeout.as_secs();

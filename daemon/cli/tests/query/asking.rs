@@ -324,6 +324,26 @@ fn following_events_ends_well_where_the_agent_goes_with_the_job() {
 }
 
 #[test]
+fn a_checkpoint_that_cannot_begin_yet_says_why_while_it_waits() {
+    use muster_protocol::codec::encode_frame;
+    use muster_protocol::local::Answer;
+    let world = World::new();
+    let jobs =
+        r#"[{"job":"j","digest":"ab","checkpoint":{"stage":"waiting","why":"not every worker"}}]"#;
+    let frame = encode_frame(&Answer::Json(jobs.into())).unwrap();
+    let mut bytes = u32::try_from(frame.len()).unwrap().to_le_bytes().to_vec();
+    bytes.extend(frame);
+    answering(&world, Vec::leak(bytes));
+    let socket = world.socket();
+    let args = ["checkpoint", "j", "--timeout", "2s", "--socket"];
+    let output = world.muster(&[&args[..], &[socket.to_str().unwrap()]].concat());
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    // Once while it waits, and once as the reason why it gives up.
+    assert_eq!(said.matches("not every worker").count(), 2, "{said}");
+}
+
+#[test]
 fn colours_only_on_a_terminal_and_never_with_no_color() {
     let world = World::new();
     let _agent = world.agent("a", &world.socket());

@@ -95,7 +95,7 @@ mod tests {
         let v1 = "5:cpu,memory:/b\n2:cpuset:/\n0::/\n";
         let all = |groups| files(groups, root.path()).collect::<Vec<_>>();
         let events = root.path().join("pods/a/memory.events");
-        assert_eq!(all(v2), [events.clone()]);
+        assert_eq!(all(v2), std::slice::from_ref(&events));
         let control = root.path().join("memory/b/memory.oom_control");
         assert_eq!(all(v1), [control, root.path().join("memory.events")]);
 
