@@ -70,8 +70,12 @@ class Job:
                 break
             time.sleep(0.1)
         child.send_signal(signal.SIGTERM)
-        if child.wait(timeout=120) != 143:
-            raise RuntimeError("the launcher was told to leave, and did not end with 143")
+        try:
+            code = child.wait(timeout=120)
+        finally:
+            child.kill()
+        if code != 143:
+            raise RuntimeError(f"the launcher was told to leave, and ended with {code}")
 
 
 def losses(notes):

@@ -45,11 +45,6 @@ impl Peer {
         self.state_dir().is_some_and(|s| s != state)
     }
 
-    /// Whether it said that it goes, and went, from this address.
-    pub fn has_left_from(&self, addr: SocketAddr) -> bool {
-        !self.connected && self.leaving.is_some() && self.addr == Some(addr)
-    }
-
     /// Its announcement to go, unless it is still here long after the time that it named: then that
     /// was taken back, or was the word of an agent that went and came again.
     pub fn leaves(&self, now: Time, patience: Span) -> Option<&Leave> {
@@ -110,6 +105,13 @@ impl Peers {
             .iter()
             .filter(|(_, p)| p.connected)
             .map(|(n, _)| *n)
+    }
+
+    /// Whether the node that was last at this address said that it goes, and went.
+    pub fn has_left(&self, addr: SocketAddr) -> bool {
+        let there = self.map.values().filter(|p| p.addr == Some(addr));
+        let last = there.max_by_key(|p| p.seen);
+        last.is_some_and(|p| !p.connected && p.leaving.is_some())
     }
 
     /// The jobs of which connected agents told last, each with the agent that told.
@@ -228,24 +230,30 @@ mod tests {
     }
 
     #[test]
-    fn a_node_left_from_its_address_where_it_said_so_and_went() {
+    fn a_node_left_its_address_where_it_said_so_and_went() {
         let leave = Leave {
             grace_ms: 1000,
             reason: String::new(),
         };
         let at = |port| SocketAddr::from(([10, 0, 0, 1], port));
-        let left = |connected, leaving: Option<Leave>, port| {
-            let leaving = leaving.map(|leave| (leave, Time::ZERO));
-            let peer = Peer {
-                leaving,
-                ..peer("a", 7970, connected)
-            };
-            peer.has_left_from(at(port))
+        let peer = |connected, leaves: bool, seen| Peer {
+            leaving: leaves.then(|| (leave.clone(), Time::ZERO)),
+            seen: Time(seen),
+            ..peer("a", 7970, connected)
         };
-        assert!(left(false, Some(leave.clone()), 7970));
-        assert!(!left(true, Some(leave.clone()), 7970));
-        assert!(!left(false, None, 7970));
-        assert!(!left(false, Some(leave), 7971));
+        let left = |all: &[Peer]| {
+            let mut peers = Peers::default();
+            let ids = (1..).map(|id| NodeId([id; 32]));
+            peers.map.extend(ids.zip(all.iter().cloned()));
+            peers.has_left(at(7970))
+        };
+        assert!(left(&[peer(false, true, 5)]));
+        assert!(!left(&[peer(true, true, 5)]));
+        assert!(!left(&[peer(false, false, 5)]));
+        assert!(!left(&[]));
+        // One that came after it there, and is lost, is missed.
+        assert!(!left(&[peer(false, true, 5), peer(false, false, 6)]));
+        assert!(left(&[peer(false, true, 6), peer(false, false, 5)]));
     }
 
     #[test]

@@ -17,6 +17,18 @@ use crate::socket::Received;
 /// What waiting launchers are told of this node's own state directory stands under this.
 const OWN_STATE: &str = "own state";
 
+/// A node that can make nothing durable, for people who may wait for it.
+fn unstored(node: &str, errno: i32, place: &str) -> String {
+    let why = match errno {
+        ..=0 => String::new(),
+        errno => format!(" ({})", std::io::Error::from_raw_os_error(errno)),
+    };
+    format!(
+        "{node} cannot store its votes{why}, and nothing is decided with it until {place} can be written: `muster doctor` \
+         there says more"
+    )
+}
+
 /// An effect, for who picks one by its text: what is to be in the log as it will be read there.
 fn words(effect: &Effect) -> String {
     match effect {
@@ -40,6 +52,7 @@ impl Node {
                     // Until what is remembered instead is durable, the old state stays.
                     let result = self.state.save_past(&past);
                     let result = result.and_then(|()| self.state.remove(&blob_name(&key)));
+                    self.unstored.remove(&key);
                     if let Err(error) = result {
                         tracing::warn!(job = %key, %error, "old state stays");
                     }
@@ -64,18 +77,23 @@ impl Node {
         let result = self.state.save(&blob_name(&key), bytes);
         self.metrics.persisted(began.elapsed());
         let Err(error) = result else {
-            self.refused.remove(OWN_STATE);
+            if self.unstored.remove(&key).is_some() && self.unstored.is_empty() {
+                self.refused.remove(OWN_STATE);
+            }
             return;
         };
-        let text = format!("{error}. This node votes on nothing until then");
+        let errno = error.errno();
         // It is tried again each second.
-        if self.refused.get(OWN_STATE) != Some(&text) {
-            tracing::error!(job = %key, text, "the job's state cannot be stored");
+        let text = error.to_string();
+        if self.unstored.get(&key) != Some(&text) {
+            tracing::error!(job = %key, text, "the job's state cannot be stored; this agent abstains from votes");
             let fields = serde_json::json!({ "text": text.clone() });
             self.history.add(&key, "trouble", fields);
-            self.warn_launchers(OWN_STATE.to_owned(), text);
+            let place = self.state.path().display().to_string();
+            let said = unstored("this node", errno, &place);
+            self.warn_launchers(OWN_STATE.to_owned(), said);
+            self.unstored.insert(key.clone(), text);
         }
-        let errno = error.errno();
         self.apply(Event::PersistFailed { key, errno });
     }
 
@@ -203,15 +221,14 @@ impl Node {
                 let (node, called) = (node.hex(), peers.name(*node));
                 match errno {
                     None => {
-                        tracing::info!(node = called, "its state directory takes writes again");
+                        tracing::info!(
+                            node = called,
+                            "its state directory refuses no write any more"
+                        );
                         self.refused.remove(&node);
                     }
                     Some(errno) => {
-                        let why = std::io::Error::from_raw_os_error(*errno);
-                        let text = format!(
-                            "{called} cannot store its votes ({why}), and decides nothing until its state directory can \
-                             be written: see `muster doctor` there"
-                        );
+                        let text = unstored(&called, *errno, "its state directory");
                         tracing::warn!("{text}");
                         self.warn_launchers(node, text);
                     }

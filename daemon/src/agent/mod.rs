@@ -199,6 +199,8 @@ pub struct Node {
     listening: BTreeSet<SocketAddr>,
     /// What went wrong with the agents that this one called.
     refused: BTreeMap<String, String>,
+    /// Jobs whose state could not be stored when that was last tried, and why.
+    unstored: BTreeMap<JobKey, String>,
     probe_limit: Duration,
     notifier: Option<Notifier>,
     peers_changed: bool,
@@ -304,6 +306,7 @@ impl Node {
             sigterm_grace: setup.sigterm_grace,
             listening: BTreeSet::new(),
             refused: BTreeMap::new(),
+            unstored: BTreeMap::new(),
             probe_limit: setup.suspect_after.to_std() / 4,
             notifier: setup.notifier,
             peers_changed: false,
@@ -465,13 +468,7 @@ impl Node {
                 addr,
                 dialled: true,
                 why: Refusal::Unreachable(why),
-            } if self
-                .core
-                .peers()
-                .map
-                .values()
-                .any(|p| p.has_left_from(addr)) =>
-            {
+            } if self.core.peers().has_left(addr) => {
                 tracing::info!(%addr, %why, "a first peer that left is not there");
             }
             NetEvent::Refused { addr, dialled, why } => {

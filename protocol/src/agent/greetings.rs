@@ -17,8 +17,7 @@ impl Agent {
         self.compare_timeouts(from, hello.timeouts);
         let peer = self.peers.map.entry(from).or_default();
         let news = !peer.greeted || peer.hello.as_ref() != Some(&hello);
-        let before = peer.hello.as_ref().filter(|_| peer.greeted);
-        let before = before.and_then(|h| h.unstored);
+        let before = peer.hello.as_ref().and_then(|h| h.unstored);
         if before != hello.unstored {
             let (node, errno) = (from, hello.unstored);
             let notice = Notice::Unstored { node, errno };
@@ -91,7 +90,7 @@ impl Agent {
     /// The state directory refused a write, which will be tried again. Others learn it: they may wait for this voter.
     pub(super) fn is_unstored(&mut self, errno: i32, now: Time) {
         let before = self.unstored.replace((errno, now + UNSTORED));
-        if before.is_none_or(|(e, _)| e != errno) {
+        if before.is_none() {
             self.greet(|j| j.is_live() || j.gathers());
         }
     }

@@ -310,6 +310,9 @@ impl Agent {
                 peer.seen = now;
                 peer.leaving = None;
                 peer.greeted = false;
+                if let Some(before) = &mut peer.hello {
+                    before.unstored = None;
+                }
                 peer.hello_due = now + HELLO_WAIT;
                 self.greet_at.get_or_insert(now + HELLO_WAIT);
                 self.detect(membership::Event::Connected { node }, now);

@@ -322,7 +322,6 @@ impl Saver {
                 left_out: true,
             });
         };
-        let waited = made + waited;
         let image = Image {
             step,
             generation: Bytes(self.env.digest.0),
@@ -333,11 +332,12 @@ impl Saver {
         muster_fault::point("worker.fill");
         let copied = (self.devices).fill(slots.all(), slot, &image, &parts, self.threads)?;
         muster_fault::point("worker.sealed");
+        // What is made once says nothing of the next save.
         self.tell(step, bytes, copied, waited);
         Ok(Saved {
             bytes,
             copied,
-            waited,
+            waited: made + waited,
             left_out: false,
         })
     }

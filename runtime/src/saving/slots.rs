@@ -12,7 +12,7 @@ use muster_protocol::control::{decode_step, encode_step, saving};
 use super::SaveError;
 use crate::page::Page;
 
-/// How long the launcher may take to find and touch the memory: some gigabytes a second.
+/// How long the launcher may take to say that it finds memory, or to find it where it says nothing before.
 const GIVEN: Duration = Duration::from_secs(300);
 
 /// What notes may grow by without new slots: blobs change from save to save.
@@ -51,9 +51,11 @@ impl Store {
             // Dropped before others are asked for: else the memory of both would be in use.
             Store::None | Store::Here(_) => {}
         }
-        let asks = page.clone();
+        // Before there is a thread: what the launcher said of an earlier ask is no word of this one's.
+        let ask = Slots::ask(page, image, note);
+        let page = page.clone();
         let thread = std::thread::Builder::new().name("muster-slots".into());
-        let thread = thread.spawn(move || Slots::ask(&asks, image, note, threads));
+        let thread = thread.spawn(move || Slots::answer(&page, ask, threads));
         // Without a thread it is asked when they are needed.
         thread.map_or(Store::None, Store::Coming)
     }
@@ -106,12 +108,20 @@ impl Store {
     ) -> Result<&Slots, SaveError> {
         let here = match std::mem::replace(self, Store::None) {
             Store::Here(slots) => Some(slots),
-            Store::Coming(thread) => Some(thread.join().map_err(|_| SaveError::NoAnswer)??),
+            Store::Coming(thread) => {
+                // Why there were none then is no reason why there are none now.
+                let old = thread.is_finished();
+                match thread.join().unwrap_or(Err(SaveError::NoAnswer)) {
+                    Ok(slots) => Some(slots),
+                    Err(_) if old => None,
+                    Err(error) => return Err(error),
+                }
+            }
             Store::None => None,
         };
         let slots = match here.filter(|slots| slots.fit(image, note)) {
             Some(slots) => slots,
-            None => Slots::ask(page, image, note, threads)?,
+            None => Slots::answer(page, Slots::ask(page, image, note), threads)?,
         };
         *self = Store::Here(slots);
         match self {
@@ -128,13 +138,17 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// Asks the launcher for slots with room for an image and a note of so many bytes.
-    fn ask(page: &Page, image: u64, note: u64, threads: usize) -> Result<Slots, SaveError> {
-        let note = note.saturating_add(NOTE_MARGIN);
+    /// Asks the launcher for slots with room for an image and a note of so many bytes; the number of that.
+    fn ask(page: &Page, image: u64, note: u64) -> u64 {
         let ask = page.load(word::ASK).wrapping_add(1).max(1);
         page.store(word::IMAGE, image);
-        page.store(word::NOTE, note);
+        page.store(word::NOTE, note.saturating_add(NOTE_MARGIN));
         page.store(word::ASK, ask);
+        ask
+    }
+
+    /// Waits for what becomes of an ask.
+    fn answer(page: &Page, ask: u64, threads: usize) -> Result<Slots, SaveError> {
         let began = Instant::now();
         loop {
             let answer = page.load(word::GIVEN);
@@ -142,15 +156,17 @@ impl Slots {
                 Given::Slots => break,
                 Given::NoStore => return Err(SaveError::NoStore),
                 Given::Budget => {
+                    let (image, note) = (page.load(word::IMAGE), page.load(word::NOTE));
                     return Err(SaveError::Budget {
                         need: image.saturating_add(note),
                         room: page.load(word::ROOM),
                     });
                 }
                 Given::Memory => return Err(SaveError::Memory),
-                Given::Nothing | Given::Coming if began.elapsed() > GIVEN => {
-                    return Err(SaveError::NoAnswer);
-                }
+                // Another ask has taken its place.
+                _ if page.load(word::ASK) != ask => return Err(SaveError::NoAnswer),
+                // Once they are said to come, they do, or the reason why not: a slow disk may hold them up.
+                Given::Nothing if began.elapsed() > GIVEN => return Err(SaveError::NoAnswer),
                 Given::Nothing | Given::Coming => {
                     page.wait_while(word::GIVEN, answer, Duration::from_millis(100));
                 }

@@ -454,6 +454,7 @@ impl Workers {
 
     /// Says that this process moves, and how long a lease of its workers is; zero: there are none.
     pub fn beat(&mut self, lease: Duration) {
+        self.oom_kills.pass();
         if let Some(sidecar) = self.leased() {
             sidecar.beat(lease);
         }
@@ -461,6 +462,7 @@ impl Workers {
 
     /// Says that workers are about to be started.
     pub fn begin(&mut self, lease: Duration) {
+        self.oom_kills.pass();
         if let Some(sidecar) = self.leased() {
             sidecar.begin(lease);
         }

@@ -18,9 +18,13 @@ impl Group {
             ("/sys/fs/cgroup", "memory.max"),
         ];
         for (root, limit) in kinds {
-            let group = Group(Path::new(root).join(&name));
+            let at = Path::new(root).join(&name);
+            if std::fs::create_dir(&at).is_err() {
+                continue;
+            }
+            let group = Group(at);
             let limit = group.0.join(limit);
-            if std::fs::create_dir(&group.0).is_ok() && limit.exists() {
+            if limit.exists() {
                 std::fs::write(&limit, (mib << 20).to_string()).unwrap();
                 return Some(group);
             }

@@ -27,7 +27,7 @@ fn abstains_and_recovers(
     fill();
     lost.kill();
     c.kill();
-    b.until_says("votes on nothing");
+    b.until_says("abstains");
     until("the trouble is in the job's history", || {
         events(&bed.socket("b"))
             .iter()
@@ -99,7 +99,7 @@ fn a_full_disk_holds_up_a_new_job_until_there_is_room_and_no_old_one() {
         .iter()
         .map(|n| bed.launch(n, &flags))
         .collect();
-    b.until_says("votes on nothing");
+    b.until_says("abstains");
     until("the trouble is in the job's history", || {
         let list = events(&bed.socket("b"));
         list.iter()

@@ -174,7 +174,7 @@ pub struct Saves {
     /// the link before, and the agent would hold memory that nobody uses.
     gone: BTreeSet<u16>,
     /// Slots that are being made, and for which ask.
-    making: BTreeMap<u16, u64>,
+    making: BTreeMap<u16, Ask>,
     generations: Vec<Generation>,
     writing: BTreeMap<SlotId, Writing>,
     /// Parts of a manifest that is to be made, as they arrive.
@@ -273,7 +273,7 @@ impl Saves {
     /// A worker wants slots.
     fn asked(&mut self, k: u16, ask: making::Ask, workers: &impl Ranks, told: &mut Told) {
         if self.making.contains_key(&k) {
-            return;
+            return workers.give(k, ask.number, Given::Coming, None, 0);
         }
         if self.place.is_none() {
             return workers.give(k, ask.number, Given::NoStore, None, 0);
@@ -288,6 +288,8 @@ impl Saves {
         }
         let others = self.ranks.iter().filter(|(other, _)| **other != k);
         let used: u64 = others.map(|(_, rank)| making::bytes_of(&rank.slots)).sum();
+        let made = self.making.values().map(|ask| ask.bytes() * SLOTS as u64);
+        let used = used + made.sum::<u64>();
         let room = self.budget.saturating_sub(used) / SLOTS as u64;
         if ask.bytes() > room {
             told.people.push(format!(
@@ -326,7 +328,7 @@ impl Saves {
             replicas.set_slots(used + ask.bytes() * SLOTS as u64);
         }
         let freeing = self.replicas.as_ref().map(Replicas::freeing);
-        self.making.insert(k, ask.number);
+        self.making.insert(k, ask);
         if let Err(error) = making::start(k, ask, there, freeing, self.done.0.clone()) {
             self.making.remove(&k);
             told.people

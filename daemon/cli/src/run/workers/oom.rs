@@ -24,7 +24,12 @@ impl OomKills {
         }
     }
 
-    /// Whether there were any since the last call; `None`: nobody can say whether they were of this group.
+    /// Takes in what was counted by now, so that it is not taken for a later end's cause.
+    pub(super) fn pass(&mut self) {
+        let (_group, _host) = (self.group.look(), self.host.look());
+    }
+
+    /// Whether there were any just now; `None`: nobody can say whether they were of this group.
     pub(super) fn look(&mut self) -> Option<bool> {
         match (self.group.look(), self.host.look()) {
             (Some(true), _) => Some(true),
