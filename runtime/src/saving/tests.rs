@@ -278,6 +278,60 @@ fn the_training_goes_on_while_slots_are_made() {
     assert!(slots.iter().any(|slot| slot.state().0 == State::Sealed));
 }
 
+/// Whether a thread of this process waits for slots.
+fn is_waited_for() -> bool {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let mut names = tasks.filter_map(|t| std::fs::read_to_string(t.path().join("comm")).ok());
+    names.any(|name| name.trim() == "muster-slots")
+}
+
+#[test]
+fn memory_that_was_short_once_is_asked_for_again() {
+    let file = page();
+    let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
+    let launcher = Page::from_file(&file).unwrap();
+    let peers = [Peer {
+        node: 0,
+        held: held(0, 1),
+    }];
+    let say = |given: Given| {
+        launcher.store(word::GIVEN, given.encode(launcher.load(word::ASK)));
+        launcher.wake(word::GIVEN);
+    };
+    let mut saver = thread::scope(|scope| {
+        scope.spawn(|| {
+            while launcher.load(word::ASK) == 0 {
+                thread::yield_now();
+            }
+            say(Given::Coming);
+        });
+        Saver::new(&mut session, &env(0, 1), &peers).unwrap()
+    });
+    say(Given::Memory);
+    while is_waited_for() {
+        thread::yield_now();
+    }
+    // Hours later there is some: a stop has one save, and no second try.
+    thread::scope(|scope| {
+        let slots = scope.spawn(|| {
+            while launcher.load(word::ASK) == 1 {
+                thread::yield_now();
+            }
+            give(&launcher, Given::Slots)
+        });
+        let (weights, rows) = (bytes("weights", 1), bytes("rows", 1));
+        let state = |name: &str, _: &Slice| match name {
+            "weights" => Some(&weights[..]),
+            _ => Some(&rows[..]),
+        };
+        let saved = saver.save(1, state, Vec::new());
+        // Else the launcher's side would wait without end.
+        launcher.store(word::ASK, launcher.load(word::ASK).max(2));
+        let _slots = slots.join();
+        assert!(!saved.unwrap().left_out);
+    });
+}
+
 #[test]
 fn why_there_are_no_slots_is_said() {
     let peers = [Peer {
