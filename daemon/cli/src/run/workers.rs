@@ -462,7 +462,6 @@ impl Workers {
 
     /// Says that workers are about to be started.
     pub fn begin(&mut self, lease: Duration) {
-        self.oom_kills.pass();
         if let Some(sidecar) = self.leased() {
             sidecar.begin(lease);
         }

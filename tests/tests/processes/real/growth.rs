@@ -52,10 +52,14 @@ fn a_burst_of_joins_makes_one_generation_or_two() {
     let after = bed.group(&all, first);
     let took = took(&after, first);
     let made = after.generation - before.generation;
+    // Sixteen nodes may be more than this machine has time for: a lease that is lost by that is no join.
+    let mut joined = bed.history(0, "generation");
+    joined.retain(|e| e["cause"] == "nodes_joined");
     println!(
-        "{} joins within {spawned:?}: {made} generations; {took:?} until all run",
-        ALL - 2
+        "{} joins within {spawned:?}: {} generations of {made}; {took:?} until all run",
+        ALL - 2,
+        joined.len()
     );
-    assert!((1..=2).contains(&made), "{made} generations");
+    assert!((1..=2).contains(&joined.len()), "{joined:?}");
     finish(bed, ALL);
 }

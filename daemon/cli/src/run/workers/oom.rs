@@ -7,11 +7,15 @@ use std::time::{Duration, Instant};
 /// Kills that are counted in one moment are of all who were reaped in it.
 const MOMENT: Duration = Duration::from_millis(200);
 
+/// Between two looks while nothing ends: on a busy host each costs a launcher that has to move.
+const PASS: Duration = Duration::from_secs(5);
+
 /// The counts of such kills among the processes of this one's control group, and on this host.
 #[derive(Debug)]
 pub(super) struct OomKills {
     group: Count,
     host: Count,
+    passed: Instant,
 }
 
 impl OomKills {
@@ -21,12 +25,16 @@ impl OomKills {
         OomKills {
             group: Count::of(group.unwrap_or_default()),
             host: Count::of("/proc/vmstat".into()),
+            passed: Instant::now(),
         }
     }
 
-    /// Takes in what was counted by now, so that it is not taken for a later end's cause.
+    /// Takes in now and then what was counted by now, so that it is not taken for a later end's cause.
     pub(super) fn pass(&mut self) {
-        let (_group, _host) = (self.group.look(), self.host.look());
+        if self.passed.elapsed() >= PASS {
+            self.passed = Instant::now();
+            let _risen = self.group.look();
+        }
     }
 
     /// Whether there were any just now; `None`: nobody can say whether they were of this group.
