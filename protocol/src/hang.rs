@@ -266,15 +266,16 @@ impl Evidence {
         }
     }
 
-    fn because(self) -> &'static str {
-        match self {
+    /// Why those that are named are; none where all stand still alike.
+    fn because(self) -> Option<&'static str> {
+        Some(match self {
             Evidence::Step => "the others are a step ahead",
             Evidence::Operation => "the others wait in an operation that it has not entered",
             Evidence::Stopped => "its process is stopped",
             Evidence::Odd => "all others wait in one way, and it does not",
             Evidence::Alone => "the others move",
-            Evidence::Nothing => "all stand at the same point",
-        }
+            Evidence::Nothing => return None,
+        })
     }
 }
 
@@ -326,18 +327,18 @@ impl Hang {
         }
         let idle = Span::from_millis(self.idle_ms.into());
         let who = who.join(", ");
-        let named = match (self.evidence, self.ranks.len(), self.waiting) {
-            (Evidence::Nothing, 1, 0) => format!("{who} stands still"),
-            (Evidence::Nothing, ..) => {
+        let named = match (self.evidence.because(), self.ranks.len()) {
+            (None, 1) => format!("{who} stands still"),
+            (None, _) => {
                 format!("all ranks stand at the same point, so nobody can be singled out: {who}")
             }
-            (evidence, _, waiting) => {
-                let waiters = match waiting {
+            (Some(because), _) => {
+                let waiters = match self.waiting {
                     0 => "nobody waits".to_owned(),
                     1 => "1 other rank waits".to_owned(),
                     n => format!("{n} other ranks wait"),
                 };
-                format!("{waiters} for {who} ({})", evidence.because())
+                format!("{waiters} for {who} ({because})")
             }
         };
         let mut text = format!(

@@ -56,6 +56,11 @@ impl Known {
         *self.over.lock().unwrap_or_else(PoisonError::into_inner) = Some(over);
     }
 
+    /// Whether the group was dropped in this process.
+    pub(super) fn has_left(&self) -> bool {
+        self.left.load(Ordering::Acquire)
+    }
+
     /// The group is dropped: its connections end now, whoever still looks at them.
     pub(super) fn leave(self: &Arc<Self>, controls: &[Control]) {
         self.left.store(true, Ordering::Release);
@@ -197,7 +202,7 @@ impl Vigil {
         }));
         wait_ready(&mut fds, until)?;
         drop(fds);
-        if self.known.left.load(Ordering::Acquire) {
+        if self.known.has_left() {
             return Ok(Some(Seen::Left));
         }
         if self.aborter.is_aborted() {
@@ -219,7 +224,7 @@ impl Vigil {
         let world = self.world;
         let seen = self.lines.iter_mut().find_map(|line| line.peek(world));
         // A group that is dropped ends its own connections.
-        if self.known.left.load(Ordering::Acquire) {
+        if self.known.has_left() {
             return Ok(Some(Seen::Left));
         }
         if let Some(Seen::GaveUp(_)) = seen {

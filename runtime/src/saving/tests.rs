@@ -52,6 +52,15 @@ fn page() -> File {
     file
 }
 
+/// A rank that holds everything: its page and session, and its launcher's view of the page.
+fn one_rank() -> (File, Session, Page, [Peer; 1]) {
+    let file = page();
+    let session = Session::from_fd(file.as_raw_fd()).unwrap();
+    let launcher = Page::from_file(&file).unwrap();
+    let held = held(0, 1);
+    (file, session, launcher, [Peer { node: 0, held }])
+}
+
 fn env(rank: u32, world: u32) -> WorkerEnv {
     WorkerEnv {
         rank,
@@ -208,13 +217,7 @@ fn a_bucket_is_refused_by_a_worker_that_was_built_without_them() {
 fn a_gpu_is_refused_by_a_worker_that_was_built_without_them() {
     use std::error::Error as _;
 
-    let file = page();
-    let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
-    let launcher = Page::from_file(&file).unwrap();
-    let peers = [Peer {
-        node: 0,
-        held: held(0, 1),
-    }];
+    let (_file, mut session, launcher, peers) = one_rank();
     let (mut saver, slots) = thread::scope(|scope| {
         let launcher = scope.spawn(|| give(&launcher, Given::Slots));
         let saver = Saver::new(&mut session, &env(0, 1), &peers).unwrap();
@@ -246,13 +249,7 @@ fn a_gpu_is_refused_by_a_worker_that_was_built_without_them() {
 
 #[test]
 fn the_training_goes_on_while_slots_are_made() {
-    let file = page();
-    let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
-    let launcher = Page::from_file(&file).unwrap();
-    let peers = [Peer {
-        node: 0,
-        held: held(0, 1),
-    }];
+    let (_file, mut session, launcher, peers) = one_rank();
     let mut saver = thread::scope(|scope| {
         scope.spawn(|| {
             while launcher.load(word::ASK) == 0 {
@@ -287,13 +284,7 @@ fn is_waited_for() -> bool {
 
 #[test]
 fn memory_that_was_short_once_is_asked_for_again() {
-    let file = page();
-    let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
-    let launcher = Page::from_file(&file).unwrap();
-    let peers = [Peer {
-        node: 0,
-        held: held(0, 1),
-    }];
+    let (_file, mut session, launcher, peers) = one_rank();
     let say = |given: Given| {
         launcher.store(word::GIVEN, given.encode(launcher.load(word::ASK)));
         launcher.wake(word::GIVEN);
@@ -363,13 +354,7 @@ fn why_there_are_no_slots_is_said() {
 
 #[test]
 fn a_rank_waits_for_a_slot_and_then_says_which_are_busy() {
-    let file = page();
-    let mut session = Session::from_fd(file.as_raw_fd()).unwrap();
-    let launcher = Page::from_file(&file).unwrap();
-    let peers = [Peer {
-        node: 0,
-        held: held(0, 1),
-    }];
+    let (_file, mut session, launcher, peers) = one_rank();
     let (weights, sharded) = (bytes("weights", 0), bytes("sharded", 0));
     let state = |name: &str, _: &Slice| match name {
         "weights" => Some(&weights[..]),

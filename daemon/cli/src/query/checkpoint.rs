@@ -16,8 +16,8 @@ use crate::run::console::say;
 /// Between two looks at how far it is.
 const POLL: Duration = Duration::from_millis(100);
 
-/// What the ranks are waited for is said after so long.
-const AT_ONCE: Duration = Duration::from_secs(1);
+/// Why it cannot begin yet is said after so long.
+const SAY_AFTER: Duration = Duration::from_secs(1);
 
 /// `muster checkpoint`
 #[derive(Debug, clap::Args)]
@@ -112,7 +112,7 @@ async fn order(job: &str, args: &Order) -> Result<(), Failure> {
             "waiting" => clean(&field(&state, "why")),
             _ => String::new(),
         };
-        if began.elapsed() > AT_ONCE && why != said && !why.is_empty() {
+        if began.elapsed() > SAY_AFTER && why != said && !why.is_empty() {
             say(&format!("waiting: {why}"));
             said.clone_from(&why);
         }

@@ -413,6 +413,10 @@ impl Communicator {
         after: RawStream,
         call: impl FnOnce(&Nccl, nc::ncclComm_t, nc::cudaStream_t) -> Code,
     ) -> Result<Ticket, NcclError> {
+        // The watchdog may see it later than whoever dropped the group here.
+        if self.known.has_left() {
+            return Err(self.end());
+        }
         let number = self.shared.state().launched;
         if let Some(first) = number.checked_sub(MOST_ISSUED) {
             self.wait(Ticket(first))?;

@@ -38,8 +38,10 @@ fn at_the_maximum_a_job_forms_at_once() {
 /// Every join starts an agent as well, inside its launcher.
 #[test]
 fn a_burst_of_joins_makes_one_generation_or_two() {
-    const ALL: usize = 12;
+    const ALL: usize = 16;
     let mut bed = Bed::of(ALL, &["--nnodes=2:20"]);
+    // So many nodes are more than two cores have time for: what is lost by that says nothing of joins.
+    bed.env("MUSTER_SUSPECT_AFTER", "10s");
     bed.run(0, 0);
     bed.run(1, 0);
     let before = bed.group(&[0, 1], 0);
@@ -52,14 +54,10 @@ fn a_burst_of_joins_makes_one_generation_or_two() {
     let after = bed.group(&all, first);
     let took = took(&after, first);
     let made = after.generation - before.generation;
-    // So many nodes may be more than this machine has time for: a lease that is lost by that is no join.
-    let mut joined = bed.history(0, "generation");
-    joined.retain(|e| e["cause"] == "nodes_joined");
     println!(
-        "{} joins within {spawned:?}: {} generations of {made}; {took:?} until all run",
-        ALL - 2,
-        joined.len()
+        "{} joins within {spawned:?}: {made} generations; {took:?} until all run",
+        ALL - 2
     );
-    assert!((1..=2).contains(&joined.len()), "{joined:?}");
+    assert!((1..=2).contains(&made), "{made} generations");
     finish(bed, ALL);
 }
