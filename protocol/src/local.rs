@@ -166,6 +166,8 @@ pub enum ToAgent {
     },
     /// About checkpoint slots.
     Save(SaveNews),
+    /// Answer to [`ToLauncher::Welcome`]: this launcher hears what it is told.
+    Alive,
 }
 
 /// Bytes of a command line, and of a reason, that a launcher may send.

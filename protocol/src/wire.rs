@@ -123,6 +123,8 @@ pub struct Advert {
     pub deserted: bool,
     /// No worker of it runs, nor of a generation before it: all its launchers are gone, and its workers had been started.
     pub left_behind: bool,
+    /// The sender's launcher does not answer its agent: it is stopped or blocked, and takes part in no change.
+    pub unresponsive: bool,
 }
 
 impl Advert {
@@ -137,6 +139,7 @@ impl Advert {
             belongs: false,
             deserted: false,
             left_behind: false,
+            unresponsive: false,
         }
     }
 
@@ -445,6 +448,8 @@ pub enum Wait {
     Spare { max: u16 },
     /// The voters of the last generation that cannot be reached; a majority is missing.
     NoQuorum { missing: Vec<NodeId> },
+    /// Voters whose state directories refuse writes; without their votes a majority is missing.
+    Unstored { nodes: Vec<NodeId> },
     /// The node failed too often; it is let in again after this time.
     Parked { ms: u64 },
     /// The newest generation is led by another node: ask there.
@@ -506,6 +511,9 @@ pub struct Status {
     pub verified: bool,
     /// What saving took on this member.
     pub pace: checkpoint::Pace,
+    /// The member's launcher has not answered its agent for a while: it is stopped or blocked, and starts and ends
+    /// nothing until it answers again.
+    pub unresponsive: bool,
 }
 
 impl Status {
@@ -518,7 +526,7 @@ impl Status {
             && self.gate.is_none()
             && self.unreachable.is_empty()
             && !(self.stopped || self.finished || self.gone || self.cancel)
-            && !(self.lease_lost || self.storeless || self.stalled)
+            && !(self.lease_lost || self.storeless || self.stalled || self.unresponsive)
     }
 }
 

@@ -63,6 +63,7 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::TicketAck { wait: Wait::Batching { .. }, .. } => "job.ticket_ack.batching",
     JobMessage::TicketAck { wait: Wait::Spare { .. }, .. } => "job.ticket_ack.spare",
     JobMessage::TicketAck { wait: Wait::NoQuorum { .. }, .. } => "job.ticket_ack.no_quorum",
+    JobMessage::TicketAck { wait: Wait::Unstored { .. }, .. } => "job.ticket_ack.unstored",
     JobMessage::TicketAck { wait: Wait::Parked { .. }, .. } => "job.ticket_ack.parked",
     JobMessage::TicketAck { wait: Wait::Elsewhere { .. }, .. } => "job.ticket_ack.elsewhere",
     JobMessage::TicketAck { wait: Wait::Changing, .. } => "job.ticket_ack.changing",
@@ -183,6 +184,7 @@ names!(to_agent_name, TO_AGENT, ToAgent, {
     ToAgent::Save(SaveNews::Keep(KeepNews::LooksAgain { .. })) => "save.keep.looks_again",
     ToAgent::Save(SaveNews::Keep(KeepNews::Rules(_))) => "save.keep.rules",
     ToAgent::Save(SaveNews::Replicas(_)) => "save.replicas",
+    ToAgent::Alive => "alive",
     ToAgent::Command(Command::Checkpoint { .. }) => "command.checkpoint",
     ToAgent::Command(Command::Ended { .. }) => "command.ended",
 });
@@ -378,6 +380,7 @@ fn advert() -> Advert {
     Advert {
         deserted: false,
         left_behind: false,
+        unresponsive: true,
         key: key(),
         lineage: digest(4),
         digest: digest(5),

@@ -292,6 +292,7 @@ impl World {
     /// The launcher of a node does as it is told.
     fn told(&mut self, i: usize, frame: ToLauncher) {
         match frame {
+            ToLauncher::Welcome { .. } => self.hears(i, ToAgent::Alive),
             ToLauncher::Start(start) => {
                 let (digest, attempt) = (start.digest, start.attempt);
                 if let Some(reason) = self.unstartable[i].clone() {

@@ -266,6 +266,7 @@ impl World {
 
     fn tell_launcher(&mut self, k: usize, frame: ToLauncher) {
         match frame {
+            ToLauncher::Welcome { .. } => self.says(k, ToAgent::Alive),
             ToLauncher::Start(start) => {
                 let (digest, attempt) = (start.digest, start.attempt);
                 self.launchers[k].running = Some(start);

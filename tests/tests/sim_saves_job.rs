@@ -340,6 +340,7 @@ impl World {
 
     fn told(&mut self, i: usize, frame: ToLauncher) {
         match frame {
+            ToLauncher::Welcome { .. } => self.hears(i, ToAgent::Alive),
             ToLauncher::Start(start) => {
                 self.nodes[i].running = Some(start.digest);
                 let (digest, attempt) = (start.digest, start.attempt);

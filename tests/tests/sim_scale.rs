@@ -229,6 +229,7 @@ impl World {
 
     fn tell_launcher(&mut self, i: usize, now: Time, frame: ToLauncher) {
         match frame {
+            ToLauncher::Welcome { .. } => self.answer(i, now, ToAgent::Alive),
             ToLauncher::Start(start) => {
                 let digest = start.digest;
                 match self.generations.iter_mut().find(|(d, _)| *d == digest) {

@@ -17,15 +17,20 @@ use crate::socket::Received;
 /// What waiting launchers are told of this node's own state directory stands under this.
 const OWN_STATE: &str = "own state";
 
+/// Why a state directory takes no write, for people.
+pub(super) fn refused_write(errno: i32) -> String {
+    match errno {
+        ..=0 => "a write failed".to_owned(),
+        errno => std::io::Error::from_raw_os_error(errno).to_string(),
+    }
+}
+
 /// A node that can make nothing durable, for people who may wait for it.
 fn unstored(node: &str, errno: i32, place: &str) -> String {
-    let why = match errno {
-        ..=0 => String::new(),
-        errno => format!(" ({})", std::io::Error::from_raw_os_error(errno)),
-    };
     format!(
-        "{node} cannot store its votes{why}, and nothing is decided with it until {place} can be written: `muster doctor` \
-         there says more"
+        "{node} cannot store its votes ({}), and nothing is decided with it until {place} can be written: `muster doctor` \
+         there says more",
+        refused_write(errno)
     )
 }
 

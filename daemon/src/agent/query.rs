@@ -12,6 +12,7 @@ use muster_protocol::wire::{CheckpointStage, Timeouts};
 use muster_protocol::{JobKey, NodeId, Span, Time};
 use serde_json::{Value, json};
 
+use super::effects::refused_write;
 use super::{Node, clock, history};
 use crate::net::Refusal;
 
@@ -201,7 +202,7 @@ impl Node {
             "node": config.node.hex(), "host": config.host, "version": config.version,
             "cluster": config.cluster, "pid": config.pid, "boot": config.boot.0,
             "listening": self.listening, "draining": self.core.is_draining(),
-            "state_dir": self.state.path(),
+            "state_dir": self.state.path(), "unstored": self.core.unstored().map(refused_write),
             "peers_connected": self.core.peers().connected_nodes().count(),
             "jobs": here.len(), "job_ids": here, "hung": hung, "replicas_behind": behind,
             "secret": self.facts.secret, "labels": self.facts.labels,
@@ -228,6 +229,7 @@ impl Node {
             "node": config.node.hex(), "host": config.host, "self": true, "connected": true,
             "version": config.version, "state": "alive",
             "leaving": self.core.is_draining(),
+            "unstored": self.core.unstored().map(refused_write),
         });
         let now = clock::now();
         let others = self.core.peers().map.iter().map(|(node, p)| {
@@ -235,6 +237,7 @@ impl Node {
                 "node": node.hex(), "self": false, "connected": p.connected, "addr": p.addr,
                 "host": p.hello.as_ref().map(|h| h.host.clone()),
                 "version": p.hello.as_ref().map(|h| h.version.clone()),
+                "unstored": p.hello.as_ref().and_then(|h| h.unstored).map(refused_write),
                 "state": peer_word(p),
                 "seen_ms_ago": (p.seen != Time::default()).then(|| now.since(p.seen).as_millis()),
                 "leaving": p.leaving.is_some(),
@@ -311,7 +314,10 @@ impl Node {
             let here = members.into_iter().find(|m| m["node"] == json!(me));
             json!(here)
         });
-        row["waiting"] = json!(waiting);
+        // What hinders whoever waits is known to the agent, not to the job.
+        let hinders = self.refused.values().filter(|_| !waiting.is_empty());
+        let waiting: Vec<&str> = std::iter::once(waiting).chain(hinders.map(String::as_str)).collect();
+        row["waiting"] = json!(waiting.join("\n"));
         row["hung"] = json!(job.hung());
         row["stopping"] = json!(job.stops());
         row["checkpoint"] = json!(job.checkpoint().map(|asked| checkpoint_json(job, asked)));

@@ -117,7 +117,7 @@ impl Agent {
             state: self.cfg.state,
             boot: self.cfg.boot,
             timeouts: self.cfg.timeouts(),
-            unstored: self.unstored.map(|(errno, _)| errno),
+            unstored: self.unstored(),
             jobs: {
                 // Those that somebody here takes part in come first: they must not be left out.
                 let mut adverts: Vec<&Job> = self.jobs.values().filter(|j| of(j)).collect();

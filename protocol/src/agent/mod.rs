@@ -123,6 +123,7 @@ struct Greeted {
     deserted: bool,
     left_behind: bool,
     gathers: bool,
+    unresponsive: bool,
 }
 
 impl Agent {
@@ -225,6 +226,11 @@ impl Agent {
         let mut jobs = self.jobs.values();
         let job = jobs.find(|job| job.launcher() == Some(launcher));
         job.map_or(Span::ZERO, |job| job.lease_left(&self.cfg, now))
+    }
+
+    /// The errno of the write that this node's state directory refuses just now.
+    pub fn unstored(&self) -> Option<i32> {
+        self.unstored.map(|(errno, _)| errno)
     }
 
     pub fn is_draining(&self) -> bool {
@@ -593,6 +599,7 @@ impl Agent {
                 deserted: job.says_deserted(me, &self.peers),
                 left_behind: job.is_left_behind(me),
                 gathers: job.gathers(),
+                unresponsive: job.is_unresponsive(),
             };
             let was = self.heads.get(key);
             if was != Some(&now) {
@@ -604,6 +611,7 @@ impl Agent {
                 greet |= was.is_some_and(|w| w.deserted) != now.deserted;
                 greet |= was.is_some_and(|w| w.left_behind) != now.left_behind;
                 greet |= was.is_some_and(|w| w.gathers) != now.gathers;
+                greet |= was.is_some_and(|w| w.unresponsive) != now.unresponsive;
                 // That it is over nobody else tells those who take no part in it.
                 let led_before = |d| was.is_some_and(|w| w.head == d) && d != digest;
                 if job.led().is_some_and(led_before) {

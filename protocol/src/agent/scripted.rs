@@ -166,6 +166,8 @@ pub(super) struct Scripted {
     pub(super) grants: BTreeSet<NodeId>,
     /// What probes of a node find.
     pub(super) probes: BTreeMap<NodeId, (Answer, Answer)>,
+    /// The launcher here is stopped: it answers its agent nothing.
+    pub(super) mute: bool,
     back: Vec<Event>,
 }
 
@@ -199,6 +201,7 @@ impl Scripted {
             persists: 0,
             grants: BTreeSet::new(),
             probes: BTreeMap::new(),
+            mute: false,
             back: Vec::new(),
         };
         scripted.carry_out();
@@ -260,7 +263,13 @@ impl Scripted {
                     });
                 }
             }
-            Effect::ToLauncher { frame, .. } => self.told.push((self.now, frame)),
+            Effect::ToLauncher { conn, frame } => {
+                if matches!(frame, ToLauncher::Welcome { .. }) && !self.mute {
+                    let (owner, frame) = ("0".into(), ToAgent::Alive);
+                    self.back.push(Event::Launcher { conn, owner, frame });
+                }
+                self.told.push((self.now, frame));
+            }
             Effect::Notice(notice) => self.notices.push(notice),
             _ => {}
         }
@@ -306,23 +315,34 @@ impl Scripted {
             addr: SocketAddr::new(HERE, 7970),
             observed: HERE,
         });
-        self.hello(i, timeouts, Vec::new());
+        self.hello(i, timeouts, None, Vec::new());
         self.grants.insert(node(i));
     }
 
     /// A connected peer says what it knows of jobs.
     pub(super) fn says_hello(&mut self, i: usize, jobs: Vec<Advert>) {
-        self.hello(i, timeouts(2, 30), jobs);
+        self.hello(i, timeouts(2, 30), None, jobs);
     }
 
-    fn hello(&mut self, i: usize, timeouts: Timeouts, jobs: Vec<Advert>) {
+    /// A connected peer says that its state directory refuses writes.
+    pub(super) fn says_unstored(&mut self, i: usize, errno: i32) {
+        self.hello(i, timeouts(2, 30), Some(errno), Vec::new());
+    }
+
+    fn hello(
+        &mut self,
+        i: usize,
+        timeouts: Timeouts,
+        unstored: Option<i32>,
+        jobs: Vec<Advert>,
+    ) {
         let message = Message::Hello(Hello {
             host: format!("h{i}"),
             version: "1".into(),
             state: state(i),
             boot: Boot(1),
             timeouts,
-            unstored: None,
+            unstored,
             jobs,
         });
         let from = node(i);

@@ -5,6 +5,7 @@ mod cancel;
 mod holds;
 mod members;
 mod told;
+mod unresponsive;
 mod votes;
 
 use super::scripted::{Scripted, node};

@@ -99,7 +99,14 @@ impl Alone {
                 Effect::Persist { key, bytes } => {
                     self.stored.insert(key, bytes);
                 }
-                Effect::ToLauncher { frame, .. } => self.told.push(frame),
+                Effect::ToLauncher { conn, frame } => {
+                    if matches!(frame, ToLauncher::Welcome { .. }) {
+                        let (owner, frame) = ("0".into(), ToAgent::Alive);
+                        let event = Event::Launcher { conn, owner, frame };
+                        self.agent.handle(event, self.now).unwrap();
+                    }
+                    self.told.push(frame);
+                }
                 Effect::Probe {
                     id,
                     guard: Some((_, launcher)),

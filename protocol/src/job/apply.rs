@@ -84,12 +84,14 @@ impl Job {
             && local.stopping.is_none()
             && !self.is_member(ctx)
             && !self.waits_for_place(ctx)
+            && !self.is_unresponsive()
     }
 
     pub(super) fn drive_applicant(&mut self, ctx: &mut Ctx<'_>) {
         self.dismiss_unwilling(ctx);
         if !self.wants_in(ctx) {
-            if let Some((door, _)) = self.applicant.asked.filter(|_| self.is_member(ctx)) {
+            let over = self.is_member(ctx) || self.is_unresponsive();
+            if let Some((door, _)) = self.applicant.asked.filter(|_| over) {
                 // An agent that only looks on does not hear that this node was let in.
                 self.send(ctx, door, JobMessage::Withdraw);
             }
@@ -392,7 +394,7 @@ impl Job {
         self.tell_waiting(ctx.now, text);
         self.applicant.told.there = match wait {
             Wait::Forming { have, .. } => Some(*have),
-            Wait::NoQuorum { .. } => self.live().map(|h| {
+            Wait::NoQuorum { .. } | Wait::Unstored { .. } => self.live().map(|h| {
                 let there = self.survivors(ctx, &h.record).len();
                 u16::try_from(there).unwrap_or(u16::MAX)
             }),

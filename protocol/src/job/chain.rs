@@ -173,6 +173,7 @@ impl Job {
                 belongs: record.kind == Kind::Next,
                 deserted: false,
                 left_behind: false,
+                unresponsive: false,
             };
             self.on_advert(ctx, from, &advert);
             return;

@@ -36,11 +36,15 @@ impl Job {
             return self.wake_at(due, "say what the job waits for");
         }
         let told = led && !self.applicant.told.text.is_empty();
-        if lead != Some(ctx.me())
-            && !told
-            && let Some(wait) = self.live().map(|h| self.wait_of_running(ctx, h, ctx.me()))
-            && !matches!(wait, Wait::Changing)
-        {
+        let leads = lead == Some(ctx.me());
+        let wait = self.live().filter(|_| leads || !told);
+        let wait = wait.map(|h| self.wait_of_running(ctx, h, ctx.me()));
+        // What else a leader waits for it says as it tries to decide.
+        let news = |w: &Wait| match leads {
+            true => matches!(w, Wait::Unstored { .. }),
+            false => !matches!(w, Wait::Changing),
+        };
+        if let Some(wait) = wait.filter(news) {
             self.tell_wait(ctx, &wait);
         }
     }
@@ -156,6 +160,19 @@ impl Job {
         format!(": {}", gone.join(", "))
     }
 
+    /// Nodes whose launchers are there and do not answer, where the job waits for nodes.
+    fn who_is_stopped(&self, ctx: &Ctx<'_>) -> String {
+        let stopped = self.adverts(ctx.peers.all).filter(|(_, a)| a.unresponsive);
+        let stopped: Vec<NodeId> = stopped.map(|(n, _)| n).take(8).collect();
+        match stopped.is_empty() {
+            true => String::new(),
+            false => format!(
+                ". The launcher on {} does not answer: it is stopped (Ctrl-Z; `kill -CONT` lets it go on) or blocked",
+                ctx.names(&stopped)
+            ),
+        }
+    }
+
     pub(super) fn explain(&self, ctx: &Ctx<'_>, wait: &Wait) -> String {
         let name = |n: NodeId| {
             if n == ctx.me() {
@@ -177,7 +194,7 @@ impl Job {
                 } else {
                     format!("{min} to {max}")
                 };
-                let left = self.who_left(ctx);
+                let left = self.who_left(ctx) + &self.who_is_stopped(ctx);
                 let here = match have {
                     0 => "none".to_owned(),
                     have => format!("{have} ({})", names.join(", ")),
@@ -219,6 +236,15 @@ impl Job {
                 "the job cannot go on here: no majority of the nodes that decide answers this node \
                  any more. What would help: check this node's network"
                     .into()
+            }
+            Wait::Unstored { nodes } => {
+                let names: Vec<String> = nodes.iter().take(8).map(|n| name(*n)).collect();
+                format!(
+                    "the job cannot go on: what follows takes the votes of a majority, and the state directory on {} \
+                     refuses writes. It goes on by itself when the directory can be written; `muster doctor` there \
+                     says why it cannot",
+                    names.join(", "),
+                )
             }
             Wait::NoQuorum { missing } => {
                 let names: Vec<String> = missing.iter().take(8).map(|n| name(*n)).collect();
@@ -441,7 +467,27 @@ impl Job {
                 who,
             };
         }
-        Wait::Changing
+        let nodes = self.unstored_voters(ctx, record);
+        let missing = self.missing_voters(ctx, record);
+        match record.is_majority(|n| !nodes.contains(&n) && !missing.contains(&n)) {
+            true => Wait::Changing,
+            false => Wait::Unstored { nodes },
+        }
+    }
+
+    /// Voters of `record` that can store no vote. By the store nobody votes.
+    fn unstored_voters(&self, ctx: &Ctx<'_>, record: &Record) -> Vec<NodeId> {
+        let refuses = |n: NodeId| match n == ctx.me() {
+            true => self.abstains(),
+            false => {
+                let hello = ctx.peers.get(n).and_then(|p| p.hello.as_ref());
+                hello.is_some_and(|h| h.unstored.is_some())
+            }
+        };
+        let by_members = record.arbiter == Arbiter::Members;
+        let voters = record.voters().filter(|_| by_members);
+        let unstored = voters.map(|v| v.node).filter(|n| refuses(*n));
+        unstored.take(MAX_LIST).collect()
     }
 
     /// Voters of `record` that this agent has no link to.

@@ -596,7 +596,7 @@ impl Job {
             .iter()
             .filter(|m| {
                 let gone = a.lost.contains(&m.node) || a.stuck.contains(&m.node);
-                !gone && !a.away.contains(&m.node)
+                !(gone || a.left_out.contains(&m.node) || a.away.contains(&m.node))
             })
             .all(|m| {
                 lead.status(m.node)

@@ -13,6 +13,10 @@ use crate::record::{Arbiter, Cause, Kind, Record};
 use crate::time::{Span, Time};
 use crate::wire::{JobMessage, Leave, Status};
 
+/// A launcher that is connected and answers nothing for so long, or for twice `suspect_after`, is stopped or blocked.
+/// The others look for rank 0's for longer before they give up.
+const UNRESPONSIVE: Span = Span::from_secs(4);
+
 /// The launcher of this job on this node.
 #[derive(Clone, Debug)]
 pub(super) struct Local {
@@ -28,6 +32,10 @@ pub(super) struct Local {
     pub(super) silent_since: Option<Time>,
     /// When it was last told that this agent is there.
     welcomed: Time,
+    /// When it was first told so of those times that it has not answered.
+    unanswered: Option<Time>,
+    /// It has not answered for so long that it is stopped or blocked.
+    pub(super) unresponsive: bool,
     pub(super) reg: Register,
     pub(super) store: Option<StoreUuid>,
     pub(super) master_port: u16,
@@ -194,6 +202,7 @@ impl Job {
                 local.stopping = None;
                 local.silent_since = None;
                 local.welcomed = ctx.now;
+                (local.unanswered, local.unresponsive) = (None, false);
                 local.reg = reg;
             }
         } else {
@@ -206,6 +215,8 @@ impl Job {
                 ends_within: None,
                 silent_since: None,
                 welcomed: ctx.now,
+                unanswered: None,
+                unresponsive: false,
                 reg,
                 store,
                 master_port: 0,
@@ -250,6 +261,10 @@ impl Job {
         let every = REPEAT.min(Span(ctx.cfg.agent_grace.0 / 8));
         let again = ctx.now >= local.welcomed + every;
         if again {
+            // While this agent was stopped itself, it could not hear answers.
+            let stood_still = ctx.now >= local.welcomed + every.times(2);
+            local.unanswered.take_if(|_| stood_still);
+            local.unanswered.get_or_insert(ctx.now);
             local.welcomed = ctx.now;
         }
         let due = local.welcomed + every;
@@ -257,6 +272,33 @@ impl Job {
             self.tell_launcher(Self::welcome(ctx));
         }
         self.wake_at(due, "tell the launcher that this agent is there");
+        self.miss_answers(ctx);
+    }
+
+    /// Notes that the launcher here is connected and does not answer.
+    fn miss_answers(&mut self, ctx: &Ctx<'_>) {
+        let patience = UNRESPONSIVE.max(ctx.cfg.suspect_after.times(2));
+        let late = |at: Time| ctx.now >= at + patience;
+        let Some(local) = self.local.as_mut().filter(|l| l.conn.is_some()) else {
+            return;
+        };
+        if local.unresponsive || !local.unanswered.is_some_and(late) {
+            return;
+        }
+        local.unresponsive = true;
+        let text = format!(
+            "the launcher here (process {0}) does not answer: it is stopped (Ctrl-Z; `kill -CONT {0}` lets it go on) or \
+             blocked. Its workers go on; should the job change, it goes on without this node until the launcher answers",
+            local.reg.pid
+        );
+        let key = self.key.clone();
+        self.notice(Notice::Warning { key, text });
+    }
+
+    /// Whether the launcher here is connected and does not answer.
+    pub(crate) fn is_unresponsive(&self) -> bool {
+        let local = self.local.as_ref().filter(|l| l.conn.is_some());
+        local.is_some_and(|l| l.unresponsive)
     }
 
     /// A launcher came back with workers running (R17): they go on only as the same member of the
@@ -545,6 +587,11 @@ impl Job {
                 self.update(digest == head, |s| s.takes_stop_steps = yes);
             }
             ToAgent::Save(news) => self.on_save_news(ctx, news),
+            ToAgent::Alive => {
+                if let Some(local) = &mut self.local {
+                    (local.unanswered, local.unresponsive) = (None, false);
+                }
+            }
             ToAgent::Stalled { digest, yes } => self.update(digest == head, |s| s.stalled = yes),
             ToAgent::Saved { digest, saved } => {
                 let step = saved.step;

@@ -457,6 +457,7 @@ impl Job {
                 && (head.record.has(cfg.node) || head.record.is_voter(cfg.voter())),
             deserted: self.says_deserted(cfg.node, peers),
             left_behind: self.is_left_behind(cfg.node),
+            unresponsive: self.is_unresponsive(),
         })
     }
 

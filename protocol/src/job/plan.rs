@@ -33,6 +33,10 @@ pub(super) struct Assessment {
     pub(super) not_started: Vec<NodeId>,
     /// Told to end their workers, and have not for [`STOP_LIMIT`]: the others go on without them.
     pub(super) stuck: Vec<NodeId>,
+    /// The launcher there does not answer its agent. That disturbs nobody while all train.
+    pub(super) unresponsive: Vec<NodeId>,
+    /// Of these, those that the others go on without: the generation ends or starts, which takes every launcher.
+    pub(super) left_out: Vec<NodeId>,
     /// Ended their workers for lack of a lease.
     pub(super) dark: Vec<NodeId>,
     pub(super) leaving: Vec<(NodeId, Leave)>,
@@ -53,6 +57,7 @@ impl Assessment {
     pub(super) fn is_broken(&self) -> bool {
         !(self.lost.is_empty()
             && self.stuck.is_empty()
+            && self.left_out.is_empty()
             && self.not_started.is_empty()
             && self.dark.is_empty()
             && self.unlinked.is_empty())
@@ -69,6 +74,7 @@ impl Assessment {
     pub(super) fn only_unstarted(&self) -> bool {
         let others = self.lost.is_empty()
             && self.stuck.is_empty()
+            && self.left_out.is_empty()
             && self.dark.is_empty()
             && self.unlinked.is_empty();
         others && !self.not_started.is_empty() && !self.cancel && self.leaving.is_empty()
@@ -178,6 +184,9 @@ impl Job {
                     a.stuck.push(m.node);
                     continue;
                 }
+                if status.unresponsive && !status.finished {
+                    a.unresponsive.push(m.node);
+                }
                 if let Some(leave) = &status.leave {
                     a.leaving.push((m.node, leave.clone()));
                     continue;
@@ -220,6 +229,7 @@ impl Job {
         }
         a.failed = root_cause(failures);
         a.finished = any_finished && all_finished;
+        self.leave_out(&mut a);
         let links = self.missing_links(ctx, &mut a);
         if !links.is_empty() {
             let nodes: Vec<NodeId> = a.survivors.iter().map(|m| m.node).collect();
@@ -287,6 +297,17 @@ impl Job {
 
     pub(super) fn survivors(&self, ctx: &Ctx<'_>, record: &Record) -> Vec<Member> {
         self.assess(ctx, record).survivors
+    }
+
+    /// Leaves out the members whose launchers do not answer, where the generation ends by itself or has not started on
+    /// them.
+    fn leave_out(&self, a: &mut Assessment) {
+        let Some(lead) = &self.lead else { return };
+        let ends = lead.ending.is_some() || a.is_broken();
+        let started = |n| self.status_of(n).is_some_and(|s: &Status| s.started.is_some());
+        let out = a.unresponsive.iter().filter(|n| ends || !started(**n));
+        a.left_out = out.copied().collect();
+        a.survivors.retain(|m| !a.left_out.contains(&m.node));
     }
 
     /// How long a node is still kept out, in milliseconds.
@@ -521,8 +542,9 @@ impl Job {
             let nodes = nodes.iter();
             nodes.take(crate::wire::MAX_LIST).copied().collect()
         };
-        if !(a.lost.is_empty() && a.stuck.is_empty()) {
-            let nodes: Vec<NodeId> = a.lost.iter().chain(&a.stuck).copied().collect();
+        if !(a.lost.is_empty() && a.stuck.is_empty() && a.left_out.is_empty()) {
+            let nodes = a.lost.iter().chain(&a.stuck).chain(&a.left_out);
+            let nodes: Vec<NodeId> = nodes.copied().collect();
             return Some(Cause::NodesLost { nodes: cap(&nodes) });
         }
         if !a.dark.is_empty() {

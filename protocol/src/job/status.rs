@@ -149,6 +149,7 @@ impl Job {
         self.explain_pause(ctx, &record);
         self.explain_short(ctx, &record);
         let storeless = self.is_storeless(ctx, &record);
+        let unresponsive = self.is_unresponsive();
         // Nobody is left whom a status could move.
         let left = self.has_no_store_left(ctx.me(), ctx.peers.all);
         let Some(mine) = &mut self.member else {
@@ -160,6 +161,10 @@ impl Job {
         }
         if mine.status.storeless != storeless {
             mine.status.storeless = storeless;
+            mine.changed = true;
+        }
+        if mine.status.unresponsive != unresponsive {
+            mine.status.unresponsive = unresponsive;
             mine.changed = true;
         }
         let dark = super::apply::unreachable(ctx, &record);

@@ -120,8 +120,8 @@ impl Job {
             // It is about to end: whoever comes now is of the next life.
             return None;
         }
-        if !a.away.is_empty() {
-            // The next generation would be without them, and their agents are about to come back.
+        if !(a.away.is_empty() && a.unresponsive.is_empty()) {
+            // The next generation would be without them, and may be with them soon.
             return None;
         }
         let room = a.room(record);

@@ -64,6 +64,7 @@ impl JobMessage {
             JobMessage::TicketAck { wait, .. } => match wait {
                 Wait::Forming { who: list, .. }
                 | Wait::NoQuorum { missing: list }
+                | Wait::Unstored { nodes: list }
                 | Wait::Finishing { nodes: list } => limit("nodes", list.len(), MAX_LIST),
                 Wait::Elsewhere { advert } => key(&advert.key),
                 Wait::Batching { .. }

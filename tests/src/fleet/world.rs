@@ -523,9 +523,9 @@ impl Fleet {
                 }
             }
             Item::Due { launcher, due } => {
-                let there = self.answers_guard(due);
+                let found = self.answers_guard(due);
                 if let Some(held) = self.launchers.get_mut(&launcher) {
-                    let out = held.launcher.due(due, there, now);
+                    let out = held.launcher.due(due, found, now);
                     self.launcher_out(launcher, out);
                 }
             }

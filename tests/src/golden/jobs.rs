@@ -15,6 +15,9 @@ fn waits() -> Vec<Wait> {
         Wait::NoQuorum {
             missing: vec![node(2)],
         },
+        Wait::Unstored {
+            nodes: vec![node(2)],
+        },
         Wait::Parked { ms: 1_500 },
         Wait::Elsewhere { advert: advert() },
         Wait::Changing,
@@ -121,6 +124,7 @@ pub fn job_messages() -> Vec<JobMessage> {
             loaded: true,
             verified: true,
             pace: saves::pace(),
+            unresponsive: true,
         })),
         order(Action::Run {
             attempt: 1,

@@ -125,6 +125,7 @@ pub fn to_agent() -> Vec<ToAgent> {
                 Arbiter::Store(StoreUuid([4; 16])),
             )),
         }),
+        ToAgent::Alive,
     ]
     .into_iter()
     .chain(super::saves::news().into_iter().map(ToAgent::Save))

@@ -21,6 +21,7 @@ use self::steps::Steps;
 pub use self::steps::{Idle, LOOK};
 pub use self::workers::{Phase, Run};
 use super::clock::{Clock, MS, SEC, US};
+use super::step::Found;
 
 /// How long a step takes.
 pub const STEP: u64 = 50 * MS;
@@ -30,6 +31,8 @@ const LOOK_LEFT: u64 = 10 * MS;
 
 /// To make processes, and to dial the guard of rank 0's launcher.
 const SPAWN: u64 = 20 * MS;
+/// How long an answer of that guard is awaited, and how often.
+const DIALS: (u64, u32) = (2 * SEC, 3);
 
 /// An order is answered so much later at most than its grace is over: live workers that compute are
 /// waited for, and what runs before it may have a grace of its own.
@@ -40,10 +43,11 @@ const ANSWERS: u64 = 30 * SEC;
 pub enum Due {
     /// The processes that the launcher makes exist.
     Spawned(u64),
-    /// Rank 0's guard was dialled.
+    /// Rank 0's guard was dialled, so often.
     Verified {
         digest: Digest,
         attempt: u32,
+        dials: u32,
     },
     Dead(u64),
     Parked(u64),
@@ -172,7 +176,7 @@ pub struct Launcher {
     /// It makes processes and handles nothing until they exist.
     making: Option<Start>,
     /// What fell due while it was stopped.
-    late: Vec<(Due, bool)>,
+    late: Vec<(Due, Found)>,
     armed: Option<u64>,
     looks: bool,
     epochs: u64,
@@ -330,12 +334,12 @@ impl Launcher {
         out
     }
 
-    /// `there`: the launcher of rank 0 answers its guard.
-    pub fn due(&mut self, due: Due, there: bool, now: u64) -> Vec<Out> {
+    /// `found`: who dials the guard of rank 0's launcher finds that.
+    pub fn due(&mut self, due: Due, found: Found, now: u64) -> Vec<Out> {
         let mut out = Vec::new();
         let own = matches!(due, Due::Spawned(_) | Due::Verified { .. } | Due::Reap);
         if own && self.paused.is_some() {
-            self.late.push((due, there));
+            self.late.push((due, found));
             return out;
         }
         match due {
@@ -345,10 +349,25 @@ impl Launcher {
                 }
             }
             Due::Spawned(_) => {}
-            Due::Verified { digest, attempt } => {
-                let result = match there {
-                    true => Ok(IpAddr::V4(Ipv4Addr::new(10, 0, 0, self.address))),
-                    false => Err("the launcher of rank 0 cannot be verified".to_owned()),
+            Due::Verified {
+                digest,
+                attempt,
+                dials,
+            } if found == Found::Mute && dials < DIALS.1 => out.push(Out::Wait {
+                due: Due::Verified {
+                    digest,
+                    attempt,
+                    dials: dials + 1,
+                },
+                ns: DIALS.0,
+                exact: true,
+            }),
+            Due::Verified {
+                digest, attempt, ..
+            } => {
+                let result = match found {
+                    Found::Answered => Ok(IpAddr::V4(Ipv4Addr::new(10, 0, 0, self.address))),
+                    _ => Err("the launcher of rank 0 cannot be verified".to_owned()),
                 };
                 self.inbox.push_back(News::Event(Event::Verified {
                     digest,
@@ -477,6 +496,7 @@ impl Launcher {
                 due: Due::Verified {
                     digest: start.digest,
                     attempt: start.attempt,
+                    dials: 0,
                 },
                 ns: SPAWN,
                 exact: false,

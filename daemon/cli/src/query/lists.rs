@@ -82,6 +82,12 @@ fn render_status(status: &Value, own_version: &str, style: &Style) -> String {
         };
         rows.insert(3, ("secret", secret.to_owned()));
     }
+    let unstored = get("unstored");
+    if !unstored.is_empty()
+        && let Some((_, dir)) = rows.last_mut()
+    {
+        *dir = style.paint(Tone::Bad, &format!("{dir}: refuses writes: {unstored}"));
+    }
     let mut text = pairs(&rows, style);
     for hung in list(status, "hung") {
         let job = clean(&field(hung, "job"));
@@ -119,6 +125,10 @@ fn render_nodes(nodes: &Value, wide: bool, style: &Style) -> String {
                 state.push_str(&format!(" within {}", duration_ms(ms)));
             }
             tone = Tone::Warn;
+        }
+        if !field(row, "unstored").is_empty() {
+            state.push_str(", cannot store");
+            tone = Tone::Bad;
         }
         let mut cells = vec![
             Cell::from(if wide { id.as_str() } else { short(&id) }),

@@ -318,6 +318,7 @@ fn a_node_that_slept_through_an_end_learns_it_and_disturbs_nobody() {
             belongs: true,
             deserted: false,
             left_behind: false,
+            unresponsive: false,
         };
         s.says_hello(2, vec![advert]);
         s.pass(Span::from_secs(20));
@@ -399,6 +400,7 @@ fn other_group(lineage: u8, leader: usize) -> Advert {
         belongs: true,
         deserted: false,
         left_behind: false,
+        unresponsive: false,
     }
 }
 

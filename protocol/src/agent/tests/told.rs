@@ -424,6 +424,7 @@ fn an_agent_that_restarts_is_no_fault_of_the_network() {
             belongs: true,
             deserted: false,
             left_behind: false,
+            unresponsive: false,
         },
     };
     let tell = |s: &mut Scripted| {

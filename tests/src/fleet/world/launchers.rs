@@ -9,15 +9,19 @@ use muster_protocol::membership::Answer;
 use super::{Broken, Fate, Fleet, HOP, Item};
 use crate::sim::clock::MS;
 use crate::sim::launcher::{Due, Out};
+use crate::sim::step::Found;
 
 impl Fleet {
     /// Whether the launcher of rank 0 answers another of its job.
-    pub(super) fn answers_guard(&self, due: Due) -> bool {
+    pub(super) fn answers_guard(&self, due: Due) -> Found {
         let Due::Verified { digest, .. } = due else {
-            return false;
+            return Found::Refused;
         };
         let first = self.judge.first_launcher(&digest);
-        first.is_some_and(|id| self.launchers.values().any(|l| l.launcher.id == id))
+        match first.is_some_and(|id| self.launchers.values().any(|l| l.launcher.id == id)) {
+            true => Found::Answered,
+            false => Found::Refused,
+        }
     }
 
     pub(super) fn fate(&mut self, job: usize) {

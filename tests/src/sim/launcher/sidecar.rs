@@ -46,8 +46,8 @@ impl Launcher {
                 self.inbox.push_front(News::Event(Event::LinkDown));
                 out.push(Out::Relink);
             }
-            for (due, there) in std::mem::take(&mut self.late) {
-                out.extend(self.due(due, there, now));
+            for (due, found) in std::mem::take(&mut self.late) {
+                out.extend(self.due(due, found, now));
             }
             self.go_on(now, &mut out);
         }

@@ -35,10 +35,10 @@ impl World {
                 launcher,
                 due,
             } => {
-                let there = self.answers_guard(due, node);
+                let found = self.answers_guard(due, node);
                 let l = self.nodes[node].launcher.as_mut();
                 if let Some(l) = l.filter(|l| l.token == launcher) {
-                    let out = l.due(due, there, now);
+                    let out = l.due(due, found, now);
                     self.launcher_out(node, out, now);
                 }
             }
@@ -171,20 +171,18 @@ impl World {
         }
     }
 
-    /// Whether the launcher of rank 0 answers this one, where it asks.
-    fn answers_guard(&self, due: Due, node: usize) -> bool {
+    /// How the launcher of rank 0 answers this one, where it asks.
+    fn answers_guard(&self, due: Due, node: usize) -> Found {
         let Due::Verified { digest, .. } = due else {
-            return false;
+            return Found::Refused;
         };
         let first = (self.truth.records.get(&digest)).and_then(|r| r.members.first());
-        let Some((first, node)) = first.zip(self.nodes.get(node)) else {
-            return false;
+        let Some(first) = first.filter(|_| self.nodes[node].launcher.is_some()) else {
+            return Found::Refused;
         };
-        let there = |n: &super::Node| {
-            let launcher = n.launcher.as_ref().filter(|l| l.paused.is_none());
-            launcher.is_some_and(|l| l.id == first.launcher)
-        };
-        node.launcher.is_some() && self.nodes.iter().any(there)
+        let of = |n: &super::Node| n.launcher.as_ref().is_some_and(|l| l.id == first.launcher);
+        let there = self.nodes.iter().position(of);
+        there.map_or(Found::Refused, |n| self.guard(n, |_| true))
     }
 
     pub(super) fn launcher_start(&mut self, node: usize) {

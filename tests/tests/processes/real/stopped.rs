@@ -175,3 +175,27 @@ fn what_its_agent_orders_holds_for_a_launcher_that_is_stopped() {
     assert!(next.generation > group.generation);
     finish(bed, &[0, 1, 2]);
 }
+
+/// It is rank 0's when the next generation starts, answers nobody who looks for it, and starts nothing.
+#[test]
+fn a_stopped_launcher_of_rank_0_is_left_out_and_not_who_looks_for_it() {
+    let (mut bed, group) = three(&["--nnodes=1:3"]);
+    let stopped = group.rank0();
+    let mut rest = (0..3).filter(|n| *n != stopped);
+    let (dies, stays) = (rest.next().unwrap(), rest.next().unwrap());
+    bed.signal(bed.launcher_pid(stopped), Signal::SIGSTOP);
+    let at = bed.kill(dies);
+    let alone = bed.group(&[stays], at);
+    let me = bed.status(stays)["node"].to_string();
+    let mut failed = bed.history(stays, "generation");
+    failed.retain(|e| e["cause"] == "start_failed");
+    assert!(
+        failed.iter().all(|e| !e["about"].to_string().contains(&me)),
+        "{failed:?}"
+    );
+    bed.signal(bed.launcher_pid(stopped), Signal::SIGCONT);
+    let mut both = [stopped, stays];
+    both.sort_unstable();
+    bed.group(&both, alone.began());
+    finish(bed, &both);
+}

@@ -35,14 +35,24 @@ fn abstains_and_recovers(
     });
     // The old workers are stopped, and no new ones start: that would take b's vote.
     until("the generation ended", || bed.worker_pids().is_empty());
-    let until = Instant::now() + Duration::from_secs(2);
-    while Instant::now() < until {
+    let end = Instant::now() + Duration::from_secs(2);
+    while Instant::now() < end {
         assert!(bed.worker_pids().is_empty(), "started without b's vote");
         std::thread::sleep(Duration::from_millis(50));
     }
     assert!(b.is_alive());
+    // People on both nodes see that nothing runs, and why.
     for launcher in &mut launchers {
+        launcher.until_says("refuses writes");
         assert!(launcher.is_alive(), "{}", launcher.log());
+    }
+    for node in ["a", "b"] {
+        until("the agents say that the job waits, and for which node", || {
+            let ask = |query| ask(&bed.socket(node), query).and_then(Result::ok).unwrap_or_default();
+            let (jobs, nodes) = (ask(Query::Jobs), ask(Query::Nodes));
+            let mut nodes = nodes.as_array().into_iter().flatten();
+            jobs[0]["kind"] == "waits" && nodes.any(|n| n["unstored"].is_string())
+        });
     }
     heal();
     let second = bed.until_runs_on(&["a", "b"]);

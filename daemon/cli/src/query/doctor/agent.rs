@@ -238,6 +238,35 @@ fn peers(nodes: &Value, own: &str) -> Vec<Check> {
             "finish the upgrade on every node",
         ));
     }
+    all.extend(unstored(nodes, name));
+    all
+}
+
+/// Nodes whose votes are missing wherever something is to be decided.
+fn unstored(nodes: &Value, name: impl Fn(&Value) -> String) -> Vec<Check> {
+    let mut all = Vec::new();
+    for node in nodes.as_array().map_or(&[][..], |v| v) {
+        let why = field(node, "unstored");
+        if why.is_empty() {
+            continue;
+        }
+        let (called, fix) = match flag(node, "self") {
+            true => (
+                "this node".to_owned(),
+                "free some space, or make the directory writable for the agent's user",
+            ),
+            false => (name(node), "`muster doctor` there says more"),
+        };
+        all.push(Check::fail(
+            "votes",
+            format!(
+                "{called} cannot store its votes ({why}): no job can form or change with it until its state directory \
+                 can be written"
+            ),
+            fix,
+        ));
+    }
+    all.truncate(8);
     all
 }
 

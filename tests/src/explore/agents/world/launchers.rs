@@ -89,6 +89,7 @@ impl World {
             back.push_back(Event::Launcher { conn, owner, frame });
         };
         match frame {
+            ToLauncher::Welcome { .. } => say(ToAgent::Alive),
             ToLauncher::Start(start) => {
                 let (digest, attempt) = (start.digest, start.attempt);
                 launcher.running = Some(digest);

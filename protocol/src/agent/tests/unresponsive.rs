@@ -1,0 +1,151 @@
+//! Launchers that are connected and answer nothing, as after Ctrl-Z.
+
+use super::super::scripted::{Scripted, config, node};
+use super::super::{Event, Notice};
+use super::members::{trains, waits};
+use crate::ids::{Digest, NodeId};
+use crate::local::{ToAgent, ToLauncher};
+use crate::record::{Cause, Record};
+use crate::time::Span;
+use crate::wire::{JobMessage, Wait};
+
+/// What it proposes once nodes 1 and 2 have promised to hear it; none where it does not ask them.
+fn proposed(s: &mut Scripted, parent: Digest) -> Option<Record> {
+    let ballot = *s.prepares().last()?;
+    for from in [1, 2] {
+        let promise = JobMessage::Promise {
+            parent,
+            ballot,
+            accepted: None,
+            acked: None,
+        };
+        s.hears(from, promise);
+    }
+    s.sent.iter().rev().find_map(|(_, body)| match body {
+        JobMessage::Accept { record, .. } => Some((**record).clone()),
+        _ => None,
+    })
+}
+
+fn nodes(record: &Record) -> Vec<NodeId> {
+    record.members.iter().map(|m| m.node).collect()
+}
+
+#[test]
+fn one_that_answers_nothing_disturbs_nobody_and_is_left_out_of_a_change() {
+    let (mut s, digest) = trains(0, 4, &[]);
+    s.status(2, digest, 2, |st| st.unresponsive = true);
+    s.pass(Span::from_secs(60));
+    let stop = |(_, f): &(_, ToLauncher)| matches!(f, ToLauncher::Stop { .. });
+    assert!(s.prepares().is_empty() && !s.told.iter().any(stop));
+    // The others stop, and it cannot say so: nobody waits for it.
+    s.status(3, digest, 2, |st| st.gone = true);
+    for i in [0, 1] {
+        s.status(i, digest, 9, |st| st.stopped = true);
+    }
+    s.pass(Span::from_secs(1));
+    let record = proposed(&mut s, digest).unwrap();
+    assert_eq!(nodes(&record), [node(0), node(1)]);
+    let lost = Cause::NodesLost {
+        nodes: vec![node(3), node(2)],
+    };
+    assert_eq!(record.cause, lost);
+}
+
+#[test]
+fn one_that_answers_again_goes_on_with_the_others() {
+    let (mut s, digest) = trains(0, 4, &[]);
+    s.status(2, digest, 2, |st| st.unresponsive = true);
+    s.pass(Span::from_secs(10));
+    s.status(2, digest, 3, |_| {});
+    s.status(3, digest, 2, |st| st.gone = true);
+    s.pass(Span::from_secs(1));
+    assert_eq!(nodes(&proposed(&mut s, digest).unwrap()), [node(0), node(1), node(2)]);
+}
+
+#[test]
+fn an_agent_says_that_its_launcher_answers_nothing_until_it_does() {
+    let (mut s, _) = trains(1, 3, &[]);
+    let said = |s: &Scripted| {
+        let mut sent = s.sent.iter().rev();
+        sent.find_map(|(to, body)| match body {
+            JobMessage::Status(status) if *to == node(0) => Some(status.unresponsive),
+            _ => None,
+        })
+    };
+    let advert = |s: &Scripted| {
+        let last = s.hellos.last().and_then(|(_, h)| h.jobs.first());
+        last.is_some_and(|a| a.unresponsive)
+    };
+    s.pass(Span::from_secs(30));
+    assert_eq!((said(&s), advert(&s)), (Some(false), false));
+    s.mute = true;
+    s.pass(Span::from_secs(3));
+    assert_eq!((said(&s), advert(&s)), (Some(false), false));
+    s.pass(Span::from_secs(3));
+    assert_eq!((said(&s), advert(&s)), (Some(true), true));
+    let warned = |n: &&Notice| matches!(n, Notice::Warning { .. });
+    assert_eq!(s.notices.iter().filter(warned).count(), 1);
+    s.mute = false;
+    s.says(ToAgent::Alive);
+    s.pass(Span::from_millis(100));
+    assert_eq!((said(&s), advert(&s)), (Some(false), false));
+}
+
+/// It would be a member that starts nothing.
+#[test]
+fn one_that_waits_and_answers_nothing_asks_to_be_let_in_no_more() {
+    let mut s = Scripted::new(config(2, 1), Vec::new());
+    s.peer(0);
+    s.launcher(2, 4, None);
+    let asks = |s: &mut Scripted, span| {
+        s.sent.clear();
+        s.pass(span);
+        let ticket = |(_, body): &(_, JobMessage)| matches!(body, JobMessage::Ticket(_));
+        s.sent.iter().any(ticket)
+    };
+    assert!(asks(&mut s, Span::from_secs(2)));
+    s.mute = true;
+    assert!(asks(&mut s, Span::from_secs(6)));
+    let withdrawn = |(_, body): &(_, JobMessage)| matches!(body, JobMessage::Withdraw);
+    assert!(s.sent.iter().any(withdrawn));
+    assert!(!asks(&mut s, Span::from_secs(10)));
+    s.mute = false;
+    s.says(ToAgent::Alive);
+    assert!(asks(&mut s, Span::from_secs(2)));
+}
+
+/// A healthy node did not find rank 0's launcher, which was stopped: that is no fault of its own.
+#[test]
+fn a_start_that_a_stopped_rank_0_prevents_is_no_fault_of_the_others() {
+    let (mut s, digest) = trains(0, 3, &[]);
+    let starts = |st: &mut crate::wire::Status| st.started = None;
+    s.status(1, digest, 2, starts);
+    s.status(2, digest, 2, |st| {
+        starts(st);
+        st.unresponsive = true;
+    });
+    s.pass(Span::from_secs(1));
+    assert_eq!(nodes(&proposed(&mut s, digest).unwrap()), [node(0), node(1)]);
+}
+
+#[test]
+fn those_that_wait_for_a_vote_which_cannot_be_stored_are_told() {
+    let (mut s, digest) = trains(0, 3, &[]);
+    s.says_unstored(1, 28);
+    s.status(2, digest, 2, |st| st.gone = true);
+    s.on(Event::Disconnected { node: node(2) });
+    s.pass(Span::from_millis(200));
+    s.says(ToAgent::Stopped { digest });
+    s.status(1, digest, 2, |st| st.stopped = true);
+    s.pass(Span::from_secs(4));
+    s.status(1, digest, 3, |st| st.stopped = true);
+    assert!(waits(&s).contains("h1"), "{}", waits(&s));
+    let expected = Wait::Unstored {
+        nodes: vec![node(1)],
+    };
+    let mut acks = s.sent.iter().filter(|(to, _)| *to == node(1));
+    assert!(
+        acks.any(|(_, b)| matches!(b, JobMessage::TicketAck { wait, .. } if *wait == expected))
+    );
+}
