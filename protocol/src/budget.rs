@@ -78,6 +78,7 @@ pub fn charge(spec: &JobSpec, restarts_used: u32, cause: &Cause) -> Charge {
         | Cause::NodesLeft { .. }
         | Cause::NodesJoined { .. }
         | Cause::LinksLost { .. }
+        | Cause::Resumed { .. }
         | Cause::StartFailed { .. }
         | Cause::Merged { .. }
         // Each takes a checkpoint out of the log, so there is no end to fear.
@@ -289,6 +290,9 @@ mod tests {
                 nodes: nodes.clone(),
             },
             Cause::LinksLost {
+                nodes: nodes.clone(),
+            },
+            Cause::Resumed {
                 nodes: nodes.clone(),
             },
             Cause::StartFailed { nodes },

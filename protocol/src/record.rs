@@ -162,6 +162,10 @@ pub enum Cause {
         nodes: Vec<NodeId>,
         step: u64,
     },
+    /// The workers of these had stopped for a reason that is gone: all start again.
+    Resumed {
+        nodes: Vec<NodeId>,
+    },
 }
 
 impl Cause {
@@ -182,6 +186,7 @@ impl Cause {
             Cause::WorkerHung { .. } => "worker_hung",
             Cause::Damaged { .. } => "checkpoint_damaged",
             Cause::Misread { .. } => "checkpoint_misread",
+            Cause::Resumed { .. } => "resumed",
         }
     }
 }

@@ -371,8 +371,9 @@ pub fn records() -> Vec<Arc<Record>> {
         nodes: list(),
         step: 400,
     };
+    let resumed = Cause::Resumed { nodes: list() };
     // Behind the others, which keep their numbers.
-    let later = [record(Kind::Next, misread, store)];
+    let later = [misread, resumed].map(|cause| record(Kind::Next, cause, store));
     trains.chain(ends).chain(later).map(Arc::new).collect()
 }
 

@@ -383,6 +383,9 @@ impl Job {
             Cause::NodesLeft { nodes } => format!("{} left", names(nodes)),
             Cause::NodesJoined { nodes } => format!("{} joined", names(nodes)),
             Cause::LinksLost { nodes } => format!("no link to {}", names(nodes)),
+            Cause::Resumed { nodes } => {
+                format!("the workers on {} had stopped, and start again", names(nodes))
+            }
             Cause::StartFailed { nodes } => format!("no workers on {}", names(nodes)),
             Cause::WorkerFailed { node, rank, code } | Cause::WorkerHung { node, rank, code } => {
                 let (used, max) = (record.restarts_used, record.spec.max_restarts);

@@ -422,10 +422,14 @@ impl Job {
         {
             return self.wake_at(due, "others that may fail to start");
         }
+        let ending = self.lead.as_ref().is_some_and(|l| l.ending.is_some());
+        if a.is_cancelled_orderly() && !ending {
+            return self.drive_planned(ctx, record, a);
+        }
         if a.is_broken() {
             self.fault_seen(ctx, a);
             self.end(ctx, record, a);
-            self.give_up(ctx, a);
+            self.give_up(ctx, record, a);
             if self.awaits_store(ctx, a) || self.awaits_links(ctx, a) || self.awaits_word(ctx, a) {
                 return;
             }
@@ -525,7 +529,7 @@ impl Job {
 
     /// Members whose workers do not end are left behind, and kept out for a while. A start waits until
     /// their leases are over, like that of a lost member.
-    fn give_up(&mut self, ctx: &mut Ctx<'_>, a: &Assessment) {
+    fn give_up(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
         for node in &a.stuck {
             let Some(lead) = &mut self.lead else { return };
             if !lead.given_up.insert(*node) {
@@ -540,6 +544,18 @@ impl Job {
             );
             let key = self.key.clone();
             self.notice(Notice::Trouble { key, text });
+        }
+        for node in &a.left_out {
+            let Some(lead) = &mut self.lead else { return };
+            if !lead.given_up.insert(*node) {
+                continue;
+            }
+            let text = format!(
+                "the launcher on {} does not answer: it is stopped (Ctrl-Z; `kill -CONT` lets it go on) or blocked. \
+                 The others do not wait for it; it joins again once it answers",
+                ctx.name(*node)
+            );
+            self.tell_all(ctx, record, text);
         }
     }
 

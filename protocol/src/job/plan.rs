@@ -39,6 +39,8 @@ pub(super) struct Assessment {
     pub(super) left_out: Vec<NodeId>,
     /// Ended their workers for lack of a lease.
     pub(super) dark: Vec<NodeId>,
+    /// Stopped by a deputy, or by a cause that is gone by now: they do not come back by themselves.
+    pub(super) idle: Vec<NodeId>,
     pub(super) leaving: Vec<(NodeId, Leave)>,
     pub(super) failed: Option<(NodeId, WorkerExit)>,
     pub(super) unlinked: Vec<NodeId>,
@@ -60,6 +62,7 @@ impl Assessment {
             && self.left_out.is_empty()
             && self.not_started.is_empty()
             && self.dark.is_empty()
+            && self.idle.is_empty()
             && self.unlinked.is_empty())
     }
 
@@ -70,12 +73,24 @@ impl Assessment {
         usize::from(record.spec.max_nodes).saturating_sub(taken)
     }
 
+    /// The user stops the job, and members that went first are all that is wrong: nothing goes on, so the ranks of the
+    /// others have the time to save that the user gave them.
+    pub(super) fn is_cancelled_orderly(&self) -> bool {
+        let others = self.stuck.is_empty()
+            && self.left_out.is_empty()
+            && self.not_started.is_empty()
+            && self.dark.is_empty()
+            && self.unlinked.is_empty();
+        others && self.cancel && !self.lost.is_empty()
+    }
+
     /// Members that did not start are all that is wrong.
     pub(super) fn only_unstarted(&self) -> bool {
         let others = self.lost.is_empty()
             && self.stuck.is_empty()
             && self.left_out.is_empty()
             && self.dark.is_empty()
+            && self.idle.is_empty()
             && self.unlinked.is_empty();
         others && !self.not_started.is_empty() && !self.cancel && self.leaving.is_empty()
     }
@@ -229,7 +244,7 @@ impl Job {
         }
         a.failed = root_cause(failures);
         a.finished = any_finished && all_finished;
-        self.leave_out(&mut a);
+        self.leave_out(record, &mut a);
         let links = self.missing_links(ctx, &mut a);
         if !links.is_empty() {
             let nodes: Vec<NodeId> = a.survivors.iter().map(|m| m.node).collect();
@@ -241,13 +256,11 @@ impl Job {
         if !(planned || a.is_broken() || a.cancel || a.failed.is_some() || a.finished)
             && a.leaving.is_empty()
         {
-            // Stopped by a deputy, or by a cause that is gone by now: they do not come back by
-            // themselves.
             let idle = |m: &&Member| {
                 let status = self.status_of(m.node);
                 status.is_some_and(|s| s.stopped && !s.finished)
             };
-            a.dark = a.survivors.iter().filter(idle).map(|m| m.node).collect();
+            a.idle = a.survivors.iter().filter(idle).map(|m| m.node).collect();
         }
         a
     }
@@ -299,14 +312,15 @@ impl Job {
         self.assess(ctx, record).survivors
     }
 
-    /// Leaves out the members whose launchers do not answer, where the generation ends by itself or has not started on
-    /// them.
-    fn leave_out(&self, a: &mut Assessment) {
+    /// Leaves out the members whose launchers do not answer, where the generation ends by itself, has not started on
+    /// them, or has stopped everywhere else.
+    fn leave_out(&self, record: &Record, a: &mut Assessment) {
         let Some(lead) = &self.lead else { return };
-        let ends = lead.ending.is_some() || a.is_broken();
+        let broken = lead.ending.is_some() || a.is_broken();
+        a.left_out.clone_from(&a.unresponsive);
+        let ends = broken || lead.planned.is_some() && self.all_stopped(record, a);
         let started = |n| self.status_of(n).is_some_and(|s: &Status| s.started.is_some());
-        let out = a.unresponsive.iter().filter(|n| ends || !started(**n));
-        a.left_out = out.copied().collect();
+        a.left_out.retain(|n| ends || !started(*n));
         a.survivors.retain(|m| !a.left_out.contains(&m.node));
     }
 
@@ -428,7 +442,7 @@ impl Job {
             let nodes = survivors.iter().map(|m| m.node);
             let nodes = nodes.take(crate::wire::MAX_LIST).collect();
             let stopped = self.all_stopped(&record, &a);
-            stopped.then_some(Cause::LinksLost { nodes })
+            stopped.then_some(Cause::Resumed { nodes })
         })?;
         if survivors.is_empty() && joiners.is_empty() {
             // The dead do not come back: nobody is left for whom the job could wait.
@@ -555,6 +569,10 @@ impl Job {
         if !a.unlinked.is_empty() {
             let nodes = cap(&a.unlinked);
             return Some(Cause::LinksLost { nodes });
+        }
+        if !a.idle.is_empty() {
+            let nodes = cap(&a.idle);
+            return Some(Cause::Resumed { nodes });
         }
         let planned = self.lead.as_ref().is_some_and(|l| l.planned.is_some());
         if let Some((node, exit)) = &a.failed

@@ -127,6 +127,7 @@ impl Coverage {
                     | Cause::Continued { .. }
                     | Cause::Damaged { .. }
                     | Cause::Misread { .. }
+                    | Cause::Resumed { .. }
                     | Cause::Finished
                     | Cause::Cancelled => {}
                 }

@@ -11,7 +11,7 @@ use crate::local::{Began, Command, Register, ToAgent, ToLauncher};
 use crate::membership::Answer;
 use crate::record::{Arbiter, Kind, Record};
 use crate::time::Span;
-use crate::wire::{Advert, JobMessage, Leave};
+use crate::wire::{Action, Advert, JobMessage, Leave};
 
 fn orders(s: &mut Scripted) {
     s.on(Event::Launcher {
@@ -393,4 +393,40 @@ fn the_ranks_of_a_job_that_is_hurried_have_time_to_save() {
     let grace = record(2, 2).spec.stop_grace();
     s.pass(Span(grace.0 / 2) + Span::from_secs(1));
     assert!(signalled(&s), "half of the time is left for what they save");
+}
+
+/// Ctrl-C twice on one node kills what runs there. The others were told to save, and have their time for it.
+#[test]
+fn those_that_save_for_a_user_who_stops_the_job_are_not_hurried_by_a_launcher_that_goes_first() {
+    let (mut s, digest) = trains(0, 3, &[]);
+    s.says(ToAgent::Cancel);
+    s.pass(Span::from_millis(100));
+    s.sent.clear();
+    s.status(2, digest, 2, |st| {
+        st.cancel = true;
+        st.gone = true;
+    });
+    s.pass(Span::from_secs(3));
+    let ends = |(_, body): &(NodeId, JobMessage)| match body {
+        JobMessage::Order(order) => matches!(order.action, Action::End { .. }),
+        _ => false,
+    };
+    assert!(!s.sent.iter().any(ends) && s.prepares().is_empty());
+    // It is over once the others have saved.
+    s.says(ToAgent::Stopped { digest });
+    s.status(1, digest, 2, |st| st.stopped = true);
+    s.pass(Span::from_millis(100));
+    assert!(!s.prepares().is_empty());
+}
+
+/// As above, where one of them does not end: it has no longer than the user gave it.
+#[test]
+fn a_rank_that_saves_for_ever_does_not_keep_a_job_that_the_user_stops() {
+    let (mut s, digest) = trains(0, 3, &[]);
+    s.says(ToAgent::Cancel);
+    s.status(2, digest, 2, |st| st.gone = true);
+    s.says(ToAgent::Stopped { digest });
+    s.pass(record(3, 2).spec.stop_grace() + Span::from_secs(2));
+    s.status(1, digest, 3, |_| {});
+    assert!(!s.prepares().is_empty());
 }
