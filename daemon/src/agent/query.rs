@@ -192,6 +192,20 @@ impl Node {
             .take(LISTED)
             .map(|(j, r)| json!({ "job": j.key().id, "text": behind_text(r) }))
             .collect();
+        let at_rest: Vec<Value> = self
+            .core
+            .jobs()
+            .filter(|j| may(j.key()))
+            .filter_map(|j| {
+                let deserted = self.is_deserted(j);
+                let text = match deserted {
+                    true => "no launcher of it is left; `muster run` goes on with it, `muster cancel` ends it",
+                    false => j.waiting(),
+                };
+                (!text.is_empty()).then(|| json!({ "job": j.key().id, "text": text }))
+            })
+            .take(LISTED)
+            .collect();
         let refused: Vec<Value> = self
             .facts
             .refused
@@ -204,7 +218,7 @@ impl Node {
             "listening": self.listening, "draining": self.core.is_draining(),
             "state_dir": self.state.path(), "unstored": self.core.unstored().map(refused_write),
             "peers_connected": self.core.peers().connected_nodes().count(),
-            "jobs": here.len(), "job_ids": here, "hung": hung, "replicas_behind": behind,
+            "jobs": here.len(), "job_ids": here, "hung": hung, "at_rest": at_rest, "replicas_behind": behind,
             "secret": self.facts.secret, "labels": self.facts.labels,
             "uptime_ms": clock::now().since(self.facts.since).as_millis(),
             "orphan_after_ms": self.orphan_after().as_millis(),
@@ -255,6 +269,11 @@ impl Node {
         all.map(|job| self.job(job)).collect()
     }
 
+    /// No launcher of the job is left: neither here, nor anywhere as far as is known.
+    fn is_deserted(&self, job: &Job) -> bool {
+        job.launcher().is_none() && job.is_deserted(self.core.peers())
+    }
+
     fn job(&self, job: &Job) -> Value {
         let key = job.key();
         let waiting = job.waiting();
@@ -293,7 +312,8 @@ impl Node {
             row["nodes"] = json!(there);
             row["world"] = json!(0);
         }
-        if job.is_deserted(self.core.peers()) {
+        let deserted = self.is_deserted(job);
+        if deserted {
             row["kind"] = json!("deserted");
         }
         row["job"] = json!(key.id);
@@ -315,8 +335,12 @@ impl Node {
             json!(here)
         });
         // What hinders whoever waits is known to the agent, not to the job.
-        let hinders = self.refused.values().filter(|_| !waiting.is_empty());
-        let waiting: Vec<&str> = std::iter::once(waiting).chain(hinders.map(String::as_str)).collect();
+        let waits = !(waiting.is_empty() || deserted);
+        let hinders = self.refused.values().map(String::as_str);
+        let waiting: Vec<&str> = std::iter::once(waiting)
+            .chain(hinders)
+            .filter(|_| waits)
+            .collect();
         row["waiting"] = json!(waiting.join("\n"));
         row["hung"] = json!(job.hung());
         row["stopping"] = json!(job.stops());

@@ -329,13 +329,7 @@ impl Scripted {
         self.hello(i, timeouts(2, 30), Some(errno), Vec::new());
     }
 
-    fn hello(
-        &mut self,
-        i: usize,
-        timeouts: Timeouts,
-        unstored: Option<i32>,
-        jobs: Vec<Advert>,
-    ) {
+    fn hello(&mut self, i: usize, timeouts: Timeouts, unstored: Option<i32>, jobs: Vec<Advert>) {
         let message = Message::Hello(Hello {
             host: format!("h{i}"),
             version: "1".into(),

@@ -160,6 +160,24 @@ impl Job {
         format!(": {}", gone.join(", "))
     }
 
+    /// Members that are missing since the workers of their generation ended.
+    fn who_is_gone(&self, ctx: &Ctx<'_>, there: &[NodeId]) -> String {
+        let waits = self.live().filter(|h| h.record.members.len() <= MAX_LIST);
+        let members = waits.into_iter().flat_map(|h| h.record.members.iter());
+        let stopped = |n: NodeId| {
+            self.adverts(ctx.peers.all)
+                .any(|(of, a)| of == n && a.unresponsive)
+        };
+        let gone = members
+            .map(|m| m.node)
+            .filter(|n| !there.contains(n) && *n != ctx.me());
+        let gone: Vec<NodeId> = gone.filter(|n| !stopped(*n)).collect();
+        match gone.is_empty() {
+            true => String::new(),
+            false => format!("; gone: {}", ctx.names(&gone)),
+        }
+    }
+
     /// Nodes whose launchers are there and do not answer, where the job waits for nodes.
     fn who_is_stopped(&self, ctx: &Ctx<'_>) -> String {
         let stopped = self.adverts(ctx.peers.all).filter(|(_, a)| a.unresponsive);
@@ -195,6 +213,7 @@ impl Job {
                     format!("{min} to {max}")
                 };
                 let left = self.who_left(ctx) + &self.who_is_stopped(ctx);
+                let gone = self.who_is_gone(ctx, who);
                 let here = match have {
                     0 => "none".to_owned(),
                     have => format!("{have} ({})", names.join(", ")),
@@ -204,7 +223,7 @@ impl Job {
                     min => format!("{min} nodes"),
                 };
                 format!(
-                    "waiting for {} more of {nodes} nodes{left}. The job needs launchers on {least} and has {here}; \
+                    "waiting for {} more of {nodes} nodes{left}. The job needs launchers on {least} and has {here}{gone}; \
                      it waits without a time limit. Start `muster run` with the same --rdzv-id on the missing \
                      nodes, or end the job with Ctrl-C or `muster cancel {}`. This agent is connected to {} others (if \
                      that stays 0: check --rdzv-endpoint, or `bootstrap` of the agents)",
@@ -384,7 +403,10 @@ impl Job {
             Cause::NodesJoined { nodes } => format!("{} joined", names(nodes)),
             Cause::LinksLost { nodes } => format!("no link to {}", names(nodes)),
             Cause::Resumed { nodes } => {
-                format!("the workers on {} had stopped, and start again", names(nodes))
+                format!(
+                    "the workers on {} had stopped, and start again",
+                    names(nodes)
+                )
             }
             Cause::StartFailed { nodes } => format!("no workers on {}", names(nodes)),
             Cause::WorkerFailed { node, rank, code } | Cause::WorkerHung { node, rank, code } => {

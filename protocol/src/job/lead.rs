@@ -34,6 +34,8 @@ pub(super) struct Lead {
     pub(super) struck: BTreeSet<NodeId>,
     /// Their workers do not end.
     given_up: BTreeSet<NodeId>,
+    /// Too few nodes were there to go on.
+    pub(super) waited: bool,
     /// No launcher of the generation is left.
     pub(super) deserted: Option<super::deserted::Deserted>,
     /// A person ended the job, on a node without a launcher of it.
@@ -76,6 +78,7 @@ impl Lead {
             run_at: None,
             struck: BTreeSet::new(),
             given_up: BTreeSet::new(),
+            waited: false,
             deserted: None,
             cancelled: false,
             finishing: None,
@@ -633,6 +636,7 @@ impl Job {
                 let missing = self.missing_voters(ctx, record);
                 if !record.is_majority(|n| !missing.contains(&n)) {
                     self.tell_wait(ctx, &crate::wire::Wait::NoQuorum { missing });
+                    self.waits_for_nodes(true, ctx.now);
                     return self.wake_at(ctx.now + REPEAT, "no majority");
                 }
             }
@@ -653,8 +657,10 @@ impl Job {
                               that cannot be reached";
                 self.part_alone(report);
             }
+            self.waits_for_nodes(true, ctx.now);
             return self.wake_at(ctx.now + REPEAT, "too few nodes");
         };
+        self.waits_for_nodes(false, ctx.now);
         self.propose(ctx, next);
     }
 

@@ -46,6 +46,18 @@ impl Job {
         }
     }
 
+    /// A wait for nodes is no part of the change that follows it: that begins when they have come.
+    pub(super) fn waits_for_nodes(&mut self, waits: bool, now: Time) {
+        let Some(lead) = &mut self.lead else { return };
+        if std::mem::replace(&mut lead.waited, waits) && !waits {
+            self.phases = Phases {
+                fault: now,
+                detected: now,
+                ..Phases::default()
+            };
+        }
+    }
+
     /// A member's status shows that it did not hear the times.
     pub(super) fn repeat_times(&mut self, ctx: &Ctx<'_>, to: NodeId, status: &Status) {
         if let Some((digest, phases)) = self.news.told

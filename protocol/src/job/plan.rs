@@ -319,7 +319,10 @@ impl Job {
         let broken = lead.ending.is_some() || a.is_broken();
         a.left_out.clone_from(&a.unresponsive);
         let ends = broken || lead.planned.is_some() && self.all_stopped(record, a);
-        let started = |n| self.status_of(n).is_some_and(|s: &Status| s.started.is_some());
+        let started = |n| {
+            self.status_of(n)
+                .is_some_and(|s: &Status| s.started.is_some())
+        };
         a.left_out.retain(|n| ends || !started(*n));
         a.survivors.retain(|m| !a.left_out.contains(&m.node));
     }

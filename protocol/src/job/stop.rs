@@ -15,6 +15,9 @@ use crate::wire::{Action, JobMessage};
 /// Of a notice's time, what is kept back for the decision and the way out.
 const RESERVE: Span = Span::from_millis(500);
 
+/// Workers may take so long to end before anybody is told.
+const SLOW: Span = Span::from_secs(4);
+
 const STOPPED_BY_USER: &str = "the user stops the job";
 
 /// Why a generation should stop in good order, and how long that may take.
@@ -28,7 +31,10 @@ struct Wish {
 #[derive(Clone, Debug)]
 pub(super) struct Planned {
     why: String,
+    since: Time,
     deadline: Time,
+    /// Those that have ended were told for whom they wait.
+    told_slow: bool,
     reason: Reason,
     /// What is saved, where that was chosen.
     pub(super) choice: Option<Choice>,
@@ -68,6 +74,7 @@ impl Job {
         if self.all_stopped(record, a) {
             return self.decide(ctx, record);
         }
+        self.tell_slow(ctx, record, a);
         let planned = self.lead.as_ref().and_then(|l| l.planned.as_ref());
         if let Some(due) = planned.map(|p| p.deadline + RESERVE) {
             if ctx.now >= due {
@@ -76,6 +83,39 @@ impl Job {
             } else {
                 self.wake_at(due, "nodes that do not stop");
             }
+        }
+    }
+
+    /// Where the workers of some members take long to end, the others are told for whom they wait. A node whose workers
+    /// run says so itself.
+    fn tell_slow(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
+        let planned = self.lead.as_ref().and_then(|l| l.planned.as_ref());
+        let Some(planned) = planned.filter(|p| !p.told_slow) else {
+            return;
+        };
+        let (due, left) = (planned.since + SLOW, planned.deadline.since(ctx.now));
+        if ctx.now < due {
+            return self.wake_at(due, "workers that take long to end");
+        }
+        let there = |n: &NodeId| !(a.lost.contains(n) || a.away.contains(n));
+        let members = record.members.iter().map(|m| m.node).filter(there);
+        let (ended, slow): (Vec<NodeId>, Vec<NodeId>) =
+            members.partition(|n| self.stopped_for_good(*n));
+        if ended.is_empty() || slow.is_empty() {
+            return;
+        }
+        let text = format!(
+            "waiting for the workers on {} to end: they have {} s left",
+            ctx.names(&slow),
+            left.as_millis() / 1_000
+        );
+        let digest = self.head_digest();
+        for node in ended {
+            let text = text.clone();
+            self.send(ctx, node, JobMessage::SaveSaid { digest, text });
+        }
+        if let Some(planned) = self.lead.as_mut().and_then(|l| l.planned.as_mut()) {
+            planned.told_slow = true;
         }
     }
 
@@ -170,7 +210,9 @@ impl Job {
         if let Some(lead) = &mut self.lead {
             lead.planned = Some(Planned {
                 why: why.clone(),
+                since: ctx.now,
                 deadline: ctx.now + grace,
+                told_slow: false,
                 reason,
                 choice,
                 signalled: false,

@@ -94,10 +94,12 @@ fn render_status(status: &Value, own_version: &str, style: &Style) -> String {
         let why = style.paint(Tone::Bad, &clean(&field(hung, "text")));
         text.push_str(&format!("\n{job}: {why}\n"));
     }
-    for behind in list(status, "replicas_behind") {
-        let job = clean(&field(behind, "job"));
-        let why = style.paint(Tone::Warn, &clean(&field(behind, "text")));
-        text.push_str(&format!("\n{job}: {why}\n"));
+    for key in ["at_rest", "replicas_behind"] {
+        for row in list(status, key) {
+            let job = clean(&field(row, "job"));
+            let why = style.paint(Tone::Warn, &clean(&field(row, "text")));
+            text.push_str(&format!("\n{job}: {why}\n"));
+        }
     }
     text
 }

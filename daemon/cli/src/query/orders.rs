@@ -9,7 +9,7 @@ use muster_protocol::local::{Command, Query};
 use serde_json::{Value, json};
 
 use super::client::{Client, Unanswered};
-use super::output::{Failure, clean, duration_ms, field, flag, put, put_json, short};
+use super::output::{Failure, clean, duration_ms, field, flag, list, put, put_json, short};
 
 /// Between two looks at whether an order is carried out.
 pub(super) const POLL: Duration = Duration::from_millis(200);
@@ -97,6 +97,7 @@ pub(super) async fn drain(args: &DrainArgs) -> Result<(), Failure> {
         node: target.id.clone(),
         grace_ms: u32::try_from(grace.as_millis()).unwrap_or(u32::MAX),
     };
+    let stops = too_small_without(&client.query(Query::Jobs).await?, &target.id);
     let began = Instant::now();
     client.command(order).await?;
     let mut waited = None;
@@ -110,6 +111,7 @@ pub(super) async fn drain(args: &DrainArgs) -> Result<(), Failure> {
         return put_json(&json!({
             "ok": true, "node": target.id, "grace_ms": grace.as_millis(),
             "gone": waited.is_some(), "waited_ms": waited.map(|w| w.as_millis() as u64),
+            "too_small_without": stops,
         }));
     }
     let text = match waited {
@@ -119,7 +121,28 @@ pub(super) async fn drain(args: &DrainArgs) -> Result<(), Failure> {
             target.name
         ),
     };
-    put(text.as_bytes())
+    let stops = stops.iter().map(|job| {
+        format!(
+            "{job} needs every node that it has: nothing of it runs until another node joins it\n"
+        )
+    });
+    put((text + &stops.collect::<String>()).as_bytes())
+}
+
+/// Jobs that train on this node and have too few others to go on without it.
+fn too_small_without(jobs: &Value, node: &str) -> Vec<String> {
+    let stops = |job: &&Value| {
+        let members = list(job, "members");
+        let has = members.iter().any(|m| field(m, "node") == node);
+        let min = job.get("min_nodes").and_then(Value::as_u64);
+        let left = members.len().saturating_sub(1) as u64;
+        field(job, "kind") == "runs" && has && min.is_some_and(|min| left < min)
+    };
+    let jobs = jobs.as_array().map_or(&[][..], |v| v);
+    jobs.iter()
+        .filter(stops)
+        .map(|job| field(job, "job"))
+        .collect()
 }
 
 /// The node that an order is about.
@@ -272,6 +295,22 @@ pub(super) async fn wait<E: Into<Failure>>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_job_that_needs_the_node_is_named() {
+        let job = |id: &str, kind: &str, min: u64, nodes: &[&str]| {
+            let members: Vec<Value> = nodes.iter().map(|n| json!({ "node": n })).collect();
+            json!({ "job": id, "kind": kind, "min_nodes": min, "members": members })
+        };
+        let jobs = json!([
+            job("needs", "runs", 2, &["a", "b"]),
+            job("elastic", "runs", 1, &["a", "b"]),
+            job("elsewhere", "runs", 2, &["b", "c"]),
+            job("short", "waits", 2, &["a"]),
+        ]);
+        assert_eq!(too_small_without(&jobs, "a"), ["needs"]);
+        assert_eq!(too_small_without(&Value::Null, "a"), [""; 0]);
+    }
 
     #[test]
     fn a_name_means_one_node_or_is_refused() {

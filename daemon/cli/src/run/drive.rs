@@ -54,6 +54,8 @@ const SLOTS: Duration = Duration::from_millis(5);
 /// How often the control pages are looked at for workers that attach a runtime.
 const PAGES: Duration = Duration::from_millis(100);
 
+/// Workers that are killed sooner after their signal had no grace to speak of.
+const GRACE: Duration = Duration::from_secs(1);
 /// The longest that the dial to rank 0's guard takes, and how often it is tried.
 const VERIFY: (Duration, u32) = (Duration::from_secs(2), 3);
 
@@ -105,6 +107,8 @@ pub struct Driver {
     /// How long a lease of the workers is, and when this process last said that it moves.
     lease: Duration,
     beaten: Option<Instant>,
+    /// When the workers were first told to end.
+    signalled: Option<Instant>,
     verdicts: (mpsc::Sender<Verdict>, mpsc::Receiver<Verdict>),
     progress: progress::Progress,
     telling: telling::Telling,
@@ -143,6 +147,7 @@ impl Driver {
             link: None,
             away: None,
             outdated: false,
+            signalled: None,
             leaves: true,
             was_linked: false,
             running: None,
@@ -501,7 +506,7 @@ impl Driver {
                     let interface = net::interface_for(&net::addresses(), local, master);
                     self.masters.met(start.master.port());
                     self.was_linked = false;
-                    self.running = Some(start.digest);
+                    (self.running, self.signalled) = (Some(start.digest), None);
                     self.progress.begin();
                     // What the dead were filling: behind the spawn it would be the new ones'.
                     self.look_at_slots();
@@ -523,10 +528,19 @@ impl Driver {
                     self.reap(session);
                 }
                 Effect::FreshPort { used } => self.fresh_port(used, session),
-                Effect::EndTerm(number) => self.workers.end_term(number),
-                Effect::KillUnparked => self.workers.kill_unparked(),
+                Effect::EndTerm(number) => {
+                    self.signalled.get_or_insert_with(Instant::now);
+                    self.workers.end_term(number);
+                }
+                Effect::KillUnparked => {
+                    self.name_killed();
+                    self.workers.kill_unparked();
+                }
                 Effect::Signal(number) => self.workers.signal(number),
-                Effect::Kill => self.workers.kill_all(),
+                Effect::Kill => {
+                    self.name_killed();
+                    self.workers.kill_all();
+                }
                 Effect::InstallStop {
                     digest,
                     barrier,
@@ -596,6 +610,21 @@ impl Driver {
                 "not ended yet: {}; what still runs in {:.0} s is killed",
                 running.join(", "),
                 left.as_secs_f64()
+            ));
+        }
+    }
+
+    /// Workers that had a grace to end in, and did not.
+    fn name_killed(&mut self) {
+        let had_grace = self.signalled.take().filter(|at| at.elapsed() >= GRACE);
+        let running = self.workers.unended();
+        if let Some(at) = had_grace
+            && !running.is_empty()
+        {
+            say(&format!(
+                "killed, for they had not ended {:.0} s after their signal: {}",
+                at.elapsed().as_secs_f64(),
+                running.join(", ")
             ));
         }
     }

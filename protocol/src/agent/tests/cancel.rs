@@ -430,3 +430,21 @@ fn a_rank_that_saves_for_ever_does_not_keep_a_job_that_the_user_stops() {
     s.status(1, digest, 3, |_| {});
     assert!(!s.prepares().is_empty());
 }
+
+#[test]
+fn those_that_have_ended_are_told_once_whose_workers_they_wait_for() {
+    let (mut s, digest) = trains(0, 3, &[]);
+    s.says(ToAgent::Cancel);
+    s.status(1, digest, 2, |st| st.stopped = true);
+    let told = |s: &Scripted, i: usize| {
+        let mut said = s.sent.iter().filter(|(to, _)| *to == node(i));
+        said.any(|(_, body)| matches!(body, JobMessage::SaveSaid { .. }))
+    };
+    s.pass(Span::from_secs(3));
+    assert!(!told(&s, 1));
+    s.pass(Span::from_secs(2));
+    assert!(told(&s, 1) && !told(&s, 2));
+    s.sent.clear();
+    s.pass(Span::from_secs(10));
+    assert!(!told(&s, 1));
+}

@@ -60,7 +60,10 @@ fn one_that_answers_again_goes_on_with_the_others() {
     s.status(2, digest, 3, |_| {});
     s.status(3, digest, 2, |st| st.gone = true);
     s.pass(Span::from_secs(1));
-    assert_eq!(nodes(&proposed(&mut s, digest).unwrap()), [node(0), node(1), node(2)]);
+    assert_eq!(
+        nodes(&proposed(&mut s, digest).unwrap()),
+        [node(0), node(1), node(2)]
+    );
 }
 
 #[test]
@@ -126,7 +129,10 @@ fn a_start_that_a_stopped_rank_0_prevents_is_no_fault_of_the_others() {
         st.unresponsive = true;
     });
     s.pass(Span::from_secs(1));
-    assert_eq!(nodes(&proposed(&mut s, digest).unwrap()), [node(0), node(1)]);
+    assert_eq!(
+        nodes(&proposed(&mut s, digest).unwrap()),
+        [node(0), node(1)]
+    );
 }
 
 #[test]

@@ -36,8 +36,22 @@ fn every_node_of_a_job_below_its_minimum_says_so() {
             bed.said(*node).contains("waiting for 1 more of 3 nodes. ")
         });
     }
+    let waited = std::time::Duration::from_secs(3);
+    std::thread::sleep(waited);
     bed.attach(lost);
     let again = bed.group(&[0, 1, 2], group.began());
+    // What the change took, without that.
+    bed.until("all know its times", |bed| {
+        again.nodes().into_iter().all(|node| {
+            let (digest, changed) = (
+                bed.job(node)["digest"].clone(),
+                bed.history(node, "changed"),
+            );
+            let newest = changed.iter().find(|e| e["digest"] == digest);
+            let total = newest.and_then(|e| e["total_ms"].as_f64());
+            total.is_some_and(|ms| ms < waited.as_secs_f64() * 1e3)
+        })
+    });
     for node in again.nodes() {
         assert_eq!(bed.job(node)["kind"], "runs");
         let told = |e: &&serde_json::Value| e["text"].to_string().contains("1 more of 3 nodes. ");

@@ -47,12 +47,19 @@ fn abstains_and_recovers(
         assert!(launcher.is_alive(), "{}", launcher.log());
     }
     for node in ["a", "b"] {
-        until("the agents say that the job waits, and for which node", || {
-            let ask = |query| ask(&bed.socket(node), query).and_then(Result::ok).unwrap_or_default();
-            let (jobs, nodes) = (ask(Query::Jobs), ask(Query::Nodes));
-            let mut nodes = nodes.as_array().into_iter().flatten();
-            jobs[0]["kind"] == "waits" && nodes.any(|n| n["unstored"].is_string())
-        });
+        until(
+            "the agents say that the job waits, and for which node",
+            || {
+                let ask = |query| {
+                    ask(&bed.socket(node), query)
+                        .and_then(Result::ok)
+                        .unwrap_or_default()
+                };
+                let (jobs, nodes) = (ask(Query::Jobs), ask(Query::Nodes));
+                let mut nodes = nodes.as_array().into_iter().flatten();
+                jobs[0]["kind"] == "waits" && nodes.any(|n| n["unstored"].is_string())
+            },
+        );
     }
     heal();
     let second = bed.until_runs_on(&["a", "b"]);
