@@ -28,7 +28,7 @@ pub(super) fn refused_write(errno: i32) -> String {
 /// A node that can make nothing durable, for people who may wait for it.
 fn unstored(node: &str, errno: i32, place: &str) -> String {
     format!(
-        "{node} cannot store its votes ({}), and nothing is decided with it until {place} can be written: `muster doctor` \
+        "{node} cannot store its votes ({}), and what needs its vote is not decided until {place} can be written: `muster doctor` \
          there says more",
         refused_write(errno)
     )

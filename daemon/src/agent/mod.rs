@@ -387,7 +387,7 @@ impl Node {
 
     /// A drained agent goes once its launchers are gone; the others have what they need by then.
     fn leave_when_done(&mut self) {
-        if !self.core.is_draining() || self.core.has_launchers() {
+        if !self.core.is_draining() || self.core.is_drain_awaited(clock::now()) {
             self.linger = None;
             return;
         }
@@ -438,9 +438,13 @@ impl Node {
                     let text = format!(
                         "the name {name} cannot be resolved ({why}): correct --rdzv-endpoint or `bootstrap`, or the name service"
                     );
+                    self.facts.unresolved.insert(name.clone(), why);
                     self.warn_launchers(name, text);
                 }
-                None => drop(self.refused.remove(&name)),
+                None => {
+                    self.facts.unresolved.remove(&name);
+                    self.refused.remove(&name);
+                }
             },
             NetEvent::Disconnected { node, why } => {
                 tracing::info!(%node, %why, "disconnected");

@@ -34,6 +34,8 @@ pub(super) struct Facts {
     since: Time,
     /// The newest last; one for each address and reason.
     refused: VecDeque<(SocketAddr, Refusal, u64)>,
+    /// First peers whose names cannot be resolved just now, and why.
+    pub(super) unresolved: BTreeMap<String, String>,
 }
 
 impl Facts {
@@ -43,6 +45,7 @@ impl Facts {
             labels,
             since: clock::now(),
             refused: VecDeque::new(),
+            unresolved: BTreeMap::new(),
         }
     }
 
@@ -72,14 +75,21 @@ impl Facts {
 }
 
 /// The job that is called by its id, or by its owner's uid and its id (`1000/train`) where several
-/// users have one of that id: `muster run` makes no id with a slash.
-fn named<'a>(jobs: impl Iterator<Item = &'a JobKey>, text: &str) -> Result<&'a JobKey, String> {
+/// users have one of that id: `muster run` makes no id with a slash. One's own goes before those of others.
+fn named<'a>(
+    jobs: impl Iterator<Item = &'a JobKey>,
+    text: &str,
+    asker: &str,
+) -> Result<&'a JobKey, String> {
     let (owner, id) = match text.split_once('/') {
         Some((owner, id)) => (Some(owner), id),
         None => (None, text),
     };
     let is_meant = |key: &&JobKey| key.id == id && owner.is_none_or(|o| key.owner == o);
     let found: BTreeSet<&JobKey> = jobs.filter(is_meant).collect();
+    if let Some(own) = found.iter().find(|key| key.owner == asker) {
+        return Ok(own);
+    }
     let mut each = found.iter();
     match (each.next(), each.next()) {
         (Some(key), None) => Ok(key),
@@ -147,7 +157,7 @@ impl Node {
             Query::Events { job, after } => {
                 let known = self.core.jobs().map(|j| j.key());
                 let known = known.chain(self.history.jobs()).filter(|key| may(key));
-                let key = match named(known, job) {
+                let key = match named(known, job, &asker) {
                     Ok(key) => key,
                     Err(why) => return vec![Answer::Error(why)],
                 };
@@ -198,11 +208,14 @@ impl Node {
             .filter(|j| may(j.key()))
             .filter_map(|j| {
                 let deserted = self.is_deserted(j);
+                // A spare waits, and the job runs.
+                let waits = j.waits_with().is_some() || j.is_unresponsive();
+                let rests = deserted || waits || !j.is_live();
                 let text = match deserted {
                     true => "no launcher of it is left; `muster run` goes on with it, `muster cancel` ends it",
                     false => j.waiting(),
                 };
-                (!text.is_empty()).then(|| json!({ "job": j.key().id, "text": text }))
+                (rests && !text.is_empty()).then(|| json!({ "job": j.key().id, "text": text }))
             })
             .take(LISTED)
             .collect();
@@ -222,7 +235,7 @@ impl Node {
             "secret": self.facts.secret, "labels": self.facts.labels,
             "uptime_ms": clock::now().since(self.facts.since).as_millis(),
             "orphan_after_ms": self.orphan_after().as_millis(),
-            "refused": refused,
+            "refused": refused, "unresolved": self.facts.unresolved,
         })
     }
 
@@ -312,6 +325,10 @@ impl Node {
             row["nodes"] = json!(there);
             row["world"] = json!(0);
         }
+        row["launcher_stopped"] = json!(job.is_unresponsive());
+        if job.is_unresponsive() && job.is_live() && !job.trains_here() {
+            row["kind"] = json!("waits");
+        }
         let deserted = self.is_deserted(job);
         if deserted {
             row["kind"] = json!("deserted");
@@ -341,7 +358,8 @@ impl Node {
             .chain(hinders)
             .filter(|_| waits)
             .collect();
-        row["waiting"] = json!(waiting.join("\n"));
+        let waiting = waiting.iter().map(|text| text.trim_end_matches('.'));
+        row["waiting"] = json!(waiting.collect::<Vec<_>>().join(". "));
         row["hung"] = json!(job.hung());
         row["stopping"] = json!(job.stops());
         row["checkpoint"] = json!(job.checkpoint().map(|asked| checkpoint_json(job, asked)));
@@ -481,13 +499,14 @@ mod tests {
             key("1000", "train"),
             key("1000", "eval"),
         ];
-        assert_eq!(named(all.iter(), "eval"), Ok(&all[3]));
-        assert_eq!(named(all.iter(), "1000/train"), Ok(&all[1]));
-        assert_eq!(named(all[1..].iter(), "train"), Ok(&all[1]));
-        let why = named(all.iter(), "train").unwrap_err();
+        assert_eq!(named(all.iter(), "eval", "7"), Ok(&all[3]));
+        assert_eq!(named(all.iter(), "1000/train", "0"), Ok(&all[1]));
+        assert_eq!(named(all[1..].iter(), "train", "7"), Ok(&all[1]));
+        let why = named(all.iter(), "train", "7").unwrap_err();
         assert!(why.contains("0/train or 1000/train"), "{why}");
+        assert_eq!(named(all.iter(), "train", "1000"), Ok(&all[1]));
         for none in ["other", "2/train", "/train", "1000/"] {
-            assert!(named(all.iter(), none).unwrap_err().contains(none));
+            assert!(named(all.iter(), none, "0").unwrap_err().contains(none));
         }
     }
 

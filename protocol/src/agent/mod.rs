@@ -242,6 +242,16 @@ impl Agent {
         self.jobs.values().any(|job| job.launcher().is_some())
     }
 
+    /// Whether a drain still waits for launchers here. Its time over, it waits for none that does not answer.
+    pub fn is_drain_awaited(&self, now: Time) -> bool {
+        let over = self
+            .draining
+            .as_ref()
+            .is_some_and(|(_, until)| now >= *until);
+        let mut jobs = self.jobs.values().filter(|job| job.launcher().is_some());
+        jobs.any(|job| !(over && job.is_unresponsive()))
+    }
+
     // ---- the verbs of every core ----
 
     pub fn poll_effect(&mut self) -> Option<Effect> {
@@ -552,6 +562,7 @@ impl Agent {
                 rng: &mut self.rng,
                 now,
                 quiet: self.quiet,
+                unstored: self.unstored.is_some(),
             };
             act(job, &mut ctx);
         }

@@ -164,14 +164,10 @@ impl Job {
     fn who_is_gone(&self, ctx: &Ctx<'_>, there: &[NodeId]) -> String {
         let waits = self.live().filter(|h| h.record.members.len() <= MAX_LIST);
         let members = waits.into_iter().flat_map(|h| h.record.members.iter());
-        let stopped = |n: NodeId| {
-            self.adverts(ctx.peers.all)
-                .any(|(of, a)| of == n && a.unresponsive)
-        };
-        let gone = members
-            .map(|m| m.node)
-            .filter(|n| !there.contains(n) && *n != ctx.me());
-        let gone: Vec<NodeId> = gone.filter(|n| !stopped(*n)).collect();
+        let gone = members.filter(|m| !there.contains(&m.node) && m.node != ctx.me());
+        let lost =
+            |m: &&Member| self.is_lost(ctx, m) || self.status_of(m.node).is_some_and(|s| s.gone);
+        let gone: Vec<NodeId> = gone.filter(lost).map(|m| m.node).collect();
         match gone.is_empty() {
             true => String::new(),
             false => format!("; gone: {}", ctx.names(&gone)),
@@ -185,7 +181,8 @@ impl Job {
         match stopped.is_empty() {
             true => String::new(),
             false => format!(
-                ". The launcher on {} does not answer: it is stopped (Ctrl-Z; `kill -CONT` lets it go on) or blocked",
+                ". No answer from the launcher on {}, which takes part in no change: it is stopped (Ctrl-Z; `kill -CONT` lets \
+                 it go on) or blocked",
                 ctx.names(&stopped)
             ),
         }
@@ -337,7 +334,10 @@ impl Job {
                     false => away(&names),
                 }
             }
-            Wait::Changing => "the job changes its members; this node joins next".into(),
+            Wait::Changing => format!(
+                "the job changes its members; this node joins next{}",
+                self.who_is_stopped(ctx)
+            ),
             Wait::Held { have, ms } => format!(
                 "{}. When the job ended last, a node was away or cut off, and its workers may still run: the job \
                  starts in {} s, when they have ended",
@@ -492,27 +492,37 @@ impl Job {
                 who,
             };
         }
-        let nodes = self.unstored_voters(ctx, record);
-        let missing = self.missing_voters(ctx, record);
-        match record.is_majority(|n| !nodes.contains(&n) && !missing.contains(&n)) {
-            true => Wait::Changing,
-            false => Wait::Unstored { nodes },
+        match self.lacks_votes(ctx, record) {
+            true => Wait::Unstored {
+                nodes: self.unstored_voters(ctx, record),
+            },
+            false => Wait::Changing,
         }
+    }
+
+    /// Whether a node's state directory refuses writes, so that it can give no vote.
+    pub(super) fn is_unstored(&self, ctx: &Ctx<'_>, node: NodeId) -> bool {
+        if node == ctx.me() {
+            return ctx.unstored || self.abstains();
+        }
+        let hello = ctx.peers.get(node).and_then(|p| p.hello.as_ref());
+        hello.is_some_and(|h| h.unstored.is_some())
     }
 
     /// Voters of `record` that can store no vote. By the store nobody votes.
     fn unstored_voters(&self, ctx: &Ctx<'_>, record: &Record) -> Vec<NodeId> {
-        let refuses = |n: NodeId| match n == ctx.me() {
-            true => self.abstains(),
-            false => {
-                let hello = ctx.peers.get(n).and_then(|p| p.hello.as_ref());
-                hello.is_some_and(|h| h.unstored.is_some())
-            }
-        };
         let by_members = record.arbiter == Arbiter::Members;
         let voters = record.voters().filter(|_| by_members);
-        let unstored = voters.map(|v| v.node).filter(|n| refuses(*n));
+        let unstored = voters.map(|v| v.node).filter(|n| self.is_unstored(ctx, *n));
         unstored.take(MAX_LIST).collect()
+    }
+
+    /// Whether what follows `record` cannot be decided just now, for want of votes that can be stored.
+    pub(super) fn lacks_votes(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
+        let unstored = self.unstored_voters(ctx, record);
+        let missing = self.missing_voters(ctx, record);
+        let votes = |n| !unstored.contains(&n) && !missing.contains(&n);
+        !(unstored.is_empty() || record.is_majority(votes))
     }
 
     /// Voters of `record` that this agent has no link to.

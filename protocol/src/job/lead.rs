@@ -34,8 +34,10 @@ pub(super) struct Lead {
     pub(super) struck: BTreeSet<NodeId>,
     /// Their workers do not end.
     given_up: BTreeSet<NodeId>,
-    /// Too few nodes were there to go on.
-    pub(super) waited: bool,
+    /// For the newest of which tickets it was seen whether this node can store anything.
+    pub(super) stored_for: Option<Time>,
+    /// Since when too few nodes are there to go on.
+    pub(super) waited: Option<Time>,
     /// No launcher of the generation is left.
     pub(super) deserted: Option<super::deserted::Deserted>,
     /// A person ended the job, on a node without a launcher of it.
@@ -78,7 +80,8 @@ impl Lead {
             run_at: None,
             struck: BTreeSet::new(),
             given_up: BTreeSet::new(),
-            waited: false,
+            stored_for: None,
+            waited: None,
             deserted: None,
             cancelled: false,
             finishing: None,
@@ -383,12 +386,19 @@ impl Job {
         let Some(lead) = &mut self.lead else { return };
         let attempt = lead.attempt;
         let late = |at: Time| ctx.now >= at + ctx.cfg.start_timeout;
+        let started = |n: NodeId| {
+            let status = lead.status(n);
+            status.is_some_and(|s| s.started >= Some(attempt))
+        };
+        let failed = |n: NodeId| lead.status(n).is_some_and(|s| s.start_failed.is_some());
+        let overdue = lead.run_at.is_some_and(late);
+        // The others look for rank 0's launcher: one that has said nothing yet may be why they fail.
+        let zero = record.leader();
+        let early = zero.is_some_and(|n| !started(n) && !failed(n)) && !overdue;
         let (mut struck, mut waiting) = (Vec::new(), false);
         for m in &record.members {
-            let status = lead.status(m.node);
-            let started = status.is_some_and(|s| s.started >= Some(attempt));
-            let failed = status.is_some_and(|s| s.start_failed.is_some());
-            if failed || (!started && lead.run_at.is_some_and(late)) {
+            let started = started(m.node);
+            if (failed(m.node) && !early) || (!started && overdue) {
                 struck.push(m.node);
             }
             waiting |= !started;
@@ -429,7 +439,10 @@ impl Job {
         if a.is_cancelled_orderly() && !ending {
             return self.drive_planned(ctx, record, a);
         }
-        if a.is_broken() {
+        let planned = self.lead.as_ref().is_some_and(|l| l.planned.is_some());
+        // Whose workers failed says more than who does not answer meanwhile.
+        let silent = !a.left_out.is_empty() && (planned || a.failed.is_none());
+        if a.is_broken() || silent {
             self.fault_seen(ctx, a);
             self.end(ctx, record, a);
             self.give_up(ctx, record, a);
@@ -438,11 +451,11 @@ impl Job {
             }
             return self.decide(ctx, record);
         }
-        let planned = self.lead.as_ref().is_some_and(|l| l.planned.is_some());
         if let Some((node, exit)) = a.failed.as_ref().filter(|_| !planned) {
             self.tell_failure(ctx, *node, exit);
             self.fault_seen(ctx, a);
             self.end(ctx, record, a);
+            self.give_up(ctx, record, a);
             // Who ends the job waits for no verdict, nor does who leaves it: a generation that restores the same
             // again asks anew. One that is known is soon in the log.
             let waits = !a.cancel && (a.leaving.is_empty() || self.is_judged(record, exit));
@@ -555,7 +568,7 @@ impl Job {
             }
             let text = format!(
                 "the launcher on {} does not answer: it is stopped (Ctrl-Z; `kill -CONT` lets it go on) or blocked. \
-                 The others do not wait for it; it joins again once it answers",
+                 The change goes on without it",
                 ctx.name(*node)
             );
             self.tell_all(ctx, record, text);

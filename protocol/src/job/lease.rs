@@ -208,14 +208,17 @@ impl Job {
         let Some(before) = before else { return };
         let (times, of) = (self.timeouts(ctx), Arc::new(Head::new(before.clone())));
         let gone = before.members.iter().map(|m| m.node);
-        let gone = gone.filter(|n| *n != ctx.me() && !record.has(*n));
+        // A leader whose own launcher does not answer goes on deciding, and has dropped itself.
+        let others = |n: &NodeId| *n != ctx.me() || self.lead.is_some();
+        let gone = gone.filter(|n| others(n) && !record.has(*n));
         let gone = gone.filter(|n| ctx.peers.lost(*n) != Some(true) && !self.stopped_for_good(*n));
         for node in gone.collect::<Vec<_>>() {
             let until = match &leases {
                 // The voters told whom they had acknowledged: nobody else holds a lease. But whoever
-                // was never heard in `before` may still train for the one before that.
+                // began nothing in `before` may still train for the one before that: its launcher may be stopped.
                 Some(leases) => {
-                    let heard = before.number == 1 || self.status_of(node).is_some();
+                    let began = |s: &Status| s.started.is_some() || s.stopped;
+                    let heard = before.number == 1 || self.status_of(node).is_some_and(began);
                     let older = (!heard).then_some(self.installed_at + times.suspect_after);
                     leases.get(&node).copied().max(older)
                 }

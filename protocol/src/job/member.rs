@@ -34,8 +34,8 @@ pub(super) struct Local {
     welcomed: Time,
     /// When it was first told so of those times that it has not answered.
     unanswered: Option<Time>,
-    /// It has not answered for so long that it is stopped or blocked.
-    pub(super) unresponsive: bool,
+    /// It has not answered for so long that it is stopped or blocked: what people are told of it.
+    pub(super) unresponsive: Option<String>,
     pub(super) reg: Register,
     pub(super) store: Option<StoreUuid>,
     pub(super) master_port: u16,
@@ -202,7 +202,7 @@ impl Job {
                 local.stopping = None;
                 local.silent_since = None;
                 local.welcomed = ctx.now;
-                (local.unanswered, local.unresponsive) = (None, false);
+                (local.unanswered, local.unresponsive) = (None, None);
                 local.reg = reg;
             }
         } else {
@@ -216,7 +216,7 @@ impl Job {
                 silent_since: None,
                 welcomed: ctx.now,
                 unanswered: None,
-                unresponsive: false,
+                unresponsive: None,
                 reg,
                 store,
                 master_port: 0,
@@ -282,23 +282,29 @@ impl Job {
         let Some(local) = self.local.as_mut().filter(|l| l.conn.is_some()) else {
             return;
         };
-        if local.unresponsive || !local.unanswered.is_some_and(late) {
+        let asked = local.over.is_none() && local.unanswered.is_some_and(late);
+        if local.unresponsive.is_some() || !asked {
             return;
         }
-        local.unresponsive = true;
         let text = format!(
             "the launcher here (process {0}) does not answer: it is stopped (Ctrl-Z; `kill -CONT {0}` lets it go on) or \
-             blocked. Its workers go on; should the job change, it goes on without this node until the launcher answers",
+             blocked. Workers that run go on; a change of the job goes on without this node until the launcher answers",
             local.reg.pid
         );
+        local.unresponsive = Some(text.clone());
         let key = self.key.clone();
         self.notice(Notice::Warning { key, text });
     }
 
     /// Whether the launcher here is connected and does not answer.
-    pub(crate) fn is_unresponsive(&self) -> bool {
-        let local = self.local.as_ref().filter(|l| l.conn.is_some());
-        local.is_some_and(|l| l.unresponsive)
+    pub fn is_unresponsive(&self) -> bool {
+        self.unresponsive().is_some()
+    }
+
+    /// What people are told of it then.
+    pub(super) fn unresponsive(&self) -> Option<&str> {
+        let local = self.local.as_ref().filter(|l| l.conn.is_some())?;
+        local.unresponsive.as_deref()
     }
 
     /// A launcher came back with workers running (R17): they go on only as the same member of the
@@ -515,6 +521,10 @@ impl Job {
 
     /// A frame of the launcher.
     pub(super) fn on_launcher(&mut self, ctx: &mut Ctx<'_>, frame: ToAgent) {
+        if let Some(local) = &mut self.local {
+            // Whatever it says, it answers.
+            (local.unanswered, local.unresponsive) = (None, None);
+        }
         let head = self.head_digest();
         match frame {
             ToAgent::MasterPort { port } => {
@@ -587,11 +597,6 @@ impl Job {
                 self.update(digest == head, |s| s.takes_stop_steps = yes);
             }
             ToAgent::Save(news) => self.on_save_news(ctx, news),
-            ToAgent::Alive => {
-                if let Some(local) = &mut self.local {
-                    (local.unanswered, local.unresponsive) = (None, false);
-                }
-            }
             ToAgent::Stalled { digest, yes } => self.update(digest == head, |s| s.stalled = yes),
             ToAgent::Saved { digest, saved } => {
                 let step = saved.step;
@@ -607,7 +612,8 @@ impl Job {
             | ToAgent::Query(_)
             | ToAgent::Command(_)
             | ToAgent::Metrics { .. }
-            | ToAgent::Store { .. } => {}
+            | ToAgent::Store { .. }
+            | ToAgent::Alive => {}
         }
     }
 

@@ -80,6 +80,8 @@ pub(crate) struct Ctx<'a> {
     /// The last long time without any event, from one to the next: this process may have been
     /// stopped.
     pub(crate) quiet: (Time, Time),
+    /// The state directory refused a write a moment ago, of whatever job.
+    pub(crate) unstored: bool,
 }
 
 impl Ctx<'_> {
@@ -356,7 +358,14 @@ impl Job {
 
     /// Why the job waits, for people; empty when it does not.
     pub fn waiting(&self) -> &str {
-        &self.applicant.told.text
+        self.unresponsive().unwrap_or(&self.applicant.told.text)
+    }
+
+    /// Whether workers run here, as far as is known.
+    pub fn trains_here(&self) -> bool {
+        self.member
+            .as_ref()
+            .is_some_and(|m| m.status.started.is_some() && !m.status.stopped)
     }
 
     /// How many of the job's nodes are there, where nothing runs because they are too few.

@@ -1,7 +1,7 @@
 //! What the leader tells the members for people alone: the times of the change that made a
 //! generation, and the failure from which the others follow. Nothing is decided by it.
 
-use super::{Ctx, Job};
+use super::{Ctx, Job, REPEAT};
 use crate::agent::{Notice, Phases, Told};
 use crate::ids::{Digest, NodeId};
 use crate::local::{ToLauncher, WorkerExit, plain_tail};
@@ -49,7 +49,13 @@ impl Job {
     /// A wait for nodes is no part of the change that follows it: that begins when they have come.
     pub(super) fn waits_for_nodes(&mut self, waits: bool, now: Time) {
         let Some(lead) = &mut self.lead else { return };
-        if std::mem::replace(&mut lead.waited, waits) && !waits {
+        if waits {
+            lead.waited.get_or_insert(now);
+        } else if lead
+            .waited
+            .take()
+            .is_some_and(|since| now >= since + REPEAT.times(2))
+        {
             self.phases = Phases {
                 fault: now,
                 detected: now,

@@ -59,7 +59,6 @@ impl Assessment {
     pub(super) fn is_broken(&self) -> bool {
         !(self.lost.is_empty()
             && self.stuck.is_empty()
-            && self.left_out.is_empty()
             && self.not_started.is_empty()
             && self.dark.is_empty()
             && self.idle.is_empty()
@@ -110,8 +109,14 @@ impl Job {
         record: &Record,
         fits: impl Fn(NodeId) -> bool,
     ) -> Option<NodeId> {
+        // A leader's own vote comes before all others: one that cannot store it has nothing decided, and another may.
+        let votes = |n| ctx.reachable(n) && !self.is_unstored(ctx, n);
+        let no_vote = |n| {
+            let by_members = record.arbiter == Arbiter::Members;
+            by_members && self.is_unstored(ctx, n) && record.is_majority(votes)
+        };
         let there = |m: &&Member| {
-            if self.storeless.contains_key(&m.node) {
+            if self.storeless.contains_key(&m.node) || no_vote(m.node) {
                 false
             } else if m.node == ctx.me() {
                 m.state == ctx.cfg.state
@@ -253,6 +258,7 @@ impl Job {
             a.unlinked = dropped;
         }
         let planned = self.lead.as_ref().is_some_and(|l| l.planned.is_some());
+        let planned = planned || !a.left_out.is_empty();
         if !(planned || a.is_broken() || a.cancel || a.failed.is_some() || a.finished)
             && a.leaving.is_empty()
         {
@@ -318,12 +324,13 @@ impl Job {
         let Some(lead) = &self.lead else { return };
         let broken = lead.ending.is_some() || a.is_broken();
         a.left_out.clone_from(&a.unresponsive);
-        let ends = broken || lead.planned.is_some() && self.all_stopped(record, a);
+        let any = || record.members.iter().any(|m| self.stopped_for_good(m.node));
+        let stopped = lead.planned.is_some() && any() && self.all_stopped(record, a);
         let started = |n| {
             self.status_of(n)
                 .is_some_and(|s: &Status| s.started.is_some())
         };
-        a.left_out.retain(|n| ends || !started(*n));
+        a.left_out.retain(|n| broken || stopped || !started(*n));
         a.survivors.retain(|m| !a.left_out.contains(&m.node));
     }
 
@@ -426,9 +433,15 @@ impl Job {
         {
             return cause.map(|cause| next(Kind::Failed { code }, cause, nonce));
         }
-        // Where all others leave, the job waits for those that lost the store.
+        // Where all others leave, the job waits for those that lost the store, or do not answer.
+        let mut waited = a.cut.clone();
+        let leaves = |n: NodeId| a.leaving.iter().any(|(node, _)| *node == n);
+        let silent = |m: &&Member| a.left_out.contains(&m.node) && !leaves(m.node);
+        if !a.leaving.is_empty() {
+            waited.extend(record.members.iter().filter(silent).cloned());
+        }
         let survivors = match a.survivors.is_empty() {
-            true => &a.cut,
+            true => &waited,
             false => &a.survivors,
         };
         if self.gathers_until(ctx, &record, &a).is_some() {
@@ -520,7 +533,8 @@ impl Job {
             matches!(charge, budget::Charge::Failed { .. })
         });
         let finishes = lead.statuses.values().any(|s| s.finished);
-        let all_leave = a.survivors.is_empty() && a.cut.is_empty() && !a.leaving.is_empty();
+        let nobody = a.survivors.is_empty() && a.cut.is_empty() && a.left_out.is_empty();
+        let all_leave = nobody && !a.leaving.is_empty();
         let given_up = self.is_given_up(ctx, record);
         // One that nobody trains in, as far as is known here, may be over: those that are connected may not have
         // said so yet.
@@ -559,7 +573,7 @@ impl Job {
             let nodes = nodes.iter();
             nodes.take(crate::wire::MAX_LIST).copied().collect()
         };
-        if !(a.lost.is_empty() && a.stuck.is_empty() && a.left_out.is_empty()) {
+        if !(a.lost.is_empty() && a.stuck.is_empty()) {
             let nodes = a.lost.iter().chain(&a.stuck).chain(&a.left_out);
             let nodes: Vec<NodeId> = nodes.copied().collect();
             return Some(Cause::NodesLost { nodes: cap(&nodes) });
@@ -609,6 +623,10 @@ impl Job {
         }
         if !a.leaving.is_empty() {
             return Some(left(a));
+        }
+        if !a.left_out.is_empty() {
+            let nodes = cap(&a.left_out);
+            return Some(Cause::NodesLost { nodes });
         }
         if let Some(other) = self.merge.taking_in() {
             return Some(Cause::Merged { other });

@@ -11,6 +11,9 @@ impl Job {
     /// The launcher has ended the workers of the generation before: the leader of this one times the phase by it, and
     /// a start may wait for it.
     pub(super) fn old_stopped(&mut self, ctx: &mut Ctx<'_>, digest: Digest) {
+        let me = ctx.me();
+        self.dropped
+            .retain(|n, d| *n != me || d.of.digest != digest);
         let began = self.local.as_ref().and_then(|l| l.reg.began.as_ref());
         let left = self.before.as_ref().filter(|b| b.digest() == digest);
         let to: Vec<NodeId> = match self.live() {

@@ -90,24 +90,26 @@ impl Job {
     /// run says so itself.
     fn tell_slow(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
         let planned = self.lead.as_ref().and_then(|l| l.planned.as_ref());
-        let Some(planned) = planned.filter(|p| !p.told_slow) else {
+        let ending = self.lead.as_ref().is_some_and(|l| l.ending.is_some());
+        let Some(planned) = planned.filter(|p| !p.told_slow && !ending) else {
             return;
         };
         let (due, left) = (planned.since + SLOW, planned.deadline.since(ctx.now));
         if ctx.now < due {
             return self.wake_at(due, "workers that take long to end");
         }
-        let there = |n: &NodeId| !(a.lost.contains(n) || a.away.contains(n));
+        let there =
+            |n: &NodeId| !(a.lost.contains(n) || a.away.contains(n) || a.unresponsive.contains(n));
         let members = record.members.iter().map(|m| m.node).filter(there);
         let (ended, slow): (Vec<NodeId>, Vec<NodeId>) =
             members.partition(|n| self.stopped_for_good(*n));
-        if ended.is_empty() || slow.is_empty() {
+        if ended.is_empty() || slow.is_empty() || left < Span::from_millis(1_000) {
             return;
         }
         let text = format!(
             "waiting for the workers on {} to end: they have {} s left",
             ctx.names(&slow),
-            left.as_millis() / 1_000
+            left.as_millis().div_ceil(1_000)
         );
         let digest = self.head_digest();
         for node in ended {
@@ -170,6 +172,10 @@ impl Job {
         if joiners.is_empty() {
             return None;
         }
+        if self.tries_to_store(ctx) || self.lacks_votes(ctx, record) {
+            // What stops for them must be able to go on.
+            return None;
+        }
         let quiet = newest + record.spec.join_quiet();
         let latest = first.unwrap_or(newest) + record.spec.join_max();
         let due = quiet.min(latest);
@@ -183,6 +189,24 @@ impl Job {
             grace: record.spec.stop_grace(),
             reason: Reason::Join,
         })
+    }
+
+    /// Whether this node has yet to try to store something for those that ask to be let in now.
+    fn tries_to_store(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let newest = self.desk.last_new;
+        let tried = self.lead.as_ref().and_then(|l| l.stored_for);
+        if tried == Some(newest) {
+            return false;
+        }
+        if let Some(lead) = &mut self.lead {
+            lead.stored_for = Some(newest);
+        }
+        self.persist(ctx);
+        self.wake_at(
+            ctx.now + Span::from_millis(1),
+            "whether the state can be stored",
+        );
+        true
     }
 
     fn begin_stop(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment, wish: Wish) {
@@ -395,7 +419,7 @@ impl Job {
         // Those that have finished have no rank left that could stop.
         let without: Vec<NodeId> = self
             .finished(record)
-            .chain(a.lost.iter().copied())
+            .chain(a.lost.iter().chain(&a.unresponsive).copied())
             .collect();
         for node in without {
             self.at_lead_barrier(ctx, Some(barrier::LeaderEvent::NodeLost { node }));

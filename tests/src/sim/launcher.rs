@@ -285,8 +285,12 @@ impl Launcher {
 
     /// A frame of the agent.
     pub fn receive(&mut self, frame: ToLauncher, now: u64) -> Vec<Out> {
+        let mut out = Vec::new();
         if matches!(frame, ToLauncher::Welcome { .. }) {
             self.alone = false;
+            if self.paused.is_none() {
+                out.push(Out::Say(ToAgent::Alive));
+            }
         }
         let by = |grace_ms: u32| now + u64::from(grace_ms) * MS + ANSWERS;
         match &frame {
@@ -306,7 +310,8 @@ impl Launcher {
             ToLauncher::End { .. } | ToLauncher::Refused { .. } => self.orders.clear(),
             _ => {}
         }
-        self.tell(Event::Frame(frame), now)
+        out.extend(self.tell(Event::Frame(frame), now));
+        out
     }
 
     /// An order that should have been answered by now.

@@ -76,7 +76,7 @@ fn render_status(status: &Value, own_version: &str, style: &Style) -> String {
     }
     if status.get("secret").is_some() {
         let secret = if flag(status, "secret") {
-            "proven by every peer"
+            "every peer has to prove it"
         } else {
             "none"
         };
@@ -179,6 +179,8 @@ fn render_jobs(jobs: &Value, wide: bool, style: &Style) -> String {
         let live = matches!(kind.as_str(), "runs" | "waits");
         let (state, tone) = if !hung.is_empty() {
             (format!("{kind}, hangs"), Tone::Bad)
+        } else if flag(row, "launcher_stopped") {
+            (format!("{kind}, launcher stopped"), Tone::Warn)
         } else if !waiting.is_empty() && kind != "waits" {
             (format!("{kind}, waits"), Tone::Warn)
         } else if flag(row, "stopping") {

@@ -123,7 +123,7 @@ pub(super) async fn drain(args: &DrainArgs) -> Result<(), Failure> {
     };
     let stops = stops.iter().map(|job| {
         format!(
-            "{job} needs every node that it has: nothing of it runs until another node joins it\n"
+            "{job} needs every node that it has: unless a spare waits, nothing of it runs until another node joins it\n"
         )
     });
     put((text + &stops.collect::<String>()).as_bytes())

@@ -536,7 +536,10 @@ impl Driver {
                     self.name_killed();
                     self.workers.kill_unparked();
                 }
-                Effect::Signal(number) => self.workers.signal(number),
+                Effect::Signal(number) => {
+                    self.signalled.get_or_insert_with(Instant::now);
+                    self.workers.signal(number);
+                }
                 Effect::Kill => {
                     self.name_killed();
                     self.workers.kill_all();

@@ -132,6 +132,13 @@ async fn carry<L: Link>(
             got = link.recv() => match got {
                 Ok(Some(got)) => {
                     heard = true;
+                    // Here and not behind what the launcher does just now: the start of processes takes its time.
+                    if matches!(got.0, ToLauncher::Welcome { .. }) {
+                        let alive = (ToAgent::Alive, Vec::new());
+                        if !matches!(timeout(SEND_PATIENCE, link.send(alive)).await, Ok(Ok(()))) {
+                            return heard;
+                        }
+                    }
                     if events.send(LinkEvent::Frame(Box::new(got))).await.is_err() {
                         return heard;
                     }

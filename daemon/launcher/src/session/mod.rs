@@ -582,7 +582,6 @@ impl Session {
                 self.alone_by = self.agent_grace.map(|grace| now + grace);
                 self.awaited = false;
                 self.alone = false;
-                self.send(ToAgent::Alive);
                 self.try_spawn();
             }
             ToLauncher::Refused { reason } => {

@@ -1,11 +1,13 @@
 //! Launchers that are connected and answer nothing, as after Ctrl-Z.
 
-use super::super::scripted::{Scripted, config, node};
+use super::super::scripted::{Scripted, by_store, config, holds, node, record, worker_exit};
 use super::super::{Event, Notice};
-use super::members::{trains, waits};
+use super::members::{trains, trains_with, waits};
+use super::told::ticket;
 use crate::ids::{Digest, NodeId};
 use crate::local::{ToAgent, ToLauncher};
-use crate::record::{Cause, Record};
+use crate::record::{Cause, Kind, Record};
+use crate::spec::JobSpec;
 use crate::time::Span;
 use crate::wire::{JobMessage, Wait};
 
@@ -154,4 +156,119 @@ fn those_that_wait_for_a_vote_which_cannot_be_stored_are_told() {
     assert!(
         acks.any(|(_, b)| matches!(b, JobMessage::TicketAck { wait, .. } if *wait == expected))
     );
+}
+
+#[test]
+fn a_worker_that_fails_meanwhile_is_the_cause_and_is_charged() {
+    let (mut s, digest) = trains(0, 4, &[]);
+    s.status(2, digest, 2, |st| st.unresponsive = true);
+    s.status(3, digest, 2, |st| {
+        st.exit = Some(worker_exit(3));
+        st.stopped = true;
+    });
+    s.pass(Span::from_millis(100));
+    s.says(ToAgent::Stopped { digest });
+    s.status(1, digest, 9, |st| st.stopped = true);
+    s.pass(Span::from_secs(2));
+    let end = proposed(&mut s, digest).unwrap();
+    // No restart is allowed.
+    assert_eq!(end.kind, Kind::Failed { code: 1 });
+    assert!(matches!(end.cause, Cause::WorkerFailed { node: n, .. } if n == node(3)));
+}
+
+/// The job is not over for a launcher that is stopped while the last other one leaves.
+#[test]
+fn a_job_waits_for_a_stopped_launcher_when_the_others_leave() {
+    let (mut s, digest) = trains(0, 2, &[]);
+    s.status(1, digest, 2, |st| st.unresponsive = true);
+    s.says(ToAgent::Leave { grace_ms: 5_000 });
+    s.pass(Span::from_millis(100));
+    s.says(ToAgent::Stopped { digest });
+    s.pass(Span::from_secs(1));
+    let next = proposed(&mut s, digest).unwrap();
+    assert_eq!((next.kind, nodes(&next)), (Kind::Next, vec![node(1)]));
+}
+
+#[test]
+fn whatever_a_launcher_says_it_answers() {
+    let (mut s, digest) = trains(1, 3, &[]);
+    s.mute = true;
+    for _ in 0..30 {
+        s.pass(Span::from_secs(1));
+        s.says(ToAgent::TakesStopSteps { digest, yes: false });
+    }
+    let warned = |n: &&Notice| matches!(n, Notice::Warning { .. });
+    assert_eq!(s.notices.iter().filter(warned).count(), 0);
+}
+
+/// The others look for rank 0's launcher, and fail where it says nothing: it is not known yet whose fault that is.
+#[test]
+fn a_start_that_fails_before_rank_0_has_said_anything_is_nobodys_fault() {
+    let r = record(3, 2);
+    let digest = r.digest();
+    let mut s = Scripted::new(config(0, 2), vec![holds(&r, 1)]);
+    [1, 2].into_iter().for_each(|i| s.peer(i));
+    s.launcher(0, 3, None);
+    s.says(ToAgent::MasterPort { port: 9 });
+    s.pass(Span::from_secs(3));
+    for i in [1, 2] {
+        s.status(i, digest, 1, |st| {
+            st.started = None;
+            st.start_failed = Some((1, "rank 0 does not answer".into()));
+        });
+    }
+    s.pass(Span::from_secs(5));
+    assert!(s.prepares().is_empty());
+    s.pass(Span::from_secs(30));
+    assert!(!s.prepares().is_empty(), "it does not start in time");
+}
+
+#[test]
+fn by_the_store_nobody_waits_for_votes() {
+    let r = by_store(record(2, 2));
+    let (mut s, digest) = trains_with(0, r);
+    s.says_unstored(1, 28);
+    s.says(ToAgent::Stopped { digest });
+    s.status(1, digest, 2, |st| st.gone = true);
+    s.pass(Span::from_secs(5));
+    assert!(!waits(&s).contains("refuses writes"), "{}", waits(&s));
+}
+
+/// Two of three can store their votes, rank 0 cannot: another leads.
+#[test]
+fn a_leader_that_cannot_store_its_vote_leaves_the_lead_to_one_that_can() {
+    let (mut s, digest) = trains(1, 3, &[]);
+    s.says_unstored(0, 28);
+    s.status(2, digest, 2, |st| {
+        st.exit = Some(worker_exit(2));
+        st.stopped = true;
+    });
+    s.status(0, digest, 2, |st| st.stopped = true);
+    s.says(ToAgent::Stopped { digest });
+    s.pass(Span::from_secs(3));
+    assert!(!s.prepares().is_empty());
+}
+
+/// The others of two cannot decide without it: nobody stops what could not go on.
+#[test]
+fn a_node_that_joins_stops_nothing_while_votes_cannot_be_stored() {
+    for unstored in [true, false] {
+        let spec = JobSpec {
+            max_nodes: 3,
+            ..record(2, 2).spec
+        };
+        let r = Record {
+            spec: spec.clone(),
+            ..record(2, 2)
+        };
+        let (mut s, _) = trains_with(0, r);
+        s.full = unstored;
+        s.peer(2);
+        for _ in 0..10 {
+            s.hears(2, ticket(2, &spec, None));
+            s.pass(Span::from_secs(1));
+        }
+        let stopping = |n: &Notice| matches!(n, Notice::Stopping { .. });
+        assert_eq!(s.notices.iter().any(stopping), !unstored);
+    }
 }

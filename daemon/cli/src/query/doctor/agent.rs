@@ -80,6 +80,7 @@ async fn ask(
         all.extend(jobs::at_rest(&jobs, &nodes));
         all.extend(twins(&jobs));
     }
+    all.extend(unresolved(&status));
     all.extend(refusals(&status));
     Ok((all, status))
 }
@@ -164,7 +165,7 @@ fn listening(status: &Value) -> Vec<SocketAddr> {
 
 fn secret(status: &Value) -> Check {
     if flag(status, "secret") {
-        return Check::ok("cluster secret", "every peer proves it");
+        return Check::ok("cluster secret", "every peer has to prove it");
     }
     if listening(status).iter().all(|a| a.ip().is_loopback()) {
         return Check::ok("cluster secret", "none, and the agent stays on loopback");
@@ -260,14 +261,28 @@ fn unstored(nodes: &Value, name: impl Fn(&Value) -> String) -> Vec<Check> {
         all.push(Check::fail(
             "votes",
             format!(
-                "{called} cannot store its votes ({why}): no job can form or change with it until its state directory \
-                 can be written"
+                "{called} cannot store its votes ({why}): no job can form with it, and none can change that needs its vote, \
+                 until its state directory can be written"
             ),
             fix,
         ));
     }
     all.truncate(8);
     all
+}
+
+/// First peers that are known by name alone, and whose names mean nothing here.
+fn unresolved(status: &Value) -> Vec<Check> {
+    let names = status.get("unresolved").and_then(Value::as_object);
+    let check = |(name, why): (&String, &Value)| {
+        let why = why.as_str().unwrap_or_default();
+        Check::warn(
+            "first peers",
+            format!("the name {name} cannot be resolved: {why}"),
+            "correct `bootstrap` or --rdzv-endpoint, or the name service of this node",
+        )
+    };
+    names.into_iter().flatten().take(8).map(check).collect()
 }
 
 /// Whom the agent turned away, or who turned it away, since it was started.
@@ -321,6 +336,23 @@ mod tests {
         assert_eq!(found[0].verdict, Verdict::Warn);
         assert!(found[0].detail.contains("digits: 1 of at most 2 nodes"));
         assert!(twins(&json!(null)).is_empty());
+    }
+
+    #[test]
+    fn what_hinders_votes_and_names_that_mean_nothing_are_named() {
+        let nodes = json!([
+            { "self": true, "connected": true, "unstored": "No space left on device" },
+            { "node": "ab".repeat(32), "host": "b", "connected": true, "unstored": "Read-only file system" },
+            { "node": "cd".repeat(32), "host": "c", "connected": true, "unstored": null },
+        ]);
+        let all = peers(&nodes, "1");
+        let failed = all
+            .iter()
+            .filter(|c| (c.name, c.verdict) == ("votes", Verdict::Fail));
+        assert_eq!(failed.count(), 2);
+        let status = json!({ "unresolved": { "nosuch": "Name or service not known" } });
+        assert_eq!(unresolved(&status)[0].verdict, Verdict::Warn);
+        assert!(unresolved(&json!({})).is_empty());
     }
 
     #[test]

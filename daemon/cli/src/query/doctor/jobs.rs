@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::super::output::{field, list};
+use super::super::output::{field, flag, list};
 use super::Check;
 
 const NAME: &str = "job";
@@ -73,7 +73,8 @@ fn look(job: &Value, states: &BTreeMap<String, String>) -> Option<Check> {
         ));
     }
     // A spare waits, too, and nothing is wrong with that.
-    (kind != "runs" && !why.is_empty()).then(|| {
+    let stopped = flag(job, "launcher_stopped");
+    ((kind != "runs" || stopped) && !why.is_empty()).then(|| {
         Check::warn(
             NAME,
             format!("{id}{why}"),
