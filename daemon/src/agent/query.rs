@@ -209,7 +209,7 @@ impl Node {
             .filter_map(|j| {
                 let deserted = self.is_deserted(j);
                 // A spare waits, and the job runs.
-                let waits = j.waits_with().is_some() || j.is_unresponsive();
+                let waits = j.waits_with().is_some() || j.is_launcher_stopped();
                 let rests = deserted || waits || !j.is_live();
                 let text = match deserted {
                     true => "no launcher of it is left; `muster run` goes on with it, `muster cancel` ends it",
@@ -325,8 +325,8 @@ impl Node {
             row["nodes"] = json!(there);
             row["world"] = json!(0);
         }
-        row["launcher_stopped"] = json!(job.is_unresponsive());
-        if job.is_unresponsive() && job.is_live() && !job.trains_here() {
+        row["launcher_stopped"] = json!(job.is_launcher_stopped());
+        if job.is_launcher_stopped() && job.is_live() && !job.trains_here() {
             row["kind"] = json!("waits");
         }
         let deserted = self.is_deserted(job);

@@ -282,8 +282,7 @@ impl Job {
         let Some(local) = self.local.as_mut().filter(|l| l.conn.is_some()) else {
             return;
         };
-        let asked = local.over.is_none() && local.unanswered.is_some_and(late);
-        if local.unresponsive.is_some() || !asked {
+        if local.unresponsive.is_some() || !local.unanswered.is_some_and(late) {
             return;
         }
         let text = format!(
@@ -292,19 +291,26 @@ impl Job {
             local.reg.pid
         );
         local.unresponsive = Some(text.clone());
+        if local.over.is_some() {
+            return;
+        }
         let key = self.key.clone();
         self.notice(Notice::Warning { key, text });
     }
 
     /// Whether the launcher here is connected and does not answer.
     pub fn is_unresponsive(&self) -> bool {
-        self.unresponsive().is_some()
+        let local = self.local.as_ref().filter(|l| l.conn.is_some());
+        local.is_some_and(|l| l.unresponsive.is_some())
     }
 
     /// What people are told of it then.
     pub(super) fn unresponsive(&self) -> Option<&str> {
-        let local = self.local.as_ref().filter(|l| l.conn.is_some())?;
-        local.unresponsive.as_deref()
+        let local = self.local.as_ref().filter(|l| l.over.is_none())?;
+        local
+            .unresponsive
+            .as_deref()
+            .filter(|_| local.conn.is_some())
     }
 
     /// A launcher came back with workers running (R17): they go on only as the same member of the

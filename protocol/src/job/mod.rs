@@ -204,6 +204,8 @@ pub struct Job {
     lead: Option<lead::Lead>,
     /// The generation that this run of the agent has led last.
     led: Option<Digest>,
+    /// The one whose start it has ordered last, in which attempt, and with which port.
+    ordered: Option<(Digest, u32, u16)>,
     proposal: Option<propose::Proposal>,
     store: Option<store::Store>,
     merge: merge::Merge,
@@ -287,6 +289,7 @@ impl Job {
             voter: voter::Leases::restored(),
             lead: None,
             led: None,
+            ordered: None,
             proposal: None,
             store: None,
             merge: merge::Merge::default(),
@@ -359,6 +362,11 @@ impl Job {
     /// Why the job waits, for people; empty when it does not.
     pub fn waiting(&self) -> &str {
         self.unresponsive().unwrap_or(&self.applicant.told.text)
+    }
+
+    /// Whether the launcher here does not answer, and is not about to end.
+    pub fn is_launcher_stopped(&self) -> bool {
+        self.unresponsive().is_some()
     }
 
     /// Whether workers run here, as far as is known.

@@ -122,7 +122,11 @@ impl Agent {
         let deadline = Instant::now() + within;
         loop {
             if let Some(frame) = self.deframer.next_frame().unwrap() {
-                return Some(codec::decode_frame(frame).unwrap());
+                match codec::decode_frame(frame).unwrap() {
+                    // It answers each welcome.
+                    ToAgent::Alive => continue,
+                    frame => return Some(frame),
+                }
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
