@@ -438,12 +438,10 @@ impl Job {
             };
             return self.send(ctx, from, body);
         }
-        // Where all launchers are dead there is nothing to stop in good order, and nobody to decide it with.
-        let dead = !self.any_member_lives(ctx, &head.record);
         self.merge.asked = Some((loser, from));
         // Whatever it was once named here: it lives there.
         self.merge.elsewhere.insert(from, loser);
-        if dead || self.shares_members_with(loser) || self.needs_voters_of(ctx, loser) {
+        if self.shares_members_with(loser) || self.needs_voters_of(ctx, loser) {
             let winner = mine;
             self.send(ctx, from, JobMessage::MergeGranted { loser, winner });
         }

@@ -109,14 +109,8 @@ impl Job {
         record: &Record,
         fits: impl Fn(NodeId) -> bool,
     ) -> Option<NodeId> {
-        // A leader's own vote comes before all others: one that cannot store it has nothing decided, and another may.
-        let votes = |n| ctx.reachable(n) && !self.is_unstored(ctx, n);
-        let no_vote = |n| {
-            let by_members = record.arbiter == Arbiter::Members;
-            by_members && self.is_unstored(ctx, n) && record.is_majority(votes)
-        };
         let there = |m: &&Member| {
-            if self.storeless.contains_key(&m.node) || no_vote(m.node) {
+            if self.storeless.contains_key(&m.node) {
                 false
             } else if m.node == ctx.me() {
                 m.state == ctx.cfg.state

@@ -234,21 +234,6 @@ fn by_the_store_nobody_waits_for_votes() {
     assert!(!waits(&s).contains("refuses writes"), "{}", waits(&s));
 }
 
-/// Two of three can store their votes, rank 0 cannot: another leads.
-#[test]
-fn a_leader_that_cannot_store_its_vote_leaves_the_lead_to_one_that_can() {
-    let (mut s, digest) = trains(1, 3, &[]);
-    s.says_unstored(0, 28);
-    s.status(2, digest, 2, |st| {
-        st.exit = Some(worker_exit(2));
-        st.stopped = true;
-    });
-    s.status(0, digest, 2, |st| st.stopped = true);
-    s.says(ToAgent::Stopped { digest });
-    s.pass(Span::from_secs(3));
-    assert!(!s.prepares().is_empty());
-}
-
 /// The others of two cannot decide without it: nobody stops what could not go on.
 #[test]
 fn a_node_that_joins_stops_nothing_while_votes_cannot_be_stored() {
