@@ -34,8 +34,6 @@ pub(super) struct Lead {
     pub(super) struck: BTreeSet<NodeId>,
     /// Their workers do not end.
     given_up: BTreeSet<NodeId>,
-    /// For the newest of which tickets it was seen whether this node can store anything.
-    pub(super) stored_for: Option<Time>,
     /// Since when too few nodes are there to go on.
     pub(super) waited: Option<Time>,
     /// No launcher of the generation is left.
@@ -80,7 +78,6 @@ impl Lead {
             run_at: None,
             struck: BTreeSet::new(),
             given_up: BTreeSet::new(),
-            stored_for: None,
             waited: None,
             deserted: None,
             cancelled: false,

@@ -172,10 +172,6 @@ impl Job {
         if joiners.is_empty() {
             return None;
         }
-        if self.tries_to_store(ctx) || self.lacks_votes(ctx, record) {
-            // What stops for them must be able to go on.
-            return None;
-        }
         let quiet = newest + record.spec.join_quiet();
         let latest = first.unwrap_or(newest) + record.spec.join_max();
         let due = quiet.min(latest);
@@ -189,24 +185,6 @@ impl Job {
             grace: record.spec.stop_grace(),
             reason: Reason::Join,
         })
-    }
-
-    /// Whether this node has yet to try to store something for those that ask to be let in now.
-    fn tries_to_store(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        let newest = self.desk.last_new;
-        let tried = self.lead.as_ref().and_then(|l| l.stored_for);
-        if tried == Some(newest) {
-            return false;
-        }
-        if let Some(lead) = &mut self.lead {
-            lead.stored_for = Some(newest);
-        }
-        self.persist(ctx);
-        self.wake_at(
-            ctx.now + Span::from_millis(1),
-            "whether the state can be stored",
-        );
-        true
     }
 
     fn begin_stop(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment, wish: Wish) {

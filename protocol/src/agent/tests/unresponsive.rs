@@ -3,11 +3,9 @@
 use super::super::scripted::{Scripted, by_store, config, holds, node, record, worker_exit};
 use super::super::{Event, Notice};
 use super::members::{trains, trains_with, waits};
-use super::told::ticket;
 use crate::ids::{Digest, NodeId};
 use crate::local::{ToAgent, ToLauncher};
 use crate::record::{Cause, Kind, Record};
-use crate::spec::JobSpec;
 use crate::time::Span;
 use crate::wire::{JobMessage, Wait};
 
@@ -232,28 +230,4 @@ fn by_the_store_nobody_waits_for_votes() {
     s.status(1, digest, 2, |st| st.gone = true);
     s.pass(Span::from_secs(5));
     assert!(!waits(&s).contains("refuses writes"), "{}", waits(&s));
-}
-
-/// The others of two cannot decide without it: nobody stops what could not go on.
-#[test]
-fn a_node_that_joins_stops_nothing_while_votes_cannot_be_stored() {
-    for unstored in [true, false] {
-        let spec = JobSpec {
-            max_nodes: 3,
-            ..record(2, 2).spec
-        };
-        let r = Record {
-            spec: spec.clone(),
-            ..record(2, 2)
-        };
-        let (mut s, _) = trains_with(0, r);
-        s.full = unstored;
-        s.peer(2);
-        for _ in 0..10 {
-            s.hears(2, ticket(2, &spec, None));
-            s.pass(Span::from_secs(1));
-        }
-        let stopping = |n: &Notice| matches!(n, Notice::Stopping { .. });
-        assert_eq!(s.notices.iter().any(stopping), !unstored);
-    }
 }
