@@ -237,11 +237,6 @@ impl Agent {
         self.draining.is_some()
     }
 
-    /// Whether there is any launcher here, connected or not.
-    pub fn has_launchers(&self) -> bool {
-        self.jobs.values().any(|job| job.launcher().is_some())
-    }
-
     /// Whether a drain still waits for launchers here. Its time over, it waits for none that does not answer.
     pub fn is_drain_awaited(&self, now: Time) -> bool {
         let over = self
@@ -562,7 +557,6 @@ impl Agent {
                 rng: &mut self.rng,
                 now,
                 quiet: self.quiet,
-                unstored: self.unstored.is_some(),
             };
             act(job, &mut ctx);
         }

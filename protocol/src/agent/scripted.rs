@@ -168,8 +168,6 @@ pub(super) struct Scripted {
     pub(super) probes: BTreeMap<NodeId, (Answer, Answer)>,
     /// The launcher here is stopped: it answers its agent nothing.
     pub(super) mute: bool,
-    /// The state directory refuses writes.
-    pub(super) full: bool,
     back: Vec<Event>,
 }
 
@@ -204,7 +202,6 @@ impl Scripted {
             grants: BTreeSet::new(),
             probes: BTreeMap::new(),
             mute: false,
-            full: false,
             back: Vec::new(),
         };
         scripted.carry_out();
@@ -236,10 +233,6 @@ impl Scripted {
 
     fn effect(&mut self, effect: Effect) {
         match effect {
-            Effect::Persist { key, .. } if self.full => {
-                let errno = 28;
-                self.back.push(Event::PersistFailed { key, errno });
-            }
             Effect::Persist { key, bytes } => {
                 self.persists += 1;
                 self.stored.insert(key, bytes);

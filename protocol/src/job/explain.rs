@@ -9,6 +9,9 @@ use crate::record::{Arbiter, Cause, Kind, Member, Record};
 use crate::time::Span;
 use crate::wire::{MAX_LIST, Status, Wait};
 
+/// Why a launcher that is there may not answer, and what helps.
+pub(super) const STOPPED: &str = "it is stopped (Ctrl-Z; `kill -CONT` lets it go on) or blocked";
+
 /// Ranks may finish this long after others before anybody is told.
 const FINISHING: Span = Span::from_secs(5);
 
@@ -181,8 +184,7 @@ impl Job {
         match stopped.is_empty() {
             true => String::new(),
             false => format!(
-                ". No answer from the launcher on {}, which takes part in no change: it is stopped (Ctrl-Z; `kill -CONT` lets \
-                 it go on) or blocked",
+                ". No answer from the launcher on {}, which takes part in no change: {STOPPED}",
                 ctx.names(&stopped)
             ),
         }
@@ -501,9 +503,9 @@ impl Job {
     }
 
     /// Whether a node's state directory refuses writes, so that it can give no vote.
-    pub(super) fn is_unstored(&self, ctx: &Ctx<'_>, node: NodeId) -> bool {
+    fn is_unstored(&self, ctx: &Ctx<'_>, node: NodeId) -> bool {
         if node == ctx.me() {
-            return ctx.unstored || self.abstains();
+            return self.abstains();
         }
         let hello = ctx.peers.get(node).and_then(|p| p.hello.as_ref());
         hello.is_some_and(|h| h.unstored.is_some())
@@ -518,7 +520,7 @@ impl Job {
     }
 
     /// Whether what follows `record` cannot be decided just now, for want of votes that can be stored.
-    pub(super) fn lacks_votes(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
+    fn lacks_votes(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
         let unstored = self.unstored_voters(ctx, record);
         let missing = self.missing_voters(ctx, record);
         let votes = |n| !unstored.contains(&n) && !missing.contains(&n);

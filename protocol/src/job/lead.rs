@@ -361,9 +361,6 @@ impl Job {
             // gave is not known any more.
             let boots = ctx.cfg.boot.0.saturating_sub(self.durable.learned.0);
             let attempt = u32::try_from(boots).unwrap_or(u32::MAX - 1) + 1;
-            // One that led, did not for a while, and leads again says what it said.
-            let said = self.ordered.filter(|(of, ..)| *of == digest);
-            let (_, attempt, port) = *self.ordered.insert(said.unwrap_or((digest, attempt, port)));
             lead.attempt = attempt;
             lead.run_at = Some(ctx.now);
             let why = self.why(ctx, record);
@@ -567,9 +564,9 @@ impl Job {
                 continue;
             }
             let text = format!(
-                "the launcher on {} does not answer: it is stopped (Ctrl-Z; `kill -CONT` lets it go on) or blocked. \
-                 The change goes on without it",
-                ctx.name(*node)
+                "the launcher on {} does not answer: {}. The change goes on without it",
+                ctx.name(*node),
+                super::explain::STOPPED
             );
             self.tell_all(ctx, record, text);
         }

@@ -261,6 +261,7 @@ impl Job {
         let leads = self.acting_leader(ctx, record) == Some(ctx.me());
         let a = self.assess(ctx, record);
         let ends = a.finished || a.cancel || !a.leaving.is_empty() || !a.stuck.is_empty();
+        // Nothing of a short one has begun, so it says nothing of a launcher that it waits for.
         let ends = ends || !(a.left_out.is_empty() || record.is_short());
         let idle = record.is_short() || a.survivors.is_empty() && a.away.is_empty();
         let decides = self.proposal.is_some() || self.is_stranded(ctx, record);

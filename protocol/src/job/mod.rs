@@ -80,8 +80,6 @@ pub(crate) struct Ctx<'a> {
     /// The last long time without any event, from one to the next: this process may have been
     /// stopped.
     pub(crate) quiet: (Time, Time),
-    /// The state directory refused a write a moment ago, of whatever job.
-    pub(crate) unstored: bool,
 }
 
 impl Ctx<'_> {
@@ -204,8 +202,6 @@ pub struct Job {
     lead: Option<lead::Lead>,
     /// The generation that this run of the agent has led last.
     led: Option<Digest>,
-    /// The one whose start it has ordered last, in which attempt, and with which port.
-    ordered: Option<(Digest, u32, u16)>,
     proposal: Option<propose::Proposal>,
     store: Option<store::Store>,
     merge: merge::Merge,
@@ -289,7 +285,6 @@ impl Job {
             voter: voter::Leases::restored(),
             lead: None,
             led: None,
-            ordered: None,
             proposal: None,
             store: None,
             merge: merge::Merge::default(),

@@ -252,8 +252,8 @@ impl Job {
             a.unlinked = dropped;
         }
         let planned = self.lead.as_ref().is_some_and(|l| l.planned.is_some());
-        let planned = planned || !a.left_out.is_empty();
-        if !(planned || a.is_broken() || a.cancel || a.failed.is_some() || a.finished)
+        let ends = planned || !a.left_out.is_empty();
+        if !(ends || a.is_broken() || a.cancel || a.failed.is_some() || a.finished)
             && a.leaving.is_empty()
         {
             let idle = |m: &&Member| {
