@@ -246,6 +246,12 @@ impl Job {
         self.durable.hold(self.held_ms(ctx), ctx.now);
         self.durable.timeouts = ctx.timeouts_of(&record);
         self.persist(ctx);
+        if let Cause::NodesLost { nodes } = &record.cause
+            && let Some(seen) = super::lead::last_heard(ctx, nodes)
+        {
+            // The order to end may not have come, or not from one that leads as far as this node knew.
+            self.change_begins(seen, seen);
+        }
         self.phases.decided = ctx.now;
         self.head = Some(Head::new(record.clone()));
         self.proposal = None;

@@ -577,12 +577,8 @@ impl Job {
         if ending {
             return;
         }
-        let seen = a
-            .lost
-            .iter()
-            .filter_map(|n| ctx.peers.get(*n))
-            .map(|p| p.seen);
-        self.change_begins(ctx.now, seen.max().unwrap_or(ctx.now));
+        let seen = last_heard(ctx, &a.lost).unwrap_or(ctx.now);
+        self.change_begins(ctx.now, seen);
     }
 
     /// Ends the generation (END_GEN): the members stop their workers while the next generation is
@@ -734,4 +730,10 @@ impl Job {
             self.wake_at(at, "say the orders again");
         }
     }
+}
+
+/// When any of these agents was heard last.
+pub(super) fn last_heard(ctx: &Ctx<'_>, nodes: &[NodeId]) -> Option<Time> {
+    let peers = nodes.iter().filter_map(|n| ctx.peers.get(*n));
+    peers.map(|p| p.seen).max()
 }

@@ -128,8 +128,7 @@ impl Job {
     pub(super) fn tell_unfinished(&mut self, before: Digest) {
         let own = std::mem::take(&mut self.news.own);
         let unknown = self.member.as_ref().is_some_and(|m| !m.status.knows_times);
-        // A decision that was heard before the order to end leaves no whole picture of that change.
-        let seen = if own.detected > Time::ZERO && own.decided > own.detected {
+        let seen = if own.detected > Time::ZERO {
             own
         } else {
             Phases {

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use super::super::scripted::{
     Scripted, config, holds, key, member, next, node, record, worker_exit,
 };
-use super::super::{ConnId, Event, Notice, Phases};
+use super::super::{ConnId, Event, Notice, Phases, Told};
 use super::members::{ghost, trains, trains_with, waits};
-use crate::ids::{Digest, NodeId, StoreUuid};
+use crate::ids::{Boot, Digest, NodeId, StoreUuid};
 use crate::local::{ToAgent, ToLauncher};
 use crate::membership::Answer;
 use crate::record::{Cause, Kind, Record};
 use crate::spec::JobSpec;
 use crate::time::{Span, Time};
-use crate::wire::{Advert, JobMessage, Ticket, Wait};
+use crate::wire::{Action, Advert, JobMessage, Order, Ticket, Wait};
 
 /// Node 3 is no member of the job of nodes 0 and 1, and its launcher `k` asks to be let in.
 fn asks(s: &mut Scripted, k: usize, wait: Wait) {
@@ -214,6 +214,58 @@ fn the_times_of_a_change_are_said_once() {
     s.pass(Span::from_secs(2));
     s.hears(0, JobMessage::Changed { digest, phases });
     assert_eq!(times(&s), 1);
+}
+
+/// The order to end went to one that did not know yet who leads; the leader dies before all workers run.
+#[test]
+fn a_decision_that_is_heard_alone_is_timed_from_when_the_lost_were_heard_last() {
+    let (mut s, _) = trains(1, 3, &[]);
+    s.grants.remove(&node(2));
+    s.pass(Span::from_secs(1));
+    let two = Record {
+        members: (0..2).map(member).collect(),
+        ..next(&record(3, 2), 7)
+    };
+    let three = Record {
+        members: vec![member(1)],
+        cause: Cause::NodesLost {
+            nodes: vec![node(0)],
+        },
+        ..next(&two, 8)
+    };
+    let digest = two.digest();
+    s.hears(0, JobMessage::Decided { record: two.into() });
+    let action = Action::Run {
+        attempt: 1,
+        master_port: 9,
+        restart_count: 2,
+        why: String::new(),
+    };
+    let (boot, seq) = (Boot(1), 1);
+    let order = Order {
+        digest,
+        boot,
+        seq,
+        action,
+    };
+    s.hears(0, JobMessage::Order(Box::new(order)));
+    s.hears(
+        0,
+        JobMessage::Decided {
+            record: three.into(),
+        },
+    );
+    let told = s.notices.iter().find_map(|n| match n {
+        Notice::Changed {
+            digest: of,
+            phases,
+            told: Told::Unfinished,
+            ..
+        } if *of == digest => Some(*phases),
+        _ => None,
+    });
+    let seen = told.unwrap();
+    assert!(seen.detected > Time::ZERO && seen.decided > seen.detected);
 }
 
 /// So that an order to cancel it from any node reaches it.
