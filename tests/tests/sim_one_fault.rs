@@ -98,6 +98,14 @@ fn cases(node: usize, store: bool) -> Vec<Case> {
         others: SEC + GRACE + STOP_LIMIT + LOSS,
         all: Some(90 * SEC + 60 * SEC),
     };
+    // The state directory of one node refuses writes for as long as all of it takes.
+    let full = |name, fault, touched: &[usize], changes, others, all| {
+        let for_ns = 90 * SEC;
+        let mut case = one(name, fault, touched, changes, 2 * SEC + others, all);
+        case.faults[0].0 += 2 * SEC;
+        case.faults.insert(0, (AT, Fault::DiskFull { node, for_ns }));
+        case
+    };
     let mut cases = vec![
         one(
             "an agent that crashes for a moment",
@@ -315,6 +323,49 @@ fn cases(node: usize, store: bool) -> Vec<Case> {
             0,
             SEC,
             Some(SEC),
+        ),
+        full(
+            "a disk that is full when a worker fails",
+            fail(other, false),
+            &[],
+            1,
+            GRACE + LOSS,
+            Some(2 * SEC + GRACE + LOSS),
+        ),
+        full(
+            "a disk that is full when a node leaves",
+            Fault::Leave {
+                node: other,
+                grace_ms: 5_000,
+                relaunch_after: None,
+            },
+            &[other],
+            1,
+            GRACE + LOSS,
+            None,
+        ),
+        full(
+            "a disk that is full when a node leaves and comes again",
+            Fault::Leave {
+                node: other,
+                grace_ms: 5_000,
+                relaunch_after: Some(3 * SEC),
+            },
+            &[other],
+            2,
+            GRACE + LOSS,
+            Some(2 * SEC + GRACE + 20 * SEC),
+        ),
+        full(
+            "a disk that is full when a launcher crashes",
+            Fault::LauncherCrash {
+                node: other,
+                relaunch_after: Some(3 * SEC),
+            },
+            &[other],
+            2,
+            GRACE + LOSS,
+            Some(2 * SEC + GRACE + 20 * SEC),
         ),
         stuck("workers that do not end when one fails", fail(node, false)),
         stuck(

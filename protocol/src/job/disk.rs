@@ -43,8 +43,7 @@ impl Job {
             _ => true,
         });
         self.own_votes.clear();
-        self.proposal = None;
-        self.committing = None;
+        self.drop_unstored();
         self.drive(ctx);
     }
 
@@ -78,15 +77,15 @@ impl Job {
 }
 
 /// What may only be said on the strength of the durable state: votes, and what a leader must not
-/// forget that it said.
+/// forget that it said. A proposal of a later round rests on what a majority promised.
 pub(super) fn is_vote(body: &JobMessage) -> bool {
-    matches!(
-        body,
+    match body {
+        JobMessage::Accept { ballot, .. } => ballot.round == 0,
         JobMessage::Promise { .. }
-            | JobMessage::Accept { .. }
-            | JobMessage::Accepted { .. }
-            | JobMessage::Commit { .. }
-            | JobMessage::Committed { .. }
-            | JobMessage::BirthAccepted { .. }
-    )
+        | JobMessage::Accepted { .. }
+        | JobMessage::Commit { .. }
+        | JobMessage::Committed { .. }
+        | JobMessage::BirthAccepted { .. } => true,
+        _ => false,
+    }
 }

@@ -34,7 +34,7 @@ pub(super) struct Committing {
 impl Job {
     /// Proposes `record` to the arbiter of the head.
     pub(super) fn propose(&mut self, ctx: &mut Ctx<'_>, record: Record) {
-        if self.proposal.is_some() || self.abstains() {
+        if self.proposal.is_some() {
             return;
         }
         match record.arbiter {
@@ -51,6 +51,7 @@ impl Job {
         // R7: the leader's own first word, in the boot in which it learnt the head, and never
         // after anything was promised.
         let first = leader == Some(ctx.me())
+            && !self.abstains()
             && self.durable.may_vote()
             && ((self.durable.learned == ctx.cfg.boot
                 && acceptor.accepted.is_none()
@@ -121,13 +122,14 @@ impl Job {
         let Some(record) = proposal.proposer.value().cloned() else {
             return;
         };
-        // Our own acceptance comes first: it is durable before anybody hears of the value (R7).
+        // Our own acceptance comes first: in round 0 it is durable before anybody hears of the value (R7). A later
+        // round rests on the promises of others, so one that cannot store its vote has theirs counted.
         let me = ctx.me();
         let mut nodes = self.voter_nodes();
         if let Some(at) = nodes.iter().position(|n| *n == me) {
             nodes.remove(at);
             self.on_accept(ctx, me, parent, ballot, record.clone());
-            if self.abstains() {
+            if self.abstains() && ballot.round == 0 {
                 self.proposal = None;
                 return;
             }
@@ -141,6 +143,12 @@ impl Job {
             };
             self.send(ctx, node, body);
         }
+    }
+
+    /// The disk refused a write: what ballot 0 says rests on it (R7).
+    pub(super) fn drop_unstored(&mut self) {
+        self.proposal.take_if(|p| p.proposer.ballot.round == 0);
+        self.committing = None;
     }
 
     /// A proposal without an answer in time is tried again in a higher round.
@@ -255,11 +263,7 @@ impl Job {
         let Some(head) = self.live().filter(leads) else {
             return false;
         };
-        if self.committing.is_some()
-            || self.proposal.is_some()
-            || self.abstains()
-            || !self.durable.may_vote()
-        {
+        if self.committing.is_some() || self.proposal.is_some() || !self.durable.may_vote() {
             return false;
         }
         let before = newest(head.record.restore, self.durable.sent);
@@ -273,7 +277,7 @@ impl Job {
             return self.commit_to_store(ctx, commit);
         }
         // After a restart, too: what ballot 0 may have proposed was accepted here first, durably (R7).
-        if self.durable.acceptor.accepted.is_some() {
+        if self.abstains() || self.durable.acceptor.accepted.is_some() {
             return false;
         }
         let sent = self.durable.sent.replace(commit);

@@ -37,6 +37,12 @@ impl OomKills {
         }
     }
 
+    /// Workers start now: what was counted by now is no cause of their end.
+    pub(super) fn forget(&mut self) {
+        self.group.forget();
+        self.host.forget();
+    }
+
     /// Whether there were any just now; `None`: nobody can say whether they were of this group.
     pub(super) fn look(&mut self) -> Option<bool> {
         match (self.group.look(), self.host.look()) {
@@ -62,6 +68,11 @@ impl Count {
             seen,
             rose: None,
         }
+    }
+
+    fn forget(&mut self) {
+        self.seen = count(&self.file);
+        self.rose = None;
     }
 
     /// Whether it has risen; `None`: it cannot be read.
@@ -127,6 +138,12 @@ mod tests {
         }
         let earlier = Instant::now().checked_sub(MOMENT);
         kills.rose = earlier;
+        assert_eq!(kills.look(), Some(false));
+        // Those that start after it was counted did not end for it.
+        write(9);
+        assert_eq!(kills.look(), Some(true));
+        write(10);
+        kills.forget();
         assert_eq!(kills.look(), Some(false));
         std::fs::remove_file(&events).unwrap();
         assert_eq!(kills.look(), None);
