@@ -79,6 +79,7 @@ pub fn charge(spec: &JobSpec, restarts_used: u32, cause: &Cause) -> Charge {
         | Cause::NodesJoined { .. }
         | Cause::LinksLost { .. }
         | Cause::Resumed { .. }
+        | Cause::LeasesLost { .. }
         | Cause::StartFailed { .. }
         | Cause::Merged { .. }
         // Each takes a checkpoint out of the log, so there is no end to fear.
@@ -293,6 +294,9 @@ mod tests {
                 nodes: nodes.clone(),
             },
             Cause::Resumed {
+                nodes: nodes.clone(),
+            },
+            Cause::LeasesLost {
                 nodes: nodes.clone(),
             },
             Cause::StartFailed { nodes },

@@ -166,6 +166,11 @@ pub enum Cause {
     Resumed {
         nodes: Vec<NodeId>,
     },
+    /// The leases of these ran out, and with them their workers' right to train (R16): the launcher there was stopped,
+    /// or nobody with a majority, or no store, could be reached from there.
+    LeasesLost {
+        nodes: Vec<NodeId>,
+    },
 }
 
 impl Cause {
@@ -187,6 +192,7 @@ impl Cause {
             Cause::Damaged { .. } => "checkpoint_damaged",
             Cause::Misread { .. } => "checkpoint_misread",
             Cause::Resumed { .. } => "resumed",
+            Cause::LeasesLost { .. } => "leases_lost",
         }
     }
 }

@@ -231,6 +231,8 @@ pub enum JobMessage {
     /// Another lineage of this job wants to be taken in (R10).
     MergeAsk {
         loser: Digest,
+        /// No worker of its generation runs, nor will.
+        idle: bool,
     },
     MergeGranted {
         loser: Digest,

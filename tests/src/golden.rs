@@ -372,8 +372,9 @@ pub fn records() -> Vec<Arc<Record>> {
         step: 400,
     };
     let resumed = Cause::Resumed { nodes: list() };
+    let leases = Cause::LeasesLost { nodes: list() };
     // Behind the others, which keep their numbers.
-    let later = [misread, resumed].map(|cause| record(Kind::Next, cause, store));
+    let later = [misread, resumed, leases].map(|cause| record(Kind::Next, cause, store));
     trains.chain(ends).chain(later).map(Arc::new).collect()
 }
 

@@ -103,7 +103,8 @@ fn cases(node: usize, store: bool) -> Vec<Case> {
         let for_ns = 90 * SEC;
         let mut case = one(name, fault, touched, changes, 2 * SEC + others, all);
         case.faults[0].0 += 2 * SEC;
-        case.faults.insert(0, (AT, Fault::DiskFull { node, for_ns }));
+        case.faults
+            .insert(0, (AT, Fault::DiskFull { node, for_ns }));
         case
     };
     let mut cases = vec![

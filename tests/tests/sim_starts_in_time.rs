@@ -250,3 +250,43 @@ fn in_time(conductor: &Conductor, nodes: &[usize], from: u64) -> Result<(), Stri
     }
     Ok(())
 }
+
+/// Whether it is the node that would begin the job or another: the others begin it, and let it in.
+#[test]
+fn a_job_begins_without_a_node_whose_disk_is_full() {
+    let mut wrong = Vec::new();
+    for (full, store, seed) in [false, true].into_iter().flat_map(|store| {
+        let each = (0..3).flat_map(|full| (1..6).map(move |seed| (full, seed)));
+        each.map(move |(full, seed)| (full, store, seed))
+    }) {
+        let others: Vec<usize> = (0..3).filter(|n| *n != full).collect();
+        let fault = Fault::DiskFull {
+            node: full,
+            for_ns: 30 * SEC,
+        };
+        let nodes = (0..3).map(|at| NodeSetup {
+            launcher_at: Some(SEC),
+            ..NodeSetup::quiet(at, 0)
+        });
+        let spec = JobSpec {
+            min_nodes: 2,
+            max_nodes: 3,
+            ..JobSpec::default()
+        };
+        let mut conductor = Conductor::new(Setup {
+            store,
+            faults: vec![(MS, fault)],
+            heal_at: 60 * SEC,
+            ..Setup::quiet(seed, nodes.collect(), spec)
+        });
+        conductor.relaunches = false;
+        let went = conductor.run().map_err(|v| v.to_string());
+        let went = went.and_then(|()| in_time(&conductor, &others, SEC));
+        // It joins them, for those who vote on that can store their votes.
+        let went = went.and_then(|()| in_time(&conductor, &[full], SEC));
+        if let Err(why) = went {
+            wrong.push(format!("n{full}, store {store}, {seed}: {why}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -272,6 +272,7 @@ fn about(cause: &Cause, names: Names<'_>) -> Value {
         | Cause::NodesJoined { nodes }
         | Cause::LinksLost { nodes }
         | Cause::Resumed { nodes }
+        | Cause::LeasesLost { nodes }
         | Cause::StartFailed { nodes }
         | Cause::Continued { nodes } => {
             let all: Vec<String> = nodes.iter().take(SPELT).map(|n| names.of(*n)).collect();

@@ -361,6 +361,7 @@ impl Node {
         let waiting = waiting.iter().map(|text| text.trim_end_matches('.'));
         row["waiting"] = json!(waiting.collect::<Vec<_>>().join(". "));
         row["hung"] = json!(job.hung());
+        row["starting"] = json!(job.starts());
         row["stopping"] = json!(job.stops());
         row["checkpoint"] = json!(job.checkpoint().map(|asked| checkpoint_json(job, asked)));
         row["cancel"] = json!(job.cancelling().map(cancel_json));

@@ -104,7 +104,9 @@ impl Agent {
             let reason = format!("a launcher needs an address and 1 to {MAX_SLOTS} workers");
             return refuse(self, reason);
         }
-        if self.draining.is_some() && reg.running.is_none() {
+        // One that comes again, perhaps because it was stopped for a while, hears how it ended here.
+        let known = self.jobs.get(&key).and_then(Job::launcher) == Some(reg.launcher);
+        if self.draining.is_some() && reg.running.is_none() && !known {
             return refuse(
                 self,
                 "this node is being drained: start the job elsewhere".into(),

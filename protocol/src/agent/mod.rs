@@ -557,6 +557,7 @@ impl Agent {
                 rng: &mut self.rng,
                 now,
                 quiet: self.quiet,
+                unstored: self.unstored.is_some(),
             };
             act(job, &mut ctx);
         }

@@ -196,7 +196,11 @@ impl Job {
         let mut members = self.live().into_iter().flat_map(|h| &h.record.members);
         let there =
             |m: &&Member| ctx.reachable(m.node) && !self.is_lost(ctx, m) && !ctx.peers.away(m.node);
-        let lowest = || ctx.peers.connected_nodes().chain([ctx.me()]).min();
+        // One that cannot store its vote begins no life.
+        let lowest = || {
+            let all = ctx.peers.connected_nodes().chain([ctx.me()]);
+            all.min_by_key(|n| (self.is_unstored(ctx, *n), *n))
+        };
         members.find(there).map(|m| m.node).or_else(lowest)
     }
 

@@ -281,7 +281,7 @@ impl Job {
             return;
         };
         let spec = first.ticket.spec.clone();
-        let have = self.desk.tickets.len();
+        let have = self.bearers(ctx).count();
         // An operator's word replaces the quorum.
         let least = match self.durable.continues {
             Some(_) => spec.min_nodes,
@@ -325,6 +325,13 @@ impl Job {
         self.propose_birth(ctx, spec);
     }
 
+    /// Those who can take part in a birth: without a store each has to store its vote for it.
+    fn bearers<'a>(&'a self, ctx: &'a Ctx<'_>) -> impl Iterator<Item = &'a Held> {
+        let votes =
+            |h: &&Held| h.ticket.store.is_some() || !self.is_unstored(ctx, h.ticket.member.node);
+        self.desk.tickets.values().filter(votes)
+    }
+
     /// Until when somebody of the life before may still be training, as those say who are here.
     fn others_train_until(&self, ctx: &Ctx<'_>) -> Option<Time> {
         let most = ctx.peers.timeouts().max(self.timeouts(ctx));
@@ -343,7 +350,7 @@ impl Job {
     }
 
     fn propose_birth(&mut self, ctx: &mut Ctx<'_>, spec: crate::spec::JobSpec) {
-        let mut held: Vec<&Held> = self.desk.tickets.values().collect();
+        let mut held: Vec<&Held> = self.bearers(ctx).collect();
         held.sort_by_key(|h| (h.first, h.ticket.member.node));
         held.truncate(usize::from(spec.max_nodes));
         let stores: BTreeSet<_> = held.iter().map(|h| h.ticket.store).collect();
@@ -452,7 +459,7 @@ impl Job {
     /// Says an undecided birth again, gives it up when somebody does not answer, and decides it
     /// when all have.
     fn drive_proposed(&mut self, ctx: &mut Ctx<'_>) {
-        let Some(birth) = &mut self.desk.birth else {
+        let Some(birth) = &self.desk.birth else {
             return;
         };
         let record = birth.record.clone();
@@ -468,7 +475,8 @@ impl Job {
         }
         let half = crate::time::Span(ctx.cfg.birth_timeout.0 / 2);
         let give_up = birth.since + half;
-        let gone = missing.iter().any(|n| !ctx.reachable(*n));
+        let gone = |n: &NodeId| !ctx.reachable(*n) || self.is_unstored(ctx, *n);
+        let gone = missing.iter().any(gone);
         if ctx.now >= give_up || gone {
             for node in &missing {
                 self.desk.tickets.remove(node);
@@ -476,6 +484,9 @@ impl Job {
             self.abandon_birth(ctx);
             return self.pause_births(ctx);
         }
+        let Some(birth) = &mut self.desk.birth else {
+            return;
+        };
         let again = birth.said + REPEAT;
         if birth.said == Time::ZERO || ctx.now >= again {
             let first_time = birth.said == Time::ZERO;

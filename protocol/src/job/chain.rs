@@ -271,7 +271,7 @@ impl Job {
             self.pause = ctx.now + self.crashes.pause_after(lived);
         }
         self.installed_at = ctx.now;
-        if let Cause::LinksLost { nodes } = &record.cause {
+        if let Cause::LinksLost { nodes } | Cause::LeasesLost { nodes } = &record.cause {
             // Everybody counts, for anybody may come to lead.
             for node in nodes.iter().filter(|n| !record.has(**n)) {
                 self.strikes.entry(*node).or_default().strike(ctx.now);

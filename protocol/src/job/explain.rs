@@ -404,6 +404,10 @@ impl Job {
             Cause::NodesLeft { nodes } => format!("{} left", names(nodes)),
             Cause::NodesJoined { nodes } => format!("{} joined", names(nodes)),
             Cause::LinksLost { nodes } => format!("no link to {}", names(nodes)),
+            Cause::LeasesLost { nodes } => format!(
+                "the lease of {} ran out (its launcher was stopped, or reached too few of the others, or not its store)",
+                names(nodes)
+            ),
             Cause::Resumed { nodes } => {
                 format!(
                     "the workers on {} had stopped, and start again",
@@ -503,9 +507,9 @@ impl Job {
     }
 
     /// Whether a node's state directory refuses writes, so that it can give no vote.
-    fn is_unstored(&self, ctx: &Ctx<'_>, node: NodeId) -> bool {
+    pub(super) fn is_unstored(&self, ctx: &Ctx<'_>, node: NodeId) -> bool {
         if node == ctx.me() {
-            return self.abstains();
+            return ctx.unstored || self.abstains();
         }
         let hello = ctx.peers.get(node).and_then(|p| p.hello.as_ref());
         hello.is_some_and(|h| h.unstored.is_some())

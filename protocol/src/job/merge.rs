@@ -401,15 +401,26 @@ impl Job {
             // Its leader may be gone: whoever acts in its place is among those who live there.
             let there = self.merge.elsewhere.iter();
             let there = there.filter(|(n, l)| **l == winner && **n != leader);
+            let ended = |m: &Member| {
+                self.stopped_for_good(m.node) || self.is_lost(ctx, m) || self.replaced(m)
+            };
+            let idle = record.members.iter().all(ended);
             let asked: Vec<NodeId> = there.map(|(n, _)| *n).take(MAX_LIST).collect();
             for node in asked.into_iter().chain([leader]) {
-                self.send(ctx, node, JobMessage::MergeAsk { loser: mine });
+                let loser = mine;
+                self.send(ctx, node, JobMessage::MergeAsk { loser, idle });
             }
         }
         self.wake_at(self.merge.said + REPEAT, "ask the other group again");
     }
 
-    pub(super) fn on_merge_ask(&mut self, ctx: &mut Ctx<'_>, from: NodeId, loser: Digest) {
+    pub(super) fn on_merge_ask(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        from: NodeId,
+        loser: Digest,
+        idle: bool,
+    ) {
         // It says itself where it is, if perhaps a moment later: then it asks again.
         let hello = ctx.peers.get(from).and_then(|p| p.hello.as_ref());
         let mut said = hello.iter().flat_map(|h| &h.jobs);
@@ -439,10 +450,12 @@ impl Job {
             };
             return self.send(ctx, from, body);
         }
+        // Where all launchers are dead there is nothing to stop in good order. A group that trains is of more use.
+        let dead = idle && !self.any_member_lives(ctx, &head.record);
         self.merge.asked = Some((loser, from));
         // Whatever it was once named here: it lives there.
         self.merge.elsewhere.insert(from, loser);
-        if self.shares_members_with(loser) || self.needs_voters_of(ctx, loser) {
+        if dead || self.shares_members_with(loser) || self.needs_voters_of(ctx, loser) {
             let winner = mine;
             self.send(ctx, from, JobMessage::MergeGranted { loser, winner });
         }

@@ -80,6 +80,8 @@ pub(crate) struct Ctx<'a> {
     /// The last long time without any event, from one to the next: this process may have been
     /// stopped.
     pub(crate) quiet: (Time, Time),
+    /// The state directory refused a write a moment ago, of whatever job.
+    pub(crate) unstored: bool,
 }
 
 impl Ctx<'_> {
@@ -388,6 +390,13 @@ impl Job {
         trains && self.is_live() && begun
     }
 
+    /// Whether this node is a member of a generation that its workers have not begun yet.
+    pub fn starts(&self) -> bool {
+        let begins = |m: &member::Mine| m.status.started.is_none() && !m.status.stopped;
+        let waits = self.head.as_ref().is_some_and(|h| h.record.is_short());
+        self.is_live() && !waits && self.member.as_ref().is_some_and(begins)
+    }
+
     /// Whether there is anything to show: more than what this node must not take part in again.
     pub fn is_listed(&self) -> bool {
         self.head.is_some() || !self.is_idle()
@@ -653,7 +662,7 @@ impl Job {
             JobMessage::StopAnswer(message) => self.on_stop_answer(ctx, from, message),
             JobMessage::Commit { commit } => self.on_commit(ctx, from, commit),
             JobMessage::Committed { commit } => self.on_committed(ctx, from, commit),
-            JobMessage::MergeAsk { loser } => self.on_merge_ask(ctx, from, loser),
+            JobMessage::MergeAsk { loser, idle } => self.on_merge_ask(ctx, from, loser, idle),
             JobMessage::MergeGranted { loser, winner } => {
                 self.on_merge_granted(ctx, loser, winner);
             }

@@ -573,9 +573,8 @@ impl Job {
             return Some(Cause::NodesLost { nodes: cap(&nodes) });
         }
         if !a.dark.is_empty() {
-            return Some(Cause::LinksLost {
-                nodes: cap(&a.dark),
-            });
+            let nodes = cap(&a.dark);
+            return Some(Cause::LeasesLost { nodes });
         }
         if !a.unlinked.is_empty() {
             let nodes = cap(&a.unlinked);

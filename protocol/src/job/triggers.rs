@@ -153,6 +153,7 @@ impl Job {
             record.cause,
             record::Cause::NodesLost { .. }
                 | record::Cause::LinksLost { .. }
+                | record::Cause::LeasesLost { .. }
                 | record::Cause::WorkerFailed { .. }
                 | record::Cause::WorkerHung { .. }
         );

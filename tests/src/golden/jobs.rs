@@ -187,7 +187,10 @@ pub fn job_messages() -> Vec<JobMessage> {
         }),
         JobMessage::Commit { commit: commit() },
         JobMessage::Committed { commit: commit() },
-        JobMessage::MergeAsk { loser: digest(9) },
+        JobMessage::MergeAsk {
+            loser: digest(9),
+            idle: true,
+        },
         JobMessage::MergeGranted {
             loser: digest(9),
             winner: digest(4),

@@ -64,6 +64,7 @@ counters!(
     nodes_left,
     nodes_joined,
     links_lost,
+    leases_lost,
     start_failures,
     /// Answers of agents to sidecars, and workers that a sidecar ended.
     lease_answers,
@@ -122,6 +123,7 @@ impl Coverage {
                     Cause::NodesLeft { .. } => self.nodes_left += 1,
                     Cause::NodesJoined { .. } => self.nodes_joined += 1,
                     Cause::LinksLost { .. } => self.links_lost += 1,
+                    Cause::LeasesLost { .. } => self.leases_lost += 1,
                     Cause::StartFailed { .. } => self.start_failures += 1,
                     Cause::Formed
                     | Cause::Continued { .. }

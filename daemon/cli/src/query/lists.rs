@@ -185,6 +185,8 @@ fn render_jobs(jobs: &Value, wide: bool, style: &Style) -> String {
             (format!("{kind}, waits"), Tone::Warn)
         } else if flag(row, "stopping") {
             (format!("{kind}, stopping"), Tone::Warn)
+        } else if flag(row, "starting") && kind == "runs" {
+            (format!("{kind}, starting"), Tone::Warn)
         } else {
             let tone = match kind.as_str() {
                 "runs" => Tone::Good,
@@ -317,6 +319,8 @@ mod tests {
               "age_ms": 10_800_000 },
             { "job": "ends", "kind": "runs", "generation": 1, "members": [{}], "world": 1, "restarts_used": 0,
               "cause": "formed", "launcher_here": true, "min_nodes": 1, "max_nodes": 1, "stopping": true },
+            { "job": "new", "kind": "runs", "generation": 1, "members": [{}], "world": 1, "restarts_used": 0,
+              "cause": "formed", "launcher_here": true, "min_nodes": 1, "max_nodes": 1, "starting": true },
             { "job": "over", "kind": "finished", "generation": 3, "members": [], "world": 0, "restarts_used": 0,
               "cause": "finished", "age_ms": 300_000, "ended_ms_ago": 120_000 },
             { "job": "next", "kind": "forming", "launcher_here": true, "waiting": "waiting for 1 more of 2 nodes" },
@@ -326,6 +330,7 @@ mod tests {
             "JOB    STATE            AGE   GEN  NODES     RANKS  RESTARTS\n\
              train  runs             3h0m  2    2 of 2:3  4      0\n\
              ends   runs, stopping   -     1    1 of 1    1      0\n\
+             new    runs, starting   -     1    1 of 1    1      0\n\
              over   finished 2m ago  5m    3    -         -      0\n\
              next   forming, waits   -     -    -         -      -\n\
              \n\

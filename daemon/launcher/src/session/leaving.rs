@@ -1,11 +1,17 @@
 //! How a launcher's part in a job ends: by the agent's word, by a signal, or alone.
 
-use muster_protocol::Time;
 use muster_protocol::local::ToAgent;
+use muster_protocol::{Span, Time};
 
 use super::{Effect, Session};
 use crate::report;
 use crate::signal::{self, SIGINT, SIGTERM};
+
+/// How a launcher ends that a user ended with Ctrl-C.
+pub(super) const INTERRUPTED: i32 = 128 + SIGINT;
+
+/// An agent that was told of Ctrl-C, and is gone, has so long to come back.
+const UNTOLD: Span = Span::from_secs(5);
 
 impl Session {
     /// The job is over for this launcher.
@@ -32,8 +38,7 @@ impl Session {
         self.ending = Some((code, String::new()));
         if self.current.is_some() {
             let spec = &self.register.spec;
-            let interrupted = code == 128 + SIGINT;
-            let (signal, grace) = (spec.signal_to_stop(interrupted), spec.stop_grace());
+            let (signal, grace) = (spec.signal_to_stop(code == INTERRUPTED), spec.stop_grace());
             self.begin_stop(signal, grace, now);
         } else {
             self.exit_now(code, String::new());
@@ -41,18 +46,41 @@ impl Session {
     }
 
     pub(super) fn interrupt(&mut self, now: Time) {
-        const CODE: i32 = 128 + SIGINT;
         self.interrupts += 1;
         if self.interrupts > 1 {
-            self.effects.push_back(Effect::Abort { code: CODE });
+            self.effects.push_back(Effect::Abort { code: INTERRUPTED });
         } else if self.ending.is_none() {
             self.say("stopping; Ctrl-C again kills");
             if self.link {
                 self.wish(ToAgent::Cancel);
             } else {
-                self.end_alone(CODE, now);
+                self.end_alone(INTERRUPTED, now);
             }
         }
+    }
+
+    /// The agent that was told of Ctrl-C goes: one that is started again is told again.
+    pub(super) fn interrupted_alone(&mut self, now: Time) {
+        if self.interrupts > 0 && self.ending.is_none() {
+            self.leave_by = Some((now + UNTOLD, INTERRUPTED));
+        }
+    }
+
+    /// The agent did not say in time how this launcher's part ends.
+    pub(super) fn leave_in_time(&mut self, now: Time) {
+        let Some((_, code)) = self.leave_by.take_if(|(at, _)| now >= *at) else {
+            return;
+        };
+        if code == INTERRUPTED {
+            let id = &self.register.job;
+            self.say(format!(
+                "the agent is gone, and this node ends alone; whether the others of the job stop is not known here: `muster cancel {id}` on \
+                 one of them ends it there"
+            ));
+            return self.end_alone(code, now);
+        }
+        self.say("the agent did not take this node out in time: stopping its workers");
+        self.end(code, String::new(), now);
     }
 
     pub(super) fn terminate(&mut self, signal: i32, now: Time) {

@@ -18,6 +18,7 @@ use muster_protocol::control::Reason;
 use muster_protocol::local::{Began, Register, Start, ToAgent, ToLauncher, WorkerExit};
 use muster_protocol::{Digest, Span, Time};
 
+use self::leaving::INTERRUPTED;
 use self::progress::{Installed, Saves};
 use crate::report;
 use crate::signal::SIGTERM;
@@ -403,6 +404,7 @@ impl Session {
                 }
                 let by = self.agent_grace.filter(|_| !self.alone);
                 self.alone_by = self.alone_by.or(by.map(|grace| now + grace));
+                self.interrupted_alone(now);
             }
             Event::Frame(frame) => self.frame(frame, now),
             Event::Verified {
@@ -451,10 +453,7 @@ impl Session {
     }
 
     pub fn handle_timeout(&mut self, now: Time) {
-        if let Some((_, code)) = self.leave_by.take_if(|(at, _)| now >= *at) {
-            self.say("the agent did not take this node out in time: stopping its workers");
-            self.end(code, String::new(), now);
-        }
+        self.leave_in_time(now);
         if let Some(at) = self.alone_by
             && self.link
             && now >= at + MISSED
@@ -533,6 +532,8 @@ impl Session {
 
     fn link_up(&mut self) {
         self.link = true;
+        // It hears of Ctrl-C again.
+        self.leave_by.take_if(|(_, code)| *code == INTERRUPTED);
         let mut register = self.register.clone();
         let current = self.current.as_ref().filter(|c| !c.parked);
         register.running = current.map(|c| c.start.digest);

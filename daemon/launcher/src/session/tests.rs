@@ -479,6 +479,26 @@ fn timers_end_with_the_session() {
     assert_eq!(world.session.poll_timeout(), None);
 }
 
+/// The agent is gone for good, or comes back and is told again.
+#[test]
+fn after_ctrl_c_an_agent_that_is_gone_is_waited_for_a_moment() {
+    for back in [false, true] {
+        let mut world = World::running(1);
+        world.frame(welcome());
+        world.on(Event::Interrupt);
+        world.on(Event::LinkDown);
+        world.gone();
+        world.pass(3_000);
+        if back {
+            let told = world.on(Event::LinkUp);
+            assert!(told.contains(&Effect::Send(ToAgent::Cancel)), "{told:?}");
+        }
+        let told = world.pass(3_000);
+        let ends = |e: &Effect| matches!(e, Effect::Exit { code: 130, .. });
+        assert_eq!(told.iter().any(ends), !back, "{told:?}");
+    }
+}
+
 fn welcome() -> ToLauncher {
     ToLauncher::Welcome {
         node: muster_protocol::NodeId([1; 32]),

@@ -1,11 +1,14 @@
 //! Launchers that are connected and answer nothing, as after Ctrl-Z.
 
-use super::super::scripted::{Scripted, by_store, config, holds, node, record, worker_exit};
-use super::super::{Event, Notice};
+use super::super::scripted::{
+    Scripted, by_store, config, holds, member, next, node, record, registers, worker_exit,
+};
+use super::super::{ConnId, Event, Notice};
 use super::members::{trains, trains_with, waits};
 use crate::ids::{Digest, NodeId};
 use crate::local::{ToAgent, ToLauncher};
 use crate::record::{Cause, Kind, Record};
+use crate::spec::JobSpec;
 use crate::time::Span;
 use crate::wire::{JobMessage, Wait};
 
@@ -230,4 +233,38 @@ fn by_the_store_nobody_waits_for_votes() {
     s.status(1, digest, 2, |st| st.gone = true);
     s.pass(Span::from_secs(5));
     assert!(!waits(&s).contains("refuses writes"), "{}", waits(&s));
+}
+
+/// It was stopped while its node was drained, and comes again when it wakes.
+#[test]
+fn a_launcher_of_a_drained_node_hears_how_it_ended_when_it_comes_again() {
+    let (mut s, _) = trains(1, 3, &[]);
+    s.on(Event::Drain {
+        grace_ms: 5_000,
+        reason: "drained".into(),
+    });
+    let record = Record {
+        members: [0, 2].map(member).to_vec(),
+        cause: Cause::NodesLeft {
+            nodes: vec![node(1)],
+        },
+        ..next(&record(3, 2), 7)
+    };
+    let record = record.into();
+    s.hears(0, JobMessage::Decided { record });
+    let ends = |s: &Scripted| {
+        let told = s.told.iter().map(|(_, frame)| frame);
+        let is_end = |f: &&ToLauncher| matches!(f, ToLauncher::End { code: 143, .. });
+        told.filter(is_end).count()
+    };
+    assert_eq!(ends(&s), 1);
+    s.launcher(1, 3, None);
+    assert_eq!(ends(&s), 2);
+    let frame = ToAgent::Register(registers(4, JobSpec::default()));
+    let another = Event::Launcher {
+        conn: ConnId(2),
+        owner: "0".into(),
+        frame,
+    };
+    assert!(s.agent.handle(another, s.now).is_err());
 }
