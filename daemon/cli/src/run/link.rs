@@ -120,23 +120,26 @@ async fn carry<L: Link>(
     let silent = sleep(SILENCE);
     tokio::pin!(silent);
     let mut heard = false;
+    // An agent that ends has said how this launcher's part ends: that is read though nothing can be sent any more.
+    let mut closed = false;
     loop {
         tokio::select! {
-            out = outbox.recv() => {
+            out = outbox.recv(), if !closed => {
                 let Some(out) = out else { return heard };
                 match timeout(SEND_PATIENCE, link.send(out)).await {
-                    Ok(Ok(())) => {}
-                    Ok(Err(_)) | Err(_) => return heard,
+                    Ok(sent) => closed = sent.is_err(),
+                    Err(_) => return heard,
                 }
             }
             got = link.recv() => match got {
                 Ok(Some(got)) => {
                     heard = true;
                     // Here and not behind what the launcher does just now: the start of processes takes its time.
-                    if matches!(got.0, ToLauncher::Welcome { .. }) {
+                    if matches!(got.0, ToLauncher::Welcome { .. }) && !closed {
                         let alive = (ToAgent::Alive, Vec::new());
-                        if !matches!(timeout(SEND_PATIENCE, link.send(alive)).await, Ok(Ok(()))) {
-                            return heard;
+                        match timeout(SEND_PATIENCE, link.send(alive)).await {
+                            Ok(sent) => closed = sent.is_err(),
+                            Err(_) => return heard,
                         }
                     }
                     if events.send(LinkEvent::Frame(Box::new(got))).await.is_err() {
@@ -276,6 +279,47 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
+        link.abort();
+    }
+
+    /// This launcher was stopped while its agent said how its part ends, and ended itself.
+    #[tokio::test]
+    async fn the_last_word_of_an_agent_that_is_gone_is_heard() {
+        let (dials, queue) = mpsc::unbounded_channel();
+        let (events, mut heard) = mpsc::channel(64);
+        let link = tokio::spawn(keep(Pairs(queue), events));
+        let (ours, agent) = socket::pair().unwrap();
+        let welcome = ToLauncher::Welcome {
+            node: muster_protocol::NodeId([1; 32]),
+            agent_pid: 1,
+            agent_grace_ms: 4_000,
+            lease_ms: 1_500,
+        };
+        let end = ToLauncher::End {
+            code: 143,
+            report: "left".into(),
+        };
+        let said = std::iter::repeat_n(welcome, 30).chain([end.clone()]);
+        for frame in said {
+            agent
+                .send(codec::encode_frame(&frame).unwrap(), Vec::new())
+                .unwrap();
+        }
+        let (sender, receiver) = agent.split();
+        drop(receiver);
+        // All of it is on its way before it closes.
+        sender.close_when_sent().await;
+        dials.send(ours).unwrap();
+        let mut queues = Vec::new();
+        let last = loop {
+            match timeout(SILENCE, heard.recv()).await.unwrap().unwrap() {
+                LinkEvent::Up(queue) => queues.push(queue),
+                LinkEvent::Frame(got) if matches!(got.0, ToLauncher::Welcome { .. }) => {}
+                LinkEvent::Frame(got) => break Some(got.0),
+                _ => break None,
+            }
+        };
+        assert_eq!(last, Some(end));
         link.abort();
     }
 }
