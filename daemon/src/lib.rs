@@ -1,6 +1,7 @@
 //! The agent: everything that touches a machine on behalf of the pure cores in `muster-protocol`.
 
 pub mod agent;
+pub mod clock;
 pub mod config;
 pub mod console;
 pub mod http;

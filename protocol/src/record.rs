@@ -166,8 +166,8 @@ pub enum Cause {
     Resumed {
         nodes: Vec<NodeId>,
     },
-    /// The leases of these ran out, and with them their workers' right to train (R16): the launcher there was stopped,
-    /// or nobody with a majority, or no store, could be reached from there.
+    /// The leases of these ran out, and with them their workers' right to train (R16): a launcher was stopped, or it
+    /// reached neither a majority nor the store.
     LeasesLost {
         nodes: Vec<NodeId>,
     },

@@ -231,8 +231,8 @@ pub enum JobMessage {
     /// Another lineage of this job wants to be taken in (R10).
     MergeAsk {
         loser: Digest,
-        /// No worker of its generation runs, nor will.
-        idle: bool,
+        /// It can decide nothing without voters that live in the group that is asked.
+        stuck: bool,
     },
     MergeGranted {
         loser: Digest,

@@ -69,6 +69,7 @@ fn sim_budget() {
         coverage.failed_writes,
         coverage.start_failures,
         coverage.links_lost,
+        coverage.leases_lost,
         coverage.saves,
         coverage.verdicts,
         coverage.hung_restarts,

@@ -17,7 +17,8 @@ use tokio::sync::mpsc;
 use super::looks::{Marks, Process};
 use super::reports::{Labels, MAX_PER_USER, Reported, Series};
 use super::stores::{self, Asked, Told};
-use super::{Client, Input, Node, clock};
+use super::{Client, Input, Node};
+use crate::clock;
 use crate::socket::{Conn, NoRoom, Received, Receiver};
 
 /// Agents called in vain that launchers are told of.

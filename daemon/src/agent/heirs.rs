@@ -6,8 +6,9 @@ use muster_protocol::local::{SaveAsk, ToLauncher};
 use muster_protocol::record::Kind;
 use muster_protocol::{JobKey, LauncherId, Span};
 
+use super::Node;
 use super::held::Left;
-use super::{Node, clock};
+use crate::clock;
 use crate::socket::{NoRoom, Received};
 
 impl Node {

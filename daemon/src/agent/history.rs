@@ -12,7 +12,7 @@ use muster_protocol::{JobKey, LauncherId, NodeId};
 use serde_json::{Value, json};
 
 use self::disk::{Disk, Kept};
-use super::clock;
+use crate::clock;
 
 /// Jobs whose past is kept.
 const KEPT_JOBS: usize = 256;

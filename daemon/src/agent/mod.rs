@@ -2,7 +2,6 @@
 //! synchronously, and carry out the effects in their order. No lock is shared between tasks.
 
 mod clients;
-pub mod clock;
 mod effects;
 mod heirs;
 mod held;
@@ -31,6 +30,7 @@ use tokio::sync::mpsc;
 pub(crate) use probe::agent as probe_agent;
 pub use probe::{GUARD_MAGIC, GUARD_VERSION};
 
+use crate::clock;
 use crate::http::{Health, Server};
 use crate::metrics::Metrics;
 use crate::net::{Identity, Net, NetConfig, NetEvent, Refusal};
@@ -416,8 +416,10 @@ impl Node {
                 node,
                 addr,
                 observed,
+                clock_ahead_ms,
             } => {
                 tracing::info!(%node, %addr, "connected");
+                self.facts.clocks.insert(node, clock_ahead_ms);
                 self.metrics.peers_connected.inc();
                 self.peers_changed = true;
                 self.refused.remove(&addr.to_string());
@@ -448,6 +450,7 @@ impl Node {
             },
             NetEvent::Disconnected { node, why } => {
                 tracing::info!(%node, %why, "disconnected");
+                self.facts.clocks.remove(&node);
                 self.refused.remove(&node.hex());
                 self.metrics.peers_connected.dec();
                 self.apply(Event::Disconnected { node });

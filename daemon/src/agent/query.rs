@@ -13,7 +13,8 @@ use muster_protocol::{JobKey, NodeId, Span, Time};
 use serde_json::{Value, json};
 
 use super::effects::refused_write;
-use super::{Node, clock, history};
+use super::{Node, history};
+use crate::clock;
 use crate::net::Refusal;
 
 /// Bytes of JSON in one frame at most.
@@ -36,6 +37,8 @@ pub(super) struct Facts {
     refused: VecDeque<(SocketAddr, Refusal, u64)>,
     /// First peers whose names cannot be resolved just now, and why.
     pub(super) unresolved: BTreeMap<String, String>,
+    /// By how many milliseconds the wall clocks of others were ahead when they connected last.
+    pub(super) clocks: BTreeMap<NodeId, i64>,
 }
 
 impl Facts {
@@ -46,6 +49,7 @@ impl Facts {
             since: clock::now(),
             refused: VecDeque::new(),
             unresolved: BTreeMap::new(),
+            clocks: BTreeMap::new(),
         }
     }
 
@@ -265,7 +269,7 @@ impl Node {
                 "host": p.hello.as_ref().map(|h| h.host.clone()),
                 "version": p.hello.as_ref().map(|h| h.version.clone()),
                 "unstored": p.hello.as_ref().and_then(|h| h.unstored).map(refused_write),
-                "state": peer_word(p),
+                "state": peer_word(p), "clock_ahead_ms": self.facts.clocks.get(node),
                 "seen_ms_ago": (p.seen != Time::default()).then(|| now.since(p.seen).as_millis()),
                 "leaving": p.leaving.is_some(),
                 "leaves_because": p.leaving.as_ref().map(|(leave, _)| leave.reason.clone()),

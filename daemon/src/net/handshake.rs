@@ -28,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::Refusal;
+use crate::clock;
 
 /// Bytes of a handshake frame at most; a hello takes about 200.
 const MAX_HELLO: usize = 1024;
@@ -60,6 +61,8 @@ pub(super) struct Hello {
     pub(super) port: u16,
     /// The receiver's address as the sender sees it.
     pub(super) observed: IpAddr,
+    /// The sender's wall clock: milliseconds since 1970.
+    pub(super) clock_ms: u64,
 }
 
 /// What one end brings to a handshake.
@@ -76,6 +79,8 @@ pub(super) struct Local<'a> {
 pub(super) struct Proven {
     pub(super) hello: Hello,
     pub(super) tag: Tag,
+    /// By how many milliseconds the other end's wall clock is ahead of this one's, up to what the way takes.
+    pub(super) clock_ahead_ms: i64,
 }
 
 /// Why the other end's connection was not kept. The codes are part of the wire format.
@@ -122,6 +127,7 @@ where
     let ours = encode_hello(local)?;
     send(stream, &ours).await?;
     let theirs = receive(stream).await?;
+    let now = clock::unix_ms();
     let hello = decode_hello(&theirs, local.version)?;
     if hello.cluster != local.hello.cluster {
         return Err(Refusal::OtherCluster {
@@ -149,7 +155,15 @@ where
         .iter()
         .take(8)
         .fold(0, |n, b| n << 8 | Tag::from(*b));
-    Ok(Proven { hello, tag })
+    let clock_ahead_ms = hello
+        .clock_ms
+        .cast_signed()
+        .saturating_sub(now.cast_signed());
+    Ok(Proven {
+        hello,
+        tag,
+        clock_ahead_ms,
+    })
 }
 
 /// The deciding end keeps the connection.

@@ -35,6 +35,7 @@ use super::{
     refusals::{self, Reported},
     transport::{self, Behaviour, BehaviourEvent},
 };
+use crate::clock;
 
 /// How long saying goodbye may take.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -461,6 +462,7 @@ impl Hub {
             lost: self.lost.get(&node).cloned().unwrap_or_default(),
             port: self.port_for(remote),
             observed: remote,
+            clock_ms: clock::unix_ms(),
         }
     }
 

@@ -292,6 +292,7 @@ impl Talk<'_> {
             let _ = after.await;
         }
         let (node, observed) = (self.node, proven.hello.observed);
+        let clock_ahead_ms = proven.clock_ahead_ms;
         self.context.shared.connect(node, self.connection, queue);
         let told = self
             .context
@@ -300,6 +301,7 @@ impl Talk<'_> {
                 node,
                 addr,
                 observed,
+                clock_ahead_ms,
             })
             .await;
         let why = match told {

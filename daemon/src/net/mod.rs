@@ -162,6 +162,8 @@ pub enum NetEvent {
         addr: SocketAddr,
         /// Our own address as the peer sees it.
         observed: IpAddr,
+        /// By how many milliseconds the peer's wall clock was ahead of ours then.
+        clock_ahead_ms: i64,
     },
     Disconnected {
         node: NodeId,

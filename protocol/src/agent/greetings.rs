@@ -11,6 +11,11 @@ use crate::wire::{Hello, MAX_JOBS, Message, Timeouts};
 /// For so long after a write was refused, the next ones are thought to be. One is tried each second.
 const UNSTORED: Span = Span::from_millis(2_500);
 
+fn wants_hello(peer: &Peer) -> bool {
+    let unstored = peer.hello.as_ref().is_some_and(|h| h.unstored.is_some());
+    peer.connected && (!peer.greeted || unstored)
+}
+
 impl Agent {
     pub(super) fn on_hello(&mut self, from: NodeId, hello: Hello, now: Time) {
         let adverts = hello.jobs.clone();
@@ -23,8 +28,14 @@ impl Agent {
             let notice = Notice::Unstored { node, errno };
             self.effects.push_back(Effect::Notice(notice));
         }
+        let doubted = hello.unstored.is_some();
         peer.hello = Some(hello);
         peer.greeted = true;
+        if doubted {
+            peer.hello_due = now + UNSTORED;
+            let at = self.greet_at.unwrap_or(peer.hello_due);
+            self.greet_at = Some(at.min(peer.hello_due));
+        }
         let known = self.jobs.keys().filter(|_| news);
         for key in known.cloned().collect::<Vec<_>>() {
             self.with_job(&key, now, |job, ctx| job.on_hello(ctx, from));
@@ -61,18 +72,20 @@ impl Agent {
     }
 
     /// Peers that are connected and have not said hello are asked to, those too that say nothing: each
-    /// may belong to a group of a job that only this one can bring together with its own.
+    /// may belong to a group of a job that only this one can bring together with its own. Those whose disk refused
+    /// writes are asked again: nobody counts on them until they say that it takes them, and that may be lost.
     pub(super) fn ask_hellos(&mut self, now: Time) {
         if self.greet_at.is_none_or(|at| now < at) {
             return;
         }
         let silent = self.peers.map.iter();
-        let silent = silent.filter(|(_, p)| p.connected && !p.greeted);
+        let silent = silent.filter(|(_, p)| wants_hello(p));
         let silent: Vec<NodeId> = silent.map(|(n, _)| *n).collect();
-        self.greet_at = (!silent.is_empty()).then_some(now + HELLO_WAIT);
         for node in silent {
             self.ask_hello(node, now);
         }
+        let due = self.peers.map.values().filter(|p| wants_hello(p));
+        self.greet_at = due.map(|p| p.hello_due.max(now + HELLO_WAIT)).min();
     }
 
     /// A peer that talks without having said hello over this connection is asked to: what it said
@@ -81,8 +94,9 @@ impl Agent {
         let Some(peer) = self.peers.map.get_mut(&node) else {
             return;
         };
-        if peer.connected && !peer.greeted && now >= peer.hello_due {
-            peer.hello_due = now + HELLO_WAIT;
+        if wants_hello(peer) && now >= peer.hello_due {
+            let wait = if peer.greeted { UNSTORED } else { HELLO_WAIT };
+            peer.hello_due = now + wait;
             self.send(node, Message::HelloAsk);
         }
     }

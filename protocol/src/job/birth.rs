@@ -240,6 +240,12 @@ impl Job {
                         max,
                         who,
                     }
+                } else if self.bearers(ctx).count() < usize::from(min) {
+                    let nodes = self.desk.tickets.keys().copied();
+                    let nodes = nodes.filter(|n| self.is_unstored(ctx, *n));
+                    Wait::Unstored {
+                        nodes: nodes.take(MAX_LIST).collect(),
+                    }
                 } else if let Some(left) = self.orphaned_in(ctx).filter(|at| *at > Span::ZERO) {
                     let ms = left.as_millis();
                     Wait::Orphan { ms }
@@ -326,7 +332,7 @@ impl Job {
     }
 
     /// Those who can take part in a birth: without a store each has to store its vote for it.
-    fn bearers<'a>(&'a self, ctx: &'a Ctx<'_>) -> impl Iterator<Item = &'a Held> {
+    pub(super) fn bearers<'a>(&'a self, ctx: &'a Ctx<'_>) -> impl Iterator<Item = &'a Held> {
         let votes =
             |h: &&Held| h.ticket.store.is_some() || !self.is_unstored(ctx, h.ticket.member.node);
         self.desk.tickets.values().filter(votes)
@@ -475,10 +481,11 @@ impl Job {
         }
         let half = crate::time::Span(ctx.cfg.birth_timeout.0 / 2);
         let give_up = birth.since + half;
-        let gone = |n: &NodeId| !ctx.reachable(*n) || self.is_unstored(ctx, *n);
-        let gone = missing.iter().any(gone);
-        if ctx.now >= give_up || gone {
-            for node in &missing {
+        let gone = |n: &&NodeId| !ctx.reachable(**n) || self.is_unstored(ctx, **n);
+        let gone: Vec<NodeId> = missing.iter().filter(gone).copied().collect();
+        if ctx.now >= give_up || !gone.is_empty() {
+            let silent = if gone.is_empty() { missing } else { gone };
+            for node in &silent {
                 self.desk.tickets.remove(node);
             }
             self.abandon_birth(ctx);

@@ -257,10 +257,13 @@ impl Job {
             }
             Wait::Unstored { nodes } => {
                 let names: Vec<String> = nodes.iter().take(8).map(|n| name(*n)).collect();
+                let (what, takes) = match self.is_live() {
+                    true => ("go on", "what follows takes the votes of a majority"),
+                    false => ("begin", "each node that begins it has to store its vote"),
+                };
                 format!(
-                    "the job cannot go on: what follows takes the votes of a majority, and the state directory on {} \
-                     refuses writes. It goes on by itself when the directory can be written; `muster doctor` there \
-                     says why it cannot",
+                    "the job cannot {what}: {takes}, and the state directory on {} refuses writes. It does so by itself when \
+                     the directory can be written; `muster doctor` there says why it cannot",
                     names.join(", "),
                 )
             }
@@ -405,7 +408,7 @@ impl Job {
             Cause::NodesJoined { nodes } => format!("{} joined", names(nodes)),
             Cause::LinksLost { nodes } => format!("no link to {}", names(nodes)),
             Cause::LeasesLost { nodes } => format!(
-                "the lease of {} ran out (its launcher was stopped, or reached too few of the others, or not its store)",
+                "leases ran out on {}: a launcher was stopped, or reached neither a majority nor the store",
                 names(nodes)
             ),
             Cause::Resumed { nodes } => {

@@ -297,7 +297,7 @@ impl Job {
     fn leave_dead(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
         let anew = |m: &Member| ctx.peers.get(m.node).is_some_and(|p| p.has_lost(m.state));
         let dead = |m: &Member| self.is_dead(ctx, record, m.node) || anew(m);
-        let enough = self.desk.tickets.len() >= usize::from(record.spec.birth_nodes());
+        let enough = self.bearers(ctx).count() >= usize::from(record.spec.birth_nodes());
         if !enough || !self.is_hopeless(ctx, record) || !record.members.iter().all(dead) {
             self.merge.dead_since = None;
             return false;
@@ -401,14 +401,11 @@ impl Job {
             // Its leader may be gone: whoever acts in its place is among those who live there.
             let there = self.merge.elsewhere.iter();
             let there = there.filter(|(n, l)| **l == winner && **n != leader);
-            let ended = |m: &Member| {
-                self.stopped_for_good(m.node) || self.is_lost(ctx, m) || self.replaced(m)
-            };
-            let idle = record.members.iter().all(ended);
+            let stuck = self.needs_voters_of(ctx, winner);
             let asked: Vec<NodeId> = there.map(|(n, _)| *n).take(MAX_LIST).collect();
             for node in asked.into_iter().chain([leader]) {
                 let loser = mine;
-                self.send(ctx, node, JobMessage::MergeAsk { loser, idle });
+                self.send(ctx, node, JobMessage::MergeAsk { loser, stuck });
             }
         }
         self.wake_at(self.merge.said + REPEAT, "ask the other group again");
@@ -419,7 +416,7 @@ impl Job {
         ctx: &mut Ctx<'_>,
         from: NodeId,
         loser: Digest,
-        idle: bool,
+        stuck: bool,
     ) {
         // It says itself where it is, if perhaps a moment later: then it asks again.
         let hello = ctx.peers.get(from).and_then(|p| p.hello.as_ref());
@@ -450,12 +447,16 @@ impl Job {
             };
             return self.send(ctx, from, body);
         }
-        // Where all launchers are dead there is nothing to stop in good order. A group that trains is of more use.
-        let dead = idle && !self.any_member_lives(ctx, &head.record);
+        // Nothing of this one has to stop first, and the other can decide nothing while it waits.
+        let deserted = self.lead.as_ref().is_some_and(|l| l.deserted.is_some());
+        if stuck && deserted {
+            let winner = mine;
+            return self.send(ctx, from, JobMessage::MergeGranted { loser, winner });
+        }
         self.merge.asked = Some((loser, from));
         // Whatever it was once named here: it lives there.
         self.merge.elsewhere.insert(from, loser);
-        if dead || self.shares_members_with(loser) || self.needs_voters_of(ctx, loser) {
+        if self.shares_members_with(loser) || self.needs_voters_of(ctx, loser) {
             let winner = mine;
             self.send(ctx, from, JobMessage::MergeGranted { loser, winner });
         }

@@ -392,7 +392,10 @@ impl Job {
 
     /// Whether this node is a member of a generation that its workers have not begun yet.
     pub fn starts(&self) -> bool {
-        let begins = |m: &member::Mine| m.status.started.is_none() && !m.status.stopped;
+        let begins = |m: &member::Mine| {
+            let status = &m.status;
+            status.started.is_none() && status.start_failed.is_none() && !status.stopped
+        };
         let waits = self.head.as_ref().is_some_and(|h| h.record.is_short());
         self.is_live() && !waits && self.member.as_ref().is_some_and(begins)
     }
@@ -662,7 +665,7 @@ impl Job {
             JobMessage::StopAnswer(message) => self.on_stop_answer(ctx, from, message),
             JobMessage::Commit { commit } => self.on_commit(ctx, from, commit),
             JobMessage::Committed { commit } => self.on_committed(ctx, from, commit),
-            JobMessage::MergeAsk { loser, idle } => self.on_merge_ask(ctx, from, loser, idle),
+            JobMessage::MergeAsk { loser, stuck } => self.on_merge_ask(ctx, from, loser, stuck),
             JobMessage::MergeGranted { loser, winner } => {
                 self.on_merge_granted(ctx, loser, winner);
             }

@@ -49,7 +49,8 @@ impl Job {
         let restore = head.record.restore;
         let acceptor = &self.durable.acceptor;
         // R7: the leader's own first word, in the boot in which it learnt the head, and never
-        // after anything was promised.
+        // after it promised anything itself. A later round of its own may have failed before: others who
+        // promised that one refuse this.
         let first = leader == Some(ctx.me())
             && !self.abstains()
             && self.durable.may_vote()

@@ -189,7 +189,7 @@ pub fn job_messages() -> Vec<JobMessage> {
         JobMessage::Committed { commit: commit() },
         JobMessage::MergeAsk {
             loser: digest(9),
-            idle: true,
+            stuck: true,
         },
         JobMessage::MergeGranted {
             loser: digest(9),

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use muster_daemon::socket::{self, Conn, NoRoom, Received};
+use muster_daemon::socket::{self, Conn, NoRoom, Received, SocketError};
 use muster_protocol::codec;
 use muster_protocol::local::{ToAgent, ToLauncher};
 use tokio::sync::mpsc;
@@ -124,11 +124,13 @@ async fn carry<L: Link>(
     let mut closed = false;
     loop {
         tokio::select! {
-            out = outbox.recv(), if !closed => {
+            out = outbox.recv() => {
                 let Some(out) = out else { return heard };
-                match timeout(SEND_PATIENCE, link.send(out)).await {
-                    Ok(sent) => closed = sent.is_err(),
-                    Err(_) => return heard,
+                if !closed {
+                    match send(&mut link, out).await {
+                        Some(still) => closed = !still,
+                        None => return heard,
+                    }
                 }
             }
             got = link.recv() => match got {
@@ -136,10 +138,9 @@ async fn carry<L: Link>(
                     heard = true;
                     // Here and not behind what the launcher does just now: the start of processes takes its time.
                     if matches!(got.0, ToLauncher::Welcome { .. }) && !closed {
-                        let alive = (ToAgent::Alive, Vec::new());
-                        match timeout(SEND_PATIENCE, link.send(alive)).await {
-                            Ok(sent) => closed = sent.is_err(),
-                            Err(_) => return heard,
+                        match send(&mut link, (ToAgent::Alive, Vec::new())).await {
+                            Some(still) => closed = !still,
+                            None => return heard,
                         }
                     }
                     if events.send(LinkEvent::Frame(Box::new(got))).await.is_err() {
@@ -159,6 +160,17 @@ async fn carry<L: Link>(
             () = &mut silent, if !heard && !*told => tell(SILENT.to_owned(), told, events).await,
         }
     }
+}
+
+/// Whether the agent still reads; `None`: the link is of no use any more.
+async fn send<L: Link>(link: &mut L, out: Out) -> Option<bool> {
+    let error = match timeout(SEND_PATIENCE, link.send(out)).await {
+        Ok(Ok(())) => return Some(true),
+        Ok(Err(error)) => error,
+        Err(_) => return None,
+    };
+    let reason = error.get_ref().and_then(|e| e.downcast_ref());
+    matches!(reason, Some(SocketError::Closed)).then_some(false)
 }
 
 /// Dials an agent's unix socket.

@@ -193,7 +193,9 @@ impl Workers {
             workers.push(worker);
         }
         let mut error = None;
-        self.oom_kills.forget();
+        if stay.is_empty() {
+            self.oom_kills.forget();
+        }
         let results = self.spawner.spawn(requests);
         for ((mut worker, pipes), result) in workers.into_iter().zip(streams).zip(results) {
             match result {

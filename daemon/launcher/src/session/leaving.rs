@@ -7,11 +7,11 @@ use super::{Effect, Session};
 use crate::report;
 use crate::signal::{self, SIGINT, SIGTERM};
 
-/// How a launcher ends that a user ended with Ctrl-C.
-pub(super) const INTERRUPTED: i32 = 128 + SIGINT;
+/// The exit code after Ctrl-C.
+const INTERRUPTED: i32 = 128 + SIGINT;
 
-/// An agent that was told of Ctrl-C, and is gone, has so long to come back.
-const UNTOLD: Span = Span::from_secs(5);
+/// An agent that goes after Ctrl-C has so long to come back.
+const AGENT_RETURN: Span = Span::from_secs(5);
 
 impl Session {
     /// The job is over for this launcher.
@@ -21,7 +21,7 @@ impl Session {
         }
         let report = report::whole(&report, code, self.elsewhere.as_ref(), &self.failures);
         self.pending = None;
-        self.leave_by = None;
+        (self.leave_by, self.return_by) = (None, None);
         self.ending = Some((code, report.clone()));
         if self.current.is_some() {
             let grace = self.register.spec.loss_grace();
@@ -34,7 +34,7 @@ impl Session {
     /// No agent to ask: stop what runs here with the agreed signal and exit.
     pub(super) fn end_alone(&mut self, code: i32, now: Time) {
         self.pending = None;
-        self.leave_by = None;
+        (self.leave_by, self.return_by) = (None, None);
         self.ending = Some((code, String::new()));
         if self.current.is_some() {
             let spec = &self.register.spec;
@@ -62,25 +62,24 @@ impl Session {
     /// The agent that was told of Ctrl-C goes: one that is started again is told again.
     pub(super) fn interrupted_alone(&mut self, now: Time) {
         if self.interrupts > 0 && self.ending.is_none() {
-            self.leave_by = Some((now + UNTOLD, INTERRUPTED));
+            self.return_by.get_or_insert(now + AGENT_RETURN);
         }
     }
 
     /// The agent did not say in time how this launcher's part ends.
     pub(super) fn leave_in_time(&mut self, now: Time) {
-        let Some((_, code)) = self.leave_by.take_if(|(at, _)| now >= *at) else {
-            return;
-        };
-        if code == INTERRUPTED {
+        if self.return_by.take_if(|at| now >= *at).is_some() {
             let id = &self.register.job;
             self.say(format!(
                 "the agent is gone, and this node ends alone; whether the others of the job stop is not known here: `muster cancel {id}` on \
                  one of them ends it there"
             ));
-            return self.end_alone(code, now);
+            return self.end_alone(INTERRUPTED, now);
         }
-        self.say("the agent did not take this node out in time: stopping its workers");
-        self.end(code, String::new(), now);
+        if let Some((_, code)) = self.leave_by.take_if(|(at, _)| now >= *at) {
+            self.say("the agent did not take this node out in time: stopping its workers");
+            self.end(code, String::new(), now);
+        }
     }
 
     pub(super) fn terminate(&mut self, signal: i32, now: Time) {

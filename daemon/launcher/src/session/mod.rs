@@ -18,7 +18,6 @@ use muster_protocol::control::Reason;
 use muster_protocol::local::{Began, Register, Start, ToAgent, ToLauncher, WorkerExit};
 use muster_protocol::{Digest, Span, Time};
 
-use self::leaving::INTERRUPTED;
 use self::progress::{Installed, Saves};
 use crate::report;
 use crate::signal::SIGTERM;
@@ -286,6 +285,8 @@ pub struct Session {
     elsewhere: Option<(String, WorkerExit)>,
     interrupts: u32,
     leave_by: Option<(Time, i32)>,
+    /// By when an agent that went after Ctrl-C has to be back.
+    return_by: Option<Time>,
     /// How long workers may go on without an agent, and until when they may now.
     agent_grace: Option<Span>,
     alone_by: Option<Time>,
@@ -332,6 +333,7 @@ impl Session {
             elsewhere: None,
             interrupts: 0,
             leave_by: None,
+            return_by: None,
             agent_grace: None,
             alone_by: None,
             alone: false,
@@ -362,6 +364,7 @@ impl Session {
         let leave = self
             .leave_by
             .map(|(at, _)| (at, "the time to leave is over"));
+        let back = self.return_by.map(|at| (at, "no agent after Ctrl-C"));
         let alone = self.alone_by.map(|at| (at, "no agent for too long"));
         let since = self.current.as_ref().and_then(|c| c.alone_since);
         let gave_up = since.map(|(at, _)| (at + ALONE, "the workers parked, and nobody says why"));
@@ -370,6 +373,7 @@ impl Session {
         kill.into_iter()
             .chain(slow)
             .chain(leave)
+            .chain(back)
             .chain(gave_up)
             .chain(alone)
             .min_by_key(|(at, _)| *at)
@@ -532,8 +536,6 @@ impl Session {
 
     fn link_up(&mut self) {
         self.link = true;
-        // It hears of Ctrl-C again.
-        self.leave_by.take_if(|(_, code)| *code == INTERRUPTED);
         let mut register = self.register.clone();
         let current = self.current.as_ref().filter(|c| !c.parked);
         register.running = current.map(|c| c.start.digest);
@@ -583,6 +585,8 @@ impl Session {
                 self.alone_by = self.agent_grace.map(|grace| now + grace);
                 self.awaited = false;
                 self.alone = false;
+                // It has heard of Ctrl-C again.
+                self.return_by = None;
                 self.try_spawn();
             }
             ToLauncher::Refused { reason } => {

@@ -489,14 +489,44 @@ fn after_ctrl_c_an_agent_that_is_gone_is_waited_for_a_moment() {
         world.on(Event::LinkDown);
         world.gone();
         world.pass(3_000);
-        if back {
-            let told = world.on(Event::LinkUp);
-            assert!(told.contains(&Effect::Send(ToAgent::Cancel)), "{told:?}");
+        // A link is no word yet: an agent that is full closes each at once.
+        let told = world.on(Event::LinkUp);
+        assert!(told.contains(&Effect::Send(ToAgent::Cancel)), "{told:?}");
+        match back {
+            true => drop(world.frame(welcome())),
+            false => drop(world.on(Event::LinkDown)),
         }
         let told = world.pass(3_000);
         let ends = |e: &Effect| matches!(e, Effect::Exit { code: 130, .. });
         assert_eq!(told.iter().any(ends), !back, "{told:?}");
     }
+}
+
+/// In both orders, and the agent goes: the one deadline is no other's.
+#[test]
+fn sigterm_beside_ctrl_c_keeps_its_own_deadline() {
+    let ends = |told: &[Effect], code: i32| {
+        let is = |e: &Effect| matches!(e, Effect::Exit { code: c, .. } if *c == code);
+        told.iter().any(is)
+    };
+    let mut world = World::running(1);
+    world.frame(welcome());
+    world.on(Event::Interrupt);
+    world.on(Event::LinkDown);
+    world.on(Event::Terminate { signal: 15 });
+    let told = world.gone();
+    assert!(ends(&told, 143), "{told:?}");
+
+    let mut world = World::running(1);
+    world.frame(welcome());
+    world.on(Event::Terminate { signal: 15 });
+    world.gone();
+    world.on(Event::Interrupt);
+    world.on(Event::LinkDown);
+    world.on(Event::LinkUp);
+    world.frame(welcome());
+    let told: Vec<Effect> = (0..12).flat_map(|_| world.pass(5_000)).collect();
+    assert!(ends(&told, 143), "{told:?}");
 }
 
 fn welcome() -> ToLauncher {

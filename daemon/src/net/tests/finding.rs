@@ -25,12 +25,14 @@ async fn three_agents_find_each_other_through_one_address() {
                 node,
                 addr,
                 observed,
+                clock_ahead_ms,
             } = agent.next().await
             else {
                 continue;
             };
             assert_eq!(addr, known[&node], "an address that can be dialled");
             assert_eq!(observed, IpAddr::V4(Ipv4Addr::LOCALHOST));
+            assert!(clock_ahead_ms.abs() < 10_000, "{clock_ahead_ms}");
             others.remove(&node);
         }
     }

@@ -224,6 +224,51 @@ fn a_flipped_bit_is_named_and_walked_back_past_with_the_reason() {
     assert_eq!((kept.bed.ended(2), kept.bed.ended(3)), (Some(0), Some(0)));
 }
 
+/// As after a loss that ran away: the next life begins with the step that a person names, and so does the one after it.
+#[test]
+fn a_job_goes_on_from_an_earlier_step_that_a_person_names() {
+    let mut kept = Kept::new("2", &[]);
+    kept.train(&[0, 1], 0);
+    let steps: Vec<u64> = (0..3).map(|_| kept.save(0)).collect();
+    kept.bed.kill(0);
+    let mut at = kept.bed.kill(1);
+    let first = steps[0].to_string();
+    let rollback = ["checkpoint", "rollback", "job", &first];
+    // Nothing that is pinned is thrown away, and asking changes nothing.
+    let newest = steps[2].to_string();
+    let (ok, said) = kept.muster(&["checkpoint", "pin", "job", &newest]);
+    assert!(ok, "{said}");
+    let before = kept.log().len();
+    let (ok, said) = kept.muster(&rollback);
+    assert!(!ok && said.contains("pinned"), "{said}");
+    let (ok, said) = kept.muster(&["checkpoint", "rollback", "job", "77777777"]);
+    assert!(!ok && said.contains(&newest), "{said}");
+    assert_eq!(kept.log().len(), before);
+    let (ok, said) = kept.muster(&["checkpoint", "unpin", "job", &newest]);
+    assert!(ok, "{said}");
+    let (ok, said) = kept.muster(&[&rollback[..], &["--dry-run"]].concat());
+    assert!(ok && kept.taken_back("reject").is_empty(), "{said}");
+
+    let (ok, said) = kept.muster(&[&rollback[..], &["--json"]].concat());
+    let said: Value = serde_json::from_str(&said).unwrap();
+    assert!(
+        ok && said["rejected"] == serde_json::json!(steps[1..]),
+        "{said}"
+    );
+    let rejected: BTreeSet<u64> = steps[1..].iter().copied().collect();
+    assert_eq!(kept.taken_back("reject"), rejected);
+    for nodes in [[2, 3], [4, 5]] {
+        let group = kept.train(&nodes, at);
+        let restored: Vec<u64> = (kept.bed.events().into_iter())
+            .filter(|e| e.event == "restored" && e.generation == group.generation && e.t > at)
+            .map(|e| e.step)
+            .collect();
+        assert_eq!(restored, [steps[0]; 2]);
+        kept.bed.kill(nodes[0]);
+        at = kept.bed.kill(nodes[1]);
+    }
+}
+
 #[test]
 fn what_a_person_deletes_is_rejected_with_the_reason_and_the_rest_is_kept() {
     let mut kept = Kept::new("2", &[]);

@@ -6,6 +6,7 @@ mod explain;
 mod export;
 mod list;
 mod prune;
+mod rollback;
 mod verify;
 
 use std::path::Path;
@@ -47,6 +48,8 @@ pub(super) enum Sub {
     Unpin(PinArgs),
     /// Retire and delete checkpoints that are not to be kept
     Prune(prune::Args),
+    /// Have the job go on from an earlier checkpoint: reject all newer ones
+    Rollback(rollback::Args),
 }
 
 /// Whose checkpoints, and where they are.
@@ -93,6 +96,7 @@ pub(super) async fn main(sub: &Sub, style: &Style) -> Result<(), Failure> {
         Sub::Pin(args) => pin(args).await,
         Sub::Unpin(args) => unpin(args).await,
         Sub::Prune(args) => prune::main(args).await,
+        Sub::Rollback(args) => rollback::main(args).await,
     }
 }
 

@@ -2,13 +2,14 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use muster_daemon::config::{AgentConfig, check_secret};
 use muster_protocol::local::Query;
 use serde_json::Value;
 
 use super::super::client::Client;
-use super::super::output::{Failure, field, flag, list, short};
+use super::super::output::{Failure, duration_ms, field, flag, list, short};
 use super::{Check, is_networked, jobs};
 
 /// What there is to say, and where the agent that was asked keeps its state.
@@ -240,7 +241,31 @@ fn peers(nodes: &Value, own: &str) -> Vec<Check> {
         ));
     }
     all.extend(unstored(nodes, name));
+    all.extend(clocks(nodes, name));
     all
+}
+
+/// Wall clocks that differ by more than this are worth a word: times in logs and events are not to be compared then.
+const CLOCKS: Duration = Duration::from_secs(10);
+
+/// Nodes with another wall clock, as it was when they connected. Nothing that Muster decides goes by it.
+fn clocks(nodes: &Value, name: impl Fn(&Value) -> String) -> Option<Check> {
+    let nodes = nodes.as_array().map_or(&[][..], |v| v).iter();
+    let odd = nodes.filter(|n| flag(n, "connected")).filter_map(|n| {
+        let ahead = n.get("clock_ahead_ms").and_then(Value::as_i64)?;
+        let by = ahead.unsigned_abs();
+        let way = if ahead > 0 { "ahead" } else { "behind" };
+        let text = || format!("{} is {} {way}", name(n), duration_ms(by as f64));
+        (u128::from(by) > CLOCKS.as_millis()).then(text)
+    });
+    let odd: Vec<String> = odd.take(8).collect();
+    (!odd.is_empty()).then(|| {
+        Check::warn(
+            "clocks",
+            format!("{}, by its wall clock when it connected", odd.join(", ")),
+            "have all nodes take the time from one place (chrony, systemd-timesyncd): times in logs and events cannot be compared until then",
+        )
+    })
 }
 
 /// Nodes whose votes are missing wherever something is to be decided.
@@ -350,6 +375,19 @@ mod tests {
             .iter()
             .filter(|c| (c.name, c.verdict) == ("votes", Verdict::Fail));
         assert_eq!(failed.count(), 2);
+        let others = json!([
+            { "node": "ab".repeat(32), "host": "b", "connected": true, "clock_ahead_ms": 7_200_000 },
+            { "node": "cd".repeat(32), "host": "c", "connected": true, "clock_ahead_ms": -900 },
+            { "node": "ef".repeat(32), "host": "e", "connected": true, "clock_ahead_ms": null },
+        ]);
+        let all = peers(&others, "");
+        let odd: Vec<_> = all.iter().filter(|c| c.name == "clocks").collect();
+        assert_eq!(odd.len(), 1);
+        assert!(
+            odd[0].detail.contains("b (") && !odd[0].detail.contains("c ("),
+            "{}",
+            odd[0].detail
+        );
         let status = json!({ "unresolved": { "nosuch": "Name or service not known" } });
         assert_eq!(unresolved(&status)[0].verdict, Verdict::Warn);
         assert!(unresolved(&json!({})).is_empty());
