@@ -527,7 +527,7 @@ impl Job {
     }
 
     /// Whether what follows `record` cannot be decided just now, for want of votes that can be stored.
-    fn lacks_votes(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
+    pub(super) fn lacks_votes(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
         let unstored = self.unstored_voters(ctx, record);
         let missing = self.missing_voters(ctx, record);
         let votes = |n| !unstored.contains(&n) && !missing.contains(&n);

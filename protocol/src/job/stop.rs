@@ -172,6 +172,10 @@ impl Job {
         if joiners.is_empty() {
             return None;
         }
+        if self.lacks_votes(ctx, record) {
+            // What stops for them could not go on.
+            return None;
+        }
         let quiet = newest + record.spec.join_quiet();
         let latest = first.unwrap_or(newest) + record.spec.join_max();
         let due = quiet.min(latest);

@@ -11,9 +11,10 @@ use muster_store::Location;
 use serde_json::{Value, json};
 
 use super::client::{Client, Unanswered, rows_of};
-use super::orders::{POLL, ms, wait};
+use super::orders::{POLL, SAY_AFTER, ms, wait};
 use super::output::{Failure, clean, field, flag, put, put_json};
 use crate::kept::Ledger;
+use crate::run::console::say;
 use crate::{sockets, stores};
 
 /// A cancelled job's workers get its own grace, which this command does not know.
@@ -142,14 +143,23 @@ fn is_embedded(client: &Client, status: &Value) -> bool {
 async fn follow(args: &CancelArgs, client: &Client, embedded: bool) -> Result<Stage, Failure> {
     let what = format!("stopping {}", clean(&args.job));
     let mut stage = Stage::Asked { sure: false };
+    let (began, mut said) = (Instant::now(), false);
     wait(&what, LIMIT, async || {
         stage = match client.query(Query::Jobs).await {
-            Ok(jobs) => stage_of(&jobs, &args.job).ok_or_else(|| {
-                Unanswered::Refused(format!(
-                    "the agent has lost the order, as it was started anew: say `muster cancel {}` again",
-                    clean(&args.job)
-                ))
-            })?,
+            Ok(jobs) => {
+                let waiting = rows_of(&jobs, &args.job).map(|row| field(row, "waiting"));
+                let mut waiting = waiting.filter(|_| !said && began.elapsed() > SAY_AFTER);
+                if let Some(why) = waiting.find(|why| !why.is_empty()) {
+                    say(&format!("the order holds, and waits: {}", clean(&why)));
+                    said = true;
+                }
+                stage_of(&jobs, &args.job).ok_or_else(|| {
+                    Unanswered::Refused(format!(
+                        "the agent has lost the order, as it was started anew: say `muster cancel {}` again",
+                        clean(&args.job)
+                    ))
+                })?
+            }
             // An embedded agent ends with its job, and takes its socket along.
             Err(Unanswered::Silent(why)) => {
                 tokio::time::sleep(POLL).await;

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::checkpoints::{self, Sub};
 use super::client::{Client, Unanswered, rows_of};
+use super::orders::SAY_AFTER;
 use super::output::{
     Failure, Style, clean, counted, duration_ms, field, flag, list, put, put_json,
 };
@@ -15,9 +16,6 @@ use crate::run::console::say;
 
 /// Between two looks at how far it is.
 const POLL: Duration = Duration::from_millis(100);
-
-/// Why it cannot begin yet is said after so long.
-const SAY_AFTER: Duration = Duration::from_secs(1);
 
 /// `muster checkpoint`
 #[derive(Debug, clap::Args)]

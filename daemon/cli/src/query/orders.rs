@@ -13,6 +13,8 @@ use super::output::{Failure, clean, duration_ms, field, flag, list, put, put_jso
 
 /// Between two looks at whether an order is carried out.
 pub(super) const POLL: Duration = Duration::from_millis(200);
+/// Why an order waits is said after so long.
+pub(super) const SAY_AFTER: Duration = Duration::from_secs(1);
 /// What comes on top of a grace before an order counts as not carried out: workers that are
 /// killed, and the others that must notice.
 const MARGIN: Duration = Duration::from_secs(15);

@@ -375,7 +375,8 @@ impl Driver {
                     self.away.get_or_insert_with(Instant::now);
                 }
             }
-            LinkEvent::Frame(_) if self.outdated => {}
+            // How its part ends is no old news: it may be the last word of an agent that is gone.
+            LinkEvent::Frame(got) if self.outdated && !matches!(got.0, ToLauncher::End { .. }) => {}
             LinkEvent::Frame(got) => {
                 let (frame, fds) = *got;
                 self.frame(frame, fds, session);

@@ -31,6 +31,9 @@ const CLOSED: &str = "it closes each connection at once: it has as many as it ta
 const SILENT: &str = "it takes no connection: it is stopped, or can open no more files; its log says which. \
     Where it can open no more, raise its limit (systemd: LimitNOFILE, a shell: ulimit -n)";
 
+/// What has arrived on a link is read within this.
+const LAST_WORD: Duration = Duration::from_millis(20);
+
 /// Frames that may wait for the agent.
 const MAX_WAITING: usize = 1024;
 
@@ -125,7 +128,10 @@ async fn carry<L: Link>(
     loop {
         tokio::select! {
             out = outbox.recv() => {
-                let Some(out) = out else { return heard };
+                let Some(out) = out else {
+                    last_word(&mut link, events).await;
+                    return heard;
+                };
                 if !closed {
                     match send(&mut link, out).await {
                         Some(still) => closed = !still,
@@ -158,6 +164,20 @@ async fn carry<L: Link>(
                 }
             },
             () = &mut silent, if !heard && !*told => tell(SILENT.to_owned(), told, events).await,
+        }
+    }
+}
+
+/// The session wants another link, for what came over this one is old. That its part has ended is not.
+async fn last_word<L: Link>(link: &mut L, events: &mpsc::Sender<LinkEvent>) {
+    for _ in 0..MAX_WAITING {
+        match timeout(LAST_WORD, link.recv()).await {
+            Ok(Ok(Some(got))) if matches!(got.0, ToLauncher::End { .. }) => {
+                let _gone = events.send(LinkEvent::Frame(Box::new(got))).await;
+                return;
+            }
+            Ok(Ok(Some(_))) => {}
+            _ => return,
         }
     }
 }
@@ -297,6 +317,13 @@ mod tests {
     /// This launcher was stopped while its agent said how its part ends, and ended itself.
     #[tokio::test]
     async fn the_last_word_of_an_agent_that_is_gone_is_heard() {
+        for wants_another in [false, true] {
+            last_word_is_heard(wants_another).await;
+        }
+    }
+
+    /// The session may drop its queue first, as one does that was stopped.
+    async fn last_word_is_heard(wants_another: bool) {
         let (dials, queue) = mpsc::unbounded_channel();
         let (events, mut heard) = mpsc::channel(64);
         let link = tokio::spawn(keep(Pairs(queue), events));
@@ -325,6 +352,7 @@ mod tests {
         let mut queues = Vec::new();
         let last = loop {
             match timeout(SILENCE, heard.recv()).await.unwrap().unwrap() {
+                LinkEvent::Up(_) if wants_another => {}
                 LinkEvent::Up(queue) => queues.push(queue),
                 LinkEvent::Frame(got) if matches!(got.0, ToLauncher::Welcome { .. }) => {}
                 LinkEvent::Frame(got) => break Some(got.0),

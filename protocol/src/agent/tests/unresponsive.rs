@@ -5,6 +5,7 @@ use super::super::scripted::{
 };
 use super::super::{ConnId, Event, Notice};
 use super::members::{trains, trains_with, waits};
+use super::told::ticket;
 use crate::ids::{Digest, NodeId};
 use crate::local::{ToAgent, ToLauncher};
 use crate::record::{Cause, Kind, Record};
@@ -267,4 +268,30 @@ fn a_launcher_of_a_drained_node_hears_how_it_ended_when_it_comes_again() {
         frame,
     };
     assert!(s.agent.handle(another, s.now).is_err());
+}
+
+/// What stops for it could not go on.
+#[test]
+fn a_node_that_joins_stops_nothing_while_votes_cannot_be_stored() {
+    for unstored in [true, false] {
+        let spec = JobSpec {
+            max_nodes: 4,
+            ..record(3, 2).spec
+        };
+        let r = Record {
+            spec: spec.clone(),
+            ..record(3, 2)
+        };
+        let (mut s, _) = trains_with(0, r);
+        s.peer(3);
+        for _ in 0..10 {
+            if unstored {
+                [1, 2].into_iter().for_each(|i| s.says_unstored(i, 28));
+            }
+            s.hears(3, ticket(3, &spec, None));
+            s.pass(Span::from_secs(1));
+        }
+        let stopping = |n: &Notice| matches!(n, Notice::Stopping { .. });
+        assert_eq!(s.notices.iter().any(stopping), !unstored);
+    }
 }

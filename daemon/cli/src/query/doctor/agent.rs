@@ -286,8 +286,8 @@ fn unstored(nodes: &Value, name: impl Fn(&Value) -> String) -> Vec<Check> {
         all.push(Check::fail(
             "votes",
             format!(
-                "{called} cannot store its votes ({why}): no job can form with it, and none can change that needs its vote, \
-                 until its state directory can be written"
+                "{called} cannot store its votes ({why}): a job without --store that needs its vote can neither form nor \
+                 change until its state directory can be written"
             ),
             fix,
         ));
