@@ -85,7 +85,7 @@ async fn try_rogue(to: &Agent, story: &Story) -> (Rogue, Result<u64, Failure>) {
         lost: story.lost.clone(),
         port: 0,
         observed: [127, 0, 0, 1].into(),
-        clock_ms: crate::clock::unix_ms(),
+        clock_ms: 0,
     };
     let local = Local {
         node: rogue.node,

@@ -117,8 +117,8 @@ fn a_wall_clock_that_jumps_changes_nothing() {
     }
 }
 
-/// What decides reads no wall clock. It is there to show a time to people, to date a worker's end as
-/// torchrun's error files do, and to tell a worker its deadline.
+/// What decides reads no wall clock. It is there to show a time to people and by how much those of two nodes differ,
+/// to date a worker's end as torchrun's error files do, and to tell a worker its deadline.
 #[test]
 fn the_wall_clock_is_read_in_few_places() {
     let found = that_name(
@@ -129,9 +129,11 @@ fn the_wall_clock_is_read_in_few_places() {
         "daemon/cli/src/run/drive.rs",
         "daemon/cli/src/run/drive/stops.rs",
         "daemon/cli/src/run/workers.rs",
-        "daemon/src/agent/clock.rs",
         "daemon/src/agent/history.rs",
         "daemon/src/agent/query.rs",
+        "daemon/src/clock.rs",
+        "daemon/src/net/handshake.rs",
+        "daemon/src/net/hub.rs",
     ];
     assert_eq!(found, allowed);
 }
