@@ -240,7 +240,7 @@ impl Job {
                         max,
                         who,
                     }
-                } else if self.bearers(ctx).count() < usize::from(min) {
+                } else if self.eligible(ctx).count() < usize::from(min) {
                     let nodes = self.desk.tickets.keys().copied();
                     let nodes = nodes.filter(|n| self.is_unstored(ctx, *n));
                     Wait::Unstored {
@@ -287,7 +287,7 @@ impl Job {
             return;
         };
         let spec = first.ticket.spec.clone();
-        let have = self.bearers(ctx).count();
+        let have = self.eligible(ctx).count();
         // An operator's word replaces the quorum.
         let least = match self.durable.continues {
             Some(_) => spec.min_nodes,
@@ -332,7 +332,7 @@ impl Job {
     }
 
     /// Those who can take part in a birth: without a store each has to store its vote for it.
-    pub(super) fn bearers<'a>(&'a self, ctx: &'a Ctx<'_>) -> impl Iterator<Item = &'a Held> {
+    pub(super) fn eligible<'a>(&'a self, ctx: &'a Ctx<'_>) -> impl Iterator<Item = &'a Held> {
         let votes =
             |h: &&Held| h.ticket.store.is_some() || !self.is_unstored(ctx, h.ticket.member.node);
         self.desk.tickets.values().filter(votes)
@@ -356,7 +356,7 @@ impl Job {
     }
 
     fn propose_birth(&mut self, ctx: &mut Ctx<'_>, spec: crate::spec::JobSpec) {
-        let mut held: Vec<&Held> = self.bearers(ctx).collect();
+        let mut held: Vec<&Held> = self.eligible(ctx).collect();
         held.sort_by_key(|h| (h.first, h.ticket.member.node));
         held.truncate(usize::from(spec.max_nodes));
         let stores: BTreeSet<_> = held.iter().map(|h| h.ticket.store).collect();

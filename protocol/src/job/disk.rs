@@ -76,7 +76,8 @@ impl Job {
     }
 }
 
-/// Whether a message rests on the durable state: a vote, or a leader's word that it must not forget. A proposal of a later round rests on what a majority promised.
+/// Whether a message rests on the durable state: a vote, or a leader's word that it must not forget. A
+/// proposal of a later round rests on what a majority promised.
 pub(super) fn is_vote(body: &JobMessage) -> bool {
     match body {
         JobMessage::Accept { ballot, .. } => ballot.round == 0,

@@ -257,12 +257,12 @@ impl Job {
             }
             Wait::Unstored { nodes } => {
                 let names: Vec<String> = nodes.iter().take(8).map(|n| name(*n)).collect();
-                let (what, takes) = match self.is_live() {
-                    true => ("go on", "what follows takes the votes of a majority"),
-                    false => ("begin", "each node that begins it has to store its vote"),
+                let (what, does, takes) = match self.is_live() {
+                    true => ("go on", "goes on", "what follows takes the votes of a majority"),
+                    false => ("begin", "begins", "each node that begins it has to store its vote"),
                 };
                 format!(
-                    "the job cannot {what}: {takes}, and the state directory on {} refuses writes. It does so by itself when \
+                    "the job cannot {what}: {takes}, and the state directory on {} refuses writes. It {does} by itself when \
                      the directory can be written; `muster doctor` there says why it cannot",
                     names.join(", "),
                 )

@@ -297,7 +297,7 @@ impl Job {
     fn leave_dead(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
         let anew = |m: &Member| ctx.peers.get(m.node).is_some_and(|p| p.has_lost(m.state));
         let dead = |m: &Member| self.is_dead(ctx, record, m.node) || anew(m);
-        let enough = self.bearers(ctx).count() >= usize::from(record.spec.birth_nodes());
+        let enough = self.eligible(ctx).count() >= usize::from(record.spec.birth_nodes());
         if !enough || !self.is_hopeless(ctx, record) || !record.members.iter().all(dead) {
             self.merge.dead_since = None;
             return false;

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use muster_daemon::socket::{self, Conn, NoRoom, Received, SocketError};
+use muster_daemon::socket::{self, Conn, NoRoom, Received};
 use muster_protocol::codec;
 use muster_protocol::local::{ToAgent, ToLauncher};
 use tokio::sync::mpsc;
@@ -32,7 +32,7 @@ const SILENT: &str = "it takes no connection: it is stopped, or can open no more
     Where it can open no more, raise its limit (systemd: LimitNOFILE, a shell: ulimit -n)";
 
 /// What has arrived on a link is read within this.
-const LAST_WORD: Duration = Duration::from_millis(20);
+const LAST_WORD: Duration = Duration::from_millis(100);
 
 /// Frames that may wait for the agent.
 const MAX_WAITING: usize = 1024;
@@ -123,30 +123,22 @@ async fn carry<L: Link>(
     let silent = sleep(SILENCE);
     tokio::pin!(silent);
     let mut heard = false;
-    // An agent that ends has said how this launcher's part ends: that is read though nothing can be sent any more.
-    let mut closed = false;
     loop {
         tokio::select! {
             out = outbox.recv() => {
-                let Some(out) = out else {
-                    last_word(&mut link, events).await;
-                    return heard;
-                };
-                if !closed {
-                    match send(&mut link, out).await {
-                        Some(still) => closed = !still,
-                        None => return heard,
-                    }
+                let Some(out) = out else { break };
+                if !matches!(timeout(SEND_PATIENCE, link.send(out)).await, Ok(Ok(()))) {
+                    break;
                 }
             }
             got = link.recv() => match got {
                 Ok(Some(got)) => {
                     heard = true;
                     // Here and not behind what the launcher does just now: the start of processes takes its time.
-                    if matches!(got.0, ToLauncher::Welcome { .. }) && !closed {
-                        match send(&mut link, (ToAgent::Alive, Vec::new())).await {
-                            Some(still) => closed = !still,
-                            None => return heard,
+                    if matches!(got.0, ToLauncher::Welcome { .. }) {
+                        let alive = (ToAgent::Alive, Vec::new());
+                        if !matches!(timeout(SEND_PATIENCE, link.send(alive)).await, Ok(Ok(()))) {
+                            break;
                         }
                     }
                     if events.send(LinkEvent::Frame(Box::new(got))).await.is_err() {
@@ -166,31 +158,20 @@ async fn carry<L: Link>(
             () = &mut silent, if !heard && !*told => tell(SILENT.to_owned(), told, events).await,
         }
     }
+    // No more can be sent, or the session wants another link, as what came over this one is old. That its part has ended
+    // is not: it may be the last word of an agent that is gone.
+    let _late = timeout(LAST_WORD, last_word(&mut link, events)).await;
+    heard
 }
 
-/// The session wants another link, for what came over this one is old. That its part has ended is not.
+/// Passes on how this launcher's part ends, if that lies there.
 async fn last_word<L: Link>(link: &mut L, events: &mpsc::Sender<LinkEvent>) {
-    for _ in 0..MAX_WAITING {
-        match timeout(LAST_WORD, link.recv()).await {
-            Ok(Ok(Some(got))) if matches!(got.0, ToLauncher::End { .. }) => {
-                let _gone = events.send(LinkEvent::Frame(Box::new(got))).await;
-                return;
-            }
-            Ok(Ok(Some(_))) => {}
-            _ => return,
+    while let Ok(Some(got)) = link.recv().await {
+        if matches!(got.0, ToLauncher::End { .. }) {
+            let _gone = events.send(LinkEvent::Frame(Box::new(got))).await;
+            return;
         }
     }
-}
-
-/// Whether the agent still reads; `None`: the link is of no use any more.
-async fn send<L: Link>(link: &mut L, out: Out) -> Option<bool> {
-    let error = match timeout(SEND_PATIENCE, link.send(out)).await {
-        Ok(Ok(())) => return Some(true),
-        Ok(Err(error)) => error,
-        Err(_) => return None,
-    };
-    let reason = error.get_ref().and_then(|e| e.downcast_ref());
-    matches!(reason, Some(SocketError::Closed)).then_some(false)
 }
 
 /// Dials an agent's unix socket.

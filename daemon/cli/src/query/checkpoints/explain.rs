@@ -85,7 +85,11 @@ pub(super) async fn main(args: &Args) -> Result<(), Failure> {
 }
 
 /// Why it would not be restored; none if it would.
-fn why_not(opened: &mut Opened, row: &Row, depth: Depth) -> Result<Option<String>, Failure> {
+pub(super) fn why_not(
+    opened: &mut Opened,
+    row: &Row,
+    depth: Depth,
+) -> Result<Option<String>, Failure> {
     // What is rejected is retired, too: the reason says more.
     if let Some(reason) = &row.rejected {
         return Ok(Some(format!("rejected in the log: {reason}")));

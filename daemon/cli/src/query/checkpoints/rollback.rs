@@ -5,7 +5,7 @@ use muster_protocol::storelog::Body;
 use serde_json::json;
 
 use super::super::output::{Failure, clean, put, put_json};
-use super::{Checked, Where, named};
+use super::{Where, explain, named};
 use crate::kept::Row;
 
 /// `muster checkpoint rollback`
@@ -23,23 +23,12 @@ pub(crate) struct Args {
 pub(super) async fn main(args: &Args) -> Result<(), Failure> {
     let mut opened = args.of.open(!args.dry_run).await?;
     let to = opened.row(args.step)?.clone();
-    if !to.in_force() {
+    if let Some(why) = explain::why_not(&mut opened, &to, Depth::Sizes)? {
         return Err(Failure::Refused(format!(
-            "{} cannot be restored: it was rejected or retired; `muster checkpoints {}` lists what can",
+            "{} cannot be restored: {}",
             named(&to),
-            clean(&args.of.job)
+            clean(&why)
         )));
-    }
-    match opened.state_of(to.seq, Depth::Sizes)? {
-        Checked::Whole => {}
-        Checked::Damaged(why) | Checked::Unknown(why) => {
-            let text = format!("{} cannot be restored: {}", named(&to), clean(&why));
-            return Err(Failure::Refused(text));
-        }
-        Checked::Retired(slot) => {
-            let text = format!("{} was retired meanwhile, in slot {slot}", named(&to));
-            return Err(Failure::Refused(text));
-        }
     }
     let newer = |row: &&Row| row.seq > to.seq && row.in_force();
     let newer: Vec<Row> = opened.ledger.rows.iter().filter(newer).cloned().collect();
@@ -83,6 +72,9 @@ pub(super) async fn main(args: &Args) -> Result<(), Failure> {
         "restores"
     };
     text.push_str(&format!("the next start {would} {}\n", named(&to)));
+    if !newer.is_empty() {
+        text.push_str("what is rejected is deleted while the job runs, and cannot be taken back\n");
+    }
     if let Some((record, _)) = open {
         text.push_str(&format!(
             "the log does not say that the job has ended (generation {}): where it still runs it goes on from what it has, so end it \
