@@ -70,6 +70,7 @@ async fn run(config: AgentConfig) -> anyhow::Result<()> {
         place: place(&config),
         slot_memory: config.checkpoint_memory,
         slot_lease: config.checkpoint_lease,
+        embedded: false,
     };
     let node = Node::start(setup).await?;
     tracing::info!(node = %node.node_id(), socket = %config.socket.display(), "serving");

@@ -219,6 +219,7 @@ mod tests {
             boot: Boot(1),
             timeouts: Timeouts::default(),
             unstored: None,
+            embedded: false,
             jobs: Vec::new(),
         };
         Peer {

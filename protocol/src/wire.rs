@@ -85,6 +85,8 @@ pub struct Hello {
     pub timeouts: Timeouts,
     /// The errno with which its state directory refuses writes, 0 where the system named none: it casts no votes.
     pub unstored: Option<i32>,
+    /// It ends with the launcher in whose process it lives.
+    pub embedded: bool,
     pub jobs: Vec<Advert>,
 }
 

@@ -424,6 +424,7 @@ pub fn messages() -> Vec<Message> {
                 agent_grace: Span::from_secs(30),
             },
             unstored: Some(28),
+            embedded: true,
             jobs: vec![advert()],
         }),
         Message::Ping {

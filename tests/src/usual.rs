@@ -30,6 +30,7 @@ pub fn config(i: usize) -> Config {
         one_host: false,
         slot_memory: u64::MAX,
         slot_lease: Span::from_secs(600),
+        embedded: false,
         place: Place::default(),
         memory: muster_protocol::memory::Key::default(),
         compaction: Compaction::default(),

@@ -157,6 +157,7 @@ impl Case {
                 ..Times::USUAL
             },
             faults,
+            embedded: self.embedded,
             heal_at: Self::start_of(LIVES - 1) + 5 * SEC,
             later_specs: later.collect(),
             ..Setup::quiet(self.seed, nodes, spec(0))

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use muster_protocol::agent::{ConnId, Event};
+use muster_protocol::agent::{Agent, ConnId, Event};
 use muster_protocol::control::report::RankMetrics;
 use muster_protocol::local::{
     Answer, Command, Register, STORE_HANGS, SaveNews, StoreAnswer, ToAgent, ToLauncher,
@@ -17,12 +17,12 @@ use tokio::sync::mpsc;
 use super::looks::{Marks, Process};
 use super::reports::{Labels, MAX_PER_USER, Reported, Series};
 use super::stores::{self, Asked, Told};
-use super::{Client, Input, Node};
+use super::{Client, Input, Node, effects};
 use crate::clock;
 use crate::socket::{Conn, NoRoom, Received, Receiver};
 
-/// Agents called in vain that launchers are told of.
-const MAX_REFUSED: usize = 8;
+/// Agents called in vain that launchers are told of, and nodes that store no votes.
+pub(super) const MAX_HINDRANCES: usize = 8;
 /// A client that says nothing for this long after connecting is let go.
 const FIRST_FRAME: Duration = Duration::from_secs(10);
 
@@ -54,6 +54,10 @@ impl Launcher {
             store: reg.store.map(|_| Asked::default()),
             metrics: Reported::default(),
         }
+    }
+
+    pub(super) fn is_without_store(&self) -> bool {
+        self.store.is_none()
     }
 
     pub(super) fn key(&self) -> &JobKey {
@@ -278,9 +282,14 @@ impl Node {
     /// An agent cannot be reached, or cannot be talked to: launchers that wait are told, for it may be the one that they
     /// wait for. `who` is its address, its host or its name.
     pub(super) fn warn_launchers(&mut self, who: String, text: String) {
-        if self.refused.len() < MAX_REFUSED || self.refused.contains_key(&who) {
+        if self.refused.len() < MAX_HINDRANCES || self.refused.contains_key(&who) {
             self.refused.insert(who, text);
         }
+        self.tell_hindrances();
+    }
+
+    /// Launchers that wait hear what hinders now.
+    pub(super) fn tell_hindrances(&mut self) {
         let waiting: Vec<(ConnId, String)> = self
             .clients
             .iter()
@@ -460,7 +469,14 @@ impl Node {
                 continue;
             };
             for (op, event) in asked.expire(now) {
-                let news = asked.note(op, Some(STORE_HANGS));
+                // A launcher that is stopped says nothing of its store.
+                let mut jobs = self.core.jobs();
+                let stopped = jobs.any(|j| *j.key() == launcher.key && j.is_unresponsive());
+                let news = if stopped {
+                    None
+                } else {
+                    asked.note(op, Some(STORE_HANGS))
+                };
                 late.push((launcher.key.clone(), event, news));
             }
         }
@@ -501,18 +517,32 @@ impl Node {
     }
 }
 
-/// Adds to what a launcher waits for whom this agent called in vain. `waiting` keeps the text
-/// without that, for as long as the launcher waits.
-pub(super) fn with_refusals<'a>(
-    frame: &'a ToLauncher,
+/// What may hinder a launcher that waits: agents called in vain and, where votes decide, nodes that store none.
+pub(super) fn hindrances(
     refused: &BTreeMap<String, String>,
+    core: &Agent,
+    by_votes: bool,
+) -> Vec<String> {
+    let unstored = if by_votes {
+        effects::unstored(core)
+    } else {
+        Vec::new()
+    };
+    refused.values().cloned().chain(unstored).collect()
+}
+
+/// Adds to what a launcher waits for what may hinder it. `waiting` keeps the text without that, for as long as the
+/// launcher waits.
+pub(super) fn with_hindrances<'a>(
+    frame: &'a ToLauncher,
+    hindrances: &[String],
     waiting: &mut Option<String>,
 ) -> Cow<'a, ToLauncher> {
     match frame {
         ToLauncher::Waiting { text } if !text.is_empty() => {
             *waiting = Some(text.clone());
             let mut text = text.clone();
-            for why in refused.values() {
+            for why in hindrances {
                 text.push('\n');
                 text.push_str(why);
             }

@@ -4,18 +4,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_protocol::agent::{ConnId, Effect, Event, Notice, Told};
+use muster_protocol::agent::{Agent, ConnId, Effect, Event, Notice, Told};
 use muster_protocol::local::ToLauncher;
 use muster_protocol::membership::{Answer, State};
 use muster_protocol::storelog;
 use muster_protocol::wire::Message;
 use muster_protocol::{JobKey, LauncherId, NodeId, codec};
 
-use super::{Input, Node, blob_name, clients, history, probe};
+use super::clients::{self, Launcher, MAX_HINDRANCES, hindrances};
+use super::{Input, Node, blob_name, history, probe};
 use crate::socket::Received;
-
-/// What waiting launchers are told of this node's own state directory stands under this.
-const OWN_STATE: &str = "own state";
 
 /// Why a state directory takes no write, for people.
 pub(super) fn refused_write(errno: i32) -> String {
@@ -25,13 +23,21 @@ pub(super) fn refused_write(errno: i32) -> String {
     }
 }
 
-/// A node that can make nothing durable, for people who may wait for it.
-fn unstored(node: &str, errno: i32, place: &str) -> String {
-    format!(
-        "{node} cannot store its votes ({}), and what needs its vote is not decided until {place} can be written: `muster doctor` \
-         there says more",
-        refused_write(errno)
-    )
+/// The nodes that can make nothing durable, as those are told who may wait for their votes.
+pub(super) fn unstored(core: &Agent) -> Vec<String> {
+    let own = core.unstored().map(|errno| ("this node".to_owned(), errno));
+    let others = core.peers().map.iter().filter_map(|(node, peer)| {
+        let errno = peer.hello.as_ref().filter(|_| peer.connected)?.unstored?;
+        Some((core.peers().name(*node), errno))
+    });
+    let all = own.into_iter().chain(others).take(MAX_HINDRANCES);
+    all.map(|(node, errno)| {
+        format!(
+            "{node} cannot store its votes: {}; `muster doctor` there says more",
+            refused_write(errno)
+        )
+    })
+    .collect()
 }
 
 /// An effect, for who picks one by its text: what is to be in the log as it will be read there.
@@ -82,24 +88,23 @@ impl Node {
         let result = self.state.save(&blob_name(&key), bytes);
         self.metrics.persisted(began.elapsed());
         let Err(error) = result else {
-            if self.unstored.remove(&key).is_some() && self.unstored.is_empty() {
-                self.refused.remove(OWN_STATE);
-            }
+            self.unstored.remove(&key);
             return;
         };
         let errno = error.errno();
         // It is tried again each second.
         let text = error.to_string();
-        if self.unstored.get(&key) != Some(&text) {
+        let is_new = self.unstored.get(&key) != Some(&text);
+        if is_new {
             tracing::error!(job = %key, text, "the job's state cannot be stored; this agent abstains from votes");
             let fields = serde_json::json!({ "text": text.clone() });
             self.history.add(&key, "trouble", fields);
-            let place = self.state.path().display().to_string();
-            let said = unstored("this node", errno, &place);
-            self.warn_launchers(OWN_STATE.to_owned(), said);
             self.unstored.insert(key.clone(), text);
         }
         self.apply(Event::PersistFailed { key, errno });
+        if is_new {
+            self.tell_hindrances();
+        }
     }
 
     fn send(&mut self, to: NodeId, message: &Message) {
@@ -165,7 +170,12 @@ impl Node {
         if again && !client.sender.is_read() {
             return;
         }
-        let frame = clients::with_refusals(frame, &self.refused, &mut client.waiting);
+        let by_votes = client
+            .launcher
+            .as_ref()
+            .is_none_or(Launcher::is_without_store);
+        let hindrances = hindrances(&self.refused, &self.core, by_votes);
+        let frame = clients::with_hindrances(frame, &hindrances, &mut client.waiting);
         match codec::encode_frame(&*frame) {
             Ok(bytes) => {
                 if let Err(error) = client.sender.send_shared(bytes, fds) {
@@ -223,21 +233,12 @@ impl Node {
                  until then every start waits for the longest"
             ),
             Notice::Unstored { node, errno } => {
-                let (node, called) = (node.hex(), peers.name(*node));
-                match errno {
-                    None => {
-                        tracing::info!(
-                            node = called,
-                            "its state directory refuses no write any more"
-                        );
-                        self.refused.remove(&node);
-                    }
-                    Some(errno) => {
-                        let text = unstored(&called, *errno, "its state directory");
-                        tracing::warn!("{text}");
-                        self.warn_launchers(node, text);
-                    }
+                let node = peers.name(*node);
+                match errno.map(refused_write) {
+                    None => tracing::info!(node, "its state directory refuses no write any more"),
+                    Some(why) => tracing::warn!(node, why, "its state directory refuses writes"),
                 }
+                self.tell_hindrances();
             }
             Notice::Decided {
                 key,

@@ -69,6 +69,8 @@ pub struct Setup {
     pub slot_memory: u64,
     /// How long those of a launcher that is gone are held for its job's next one.
     pub slot_lease: Span,
+    /// It lives in a launcher's process, and ends with it.
+    pub embedded: bool,
 }
 
 /// The network part of a [`Setup`].
@@ -270,6 +272,7 @@ impl Node {
                 one_host: on_one_host(&setup.net.bootstrap),
                 slot_memory: setup.slot_memory,
                 slot_lease: setup.slot_lease,
+                embedded: setup.embedded,
                 place: setup.place,
                 memory: muster_protocol::memory::Key::of_cluster(setup.net.secret.as_deref()),
                 compaction: muster_protocol::storelog::Compaction::default(),

@@ -13,7 +13,7 @@ use muster_protocol::{JobKey, NodeId, Span, Time};
 use serde_json::{Value, json};
 
 use super::effects::refused_write;
-use super::{Node, history};
+use super::{Node, clients, history};
 use crate::clock;
 use crate::net::Refusal;
 
@@ -357,9 +357,10 @@ impl Node {
         });
         // What hinders whoever waits is known to the agent, not to the job.
         let waits = !(waiting.is_empty() || deserted);
-        let hinders = self.refused.values().map(String::as_str);
+        let by_votes = job.store_place().is_none();
+        let hinders = clients::hindrances(&self.refused, &self.core, by_votes);
         let waiting: Vec<&str> = std::iter::once(waiting)
-            .chain(hinders)
+            .chain(hinders.iter().map(String::as_str))
             .filter(|_| waits)
             .collect();
         let waiting = waiting.iter().map(|text| text.trim_end_matches('.'));

@@ -52,6 +52,8 @@ pub struct Config {
     pub place: crate::record::Place,
     /// Of which the keys of jobs are made, for what their launchers hold in memory.
     pub memory: crate::memory::Key,
+    /// It lives in a launcher's process, and ends with it.
+    pub embedded: bool,
     /// Where a job's log is compacted; only tests set another than the default.
     pub compaction: storelog::Compaction,
     pub flaws: Flaws,

@@ -132,6 +132,7 @@ impl Agent {
             boot: self.cfg.boot,
             timeouts: self.cfg.timeouts(),
             unstored: self.unstored(),
+            embedded: self.cfg.embedded,
             jobs: {
                 // Those that somebody here takes part in come first: they must not be left out.
                 let mut adverts: Vec<&Job> = self.jobs.values().filter(|j| of(j)).collect();

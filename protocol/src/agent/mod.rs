@@ -558,6 +558,7 @@ impl Agent {
                 now,
                 quiet: self.quiet,
                 unstored: self.unstored.is_some(),
+                draining: self.draining.is_some(),
             };
             act(job, &mut ctx);
         }

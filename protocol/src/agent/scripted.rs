@@ -63,6 +63,7 @@ pub(super) fn config(i: usize, boot: u64) -> Config {
         one_host: false,
         slot_memory: u64::MAX,
         slot_lease: Span::from_secs(600),
+        embedded: false,
         place: Place::default(),
         memory: crate::memory::Key::default(),
         flaws: Flaws::default(),
@@ -337,6 +338,7 @@ impl Scripted {
             boot: Boot(1),
             timeouts,
             unstored,
+            embedded: false,
             jobs,
         });
         let from = node(i);

@@ -55,6 +55,7 @@ impl Alone {
             one_host: false,
             slot_memory: SLOT_MEMORY,
             slot_lease: Span::from_secs(600),
+            embedded: false,
             place: Place::default(),
             memory: crate::memory::Key::default(),
             compaction: crate::storelog::Compaction::default(),

@@ -425,20 +425,19 @@ impl Job {
         }
     }
 
-    /// Voters that fill a small job up (R4): those that were, then other connected agents; none `without`
-    /// a future: an agent may end with the launcher that leaves.
+    /// Voters that fill a small job up (R4): those that were, then other connected agents, first those that can store
+    /// their votes. An agent that lives in a launcher which leaves ends with it.
     pub(super) fn witnesses(
         &self,
         ctx: &Ctx<'_>,
         members: &[Member],
         before: &[Voter],
-        without: &[NodeId],
+        leaving: &[NodeId],
     ) -> Vec<Voter> {
         let wanted = WITNESSED_VOTERS.saturating_sub(members.len());
         let member = |n: NodeId| members.iter().any(|m| m.node == n);
-        let mut out: Vec<Voter> = Vec::new();
         let up = |v: &Voter| {
-            ctx.voter() == *v
+            (ctx.voter() == *v && !ctx.draining)
                 || ctx.peers.get(v.node).is_some_and(|p| {
                     p.connected
                         && p.leaves(ctx.now, ctx.cfg.suspect_after).is_none()
@@ -449,16 +448,15 @@ impl Job {
             let state = p.state_dir()?;
             Some(Voter { node: *node, state })
         });
+        let mut out: Vec<Voter> = Vec::new();
         for v in before.iter().copied().chain([ctx.voter()]).chain(others) {
-            if out.len() < wanted
-                && up(&v)
-                && !member(v.node)
-                && !without.contains(&v.node)
-                && !out.contains(&v)
-            {
+            let ends = leaving.contains(&v.node) && ctx.is_embedded(v.node);
+            if up(&v) && !member(v.node) && !ends && !out.contains(&v) {
                 out.push(v);
             }
         }
+        out.sort_by_key(|v| self.is_unstored(ctx, v.node));
+        out.truncate(wanted);
         out
     }
 

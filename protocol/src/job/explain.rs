@@ -257,13 +257,15 @@ impl Job {
             }
             Wait::Unstored { nodes } => {
                 let names: Vec<String> = nodes.iter().take(8).map(|n| name(*n)).collect();
-                let (what, does, takes) = match self.is_live() {
-                    true => ("go on", "goes on", "what follows takes the votes of a majority"),
-                    false => ("begin", "begins", "each node that begins it has to store its vote"),
+                let ends = self.local.as_ref().is_some_and(|l| l.cancel);
+                let (what, does, takes) = match (self.is_live(), ends) {
+                    (true, true) => ("end", "ends", "its end takes the votes of a majority"),
+                    (true, false) => ("go on", "goes on", "what follows takes the votes of a majority"),
+                    (false, _) => ("begin", "begins", "each node that begins it has to store its vote"),
                 };
                 format!(
                     "the job cannot {what}: {takes}, and the state directory on {} refuses writes. It {does} by itself when \
-                     the directory can be written; `muster doctor` there says why it cannot",
+                     the directory can be written",
                     names.join(", "),
                 )
             }

@@ -516,12 +516,18 @@ impl Job {
                 let missing = self.missing_voters(ctx, record);
                 self.tell_wait(ctx, &crate::wire::Wait::NoQuorum { missing });
             }
-            Arbiter::Store(_) => self.tell_waiting(
-                ctx.now,
-                "the job cannot go on here: its store has not answered this node for too long. \
-                 What would help: look whether the directory or bucket of --store can be read here"
-                    .into(),
-            ),
+            Arbiter::Store(_) => {
+                let text = match self.unanswered() {
+                    Some(pid) => format!(
+                        "the job cannot go on here: the launcher of this node (process {pid}), which reads the job's store, \
+                         does not answer"
+                    ),
+                    None => "the job cannot go on here: its store has not answered this node for too long. \
+                             What would help: look whether the directory or bucket of --store can be read here"
+                        .into(),
+                };
+                self.tell_waiting(ctx.now, text);
+            }
         }
     }
 }

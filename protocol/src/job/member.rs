@@ -285,9 +285,14 @@ impl Job {
         if local.unresponsive.is_some() || !local.unanswered.is_some_and(late) {
             return;
         }
+        // It reads the store that grants them their lease.
+        let workers = match self.member.as_ref().is_some_and(|m| m.status.lease_lost) {
+            true => "Its workers end with their lease",
+            false => "Workers that run go on",
+        };
         let text = format!(
             "the launcher here (process {0}) does not answer: it is stopped (Ctrl-Z; `kill -CONT {0}` lets it go on) or \
-             blocked. Workers that run go on; a change of the job goes on without this node until the launcher answers",
+             blocked. {workers}; a change of the job goes on without this node until the launcher answers",
             local.reg.pid
         );
         local.unresponsive = Some(text.clone());
@@ -296,6 +301,12 @@ impl Job {
         }
         let key = self.key.clone();
         self.notice(Notice::Warning { key, text });
+    }
+
+    /// The process of the launcher here, where it has yet to answer that it is there.
+    pub(super) fn unanswered(&self) -> Option<u32> {
+        let local = self.local.as_ref().filter(|l| l.conn.is_some())?;
+        local.unanswered.map(|_| local.reg.pid)
     }
 
     /// Whether the launcher here is connected and does not answer.

@@ -82,6 +82,8 @@ pub(crate) struct Ctx<'a> {
     pub(crate) quiet: (Time, Time),
     /// The state directory refused a write a moment ago, of whatever job.
     pub(crate) unstored: bool,
+    /// This node goes away.
+    pub(crate) draining: bool,
 }
 
 impl Ctx<'_> {
@@ -127,6 +129,15 @@ impl Ctx<'_> {
         let members = record.members.iter().filter_map(|m| self.peers.get(m.node));
         let hellos = members.filter_map(|p| p.hello.as_ref());
         hellos.fold(self.cfg.timeouts(), |most, h| most.max(h.timeouts))
+    }
+
+    /// Whether this agent, or a peer as it says, lives in a launcher's process.
+    fn is_embedded(&self, node: NodeId) -> bool {
+        if node == self.cfg.node {
+            return self.cfg.embedded;
+        }
+        let hello = self.peers.get(node).and_then(|p| p.hello.as_ref());
+        hello.is_some_and(|h| h.embedded)
     }
 
     /// This agent or a connected one.

@@ -100,6 +100,9 @@ pub struct Setup {
     /// A node whose disk takes up to so long for a write (nanoseconds).
     #[serde(default)]
     pub slow_disk: Option<(usize, u64)>,
+    /// The agents say that they end with their launchers.
+    #[serde(default)]
+    pub embedded: bool,
     /// In the order of their times.
     pub faults: Vec<(u64, Fault)>,
     /// The faults end here and everything is healed.
@@ -462,6 +465,7 @@ impl Setup {
             other_suspect: None,
             namesakes: false,
             slow_disk: None,
+            embedded: false,
             later_specs: Vec::new(),
             faults: Vec::new(),
             heal_at: HEAL_AT,

@@ -175,6 +175,7 @@ impl World {
             one_host: false,
             slot_memory: u64::MAX,
             slot_lease: Span::from_secs(600),
+            embedded: setup.embedded,
             place: muster_protocol::record::Place::default(),
             memory: muster_protocol::memory::Key::default(),
             compaction: COMPACTION,

@@ -93,6 +93,13 @@ async fn end(args: &CancelArgs, client: &Client) -> Result<bool, Failure> {
     match order(args, client, known).await {
         Ok(_) => {}
         Err(Unanswered::Refused(why)) => {
+            // It may have ended a moment ago, or long since: that is as it was to be.
+            let jobs = client.query(Query::Jobs).await?;
+            if args.store.is_none()
+                && rows_of(&jobs, &args.job).any(|row| row["ended_ms_ago"].is_u64())
+            {
+                return Ok(true);
+            }
             // Its agents may be gone, while its store is there: also those of a later life than this one knows.
             return match (&args.store, known) {
                 (Some(location), _) => end_silent(args, client, location).await.map(|()| true),

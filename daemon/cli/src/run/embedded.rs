@@ -173,6 +173,7 @@ async fn start(config: AgentConfig, state: StateDir, socket: &Path) -> anyhow::R
         // It serves one launcher, which bounds them itself.
         slot_memory: u64::MAX,
         slot_lease: config.checkpoint_lease,
+        embedded: true,
     };
     Ok(Node::start(setup).await?)
 }

@@ -116,6 +116,7 @@ impl Agent {
                     labels: std::collections::BTreeMap::new(),
                     slot_memory: u64::MAX,
                     slot_lease: muster_protocol::Span::from_secs(600),
+                    embedded: false,
                     place: muster_protocol::record::Place::default(),
                     state: StateDir::open(&state).unwrap(),
                     listener: Some(Listener::bind(&socket).unwrap()),

@@ -35,14 +35,22 @@ impl Session {
     pub(super) fn end_alone(&mut self, code: i32, now: Time) {
         self.pending = None;
         (self.leave_by, self.return_by) = (None, None);
-        self.ending = Some((code, String::new()));
-        if self.current.is_some() {
-            let spec = &self.register.spec;
-            let (signal, grace) = (spec.signal_to_stop(code == INTERRUPTED), spec.stop_grace());
-            self.begin_stop(signal, grace, now);
-        } else {
-            self.exit_now(code, String::new());
+        if self.current.is_none() {
+            self.ending = Some((code, String::new()));
+            return self.exit_now(code, String::new());
         }
+        let report = match code {
+            INTERRUPTED => format!(
+                "this node ended alone, without its agent: whether the others of the job stop is not known here; \
+                 `muster cancel {}` on one of them ends it there",
+                self.register.job
+            ),
+            _ => "this node left the job alone, without its agent: the others go on once they miss it".to_owned(),
+        };
+        self.ending = Some((code, report));
+        let spec = &self.register.spec;
+        let (signal, grace) = (spec.signal_to_stop(code == INTERRUPTED), spec.stop_grace());
+        self.begin_stop(signal, grace, now);
     }
 
     pub(super) fn interrupt(&mut self, now: Time) {
@@ -69,11 +77,7 @@ impl Session {
     /// The agent did not say in time how this launcher's part ends.
     pub(super) fn leave_in_time(&mut self, now: Time) {
         if self.return_by.take_if(|at| now >= *at).is_some() {
-            let id = &self.register.job;
-            self.say(format!(
-                "the agent is gone, and this node ends alone; whether the others of the job stop is not known here: `muster cancel {id}` on \
-                 one of them ends it there"
-            ));
+            self.say("the agent does not come back: this node ends alone");
             return self.end_alone(INTERRUPTED, now);
         }
         if let Some((_, code)) = self.leave_by.take_if(|(at, _)| now >= *at) {

@@ -516,6 +516,8 @@ fn sigterm_beside_ctrl_c_keeps_its_own_deadline() {
     world.on(Event::Terminate { signal: 15 });
     let told = world.gone();
     assert!(ends(&told, 143), "{told:?}");
+    let says = |e: &Effect| matches!(e, Effect::Exit { report, .. } if !report.is_empty());
+    assert!(told.iter().any(says), "no last word: {told:?}");
 
     let mut world = World::running(1);
     world.frame(welcome());

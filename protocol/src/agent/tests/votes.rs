@@ -426,6 +426,7 @@ fn the_longest_hello_fits_a_frame() {
         boot: Boot(u64::MAX),
         timeouts: timeouts(u64::MAX, u64::MAX),
         unstored: Some(i32::MIN),
+        embedded: true,
         jobs: (0..MAX_JOBS).map(advert).collect(),
     });
     assert_eq!(Message::decode(&hello.encode().unwrap()), Ok(hello));

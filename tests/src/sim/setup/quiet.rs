@@ -46,6 +46,7 @@ impl Setup {
             other_suspect: None,
             namesakes: false,
             slow_disk: None,
+            embedded: false,
             flaws: Default::default(),
             faults: Vec::new(),
             heal_at: 60 * SEC,

@@ -60,7 +60,7 @@ pub(super) async fn main(args: &Args) -> Result<(), Failure> {
     let rejects = if args.dry_run {
         "would be rejected"
     } else {
-        "is rejected"
+        "rejected"
     };
     let mut text = String::new();
     for row in &newer {

@@ -59,8 +59,9 @@ pub(super) async fn main(args: &Args) -> Result<(), Failure> {
             }
             false => None,
         };
+        let was = row.rejected.as_deref().map(clean);
         told.push(json!({
-            "step": row.commit.step, "slot": row.seq, "state": word, "why": why, "took_ms": ms as u64,
+            "rejected": was, "step": row.commit.step, "slot": row.seq, "state": word, "why": why, "took_ms": ms as u64,
             "rejected_by": rejected,
         }));
         if quiet {
@@ -70,6 +71,11 @@ pub(super) async fn main(args: &Args) -> Result<(), Failure> {
         match why.is_empty() {
             true => text.push_str(&format!(", read in {}", duration_ms(ms))),
             false => text.push_str(&format!(": {}", clean(&why))),
+        }
+        if let Some(why) = was {
+            text.push_str(&format!(
+                "; it is rejected, and no start restores it: {why}"
+            ));
         }
         if let Some(slot) = rejected {
             text.push_str(&format!("; rejected by slot {slot} of the log"));

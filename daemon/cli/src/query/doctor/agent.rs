@@ -276,21 +276,24 @@ fn unstored(nodes: &Value, name: impl Fn(&Value) -> String) -> Vec<Check> {
         if why.is_empty() {
             continue;
         }
-        let (called, fix) = match flag(node, "self") {
-            true => (
-                "this node".to_owned(),
-                "free some space, or make the directory writable for the agent's user",
-            ),
-            false => (name(node), "`muster doctor` there says more"),
-        };
-        all.push(Check::fail(
-            "votes",
+        let detail = |called: &str| {
             format!(
                 "{called} cannot store its votes ({why}): a job without --store that needs its vote can neither form nor \
                  change until its state directory can be written"
+            )
+        };
+        all.push(match flag(node, "self") {
+            true => Check::fail(
+                "votes",
+                detail("this node"),
+                "free some space, or make the directory writable for the agent's user",
             ),
-            fix,
-        ));
+            false => Check::warn(
+                "votes",
+                detail(&name(node)),
+                "`muster doctor` there says more",
+            ),
+        });
     }
     all.truncate(8);
     all
@@ -371,10 +374,9 @@ mod tests {
             { "node": "cd".repeat(32), "host": "c", "connected": true, "unstored": null },
         ]);
         let all = peers(&nodes, "1");
-        let failed = all
-            .iter()
-            .filter(|c| (c.name, c.verdict) == ("votes", Verdict::Fail));
-        assert_eq!(failed.count(), 2);
+        let votes = all.iter().filter(|c| c.name == "votes");
+        let verdicts: Vec<_> = votes.map(|c| c.verdict).collect();
+        assert_eq!(verdicts, [Verdict::Fail, Verdict::Warn]);
         let others = json!([
             { "node": "ab".repeat(32), "host": "b", "connected": true, "clock_ahead_ms": 7_200_000 },
             { "node": "cd".repeat(32), "host": "c", "connected": true, "clock_ahead_ms": -900 },

@@ -32,9 +32,14 @@ pub(super) fn state_dir(dir: &Path) -> Check {
                 "{shown}: {} is not writable for this user: {error}",
                 place.display()
             ),
-            format!(
-                "run as the agent's user (a service's state is root's: use sudo), or {elsewhere}"
-            ),
+            match nix::unistd::geteuid().is_root() {
+                true => {
+                    format!("look whether it is mounted read-only or immutable, or {elsewhere}")
+                }
+                false => format!(
+                    "run as the agent's user (a service's state is root's: use sudo), or {elsewhere}"
+                ),
+            },
         );
     }
     match refused_file_system(place) {

@@ -43,6 +43,7 @@ impl World {
             one_host: false,
             slot_memory: u64::MAX,
             slot_lease: Span::from_secs(600),
+            embedded: false,
             place: Default::default(),
             memory: Default::default(),
             compaction: Default::default(),
