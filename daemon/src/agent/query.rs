@@ -269,7 +269,11 @@ impl Node {
                 "host": p.hello.as_ref().map(|h| h.host.clone()),
                 "version": p.hello.as_ref().map(|h| h.version.clone()),
                 "unstored": p.hello.as_ref().and_then(|h| h.unstored).map(refused_write),
-                "state": peer_word(p), "clock_ahead_ms": self.facts.clocks.get(node),
+                "state": match self.core.peers().has_successor(*node) {
+                    true => "replaced",
+                    false => peer_word(p),
+                },
+                "clock_ahead_ms": self.facts.clocks.get(node),
                 "seen_ms_ago": (p.seen != Time::default()).then(|| now.since(p.seen).as_millis()),
                 "leaving": p.leaving.is_some(),
                 "leaves_because": p.leaving.as_ref().map(|(leave, _)| leave.reason.clone()),
@@ -369,6 +373,12 @@ impl Node {
         row["starting"] = json!(job.starts());
         row["stopping"] = json!(job.stops());
         row["checkpoint"] = json!(job.checkpoint().map(|asked| checkpoint_json(job, asked)));
+        row["save"] = json!(job.saves().and_then(|saves| saves.progress()).map(|at| {
+            json!({
+                "step": at.save.step, "nodes": at.nodes, "sealed": at.sealed, "written": at.prepared,
+                "bytes_written": at.done, "bytes": at.bytes,
+            })
+        }));
         row["cancel"] = json!(job.cancelling().map(cancel_json));
         row["store"] = json!(job.store_place());
         row["verified"] = json!(job.verified());

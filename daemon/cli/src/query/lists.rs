@@ -8,8 +8,8 @@ use serde_json::Value;
 use super::Common;
 use super::client::Client;
 use super::output::{
-    Cell, Failure, Style, Table, Tone, age, clean, duration_ms, field, flag, list, member_count,
-    pairs, put, put_json, short,
+    Cell, Failure, Style, Table, Tone, age, clean, duration_ms, field, flag, gib, list,
+    member_count, pairs, put, put_json, short,
 };
 
 pub(super) async fn status(common: &Common, style: &Style) -> Result<(), Failure> {
@@ -117,7 +117,7 @@ fn render_nodes(nodes: &Value, wide: bool, style: &Style) -> String {
         let tone = match state.as_str() {
             "alive" => Tone::Good,
             "lost" => Tone::Bad,
-            "left" => Tone::Dim,
+            "left" | "replaced" => Tone::Dim,
             _ => Tone::Warn,
         };
         let mut tone = tone;
@@ -240,7 +240,7 @@ fn render_jobs(jobs: &Value, wide: bool, style: &Style) -> String {
             cells.push(field(row, "log_dir").into());
         }
         table.row(cells);
-        for text in [&hung, &waiting] {
+        for text in [&hung, &waiting, &saving(&row["save"])] {
             if text.is_empty() {
                 continue;
             }
@@ -253,6 +253,25 @@ fn render_jobs(jobs: &Value, wide: bool, style: &Style) -> String {
         }
     }
     table.render(style) + &notes
+}
+
+/// How far the save under way is; empty where there is none.
+fn saving(save: &Value) -> String {
+    let number = |name: &str| save.get(name).and_then(Value::as_u64).unwrap_or(0);
+    if !save.is_object() {
+        return String::new();
+    }
+    let (nodes, sealed, written) = (number("nodes"), number("sealed"), number("written"));
+    let how = match (sealed < nodes, written < nodes) {
+        (true, _) => format!("{sealed} of {nodes} nodes have copied their state"),
+        (_, true) => format!(
+            "{} of {} are written, all of {written} of {nodes} nodes",
+            gib(number("bytes_written")),
+            gib(number("bytes"))
+        ),
+        _ => "all is written; the commit follows".to_owned(),
+    };
+    format!("saves step {}: {how}", number("step"))
 }
 
 #[cfg(test)]
@@ -323,6 +342,9 @@ mod tests {
               "cause": "formed", "launcher_here": true, "min_nodes": 1, "max_nodes": 1, "starting": true },
             { "job": "over", "kind": "finished", "generation": 3, "members": [], "world": 0, "restarts_used": 0,
               "cause": "finished", "age_ms": 300_000, "ended_ms_ago": 120_000 },
+            { "job": "saves", "kind": "runs", "generation": 1, "members": [{}], "world": 1, "restarts_used": 0,
+              "min_nodes": 1, "max_nodes": 1, "save": { "step": 40, "nodes": 3, "sealed": 3, "written": 1,
+              "bytes_written": 3_221_225_472_u64, "bytes": 6_442_450_944_u64 } },
             { "job": "next", "kind": "forming", "launcher_here": true, "waiting": "waiting for 1 more of 2 nodes" },
         ]);
         assert_eq!(
@@ -332,7 +354,10 @@ mod tests {
              ends   runs, stopping   -     1    1 of 1    1      0\n\
              new    runs, starting   -     1    1 of 1    1      0\n\
              over   finished 2m ago  5m    3    -         -      0\n\
+             saves  runs             -     1    1 of 1    1      0\n\
              next   forming, waits   -     -    -         -      -\n\
+             \n\
+             saves: saves step 40: 3.00 GiB of 6.00 GiB are written, all of 1 of 3 nodes\n\
              \n\
              next: waiting for 1 more of 2 nodes\n"
         );

@@ -292,6 +292,16 @@ pub(crate) fn utc(ms: u64) -> (String, String) {
     )
 }
 
+/// Bytes, for people.
+pub(super) fn gib(bytes: u64) -> String {
+    let mib = bytes as f64 / f64::from(1 << 20);
+    match mib {
+        mib if mib < 0.1 => format!("{:.1} KiB", mib * 1024.0),
+        mib if mib < 100.0 => format!("{mib:.1} MiB"),
+        mib => format!("{:.2} GiB", mib / 1024.0),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

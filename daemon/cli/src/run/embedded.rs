@@ -36,7 +36,7 @@ pub struct Embedded {
 
 impl Embedded {
     /// Starts an agent on a thread of its own, and waits until it serves.
-    pub fn start(plan: &Plan) -> anyhow::Result<Embedded> {
+    pub fn start(plan: &mut Plan) -> anyhow::Result<Embedded> {
         // The terminal is the user's: the agent's log shows only when it is asked for.
         let logs = std::env::var_os("MUSTER_LOG").is_some_and(|filter| !filter.is_empty());
         let (listen, loopback) = listen(&plan.endpoints)?;
@@ -53,7 +53,7 @@ impl Embedded {
             let console = Log(Console::standard()?);
             serve::log_to(&config, move || console.clone())?;
         }
-        let (state, temporary) = state(plan)?;
+        let (state, temporary) = state(plan, loopback)?;
         let socket = socket_path()?;
         let (told, ready) = oneshot::channel();
         let path = socket.clone();
@@ -269,8 +269,8 @@ fn listen(endpoints: &[String]) -> anyhow::Result<(SocketAddr, bool)> {
 /// The state directory. A job of several nodes keeps its votes over a restart of the launcher, so
 /// that a node that comes back is the voter that it was; a job with a store, so that it is the member
 /// that the log names. Any other job of one node needs none. Its lock also refuses a second launcher of
-/// the job on this node.
-fn state(plan: &Plan) -> anyhow::Result<(StateDir, Option<tempfile::TempDir>)> {
+/// the job on this node, unless all its nodes are on this host: then this is the next of them.
+fn state(plan: &mut Plan, loopback: bool) -> anyhow::Result<(StateDir, Option<tempfile::TempDir>)> {
     if let Some(dir) = &plan.state_dir {
         return Ok((StateDir::open(dir)?, None));
     }
@@ -286,26 +286,56 @@ fn state(plan: &Plan) -> anyhow::Result<(StateDir, Option<tempfile::TempDir>)> {
         let temporary = tempfile::Builder::new().prefix("muster-").tempdir()?;
         return Ok((StateDir::open(temporary.path())?, Some(temporary)));
     };
-    let mut name = format!("{}-{}", plan.job, plan.instance);
+    let instances = match (loopback, plan.instance) {
+        (true, 0) => 0..plan.spec.min_nodes,
+        (_, named) => named..named.saturating_add(1),
+    };
+    let mut taken = None;
+    for instance in instances {
+        match state_in(&base, plan, instance) {
+            Err(StateError::InUse { pid, since_ms, .. }) => {
+                taken.get_or_insert((pid, since_ms));
+            }
+            opened => {
+                if instance != plan.instance {
+                    plan.instance = instance;
+                    console::say(&format!(
+                        "job {} has a launcher on this host, where --rdzv-endpoint lets all its nodes be: this one is a node of \
+                         its own, as with --instance {instance}",
+                        plan.job
+                    ));
+                }
+                return Ok((opened?, None));
+            }
+        }
+    }
+    let (pid, since_ms) = taken.unwrap_or_default();
+    bail!(second_launcher(plan, pid, since_ms))
+}
+
+/// The state directory of the launcher of this number.
+fn state_in(base: &Path, plan: &Plan, instance: u16) -> Result<StateDir, StateError> {
+    let mut name = format!("{}-{instance}", plan.job);
     if let Some(store) = &plan.store {
         // Jobs of one name in two stores are two jobs.
         name = format!("{name}-{}", short_name(store));
     }
     // A home directory may be shared between hosts, a state directory never is.
     let dir = base.join("muster").join(serve::host_name()).join(&name);
-    let opened = match StateDir::open(&dir) {
+    match StateDir::open(&dir) {
         Err(StateError::NetworkFileSystem { .. }) => {
             let own = format!("muster-state-{}", nix::unistd::getuid());
             let own = std::env::temp_dir().join(own);
             // Whoever may write there could put a link in our way.
-            sockets::prepare_dir(&own)?;
+            sockets::prepare_dir(&own).map_err(|source| StateError::Io {
+                doing: "preparing",
+                path: own.clone(),
+                source,
+                unchanged: true,
+            })?;
             StateDir::open(&own.join(&name))
         }
         opened => opened,
-    };
-    match opened {
-        Err(StateError::InUse { pid, since_ms, .. }) => bail!(second_launcher(plan, pid, since_ms)),
-        opened => Ok((opened?, None)),
     }
 }
 

@@ -124,6 +124,28 @@ fn the_same_command_twice_with_agents_of_their_own_is_refused_naming_the_first()
     assert_eq!((first.code(), other.code()), (0, 0));
 }
 
+/// All nodes are on this host, and one of them is too few: each further launcher is meant.
+#[test]
+fn the_same_command_twice_on_a_host_that_has_all_nodes_makes_two_of_them() {
+    let mut bed = Bed::new();
+    let endpoint = format!("localhost:{}", bed.port("a"));
+    let worker = bed.path("worker.sh");
+    let words = ["sh", worker.to_str().unwrap()];
+    let flags = ["--nnodes", "2", "--rdzv-endpoint", endpoint.as_str()];
+    let mut first = bed.run("a", &flags, &words);
+    first.until_says("waiting for 1 more of 2 nodes");
+    let mut second = bed.run("a", &flags, &words);
+    crate::support::until("both run", || {
+        bed.workers()
+            .is_some_and(|w| w.len() == 2 && w.iter().all(|w| w.world == 2))
+    });
+    assert!(second.log().contains("--instance 1"), "{}", second.log());
+    let mut third = bed.run("a", &flags, &words);
+    assert_eq!(third.code(), 1, "{}", third.log());
+    let _open = bed.finish();
+    assert_eq!((first.code(), second.code()), (0, 0));
+}
+
 /// Nothing but the nodes decides here: with a quorum one of three does not start the job, though it
 /// may go on alone later, and all have to ask for the same.
 #[test]

@@ -24,7 +24,7 @@ use muster_store::Location;
 use serde_json::{Value, json};
 
 use super::client::{Client, rows_of};
-use super::output::{Failure, Style, clean, duration_ms, field, list, put, put_json};
+use super::output::{Failure, Style, clean, duration_ms, field, gib, list, put, put_json};
 use crate::kept::{Folder, Ledger, LedgerError, Row, Unknown, manifest_of, whole};
 use crate::stores;
 
@@ -264,16 +264,6 @@ impl From<Unknown> for Failure {
 impl From<LoadError> for Failure {
     fn from(error: LoadError) -> Failure {
         Failure::Refused(crate::kept::words(&error))
-    }
-}
-
-/// Bytes, for people.
-fn gib(bytes: u64) -> String {
-    let mib = bytes as f64 / f64::from(1 << 20);
-    match mib {
-        mib if mib < 0.1 => format!("{:.1} KiB", mib * 1024.0),
-        mib if mib < 100.0 => format!("{mib:.1} MiB"),
-        mib => format!("{:.2} GiB", mib / 1024.0),
     }
 }
 

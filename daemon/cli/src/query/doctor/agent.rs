@@ -200,7 +200,7 @@ fn peers(nodes: &Value, own: &str) -> Vec<Check> {
         .as_array()
         .map_or(&[][..], |v| v)
         .iter()
-        .filter(|n| !flag(n, "self") && field(n, "state") != "left")
+        .filter(|n| !flag(n, "self") && !matches!(&*field(n, "state"), "left" | "replaced"))
         .collect();
     // Of one that this agent has not heard yet it knows no host.
     let name = |n: &Value| match (field(n, "host"), short(&field(n, "node"))) {
@@ -399,7 +399,9 @@ mod tests {
     fn peers_that_are_away_or_old_are_named() {
         let peer = |host: &str, connected: bool, version: &str| json!({ "node": "ab".repeat(32), "host": host, "self": false, "connected": connected, "version": version });
         let own = json!({ "self": true, "connected": true });
-        assert_eq!(peers(&json!([own]), "1")[0].verdict, Verdict::Ok);
+        let mut replaced = peer("d", false, "1");
+        replaced["state"] = json!("replaced");
+        assert_eq!(peers(&json!([own, replaced]), "1")[0].verdict, Verdict::Ok);
         let all = peers(
             &json!([
                 own,
