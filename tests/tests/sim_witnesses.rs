@@ -26,6 +26,10 @@ fn leave(node: usize) -> Fault {
 fn run(seed: u64, leave: Fault, embedded: bool, lost: Option<usize>) -> Conductor {
     let mut faults = vec![(LEAVES, leave)];
     faults.extend(lost.map(|node| (LOST, Fault::NodeStop { node })));
+    with(seed, faults, embedded)
+}
+
+fn with(seed: u64, faults: Vec<(u64, Fault)>, embedded: bool) -> Conductor {
     let spec = JobSpec {
         min_nodes: 1,
         max_nodes: NODES as u16,
@@ -66,6 +70,36 @@ fn a_node_that_left_and_stays_votes_so_that_the_others_may_lose_one_more() {
                 );
             }
         }
+    }
+}
+
+#[test]
+fn a_node_that_left_and_is_switched_off_costs_the_others_nothing() {
+    for leaver in 0..NODES {
+        let conductor = run(1, leave(leaver), false, Some(leaver));
+        let others = (0..NODES).filter(|n| *n != leaver);
+        for node in others {
+            let launcher = conductor.world.nodes[node].launcher.as_ref();
+            let trains = launcher.is_some_and(|l| l.training().is_some());
+            assert!(trains, "{node} does not train: {leaver} left");
+        }
+        assert_eq!(last(&conductor).number, 2);
+    }
+}
+
+/// They leave one after the other, and are switched off: the last one trains.
+#[test]
+fn one_that_remains_needs_no_vote_of_those_that_left() {
+    for last in 0..NODES {
+        let others: Vec<usize> = (0..NODES).filter(|n| *n != last).collect();
+        let mut faults = vec![
+            (LEAVES, leave(others[0])),
+            (LEAVES + 5 * SEC, leave(others[1])),
+        ];
+        faults.extend(others.iter().map(|n| (LOST, Fault::NodeStop { node: *n })));
+        let conductor = with(1, faults, false);
+        let launcher = conductor.world.nodes[last].launcher.as_ref();
+        assert!(launcher.is_some_and(|l| l.training().is_some()), "{last}");
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use muster_protocol::agent::{Agent, ConnId, Event};
 use muster_protocol::control::report::RankMetrics;
+use muster_protocol::job::Job;
 use muster_protocol::local::{
     Answer, Command, Register, STORE_HANGS, SaveNews, StoreAnswer, ToAgent, ToLauncher,
 };
@@ -470,8 +471,8 @@ impl Node {
             };
             for (op, event) in asked.expire(now) {
                 // A launcher that is stopped says nothing of its store.
-                let mut jobs = self.core.jobs();
-                let stopped = jobs.any(|j| *j.key() == launcher.key && j.is_unresponsive());
+                let job = self.core.job(&launcher.key);
+                let stopped = job.is_some_and(Job::is_unresponsive);
                 let news = if stopped {
                     None
                 } else {
@@ -517,7 +518,7 @@ impl Node {
     }
 }
 
-/// What may hinder a launcher that waits: agents called in vain and, where votes decide, nodes that store none.
+/// The troubles of a launcher that waits: agents called in vain and, where votes decide, nodes that store none.
 pub(super) fn hindrances(
     refused: &BTreeMap<String, String>,
     core: &Agent,
@@ -535,16 +536,16 @@ pub(super) fn hindrances(
 /// launcher waits.
 pub(super) fn with_hindrances<'a>(
     frame: &'a ToLauncher,
-    hindrances: &[String],
+    hindrances: impl FnOnce() -> Vec<String>,
     waiting: &mut Option<String>,
 ) -> Cow<'a, ToLauncher> {
     match frame {
         ToLauncher::Waiting { text } if !text.is_empty() => {
             *waiting = Some(text.clone());
             let mut text = text.clone();
-            for why in hindrances {
+            for why in hindrances() {
                 text.push('\n');
-                text.push_str(why);
+                text.push_str(&why);
             }
             Cow::Owned(ToLauncher::Waiting { text })
         }

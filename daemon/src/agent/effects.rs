@@ -25,17 +25,17 @@ pub(super) fn refused_write(errno: i32) -> String {
 
 /// The nodes that can make nothing durable, as those are told who may wait for their votes.
 pub(super) fn unstored(core: &Agent) -> Vec<String> {
-    let own = core.unstored().map(|errno| ("this node".to_owned(), errno));
+    let own = core
+        .unstored()
+        .map(|errno| ("this node".to_owned(), errno, "here"));
     let others = core.peers().map.iter().filter_map(|(node, peer)| {
         let errno = peer.hello.as_ref().filter(|_| peer.connected)?.unstored?;
-        Some((core.peers().name(*node), errno))
+        Some((core.peers().name(*node), errno, "there"))
     });
     let all = own.into_iter().chain(others).take(MAX_HINDRANCES);
-    all.map(|(node, errno)| {
-        format!(
-            "{node} cannot store its votes: {}; `muster doctor` there says more",
-            refused_write(errno)
-        )
+    all.map(|(node, errno, at)| {
+        let why = refused_write(errno);
+        format!("{node} cannot store its votes: {why}; `muster doctor` {at} says more")
     })
     .collect()
 }
@@ -174,8 +174,8 @@ impl Node {
             .launcher
             .as_ref()
             .is_none_or(Launcher::is_without_store);
-        let hindrances = hindrances(&self.refused, &self.core, by_votes);
-        let frame = clients::with_hindrances(frame, &hindrances, &mut client.waiting);
+        let hindrances = || hindrances(&self.refused, &self.core, by_votes);
+        let frame = clients::with_hindrances(frame, hindrances, &mut client.waiting);
         match codec::encode_frame(&*frame) {
             Ok(bytes) => {
                 if let Err(error) = client.sender.send_shared(bytes, fds) {

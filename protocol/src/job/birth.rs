@@ -426,7 +426,8 @@ impl Job {
     }
 
     /// Voters that fill a small job up (R4): those that were, then other connected agents, first those that can store
-    /// their votes. An agent that lives in a launcher which leaves ends with it.
+    /// their votes. A node that leaves is one only where its agent stays and two members remain: one alone decides with
+    /// its own vote out of two (`is_majority`), and is better off without voters that may be switched off.
     pub(super) fn witnesses(
         &self,
         ctx: &Ctx<'_>,
@@ -435,6 +436,9 @@ impl Job {
         leaving: &[NodeId],
     ) -> Vec<Voter> {
         let wanted = WITNESSED_VOTERS.saturating_sub(members.len());
+        if wanted == 0 {
+            return Vec::new();
+        }
         let member = |n: NodeId| members.iter().any(|m| m.node == n);
         let up = |v: &Voter| {
             (ctx.voter() == *v && !ctx.draining)
@@ -450,8 +454,8 @@ impl Job {
         });
         let mut out: Vec<Voter> = Vec::new();
         for v in before.iter().copied().chain([ctx.voter()]).chain(others) {
-            let ends = leaving.contains(&v.node) && ctx.is_embedded(v.node);
-            if up(&v) && !member(v.node) && !ends && !out.contains(&v) {
+            let goes = leaving.contains(&v.node) && (members.len() == 1 || ctx.goes(v.node));
+            if up(&v) && !member(v.node) && !goes && !out.contains(&v) {
                 out.push(v);
             }
         }

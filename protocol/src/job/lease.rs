@@ -517,7 +517,7 @@ impl Job {
                 self.tell_wait(ctx, &crate::wire::Wait::NoQuorum { missing });
             }
             Arbiter::Store(_) => {
-                let text = match self.unanswered() {
+                let text = match self.unanswered(ctx.now) {
                     Some(pid) => format!(
                         "the job cannot go on here: the launcher of this node (process {pid}), which reads the job's store, \
                          does not answer"

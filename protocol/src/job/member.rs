@@ -303,10 +303,11 @@ impl Job {
         self.notice(Notice::Warning { key, text });
     }
 
-    /// The process of the launcher here, where it has yet to answer that it is there.
-    pub(super) fn unanswered(&self) -> Option<u32> {
+    /// The process of the launcher here, where it was asked before and has yet to answer that it is there.
+    pub(super) fn unanswered(&self, now: Time) -> Option<u32> {
         let local = self.local.as_ref().filter(|l| l.conn.is_some())?;
-        local.unanswered.map(|_| local.reg.pid)
+        let before = local.unanswered.filter(|at| *at < now);
+        before.map(|_| local.reg.pid)
     }
 
     /// Whether the launcher here is connected and does not answer.

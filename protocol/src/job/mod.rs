@@ -53,7 +53,7 @@ pub use resume::Continues;
 use crate::agent::{Config, ConnId, Effect, Notice, Past, Phases};
 use crate::ids::{Digest, JobKey, LauncherId, NodeId};
 use crate::local::{ToAgent, ToLauncher};
-use crate::peers::{Peers, View};
+use crate::peers::{Peer, Peers, View};
 use crate::record::{Kind, Record, Voter};
 use crate::rng::Rng;
 use crate::storelog;
@@ -131,13 +131,14 @@ impl Ctx<'_> {
         hellos.fold(self.cfg.timeouts(), |most, h| most.max(h.timeouts))
     }
 
-    /// Whether this agent, or a peer as it says, lives in a launcher's process.
-    fn is_embedded(&self, node: NodeId) -> bool {
+    /// Whether the agent of a node whose launcher leaves goes, too: it lives in the launcher's process, or is drained.
+    fn goes(&self, node: NodeId) -> bool {
         if node == self.cfg.node {
-            return self.cfg.embedded;
+            return self.cfg.embedded || self.draining;
         }
-        let hello = self.peers.get(node).and_then(|p| p.hello.as_ref());
-        hello.is_some_and(|h| h.embedded)
+        let embedded = |p: &Peer| p.hello.as_ref().is_some_and(|h| h.embedded);
+        let peer = self.peers.get(node);
+        peer.is_some_and(|p| embedded(p) || p.leaving.is_some())
     }
 
     /// This agent or a connected one.

@@ -95,9 +95,7 @@ async fn end(args: &CancelArgs, client: &Client) -> Result<bool, Failure> {
         Err(Unanswered::Refused(why)) => {
             // It may have ended a moment ago, or long since: that is as it was to be.
             let jobs = client.query(Query::Jobs).await?;
-            if args.store.is_none()
-                && rows_of(&jobs, &args.job).any(|row| row["ended_ms_ago"].is_u64())
-            {
+            if args.store.is_none() && is_over(&jobs, &args.job) {
                 return Ok(true);
             }
             // Its agents may be gone, while its store is there: also those of a later life than this one knows.
@@ -119,6 +117,15 @@ async fn end(args: &CancelArgs, client: &Client) -> Result<bool, Failure> {
         Stage::InStore(left) => end_in_store(args, client, &left).await.map(|()| true),
         Stage::Failed(why) => Err(Failure::Refused(why)),
     }
+}
+
+/// Whether the one job of this name that the agent knows has ended.
+fn is_over(jobs: &Value, job: &str) -> bool {
+    let kinds: Vec<String> = rows_of(jobs, job).map(|row| field(row, "kind")).collect();
+    let ended = |kind: &str| {
+        matches!(kind, "finished" | "cancelled" | "dormant") || kind.starts_with("failed")
+    };
+    matches!(&kinds[..], [kind] if ended(kind))
 }
 
 /// Gives the agent the order. One that was just started may not have heard of the job yet.
@@ -335,6 +342,22 @@ fn id_of(args: &CancelArgs) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_one_job_of_a_name_counts_as_over() {
+        let row = |kind: &str| json!({ "job": "a", "owner": "0", "kind": kind });
+        let other = json!({ "job": "b", "owner": "0", "kind": "finished" });
+        for (rows, over) in [
+            (vec![row("cancelled"), other.clone()], true),
+            (vec![row("failed with code 3")], true),
+            (vec![row("merged into another group")], false),
+            (vec![row("runs")], false),
+            (vec![row("finished"), row("runs")], false),
+            (vec![other], false),
+        ] {
+            assert_eq!(is_over(&json!(rows), "a"), over, "{rows:?}");
+        }
+    }
 
     #[test]
     fn an_agent_that_may_end_with_its_job_is_known_by_its_socket() {

@@ -286,10 +286,11 @@ fn state(plan: &mut Plan, loopback: bool) -> anyhow::Result<(StateDir, Option<te
         let temporary = tempfile::Builder::new().prefix("muster-").tempdir()?;
         return Ok((StateDir::open(temporary.path())?, Some(temporary)));
     };
-    let instances = match (loopback, plan.instance) {
+    let instances = match (loopback && !alone, plan.instance) {
         (true, 0) => 0..plan.spec.min_nodes,
         (_, named) => named..named.saturating_add(1),
     };
+    let next = instances.end;
     let mut taken = None;
     for instance in instances {
         match state_in(&base, plan, instance) {
@@ -300,8 +301,8 @@ fn state(plan: &mut Plan, loopback: bool) -> anyhow::Result<(StateDir, Option<te
                 if instance != plan.instance {
                     plan.instance = instance;
                     console::say(&format!(
-                        "job {} has a launcher on this host, where --rdzv-endpoint lets all its nodes be: this one is a node of \
-                         its own, as with --instance {instance}",
+                        "job {} has a launcher here already, and all its first peers are on this host: this one is another node, \
+                         as with --instance {instance}",
                         plan.job
                     ));
                 }
@@ -310,7 +311,7 @@ fn state(plan: &mut Plan, loopback: bool) -> anyhow::Result<(StateDir, Option<te
         }
     }
     let (pid, since_ms) = taken.unwrap_or_default();
-    bail!(second_launcher(plan, pid, since_ms))
+    bail!(second_launcher(&plan.job, next, pid, since_ms))
 }
 
 /// The state directory of the launcher of this number.
@@ -361,7 +362,7 @@ fn short_name(store: &Location) -> String {
 }
 
 /// Why the same command is not started twice on one node.
-fn second_launcher(plan: &Plan, pid: Option<u32>, since_ms: Option<u64>) -> String {
+fn second_launcher(job: &str, next: u16, pid: Option<u32>, since_ms: Option<u64>) -> String {
     let first = match (pid, since_ms) {
         (Some(pid), Some(ms)) => {
             let (date, time) = utc(ms);
@@ -371,10 +372,8 @@ fn second_launcher(plan: &Plan, pid: Option<u32>, since_ms: Option<u64>) -> Stri
         (None, _) => String::new(),
     };
     format!(
-        "job {} already has a launcher on this node{first}: stop it first, or start this one as a node \
-         of its own with --instance {}",
-        plan.job,
-        plan.instance.saturating_add(1)
+        "job {job} already has a launcher on this node{first}: stop it first, or start this one as a node \
+         of its own with --instance {next}"
     )
 }
 

@@ -40,17 +40,22 @@ impl Session {
             return self.exit_now(code, String::new());
         }
         let report = match code {
-            INTERRUPTED => format!(
-                "this node ended alone, without its agent: whether the others of the job stop is not known here; \
-                 `muster cancel {}` on one of them ends it there",
-                self.register.job
-            ),
-            _ => "this node left the job alone, without its agent: the others go on once they miss it".to_owned(),
+            _ if self.register.spec.max_nodes == 1 => "this node ended without its agent".to_owned(),
+            INTERRUPTED => format!("this node ended without its agent: {}", self.ends_there()),
+            _ => "this node left the job without its agent: the others miss it soon, and go on if enough are left".to_owned(),
         };
         self.ending = Some((code, report));
         let spec = &self.register.spec;
         let (signal, grace) = (spec.signal_to_stop(code == INTERRUPTED), spec.stop_grace());
         self.begin_stop(signal, grace, now);
+    }
+
+    /// What to do about the other nodes, which nobody could tell of Ctrl-C.
+    fn ends_there(&self) -> String {
+        let id = &self.register.job;
+        format!(
+            "whether the others of the job stop is not known here; `muster cancel {id}` on one of them ends it there"
+        )
     }
 
     pub(super) fn interrupt(&mut self, now: Time) {
@@ -77,7 +82,12 @@ impl Session {
     /// The agent did not say in time how this launcher's part ends.
     pub(super) fn leave_in_time(&mut self, now: Time) {
         if self.return_by.take_if(|at| now >= *at).is_some() {
-            self.say("the agent does not come back: this node ends alone");
+            // With workers to end, its last word says more.
+            let hint = match self.current {
+                Some(_) => "this node ends alone".to_owned(),
+                None => self.ends_there(),
+            };
+            self.say(format!("the agent does not come back: {hint}"));
             return self.end_alone(INTERRUPTED, now);
         }
         if let Some((_, code)) = self.leave_by.take_if(|(at, _)| now >= *at) {

@@ -161,6 +161,22 @@ fn those_that_wait_for_a_vote_which_cannot_be_stored_are_told() {
 }
 
 #[test]
+fn a_witness_is_an_agent_that_can_store_its_vote_where_there_is_one() {
+    let (mut s, digest) = trains(0, 3, &[]);
+    s.peer(3);
+    s.peer(4);
+    s.says_unstored(3, 28);
+    s.status(2, digest, 2, |st| st.gone = true);
+    s.on(Event::Disconnected { node: node(2) });
+    s.pass(Span::from_millis(200));
+    s.says(ToAgent::Stopped { digest });
+    s.status(1, digest, 2, |st| st.stopped = true);
+    s.pass(Span::from_secs(2));
+    let next = proposed(&mut s, digest).unwrap();
+    assert_eq!(next.witnesses, [witness(4)]);
+}
+
+#[test]
 fn a_worker_that_fails_meanwhile_is_the_cause_and_is_charged() {
     let (mut s, digest) = trains(0, 4, &[]);
     s.status(2, digest, 2, |st| st.unresponsive = true);

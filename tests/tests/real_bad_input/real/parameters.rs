@@ -142,6 +142,12 @@ fn the_same_command_twice_on_a_host_that_has_all_nodes_makes_two_of_them() {
     assert!(second.log().contains("--instance 1"), "{}", second.log());
     let mut third = bed.run("a", &flags, &words);
     assert_eq!(third.code(), 1, "{}", third.log());
+    let said = third.log();
+    let named = format!("(pid {},", first.pid());
+    assert!(
+        said.contains(&named) && said.contains("--instance 2"),
+        "{said}"
+    );
     let _open = bed.finish();
     assert_eq!((first.code(), second.code()), (0, 0));
 }
