@@ -265,7 +265,7 @@ fn saving(save: &Value) -> String {
     let how = match (sealed < nodes, written < nodes) {
         (true, _) => format!("{sealed} of {nodes} nodes have copied their state"),
         (_, true) => format!(
-            "{} of {} are written; {written} of {nodes} nodes have written all of theirs",
+            "{} of {} written, {written} of {nodes} nodes are done",
             gib(number("bytes_written")),
             gib(number("bytes"))
         ),
@@ -357,7 +357,7 @@ mod tests {
              saves  runs             -     1    1 of 1    1      0\n\
              next   forming, waits   -     -    -         -      -\n\
              \n\
-             saves: saves step 40: 3.00 GiB of 6.00 GiB are written; 1 of 3 nodes have written all of theirs\n\
+             saves: saves step 40: 3.00 GiB of 6.00 GiB written, 1 of 3 nodes are done\n\
              \n\
              next: waiting for 1 more of 2 nodes\n"
         );

@@ -1,7 +1,7 @@
 //! Launchers that are connected and answer nothing, as after Ctrl-Z.
 
 use super::super::scripted::{
-    Scripted, by_store, config, holds, member, next, node, record, registers, worker_exit,
+    Scripted, by_store, config, holds, member, next, node, record, registers, witness, worker_exit,
 };
 use super::super::{ConnId, Event, Notice};
 use super::members::{trains, trains_with, waits};
