@@ -330,9 +330,7 @@ def main(argv):
     vars(options).update(QUICK if options.quick else {})
     cases, worlds = options.cases.split(","), [int(world) for world in options.worlds.split(",")]
     jobs = [case for case in cases if case not in checkpoint_memory.CASES]
-    worker = setup.TARGET / "release" / "examples" / "save_steps"
-    if jobs:
-        subprocess.run(["cargo", "build", "--release", "-p", "muster-runtime", "--example", "save_steps"], cwd=setup.ROOT, check=True)
+    worker = setup.example("muster-runtime", "save_steps") if jobs else None
     muster = Muster(options, setup.muster("muster") if jobs else None, worker)
     known = {"muster": muster, **{name: Torch(name, options) for name in PEERS}}
     chosen = [known[name] for name in options.systems.split(",")]

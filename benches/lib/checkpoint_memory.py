@@ -17,9 +17,7 @@ def title(case, replicas):
 
 def build():
     """The program that measures; optimized."""
-    argv = ["cargo", "build", "--release", "-p", "muster-cli", "--example", "peer_memory"]
-    subprocess.run(argv, cwd=setup.ROOT, check=True)
-    return setup.TARGET / "release" / "examples" / "peer_memory"
+    return setup.example("muster-cli", "peer_memory")
 
 
 def measure(program, figures, case, size, saves, repeat):

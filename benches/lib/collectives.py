@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -175,9 +174,7 @@ def main(argv):
     unknown = [s for s in options.systems if s not in SYSTEMS] + [o for o in options.operations if o not in OPERATIONS]
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}")
-    build = ["cargo", "build", "--release", "-p", "muster-runtime", "--example", "collectives"]
-    subprocess.run(build, cwd=setup.ROOT, check=True)
-    program = setup.TARGET / "release" / "examples" / "collectives"
+    program = setup.example("muster-runtime", "collectives")
     python = None
     if "gloo" in options.systems:
         python = options.python or setup.venv() / "python"

@@ -49,8 +49,7 @@ def main(argv):
     options = parser.parse_args(argv)
     wanted = tuple(options.cases.split(",")) if options.cases else ("",)
     chosen = [case for case in CASES if case[0].startswith(wanted)]
-    subprocess.run(["cargo", "build", "--release", "-p", "muster-runtime", "--example", "compression"], cwd=setup.ROOT, check=True)
-    program = str(setup.TARGET / "release" / "examples" / "compression")
+    program = str(setup.example("muster-runtime", "compression"))
     python = options.python or str(setup.venv() / "python")
     torch = [python, str(os.path.join(os.path.dirname(__file__), "compression_torch.py"))]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

@@ -168,7 +168,7 @@ def main(argv):
         parser.error(f"no case {', '.join(sorted(unknown))}" if unknown else "--steps: at least 12")
     if options.programs is None:
         options.programs = setup.muster("muster")
-        subprocess.run(["cargo", "build", "--release", "-p", "muster-capi"], cwd=setup.ROOT, check=True)
+        setup.build("-p", "muster-capi")
     options.programs = options.programs.resolve()
     options.python = options.python or str(setup.venv() / "python")
     tiny = ["--layers", "2", "--width", "128"]

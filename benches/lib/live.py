@@ -3,7 +3,6 @@
 import json
 import os
 import statistics
-import subprocess
 import time
 
 from . import setup, systems
@@ -12,10 +11,8 @@ POLL_SECONDS = 0.02
 
 
 def build(worker="live_steps"):
-    """A worker of the benches, in release mode."""
-    argv = ["cargo", "build", "--release", "-p", "muster-runtime", "--example", worker]
-    subprocess.run(argv, cwd=setup.ROOT, check=True)
-    return setup.TARGET / "release" / "examples" / worker
+    """A worker of the benches."""
+    return setup.example("muster-runtime", worker)
 
 
 class Notes:
@@ -91,7 +88,7 @@ class Nodes(systems.Cluster):
 
     def __init__(self, bed, directory, worker, least, count, transport="shm"):
         system = systems.Muster()
-        system.programs = setup.TARGET / "release"
+        system.programs = setup.TARGET / "dist"
         self.notes_directory = os.path.join(directory, "notes")
         os.makedirs(self.notes_directory, exist_ok=True)
         script = [str(part) for part in separated([*worker, "--log", self.notes_directory], transport)]

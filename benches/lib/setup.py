@@ -37,13 +37,20 @@ def venv_torchft():
     return programs
 
 
+def build(*what):
+    """Builds it as it is shipped (nothing to do when it is fresh), and returns the directory of the programs."""
+    subprocess.run(["cargo", "build", "--profile", "dist", *what], cwd=ROOT, check=True)
+    return TARGET / "dist"
+
+
 def muster(*names):
-    """Builds the named binaries in release mode (nothing to do when they are fresh) and returns their directory."""
-    argv = ["cargo", "build", "--release"]
-    for name in names:
-        argv += ["--bin", name]
-    subprocess.run(argv, cwd=ROOT, check=True)
-    return TARGET / "release"
+    """Builds the named binaries and returns their directory."""
+    return build(*(word for name in names for word in ("--bin", name)))
+
+
+def example(package, name):
+    """Builds an example of a package; the program."""
+    return build("-p", package, "--example", name) / "examples" / name
 
 
 def torch_example(name):

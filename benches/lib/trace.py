@@ -12,7 +12,6 @@ import random
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -285,10 +284,8 @@ def judge(job, options, figures, counts):
 
 
 def build():
-    programs = setup.muster("muster")
-    argv = ["cargo", "build", "--release", "-p", "muster-tests", "--bin", "trainee"]
-    subprocess.run(argv, cwd=setup.ROOT, check=True)
-    return programs
+    setup.muster("muster")
+    return setup.build("-p", "muster-tests", "--bin", "trainee")
 
 
 def parse(argv):
