@@ -2,18 +2,24 @@
 //! a store that only the job's user can enter is reached by the launchers.
 
 use std::fs::Permissions;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use muster_protocol::local::Query;
+use muster_protocol::checkpoint::Found;
+use muster_protocol::local::{Query, SaveNews, ToAgent};
+use muster_protocol::spec::JobSpec;
+use muster_protocol::{LauncherId, codec};
+use muster_tests::usual;
 
 use crate::ground::{program, without_our_environment};
 use crate::harness::Bed;
 
 const AGENT: u32 = 65_534;
 const USER: u32 = 12_345;
+const STRANGER: u32 = 12_346;
 
 fn is_root() -> bool {
     let root = nix::unistd::geteuid().is_root();
@@ -221,6 +227,97 @@ fn orders_are_in_the_log_with_the_user_who_gave_them() {
         orders,
         [("drain".into(), user, true), ("cancel".into(), user, false)]
     );
+}
+
+/// A process of a third user that says this to the agent of node 0, passes on what it hears within 2 s, and stays connected.
+const SPEAKER: &str = "import socket, sys, time
+s = socket.socket(socket.AF_UNIX)
+s.connect(sys.argv[1])
+s.sendall(bytes.fromhex(sys.argv[2]))
+s.settimeout(0.1)
+heard, end = b'', time.monotonic() + 2
+while time.monotonic() < end:
+    try:
+        heard += s.recv(65536)
+    except TimeoutError:
+        pass
+print(heard.hex(), flush=True)
+time.sleep(600)";
+
+fn speaks(bed: &Bed, frames: &[ToAgent]) -> (Child, Vec<u8>) {
+    let bytes = frames.iter().flat_map(|frame| {
+        let frame = codec::encode_frame(frame).unwrap();
+        codec::with_length(&frame)
+    });
+    let hex: String = bytes.map(|b| format!("{b:02x}")).collect();
+    let mut child = Command::new("python3")
+        .args(["-c", SPEAKER])
+        .arg(bed.socket(0))
+        .arg(hex)
+        .uid(STRANGER)
+        .gid(STRANGER)
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut heard = String::new();
+    let out = child.stdout.take().unwrap();
+    BufReader::new(out).read_line(&mut heard).unwrap();
+    let digits = heard.trim().as_bytes().chunks(2);
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+    (child, digits.map(byte).collect())
+}
+
+/// That it holds all memory for checkpoints, in a job that never forms; and that it has more workers than a node may.
+#[test]
+fn what_another_user_says_takes_nothing_from_a_job() {
+    if !is_root() {
+        return;
+    }
+    let store = store();
+    let dir = format!("--store={}", store.path().display());
+    let mut bed = Bed::of_users(&["--nnodes=1", &dir], AGENT, USER);
+    let text = |path: std::path::PathBuf| path.to_str().unwrap().to_owned();
+    let (events, control) = (text(bed.path("events")), text(bed.path("control")));
+    bed.script(&["--", &program("saver"), &events, &control, "1", "1000000"]);
+    mode(&bed.path("control"), 0o777);
+    bed.agent(0);
+    let spec = JobSpec {
+        min_nodes: 2,
+        max_nodes: 2,
+        ..JobSpec::default()
+    };
+    let here = [127, 0, 0, 1].into();
+    let register = usual::register(LauncherId([7; 8]), "another", spec, here);
+    let slots = SaveNews::Slots {
+        k: 0,
+        capacity: u64::MAX,
+        found: [Found::Free; 2],
+    };
+    let lies = [ToAgent::Register(register.clone()), ToAgent::Save(slots)];
+    let (mut holder, _) = speaks(&bed, &lies);
+    let mut many = register;
+    (many.launcher, many.slots) = (LauncherId([8; 8]), u16::MAX);
+    let (mut crowd, heard) = speaks(&bed, &[ToAgent::Register(many)]);
+    assert!(
+        String::from_utf8_lossy(&heard).contains("1024"),
+        "{}",
+        String::from_utf8_lossy(&heard)
+    );
+
+    bed.attach(0);
+    let group = bed.group(&[0], 0);
+    bed.until("it trains", |bed| bed.has_met(group.generation, 20));
+    let (ok, said) = bed.checkpoint(0, &["--json"]);
+    assert!(ok, "{said}");
+    for child in [&mut holder, &mut crowd] {
+        assert!(child.try_wait().unwrap().is_none());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    bed.order(None, 0);
+    assert_eq!(bed.ended(0), Some(0));
 }
 
 /// Waiting does not heal it.

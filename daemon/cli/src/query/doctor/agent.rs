@@ -80,6 +80,7 @@ async fn ask(
     if let Ok(jobs) = client.query(Query::Jobs).await {
         all.extend(jobs::at_rest(&jobs, &nodes));
         all.extend(twins(&jobs));
+        all.extend(witnesses_gone(&jobs, &nodes));
     }
     all.extend(unresolved(&status));
     all.extend(refusals(&status));
@@ -110,6 +111,40 @@ fn twins(jobs: &Value) -> Vec<Check> {
         )
     };
     jobs.iter().filter(may).take(8).map(warn).collect()
+}
+
+/// Agents that vote in a job, train nothing in it, and are gone: no other takes their place until its members change.
+fn witnesses_gone(jobs: &Value, nodes: &Value) -> Vec<Check> {
+    let rows = |v: &Value| v.as_array().cloned().unwrap_or_default();
+    let gone: Vec<Value> = rows(nodes)
+        .into_iter()
+        .filter(|n| !flag(n, "self") && !flag(n, "connected"))
+        .collect();
+    let name = |id: &Value| {
+        let node = gone.iter().find(|n| n["node"] == *id)?;
+        let host = field(node, "host");
+        let id = short(&field(node, "node")).to_owned();
+        Some(if host.is_empty() {
+            id
+        } else {
+            format!("{host} ({id})")
+        })
+    };
+    let warn = |job: &Value| {
+        let names: Vec<String> = rows(&job["witnesses"]).iter().filter_map(name).collect();
+        (!names.is_empty() && field(job, "kind") == "runs").then(|| {
+            Check::warn(
+                "witness",
+                format!(
+                    "{}: {} votes in it, runs none of its workers, and is gone: one more loss may stop the job",
+                    field(job, "job"),
+                    names.join(", ")
+                ),
+                "start its agent again, or start `muster run` on another node: with each change of the members another agent takes its place",
+            )
+        })
+    };
+    rows(jobs).iter().filter_map(warn).take(8).collect()
 }
 
 /// `muster run` brings its own agent: none is a mistake only where one is named.
@@ -348,6 +383,24 @@ mod tests {
         let closed = json!({ "listening": ["10.0.0.1:7970"], "secret": true });
         assert_eq!(verdict(secret(&closed)), Verdict::Ok);
         assert_eq!(verdict(announce(&json!({}))), Verdict::Fail);
+    }
+
+    #[test]
+    fn a_witness_that_is_gone_is_named() {
+        let (here, gone, me) = ("ab".repeat(32), "cd".repeat(32), "ef".repeat(32));
+        let nodes = json!([
+            { "node": me, "self": true, "connected": true },
+            { "node": here, "host": "b", "connected": true },
+            { "node": gone, "host": "c", "connected": false },
+        ]);
+        let job =
+            |kind: &str, witness: &str| json!({ "job": "a", "kind": kind, "witnesses": [witness] });
+        let named = |job: Value| witnesses_gone(&json!([job]), &nodes);
+        assert!(named(job("runs", &gone))[0].detail.contains("c (cdcdcdcd)"));
+        assert!(named(job("runs", &here)).is_empty());
+        assert!(named(job("runs", &me)).is_empty());
+        assert!(named(job("finished", &gone)).is_empty());
+        assert!(named(json!({ "job": "forming", "kind": "forming" })).is_empty());
     }
 
     #[test]
