@@ -285,10 +285,11 @@ impl Job {
         if local.unresponsive.is_some() || !local.unanswered.is_some_and(late) {
             return;
         }
-        // It reads the store that grants them their lease.
-        let workers = match self.member.as_ref().is_some_and(|m| m.status.lease_lost) {
-            true => "Its workers end with their lease",
-            false => "Workers that run go on",
+        // It reads the store that grants them their lease, and the others may have gone on without this node.
+        let mut mine = self.member.iter();
+        let workers = match mine.any(|m| m.trains() && !m.status.lease_lost) {
+            true => "Workers that run go on",
+            false => "Workers that still run end with their lease",
         };
         let text = format!(
             "the launcher here (process {0}) does not answer: it is stopped (Ctrl-Z; `kill -CONT {0}` lets it go on) or \
