@@ -452,14 +452,18 @@ impl Job {
             let state = p.state_dir()?;
             Some(Voter { node: *node, state })
         });
-        let mut out: Vec<Voter> = Vec::new();
+        let (mut out, mut unstored): (Vec<Voter>, Vec<Voter>) = Default::default();
         for v in before.iter().copied().chain([ctx.voter()]).chain(others) {
             let goes = leaving.contains(&v.node) && (members.len() == 1 || ctx.goes(v.node));
-            if up(&v) && !member(v.node) && !goes && !out.contains(&v) {
-                out.push(v);
+            let list = match self.is_unstored(ctx, v.node) {
+                true => &mut unstored,
+                false => &mut out,
+            };
+            if list.len() < wanted && up(&v) && !member(v.node) && !goes && !list.contains(&v) {
+                list.push(v);
             }
         }
-        out.sort_by_key(|v| self.is_unstored(ctx, v.node));
+        out.extend(unstored);
         out.truncate(wanted);
         out
     }

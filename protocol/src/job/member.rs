@@ -286,8 +286,8 @@ impl Job {
             return;
         }
         // It reads the store that grants them their lease, and the others may have gone on without this node.
-        let mut mine = self.member.iter();
-        let workers = match mine.any(|m| m.trains() && !m.status.lease_lost) {
+        let mine = self.member.as_ref();
+        let workers = match mine.is_some_and(|m| m.trains() && !m.status.lease_lost) {
             true => "Workers that run go on",
             false => "Workers that still run end with their lease",
         };

@@ -131,10 +131,10 @@ impl Ctx<'_> {
         hellos.fold(self.cfg.timeouts(), |most, h| most.max(h.timeouts))
     }
 
-    /// Whether the agent of a node whose launcher leaves goes, too: it lives in the launcher's process, or is drained.
+    /// Whether the agent of a node whose launcher leaves goes, too: it lives in the launcher's process, or said goodbye.
     fn goes(&self, node: NodeId) -> bool {
         if node == self.cfg.node {
-            return self.cfg.embedded || self.draining;
+            return self.cfg.embedded;
         }
         let embedded = |p: &Peer| p.hello.as_ref().is_some_and(|h| h.embedded);
         let peer = self.peers.get(node);

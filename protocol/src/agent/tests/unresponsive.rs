@@ -139,15 +139,20 @@ fn a_start_that_a_stopped_rank_0_prevents_is_no_fault_of_the_others() {
     );
 }
 
-#[test]
-fn those_that_wait_for_a_vote_which_cannot_be_stored_are_told() {
-    let (mut s, digest) = trains(0, 3, &[]);
-    s.says_unstored(1, 28);
+/// The node of rank 2 goes with its agent, and the workers of the two others have stopped.
+fn the_third_is_lost(s: &mut Scripted, digest: Digest) {
     s.status(2, digest, 2, |st| st.gone = true);
     s.on(Event::Disconnected { node: node(2) });
     s.pass(Span::from_millis(200));
     s.says(ToAgent::Stopped { digest });
     s.status(1, digest, 2, |st| st.stopped = true);
+}
+
+#[test]
+fn those_that_wait_for_a_vote_which_cannot_be_stored_are_told() {
+    let (mut s, digest) = trains(0, 3, &[]);
+    s.says_unstored(1, 28);
+    the_third_is_lost(&mut s, digest);
     s.pass(Span::from_secs(4));
     s.status(1, digest, 3, |st| st.stopped = true);
     assert!(waits(&s).contains("h1"), "{}", waits(&s));
@@ -166,11 +171,7 @@ fn a_witness_is_an_agent_that_can_store_its_vote_where_there_is_one() {
     s.peer(3);
     s.peer(4);
     s.says_unstored(3, 28);
-    s.status(2, digest, 2, |st| st.gone = true);
-    s.on(Event::Disconnected { node: node(2) });
-    s.pass(Span::from_millis(200));
-    s.says(ToAgent::Stopped { digest });
-    s.status(1, digest, 2, |st| st.stopped = true);
+    the_third_is_lost(&mut s, digest);
     s.pass(Span::from_secs(2));
     let next = proposed(&mut s, digest).unwrap();
     assert_eq!(next.witnesses, [witness(4)]);

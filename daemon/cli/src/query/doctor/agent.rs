@@ -97,7 +97,6 @@ fn twins(jobs: &Value) -> Vec<Check> {
             .is_some_and(|(n, m)| n.saturating_mul(2) <= m);
         twice && field(job, "arbiter") == "members" && field(job, "kind") == "runs"
     };
-    let jobs = jobs.as_array().map_or(&[][..], |v| v);
     let warn = |job: &Value| {
         Check::warn(
             "two groups",
@@ -110,28 +109,30 @@ fn twins(jobs: &Value) -> Vec<Check> {
             "name a directory that all nodes share with --store, or list all nodes and add --birth-quorum",
         )
     };
-    jobs.iter().filter(may).take(8).map(warn).collect()
+    rows(jobs).iter().filter(may).take(8).map(warn).collect()
+}
+
+/// A list in an answer; none where there is none.
+fn rows(list: &Value) -> &[Value] {
+    list.as_array().map_or(&[], |rows| rows)
+}
+
+/// What people call a node. Of one that this agent has not heard yet it knows no host.
+fn name(node: &Value) -> String {
+    match (field(node, "host"), short(&field(node, "node"))) {
+        (host, id) if host.is_empty() => id.to_string(),
+        (host, id) => format!("{host} ({id})"),
+    }
 }
 
 /// Agents that vote in a job, train nothing in it, and are gone: no other takes their place until its members change.
 fn witnesses_gone(jobs: &Value, nodes: &Value) -> Vec<Check> {
-    let rows = |v: &Value| v.as_array().cloned().unwrap_or_default();
-    let gone: Vec<Value> = rows(nodes)
-        .into_iter()
-        .filter(|n| !flag(n, "self") && !flag(n, "connected"))
-        .collect();
-    let name = |id: &Value| {
-        let node = gone.iter().find(|n| n["node"] == *id)?;
-        let host = field(node, "host");
-        let id = short(&field(node, "node")).to_owned();
-        Some(if host.is_empty() {
-            id
-        } else {
-            format!("{host} ({id})")
-        })
+    let gone = |id: &Value| {
+        let node = rows(nodes).iter().find(|n| n["node"] == *id);
+        node.filter(|n| !flag(n, "connected")).map(name)
     };
     let warn = |job: &Value| {
-        let names: Vec<String> = rows(&job["witnesses"]).iter().filter_map(name).collect();
+        let names: Vec<String> = rows(&job["witnesses"]).iter().filter_map(gone).collect();
         (!names.is_empty() && field(job, "kind") == "runs").then(|| {
             Check::warn(
                 "witness",
@@ -231,17 +232,10 @@ fn announce(status: &Value) -> Check {
 }
 
 fn peers(nodes: &Value, own: &str) -> Vec<Check> {
-    let others: Vec<&Value> = nodes
-        .as_array()
-        .map_or(&[][..], |v| v)
+    let others: Vec<&Value> = rows(nodes)
         .iter()
         .filter(|n| !flag(n, "self") && !matches!(&*field(n, "state"), "left" | "replaced"))
         .collect();
-    // Of one that this agent has not heard yet it knows no host.
-    let name = |n: &Value| match (field(n, "host"), short(&field(n, "node"))) {
-        (host, id) if host.is_empty() => id.to_string(),
-        (host, id) => format!("{host} ({id})"),
-    };
     let (here, gone): (Vec<&Value>, Vec<&Value>) =
         others.iter().copied().partition(|n| flag(n, "connected"));
     let mut all = Vec::new();
@@ -275,8 +269,8 @@ fn peers(nodes: &Value, own: &str) -> Vec<Check> {
             "finish the upgrade on every node",
         ));
     }
-    all.extend(unstored(nodes, name));
-    all.extend(clocks(nodes, name));
+    all.extend(unstored(nodes));
+    all.extend(clocks(nodes));
     all
 }
 
@@ -284,8 +278,8 @@ fn peers(nodes: &Value, own: &str) -> Vec<Check> {
 const CLOCKS: Duration = Duration::from_secs(10);
 
 /// Nodes with another wall clock, as it was when they connected. Nothing that Muster decides goes by it.
-fn clocks(nodes: &Value, name: impl Fn(&Value) -> String) -> Option<Check> {
-    let nodes = nodes.as_array().map_or(&[][..], |v| v).iter();
+fn clocks(nodes: &Value) -> Option<Check> {
+    let nodes = rows(nodes).iter();
     let odd = nodes.filter(|n| flag(n, "connected")).filter_map(|n| {
         let ahead = n.get("clock_ahead_ms").and_then(Value::as_i64)?;
         let by = ahead.unsigned_abs();
@@ -304,9 +298,9 @@ fn clocks(nodes: &Value, name: impl Fn(&Value) -> String) -> Option<Check> {
 }
 
 /// Nodes whose votes are missing wherever something is to be decided.
-fn unstored(nodes: &Value, name: impl Fn(&Value) -> String) -> Vec<Check> {
+fn unstored(nodes: &Value) -> Vec<Check> {
     let mut all = Vec::new();
-    for node in nodes.as_array().map_or(&[][..], |v| v) {
+    for node in rows(nodes) {
         let why = field(node, "unstored");
         if why.is_empty() {
             continue;
