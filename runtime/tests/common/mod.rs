@@ -5,6 +5,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::Pid;
+
 #[path = "../../src/testing/port.rs"]
 pub(crate) mod port;
 
@@ -53,7 +56,11 @@ impl Rank {
         match self.lines.recv_timeout(BOUND) {
             Ok(line) => line,
             Err(RecvTimeoutError::Timeout) => panic!("nothing said within {BOUND:?}"),
-            Err(RecvTimeoutError::Disconnected) => panic!("ended without a word"),
+            Err(RecvTimeoutError::Disconnected) => {
+                let pid = Id::Pid(Pid::from_raw(self.child.id().cast_signed()));
+                let how = waitid(pid, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
+                panic!("ended without a word: {how:?}")
+            }
         }
     }
 }
