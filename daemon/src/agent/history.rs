@@ -30,7 +30,7 @@ pub(super) struct Names<'a> {
 }
 
 impl Names<'_> {
-    fn of(&self, node: NodeId) -> String {
+    pub(super) fn of(&self, node: NodeId) -> String {
         if node == self.me {
             format!("{} ({node})", self.host)
         } else {

@@ -382,6 +382,10 @@ impl Node {
             })
         }));
         row["cancel"] = json!(job.cancelling().map(cancel_json));
+        row["left_running"] = json!(job.left_running(clock::now()).map(|(nodes, left)| {
+            let names = nodes.iter().map(|n| self.names().of(*n));
+            json!({ "nodes": names.collect::<Vec<_>>(), "ms": left.as_millis() })
+        }));
         row["store"] = json!(job.store_place());
         row["verified"] = json!(job.verified());
         row["replicas"] = json!(job.replicated().map(|replicated| {

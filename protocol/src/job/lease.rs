@@ -430,6 +430,17 @@ impl Job {
         until.filter(|at| ctx.now < *at && !ctx.cfg.flaws.skip_r16)
     }
 
+    /// Where workers of a life that is over may still run, as their agents were away or cut off, and for how long; no
+    /// nodes where this agent was only told of the wait.
+    pub fn left_running(&self, now: Time) -> Option<(Vec<NodeId>, Span)> {
+        let ended = self.head.is_some() && self.live().is_none();
+        let until = self.dropped.values().map(|d| d.until);
+        let until = until.chain(self.forgotten).max();
+        let until = until.filter(|at| ended && now < *at)?;
+        let nodes = self.dropped.iter().filter(|(_, d)| now < d.until);
+        Some((nodes.map(|(node, _)| *node).collect(), until.since(now)))
+    }
+
     /// Whether a start of the head waits for somebody, or may have to.
     pub(super) fn waits_for_leases(&self) -> bool {
         self.forgotten.is_some() || !self.dropped.is_empty()

@@ -46,23 +46,52 @@ pub struct CancelArgs {
 
 pub(super) async fn main(args: &CancelArgs) -> Result<(), Failure> {
     let began = Instant::now();
-    let client = Client::find(args.common.socket.as_deref(), Some(&args.job)).await?;
+    let client = Client::find_for(args.common.socket.as_deref(), &args.job).await?;
     let over = end(args, &client).await?;
     let waited = over.then(|| began.elapsed());
+    // An agent that lives in a launcher has gone by now.
+    let jobs = match over {
+        true => client.query(Query::Jobs).await.unwrap_or_default(),
+        false => Value::Null,
+    };
+    let left = left_running(&jobs, &args.job);
     if args.common.out.json() {
         return put_json(&json!({
             "ok": true, "job": args.job, "over": waited.is_some(),
-            "waited_ms": waited.map(|w| w.as_millis() as u64),
+            "waited_ms": waited.map(|w| w.as_millis() as u64), "left_running": left,
         }));
     }
     let job = clean(&args.job);
     let text = match waited {
-        Some(time) => format!("{job} is over, after {}\n", ms(time)),
+        Some(time) => format!("{job} is over, after {}\n{}", ms(time), left_text(left)),
         None => {
             format!("{job} stops; `muster events {job} --follow` shows how, --wait waits for it\n")
         }
     };
     put(text.as_bytes())
+}
+
+/// Where workers of the job may still run though it is over, as the agent says: null where none do.
+fn left_running<'a>(jobs: &'a Value, job: &'a str) -> &'a Value {
+    let mut left = rows_of(jobs, job).map(|row| &row["left_running"]);
+    left.find(|left| left.is_object()).unwrap_or(&Value::Null)
+}
+
+fn left_text(left: &Value) -> String {
+    let Some(most) = left["ms"].as_u64().map(Duration::from_millis) else {
+        return String::new();
+    };
+    let nodes = left["nodes"].as_array().into_iter().flatten();
+    let names: Vec<String> = nodes.filter_map(Value::as_str).take(8).map(clean).collect();
+    let on = match &names[..] {
+        [] => "nodes whose agents are not there".to_owned(),
+        [name] => format!("{name}, whose agent is not there"),
+        names => format!("{}, whose agents are not there", names.join(", ")),
+    };
+    format!(
+        "workers of it may run for {} yet on {on}: they end by themselves, and the job starts again after that\n",
+        ms(most)
+    )
 }
 
 /// How the agent's order stands.
@@ -342,6 +371,19 @@ fn id_of(args: &CancelArgs) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_still_runs_is_said_with_its_bound() {
+        let row = |left: Value| json!([{ "job": "j", "owner": "u", "left_running": left }]);
+        let none = row(Value::Null);
+        assert_eq!(left_text(left_running(&none, "j")), "");
+        let two = row(json!({ "nodes": ["n2", "n3"], "ms": 28_000 }));
+        let text = left_text(left_running(&two, "j"));
+        assert!(text.contains("n2, n3") && text.contains("28"), "{text}");
+        assert_eq!(left_text(left_running(&two, "another")), "");
+        let told = row(json!({ "nodes": [], "ms": 1_000 }));
+        assert!(!left_text(left_running(&told, "j")).is_empty());
+    }
 
     #[test]
     fn only_the_one_job_of_a_name_counts_as_over() {

@@ -74,7 +74,7 @@ pub(super) async fn main(args: &Args, style: &Style) -> Result<(), Failure> {
 }
 
 async fn order(job: &str, args: &Order) -> Result<(), Failure> {
-    let client = Client::find(args.common.socket.as_deref(), Some(job)).await?;
+    let client = Client::find_for(args.common.socket.as_deref(), job).await?;
     let began = Instant::now();
     client
         .command(Command::Checkpoint { job: job.into() })

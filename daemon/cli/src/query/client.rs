@@ -10,7 +10,7 @@ use muster_protocol::codec;
 use muster_protocol::local::{Answer, Command, Query, ToAgent};
 use serde_json::Value;
 
-use super::output::{Failure, field, list, short};
+use super::output::{Failure, field, flag, list, short};
 use crate::sockets;
 
 /// How long an agent may take to answer. It answers from memory: one that takes longer hangs.
@@ -28,6 +28,19 @@ impl Client {
     /// The agent that is named, or the only one that answers. Where several do and the command is
     /// about a job, the one that knows the job.
     pub(super) async fn find(named: Option<&Path>, job: Option<&str>) -> Result<Client, Failure> {
+        Client::find_among(named, job, false).await
+    }
+
+    /// The same for an order about the whole job, which any agent that knows it takes.
+    pub(super) async fn find_for(named: Option<&Path>, job: &str) -> Result<Client, Failure> {
+        Client::find_among(named, Some(job), true).await
+    }
+
+    async fn find_among(
+        named: Option<&Path>,
+        job: Option<&str>,
+        any: bool,
+    ) -> Result<Client, Failure> {
         if let Some(path) = named {
             let path = path.to_owned();
             return Ok(Client { path });
@@ -46,12 +59,17 @@ impl Client {
         if agents.len() > 1
             && let Some(job) = job
         {
-            let mut knowing = Vec::new();
+            let (mut knowing, mut rows) = (Vec::new(), Vec::new());
             for (client, status) in &agents {
                 let jobs = client.query(Query::Jobs).await.unwrap_or_default();
-                if rows_of(&jobs, job).next().is_some() {
+                let of_it: Vec<Value> = rows_of(&jobs, job).cloned().collect();
+                if !of_it.is_empty() {
                     knowing.push((client.clone(), status.clone()));
+                    rows.push(of_it);
                 }
+            }
+            if let Some(at) = one_of(&rows).filter(|_| any) {
+                knowing = vec![knowing.swap_remove(at)];
             }
             if !knowing.is_empty() {
                 agents = knowing;
@@ -199,6 +217,21 @@ pub(super) fn rows_of<'a>(jobs: &'a Value, job: &'a str) -> impl Iterator<Item =
     })
 }
 
+/// Of agents, by their rows of one job: one that may be told what is to become of it, where all have the same
+/// generation of the same job, best one with a launcher of it.
+fn one_of(rows: &[Vec<Value>]) -> Option<usize> {
+    let single = |rows: &[Value]| match rows {
+        [row] => Some(field(row, "digest")).filter(|digest| !digest.is_empty()),
+        _ => None,
+    };
+    let first = single(rows.first()?)?;
+    let same = rows
+        .iter()
+        .all(|rows| single(rows).as_ref() == Some(&first));
+    let here = |rows: &Vec<Value>| rows.iter().any(|row| flag(row, "launcher_here"));
+    same.then(|| rows.iter().position(here).unwrap_or(0))
+}
+
 fn existing() -> Vec<PathBuf> {
     let environment = Inputs::from_process(Default::default()).environment;
     sockets::existing(&environment, &sockets::embedded_dir())
@@ -239,4 +272,26 @@ fn several(agents: &[(Client, Value)]) -> String {
         ));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn any_agent_takes_an_order_about_a_job_that_all_know_alike() {
+        let row = |digest: &str, here: bool| json!({ "digest": digest, "launcher_here": here });
+        let one = |row: Value| vec![row];
+        let alike = [one(row("a", false)), one(row("a", true))];
+        assert_eq!(one_of(&alike), Some(1));
+        assert_eq!(one_of(&alike[..1]), Some(0));
+        // Two jobs of one name: of two owners, clusters, or lives.
+        assert_eq!(one_of(&[one(row("a", true)), one(row("b", true))]), None);
+        assert_eq!(one_of(&[vec![row("a", true), row("a", true)]]), None);
+        // One that has not formed may be another one of the same name.
+        assert_eq!(one_of(&[one(json!({})), one(json!({}))]), None);
+        assert_eq!(one_of(&[]), None);
+    }
 }

@@ -86,7 +86,7 @@ impl Session {
     pub(super) fn try_spawn(&mut self) {
         let current = self.current.as_ref();
         let busy = current.is_some_and(|c| !c.parked || c.stopping.is_some());
-        if busy || self.alone || self.ending.is_some() {
+        if busy || self.alone.is_some() || self.ending.is_some() {
             return;
         }
         let pending = self.pending.as_mut().filter(|p| p.confirmed);

@@ -13,6 +13,10 @@ const INTERRUPTED: i32 = 128 + SIGINT;
 /// An agent that goes after Ctrl-C has so long to come back.
 const AGENT_RETURN: Span = Span::from_secs(5);
 
+/// Without workers, an agent is waited for this long: an upgrade takes minutes, and whoever started the launcher (Slurm,
+/// Kubernetes) sees only by its end that the node does nothing.
+const NO_AGENT: Span = Span::from_secs(15 * 60);
+
 impl Session {
     /// The job is over for this launcher.
     pub(super) fn end(&mut self, code: i32, report: String, now: Time) {
@@ -79,8 +83,22 @@ impl Session {
         }
     }
 
+    /// Until when an agent is waited for once the workers were ended for want of one.
+    pub(super) fn no_agent_by(&self) -> Option<Time> {
+        let waits = self.ending.is_none() && self.current.is_none();
+        self.alone.filter(|_| waits).map(|since| since + NO_AGENT)
+    }
+
     /// The agent did not say in time how this launcher's part ends.
     pub(super) fn leave_in_time(&mut self, now: Time) {
+        if self.no_agent_by().is_some_and(|at| now >= at) {
+            let report = format!(
+                "no agent has answered on this node for {} min: the others of the job go on without it if they are \
+                 enough. Start musterd, then the same command again",
+                NO_AGENT.as_millis() / 60_000
+            );
+            return self.end(1, report, now);
+        }
         if self.return_by.take_if(|at| now >= *at).is_some() {
             // With workers to end, its last word says more.
             let hint = match self.current {

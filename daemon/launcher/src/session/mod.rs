@@ -290,8 +290,8 @@ pub struct Session {
     /// How long workers may go on without an agent, and until when they may now.
     agent_grace: Option<Span>,
     alone_by: Option<Time>,
-    /// They may not: nothing trains or is started until the agent is heard again.
-    alone: bool,
+    /// Since when they may not: nothing trains or is started until the agent is heard again.
+    alone: Option<Time>,
     /// Whether it had more time for its next word, because that was missed.
     awaited: bool,
     /// How long workers that compute are waited for when their generation ends.
@@ -336,7 +336,7 @@ impl Session {
             return_by: None,
             agent_grace: None,
             alone_by: None,
-            alone: false,
+            alone: None,
             awaited: false,
             patience: Span::ZERO,
             waiting: String::new(),
@@ -366,6 +366,7 @@ impl Session {
             .map(|(at, _)| (at, "the time to leave is over"));
         let back = self.return_by.map(|at| (at, "no agent after Ctrl-C"));
         let alone = self.alone_by.map(|at| (at, "no agent for too long"));
+        let no_agent = self.no_agent_by().map(|at| (at, "no agent any more"));
         let since = self.current.as_ref().and_then(|c| c.alone_since);
         let gave_up = since.map(|(at, _)| (at + ALONE, "the workers parked, and nobody says why"));
         let slow = stopping.and_then(|s| s.slow_at.filter(|_| s.since_kill.is_none()));
@@ -376,6 +377,7 @@ impl Session {
             .chain(back)
             .chain(gave_up)
             .chain(alone)
+            .chain(no_agent)
             .min_by_key(|(at, _)| *at)
     }
 
@@ -406,7 +408,7 @@ impl Session {
                 if let Some(pending) = &mut self.pending {
                     pending.confirmed = false;
                 }
-                let by = self.agent_grace.filter(|_| !self.alone);
+                let by = self.agent_grace.filter(|_| self.alone.is_none());
                 self.alone_by = self.alone_by.or(by.map(|grace| now + grace));
                 self.interrupted_alone(now);
             }
@@ -466,7 +468,7 @@ impl Session {
             self.alone_by = Some(now + AWAKE);
         }
         self.stop_alone(now);
-        if self.alone && self.has_finished() {
+        if self.alone.is_some() && self.has_finished() {
             let report = "its workers have finished, and no agent is here to say how the job ends";
             return self.end(0, report.into(), now);
         }
@@ -584,7 +586,7 @@ impl Session {
                 // stopped, or hangs, keeps it.
                 self.alone_by = self.agent_grace.map(|grace| now + grace);
                 self.awaited = false;
-                self.alone = false;
+                self.alone = None;
                 // It has heard of Ctrl-C again.
                 self.return_by = None;
                 self.try_spawn();

@@ -73,13 +73,13 @@ impl Session {
     /// then nobody waits for these any more.
     pub(super) fn stop_alone(&mut self, now: Time) {
         let over = self.alone_by.take_if(|at| now >= *at).is_some();
-        self.alone |= over;
+        self.alone = self.alone.or(over.then_some(now));
         let grace = self.register.spec.loss_grace();
         let current = self.current.as_mut().filter(|c| over && !c.parked);
         if let Some(stopping) = current.and_then(|c| c.stopping.as_mut()) {
             stopping.kill_at = stopping.kill_at.min(now + grace);
         }
-        if self.alone && self.current.as_ref().is_some_and(Current::trains) {
+        if self.alone.is_some() && self.current.as_ref().is_some_and(Current::trains) {
             self.say("the agent is away for too long: stopping the workers");
             self.begin_stop(SIGTERM, grace, now);
         }

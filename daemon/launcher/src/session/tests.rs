@@ -586,6 +586,28 @@ fn a_launcher_whose_workers_have_finished_does_not_wait_for_its_agent_for_ever()
     );
 }
 
+/// Whoever started it sees that the node does nothing; one whose agent is back in time goes on.
+#[test]
+fn a_launcher_without_workers_waits_for_an_agent_for_a_quarter_of_an_hour() {
+    let ends = |told: &[Effect]| {
+        told.iter()
+            .any(|e| matches!(e, Effect::Exit { code: 1, .. }))
+    };
+    for back in [false, true] {
+        let mut world = World::running(1);
+        world.frame(welcome());
+        world.on(Event::LinkDown);
+        world.pass(3_000);
+        world.gone();
+        assert!(!ends(&world.pass(15 * 60_000 - 1_000)));
+        if back {
+            world.on(Event::LinkUp);
+            world.frame(welcome());
+        }
+        assert_eq!(ends(&world.pass(1_000)), !back);
+    }
+}
+
 #[test]
 fn workers_end_when_the_agent_stays_away() {
     let mut world = World::running(1);
