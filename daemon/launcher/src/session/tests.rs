@@ -586,7 +586,7 @@ fn a_launcher_whose_workers_have_finished_does_not_wait_for_its_agent_for_ever()
     );
 }
 
-/// Whoever started it sees that the node does nothing; one whose agent is back in time goes on.
+/// Its end shows that the node does nothing. A launcher whose agent is back in time goes on.
 #[test]
 fn a_launcher_without_workers_waits_for_an_agent_for_a_quarter_of_an_hour() {
     let ends = |told: &[Effect]| {
