@@ -32,6 +32,7 @@ fn add(sum: &mut Counts, of: &Counts) {
     sum.retired += of.retired;
     sum.deleted += of.deleted;
     sum.crashes += of.crashes;
+    sum.links += of.links;
     sum.power += of.power;
     sum.busy += of.busy;
     sum.restarts_prepared += of.restarts_prepared;
@@ -59,6 +60,7 @@ fn no_fault_breaks_an_invariant() {
         sum.retired,
         sum.deleted,
         sum.crashes,
+        sum.links,
         sum.power,
         sum.busy,
         sum.restarts_prepared,

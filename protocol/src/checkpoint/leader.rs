@@ -73,6 +73,8 @@ pub enum Event {
     NodeLost {
         node: NodeId,
     },
+    /// The launcher here is connected anew: an order to it, or its answer, may have been lost.
+    LauncherBack,
     /// Another generation was decided, or the job is over.
     Ended,
 }
@@ -345,6 +347,8 @@ impl Leader {
                     self.give_up(GivenUp::Lost(node), now);
                 }
             }
+            Event::LauncherBack if self.phase == Phase::Assembling => self.assemble(),
+            Event::LauncherBack => {}
             Event::Ended => {
                 self.ended = true;
                 self.waiting = None;

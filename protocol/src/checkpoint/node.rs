@@ -418,15 +418,11 @@ impl Node {
         if k >= self.settings.ranks {
             return Err(Error::NotMine { rank });
         }
-        // The launcher's connection was made anew: what is known here is as new.
-        if self.ranks.get(&k).is_some_and(|r| r.capacity == capacity) {
-            return Ok(());
-        }
         // Slots of another size take the place of those that it had.
-        self.ranks.remove(&k);
+        let known = self.ranks.remove(&k).filter(|r| r.capacity == capacity);
         let needs = capacity.saturating_mul(2);
         let left = self.settings.budget.saturating_sub(self.memory());
-        if needs > left {
+        if known.is_none() && needs > left {
             let notice = Notice::OverBudget { rank, needs, left };
             self.effects.push_back(Effect::Refuse { k });
             self.effects.push_back(Effect::Notice(notice));
@@ -449,16 +445,25 @@ impl Node {
                 why: "it is of an earlier generation",
             }));
         }
-        self.ranks.insert(
-            k,
-            Rank {
-                rank,
-                capacity,
-                slots,
-                wants: None,
-                skipped: None,
-            },
-        );
+        // The launcher's connection was made anew, and what either said last may have been lost with the old one: what
+        // is in the slots counts, and what is still to be done with it is asked for again.
+        let mut of_rank = known.unwrap_or(Rank {
+            rank,
+            capacity,
+            slots: [Slot::Free, Slot::Free],
+            wants: None,
+            skipped: None,
+        });
+        let writes = |s: &Slot| matches!(s, Slot::Writing { .. } | Slot::Durable { .. });
+        for (known, found) in of_rank.slots.iter_mut().zip(slots) {
+            if !(writes(known) && known.copy() == found.copy()) {
+                *known = found;
+            }
+        }
+        self.ranks.insert(k, of_rank);
+        for side in 0..2 {
+            self.ask_again(SlotId { k, side });
+        }
         Ok(())
     }
 

@@ -285,6 +285,11 @@ impl Job {
         self.at_saves_leader(ctx, LeaderEvent::Message { from, message });
     }
 
+    /// The launcher here is connected, perhaps again. Of its slots it says by itself.
+    pub(super) fn saves_launcher_back(&mut self, ctx: &mut Ctx<'_>) {
+        self.at_saves_leader(ctx, LeaderEvent::LauncherBack);
+    }
+
     /// The launcher here is gone: nobody fills its slots any more.
     pub(super) fn slots_orphaned(&mut self, now: Time) {
         self.saves.slots.clear();
@@ -593,3 +598,6 @@ impl Job {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

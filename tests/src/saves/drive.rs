@@ -215,7 +215,30 @@ impl World {
             let why = "the name is taken".into();
             NodeEvent::WriteFailed { slot, attempt, why }
         };
-        self.tell_nodes(a, save.generation, event)
+        match self.fault(30) {
+            true => self.link_again(a),
+            false => self.tell_nodes(a, save.generation, event),
+        }
+    }
+
+    /// The launcher's connection breaks, with what was said over it last, and is made anew.
+    pub(super) fn link_again(&mut self, a: usize) -> Result<(), Violation> {
+        self.counts.links += 1;
+        self.note(format!("agent {a}: another link to its launcher"));
+        let agent = &self.agents[a];
+        let nodes = agent.cores.iter().flat_map(|c| &c.nodes);
+        let holds = nodes.filter(|n| agent.launcher_up && n.memory() > 0);
+        if let Some(generation) = holds.map(|n| n.generation()).next() {
+            for k in 0..self.agents[a].ranks {
+                let slots = NodeEvent::Slots {
+                    k,
+                    capacity: super::agent::CAPACITY,
+                    found: self.agents[a].found(k),
+                };
+                self.tell_nodes(a, generation, slots)?;
+            }
+        }
+        self.tell_leader(a, LeaderEvent::LauncherBack)
     }
 
     /// What earlier generations left in the slots is needed no more: the newest one trains.
@@ -367,14 +390,17 @@ impl World {
             NodeEffect::Write {
                 slot, save, path, ..
             } => {
+                let key = (save.generation, slot, save.attempt);
+                if let Some(cores) = &mut self.agents[a].cores
+                    && cores.writes.insert(key, false).is_some()
+                {
+                    // Asked again: the answer comes when it is done.
+                    return Ok(());
+                }
                 let token = self.agents[a].memory.get_mut(&slot).and_then(|m| {
                     m.readers += 1;
                     m.token
                 });
-                let key = (save.generation, slot, save.attempt);
-                if let Some(cores) = &mut self.agents[a].cores {
-                    cores.writes.insert(key, false);
-                }
                 let ms = self.rng.delay(200);
                 let ev = Ev::WriteEnd {
                     agent: a,
@@ -388,10 +414,13 @@ impl World {
                 self.after(ms, ev);
             }
             NodeEffect::StopWrite { slot, attempt } => {
-                if let Some(cores) = &mut self.agents[a].cores
-                    && let Some(stopped) = cores.writes.get_mut(&(of, slot, attempt))
-                {
-                    *stopped = true;
+                let cores = self.agents[a].cores.as_mut();
+                match cores.and_then(|c| c.writes.get_mut(&(of, slot, attempt))) {
+                    Some(stopped) => *stopped = true,
+                    None => {
+                        let ended = NodeEvent::WriteStopped { slot, attempt };
+                        self.tell_nodes(a, of, ended)?;
+                    }
                 }
             }
             NodeEffect::Free { slot } => {

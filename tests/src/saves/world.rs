@@ -50,6 +50,7 @@ pub struct Counts {
     pub retired: u64,
     pub deleted: u64,
     pub crashes: u64,
+    pub links: u64,
     pub power: u64,
     pub busy: u64,
     pub restarts_prepared: u64,
@@ -352,7 +353,10 @@ impl World {
                         },
                     };
                     if self.agents[a].boot == boot {
-                        self.tell_leader(a, event)?;
+                        match self.fault(30) {
+                            true => self.link_again(a)?,
+                            false => self.tell_leader(a, event)?,
+                        }
                     }
                 }
             }

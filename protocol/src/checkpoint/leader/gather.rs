@@ -166,17 +166,12 @@ impl Leader {
                     self.state.keep = None;
                     self.change(now);
                 }
-                let files: Vec<&Vec<Written>> = self
-                    .order
-                    .iter()
-                    .filter_map(|n| self.nodes.get(n)?.files.as_ref())
-                    .collect();
-                if files.len() + slack < self.nodes.len() {
+                let durable = self.nodes.values().filter(|n| n.files.is_some());
+                if durable.count() + slack < self.nodes.len() {
                     return;
                 }
-                let files = files.into_iter().flatten().cloned().collect();
                 self.phase = Phase::Assembling;
-                self.effects.push_back(Effect::Assemble { save, files });
+                self.assemble();
             }
             Phase::Holding { manifest, .. } => {
                 if !self.shared && !self.nodes.values().all(|n| n.holds) {
@@ -192,6 +187,14 @@ impl Leader {
             }
             Phase::Idle | Phase::Assembling | Phase::Committing { .. } | Phase::Over(_) => {}
         }
+    }
+
+    /// Has the manifest made of all files, in rank order.
+    pub(super) fn assemble(&mut self) {
+        let files = |n| self.nodes.get(n)?.files.clone();
+        let files = self.order.iter().filter_map(files).flatten().collect();
+        let save = self.state.save;
+        self.effects.push_back(Effect::Assemble { save, files });
     }
 
     /// For whom the present save waits, by name.

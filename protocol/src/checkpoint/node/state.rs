@@ -200,6 +200,31 @@ impl Node {
         }
     }
 
+    /// What the writers of a slot were told, and what they answered, may have been lost.
+    pub(super) fn ask_again(&mut self, slot: SlotId) {
+        let Some(Slot::Writing {
+            copy,
+            attempt,
+            stopping,
+            ..
+        }) = self.slot(slot)
+        else {
+            return;
+        };
+        let (bytes, attempt) = (copy.bytes, *attempt);
+        let save = self.heard.map(|h| h.save);
+        let again = match save.filter(|s| s.attempt == attempt && !stopping) {
+            Some(save) => Effect::Write {
+                slot,
+                save,
+                path: save.file(self.settings.index, slot.k),
+                bytes,
+            },
+            None => Effect::StopWrite { slot, attempt },
+        };
+        self.effects.push_back(again);
+    }
+
     /// All files of the attempt are durable: from now on that may be said, whatever happens to the slots.
     fn note_prepared(&mut self) {
         let Some(save) = self.writes() else { return };

@@ -430,10 +430,14 @@ impl Saves {
             SaveAsk::Write { slot, save } => self.write(slot, save),
             SaveAsk::StopWrite { slot, attempt } => {
                 let writing = self.writing.get(&slot);
-                if let Some(writing) = writing.filter(|w| w.save.attempt == attempt) {
-                    writing.stop.store(true, Ordering::Relaxed);
+                match writing.filter(|w| w.save.attempt == attempt) {
+                    Some(writing) => {
+                        writing.stop.store(true, Ordering::Relaxed);
+                        None
+                    }
+                    // That it ended was lost with a link.
+                    None => Some(SaveNews::WriteStopped { slot, attempt }),
                 }
-                None
             }
             SaveAsk::Free { slot } => {
                 self.free(slot);
