@@ -107,6 +107,17 @@ impl JobKey {
         };
         ok(&self.cluster) && ok(&self.owner) && ok(&self.id)
     }
+
+    /// How near a node is to this job, so that the jobs of a cluster spread over its nodes: the distance of Maymounkov
+    /// and Mazières, "Kademlia", 2002, between the node's id and the key's BLAKE3.
+    pub(crate) fn distance(&self) -> impl Fn(NodeId) -> [u8; 32] + use<> {
+        let mut hasher = blake3::Hasher::new();
+        for part in [&self.cluster, &self.owner, &self.id] {
+            hasher.update(part.as_bytes()).update(&[0]);
+        }
+        let place = *hasher.finalize().as_bytes();
+        move |node| std::array::from_fn(|at| node.0[at] ^ place[at])
+    }
 }
 
 impl fmt::Display for JobKey {

@@ -99,11 +99,14 @@ pub enum Kind {
     Dormant,
     /// Another lineage of the same key won; this one's nodes join it (R10).
     Tombstone { winner: Digest },
+    /// The generation of this digest goes on as it is, with other witnesses: a change of who votes on what follows
+    /// it. The changes of a generation are counted from 1.
+    Voters { generation: Digest, change: u32 },
 }
 
 impl Kind {
     pub fn is_terminal(self) -> bool {
-        !matches!(self, Kind::Next)
+        !matches!(self, Kind::Next | Kind::Voters { .. })
     }
 }
 
@@ -245,11 +248,60 @@ impl Record {
 
     /// The lineage: the digest of the birth record.
     pub fn lineage(&self) -> Digest {
-        if self.number == 1 {
+        if self.number == 1 && self.change_of_voters() == 0 {
             self.digest()
         } else {
             self.birth
         }
+    }
+
+    /// The generation that this record is, or whose voters it changes.
+    pub fn generation(&self) -> Digest {
+        match self.kind {
+            Kind::Voters { generation, .. } => generation,
+            _ => self.digest(),
+        }
+    }
+
+    /// The same generation with other witnesses, decided by the voters that this record names.
+    pub fn with_witnesses(&self, witnesses: Vec<Voter>) -> Record {
+        let change = self.change_of_voters().saturating_add(1);
+        Record {
+            birth: self.lineage(),
+            parent: self.digest(),
+            kind: Kind::Voters {
+                generation: self.generation(),
+                change,
+            },
+            witnesses,
+            ..self.clone()
+        }
+    }
+
+    /// How often the voters of its generation were changed up to this record.
+    pub fn change_of_voters(&self) -> u32 {
+        match self.kind {
+            Kind::Voters { change, .. } => change,
+            _ => 0,
+        }
+    }
+
+    /// Whether `self` may change the voters that `before` names: all else stays.
+    pub fn changes_voters_of(&self, before: &Record) -> bool {
+        let next = before.with_witnesses(self.witnesses.clone());
+        self.kind == next.kind && self.parent == next.parent && self.is_of(before)
+    }
+
+    /// Whether `self` is a change of the voters of the generation that `other` is or belongs to, the next one or another.
+    pub fn is_of(&self, other: &Record) -> bool {
+        let same = Record {
+            restore: self.restore,
+            kind: self.kind,
+            parent: self.parent,
+            ..other.with_witnesses(self.witnesses.clone())
+        };
+        let changes = self.change_of_voters() > 0 && self.generation() == other.generation();
+        changes && *self == same && !other.kind.is_terminal()
     }
 
     pub fn leader(&self) -> Option<NodeId> {
@@ -333,10 +385,14 @@ impl Record {
         if self.witnesses.len() > WITNESSED_VOTERS {
             return Err(RecordError::TooManyWitnesses(self.witnesses.len()));
         }
-        if self.number == 0 || (self.number == 1) != self.birth.is_zero() {
+        if matches!(self.kind, Kind::Voters { change: 0, .. }) {
+            return Err(RecordError::Voters);
+        }
+        let born = self.number == 1 && self.change_of_voters() == 0;
+        if self.number == 0 || born != self.birth.is_zero() {
             return Err(RecordError::Number);
         }
-        if self.number > 1 && self.parent.is_zero() {
+        if !born && self.parent.is_zero() {
             return Err(RecordError::Number);
         }
         if self.kind.is_terminal() != self.members.is_empty() {
@@ -372,6 +428,7 @@ impl Record {
             && self.key == parent.key
             && self.arbiter == parent.arbiter
             && self.spec == parent.spec
+            && self.change_of_voters() == 0
             && !parent.kind.is_terminal()
     }
 }
@@ -389,6 +446,8 @@ pub enum RecordError {
     Number,
     #[error("a record that trains needs members, a terminal one has none")]
     Members,
+    #[error("a change of voters where a generation belongs")]
+    Voters,
     #[error("a node stands in the record twice")]
     Twice,
     #[error("a member has {0} slots, and has 1 to {MAX_SLOTS}")]
@@ -463,6 +522,43 @@ mod tests {
         let r = record(2);
         assert!(r.is_majority(|n| n.0[0] == 1));
         assert!(!r.is_majority(|n| n.0[0] == 2));
+    }
+
+    #[test]
+    fn a_change_of_voters_changes_nothing_else() {
+        let first = record(2);
+        let witness = |n: u8| Voter {
+            node: NodeId([n; 32]),
+            state: StateId([n; 8]),
+        };
+        let one = first.with_witnesses(vec![witness(8)]);
+        let two = one.with_witnesses(Vec::new());
+        assert_eq!(
+            [&first, &one, &two].map(|r| r.change_of_voters()),
+            [0, 1, 2]
+        );
+        for r in [&one, &two] {
+            assert_eq!(r.check(), Ok(()));
+            assert_eq!(
+                (r.lineage(), r.generation()),
+                (first.digest(), first.digest())
+            );
+            assert!(!r.kind.is_terminal() && !r.follows(&first));
+        }
+        assert!(one.changes_voters_of(&first) && two.changes_voters_of(&one));
+        assert!(!two.changes_voters_of(&first) && !first.changes_voters_of(&first));
+        assert_eq!(one.voters().count(), 3);
+        let mut other = one.clone();
+        other.members.pop();
+        assert!(!other.changes_voters_of(&first));
+        // What follows names the generation, whoever decided it.
+        let next = Record {
+            number: 2,
+            birth: first.digest(),
+            parent: first.digest(),
+            ..first.clone()
+        };
+        assert!(next.follows(&first) && !next.follows(&one));
     }
 
     #[test]

@@ -226,6 +226,8 @@ pub enum JobMessage {
     StopAnswer(barrier::ToLeader),
     Commit {
         commit: CommitRef,
+        /// Who is to acknowledge it: the generation, or the newest change of its voters.
+        vote: Digest,
     },
     Committed {
         commit: CommitRef,
@@ -363,6 +365,11 @@ pub enum JobMessage {
         save: checkpoint::Save,
         why: String,
         show: bool,
+    },
+    /// Others vote by now on what follows this generation: a decided record of [`Kind::Voters`](crate::record::Kind).
+    Voters {
+        generation: Arc<Record>,
+        record: Arc<Record>,
     },
 }
 

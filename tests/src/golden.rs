@@ -125,6 +125,7 @@ names!(job_name, JOB_MESSAGES, JobMessage, {
     JobMessage::Held { .. } => "job.held",
     JobMessage::StatusHeard { .. } => "job.status_heard",
     JobMessage::SaveGivenUp { .. } => "job.save_given_up",
+    JobMessage::Voters { .. } => "job.voters",
 });
 
 names!(to_agent_name, TO_AGENT, ToAgent, {
@@ -288,7 +289,7 @@ fn commit() -> CommitRef {
 }
 
 pub fn record(kind: Kind, cause: Cause, arbiter: Arbiter) -> Record {
-    let trains = kind == Kind::Next;
+    let trains = !kind.is_terminal();
     Record {
         key: key(),
         birth: digest(4),
@@ -375,7 +376,17 @@ pub fn records() -> Vec<Arc<Record>> {
     let leases = Cause::LeasesLost { nodes: list() };
     // Behind the others, which keep their numbers.
     let later = [misread, resumed, leases].map(|cause| record(Kind::Next, cause, store));
-    trains.chain(ends).chain(later).map(Arc::new).collect()
+    let all = trains.chain(ends).chain(later).map(Arc::new);
+    all.chain([other_voters()]).collect()
+}
+
+/// A generation that goes on with another witness.
+fn other_voters() -> Arc<Record> {
+    let kind = Kind::Voters {
+        generation: digest(5),
+        change: 2,
+    };
+    Arc::new(record(kind, Cause::Formed, Arbiter::Members))
 }
 
 fn advert() -> Advert {

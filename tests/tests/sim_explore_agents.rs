@@ -49,6 +49,38 @@ fn witness() -> Setup {
     Setup::new("two members, a witness, two others", 5, 2).with(&[(0, Deed::LauncherDies(1))])
 }
 
+fn voters_change() -> Setup {
+    let setup = Setup {
+        suspect_ms: 2_000,
+        horizon_ms: 6_000,
+        ..Setup::new(
+            "two members lose their witness, commit, and lose rank 0",
+            4,
+            2,
+        )
+    };
+    setup.with(&[
+        (0, Deed::NodeDies(2)),
+        // Right behind the change, before a lease tells that somebody has not heard of it.
+        (30, Deed::Commit(0)),
+        (2_500, Deed::NodeDies(0)),
+    ])
+}
+
+fn witness_is_back() -> Setup {
+    let setup = Setup {
+        suspect_ms: 2_000,
+        horizon_ms: 7_000,
+        ..Setup::new("two members are without their witness for a while", 4, 2)
+    };
+    setup.with(&[
+        (0, Deed::Cut(0, 2, 3_000)),
+        (0, Deed::Cut(1, 2, 3_000)),
+        (4_000, Deed::Commit(0)),
+        (4_500, Deed::LauncherDies(1)),
+    ])
+}
+
 fn two_die() -> Setup {
     Setup::new("five members, two die", 5, 5)
         .with(&[(0, Deed::NodeDies(1)), (0, Deed::LauncherDies(4))])
@@ -101,6 +133,16 @@ fn a_witness_votes() {
 }
 
 #[test]
+fn the_voters_change_before_a_commit() {
+    clean(&voters_change());
+}
+
+#[test]
+fn a_witness_comes_back() {
+    clean(&witness_is_back());
+}
+
+#[test]
 fn two_of_five_die() {
     clean(&two_die());
 }
@@ -147,6 +189,16 @@ mod long {
     #[test]
     fn a_witness_votes() {
         two(&witness());
+    }
+
+    #[test]
+    fn the_voters_change_before_a_commit() {
+        two(&voters_change());
+    }
+
+    #[test]
+    fn a_witness_comes_back() {
+        two(&witness_is_back());
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_protocol::agent::{Agent, ConnId, Effect, Event, Notice, Told};
+use muster_protocol::job::Job;
 use muster_protocol::local::ToLauncher;
 use muster_protocol::membership::{Answer, State};
 use muster_protocol::storelog;
@@ -188,8 +189,7 @@ impl Node {
 
     /// Members of the jobs that run here are let in before other agents of a large cluster.
     pub(super) fn prefer_members(&self) {
-        let heads = self.core.jobs().filter(|job| job.is_live());
-        let records = heads.filter_map(|job| job.head().map(|(record, _)| record));
+        let records = self.core.jobs().filter_map(Job::voting);
         let nodes = records.flat_map(|r| {
             let witnesses = r.witnesses.iter().map(|w| w.node);
             r.members.iter().map(|m| m.node).chain(witnesses)
@@ -249,6 +249,16 @@ impl Node {
                 self.prefer_members();
                 tracing::info!(job = %key, generation = record.number, %digest, cause = record.cause.word(),
                     members = record.members.len(), kind = ?record.kind, "decided");
+            }
+            Notice::Voters { key, record, gone } => {
+                self.prefer_members();
+                let names = |nodes: Vec<NodeId>| {
+                    let names = nodes.into_iter().map(|n| peers.name(n));
+                    names.collect::<Vec<_>>().join(", ")
+                };
+                let witnesses = names(record.witnesses.iter().map(|w| w.node).collect());
+                let gone = names(gone.clone());
+                tracing::info!(job = %key, generation = record.number, witnesses, gone, "voters");
             }
             Notice::Changed {
                 key, phases, told, ..

@@ -227,6 +227,13 @@ impl History {
             Notice::Saving { key, text } => self.add(key, "saving", json!({ "text": text })),
             Notice::Warning { key, text } => self.add(key, "warning", json!({ "text": text })),
             Notice::Trouble { key, text } => self.add(key, "trouble", json!({ "text": text })),
+            Notice::Voters { key, record, gone } => {
+                let witnesses = record.witnesses.iter().map(|w| names.of(w.node));
+                let witnesses: Vec<_> = witnesses.collect();
+                let gone: Vec<_> = gone.iter().map(|n| names.of(*n)).collect();
+                let event = json!({ "witnesses": witnesses, "gone": gone });
+                self.add(key, "voters", event);
+            }
             Notice::Peer { .. } | Notice::OtherTimes { .. } | Notice::Unstored { .. } => {}
         }
     }
@@ -249,7 +256,7 @@ pub(super) fn record_json(record: &Record, names: Names<'_>) -> Value {
     let kind = match record.kind {
         // Below the job's minimum: nothing runs until others come.
         Kind::Next if record.is_short() => "waits".to_owned(),
-        Kind::Next => "runs".to_owned(),
+        Kind::Next | Kind::Voters { .. } => "runs".to_owned(),
         Kind::End { cancelled: false } => "finished".into(),
         Kind::End { cancelled: true } => "cancelled".into(),
         Kind::Failed { code } => format!("failed with code {code}"),

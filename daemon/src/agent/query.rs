@@ -311,7 +311,8 @@ impl Node {
                         .ranks_of(self.core.config().node)
                         .map(|(first, slots)| json!({ "first_rank": first, "slots": slots }))
                 );
-                let witnesses = record.witnesses.iter().map(|w| w.node.hex());
+                let voting = job.voting().unwrap_or(record);
+                let witnesses = voting.witnesses.iter().map(|w| w.node.hex());
                 row["witnesses"] = json!(witnesses.collect::<Vec<_>>());
                 row["max_restarts"] = json!(record.spec.max_restarts);
                 row["min_nodes"] = json!(record.spec.min_nodes);

@@ -231,6 +231,13 @@ pub enum Notice {
         digest: Digest,
         record: Arc<Record>,
     },
+    /// Others vote on what follows the generation that runs: a decided record of kind `Voters`, and the witnesses that
+    /// do not any more.
+    Voters {
+        key: JobKey,
+        record: Arc<Record>,
+        gone: Vec<NodeId>,
+    },
     /// The times of one change of generation.
     Changed {
         key: JobKey,

@@ -18,8 +18,7 @@ impl Agent {
             return granted;
         }
         for job in self.jobs.values_mut() {
-            let digest = job.head().map(|(_, digest)| digest);
-            let asked = digest.filter(|d| leases.contains(d));
+            let asked = job.lease_asked_of().filter(|d| leases.contains(d));
             granted.extend(asked.filter(|_| job.ask_lease(&self.cfg, from, now)));
         }
         granted
@@ -31,7 +30,7 @@ impl Agent {
         for (key, job) in &mut self.jobs {
             // A heartbeat of before the generation did not ask for its lease.
             let asked = job.lease_wanted_of(from);
-            let Some(digest) = asked.filter(|_| job.installed_at() <= sent) else {
+            let Some(digest) = asked.filter(|_| job.voting_since() <= sent) else {
                 continue;
             };
             let granted = leases.contains(&digest);
@@ -73,7 +72,7 @@ impl Agent {
             .jobs
             .values()
             .filter(|j| j.lease_urgent())
-            .filter_map(|j| j.head().map(|(r, _)| r))
+            .filter_map(Job::voting)
             .flat_map(|r| r.voters().map(|v| v.node).collect::<Vec<_>>())
             .filter(|n| *n != me)
             .collect();

@@ -119,7 +119,7 @@ pub struct Agent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Greeted {
     head: Digest,
-    watches_for: (bool, bool, Digest),
+    watches_for: (bool, bool, Digest, Digest),
     deserted: bool,
     left_behind: bool,
     gathers: bool,

@@ -165,6 +165,8 @@ pub(super) struct Scripted {
     pub(super) persists: usize,
     /// Peers whose agents acknowledge leases.
     pub(super) grants: BTreeSet<NodeId>,
+    /// Peers whose agents answer, and refuse them.
+    pub(super) refuses: BTreeSet<NodeId>,
     /// What probes of a node find.
     pub(super) probes: BTreeMap<NodeId, (Answer, Answer)>,
     /// The launcher here is stopped: it answers its agent nothing.
@@ -201,6 +203,7 @@ impl Scripted {
             past,
             persists: 0,
             grants: BTreeSet::new(),
+            refuses: BTreeSet::new(),
             probes: BTreeMap::new(),
             mute: false,
             back: Vec::new(),
@@ -244,10 +247,9 @@ impl Scripted {
             }
             Effect::Send { to, message } => match message {
                 Message::Ping { seq, leases } if self.grants.contains(&to) => {
-                    let message = Message::Pong {
-                        seq,
-                        granted: leases,
-                    };
+                    let refuses = self.refuses.contains(&to);
+                    let granted = if refuses { Vec::new() } else { leases };
+                    let message = Message::Pong { seq, granted };
                     self.back.push(Event::Message { from: to, message });
                 }
                 Message::Job { body, .. } => self.sent.push((to, *body)),

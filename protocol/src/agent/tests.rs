@@ -6,6 +6,7 @@ mod holds;
 mod members;
 mod told;
 mod unresponsive;
+mod voters;
 mod votes;
 
 use super::scripted::{Scripted, node};

@@ -339,6 +339,11 @@ impl Job {
             self.applicant.deputy.take_if(|d| d.leader == from);
         }
         if let Wait::Elsewhere { advert } = &wait {
+            if advert.leader == Some(ctx.me()) && advert.digest != self.head_digest() {
+                // It leads what it has not heard of: a witness, where no member is left.
+                let have = self.head_digest();
+                self.send(ctx, from, JobMessage::Ask { have });
+            }
             let reachable = advert.leader.filter(|n| ctx.reachable(*n) && *n != from);
             match self.live() {
                 None if reachable.is_some() => self.applicant.referred = reachable,

@@ -425,9 +425,10 @@ impl Job {
         }
     }
 
-    /// Voters that fill a small job up (R4): those that were, then other connected agents, first those that can store
-    /// their votes. A node that leaves is one only where its agent stays and two members remain: one alone decides with
-    /// its own vote out of two (`is_majority`), and is better off without voters that may be switched off.
+    /// Voters that fill a small job up (R4): those that were, then other connected agents, the nearest to the job first.
+    /// Those that can store no vote come last. A node that leaves is one only where its agent stays and two members
+    /// remain: one alone decides with its own vote out of two (`is_majority`), and is better off without voters that
+    /// may be switched off.
     pub(super) fn witnesses(
         &self,
         ctx: &Ctx<'_>,
@@ -452,6 +453,8 @@ impl Job {
             let state = p.state_dir()?;
             Some(Voter { node: *node, state })
         });
+        let (distance, mut others) = (self.key.distance(), others.collect::<Vec<_>>());
+        others.sort_by_key(|v| distance(v.node));
         let (mut out, mut unstored): (Vec<Voter>, Vec<Voter>) = Default::default();
         for v in before.iter().copied().chain([ctx.voter()]).chain(others) {
             let goes = leaving.contains(&v.node) && (members.len() == 1 || ctx.goes(v.node));
@@ -697,9 +700,10 @@ impl Job {
     pub(super) fn decided(&mut self, ctx: &mut Ctx<'_>, record: &Arc<Record>, birth: bool) {
         let mut told: BTreeSet<NodeId> = record.voters().map(|v| v.node).collect();
         told.extend(record.members.iter().map(|m| m.node));
-        if !birth && let Some(parent) = self.head.as_ref().map(|h| h.record.clone()) {
-            told.extend(parent.voters().map(|v| v.node));
-            told.extend(parent.members.iter().map(|m| m.node));
+        if !birth && let Some(before) = &self.head {
+            told.extend(before.voting().voters().map(|v| v.node));
+            told.extend(before.record.voters().map(|v| v.node));
+            told.extend(before.record.members.iter().map(|m| m.node));
         }
         if record.kind.is_terminal() {
             // Spares leave with the job.

@@ -307,15 +307,15 @@ impl Job {
                 known: self.has_no_store_left(ctx.me(), ctx.peers.all),
             });
         }
-        if self.is_stranded(ctx, record) && self.others_may_decide(ctx, record) {
-            let voters = record.voters().map(|v| v.node);
+        if self.is_stranded(ctx) && self.others_may_decide(ctx) {
+            let voters = head.voting().voters().map(|v| v.node);
             let unseen = voters.filter(|n| ctx.peers.lost(*n) == Some(false));
             return Some(self.unreached(ctx, &unseen.collect::<Vec<_>>()));
         }
         let led = leader.is_some_and(|n| ctx.reachable(n));
         // Its launcher here ends its own part at least.
         let here = self.is_member(ctx);
-        (!led && !here && !self.is_hopeless(ctx, record)).then(|| {
+        (!led && !here && !self.is_hopeless(ctx)).then(|| {
             let lead = leader.map_or_else(|| "its members".to_owned(), |n| ctx.name(n));
             Obstacle::Silent(format!(
                 "nobody that leads job {id} can be reached from this node ({lead}): say `muster cancel {id}` on a node \
@@ -386,15 +386,16 @@ impl Job {
     }
 
     /// Whether nobody can decide how the job goes on or ends, and nobody here takes part in it.
-    pub(super) fn is_hopeless(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
-        let stranded = self.is_stranded(ctx, record);
+    pub(super) fn is_hopeless(&self, ctx: &Ctx<'_>) -> bool {
+        let stranded = self.is_stranded(ctx);
         let part = self.is_member(ctx) || self.waits_for_place(ctx);
-        !part && stranded && !self.others_may_decide(ctx, record)
+        !part && stranded && !self.others_may_decide(ctx)
     }
 
     /// Whether a majority without this node may live: it may go on with the job where this node does not see it.
-    fn others_may_decide(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
-        record.is_majority(|n| n != ctx.me() && ctx.peers.lost(n) != Some(true))
+    fn others_may_decide(&self, ctx: &Ctx<'_>) -> bool {
+        let lives = |n| n != ctx.me() && ctx.peers.lost(n) != Some(true);
+        self.voting().is_some_and(|r| r.is_majority(lives))
     }
 
     /// A person ends the job before it has formed: the launcher here, and those that ask here to be let in, go.
@@ -447,7 +448,7 @@ impl Job {
             // The next leader, too, reads of it in the status.
             self.cancel(ctx);
         }
-        if self.is_hopeless(ctx, &record) {
+        if self.is_hopeless(ctx) {
             if self.local.is_some() {
                 // It waits to go on with what is given up.
                 self.cancel(ctx);

@@ -15,13 +15,16 @@ impl Job {
     /// Somebody asks for the newest record, or shows that it holds an old one.
     pub(super) fn on_ask(&mut self, ctx: &mut Ctx<'_>, from: NodeId, have: Digest) {
         if let Some(head) = &self.head
-            && head.digest != have
+            && head.digest == have
         {
+            self.tell_voters(ctx, from);
+        } else if let Some(head) = &self.head {
             let head = head.record.clone();
             self.repeat_failure(ctx, from);
             if head.kind.is_terminal() && self.durable.ended.iter().any(|e| e.digest() == have) {
                 let record = head;
-                return self.send(ctx, from, JobMessage::Follows { have, record });
+                self.send(ctx, from, JobMessage::Follows { have, record });
+                return self.repeat_held(ctx, from);
             }
             // The ends before it are known to all that have its parent.
             let next = head.parent == have;
@@ -29,10 +32,9 @@ impl Job {
             for record in ends.chain([head]).collect::<Vec<_>>() {
                 self.send(ctx, from, JobMessage::Decided { record });
             }
+            self.tell_voters(ctx, from);
             // It did not see who was dropped, and would wait for whoever may have been.
-            if !self.unknown && self.live().is_some() {
-                self.say_held(ctx, vec![from]);
-            }
+            self.repeat_held(ctx, from);
         }
     }
 
@@ -95,8 +97,20 @@ impl Job {
 
     /// A record that somebody knows to be decided.
     pub(super) fn on_decided(&mut self, ctx: &mut Ctx<'_>, from: NodeId, record: Arc<Record>) {
+        let votes = record.is_voter(ctx.voter());
+        self.learn(ctx, from, record, votes);
+    }
+
+    /// A record that somebody knows to be decided. `votes`: this agent is to vote on what follows it.
+    pub(super) fn learn(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        from: NodeId,
+        record: Arc<Record>,
+        votes: bool,
+    ) {
         let Some(head) = &self.head else {
-            return self.consider_stranger(ctx, from, record);
+            return self.consider_stranger(ctx, from, record, votes);
         };
         if head.record.lineage() == record.lineage() {
             if record.number > head.record.number {
@@ -107,11 +121,17 @@ impl Job {
             }
             return;
         }
-        self.consider_stranger(ctx, from, record);
+        self.consider_stranger(ctx, from, record, votes);
     }
 
     /// A decided record of a lineage that is not ours.
-    fn consider_stranger(&mut self, ctx: &mut Ctx<'_>, from: NodeId, record: Arc<Record>) {
+    fn consider_stranger(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        from: NodeId,
+        record: Arc<Record>,
+        votes: bool,
+    ) {
         let lineage = record.lineage();
         let left = ctx.past.voted(&lineage).is_some_and(|n| record.number < n);
         // An end is no vote: births name it, and all must know the same one.
@@ -120,6 +140,11 @@ impl Job {
             false => self.is_superseded(ctx, from, lineage, record.number) || left,
         };
         if over || self.durable.left_later(&record) {
+            if votes && !record.kind.is_terminal() {
+                // Nobody is to count on its vote, nor to take it for the one that decides.
+                let parent = record.digest();
+                self.send(ctx, from, JobMessage::Forfeited { parent });
+            }
             return;
         }
         let ended = self.durable.ended.iter().find(|e| e.lineage() == lineage);
@@ -144,7 +169,7 @@ impl Job {
             }
             return;
         }
-        let concerns_me = record.has(ctx.me()) || record.is_voter(ctx.voter());
+        let concerns_me = record.has(ctx.me()) || votes;
         let launcher = self.launcher();
         let names_me = |m: &&crate::record::Member| {
             m.node == ctx.cfg.node && m.state == ctx.cfg.state && Some(m.launcher) == launcher
@@ -238,7 +263,7 @@ impl Job {
             self.checkpoint_ends();
         }
         let before = self.head.take();
-        self.before = before.as_ref().map(|h| h.record.clone());
+        self.before = before.clone();
         self.note_absent(ctx, &record);
         self.note_dropped(ctx, &record);
         self.durable.install(record.clone(), ctx.cfg.boot);
@@ -314,18 +339,18 @@ impl Job {
 
     /// A member that is dropped, or lost when the job ends, may come back without having heard of the end.
     fn note_absent(&mut self, ctx: &Ctx<'_>, record: &Record) {
-        let before = self.before.as_ref().filter(|b| b.digest() == record.parent);
+        let before = self.before.as_ref().filter(|b| b.digest == record.parent);
         let stays = |node| match record.kind {
             Kind::Next => record.has(node),
             _ => ctx.reachable(node),
         };
-        let all = before.is_some_and(|b| b.members.iter().all(|m| stays(m.node)));
+        let all = before.is_some_and(|b| b.record.members.iter().all(|m| stays(m.node)));
         self.absent = record.number > 1 && (self.absent || !all);
     }
 
     /// Nodes that come back only to be lost again are kept out for longer and longer; people are told.
     fn count_losses(&mut self, ctx: &Ctx<'_>, record: &Record, nodes: &[NodeId]) {
-        let members = self.before.as_ref().map_or(0, |b| b.members.len());
+        let members = self.before.as_ref().map_or(0, |b| b.record.members.len());
         for Flapping {
             node,
             times,

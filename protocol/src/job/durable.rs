@@ -71,6 +71,8 @@ pub struct Durable {
     pub timeouts: Timeouts,
     /// When `held_ms` was counted, by the clock of the boot of then; none: not known.
     pub held_from: Option<Time>,
+    /// The newest change of the head's voters.
+    pub voters: Option<Arc<Record>>,
 }
 
 /// What the cores of saving find again.
@@ -99,6 +101,7 @@ impl Durable {
             adopted: None,
             timeouts: Timeouts::default(),
             held_from: None,
+            voters: None,
         }
     }
 
@@ -126,7 +129,7 @@ impl Durable {
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Durable, CodecError> {
-        // Format 2 ended before `held_from`.
+        // Format 3 ended before `voters`.
         codec::decode_stored(bytes, &[0])
     }
 
@@ -146,11 +149,18 @@ impl Durable {
         self.bound = None;
         self.continues = None;
         self.acceptor = Acceptor::default();
+        self.voters = None;
         self.sent = None;
         self.saves = Saved::default();
         self.hold(0, Time::ZERO);
         self.adopted = None;
         self.timeouts = Timeouts::default();
+    }
+
+    /// Others vote on what follows the head; the vote that led to it is settled.
+    pub fn change_voters(&mut self, record: Arc<Record>) {
+        self.voters = Some(record);
+        self.acceptor = Acceptor::default();
     }
 
     fn is_past(&mut self, lineages: Vec<(Digest, u64)>) {

@@ -26,7 +26,7 @@ impl Job {
     pub(super) fn explain_pause(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
         let lead = self.acting_leader(ctx, record);
         // A member that has finished waits for the end, which nobody decides then.
-        let stranded = self.is_stranded(ctx, record);
+        let stranded = self.is_stranded(ctx);
         let over = |s: &Status| s.stopped || s.finished && stranded;
         let Some(mine) = self.member.as_mut().filter(|m| over(&m.status)) else {
             return;
@@ -274,9 +274,7 @@ impl Job {
                 let mut dead: Vec<String> = missing.iter().map(|n| ctx.called(*n)).collect();
                 dead.dedup();
                 let id = &self.key.id;
-                let hopeless = self
-                    .live()
-                    .is_some_and(|h| self.is_hopeless(ctx, &h.record));
+                let hopeless = self.is_hopeless(ctx);
                 let gone = match self.may_continue_without(missing) {
                     true => format!(
                         "`muster job continue {id} --dead {} --yes` goes on without them",
@@ -452,8 +450,8 @@ impl Job {
     pub(super) fn wait_of_running(&self, ctx: &Ctx<'_>, head: &super::Head, from: NodeId) -> Wait {
         let record = &head.record;
         if record.arbiter == Arbiter::Members {
-            let missing = self.missing_voters(ctx, record);
-            if !record.is_majority(|n| !missing.contains(&n)) {
+            let missing = self.missing_voters(ctx);
+            if !head.voting().is_majority(|n| !missing.contains(&n)) {
                 return Wait::NoQuorum { missing };
             }
         }
@@ -503,9 +501,9 @@ impl Job {
                 who,
             };
         }
-        match self.lacks_votes(ctx, record) {
+        match self.lacks_votes(ctx) {
             true => Wait::Unstored {
-                nodes: self.unstored_voters(ctx, record),
+                nodes: self.unstored_voters(ctx),
             },
             false => Wait::Changing,
         }
@@ -520,30 +518,27 @@ impl Job {
         hello.is_some_and(|h| h.unstored.is_some())
     }
 
-    /// Voters of `record` that can store no vote. By the store nobody votes.
-    fn unstored_voters(&self, ctx: &Ctx<'_>, record: &Record) -> Vec<NodeId> {
-        let by_members = record.arbiter == Arbiter::Members;
-        let voters = record.voters().filter(|_| by_members);
+    /// Voters that can store no vote. By the store nobody votes.
+    fn unstored_voters(&self, ctx: &Ctx<'_>) -> Vec<NodeId> {
+        let voting = self.voting().filter(|r| r.arbiter == Arbiter::Members);
+        let voters = voting.into_iter().flat_map(|r| r.voters());
         let unstored = voters.map(|v| v.node).filter(|n| self.is_unstored(ctx, *n));
         unstored.take(MAX_LIST).collect()
     }
 
-    /// Whether what follows `record` cannot be decided just now, for want of votes that can be stored.
-    pub(super) fn lacks_votes(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
-        let unstored = self.unstored_voters(ctx, record);
-        let missing = self.missing_voters(ctx, record);
+    /// Whether what follows the head cannot be decided just now, for want of votes that can be stored.
+    pub(super) fn lacks_votes(&self, ctx: &Ctx<'_>) -> bool {
+        let unstored = self.unstored_voters(ctx);
+        let missing = self.missing_voters(ctx);
         let votes = |n| !unstored.contains(&n) && !missing.contains(&n);
-        !(unstored.is_empty() || record.is_majority(votes))
+        !unstored.is_empty() && self.voting().is_some_and(|r| !r.is_majority(votes))
     }
 
-    /// Voters of `record` that this agent has no link to.
-    pub(super) fn missing_voters(&self, ctx: &Ctx<'_>, record: &Record) -> Vec<NodeId> {
-        record
-            .voters()
-            .map(|v| v.node)
-            .filter(|n| !ctx.reachable(*n))
-            .take(crate::wire::MAX_LIST)
-            .collect()
+    /// Voters that this agent has no link to.
+    pub(super) fn missing_voters(&self, ctx: &Ctx<'_>) -> Vec<NodeId> {
+        let voters = self.voting().into_iter().flat_map(|r| r.voters());
+        let missing = voters.map(|v| v.node).filter(|n| !ctx.reachable(*n));
+        missing.take(MAX_LIST).collect()
     }
 }
 

@@ -21,6 +21,7 @@ use crate::wire::{Action, JobMessage, Order, Status};
 /// What the acting leader knows beside the head.
 #[derive(Clone, Debug)]
 pub(super) struct Lead {
+    pub(super) began: Time,
     pub(super) statuses: BTreeMap<NodeId, Status>,
     /// Members whose workers failed, in the order of their telling.
     pub(super) failures: Vec<NodeId>,
@@ -36,6 +37,10 @@ pub(super) struct Lead {
     given_up: BTreeSet<NodeId>,
     /// Since when too few nodes are there to go on.
     pub(super) waited: Option<Time>,
+    /// Since when the generation should have other witnesses.
+    pub(super) voters_due: Option<Time>,
+    /// Witnesses that were done without.
+    pub(super) gone: BTreeMap<NodeId, super::voters::Gone>,
     /// No launcher of the generation is left.
     pub(super) deserted: Option<super::deserted::Deserted>,
     /// A person ended the job, on a node without a launcher of it.
@@ -67,6 +72,7 @@ struct Ordered {
 impl Lead {
     pub(super) fn new(whole: bool, now: Time) -> Lead {
         Lead {
+            began: now,
             whole,
             statuses: BTreeMap::new(),
             failures: Vec::new(),
@@ -79,6 +85,8 @@ impl Lead {
             struck: BTreeSet::new(),
             given_up: BTreeSet::new(),
             waited: None,
+            voters_due: None,
+            gone: BTreeMap::new(),
             deserted: None,
             cancelled: false,
             finishing: None,
@@ -167,7 +175,12 @@ impl Job {
                 false => self.storeless.remove(&from),
             };
         }
-        let Some(lead) = &mut self.lead else { return };
+        let Some(lead) = &mut self.lead else {
+            if !status.stopped {
+                self.pass_end_on(ctx, from);
+            }
+            return;
+        };
         if let Some(known) = lead.statuses.get(&from)
             && (known.boot, known.seq) > (status.boot, status.seq)
         {
@@ -283,7 +296,7 @@ impl Job {
         }
         self.drive_commit(ctx);
         self.drive_proposal(ctx);
-        if self.proposal.is_some() {
+        if self.proposal.as_ref().is_some_and(|p| !p.of_voters) {
             return;
         }
         self.ask_statuses(ctx, &record);
@@ -307,6 +320,7 @@ impl Job {
         self.drive_deserted(ctx, &record, &a);
         self.tell_finishing(ctx, &record);
         self.drive_change(ctx, &record, &a);
+        self.drive_voters(ctx);
         self.repeat_orders(ctx);
     }
 
@@ -639,8 +653,8 @@ impl Job {
         }
         match record.arbiter {
             Arbiter::Members => {
-                let missing = self.missing_voters(ctx, record);
-                if !record.is_majority(|n| !missing.contains(&n)) {
+                let missing = self.missing_voters(ctx);
+                if !(self.voting()).is_some_and(|r| r.is_majority(|n| !missing.contains(&n))) {
                     self.tell_wait(ctx, &crate::wire::Wait::NoQuorum { missing });
                     self.waits_for_nodes(true, ctx.now);
                     return self.wake_at(ctx.now + REPEAT, "no majority");

@@ -27,8 +27,13 @@ impl Job {
         let mine = self.member.as_ref()?;
         let head = self.live()?;
         let wanted = head.record.arbiter == Arbiter::Members && !mine.status.stopped;
-        let votes = || head.record.voters().any(|v| v.node == voter);
-        (wanted && votes()).then_some(head.digest)
+        let votes = || head.voting().voters().any(|v| v.node == voter);
+        (wanted && votes()).then_some(head.configuration().1)
+    }
+
+    /// What a member that asks this voter for its lease has to name: who votes, so that nobody counts who did before.
+    pub(crate) fn lease_asked_of(&self) -> Option<Digest> {
+        self.head.as_ref().map(|h| h.configuration().1)
     }
 
     /// A voter acknowledged, or refused, the heartbeat that was sent at `sent` and asked for this lease.
@@ -48,6 +53,8 @@ impl Job {
     pub(crate) fn lease_refused(&mut self, ctx: &Ctx<'_>, from: NodeId) {
         let have = self.head_digest();
         self.send(ctx, from, JobMessage::Ask { have });
+        // Or it has not heard that it votes.
+        self.tell_voters(ctx, from);
     }
 
     pub(super) fn tail_seen(&mut self, asked: Time) {
@@ -73,9 +80,19 @@ impl Job {
         }
     }
 
+    /// The voters are about to change: the lease that those of before have confirmed holds until it is over.
+    pub(super) fn keep_lease(&mut self) {
+        if let (Some(head), Some(mine)) = (&self.head, &mut self.member) {
+            mine.confirmed_before = mine
+                .confirmed_before
+                .max(Self::confirmed(head.voting(), mine));
+        }
+    }
+
     /// Until when this member may train.
     fn lease_end(cfg: &Config, record: &Record, mine: &Mine) -> Time {
-        match Self::confirmed(record, mine).max(mine.adopted) {
+        let confirmed = Self::confirmed(record, mine).max(mine.confirmed_before);
+        match confirmed.max(mine.adopted) {
             // Never: also on a machine that has just booted.
             Time::ZERO => Time::ZERO,
             at => at + cfg.lease(),
@@ -120,7 +137,7 @@ impl Job {
         if !runs || !mine.trains() || mine.status.lease_lost {
             return Span::ZERO;
         }
-        let end = Self::lease_end(cfg, &head.record, mine);
+        let end = Self::lease_end(cfg, head.voting(), mine);
         local.ends.map_or(end, |at| end.min(at)).since(now)
     }
 
@@ -143,7 +160,7 @@ impl Job {
         let (stopped, woke) = ctx.quiet;
         // While it runs it has something to do more often than that.
         let unseen = stopped < end && woke > end;
-        let from = Self::confirmed(record, mine);
+        let from = Self::confirmed(record, mine).max(mine.confirmed_before);
         let others_wait = from > Time::ZERO && ctx.now < from + Span(ctx.cfg.agent_grace.0 / 4 * 3);
         unseen && others_wait
     }
@@ -159,6 +176,15 @@ impl Job {
     /// need not.
     pub(crate) fn on_hello(&mut self, ctx: &mut Ctx<'_>, from: NodeId) {
         self.say_ended_here(ctx, std::iter::once(from));
+        let concerned = self
+            .voting()
+            .is_some_and(|r| r.voters_and_members().any(|n| n == from));
+        if concerned {
+            self.tell_voters(ctx, from);
+        }
+        if self.live().is_none() {
+            self.repeat_held(ctx, from);
+        }
         let said = ctx.peers.get(from).and_then(|p| p.hello.as_ref());
         let (Some(head), Some(said)) = (self.live(), said) else {
             return;
@@ -184,7 +210,7 @@ impl Job {
         }
         let before = self.before.clone();
         let before = before.filter(|b| b.lineage() == record.lineage());
-        let knows = before.as_ref().is_some_and(|b| b.digest() == record.parent);
+        let knows = before.as_ref().is_some_and(|b| b.digest == record.parent);
         if record.kind.is_terminal() && !(knows && self.lead.is_some()) {
             // The one that had the end decided knows who has not stopped yet, and tells.
             self.dropped.clear();
@@ -206,7 +232,8 @@ impl Job {
             self.forgotten = self.forgotten.max(Some(ctx.now + most));
         }
         let Some(before) = before else { return };
-        let (times, of) = (self.timeouts(ctx), Arc::new(Head::new(before.clone())));
+        let (times, of) = (self.timeouts(ctx), Arc::new(before));
+        let before = &of.record;
         let gone = before.members.iter().map(|m| m.node);
         // A leader whose own launcher does not answer goes on deciding, and has dropped itself.
         let others = |n: &NodeId| *n != ctx.me() || self.lead.is_some();
@@ -226,7 +253,7 @@ impl Job {
             };
             // The launcher that went on without its agent may not have found the one that came in its place.
             let alone = ctx.peers.alone_at(node).map(|at| at + times.agent_grace);
-            let alone = alone.filter(|_| Self::is_back_anew(ctx, &before, node));
+            let alone = alone.filter(|_| Self::is_back_anew(ctx, before, node));
             let (of, until) = (of.clone(), until.max(alone).unwrap_or(ctx.now));
             self.dropped.insert(node, Dropped { of, until });
         }
@@ -270,7 +297,7 @@ impl Job {
             self.durable.hold(self.held_ms(ctx), ctx.now);
             self.persist(ctx);
             if self.live().is_none() {
-                self.say_held(ctx, self.members_before());
+                self.say_held(ctx, ctx.peers.connected_nodes().collect());
             }
         }
         self.dropped.retain(|_, d| ctx.now < d.until);
@@ -299,7 +326,9 @@ impl Job {
         let counted = |of: &Head| match of.record.arbiter {
             Arbiter::Store(_) => None,
             Arbiter::Members => {
-                let voters = of.record.voters().map(|v| v.node);
+                // One that was dropped before it heard of other voters counts on those of before.
+                let voters = of.voting().voters().chain(of.record.voters());
+                let voters = voters.map(|v| v.node);
                 let gone = voters.map(|n| away(n).max(stopped(n).then_some(ctx.now)));
                 gone.max().flatten()
             }
@@ -339,17 +368,17 @@ impl Job {
     }
 
     /// The one that had a generation decided tells its leader for how long to wait, which may not know
-    /// it, and those that are new: one of them may lead what follows. Of an end it tells all that were members,
-    /// for any of them may begin the next life.
+    /// it, and those that are new: one of them may lead what follows. Of an end it tells everybody, for any node may
+    /// begin the next life.
     pub(super) fn tell_held(&mut self, ctx: &Ctx<'_>, record: &Record) {
         if self.unknown || self.head_digest() != record.digest() {
             return;
         }
         match record.kind.is_terminal() {
             true if self.held_ms(ctx) == 0 => {}
-            true => self.say_held(ctx, self.members_before()),
+            true => self.say_held(ctx, ctx.peers.connected_nodes().collect()),
             false => {
-                let before = self.before.as_ref().filter(|b| b.digest() == record.parent);
+                let before = self.before.as_ref().filter(|b| b.digest == record.parent);
                 let new = |n: &NodeId| before.is_some_and(|b| !b.has(*n));
                 let nodes = record.members.iter().map(|m| m.node);
                 let to = nodes.filter(|n| record.leader() == Some(*n) || new(n));
@@ -360,8 +389,18 @@ impl Job {
 
     /// The members of the generation before the head, as far as this agent knows it.
     pub(super) fn members_before(&self) -> Vec<NodeId> {
-        let members = self.before.iter().flat_map(|b| &b.members);
+        let members = self.before.iter().flat_map(|b| &b.record.members);
         members.map(|m| m.node).collect()
+    }
+
+    /// One that was not there when the head was decided hears how long a start has to wait, where this agent knows.
+    pub(super) fn repeat_held(&mut self, ctx: &Ctx<'_>, to: NodeId) {
+        // Of a wait after an end all are told by the one that says when it is over, while that one is there.
+        let told = self.forgotten_by.is_some_and(|n| ctx.reachable(n));
+        let ended = self.held_ms(ctx) > 0 && !told;
+        if !self.unknown && self.head.is_some() && (self.live().is_some() || ended) {
+            self.say_held(ctx, vec![to]);
+        }
     }
 
     pub(super) fn say_held(&mut self, ctx: &Ctx<'_>, to: Vec<NodeId>) {
@@ -380,7 +419,7 @@ impl Job {
         self.dropped.remove(&from);
         if self.live().is_none() {
             // Those that were told of the wait.
-            self.say_held(ctx, self.members_before());
+            self.say_held(ctx, ctx.peers.connected_nodes().collect());
             self.durable.hold(self.held_ms(ctx), ctx.now);
             self.persist(ctx);
         }
@@ -524,7 +563,7 @@ impl Job {
         self.stop_launcher(ctx.now, digest, 0, why_lost(record));
         match record.arbiter {
             Arbiter::Members => {
-                let missing = self.missing_voters(ctx, record);
+                let missing = self.missing_voters(ctx);
                 self.tell_wait(ctx, &crate::wire::Wait::NoQuorum { missing });
             }
             Arbiter::Store(_) => {

@@ -11,7 +11,7 @@ use crate::ids::{Boot, Digest, NodeId, StoreUuid};
 use crate::local::{Register, Start, ToAgent, ToLauncher};
 use crate::record::{Arbiter, Cause, Kind, Record};
 use crate::time::{Span, Time};
-use crate::wire::{JobMessage, Leave, Status};
+use crate::wire::{JobMessage, Leave, Order, Status};
 
 /// A launcher that is connected and answers nothing for so long, or for twice `suspect_after`, is stopped or blocked.
 /// The others look for rank 0's for longer before they give up.
@@ -93,6 +93,8 @@ pub(super) struct Mine {
     /// All members are told, for it has lost its lease or its launcher in this generation.
     pub(super) tells_all: bool,
     pub(super) last_order: Option<(Boot, NodeId, u64)>,
+    /// The order by which the generation ends here.
+    pub(super) ends: Option<Order>,
     /// When each voter's newest acknowledged heartbeat was sent.
     pub(super) acks: BTreeMap<NodeId, Time>,
     /// When the newest heartbeat was sent that each voter refused.
@@ -112,6 +114,8 @@ pub(super) struct Mine {
     pub(super) looks: Option<NodeId>,
     /// When workers were adopted from the agent's last run, whose lease nobody remembers.
     pub(super) adopted: Time,
+    /// When the newest heartbeat was sent that voters confirmed who vote no more.
+    pub(super) confirmed_before: Time,
 }
 
 impl Mine {
@@ -127,6 +131,7 @@ impl Mine {
             settled: false,
             tells_all: false,
             last_order: None,
+            ends: None,
             acks: BTreeMap::new(),
             refusals: BTreeMap::new(),
             stand_behind: BTreeMap::new(),
@@ -137,6 +142,7 @@ impl Mine {
             paused: None,
             looks: None,
             adopted: Time::ZERO,
+            confirmed_before: Time::ZERO,
         }
     }
 
@@ -232,6 +238,7 @@ impl Job {
             self.open_store(ctx, uuid);
         }
         self.adopt(ctx, running);
+        self.saves_launcher_back(ctx);
         let held_in = running.or(newest.filter(|_| gate.is_some()));
         if let Some(digest) = held_in.filter(|d| *d == self.head_digest()) {
             self.at_barrier(ctx, barrier::NodeEvent::Launcher { digest, held: gate });
@@ -418,7 +425,7 @@ impl Job {
             let lineage = self.local.as_ref().and_then(|l| l.lineage);
             let running = self.local.as_ref().and_then(|l| l.running);
             // That all others left is no end for a launcher that only waited: it begins the next life.
-            let mine = self.before.as_ref().and_then(|b| b.member(ctx.me()));
+            let mine = self.before.as_ref().and_then(|b| b.record.member(ctx.me()));
             let took_part = mine.is_some_and(|m| Some(m.launcher) == self.launcher());
             let waited = record.kind == Kind::Dormant && !took_part && !self.took_part(&record);
             if waited && let Some(local) = &mut self.local {
@@ -502,7 +509,7 @@ impl Job {
                 }
                 return;
             }
-            Kind::Next => return,
+            Kind::Next | Kind::Voters { .. } => return,
         };
         self.dismiss(code, report);
     }
@@ -667,9 +674,10 @@ impl Job {
     }
 
     /// Whether nothing can be decided from here: the voters that are lost make up a majority.
-    pub(super) fn is_stranded(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
+    pub(super) fn is_stranded(&self, ctx: &Ctx<'_>) -> bool {
         let there = |n| n == ctx.me() || ctx.peers.lost(n).is_none();
-        record.arbiter == Arbiter::Members && !record.is_majority(there)
+        let voting = self.voting().filter(|r| r.arbiter == Arbiter::Members);
+        voting.is_some_and(|r| !r.is_majority(there))
     }
 
     /// Nobody can decide that the job ends, or that this node leaves it: the user's word holds for

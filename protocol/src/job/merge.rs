@@ -163,17 +163,17 @@ impl Job {
         };
         let mine = head.digest;
         let elsewhere = &self.merge.elsewhere;
-        if head.record.is_majority(|n| !elsewhere.contains_key(&n)) {
+        if head.voting().is_majority(|n| !elsewhere.contains_key(&n)) {
             return;
         }
         self.leave_group(ctx, mine, TO_ANOTHER_GROUP);
     }
 
     pub(super) fn on_forfeited(&mut self, from: NodeId, parent: Digest) {
-        let Some(head) = self.live().filter(|h| h.digest == parent) else {
+        let Some(head) = self.live().filter(|h| h.configuration().1 == parent) else {
             return;
         };
-        if head.record.voters().any(|v| v.node == from) {
+        if head.voting().voters().any(|v| v.node == from) {
             let (of, voters) = &mut self.merge.forfeited;
             if *of != parent {
                 (*of, *voters) = (parent, BTreeSet::new());
@@ -186,14 +186,17 @@ impl Job {
     /// disks, and those that are left are no majority: nothing can follow here, whoever comes back.
     /// Nobody's word is needed to give such a group up, and all who still hold it are told.
     fn leave_without_voters(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
+        let Some(voting) = self.voting().cloned() else {
+            return false;
+        };
         if record.arbiter != Arbiter::Members
-            || record.is_majority(|n| self.has_vote(ctx, record, n))
+            || voting.is_majority(|n| self.has_vote(ctx, &voting, n))
         {
             return false;
         }
-        if record
+        if voting
             .voters()
-            .any(|v| self.is_replaced(ctx, record, v.node))
+            .any(|v| self.is_replaced(ctx, &voting, v.node))
         {
             // To another member these may seem to be away, and it trains until it is told.
             self.wait_for_left(ctx, record);
@@ -205,13 +208,13 @@ impl Job {
     }
 
     /// Whether a voter still has its vote on what follows the head, as far as this node knows.
-    fn has_vote(&self, ctx: &Ctx<'_>, record: &Record, node: NodeId) -> bool {
+    pub(super) fn has_vote(&self, ctx: &Ctx<'_>, record: &Record, node: NodeId) -> bool {
         let voter = record.voters().find(|v| v.node == node);
         if node == ctx.me() {
             return self.durable.may_vote() && voter == Some(ctx.voter());
         }
         let (of, told) = &self.merge.forfeited;
-        let forfeited = *of == self.head_digest() && told.contains(&node);
+        let forfeited = *of == self.configuration() && told.contains(&node);
         let there = ctx.peers.get(node).and_then(Peer::state_dir);
         let forfeited = forfeited || self.is_replaced(ctx, record, node);
         !forfeited && voter.is_some_and(|v| there.is_none_or(|s| s == v.state))
@@ -264,9 +267,9 @@ impl Job {
         // Nothing of a short one has begun, so it says nothing of a launcher that it waits for.
         let ends = ends || !(a.left_out.is_empty() || record.is_short());
         let idle = record.is_short() || a.survivors.is_empty() && a.away.is_empty();
-        let decides = self.proposal.is_some() || self.is_stranded(ctx, record);
+        let decides = self.proposal.is_some() || self.is_stranded(ctx);
         let free = leads && idle && !ends && !decides;
-        if !free && !self.is_hopeless(ctx, record) {
+        if !free && !self.is_hopeless(ctx) {
             return false;
         }
         let why = "nothing of this group runs, and another group of the job trains";
@@ -298,7 +301,7 @@ impl Job {
         let anew = |m: &Member| ctx.peers.get(m.node).is_some_and(|p| p.has_lost(m.state));
         let dead = |m: &Member| self.is_dead(ctx, record, m.node) || anew(m);
         let enough = self.eligible(ctx).count() >= usize::from(record.spec.birth_nodes());
-        if !enough || !self.is_hopeless(ctx, record) || !record.members.iter().all(dead) {
+        if !enough || !self.is_hopeless(ctx) || !record.members.iter().all(dead) {
             self.merge.dead_since = None;
             return false;
         }
@@ -331,7 +334,7 @@ impl Job {
 
     /// Gives the head up for good, and with it the vote on what follows it.
     pub(super) fn leave_group(&mut self, ctx: &mut Ctx<'_>, mine: Digest, why: &str) {
-        self.before = self.head.take().map(|h| h.record);
+        self.before = self.head.take();
         self.durable.leave();
         self.persist(ctx);
         self.member = None;
@@ -482,15 +485,14 @@ impl Job {
             let state = hello.and_then(|p| p.hello.as_ref()).map(|h| h.state);
             *v == ctx.voter() || state == Some(v.state)
         };
-        let here = head.record.voters().filter(here).map(|v| v.node);
-        let here = here.filter(|n| self.has_vote(ctx, &head.record, *n));
+        let voting = head.voting();
+        let here = voting.voters().filter(here).map(|v| v.node);
+        let here = here.filter(|n| self.has_vote(ctx, voting, *n));
         let here: BTreeSet<NodeId> = here.collect();
         let lives_there = |n: NodeId| self.merge.elsewhere.get(&n) == Some(&other);
         head.record.arbiter == Arbiter::Members
-            && head.record.is_majority(|n| here.contains(&n))
-            && !head
-                .record
-                .is_majority(|n| here.contains(&n) && !lives_there(n))
+            && voting.is_majority(|n| here.contains(&n))
+            && !voting.is_majority(|n| here.contains(&n) && !lives_there(n))
     }
 
     pub(super) fn on_merge_granted(&mut self, ctx: &mut Ctx<'_>, loser: Digest, winner: Digest) {

@@ -40,6 +40,7 @@ mod store;
 mod triggers;
 mod vacant;
 mod voter;
+mod voters;
 mod watching;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -154,6 +155,8 @@ struct Head {
     digest: Digest,
     /// Its members, ordered by their ids.
     nodes: Vec<NodeId>,
+    /// The newest change of its voters, and that record's digest.
+    voters: Option<(Arc<Record>, Digest)>,
 }
 
 impl Head {
@@ -164,7 +167,28 @@ impl Head {
             digest: record.digest(),
             record,
             nodes,
+            voters: None,
         }
+    }
+
+    fn with_voters(mut self, change: Option<Arc<Record>>) -> Head {
+        self.voters = change.map(|record| (record.clone(), record.digest()));
+        self
+    }
+
+    /// The record that names those who vote on what follows, and its digest, which names that vote: the
+    /// generation's own record, or the newest change of its voters. In all else the two are the same.
+    fn configuration(&self) -> (&Arc<Record>, Digest) {
+        let changed = self
+            .voters
+            .as_ref()
+            .map(|(record, digest)| (record, *digest));
+        changed.unwrap_or((&self.record, self.digest))
+    }
+
+    /// Who votes on what follows.
+    fn voting(&self) -> &Record {
+        self.configuration().0
     }
 
     /// As [`Record::has`], without a walk.
@@ -256,9 +280,11 @@ pub struct Job {
     /// A generation of the log's that is replaced from here, as a stranger.
     took_over: Option<orphaned::TookOver>,
     committing: Option<propose::Committing>,
-    /// The record before the head, while this agent remembers it.
-    before: Option<Arc<Record>>,
+    /// The generation before the head, while this agent remembers it.
+    before: Option<Head>,
     installed_at: Time,
+    /// When the voters of the head were changed last.
+    voters_at: Time,
     crashes: crate::budget::CrashLoop,
     /// A job that keeps crashing is not started again before this.
     pause: Time,
@@ -275,6 +301,7 @@ impl Job {
 
     pub(crate) fn restore(durable: Durable) -> Job {
         let head = durable.head.clone().map(Head::new);
+        let head = head.map(|h| h.with_voters(durable.voters.clone()));
         let absent = head.as_ref().is_some_and(|h| h.record.number > 1);
         Job {
             absent,
@@ -327,6 +354,7 @@ impl Job {
             committing: None,
             before: None,
             installed_at: Time::ZERO,
+            voters_at: Time::ZERO,
             crashes: crate::budget::CrashLoop::default(),
             pause: Time::ZERO,
         }
@@ -362,6 +390,11 @@ impl Job {
 
     pub(crate) fn used_round(&self) -> u32 {
         self.own_round
+    }
+
+    /// Since when those who vote now do so.
+    pub(crate) fn voting_since(&self) -> Time {
+        self.installed_at.max(self.voters_at)
     }
 
     pub(crate) fn installed_at(&self) -> Time {
@@ -470,6 +503,18 @@ impl Job {
         self.head.as_ref().map_or(Digest::ZERO, |h| h.digest)
     }
 
+    /// The name of the vote on what follows the head: see [`Head::configuration`].
+    fn configuration(&self) -> Digest {
+        self.head
+            .as_ref()
+            .map_or(Digest::ZERO, |h| h.configuration().1)
+    }
+
+    /// The record that names those who vote on what follows the generation that runs.
+    pub fn voting(&self) -> Option<&Arc<Record>> {
+        self.live().map(|h| h.configuration().0)
+    }
+
     /// What this agent tells everybody about the job.
     pub(crate) fn adverts_here(&self, cfg: &Config, peers: &Peers) -> impl Iterator<Item = Advert> {
         let gathers = self.gathers();
@@ -490,7 +535,7 @@ impl Job {
                 .leader()
                 .filter(|_| !self.has_no_store_left(cfg.node, peers)),
             belongs: head.record.kind == Kind::Next
-                && (head.record.has(cfg.node) || head.record.is_voter(cfg.voter())),
+                && (head.record.has(cfg.node) || head.voting().is_voter(cfg.voter())),
             deserted: self.says_deserted(cfg.node, peers),
             left_behind: self.is_left_behind(cfg.node),
             unresponsive: self.is_unresponsive(),
@@ -675,7 +720,7 @@ impl Job {
             JobMessage::Order(order) => self.on_order(ctx, from, *order),
             JobMessage::Stop(message) => self.on_stop(ctx, from, message),
             JobMessage::StopAnswer(message) => self.on_stop_answer(ctx, from, message),
-            JobMessage::Commit { commit } => self.on_commit(ctx, from, commit),
+            JobMessage::Commit { commit, vote } => self.on_commit(ctx, from, commit, vote),
             JobMessage::Committed { commit } => self.on_committed(ctx, from, commit),
             JobMessage::MergeAsk { loser, stuck } => self.on_merge_ask(ctx, from, loser, stuck),
             JobMessage::MergeGranted { loser, winner } => {
@@ -730,6 +775,9 @@ impl Job {
             JobMessage::CancelAsk { lineage } => self.on_cancel_ask(ctx, from, lineage),
             JobMessage::Unfit { digest, text } => self.on_unfit(ctx, from, digest, text),
             JobMessage::Held { digest, ms } => self.on_held(ctx, from, digest, ms),
+            JobMessage::Voters { generation, record } => {
+                self.on_voters(ctx, from, generation, record);
+            }
         }
     }
 

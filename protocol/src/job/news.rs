@@ -28,7 +28,11 @@ impl Job {
     pub(super) fn tell_times(&mut self, ctx: &mut Ctx<'_>) {
         self.phases.started = ctx.now;
         let mut phases = std::mem::take(&mut self.phases);
-        if self.before.as_ref().is_some_and(|before| before.is_short()) {
+        if self
+            .before
+            .as_ref()
+            .is_some_and(|before| before.record.is_short())
+        {
             // Nothing ran before it: the wait for more nodes is no part of the change.
             phases = Phases {
                 fault: phases.decided,

@@ -33,7 +33,18 @@ impl Job {
             return;
         }
         mine.last_order = Some((order.boot, from, order.seq));
+        if let Action::End { .. } = order.action {
+            mine.ends = Some(order.clone());
+        }
         self.obey(ctx, &record, order);
+    }
+
+    /// A member that misses the leader takes this node for it: that the generation ends it can hear from here.
+    pub(super) fn pass_end_on(&mut self, ctx: &Ctx<'_>, to: NodeId) {
+        let ends = self.member.as_ref().and_then(|m| m.ends.clone());
+        if let Some(order) = ends {
+            self.send(ctx, to, JobMessage::Order(Box::new(order)));
+        }
     }
 
     fn obey(&mut self, ctx: &mut Ctx<'_>, record: &Record, order: Order) {

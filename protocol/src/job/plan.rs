@@ -119,25 +119,19 @@ impl Job {
             }
         };
         let member = record.members.iter().find(there).map(|m| m.node);
-        member.or_else(|| self.acting_witness(ctx, record, fits))
+        member.or_else(|| self.acting_witness(ctx, fits))
     }
 
     /// With no member left, a witness that is there has the next generation decided: from the
     /// nodes that ask to be let in.
-    fn acting_witness(
-        &self,
-        ctx: &Ctx<'_>,
-        record: &Record,
-        fits: impl Fn(NodeId) -> bool,
-    ) -> Option<NodeId> {
+    fn acting_witness(&self, ctx: &Ctx<'_>, fits: impl Fn(NodeId) -> bool) -> Option<NodeId> {
+        let voting = self.voting()?;
         let there = |w: &&Voter| {
-            if w.node == ctx.me() {
-                return w.state == ctx.cfg.state;
-            }
             let peer = ctx.peers.get(w.node).filter(|p| p.connected);
-            peer.and_then(Peer::state_dir) == Some(w.state) && fits(w.node)
+            let here = w.node == ctx.me() || peer.and_then(Peer::state_dir) == Some(w.state);
+            here && fits(w.node) && self.has_vote(ctx, voting, w.node)
         };
-        record.witnesses.iter().find(there).map(|w| w.node)
+        voting.witnesses.iter().find(there).map(|w| w.node)
     }
 
     /// Whether a member is lost as an agent: judged so, or back without its state.
@@ -472,7 +466,8 @@ impl Job {
         out.witnesses = match out.arbiter {
             crate::record::Arbiter::Members => {
                 let leaving: Vec<NodeId> = a.leaving.iter().map(|(n, _)| *n).collect();
-                self.witnesses(ctx, &members, &record.witnesses, &leaving)
+                let before = self.voting().map_or(&[][..], |r| &r.witnesses[..]);
+                self.witnesses(ctx, &members, before, &leaving)
             }
             crate::record::Arbiter::Store(_) => Vec::new(),
         };
@@ -543,7 +538,7 @@ impl Job {
             true => ctx.reachable(n),
             false => n == ctx.me() || lives_there(n),
         };
-        let alone = record.arbiter == Arbiter::Members && !record.is_majority(lives);
+        let alone = record.arbiter == Arbiter::Members && !head.voting().is_majority(lives);
         let ticket = self.desk.tickets.get(&node).map(|h| &h.ticket);
         let other = ticket.is_some_and(|t| differs(t, record));
         // A launcher that came when those who took part were gone does not share their end: it may have been voted on before.

@@ -16,6 +16,8 @@ use crate::wire::{Ballot, Grant, JobMessage, MAX_LIST};
 pub(super) struct Proposal {
     proposer: Proposer,
     parent: Digest,
+    /// It is about who votes, and about nothing else.
+    pub(super) of_voters: bool,
     /// Said again, or given up for a higher round, at this time.
     retry: Time,
     /// Until when a member that the voters acknowledged may still be training; none where a voter could
@@ -34,7 +36,13 @@ pub(super) struct Committing {
 impl Job {
     /// Proposes `record` to the arbiter of the head.
     pub(super) fn propose(&mut self, ctx: &mut Ctx<'_>, record: Record) {
-        if self.proposal.is_some() {
+        // What is to become of the workers does not wait for a change of voters.
+        let of_voters = record.change_of_voters() > 0;
+        if self
+            .proposal
+            .as_ref()
+            .is_some_and(|p| of_voters || !p.of_voters)
+        {
             return;
         }
         match record.arbiter {
@@ -45,8 +53,9 @@ impl Job {
 
     fn propose_to_members(&mut self, ctx: &mut Ctx<'_>, mut record: Record) {
         let Some(head) = self.live() else { return };
-        let (parent, leader) = (head.digest, head.record.leader());
-        let restore = head.record.restore;
+        let (before, parent) = head.configuration();
+        let (leader, restore) = (head.record.leader(), before.restore);
+        let of_voters = record.change_of_voters() > 0;
         let acceptor = &self.durable.acceptor;
         // R7: the leader's own first word, in the boot in which it learnt the head, and never
         // after it promised anything itself. A later round of its own may have failed before: others who
@@ -55,6 +64,7 @@ impl Job {
             && !self.abstains()
             && self.durable.may_vote()
             && ((self.durable.learned == ctx.cfg.boot
+                && self.durable.voters.is_none()
                 && acceptor.accepted.is_none()
                 && acceptor.promised == Ballot::default())
                 || (ctx.cfg.flaws.skip_r7 && acceptor.promised.round == 0));
@@ -67,14 +77,14 @@ impl Job {
             record.restore = newest(restore, sent);
             let value = Arc::new(record);
             let proposer = Proposer::at_zero(ctx.me(), ctx.cfg.boot, value);
-            self.start_proposal(ctx, parent, proposer);
+            self.start_proposal(ctx, parent, of_voters, proposer);
             self.say_accept(ctx);
         } else {
-            self.start_round(ctx, parent);
+            self.start_round(ctx, parent, of_voters);
         }
     }
 
-    fn start_round(&mut self, ctx: &mut Ctx<'_>, parent: Digest) {
+    fn start_round(&mut self, ctx: &mut Ctx<'_>, parent: Digest, of_voters: bool) {
         let acceptor = &self.durable.acceptor;
         let seen = acceptor
             .promised
@@ -92,17 +102,24 @@ impl Job {
             node: ctx.me(),
             boot: ctx.cfg.boot,
         };
-        self.start_proposal(ctx, parent, Proposer::prepare(ballot));
+        self.start_proposal(ctx, parent, of_voters, Proposer::prepare(ballot));
         for node in self.voter_nodes() {
             self.send(ctx, node, JobMessage::Prepare { parent, ballot });
         }
     }
 
-    fn start_proposal(&mut self, ctx: &mut Ctx<'_>, parent: Digest, proposer: Proposer) {
+    fn start_proposal(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        parent: Digest,
+        of_voters: bool,
+        proposer: Proposer,
+    ) {
         let back_off = Span::from_millis(700 + ctx.rng.below(600));
         self.proposal = Some(Proposal {
             proposer,
             parent,
+            of_voters,
             retry: ctx.now + back_off,
             grants: Some(BTreeMap::new()),
         });
@@ -111,7 +128,7 @@ impl Job {
 
     fn voter_nodes(&self) -> Vec<NodeId> {
         let head = self.live();
-        head.map(|h| h.record.voters().map(|v| v.node).collect())
+        head.map(|h| h.voting().voters().map(|v| v.node).collect())
             .unwrap_or_default()
     }
 
@@ -188,13 +205,14 @@ impl Job {
         accepted: Option<(Ballot, Arc<Record>)>,
         acked: Option<CommitRef>,
     ) {
-        let Some(head) = self.live().filter(|h| h.digest == parent) else {
+        let Some(head) = self.live().filter(|h| h.configuration().1 == parent) else {
             return;
         };
-        let record = head.record.clone();
+        let record = head.configuration().0.clone();
         let Some(proposal) = self.proposal.as_mut().filter(|p| p.parent == parent) else {
             return;
         };
+        let of_voters = proposal.of_voters;
         let prepared = proposal
             .proposer
             .on_promise(&record, from, ballot, accepted, acked);
@@ -202,7 +220,11 @@ impl Job {
             None => return,
             Some(Prepared::Adopt(value)) => value,
             Some(Prepared::Free { acked }) => {
-                let Some(mut value) = self.next_record(ctx) else {
+                let next = match of_voters {
+                    true => self.next_voters(ctx),
+                    false => self.next_record(ctx),
+                };
+                let Some(mut value) = next else {
                     self.proposal = None;
                     return;
                 };
@@ -226,17 +248,21 @@ impl Job {
         grants: &[Grant],
     ) {
         self.heard_grants(ctx, grants);
-        let Some(head) = self.live().filter(|h| h.digest == parent) else {
+        let Some(head) = self.live().filter(|h| h.configuration().1 == parent) else {
             return;
         };
-        let record = head.record.clone();
+        let record = head.configuration().0.clone();
         let Some(proposal) = self.proposal.as_mut().filter(|p| p.parent == parent) else {
             return;
         };
         let Some(value) = proposal.proposer.on_accepted(&record, from, ballot) else {
             return;
         };
-        self.leases_ended = proposal.grants.take();
+        let grants = proposal.grants.take();
+        if value.change_of_voters() > 0 {
+            return self.voters_decided(ctx, value);
+        }
+        self.leases_ended = grants;
         self.decided(ctx, &value, false);
     }
 
@@ -317,13 +343,14 @@ impl Job {
         committing.said = ctx.now;
         let commit = committing.commit;
         for node in self.voter_nodes() {
-            self.send(ctx, node, JobMessage::Commit { commit });
+            let vote = self.configuration();
+            self.send(ctx, node, JobMessage::Commit { commit, vote });
         }
         self.wake_at(ctx.now + super::REPEAT, "a commit without a majority");
     }
 
     pub(super) fn on_committed(&mut self, ctx: &mut Ctx<'_>, from: NodeId, commit: CommitRef) {
-        let Some(record) = self.live().map(|h| h.record.clone()) else {
+        let Some(record) = self.live().map(|h| h.configuration().0.clone()) else {
             return;
         };
         let Some(committing) = self.committing.as_mut().filter(|c| c.commit == commit) else {

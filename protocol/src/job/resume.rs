@@ -56,8 +56,9 @@ impl Job {
                 "job {id} keeps its log in a shared directory: whoever reaches that goes on by itself"
             ));
         }
-        let gone = gone(ctx, &record);
-        if !self.is_stranded(ctx, &record) {
+        let voting = head.configuration().0.clone();
+        let gone = gone(ctx, &voting);
+        if !self.is_stranded(ctx) {
             return Err(format!(
                 "job {id} needs nobody's word: a majority of the nodes that decide is here, or has \
                  been silent for less than suspect_after"
@@ -103,7 +104,7 @@ impl Job {
         }
         let parent = self.head_digest();
         let others = record.members.iter().map(|m| m.node);
-        let others = others.chain(record.witnesses.iter().map(|w| w.node));
+        let others = others.chain(voting.witnesses.iter().map(|w| w.node));
         for node in others.filter(|n| *n != ctx.me()).collect::<Vec<_>>() {
             let without = gone.clone();
             self.send(ctx, node, JobMessage::Continue { parent, without });
@@ -160,8 +161,9 @@ impl Job {
             return;
         };
         let record = head.record.clone();
-        let of_it = |n: NodeId| record.has(n) || record.voters().any(|v| v.node == n);
-        if of_it(from) && !without.contains(&ctx.me()) && self.is_stranded(ctx, &record) {
+        let voting = head.configuration().0.clone();
+        let of_it = |n: NodeId| record.has(n) || voting.voters().any(|v| v.node == n);
+        if of_it(from) && !without.contains(&ctx.me()) && self.is_stranded(ctx) {
             self.begin_anew(ctx, without);
         }
     }

@@ -1,7 +1,5 @@
 //! What a member tells its leader of its part in a generation, and hears in return.
 
-use std::sync::Arc;
-
 use super::{Ctx, Head, Job, REPEAT, SETTLED_REPEAT};
 use crate::ids::{Boot, Digest, NodeId};
 use crate::record::{Arbiter, Record};
@@ -15,10 +13,10 @@ impl Job {
         self.dropped
             .retain(|n, d| *n != me || d.of.digest != digest);
         let began = self.local.as_ref().and_then(|l| l.reg.began.as_ref());
-        let left = self.before.as_ref().filter(|b| b.digest() == digest);
+        let left = self.before.as_ref().filter(|b| b.digest == digest);
         let to: Vec<NodeId> = match self.live() {
             // The others of a group that this node has left may wait for it.
-            None if let Some(left) = left => left.voters_and_members().collect(),
+            None if let Some(left) = left => left.voting().voters_and_members().collect(),
             // With another state directory than it had, this agent does not know who waits for these.
             None if self.before.is_none() && began.is_some_and(|b| b.digest == digest) => {
                 ctx.peers.connected_nodes().collect()
@@ -47,15 +45,18 @@ impl Job {
     /// The launcher here that took part in what has ended is gone: these may wait for its workers before they begin
     /// the next life, for the job may have ended while this agent was away.
     pub(super) fn say_ended_here(&mut self, ctx: &Ctx<'_>, to: impl Iterator<Item = NodeId>) {
-        let ended = |b: &&Arc<Record>| {
-            let place = b.member(ctx.me()).filter(|m| m.state == ctx.cfg.state);
+        let ended = |b: &&Head| {
+            let place = b
+                .record
+                .member(ctx.me())
+                .filter(|m| m.state == ctx.cfg.state);
             self.live().is_none() && place.is_some_and(|m| Some(m.launcher) == self.died)
         };
         let Some(before) = self.before.as_ref().filter(ended) else {
             return;
         };
         let status = Status {
-            digest: before.digest(),
+            digest: before.digest,
             boot: ctx.cfg.boot,
             stopped: true,
             gone: true,
@@ -129,20 +130,20 @@ impl Job {
         let Some(head) = self.live() else {
             return;
         };
-        let record = head.record.clone();
+        let (record, voting) = (head.record.clone(), head.configuration().0.clone());
         let lead = self.acting_leader(ctx, &record);
         self.drive_vacant(ctx, &record);
         // This node's own voter acknowledges without a message.
         if self.ask_lease(ctx.cfg, ctx.me(), ctx.now) {
             self.lease_answered(ctx.me(), true, ctx.now);
         }
-        self.count_away(ctx, &record);
-        self.drive_pending(ctx, &record);
-        self.drive_lease(ctx, &record);
+        self.count_away(ctx, &voting);
+        self.drive_pending(ctx, &voting);
+        self.drive_lease(ctx, &voting);
         self.drive_stopping(ctx);
         let leave = self.local.as_ref().and_then(|l| l.leave.clone());
         let cancel = self.local.as_ref().is_some_and(|l| l.cancel);
-        if (cancel || leave.is_some()) && self.is_stranded(ctx, &record) {
+        if (cancel || leave.is_some()) && self.is_stranded(ctx) {
             let report = "left the job, and nothing runs here any more; the nodes that decide for \
                           the whole job cannot be reached, and count this one as lost";
             self.part_alone(report);

@@ -172,7 +172,7 @@ impl Job {
         if joiners.is_empty() {
             return None;
         }
-        if self.lacks_votes(ctx, record) {
+        if self.lacks_votes(ctx) {
             // What stops for them could not go on.
             return None;
         }

@@ -325,9 +325,8 @@ impl Job {
     fn decided_by_store(&mut self, ctx: &mut Ctx<'_>, record: &Arc<Record>) {
         let mut told: std::collections::BTreeSet<_> =
             record.members.iter().map(|m| m.node).collect();
-        if let Some(parent) = self.before.clone() {
-            told.extend(parent.members.iter().map(|m| m.node));
-        }
+        let before = self.before.iter().flat_map(|b| &b.record.members);
+        told.extend(before.map(|m| m.node));
         told.remove(&ctx.me());
         for node in told {
             let record = record.clone();

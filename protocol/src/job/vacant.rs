@@ -160,7 +160,7 @@ impl Job {
     /// for its workers, so its guard is asked.
     pub(super) fn drive_ended(&mut self, ctx: &mut Ctx<'_>) {
         let before = self.before.clone().filter(|_| self.live().is_none());
-        let place = before.as_ref().and_then(|b| b.member(ctx.me()));
+        let place = before.as_ref().and_then(|b| b.record.member(ctx.me()));
         let missed = place.filter(|m| {
             let known = [self.launcher(), self.died].contains(&Some(m.launcher));
             m.state == ctx.cfg.state && !known

@@ -41,13 +41,13 @@ impl Job {
         if self.abstains() {
             return false;
         }
-        if parent == self.head_digest() && !self.durable.may_vote() {
+        if parent == self.configuration() && !self.durable.may_vote() {
             if from != ctx.me() {
                 self.send(ctx, from, JobMessage::Forfeited { parent });
             }
             return false;
         }
-        if parent != self.head_digest() {
+        if parent != self.configuration() {
             if ctx.cfg.flaws.skip_r5 && self.head.is_none() {
                 return true;
             }
@@ -60,8 +60,8 @@ impl Job {
         }
         let voter = ctx.voter();
         let by_name = ctx.cfg.flaws.skip_r5;
-        self.live().is_some_and(|h| {
-            h.record.is_voter(voter) || (by_name && h.record.voters().any(|v| v.node == voter.node))
+        self.live().map(super::Head::voting).is_some_and(|r| {
+            r.is_voter(voter) || (by_name && r.voters().any(|v| v.node == voter.node))
         })
     }
 
@@ -103,11 +103,12 @@ impl Job {
         ballot: Ballot,
         record: Arc<Record>,
     ) {
-        if ballot.node != from || record.parent != parent || !self.may_vote(ctx, from, parent) {
+        if ballot.node != from || !self.may_vote(ctx, from, parent) {
             return;
         }
         if let Some(head) = self.live()
             && !record.follows(&head.record)
+            && !record.changes_voters_of(head.voting())
         {
             return;
         }
@@ -143,6 +144,13 @@ impl Job {
         self.forgotten = (held > Span::ZERO).then_some(ctx.now + held);
     }
 
+    /// The voters change: a member's lease may rest on any that voted before, as late as now, and this voter may be
+    /// the only one that is asked for how long.
+    pub(super) fn take_over_leases(&mut self, ctx: &Ctx<'_>) {
+        let members = self.head.iter().flat_map(|h| &h.record.members);
+        self.voter.granted = members.map(|m| (m.node, ctx.now)).collect();
+    }
+
     /// While this agent stood still it was away to the others, and they counted it as standing behind the
     /// generation: as if it had acknowledged them until it woke.
     pub(super) fn wake_as_voter(&mut self, ctx: &Ctx<'_>) {
@@ -162,7 +170,7 @@ impl Job {
         let voter = cfg.voter();
         self.durable.may_vote()
             && self.durable.acceptor.accepted.is_none()
-            && self.live().is_some_and(|h| h.record.is_voter(voter))
+            && self.live().is_some_and(|h| h.voting().is_voter(voter))
     }
 
     /// A member of the head asks for its lease; true when this voter acknowledges it.
@@ -204,8 +212,14 @@ impl Job {
     // ---- commits without a store (R8) ----
 
     /// The leader asks for a commit's acknowledgement.
-    pub(super) fn on_commit(&mut self, ctx: &mut Ctx<'_>, from: NodeId, commit: CommitRef) {
-        if !self.may_vote(ctx, from, commit.generation) {
+    pub(super) fn on_commit(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        from: NodeId,
+        commit: CommitRef,
+        vote: Digest,
+    ) {
+        if !self.may_vote(ctx, from, vote) || commit.generation != self.head_digest() {
             return;
         }
         if self.live().and_then(|h| h.record.leader()) != Some(from) {
@@ -222,6 +236,6 @@ impl Job {
 
     /// This agent as somebody whose vote counts.
     pub fn votes(&self, voter: Voter) -> bool {
-        self.live().is_some_and(|h| h.record.is_voter(voter))
+        self.live().is_some_and(|h| h.voting().is_voter(voter))
     }
 }

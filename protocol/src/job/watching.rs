@@ -29,7 +29,7 @@ impl Job {
         let few = record.members.len() <= crate::wire::MAX_LIST;
         // To a launcher that waits here it tells which members it could not train with.
         let waits = few && self.local.as_ref().is_some_and(|l| l.conn.is_some());
-        if !record.has(me) && !record.is_voter(ctx.voter()) && !waits {
+        if !record.has(me) && !head.voting().is_voter(ctx.voter()) && !waits {
             out.remove(&me);
             return out;
         }
@@ -42,7 +42,7 @@ impl Job {
                 out.insert(m.node, (guard, votes && by_members));
             }
         }
-        for w in &record.witnesses {
+        for w in &head.voting().witnesses {
             out.insert(w.node, (None, by_members));
         }
         self.watch_dropped(&mut out);
@@ -70,10 +70,15 @@ impl Job {
     }
 
     /// Beside the head, what [`Job::watches`] follows from: whether a start waits for nodes that are no
-    /// members, whether there is a launcher here, and what its log says is running.
-    pub(crate) fn watches_for(&self) -> (bool, bool, Digest) {
+    /// members, whether there is a launcher here, what its log says is running, and who votes.
+    pub(crate) fn watches_for(&self) -> (bool, bool, Digest, Digest) {
         let launcher = self.local.as_ref().is_some_and(|l| l.conn.is_some());
         let runs = self.log_runs().map_or(Digest::ZERO, |(_, digest)| digest);
-        (!self.dropped.is_empty(), launcher, runs)
+        (
+            !self.dropped.is_empty(),
+            launcher,
+            runs,
+            self.configuration(),
+        )
     }
 }

@@ -313,6 +313,7 @@ fn kind_word(record: &Record) -> &'static str {
         Kind::Failed { .. } => "failed",
         Kind::Dormant => "dormant",
         Kind::Tombstone { .. } => "tombstone",
+        Kind::Voters { .. } => "voters",
     }
 }
 

@@ -210,6 +210,10 @@ impl View {
             return Err(Why::OtherArbiter);
         }
         record.check()?;
+        if record.change_of_voters() > 0 {
+            // Here the log decides, and nobody votes.
+            return Err(Why::NotFollowing);
+        }
         let follows = match &self.latest {
             // R9: a birth after a lineage's end names that end as its parent.
             Some((latest, digest, _)) if record.number == 1 => {

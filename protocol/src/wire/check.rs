@@ -7,7 +7,7 @@ use super::{
 use crate::checkpoint;
 use crate::hang::MAX_STANDINGS;
 use crate::ids::JobKey;
-use crate::record::{Record, RecordError};
+use crate::record::{Kind, Record, RecordError};
 
 impl Message {
     pub(super) fn check(&self) -> Result<(), WireError> {
@@ -43,12 +43,23 @@ impl JobMessage {
                 Err(WireError::Key)
             }
         };
+        let generation = |r: &Record| match r.kind {
+            Kind::Voters { .. } => Err(WireError::Record(RecordError::Voters)),
+            _ => record(r),
+        };
         match self {
             JobMessage::Birth { record: r }
             | JobMessage::ClaimBirth { record: r }
             | JobMessage::Decided { record: r }
-            | JobMessage::Follows { record: r, .. }
-            | JobMessage::Accept { record: r, .. } => record(r),
+            | JobMessage::Follows { record: r, .. } => generation(r),
+            JobMessage::Accept { record: r, .. } => record(r),
+            JobMessage::Voters {
+                generation: of,
+                record: r,
+            } => {
+                generation(of)?;
+                record(r)
+            }
             JobMessage::Promise { accepted, .. } => {
                 accepted.as_ref().map_or(Ok(()), |(_, r)| record(r))
             }

@@ -56,6 +56,10 @@ pub fn job_messages() -> Vec<JobMessage> {
             held_ms: 1_500,
             unreachable: vec![node(3)],
         })),
+        JobMessage::Voters {
+            generation: record(),
+            record: super::other_voters(),
+        },
         JobMessage::TicketRefused {
             launcher: LauncherId([102; 8]),
             why: "other flags".into(),
@@ -185,7 +189,10 @@ pub fn job_messages() -> Vec<JobMessage> {
             digest: digest(5),
             barrier: 3,
         }),
-        JobMessage::Commit { commit: commit() },
+        JobMessage::Commit {
+            commit: commit(),
+            vote: parent,
+        },
         JobMessage::Committed { commit: commit() },
         JobMessage::MergeAsk {
             loser: digest(9),
@@ -234,10 +241,9 @@ pub fn job_messages() -> Vec<JobMessage> {
         lineage: Digest([0x17; 32]),
         wait,
     }));
-    all.extend(
-        records()
-            .into_iter()
-            .map(|record| JobMessage::Decided { record }),
-    );
+    // A change of voters has a message of its own.
+    let generations = records().into_iter();
+    let generations = generations.filter(|r| r.change_of_voters() == 0);
+    all.extend(generations.map(|record| JobMessage::Decided { record }));
     all
 }

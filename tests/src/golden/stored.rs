@@ -74,6 +74,7 @@ pub fn durables() -> Vec<Durable> {
             agent_grace: Span::from_secs(30),
         },
         held_from: Some(Time(1_600_000_000)),
+        voters: Some(super::other_voters()),
     };
     vec![whole, Durable::new(key())]
 }

@@ -66,6 +66,8 @@ counters!(
     links_lost,
     leases_lost,
     start_failures,
+    /// Changes of the voters of a generation that goes on, as each agent learnt of them.
+    voters_changed,
     /// Answers of agents to sidecars, and workers that a sidecar ended.
     lease_answers,
     sidecar_kills,
@@ -106,7 +108,7 @@ impl Coverage {
                 self.decided += 1;
                 match record.kind {
                     Kind::Next if record.number == 1 => self.births += 1,
-                    Kind::Next => {}
+                    Kind::Next | Kind::Voters { .. } => {}
                     Kind::End { .. } => self.ended += 1,
                     Kind::Failed { .. } => self.failed += 1,
                     Kind::Dormant => self.dormant += 1,
@@ -134,6 +136,7 @@ impl Coverage {
                     | Cause::Cancelled => {}
                 }
             }
+            Notice::Voters { .. } => self.voters_changed += 1,
             Notice::Committed { .. } => self.commits += 1,
             Notice::Trouble { .. } => self.troubles += 1,
             _ => {}

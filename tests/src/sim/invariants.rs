@@ -4,6 +4,7 @@ mod barriers;
 mod workers;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use muster_protocol::codec::CodecError;
 use muster_protocol::record::{Arbiter, Cause, CommitRef, Kind, Record};
@@ -271,6 +272,18 @@ pub fn i03_only_the_arbiter_decides(truth: &Truth) -> Result<(), ArbiterError> {
             }
         }
     }
+    for digest in &truth.fresh.voters {
+        let record = truth.records.get(digest);
+        let before = record.and_then(|r| truth.records.get(&r.parent));
+        let follows = |r: &Record| before.is_some_and(|b| r.changes_voters_of(b));
+        let wrong = |r: &&Arc<Record>| !truth.is_decided(digest) || !follows(r);
+        if let Some(record) = record.filter(wrong) {
+            return Err(ArbiterError::NotDecided {
+                digest: *digest,
+                number: record.number,
+            });
+        }
+    }
     Ok(())
 }
 
@@ -436,7 +449,7 @@ pub fn i06_commits_are_restored(truth: &Truth) -> Result<(), LostCommitError> {
             Some(Arbiter::Store(_)) if !truth.log.commits.values().any(|(c, _)| *c == commit) => {
                 return Err(LostCommitError::NotInLog { commit });
             }
-            Some(Arbiter::Members) if !truth.acknowledged(&commit.generation).contains(&commit) => {
+            Some(Arbiter::Members) if !truth.is_acknowledged(&commit) => {
                 return Err(LostCommitError::NotAcknowledged { commit });
             }
             Some(_) | None => {}

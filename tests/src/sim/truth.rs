@@ -73,9 +73,11 @@ pub struct LogTruth {
 pub struct Fresh {
     pub said: Vec<VoteSaid>,
     pub proposed: BTreeSet<(Digest, Ballot)>,
-    /// Generations about whose successor or commits something was said.
+    /// Generations, and changes of their voters, about whose successor or commits something was said.
     pub parents: BTreeSet<Digest>,
     pub announced: Vec<Digest>,
+    /// Changes of voters.
+    pub voters: Vec<Digest>,
     /// How many of each have been judged.
     pub spawns: usize,
     pub claims: usize,
@@ -95,12 +97,14 @@ pub struct Truth {
     pub proposed: BTreeMap<(Digest, Ballot), BTreeSet<Digest>>,
     /// Who bound itself to a birth, ever.
     pub bound: BTreeMap<Digest, BTreeSet<Holder>>,
-    /// Who acknowledged which commit of which generation, ever.
+    /// Who acknowledged which commit, by the generation or the change of its voters that they voted on then, ever.
     pub acks: BTreeMap<Digest, BTreeMap<u64, (CommitRef, BTreeSet<Holder>)>>,
     /// Commits that a leader announced as done.
     pub committed: Vec<CommitRef>,
     /// Records that some agent announced as decided.
     pub announced: BTreeMap<Digest, Arc<Record>>,
+    /// Changes of voters that some agent announced as decided.
+    pub voters: BTreeSet<Digest>,
     /// Values that a majority accepted at one ballot, by parent.
     pub chosen: BTreeMap<Digest, BTreeSet<Digest>>,
     pub spawns: Vec<Spawn>,
@@ -135,7 +139,13 @@ impl Truth {
             self.bound.entry(digest).or_default().insert(by);
         }
         if let Some(head) = &durable.head {
-            let parent = self.learn(head);
+            let generation = self.learn(head);
+            self.heads.entry(by).or_default().insert(generation);
+            // The vote on what follows is named by whoever decides that.
+            let parent = match &durable.voters {
+                Some(change) => self.learn(change),
+                None => generation,
+            };
             self.heads.entry(by).or_default().insert(parent);
             if let Some((ballot, value)) = &durable.acceptor.accepted {
                 let value = self.learn(value);
@@ -223,6 +233,32 @@ impl Truth {
         }
     }
 
+    /// A generation's own record, and the decided changes of its voters: whoever may decide what follows it.
+    fn configurations(&self, generation: Digest) -> Vec<Digest> {
+        let mut all = vec![generation];
+        while let Some(last) = all.last()
+            && let Some(chosen) = self.chosen.get(last)
+            && let Some(change) = chosen.iter().find(|value| self.changes_voters(value))
+        {
+            all.push(*change);
+        }
+        all
+    }
+
+    fn changes_voters(&self, digest: &Digest) -> bool {
+        let record = self.records.get(digest);
+        record.is_some_and(|r| r.change_of_voters() > 0)
+    }
+
+    /// An agent said that this change of voters is decided.
+    pub fn announce_voters(&mut self, record: &Arc<Record>) {
+        let digest = self.learn(record);
+        if self.voters.insert(digest) {
+            self.dirty = true;
+            self.fresh.voters.push(digest);
+        }
+    }
+
     /// A message left an agent.
     pub fn sent(&mut self, by: Holder, message: &JobMessage) {
         match message {
@@ -254,18 +290,23 @@ impl Truth {
                 self.dirty = true;
             }
             JobMessage::Committed { commit } => {
-                let of = self.acks.entry(commit.generation).or_default();
+                let disk = self.disks.get(&by.0).map(|(_, durable)| durable);
+                let change = disk.and_then(|d| d.voters.clone());
+                let change = change.filter(|r| r.generation() == commit.generation);
+                let parent = change.map_or(commit.generation, |r| r.digest());
+                let of = self.acks.entry(parent).or_default();
                 let entry = of
                     .entry(commit.number)
                     .or_insert((*commit, BTreeSet::new()));
                 entry.1.insert(by);
-                self.fresh.parents.insert(commit.generation);
+                self.fresh.parents.insert(parent);
                 self.dirty = true;
             }
             JobMessage::Order(order) if !matches!(order.action, Action::Run { .. }) => {
                 self.ending.insert(order.digest);
             }
             JobMessage::Birth { record }
+            | JobMessage::Voters { record, .. }
             | JobMessage::Decided { record }
             | JobMessage::Follows { record, .. } => {
                 self.learn(record);
@@ -362,29 +403,43 @@ impl Truth {
         };
         match record.arbiter {
             Arbiter::Store(_) => self.log.claims.iter().any(|(_, _, d)| d == digest),
-            Arbiter::Members if record.number == 1 => {
+            Arbiter::Members if record.number == 1 && record.change_of_voters() == 0 => {
                 let bound = self.bound.get(digest);
                 record
                     .members
                     .iter()
                     .all(|m| bound.is_some_and(|b| b.contains(&(m.node, m.state))))
             }
-            Arbiter::Members => self
-                .chosen
-                .get(&record.parent)
-                .is_some_and(|c| c.contains(digest)),
+            Arbiter::Members if record.change_of_voters() > 0 => {
+                let chosen = self.chosen.get(&record.parent);
+                chosen.is_some_and(|values| values.contains(digest))
+            }
+            Arbiter::Members => {
+                let votes = self.configurations(record.parent).into_iter();
+                let mut chosen = votes.filter_map(|vote| self.chosen.get(&vote));
+                chosen.any(|values| values.contains(digest))
+            }
         }
     }
 
-    /// The commits of a generation without a store that a majority acknowledged, newest last.
-    pub fn acknowledged(&self, generation: &Digest) -> Vec<CommitRef> {
-        let Some(record) = self.records.get(generation) else {
+    /// The commits that a majority of those who decide what follows `parent` acknowledged, newest last: a generation
+    /// without a store, or a change of its voters.
+    pub fn acknowledged(&self, parent: &Digest) -> Vec<CommitRef> {
+        let Some(record) = self.records.get(parent) else {
             return Vec::new();
         };
-        let acks = self.acks.get(generation).into_iter().flatten();
+        let acks = self.acks.get(parent).into_iter().flatten();
         acks.filter(|(_, (_, by))| majority(record, by))
             .map(|(_, (c, _))| *c)
             .collect()
+    }
+
+    /// Whether those who voted in the commit's generation, now or then, acknowledged it.
+    pub fn is_acknowledged(&self, commit: &CommitRef) -> bool {
+        let votes = self.configurations(commit.generation);
+        votes
+            .iter()
+            .any(|vote| self.acknowledged(vote).contains(commit))
     }
 
     /// What the job can go on from: in each lineage the newest record that any disk or the log

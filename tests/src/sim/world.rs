@@ -529,6 +529,7 @@ impl World {
                 self.coverage.notice(&notice);
                 match notice {
                     agent::Notice::Decided { record, .. } => self.truth.announce(&record),
+                    agent::Notice::Voters { record, .. } => self.truth.announce_voters(&record),
                     agent::Notice::Committed { commit, .. } => self.truth.commit_announced(commit),
                     agent::Notice::Hung { hang, .. } => self.judged(node, &hang)?,
                     _ => {}

@@ -163,6 +163,22 @@ fn line(event: &Value) -> (Tone, String) {
             )
         }
         "stopping" => (Tone::Plain, format!("stopping: {}", text("why"))),
+        "voters" => {
+            let names = |of: &str| {
+                let names = event[of].as_array().into_iter().flatten();
+                let names: Vec<String> = names.filter_map(Value::as_str).map(clean).collect();
+                names.join(", ")
+            };
+            let now = match names("witnesses") {
+                none if none.is_empty() => "the members alone vote on what follows".to_owned(),
+                witnesses => format!("{witnesses} votes on what follows, as a witness"),
+            };
+            let line = match names("gone") {
+                none if none.is_empty() => now,
+                gone => format!("{now}: {gone} does so no more"),
+            };
+            (Tone::Plain, line)
+        }
         "launcher" if text("log_dir").is_empty() => {
             let pid = text("pid");
             (Tone::Plain, format!("the launcher here is process {pid}"))

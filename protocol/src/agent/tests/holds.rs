@@ -544,3 +544,40 @@ fn what_was_waited_for_before_a_restart_is_counted_from_then() {
     assert_eq!(left(3_000, &stored), Span::from_secs(2));
     assert_eq!(left(120_000, &stored), Span::from_secs(2));
 }
+
+/// The user ends a job while workers of a node that it has lost may still run. Whoever begins the next life has to wait
+/// for them, also a node that took no part and comes only now.
+#[test]
+fn one_that_comes_after_the_end_hears_for_how_long_to_wait() {
+    let (mut s, r, _) = one_is_away();
+    let next = goes_on_without_it(&mut s, &r);
+    s.peer(4);
+    s.says(ToAgent::Cancel);
+    s.says(ToAgent::Stopped { digest: next });
+    s.pass(Span::from_millis(100));
+    let end = s.decided().last().copied().unwrap();
+    assert!(s.agent.jobs().all(|j| !j.is_live()));
+    s.peer(3);
+    let told = |s: &Scripted, to: usize| {
+        let held = s.sent.iter().filter_map(|(n, body)| match body {
+            JobMessage::Held { digest, ms } if *n == node(to) && *digest == end => Some(*ms),
+            _ => None,
+        });
+        held.last()
+    };
+    for to in [3, 4] {
+        assert!(told(&s, to).is_some_and(|ms| ms > 10_000), "{to}");
+    }
+    s.sent.clear();
+    let have = Digest([3; 32]);
+    s.hears(3, JobMessage::Ask { have });
+    assert!(told(&s, 3).is_some_and(|ms| ms > 10_000));
+    // And when the wait is over.
+    s.probes.insert(node(2), (Answer::Refused, Answer::Refused));
+    s.pass(Span::from_secs(3));
+    s.peer(2);
+    s.status(2, r.digest(), 9, |st| (st.stopped, st.gone) = (true, true));
+    for to in [3, 4] {
+        assert_eq!(told(&s, to), Some(0), "{to}");
+    }
+}

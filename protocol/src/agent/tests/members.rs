@@ -15,7 +15,7 @@ use crate::membership::Answer;
 use crate::record::{Kind, Member, Record};
 use crate::spec::JobSpec;
 use crate::time::Span;
-use crate::wire::{Action, Advert, JobMessage, Status, Ticket};
+use crate::wire::{Action, Advert, JobMessage, Order, Status, Ticket};
 
 /// Node `me` of a generation of `n` nodes, in which all train.
 pub(super) fn trains(me: usize, n: usize, witnesses: &[usize]) -> (Scripted, Digest) {
@@ -416,7 +416,6 @@ fn asked_in(s: &mut Scripted) -> BTreeSet<NodeId> {
 fn a_group_whose_launchers_are_all_dead_lets_in_one_that_is_stuck() {
     for (dead, stuck) in [(false, true), (true, false), (true, true)] {
         let (mut s, digest) = trains(0, 2, &[]);
-        s.peer(3);
         s.status(1, digest, 2, |st| (st.gone, st.stopped) = (true, true));
         if dead {
             s.on(Event::LauncherGone {
@@ -428,6 +427,7 @@ fn a_group_whose_launchers_are_all_dead_lets_in_one_that_is_stuck() {
             s.pass(Span::from_secs(3));
         }
         let loser = Digest([255; 32]);
+        s.peer(3);
         s.sent.clear();
         s.hears(3, JobMessage::MergeAsk { loser, stuck });
         let grants = |(to, body): &(NodeId, JobMessage)| {
@@ -649,4 +649,35 @@ fn the_next_life_waits_for_a_member_that_may_train_without_the_lost() {
     s.hears(4, JobMessage::Status(Box::new(body)));
     s.pass(Span::from_millis(1_200));
     assert_eq!(births(&s).len(), 3);
+}
+
+/// The path from the leader to a member is cut one way: that member takes the next node for the leader.
+#[test]
+fn one_that_misses_the_leader_hears_from_another_that_the_generation_ends() {
+    let (mut s, digest) = trains(1, 3, &[]);
+    let orders = |s: &Scripted| {
+        let to = |(n, m): &&(NodeId, JobMessage)| {
+            *n == node(2)
+                && matches!(m, JobMessage::Order(o) if matches!(o.action, Action::End { .. }))
+        };
+        s.sent.iter().filter(to).count()
+    };
+    s.status(2, digest, 1, |_| {});
+    assert_eq!(orders(&s), 0);
+    s.hears(
+        0,
+        JobMessage::Order(Box::new(Order {
+            digest,
+            boot: Boot(1),
+            seq: 1,
+            action: Action::End {
+                grace_ms: 200,
+                why: "lost node 2".into(),
+            },
+        })),
+    );
+    s.status(2, digest, 2, |_| {});
+    assert_eq!(orders(&s), 1);
+    s.status(2, digest, 3, |st| st.stopped = true);
+    assert_eq!(orders(&s), 1);
 }

@@ -119,11 +119,13 @@ impl Judge {
             accepted: acceptor.accepted.as_ref().map(|(b, r)| (*b, r.digest())),
             acked: acceptor.acked.map_or(0, |c| c.number),
         };
-        let known = self.votes.entry((by, now)).or_default();
+        // Other voters of the same generation decide anew.
+        let parent = durable.voters.as_ref().map_or(now, |r| r.digest());
+        let known = self.votes.entry((by, parent)).or_default();
         if vote.goes_back_on(known) {
             return Err(Broken::TakenBack {
                 by,
-                parent: now,
+                parent,
                 before: *known,
                 now: vote,
             });

@@ -150,6 +150,7 @@ fn kind_of(message: &Message) -> Option<&'static str> {
         JobMessage::Committed { .. } => "Committed",
         JobMessage::Forfeited { .. } => "Forfeited",
         JobMessage::Superseded { .. } => "Superseded",
+        JobMessage::Voters { .. } => "Voters",
         _ => return None,
     })
 }

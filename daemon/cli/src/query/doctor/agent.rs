@@ -80,7 +80,7 @@ async fn ask(
     if let Ok(jobs) = client.query(Query::Jobs).await {
         all.extend(jobs::at_rest(&jobs, &nodes));
         all.extend(twins(&jobs));
-        all.extend(witnesses_gone(&jobs, &nodes));
+        all.extend(alone(&jobs));
     }
     all.extend(unresolved(&status));
     all.extend(refusals(&status));
@@ -112,6 +112,27 @@ fn twins(jobs: &Value) -> Vec<Check> {
     rows(jobs).iter().filter(may).take(8).map(warn).collect()
 }
 
+/// Jobs of two nodes whose one half cannot go on without the other: nobody else votes.
+fn alone(jobs: &Value) -> Vec<Check> {
+    let is = |job: &&Value| {
+        let two = rows(&job["members"]).len() == 2 && rows(&job["witnesses"]).is_empty();
+        let may = job["min_nodes"].as_u64() == Some(1) && field(job, "arbiter") == "members";
+        two && may && field(job, "kind") == "runs"
+    };
+    let warn = |job: &Value| {
+        let zero = field(&job["members"][0], "name");
+        Check::warn(
+            "witness",
+            format!(
+                "{}: no third agent votes in it, so it stops if {zero}, which has rank 0, is lost",
+                field(job, "job")
+            ),
+            "start musterd on a third node: it votes, and runs nothing of the job",
+        )
+    };
+    rows(jobs).iter().filter(is).take(8).map(warn).collect()
+}
+
 /// A list in an answer; none where there is none.
 fn rows(list: &Value) -> &[Value] {
     list.as_array().map_or(&[], |rows| rows)
@@ -123,29 +144,6 @@ fn name(node: &Value) -> String {
         (host, id) if host.is_empty() => id.to_string(),
         (host, id) => format!("{host} ({id})"),
     }
-}
-
-/// Agents that vote in a job, train nothing in it, and are gone: no other takes their place until its members change.
-fn witnesses_gone(jobs: &Value, nodes: &Value) -> Vec<Check> {
-    let gone = |id: &Value| {
-        let node = rows(nodes).iter().find(|n| n["node"] == *id);
-        node.filter(|n| !flag(n, "connected")).map(name)
-    };
-    let warn = |job: &Value| {
-        let names: Vec<String> = rows(&job["witnesses"]).iter().filter_map(gone).collect();
-        (!names.is_empty() && field(job, "kind") == "runs").then(|| {
-            Check::warn(
-                "witness",
-                format!(
-                    "{}: {} votes in it, runs none of its workers, and is gone: one more loss may stop the job",
-                    field(job, "job"),
-                    names.join(", ")
-                ),
-                "start its agent again, or start `muster run` on another node: with each change of the members another agent takes its place",
-            )
-        })
-    };
-    rows(jobs).iter().filter_map(warn).take(8).collect()
 }
 
 /// `muster run` brings its own agent: none is a mistake only where one is named.
@@ -380,21 +378,20 @@ mod tests {
     }
 
     #[test]
-    fn a_witness_that_is_gone_is_named() {
-        let (here, gone, me) = ("ab".repeat(32), "cd".repeat(32), "ef".repeat(32));
-        let nodes = json!([
-            { "node": me, "self": true, "connected": true },
-            { "node": here, "host": "b", "connected": true },
-            { "node": gone, "host": "c", "connected": false },
-        ]);
-        let job =
-            |kind: &str, witness: &str| json!({ "job": "a", "kind": kind, "witnesses": [witness] });
-        let named = |job: Value| witnesses_gone(&json!([job]), &nodes);
-        assert!(named(job("runs", &gone))[0].detail.contains("c (cdcdcdcd)"));
-        assert!(named(job("runs", &here)).is_empty());
-        assert!(named(job("runs", &me)).is_empty());
-        assert!(named(job("finished", &gone)).is_empty());
-        assert!(named(json!({ "job": "forming", "kind": "forming" })).is_empty());
+    fn two_nodes_without_a_third_are_named() {
+        let job = |members: usize, witnesses: usize, least: u16, arbiter: &str| {
+            let members = vec![json!({ "node": "a", "name": "host a" }); members];
+            json!({ "job": "a", "kind": "runs", "members": members, "witnesses": vec!["b"; witnesses],
+                "min_nodes": least, "arbiter": arbiter })
+        };
+        let named = |job: Value| alone(&json!([job])).len();
+        assert_eq!(named(job(2, 0, 1, "members")), 1);
+        assert_eq!(named(job(2, 1, 1, "members")), 0);
+        assert_eq!(named(job(3, 0, 1, "members")), 0);
+        // It could not go on with one node, whoever votes.
+        assert_eq!(named(job(2, 0, 2, "members")), 0);
+        assert_eq!(named(job(2, 0, 1, "store")), 0);
+        assert_eq!(named(json!({ "job": "forming", "kind": "forming" })), 0);
     }
 
     #[test]

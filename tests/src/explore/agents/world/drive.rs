@@ -227,6 +227,9 @@ impl World {
             Effect::Notice(Notice::Decided { record, .. }) => {
                 Rc::make_mut(&mut self.truth).announce(&record);
             }
+            Effect::Notice(Notice::Voters { record, .. }) => {
+                Rc::make_mut(&mut self.truth).announce_voters(&record);
+            }
             Effect::Notice(Notice::Committed { commit, .. }) => {
                 Rc::make_mut(&mut self.truth).commit_announced(commit);
             }
