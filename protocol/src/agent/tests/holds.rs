@@ -559,11 +559,11 @@ fn one_that_comes_after_the_end_hears_for_how_long_to_wait() {
     assert!(s.agent.jobs().all(|j| !j.is_live()));
     s.peer(3);
     let told = |s: &Scripted, to: usize| {
-        let held = s.sent.iter().filter_map(|(n, body)| match body {
+        let mut held = s.sent.iter().filter_map(|(n, body)| match body {
             JobMessage::Held { digest, ms } if *n == node(to) && *digest == end => Some(*ms),
             _ => None,
         });
-        held.last()
+        held.next_back()
     };
     for to in [3, 4] {
         assert!(told(&s, to).is_some_and(|ms| ms > 10_000), "{to}");
