@@ -387,12 +387,6 @@ impl Job {
         }
     }
 
-    /// The members of the generation before the head, as far as this agent knows it.
-    pub(super) fn members_before(&self) -> Vec<NodeId> {
-        let members = self.before.iter().flat_map(|b| &b.record.members);
-        members.map(|m| m.node).collect()
-    }
-
     /// One that was not there when the head was decided hears how long a start has to wait, where this agent knows.
     pub(super) fn repeat_held(&mut self, ctx: &Ctx<'_>, to: NodeId) {
         // Of a wait after an end all are told by the one that says when it is over, while that one is there.

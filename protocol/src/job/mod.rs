@@ -232,6 +232,8 @@ pub struct Job {
     storeless: BTreeMap<NodeId, crate::wire::Status>,
     /// The launcher that was found dead here last.
     died: Option<LauncherId>,
+    /// Of which generation all were told that its launcher here is gone.
+    said_over: Digest,
     /// Which generation this node has ended as its leader, and since when, while another leads.
     ended: Option<(Digest, Time)>,
     /// The launcher that the head counts on is missing here.
@@ -321,6 +323,7 @@ impl Job {
             member: None,
             storeless: BTreeMap::new(),
             died: None,
+            said_over: Digest::ZERO,
             ended: None,
             vacant: None,
             voter: voter::Leases::restored(),

@@ -62,7 +62,7 @@ impl Job {
             gone: true,
             ..Status::default()
         };
-        for node in to.filter(|n| before.has(*n)).collect::<Vec<_>>() {
+        for node in to.collect::<Vec<_>>() {
             self.send(ctx, node, JobMessage::Status(Box::new(status.clone())));
         }
     }

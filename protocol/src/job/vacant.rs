@@ -90,7 +90,6 @@ impl Job {
         }
         self.desk.withdraw(me);
         self.died = Some(local.reg.launcher);
-        self.say_ended_here(ctx, self.members_before().into_iter());
     }
 
     /// This node's place in the head, if another launcher than the one that is here holds it.
@@ -156,16 +155,23 @@ impl Job {
         });
     }
 
-    /// The job ended while this agent was away, and its launcher here may have gone by itself: others may wait
-    /// for its workers, so its guard is asked.
+    /// What this node took part in is over, or was given up: once its launcher is gone all are told, for any of them
+    /// may wait for its workers before it begins the next life. If this agent was away, the launcher may have gone by
+    /// itself, so its guard is asked.
     pub(super) fn drive_ended(&mut self, ctx: &mut Ctx<'_>) {
         let before = self.before.clone().filter(|_| self.live().is_none());
-        let place = before.as_ref().and_then(|b| b.record.member(ctx.me()));
-        let missed = place.filter(|m| {
-            let known = [self.launcher(), self.died].contains(&Some(m.launcher));
-            m.state == ctx.cfg.state && !known
-        });
-        let Some(place) = missed else { return };
+        let Some(before) = before else { return };
+        let place = before.record.member(ctx.me());
+        let Some(place) = place.filter(|m| m.state == ctx.cfg.state) else {
+            return;
+        };
+        if self.died == Some(place.launcher) && self.said_over != before.digest {
+            self.said_over = before.digest;
+            self.say_ended_here(ctx, ctx.peers.connected_nodes());
+        }
+        if [self.launcher(), self.died].contains(&Some(place.launcher)) {
+            return;
+        }
         let launcher = place.launcher;
         let known = self.vacant.take().filter(|v| v.launcher == launcher);
         let vacant = self
@@ -174,7 +180,7 @@ impl Job {
         if vacant.refused {
             self.vacant = None;
             self.died = Some(launcher);
-            self.say_ended_here(ctx, self.members_before().into_iter());
+            self.drive_ended(ctx);
         } else if ctx.now < vacant.since + ctx.cfg.agent_grace {
             // Nobody waits for longer.
             self.ask_for(ctx, place);

@@ -13,7 +13,9 @@ use crate::local::{ToAgent, ToLauncher};
 use crate::membership::Answer;
 use crate::record::{Cause, Kind, Record};
 use crate::time::{Span, Time};
-use crate::wire::{Action, Ballot, Grant, JobMessage, Leave, MAX_LIST, Message, Order, Ticket};
+use crate::wire::{
+    Action, Ballot, Grant, JobMessage, Leave, MAX_LIST, Message, Order, Status, Ticket,
+};
 
 /// An agent that hears of a generation that it leads, and knows nothing of the one before; and when.
 fn leads_unknown() -> (Scripted, Digest, Time) {
@@ -495,6 +497,27 @@ fn a_node_whose_launcher_went_while_its_agent_was_away_says_that_it_ended() {
         let ended = (guard == Answer::Refused).then_some(true);
         assert_eq!(said, ended);
     }
+}
+
+/// The only member of a group comes back, and hears that the others gave the group up: they wait for its workers.
+#[test]
+fn the_last_of_a_group_that_was_given_up_says_that_its_launcher_is_gone() {
+    let r = Record {
+        witnesses: vec![witness(1), witness(2)],
+        ..record(1, 2)
+    };
+    let mut s = Scripted::new(config(0, 2), vec![holds(&r, 1)]);
+    let refused = (Answer::Answered, Answer::Refused);
+    s.probes.insert(node(0), refused);
+    s.peer(1);
+    let (lineage, up_to) = (r.lineage(), r.number);
+    s.hears(1, JobMessage::Superseded { lineage, up_to });
+    s.pass(Span::from_secs(1));
+    let said = s.sent.iter().filter(|(to, body)| {
+        let over = |st: &Status| st.digest == r.digest() && st.stopped && st.gone;
+        *to == node(1) && matches!(body, JobMessage::Status(st) if over(st))
+    });
+    assert_eq!(said.count(), 1, "{:?}", s.sent);
 }
 
 /// A member that is not there when its job ends may come back and go on from what it knows: the others must be able to
