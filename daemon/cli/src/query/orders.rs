@@ -241,17 +241,25 @@ fn risks(args: &ContinueArgs) -> String {
     )
 }
 
-async fn is_gone(client: &Client, target: &Target) -> Result<bool, Unanswered> {
+/// Whether the target has left, as it said that it would.
+async fn is_gone(client: &Client, target: &Target) -> Result<bool, Failure> {
     match client.query(Query::Nodes).await {
-        Ok(nodes) => {
-            let rows = nodes.as_array().map_or(&[][..], |v| v);
-            let there = rows
-                .iter()
-                .any(|r| field(r, "node") == target.id && flag(r, "connected"));
-            Ok(!there)
-        }
+        Ok(nodes) => has_left(&nodes, target),
         Err(Unanswered::Silent(_)) if target.own => Ok(true),
-        Err(why) => Err(why),
+        Err(why) => Err(why.into()),
+    }
+}
+
+fn has_left(nodes: &Value, target: &Target) -> Result<bool, Failure> {
+    let mut rows = nodes.as_array().map_or(&[][..], |v| v).iter();
+    match rows.find(|r| field(r, "node") == target.id) {
+        Some(row) if flag(row, "connected") || field(row, "state") == "suspect" => Ok(false),
+        Some(row) if !flag(row, "leaving") => Err(Failure::Refused(format!(
+            "{} does not answer any more, and has not said that it leaves: it was lost, or its agent is stopped, and it was not \
+             drained. `muster nodes` shows it; drain it again when it answers",
+            target.name
+        ))),
+        _ => Ok(true),
     }
 }
 
@@ -297,6 +305,26 @@ pub(super) async fn wait<E: Into<Failure>>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_that_is_silent_was_not_drained() {
+        let target = Target {
+            id: "ab".into(),
+            name: "b".into(),
+            own: false,
+        };
+        let row = |connected: bool, state: &str, leaving: bool| {
+            let row =
+                json!({ "node": "ab", "connected": connected, "state": state, "leaving": leaving });
+            has_left(&json!([row]), &target).map_err(|_| ())
+        };
+        assert_eq!(row(true, "alive", true), Ok(false));
+        assert_eq!(row(false, "left", true), Ok(true));
+        assert_eq!(row(false, "suspect", false), Ok(false));
+        assert_eq!(row(false, "away", false), Err(()));
+        assert_eq!(row(false, "lost", false), Err(()));
+        assert_eq!(has_left(&json!([]), &target).map_err(|_| ()), Ok(true));
+    }
 
     #[test]
     fn a_job_that_needs_the_node_is_named() {
