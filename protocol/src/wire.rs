@@ -226,7 +226,7 @@ pub enum JobMessage {
     StopAnswer(barrier::ToLeader),
     Commit {
         commit: CommitRef,
-        /// Who is to acknowledge it: the generation, or the newest change of its voters.
+        /// The vote that is to acknowledge it: the generation, or the newest change of its voters.
         vote: Digest,
     },
     Committed {

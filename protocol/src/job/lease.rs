@@ -31,7 +31,8 @@ impl Job {
         (wanted && votes()).then_some(head.configuration().1)
     }
 
-    /// What a member that asks this voter for its lease has to name: who votes, so that nobody counts who did before.
+    /// The name that a member has to give that asks this voter for its lease: of the vote, so that nobody counts those
+    /// who voted before.
     pub(crate) fn lease_asked_of(&self) -> Option<Digest> {
         self.head.as_ref().map(|h| h.configuration().1)
     }
@@ -297,7 +298,7 @@ impl Job {
             self.durable.hold(self.held_ms(ctx), ctx.now);
             self.persist(ctx);
             if self.live().is_none() {
-                self.say_held(ctx, ctx.peers.connected_nodes().collect());
+                self.say_held_to_all(ctx);
             }
         }
         self.dropped.retain(|_, d| ctx.now < d.until);
@@ -376,7 +377,7 @@ impl Job {
         }
         match record.kind.is_terminal() {
             true if self.held_ms(ctx) == 0 => {}
-            true => self.say_held(ctx, ctx.peers.connected_nodes().collect()),
+            true => self.say_held_to_all(ctx),
             false => {
                 let before = self.before.as_ref().filter(|b| b.digest == record.parent);
                 let new = |n: &NodeId| before.is_some_and(|b| !b.has(*n));
@@ -397,6 +398,11 @@ impl Job {
         }
     }
 
+    /// Of an end: any node may begin the next life.
+    fn say_held_to_all(&mut self, ctx: &Ctx<'_>) {
+        self.say_held(ctx, ctx.peers.connected_nodes().collect());
+    }
+
     pub(super) fn say_held(&mut self, ctx: &Ctx<'_>, to: Vec<NodeId>) {
         let (digest, ms) = (self.head_digest(), self.held_ms(ctx));
         for node in to.into_iter().filter(|n| *n != ctx.me()) {
@@ -413,7 +419,7 @@ impl Job {
         self.dropped.remove(&from);
         if self.live().is_none() {
             // Those that were told of the wait.
-            self.say_held(ctx, ctx.peers.connected_nodes().collect());
+            self.say_held_to_all(ctx);
             self.durable.hold(self.held_ms(ctx), ctx.now);
             self.persist(ctx);
         }

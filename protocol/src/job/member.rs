@@ -92,9 +92,7 @@ pub(super) struct Mine {
     pub(super) settled: bool,
     /// All members are told, for it has lost its lease or its launcher in this generation.
     pub(super) tells_all: bool,
-    pub(super) last_order: Option<(Boot, NodeId, u64)>,
-    /// The order by which the generation ends here.
-    pub(super) ends: Option<Order>,
+    pub(super) last_order: Option<(NodeId, Order)>,
     /// When each voter's newest acknowledged heartbeat was sent.
     pub(super) acks: BTreeMap<NodeId, Time>,
     /// When the newest heartbeat was sent that each voter refused.
@@ -131,7 +129,6 @@ impl Mine {
             settled: false,
             tells_all: false,
             last_order: None,
-            ends: None,
             acks: BTreeMap::new(),
             refusals: BTreeMap::new(),
             stand_behind: BTreeMap::new(),

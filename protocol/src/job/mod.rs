@@ -186,7 +186,7 @@ impl Head {
         changed.unwrap_or((&self.record, self.digest))
     }
 
-    /// Who votes on what follows.
+    /// The record that names those who vote on what follows.
     fn voting(&self) -> &Record {
         self.configuration().0
     }

@@ -26,23 +26,22 @@ impl Job {
             return;
         }
         let Some(mine) = &mut self.member else { return };
-        if let Some((boot, node, seq)) = mine.last_order
-            && (boot, node) == (order.boot, from)
-            && order.seq <= seq
+        if let Some((node, known)) = &mine.last_order
+            && (known.boot, *node) == (order.boot, from)
+            && order.seq <= known.seq
         {
             return;
         }
-        mine.last_order = Some((order.boot, from, order.seq));
-        if let Action::End { .. } = order.action {
-            mine.ends = Some(order.clone());
-        }
+        mine.last_order = Some((from, order.clone()));
         self.obey(ctx, &record, order);
     }
 
     /// A member that misses the leader takes this node for it: that the generation ends it can hear from here.
     pub(super) fn pass_end_on(&mut self, ctx: &Ctx<'_>, to: NodeId) {
-        let ends = self.member.as_ref().and_then(|m| m.ends.clone());
-        if let Some(order) = ends {
+        let last = self.member.as_ref().and_then(|m| m.last_order.clone());
+        if let Some((_, order)) = last
+            && let Action::End { .. } = order.action
+        {
             self.send(ctx, to, JobMessage::Order(Box::new(order)));
         }
     }

@@ -155,7 +155,7 @@ impl Job {
         });
     }
 
-    /// What this node took part in is over, or was given up: once its launcher is gone all are told, for any of them
+    /// The generation of this node is over, or was given up: once its launcher is gone all are told, for any of them
     /// may wait for its workers before it begins the next life. If this agent was away, the launcher may have gone by
     /// itself, so its guard is asked.
     pub(super) fn drive_ended(&mut self, ctx: &mut Ctx<'_>) {

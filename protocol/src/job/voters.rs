@@ -163,13 +163,6 @@ impl Job {
     pub(super) fn voters_decided(&mut self, ctx: &mut Ctx<'_>, record: Arc<Record>) {
         let Some(head) = self.live() else { return };
         let generation = head.record.clone();
-        let gone = head.voting().witnesses.iter();
-        let gone = gone.filter(|v| !record.witnesses.contains(v));
-        let gone = gone.map(|v| {
-            let lost = ctx.peers.lost(v.node).is_some();
-            (v.node, lost, self.takes_no_part(ctx, v.node))
-        });
-        let gone: Vec<_> = gone.collect();
         let before = head.voting().voters_and_members();
         let mut told: Vec<NodeId> = before.chain(record.voters_and_members()).collect();
         told.sort_unstable();
@@ -177,13 +170,6 @@ impl Job {
         for node in told.into_iter().filter(|n| *n != ctx.me()) {
             let (generation, record) = (generation.clone(), record.clone());
             self.send(ctx, node, JobMessage::Voters { generation, record });
-        }
-        if let Some(lead) = &mut self.lead {
-            for (node, lost, refused) in gone {
-                let known = lead.gone.entry(node).or_default();
-                (known.since, known.lost) = (ctx.now, lost);
-                known.refused += u32::from(refused);
-            }
         }
         self.change_voters(ctx, record);
     }
@@ -231,11 +217,19 @@ impl Job {
     }
 
     fn change_voters(&mut self, ctx: &mut Ctx<'_>, record: Arc<Record>) {
+        let before = self.voting().map_or(&[][..], |r| &r.witnesses[..]);
+        let gone = before.iter().filter(|v| !record.witnesses.contains(v));
+        let gone: Vec<NodeId> = gone.map(|v| v.node).collect();
+        for node in &gone {
+            let (lost, refused) = (ctx.peers.lost(*node), self.takes_no_part(ctx, *node));
+            if let Some(lead) = &mut self.lead {
+                let known = lead.gone.entry(*node).or_default();
+                (known.since, known.lost) = (ctx.now, lost.is_some());
+                known.refused += u32::from(refused);
+            }
+        }
         self.keep_lease();
         let Some(head) = self.head.take() else { return };
-        let gone = head.voting().witnesses.iter();
-        let gone = gone.filter(|v| !record.witnesses.contains(v));
-        let gone = gone.map(|v| v.node).collect();
         self.head = Some(head.with_voters(Some(record.clone())));
         self.durable.change_voters(record.clone());
         self.persist(ctx);

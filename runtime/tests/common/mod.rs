@@ -39,10 +39,11 @@ impl Rank {
         let stdout = BufReader::new(child.stdout.take().unwrap());
         let (said, lines) = channel();
         std::thread::spawn(move || {
-            for line in stdout.lines().map_while(Result::ok) {
+            for line in stdout.lines() {
+                let line = line.unwrap_or_else(|error| format!("@unread: {error}"));
                 // The harness may have written before it on the same line.
                 if let Some(at) = line.find('@')
-                    && said.send(line[at..].to_owned()).is_err()
+                    && (said.send(line[at..].to_owned()).is_err() || line.starts_with("@unread"))
                 {
                     return;
                 }

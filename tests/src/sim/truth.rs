@@ -97,7 +97,8 @@ pub struct Truth {
     pub proposed: BTreeMap<(Digest, Ballot), BTreeSet<Digest>>,
     /// Who bound itself to a birth, ever.
     pub bound: BTreeMap<Digest, BTreeSet<Holder>>,
-    /// Who acknowledged which commit, by the generation or the change of its voters that they voted on then, ever.
+    /// The holders that acknowledged each commit, ever, by the vote that they had then: a generation, or a change of its
+    /// voters.
     pub acks: BTreeMap<Digest, BTreeMap<u64, (CommitRef, BTreeSet<Holder>)>>,
     /// Commits that a leader announced as done.
     pub committed: Vec<CommitRef>,

@@ -200,7 +200,7 @@ impl Node {
         }
     }
 
-    /// What the writers of a slot were told, and what they answered, may have been lost.
+    /// The last order to the writers of a slot, or their answer, may have been lost.
     pub(super) fn ask_again(&mut self, slot: SlotId) {
         let Some(Slot::Writing {
             copy,

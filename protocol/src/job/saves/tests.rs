@@ -49,7 +49,7 @@ fn sealed() -> (Alone, Copy) {
     (alone, copy)
 }
 
-/// What the launcher was asked to write, and of which save to make the manifest.
+/// The saves of which the launcher was asked to write a slot, and to make the manifest.
 fn asked(alone: &mut Alone) -> (Option<Save>, Option<Save>) {
     let told = std::mem::take(&mut alone.told);
     let write = |f: &ToLauncher| match f {
