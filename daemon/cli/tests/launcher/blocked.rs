@@ -9,7 +9,7 @@ use muster_protocol::Digest;
 use muster_protocol::local::ToAgent;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::fake::{Agent, Launcher, left_of, nothing_left, until};
+use crate::fake::{Agent, Launcher, left_of, nothing_left, pid, until};
 
 /// Waits until a pipe takes no more. How many bytes that are depends on how its writers cut them: a piece that does not
 /// fit what is left of a page begins another.
@@ -94,10 +94,7 @@ fn a_single_node_whose_console_takes_nothing_is_stopped_by_a_signal() {
         code.is_some()
     });
     assert_eq!(code.unwrap().code(), Some(143));
-    let worker: i32 = crate::fake::read(&dir.path().join("up"))
-        .trim()
-        .parse()
-        .unwrap();
+    let worker = pid(&dir.path().join("up"));
     // SAFETY: signal 0 only asks.
     until(
         "the worker is gone",
@@ -195,7 +192,7 @@ fn the_word_of_a_launcher_counts_for_a_part_of_the_lease_only() {
 fn a_worker_that_is_killed_while_its_launcher_is_stopped_has_failed() {
     let mut agent = Agent::new();
     let (mut launcher, digest) = two(&mut agent, 1_000);
-    let worker: i32 = crate::fake::read(&agent.path("up")).trim().parse().unwrap();
+    let worker = pid(&agent.path("up"));
     launcher.signal(libc::SIGSTOP);
     agent.grants(600_000);
     // SAFETY: a worker of the launcher, which reaps nobody now.

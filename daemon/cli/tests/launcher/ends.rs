@@ -521,7 +521,7 @@ fn what_ran_before_the_launcher_is_left_alone() {
     agent.end(0, "");
     assert!(launcher.wait().success());
     nothing_left(agent.me());
-    let pid: i32 = read(&agent.path("bystander")).trim().parse().unwrap();
+    let pid = crate::fake::pid(&agent.path("bystander"));
     // SAFETY: a process that this test started; its pid is not reused while it runs.
     assert_eq!(
         unsafe { libc::kill(pid, libc::SIGKILL) },

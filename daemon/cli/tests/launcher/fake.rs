@@ -431,6 +431,17 @@ pub(crate) fn zombies_of(pid: u32) -> Vec<String> {
     found
 }
 
+/// The process that a script wrote down. The shell makes the file before it writes into it.
+pub(crate) fn pid(path: &Path) -> i32 {
+    let whole = || read(path).strip_suffix('\n')?.parse().ok();
+    let mut pid = None;
+    until("a process is written down", || {
+        pid = whole();
+        pid.is_some()
+    });
+    pid.unwrap()
+}
+
 pub(crate) fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
