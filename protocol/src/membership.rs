@@ -510,7 +510,9 @@ impl Membership {
             w.guard_answered = now;
         }
         let away = matches!(w.peer.state, State::Away { .. });
-        if agent.is_gone() && guard.is_gone() {
+        // A launcher ends its workers before it stops to answer, also where its agent is only stopped. A witness has none.
+        let stuck = agent == Answer::Mute && key.1.is_some();
+        if guard.is_gone() && (agent.is_gone() || stuck) {
             w.refusals += 1;
             w.next_probe = Some(now + config.probe_again);
             if w.refusals >= 2 {

@@ -271,6 +271,26 @@ fn a_stuck_agent_with_a_live_guard_is_away_not_lost() {
 }
 
 #[test]
+fn a_stuck_agent_whose_launcher_ends_is_lost() {
+    let mut bench = Bench::new();
+    bench.world = World::Broken(Answer::Mute, Answer::Answered);
+    bench.run_for(4_000);
+    assert!(matches!(bench.state(), State::Away { .. }));
+    bench.world = World::Broken(Answer::Mute, Answer::Other);
+    bench.run_for(300);
+    assert_eq!(bench.state(), State::Lost { confirmed: true });
+
+    // A witness has no launcher, and only its agent is stopped.
+    let mut bench = Bench::new();
+    let (node, asks) = (NodeId([9; 32]), true);
+    bench.tell(Event::Watch { node, guard: None, asks });
+    bench.world = World::Broken(Answer::Mute, Answer::Refused);
+    bench.run_for(4_000);
+    let state = bench.core.peer(node, None).unwrap().state;
+    assert_eq!(state, State::Lost { confirmed: false });
+}
+
+#[test]
 fn an_agent_that_answers_or_is_cut_off_does_not_seem_stopped() {
     for agent in [Answer::Answered, Answer::Silent] {
         let mut bench = Bench::new();

@@ -258,6 +258,11 @@ impl Launcher {
         guard_port(self.token)
     }
 
+    /// Whether it answers for its node.
+    pub fn vouches(&self) -> bool {
+        self.session.vouches()
+    }
+
     /// Whether it has lost its agent, and no other has taken it up.
     pub fn is_alone(&self) -> bool {
         self.alone

@@ -25,7 +25,7 @@ use tokio::time::{Instant, sleep_until};
 use super::console::{print, say};
 use super::control::ControlPage;
 use super::embedded::Gone;
-use super::guard;
+use super::guard::{self, Guard};
 use super::link::{Dial, LinkEvent, Out, keep};
 use super::logs::has_files;
 use super::net;
@@ -86,6 +86,7 @@ pub fn now() -> Time {
 pub struct Driver {
     pub workers: Workers,
     pub handled: Handled,
+    guard: Guard,
     /// Carries out what the agent asks of the job's store.
     store: Option<Keeper<JobStore>>,
     saves: Saves,
@@ -127,6 +128,7 @@ impl Driver {
     pub fn new(
         workers: Workers,
         handled: Handled,
+        guard: Guard,
         store: Option<Keeper<JobStore>>,
         saves: Saves,
         best: Option<IpAddr>,
@@ -139,6 +141,7 @@ impl Driver {
             },
             workers,
             handled,
+            guard,
             store,
             saves,
             next_port: None,
@@ -498,6 +501,7 @@ impl Driver {
     }
 
     fn carry_out(&mut self, session: &mut Session) -> Option<Outcome> {
+        self.guard.vouch(session.vouches());
         while let Some(effect) = session.poll_effect() {
             match effect {
                 Effect::Send(frame) => self.send_with_slots(frame),

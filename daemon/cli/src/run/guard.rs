@@ -2,7 +2,8 @@
 //!
 //! Whoever connects is sent `MGRD`, a version byte, the launcher's id and the port at which it gives what it holds in
 //! memory (0: it holds nothing), and the connection is closed; nothing is ever read. So others can tell "the agent is away" from "the node is lost", and
-//! that the launcher at an address is the one they mean. A thread of its own answers, so that a busy
+//! that the launcher at an address is the one they mean. A launcher that has ended its workers because no agent is
+//! there gives no id (zeros): its node is lost to the job. A thread of its own answers, so that a busy
 //! launcher is not taken for a lost one.
 
 use std::io::{self, Read, Write};
@@ -37,8 +38,15 @@ pub fn answer(id: LauncherId, memory: Option<u16>) -> [u8; ANSWER + 2] {
 pub struct Guard {
     addr: SocketAddr,
     listener: Arc<TcpListener>,
-    done: Arc<AtomicBool>,
+    shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    done: AtomicBool,
+    /// The launcher does not answer for its node.
+    withdrawn: AtomicBool,
 }
 
 impl Guard {
@@ -47,15 +55,15 @@ impl Guard {
     pub fn open(ip: IpAddr, id: LauncherId, memory: Option<u16>) -> io::Result<Guard> {
         let listener = Arc::new(TcpListener::bind((ip, 0))?);
         let addr = listener.local_addr()?;
-        let done = Arc::new(AtomicBool::new(false));
+        let shared = Arc::new(Shared::default());
         let thread = std::thread::Builder::new().name("guard".into()).spawn({
-            let (listener, done) = (listener.clone(), done.clone());
-            move || serve(&listener, &done, &answer(id, memory))
+            let (listener, shared) = (listener.clone(), shared.clone());
+            move || serve(&listener, &shared, id, memory)
         })?;
         Ok(Guard {
             addr,
             listener,
-            done,
+            shared,
             thread: Some(thread),
         })
     }
@@ -63,11 +71,16 @@ impl Guard {
     pub fn port(&self) -> u16 {
         self.addr.port()
     }
+
+    /// Whether the launcher answers for its node.
+    pub fn vouch(&self, yes: bool) {
+        self.shared.withdrawn.store(!yes, Ordering::Release);
+    }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.done.store(true, Ordering::Release);
+        self.shared.done.store(true, Ordering::Release);
         // SAFETY: the descriptor is open, since the listener is ours. This wakes accept().
         unsafe { libc::shutdown(self.listener.as_raw_fd(), libc::SHUT_RDWR) };
         if let Some(thread) = self.thread.take() {
@@ -76,13 +89,17 @@ impl Drop for Guard {
     }
 }
 
-fn serve(listener: &TcpListener, done: &AtomicBool, answer: &[u8]) {
-    while !done.load(Ordering::Acquire) {
+fn serve(listener: &TcpListener, shared: &Shared, id: LauncherId, memory: Option<u16>) {
+    while !shared.done.load(Ordering::Acquire) {
         match listener.accept() {
             Ok((mut peer, _)) => {
                 // Fifteen bytes fit the empty send buffer of a new connection: this never waits.
                 let _ = peer.set_nonblocking(true);
-                let _ = peer.write(answer);
+                let id = match shared.withdrawn.load(Ordering::Acquire) {
+                    true => LauncherId::ZERO,
+                    false => id,
+                };
+                let _ = peer.write(&answer(id, memory));
             }
             // Too many open files, or a connection that was gone again: never a reason to stop, but
             // one to pause, for the former comes back at once.
@@ -196,6 +213,13 @@ mod tests {
             verify(addr, LauncherId([8; 8]), SECOND),
             Err(GuardError::Other { found, .. }) if found == id
         ));
+        guard.vouch(false);
+        assert!(matches!(
+            verify(addr, id, SECOND),
+            Err(GuardError::Other { found, .. }) if found == LauncherId::ZERO
+        ));
+        guard.vouch(true);
+        assert!(verify(addr, id, SECOND).is_ok());
         drop(guard);
         assert!(matches!(
             verify(addr, id, SECOND),

@@ -264,6 +264,7 @@ pub async fn launch(
     let driver = Driver::new(
         workers,
         plan.handled,
+        guard,
         store.map(Keeper::start).transpose()?,
         saves,
         best,

@@ -85,6 +85,13 @@ impl Session {
         }
     }
 
+    /// Whether this launcher answers for its node at its guard. Once no agent was heard for too long and its workers
+    /// have ended, it does not: the others go on without this node at once, and it takes a new place when an agent is
+    /// there again.
+    pub fn vouches(&self) -> bool {
+        self.alone.is_none() || self.current.as_ref().is_some_and(|c| !c.parked)
+    }
+
     /// Nobody told this launcher to stop, so no node and no worker is known to be lost; yet its
     /// workers lost each other. Said as a failure of theirs, it ends the generation for all.
     pub(super) fn gave_up(&mut self, now: Time) {

@@ -730,6 +730,12 @@ fn workers_end_when_the_agent_falls_silent() {
     world.frame(welcome.clone());
     assert_eq!(world.pass(2_999), []);
     assert_eq!(world.pass(1), [Effect::EndTerm(SIGTERM)]);
+    // The others are to go on as soon as nothing runs here.
+    assert!(world.session.vouches());
+    world.gone();
+    assert!(!world.session.vouches());
+    world.frame(welcome.clone());
+    assert!(world.session.vouches());
 
     // The whole machine slept, or the launcher was stopped, however long: the agent has a moment to say
     // that it is there, or has said so already.

@@ -159,6 +159,7 @@ impl World {
         match self.nodes[node].launcher.as_ref().filter(|l| is(l)) {
             None => Found::Refused,
             Some(l) if l.paused.is_some() => Found::Mute,
+            Some(l) if !l.vouches() => Found::Refused,
             Some(_) => Found::Answered,
         }
     }
