@@ -23,7 +23,7 @@ mod tests;
 
 use std::collections::VecDeque;
 
-pub use verdict::{Disagreement, Report, Verdict, verdict};
+pub use verdict::{Disagreement, History, Report, Verdict, verdict};
 
 use crate::ids::Digest;
 
@@ -107,9 +107,10 @@ enum Phase {
     /// In no generation: whatever was under way is over.
     Parked,
     Exchanging,
-    /// Survivors may wait for results; `next` is the generation's first step.
+    /// Survivors may wait for results; `next` is the generation's first step, `history` what is committed before it.
     Fetching {
         next: u64,
+        history: History,
     },
     Restoring,
     InStep {
@@ -128,6 +129,9 @@ pub struct Live {
     settled: Option<u64>,
     committed: u64,
     holds: Option<u64>,
+    /// What is committed, and what was before the newest step.
+    history: History,
+    before: History,
     /// A newcomer whose copy is not here yet: the steps that it has listened to.
     listening: Option<VecDeque<u64>>,
     /// By rank: whose samples count in the next step that begins.
@@ -148,6 +152,8 @@ impl Live {
             settled: None,
             committed: 0,
             holds: None,
+            history: History::default(),
+            before: History::default(),
             listening: None,
             entered: Vec::new(),
             newcomers: Vec::new(),
@@ -180,6 +186,8 @@ impl Live {
             settled: self.settled,
             committed: self.committed,
             holds: self.holds,
+            history: self.history,
+            before: self.before,
         }
     }
 
@@ -262,6 +270,7 @@ impl Live {
         let next = verdict.next;
         if !verdict.is_survivor(self.rank) {
             (self.settled, self.committed, self.holds) = (None, next, None);
+            (self.history, self.before) = verdict.history;
             self.listening = Some(VecDeque::new());
             self.effects.push_back(Effect::CopyState {
                 boundary: next,
@@ -270,40 +279,28 @@ impl Live {
             self.begin(next);
             return Ok(());
         }
-        let lacking = |rank: &&u32| {
-            reports
-                .get(**rank as usize)
-                .is_some_and(|r| r.holds.is_none_or(|h| h + 1 != next))
-        };
-        let to: Vec<u32> = verdict
-            .behind
-            .iter()
-            .filter(lacking)
-            .copied()
-            .filter(|rank| verdict.holder_for(*rank) == Some(self.rank))
-            .collect();
+        let from_here = |rank: &u32| verdict.holder_for(*rank) == Some(self.rank);
+        let to: Vec<u32> = verdict.behind.iter().copied().filter(from_here).collect();
         if let Some(step) = next.checked_sub(1).filter(|_| !to.is_empty()) {
             self.effects.push_back(Effect::HandResults { step, to });
         }
-        if self.committed < next && self.holds != Some(self.committed) {
+        if self.committed < next {
             let from = verdict.holder_for(self.rank).unwrap_or(self.rank);
             let step = self.committed;
             self.effects.push_back(Effect::Fetch { step, from });
-            self.phase = Phase::Fetching { next };
+            let history = verdict.history.0;
+            self.phase = Phase::Fetching { next, history };
             return Ok(());
-        }
-        if self.committed < next {
-            self.commit(self.committed);
         }
         self.settle(next);
         Ok(())
     }
 
     fn fetched(&mut self) -> Result<(), Error> {
-        let Phase::Fetching { next } = self.phase else {
+        let Phase::Fetching { next, history } = self.phase else {
             return Err(Error::Unexpected { what: "results" });
         };
-        self.commit(self.committed);
+        self.commit(self.committed, history);
         self.settle(next);
         Ok(())
     }
@@ -325,6 +322,7 @@ impl Live {
             return Err(Error::Unexpected { what: "a state" });
         }
         (self.committed, self.holds) = (committed, None);
+        (self.history, self.before) = (History::restored(self.number), History::default());
         self.settled = Some(self.number);
         self.begin(committed);
         Ok(())
@@ -335,7 +333,7 @@ impl Live {
             return Err(Error::Unexpected { what: "a copy" });
         };
         for step in kept {
-            self.commit(step);
+            self.commit(step, self.history.and(self.number));
         }
         self.settled = Some(self.number);
         self.effects.push_back(Effect::SayReady);
@@ -379,7 +377,7 @@ impl Live {
                 kept.push_back(step);
                 self.effects.push_back(Effect::Keep { step });
             }
-            None => self.commit(step),
+            None => self.commit(step, self.history.and(self.number)),
         }
         self.begin(step + 1);
         Ok(())
@@ -397,7 +395,8 @@ impl Live {
         }
     }
 
-    fn commit(&mut self, step: u64) {
+    fn commit(&mut self, step: u64, history: History) {
+        self.before = std::mem::replace(&mut self.history, history);
         if let Some(held) = self.holds.filter(|held| *held != step) {
             self.effects.push_back(Effect::Release { step: held });
         }

@@ -52,6 +52,8 @@ struct Generation {
     /// Process by rank.
     members: Vec<usize>,
     reports: BTreeMap<u32, Report>,
+    /// What each had when it said its report.
+    states: BTreeMap<u32, State>,
     /// By step and collective: the ranks that contribute, and who said there that it is ready.
     contributions: BTreeMap<(u64, usize), BTreeSet<u32>>,
     ready: BTreeMap<u64, BTreeSet<u32>>,
@@ -68,6 +70,8 @@ struct World {
     copied: u32,
     fetched: u32,
     redone: u32,
+    /// Survivors that settled in an older generation than others.
+    cut_short: u32,
 }
 
 impl World {
@@ -81,6 +85,7 @@ impl World {
             copied: 0,
             fetched: 0,
             redone: 0,
+            cut_short: 0,
         };
         for _ in 0..2 + world.rng.below(3) {
             world.spawn();
@@ -145,6 +150,7 @@ impl World {
                 process.wants = Some(Want::Reports);
                 let generation = self.generations.get_mut(&number).unwrap();
                 generation.reports.insert(rank, report);
+                generation.states.insert(rank, process.state.clone());
             }
             Effect::Discard => {
                 if process.step.take().is_some() {
@@ -289,7 +295,7 @@ impl World {
                 if generation.reports.len() == all {
                     let reports: Vec<Report> = generation.reports.values().copied().collect();
                     self.processes[id].wants = None;
-                    self.check_left_out(&members, &reports);
+                    self.check_left_out(number, &reports);
                     self.handle(id, Event::Reported { number, reports });
                 }
                 return;
@@ -357,20 +363,39 @@ impl World {
         }
     }
 
-    /// Who comes back as a newcomer loses nothing that is not also undone for all: it was left
-    /// out of a generation, or the survivors are at least as far.
-    fn check_left_out(&self, members: &[usize], reports: &[Report]) {
+    /// A rank that was in every generation since it settled, and whose reports some rank had all of, keeps its state. One
+    /// that comes back as a newcomer loses nothing that is not also undone for all: it was left out of a generation, or
+    /// the survivors are at least as far.
+    fn check_left_out(&mut self, number: u64, reports: &[Report]) {
         let verdict = verdict(LINEAGE, reports).unwrap();
+        let Generation {
+            members, states, ..
+        } = &self.generations[&number];
+        let newest = reports.iter().filter_map(|r| r.settled).max();
         for (rank, id) in members.iter().enumerate() {
             let report = &reports[rank];
-            if verdict.is_survivor(rank as u32) || report.settled.is_none() {
+            let Some(settled) = report.settled else {
+                continue;
+            };
+            let mut since = settled + 1..self.newest;
+            let always = since.all(|n| self.generations[&n].members.contains(id));
+            if verdict.is_survivor(rank as u32) {
+                self.cut_short += u32::from(newest > report.settled);
                 continue;
             }
-            let since = report.settled.unwrap_or(0) + 1;
-            let always = (since..self.newest).all(|n| self.generations[&n].members.contains(id));
             assert!(
                 !always || report.committed <= verdict.next,
                 "process {id} loses committed steps: {reports:?}"
+            );
+            let of_newest = (0..).zip(reports).filter(|(_, r)| r.settled == newest);
+            let mine = &states[&(rank as u32)];
+            let known = of_newest
+                .map(|(rank, _): (u32, _)| &states[&rank])
+                .any(|s| s == mine);
+            // What nothing was committed to yet says not which of two restarts it comes from.
+            assert!(
+                !known || report.committed == 0,
+                "process {id} is to copy what it has: {reports:?}"
             );
         }
     }
@@ -427,17 +452,85 @@ fn run(seed: u64) -> World {
 
 #[test]
 fn survivors_lose_nothing_and_agree_whatever_happens() {
-    let (mut regroups, mut copied, mut fetched, mut redone) = (0, 0, 0, 0);
+    let (mut regroups, mut copied, mut fetched, mut redone, mut cut_short) = (0, 0, 0, 0, 0);
     for seed in 0..3000 {
         let world = run(seed);
         regroups += world.regroups;
         copied += world.copied;
         fetched += world.fetched;
         redone += world.redone;
+        cut_short += world.cut_short;
     }
     // The seeds meet what the rule is about.
     assert!(
-        regroups > 3000 && copied > 1000 && fetched > 50 && redone > 500,
-        "{regroups} regroups, {copied} copies, {fetched} fetched, {redone} redone"
+        regroups > 3000 && copied > 1000 && fetched > 50 && redone > 500 && cut_short > 100,
+        "{regroups} regroups, {copied} copies, {fetched} fetched, {redone} redone, {cut_short} cut short"
     );
+}
+
+/// The generation ends while its reports are exchanged: two ranks have all of them, the third does not.
+#[test]
+fn a_rank_whose_exchange_was_cut_short_keeps_its_state() {
+    let mut ranks = [(); 3].map(|()| Live::new(LINEAGE));
+    let tell = |ranks: &mut [Live], event: Event| -> Vec<Vec<Effect>> {
+        let each = ranks.iter_mut().map(|live| {
+            live.handle(event.clone()).unwrap();
+            std::iter::from_fn(|| live.poll_effect()).collect()
+        });
+        each.collect()
+    };
+    let assign = |ranks: &mut [Live], number: u64| -> Vec<Report> {
+        for (rank, live) in (0..).zip(ranks.iter_mut()) {
+            live.handle(Event::Assigned { number, rank }).unwrap();
+            while live.poll_effect().is_some() {}
+        }
+        ranks.iter().map(Live::report).collect()
+    };
+    let (number, committed) = (1, 0);
+    let reports = assign(&mut ranks, number);
+    tell(&mut ranks, Event::Reported { number, reports });
+    tell(&mut ranks, Event::Restored { number, committed });
+    for step in 0..2 {
+        let ready = Vec::new();
+        tell(
+            &mut ranks,
+            Event::UnderWay {
+                number,
+                step,
+                ready,
+            },
+        );
+        // Of step 1 the third has not all results when the generation ends.
+        let complete = Event::Complete { number, step };
+        tell(&mut ranks[..3 - step as usize], complete);
+    }
+    // It is handed what it lacks, and does not get it.
+    let number = 2;
+    let reports = assign(&mut ranks, number);
+    let [first, second, _] = tell(&mut ranks, Event::Reported { number, reports })
+        .try_into()
+        .unwrap();
+    assert!(
+        first.contains(&Effect::HandResults {
+            step: 1,
+            to: vec![2]
+        }),
+        "{first:?} {second:?}"
+    );
+    // Then only two hear all reports.
+    for number in 3..5 {
+        let reports = assign(&mut ranks, number);
+        assert_eq!(
+            (reports[0].settled, reports[2].settled),
+            (Some(number - 1), Some(1))
+        );
+        tell(&mut ranks[..2], Event::Reported { number, reports });
+    }
+    let number = 5;
+    let reports = assign(&mut ranks, number);
+    let told = tell(&mut ranks, Event::Reported { number, reports });
+    assert_eq!(told[2], [Effect::Fetch { step: 1, from: 0 }]);
+    tell(&mut ranks[2..], Event::Fetched { number });
+    assert!(ranks.iter().all(Live::is_settled));
+    assert_eq!(ranks[2].report(), ranks[0].report());
 }

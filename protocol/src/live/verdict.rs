@@ -17,6 +17,29 @@ pub struct Report {
     pub committed: u64,
     /// The step whose results it holds, all of them and unmodified.
     pub holds: Option<u64>,
+    /// What has been committed to its state.
+    pub history: History,
+    /// The same without the newest step.
+    pub before: History,
+}
+
+/// The name of all that was committed to a state, in order: from which checkpoint it comes, and in which generation the
+/// results of each step were made. A generation has one set of results for a step, so states of one name are the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct History(Digest);
+
+impl History {
+    /// A state that all ranks of this generation loaded, or began with.
+    pub(super) fn restored(generation: u64) -> History {
+        History::default().and(generation)
+    }
+
+    /// With the next step committed, whose results were made in this generation.
+    pub(super) fn and(self, generation: u64) -> History {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&self.0.0).update(&generation.to_le_bytes());
+        History(Digest(*hasher.finalize().as_bytes()))
+    }
 }
 
 impl Report {
@@ -27,6 +50,8 @@ impl Report {
             settled: None,
             committed: 0,
             holds: None,
+            history: History::default(),
+            before: History::default(),
         }
     }
 }
@@ -43,6 +68,8 @@ pub struct Verdict {
     pub behind: Vec<u32>,
     /// Survivors that hold those results.
     pub holders: Vec<u32>,
+    /// What is committed before step `next`, and what before the step in front of it.
+    pub history: (History, History),
 }
 
 impl Verdict {
@@ -80,9 +107,10 @@ pub enum Disagreement {
 /// The rule (after a loss: *if any survivor holds all results of step s, all commit exactly those;
 /// otherwise all results of s are discarded and s is redone*).
 ///
-/// Survivors are the ranks of `lineage` that settled in the newest generation that any rank of it
-/// did. Who settled only in an older one was left out since, or its newer part was cut short: it
-/// comes back as a newcomer, whatever it holds.
+/// Survivors are the ranks of `lineage` that settled in the newest generation that any rank of it did, and those whose
+/// state one of these has too, or had one step ago. A rank may have settled only in an older one though it lost nothing:
+/// a generation may end while its reports are exchanged, when some ranks have all of them and others do not. Any other
+/// that settled only in an older one was left out since, and comes back as a newcomer, whatever it holds.
 ///
 /// # Errors
 /// The survivors are more than one step apart, or results that one has committed are gone.
@@ -92,6 +120,11 @@ pub fn verdict(lineage: Digest, reports: &[Report]) -> Result<Verdict, Disagreem
     let newest = reports.iter().filter_map(of_lineage).max();
     let survivors: Vec<(u32, &Report)> = ranked()
         .filter(|(_, r)| newest.is_some() && of_lineage(r) == newest)
+        .collect();
+    let survivors: Vec<(u32, &Report)> = ranked()
+        .filter(|(_, r)| {
+            of_lineage(r).is_some_and(|at| newest == Some(at) || is_known(r, &survivors))
+        })
         .collect();
     let steps = |(_, r): &&(u32, &Report)| r.committed;
     let (low, high) = (
@@ -126,8 +159,12 @@ pub fn verdict(lineage: Digest, reports: &[Report]) -> Result<Verdict, Disagreem
         });
     }
     let next = if holders.is_empty() { doubt } else { doubt + 1 };
+    let there = survivors.iter().find(|(_, r)| r.committed == next);
     Ok(Verdict {
         next,
+        history: there
+            .map(|(_, r)| (r.history, r.before))
+            .unwrap_or_default(),
         behind: survivors
             .iter()
             .filter(|(_, r)| r.committed < next)
@@ -135,5 +172,21 @@ pub fn verdict(lineage: Digest, reports: &[Report]) -> Result<Verdict, Disagreem
             .collect(),
         survivors: survivors.iter().map(|(rank, _)| *rank).collect(),
         holders,
+    })
+}
+
+/// Whether a rank that settled only in an older generation has a state that one of these has, or had before a step whose
+/// results it still holds.
+fn is_known(report: &Report, settled: &[(u32, &Report)]) -> bool {
+    let is = |committed: u64, history: History| {
+        (report.committed, report.history) == (committed, history)
+    };
+    // Where these are one step apart already, it would be two behind.
+    let together = settled
+        .windows(2)
+        .all(|pair| pair[0].1.committed == pair[1].1.committed);
+    settled.iter().any(|(_, r)| {
+        let one_ago = together && r.holds.is_some_and(|step| is(step, r.before));
+        is(r.committed, r.history) || one_ago
     })
 }

@@ -283,7 +283,11 @@ fn a_stuck_agent_whose_launcher_ends_is_lost() {
     // A witness has no launcher, and only its agent is stopped.
     let mut bench = Bench::new();
     let (node, asks) = (NodeId([9; 32]), true);
-    bench.tell(Event::Watch { node, guard: None, asks });
+    bench.tell(Event::Watch {
+        node,
+        guard: None,
+        asks,
+    });
     bench.world = World::Broken(Answer::Mute, Answer::Refused);
     bench.run_for(4_000);
     let state = bench.core.peer(node, None).unwrap().state;
