@@ -99,11 +99,14 @@ pub(super) async fn drain(args: &DrainArgs) -> Result<(), Failure> {
         node: target.id.clone(),
         grace_ms: u32::try_from(grace.as_millis()).unwrap_or(u32::MAX),
     };
-    let stops = too_small_without(&client.query(Query::Jobs).await?, &target.id);
     let began = Instant::now();
-    client.command(order).await?;
-    let mut waited = None;
-    if args.wait {
+    let mut stops = Vec::new();
+    if !target.left {
+        stops = too_small_without(&client.query(Query::Jobs).await?, &target.id);
+        client.command(order).await?;
+    }
+    let mut waited = target.left.then_some(Duration::ZERO);
+    if args.wait && !target.left {
         let limit = grace.to_std() + MARGIN;
         let what = format!("draining {}", target.name);
         wait(&what, limit, async || is_gone(&client, &target).await).await?;
@@ -117,6 +120,7 @@ pub(super) async fn drain(args: &DrainArgs) -> Result<(), Failure> {
         }));
     }
     let text = match waited {
+        Some(_) if target.left => format!("{} has left already\n", target.name),
         Some(time) => format!("{} is gone, after {}\n", target.name, ms(time)),
         None => format!(
             "{} leaves within {grace}; `muster nodes` shows it, --wait waits for it\n",
@@ -153,17 +157,19 @@ struct Target {
     id: String,
     name: String,
     own: bool,
+    /// It said that it leaves, and went.
+    left: bool,
 }
 
 /// The node that a name means: this one where there is no name; else the connected node of this
-/// host name; else the one whose id begins so. A host may be called `b` or `cafe`, which some id
+/// host name; else the one whose id begins so; else one that has left. A host may be called `b` or `cafe`, which some id
 /// begins with too, and draining the wrong node is worse than refusing: the agent gets the whole id.
 fn target(nodes: &Value, name: &str) -> Result<Target, Failure> {
     let rows: Vec<&Value> = nodes
         .as_array()
         .map_or(&[][..], |v| v)
         .iter()
-        .filter(|row| flag(row, "self") || flag(row, "connected"))
+        .filter(|row| is_here(row) || has_gone(row))
         .collect();
     let called = |wanted: &dyn Fn(&Value) -> bool| -> Vec<&Value> {
         rows.iter().copied().filter(|row| wanted(row)).collect()
@@ -176,6 +182,9 @@ fn target(nodes: &Value, name: &str) -> Result<Target, Failure> {
     if found.is_empty() && !name.is_empty() {
         found = called(&|row| field(row, "node").starts_with(name));
     }
+    if found.iter().any(|row| is_here(row)) {
+        found.retain(|row| is_here(row));
+    }
     let full = |row: &Value| {
         let id = field(row, "node");
         format!("{} ({})", clean(&field(row, "host")), short(&id))
@@ -185,6 +194,7 @@ fn target(nodes: &Value, name: &str) -> Result<Target, Failure> {
             id: field(row, "node"),
             name: full(row),
             own: flag(row, "self"),
+            left: has_gone(row),
         }),
         [] => Err(Failure::Refused(format!(
             "no connected node is called {}: `muster nodes` lists them",
@@ -200,6 +210,14 @@ fn target(nodes: &Value, name: &str) -> Result<Target, Failure> {
             )))
         }
     }
+}
+
+fn is_here(row: &Value) -> bool {
+    flag(row, "self") || flag(row, "connected")
+}
+
+fn has_gone(row: &Value) -> bool {
+    !is_here(row) && field(row, "state") == "left"
 }
 
 pub(super) async fn job(args: &JobArgs) -> Result<(), Failure> {
@@ -312,6 +330,7 @@ mod tests {
             id: "ab".into(),
             name: "b".into(),
             own: false,
+            left: false,
         };
         let row = |connected: bool, state: &str, leaving: bool| {
             let row =
@@ -351,6 +370,8 @@ mod tests {
             node("c1111111", "twin", false, true),
             node("d2222222", "twin", false, true),
             node("e3333333", "gone", false, false),
+            json!({ "node": "f4444444", "host": "left", "connected": false, "state": "left" }),
+            json!({ "node": "f5555555", "host": "b", "connected": false, "state": "left" }),
         ]);
         let id = |name: &str| target(&nodes, name).map(|t| t.id.get(..8).unwrap().to_owned());
         let check = |name: &str, expected: &str| assert_eq!(id(name).unwrap(), expected);
@@ -360,11 +381,14 @@ mod tests {
         check("b", "c1000000");
         check("b0", "b0000000");
         check("c11", "c1111111");
+        // What has left is no news; another one of its name goes before it.
+        let left = |name: &str| target(&nodes, name).unwrap().left;
+        assert!(left("left") && left("f4") && !left("b"));
         for (name, text) in [
             ("c1", "2 nodes"),
             ("twin", "2 nodes"),
             ("gone", "no connected"),
-            ("f", "no connected"),
+            ("9", "no connected"),
         ] {
             assert!(id(name).unwrap_err().to_string().contains(text), "{name}");
         }

@@ -1,8 +1,11 @@
-//! A mount that is missing: below it is an empty directory, which would become another store with another uuid, and the
-//! job would begin anew in it.
+//! Mounts that make a directory no store.
 //!
-//! A fresh directory is a legitimate store, so only what this machine says itself counts: a line of `/etc/fstab` for the
+//! A mount may be missing: below it is an empty directory, which would become another store with another uuid, and the
+//! job would begin anew in it. A fresh directory is a legitimate store, so only what this machine says itself counts: a line of `/etc/fstab` for the
 //! store's directory, or for one above it, where nothing is mounted now.
+//!
+//! An NFS mount may have `nocto` (nfs(5)): then opening a directory does not ask the server whether it has changed, and
+//! the log's newest entry, which is a lease, may be an old one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,6 +21,30 @@ pub(super) fn missing(path: &Path) -> Option<PathBuf> {
     let wanted = fs::read_to_string("/etc/fstab").ok()?;
     let mounted = fs::read_to_string("/proc/self/mountinfo").ok()?;
     missing_of(&path, &wanted, &mounted)
+}
+
+/// The mount of this path, if it is NFS without close-to-open consistency.
+pub(super) fn unseen(path: &Path) -> Option<PathBuf> {
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let mounted = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    unseen_of(&path, &mounted)
+}
+
+/// By mountinfo (proc(5)): a line's options of the mount are its sixth field, and behind a dash stand type, source and
+/// the file system's options.
+fn unseen_of(path: &Path, mounted: &str) -> Option<PathBuf> {
+    let mounts = mounted.lines().filter_map(|line| {
+        let (mount, file_system) = line.split_once(" - ")?;
+        let at = plain(mount.split_whitespace().nth(4)?);
+        path.starts_with(&at).then_some((at, file_system))
+    });
+    // Of two at one place the later one is seen.
+    let (at, file_system) = mounts.max_by_key(|(at, _)| at.components().count())?;
+    let mut fields = file_system.split_whitespace();
+    let kind = fields.next()?;
+    let options = fields.nth(1)?;
+    let nocto = matches!(kind, "nfs" | "nfs4") && options.split(',').any(|o| o == "nocto");
+    nocto.then_some(at)
 }
 
 /// By fstab(5), and mountinfo (proc(5)).
@@ -101,6 +128,25 @@ nas:/z /mnt/my\\040runs nfs defaults 0 0
         }
         for nonsense in ["", "\n\n", "x", "# /shared nfs", "a \\ b", "a \\04 b c"] {
             assert_eq!(missing_of(Path::new("/shared"), nonsense, nonsense), none);
+        }
+    }
+
+    #[test]
+    fn a_mount_without_close_to_open_consistency_is_named() {
+        let mounted = "\
+22 1 0:20 / / rw shared:1 - ext4 /dev/sda rw
+23 22 0:21 / /shared rw,relatime shared:2 - nfs4 nas:/x rw,vers=4.2,nocto,hard
+24 23 0:22 / /shared/good rw shared:3 - nfs nas:/y rw,hard
+25 22 0:23 / /late rw - nfs nas:/z rw,nocto
+26 25 0:24 / /late rw - nfs nas:/z rw
+";
+        let of = |path: &str| unseen_of(Path::new(path), mounted);
+        assert_eq!(of("/shared/store"), Some("/shared".into()));
+        for well in ["/home/me", "/shared2", "/shared/good/store", "/late/store"] {
+            assert_eq!(of(well), None, "{well}");
+        }
+        for nonsense in ["", "x", " - ", "1 2 3 4 / 6 - nfs", "1 2 3 4 / 6 - nfs a"] {
+            assert_eq!(unseen_of(Path::new("/shared"), nonsense), None);
         }
     }
 }

@@ -63,8 +63,13 @@ struct Opened {
     new: bool,
 }
 
-/// The store would be made in the directory below a mount that is missing, at this path.
-struct NotMounted(PathBuf);
+/// Why a directory may not be used, whatever the probe finds there.
+enum Unfit {
+    /// The store would be made in the directory below a mount that is missing, at this path.
+    NotMounted(PathBuf),
+    /// What other nodes write may stay unseen: the mount at this path has the option `nocto`.
+    Unseen(PathBuf),
+}
 
 /// One job's folder in an open store.
 #[derive(Clone, Debug)]
@@ -93,7 +98,12 @@ impl JobStore {
                 _ => None,
             };
             if let Some(at) = missing {
-                return Ok(Err(NotMounted(at)));
+                return Ok(Err(Unfit::NotMounted(at)));
+            }
+            if let Location::Directory(path) = &location
+                && let Some(at) = mounts::unseen(path)
+            {
+                return Ok(Err(Unfit::Unseen(at)));
             }
             let uuid = store.probe()?.uuid;
             let folder = store.within(&folder)?;
@@ -116,7 +126,11 @@ impl JobStore {
                 }
                 (folder, uuid)
             }
-            Err(NotMounted(at)) => anyhow::bail!(
+            Err(Unfit::Unseen(at)) => anyhow::bail!(
+                "--store {shown} is on NFS, and {at} is mounted with `nocto`: this node may not see for many seconds what others wrote, and would train on after it was given up. Mount it without that option, or name another directory",
+                at = at.display()
+            ),
+            Err(Unfit::NotMounted(at)) => anyhow::bail!(
                 "--store {shown} is no store yet, and /etc/fstab says that something is to be mounted at {at}, where nothing is: mount it (mount {at}), or name another directory",
                 at = at.display()
             ),

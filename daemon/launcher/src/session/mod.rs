@@ -46,6 +46,9 @@ const MISSED: Span = Span::from_millis(100);
 /// The time that the agent has to say something after that. Twice what it leaves between two words.
 const AWAKE: Span = Span::from_millis(2_000);
 
+/// An agent that says nothing for so long is stopped or blocked: it says something every second.
+const MUTE: Span = Span::from_secs(5);
+
 /// Workers that have not ended so long after their signal are named, where at least as much of their grace is left.
 const SLOW: Span = Span::from_secs(4);
 
@@ -292,6 +295,9 @@ pub struct Session {
     alone_by: Option<Time>,
     /// Since when they may not: nothing trains or is started until the agent is heard again.
     alone: Option<Time>,
+    /// When the user is told that the agent says nothing, and whether that was told.
+    mute_at: Option<Time>,
+    mute: bool,
     /// Whether it had more time for its next word, because that was missed.
     awaited: bool,
     /// How long workers that compute are waited for when their generation ends.
@@ -337,6 +343,8 @@ impl Session {
             agent_grace: None,
             alone_by: None,
             alone: None,
+            mute_at: None,
+            mute: false,
             awaited: false,
             patience: Span::ZERO,
             waiting: String::new(),
@@ -366,6 +374,7 @@ impl Session {
             .map(|(at, _)| (at, "the time to leave is over"));
         let back = self.return_by.map(|at| (at, "no agent after Ctrl-C"));
         let alone = self.alone_by.map(|at| (at, "no agent for too long"));
+        let mute = self.mute_at.map(|at| (at, "the agent says nothing"));
         let no_agent = self.no_agent_by().map(|at| (at, "no agent any more"));
         let since = self.current.as_ref().and_then(|c| c.alone_since);
         let gave_up = since.map(|(at, _)| (at + ALONE, "the workers parked, and nobody says why"));
@@ -377,6 +386,7 @@ impl Session {
             .chain(back)
             .chain(gave_up)
             .chain(alone)
+            .chain(mute)
             .chain(no_agent)
             .min_by_key(|(at, _)| *at)
     }
@@ -404,6 +414,7 @@ impl Session {
             Event::LinkUp => self.link_up(),
             Event::LinkDown => {
                 self.link = false;
+                self.mute_at = None;
                 // The agent may have taken it back: it says it again.
                 if let Some(pending) = &mut self.pending {
                     pending.confirmed = false;
@@ -467,6 +478,7 @@ impl Session {
         {
             self.alone_by = Some(now + AWAKE);
         }
+        self.say_mute(now);
         self.stop_alone(now);
         if self.alone.is_some() && self.has_finished() {
             let report = "its workers have finished, and no agent is here to say how the job ends";
@@ -587,6 +599,7 @@ impl Session {
                 self.alone_by = self.agent_grace.map(|grace| now + grace);
                 self.awaited = false;
                 self.alone = None;
+                self.heard(now);
                 // It has heard of Ctrl-C again.
                 self.return_by = None;
                 self.try_spawn();

@@ -3,7 +3,7 @@
 use muster_protocol::local::{ToAgent, WorkerExit};
 use muster_protocol::{Span, Time};
 
-use super::{ALONE, Current, GAVE_UP, LEFTOVER_GRACE, Session};
+use super::{ALONE, AWAKE, Current, GAVE_UP, LEFTOVER_GRACE, MISSED, MUTE, Session};
 use crate::signal::SIGTERM;
 
 /// Of its usual step, so many times a live worker may compute on before it parks.
@@ -83,6 +83,34 @@ impl Session {
             self.say("the agent is away for too long: stopping the workers");
             self.begin_stop(SIGTERM, grace, now);
         }
+    }
+
+    /// The agent said that it is there.
+    pub(super) fn heard(&mut self, now: Time) {
+        self.mute_at = Some(now + MUTE);
+        if std::mem::take(&mut self.mute) {
+            self.say("the agent answers again");
+        }
+    }
+
+    /// Says that a connected agent says nothing.
+    pub(super) fn say_mute(&mut self, now: Time) {
+        let Some(at) = self.mute_at.take_if(|at| now >= *at) else {
+            return;
+        };
+        if now >= at + MISSED {
+            // This process did not run itself: what the agent said may be unread.
+            self.mute_at = Some(now + AWAKE);
+            return;
+        }
+        self.mute = true;
+        let trains = self.current.as_ref().is_some_and(Current::trains);
+        let by = self.alone_by.filter(|_| trains);
+        let rest = by.map(|by| format!("; the workers go on, for {} at most", by.since(now)));
+        let rest = rest.unwrap_or_default();
+        self.say(format!(
+            "the agent has said nothing for {MUTE}: it is stopped or blocked{rest}"
+        ));
     }
 
     /// Whether this launcher answers for its node at its guard. Once no agent was heard for too long and its workers

@@ -1,5 +1,6 @@
 mod orders;
 mod progress;
+mod silence;
 
 use std::net::SocketAddr;
 
@@ -715,45 +716,6 @@ fn a_parked_worker_that_dies_is_started_anew() {
     assert_eq!(world.on(exit(1, 137)), []);
     assert!(!world.session.has_workers());
     assert_eq!(world.start(2), [spawn(2)]);
-}
-
-#[test]
-fn workers_end_when_the_agent_falls_silent() {
-    let mut world = World::running(1);
-    let welcome = ToLauncher::Welcome {
-        node: muster_protocol::NodeId([1; 32]),
-        agent_pid: 1,
-        agent_grace_ms: 4_000,
-        lease_ms: 1_500,
-    };
-    world.on(Event::LinkUp);
-    world.frame(welcome.clone());
-    assert_eq!(world.pass(2_999), []);
-    assert_eq!(world.pass(1), [Effect::EndTerm(SIGTERM)]);
-    // The others are to go on as soon as nothing runs here.
-    assert!(world.session.vouches());
-    world.gone();
-    assert!(!world.session.vouches());
-    world.frame(welcome.clone());
-    assert!(world.session.vouches());
-
-    // The whole machine slept, or the launcher was stopped, however long: the agent has a moment to say
-    // that it is there, or has said so already.
-    for late in [3_101, 4_500, 60_000] {
-        let mut world = World::running(1);
-        world.on(Event::LinkUp);
-        world.frame(welcome.clone());
-        assert_eq!(world.pass(late), []);
-        world.frame(welcome.clone());
-        assert_eq!(world.pass(2_999), []);
-        assert_eq!(world.pass(1), [Effect::EndTerm(SIGTERM)]);
-    }
-    // Once: a launcher that is slow ends its workers, too.
-    let mut world = World::running(1);
-    world.on(Event::LinkUp);
-    world.frame(welcome);
-    assert_eq!(world.pass(3_200), []);
-    assert_eq!(world.pass(2_200), [Effect::EndTerm(SIGTERM)]);
 }
 
 #[test]
