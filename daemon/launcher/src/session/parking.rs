@@ -108,8 +108,9 @@ impl Session {
         let by = self.alone_by.filter(|_| trains);
         let rest = by.map(|by| format!("; the workers go on, for {} at most", by.since(now)));
         let rest = rest.unwrap_or_default();
+        let seconds = MUTE.as_millis() / 1_000;
         self.say(format!(
-            "the agent has said nothing for {MUTE}: it is stopped or blocked{rest}"
+            "the agent has said nothing for {seconds} s: it is stopped or blocked{rest}"
         ));
     }
 
