@@ -174,7 +174,7 @@ impl World {
             orphan_after: Span(times.orphan_after),
             one_host: false,
             slot_memory: u64::MAX,
-            slot_lease: Span::from_secs(600),
+            slot_lease: Span(times.slot_lease),
             embedded: setup.embedded,
             place: muster_protocol::record::Place::default(),
             memory: muster_protocol::memory::Key::default(),
