@@ -1,6 +1,7 @@
 //! RENDEZVOUS.md's invariants, one function each, judged against the truth after every event.
 
 mod barriers;
+mod ends;
 mod workers;
 
 use std::collections::BTreeSet;
@@ -18,6 +19,7 @@ pub use barriers::{
     HangError, SaveError, StopStepError, i14_one_save_step, i14_one_stop_step,
     i14_saved_before_going_on, no_hang_ends_what_moves,
 };
+pub use ends::{EndError, ends_are_told_to_their_own};
 use workers::overlaps;
 pub use workers::{
     Overlap, OverlapError, RanksError, RestoreError, UnansweredError, WorkersError,
@@ -63,6 +65,8 @@ pub enum Violation {
     Save(#[from] SaveError),
     #[error("order: {0}")]
     Unanswered(#[from] UnansweredError),
+    #[error("end: {0}")]
+    End(#[from] EndError),
     #[error("hang: {0}")]
     Hang(#[from] HangError),
     #[error("R11: {0}")]
@@ -122,6 +126,7 @@ impl Violation {
             Violation::Restarts(_) => "I13",
             Violation::StopStep(_) | Violation::Save(_) => "I14",
             Violation::Unanswered(_) => "order",
+            Violation::End(_) => "end",
             Violation::Hang(_) => "hang",
             Violation::Log(_) => "R11",
             Violation::Liveness(_) => "liveness",
@@ -168,6 +173,7 @@ fn facts(truth: &mut Truth) -> Result<(), Violation> {
     i14_one_stop_step(truth)?;
     i14_one_save_step(truth)?;
     r11_log_is_dense(truth)?;
+    ends_are_told_to_their_own(truth)?;
     Ok(())
 }
 

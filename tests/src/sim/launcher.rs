@@ -161,6 +161,10 @@ pub struct Launcher {
     pub paused: Option<u64>,
     /// The generation of which all workers here have finished.
     pub finished: Option<Digest>,
+    /// It, or its node, was to leave.
+    pub leaves: bool,
+    /// Somebody has cancelled the job since it was started.
+    pub cancelled: bool,
     /// When it last went on after it was stopped.
     pub went_on: u64,
     /// When it last heard its agent, or went on after it was stopped.
@@ -232,6 +236,8 @@ impl Launcher {
             address,
             paused: None,
             finished: None,
+            leaves: false,
+            cancelled: false,
             went_on: 0,
             heard: now,
             covered: 0,

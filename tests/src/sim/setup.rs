@@ -50,6 +50,12 @@ pub struct Times {
     pub start_timeout: u64,
     pub minority_wait: u64,
     pub orphan_after: u64,
+    #[serde(default = "usual_slot_lease")]
+    pub slot_lease: u64,
+}
+
+fn usual_slot_lease() -> u64 {
+    Times::USUAL.slot_lease
 }
 
 impl Times {
@@ -61,6 +67,7 @@ impl Times {
         start_timeout: 30 * SEC,
         minority_wait: 6 * SEC,
         orphan_after: 32 * SEC,
+        slot_lease: 600 * SEC,
     };
 }
 

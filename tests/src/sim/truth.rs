@@ -52,6 +52,19 @@ pub struct VoteSaid {
     pub parent: Digest,
 }
 
+/// A launcher was told that the job is over for it.
+#[derive(Clone, Debug)]
+pub struct ToldEnd {
+    pub node: usize,
+    pub launcher: LauncherId,
+    pub code: i32,
+    pub report: String,
+    /// It, or its node, was to leave.
+    pub leaves: bool,
+    /// Somebody has cancelled the job since it was started.
+    pub cancelled: bool,
+}
+
 /// What the log says, folded by rules written down here a second time.
 #[derive(Clone, Debug, Default)]
 pub struct LogTruth {
@@ -82,10 +95,12 @@ pub struct Fresh {
     pub spawns: usize,
     pub claims: usize,
     pub committed: usize,
+    pub told: usize,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct Truth {
+    pub now: u64,
     pub records: BTreeMap<Digest, Arc<Record>>,
     /// Every record that a state directory has held as its head.
     pub heads: BTreeMap<Holder, BTreeSet<Digest>>,
@@ -111,6 +126,10 @@ pub struct Truth {
     pub spawns: Vec<Spawn>,
     pub stops: Vec<StoppedAt>,
     pub saves: Vec<SavesAt>,
+    /// When each launcher first registered, and when each end of the job was first announced.
+    pub registered: BTreeMap<LauncherId, u64>,
+    pub ended: BTreeMap<Digest, u64>,
+    pub told: Vec<ToldEnd>,
     /// Generations whose members were ordered to stop in another way than by a step.
     pub ending: BTreeSet<Digest>,
     pub log: LogTruth,
@@ -180,6 +199,9 @@ impl Truth {
         if self.announced.insert(digest, record.clone()).is_none() {
             self.dirty = true;
             self.fresh.announced.push(digest);
+            if record.kind.is_terminal() {
+                self.ended.insert(digest, self.now);
+            }
             if record.number > 1 {
                 let key = (record.lineage(), record.parent);
                 self.children.entry(key).or_default().insert(digest);
@@ -202,12 +224,17 @@ impl Truth {
         self.spawns.iter().skip(self.fresh.spawns)
     }
 
+    pub fn fresh_told(&self) -> impl Iterator<Item = &ToldEnd> {
+        self.told.iter().skip(self.fresh.told)
+    }
+
     /// Everything so far has been judged.
     pub fn judged(&mut self) {
         self.fresh = Fresh {
             spawns: self.spawns.len(),
             claims: self.log.claims.len(),
             committed: self.committed.len(),
+            told: self.told.len(),
             ..Fresh::default()
         };
     }

@@ -174,7 +174,7 @@ impl World {
             orphan_after: Span(times.orphan_after),
             one_host: false,
             slot_memory: u64::MAX,
-            slot_lease: Span::from_secs(600),
+            slot_lease: Span(times.slot_lease),
             embedded: setup.embedded,
             place: muster_protocol::record::Place::default(),
             memory: muster_protocol::memory::Key::default(),
@@ -185,7 +185,7 @@ impl World {
 
     /// Carries a step out, and judges the world after it.
     pub fn apply(&mut self, at: u64, step: Step) -> Result<(), Violation> {
-        self.now = at;
+        (self.now, self.truth.now) = (at, at);
         self.coverage.events += 1;
         self.carry_out(step)?;
         invariants::after_event(self)
@@ -279,6 +279,9 @@ impl World {
                 self.agent(node, agent, event)
             }
             Step::Drain { node, grace_ms } => {
+                if let Some(l) = &mut self.nodes[node].launcher {
+                    l.leaves = true;
+                }
                 let agent = self.nodes[node].agent_token;
                 let reason = "drained".into();
                 self.agent(node, agent, Event::Drain { grace_ms, reason })

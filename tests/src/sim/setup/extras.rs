@@ -123,6 +123,7 @@ fn times(rng: &mut Rng) -> Times {
         start_timeout: rng.between(5 * SEC, 30 * SEC),
         minority_wait: rng.between(suspect_after, 5 * suspect_after),
         orphan_after: agent_grace + rng.between(suspect_after, 5 * suspect_after),
+        slot_lease: Times::USUAL.slot_lease,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use muster_launcher::Event as Told;
 use muster_protocol::agent::{ConnId, Event};
-use muster_protocol::local::ToAgent;
+use muster_protocol::local::{ToAgent, ToLauncher};
 use muster_protocol::membership::Answer;
 use muster_protocol::storelog;
 use muster_protocol::{Digest, LauncherId, Span};
@@ -13,7 +13,7 @@ use crate::sim::invariants::Violation;
 use crate::sim::launcher::{ANSWER, Due, Habits, Launcher, NewLauncher, Out};
 use crate::sim::step::{Found, Request, Step, StoreAnswer};
 use crate::sim::store::UUID;
-use crate::sim::truth::{SavesAt, Spawn, StoppedAt};
+use crate::sim::truth::{SavesAt, Spawn, StoppedAt, ToldEnd};
 
 impl World {
     pub(super) fn launcher_step(&mut self, step: Step) -> Result<(), Violation> {
@@ -26,6 +26,17 @@ impl World {
             Step::LauncherHears { node, conn, frame } => {
                 let launcher = self.nodes[node].launcher.as_mut();
                 if let Some(l) = launcher.filter(|l| l.conn == Some(conn)) {
+                    if let ToLauncher::End { code, report } = &frame {
+                        self.truth.dirty = true;
+                        self.truth.told.push(ToldEnd {
+                            node,
+                            launcher: l.id,
+                            code: *code,
+                            report: report.clone(),
+                            leaves: l.leaves,
+                            cancelled: l.cancelled,
+                        });
+                    }
                     let out = l.receive(frame, now);
                     self.launcher_out(node, out, now);
                 }
@@ -50,11 +61,17 @@ impl World {
                 mut frame,
             } => {
                 let registers = matches!(frame, ToAgent::Register(_));
+                if matches!(frame, ToAgent::Cancel) {
+                    let there = self.nodes.iter_mut().filter_map(|n| n.launcher.as_mut());
+                    there.for_each(|l| l.cancelled = true);
+                }
                 let n = &mut self.nodes[node];
                 if registers && n.agent_token == agent && n.steady_since != u64::MAX {
                     n.steady_since = now;
                 }
                 if let ToAgent::Register(register) = &mut frame {
+                    let first = self.truth.registered.entry(register.launcher);
+                    first.or_insert(now);
                     register.store = store.then_some(UUID);
                 }
                 let owner = "u".into();
@@ -102,7 +119,12 @@ impl World {
                     l.habits.trouble = times;
                 }
             }
-            Step::Leave { node } => self.launcher_told(node, Told::Terminate { signal: 15 }),
+            Step::Leave { node } => {
+                if let Some(l) = &mut self.nodes[node].launcher {
+                    l.leaves = true;
+                }
+                self.launcher_told(node, Told::Terminate { signal: 15 });
+            }
             Step::Hang { node, busy } => self.hang(node, busy),
             Step::Thaw { node, digest } => self.thaw(node, digest),
             Step::Cancel { node } => self.launcher_told(node, Told::Interrupt),
