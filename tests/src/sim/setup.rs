@@ -273,6 +273,10 @@ pub enum Fault {
         node: usize,
         for_ns: u64,
     },
+    /// A person who sees which nodes are dead gives these up (`muster job continue`), or tries to for so long.
+    Continue {
+        for_ns: u64,
+    },
 }
 
 /// What a crash does to the write that it interrupts.
@@ -315,7 +319,7 @@ impl Fault {
     ];
 
     /// Those that are drawn apart.
-    pub const EXTRA_KINDS: [&'static str; 7] = [
+    pub const EXTRA_KINDS: [&'static str; 8] = [
         "suspend",
         "checkpoint order",
         "hang",
@@ -323,6 +327,7 @@ impl Fault {
         "launcher pause",
         "slow reap",
         "unkillable",
+        "continue",
     ];
 
     /// For how long it lasts, or what was there is away.
@@ -389,6 +394,7 @@ impl Fault {
             Fault::Unkillable { .. } => vec!["unkillable"],
             Fault::Hang { .. } => vec!["hang"],
             Fault::Busy { .. } => vec!["busy"],
+            Fault::Continue { .. } => vec!["continue"],
         }
     }
 }
@@ -399,6 +405,7 @@ impl Setup {
         let mut setup = Setup::plain(seed, focus, flaws);
         extras::add(&mut setup, focus);
         extras::set_apart(&mut setup);
+        extras::give_up(&mut setup, focus);
         setup.faults.sort_by_key(|(at, _)| *at);
         setup
     }
