@@ -73,6 +73,7 @@ fn sim_budget() {
         coverage.saves,
         coverage.verdicts,
         coverage.hung_restarts,
+        coverage.continued,
         coverage.lease_answers,
         coverage.sidecar_kills,
     ];

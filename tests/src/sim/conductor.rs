@@ -3,6 +3,7 @@
 
 mod disks;
 mod links;
+mod operator;
 mod pauses;
 mod storage;
 

@@ -68,6 +68,8 @@ counters!(
     start_failures,
     /// Changes of the voters of a generation that goes on, as each agent learnt of them.
     voters_changed,
+    /// Lineages that began by a person's word.
+    continued,
     /// Answers of agents to sidecars, and workers that a sidecar ended.
     lease_answers,
     sidecar_kills,
@@ -127,8 +129,8 @@ impl Coverage {
                     Cause::LinksLost { .. } => self.links_lost += 1,
                     Cause::LeasesLost { .. } => self.leases_lost += 1,
                     Cause::StartFailed { .. } => self.start_failures += 1,
+                    Cause::Continued { .. } => self.continued += 1,
                     Cause::Formed
-                    | Cause::Continued { .. }
                     | Cause::Damaged { .. }
                     | Cause::Misread { .. }
                     | Cause::Resumed { .. }

@@ -224,6 +224,7 @@ impl Conductor {
                 self.thaws_after = for_ns;
                 return self.step(Step::Hang { node, busy: false });
             }
+            Fault::Continue { for_ns } => return self.order_continue(self.now + for_ns),
             Fault::Busy { node, for_ns } => {
                 self.thaws_after = Some(for_ns);
                 return self.step(Step::Hang { node, busy: true });

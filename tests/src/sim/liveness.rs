@@ -9,7 +9,7 @@ use muster_protocol::record::{Arbiter, Record};
 use super::clock::SEC;
 use super::launcher::{Launcher, Phase};
 use super::truth::{Holder, majority};
-use super::world::World;
+use super::world::{Node, World};
 
 /// For how long the cluster has to be at rest.
 const QUIET: u64 = 6 * SEC;
@@ -57,7 +57,7 @@ impl LivenessError {
 pub enum State {
     /// This generation runs, whole.
     Runs(Digest),
-    /// Nothing has to run: no launchers, too few, or a majority is gone for good.
+    /// Nothing has to run: no launchers, too few, or voters that may come back are waited for.
     Waits,
     Not(LivenessError),
 }
@@ -118,8 +118,9 @@ pub fn settled(world: &World) -> State {
     if launchers.len() < usize::from(min) {
         return State::Waits;
     }
-    if tips.iter().any(|(_, r)| !can_decide(world, r)) {
-        // A lineage that nobody can decide for any more blocks those that know of it.
+    if tips.iter().any(|(_, r)| may_be_decided(world, r)) {
+        // A voter that is only silent may live, and nothing is given up. One whose disk is gone has no vote: of a group that
+        // has too few left all are told, and form anew (decisions 0032 and 0033).
         return State::Waits;
     }
     let Some((digest, record)) = whole else {
@@ -173,20 +174,15 @@ fn waits_or_hangs(world: &World, digest: Digest, record: &Record) -> Option<Live
     Some(LivenessError::NoVerdict { node, unaware })
 }
 
-/// Whether the arbiter of what follows is still there.
-fn can_decide(world: &World, record: &Record) -> bool {
-    match record.arbiter {
-        Arbiter::Store(_) => true,
-        Arbiter::Members => {
-            let holders: BTreeSet<Holder> = world
-                .nodes
-                .iter()
-                .filter(|n| n.agent.is_some())
-                .map(|n| (n.id, n.disk.state))
-                .collect();
-            majority(record, &holders)
-        }
-    }
+/// Whether what follows is decided by voters of whom too few are there, and enough may come back.
+fn may_be_decided(world: &World, record: &Record) -> bool {
+    let votes = |there: fn(&Node) -> bool| {
+        let nodes = world.nodes.iter().filter(|n| there(n));
+        let holders: BTreeSet<Holder> = nodes.map(|n| (n.id, n.disk.state)).collect();
+        majority(record, &holders)
+    };
+    let by_members = record.arbiter == Arbiter::Members;
+    by_members && !votes(|n| n.agent.is_some()) && votes(|_| true)
 }
 
 /// Why a generation does not run whole; `None` when it does.

@@ -280,6 +280,10 @@ pub enum Fault {
         node: usize,
         for_ns: u64,
     },
+    /// A person who sees which nodes are dead gives these up (`muster job continue`), or tries to for so long.
+    Continue {
+        for_ns: u64,
+    },
 }
 
 /// What a crash does to the write that it interrupts.
@@ -322,7 +326,7 @@ impl Fault {
     ];
 
     /// Those that are drawn apart.
-    pub const EXTRA_KINDS: [&'static str; 7] = [
+    pub const EXTRA_KINDS: [&'static str; 8] = [
         "suspend",
         "checkpoint order",
         "hang",
@@ -330,6 +334,7 @@ impl Fault {
         "launcher pause",
         "slow reap",
         "unkillable",
+        "continue",
     ];
 
     /// For how long it lasts, or what was there is away.
@@ -396,6 +401,7 @@ impl Fault {
             Fault::Unkillable { .. } => vec!["unkillable"],
             Fault::Hang { .. } => vec!["hang"],
             Fault::Busy { .. } => vec!["busy"],
+            Fault::Continue { .. } => vec!["continue"],
         }
     }
 }
@@ -406,6 +412,7 @@ impl Setup {
         let mut setup = Setup::plain(seed, focus, flaws);
         extras::add(&mut setup, focus);
         extras::set_apart(&mut setup);
+        extras::give_up(&mut setup, focus);
         setup.faults.sort_by_key(|(at, _)| *at);
         setup
     }

@@ -190,6 +190,11 @@ pub enum Step {
     OrderCheckpoint {
         node: usize,
     },
+    /// Somebody has the job go on without these nodes.
+    Continue {
+        node: usize,
+        dead: Vec<usize>,
+    },
     /// A worker stands still from the next step on, or is busy with it.
     Hang {
         node: usize,

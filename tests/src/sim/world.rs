@@ -294,6 +294,16 @@ impl World {
                 let (conn, owner) = (ConnId(0), self.key.owner.clone());
                 self.agent(node, agent, Event::Launcher { conn, owner, frame })
             }
+            Step::Continue { node, dead } => {
+                let agent = self.nodes[node].agent_token;
+                let frame = ToAgent::Command(Command::Continue {
+                    job: self.key.id.clone(),
+                    dead: dead.iter().map(|n| host(*n)).collect(),
+                    confirmed: true,
+                });
+                let (conn, owner) = (ConnId(0), self.key.owner.clone());
+                self.agent(node, agent, Event::Launcher { conn, owner, frame })
+            }
             Step::Checkpoint {
                 node,
                 step,
@@ -342,7 +352,7 @@ impl World {
             node: n.id,
             state: n.disk.state,
             boot: Boot(n.disk.boot),
-            host: format!("n{node}"),
+            host: host(node),
             seed: self.setup.seed ^ ((node as u64) << 40) ^ (u64::from(n.agent_token) << 48),
             compaction: self.compaction,
             ..usual
@@ -590,6 +600,10 @@ impl World {
         }
         Ok(())
     }
+}
+
+fn host(index: usize) -> String {
+    format!("n{index}")
 }
 
 fn address(index: usize, port: u16) -> std::net::SocketAddr {

@@ -156,6 +156,34 @@ pub(super) fn set_apart(setup: &mut Setup) {
     }
 }
 
+/// A person has the job go on without nodes that are dead, most often after half of them or more lost power. Without a
+/// store: nobody's word is needed with one.
+pub(super) fn give_up(setup: &mut Setup, focus: Focus) {
+    let mut rng = Rng::new(setup.seed ^ 0x676f_6573_5f6f_0000);
+    if focus != Focus::Everything || setup.store || !rng.chance(80) {
+        return;
+    }
+    let at = rng.between(8 * SEC, setup.heal_at - 15 * SEC);
+    if rng.chance(800) {
+        let mut nodes: Vec<usize> = (0..setup.nodes.len()).collect();
+        rng.shuffle(&mut nodes);
+        nodes.truncate(nodes.len().div_ceil(2));
+        for node in nodes {
+            let fault = Fault::NodeCrash {
+                node,
+                down: rng.between(8 * SEC, 40 * SEC),
+                new_disk: rng.chance(100),
+                relaunch: rng.chance(800),
+            };
+            setup.faults.push((at + rng.below(2 * SEC), fault));
+        }
+    }
+    let for_ns = 12 * SEC;
+    setup
+        .faults
+        .push((at + 2 * SEC, Fault::Continue { for_ns }));
+}
+
 /// Half of the time close to something else that happens.
 fn moment(rng: &mut Rng, setup: &Setup) -> u64 {
     let near = setup.faults.get(rng.index(setup.faults.len().max(1)));

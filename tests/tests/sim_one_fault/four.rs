@@ -1,75 +1,12 @@
-//! One fault in a job that is well otherwise: the others train again within a bound, no node is left out that
-//! nothing befell, and no more than two generations follow.
+//! Four nodes, and room for all of them: what befalls one of them.
 
-use muster_protocol::spec::JobSpec;
 use muster_tests::sim::clock::{MS, SEC};
-use muster_tests::sim::conductor::Conductor;
-use muster_tests::sim::setup::{Fault, NodeSetup, Setup, Torn};
+use muster_tests::sim::setup::{Fault, Torn};
 
-const NODES: usize = 4;
-/// When the fault comes.
-const AT: u64 = 15 * SEC;
-/// From SIGTERM to SIGKILL when a generation ends by itself.
-const GRACE: u64 = 5 * SEC;
-/// After the grace, until a node whose workers do not end is left behind.
-const STOP_LIMIT: u64 = 10 * SEC;
-/// What is drawn: delays, and how often agents look.
-const MOMENT: u64 = 1_500 * MS;
-/// From the loss of a node that says nothing until the others know, and until its lease is over.
-const LOSS: u64 = 4 * SEC + MOMENT;
+use super::{AT, Case, GRACE, LOSS, MOMENT, STOP_LIMIT, With, one};
 
-#[derive(Clone, Debug)]
-struct Case {
-    name: &'static str,
-    faults: Vec<(u64, Fault)>,
-    /// The nodes that may be left out.
-    touched: Vec<usize>,
-    /// How many generations may follow.
-    changes: usize,
-    /// From the fault until all others train, in one generation.
-    others: u64,
-    /// From the fault until all do, if ever.
-    all: Option<u64>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Shape {
-    seed: u64,
-    store: bool,
-    live: bool,
-}
-
-fn setup(shape: Shape, faults: &[(u64, Fault)]) -> Setup {
-    let spec = JobSpec {
-        min_nodes: 2,
-        max_nodes: NODES as u16,
-        loss_grace_ms: (GRACE / MS) as u32,
-        stop_grace_ms: (GRACE / MS) as u32,
-        max_restarts: 3,
-        ..JobSpec::default()
-    };
-    let nodes = (0..NODES).map(|at| NodeSetup::quiet(at, 0));
-    Setup {
-        store: shape.store,
-        stop_steps: shape.live,
-        live: shape.live,
-        faults: faults.to_vec(),
-        heal_at: 600 * SEC,
-        settle: 30 * SEC,
-        ..Setup::quiet(shape.seed, nodes.collect(), spec)
-    }
-}
-
-fn cases(node: usize, store: bool) -> Vec<Case> {
-    let other = (node + 1) % NODES;
-    let one = |name, fault, touched: &[usize], changes, others, all| Case {
-        name,
-        faults: vec![(AT, fault)],
-        touched: touched.to_vec(),
-        changes,
-        others,
-        all,
-    };
+/// Those of one node, in a job of so many, and of another one.
+pub(crate) fn cases(node: usize, other: usize, nodes: usize, store: bool) -> Vec<Case> {
     let crash = |down, torn| Fault::AgentCrash {
         node,
         effects: 0,
@@ -95,8 +32,9 @@ fn cases(node: usize, store: bool) -> Vec<Case> {
         faults: vec![unkillable(90 * SEC), (AT + SEC, fault)],
         touched: vec![node],
         changes: 2,
-        others: SEC + GRACE + STOP_LIMIT + LOSS,
+        others: Some(SEC + GRACE + STOP_LIMIT + LOSS),
         all: Some(90 * SEC + 60 * SEC),
+        ..Case::default()
     };
     // The state directory of one node refuses writes for as long as all of it takes.
     let full = |name, fault, touched: &[usize], changes, others, all| {
@@ -417,11 +355,11 @@ fn cases(node: usize, store: bool) -> Vec<Case> {
             };
             cases.push(Case {
                 name: "a store that nobody reaches",
-                faults: (0..NODES).map(cut).collect(),
+                faults: (0..nodes).map(cut).collect(),
                 touched: Vec::new(),
                 changes: 1,
-                others: 4 * SEC + 10 * SEC + GRACE + LOSS,
-                all: None,
+                others: Some(4 * SEC + 10 * SEC + GRACE + LOSS),
+                ..Case::default()
             });
             cases.push(one(
                 "a store that is slow",
@@ -457,116 +395,103 @@ fn cases(node: usize, store: bool) -> Vec<Case> {
     cases
 }
 
-/// What is wrong with how a case went.
-fn judge(case: &Case, shape: Shape) -> Vec<String> {
-    let mut wrong = Vec::new();
-    let mut conductor = Conductor::new(setup(shape, &case.faults));
-    conductor.relaunches = false;
-    let ids: Vec<_> = conductor.world.nodes.iter().map(|n| n.id).collect();
-    let others: Vec<usize> = (0..NODES).filter(|n| !case.touched.contains(n)).collect();
-    let everybody: Vec<usize> = (0..NODES).collect();
-    let trains = |conductor: &Conductor, nodes: &[usize]| {
-        let record = conductor
-            .training()
-            .and_then(|(_, d)| conductor.world.truth.records.get(&d));
-        record.is_some_and(|r| nodes.iter().all(|n| r.has(ids[*n])))
+/// What only a job with room has, and what sets its machines apart.
+pub(crate) fn more(node: usize, other: usize) -> Vec<Case> {
+    let fail = || Fault::WorkerFail {
+        node: other,
+        code: 1,
+        cascade: false,
     };
-    if let Err(error) = conductor.run_until(AT - MS) {
-        return vec![error.to_string()];
-    }
-    if !trains(&conductor, &everybody) {
-        return vec!["the job did not begin".into()];
-    }
-    let before = conductor.world.truth.announced.len();
-    let mut due = vec![(case.others, &others, "the others")];
-    due.extend(case.all.map(|ns| (ns, &everybody, "all")));
-    due.sort_by_key(|(ns, ..)| *ns);
-    for (ns, nodes, who) in due {
-        if let Err(error) = conductor.run_until(AT + ns) {
-            return vec![error.to_string()];
-        }
-        let mut late = 0;
-        while !trains(&conductor, nodes) && late < 60 * SEC {
-            late += 250 * MS;
-            if let Err(error) = conductor.run_until(AT + ns + late) {
-                return vec![error.to_string()];
-            }
-        }
-        if late > 0 {
-            wrong.push(format!("{who} train {} ms too late", late / MS));
-        }
-    }
-    let end = conductor.world.now.max(AT) + 20 * SEC;
-    if let Err(error) = conductor.run_until(end) {
-        return vec![error.to_string()];
-    }
-    let truth = &conductor.world.truth;
-    let changes = truth.announced.len() - before;
-    let mut records: Vec<_> = truth.announced.values().collect();
-    records.sort_by_key(|r| r.number);
-    let chain = || {
-        let each = records.iter().map(|r| {
-            let nodes = (0..NODES).filter(|n| r.has(ids[*n])).map(|n| n.to_string());
-            format!("{} [{}] {:?}", r.number, nodes.collect::<String>(), r.cause)
-        });
-        each.collect::<Vec<_>>().join("; ")
+    let lost = || Fault::LauncherCrash {
+        node: other,
+        relaunch_after: None,
     };
-    if changes > case.changes {
-        wrong.push(format!("{changes} generations followed: {}", chain()));
-    }
-    for n in &others {
-        if records.iter().any(|r| !r.has(ids[*n])) {
-            wrong.push(format!("n{n} was left out: {}", chain()));
-        }
-    }
-    wrong
-}
-
-/// All cases, on all nodes, with a store and without, with workers that stay and without.
-#[test]
-fn one_fault_costs_two_generations_at_most_and_no_other_node() {
-    // One for each 1,000 of those of the simulation of whole agents.
-    let set = std::env::var("MUSTER_SIM_SEEDS").ok();
-    let whole: Option<u64> = set.and_then(|s| s.parse().ok());
-    let seeds = (whole.unwrap_or(3_000) / 1_000).clamp(1, 40);
-    let mut wrong = Vec::new();
-    for seed in 1..=seeds {
-        for (store, live) in [(false, false), (false, true), (true, false), (true, true)] {
-            let shape = Shape { seed, store, live };
-            for node in 0..NODES {
-                for case in &cases(node, store) {
-                    let found = judge(case, shape).into_iter();
-                    wrong.extend(found.map(|w| format!("{} (n{node}, {shape:?}): {w}", case.name)));
-                }
-            }
-        }
-    }
-    assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
-}
-
-/// A launcher that is stopped hears neither that its workers are to end nor that the next ones are to begin: its agent
-/// covers neither, and the sidecar ends the old ones after their grace.
-#[test]
-fn workers_of_a_stopped_launcher_end_though_the_next_were_ordered() {
-    for live in [false, true] {
-        for node in 0..NODES {
-            let (store, seed) = (false, 1);
-            let pause = Fault::LauncherPause {
-                node,
-                for_ns: 40 * SEC,
-            };
-            let other = Fault::LauncherCrash {
-                node: (node + 1) % NODES,
-                relaunch_after: None,
-            };
-            let faults = [(AT, pause), (AT + 5 * SEC, other)];
-            let mut conductor = Conductor::new(setup(Shape { seed, store, live }, &faults));
-            let ended = AT + 5 * SEC + GRACE + MOMENT;
-            let went = conductor.run_until(ended);
-            assert_eq!(went, Ok(()), "n{node}, live: {live}");
-            let launcher = conductor.world.nodes[node].launcher.as_ref();
-            assert!(launcher.is_some_and(|l| l.paused.is_some() && l.alive().is_none()));
-            assert!(conductor.world.truth.announced.len() > 1);
-        }
-    }
+    let away = || Fault::AgentCrash {
+        node: other,
+        effects: 0,
+        torn: Torn::Between,
+        down: 15 * SEC,
+        new_disk: false,
+    };
+    // A change is a few writes of each node, one after the other.
+    let (slow, fast) = (With::SlowDisk(node, 300 * MS), With::FastClock(node));
+    let writes = 4 * 300 * MS;
+    let on = |with, case: Case| Case {
+        with: Some(with),
+        ..case
+    };
+    vec![
+        on(
+            With::Late(node),
+            one(
+                "a node that joins late",
+                Fault::LateJoin { node },
+                &[node],
+                1,
+                // Nobody is waited for: it is the last that there is room for.
+                GRACE + MOMENT,
+                Some(GRACE + MOMENT),
+            ),
+        ),
+        on(
+            slow,
+            Case {
+                name: "a slow disk",
+                others: Some(60 * SEC),
+                ..Case::default()
+            },
+        ),
+        on(
+            slow,
+            one(
+                "a slow disk when a worker fails",
+                fail(),
+                &[],
+                1,
+                GRACE + LOSS + writes,
+                Some(GRACE + LOSS + writes),
+            ),
+        ),
+        on(
+            slow,
+            one(
+                "a slow disk when a node is lost",
+                lost(),
+                &[other],
+                1,
+                GRACE + LOSS + writes,
+                None,
+            ),
+        ),
+        on(
+            fast,
+            Case {
+                name: "a fast clock",
+                others: Some(60 * SEC),
+                ..Case::default()
+            },
+        ),
+        on(
+            fast,
+            one(
+                "a fast clock when an agent is away",
+                away(),
+                &[],
+                0,
+                17 * SEC,
+                Some(17 * SEC),
+            ),
+        ),
+        on(
+            fast,
+            one(
+                "a fast clock when a node is lost",
+                lost(),
+                &[other],
+                1,
+                GRACE + LOSS,
+                None,
+            ),
+        ),
+    ]
 }
