@@ -40,14 +40,21 @@ fn ends_with(record: &Record, code: i32) -> bool {
     }
 }
 
-/// One that waited for its turn when the job ended is of that life, too; but that all others left lets it begin the next.
+/// One that waited for its turn when the job ended is of that life, too. That all others left is the end of those alone
+/// that were members then: another one begins the next life.
 fn had_part(truth: &Truth, told: &ToldEnd, end: &Record) -> bool {
     let digest = end.digest();
-    let at = truth.ended.get(&digest);
-    let registered = truth.registered.get(&told.launcher);
-    let before = registered.zip(at).is_some_and(|(then, at)| then <= at);
-    let waited = before && end.kind != Kind::Dormant;
+    if !truth.is_decided(&digest) {
+        return false;
+    }
     let is_in = |r: &Record| r.members.iter().any(|m| m.launcher == told.launcher);
+    if end.kind == Kind::Dormant {
+        return truth.records.get(&end.parent).is_some_and(|r| is_in(r));
+    }
+    let registered = truth.registered.get(&told.launcher);
+    let waited = registered
+        .zip(truth.ended.get(&digest))
+        .is_some_and(|(then, at)| then <= at);
     let mut life = truth.records.values();
-    truth.is_decided(&digest) && (waited || life.any(|r| r.lineage() == end.lineage() && is_in(r)))
+    waited || life.any(|r| r.lineage() == end.lineage() && is_in(r))
 }
