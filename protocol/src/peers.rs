@@ -22,6 +22,8 @@ pub struct Peer {
     pub hello: Option<Hello>,
     /// Its hello has come over the present connection.
     pub greeted: bool,
+    /// When its newest hello came.
+    pub greeted_at: Time,
     /// When it is asked for a hello that did not come.
     pub hello_due: Time,
     /// For people: the best that the failure detector believes of it, of any job's launcher there.

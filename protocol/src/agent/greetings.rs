@@ -30,7 +30,7 @@ impl Agent {
         }
         let doubted = hello.unstored.is_some();
         peer.hello = Some(hello);
-        peer.greeted = true;
+        (peer.greeted, peer.greeted_at) = (true, now);
         if doubted {
             peer.hello_due = now + UNSTORED;
             let at = self.greet_at.unwrap_or(peer.hello_due);

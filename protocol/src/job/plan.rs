@@ -525,19 +525,20 @@ impl Job {
         let nobody = a.survivors.is_empty() && a.cut.is_empty() && a.left_out.is_empty();
         let all_leave = nobody && !a.leaving.is_empty();
         let given_up = self.is_given_up(ctx, record);
-        // One that nobody trains in, as far as is known here, may be over: those that are connected may not have
-        // said so yet.
+        // It may be over for others: those that are connected may not have said so yet. One whose hello came before this
+        // node led has been there all along.
         let learned = self.durable.learned == ctx.cfg.boot;
-        let greeted = |n| ctx.peers.get(n).is_some_and(|p| p.greeted);
         let told = |n| {
             let mut told = self.told_of(ctx, head.lineage());
             told.any(|(from, a)| from == n && a.belongs)
         };
-        let lives_there = |n| greeted(n) && told(n);
-        let lives = |n| match learned {
-            true => ctx.reachable(n),
-            false => n == ctx.me() || lives_there(n),
+        let lives_there = |n| {
+            let peer = ctx.peers.get(n).filter(|p| p.greeted);
+            peer.is_some_and(|p| {
+                learned && p.greeted_at <= lead.began && ctx.reachable(n) || told(n)
+            })
         };
+        let lives = |n| n == ctx.me() || lives_there(n);
         let alone = record.arbiter == Arbiter::Members && !head.voting().is_majority(lives);
         let ticket = self.desk.tickets.get(&node).map(|h| &h.ticket);
         let other = ticket.is_some_and(|t| differs(t, record));

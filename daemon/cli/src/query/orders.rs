@@ -100,6 +100,13 @@ pub(super) async fn drain(args: &DrainArgs) -> Result<(), Failure> {
         grace_ms: u32::try_from(grace.as_millis()).unwrap_or(u32::MAX),
     };
     let began = Instant::now();
+    if target.away {
+        return Err(Failure::Refused(format!(
+            "{} does not answer: its agent is stopped or gone, and would not hear of a drain. Start it, or let it go on, \
+             and drain it then; or end `muster run` there with SIGTERM",
+            target.name
+        )));
+    }
     let mut stops = Vec::new();
     if !target.left {
         stops = too_small_without(&client.query(Query::Jobs).await?, &target.id);
@@ -109,7 +116,11 @@ pub(super) async fn drain(args: &DrainArgs) -> Result<(), Failure> {
     if args.wait && !target.left {
         let limit = grace.to_std() + MARGIN;
         let what = format!("draining {}", target.name);
-        wait(&what, limit, async || is_gone(&client, &target).await).await?;
+        let mut drains = false;
+        wait(&what, limit, async || {
+            is_gone(&client, &target, &mut drains).await
+        })
+        .await?;
         waited = Some(began.elapsed());
     }
     if args.common.out.json() {
@@ -159,6 +170,8 @@ struct Target {
     own: bool,
     /// It said that it leaves, and went.
     left: bool,
+    /// Its launchers answer, and its agent does not.
+    away: bool,
 }
 
 /// The node that a name means: this one where there is no name; else the connected node of this
@@ -195,6 +208,7 @@ fn target(nodes: &Value, name: &str) -> Result<Target, Failure> {
             name: full(row),
             own: flag(row, "self"),
             left: has_gone(row),
+            away: field(row, "state") == "away",
         }),
         [] => Err(Failure::Refused(format!(
             "no connected node is called {}: `muster nodes` lists them",
@@ -259,25 +273,41 @@ fn risks(args: &ContinueArgs) -> String {
     )
 }
 
-/// Whether the target has left, as it said that it would.
-async fn is_gone(client: &Client, target: &Target) -> Result<bool, Failure> {
+/// Whether the target has left, as it said that it would; `drains`: it has said so.
+async fn is_gone(client: &Client, target: &Target, drains: &mut bool) -> Result<bool, Failure> {
     match client.query(Query::Nodes).await {
-        Ok(nodes) => has_left(&nodes, target),
+        Ok(nodes) => has_left(&nodes, target, drains),
         Err(Unanswered::Silent(_)) if target.own => Ok(true),
         Err(why) => Err(why.into()),
     }
 }
 
-fn has_left(nodes: &Value, target: &Target) -> Result<bool, Failure> {
+fn has_left(nodes: &Value, target: &Target, drains: &mut bool) -> Result<bool, Failure> {
     let mut rows = nodes.as_array().map_or(&[][..], |v| v).iter();
-    match rows.find(|r| field(r, "node") == target.id) {
-        Some(row) if flag(row, "connected") || field(row, "state") == "suspect" => Ok(false),
-        Some(row) if !flag(row, "leaving") => Err(Failure::Refused(format!(
+    let Some(row) = rows.find(|r| field(r, "node") == target.id) else {
+        return Ok(true);
+    };
+    let leaves = flag(row, "leaving");
+    if flag(row, "connected") {
+        if *drains && !leaves {
+            return Err(Failure::Refused(format!(
+                "the agent of {} ended before it was drained, and has started again: drain it again",
+                target.name
+            )));
+        }
+        *drains |= leaves;
+        return Ok(false);
+    }
+    match field(row, "state").as_str() {
+        "left" => Ok(true),
+        // Its agent is gone, and its launchers still run.
+        "away" if leaves => Ok(false),
+        "suspect" => Ok(false),
+        _ => Err(Failure::Refused(format!(
             "{} does not answer any more, and has not said that it leaves: it was lost, or its agent is stopped, and it was not \
              drained. `muster nodes` shows it; drain it again when it answers",
             target.name
         ))),
-        _ => Ok(true),
     }
 }
 
@@ -331,18 +361,26 @@ mod tests {
             name: "b".into(),
             own: false,
             left: false,
+            away: false,
         };
-        let row = |connected: bool, state: &str, leaving: bool| {
+        let mut drains = false;
+        let mut row = |connected: bool, state: &str, leaving: bool| {
             let row =
                 json!({ "node": "ab", "connected": connected, "state": state, "leaving": leaving });
-            has_left(&json!([row]), &target).map_err(|_| ())
+            has_left(&json!([row]), &target, &mut drains).map_err(|_| ())
         };
+        // The order is on its way.
+        assert_eq!(row(true, "alive", false), Ok(false));
         assert_eq!(row(true, "alive", true), Ok(false));
         assert_eq!(row(false, "left", true), Ok(true));
         assert_eq!(row(false, "suspect", false), Ok(false));
         assert_eq!(row(false, "away", false), Err(()));
         assert_eq!(row(false, "lost", false), Err(()));
-        assert_eq!(has_left(&json!([]), &target).map_err(|_| ()), Ok(true));
+        // Its agent died meanwhile; its launcher still runs, until another agent is there, or none for too long.
+        assert_eq!(row(false, "away", true), Ok(false));
+        assert_eq!(row(true, "alive", false), Err(()));
+        let none = has_left(&json!([]), &target, &mut drains);
+        assert_eq!(none.map_err(|_| ()), Ok(true));
     }
 
     #[test]

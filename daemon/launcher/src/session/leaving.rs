@@ -70,7 +70,8 @@ impl Session {
             self.say("stopping; Ctrl-C again kills");
             if self.link {
                 self.wish(ToAgent::Cancel);
-            } else {
+            }
+            if !self.link || self.mute {
                 self.end_alone(INTERRUPTED, now);
             }
         }
@@ -83,6 +84,19 @@ impl Session {
         }
     }
 
+    /// The agent that was told of Ctrl-C, or that this launcher is to leave, is stopped: nobody waits for it. What it was
+    /// told it reads when it goes on.
+    pub(super) fn leave_mute(&mut self, now: Time) {
+        if self.ending.is_some() {
+            return;
+        }
+        if let Some((_, code)) = self.leave_by {
+            self.end_alone(code, now);
+        } else if self.interrupts > 0 {
+            self.end_alone(INTERRUPTED, now);
+        }
+    }
+
     /// Until when an agent is waited for once the workers were ended for want of one.
     pub(super) fn no_agent_by(&self) -> Option<Time> {
         let waits = self.ending.is_none() && self.current.is_none();
@@ -92,11 +106,16 @@ impl Session {
     /// The agent did not say in time how this launcher's part ends.
     pub(super) fn leave_in_time(&mut self, now: Time) {
         if self.no_agent_by().is_some_and(|at| now >= at) {
-            let report = format!(
-                "no agent has answered on this node for {} min: the others of the job go on without it if they are \
-                 enough. Start musterd, then the same command again",
-                NO_AGENT.as_millis() / 60_000
-            );
+            let minutes = NO_AGENT.as_millis() / 60_000;
+            let report = match self.has_finished() {
+                true => format!(
+                    "its workers have finished, and no agent has been here for {minutes} min to say how the job ended"
+                ),
+                false => format!(
+                    "no agent has answered on this node for {minutes} min: the others of the job go on without it if \
+                     they are enough. Start musterd, then the same command again"
+                ),
+            };
             return self.end(1, report, now);
         }
         if self.return_by.take_if(|at| now >= *at).is_some() {
@@ -128,7 +147,8 @@ impl Session {
             self.leave_by = Some((now + grace, code));
             let grace_ms = self.register.spec.stop_grace_ms;
             self.wish(ToAgent::Leave { grace_ms });
-        } else {
+        }
+        if !self.link || self.mute {
             self.end_alone(code, now);
         }
     }

@@ -480,10 +480,6 @@ impl Session {
         }
         self.say_mute(now);
         self.stop_alone(now);
-        if self.alone.is_some() && self.has_finished() {
-            let report = "its workers have finished, and no agent is here to say how the job ends";
-            return self.end(0, report.into(), now);
-        }
         self.gave_up(now);
         let other = self.ends_processes();
         let Some(stopping) = self.current.as_mut().and_then(|c| c.stopping.as_mut()) else {

@@ -112,13 +112,15 @@ impl Session {
         self.say(format!(
             "the agent has said nothing for {seconds} s: it is stopped or blocked{rest}"
         ));
+        self.leave_mute(now);
     }
 
     /// Whether this launcher answers for its node at its guard. Once no agent was heard for too long and its workers
-    /// have ended, it does not: the others go on without this node at once, and it takes a new place when an agent is
-    /// there again.
+    /// were ended for that, it does not: the others go on without this node at once, and it takes a new place when an
+    /// agent is there again. Workers that have finished have done their part, which the agent tells when it is back.
     pub fn vouches(&self) -> bool {
-        self.alone.is_none() || self.current.as_ref().is_some_and(|c| !c.parked)
+        let runs = self.current.as_ref().is_some_and(|c| !c.parked);
+        self.alone.is_none() || runs || self.has_finished()
     }
 
     /// Nobody told this launcher to stop, so no node and no worker is known to be lost; yet its

@@ -570,19 +570,21 @@ fn workers_that_begin_while_the_agent_is_away_for_too_long_end() {
     assert!(told.contains(&Effect::EndTerm(SIGTERM)), "{told:?}");
 }
 
-/// Nothing is left to do on this node.
+/// Only the agent can say whether that was the end of the job: the others wait for its word.
 #[test]
-fn a_launcher_whose_workers_have_finished_does_not_wait_for_its_agent_for_ever() {
+fn a_launcher_whose_workers_have_finished_waits_for_its_agent_and_not_for_ever() {
     let mut world = World::running(1);
     world.frame(welcome());
     world.on(Event::LinkDown);
     world.on(exit(0, 0));
     world.on(exit(1, 0));
     world.on(Event::Left(Left::Nothing));
-    assert_eq!(world.pass(2_900), []);
-    let told = world.pass(200);
+    assert_eq!(world.pass(3_100), []);
+    assert!(world.session.vouches());
+    assert_eq!(world.pass(14 * 60_000), []);
+    let told = world.pass(60_000);
     assert!(
-        matches!(told[..], [Effect::Exit { code: 0, .. }]),
+        matches!(told[..], [Effect::Exit { code: 1, .. }]),
         "{told:?}"
     );
 }

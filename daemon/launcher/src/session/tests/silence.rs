@@ -89,3 +89,34 @@ fn an_agent_that_says_nothing_is_named_once() {
     world.on(Event::LinkDown);
     assert_eq!(lines(&mut world, 1, false), 0);
 }
+
+/// What is told to the agent it reads when it goes on; nobody waits for that.
+#[test]
+fn an_agent_that_says_nothing_holds_up_neither_ctrl_c_nor_sigterm() {
+    for (event, code) in [
+        (Event::Interrupt, 130),
+        (Event::Terminate { signal: 15 }, 143),
+    ] {
+        for known in [false, true] {
+            let mut world = World::running(1);
+            world.on(Event::LinkUp);
+            lines(&mut world, 0, true);
+            let mut told = match known {
+                true => world.pass(5_000),
+                false => Vec::new(),
+            };
+            told.extend(world.on(event.clone()));
+            let sent =
+                |e: &Effect| matches!(e, Effect::Send(ToAgent::Cancel | ToAgent::Leave { .. }));
+            assert!(told.iter().any(sent), "{told:?}");
+            told.extend(world.pass(5_000));
+            assert!(
+                told.iter().any(|e| matches!(e, Effect::Signal(_))),
+                "{told:?}"
+            );
+            let told = world.gone();
+            let ends = |e: &Effect| matches!(e, Effect::Exit { code: c, .. } if *c == code);
+            assert!(told.iter().any(ends), "{told:?}");
+        }
+    }
+}
