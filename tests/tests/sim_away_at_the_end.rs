@@ -11,6 +11,8 @@ use muster_tests::sim::step::Step;
 const NODES: usize = 3;
 /// The node whose agent is away.
 const AWAY: usize = 1;
+/// So few nodes go on without the others.
+const ELASTIC: u16 = 2;
 /// From when its agent is away, at the latest, to the end of the job.
 const CRASH: u64 = 10 * SEC;
 const END: u64 = 14 * SEC;
@@ -34,7 +36,12 @@ fn ends() -> [(Fault, i32); 3] {
     ]
 }
 
-fn setup(seed: u64, end: Fault, (down, again, agent_grace): (u64, u64, u64), store: bool) -> Setup {
+fn setup(
+    seed: u64,
+    end: Fault,
+    (down, again, agent_grace): (u64, u64, u64),
+    (min_nodes, store): (u16, bool),
+) -> Setup {
     let crash = Fault::AgentCrash {
         node: AWAY,
         effects: 0,
@@ -43,13 +50,13 @@ fn setup(seed: u64, end: Fault, (down, again, agent_grace): (u64, u64, u64), sto
         new_disk: false,
     };
     let mut faults = vec![(CRASH, crash), (END, end.clone())];
-    if end == Fault::Finish {
+    if end == Fault::Finish && min_nodes == ELASTIC {
         // The others go on without the node once its agent counts as lost, and find nothing to do.
         faults.extend((1..10).map(|n| (END + n * 4 * SEC, Fault::Finish)));
     }
     faults.extend((0..NODES).map(|node| (again, Fault::LateJoin { node })));
     let spec = JobSpec {
-        min_nodes: 2,
+        min_nodes,
         max_nodes: NODES as u16,
         max_restarts: 0,
         ..JobSpec::default()
@@ -72,9 +79,10 @@ fn judge(
     seed: u64,
     (end, code): (Fault, i32),
     (down, again, agent_grace): (u64, u64, u64),
-    store: bool,
+    (min_nodes, store): (u16, bool),
 ) -> Result<(), String> {
-    let mut conductor = Conductor::new(setup(seed, end, (down, again, agent_grace), store));
+    let times = (down, again, agent_grace);
+    let mut conductor = Conductor::new(setup(seed, end, times, (min_nodes, store)));
     conductor.log = Some(Vec::new());
     conductor.relaunches = false;
     conductor.run().map_err(|v| v.to_string())?;
@@ -91,14 +99,15 @@ fn judge(
         }
     }
     let by = (END + agent_grace).max(CRASH + 3 * SEC + down) + BOUND;
-    // Ranks that have finished are ended by their launcher where its agent stays away.
-    let ends_alone = |node| node == AWAY && code == 0;
     for (node, told) in told.iter().enumerate() {
-        if !ends_alone(node) && !told.is_some_and(|(with, at)| with == code && at < by) {
+        if !told.is_some_and(|(with, at)| with == code && at < by) {
             return Err(format!("node {node} was told {told:?}, not {code} by {by}"));
         }
     }
     let spawns = &conductor.world.truth.spawns;
+    if min_nodes != ELASTIC && spawns.iter().any(|s| (END..again).contains(&s.at)) {
+        return Err("what had finished was done again".to_owned());
+    }
     for node in 0..NODES {
         let trains = |at: u64| (again..again + BOUND).contains(&at);
         if !spawns.iter().any(|s| s.node == node && trains(s.at)) {
@@ -122,9 +131,12 @@ fn a_launcher_whose_agent_was_away_hears_how_its_job_ended() {
         for down in [2 * SEC, 6 * SEC, 9 * SEC, 20 * SEC, 30 * SEC] {
             for (end, code) in ends() {
                 for seed in 1..4 {
-                    if let Err(why) =
-                        judge(seed, (end.clone(), code), (down, AGAIN, AGENT_GRACE), store)
-                    {
+                    if let Err(why) = judge(
+                        seed,
+                        (end.clone(), code),
+                        (down, AGAIN, AGENT_GRACE),
+                        (ELASTIC, store),
+                    ) {
                         let down = down / SEC;
                         wrong.push(format!("{end:?}, {down} s, store {store}, {seed}: {why}"));
                     }
@@ -146,9 +158,31 @@ fn a_node_that_comes_back_after_the_end_holds_up_no_start() {
                 // Its launcher ends its workers, and exits.
                 let down = END - CRASH + SEC;
                 let again = END + 3 * SEC;
-                if let Err(why) = judge(seed, (end.clone(), code), (down, again, LONG_GRACE), store)
-                {
+                if let Err(why) = judge(
+                    seed,
+                    (end.clone(), code),
+                    (down, again, LONG_GRACE),
+                    (ELASTIC, store),
+                ) {
                     wrong.push(format!("{end:?}, store {store}, {seed}: {why}"));
+                }
+            }
+        }
+    }
+    assert_none(&wrong);
+}
+
+/// The others wait for its word, however long that takes, and do nothing again.
+#[test]
+fn ranks_that_finished_while_an_agent_was_away_are_not_run_again() {
+    let mut wrong = Vec::new();
+    for store in [false, true] {
+        for down in [2 * SEC, 6 * SEC, 9 * SEC, 20 * SEC, 30 * SEC] {
+            for seed in 1..4 {
+                let all = (NODES as u16, store);
+                if let Err(why) = judge(seed, (Fault::Finish, 0), (down, AGAIN, AGENT_GRACE), all) {
+                    let down = down / SEC;
+                    wrong.push(format!("{down} s, store {store}, {seed}: {why}"));
                 }
             }
         }

@@ -538,6 +538,9 @@ impl Job {
         let Some(mine) = self.member.as_ref().filter(|m| m.trains()) else {
             return self.end_leftovers(ctx, record);
         };
+        if mine.status.finished {
+            return;
+        }
         let (end, digest) = (Self::lease_end(ctx.cfg, record, mine), mine.status.digest);
         let (confirmed, lost) = (Self::confirmed(record, mine), mine.status.lease_lost);
         let slept_through = Self::slept_through(ctx, record, mine);

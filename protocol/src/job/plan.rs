@@ -199,7 +199,7 @@ impl Job {
                     a.leaving.push((m.node, leave.clone()));
                     continue;
                 }
-                if status.lease_lost {
+                if status.lease_lost && !finished {
                     a.dark.push(m.node);
                     if status.storeless {
                         // It would get no lease in the next generation either.

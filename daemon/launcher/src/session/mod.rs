@@ -533,8 +533,12 @@ impl Session {
         self.send(frame);
     }
 
+    /// The last of a generation first: an agent that heard only that its workers were started would miss their lease.
     fn facts_again(&mut self) {
-        for frame in self.facts.clone() {
+        let is_last = |f: &&ToAgent| matches!(f, ToAgent::Finished { .. });
+        let (last, before): (Vec<_>, Vec<_>) = self.facts.iter().partition(is_last);
+        let all: Vec<ToAgent> = last.into_iter().chain(before).cloned().collect();
+        for frame in all {
             self.send(frame);
         }
     }
