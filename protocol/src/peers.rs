@@ -20,10 +20,8 @@ pub struct Peer {
     pub observed: Option<IpAddr>,
     /// What it said last, perhaps over an earlier connection.
     pub hello: Option<Hello>,
-    /// Its hello has come over the present connection.
-    pub greeted: bool,
-    /// When its newest hello came.
-    pub greeted_at: Time,
+    /// When its newest hello came over the present connection.
+    pub greeted: Option<Time>,
     /// When it is asked for a hello that did not come.
     pub hello_due: Time,
     /// For people: the best that the failure detector believes of it, of any job's launcher there.
@@ -38,7 +36,7 @@ impl Peer {
     /// The state directory that it has now. What it said over an earlier connection says nothing
     /// of it: it may have come back with another.
     pub fn state_dir(&self) -> Option<StateId> {
-        let hello = self.hello.as_ref().filter(|_| self.greeted);
+        let hello = self.hello.as_ref().filter(|_| self.greeted.is_some());
         hello.map(|h| h.state)
     }
 

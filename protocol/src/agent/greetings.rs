@@ -13,7 +13,7 @@ const UNSTORED: Span = Span::from_millis(2_500);
 
 fn wants_hello(peer: &Peer) -> bool {
     let unstored = peer.hello.as_ref().is_some_and(|h| h.unstored.is_some());
-    peer.connected && (!peer.greeted || unstored)
+    peer.connected && (peer.greeted.is_none() || unstored)
 }
 
 impl Agent {
@@ -21,7 +21,7 @@ impl Agent {
         let adverts = hello.jobs.clone();
         self.compare_timeouts(from, hello.timeouts);
         let peer = self.peers.map.entry(from).or_default();
-        let news = !peer.greeted || peer.hello.as_ref() != Some(&hello);
+        let news = peer.greeted.is_none() || peer.hello.as_ref() != Some(&hello);
         let before = peer.hello.as_ref().and_then(|h| h.unstored);
         if before != hello.unstored {
             let (node, errno) = (from, hello.unstored);
@@ -30,7 +30,7 @@ impl Agent {
         }
         let doubted = hello.unstored.is_some();
         peer.hello = Some(hello);
-        (peer.greeted, peer.greeted_at) = (true, now);
+        peer.greeted = Some(now);
         if doubted {
             peer.hello_due = now + UNSTORED;
             let at = self.greet_at.unwrap_or(peer.hello_due);
@@ -66,7 +66,7 @@ impl Agent {
         if said.is_some_and(|s| s != state)
             && let Some(peer) = self.peers.map.get_mut(&node)
         {
-            peer.greeted = false;
+            peer.greeted = None;
             self.ask_hello(node, now);
         }
     }
@@ -95,7 +95,11 @@ impl Agent {
             return;
         };
         if wants_hello(peer) && now >= peer.hello_due {
-            let wait = if peer.greeted { UNSTORED } else { HELLO_WAIT };
+            let wait = if peer.greeted.is_some() {
+                UNSTORED
+            } else {
+                HELLO_WAIT
+            };
             peer.hello_due = now + wait;
             self.send(node, Message::HelloAsk);
         }

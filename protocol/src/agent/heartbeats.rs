@@ -14,7 +14,7 @@ impl Agent {
     pub(super) fn grant(&mut self, from: NodeId, leases: &[Digest], now: Time) -> Vec<Digest> {
         let mut granted = Vec::new();
         // How long the lease will last is in its hello.
-        if self.peers.get(from).is_none_or(|p| !p.greeted) {
+        if self.peers.get(from).is_none_or(|p| p.greeted.is_none()) {
             return granted;
         }
         for job in self.jobs.values_mut() {

@@ -320,7 +320,7 @@ impl Agent {
                 peer.observed = Some(observed);
                 peer.seen = now;
                 peer.leaving = None;
-                peer.greeted = false;
+                peer.greeted = None;
                 if let Some(before) = &mut peer.hello {
                     before.unstored = None;
                 }

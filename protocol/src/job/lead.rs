@@ -244,7 +244,7 @@ impl Job {
         let boot = |n| {
             ctx.peers
                 .get(n)
-                .filter(|p| p.greeted)?
+                .filter(|p| p.greeted.is_some())?
                 .hello
                 .as_ref()
                 .map(|h| h.boot)

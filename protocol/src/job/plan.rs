@@ -533,10 +533,8 @@ impl Job {
             told.any(|(from, a)| from == n && a.belongs)
         };
         let lives_there = |n| {
-            let peer = ctx.peers.get(n).filter(|p| p.greeted);
-            peer.is_some_and(|p| {
-                learned && p.greeted_at <= lead.began && ctx.reachable(n) || told(n)
-            })
+            let greeted = ctx.peers.get(n).and_then(|p| p.greeted);
+            greeted.is_some_and(|at| learned && at <= lead.began && ctx.reachable(n) || told(n))
         };
         let lives = |n| n == ctx.me() || lives_there(n);
         let alone = record.arbiter == Arbiter::Members && !head.voting().is_majority(lives);

@@ -3,7 +3,7 @@
 use muster_tests::sim::clock::{MS, SEC};
 use muster_tests::sim::setup::{Fault, Torn};
 
-use super::{AT, Case, GRACE, LOSS, MOMENT, STOP_LIMIT, With, one};
+use super::{AT, Case, GRACE, LOSS, MOMENT, STOP_LIMIT, With, departures, one};
 
 /// Those of one node, in a job of so many, and of another one.
 pub(crate) fn cases(node: usize, other: usize, nodes: usize, store: bool) -> Vec<Case> {
@@ -232,30 +232,6 @@ pub(crate) fn cases(node: usize, other: usize, nodes: usize, store: bool) -> Vec
             Some(60 * SEC),
         ),
         one(
-            "a node that leaves",
-            Fault::Leave {
-                node,
-                grace_ms: 5_000,
-                relaunch_after: None,
-            },
-            &[node],
-            1,
-            GRACE + LOSS,
-            None,
-        ),
-        one(
-            "a node that is drained",
-            Fault::Drain {
-                node,
-                grace_ms: 5_000,
-                back_after: 3 * SEC,
-            },
-            &[node],
-            2,
-            GRACE + LOSS,
-            Some(30 * SEC),
-        ),
-        one(
             "a launcher that is stopped for a moment",
             pause(400 * MS),
             &[],
@@ -392,10 +368,11 @@ pub(crate) fn cases(node: usize, other: usize, nodes: usize, store: bool) -> Vec
             ));
         }
     }
+    cases.extend(departures(node));
     cases
 }
 
-/// What only a job with room has, and what sets its machines apart.
+/// The cases that only a job with room has, and what sets its machines apart.
 pub(crate) fn more(node: usize, other: usize) -> Vec<Case> {
     let fail = || Fault::WorkerFail {
         node: other,

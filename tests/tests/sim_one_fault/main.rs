@@ -112,6 +112,36 @@ struct Shape {
     live: bool,
 }
 
+/// A node that goes by order, for good and for a while.
+fn departures(node: usize) -> [Case; 2] {
+    [
+        one(
+            "a node that leaves",
+            Fault::Leave {
+                node,
+                grace_ms: 5_000,
+                relaunch_after: None,
+            },
+            &[node],
+            1,
+            GRACE + LOSS,
+            None,
+        ),
+        one(
+            "a node that is drained",
+            Fault::Drain {
+                node,
+                grace_ms: 5_000,
+                back_after: 3 * SEC,
+            },
+            &[node],
+            2,
+            GRACE + LOSS,
+            Some(30 * SEC),
+        ),
+    ]
+}
+
 fn setup(shape: Shape, case: &Case) -> Setup {
     let cluster = shape.cluster;
     let spec = JobSpec {

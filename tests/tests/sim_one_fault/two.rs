@@ -3,7 +3,7 @@
 use muster_tests::sim::clock::{MS, SEC};
 use muster_tests::sim::setup::{Fault, Torn};
 
-use super::{AT, Case, GRACE, LOSS, STOP_LIMIT, four, one};
+use super::{AT, Case, GRACE, LOSS, STOP_LIMIT, departures, four, one};
 
 /// A store's nodes take over from one that is not known to be dead after three times `suspect_after`.
 const TAKEN_OVER: u64 = 6 * SEC;
@@ -196,7 +196,7 @@ fn agents_stay(node: usize, other: usize) -> Vec<Case> {
         all: Some(90 * SEC + 60 * SEC),
         ..Case::default()
     };
-    vec![
+    let mut cases = vec![
         one(
             "a launcher that crashes",
             ends(Some(3 * SEC)),
@@ -213,31 +213,9 @@ fn agents_stay(node: usize, other: usize) -> Vec<Case> {
             GRACE + LOSS,
             None,
         ),
-        one(
-            "a node that leaves",
-            Fault::Leave {
-                node,
-                grace_ms: 5_000,
-                relaunch_after: None,
-            },
-            &[node],
-            1,
-            GRACE + LOSS,
-            None,
-        ),
-        one(
-            "a node that is drained",
-            Fault::Drain {
-                node,
-                grace_ms: 5_000,
-                back_after: 3 * SEC,
-            },
-            &[node],
-            2,
-            GRACE + LOSS,
-            Some(30 * SEC),
-        ),
         stuck("workers that do not end when one fails", node, false),
         stuck("workers that do not end when another fails", other, true),
-    ]
+    ];
+    cases.extend(departures(node));
+    cases
 }

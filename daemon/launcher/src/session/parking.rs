@@ -105,7 +105,8 @@ impl Session {
         }
         self.mute = true;
         let trains = self.current.as_ref().is_some_and(Current::trains);
-        let by = self.alone_by.filter(|_| trains);
+        let leaves = self.interrupts > 0 || self.leave_by.is_some();
+        let by = self.alone_by.filter(|_| trains && !leaves);
         let rest = by.map(|by| format!("; the workers go on, for {} at most", by.since(now)));
         let rest = rest.unwrap_or_default();
         let seconds = MUTE.as_millis() / 1_000;
