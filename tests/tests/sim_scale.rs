@@ -58,7 +58,7 @@ struct Idle {
     leader: Span,
 }
 
-/// What a partition that heals costs the leader's core, from the heal until all nodes train again.
+/// A partition that heals costs the leader's core so much, from the heal until all nodes train again.
 #[derive(Debug)]
 struct Healed {
     took: Span,

@@ -129,7 +129,7 @@ pub struct Live {
     settled: Option<u64>,
     committed: u64,
     holds: Option<u64>,
-    /// What is committed, and what was before the newest step.
+    /// The names of what is committed, and of what was before the newest step.
     history: History,
     before: History,
     /// A newcomer whose copy is not here yet: the steps that it has listened to.

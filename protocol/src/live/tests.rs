@@ -52,7 +52,7 @@ struct Generation {
     /// Process by rank.
     members: Vec<usize>,
     reports: BTreeMap<u32, Report>,
-    /// What each had when it said its report.
+    /// The state of each when it said its report.
     states: BTreeMap<u32, State>,
     /// By step and collective: the ranks that contribute, and who said there that it is ready.
     contributions: BTreeMap<(u64, usize), BTreeSet<u32>>,

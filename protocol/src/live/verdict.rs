@@ -17,7 +17,7 @@ pub struct Report {
     pub committed: u64,
     /// The step whose results it holds, all of them and unmodified.
     pub holds: Option<u64>,
-    /// What has been committed to its state.
+    /// The name of what has been committed to its state.
     pub history: History,
     /// The same without the newest step.
     pub before: History,
@@ -68,7 +68,7 @@ pub struct Verdict {
     pub behind: Vec<u32>,
     /// Survivors that hold those results.
     pub holders: Vec<u32>,
-    /// What is committed before step `next`, and what before the step in front of it.
+    /// The names of what is committed before step `next`, and before the step in front of it.
     pub history: (History, History),
 }
 

@@ -1,4 +1,4 @@
-//! What five lives in a row are like, and all the ways in which they may be.
+//! The cases: how five lives in a row are, and all the ways in which they may be.
 
 use muster_protocol::spec::JobSpec;
 use muster_tests::sim::clock::{MS, SEC};
@@ -10,7 +10,7 @@ pub(super) const LIVES: u64 = 5;
 const LIFE: u64 = 40 * SEC;
 /// How long agents that live in their launchers outlive them.
 const SHORT: u64 = 8 * SEC;
-/// What agents keep; of a job that waits for nobody longer than that the slots are given up.
+/// How long agents keep slots; of a job that waits for nobody longer than that they are given up.
 const GRACE: u64 = 10 * SEC;
 const ORPHAN: u64 = 14 * SEC;
 const LEASE: u64 = 25 * SEC;

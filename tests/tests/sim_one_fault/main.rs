@@ -46,7 +46,7 @@ impl Cluster {
     }
 }
 
-/// What a spare does, and from the fault until it does it.
+/// The part of a spare, and the time from the fault until it takes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Spare {
     /// It waits: nobody is lost.
@@ -58,7 +58,7 @@ enum Spare {
     Fills(u64),
 }
 
-/// What sets one node apart in a case.
+/// The trait that sets one node apart in a case.
 #[derive(Clone, Copy, Debug)]
 enum With {
     /// Its disk takes up to so long for a write (nanoseconds).
@@ -184,7 +184,7 @@ fn trains(conductor: &Conductor, nodes: &[usize], least: usize) -> bool {
     })
 }
 
-/// What is wrong with how a case went.
+/// Says all that is wrong with how a case went.
 fn judge(case: &Case, shape: Shape) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut conductor = Conductor::new(setup(shape, case));

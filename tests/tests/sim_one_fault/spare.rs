@@ -79,7 +79,7 @@ fn between(node: usize) -> Vec<Case> {
     .collect()
 }
 
-/// What befalls the spare is nothing to those that train.
+/// Faults of the spare are nothing to those that train.
 fn of_the_spare() -> Vec<Case> {
     let node = SPARE;
     let crash = |down| Fault::AgentCrash {

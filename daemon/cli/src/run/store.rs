@@ -67,7 +67,7 @@ struct Opened {
 enum Unfit {
     /// The store would be made in the directory below a mount that is missing, at this path.
     NotMounted(PathBuf),
-    /// What other nodes write may stay unseen: the mount at this path has the option `nocto`.
+    /// Writes of other nodes may stay unseen: the mount at this path has the option `nocto`.
     Unseen(PathBuf),
 }
 

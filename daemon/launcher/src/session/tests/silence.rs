@@ -90,7 +90,7 @@ fn an_agent_that_says_nothing_is_named_once() {
     assert_eq!(lines(&mut world, 1, false), 0);
 }
 
-/// What is told to the agent it reads when it goes on; nobody waits for that.
+/// The agent reads when it goes on what it was told; nobody waits for that.
 #[test]
 fn an_agent_that_says_nothing_holds_up_neither_ctrl_c_nor_sigterm() {
     for (event, code) in [
