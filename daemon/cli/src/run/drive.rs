@@ -20,7 +20,7 @@ use nix::sys::signal::Signal;
 use nix::time::{ClockId, clock_gettime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::console::{print, say};
 use super::control::ControlPage;
@@ -44,6 +44,9 @@ const LOOK: Duration = Duration::from_millis(10);
 /// How often the sidecar is told that this process moves, and into how many parts a short lease is
 /// divided for that.
 const BEAT: (Duration, u32) = (Duration::from_millis(100), 15);
+
+/// Of a lease, the part in which this process notes that it runs.
+const AWAKE: u32 = 3;
 
 /// How often live workers that are to leave their generation are looked at.
 const PARKING: Duration = Duration::from_millis(1);
@@ -98,15 +101,14 @@ pub struct Driver {
     link: Option<mpsc::Sender<Out>>,
     /// Since when the agent is away, where people know that.
     away: Option<Instant>,
-    /// This process was stopped: frames of the old link count no more.
-    outdated: bool,
     /// Whether the agent is a process of its own, which keeps slots for whoever comes after this launcher.
     leaves: bool,
     was_linked: bool,
     /// The generation whose workers were started last.
     running: Option<Digest>,
-    /// How long a lease of the workers is, and when this process last said that it moves.
-    lease: Duration,
+    /// When this process last noted that it runs.
+    awake_at: Time,
+    /// When it last said so to the sidecar, while there are workers.
     beaten: Option<Instant>,
     /// When the workers were first told to end.
     signalled: Option<Instant>,
@@ -149,12 +151,11 @@ impl Driver {
             masters: Masters::default(),
             link: None,
             away: None,
-            outdated: false,
             signalled: None,
             leaves: true,
             was_linked: false,
             running: None,
-            lease: Duration::ZERO,
+            awake_at: now(),
             beaten: None,
             verdicts: mpsc::channel(16),
             progress: progress::Progress::new(hangs),
@@ -188,6 +189,7 @@ impl Driver {
         let mut pages = tokio::time::interval(PAGES);
         pages.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
+            self.awake(&mut session);
             self.beat(&session);
             if let Some(outcome) = self.carry_out(&mut session) {
                 return Ok(outcome);
@@ -195,7 +197,8 @@ impl Driver {
             let timer = session
                 .poll_timeout()
                 .map(|(at, _)| Instant::now() + at.since(now()).to_std());
-            let beat = self.beat_due();
+            let beat = self.beat_due(&session);
+            let awake = lease(&session) / AWAKE;
             tokio::select! {
                 biased;
                 _ = children.recv() => self.reap(&mut session),
@@ -204,7 +207,10 @@ impl Driver {
                     self.look_who_takes_stop_steps(&mut session);
                     session.handle(asked(number), now());
                 }
-                Some(event) = link_events.recv() => self.link_event(event, &mut session),
+                Some(event) = link_events.recv() => {
+                    self.awake(&mut session);
+                    self.link_event(event, &mut session);
+                }
                 done = store::next(&mut self.store) => self.stored(done),
                 Some(done) = self.saves.next() => {
                     let told = self.saves.finished(done, &self.workers);
@@ -215,9 +221,11 @@ impl Driver {
                 }
                 Some(done) = self.progress.dumped() => self.dumped(done, &session),
                 () = sleep_until(timer.unwrap_or_else(Instant::now)), if timer.is_some() => {
+                    self.awake(&mut session);
                     session.handle_timeout(now());
                 }
                 () = sleep_until(beat.unwrap_or_else(Instant::now)), if beat.is_some() => {}
+                () = sleep(awake), if !awake.is_zero() => {}
                 _ = look.tick(), if session.is_draining() => self.look(&mut session),
                 _ = parking.tick(), if self.workers.have_live() && session.awaits_parking() => {
                     self.look_for_parked(&mut session);
@@ -262,23 +270,32 @@ impl Driver {
         Ok(receiver)
     }
 
+    /// A process that was stopped ends its link: a new one brings what holds.
+    fn awake(&mut self, session: &mut Session) {
+        let since = std::mem::replace(&mut self.awake_at, now());
+        if session.runs_again(since, self.awake_at) {
+            self.link = None;
+        }
+    }
+
     /// Says to the sidecar that this process moves, and whether there are workers.
     fn beat(&mut self, session: &Session) {
         let at = Instant::now();
-        let beats = session.has_workers() && !self.lease.is_zero();
-        if self.beat_due().is_some_and(|due| beats && at < due)
+        let lease = lease(session);
+        let beats = session.has_workers() && !lease.is_zero();
+        if self.beat_due(session).is_some_and(|due| beats && at < due)
             || (self.beaten, beats) == (None, false)
         {
             return;
         }
-        let lease = if beats { self.lease } else { Duration::ZERO };
-        self.workers.beat(lease);
+        self.workers
+            .beat(if beats { lease } else { Duration::ZERO });
         self.beaten = beats.then_some(at);
     }
 
     /// When the sidecar is told again, while there are workers.
-    fn beat_due(&self) -> Option<Instant> {
-        let every = BEAT.0.min(self.lease / BEAT.1);
+    fn beat_due(&self, session: &Session) -> Option<Instant> {
+        let every = BEAT.0.min(lease(session) / BEAT.1);
         self.beaten.map(|at| at + every)
     }
 
@@ -292,18 +309,8 @@ impl Driver {
             && exits.iter().any(|(exit, _)| killed(exit))
             && self.workers.were_killed()
         {
-            // What the agent has said meanwhile is old, and the agent may be stopped by now: a new link brings
-            // what holds.
-            (self.link, self.outdated) = (None, true);
-            // That is no failure of theirs.
-            let why = "this launcher was stopped or blocked for too long";
-            let stop = ToLauncher::Stop {
-                digest,
-                grace_ms: 0,
-                why: why.into(),
-            };
-            session.handle(Event::LinkDown, now());
-            session.handle(Event::Frame(stop), now());
+            self.link = None;
+            session.lapsed(digest, now());
         }
         for (exit, acknowledged) in exits {
             session.handle(Event::Exit { exit, acknowledged }, now());
@@ -359,7 +366,7 @@ impl Driver {
     fn link_event(&mut self, event: LinkEvent, session: &mut Session) {
         match event {
             LinkEvent::Up(queue) => {
-                (self.link, self.outdated) = (Some(queue), false);
+                self.link = Some(queue);
                 self.progress.link_up();
                 if let Some(since) = self.away.take() {
                     let after = since.elapsed().as_secs_f64();
@@ -373,13 +380,12 @@ impl Driver {
             LinkEvent::Down { heard } => {
                 self.link = None;
                 session.handle(Event::LinkDown, now());
-                if heard && session.has_workers() {
+                if heard && session.has_workers() && !session.is_outdated() {
                     say("the agent is away; the workers go on");
                     self.away.get_or_insert_with(Instant::now);
                 }
             }
-            // How its part ends is no old news: it may be the last word of an agent that is gone.
-            LinkEvent::Frame(got) if self.outdated && !matches!(got.0, ToLauncher::End { .. }) => {}
+            LinkEvent::Frame(got) if !session.takes(&got.0) => {}
             LinkEvent::Frame(got) => {
                 let (frame, fds) = *got;
                 self.frame(frame, fds, session);
@@ -426,12 +432,7 @@ impl Driver {
                     self.send(ToAgent::Save(news));
                 }
             }
-            frame => {
-                if let ToLauncher::Welcome { lease_ms, .. } = &frame {
-                    self.lease = Duration::from_millis((*lease_ms).into());
-                }
-                session.handle(Event::Frame(frame), now());
-            }
+            frame => session.handle(Event::Frame(frame), now()),
         }
     }
 
@@ -524,7 +525,7 @@ impl Driver {
                     }
                     self.telling.begin(&start);
                     // Before there is a worker, or the sidecar takes it for one of those before.
-                    self.workers.begin(self.lease);
+                    self.workers.begin(lease(session));
                     self.beaten = Some(Instant::now());
                     let result = self.workers.spawn(&start, interface.as_deref());
                     muster_fault::point("launcher.spawned");
@@ -683,6 +684,10 @@ async fn watch(agent: Gone, events: mpsc::Sender<LinkEvent>) {
     tokio::time::sleep(LAST_WORDS).await;
     let why = format!("{why}: this node's part of the job ends; start it again to join anew");
     let _over = events.send(LinkEvent::Gone(why)).await;
+}
+
+fn lease(session: &Session) -> Duration {
+    session.lease().to_std()
 }
 
 fn asked(number: i32) -> Event {

@@ -200,6 +200,9 @@ fn a_worker_that_is_killed_while_its_launcher_is_stopped_has_failed() {
     // So that it was stopped for longer than a lease.
     std::thread::sleep(Duration::from_millis(1_500));
     launcher.signal(libc::SIGCONT);
+    agent.accept();
+    let started = ToAgent::Started { digest, attempt: 1 };
+    assert_eq!(agent.fact(), started);
     let failed = agent.fact();
     assert!(
         matches!(&failed, ToAgent::Exited { digest: of, exit, .. } if *of == digest && exit.signal == Some(9)),
@@ -235,18 +238,24 @@ fn the_workers_of_a_launcher_that_is_stopped_go_on_while_its_agent_answers_for_t
     let mut agent = Agent::new();
     let (mut launcher, digest) = two(&mut agent, 3_000);
     launcher.signal(libc::SIGSTOP);
+    // Old when it goes on: an agent says again what holds.
+    agent.stop(digest, 0);
     let stopped = Instant::now();
-    while stopped.elapsed() < Duration::from_secs(5) {
+    while stopped.elapsed() < Duration::from_secs(6) {
         // As long as a slow machine may take to ask again.
         agent.grants(3_000);
         assert_eq!(workers(&agent).len(), 2);
     }
     launcher.signal(libc::SIGCONT);
+    agent.accept();
     // Nothing has happened to them.
+    assert_eq!(agent.fact(), ToAgent::Started { digest, attempt: 1 });
+    assert_eq!(workers(&agent).len(), 2);
     agent.stop(digest, 300);
     assert_eq!(agent.fact(), ToAgent::Stopped { digest });
-    // It was stopped by this order, and not before.
+    // They were stopped by this order, and not before; and nothing is said of an agent, which was well.
     assert!(!launcher.err().contains("stopped or blocked"));
+    assert!(!launcher.err().contains("the agent is"));
     let digest = agent.run(2);
     until("the worker is up", || workers(&agent).len() == 2);
     launcher.signal(libc::SIGSTOP);

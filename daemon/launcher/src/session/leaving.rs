@@ -3,7 +3,7 @@
 use muster_protocol::local::ToAgent;
 use muster_protocol::{Span, Time};
 
-use super::{Effect, Session};
+use super::{Effect, Link, Session};
 use crate::report;
 use crate::signal::{self, SIGINT, SIGTERM};
 
@@ -68,10 +68,14 @@ impl Session {
             self.effects.push_back(Effect::Abort { code: INTERRUPTED });
         } else if self.ending.is_none() {
             self.say("stopping; Ctrl-C again kills");
-            if self.link {
+            let hears = self.link != Link::Down;
+            if hears {
                 self.wish(ToAgent::Cancel);
             }
-            if !self.link || self.mute {
+            if self.link == Link::Outdated {
+                self.interrupted_alone(now);
+            }
+            if !hears || self.mute {
                 self.end_alone(INTERRUPTED, now);
             }
         }
@@ -143,12 +147,13 @@ impl Session {
             "received {}: leaving the job within {grace}",
             signal::name(signal)
         ));
-        if self.link {
+        let hears = self.link != Link::Down;
+        if hears {
             self.leave_by = Some((now + grace, code));
             let grace_ms = self.register.spec.stop_grace_ms;
             self.wish(ToAgent::Leave { grace_ms });
         }
-        if !self.link || self.mute {
+        if !hears || self.mute {
             self.end_alone(code, now);
         }
     }

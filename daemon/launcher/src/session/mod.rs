@@ -7,6 +7,7 @@
 
 mod generation;
 mod leaving;
+mod link;
 mod parking;
 mod progress;
 
@@ -15,9 +16,10 @@ use std::net::IpAddr;
 
 use muster_protocol::barrier::Held;
 use muster_protocol::control::Reason;
-use muster_protocol::local::{Began, Register, Start, ToAgent, ToLauncher, WorkerExit};
+use muster_protocol::local::{Register, Start, ToAgent, ToLauncher, WorkerExit};
 use muster_protocol::{Digest, Span, Time};
 
+use self::link::Link;
 use self::progress::{Installed, Saves};
 use crate::report;
 use crate::signal::SIGTERM;
@@ -38,13 +40,6 @@ const ALONE: Span = Span::from_secs(5);
 
 /// What a worker that gave up counts as: EX_TEMPFAIL of sysexits.h.
 const GAVE_UP: i32 = 75;
-
-/// A deadline that is missed by so much shows that the machine slept, or this launcher was stopped: what
-/// the agent has said may be unread.
-const MISSED: Span = Span::from_millis(100);
-
-/// The time that the agent has to say something after that. Twice what it leaves between two words.
-const AWAKE: Span = Span::from_millis(2_000);
 
 /// An agent that says nothing for so long is stopped or blocked: it says something every second.
 const MUTE: Span = Span::from_secs(5);
@@ -264,7 +259,7 @@ pub struct Session {
     /// As it is when nothing runs.
     register: Register,
     port: Option<u16>,
-    link: bool,
+    link: Link,
     /// Digests of accepted STARTs, oldest first.
     seen: VecDeque<Digest>,
     /// Digest and attempt of the newest of them, and the newest number of each lineage.
@@ -298,8 +293,8 @@ pub struct Session {
     /// When the user is told that the agent says nothing, and whether that was told.
     mute_at: Option<Time>,
     mute: bool,
-    /// Whether it had more time for its next word, because that was missed.
-    awaited: bool,
+    /// How long a lease of the workers is.
+    lease: Span,
     /// How long workers that compute are waited for when their generation ends.
     patience: Span,
     waiting: String,
@@ -324,7 +319,7 @@ impl Session {
         Session {
             register,
             port: None,
-            link: false,
+            link: Link::Down,
             seen: VecDeque::new(),
             newest: None,
             numbers: VecDeque::new(),
@@ -345,7 +340,7 @@ impl Session {
             alone: None,
             mute_at: None,
             mute: false,
-            awaited: false,
+            lease: Span::ZERO,
             patience: Span::ZERO,
             waiting: String::new(),
             effects: VecDeque::new(),
@@ -412,17 +407,7 @@ impl Session {
     pub fn handle(&mut self, event: Event, now: Time) {
         match event {
             Event::LinkUp => self.link_up(),
-            Event::LinkDown => {
-                self.link = false;
-                self.mute_at = None;
-                // The agent may have taken it back: it says it again.
-                if let Some(pending) = &mut self.pending {
-                    pending.confirmed = false;
-                }
-                let by = self.agent_grace.filter(|_| self.alone.is_none());
-                self.alone_by = self.alone_by.or(by.map(|grace| now + grace));
-                self.interrupted_alone(now);
-            }
+            Event::LinkDown => self.link_down(now),
             Event::Frame(frame) => self.frame(frame, now),
             Event::Verified {
                 digest,
@@ -471,13 +456,6 @@ impl Session {
 
     pub fn handle_timeout(&mut self, now: Time) {
         self.leave_in_time(now);
-        if let Some(at) = self.alone_by
-            && self.link
-            && now >= at + MISSED
-            && !std::mem::replace(&mut self.awaited, true)
-        {
-            self.alone_by = Some(now + AWAKE);
-        }
         self.say_mute(now);
         self.stop_alone(now);
         self.gave_up(now);
@@ -513,65 +491,6 @@ impl Session {
         self.texts.push_back(text.into());
     }
 
-    fn send(&mut self, frame: ToAgent) {
-        if self.link {
-            self.effects.push_back(Effect::Send(frame));
-        }
-    }
-
-    /// A fact about the newest generation: sent now, and again on every later link.
-    fn fact(&mut self, frame: ToAgent) {
-        if !self.facts.contains(&frame) {
-            let stopped = |f: &ToAgent| matches!(f, ToAgent::Stopped { .. });
-            if self.facts.len() >= REMEMBERED
-                && let Some(oldest) = self.facts.iter().position(stopped)
-            {
-                self.facts.remove(oldest);
-            }
-            self.facts.push(frame.clone());
-        }
-        self.send(frame);
-    }
-
-    /// The last of a generation first: an agent that heard only that its workers were started would miss their lease.
-    fn facts_again(&mut self) {
-        let is_last = |f: &&ToAgent| matches!(f, ToAgent::Finished { .. });
-        let (last, before): (Vec<_>, Vec<_>) = self.facts.iter().partition(is_last);
-        let all: Vec<ToAgent> = last.into_iter().chain(before).cloned().collect();
-        for frame in all {
-            self.send(frame);
-        }
-    }
-
-    fn wish(&mut self, frame: ToAgent) {
-        self.wishes.push(frame.clone());
-        self.send(frame);
-    }
-
-    fn link_up(&mut self) {
-        self.link = true;
-        let mut register = self.register.clone();
-        let current = self.current.as_ref().filter(|c| !c.parked);
-        register.running = current.map(|c| c.start.digest);
-        let lineage = self.numbers.back().map(|(lineage, _)| *lineage);
-        register.began = self
-            .newest
-            .zip(lineage)
-            .map(|((digest, _), lineage)| Box::new(Began { lineage, digest }));
-        if let Some(current) = current {
-            register.gate = current.held.filter(|_| current.trains());
-        }
-        self.send(ToAgent::Register(register));
-        self.facts_again();
-        // Last: with a port workers can be started, and these may have run and ended.
-        if let Some(port) = self.port {
-            self.send(ToAgent::MasterPort { port });
-        }
-        for frame in self.wishes.clone() {
-            self.send(frame);
-        }
-    }
-
     fn exit_now(&mut self, code: i32, report: String) {
         let root = report::root_cause(&self.failures).map(|e| e.local_rank);
         self.effects.push_back(Effect::Exit { code, report, root });
@@ -589,15 +508,22 @@ impl Session {
     }
 
     fn frame(&mut self, frame: ToLauncher, now: Time) {
+        if !self.takes(&frame) {
+            return;
+        }
         match frame {
-            ToLauncher::Welcome { agent_grace_ms, .. } => {
+            ToLauncher::Welcome {
+                agent_grace_ms,
+                lease_ms,
+                ..
+            } => {
+                self.lease = Span::from_millis(lease_ms.into());
                 // The others wait this long for the agent: the workers have to be gone by then.
                 let grace = Span::from_millis(agent_grace_ms.into());
                 self.agent_grace = Some(Span(grace.0 / 4 * 3));
                 // Counted from the last word, not from the end of the connection: an agent that is
                 // stopped, or hangs, keeps it.
                 self.alone_by = self.agent_grace.map(|grace| now + grace);
-                self.awaited = false;
                 self.alone = None;
                 self.heard(now);
                 // It has heard of Ctrl-C again.

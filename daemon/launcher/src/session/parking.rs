@@ -3,7 +3,7 @@
 use muster_protocol::local::{ToAgent, WorkerExit};
 use muster_protocol::{Span, Time};
 
-use super::{ALONE, AWAKE, Current, GAVE_UP, LEFTOVER_GRACE, MISSED, MUTE, Session};
+use super::{ALONE, Current, GAVE_UP, LEFTOVER_GRACE, MUTE, Session};
 use crate::signal::SIGTERM;
 
 /// Of its usual step, so many times a live worker may compute on before it parks.
@@ -95,12 +95,7 @@ impl Session {
 
     /// Says that a connected agent says nothing.
     pub(super) fn say_mute(&mut self, now: Time) {
-        let Some(at) = self.mute_at.take_if(|at| now >= *at) else {
-            return;
-        };
-        if now >= at + MISSED {
-            // This process did not run itself: what the agent said may be unread.
-            self.mute_at = Some(now + AWAKE);
+        if self.mute_at.take_if(|at| now >= *at).is_none() {
             return;
         }
         self.mute = true;

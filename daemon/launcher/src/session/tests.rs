@@ -90,6 +90,13 @@ impl World {
         world
     }
 
+    /// Nothing runs here for this long; whether the link has to be renewed.
+    fn sleeps(&mut self, ms: u64) -> bool {
+        let since = self.now;
+        self.now += Span::from_millis(ms);
+        self.session.runs_again(since, self.now)
+    }
+
     /// The effects of an event, without what is said.
     fn on(&mut self, event: Event) -> Vec<Effect> {
         self.session.handle(event, self.now);

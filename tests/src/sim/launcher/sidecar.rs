@@ -1,7 +1,5 @@
 //! A launcher that is stopped, and its sidecar, which holds the lease of its workers meanwhile.
 
-use muster_protocol::local::ToLauncher;
-
 use super::{ANSWERS, Due, Launcher, News, Out, Phase};
 use crate::sim::clock::{MS, SEC};
 use muster_launcher::Event;
@@ -26,24 +24,21 @@ impl Launcher {
                 ns: self.habits.word / 3,
                 exact: true,
             });
-        } else if !yes && self.paused.take().is_some() {
+        } else if !yes && let Some(since) = self.paused.take() {
             (self.heard, self.went_on) = (now, now);
             for by in self.orders.values_mut() {
                 *by = now + ANSWERS;
             }
-            if let Some(digest) = self.lease_over.take() {
-                // That they ended is no failure of theirs.
-                let (grace_ms, why) = (0, String::new());
-                let stop = ToLauncher::Stop {
-                    digest,
-                    grace_ms,
-                    why,
-                };
-                // What the agent has said meanwhile is old: a new link brings what holds.
-                let frame = |n: &News| matches!(n, News::Event(Event::Frame(_)));
-                self.inbox.retain(|n| !frame(n));
-                self.inbox.push_front(News::Event(Event::Frame(stop)));
-                self.inbox.push_front(News::Event(Event::LinkDown));
+            let at = self.clock.local(now);
+            let outdated = self.session.runs_again(self.clock.local(since), at);
+            let lapsed = self.lease_over.take();
+            if let Some(digest) = lapsed {
+                self.session.lapsed(digest, at);
+            }
+            if outdated || lapsed.is_some() {
+                // The new link comes behind what lies there.
+                self.inbox
+                    .retain(|n| !matches!(n, News::Event(Event::LinkUp)));
                 out.push(Out::Relink);
             }
             for (due, found) in std::mem::take(&mut self.late) {
@@ -63,6 +58,7 @@ impl Launcher {
     /// It goes on, with a clock that stood still.
     pub fn wake(&mut self, since: u64, now: u64) -> Vec<Out> {
         self.clock.stood_still(since, now);
+        self.paused = self.paused.map(|_| now);
         self.pause(false, now)
     }
 

@@ -17,22 +17,70 @@ fn workers_end_when_the_agent_falls_silent() {
     assert!(world.session.vouches());
 
     // The whole machine slept, or the launcher was stopped, however long: the agent has a moment to say
-    // that it is there, or has said so already.
-    for late in [3_101, 4_500, 60_000] {
+    // on a new link that it is there.
+    for ms in [1_500, 3_101, 4_500, 60_000] {
         let mut world = World::running(1);
         world.on(Event::LinkUp);
         world.frame(welcome());
-        assert_eq!(world.pass(late), []);
+        assert!(world.sleeps(ms));
+        assert_eq!(world.pass(0), []);
+        world.on(Event::LinkDown);
+        assert_eq!(world.pass(1_499), []);
+        world.on(Event::LinkUp);
         world.frame(welcome());
         assert_eq!(world.pass(2_999), []);
         assert_eq!(world.pass(1), [Effect::EndTerm(SIGTERM)]);
+
+        let mut world = World::running(1);
+        world.on(Event::LinkUp);
+        world.frame(welcome());
+        assert!(world.sleeps(ms));
+        assert_eq!(world.pass(3_000), [Effect::EndTerm(SIGTERM)]);
     }
-    // Once: a launcher that is slow ends its workers, too.
+    // A launcher that is slow ends its workers, too.
     let mut world = World::running(1);
     world.on(Event::LinkUp);
     world.frame(welcome());
-    assert_eq!(world.pass(3_200), []);
-    assert_eq!(world.pass(2_200), [Effect::EndTerm(SIGTERM)]);
+    assert!(!world.sleeps(1_499));
+    assert_eq!(world.pass(1_501), [Effect::EndTerm(SIGTERM)]);
+}
+
+/// A launcher was stopped before it had read START and STOP of a generation, without which the others went on. It would
+/// start its workers, and read a moment later that they have to end.
+#[test]
+fn what_the_agent_said_to_a_launcher_that_was_stopped_is_old() {
+    let mut world = World::new();
+    world.frame(welcome());
+    assert!(world.sleeps(1_500));
+    assert_eq!(world.start(1), []);
+    assert_eq!(world.frame(welcome()), []);
+    // Ctrl-C waits for the new link, on which the agent hears of it, and the others by it.
+    assert_eq!(world.on(Event::Interrupt), []);
+    world.on(Event::LinkDown);
+    let told = world.on(Event::LinkUp);
+    assert!(told.contains(&Effect::Send(ToAgent::Cancel)), "{told:?}");
+
+    // The last word of an agent that is gone counts.
+    let mut world = World::new();
+    world.frame(welcome());
+    assert!(world.sleeps(1_500));
+    let report = String::new();
+    let told = world.frame(ToLauncher::End { code: 3, report });
+    assert!(ends(&told, 3), "{told:?}");
+
+    // Without an agent it ends alone.
+    let mut world = World::new();
+    world.frame(welcome());
+    assert!(world.sleeps(1_500));
+    world.on(Event::Interrupt);
+    let told: Vec<Effect> = (0..12).flat_map(|_| world.pass(5_000)).collect();
+    assert!(ends(&told, 130), "{told:?}");
+}
+
+/// Whether this launcher is told to exit with this code.
+fn ends(told: &[Effect], with: i32) -> bool {
+    told.iter()
+        .any(|e| matches!(e, Effect::Exit { code, .. } if *code == with))
 }
 
 /// How many lines the user is shown while this time passes, or once the agent has said that it is there.
@@ -82,7 +130,10 @@ fn an_agent_that_says_nothing_is_named_once() {
 
     // This process was stopped itself.
     let mut world = heard();
-    assert_eq!(lines(&mut world, 9_000, false), 0);
+    assert!(world.sleeps(9_000));
+    assert_eq!(lines(&mut world, 0, false), 0);
+    world.on(Event::LinkDown);
+    world.on(Event::LinkUp);
     assert_eq!(lines(&mut world, 0, true), 0);
     assert_eq!(lines(&mut world, 4_999, false), 0);
     // A lost link is said elsewhere.
@@ -115,8 +166,7 @@ fn an_agent_that_says_nothing_holds_up_neither_ctrl_c_nor_sigterm() {
                 "{told:?}"
             );
             let told = world.gone();
-            let ends = |e: &Effect| matches!(e, Effect::Exit { code: c, .. } if *c == code);
-            assert!(told.iter().any(ends), "{told:?}");
+            assert!(ends(&told, code), "{told:?}");
         }
     }
 }
