@@ -95,6 +95,26 @@ fn an_agent_that_is_stopped_for_longer_is_lost() {
     assert!(generations > 1, "{generations}");
 }
 
+/// An agent that was stopped says that it was, and of others only that it joins them: they are there.
+#[test]
+fn an_agent_that_was_stopped_for_long_names_nobody_else() {
+    for store in [false, true] {
+        let mut setup = setup(1, &[(10 * SEC, 1, AGENT_GRACE + 5 * SEC)]);
+        setup.store = store;
+        let mut conductor = Conductor::new(setup);
+        conductor.log = Some(Vec::new());
+        assert_eq!(conductor.run(), Ok(()));
+        let told = conductor.log.take().into_iter().flatten();
+        let told = told.filter_map(|(at, step)| match step {
+            Step::LauncherHears { node: 1, frame, .. } if at > 10 * SEC => Some(frame),
+            _ => None,
+        });
+        let told = told.take_while(|frame| !matches!(frame, ToLauncher::Start(_)));
+        let waits = told.filter(|frame| matches!(frame, ToLauncher::Waiting { .. }));
+        assert_eq!(waits.count(), 1, "with a store: {store}");
+    }
+}
+
 /// A machine that was suspended, and its clock with it, takes a generation that is long over for the present one. Its
 /// workers end within a lease of its waking (I11), also where the agent that led the others has just crashed.
 #[test]

@@ -158,9 +158,7 @@ impl Job {
     /// away, for the others wait no longer than that.
     fn slept_through(ctx: &Ctx<'_>, record: &Record, mine: &Mine) -> bool {
         let end = Self::lease_end(ctx.cfg, record, mine);
-        let (stopped, woke) = ctx.quiet;
-        // While it runs it has something to do more often than that.
-        let unseen = stopped < end && woke > end;
+        let unseen = stood_still(ctx, end).is_some();
         let from = Self::confirmed(record, mine).max(mine.confirmed_before);
         let others_wait = from > Time::ZERO && ctx.now < from + Span(ctx.cfg.agent_grace.0 / 4 * 3);
         unseen && others_wait
@@ -528,7 +526,8 @@ impl Job {
         if ctx.now < end {
             return self.wake_at(end, "the lease ends");
         }
-        self.stop_launcher(ctx.now, stopping.digest, 0, why_lost(record));
+        let why = why_lost(ctx, record, end);
+        self.stop_launcher(ctx.now, stopping.digest, 0, &why);
     }
 
     pub(super) fn drive_lease(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
@@ -551,7 +550,7 @@ impl Job {
             return self.wake_at(end, "the lease ends");
         }
         if lost {
-            return;
+            return self.say_lost(ctx, record);
         }
         if slept_through {
             if let Some(mine) = &mut self.member {
@@ -560,10 +559,26 @@ impl Job {
             return self.wake_at(ctx.now + ctx.cfg.lease(), "the lease ends");
         }
         self.update(true, |s| s.lease_lost = true);
+        let why = why_lost(ctx, record, end);
         if let Some(mine) = &mut self.member {
             mine.pending = None;
+            // An agent that stood still has not asked anybody since.
+            let late = stood_still(ctx, end).map(|_| ctx.cfg.lease());
+            mine.unsaid_loss = Some(ctx.now + late.unwrap_or(Span::ZERO));
+            mine.why_lost.clone_from(&why);
         }
-        self.stop_launcher(ctx.now, digest, 0, why_lost(record));
+        self.stop_launcher(ctx.now, digest, 0, &why);
+        self.say_lost(ctx, record);
+    }
+
+    /// Says once whose answers are missing.
+    fn say_lost(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let Some(mine) = &mut self.member else { return };
+        let Some(at) = mine.unsaid_loss else { return };
+        if ctx.now < at {
+            return self.wake_at(at, "a lost lease is explained");
+        }
+        mine.unsaid_loss = None;
         match record.arbiter {
             Arbiter::Members => {
                 let missing = self.missing_voters(ctx);
@@ -585,10 +600,22 @@ impl Job {
     }
 }
 
-/// Why a lease was lost, for people.
-pub(super) fn why_lost(record: &Record) -> &'static str {
+/// For how long this process stood still while a lease ended.
+fn stood_still(ctx: &Ctx<'_>, end: Time) -> Option<Span> {
+    let (stopped, woke) = ctx.quiet;
+    // While it runs it has something to do more often than that.
+    (stopped < end && woke > end).then(|| woke.since(stopped))
+}
+
+/// Why a lease that ended then was lost, for people.
+fn why_lost(ctx: &Ctx<'_>, record: &Record, end: Time) -> String {
+    if let Some(span) = stood_still(ctx, end) {
+        return format!(
+            "the agent of this node (musterd) was stopped or its machine slept, for {span}"
+        );
+    }
     match record.arbiter {
-        Arbiter::Members => "no majority of the job's nodes can be reached",
-        Arbiter::Store(_) => "the job's log in its store cannot be read",
+        Arbiter::Members => "no majority of the job's nodes can be reached".into(),
+        Arbiter::Store(_) => "the job's log in its store cannot be read".into(),
     }
 }

@@ -114,6 +114,9 @@ pub(super) struct Mine {
     pub(super) adopted: Time,
     /// When the newest heartbeat was sent that voters confirmed who vote no more.
     pub(super) confirmed_before: Time,
+    /// Why the lease was lost, and when the launcher is told whose answers are missing.
+    pub(super) why_lost: String,
+    pub(super) unsaid_loss: Option<Time>,
 }
 
 impl Mine {
@@ -140,6 +143,8 @@ impl Mine {
             looks: None,
             adopted: Time::ZERO,
             confirmed_before: Time::ZERO,
+            why_lost: String::new(),
+            unsaid_loss: None,
         }
     }
 
@@ -334,9 +339,6 @@ impl Job {
     /// same generation; otherwise they are ended.
     fn adopt(&mut self, ctx: &mut Ctx<'_>, running: Option<Digest>) {
         let digest = self.head_digest();
-        let why = self
-            .live()
-            .map_or("", |h| super::lease::why_lost(&h.record));
         self.note_lineage(ctx);
         let mut adopted = false;
         if running == Some(digest) {
@@ -365,7 +367,8 @@ impl Job {
                 mine.changed = true;
                 if mine.status.lease_lost {
                     // It may not have heard of that on its way back.
-                    self.stop_launcher(ctx.now, digest, 0, why);
+                    let why = mine.why_lost.clone();
+                    self.stop_launcher(ctx.now, digest, 0, &why);
                 }
             }
         } else {

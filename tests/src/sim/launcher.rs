@@ -362,6 +362,7 @@ impl Launcher {
             Due::Spawned(epoch) if epoch == self.epochs => {
                 if let Some(start) = self.making.take() {
                     self.begin(start, now, &mut out);
+                    self.lapse(now, &mut out);
                 }
             }
             Due::Spawned(_) => {}

@@ -278,6 +278,12 @@ impl Driver {
         }
     }
 
+    /// The sidecar ended the workers, for this process was stopped.
+    fn lapsed(&mut self, digest: Digest, session: &mut Session) {
+        self.link = None;
+        session.lapsed(digest, now());
+    }
+
     /// Says to the sidecar that this process moves, and whether there are workers.
     fn beat(&mut self, session: &Session) {
         let at = Instant::now();
@@ -309,8 +315,7 @@ impl Driver {
             && exits.iter().any(|(exit, _)| killed(exit))
             && self.workers.were_killed()
         {
-            self.link = None;
-            session.lapsed(digest, now());
+            self.lapsed(digest, session);
         }
         for (exit, acknowledged) in exits {
             session.handle(Event::Exit { exit, acknowledged }, now());
@@ -530,6 +535,10 @@ impl Driver {
                     let result = self.workers.spawn(&start, interface.as_deref());
                     muster_fault::point("launcher.spawned");
                     session.handle(Event::Spawned { result }, now());
+                    if self.workers.were_killed() {
+                        // Stopped in the middle of that: the sidecar may not have seen those that came last.
+                        self.lapsed(start.digest, session);
+                    }
                     // A child may have ended while nobody was allowed to reap.
                     self.reap(session);
                 }

@@ -204,6 +204,7 @@ fn run(id: &str, socket: PathBuf, mut spared: Vec<i32>) -> ExitCode {
         };
         // Before anything is killed: what was found may have been started after a word that waits.
         let left = (next == Next::Kill).then(|| all(id, launcher, &spared));
+        let over = known.beat.filter(|b| told != Some(b.at));
         due = wait.map(|wait| now.after(wait)).filter(|_| left.is_none());
         match (hear(wait), left) {
             (Heard::Beat(word), _) => known.heard(word),
@@ -213,10 +214,8 @@ fn run(id: &str, socket: PathBuf, mut spared: Vec<i32>) -> ExitCode {
                     true => KILL_AGAIN.1,
                     false => KILL_AGAIN.0,
                 };
-                if let Some(beat) = known
-                    .beat
-                    .filter(|b| !left.is_empty() && told != Some(b.at))
-                {
+                // Also where there is none yet: the launcher may have been stopped just before it starts them.
+                if let Some(beat) = over {
                     told = Some(beat.at);
                     tell(beat.at);
                 }

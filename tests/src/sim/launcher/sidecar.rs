@@ -31,15 +31,17 @@ impl Launcher {
             }
             let at = self.clock.local(now);
             let outdated = self.session.runs_again(self.clock.local(since), at);
-            let lapsed = self.lease_over.take();
-            if let Some(digest) = lapsed {
-                self.session.lapsed(digest, at);
+            if outdated {
+                out.push(Out::Relink);
             }
-            if outdated || lapsed.is_some() {
+            // Of one that was starting them just then they are there first.
+            if self.making.is_none() {
+                self.lapse(now, &mut out);
+            }
+            if !out.is_empty() {
                 // The new link comes behind what lies there.
                 self.inbox
                     .retain(|n| !matches!(n, News::Event(Event::LinkUp)));
-                out.push(Out::Relink);
             }
             for (due, found) in std::mem::take(&mut self.late) {
                 out.extend(self.due(due, found, now));
@@ -47,6 +49,14 @@ impl Launcher {
             self.go_on(now, &mut out);
         }
         out
+    }
+
+    /// The sidecar has ended the workers, which is no failure of theirs.
+    pub(super) fn lapse(&mut self, now: u64, out: &mut Vec<Out>) {
+        if let Some(digest) = self.lease_over.take() {
+            self.session.lapsed(digest, self.clock.local(now));
+            out.push(Out::Relink);
+        }
     }
 
     /// The machine stands still: so does the sidecar.
@@ -65,7 +75,8 @@ impl Launcher {
     /// The sidecar looks whether the workers may go on: it asks, and kills once nobody's word covers them.
     pub(super) fn sidecar(&mut self, since: u64, now: u64, out: &mut Vec<Out>) {
         let run = self.run.as_ref().filter(|r| r.phase != Phase::Dead);
-        let Some(digest) = run.map(|r| r.start.digest) else {
+        let start = self.making.as_ref().or(run.map(|r| &r.start));
+        let Some(digest) = start.map(|s| s.digest) else {
             return;
         };
         if self.paused != Some(since) {
@@ -74,7 +85,10 @@ impl Launcher {
         if now >= self.covered {
             self.lease_over = Some(digest);
             out.push(Out::LeaseOver);
-            return self.kill(now, out);
+            if self.making.is_none() {
+                self.kill(now, out);
+            }
+            return;
         }
         out.push(Out::AskLease);
         out.push(Out::Wait {
