@@ -5,4 +5,4 @@ mod report;
 mod session;
 pub mod signal;
 
-pub use session::{Effect, Event, Left, Session, patience};
+pub use session::{Effect, Event, Left, Session, is_said_once, patience};

@@ -550,7 +550,7 @@ impl Job {
             return self.wake_at(end, "the lease ends");
         }
         if lost {
-            return self.say_lost(ctx, record);
+            return;
         }
         if slept_through {
             if let Some(mine) = &mut self.member {
@@ -562,23 +562,13 @@ impl Job {
         let why = why_lost(ctx, record, end);
         if let Some(mine) = &mut self.member {
             mine.pending = None;
-            // An agent that stood still has not asked anybody since.
-            let late = stood_still(ctx, end).map(|_| ctx.cfg.lease());
-            mine.unsaid_loss = Some(ctx.now + late.unwrap_or(Span::ZERO));
             mine.why_lost.clone_from(&why);
         }
         self.stop_launcher(ctx.now, digest, 0, &why);
-        self.say_lost(ctx, record);
-    }
-
-    /// Says once whose answers are missing.
-    fn say_lost(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
-        let Some(mine) = &mut self.member else { return };
-        let Some(at) = mine.unsaid_loss else { return };
-        if ctx.now < at {
-            return self.wake_at(at, "a lost lease is explained");
+        if stood_still(ctx, end).is_some() {
+            // It has not asked anybody since.
+            return;
         }
-        mine.unsaid_loss = None;
         match record.arbiter {
             Arbiter::Members => {
                 let missing = self.missing_voters(ctx);
@@ -611,7 +601,7 @@ fn stood_still(ctx: &Ctx<'_>, end: Time) -> Option<Span> {
 fn why_lost(ctx: &Ctx<'_>, record: &Record, end: Time) -> String {
     if let Some(span) = stood_still(ctx, end) {
         return format!(
-            "the agent of this node (musterd) was stopped or its machine slept, for {span}"
+            "the agent of this node was stopped or its machine slept, for {span}"
         );
     }
     match record.arbiter {

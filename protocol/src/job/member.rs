@@ -114,9 +114,8 @@ pub(super) struct Mine {
     pub(super) adopted: Time,
     /// When the newest heartbeat was sent that voters confirmed who vote no more.
     pub(super) confirmed_before: Time,
-    /// Why the lease was lost, and when the launcher is told whose answers are missing.
+    /// Why the lease was lost.
     pub(super) why_lost: String,
-    pub(super) unsaid_loss: Option<Time>,
 }
 
 impl Mine {
@@ -144,7 +143,6 @@ impl Mine {
             adopted: Time::ZERO,
             confirmed_before: Time::ZERO,
             why_lost: String::new(),
-            unsaid_loss: None,
         }
     }
 

@@ -31,7 +31,7 @@ use super::logs::has_files;
 use super::net;
 use super::options::Handled;
 use super::port::{Masters, ReservedPort};
-use super::saves::{Saves, Told};
+use super::saves::{self, Saves, Told};
 use super::store::{self, JobStore, Keeper};
 use super::workers::{Workers, unix_ms};
 
@@ -44,9 +44,6 @@ const LOOK: Duration = Duration::from_millis(10);
 /// How often the sidecar is told that this process moves, and into how many parts a short lease is
 /// divided for that.
 const BEAT: (Duration, u32) = (Duration::from_millis(100), 15);
-
-/// Of a lease, the part in which this process notes that it runs.
-const AWAKE: u32 = 3;
 
 /// How often live workers that are to leave their generation are looked at.
 const PARKING: Duration = Duration::from_millis(1);
@@ -118,6 +115,25 @@ pub struct Driver {
 }
 
 type Verdict = (Digest, u32, Result<IpAddr, String>);
+
+/// What ended the loop's wait.
+#[derive(Debug)]
+enum Woken {
+    Child,
+    Signal(i32),
+    Link(LinkEvent),
+    Stored(store::Done),
+    Save(saves::Done),
+    Verdict(Verdict),
+    Dumped(progress::Dumped),
+    Timer,
+    /// This process says that it runs.
+    Pulse,
+    Look,
+    Parking,
+    Slots,
+    Pages,
+}
 
 /// What the loop ended with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,44 +214,59 @@ impl Driver {
                 .poll_timeout()
                 .map(|(at, _)| Instant::now() + at.since(now()).to_std());
             let beat = self.beat_due(&session);
-            let awake = lease(&session) / AWAKE;
-            tokio::select! {
+            let pulse = session.pulse().to_std();
+            let woken = tokio::select! {
                 biased;
-                _ = children.recv() => self.reap(&mut session),
-                Some(number) = signals.recv() => {
+                _ = children.recv() => Woken::Child,
+                Some(number) = signals.recv() => Woken::Signal(number),
+                Some(event) = link_events.recv() => Woken::Link(event),
+                done = store::next(&mut self.store) => Woken::Stored(done),
+                Some(done) = self.saves.next() => Woken::Save(done),
+                Some(verdict) = self.verdicts.1.recv() => Woken::Verdict(verdict),
+                Some(done) = self.progress.dumped() => Woken::Dumped(done),
+                () = sleep_until(timer.unwrap_or_else(Instant::now)), if timer.is_some() => Woken::Timer,
+                () = sleep_until(beat.unwrap_or_else(Instant::now)), if beat.is_some() => Woken::Pulse,
+                () = sleep(pulse) => Woken::Pulse,
+                _ = look.tick(), if session.is_draining() => Woken::Look,
+                _ = parking.tick(), if self.workers.have_live() && session.awaits_parking() => {
+                    Woken::Parking
+                }
+                _ = slots.tick(), if self.saves.is_used() => Woken::Slots,
+                _ = pages.tick(), if session.has_workers() => Woken::Pages,
+            };
+            self.awake(&mut session);
+            match woken {
+                Woken::Child => self.reap(&mut session),
+                Woken::Signal(number) => {
                     // Whoever has attached by now is stopped at a step, not in the middle of one.
                     self.look_who_takes_stop_steps(&mut session);
                     session.handle(asked(number), now());
                 }
-                Some(event) = link_events.recv() => {
-                    self.awake(&mut session);
-                    self.link_event(event, &mut session);
-                }
-                done = store::next(&mut self.store) => self.stored(done),
-                Some(done) = self.saves.next() => {
+                Woken::Link(event) => self.link_event(event, &mut session),
+                Woken::Stored(done) => self.stored(done),
+                Woken::Save(done) => {
                     let told = self.saves.finished(done, &self.workers);
                     self.tell(told);
                 }
-                Some((digest, attempt, result)) = self.verdicts.1.recv() => {
-                    session.handle(Event::Verified { digest, attempt, result }, now());
+                Woken::Verdict((digest, attempt, result)) => {
+                    let event = Event::Verified {
+                        digest,
+                        attempt,
+                        result,
+                    };
+                    session.handle(event, now());
                 }
-                Some(done) = self.progress.dumped() => self.dumped(done, &session),
-                () = sleep_until(timer.unwrap_or_else(Instant::now)), if timer.is_some() => {
-                    self.awake(&mut session);
-                    session.handle_timeout(now());
-                }
-                () = sleep_until(beat.unwrap_or_else(Instant::now)), if beat.is_some() => {}
-                () = sleep(awake), if !awake.is_zero() => {}
-                _ = look.tick(), if session.is_draining() => self.look(&mut session),
-                _ = parking.tick(), if self.workers.have_live() && session.awaits_parking() => {
-                    self.look_for_parked(&mut session);
-                }
-                _ = slots.tick(), if self.saves.is_used() => {
+                Woken::Dumped(done) => self.dumped(done, &session),
+                Woken::Timer => session.handle_timeout(now()),
+                Woken::Pulse => {}
+                Woken::Look => self.look(&mut session),
+                Woken::Parking => self.look_for_parked(&mut session),
+                Woken::Slots => {
                     if let Some(outcome) = self.look_at_pages(&mut session) {
                         return Ok(outcome);
                     }
                 }
-                _ = pages.tick(), if session.has_workers() => {
+                Woken::Pages => {
                     self.release_ports();
                     if let Some(outcome) = self.look_at_pages(&mut session) {
                         return Ok(outcome);
@@ -280,8 +311,9 @@ impl Driver {
 
     /// The sidecar ended the workers, for this process was stopped.
     fn lapsed(&mut self, digest: Digest, session: &mut Session) {
-        self.link = None;
-        session.lapsed(digest, now());
+        if session.lapsed(digest, now()) {
+            self.link = None;
+        }
     }
 
     /// Says to the sidecar that this process moves, and whether there are workers.

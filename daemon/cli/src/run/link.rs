@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use muster_daemon::socket::{self, Conn, NoRoom, Received};
+use muster_launcher::is_said_once;
 use muster_protocol::codec;
 use muster_protocol::local::{ToAgent, ToLauncher};
 use tokio::sync::mpsc;
@@ -126,7 +127,11 @@ async fn carry<L: Link>(
     loop {
         tokio::select! {
             out = outbox.recv() => {
-                let Some(out) = out else { break };
+                let Some(out) = out else {
+                    // Given up here: that says nothing of the agent.
+                    heard = true;
+                    break;
+                };
                 if !matches!(timeout(SEND_PATIENCE, link.send(out)).await, Ok(Ok(()))) {
                     break;
                 }
@@ -158,17 +163,16 @@ async fn carry<L: Link>(
             () = &mut silent, if !heard && !*told => tell(SILENT.to_owned(), told, events).await,
         }
     }
-    // No more can be sent, or the session wants another link, as what came over this one is old. That its part has ended
-    // is not: it may be the last word of an agent that is gone.
-    let _late = timeout(LAST_WORD, last_word(&mut link, events)).await;
+    // No more can be sent, or the session wants another link, as what came over this one is old; but for what is said
+    // once.
+    let _late = timeout(LAST_WORD, last_words(&mut link, events)).await;
     heard
 }
 
-/// Passes on how this launcher's part ends, if that lies there.
-async fn last_word<L: Link>(link: &mut L, events: &mpsc::Sender<LinkEvent>) {
+/// Passes on what is said once, if that lies there.
+async fn last_words<L: Link>(link: &mut L, events: &mpsc::Sender<LinkEvent>) {
     while let Ok(Some(got)) = link.recv().await {
-        if matches!(got.0, ToLauncher::End { .. }) {
-            let _gone = events.send(LinkEvent::Frame(Box::new(got))).await;
+        if is_said_once(&got.0) && events.send(LinkEvent::Frame(Box::new(got))).await.is_err() {
             return;
         }
     }

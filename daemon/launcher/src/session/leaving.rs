@@ -8,7 +8,7 @@ use crate::report;
 use crate::signal::{self, SIGINT, SIGTERM};
 
 /// The exit code after Ctrl-C.
-const INTERRUPTED: i32 = 128 + SIGINT;
+pub(super) const INTERRUPTED: i32 = 128 + SIGINT;
 
 /// An agent that goes after Ctrl-C has so long to come back.
 const AGENT_RETURN: Span = Span::from_secs(5);
@@ -71,9 +71,7 @@ impl Session {
             let hears = self.link != Link::Down;
             if hears {
                 self.wish(ToAgent::Cancel);
-            }
-            if self.link == Link::Outdated {
-                self.interrupted_alone(now);
+                self.awaits_word(INTERRUPTED, now);
             }
             if !hears || self.mute {
                 self.end_alone(INTERRUPTED, now);
@@ -81,10 +79,17 @@ impl Session {
         }
     }
 
-    /// The agent that was told of Ctrl-C goes: one that is started again is told again.
-    pub(super) fn interrupted_alone(&mut self, now: Time) {
-        if self.interrupts > 0 && self.ending.is_none() {
-            self.return_by.get_or_insert(now + AGENT_RETURN);
+    /// The agent that was told that this launcher ends is gone: one that is started again is told again.
+    pub(super) fn awaits_return(&mut self, code: i32, now: Time) {
+        if self.ending.is_none() {
+            self.return_by.get_or_insert((now + AGENT_RETURN, code));
+        }
+    }
+
+    /// An agent of which nothing was heard on this link may be stopped.
+    fn awaits_word(&mut self, code: i32, now: Time) {
+        if self.mute_at.is_none() {
+            self.awaits_return(code, now);
         }
     }
 
@@ -122,14 +127,14 @@ impl Session {
             };
             return self.end(1, report, now);
         }
-        if self.return_by.take_if(|at| now >= *at).is_some() {
+        if let Some((_, code)) = self.return_by.take_if(|(at, _)| now >= *at) {
             // With workers to end, its last word says more.
             let hint = match self.current {
                 Some(_) => "this node ends alone".to_owned(),
                 None => self.ends_there(),
             };
-            self.say(format!("the agent does not come back: {hint}"));
-            return self.end_alone(INTERRUPTED, now);
+            self.say(format!("the agent does not answer: {hint}"));
+            return self.end_alone(code, now);
         }
         if let Some((_, code)) = self.leave_by.take_if(|(at, _)| now >= *at) {
             self.say("the agent did not take this node out in time: stopping its workers");
@@ -152,6 +157,7 @@ impl Session {
             self.leave_by = Some((now + grace, code));
             let grace_ms = self.register.spec.stop_grace_ms;
             self.wish(ToAgent::Leave { grace_ms });
+            self.awaits_word(code, now);
         }
         if !hears || self.mute {
             self.end_alone(code, now);

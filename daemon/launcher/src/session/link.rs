@@ -1,47 +1,84 @@
 //! The connection to the agent: what goes over it, what is told again on each, and what came too late.
 
-use muster_protocol::local::{Began, ToAgent, ToLauncher};
+use muster_protocol::local::{Began, SaveAsk, ToAgent, ToLauncher};
 use muster_protocol::{Digest, Span, Time};
 
+use super::leaving::INTERRUPTED;
 use super::{Effect, REMEMBERED, Session};
 use crate::signal::SIGTERM;
 
 /// The time that the agent has to say something on a link that was renewed. Twice what it leaves between two words.
 const AWAKE: Span = Span::from_millis(2_000);
 
+/// What counts as a lease before the agent has said how long one is: the usual one.
+const LEASE: Span = Span::from_millis(1_500);
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Link {
     Down,
     Up,
-    /// This process was stopped, or the machine slept, for longer than a lease: the job may have gone on without this node
-    /// since the agent said what lies there. The caller ends it; a new one brings what holds.
+    /// This process was stopped, or the machine slept, for longer than a lease: the job may have gone on without
+    /// this node since the agent said what lies there. The caller ends it; a new one brings what holds.
     Outdated,
 }
 
+/// Whether it counts on an old link as well: an agent hands down checkpoint slots once, and how this launcher's part
+/// ends may be the last word of one that is gone.
+pub fn is_said_once(frame: &ToLauncher) -> bool {
+    matches!(
+        frame,
+        ToLauncher::End { .. } | ToLauncher::Save(SaveAsk::Inherit { .. })
+    )
+}
+
 impl Session {
-    /// This process runs, and did so last at `since`: the caller looks every third of a [lease](Self::lease), and before each
-    /// event. `true`: it stood still for a whole one, and the caller has to end the link.
+    /// How often the caller says that it runs.
+    pub fn pulse(&self) -> Span {
+        Span(self.counted_lease().0 / 3)
+    }
+
+    fn counted_lease(&self) -> Span {
+        match self.lease {
+            Span::ZERO => LEASE,
+            lease => lease,
+        }
+    }
+
+    /// This process runs, and did so last at `since`: the caller says so with each [pulse](Self::pulse), and before
+    /// each event and effect. `true`: it stood still for a whole lease, and the caller has to end the link.
     #[must_use]
     pub fn runs_again(&mut self, since: Time, now: Time) -> bool {
-        let slept = self.lease > Span::ZERO && now >= since + self.lease;
-        let renews = slept && self.link == Link::Up;
+        let renews = self.link == Link::Up && now >= since + self.counted_lease();
         if renews {
             self.outdate(now);
         }
         renews
     }
 
-    /// The sidecar ended the workers of this generation while this process was stopped, which is no failure of theirs. The
-    /// caller has to end the link.
-    pub fn lapsed(&mut self, digest: Digest, now: Time) {
+    /// The sidecar ended the workers of this generation while this process was stopped, which is no failure of
+    /// theirs. `true`: the caller has to end the link.
+    #[must_use]
+    pub fn lapsed(&mut self, digest: Digest, now: Time) -> bool {
+        if !self.runs(digest) {
+            return false;
+        }
         self.outdate(now);
         let why = "this launcher was stopped or blocked for too long";
         self.stop(digest, SIGTERM, 0, why, now);
+        true
     }
 
     fn outdate(&mut self, now: Time) {
         self.link_down(now);
         self.link = Link::Outdated;
+        // Taken back: they begin once the agent says again that they should.
+        let spawn = |e: &Effect| matches!(e, Effect::Spawn { .. });
+        if let Some(at) = self.effects.iter().position(spawn)
+            && let Some(Effect::Spawn { local, .. }) = self.effects.remove(at)
+            && let Some(pending) = &mut self.pending
+        {
+            pending.verified = Some(Ok(local));
+        }
         // It may have said that it is there.
         self.alone_by = self.alone_by.map(|by| by.max(now + AWAKE));
     }
@@ -56,10 +93,9 @@ impl Session {
         self.link == Link::Outdated
     }
 
-    /// Whether what the agent says counts. How this launcher's part ends always does: it may be the last word of an agent
-    /// that is gone.
+    /// Whether what the agent says counts.
     pub fn takes(&self, frame: &ToLauncher) -> bool {
-        !self.is_outdated() || matches!(frame, ToLauncher::End { .. })
+        !self.is_outdated() || is_said_once(frame)
     }
 
     pub(super) fn link_down(&mut self, now: Time) {
@@ -73,7 +109,9 @@ impl Session {
         }
         let by = self.agent_grace.filter(|_| self.alone.is_none());
         self.alone_by = self.alone_by.or(by.map(|grace| now + grace));
-        self.interrupted_alone(now);
+        if self.interrupts > 0 {
+            self.awaits_return(INTERRUPTED, now);
+        }
     }
 
     pub(super) fn send(&mut self, frame: ToAgent) {

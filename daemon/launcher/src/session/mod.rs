@@ -23,6 +23,7 @@ use self::link::Link;
 use self::progress::{Installed, Saves};
 use crate::report;
 use crate::signal::SIGTERM;
+pub use link::is_said_once;
 pub use parking::patience;
 
 /// Generations that are remembered by digest, to tell older from newer.
@@ -284,7 +285,7 @@ pub struct Session {
     interrupts: u32,
     leave_by: Option<(Time, i32)>,
     /// By when an agent that went after Ctrl-C has to be back.
-    return_by: Option<Time>,
+    return_by: Option<(Time, i32)>,
     /// How long workers may go on without an agent, and until when they may now.
     agent_grace: Option<Span>,
     alone_by: Option<Time>,
@@ -367,7 +368,7 @@ impl Session {
         let leave = self
             .leave_by
             .map(|(at, _)| (at, "the time to leave is over"));
-        let back = self.return_by.map(|at| (at, "no agent after Ctrl-C"));
+        let back = self.return_by.map(|(at, _)| (at, "no agent to leave by"));
         let alone = self.alone_by.map(|at| (at, "no agent for too long"));
         let mute = self.mute_at.map(|at| (at, "the agent says nothing"));
         let no_agent = self.no_agent_by().map(|at| (at, "no agent any more"));

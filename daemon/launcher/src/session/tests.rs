@@ -461,10 +461,15 @@ fn a_failure_elsewhere_is_told_once_it_is_clear_what_follows() {
 #[test]
 fn told_to_leave_it_goes_even_if_the_agent_does_nothing() {
     let mut world = World::running(1);
+    world.frame(welcome());
     let leave = Effect::Send(ToAgent::Leave { grace_ms: 30_000 });
     assert_eq!(world.on(Event::Terminate { signal: 15 }), [leave]);
     assert_eq!(world.on(Event::Terminate { signal: 15 }), []);
-    assert_eq!(world.pass(29_999), []);
+    for _ in 0..29 {
+        assert_eq!(world.pass(1_000), []);
+        assert_eq!(world.frame(welcome()), []);
+    }
+    assert_eq!(world.pass(999), []);
     assert_eq!(world.pass(1), [Effect::Signal(SIGTERM)]);
     let told = world.gone();
     assert!(

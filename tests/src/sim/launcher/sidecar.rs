@@ -53,8 +53,8 @@ impl Launcher {
 
     /// The sidecar has ended the workers, which is no failure of theirs.
     pub(super) fn lapse(&mut self, now: u64, out: &mut Vec<Out>) {
-        if let Some(digest) = self.lease_over.take() {
-            self.session.lapsed(digest, self.clock.local(now));
+        let over = self.lease_over.take();
+        if over.is_some_and(|digest| self.session.lapsed(digest, self.clock.local(now))) {
             out.push(Out::Relink);
         }
     }

@@ -68,13 +68,49 @@ fn what_the_agent_said_to_a_launcher_that_was_stopped_is_old() {
     let told = world.frame(ToLauncher::End { code: 3, report });
     assert!(ends(&told, 3), "{told:?}");
 
-    // Without an agent it ends alone.
-    let mut world = World::new();
+    // Nor does what was about to be started when it stopped.
+    let mut world = World::running(1);
     world.frame(welcome());
+    world.start(2);
     assert!(world.sleeps(1_500));
-    world.on(Event::Interrupt);
-    let told: Vec<Effect> = (0..12).flat_map(|_| world.pass(5_000)).collect();
-    assert!(ends(&told, 130), "{told:?}");
+    let spawns = |told: &[Effect]| told.iter().any(|e| matches!(e, Effect::Spawn { .. }));
+    let told = world.gone();
+    assert!(!spawns(&told), "{told:?}");
+    let mut world = World::running(1);
+    world.frame(welcome());
+    world.start(2);
+    (0..2).for_each(|k| drop(world.on(exit(k, 143))));
+    world.session.handle(Event::Left(Left::Nothing), world.now);
+    assert!(world.sleeps(1_500));
+    let told = world.effects();
+    assert!(!spawns(&told), "{told:?}");
+    // It does once the agent says so again.
+    world.on(Event::LinkUp);
+    world.frame(welcome());
+    let told = world.start(2);
+    assert!(spawns(&told), "{told:?}");
+}
+
+/// An agent that is gone, or stopped too, is waited for for 5 s, whether it has taken the new link or not.
+#[test]
+fn a_launcher_that_was_stopped_and_finds_no_agent_ends_alone() {
+    for (event, code) in [
+        (Event::Interrupt, 130),
+        (Event::Terminate { signal: 15 }, 143),
+    ] {
+        for accepts in [false, true] {
+            let mut world = World::new();
+            world.frame(welcome());
+            assert!(world.sleeps(1_500));
+            world.on(Event::LinkDown);
+            if accepts {
+                world.on(Event::LinkUp);
+            }
+            let mut told = world.on(event.clone());
+            told.extend(world.pass(5_000));
+            assert!(ends(&told, code), "{told:?}");
+        }
+    }
 }
 
 /// Whether this launcher is told to exit with this code.
