@@ -93,16 +93,7 @@ impl Job {
                 None => format!("job {id} does not run, as far as this agent knows"),
             });
         }
-        self.cancelling = Some(Cancelling {
-            stage: CancelStage::Asked { sure: false },
-            lives: lives.iter().map(|l| (*l, Life::default())).collect(),
-            known: lives,
-            launcher,
-            said: Time::ZERO,
-            stuck: None,
-            until: ctx.now + LIMIT,
-            doors: BTreeSet::new(),
-        });
+        self.order_end(ctx, lives);
         if self.live().is_none() {
             self.end_gathering(ctx);
         } else if launcher.is_some() {
@@ -412,21 +403,37 @@ impl Job {
         }
     }
 
-    /// Ctrl-C at the launcher here. Every member is told: this launcher, or this node, may be gone before the job is over.
+    /// Ctrl-C at the launcher here ends the life in which it takes part, or took part until it was dropped: an order,
+    /// for this launcher may be gone before the others have heard of it.
     pub(super) fn cancel_by_launcher(&mut self, ctx: &mut Ctx<'_>) {
-        self.cancel(ctx);
-        let Some(head) = self.live().filter(|h| h.has(ctx.me())) else {
-            return;
+        let began = self.local.as_ref().and_then(|l| l.reg.began.as_ref());
+        let began = began.map(|b| b.lineage);
+        let part = self
+            .live()
+            .filter(|h| h.has(ctx.me()) || began == Some(h.lineage()));
+        let ordered = |l: &Digest| {
+            let order = self.cancelling.as_ref();
+            order.is_some_and(|o| o.lives.contains_key(l))
         };
-        let lineage = head.lineage();
-        let others = head.record.members.iter().map(|m| m.node);
-        let others = others.filter(|n| *n != ctx.me()).collect::<Vec<_>>();
-        if let Some(lead) = &mut self.lead {
-            lead.cancelled = true;
+        let lineage = part.map(Head::lineage).filter(|l| !ordered(l));
+        if let Some(lineage) = lineage {
+            self.order_end(ctx, BTreeSet::from([lineage]));
         }
-        for node in others {
-            self.send(ctx, node, JobMessage::CancelAsk { lineage });
-        }
+        self.cancel(ctx);
+    }
+
+    fn order_end(&mut self, ctx: &Ctx<'_>, lives: BTreeSet<Digest>) {
+        let here = self.local.as_ref().filter(|l| l.over.is_none());
+        self.cancelling = Some(Cancelling {
+            stage: CancelStage::Asked { sure: false },
+            lives: lives.iter().map(|l| (*l, Life::default())).collect(),
+            known: lives,
+            launcher: here.map(|l| l.reg.launcher),
+            said: Time::ZERO,
+            stuck: None,
+            until: ctx.now + LIMIT,
+            doors: BTreeSet::new(),
+        });
     }
 
     /// A person ends this life of the job. Its leader decides that; where nobody can, this node gives it up. A

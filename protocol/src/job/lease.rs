@@ -10,7 +10,7 @@ use crate::local::ToLauncher;
 use crate::membership::State;
 use crate::record::{Arbiter, Record};
 use crate::time::{Span, Time};
-use crate::wire::{JobMessage, Status, Timeouts};
+use crate::wire::{JobMessage, MAX_LIST, Status, Timeouts};
 
 /// A member that was dropped without confirmation of its end.
 #[derive(Clone, Debug)]
@@ -175,6 +175,7 @@ impl Job {
     /// need not.
     pub(crate) fn on_hello(&mut self, ctx: &mut Ctx<'_>, from: NodeId) {
         self.say_ended_here(ctx, std::iter::once(from));
+        self.repeat_stopped(ctx, from);
         let concerned = self
             .voting()
             .is_some_and(|r| r.voters_and_members().any(|n| n == from));
@@ -204,6 +205,17 @@ impl Job {
         // What was missed stays unknown until somebody tells who knows it.
         self.unknown &= self.forgotten.is_some_and(|at| ctx.now < at);
         self.dropped.retain(|node, _| !record.has(*node));
+        self.stopped.retain(|node| !record.has(*node));
+        let ended = self.member.as_ref().filter(|m| m.status.stopped);
+        if record.has(ctx.me()) {
+            self.stopped_here = None;
+        } else if let Some(ended) = ended.map(|m| m.status.digest)
+            && !record.kind.is_terminal()
+        {
+            // They ended before this node heard that it is dropped: those that wait may not have heard of it.
+            self.stopped_here = Some(ended);
+            self.say_stopped(ctx, ended, record.members.iter().map(|m| m.node).collect());
+        }
         if record.number == 1 {
             return;
         }
@@ -254,6 +266,7 @@ impl Job {
             let alone = ctx.peers.alone_at(node).map(|at| at + times.agent_grace);
             let alone = alone.filter(|_| Self::is_back_anew(ctx, before, node));
             let (of, until) = (of.clone(), until.max(alone).unwrap_or(ctx.now));
+            self.stopped.remove(&node);
             self.dropped.insert(node, Dropped { of, until });
         }
         self.lengthen_waits(ctx);
@@ -403,8 +416,15 @@ impl Job {
 
     pub(super) fn say_held(&mut self, ctx: &Ctx<'_>, to: Vec<NodeId>) {
         let (digest, ms) = (self.head_digest(), self.held_ms(ctx));
+        let known = self.forgotten.is_none_or(|at| ctx.now >= at);
+        let nodes: Vec<NodeId> = self.dropped.keys().copied().filter(|_| known).collect();
+        let nodes = match nodes.len() <= MAX_LIST {
+            true => nodes,
+            false => Vec::new(),
+        };
         for node in to.into_iter().filter(|n| *n != ctx.me()) {
-            self.send(ctx, node, JobMessage::Held { digest, ms });
+            let nodes = nodes.clone();
+            self.send(ctx, node, JobMessage::Held { digest, ms, nodes });
         }
     }
 
@@ -415,20 +435,43 @@ impl Job {
             return;
         }
         self.dropped.remove(&from);
+        self.stopped.insert(from);
         if self.live().is_none() {
             // Those that were told of the wait.
             self.say_held_to_all(ctx);
-            self.durable.hold(self.held_ms(ctx), ctx.now);
-            self.persist(ctx);
         }
+        self.durable.hold(self.held_ms(ctx), ctx.now);
+        self.persist(ctx);
     }
 
-    pub(super) fn on_held(&mut self, ctx: &mut Ctx<'_>, from: NodeId, digest: Digest, ms: u32) {
+    pub(super) fn on_held(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        from: NodeId,
+        digest: Digest,
+        ms: u32,
+        nodes: &[NodeId],
+    ) {
         if digest != self.head_digest() {
             return;
         }
-        let until = Some(ctx.now + Span::from_millis(ms.into()));
+        let at = ctx.now + Span::from_millis(ms.into());
+        let until = Some(at);
         let ended = self.live().is_none();
+        let named = |n: &NodeId| self.dropped.contains_key(n) || self.stopped.contains(n);
+        if !ended && !self.unknown && !nodes.is_empty() && nodes.iter().all(named) {
+            // It knows no more than this agent, but perhaps for how long: each of these says when it has stopped.
+            for node in nodes {
+                if let Some(dropped) = self.dropped.get_mut(node) {
+                    dropped.until = dropped.until.max(at);
+                }
+            }
+            if self.durable.held(ctx.now) < Span::from_millis(self.held_ms(ctx).into()) {
+                self.durable.hold(self.held_ms(ctx), ctx.now);
+                self.persist(ctx);
+            }
+            return;
+        }
         let again = ended && self.forgotten_by == Some(from);
         match std::mem::take(&mut self.unknown) {
             true => {
@@ -600,9 +643,7 @@ fn stood_still(ctx: &Ctx<'_>, end: Time) -> Option<Span> {
 /// Why a lease that ended then was lost, for people.
 fn why_lost(ctx: &Ctx<'_>, record: &Record, end: Time) -> String {
     if let Some(span) = stood_still(ctx, end) {
-        return format!(
-            "the agent of this node was stopped or its machine slept, for {span}"
-        );
+        return format!("the agent of this node was stopped or its machine slept, for {span}");
     }
     match record.arbiter {
         Arbiter::Members => "no majority of the job's nodes can be reached".into(),

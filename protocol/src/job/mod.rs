@@ -43,7 +43,7 @@ mod voter;
 mod voters;
 mod watching;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 pub use cancel::CancelStage;
@@ -269,6 +269,10 @@ pub struct Job {
     /// The highest round that this run of the agent has used, for whatever: no ballot is used twice.
     own_round: u32,
     dropped: BTreeMap<NodeId, lease::Dropped>,
+    /// Of those that were dropped these have said that they have stopped: what others wait for them is no news.
+    stopped: BTreeSet<NodeId>,
+    /// The generation before the head whose workers have ended here, though this node was dropped: others wait for that.
+    stopped_here: Option<Digest>,
     /// The same for whoever may have been dropped before this agent's last restart.
     forgotten: Option<Time>,
     /// The node that said so of an end, and says when the wait is over sooner.
@@ -349,6 +353,8 @@ impl Job {
             seen_round: 0,
             own_round: 0,
             dropped: BTreeMap::new(),
+            stopped: BTreeSet::new(),
+            stopped_here: None,
             forgotten: None,
             forgotten_by: None,
             leases_ended: None,
@@ -777,7 +783,7 @@ impl Job {
             } => self.on_looked_again(ctx, from, digest, (number, state)),
             JobMessage::CancelAsk { lineage } => self.on_cancel_ask(ctx, from, lineage),
             JobMessage::Unfit { digest, text } => self.on_unfit(ctx, from, digest, text),
-            JobMessage::Held { digest, ms } => self.on_held(ctx, from, digest, ms),
+            JobMessage::Held { digest, ms, nodes } => self.on_held(ctx, from, digest, ms, &nodes),
             JobMessage::Voters { generation, record } => {
                 self.on_voters(ctx, from, generation, record);
             }

@@ -3,7 +3,7 @@
 use super::{Ctx, Head, Job, REPEAT, SETTLED_REPEAT};
 use crate::ids::{Boot, Digest, NodeId};
 use crate::record::{Arbiter, Record};
-use crate::wire::{JobMessage, Leave, Status};
+use crate::wire::{JobMessage, Leave, MAX_LIST, Status};
 
 impl Job {
     /// The launcher has ended the workers of the generation before: the leader of this one times the phase by it, and
@@ -14,6 +14,7 @@ impl Job {
             .retain(|n, d| *n != me || d.of.digest != digest);
         let began = self.local.as_ref().and_then(|l| l.reg.began.as_ref());
         let left = self.before.as_ref().filter(|b| b.digest == digest);
+        let mut stopped_here = None;
         let to: Vec<NodeId> = match self.live() {
             // The others of a group that this node has left may wait for it.
             None if let Some(left) = left => left.voting().voters_and_members().collect(),
@@ -21,16 +22,23 @@ impl Job {
             None if self.before.is_none() && began.is_some_and(|b| b.digest == digest) => {
                 ctx.peers.connected_nodes().collect()
             }
+            // Of a node that was dropped any of them may have to know, for the leader may leave next.
+            Some(Head { record, .. })
+                if !record.has(ctx.me()) && record.members.len() <= MAX_LIST =>
+            {
+                stopped_here = Some(digest);
+                record.members.iter().map(|m| m.node).collect()
+            }
             Some(Head { record, .. }) if record.parent == digest => {
-                let few = record.members.len() <= crate::wire::MAX_LIST;
-                // Of a node that was dropped any of them may have to know, for the leader may leave next.
-                match !record.has(ctx.me()) && few {
-                    true => record.members.iter().map(|m| m.node).collect(),
-                    false => record.leader().into_iter().collect(),
-                }
+                record.leader().into_iter().collect()
             }
             _ => return,
         };
+        self.stopped_here = stopped_here.or(self.stopped_here);
+        self.say_stopped(ctx, digest, to);
+    }
+
+    pub(super) fn say_stopped(&mut self, ctx: &Ctx<'_>, digest: Digest, to: Vec<NodeId>) {
         let status = Status {
             digest,
             boot: ctx.cfg.boot,
@@ -39,6 +47,15 @@ impl Job {
         };
         for node in to {
             self.send(ctx, node, JobMessage::Status(Box::new(status.clone())));
+        }
+    }
+
+    /// One that was not there when the workers of a dropped node ended here.
+    pub(super) fn repeat_stopped(&mut self, ctx: &Ctx<'_>, to: NodeId) {
+        if let Some(digest) = self.stopped_here
+            && self.live().is_some_and(|h| h.has(to))
+        {
+            self.say_stopped(ctx, digest, vec![to]);
         }
     }
 

@@ -1,5 +1,6 @@
 //! Samples of what is said about saves.
 
+use muster_protocol::NodeId;
 use muster_protocol::checkpoint::{
     Busy, Copy, Found, Outcome, Pace, Part, Save, SlotId, Stage, Standing, State, ToLeader, ToNode,
     Written,
@@ -106,6 +107,7 @@ pub(super) fn job_messages() -> Vec<JobMessage> {
         JobMessage::Held {
             digest: digest(5),
             ms: 1_500,
+            nodes: vec![NodeId([7; 32])],
         },
     ];
     let answers = parts.into_iter().map(answer);

@@ -472,3 +472,36 @@ pub(crate) fn more(node: usize, other: usize) -> Vec<Case> {
         ),
     ]
 }
+
+/// The agent of one node is away for a moment, and the launcher of another dies just before it is back, or just after.
+pub(crate) fn away_and_lost(node: usize, other: usize) -> Vec<Case> {
+    let down = 3 * SEC;
+    let case = |at: u64| Case {
+        name: "a launcher that dies while another node's agent is away",
+        faults: vec![
+            (
+                AT,
+                Fault::AgentCrash {
+                    node,
+                    effects: 0,
+                    torn: Torn::Between,
+                    down,
+                    new_disk: false,
+                },
+            ),
+            (
+                AT + at,
+                Fault::LauncherCrash {
+                    node: other,
+                    relaunch_after: None,
+                },
+            ),
+        ],
+        touched: vec![node, other],
+        changes: 2,
+        others: Some(down + MOMENT + GRACE + LOSS),
+        ..Case::default()
+    };
+    let around = [500, 2_700, 3_000, 3_100, 3_600];
+    around.map(|ms| case(ms * MS)).to_vec()
+}

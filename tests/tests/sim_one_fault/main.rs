@@ -309,6 +309,16 @@ fn one_fault_costs_two_generations_at_most_and_no_other_node() {
 }
 
 #[test]
+fn an_agent_that_is_back_is_not_waited_for_where_another_node_is_lost() {
+    judge_all(Cluster::Four, |_| {
+        let pairs = (0..4).flat_map(|node| [1, 2].map(|by| (node, (node + by) % 4)));
+        pairs
+            .flat_map(|(node, other)| four::away_and_lost(node, other))
+            .collect()
+    });
+}
+
+#[test]
 fn a_spare_takes_the_place_of_who_is_lost_and_of_nobody_else() {
     judge_all(Cluster::Spare, |shape| {
         spare::cases(rank_0(shape), shape.store)
@@ -328,26 +338,72 @@ fn a_cancel_ends_the_job_everywhere() {
         // A spare's own start is not the job's: it waits, and may be taken back alone.
         let members = |c: Cluster| (0..c.max()).map(move |node| (c, node));
         for (cluster, node) in clusters.into_iter().flat_map(members) {
-            let case = Case {
-                faults: vec![(AT, Fault::Cancel { node })],
-                ..Case::default()
-            };
             let shape = Shape {
                 seed: 1,
                 cluster,
                 store,
                 live,
             };
-            let mut conductor = Conductor::new(setup(shape, &case));
-            conductor.relaunches = false;
-            let went = conductor.run_until(AT + GRACE + MOMENT);
-            assert_eq!(went, Ok(()), "n{node}, {shape:?}");
-            let nodes = conductor.world.nodes.iter().enumerate();
-            let there: Vec<usize> = nodes
-                .filter(|(_, n)| n.launcher.is_some())
-                .map(|(at, _)| at)
-                .collect();
-            assert_eq!(there, Vec::<usize>::new(), "n{node}, {shape:?}");
+            ends_everywhere(vec![(AT, Fault::Cancel { node })], AT, shape);
+        }
+    }
+}
+
+fn ends_everywhere(faults: Vec<(u64, Fault)>, from: u64, shape: Shape) {
+    let case = Case {
+        faults,
+        ..Case::default()
+    };
+    let mut conductor = Conductor::new(setup(shape, &case));
+    conductor.relaunches = false;
+    let went = conductor.run_until(from + GRACE + MOMENT);
+    assert_eq!(went, Ok(()), "{:?}, {shape:?}", case.faults);
+    let nodes = conductor.world.nodes.iter().enumerate();
+    let there: Vec<usize> = nodes
+        .filter(|(_, n)| n.launcher.is_some())
+        .map(|(at, _)| at)
+        .collect();
+    assert_eq!(there, Vec::<usize>::new(), "{:?}, {shape:?}", case.faults);
+}
+
+/// Ctrl-Z, and Ctrl-C after `fg`: the others have gone on without this node. Or its agent is stopped when Ctrl-C comes, and
+/// hears of it once it goes on, when the others have dropped it and its launcher is gone.
+#[test]
+fn a_cancel_of_a_node_that_was_dropped_ends_the_job_everywhere() {
+    for (store, live) in [(false, false), (false, true), (true, false), (true, true)] {
+        for node in 0..4 {
+            let shape = Shape {
+                seed: 1,
+                cluster: Cluster::Four,
+                store,
+                live,
+            };
+            let other = (node + 1) % 4;
+            let faults = vec![
+                (
+                    AT,
+                    Fault::LauncherPause {
+                        node,
+                        for_ns: 12 * SEC,
+                    },
+                ),
+                (
+                    AT + SEC,
+                    Fault::WorkerFail {
+                        node: other,
+                        code: 1,
+                        cascade: false,
+                    },
+                ),
+                (AT + 12 * SEC + 10 * MS, Fault::Cancel { node }),
+            ];
+            ends_everywhere(faults, AT + 12 * SEC, shape);
+            let pause = Fault::AgentPause {
+                node,
+                for_ns: 12 * SEC,
+            };
+            let faults = vec![(AT, pause), (AT + 200 * MS, Fault::Cancel { node })];
+            ends_everywhere(faults, AT + 12 * SEC, shape);
         }
     }
 }

@@ -50,9 +50,14 @@ fn a_leader_that_does_not_know_the_generation_before_waits_until_all_of_it_has_e
 #[test]
 fn whoever_had_it_decided_tells_the_leader_how_long_to_wait() {
     let (mut s, digest, at) = leads_unknown();
-    s.hears(0, JobMessage::Held { digest, ms: 700 });
+    let held = |ms| JobMessage::Held {
+        digest,
+        ms,
+        nodes: Vec::new(),
+    };
+    s.hears(0, held(700));
     // Once, and of this generation.
-    s.hears(0, JobMessage::Held { digest, ms: 0 });
+    s.hears(0, held(0));
     s.pass(Span::from_secs(3));
     let waited = s.started(digest).map(|t| t.since(at));
     assert_eq!(waited, Some(Span::from_millis(700)));
@@ -583,7 +588,7 @@ fn one_that_comes_after_the_end_hears_for_how_long_to_wait() {
     s.peer(3);
     let told = |s: &Scripted, to: usize| {
         let mut held = s.sent.iter().filter_map(|(n, body)| match body {
-            JobMessage::Held { digest, ms } if *n == node(to) && *digest == end => Some(*ms),
+            JobMessage::Held { digest, ms, .. } if *n == node(to) && *digest == end => Some(*ms),
             _ => None,
         });
         held.next_back()
