@@ -45,6 +45,8 @@ pub(super) struct Cancelling {
     doors: BTreeSet<NodeId>,
     /// The launcher that was here.
     launcher: Option<LauncherId>,
+    /// It was given by Ctrl-C there, not by a command.
+    by_launcher: bool,
     said: Time,
     /// Since when nobody is there to ask.
     stuck: Option<Time>,
@@ -93,7 +95,7 @@ impl Job {
                 None => format!("job {id} does not run, as far as this agent knows"),
             });
         }
-        self.order_end(ctx, lives);
+        self.order_end(ctx, lives, false);
         if self.live().is_none() {
             self.end_gathering(ctx);
         } else if launcher.is_some() {
@@ -417,18 +419,27 @@ impl Job {
         };
         let lineage = part.map(Head::lineage).filter(|l| !ordered(l));
         if let Some(lineage) = lineage {
-            self.order_end(ctx, BTreeSet::from([lineage]));
+            self.order_end(ctx, BTreeSet::from([lineage]), true);
         }
         self.cancel(ctx);
     }
 
-    fn order_end(&mut self, ctx: &Ctx<'_>, lives: BTreeSet<Digest>) {
+    /// The launcher that was told of Ctrl-C has ended its own part alone, and said so; or another one is started here,
+    /// which is the newer wish.
+    pub(super) fn forget_ctrl_c(&mut self, launcher: Option<LauncherId>) {
+        self.cancelling.take_if(|order| {
+            order.by_launcher && (launcher.is_none() || order.launcher != launcher)
+        });
+    }
+
+    fn order_end(&mut self, ctx: &Ctx<'_>, lives: BTreeSet<Digest>, by_launcher: bool) {
         let here = self.local.as_ref().filter(|l| l.over.is_none());
         self.cancelling = Some(Cancelling {
             stage: CancelStage::Asked { sure: false },
             lives: lives.iter().map(|l| (*l, Life::default())).collect(),
             known: lives,
             launcher: here.map(|l| l.reg.launcher),
+            by_launcher,
             said: Time::ZERO,
             stuck: None,
             until: ctx.now + LIMIT,

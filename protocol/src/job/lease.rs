@@ -206,16 +206,7 @@ impl Job {
         self.unknown &= self.forgotten.is_some_and(|at| ctx.now < at);
         self.dropped.retain(|node, _| !record.has(*node));
         self.stopped.retain(|node| !record.has(*node));
-        let ended = self.member.as_ref().filter(|m| m.status.stopped);
-        if record.has(ctx.me()) {
-            self.stopped_here = None;
-        } else if let Some(ended) = ended.map(|m| m.status.digest)
-            && !record.kind.is_terminal()
-        {
-            // They ended before this node heard that it is dropped: those that wait may not have heard of it.
-            self.stopped_here = Some(ended);
-            self.say_stopped(ctx, ended, record.members.iter().map(|m| m.node).collect());
-        }
+        self.stopped_here.take_if(|_| record.has(ctx.me()));
         if record.number == 1 {
             return;
         }

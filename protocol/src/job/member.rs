@@ -191,6 +191,7 @@ impl Job {
                 self.part(ToLauncher::Refused { reason });
             }
         }
+        self.forget_ctrl_c(Some(reg.launcher));
         let running = reg.running;
         let (lineage, newest) = reg.began.as_ref().map(|b| (b.lineage, b.digest)).unzip();
         let (store, gate) = (reg.store, reg.gate);
@@ -688,6 +689,7 @@ impl Job {
             return;
         };
         if local.cancel {
+            self.forget_ctrl_c(None);
             let report = "stopped by the user on this node alone: the nodes that decide for the \
                           whole job cannot be reached";
             self.dismiss(130, report.into());

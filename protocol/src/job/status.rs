@@ -38,7 +38,7 @@ impl Job {
         self.say_stopped(ctx, digest, to);
     }
 
-    pub(super) fn say_stopped(&mut self, ctx: &Ctx<'_>, digest: Digest, to: Vec<NodeId>) {
+    fn say_stopped(&mut self, ctx: &Ctx<'_>, digest: Digest, to: Vec<NodeId>) {
         let status = Status {
             digest,
             boot: ctx.cfg.boot,
