@@ -348,12 +348,12 @@ pub enum JobMessage {
         text: String,
     },
     /// From whoever had this generation decided to its leader, which may not know the one before: a start
-    /// waits this long for those who may still be training: these nodes, at most [`MAX_LIST`]; none where they are
-    /// not known.
+    /// waits this long for those who may still be training: these nodes, at most [`MAX_LIST`], each for its own
+    /// time; none where they are not known.
     Held {
         digest: Digest,
         ms: u32,
-        nodes: Vec<NodeId>,
+        nodes: Vec<(NodeId, u32)>,
     },
     /// The leader has the member's status of this number, and nothing to tell in return: it need not be
     /// said again soon. Zero: it has none of this generation.

@@ -221,8 +221,12 @@ impl Job {
                 // An agent that was just started may soon hear of the others.
                 let since = *order.stuck.get_or_insert(ctx.now);
                 let due = since + ctx.cfg.suspect_after.times(3);
-                self.wake_at(due, "an order that nobody takes");
-                (ctx.now >= due).then_some(match obstacle {
+                if ctx.now < due {
+                    self.wake_at(due, "an order that nobody takes");
+                }
+                // After Ctrl-C nobody waits to hear what stands in the way.
+                let told = ctx.now >= due && !order.by_launcher;
+                told.then_some(match obstacle {
                     Obstacle::InStore { generation, known } => {
                         CancelStage::InStore { generation, known }
                     }
@@ -410,16 +414,19 @@ impl Job {
     pub(super) fn cancel_by_launcher(&mut self, ctx: &mut Ctx<'_>) {
         let began = self.local.as_ref().and_then(|l| l.reg.began.as_ref());
         let began = began.map(|b| b.lineage);
-        let part = self
-            .live()
-            .filter(|h| h.has(ctx.me()) || began == Some(h.lineage()));
-        let ordered = |l: &Digest| {
-            let order = self.cancelling.as_ref();
-            order.is_some_and(|o| o.lives.contains_key(l))
+        let part = match self.live().map(Head::lineage) {
+            Some(live) => (self.is_member(ctx) || began == Some(live)).then_some(live),
+            None => began.filter(|l| !self.is_life_over(ctx, *l)),
         };
-        let lineage = part.map(Head::lineage).filter(|l| !ordered(l));
-        if let Some(lineage) = lineage {
-            self.order_end(ctx, BTreeSet::from([lineage]), true);
+        if let Some(lineage) = part {
+            let order = self.cancelling.as_mut();
+            match order.filter(|o| matches!(o.stage, CancelStage::Asked { .. })) {
+                Some(order) => {
+                    order.lives.entry(lineage).or_default();
+                    order.known.insert(lineage);
+                }
+                None => self.order_end(ctx, BTreeSet::from([lineage]), true),
+            }
         }
         self.cancel(ctx);
     }

@@ -6,7 +6,7 @@ use super::member::Mine;
 use super::{Ctx, Head, Job};
 use crate::agent::Config;
 use crate::ids::{Digest, NodeId};
-use crate::local::ToLauncher;
+use crate::local::{Began, ToLauncher};
 use crate::membership::State;
 use crate::record::{Arbiter, Record};
 use crate::time::{Span, Time};
@@ -206,7 +206,9 @@ impl Job {
         self.unknown &= self.forgotten.is_some_and(|at| ctx.now < at);
         self.dropped.retain(|node, _| !record.has(*node));
         self.stopped.retain(|node| !record.has(*node));
-        self.stopped_here.take_if(|_| record.has(ctx.me()));
+        let other_life = record.number == 1 || record.kind.is_terminal();
+        self.stopped_here
+            .take_if(|_| other_life || record.has(ctx.me()));
         if record.number == 1 {
             return;
         }
@@ -218,6 +220,12 @@ impl Job {
             self.dropped.clear();
             self.unknown = true;
             return;
+        }
+        if !knows {
+            // A node may have trained again in a generation that was missed here.
+            self.stopped.clear();
+            let waits = std::mem::take(&mut self.dropped);
+            self.forgotten = self.forgotten.max(waits.values().map(|d| d.until).max());
         }
         let taken = self.took_over.filter(|t| t.from == record.parent);
         let missed = !knows
@@ -366,8 +374,7 @@ impl Job {
         let left = self
             .held_until(ctx)
             .map_or(Span::ZERO, |at| at.since(ctx.now));
-        // Rounded up.
-        u32::try_from(left.as_millis() + u64::from(left > Span::ZERO)).unwrap_or(u32::MAX)
+        rounded_up(left)
     }
 
     /// The one that had a generation decided tells its leader for how long to wait, which may not know
@@ -408,7 +415,12 @@ impl Job {
     pub(super) fn say_held(&mut self, ctx: &Ctx<'_>, to: Vec<NodeId>) {
         let (digest, ms) = (self.head_digest(), self.held_ms(ctx));
         let known = self.forgotten.is_none_or(|at| ctx.now >= at);
-        let nodes: Vec<NodeId> = self.dropped.keys().copied().filter(|_| known).collect();
+        let waited = self
+            .dropped
+            .iter()
+            .filter(|(node, d)| known && ctx.now < d.until && ctx.peers.lost(**node) != Some(true));
+        let nodes = waited.map(|(node, d)| (*node, rounded_up(d.until.since(ctx.now))));
+        let nodes: Vec<(NodeId, u32)> = nodes.collect();
         let nodes = match nodes.len() <= MAX_LIST {
             true => nodes,
             false => Vec::new(),
@@ -441,20 +453,23 @@ impl Job {
         from: NodeId,
         digest: Digest,
         ms: u32,
-        nodes: &[NodeId],
+        nodes: &[(NodeId, u32)],
     ) {
         if digest != self.head_digest() {
             return;
         }
-        let at = ctx.now + Span::from_millis(ms.into());
-        let until = Some(at);
+        let after = |ms: u32| ctx.now + Span::from_millis(ms.into());
+        let until = Some(after(ms));
         let ended = self.live().is_none();
-        let named = |n: &NodeId| self.dropped.contains_key(n) || self.stopped.contains(n);
+        let named = |(n, _): &(NodeId, u32)| {
+            let waited = self.dropped.contains_key(n);
+            waited || self.stopped.contains(n) || ctx.peers.lost(*n) == Some(true)
+        };
         if !ended && !self.unknown && !nodes.is_empty() && nodes.iter().all(named) {
             // It knows no more than this agent, but perhaps for how long: each of these says when it has stopped.
-            for node in nodes {
+            for (node, ms) in nodes {
                 if let Some(dropped) = self.dropped.get_mut(node) {
-                    dropped.until = dropped.until.max(at);
+                    dropped.until = dropped.until.max(after(*ms));
                 }
             }
             if self.durable.held(ctx.now) < Span::from_millis(self.held_ms(ctx).into()) {
@@ -542,6 +557,10 @@ impl Job {
         }
         if let Some(local) = &mut self.local {
             local.running = Some(start.digest);
+            local.reg.began = Some(Box::new(Began {
+                lineage: start.lineage,
+                digest: start.digest,
+            }));
         }
         self.applicant.told.clear();
         self.tell_launcher(ToLauncher::Start(start));
@@ -622,6 +641,10 @@ impl Job {
             }
         }
     }
+}
+
+fn rounded_up(left: Span) -> u32 {
+    u32::try_from(left.as_millis() + u64::from(left > Span::ZERO)).unwrap_or(u32::MAX)
 }
 
 /// For how long this process stood still while a lease ended.

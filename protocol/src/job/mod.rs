@@ -271,7 +271,7 @@ pub struct Job {
     dropped: BTreeMap<NodeId, lease::Dropped>,
     /// Of those that were dropped these have said that they have stopped: what others wait for them is no news.
     stopped: BTreeSet<NodeId>,
-    /// The generation before the head whose workers have ended here, though this node was dropped: others wait for that.
+    /// An earlier generation whose workers have ended here, from which this node was dropped: others wait for that.
     stopped_here: Option<Digest>,
     /// The same for whoever may have been dropped before this agent's last restart.
     forgotten: Option<Time>,

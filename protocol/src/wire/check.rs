@@ -151,9 +151,9 @@ impl JobMessage {
             | JobMessage::Superseded { .. }
             | JobMessage::Verified { .. }
             | JobMessage::LooksAgain { .. }
-            | JobMessage::Held { .. }
             | JobMessage::Changed { .. }
             | JobMessage::StatusHeard { .. } => Ok(()),
+            JobMessage::Held { nodes, .. } => limit("nodes", nodes.len(), MAX_LIST),
         }
     }
 }

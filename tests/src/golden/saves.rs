@@ -107,7 +107,7 @@ pub(super) fn job_messages() -> Vec<JobMessage> {
         JobMessage::Held {
             digest: digest(5),
             ms: 1_500,
-            nodes: vec![NodeId([7; 32])],
+            nodes: vec![(NodeId([7; 32]), 1_500)],
         },
     ];
     let answers = parts.into_iter().map(answer);

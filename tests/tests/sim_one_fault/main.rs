@@ -366,8 +366,8 @@ fn ends_everywhere(faults: Vec<(u64, Fault)>, from: u64, shape: Shape) {
     assert_eq!(there, Vec::<usize>::new(), "{:?}, {shape:?}", case.faults);
 }
 
-/// Ctrl-Z, and Ctrl-C after `fg`: the others have gone on without this node. Or its agent is stopped when Ctrl-C comes, and
-/// hears of it once it goes on, when the others have dropped it and its launcher is gone.
+/// Ctrl-Z, and Ctrl-C after `fg`: the others have gone on without this node. Or its agent is stopped when Ctrl-C
+/// comes, and hears of it once it goes on, when the others have dropped it and its launcher is gone.
 #[test]
 fn a_cancel_of_a_node_that_was_dropped_ends_the_job_everywhere() {
     for (store, live) in [(false, false), (false, true), (true, false), (true, true)] {

@@ -116,7 +116,7 @@ pub struct Driver {
 
 type Verdict = (Digest, u32, Result<IpAddr, String>);
 
-/// What ended the loop's wait.
+/// The reason why the loop's wait ended.
 #[derive(Debug)]
 enum Woken {
     Child,

@@ -10,7 +10,7 @@ use crate::signal::SIGTERM;
 /// The time that the agent has to say something on a link that was renewed. Twice what it leaves between two words.
 const AWAKE: Span = Span::from_millis(2_000);
 
-/// What counts as a lease before the agent has said how long one is: the usual one.
+/// A lease before the agent has said how long one is: that of the usual settings.
 const LEASE: Span = Span::from_millis(1_500);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,8 +44,8 @@ impl Session {
         }
     }
 
-    /// This process runs, and did so last at `since`: the caller says so with each [pulse](Self::pulse), and before
-    /// each event and effect. `true`: it stood still for a whole lease, and the caller has to end the link.
+    /// This process runs, and did so last at `since`: the caller says so with each [pulse](Self::pulse), before each
+    /// event, and before the effects that follow. `true`: it stood still for a whole lease, and the caller has to end the link.
     #[must_use]
     pub fn runs_again(&mut self, since: Time, now: Time) -> bool {
         let renews = self.link == Link::Up && now >= since + self.counted_lease();
@@ -151,6 +151,7 @@ impl Session {
 
     pub(super) fn link_up(&mut self) {
         self.link = Link::Up;
+        self.mute = false;
         let mut register = self.register.clone();
         let current = self.current.as_ref().filter(|c| !c.parked);
         register.running = current.map(|c| c.start.digest);

@@ -284,7 +284,7 @@ pub struct Session {
     elsewhere: Option<(String, WorkerExit)>,
     interrupts: u32,
     leave_by: Option<(Time, i32)>,
-    /// By when an agent that went after Ctrl-C has to be back.
+    /// By when an agent that is to hear of Ctrl-C or SIGTERM has to answer, and the exit code otherwise.
     return_by: Option<(Time, i32)>,
     /// How long workers may go on without an agent, and until when they may now.
     agent_grace: Option<Span>,
