@@ -161,6 +161,11 @@ impl Job {
             if let CancelStage::Asked { .. } = order.stage {
                 self.follow(ctx, &mut order);
             }
+            let asks = matches!(order.stage, CancelStage::Asked { .. });
+            if order.by_launcher && !asks {
+                // Nobody waits to hear how it ended, or what stands in its way.
+                return;
+            }
             self.wake_at(order.until, "an order to end the job");
             self.cancelling = Some(order);
         }
@@ -221,12 +226,8 @@ impl Job {
                 // An agent that was just started may soon hear of the others.
                 let since = *order.stuck.get_or_insert(ctx.now);
                 let due = since + ctx.cfg.suspect_after.times(3);
-                if ctx.now < due {
-                    self.wake_at(due, "an order that nobody takes");
-                }
-                // After Ctrl-C nobody waits to hear what stands in the way.
-                let told = ctx.now >= due && !order.by_launcher;
-                told.then_some(match obstacle {
+                self.wake_at(due, "an order that nobody takes");
+                (ctx.now >= due).then_some(match obstacle {
                     Obstacle::InStore { generation, known } => {
                         CancelStage::InStore { generation, known }
                     }
