@@ -154,10 +154,10 @@ impl Job {
                 if self.phases.detected > Time::ZERO {
                     self.phases.stopped = ctx.now;
                 }
-                if status.seq == 0 {
-                    // A member that is in the new generation, about the one before.
-                    return;
-                }
+            }
+            if status.seq == 0 {
+                // Without a number it is said by one that knows what came after.
+                return;
             }
             return self.on_ask(ctx, from, status.digest);
         }
