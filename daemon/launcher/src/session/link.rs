@@ -45,7 +45,8 @@ impl Session {
     }
 
     /// This process runs, and did so last at `since`: the caller says so with each [pulse](Self::pulse), before each
-    /// event, and before the effects that follow. `true`: it stood still for a whole lease, and the caller has to end the link.
+    /// event, and before the effects that follow. `true`: it stood still for a whole lease, and the caller has to end
+    /// the link.
     #[must_use]
     pub fn runs_again(&mut self, since: Time, now: Time) -> bool {
         let renews = self.link == Link::Up && now >= since + self.counted_lease();
