@@ -5,15 +5,18 @@ use muster_tests::sim::setup::{Fault, Torn};
 
 use super::{AT, Case, GRACE, LOSS, MOMENT, STOP_LIMIT, With, departures, one};
 
-/// Those of one node, in a job of so many, and of another one.
-pub(crate) fn cases(node: usize, other: usize, nodes: usize, store: bool) -> Vec<Case> {
-    let crash = |down, torn| Fault::AgentCrash {
+fn crash(node: usize, down: u64, torn: Torn) -> Fault {
+    Fault::AgentCrash {
         node,
         effects: 0,
         torn,
         down,
         new_disk: false,
-    };
+    }
+}
+
+/// Those of one node, in a job of so many, and of another one.
+pub(crate) fn cases(node: usize, other: usize, nodes: usize, store: bool) -> Vec<Case> {
     let node_crash = |down, relaunch| Fault::NodeCrash {
         node,
         down,
@@ -48,7 +51,7 @@ pub(crate) fn cases(node: usize, other: usize, nodes: usize, store: bool) -> Vec
     let mut cases = vec![
         one(
             "an agent that crashes for a moment",
-            crash(2 * SEC, Torn::Between),
+            crash(node, 2 * SEC, Torn::Between),
             &[],
             0,
             4 * SEC,
@@ -56,7 +59,7 @@ pub(crate) fn cases(node: usize, other: usize, nodes: usize, store: bool) -> Vec
         ),
         one(
             "an agent that is away for long",
-            crash(15 * SEC, Torn::Between),
+            crash(node, 15 * SEC, Torn::Between),
             &[],
             0,
             17 * SEC,
@@ -64,7 +67,7 @@ pub(crate) fn cases(node: usize, other: usize, nodes: usize, store: bool) -> Vec
         ),
         one(
             "an agent that crashes in a write",
-            crash(5 * SEC, Torn::New),
+            crash(node, 5 * SEC, Torn::New),
             &[],
             0,
             12 * SEC,
@@ -105,7 +108,7 @@ pub(crate) fn cases(node: usize, other: usize, nodes: usize, store: bool) -> Vec
         ),
         one(
             "an agent that is away for too long",
-            crash(50 * SEC, Torn::Between),
+            crash(node, 50 * SEC, Torn::Between),
             &[node],
             2,
             30 * SEC + GRACE + 30 * SEC + LOSS,
@@ -479,16 +482,7 @@ pub(crate) fn away_and_lost(node: usize, other: usize) -> Vec<Case> {
     let case = |at: u64| Case {
         name: "a launcher that dies while another node's agent is away",
         faults: vec![
-            (
-                AT,
-                Fault::AgentCrash {
-                    node,
-                    effects: 0,
-                    torn: Torn::Between,
-                    down,
-                    new_disk: false,
-                },
-            ),
+            (AT, crash(node, down, Torn::Between)),
             (
                 AT + at,
                 Fault::LauncherCrash {

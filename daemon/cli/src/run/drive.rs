@@ -20,7 +20,7 @@ use nix::sys::signal::Signal;
 use nix::time::{ClockId, clock_gettime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
 use super::console::{print, say};
 use super::control::ControlPage;
@@ -213,8 +213,9 @@ impl Driver {
             let timer = session
                 .poll_timeout()
                 .map(|(at, _)| Instant::now() + at.since(now()).to_std());
+            // A beat comes sooner than a pulse.
             let beat = self.beat_due(&session);
-            let pulse = session.pulse().to_std();
+            let pulse = beat.unwrap_or_else(|| Instant::now() + session.pulse().to_std());
             let woken = tokio::select! {
                 biased;
                 _ = children.recv() => Woken::Child,
@@ -225,8 +226,7 @@ impl Driver {
                 Some(verdict) = self.verdicts.1.recv() => Woken::Verdict(verdict),
                 Some(done) = self.progress.dumped() => Woken::Dumped(done),
                 () = sleep_until(timer.unwrap_or_else(Instant::now)), if timer.is_some() => Woken::Timer,
-                () = sleep_until(beat.unwrap_or_else(Instant::now)), if beat.is_some() => Woken::Pulse,
-                () = sleep(pulse) => Woken::Pulse,
+                () = sleep_until(pulse) => Woken::Pulse,
                 _ = look.tick(), if session.is_draining() => Woken::Look,
                 _ = parking.tick(), if self.workers.have_live() && session.awaits_parking() => {
                     Woken::Parking

@@ -94,10 +94,7 @@ fn what_the_agent_said_to_a_launcher_that_was_stopped_is_old() {
 /// An agent that is gone, or stopped too, is waited for for 5 s, whether it has taken the new link or not.
 #[test]
 fn a_launcher_that_was_stopped_and_finds_no_agent_ends_alone() {
-    for (event, code) in [
-        (Event::Interrupt, 130),
-        (Event::Terminate { signal: 15 }, 143),
-    ] {
+    for (event, code) in goodbyes() {
         for accepts in [false, true] {
             let mut world = World::new();
             world.frame(welcome());
@@ -111,6 +108,14 @@ fn a_launcher_that_was_stopped_and_finds_no_agent_ends_alone() {
             assert!(ends(&told, code), "{told:?}");
         }
     }
+}
+
+/// Ctrl-C and SIGTERM, and the code with which a launcher ends then.
+fn goodbyes() -> [(Event, i32); 2] {
+    [
+        (Event::Interrupt, 130),
+        (Event::Terminate { signal: 15 }, 143),
+    ]
 }
 
 /// Whether this launcher is told to exit with this code.
@@ -180,10 +185,7 @@ fn an_agent_that_says_nothing_is_named_once() {
 /// The agent reads when it goes on what it was told; nobody waits for that.
 #[test]
 fn an_agent_that_says_nothing_holds_up_neither_ctrl_c_nor_sigterm() {
-    for (event, code) in [
-        (Event::Interrupt, 130),
-        (Event::Terminate { signal: 15 }, 143),
-    ] {
+    for (event, code) in goodbyes() {
         for known in [false, true] {
             let mut world = World::running(1);
             world.on(Event::LinkUp);
