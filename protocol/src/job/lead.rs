@@ -150,10 +150,9 @@ impl Job {
             return;
         };
         if status.digest != head.digest {
-            if status.digest == head.record.parent && status.stopped {
-                if self.phases.detected > Time::ZERO {
-                    self.phases.stopped = ctx.now;
-                }
+            let stopped = status.digest == head.record.parent && status.stopped;
+            if stopped && self.phases.detected > Time::ZERO {
+                self.phases.stopped = ctx.now;
             }
             if status.seq == 0 {
                 // Without a number it is said by one that knows what came after.
