@@ -248,6 +248,38 @@ fn an_agent_hears_of_an_end_that_others_have_forgotten() -> Result<(), Broken> {
 }
 
 #[test]
+fn a_witness_that_votes_no_more_hears_that_the_job_is_over() -> Result<(), Broken> {
+    for others_forget in [false, true] {
+        let mut fleet = Fleet::new(NODES, 1, KEPT);
+        fleet.pass(secs(2))?;
+        // The first one's blob is the one that does not decode, and another voter is drawn for all.
+        let damaged = fleet.launch("a", &[SLEEPER], false, Fate::Stays, 0);
+        let launched =
+            (0..4).map(|n| fleet.launch(&format!("job{n}"), &[2], false, Fate::Stays, 0));
+        let jobs: Vec<usize> = launched.collect();
+        for job in jobs.iter().chain([&damaged]) {
+            fleet.until_trains(*job, secs(1))?;
+        }
+        let is_witness = |job: &&usize| goes_on(&fleet, SLEEPER, **job) == Some(true);
+        let job = jobs.iter().find(is_witness).copied();
+        let job = job.expect("it is a witness of one");
+        fleet.sleep(SLEEPER);
+        fleet.end(job, Fate::Cancelled);
+        fleet.pass(secs(65))?;
+        for _ in 0..if others_forget { 140 } else { 0 } {
+            let id = fleet.random_id();
+            fleet.launch(&id, &[0, 1, 2], false, Fate::Finishes, 10 * MS);
+        }
+        fleet.pass(secs(2))?;
+        assert_eq!(goes_on(&fleet, 2, job).is_none(), others_forget);
+        fleet.wake(SLEEPER, Disk::Damaged);
+        fleet.pass(secs(5))?;
+        assert_ne!(goes_on(&fleet, SLEEPER, job), Some(true), "{others_forget}");
+    }
+    Ok(())
+}
+
+#[test]
 fn a_job_whose_end_is_forgotten_is_not_gone_on_with() -> Result<(), Broken> {
     for nodes in [[0, SLEEPER], [1, SLEEPER]] {
         let (mut fleet, job) = forgotten_end(&nodes, Fate::Cancelled)?;

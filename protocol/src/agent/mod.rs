@@ -507,7 +507,7 @@ impl Agent {
             // That it is over was forgotten here but for this, and perhaps everywhere: who slept through it may stop
             // waiting.
             let over = self.past.over(&advert.lineage, advert.number);
-            if let Some(up_to) = over.filter(|_| advert.belongs) {
+            if let Some(up_to) = over.filter(|up_to| advert.belongs || advert.number < *up_to) {
                 let (key, lineage) = (advert.key.clone(), advert.lineage);
                 let body = Box::new(JobMessage::Superseded { lineage, up_to });
                 self.send(from, Message::Job { key, body });

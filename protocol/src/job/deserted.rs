@@ -72,10 +72,10 @@ impl Job {
     }
 
     /// Whether the job's log decides, and no member is left that could write it: nobody leads. An agent that is back
-    /// with another state directory is no member any more.
+    /// with another state directory is no member any more, nor one that gave the job up.
     pub(super) fn has_no_store_left(&self, me: NodeId, peers: &Peers) -> bool {
         let anew = |m: &Member| peers.get(m.node).is_some_and(|p| p.has_lost(m.state));
-        self.is_storeless_but(me, anew)
+        self.is_storeless_but(me, |m| anew(m) || self.has_forfeited(m.node))
     }
 
     /// Whether the job's log decides, and each member's launcher is gone, by its word or by another's.

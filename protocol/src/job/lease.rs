@@ -65,7 +65,7 @@ impl Job {
     }
 
     /// When the newest heartbeat was sent that the arbiter has confirmed.
-    fn confirmed(record: &Record, mine: &Mine) -> Time {
+    pub(super) fn confirmed(record: &Record, mine: &Mine) -> Time {
         match record.arbiter {
             Arbiter::Store(_) => mine.tail_seen,
             Arbiter::Members => {

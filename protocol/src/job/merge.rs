@@ -84,8 +84,10 @@ impl Job {
     /// Another agent says what it knows of this job. A hint: it leads to questions only.
     pub(crate) fn on_advert(&mut self, ctx: &mut Ctx<'_>, from: NodeId, advert: &Advert) {
         let leads = advert.belongs && advert.leader == Some(ctx.me());
-        // One that holds the end itself belongs to nothing any more.
-        let over = match advert.belongs {
+        // One that holds the end itself belongs to nothing any more, and has nothing to hear.
+        let mut ends = self.durable.ended.iter();
+        let ended = ends.any(|e| e.lineage() == advert.lineage && e.number > advert.number);
+        let over = match advert.belongs || ended {
             true => self.is_over(ctx, from, advert.lineage, advert.number),
             false => self.is_superseded(ctx, from, advert.lineage, advert.number),
         };
@@ -106,7 +108,7 @@ impl Job {
             if advert.number > number {
                 let have = head.digest;
                 self.send(ctx, from, JobMessage::Ask { have });
-            } else if advert.number < number && advert.belongs {
+            } else if advert.number < number {
                 let record = head.record.clone();
                 self.send(ctx, from, JobMessage::Decided { record });
             }
@@ -213,11 +215,15 @@ impl Job {
         if node == ctx.me() {
             return self.durable.may_vote() && voter == Some(ctx.voter());
         }
-        let (of, told) = &self.merge.forfeited;
-        let forfeited = *of == self.configuration() && told.contains(&node);
         let there = ctx.peers.get(node).and_then(Peer::state_dir);
-        let forfeited = forfeited || self.is_replaced(ctx, record, node);
+        let forfeited = self.has_forfeited(node) || self.is_replaced(ctx, record, node);
         !forfeited && voter.is_some_and(|v| there.is_none_or(|s| s == v.state))
+    }
+
+    /// Whether a voter has said that it votes no more on what follows the head.
+    pub(super) fn has_forfeited(&self, node: NodeId) -> bool {
+        let (of, told) = &self.merge.forfeited;
+        *of == self.configuration() && told.contains(&node)
     }
 
     /// Whether the agent of a voter has come back without its state directory, and so under another identity: its launcher
@@ -248,6 +254,21 @@ impl Job {
         }
         let goes =
             winner.is_some_and(|w| w < record.lineage() && (stuck || self.needs_voters_of(ctx, w)));
+        if goes {
+            let mine = self.head_digest();
+            self.leave_group(ctx, mine, TO_ANOTHER_GROUP);
+        }
+        goes
+    }
+
+    /// This node has no part in the group, for it lost its disk, and all who could lead it live in another: there it asks
+    /// to be let in.
+    fn leave_without_part(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
+        let part = self.is_member(ctx) || self.voting().is_none_or(|v| v.is_voter(ctx.voter()));
+        let goes = record.arbiter == Arbiter::Members
+            && !part
+            && self.acting_leader(ctx, record).is_none()
+            && self.first_there(ctx, record, |_| true).is_some();
         if goes {
             let mine = self.head_digest();
             self.leave_group(ctx, mine, TO_ANOTHER_GROUP);
@@ -328,7 +349,6 @@ impl Job {
         let mine = self.head_digest();
         self.durable.supersede(record.lineage(), record.number);
         self.leave_group(ctx, mine, why);
-        self.wake_at(ctx.now, "join another group, or form one");
         true
     }
 
@@ -343,6 +363,7 @@ impl Job {
         self.merge = Merge::default();
         self.applicant.told.clear();
         self.stop_launcher(ctx.now, mine, 0, why);
+        self.wake_at(ctx.now, "join another group, or form one");
     }
 
     pub(super) fn drive_merge(&mut self, ctx: &mut Ctx<'_>) {
@@ -361,6 +382,7 @@ impl Job {
         }
         // Not the leader alone: it may be gone, and this group unable to decide another.
         if self.leave_without_voters(ctx, &record)
+            || self.leave_without_part(ctx, &record)
             || self.leave_for_winner(ctx, &record)
             || self.leave_idle(ctx, &record)
             || self.leave_dead(ctx, &record)

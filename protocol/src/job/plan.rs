@@ -525,21 +525,13 @@ impl Job {
         let nobody = a.survivors.is_empty() && a.cut.is_empty() && a.left_out.is_empty();
         let all_leave = nobody && !a.leaving.is_empty();
         let given_up = self.is_given_up(ctx, record);
-        // It may be over for others: those that are connected may not have said so yet. One whose hello came before this
-        // node led has been there all along.
-        let learned = self.durable.learned == ctx.cfg.boot;
-        let told = |n| {
-            let mut told = self.told_of(ctx, head.lineage());
-            told.any(|(from, a)| from == n && a.belongs)
-        };
-        let lives_there = |n| {
-            let greeted = ctx.peers.get(n).and_then(|p| p.greeted);
-            greeted.is_some_and(|at| learned && at <= lead.began && ctx.reachable(n) || told(n))
-        };
-        let lives = |n| n == ctx.me() || lives_there(n);
-        let alone = record.arbiter == Arbiter::Members && !head.voting().is_majority(lives);
-        let ticket = self.desk.tickets.get(&node).map(|h| &h.ticket);
-        let other = ticket.is_some_and(|t| differs(t, record));
+        // On the other side of a cut it may be over, until a majority has confirmed since the launcher came that it goes on.
+        let held = self.desk.tickets.get(&node);
+        let mine = self.member.as_ref();
+        let confirmed = mine.map(|m| Self::confirmed(head.voting(), m));
+        let goes_on = held.zip(confirmed).is_some_and(|(h, at)| at > h.first);
+        let alone = record.arbiter == Arbiter::Members && !goes_on;
+        let other = held.is_some_and(|h| differs(&h.ticket, record));
         // A launcher that came when those who took part were gone does not share their end: it may have been voted on before.
         let gone = !self.any_member_lives(ctx, record);
         match a.cancel || fails || finishes || all_leave || given_up || alone || other || gone {

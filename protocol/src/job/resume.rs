@@ -283,7 +283,6 @@ impl Job {
         let mine = head.digest;
         self.durable.supersede(lineage, up_to);
         self.leave_group(ctx, mine, "the job goes on in another group; joining it");
-        self.wake_at(ctx.now, "join the new lineage");
     }
 }
 

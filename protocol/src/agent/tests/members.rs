@@ -7,9 +7,9 @@ use super::super::scripted::{
     Scripted, by_store, config, holds, key, member, next, node, record, registers, witness,
     worker_exit,
 };
-use super::super::{ConnId, Event, Notice};
+use super::super::{Config, ConnId, Event, Notice};
 use super::told::ticket;
-use crate::ids::{Boot, Digest, NodeId};
+use crate::ids::{Boot, Digest, LauncherId, NodeId, StateId};
 use crate::local::{Began, Command, Register, ToAgent, ToLauncher};
 use crate::membership::Answer;
 use crate::record::{Kind, Member, Record};
@@ -487,6 +487,43 @@ fn a_member_that_lives_in_another_group_does_not_lead() {
     // With a second vote gone this group cannot even decide its end.
     s.hears(2, JobMessage::Forfeited { parent });
     s.pass(Span::from_secs(2));
+    assert_eq!(head(&s), None);
+}
+
+/// A node that lost its disk was told of a generation of its earlier self, of which nobody is left.
+#[test]
+fn a_node_without_part_in_its_group_joins_the_one_where_all_others_live() {
+    let before = Member {
+        launcher: LauncherId([98; 8]),
+        ..member(0)
+    };
+    let ours = Record {
+        members: vec![before],
+        witnesses: vec![witness(1), witness(2)],
+        ..record(1, 2)
+    };
+    let cfg = Config {
+        state: StateId([99; 8]),
+        ..config(0, 2)
+    };
+    let mut s = Scripted::new(cfg, vec![holds(&ours, 1)]);
+    s.launcher(0, 1, None);
+    for peer in [1, 2] {
+        s.peer(peer);
+    }
+    s.pass(Span::from_secs(3));
+    let head = |s: &Scripted| s.agent.job(&key("j")).and_then(|j| j.head()).map(|h| h.1);
+    assert_eq!(head(&s), Some(ours.digest()));
+    for peer in [1, 2] {
+        s.says_hello(peer, vec![other_group(1, 1)]);
+    }
+    let digest = ours.digest();
+    s.says(ToAgent::Stopped { digest });
+    s.sent.clear();
+    s.pass(Span::from_secs(2));
+    let asks =
+        |(to, body): &(NodeId, JobMessage)| *to == node(1) && matches!(body, JobMessage::Ticket(_));
+    assert!(s.sent.iter().any(asks));
     assert_eq!(head(&s), None);
 }
 
