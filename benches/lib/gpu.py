@@ -27,7 +27,8 @@ CASES = {
     "two": "two ranks of one GPU (gloo), one gets SIGKILL",
     "saves": "more state: what a save holds up",
 }
-METRICS = ["outage", "redone", "differ", "first_boundary", "held_up", "held_up_first", "torch.save", "dcp.async_save"]
+METRICS = ["outage", "started", "redone", "differ", "first_boundary", "held_up", "held_up_first"]
+METRICS += ["torch.save", "dcp.async_save"]
 
 
 def rows(path):
@@ -83,11 +84,11 @@ def losses(notes):
 
 
 def outages(notes):
-    """From the last thing that was noted before a start until the first step behind it is done."""
+    """From the last note before a start until the script begins again, and until the first step behind it is done."""
     for at, note in enumerate(notes):
         if "start" in note and at:
-            step = next((r for r in notes[at:] if "step" in r), note)
-            yield step["t"] - notes[at - 1]["t"]
+            step, before = next((r for r in notes[at:] if "step" in r), note), notes[at - 1]["t"]
+            yield note["began"] - before, step["t"] - before
 
 
 def boundaries(notes):
@@ -104,7 +105,8 @@ def judge(figures, case, notes, reference):
     figures.add("muster", case, "redone", len(seen) - len(dict(seen)), "steps")
     if reference:
         figures.add("muster", case, "differ", sum(reference[step] != loss for step, loss in seen), "steps")
-    for outage in outages(notes):
+    for started, outage in outages(notes):
+        figures.add("muster", case, "started", started, "s")
         figures.add("muster", case, "outage", outage, "s")
 
 

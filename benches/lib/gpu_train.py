@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shutil
 import signal
 import time
 
@@ -105,6 +106,8 @@ def timed(way, save):
         note(peer=way, seconds=time.time() - began)
         if pending is not None:
             pending.result()
+        shutil.rmtree(args.peers)
+        os.mkdir(args.peers)
 
 
 if args.peers and rank == 0:

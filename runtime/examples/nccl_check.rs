@@ -206,6 +206,8 @@ fn abort(
         let (from, to) = unsafe { (from.elements(f32::DTYPE), to.elements(f32::DTYPE)) };
         nccl.all_reduce(Op::Sum, from, to, RawStream::DEFAULT)?;
     }
+    // Whoever aborts first ends it for all, so everybody has to be that far.
+    group.barrier()?;
     let began = Instant::now();
     drop(nccl);
     println!(
