@@ -1,7 +1,7 @@
 //! A live training whose sums are NCCL's: `nccl_live LIBNCCL STEPS [MILLISECONDS]`, a worker of `muster run`.
 //!
-//! What it does in a step is whole numbers, so every order of summation gives the same bits. At the end it does all steps
-//! again by itself, and compares.
+//! Its steps add whole numbers, so every order of summation gives the same bits. At the end it does all steps again by
+//! itself, and compares.
 
 use std::path::Path;
 use std::sync::Arc;

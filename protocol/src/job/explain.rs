@@ -459,7 +459,8 @@ impl Job {
         if !nodes.is_empty() {
             return Wait::Finishing { nodes };
         }
-        if let Some(ms) = self.parked_ms(ctx, from) {
+        // A pause that is over in a moment is no news.
+        if let Some(ms) = self.parked_ms(ctx, from).filter(|ms| *ms >= 500) {
             return Wait::Parked { ms };
         }
         if let Some(left) = self.replaced_in(ctx, record, from) {
