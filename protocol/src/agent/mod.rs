@@ -477,7 +477,8 @@ impl Agent {
             self.add_job(&key);
         }
         let has = match &body {
-            JobMessage::Ticket(ticket) => {
+            // Else the leader passes it on.
+            JobMessage::Ticket(ticket) if ticket.member.node == from => {
                 self.is_at(ticket.member.launcher, from, now);
                 Some(ticket.member.state)
             }
@@ -507,7 +508,9 @@ impl Agent {
             // That it is over was forgotten here but for this, and perhaps everywhere: who slept through it may stop
             // waiting.
             let over = self.past.over(&advert.lineage, advert.number);
-            if let Some(up_to) = over.filter(|up_to| advert.belongs || advert.number < *up_to) {
+            // An end has no members, and so no leader: those who hold it have nothing to hear.
+            let goes_on = advert.belongs || advert.leader.is_some();
+            if let Some(up_to) = over.filter(|up_to| goes_on || advert.number < *up_to) {
                 let (key, lineage) = (advert.key.clone(), advert.lineage);
                 let body = Box::new(JobMessage::Superseded { lineage, up_to });
                 self.send(from, Message::Job { key, body });

@@ -26,10 +26,20 @@ pub(super) struct Held {
     pub(super) renewed: Time,
 }
 
+/// A ticket that the leader of the generation passed on.
+#[derive(Clone, Debug)]
+struct PassedOn {
+    ticket: Ticket,
+    by: NodeId,
+    at: Time,
+}
+
 /// The tickets that came here, and the birth made of them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Desk {
     pub(super) tickets: BTreeMap<NodeId, Held>,
+    /// Those that the leader holds, by its word: for a member that has to go on without it.
+    passed_on: BTreeMap<NodeId, PassedOn>,
     pub(super) birth: Option<Birth>,
     /// They have waited for a while, so that others should know of them.
     pub(super) waits: bool,
@@ -101,7 +111,7 @@ impl Desk {
 impl Job {
     pub(super) fn on_ticket(&mut self, ctx: &mut Ctx<'_>, from: NodeId, ticket: Ticket) {
         if ticket.member.node != from {
-            return;
+            return self.keep_passed_on(ctx, from, ticket);
         }
         if from != ctx.me() && !ticket.knows.is_zero() {
             // It may still hold a generation that is long over.
@@ -154,9 +164,46 @@ impl Job {
             first,
             renewed: ctx.now,
         };
+        self.pass_on(ctx, &held.ticket);
         self.desk.tickets.insert(from, held);
         let (lineage, wait) = (self.lineage_to_join(ctx, from), self.wait_for(ctx, from));
         self.acknowledge(ctx, from, launcher, lineage, wait);
+    }
+
+    /// The member that leads where this node is lost takes the waiting nodes into the very generation that follows.
+    fn pass_on(&mut self, ctx: &Ctx<'_>, ticket: &Ticket) {
+        let members = self.live().into_iter().flat_map(|h| &h.record.members);
+        let asks = ticket.member.node;
+        let mut others = members
+            .map(|m| m.node)
+            .filter(|n| *n != ctx.me() && *n != asks);
+        let next = others
+            .find(|n| ctx.reachable(*n) && !ctx.peers.away(*n) && !self.storeless.contains_key(n));
+        if let Some(next) = next {
+            self.send(ctx, next, JobMessage::Ticket(Box::new(ticket.clone())));
+        }
+    }
+
+    fn keep_passed_on(&mut self, ctx: &Ctx<'_>, by: NodeId, ticket: Ticket) {
+        let (node, at) = (ticket.member.node, ctx.now);
+        let leads = self.live().map(|h| self.acting_leader(ctx, &h.record));
+        self.desk
+            .passed_on
+            .retain(|node, p| ctx.now.since(p.at) < TICKET_LIFE && ctx.reachable(*node));
+        if leads == Some(Some(by)) && by != ctx.me() && ctx.reachable(node) {
+            let passed_on = PassedOn { ticket, by, at };
+            self.desk.passed_on.insert(node, passed_on);
+        }
+    }
+
+    /// This node leads from now on: those that asked the leader before it until that was heard no more ask here.
+    pub(super) fn take_passed_on(&mut self, ctx: &mut Ctx<'_>) {
+        for (node, PassedOn { ticket, by, at }) in std::mem::take(&mut self.desk.passed_on) {
+            let heard = ctx.peers.get(by).map(|p| p.seen);
+            if ctx.reachable(node) && heard.is_some_and(|heard| heard < at + REPEAT.times(2)) {
+                self.on_ticket(ctx, node, ticket);
+            }
+        }
     }
 
     pub(super) fn acknowledge(

@@ -72,7 +72,7 @@ impl Job {
     }
 
     /// Whether the job's log decides, and no member is left that could write it: nobody leads. An agent that is back
-    /// with another state directory is no member any more, nor one that gave the job up.
+    /// with another state directory is no member any more, and one that gave the job up writes no more.
     pub(super) fn has_no_store_left(&self, me: NodeId, peers: &Peers) -> bool {
         let anew = |m: &Member| peers.get(m.node).is_some_and(|p| p.has_lost(m.state));
         self.is_storeless_but(me, |m| anew(m) || self.has_forfeited(m.node))

@@ -292,6 +292,7 @@ impl Job {
             let ended = self.ended.filter(|(of, _)| *of == digest);
             lead.ending = ended.map(|(_, at)| at);
             self.lead = Some(lead);
+            self.take_passed_on(ctx);
         }
         self.drive_commit(ctx);
         self.drive_proposal(ctx);

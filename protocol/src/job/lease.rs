@@ -26,7 +26,9 @@ impl Job {
     pub(crate) fn lease_wanted_of(&self, voter: NodeId) -> Option<Digest> {
         let mine = self.member.as_ref()?;
         let head = self.live()?;
-        let wanted = head.record.arbiter == Arbiter::Members && !mine.status.stopped;
+        // A leader whose workers have ended asks for those that wait to be let in.
+        let asks = !mine.status.stopped || self.lead.is_some() && !self.desk.tickets.is_empty();
+        let wanted = head.record.arbiter == Arbiter::Members && asks;
         let votes = || head.voting().voters().any(|v| v.node == voter);
         (wanted && votes()).then_some(head.configuration().1)
     }
@@ -65,7 +67,7 @@ impl Job {
     }
 
     /// When the newest heartbeat was sent that the arbiter has confirmed.
-    pub(super) fn confirmed(record: &Record, mine: &Mine) -> Time {
+    fn confirmed(record: &Record, mine: &Mine) -> Time {
         match record.arbiter {
             Arbiter::Store(_) => mine.tail_seen,
             Arbiter::Members => {
@@ -202,6 +204,7 @@ impl Job {
     pub(super) fn note_dropped(&mut self, ctx: &Ctx<'_>, record: &Record) {
         let leases = self.leases_ended.take();
         self.forgotten_by = None;
+        self.ended_told.clear();
         // What was missed stays unknown until somebody tells who knows it.
         self.unknown &= self.forgotten.is_some_and(|at| ctx.now < at);
         self.dropped.retain(|node, _| !record.has(*node));
@@ -399,10 +402,12 @@ impl Job {
 
     /// One that was not there when the head was decided hears how long a start has to wait, where this agent knows.
     pub(super) fn repeat_held(&mut self, ctx: &Ctx<'_>, to: NodeId) {
-        // Of a wait after an end all are told by the one that says when it is over, while that one is there.
-        let told = self.forgotten_by.is_some_and(|n| ctx.reachable(n));
-        let ended = self.held_ms(ctx) > 0 && !told;
-        if !self.unknown && self.head.is_some() && (self.live().is_some() || ended) {
+        let ended = self.head.is_some() && self.live().is_none();
+        if ended {
+            // The one that tells this agent of the wait may not reach it, and it may begin the next life at once.
+            self.ended_told.insert(to);
+        }
+        if !self.unknown && (self.live().is_some() || ended && self.held_ms(ctx) > 0) {
             self.say_held(ctx, vec![to]);
         }
     }
@@ -488,6 +493,9 @@ impl Job {
             // Of an agent that is away it may have seen what nobody saw here.
             false if self.live().is_some() => self.forgotten = self.forgotten.max(until),
             false => return,
+        }
+        if ended {
+            self.say_held(ctx, self.ended_told.iter().copied().collect());
         }
         // A leader that restarts waits for them, too.
         if again || self.durable.held(ctx.now) < Span::from_millis(ms.into()) {

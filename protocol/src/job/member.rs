@@ -151,6 +151,11 @@ impl Mine {
         (self.attempt > 0 || self.status.started.is_some()) && !self.status.stopped
     }
 
+    /// Whether this voter has acknowledged a heartbeat that was sent after `since`.
+    pub(super) fn acknowledged(&self, voter: NodeId, since: Time) -> bool {
+        self.acks.get(&voter).is_some_and(|sent| *sent > since)
+    }
+
     /// The time until the status is said again, if nothing in it changes.
     pub(super) fn repeat(&self) -> Span {
         match self.settled {

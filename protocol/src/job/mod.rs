@@ -277,6 +277,8 @@ pub struct Job {
     forgotten: Option<Time>,
     /// The node that said so of an end, and says when the wait is over sooner.
     forgotten_by: Option<NodeId>,
+    /// Those that heard of the job's end from this agent, and hear from it for how long a start waits.
+    ended_told: BTreeSet<NodeId>,
     /// The leases that the voters had acknowledged when they accepted what this agent decides now.
     leases_ended: Option<BTreeMap<NodeId, Time>>,
     /// The generation before the head is not known here, nor for whom a start of the head waits.
@@ -357,6 +359,7 @@ impl Job {
             stopped_here: None,
             forgotten: None,
             forgotten_by: None,
+            ended_told: BTreeSet::new(),
             leases_ended: None,
             unknown: false,
             took_over: None,

@@ -509,8 +509,8 @@ impl Job {
         (ctx.now < due && members().any(hopeless) && !members().all(tried)).then_some(due)
     }
 
-    /// The life of the job that this node's ticket waits in: the one that runs, unless it has begun to end, or the
-    /// launcher was started with other flags. Such a one is of the next life.
+    /// The life of the job that this node's ticket waits in: the one that runs, where a majority says so, unless it has
+    /// begun to end, or the launcher was started with other flags. Such a one is of the next life.
     pub(super) fn lineage_to_join(&self, ctx: &Ctx<'_>, node: NodeId) -> Digest {
         let (Some(head), Some(lead)) = (self.live(), &self.lead) else {
             return Digest::ZERO;
@@ -525,11 +525,14 @@ impl Job {
         let nobody = a.survivors.is_empty() && a.cut.is_empty() && a.left_out.is_empty();
         let all_leave = nobody && !a.leaving.is_empty();
         let given_up = self.is_given_up(ctx, record);
-        // On the other side of a cut it may be over, until a majority has confirmed since the launcher came that it goes on.
+        // On the other side of a cut it may be over: a majority has to say, since the launcher came, that it goes on.
         let held = self.desk.tickets.get(&node);
-        let mine = self.member.as_ref();
-        let confirmed = mine.map(|m| Self::confirmed(head.voting(), m));
-        let goes_on = held.zip(confirmed).is_some_and(|(h, at)| at > h.first);
+        let says = |n, since| {
+            self.member
+                .as_ref()
+                .is_some_and(|m| m.acknowledged(n, since))
+        };
+        let goes_on = held.is_some_and(|h| head.voting().is_majority(|n| says(n, h.first)));
         let alone = record.arbiter == Arbiter::Members && !goes_on;
         let other = held.is_some_and(|h| differs(&h.ticket, record));
         // A launcher that came when those who took part were gone does not share their end: it may have been voted on before.

@@ -189,7 +189,6 @@ impl Job {
             parent,
             "an operator has the job go on without the nodes that are lost",
         );
-        self.wake_at(ctx.now, "a new lineage");
     }
 
     /// An operator's word is for those who heard it: when the last of them has left before anything

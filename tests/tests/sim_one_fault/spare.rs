@@ -37,14 +37,6 @@ fn members(node: usize, other: usize, first: usize, store: bool) -> Vec<Case> {
             [_] if case.faults.iter().any(stuck) => {
                 (case.spare, case.all) = (Spare::Fills(since + JOINS), None);
             }
-            // The spare has asked rank 0's agent to be let in, and asks the next one: a node that comes back may be first.
-            [lost] if *lost == first => {
-                case.changes = 2;
-                case.spare = match case.all.take() {
-                    Some(_) => Spare::Fills(since + JOINS),
-                    None => Spare::StepsIn(since + JOINS),
-                };
-            }
             [_] => {
                 (case.spare, case.changes, case.all) = (Spare::StepsIn(since), 1, None);
             }

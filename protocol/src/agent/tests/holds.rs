@@ -609,3 +609,53 @@ fn one_that_comes_after_the_end_hears_for_how_long_to_wait() {
         assert_eq!(told(&s, to), Some(0), "{to}");
     }
 }
+
+/// Another node had the end decided and says for how long a start waits, and perhaps has no link to one that asks here.
+#[test]
+fn a_wait_after_an_end_is_passed_on_with_the_end() {
+    let r = record(3, 2);
+    let end = Record {
+        kind: Kind::End { cancelled: true },
+        members: Vec::new(),
+        ..next(&r, 1)
+    };
+    let digest = end.digest();
+    let held = |ms| JobMessage::Held {
+        digest,
+        ms,
+        nodes: Vec::new(),
+    };
+    let told = |s: &mut Scripted| {
+        let sent = std::mem::take(&mut s.sent);
+        let mut held = sent.into_iter().filter_map(|(to, body)| match body {
+            JobMessage::Held { digest: of, ms, .. } if to == node(2) && of == digest => Some(ms),
+            _ => None,
+        });
+        held.next_back()
+    };
+    for asks_first in [false, true] {
+        let mut s = Scripted::new(config(1, 2), vec![holds(&r, 1)]);
+        for peer in [0, 2] {
+            s.peer(peer);
+        }
+        let record = Arc::new(end.clone());
+        s.hears(0, JobMessage::Decided { record });
+        let asks = JobMessage::Ask { have: r.digest() };
+        s.sent.clear();
+        match asks_first {
+            true => {
+                s.hears(2, asks);
+                assert_eq!(told(&mut s), None);
+                s.hears(0, held(2_000));
+            }
+            false => {
+                s.hears(0, held(2_000));
+                s.hears(2, asks);
+            }
+        }
+        assert!(told(&mut s).is_some_and(|ms| ms > 1_900), "{asks_first}");
+        // The node for which all wait has ended its workers.
+        s.hears(0, held(0));
+        assert_eq!(told(&mut s), Some(0), "{asks_first}");
+    }
+}

@@ -140,15 +140,7 @@ fn a_launcher_with_a_store_is_refused_by_a_job_that_has_none() {
 fn who_comes_when_all_launchers_are_gone_waits_for_the_next_life() {
     let mut r = record(2, 2);
     r.spec.min_nodes = 2;
-    let lineage = |s: &mut Scripted| {
-        s.sent.clear();
-        s.hears(3, ticket(3, &r.spec, None));
-        let ack = s.sent.iter().rev().find_map(|(to, body)| match body {
-            JobMessage::TicketAck { lineage, .. } if *to == node(3) => Some(*lineage),
-            _ => None,
-        });
-        ack.expect("an answer")
-    };
+    let lineage = |s: &mut Scripted| waits_in(s, 3, &r.spec);
     let gone = |s: &mut Scripted, k: usize, digest: Digest| match k {
         0 => s.on(Event::LauncherGone {
             conn: ConnId(1),
@@ -170,6 +162,42 @@ fn who_comes_when_all_launchers_are_gone_waits_for_the_next_life() {
         dead.iter().for_each(|k| gone(&mut s, *k, digest));
         assert_eq!(lineage(&mut s), expected, "{dead:?}");
     }
+}
+
+/// The life in which the launcher of this node waits, by the leader's newest answer.
+fn waits_in(s: &mut Scripted, i: usize, spec: &JobSpec) -> Digest {
+    s.sent.clear();
+    s.hears(i, ticket(i, spec, None));
+    let ack = s.sent.iter().rev().find_map(|(to, body)| match body {
+        JobMessage::TicketAck { lineage, .. } if *to == node(i) => Some(*lineage),
+        _ => None,
+    });
+    ack.expect("an answer")
+}
+
+/// Three of five are left, where five are needed: nothing runs, and a cancel has to reach those that wait.
+#[test]
+fn a_launcher_that_waits_beside_a_stopped_group_is_of_its_life_where_a_majority_says_so() {
+    let mut r = record(5, 2);
+    r.spec.min_nodes = 5;
+    let (mut s, digest) = trains_with(0, r.clone());
+    for k in [3, 4] {
+        s.status(k, digest, 2, |st| (st.gone, st.stopped) = (true, true));
+    }
+    s.says(ToAgent::Stopped { digest });
+    for k in [1, 2] {
+        s.status(k, digest, 3, |st| st.stopped = true);
+    }
+    s.peer(5);
+    s.peer(6);
+    assert_eq!(waits_in(&mut s, 5, &r.spec), Digest::ZERO);
+    s.pass(Span::from_secs(1));
+    assert_eq!(waits_in(&mut s, 5, &r.spec), r.lineage());
+    s.grants.clear();
+    s.pass(Span::from_secs(1));
+    assert_eq!(waits_in(&mut s, 6, &r.spec), Digest::ZERO);
+    s.pass(Span::from_secs(1));
+    assert_eq!(waits_in(&mut s, 6, &r.spec), Digest::ZERO);
 }
 
 #[test]
