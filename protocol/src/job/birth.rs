@@ -24,6 +24,8 @@ pub(super) struct Held {
     pub(super) ticket: Ticket,
     pub(super) first: Time,
     pub(super) renewed: Time,
+    /// The life in which its launcher waits, by what it was told.
+    told: Digest,
 }
 
 /// A ticket that the leader of the generation passed on.
@@ -40,6 +42,8 @@ pub(super) struct Desk {
     pub(super) tickets: BTreeMap<NodeId, Held>,
     /// Those that the leader holds, by its word: for a member that has to go on without it.
     passed_on: BTreeMap<NodeId, PassedOn>,
+    /// A launcher that came just now has not been told in which life it waits: voters are asked at once.
+    pub(super) untold: bool,
     pub(super) birth: Option<Birth>,
     /// They have waited for a while, so that others should know of them.
     pub(super) waits: bool,
@@ -150,7 +154,7 @@ impl Job {
         self.drop_void_tickets(ctx);
         let known = self.desk.tickets.get(&from);
         let again = known.filter(|h| h.ticket.member.launcher == ticket.member.launcher);
-        let first = again.map_or(ctx.now, |h| h.first);
+        let (first, told) = again.map_or((ctx.now, Digest::ZERO), |h| (h.first, h.told));
         if let Some(why) = self.refusal(ctx, &ticket, first) {
             self.desk.tickets.remove(&from);
             self.send(ctx, from, JobMessage::TicketRefused { launcher, why });
@@ -163,11 +167,46 @@ impl Job {
             ticket,
             first,
             renewed: ctx.now,
+            told,
         };
         self.pass_on(ctx, &held.ticket);
         self.desk.tickets.insert(from, held);
-        let (lineage, wait) = (self.lineage_to_join(ctx, from), self.wait_for(ctx, from));
-        self.acknowledge(ctx, from, launcher, lineage, wait);
+        self.tell_life(ctx, from);
+        self.tell_lives(ctx);
+    }
+
+    fn tell_life(&mut self, ctx: &Ctx<'_>, node: NodeId) {
+        let (lineage, wait) = (self.lineage_to_join(ctx, node), self.wait_for(ctx, node));
+        let Some(held) = self.desk.tickets.get_mut(&node) else {
+            return;
+        };
+        held.told = lineage;
+        let launcher = held.ticket.member.launcher;
+        self.acknowledge(ctx, node, launcher, lineage, wait);
+    }
+
+    /// Launchers that came just now hear in which life they wait as soon as a majority has said that it goes on.
+    pub(super) fn tell_lives(&mut self, ctx: &Ctx<'_>) {
+        let members = |h: &super::Head| h.record.arbiter == Arbiter::Members;
+        let leads = self.lead.is_some() && self.live().is_some_and(members);
+        let fresh = |h: &Held| h.told.is_zero() && ctx.now < h.first + REPEAT;
+        let tickets = self.desk.tickets.iter().filter(|_| leads);
+        let untold = tickets
+            .filter(|(_, h)| fresh(h))
+            .map(|(n, h)| (*n, h.first));
+        let untold: Vec<(NodeId, Time)> = untold.collect();
+        self.desk.untold = false;
+        for (node, first) in untold {
+            if self.lineage_to_join(ctx, node).is_zero() {
+                self.desk.untold = true;
+                self.wake_at(
+                    first + REPEAT,
+                    "voters that do not say whether this life goes on",
+                );
+            } else {
+                self.tell_life(ctx, node);
+            }
+        }
     }
 
     /// The member that leads where this node is lost takes the waiting nodes into the very generation that follows.

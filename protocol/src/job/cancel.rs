@@ -480,6 +480,7 @@ impl Job {
                 self.cancel(ctx);
             }
             self.durable.supersede(lineage, EVERY_NUMBER);
+            self.cancelled_here = Some(lineage);
             return self.leave_group(ctx, digest, "the user stopped the job");
         }
         let leader = self.acting_leader(ctx, &record);

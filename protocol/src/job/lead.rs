@@ -273,6 +273,7 @@ impl Job {
     pub(super) fn drive_lead(&mut self, ctx: &mut Ctx<'_>) {
         let Some(head) = self.live() else {
             self.lead = None;
+            self.desk.untold = false;
             return;
         };
         let record = head.record.clone();
@@ -280,6 +281,7 @@ impl Job {
             if let Some(lead) = self.lead.take() {
                 self.ended = lead.ending.map(|at| (self.head_digest(), at));
             }
+            self.desk.untold = false;
             self.proposal = None;
             return;
         }
@@ -294,6 +296,7 @@ impl Job {
             self.lead = Some(lead);
             self.take_passed_on(ctx);
         }
+        self.tell_lives(ctx);
         self.drive_commit(ctx);
         self.drive_proposal(ctx);
         if self.proposal.as_ref().is_some_and(|p| !p.of_voters) {

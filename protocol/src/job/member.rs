@@ -387,9 +387,12 @@ impl Job {
         {
             self.stop_launcher(ctx.now, old, 0, "this generation is over");
         }
-        // Its life ended while its agent was away.
-        let ended = self.head.as_ref().map(|h| h.record.clone());
-        if let Some(end) = ended.filter(|r| r.kind.is_terminal() && self.took_part(r)) {
+        // Its life ended while its agent was away. The next may have begun, without it.
+        let head = self.head.iter().map(|h| &h.record);
+        let before = self.durable.ended.iter().filter(|_| !self.is_member(ctx));
+        let before = before.filter(|r| !matches!(r.kind, Kind::Tombstone { .. }));
+        let mut ends = head.chain(before).filter(|r| r.kind.is_terminal());
+        if let Some(end) = ends.find(|r| self.took_part(r)).cloned() {
             self.end_launcher(ctx, &end);
         }
     }

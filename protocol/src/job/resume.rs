@@ -250,6 +250,10 @@ impl Job {
             return false;
         };
         if from != ctx.me() {
+            if self.cancelled_here == Some(lineage) {
+                // Its launcher was to end with the life that a person ended, and joins no other.
+                self.send(ctx, from, JobMessage::CancelAsk { lineage });
+            }
             self.send(ctx, from, JobMessage::Superseded { lineage, up_to });
         }
         true
