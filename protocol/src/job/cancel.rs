@@ -470,6 +470,8 @@ impl Job {
             }
             return;
         };
+        // Its launcher may be on its way back to this agent.
+        self.cancelled = Some(lineage);
         if self.is_member(ctx) {
             // The next leader, too, reads of it in the status.
             self.cancel(ctx);
@@ -480,7 +482,6 @@ impl Job {
                 self.cancel(ctx);
             }
             self.durable.supersede(lineage, EVERY_NUMBER);
-            self.cancelled_here = Some(lineage);
             return self.leave_group(ctx, digest, "the user stopped the job");
         }
         let leader = self.acting_leader(ctx, &record);

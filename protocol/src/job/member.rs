@@ -395,6 +395,14 @@ impl Job {
         if let Some(end) = ends.find(|r| self.took_part(r)).cloned() {
             self.end_launcher(ctx, &end);
         }
+        // Or it was given up by a person's order, as nobody could decide its end.
+        let began = self.local.as_ref().and_then(|l| l.reg.began.as_deref());
+        let began = began
+            .map(|b| b.lineage)
+            .filter(|l| self.cancelled == Some(*l));
+        if began.is_some() && !self.is_member(ctx) {
+            self.cancel(ctx);
+        }
     }
 
     /// Whether the launcher here has not heard of this end of its own life. That all others left is none for a

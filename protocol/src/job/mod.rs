@@ -251,8 +251,8 @@ pub struct Job {
     checkpoint: Option<checkpoint::Asked>,
     /// What a person on this node ordered, and how that stands.
     cancelling: Option<cancel::Cancelling>,
-    /// The life that was given up here by a person's order, as nobody was there who could decide its end.
-    cancelled_here: Option<Digest>,
+    /// The life that a person ordered to end last, while it was the one known here.
+    cancelled: Option<Digest>,
     /// Of which life such an order was passed on to its leader last, and when.
     cancel_passed: Option<(Digest, Time)>,
     /// Times of the change under way, carried from one generation's leader to the next.
@@ -344,7 +344,7 @@ impl Job {
             hung: String::new(),
             checkpoint: None,
             cancelling: None,
-            cancelled_here: None,
+            cancelled: None,
             cancel_passed: None,
             saves: saves::Saves::default(),
             lost: given_up::Lost::default(),
