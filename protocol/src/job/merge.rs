@@ -261,8 +261,8 @@ impl Job {
         goes
     }
 
-    /// This node has no part in the group, as it was dropped or lost its disk, and all who could lead it live in another:
-    /// there it asks to be let in.
+    /// This node has no part in the group, as it was dropped or lost its disk, and all who could lead it live in
+    /// another: there it asks to be let in.
     fn leave_without_part(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
         let part = self.is_member(ctx) || self.voting().is_none_or(|v| v.is_voter(ctx.voter()));
         let goes = record.arbiter == Arbiter::Members

@@ -320,9 +320,7 @@ fn an_agent_that_is_back_is_not_waited_for_where_another_node_is_lost() {
 
 #[test]
 fn a_spare_takes_the_place_of_who_is_lost_and_of_nobody_else() {
-    judge_all(Cluster::Spare, |shape| {
-        spare::cases(rank_0(shape), shape.store)
-    });
+    judge_all(Cluster::Spare, |shape| spare::cases(shape.store));
 }
 
 #[test]

@@ -11,11 +11,10 @@ const SPARE: usize = 3;
 /// From when the others train until the spare does that joins them: joins are collected for 5 s at most.
 const JOINS: u64 = 5 * SEC + GRACE + MOMENT;
 
-/// Those of all nodes, of which this one has rank 0.
-pub(crate) fn cases(first: usize, store: bool) -> Vec<Case> {
+pub(crate) fn cases(store: bool) -> Vec<Case> {
     let of = |node| {
         let other = (node + 1) % MEMBERS;
-        let mut cases = members(node, other, first, store);
+        let mut cases = members(node, other, store);
         cases.extend(between(node));
         cases
     };
@@ -26,7 +25,7 @@ pub(crate) fn cases(first: usize, store: bool) -> Vec<Case> {
 
 /// Nobody takes the place of a member that is away for a moment. One that was lost and comes back finds its place taken,
 /// and waits.
-fn members(node: usize, other: usize, first: usize, store: bool) -> Vec<Case> {
+fn members(node: usize, other: usize, store: bool) -> Vec<Case> {
     let mut cases = four::cases(node, other, MEMBERS + 1, store);
     for case in &mut cases {
         let since = case.others.unwrap_or_default();
