@@ -6,6 +6,8 @@
 //! sim shrink SEED                                           leave out faults while it still fails
 //! sim step FILE                                             carry out a kept log, step by step
 //! ```
+//!
+//! With `--plain` a seed has no checkpoints by order, hangs or nodes that are given up.
 
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -70,6 +72,14 @@ fn flaws(args: &[String]) -> Result<Flaws> {
     Ok(flaws)
 }
 
+/// The case of a seed, as the arguments choose it.
+fn cases(args: &[String]) -> Result<impl Fn(u64) -> Setup + Sync> {
+    let (focus, flaws) = (focus(args)?, flaws(args)?);
+    let plain = args.iter().any(|a| a == "--plain");
+    let make = if plain { Setup::plain } else { Setup::generate };
+    Ok(move |seed| make(seed, focus, flaws))
+}
+
 fn many(args: &[String]) -> Result<()> {
     let range = option(args, "--seeds").context("--seeds A..B is missing")?;
     let (from, to) = range.split_once("..").context("--seeds wants A..B")?;
@@ -77,7 +87,7 @@ fn many(args: &[String]) -> Result<()> {
     let jobs: usize = option(args, "--jobs").unwrap_or("1").parse()?;
     let out = PathBuf::from(option(args, "--out").unwrap_or("target/sim"));
     let keep_going = args.iter().any(|a| a == "--keep-going");
-    let (focus, flaws) = (focus(args)?, flaws(args)?);
+    let case = cases(args)?;
     let next = AtomicU64::new(from);
     let stop = AtomicBool::new(false);
     let total = Mutex::new((
@@ -94,7 +104,7 @@ fn many(args: &[String]) -> Result<()> {
                     if seed >= to {
                         return;
                     }
-                    let report = run::run(Setup::generate(seed, focus, flaws), false);
+                    let report = run::run(case(seed), false);
                     let Ok(mut total) = total.lock() else { return };
                     total.0.add(&report.coverage);
                     total.1.push(report.events());
@@ -122,7 +132,7 @@ fn many(args: &[String]) -> Result<()> {
         println!("  {name:22} {count:>12}");
     }
     if let Some((seed, _)) = failed.iter().min() {
-        let report = run::run(Setup::generate(*seed, focus, flaws), true);
+        let report = run::run(case(*seed), true);
         keep(&report, &out.join(format!("seed-{seed}.jsonl")))?;
         bail!("{} of {} seeds failed", failed.len(), events.len());
     }
@@ -148,7 +158,7 @@ fn keep(report: &Report, file: &std::path::Path) -> Result<()> {
 
 fn one(args: &[String]) -> Result<()> {
     let seed: u64 = args.first().context("which seed?")?.parse()?;
-    let report = run::run(Setup::generate(seed, focus(args)?, flaws(args)?), true);
+    let report = run::run(cases(args)?(seed), true);
     print_report(&report);
     if let Some(file) = option(args, "--out") {
         keep(&report, file.as_ref())?;
@@ -184,7 +194,7 @@ fn print_report(report: &Report) {
 
 fn shrink(args: &[String]) -> Result<()> {
     let seed: u64 = args.first().context("which seed?")?.parse()?;
-    let setup = Setup::generate(seed, focus(args)?, flaws(args)?);
+    let setup = cases(args)?(seed);
     let report = run::run(setup.clone(), false);
     let Some(violation) = report.violation else {
         println!("seed {seed} is clean");
