@@ -28,6 +28,13 @@ pub(super) struct Held {
     told: Digest,
 }
 
+impl Held {
+    /// Whether its launcher came just now, and has not been told in which life it waits.
+    fn is_fresh(&self, now: Time) -> bool {
+        self.told.is_zero() && now < self.first + REPEAT
+    }
+}
+
 /// A ticket that the leader of the generation passed on.
 #[derive(Clone, Debug)]
 struct PassedOn {
@@ -42,7 +49,7 @@ pub(super) struct Desk {
     pub(super) tickets: BTreeMap<NodeId, Held>,
     /// Those that the leader holds, by its word: for a member that has to go on without it.
     passed_on: BTreeMap<NodeId, PassedOn>,
-    /// A launcher that came just now has not been told in which life it waits: voters are asked at once.
+    /// A launcher that came just now has not been told in which life it waits.
     pub(super) untold: bool,
     pub(super) birth: Option<Birth>,
     /// They have waited for a while, so that others should know of them.
@@ -171,41 +178,65 @@ impl Job {
         };
         self.pass_on(ctx, &held.ticket);
         self.desk.tickets.insert(from, held);
-        self.tell_life(ctx, from);
-        self.tell_lives(ctx);
+        let held = self.desk.tickets.get(&from);
+        let life = held.filter(|h| self.waits_in_life(h));
+        let life = life.and_then(|_| self.life_to_join(ctx));
+        self.answer(ctx, from, life);
+        let held = self.desk.tickets.get(&from);
+        if held.is_some_and(|h| h.is_fresh(ctx.now)) {
+            self.desk.untold = true;
+            self.wake_at(
+                ctx.now,
+                "a launcher that does not know in which life it waits",
+            );
+        }
     }
 
-    fn tell_life(&mut self, ctx: &Ctx<'_>, node: NodeId) {
-        let (lineage, wait) = (self.lineage_to_join(ctx, node), self.wait_for(ctx, node));
-        let Some(held) = self.desk.tickets.get_mut(&node) else {
-            return;
-        };
-        held.told = lineage;
-        let launcher = held.ticket.member.launcher;
-        self.acknowledge(ctx, node, launcher, lineage, wait);
+    /// Answers a ticket that waits in this life.
+    fn answer(&mut self, ctx: &Ctx<'_>, node: NodeId, life: Option<Digest>) {
+        let (lineage, wait) = (life.unwrap_or(Digest::ZERO), self.wait_for(ctx, node));
+        if let Some(held) = self.desk.tickets.get_mut(&node) {
+            held.told = lineage;
+            let launcher = held.ticket.member.launcher;
+            self.acknowledge(ctx, node, launcher, lineage, wait);
+        }
     }
 
     /// Launchers that came just now hear in which life they wait as soon as a majority has said that it goes on.
     pub(super) fn tell_lives(&mut self, ctx: &Ctx<'_>) {
+        if !std::mem::take(&mut self.desk.untold) {
+            return;
+        }
         let members = |h: &super::Head| h.record.arbiter == Arbiter::Members;
-        let leads = self.lead.is_some() && self.live().is_some_and(members);
-        let fresh = |h: &Held| h.told.is_zero() && ctx.now < h.first + REPEAT;
-        let tickets = self.desk.tickets.iter().filter(|_| leads);
-        let untold = tickets
-            .filter(|(_, h)| fresh(h))
-            .map(|(n, h)| (*n, h.first));
-        let untold: Vec<(NodeId, Time)> = untold.collect();
-        self.desk.untold = false;
-        for (node, first) in untold {
-            if self.lineage_to_join(ctx, node).is_zero() {
-                self.desk.untold = true;
-                self.wake_at(
-                    first + REPEAT,
-                    "voters that do not say whether this life goes on",
-                );
-            } else {
-                self.tell_life(ctx, node);
-            }
+        let tickets = self
+            .desk
+            .tickets
+            .iter()
+            .filter(|(_, h)| h.is_fresh(ctx.now));
+        let untold: Vec<NodeId> = tickets.map(|(node, _)| *node).collect();
+        if untold.is_empty() || !self.live().is_some_and(members) {
+            return;
+        }
+        let waits = |n: &NodeId| {
+            self.desk
+                .tickets
+                .get(n)
+                .is_some_and(|h| self.waits_in_life(h))
+        };
+        let (told, untold): (Vec<_>, Vec<_>) = untold.into_iter().partition(waits);
+        self.desk.untold = !untold.is_empty();
+        if self.desk.untold {
+            self.wake_at(
+                ctx.now + REPEAT,
+                "voters that do not say whether this life goes on",
+            );
+        }
+        if told.is_empty() {
+            return;
+        }
+        let life = self.life_to_join(ctx);
+        for node in told.into_iter().filter(|_| life.is_some()) {
+            self.answer(ctx, node, life);
         }
     }
 

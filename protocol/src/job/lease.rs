@@ -540,10 +540,9 @@ impl Job {
         self.forgotten.is_some() || !self.dropped.is_empty()
     }
 
-    /// Whether a start waits for this lease, or a launcher that came just now for the word that its life goes on, so that
-    /// it is worth asking for it more often.
+    /// Whether a start waits for this lease, so that it is worth asking for it more often.
     pub(crate) fn lease_urgent(&self) -> bool {
-        self.desk.untold || self.member.as_ref().is_some_and(|m| m.pending.is_some())
+        self.member.as_ref().is_some_and(|m| m.pending.is_some())
     }
 
     /// Whether something is to be done once the lease is held.

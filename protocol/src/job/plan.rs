@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use super::birth::Held;
 use super::second_look::Verdict;
 use super::store::differs;
 use super::{Ctx, Job};
@@ -509,11 +510,10 @@ impl Job {
         (ctx.now < due && members().any(hopeless) && !members().all(tried)).then_some(due)
     }
 
-    /// The life of the job that this node's ticket waits in: the one that runs, where a majority says so, unless it has
-    /// begun to end, or the launcher was started with other flags. Such a one is of the next life.
-    pub(super) fn lineage_to_join(&self, ctx: &Ctx<'_>, node: NodeId) -> Digest {
+    /// The life of the job in which tickets may wait: the one that runs, unless it has begun to end.
+    pub(super) fn life_to_join(&self, ctx: &Ctx<'_>) -> Option<Digest> {
         let (Some(head), Some(lead)) = (self.live(), &self.lead) else {
-            return Digest::ZERO;
+            return None;
         };
         let record = &head.record;
         let a = self.assess(ctx, record);
@@ -525,22 +525,25 @@ impl Job {
         let nobody = a.survivors.is_empty() && a.cut.is_empty() && a.left_out.is_empty();
         let all_leave = nobody && !a.leaving.is_empty();
         let given_up = self.is_given_up(ctx, record);
-        // On the other side of a cut it may be over: a majority has to say, since the launcher came, that it goes on.
-        let held = self.desk.tickets.get(&node);
-        let says = |n, since| {
-            self.member
-                .as_ref()
-                .is_some_and(|m| m.acknowledged(n, since))
-        };
-        let goes_on = held.is_some_and(|h| head.voting().is_majority(|n| says(n, h.first)));
-        let alone = record.arbiter == Arbiter::Members && !goes_on;
-        let other = held.is_some_and(|h| differs(&h.ticket, record));
-        // A launcher that came when those who took part were gone does not share their end: it may have been voted on before.
+        // A launcher that came when those who took part were gone does not share their end: it may have been voted on
+        // before.
         let gone = !self.any_member_lives(ctx, record);
-        match a.cancel || fails || finishes || all_leave || given_up || alone || other || gone {
-            true => Digest::ZERO,
-            false => head.lineage(),
-        }
+        let ends = a.cancel || fails || finishes || all_leave || given_up || gone;
+        (!ends).then(|| head.lineage())
+    }
+
+    /// Whether a ticket waits in the life that runs: a launcher that was started with other flags is of the next one.
+    pub(super) fn waits_in_life(&self, held: &Held) -> bool {
+        let Some(head) = self.live() else {
+            return false;
+        };
+        // On the other side of a cut it may be over: a majority has to say, since the launcher came, that it goes on.
+        let says = |n| {
+            let mine = self.member.as_ref();
+            mine.is_some_and(|m| m.acknowledged(n, held.first))
+        };
+        let by_store = matches!(head.record.arbiter, Arbiter::Store(_));
+        (by_store || head.voting().is_majority(says)) && !differs(&held.ticket, &head.record)
     }
 
     /// A member whose node holds a ticket for another launcher by now.
