@@ -272,6 +272,8 @@ pub struct Register {
     pub running: Option<Digest>,
     /// The newest generation that it was told to start. It has heard no end of the life that this is of.
     pub began: Option<Box<Began>>,
+    /// The life of the job that it takes part in, by [`ToLauncher::Life`].
+    pub lineage: Option<Digest>,
     /// The stop step that it holds, and its workers with it: of the generation that runs, or of the newest where
     /// that has finished.
     pub gate: Option<Held>,
@@ -413,6 +415,11 @@ pub enum ToLauncher {
     },
     /// About checkpoint slots.
     Save(SaveAsk),
+    /// The launcher takes part in this life of the job, as a member or as one that waits, and ends with it. It tells an
+    /// agent that is started anew.
+    Life {
+        lineage: Option<Digest>,
+    },
 }
 
 /// Start this generation's workers, as soon as the ones before are gone. Idempotent.

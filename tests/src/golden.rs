@@ -194,6 +194,7 @@ names!(to_launcher_name, TO_LAUNCHER, ToLauncher, {
     ToLauncher::Welcome { .. } => "welcome",
     ToLauncher::Refused { .. } => "refused",
     ToLauncher::Waiting { .. } => "waiting",
+    ToLauncher::Life { .. } => "life",
     ToLauncher::Start(_) => "start",
     ToLauncher::Stop { .. } => "stop",
     ToLauncher::Preempt { .. } => "preempt",

@@ -50,6 +50,7 @@ pub fn register(launcher: LauncherId, job: &str, spec: JobSpec, addr: IpAddr) ->
         place: Place::default(),
         running: None,
         began: None,
+        lineage: None,
         gate: None,
         store: None,
         parity: 0,

@@ -13,6 +13,10 @@ const NODES: usize = 3;
 const AWAY: usize = 1;
 /// So few nodes go on without the others.
 const ELASTIC: u16 = 2;
+/// When the launcher of that node comes, where it is a spare.
+const SPARE_COMES: u64 = 4 * SEC;
+/// When the life before ends, where there is one.
+const FIRST_ENDS: u64 = 3 * SEC;
 /// From when its agent is away, at the latest, to the end of the job.
 const CRASH: u64 = 10 * SEC;
 const END: u64 = 14 * SEC;
@@ -117,6 +121,76 @@ fn judge(
     Ok(())
 }
 
+/// So many nodes train while the third waits for a place.
+const FULL: u16 = 2;
+
+/// Why a spare does not end with the life of the job in which it waits.
+fn judge_spare(
+    seed: u64,
+    (end, code): (Fault, i32),
+    (crash, down, again): (u64, u64, u64),
+    (min_nodes, store, trained): (u16, bool, bool),
+) -> Result<(), String> {
+    let mut setup = setup(seed, end, (down, again, LONG_GRACE), (min_nodes, store));
+    setup.spec.max_nodes = FULL;
+    match trained {
+        false => setup.nodes[AWAY].launcher_at = Some(SPARE_COMES),
+        // Before this life there was one of which it was a member.
+        true => {
+            let comes = |(node, after)| (FIRST_ENDS + after * SEC, Fault::LateJoin { node });
+            let comes = [(0, 1), (2, 1), (AWAY, 4)].map(comes);
+            setup.nodes[2].launcher_at = None;
+            setup
+                .faults
+                .insert(0, (FIRST_ENDS, Fault::Cancel { node: 0 }));
+            setup.faults.splice(1..1, comes);
+        }
+    }
+    // The others alone begin the next life, where it comes before the agent is back.
+    let back = crash + down;
+    let is_again = |f: &Fault| *f == Fault::LateJoin { node: AWAY };
+    setup
+        .faults
+        .retain(|(at, f)| *at < again || again > back || !is_again(f));
+    for (at, fault) in &mut setup.faults {
+        if let Fault::AgentCrash { .. } = fault {
+            *at = crash;
+        }
+    }
+    setup.heal_at = setup.heal_at.max(back + BOUND);
+    let mut conductor = Conductor::new(setup);
+    conductor.log = Some(Vec::new());
+    conductor.relaunches = false;
+    conductor.run().map_err(|v| v.to_string())?;
+    let by = END.max(back) + BOUND;
+    let hears = |(at, step): (u64, Step)| match step {
+        Step::LauncherHears {
+            node: AWAY,
+            frame: ToLauncher::End { code, .. },
+            ..
+        } => Some((code, at)),
+        _ => None,
+    };
+    let told = conductor.log.take().into_iter().flatten();
+    let told = told.filter(|(at, _)| *at >= crash).find_map(hears);
+    if !told.is_some_and(|(with, at)| with == code && at < by) {
+        return Err(format!("the spare was told {told:?}, not {code} by {by}"));
+    }
+    let spawns = &conductor.world.truth.spawns;
+    if spawns
+        .iter()
+        .any(|s| s.node == AWAY && (crash..again.max(by)).contains(&s.at))
+    {
+        return Err("the spare trained".to_owned());
+    }
+    let trains = |at: u64| (again..again + BOUND).contains(&at);
+    let train = (0..NODES).filter(|n| spawns.iter().any(|s| s.node == *n && trains(s.at)));
+    match train.count() == usize::from(FULL) {
+        true => Ok(()),
+        false => Err("the next life does not begin in time".to_owned()),
+    }
+}
+
 #[track_caller]
 fn assert_none(wrong: &[String]) {
     let (n, all) = (wrong.len(), wrong.join("\n"));
@@ -183,6 +257,35 @@ fn ranks_that_finished_while_an_agent_was_away_are_not_run_again() {
                 if let Err(why) = judge(seed, (Fault::Finish, 0), (down, AGAIN, AGENT_GRACE), all) {
                     let down = down / SEC;
                     wrong.push(format!("{down} s, store {store}, {seed}: {why}"));
+                }
+            }
+        }
+    }
+    assert_none(&wrong);
+}
+
+/// Whether its agent is back before the end, after it, or when the others are in the next life.
+#[test]
+fn a_spare_whose_agent_was_away_ends_with_its_job() {
+    let away = [(300, 200), (100, 5_000), (2_000, 1_950), (3_000, 9_000)];
+    let away = away.map(|(before, down)| (before, down, AGAIN));
+    let mut wrong = Vec::new();
+    let cases = [1, 2].map(|min| [(min, false), (min, true)]).concat();
+    let cases = [false, true].map(|trained| {
+        cases
+            .iter()
+            .map(move |(min, store)| (*min, *store, trained))
+    });
+    for case in cases.into_iter().flatten() {
+        for (before, down, again) in away.into_iter().chain([(1_000, 14_000, END + 6 * SEC)]) {
+            let times = (END - before * SEC / 1_000, down * SEC / 1_000, again);
+            for (end, code) in ends() {
+                for seed in 1..4 {
+                    if let Err(why) = judge_spare(seed, (end.clone(), code), times, case) {
+                        wrong.push(format!(
+                            "{end:?}, {before} ms before, (nodes, store, trained) {case:?}, {seed}: {why}"
+                        ));
+                    }
                 }
             }
         }

@@ -110,6 +110,7 @@ pub(super) fn registers(i: usize, spec: JobSpec) -> Register {
         place: Place::default(),
         running: None,
         began: None,
+        lineage: None,
         gate: None,
         store: None,
         parity: 0,

@@ -145,6 +145,7 @@ impl Alone {
             place: Place::default(),
             running,
             began: None,
+            lineage: None,
             gate,
             store: None,
             parity: 0,

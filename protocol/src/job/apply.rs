@@ -331,8 +331,8 @@ impl Job {
             }
             return;
         }
-        if let Some(local) = self.local.as_mut().filter(|_| !lineage.is_zero()) {
-            local.lineage = Some(lineage);
+        if !lineage.is_zero() {
+            self.takes_part_in(Some(lineage));
         }
         if !matches!(wait, Wait::Elsewhere { .. }) {
             // Who gathers tickets itself refers to nobody any more.

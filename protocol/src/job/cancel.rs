@@ -116,7 +116,7 @@ impl Job {
     fn lives_known(&self, ctx: &Ctx<'_>) -> BTreeSet<Digest> {
         let here = self.local.as_ref().filter(|l| l.over.is_none());
         let began = here.and_then(|l| l.reg.began.as_ref().map(|b| b.lineage));
-        let waits = here.and_then(|l| l.lineage);
+        let waits = here.and_then(|l| l.reg.lineage);
         let told = self.adverts(ctx.peers.all).filter(|(_, a)| a.belongs);
         let told = told.map(|(_, a)| a.lineage);
         let lives = told.chain(began).chain(waits);
@@ -153,9 +153,7 @@ impl Job {
         };
         if ctx.now < order.until {
             // A launcher that was on its way back, to an agent that may know nothing of its life.
-            let here = self.local.as_ref().filter(|l| l.over.is_none());
-            let began = here.and_then(|l| l.reg.began.as_ref());
-            if began.is_some_and(|b| order.known.contains(&b.lineage)) && !self.is_member(ctx) {
+            if order.known.iter().any(|l| self.is_of_life(*l)) && !self.is_member(ctx) {
                 self.cancel(ctx);
             }
             if let CancelStage::Asked { .. } = order.stage {
@@ -463,9 +461,7 @@ impl Job {
         }
         let live = self.live().filter(|h| h.lineage() == lineage);
         let Some((record, digest)) = live.map(|h| (h.record.clone(), h.digest)) else {
-            let here = self.local.as_ref().filter(|l| l.over.is_none());
-            let began = here.and_then(|l| l.reg.began.as_ref());
-            if began.is_some_and(|b| b.lineage == lineage) && !self.is_member(ctx) {
+            if self.is_of_life(lineage) && !self.is_member(ctx) {
                 self.cancel(ctx);
             }
             return;

@@ -132,6 +132,7 @@ impl Job {
         record: Arc<Record>,
         votes: bool,
     ) {
+        self.hear_of_end(ctx, &record);
         let lineage = record.lineage();
         let left = ctx.past.voted(&lineage).is_some_and(|n| record.number < n);
         // An end is no vote: births name it, and all must know the same one.

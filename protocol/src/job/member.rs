@@ -43,9 +43,6 @@ pub(super) struct Local {
     pub(super) running: Option<Digest>,
     pub(super) leave: Option<(Leave, Time)>,
     pub(super) cancel: bool,
-    /// The life of the job that it takes part in: as a member, or by the leader's word as one that waits.
-    /// Of no other life it is told the end.
-    pub(super) lineage: Option<Digest>,
     /// Its workers that are to end, and have not yet: it joins no other generation before.
     pub(super) stopping: Option<Stopping>,
     /// It was told to exit, by this frame.
@@ -198,7 +195,7 @@ impl Job {
         }
         self.forget_ctrl_c(Some(reg.launcher));
         let running = reg.running;
-        let (lineage, newest) = reg.began.as_ref().map(|b| (b.lineage, b.digest)).unzip();
+        let newest = reg.began.as_ref().map(|b| b.digest);
         let (store, gate) = (reg.store, reg.gate);
         self.continue_for(ctx, reg.launcher);
         self.storeless.remove(&ctx.me());
@@ -215,7 +212,10 @@ impl Job {
                 local.silent_since = None;
                 local.welcomed = ctx.now;
                 (local.unanswered, local.unresponsive) = (None, None);
+                // It may not have heard the newest word on its life.
+                let lineage = local.reg.lineage;
                 local.reg = reg;
+                self.takes_part_in(lineage);
             }
         } else {
             // This one has not been told what the one before waited for.
@@ -235,7 +235,6 @@ impl Job {
                 running,
                 leave: None,
                 cancel: false,
-                lineage,
                 stopping: None,
                 over: None,
             });
@@ -388,40 +387,64 @@ impl Job {
             self.stop_launcher(ctx.now, old, 0, "this generation is over");
         }
         // Its life ended while its agent was away. The next may have begun, without it.
-        let head = self.head.iter().map(|h| &h.record);
-        let before = self.durable.ended.iter().filter(|_| !self.is_member(ctx));
-        let before = before.filter(|r| !matches!(r.kind, Kind::Tombstone { .. }));
-        let mut ends = head.chain(before).filter(|r| r.kind.is_terminal());
-        if let Some(end) = ends.find(|r| self.took_part(r)).cloned() {
-            self.end_launcher(ctx, &end);
+        let ends = self.head.iter().map(|h| &h.record);
+        let ends = ends.chain(&self.durable.ended).cloned();
+        for end in ends.collect::<Vec<_>>() {
+            self.hear_of_end(ctx, &end);
         }
         // Or it was given up by a person's order, as nobody could decide its end.
-        let began = self.local.as_ref().and_then(|l| l.reg.began.as_deref());
-        let began = began
-            .map(|b| b.lineage)
-            .filter(|l| self.cancelled == Some(*l));
-        if began.is_some() && !self.is_member(ctx) {
+        if self.cancelled.is_some_and(|l| self.is_of_life(l)) && !self.is_member(ctx) {
             self.cancel(ctx);
         }
+        self.ask_for_end(ctx);
     }
 
     /// Whether the launcher here has not heard of this end of its own life. That all others left is none for a
     /// launcher that had no part in what they left.
     fn took_part(&self, end: &Record) -> bool {
         let began = self.local.as_ref().and_then(|l| l.reg.began.as_deref());
-        began.is_some_and(|b| match end.kind {
-            Kind::Dormant => b.digest == end.parent,
-            _ => b.lineage == end.lineage(),
+        match end.kind {
+            Kind::Dormant => began.is_some_and(|b| b.digest == end.parent),
+            _ => self.is_of_life(end.lineage()),
+        }
+    }
+
+    /// The life of the job that the launcher here takes part in: as a member, or by the leader's word as one that
+    /// waits. Of no other life it is told the end.
+    pub(super) fn life(&self) -> Option<Digest> {
+        self.local.as_ref().and_then(|l| l.reg.lineage)
+    }
+
+    /// Whether the launcher here takes part in this life, or did when its workers began, and has heard no end.
+    pub(super) fn is_of_life(&self, lineage: Digest) -> bool {
+        let local = self.local.as_ref().filter(|l| l.over.is_none());
+        local.is_some_and(|l| {
+            let began = l.reg.began.as_ref().map(|b| b.lineage);
+            l.reg.lineage.or(began) == Some(lineage)
         })
+    }
+
+    /// A life of the job is over, by its log or by others. A launcher of that life ends with it also where its agent
+    /// knows nothing of it any more.
+    pub(super) fn hear_of_end(&mut self, ctx: &Ctx<'_>, end: &Record) {
+        let is_end = end.kind.is_terminal() && !matches!(end.kind, Kind::Tombstone { .. });
+        if is_end && self.took_part(end) && !self.is_member(ctx) {
+            self.end_launcher(ctx, end);
+        }
+    }
+
+    /// The launcher keeps the word, for an agent that is started anew knows nothing of a life in which one only waits.
+    pub(super) fn takes_part_in(&mut self, lineage: Option<Digest>) {
+        if let Some(local) = self.local.as_mut().filter(|l| l.reg.lineage != lineage) {
+            local.reg.lineage = lineage;
+            self.tell_launcher(ToLauncher::Life { lineage });
+        }
     }
 
     /// The launcher takes part in the life of the job that it is a member of.
     fn note_lineage(&mut self, ctx: &Ctx<'_>) {
         if self.is_member(ctx) {
-            let lineage = self.head.as_ref().map(super::Head::lineage);
-            if let Some(local) = &mut self.local {
-                local.lineage = lineage;
-            }
+            self.takes_part_in(self.head.as_ref().map(super::Head::lineage));
         }
     }
 
@@ -437,15 +460,15 @@ impl Job {
             self.applicant.told.clear();
         }
         if record.kind.is_terminal() {
-            let lineage = self.local.as_ref().and_then(|l| l.lineage);
+            let lineage = self.life();
             let running = self.local.as_ref().and_then(|l| l.running);
             // That all others left is no end for a launcher that only waited, or was dropped before: it begins the next life.
             let left = self.before.as_ref().filter(|b| b.digest == record.parent);
             let mine = left.and_then(|b| b.record.member(ctx.me()));
             let took_part = mine.is_some_and(|m| Some(m.launcher) == self.launcher());
             let waited = record.kind == Kind::Dormant && !took_part && !self.took_part(&record);
-            if waited && let Some(local) = &mut self.local {
-                local.lineage = None;
+            if waited {
+                self.takes_part_in(None);
             }
             if lineage == Some(record.lineage()) && !waited {
                 // The others waited for all but those that they had given up, whose lease is all that they wait for.

@@ -94,6 +94,11 @@ impl Job {
         if over {
             return;
         }
+        if self.may_tell_end(ctx, advert) {
+            // With no end known here they tell all that they know.
+            let have = Digest::ZERO;
+            return self.send(ctx, from, JobMessage::Ask { have });
+        }
         let Some(head) = &self.head else {
             if leads {
                 // A generation that this node is to lead, decided without its knowledge.
@@ -134,6 +139,28 @@ impl Job {
             }
         }
         self.leave_dead_birth(ctx);
+    }
+
+    /// Whether the life of the launcher here, of which this agent knows nothing, has ended as far as others know.
+    fn may_tell_end(&self, ctx: &Ctx<'_>, advert: &Advert) -> bool {
+        let local = self.local.as_ref().filter(|l| l.over.is_none());
+        let life = local
+            .and_then(|l| l.reg.lineage)
+            .filter(|_| self.live().is_none());
+        let goes_on = |life| self.told_of(ctx, life).any(|(_, a)| a.belongs);
+        !advert.is_gathering() && life.is_some_and(|life| !goes_on(life))
+    }
+
+    /// The launcher here came back to an agent that may have been told of the end of its life before.
+    pub(super) fn ask_for_end(&mut self, ctx: &Ctx<'_>) {
+        let told = self.adverts(ctx.peers.all);
+        let told = told
+            .filter(|(_, a)| self.may_tell_end(ctx, a))
+            .map(|(n, _)| n);
+        let have = Digest::ZERO;
+        for node in told.collect::<Vec<_>>() {
+            self.send(ctx, node, JobMessage::Ask { have });
+        }
     }
 
     /// Groups that spoke of themselves before there was one here were no concern then, and may never

@@ -150,6 +150,9 @@ impl Job {
                     self.keep(&entry);
                 }
                 let news = self.store.as_ref().is_some_and(|s| s.read.is_some());
+                if let (Body::Claim(record), true) = (&entry.body, valid) {
+                    self.hear_of_end(ctx, record);
+                }
                 match (entry.body, valid) {
                     (Body::Claim(record), true) if news => {
                         self.on_claimed(ctx, Arc::new(*record));

@@ -33,6 +33,7 @@ pub fn to_agent() -> Vec<ToAgent> {
                 lineage: digest,
                 digest,
             })),
+            lineage: Some(digest),
             gate: Some(held()),
             store: Some(StoreUuid([8; 16])),
             parity: 3,
@@ -158,6 +159,9 @@ pub fn to_launcher() -> Vec<ToLauncher> {
         },
         ToLauncher::Waiting {
             text: "waiting for 1 more of 2 nodes".into(),
+        },
+        ToLauncher::Life {
+            lineage: Some(digest),
         },
         ToLauncher::Start(Start {
             digest,

@@ -219,6 +219,7 @@ impl Launcher {
             place: Place::default(),
             running: None,
             began: None,
+            lineage: None,
             gate: None,
             store: new.store,
             parity: 0,

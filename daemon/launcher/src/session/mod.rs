@@ -543,6 +543,7 @@ impl Session {
                 }
                 self.waiting = text;
             }
+            ToLauncher::Life { lineage } => self.register.lineage = lineage,
             ToLauncher::Start(start) => self.start(start, now),
             ToLauncher::Stop {
                 digest,

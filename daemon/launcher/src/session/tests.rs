@@ -75,6 +75,7 @@ impl World {
             place: Place::default(),
             running: None,
             began: None,
+            lineage: None,
             gate: None,
             store: None,
             parity: 0,
