@@ -9,7 +9,7 @@ use crate::train::Gradients;
 /// A forward pass, perhaps cut between the stages of its net.
 #[derive(Debug)]
 pub(super) struct Pass {
-    /// What each stage but the last gave, and what the next one took instead, a leaf of its own graph.
+    /// The output of each stage but the last, and the next one's input in its place, a leaf of its own graph.
     cuts: Vec<(Tensor, Tensor)>,
     output: Tensor,
 }
