@@ -95,7 +95,7 @@ impl<'a, 'b> Way<'a, 'b> {
         self.into.ready(bucket);
     }
 
-    /// Backward is over. (What is ready on a CPU and was not said to be, its owner knows.)
+    /// Backward is over. (The owner of gradients on a CPU knows those that are ready and were not said to be.)
     pub(super) fn finish(mut self) -> Result<(), TorchError> {
         for bucket in 0..self.device.len() {
             if self.device[bucket].is_some() {

@@ -13,7 +13,7 @@
 //! SignSGD, 2019). At every commit, the result plus the change of all residuals is the sum of all inputs,
 //! but for rounding in `f32`.
 //!
-//! **What lasts** is in two parts. [`Own`] is one rank's: it goes with a dead rank, is handed to a survivor
+//! **Lasting state** is in two parts. [`Own`] is one rank's: it goes with a dead rank, is handed to a survivor
 //! when a rank leaves ([`Bucket::hand_over`]), and is zero for newcomers. The shared part
 //! ([`Bucket::encode_shared`]) is the same on every rank, and belongs to the state that newcomers copy.
 //!
