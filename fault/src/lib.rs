@@ -45,7 +45,7 @@ mod armed {
 
     use rustix::process::{Signal, getpid, kill_process};
 
-    /// What to do to the process.
+    /// Action of a fault point on its process.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(super) enum Deed {
         Kill,
@@ -53,7 +53,7 @@ mod armed {
         Sleep(Duration),
     }
 
-    /// What an armed point's file says.
+    /// Contents of an armed point's file.
     #[derive(Debug, PartialEq, Eq)]
     pub(super) struct Order {
         pub(super) deed: Deed,
@@ -106,7 +106,7 @@ mod armed {
         }
     }
 
-    /// What this pass has to do, if it is the one.
+    /// Returns the action of this pass, if it is the one.
     pub(super) fn take(place: &Path, name: &str, subject: impl FnOnce() -> String) -> Option<Deed> {
         static PASSES: Mutex<BTreeMap<String, u64>> = Mutex::new(BTreeMap::new());
         let file = place.join(name);

@@ -136,7 +136,7 @@ fn check() -> Result<(), Failure> {
     Ok(())
 }
 
-/// What was saved, as a launcher takes it.
+/// The sealed image, taken as a launcher takes it.
 fn take(slots: &[Arc<Slot>]) -> Result<Sealed, Failure> {
     let sealed = slots.iter().find(|slot| slot.state().0 == State::Sealed);
     let sealed = sealed.ok_or("nothing was sealed")?.take()?;

@@ -85,12 +85,12 @@ fn main() -> Result<(), Failure> {
     }
 }
 
-/// What is trained: a state of which each step changes as much as the gradient is long, the next part each time.
+/// The training: a state of which each step changes as much as the gradient is long, the next part each time.
 struct Steps {
     /// In the place of a forward and a backward pass.
     pause: Duration,
     gradient: Vec<f32>,
-    /// What a rank contributes that only listens.
+    /// The contribution of a rank that only listens.
     listener: Vec<f32>,
     /// None while it is being made, or a copy is written into it.
     state: State,
@@ -390,7 +390,7 @@ fn train(mut worker: Worker<'_, Steps>, steps: u64) -> Result<(), Failure> {
 /// Pairs that say how long one takes.
 const FIRST: u64 = 5;
 
-/// What is measured in pairs.
+/// A measurement in pairs.
 struct Pairs {
     most: u64,
     /// Steps of one half of a pair.

@@ -1,4 +1,4 @@
-//! What NCCL does on this machine: `nccl_check [LIBNCCL [LIBCUDA [MIB]]]`, alone with one GPU, or as a worker
+//! Check of NCCL on this machine: `nccl_check [LIBNCCL [LIBCUDA [MIB]]]`, alone with one GPU, or as a worker
 //! of `muster run` with one GPU for each. MIB is the size of the large all-reduce.
 //!
 //! Every operation with fp16, bf16 and the other types against the group's own on host memory, the time

@@ -20,7 +20,7 @@ type Failure = Box<dyn std::error::Error>;
 const PLAN: &str = "NCCL_LOST_PLAN";
 const LEN: usize = 50_000;
 const BOUND: Duration = Duration::from_secs(60);
-/// What an operation may take, and so how soon a rank that stands still is noticed.
+/// Time that an operation may take, and so how soon a rank that stands still is noticed.
 const OP_WITHIN: Duration = Duration::from_secs(3);
 
 fn main() -> ExitCode {

@@ -1,4 +1,4 @@
-//! What it saves to reduce gradients while backward goes on: `muster run --standalone --nproc-per-node 2 --
+//! Time saved by reducing gradients while backward goes on: `muster run --standalone --nproc-per-node 2 --
 //! target/release/examples/overlap --steps 20`.
 //!
 //! Trains a perceptron of `--layers` layers, `--width` wide, three times over: without overlap, by hooks and in

@@ -59,7 +59,7 @@ fn main() -> Result<(), Failure> {
     }
 }
 
-/// What is noted, for the bench to read.
+/// Notes for the bench to read.
 struct Log(File);
 
 impl Log {

@@ -1,4 +1,4 @@
-//! What a step costs when nothing happens: nanoseconds for each call of `Session::step`, of
+//! Cost of a step when nothing happens: nanoseconds for each call of `Session::step`, of
 //! `Session::report`, and of entering and leaving a wait, the best of several runs.
 //!
 //!     cargo run --release -p muster-runtime --example step

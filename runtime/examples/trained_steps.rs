@@ -202,7 +202,7 @@ impl Model for Wide {
     }
 }
 
-/// What this process did, and when.
+/// Log of this process, with times.
 struct Notes {
     who: String,
     log: File,

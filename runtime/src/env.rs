@@ -1,4 +1,4 @@
-//! What the launcher tells a worker through the environment: torchrun's variables and Muster's own.
+//! The environment that the launcher gives a worker: torchrun's variables and Muster's own.
 
 use muster_protocol::Digest;
 

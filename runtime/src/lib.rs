@@ -1,5 +1,5 @@
-//! What a worker links: the agreed stop step, collectives between ranks, live membership, and what a
-//! training loop needs around them ([`data`], [`schedule`], [`gradient`]), with the loop itself ([`train`]).
+//! The library that a worker links: the agreed stop step, collectives between ranks, live membership, and the needs of
+//! a training loop around them ([`data`], [`schedule`], [`gradient`]), with the loop itself ([`train`]).
 //!
 //! The runtime talks to its launcher through one page of shared memory ([`session`]) and to other
 //! ranks over TCP ([`collective`]), or between GPUs by NCCL. It installs no signal handler, and exits the

@@ -61,8 +61,8 @@ fn not_right(error: impl std::fmt::Display) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, error.to_string())
 }
 
-/// Where the launcher of this guard tells what it holds; `None` where it holds nothing, ever. Whoever answers is
-/// believed for no more than where to ask.
+/// Where the launcher of this guard tells what it holds; `None` where it holds nothing, ever. The answer is believed
+/// for no more than where to ask.
 ///
 /// # Errors
 /// Nothing answers there in time.

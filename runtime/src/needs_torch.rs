@@ -10,7 +10,7 @@ use crate::random::SplitMix;
 use crate::schedule::{At, Base, Scaling, Schedule, Span, WarmUp, WarmUpFrom};
 use crate::train::optim::{Adam, Sgd};
 
-/// What a script prints, as a list of numbers in JSON.
+/// Output of a script, as a list of numbers in JSON.
 pub(crate) fn python(script: &str, input: &[u8]) -> Vec<f64> {
     let python = std::env::var("MUSTER_TEST_PYTHON")
         .expect("MUSTER_TEST_PYTHON names a Python with PyTorch");

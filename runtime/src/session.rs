@@ -21,7 +21,7 @@ pub const WAIT_WITHOUT_DEADLINE: Duration = Duration::from_secs(60);
 /// A deadline further away than this is taken for a mistake, and this is waited instead.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
 
-/// What a worker is to do at a step's boundary.
+/// Order to a worker at a step's boundary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Directive {

@@ -214,7 +214,7 @@ fn a_worker_at_full_speed_never_passes_what_was_reported_for_it() {
     }
 }
 
-/// What a launcher stores for a checkpoint at a step.
+/// Stores a launcher's order of a checkpoint at a step.
 fn confirm_checkpoint(launcher: &Page, step: u64) {
     launcher.store(word::CHECKPOINT, encode_step(Some(step)));
     launcher.store(word::STOP, Stop::Confirmed(step).encode());

@@ -35,7 +35,7 @@ macro_rules! widest {
 
 pub(crate) use widest;
 
-/// What a processor has.
+/// Vector width of a processor.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Width {
@@ -44,7 +44,7 @@ pub(crate) enum Width {
     Avx512,
 }
 
-/// What this processor has: looked up once a process, then a few loads and tests.
+/// The largest vector width of this processor: looked up once a process, then a few loads and tests.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn widest_there() -> Width {
     let bits = is_x86_feature_detected!("bmi1") && is_x86_feature_detected!("bmi2");

@@ -42,7 +42,7 @@ pub const DECODERS: [&str; 16] = [
 /// Decodes with the decoder of this name; says whether the bytes were a value.
 ///
 /// # Panics
-/// What was decoded does not encode again, or not to the same value.
+/// The decoded value does not encode again, or not to the same value.
 pub fn decode(decoder: &str, bytes: &[u8]) -> bool {
     match decoder {
         "message" => again(Message::decode(bytes), Message::encode, Message::decode),
@@ -104,7 +104,7 @@ fn stream(bytes: &[u8]) -> bool {
     true
 }
 
-/// What a worker's environment and a manifest say of memory.
+/// Decodes the texts about memory in a worker's environment and in a manifest.
 fn memory_text(bytes: &[u8]) -> bool {
     let _port = memory::data_port(bytes);
     let text = String::from_utf8_lossy(bytes);
@@ -171,7 +171,7 @@ pub fn corpus() -> Vec<Vec<u8>> {
     all
 }
 
-/// What lies in a store or a slot: a data file with its header, a manifest, and the note and the part
+/// Samples from a store or a slot: a data file with its header, a manifest, and the note and the part
 /// that it could have been made of.
 fn checkpoint() -> Vec<Vec<u8>> {
     const FILE: &[u8] = include_bytes!(

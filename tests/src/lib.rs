@@ -1,4 +1,4 @@
-//! What the tests share: the simulation of many agents, the explorer of the consensus core, a
+//! Shared code of the tests: the simulation of many agents, the explorer of the consensus core, a
 //! sample of every frame, and one door to every decoder.
 
 #![expect(

@@ -35,7 +35,7 @@ struct World {
     unstartable: Vec<Option<String>>,
     /// The last words to each node's launcher.
     ended: Vec<Option<(i32, String)>>,
-    /// What each node's launcher was told to say.
+    /// Lines that each node's launcher was told to say.
     told: Vec<Vec<String>>,
     spec: JobSpec,
     cut: BTreeSet<(usize, usize)>,

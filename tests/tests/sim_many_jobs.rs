@@ -19,7 +19,7 @@ const STORED: usize = 256 * 1024;
 struct Run {
     seed: u64,
     store: bool,
-    /// What the sleeper finds when it is back.
+    /// The sleeper's disk when it is back.
     disk: Disk,
     kept: Span,
     /// Jobs before it sleeps, while it does, and afterwards.
@@ -176,7 +176,7 @@ fn forgotten(fleet: &Fleet, run: Run) -> Result<(), Broken> {
     Ok(())
 }
 
-/// What each agent says and writes in a minute, at most.
+/// Checks that each agent says and writes no more than this in a minute.
 fn quiet(fleet: &mut Fleet, messages: u64, bytes: u64) -> Result<(), Broken> {
     let before: Vec<Traffic> = fleet.nodes.iter().map(|n| n.traffic).collect();
     fleet.pass(secs(60))?;

@@ -1,4 +1,4 @@
-//! What nodes and jobs see of each other, among real cores: launchers of several jobs on one node,
+//! Nodes and jobs as they see each other, among real cores: launchers of several jobs on one node,
 //! a node that is lost again and again, and what people are told of a wait.
 //!
 //! A small world of its own: every message takes a millisecond, agents and launchers die and come
@@ -45,7 +45,7 @@ struct World {
     statuses: Vec<(Time, usize)>,
     queue: BTreeMap<(Time, u64), (usize, Event)>,
     seq: u64,
-    /// What each node's people were told, and when.
+    /// Notices to each node's people, and when they came.
     notices: Vec<(Time, usize, Notice)>,
     said: Vec<(Time, usize, String)>,
 }

@@ -151,7 +151,7 @@ fn claims(conductor: &Conductor) -> usize {
     conductor.world.truth.log.claims.len()
 }
 
-/// What a node's launcher was told from then on.
+/// Messages to a node's launcher from then on.
 fn heard(conductor: &Conductor, of: usize, from: u64) -> Vec<&ToLauncher> {
     let log = conductor.log.iter().flatten();
     log.filter_map(|(at, step)| match step {

@@ -42,16 +42,16 @@ struct Node {
     written: Vec<String>,
     /// Of this generation the first step may begin.
     go: Option<Digest>,
-    /// What it was asked to delete.
+    /// Files that it was asked to delete.
     deleted: Vec<String>,
-    /// What its launcher finds of checkpoints, by their steps: whole, where nothing is said.
+    /// State of checkpoints as its launcher finds them, by their steps: whole, where nothing is said.
     view: BTreeMap<u64, State>,
     /// Steps whose checkpoints it was asked to look at again, and the questions.
     looked_again: Vec<u64>,
     questions: Vec<Question>,
     /// Its launcher reads a checkpoint until then, and whether it gets on with it.
     reads: Option<(Time, bool)>,
-    /// What people read there.
+    /// Texts that people read there.
     told: Vec<String>,
     /// With what its launcher was told to end.
     ended: Option<(i32, String)>,
@@ -357,7 +357,7 @@ impl World {
         }
     }
 
-    /// What a launcher does about slots and files.
+    /// Does what a launcher does about slots and files.
     fn asked(&mut self, i: usize, ask: SaveAsk) {
         let news = match ask {
             SaveAsk::Write { slot, save } => {

@@ -1,6 +1,6 @@
-//! A thousand agents form a generation: how long it takes in virtual time, and how many messages. What
-//! they cost while they train and nothing happens. And fifty nodes that join a running job within two
-//! seconds: how many generations that costs.
+//! A thousand agents form a generation: how long it takes in virtual time, and how many messages. Their cost while they
+//! train and nothing happens. And fifty nodes that join a running job within two seconds: how many generations that
+//! costs.
 //!
 //! Every agent is connected with every other (round trip 50 ms), takes as long for each event as its
 //! core takes here, by the processor's time, and its launcher answers a START after a millisecond, and
@@ -34,7 +34,7 @@ const MOST_IDLE: u64 = match cfg!(debug_assertions) {
 const PROBE_WAITS: Span = Span::from_millis(500);
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 
-/// What a world came to.
+/// Result of forming a world.
 #[derive(Debug)]
 struct Formed {
     /// From the last launcher's start until the last node's workers run.
@@ -45,7 +45,7 @@ struct Formed {
     heartbeats: usize,
 }
 
-/// What a world that trains costs in each second, when nothing happens.
+/// Cost of a world that trains, in each second when nothing happens.
 #[derive(Debug)]
 struct Idle {
     /// Between all agents, for each member.
@@ -79,7 +79,7 @@ struct World {
     nodes: (u16, u16),
     /// When each agent has worked off what it took on.
     busy: Vec<Time>,
-    /// What this agent is told, for hearing it again.
+    /// The agent whose events are recorded in `heard`, for hearing them again.
     heard_by: Option<usize>,
     heard: Vec<(Time, Event)>,
     /// The processor's time that each agent took for its events, and for the longest of them.
@@ -317,7 +317,7 @@ impl World {
         }
     }
 
-    /// What it costs to train, from then on.
+    /// Measures the cost of training from then on.
     fn idle(&mut self, from: Time) -> Idle {
         let (window, seconds) = (Span::from_secs(2), 2.0);
         while self.step(from).is_some() {}

@@ -10,7 +10,7 @@ use muster_tests::sim::setup::{Fault, NodeSetup, Setup, Times};
 const NODES: usize = 4;
 const LOST: u64 = 20 * SEC;
 const AGAIN: u64 = 22 * SEC;
-/// What hosts that live allow, with the usual `suspect_after` of 2 s.
+/// Time that hosts that live allow, with the usual `suspect_after` of 2 s.
 const AT_ONCE: u64 = 2 * SEC;
 /// All paths are whole again.
 const HEALED: u64 = AGAIN + 20 * SEC;

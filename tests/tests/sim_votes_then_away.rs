@@ -19,7 +19,7 @@ const CUT: u64 = 10 * SEC;
 /// When the leader's node starts a job again that was cancelled: the voter has accepted its end before.
 const AGAIN: u64 = CUT + 8 * SEC;
 
-/// What follows the generation of which the member is.
+/// Successor of the generation of which the member is.
 #[derive(Clone, Copy, Debug)]
 enum Next {
     Generation,

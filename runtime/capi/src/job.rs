@@ -21,7 +21,7 @@ pub(crate) struct Inner {
     pub(crate) env: WorkerEnv,
     /// Ranks of this node.
     pub(crate) local_world: u32,
-    /// What was declared.
+    /// The saver and the tensors that were declared; none before `muster_declare`.
     pub(crate) saves: Option<Saves>,
 }
 
@@ -188,7 +188,7 @@ pub unsafe extern "C" fn muster_step(job: *const Job, step: u64, directive: *mut
     })
 }
 
-/// What [`muster_step`] asked for is done.
+/// Answers an order of [`muster_step`]: its action is done.
 ///
 /// # Safety
 /// `job` is null or from [`muster_open`].

@@ -1,4 +1,4 @@
-//! What an entry returns: a number, and a text for each thread.
+//! Outcomes of entries: a number, and a text for each thread.
 
 use std::cell::RefCell;
 use std::error::Error;

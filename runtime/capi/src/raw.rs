@@ -231,7 +231,7 @@ fn null(what: &str) -> Failure {
     Failure::argument(format!("{what} is NULL"))
 }
 
-/// What is behind a handle. A panic in another call has left it as it was between two of its own calls, or
+/// Locks the value behind a handle. A panic in another call has left it as it was between two of its own calls, or
 /// in the middle of one: nothing here breaks by that.
 pub(crate) fn lock<T>(handle: &Mutex<T>) -> MutexGuard<'_, T> {
     handle.lock().unwrap_or_else(PoisonError::into_inner)

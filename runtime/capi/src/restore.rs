@@ -66,7 +66,7 @@ impl Checkpoint {
     }
 }
 
-/// What this worker's generation begins with.
+/// Opens the checkpoint that this worker's generation begins with.
 ///
 /// # Safety
 /// Both are null or valid for a write.

@@ -9,14 +9,14 @@ use crate::job::{Inner, Job};
 use crate::outcome::{Code, Failure, entry};
 use crate::raw::{Described, Memory, Tensor, described, list, list_mut, lock, memory, one, text};
 
-/// What is wanted of a tensor that was declared: MUSTER_WRITES and MUSTER_LOOKS of the header.
+/// Flags of a tensor that was declared: MUSTER_WRITES and MUSTER_LOOKS of the header.
 const WRITES: u8 = 1;
 const LOOKS: u8 = 2;
 
 /// The longest wait for a slot.
 const LONGEST_WAIT: f64 = 86_400.0;
 
-/// What was declared.
+/// The saver and the tensors that were declared.
 #[derive(Debug)]
 pub(crate) struct Saves {
     saver: Saver,
@@ -71,7 +71,7 @@ fn of_save(error: &SaveError) -> Failure {
     Failure::of(code, error)
 }
 
-/// What each rank holds. Ranks that hold what all hold, and nothing besides, share one list.
+/// Lists of the tensors that each rank holds. Ranks that hold what all hold, and nothing besides, share one list.
 fn lists(all: &[Described<'_>], world: u32) -> Result<(Vec<Vec<Held>>, Vec<usize>), Failure> {
     let mut common: Vec<Held> = Vec::new();
     let mut own: BTreeMap<u32, Vec<Held>> = BTreeMap::new();
@@ -181,7 +181,7 @@ impl Inner {
     }
 }
 
-/// What all ranks hold.
+/// Declares the tensors that all ranks hold.
 ///
 /// # Safety
 /// `job` is null or from [`muster_open`](crate::job::muster_open); `tensors` are null or `count`, as the header says;

@@ -90,7 +90,7 @@ impl Page {
     }
 }
 
-/// What the last failure said.
+/// Text of the last failure.
 fn said() -> String {
     // SAFETY: never null, and of this thread.
     unsafe { CStr::from_ptr(muster_error()) }

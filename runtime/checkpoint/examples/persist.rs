@@ -1,4 +1,4 @@
-//! What a machine's memory and disk allow, and what writing and reading checkpoints makes of it.
+//! Speed of a machine's memory and disk, and of writing and reading checkpoints on it.
 //!
 //! `cargo run --release -p muster-checkpoint --example persist -- DIR [MIB]`
 

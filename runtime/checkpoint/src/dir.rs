@@ -1,7 +1,7 @@
 //! A directory held by a descriptor, and the names below it.
 //!
-//! Whoever opened the directory had the right to; what is done here cannot leave it: names are
-//! single components without dots at their start, and symbolic links are not followed.
+//! The process that opened the directory had the right to; what is done here cannot leave it: names are single
+//! components without dots at their start, and symbolic links are not followed.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use rustix::fs::{self as unix, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-/// What a temporary file's name begins with.
+/// First characters of a temporary file's name.
 pub(crate) const TEMPORARY: &str = ".tmp-";
 
 /// A directory.

@@ -2,8 +2,8 @@
 //!
 //! Every rank plans a save by itself, from what it believes that all hold, and asks nobody. So it leaves with its
 //! part what it planned from, as digests ([`Inventory`]), and, of some tensors that others hold as well, what
-//! their first bytes hash to. Whoever makes the manifest compares them: a save of ranks that differ would be whole
-//! by all checksums, and restored wrong.
+//! their first bytes hash to. The process that makes the manifest compares them: a save of ranks that differ would be
+//! whole by all checksums, and restored wrong.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,7 +29,7 @@ const NAMED: usize = 8;
 /// The most kinds of ranks that an error names.
 const SHOWN: usize = 3;
 
-/// What a rank planned its save from.
+/// Digests of the tensors, holders and nodes that a rank planned its save from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Inventory {
@@ -39,7 +39,7 @@ pub struct Inventory {
     pub runs: Vec<Run>,
     /// The name of the last tensor.
     pub last: String,
-    /// What the slices in [`Plan::sampled`](crate::plan::Plan::sampled) hash to, in that order; none where this rank
+    /// Hashes of the slices in [`Plan::sampled`](crate::plan::Plan::sampled), in that order; none where this rank
     /// does not hold the slice, or did not look.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub samples: Vec<Option<Bytes<8>>>,
@@ -57,12 +57,12 @@ pub struct Run {
     pub digest: Bytes<8>,
 }
 
-/// What ranks do not have alike.
+/// Kind of a difference between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// Which tensors there are, of which types and shapes, and who holds what.
     Tensors,
-    /// What a tensor holds that each of them says it has whole.
+    /// Values of a tensor that each of them says it has whole.
     Values,
 }
 
@@ -110,7 +110,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// What a sample hashes to.
+/// Hash of a sample.
 pub fn sample(bytes: &[u8]) -> Bytes<8> {
     let start = bytes.get(..SAMPLE).unwrap_or(bytes);
     half(XxHash3_128::oneshot(start))
@@ -199,7 +199,7 @@ impl Listing {
         }
     }
 
-    /// What was listed, by ranks on these nodes.
+    /// The inventory of the listed tensors, by ranks on these nodes.
     pub(crate) fn finish(mut self, nodes: &[u32]) -> Inventory {
         self.close();
         for node in nodes {

@@ -11,7 +11,7 @@ use crate::slice::Slice;
 use crate::testing::ramp;
 use crate::{Dtype, Pages};
 
-/// What a script prints; none if the interpreter has no `safetensors`.
+/// Output of a script; none if the interpreter has no `safetensors`.
 fn python(script: &str, path: &Path) -> Option<String> {
     let python = std::env::var("MUSTER_TEST_PYTHON")
         .expect("MUSTER_TEST_PYTHON names a Python with PyTorch");

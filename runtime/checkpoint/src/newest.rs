@@ -40,7 +40,7 @@ pub struct Found<T> {
 pub struct Chosen<T> {
     pub digest: Id,
     pub manifest: Manifest,
-    /// What accepting it yielded.
+    /// The result of accepting it.
     pub value: T,
 }
 

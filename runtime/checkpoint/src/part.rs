@@ -1,9 +1,9 @@
-//! What a rank knows of a save besides its image, and how the ranks' parts become one manifest.
+//! A rank's knowledge of a save besides its image, and how the ranks' parts become one manifest.
 //!
 //! A rank leaves a [`Note`] in its slot: where its image belongs, and its blobs. Rank 0's has the
-//! [`Draft`] too, which is the manifest but for the files' checksums; every rank could make it, from
-//! the plan that all have. Whoever has written a rank's file leaves a [`Part`] beside it, durable. When
-//! all parts are there, the draft and they make the manifest, whatever has become of the ranks meanwhile.
+//! [`Draft`] too, which is the manifest but for the files' checksums; every rank could make it, from the plan that all
+//! have. The writer of a rank's file leaves a [`Part`] beside it, durable. When all parts are there, the draft and they
+//! make the manifest, whatever has become of the ranks meanwhile.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -23,17 +23,17 @@ use crate::sum::CHUNK;
 /// inventory.
 const VERSION: u32 = 2;
 
-/// What a rank leaves in its slot beside its image.
+/// The note that a rank leaves in its slot beside its image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Note {
     /// The name of its file, in the save's directory; none if it writes nothing.
     pub file: Option<String>,
-    /// What it saves that is no tensor. Names are unique over all ranks.
+    /// The data of its save that is no tensor. Names are unique over all ranks.
     pub blobs: Vec<Blob>,
     /// Rank 0's alone.
     pub draft: Option<Draft>,
-    /// What the rank planned its save from.
+    /// The inventory that the rank planned its save from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inventory: Option<Inventory>,
 }
@@ -53,7 +53,7 @@ pub struct Draft {
     pub sampled: Vec<u64>,
 }
 
-/// What became of one rank's part of a save.
+/// One rank's durable part of a save.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Part {
@@ -151,7 +151,7 @@ impl Note {
     }
 }
 
-/// What was made durable of a slot.
+/// The durable result of a slot.
 #[derive(Clone, Debug)]
 pub struct Kept {
     /// Of the part, by which it is asked for.
@@ -163,8 +163,8 @@ pub struct Kept {
 }
 
 /// Makes what a rank sealed durable: its file, then its part, in a save's directory, `data/<name>` below
-/// `place`. `ahead` is what was written of the file while the slot was filled. What an earlier attempt at this has
-/// left whole is used as it is.
+/// `place`. `ahead` is what was written of the file while the slot was filled. A file that an earlier attempt has left
+/// whole is used as it is.
 ///
 /// # Errors
 /// The note is none, the image is damaged, or the disk fails. The slot is still sealed then.

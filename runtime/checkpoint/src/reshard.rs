@@ -3,7 +3,7 @@
 use crate::manifest::Tensor;
 use crate::slice::Slice;
 
-/// What a slice in a file and a wanted slice have in common, as runs of bytes that are contiguous
+/// Overlap of a slice in a file and a wanted slice, as runs of bytes that are contiguous
 /// in both. Runs ascend in the file; every byte of the overlap is in exactly one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overlap {

@@ -1,4 +1,4 @@
-//! What may go. A pure function of what the log and the store hold: it deletes nothing.
+//! Rules of deletion. A pure function of what the log and the store hold: it deletes nothing.
 //!
 //! Two steps, so that nothing is deleted that anyone may still restore: first a RETIRE in the log,
 //! then, once that has been read there, the data.
@@ -6,7 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-/// What is kept beyond pinned checkpoints and those in use.
+/// Numbers of checkpoints to keep beyond pinned ones and those in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// How many of the newest; at least 1.
@@ -37,7 +37,7 @@ pub enum Best {
 pub struct Commit {
     /// Its slot in the log: higher is newer.
     pub seq: u64,
-    /// What it needs in the store: names of [`Item`]s.
+    /// Its needs in the store: names of [`Item`]s.
     pub needs: Vec<String>,
     pub state: State,
     pub metric: Option<f64>,
@@ -49,7 +49,7 @@ pub struct Commit {
     pub in_use: bool,
 }
 
-/// What is known of a checkpoint's data.
+/// Known state of a checkpoint's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Read back and right, or loaded.
@@ -71,16 +71,16 @@ pub struct Item {
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     pub commits: &'a [Commit],
-    /// What is in the store.
+    /// Items of the store.
     pub items: &'a [Item],
     /// Number of the newest CLAIM that was read in the log: what older generations have not
     /// committed by then they never will.
     pub claimed: u64,
-    /// What the records name whose slots are not known yet.
+    /// Items that the records name whose slots are not known yet.
     pub unresolved: &'a [String],
 }
 
-/// What to do.
+/// Retirements and deletions that are due.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
     /// Slots of COMMITs to append a RETIRE for, oldest first.
@@ -93,7 +93,7 @@ pub struct Decision {
 /// The fewest verified checkpoints that are left, if there are as many.
 const FLOOR: usize = 2;
 
-/// What to retire now, and what to delete now.
+/// Decides what to retire and what to delete now.
 pub fn review(policy: Policy, view: View<'_>) -> Decision {
     let kept = kept(policy, view.commits);
     let verified =

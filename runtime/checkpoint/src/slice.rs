@@ -114,7 +114,7 @@ impl Slice {
         self.elements()
     }
 
-    /// What lies in both, if anything does. Both must lie in one shape.
+    /// The part that lies in both, if any. Both must lie in one shape.
     pub fn intersect(&self, other: &Self) -> Option<Self> {
         let mut both = Self {
             offset: Vec::with_capacity(self.offset.len()),

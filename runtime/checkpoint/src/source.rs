@@ -12,7 +12,7 @@ use rustix::io::{self as unix_io, Errno};
 use crate::PAGE;
 use crate::dir::Dir;
 
-/// Who on this host reads the same bytes, as far as the reader knows.
+/// Readers of the same bytes on this host, as far as the reader knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readers {
     /// Nobody else: what remembers them for others is in the way.
@@ -21,8 +21,8 @@ pub enum Readers {
     Several,
 }
 
-/// Data files by their paths in the manifest: a directory, later a store or a peer. What it returns
-/// is verified by whoever asked.
+/// Data files by their paths in the manifest: a directory, later a store or a peer. The caller verifies the bytes that
+/// it returns.
 pub trait Source: Sync {
     /// Length of a file in bytes.
     ///
@@ -36,8 +36,8 @@ pub trait Source: Sync {
     /// `UnexpectedEof` if the file is shorter, else as [`Source::size`].
     fn read(&self, path: &str, at: u64, into: &mut [u8], readers: Readers) -> io::Result<()>;
 
-    /// What was read last from byte `at` of a file does not verify. Whether it would come from
-    /// elsewhere now: then it is read again.
+    /// Is told that the bytes read last from byte `at` of a file do not verify. Returns whether they would come from
+    /// elsewhere now: then they are read again.
     fn refuse(&self, _path: &str, _at: u64) -> bool {
         false
     }

@@ -16,7 +16,7 @@ pub const CHUNK: u64 = 4 << 20;
 /// Hashed at a time, so that the second hash finds the bytes in the cache.
 const PIECE: usize = 128 << 10;
 
-/// What a chunk hashes to.
+/// Checksum of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkSum {
     /// CRC-64/NVME, kept for each chunk.

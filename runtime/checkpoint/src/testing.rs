@@ -1,4 +1,4 @@
-//! What tests have in common: tensors whose bytes say where they belong, and ways to cut them.
+//! Common parts of tests: tensors whose bytes say where they belong, and ways to cut them.
 
 use crate::Dtype;
 use crate::hex::Bytes;

@@ -26,7 +26,7 @@ pub struct Spot {
 }
 
 impl Spot {
-    /// What a text names of this checkpoint, as [`Damage`] words it: where to look first. None where it names
+    /// The part of this checkpoint that a text names, as [`Damage`] words it: where to look first. None where it names
     /// nothing.
     pub fn named(manifest: &Manifest, text: &str) -> Option<Spot> {
         let files = manifest.files.iter().enumerate();

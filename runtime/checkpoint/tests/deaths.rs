@@ -17,7 +17,7 @@ use muster_checkpoint::{PAGE, Pages};
 
 const PLACE: &str = "MUSTER_CHECKPOINT_TEST_PLACE";
 
-/// What a writer writes to its file `number`.
+/// Contents of a writer's file `number`.
 fn image(number: u8) -> Pages {
     let mut image = Pages::new(12 << 20).unwrap();
     image.fill(number);

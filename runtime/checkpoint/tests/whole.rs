@@ -321,7 +321,7 @@ fn a_checkpoint_is_exported_to_one_file() {
     assert_eq!(header.tensors[0].name, "norm.scale");
 }
 
-/// What version 1 wrote is read for ever, and is still written byte for byte.
+/// Checkpoints of version 1 are read for ever, and are still written byte for byte.
 #[test]
 fn the_golden_checkpoint() {
     let place = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What the examples that train have in common: their flags, how they train, and what they say.
+//! Common parts of the examples that train: their flags, how they train, and what they say.
 
 use std::cell::Cell;
 use std::error::Error;
@@ -53,7 +53,7 @@ pub(crate) struct Args {
     more: Vec<(&'static str, i64)>,
 }
 
-/// What an example trains with, unless its flags say otherwise.
+/// Settings of an example where its flags say nothing else.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Defaults {
     pub(crate) steps: u64,

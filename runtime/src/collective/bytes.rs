@@ -4,7 +4,7 @@ use super::error::GroupError;
 use super::{Group, MAX_PAYLOAD};
 
 impl Group {
-    /// What `root` gives, on every rank. Only `root`'s `payload` matters.
+    /// Broadcasts the bytes that `root` gives to every rank. Only `root`'s `payload` matters.
     ///
     /// # Errors
     /// A peer is lost or out of step, or the payload is longer than [`MAX_PAYLOAD`].

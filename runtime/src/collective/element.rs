@@ -1,4 +1,4 @@
-//! What a collective works on: types of elements, and operations on them.
+//! Types of elements that collectives work on, and operations on them.
 
 use half::{bf16, f16};
 

@@ -1,4 +1,4 @@
-//! What can go wrong in a group, with the peer that it concerns.
+//! Errors of a group, with the peer that each concerns.
 
 use std::io;
 use std::time::Duration;

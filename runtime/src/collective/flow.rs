@@ -33,7 +33,7 @@ pub(super) fn chunk(peers: usize) -> usize {
     (CHUNK / peers.max(1)).max(CHUNK / 8) & !63
 }
 
-/// What comes first from a peer, before the bytes for this rank alone.
+/// The first bytes from a peer, before the bytes for this rank alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum First {
     Nothing,
@@ -43,7 +43,7 @@ pub(super) enum First {
     Part,
 }
 
-/// What comes from one peer.
+/// Incoming bytes of one peer.
 #[derive(Debug)]
 pub(super) struct Incoming<'a> {
     rank: u32,
@@ -78,7 +78,7 @@ pub(super) struct Own<'a> {
     /// With the place of this rank's contribution among the peers', and the contribution.
     fold: Option<(Fold, usize, &'a [u8])>,
     len: usize,
-    /// What is final, and what is not yet.
+    /// The chunks that are final; `rest` is not yet.
     chunks: Vec<&'a [u8]>,
     ready: usize,
     rest: &'a mut [u8],

@@ -22,7 +22,7 @@ const PROOF_WITHIN: Duration = Duration::from_secs(2);
 /// Callers that have not proven themselves; the oldest goes when there are more.
 const MOST_PENDING: usize = 64;
 
-/// Who this rank is in a handshake.
+/// This rank's identity in a handshake.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) rank: u32,

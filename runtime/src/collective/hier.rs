@@ -159,7 +159,7 @@ impl Hier {
     }
 }
 
-/// What an all-reduce works on.
+/// Operands of an all-reduce.
 struct Reduce<'a> {
     fold: super::reduce::Fold,
     input: &'a [u8],

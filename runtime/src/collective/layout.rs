@@ -46,7 +46,7 @@ impl Layout {
         })
     }
 
-    /// What an all-reduce of these inputs, in the order of ranks, gives on every rank, bit for bit.
+    /// Result of an all-reduce of these inputs, in the order of ranks: the same on every rank, bit for bit.
     /// `None`, unless there is one of the same length for each rank.
     pub fn reduce<T: Element>(&self, op: Op, inputs: &[&[T]]) -> Option<Vec<T>> {
         let len = inputs.first()?.len();

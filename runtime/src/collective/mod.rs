@@ -71,7 +71,7 @@ pub struct Group {
     watch: Watch,
     over: Option<Over>,
     waits: Option<Waits>,
-    /// What the heads of this rank's operations say, and since when all ranks have heard all.
+    /// Word in the heads of this rank's operations, and since when all ranks have heard all.
     word: u64,
     told: Option<Instant>,
     /// How long operations may take from then on.

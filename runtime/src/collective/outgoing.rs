@@ -1,4 +1,4 @@
-//! What this rank sends in one operation: by the calling thread, or, when it is much, by a thread of its
+//! Bytes that this rank sends in one operation: by the calling thread, or, when it is much, by a thread of its
 //! own for as long as the operation lasts, so that sending and receiving use two cores.
 
 use std::io::{IoSlice, Write};
@@ -24,7 +24,7 @@ pub(super) fn gulp(bytes: &[u8]) -> &[u8] {
     &bytes[..bytes.len().min(GULP)]
 }
 
-/// What goes to one peer: a head, bytes that are there from the start, and, if they are relayed, the
+/// Outgoing bytes for one peer: a head, bytes that are there from the start, and, if they are relayed, the
 /// chunks of this rank's part as they become ready.
 #[derive(Debug)]
 pub(super) struct Outgoing<'a> {

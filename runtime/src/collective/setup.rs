@@ -173,7 +173,7 @@ impl Group {
     }
 }
 
-/// Whom this rank talks to.
+/// Ranks that this rank talks to.
 struct Neighbours<'a> {
     /// All of this rank's host, itself included.
     host: &'a [Seat],

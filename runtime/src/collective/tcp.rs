@@ -53,7 +53,7 @@ impl Net {
     }
 }
 
-/// What a whole operation has in common.
+/// Common parts of a whole operation.
 struct At<'w> {
     head: Head,
     until: std::time::Instant,

@@ -1,4 +1,4 @@
-//! What a transport does: one operation among its ranks. The ranks here are places in the transport
+//! Interface of a transport: one operation among its ranks. The ranks here are places in the transport
 //! (of a host's ranks, or of the hosts' first ranks), numbered from 0.
 
 use std::time::Instant;

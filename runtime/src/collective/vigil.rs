@@ -23,7 +23,7 @@ const NOTICES: usize = 16;
 /// The other side has ended the connection, whatever lies unread before that.
 const HUNG_UP: PollFlags = PollFlags::from_bits_retain(libc::POLLRDHUP);
 
-/// What a group and its vigils know together.
+/// State that a group and its vigils share.
 #[derive(Debug)]
 pub(super) struct Known {
     /// The group was dropped.
@@ -74,7 +74,7 @@ impl Known {
     }
 }
 
-/// What a vigil saw: after each of them the group is over, or its devices are.
+/// Events that a vigil sees: after each of them the group is over, or its devices are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// A rank is lost, by the word of another.
@@ -85,7 +85,7 @@ pub enum Seen {
     GaveUp(u32),
     /// The group was dropped in this process.
     Left,
-    /// What was said cannot be understood.
+    /// The rank's notice cannot be understood.
     Nonsense(u32),
     /// An operation of the group itself failed; its next call says how.
     Failed,
@@ -235,7 +235,7 @@ impl Vigil {
 }
 
 impl Line {
-    /// What lies unread on the connection, and whether it has ended.
+    /// Looks at the unread bytes of the connection, and at whether it has ended.
     fn peek(&mut self, world: u32) -> Option<Seen> {
         let mut bytes = [0; NOTICES * NOTICE_LEN];
         let got = match self.stream.peek(&mut bytes) {

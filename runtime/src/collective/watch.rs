@@ -1,4 +1,4 @@
-//! What every wait of a group looks at besides its own descriptors: the other ranks' control
+//! Checks of every wait of a group besides its own descriptors: the other ranks' control
 //! connections, and whether this process was told to leave.
 
 use std::io::{self, Read, Write};
@@ -89,7 +89,7 @@ impl Aborter {
         self.0.bell.as_fd()
     }
 
-    /// Whoever waits in this region is to be woken too.
+    /// Makes an abort wake those who wait in this region, too.
     pub(super) fn covers(&self, region: &Arc<Region>) {
         *self.0.region.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(region);
     }
@@ -127,7 +127,7 @@ pub(super) struct Control {
     pub(super) stream: TcpStream,
     notice: [u8; NOTICE_LEN],
     got: usize,
-    /// Whom it said that it waits for.
+    /// The rank that it waits for, by its own word.
     waits: Option<u32>,
     /// The connection has ended: the rank has left, perhaps with its part of everything done.
     gone: Option<LossCause>,
@@ -216,7 +216,7 @@ pub(super) struct Watch {
     /// How long to wait for another rank's word at the end of that time, where a rank may be silent
     /// because it waits itself.
     pub(super) grace: Duration,
-    /// What is known to those who watch this group from the side.
+    /// State shared with those who watch this group from the side.
     pub(super) known: Arc<Known>,
     /// The newest word of each rank, by rank.
     pub(super) words: Vec<u64>,
@@ -236,7 +236,7 @@ impl Watch {
         Ok(())
     }
 
-    /// What the rank says in the head of an operation.
+    /// Takes the word in the head of the rank's operation.
     pub(super) fn hear(&mut self, rank: u32, word: u64) {
         if let Some(last) = self.words.get_mut(rank as usize) {
             *last = word;
@@ -309,7 +309,7 @@ impl Watch {
         }
     }
 
-    /// Whom the rank waits for, by its own word, and whom that one does, and so on.
+    /// The end of the chain of ranks that begins with this one: each waits for the next, by its own word.
     fn last_of_chain(&self, mut rank: u32) -> u32 {
         for _ in 0..self.controls.len() {
             let said = self.controls.iter().find(|control| control.rank == rank);

@@ -31,7 +31,7 @@ fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     out
 }
 
-/// What a connection is for.
+/// Purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub(super) enum Purpose {
@@ -135,7 +135,7 @@ pub(super) fn decode_verdict(bytes: &[u8; VERDICT_LEN]) -> Option<Result<(), Ref
     })
 }
 
-/// What a rank says about itself: where it listens, and what it can share memory with.
+/// A rank's card: where it listens, and what it can share memory with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Card {
     /// `None`: where the asker has reached it.
@@ -174,7 +174,7 @@ impl Card {
     }
 }
 
-/// What a rank tells all that it is connected to, when something is wrong.
+/// Notices that a rank sends to all that it is connected to, when something is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Notice {
     /// This rank was lost.
@@ -236,7 +236,7 @@ pub(super) struct Head {
     pub(super) len: u64,
     /// Which part of an operation that is done in parts.
     pub(super) part: u64,
-    /// What the rank says to all beside its bytes; zero: nothing.
+    /// The rank's word to all beside its bytes; zero: none.
     pub(super) word: u64,
 }
 
@@ -261,7 +261,7 @@ impl Head {
     /// The word of another rank's head.
     ///
     /// # Errors
-    /// What is wrong with it, if this one is right.
+    /// The first difference of that head from this one, which is taken as right.
     pub(super) fn word_of(own: &[u8; HEAD_LEN], got: &[u8; HEAD_LEN]) -> Result<u64, &'static str> {
         if own[..ALIKE] == got[..ALIKE] {
             Ok(u64::from_le_bytes(array(got, ALIKE)))

@@ -39,7 +39,7 @@ impl Group {
         }
     }
 
-    /// What every rank says, in the order of ranks; every rank calls it after the same operation. It costs nothing where
+    /// Words of all ranks, in their order; every rank calls it after the same operation. It costs nothing where
     /// every rank has heard from every other in an operation since [`say`](Self::say), and else an all-gather.
     ///
     /// # Errors

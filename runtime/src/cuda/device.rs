@@ -200,7 +200,7 @@ impl Drop for Device {
     }
 }
 
-/// What the driver writes as a text of at most `N` bytes with its end.
+/// Reads a text that the driver writes, of at most `N` bytes with its end.
 fn text<const N: usize>(
     write: impl FnOnce(*mut c_char, i32) -> Result<(), CudaError>,
 ) -> Result<String, CudaError> {
@@ -410,7 +410,7 @@ impl Event {
         driver.check("cuEventRecord", code)
     }
 
-    /// What comes into the stream from now on waits for this.
+    /// Makes all that comes into the stream from now on wait for this.
     pub(crate) fn hold(&self, stream: RawStream) -> Result<(), CudaError> {
         let driver = &self.device.driver;
         // SAFETY: as above.
@@ -421,7 +421,7 @@ impl Event {
     /// Waits for it.
     ///
     /// # Errors
-    /// What comes before it failed, or the device's context is lost.
+    /// Work before it failed, or the device's context is lost.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         let driver = &self.device.driver;
         // SAFETY: the event lives as long as `self`.

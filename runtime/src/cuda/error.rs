@@ -1,4 +1,4 @@
-//! What can go wrong with a driver.
+//! Errors of a driver.
 
 use std::path::PathBuf;
 

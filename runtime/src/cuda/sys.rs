@@ -9,7 +9,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use cudarc::driver::sys as cu;
 
-/// What NCCL or the driver returns.
+/// Return code of NCCL or the driver.
 pub(crate) type Code = c_uint;
 
 pub(crate) const SUCCESS: Code = 0;

@@ -1,9 +1,8 @@
 //! Loads this rank's samples ahead of time, on threads of its own.
 //!
 //! Each call of [`Loader::step`] says anew what is wanted: the step's microbatches, and those of the steps
-//! that follow if the world stays as it is. What is loaded or on its way and still wanted is kept, the
-//! rest is discarded; so a change of the share, a redone step and a restored checkpoint need no call of
-//! their own.
+//! that follow if the world stays as it is. Microbatches that are loaded or on their way and still wanted are kept, the
+//! rest are discarded; so a change of the share, a redone step and a restored checkpoint need no call of their own.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -58,7 +57,7 @@ pub struct Loaded<S> {
     pub waited: Duration,
 }
 
-/// What a loader did since it was made.
+/// Totals of a loader since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     pub steps: u64,
@@ -83,7 +82,7 @@ pub enum LoadError {
     Threads(#[source] io::Error),
 }
 
-/// What makes two microbatches the same: the epoch, and the places in its order.
+/// Identity of a microbatch: the epoch, and the places in its order.
 type Key = (u64, Range<u64>);
 
 #[derive(Debug)]
@@ -103,7 +102,7 @@ struct Entry<S> {
 
 #[derive(Debug)]
 struct Board<S> {
-    /// What is wanted, the most urgent first.
+    /// Microbatches that are wanted, the most urgent first.
     entries: VecDeque<Entry<S>>,
     over: bool,
 }
@@ -248,7 +247,7 @@ impl<S> Board<S> {
         before.iter().filter(begun).count() as u64
     }
 
-    /// What is wanted first, if it is done.
+    /// Takes the microbatch that is wanted first, if it is done.
     fn take_first(&mut self) -> Option<Result<Vec<S>, LoadError>> {
         if !matches!(self.entries.front()?.stage, Stage::Done(_)) {
             return None;

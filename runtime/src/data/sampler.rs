@@ -27,7 +27,7 @@ impl Batch {
     }
 }
 
-/// What becomes of an epoch's last samples, when they are fewer than a batch.
+/// Treatment of an epoch's last samples, when they are fewer than a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tail {
     /// They are a smaller batch.
@@ -36,7 +36,7 @@ pub enum Tail {
     Drop,
 }
 
-/// What a [`Sampler`] goes through, and how.
+/// Samples, batches and order of a [`Sampler`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SamplerConfig {
     /// Samples of the data set; their indices are 0..samples.

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What a demo worker is told on its command line.
+/// Arguments of a demo worker's command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerArgs {
     /// `--checkpoints DIR`: shared by all ranks.

@@ -1,4 +1,4 @@
-//! What a worker tells the demo's front end: one JSON object per line, appended to a file per rank.
+//! Events that a worker tells the demo's front end: one JSON object per line, appended to a file per rank.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};

@@ -20,7 +20,7 @@ const BETWEEN_IDLE: Duration = Duration::from_millis(1);
 struct Live<'a> {
     args: &'a WorkerArgs,
     trainer: Trainer<'a>,
-    /// What was committed since it was last looked at: steps that are complete, and their loss.
+    /// Commits since the last look: steps that are complete, and their loss.
     committed: Vec<(u64, f32)>,
     restored_from: Option<u64>,
 }

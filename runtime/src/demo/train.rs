@@ -33,7 +33,7 @@ pub struct State {
     velocity: Box<[f32; PARAMETERS]>,
 }
 
-/// What a finished training is judged by.
+/// Result by which a finished training is judged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
     /// Held-out images that are classified correctly.
@@ -236,7 +236,7 @@ impl<'a> Trainer<'a> {
         Ok(Sums { gradient, loss })
     }
 
-    /// What a step trains on: by the seed and the step alone, so that the state needs no cursor.
+    /// The samples that a step trains on: chosen by the seed and the step alone, so that the state needs no cursor.
     fn batch(&mut self, step: u64) -> Result<Plan, SamplerError> {
         let SamplerConfig { seed, samples, .. } = *self.sampler.config();
         let whole = samples / BATCH as u64;

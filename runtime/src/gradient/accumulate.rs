@@ -95,7 +95,7 @@ impl Accumulator {
         &self.sum
     }
 
-    /// Samples in the sum. What the reduced sum is divided by is the reduced count.
+    /// Samples in the sum. The divisor of the reduced sum is the reduced count.
     pub fn samples(&self) -> u64 {
         self.places.end - self.places.start
     }

@@ -22,7 +22,7 @@ pub fn norm_across(group: &mut Group, own: &[&[f32]]) -> Result<f64, GroupError>
     Ok(all[0].sqrt())
 }
 
-/// What to multiply a gradient of this norm with, so that its norm is `most` at most. `None` if the norm is
+/// Factor for a gradient of this norm, so that its norm is `most` at most. `None` if the norm is
 /// not finite: then no factor helps, and the step should be skipped.
 ///
 /// As PyTorch's `clip_grad_norm_`, with its 1e-6 in the denominator.

@@ -1,4 +1,4 @@
-//! What lies between a gradient and the optimizer: accumulation, compression, loss scaling, clipping.
+//! Stages between a gradient and the optimizer: accumulation, compression, loss scaling, clipping.
 //!
 //! All of it works on slices, keeps to the rule of the live step ([`live`](crate::live)), and gives the
 //! same bits on every rank:

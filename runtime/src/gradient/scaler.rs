@@ -27,7 +27,7 @@ impl Default for ScalerConfig {
     }
 }
 
-/// What becomes of a step.
+/// The scaler's decision about a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Apply,
@@ -62,7 +62,7 @@ impl Scaler {
         }
     }
 
-    /// What the loss is multiplied with.
+    /// Factor of the loss.
     pub fn scale(&self) -> f32 {
         self.scale
     }

@@ -5,7 +5,7 @@ use crate::collective::{Group, GroupError};
 /// Bytes of what a rank says: whether it holds a state, then its digest.
 const SAID: usize = 33;
 
-/// What a comparison found.
+/// Result of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Comparison {
     /// All ranks that hold a state hold the same.

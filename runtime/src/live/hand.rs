@@ -40,7 +40,7 @@ fn digest_of(hashed: &XxHash3_128) -> Digest {
     hashed.finish_128().to_be_bytes()
 }
 
-/// What is handed over.
+/// Things that are handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Thing {
     /// The state at a boundary: so many steps are committed.
@@ -66,7 +66,7 @@ impl Thing {
     }
 }
 
-/// What of a part is asked for. The answer begins with the length of the whole, plus one; 0, if it is not there.
+/// Content of a request for a part. The answer begins with the length of the whole, plus one; 0, if it is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Want {
     /// No more than that.
@@ -90,7 +90,7 @@ pub trait Frozen: Send + Sync {
     /// Bytes of all pieces.
     fn total(&self) -> usize;
 
-    /// What lies in one piece from this byte on: not empty, if there are any more.
+    /// The bytes that lie in one piece from this byte on: not empty, if there are any more.
     fn piece(&self, byte: usize) -> &[u8];
 }
 

@@ -1,4 +1,4 @@
-//! What a live worker says, how long it waits, and why it cannot go on.
+//! Outcomes of a live worker, its time limits, and its errors.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,7 +11,7 @@ use super::training::Fault;
 use crate::collective::GroupError;
 use crate::session::SessionError;
 
-/// What one call of [`Worker::advance`](super::Worker::advance) did.
+/// Outcome of one call of [`Worker::advance`](super::Worker::advance).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     /// A step's results are here; they are committed, unless this rank still waits for its copy.
@@ -58,7 +58,7 @@ pub enum Outcome {
 pub struct Patience {
     /// For all ranks of a new generation.
     pub form: Duration,
-    /// For one operation. What a rank does between two steps, such as saving the state, must take less: the others
+    /// For one operation. A rank's work between two steps, such as saving the state, must take less: the others
     /// wait for it in the next one. Inside a step, once all ranks are in it and some were measured, an operation has
     /// [`Patience::STEPS`] times what the slowest of the last ones took from there on, but not less than a tenth of
     /// this. Where ranks hear from each other in the step's first operation, that one has both times.

@@ -24,8 +24,8 @@ impl<T: Training> Worker<'_, T> {
 
     /// All ranks compare their states now, if they ever do and have not before this step: to be called by every rank
     /// between the same two steps, such as before all of them save, or right after one has: then no checkpoint of a state
-    /// that deviates stays the newest, as who is [`saver`](Self::saver) now saves over it. What became of it otherwise, as of
-    /// [`advance`](Self::advance): ranks that hold another state are newcomers now, or the generation is over.
+    /// that deviates stays the newest, as who is [`saver`](Self::saver) now saves over it. Other outcomes are as those
+    /// of [`advance`](Self::advance): ranks that hold another state are newcomers now, or the generation is over.
     ///
     /// # Errors
     /// This process cannot go on; see [`LiveError`].
@@ -40,7 +40,7 @@ impl<T: Training> Worker<'_, T> {
         }
     }
 
-    /// What the rule calls this generation. It grows with each turn, and each generation begins above all turns of
+    /// The rule's number for this generation. It grows with each turn, and each generation begins above all turns of
     /// the one before.
     pub(super) fn number(&self) -> u64 {
         let first = self.place.term.0.saturating_mul(1 << TURN_BITS);

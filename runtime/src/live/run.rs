@@ -44,7 +44,7 @@ pub struct Worker<'a, T: Training> {
     /// The first assignment is taken up without waiting.
     fresh: bool,
     over_since: Option<Instant>,
-    /// The slowest of the last steps, decaying. What lies between two steps does not count.
+    /// The slowest of the last steps, decaying. Time between two steps does not count.
     slowest: Duration,
 }
 
@@ -96,7 +96,7 @@ impl<'a, T: Training> Worker<'a, T> {
         &self.place
     }
 
-    /// Who works on the step that comes next: the same on every rank, between two steps.
+    /// The ranks that work on the step that comes next: the same on every rank, between two steps.
     pub fn share(&self) -> Share {
         Share {
             entered: self.live.entered().collect(),

@@ -206,7 +206,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// What a launcher does.
+    /// Assigns a place, as a launcher does.
     pub(crate) fn assign(page: &Page, assignment: &Assignment) {
         let sequence = page.load(word::SEQUENCE);
         page.store(word::SEQUENCE, sequence + 1);

@@ -35,7 +35,7 @@ enum Point {
     Copied,
 }
 
-/// Who worked on a step.
+/// The ranks that worked on a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     step: u64,

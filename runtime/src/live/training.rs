@@ -1,4 +1,4 @@
-//! What a live worker trains: the part that is the user's.
+//! Training of a live worker: the part that is the user's.
 
 use std::any::Any;
 use std::ops::Range;
@@ -17,10 +17,10 @@ pub enum Fault {
     Training(Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// What a live worker trains. Inside a step nothing that [`encode_state`](Self::encode_state) shows
+/// Training of a live worker. Inside a step nothing that [`encode_state`](Self::encode_state) shows
 /// may change; [`commit`](Self::commit) changes it, by the results alone.
 pub trait Training {
-    /// What a step's collectives yield: all that its commit needs.
+    /// Results of a step's collectives: all that its commit needs.
     type Results;
 
     /// Computes this rank's share of step `step` and does all its collectives. Every rank calls the
@@ -107,8 +107,8 @@ pub trait Training {
         false
     }
 
-    /// What has gone wrong in a commit, while the state was encoded or decoded, or while a landing was made, none of
-    /// which can fail: asked after each. This process ends then, before anybody gets its state.
+    /// An error of a commit, of encoding or decoding the state, or of making a landing, none of which can fail: asked
+    /// for after each. This process ends then, before anybody gets its state.
     fn fault(&mut self) -> Option<Box<dyn std::error::Error + Send + Sync>> {
         None
     }
@@ -131,8 +131,8 @@ pub trait Training {
         Ok(())
     }
 
-    /// A generation begins, before its first step. Every rank calls it; `survived`: with a state. What is
-    /// registered must not change.
+    /// A generation begins, before its first step. Every rank calls it; `survived`: with a state. Registered state must
+    /// not change.
     ///
     /// # Errors
     /// A collective failed, or the training cannot go on.
@@ -141,7 +141,7 @@ pub trait Training {
     }
 }
 
-/// Who works on a step.
+/// The ranks that work on a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
     /// The ranks whose samples count, in order; the others listen.

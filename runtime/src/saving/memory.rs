@@ -63,8 +63,8 @@ pub struct OnDevice<'a> {
 }
 
 impl<'a> OnDevice<'a> {
-    /// `bytes` bytes at an address: a tensor's `data_ptr`. What was put into `stream` before is waited for; null is the
-    /// default stream. Device and stream are of the primary context, as with PyTorch, tch and the CUDA runtime.
+    /// `bytes` bytes at an address: a tensor's `data_ptr`. Copies wait for all that was put into `stream` before; null
+    /// is the default stream. Device and stream are of the primary context, as with PyTorch, tch and the CUDA runtime.
     ///
     /// # Safety
     /// So many bytes of one GPU's memory lie there, in memory that stays for `'a`, and the stream does, too. Until
@@ -152,7 +152,7 @@ impl<'a> OnDeviceMut<'a> {
         }
     }
 
-    /// What is before a byte, and what begins with it, if it is inside.
+    /// The part before a byte, and the part that begins with it, if it is inside.
     pub fn split_at_checked(self, at: u64) -> Option<(OnDeviceMut<'a>, OnDeviceMut<'a>)> {
         let of = |range| {
             let there = self.there.part(range)?;
@@ -217,7 +217,7 @@ pub enum Way {
     Straight,
     /// Through a buffer of pinned memory, because the driver does not register the slot's.
     Pinned {
-        /// What the driver said.
+        /// The driver's message.
         why: String,
     },
 }

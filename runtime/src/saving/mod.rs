@@ -2,7 +2,7 @@
 //!
 //! A rank copies what it has to write into a *slot*, memory that its launcher holds, and goes on training
 //! or ends: the launcher makes the copy durable, and the job's agents commit the checkpoint once all ranks'
-//! are. What a rank writes follows from a *plan*, which every rank computes from what all of them hold:
+//! are. A rank's writes follow from a *plan*, which every rank computes from what all of them hold:
 //! a tensor that several hold is written by one.
 //!
 //! ```no_run

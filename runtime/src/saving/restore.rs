@@ -47,7 +47,7 @@ pub struct Restore {
     own: bool,
     /// Where damage is told.
     page: Option<Arc<Page>>,
-    /// What was wanted by loads that found damage. Held by the load that is under way.
+    /// Slices that loads wanted when they found damage. Held by the load that is under way.
     spoiled: Mutex<Vec<(String, Slice)>>,
 }
 
@@ -97,10 +97,10 @@ pub enum RestoreError {
 }
 
 impl Restore {
-    /// What this worker's generation begins with; `None` when there is nothing, or the worker was not
+    /// The checkpoint that this worker's generation begins with; `None` when there is nothing, or the worker was not
     /// started by Muster. All ranks of a generation are told the same.
     ///
-    /// What is found damaged, here or by [`load`](Self::load), the launcher is told: end with that error
+    /// Damage that is found, here or by [`load`](Self::load), is told to the launcher: end with that error
     /// then, and the checkpoint is rejected, and the next generation begins with the one before.
     ///
     /// # Errors
@@ -132,8 +132,8 @@ impl Restore {
         }
     }
 
-    /// What the newest generation of this worker begins with. A process that stays while generations change
-    /// asks anew in each of them: its environment is that of the first.
+    /// The checkpoint that the newest generation of this worker begins with. A process that stays while generations
+    /// change asks anew in each of them: its environment is that of the first.
     ///
     /// # Errors
     /// As [`from_env`](Self::from_env).
@@ -303,9 +303,9 @@ impl Restore {
         self.devices.use_driver(driver);
     }
 
-    /// Fills these slices, in any slicing, reading no more than they need and verifying all of that. What
-    /// launchers hold in memory comes from there, the rest from the store. Loads of several threads wait for
-    /// each other: each reads by many threads itself.
+    /// Fills these slices, in any slicing, reading no more than they need and verifying all of that. Bytes that
+    /// launchers hold in memory come from there, the rest from the store. Loads of several threads wait for each other:
+    /// each reads by many threads itself.
     ///
     /// # Errors
     /// They do not fit what was saved, or it is damaged: [`LoadError::damage`] tells which.
@@ -318,7 +318,7 @@ impl Restore {
         })
     }
 
-    /// The same, into memory of this process and of GPUs. What goes to a GPU is verified before, and is there when this
+    /// The same, into memory of this process and of GPUs. Bytes for a GPU are verified before, and are there when this
     /// returns, for whatever stream.
     ///
     /// # Errors
@@ -428,9 +428,9 @@ impl RestoreError {
         }
     }
 
-    /// The checkpoint that is damaged, if that is what is wrong: its manifest is gone, or is not what it
-    /// was. What another version wrote is not damaged, nor what a store does not show now, nor what is not
-    /// in a store that may be another one than the job's own.
+    /// The checkpoint that is damaged, if that is what is wrong: its manifest is gone, or is not what it was. A
+    /// checkpoint that another version wrote is not damaged, nor is one that a store does not show now, or one that is
+    /// not in a store that may be another one than the job's own.
     fn damaged(&self, own: bool) -> Option<Id> {
         match self {
             RestoreError::Damaged { digest, .. } => Some(*digest),

@@ -31,7 +31,7 @@ const WAIT: Duration = Duration::from_secs(600);
 pub struct Peer {
     /// Any number that is the same for the ranks of one node only.
     pub node: u32,
-    /// What it has in memory.
+    /// Its tensors in memory.
     pub held: Vec<Held>,
 }
 
@@ -86,8 +86,8 @@ pub enum SaveError {
     /// The slot is free again; the last save that was sealed stays.
     #[error("tensors on GPUs could not be copied, and nothing was saved")]
     Device(#[source] FarError),
-    /// The driver did not say whether what was begun has ended. What copies go to is kept from everybody, and the last
-    /// save that was sealed stays.
+    /// The driver did not say whether what was begun has ended. The memory that copies go to is kept from everybody,
+    /// and the last save that was sealed stays.
     #[error(
         "tensors on GPUs could not be copied, and the driver does not say whether copies are still under way: nothing was saved, the checkpoint slot stays taken, and this process copies nothing more from its GPUs; end it, so that another worker is started"
     )]
@@ -240,8 +240,8 @@ impl Saver {
     }
 
     /// Does what the first save of tensors on GPUs would do first, in the background: registers both slots with the
-    /// driver, as soon as they are there. `state` is that of [`save`](Self::save), and only looked at. What goes wrong
-    /// here goes wrong there again, and is told there.
+    /// driver, as soon as they are there. `state` is that of [`save`](Self::save), and only looked at. Errors here
+    /// occur there again, and are told there.
     pub fn prepare<'a, M: Into<Memory<'a>>>(&mut self, state: impl Fn(&str, &Slice) -> Option<M>) {
         let Some(shard) = self.plan.shards.get(self.env.rank as usize) else {
             return;
@@ -342,7 +342,7 @@ impl Saver {
         })
     }
 
-    /// What the save held this rank up for: the job reckons with it.
+    /// Tells for how long the save held this rank up: the job reckons with it.
     fn tell(&self, step: u64, bytes: u64, copied: Duration, waited: Duration) {
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         for (at, value) in [
@@ -357,7 +357,7 @@ impl Saver {
     }
 }
 
-/// What a shard's image is made of: what is in this process's memory, and what is on devices.
+/// Sources of a shard's image: those in this process's memory, and those on devices.
 fn gather<'s, 'a: 's, M: Into<Memory<'a>>>(
     plan: &Plan,
     shard: &'s Shard,

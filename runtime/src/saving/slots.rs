@@ -15,7 +15,7 @@ use crate::page::Page;
 /// How long the launcher may take to say that it finds memory, or to find it where it says nothing before.
 const GIVEN: Duration = Duration::from_secs(300);
 
-/// What notes may grow by without new slots: blobs change from save to save.
+/// Bytes by which notes may grow without new slots: blobs change from save to save.
 const NOTE_MARGIN: u64 = 256 << 10;
 
 /// Between two looks for an answer that nobody is woken for.

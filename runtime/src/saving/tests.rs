@@ -464,7 +464,7 @@ impl Kept {
         opened.map(|restore| restore.expect("there is something to restore"))
     }
 
-    /// What the launcher was told since it was asked last.
+    /// Damage that the launcher was told since the last call.
     fn told(&self) -> Option<saving::Damage> {
         let launcher = Page::from_file(&self.page).unwrap();
         let words: Vec<u64> = saving::word::damage().map(|at| launcher.load(at)).collect();

@@ -1,9 +1,9 @@
 //! Where a checkpoint's bytes come from: memory of this node, memory of others, parity of several, then the store.
 //!
-//! What a launcher says that it holds is believed for nothing but where to ask: each chunk is verified by the manifest,
-//! and what does not verify comes from the next tier. Some launchers are asked at once what they hold, before anything
-//! is read of any, and the others when something is in nobody's memory as far as is known; a bound in time ends that,
-//! and a launcher that fails once is left alone.
+//! A launcher's list of what it holds is believed for nothing but where to ask: each chunk is verified by the manifest,
+//! and one that does not verify comes from the next tier. Some launchers are asked at once what they hold, before
+//! anything is read of any, and the others when something is in nobody's memory as far as is known; a bound in time
+//! ends that, and a launcher that fails once is left alone.
 
 mod asking;
 mod parity;
@@ -30,7 +30,7 @@ use self::asking::{Found, Search};
 use self::parity::{Rebuilt, Way};
 use crate::memory::{Link, time_for};
 
-/// What people are told that the last tiers are.
+/// Names of the last tiers, for people.
 const DISK: &str = "this node's disk";
 const STORE: &str = "the store";
 
@@ -64,7 +64,7 @@ impl Call {
 /// A launcher that holds something.
 #[derive(Debug)]
 struct Holder {
-    /// What people call its node, and its memory.
+    /// Names of its node and of its memory, for people.
     name: String,
     who: String,
     call: Call,
@@ -87,7 +87,7 @@ struct Copy {
     spoiled: AtomicBool,
 }
 
-/// A file that launchers hold. Whoever learns of more of it has a new one of these, with what is known in common.
+/// A file that launchers hold. A reader that learns of more of it has a new one of these, with shared sums and counts.
 #[derive(Clone, Debug)]
 struct Held {
     bytes: u64,
@@ -100,7 +100,7 @@ struct Held {
     served: Arc<[AtomicU8]>,
 }
 
-/// What launchers have said that they hold. It only ever grows: a number in it stays what it is.
+/// Files that launchers have said that they hold. This only ever grows: a number in it stays what it is.
 #[derive(Clone, Debug, Default)]
 struct Known {
     holders: Vec<Arc<Holder>>,
@@ -115,7 +115,7 @@ pub(super) struct Tiers<S> {
     step: u64,
     own: Option<Call>,
     known: RwLock<Arc<Known>>,
-    /// Who was not asked yet.
+    /// Launchers that were not asked yet.
     search: Mutex<Search>,
     rebuilt: Mutex<Rebuilt>,
     from_store: AtomicU64,
@@ -126,7 +126,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What is below memory.
+/// The source below memory.
 pub(super) trait Below: Source {
     /// Bytes that came from this node's own disk.
     fn bytes_of_disk(&self) -> u64;
@@ -164,7 +164,7 @@ impl<S: Below> Tiers<S> {
         }
     }
 
-    /// What is below memory.
+    /// The source below memory.
     pub(super) fn below(&self) -> &S {
         &self.store
     }
@@ -279,7 +279,7 @@ impl<S: Below> Tiers<S> {
         None
     }
 
-    /// What a copy has there is not what it has to be.
+    /// Marks a copy whose bytes there are not as they have to be.
     fn spoil(&self, known: &Known, path: &str, copy: &Copy, at: u64) {
         copy.spoiled.store(true, Ordering::Relaxed);
         if let Some(holder) = known.holders.get(copy.holder) {
@@ -410,7 +410,7 @@ impl Held {
     }
 }
 
-/// What is known to be held of a file.
+/// The known copies of a file.
 fn held_of<'a>(all: &'a mut BTreeMap<String, Held>, file: &DataFile) -> &'a mut Held {
     all.entry(file.path.clone()).or_insert_with(|| Held {
         bytes: file.bytes,

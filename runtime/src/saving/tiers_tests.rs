@@ -22,7 +22,7 @@ fn key() -> Key {
 
 const LAUNCHER: LauncherId = LauncherId(*b"launcher");
 
-/// What a launcher does with what it is asked for.
+/// Ways in which a launcher answers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Does {
     Well,

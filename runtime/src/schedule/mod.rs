@@ -99,7 +99,7 @@ impl Default for Scaling {
 }
 
 impl Scaling {
-    /// What a rate that is right for the reference is multiplied with. A reference of zero counts as one.
+    /// Factor of a rate that is right for the reference. A reference of zero counts as one.
     pub fn factor(self, batch: u64) -> f64 {
         let ratio = |batch: u64, to: u64| batch as f64 / to.max(1) as f64;
         match self {
@@ -139,7 +139,7 @@ pub enum WarmUpFrom {
     Part(f64),
 }
 
-/// What the rate does over the training, before scaling. Counted from its beginning, warm-up included.
+/// Course of the rate over the training, before scaling. Counted from its beginning, warm-up included.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Base {
     Constant,

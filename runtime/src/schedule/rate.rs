@@ -75,7 +75,7 @@ impl Rate {
         }
     }
 
-    /// What changes, for checkpoints and newcomers; the schedule itself is configuration.
+    /// The part that changes, for checkpoints and newcomers; the schedule itself is configuration.
     pub fn encode(&self) -> [u8; ENCODED] {
         let rise = self.rising.unwrap_or(Rise {
             since: At::default(),

@@ -1,5 +1,5 @@
-//! What launchers and agents do about saves, in one: slots on demand, and a manifest once all ranks of a world have
-//! sealed a step. Nothing is committed; who restores is told the manifest.
+//! Launchers and agents of saves, in one: slots on demand, and a manifest once all ranks of a world have sealed a step.
+//! Nothing is committed; the restoring process is told the manifest.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -23,7 +23,7 @@ use crate::live::seated;
 use crate::page::Page;
 use crate::saving::Restore;
 
-/// What ranks have sealed of one step of one generation, by rank.
+/// Sealed slots of one step of one generation, by rank.
 type Parts = BTreeMap<u32, Sealed>;
 
 #[derive(Default)]
@@ -80,7 +80,7 @@ impl Keeper {
         Restore::open(self.place(), found.expect("it was saved").2).unwrap()
     }
 
-    /// What was saved last.
+    /// The last checkpoint that was saved.
     pub(crate) fn newest(&self) -> Option<Id> {
         self.seen.lock().unwrap().whole.last().map(|(.., id)| *id)
     }

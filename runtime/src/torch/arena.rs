@@ -231,7 +231,7 @@ impl Arena {
         }
     }
 
-    /// What of a device's gradients a bucket has, and the pinned memory for it. `None` on a CPU.
+    /// A bucket's part of a device's gradients, and the pinned memory for it. `None` on a CPU.
     pub(super) fn device_part(&self, bucket: usize) -> Result<Option<DevicePart>, TorchError> {
         let (Home::Device { gradients, pinned }, Some(range)) =
             (&self.home, self.ranges.get(bucket))

@@ -1,4 +1,4 @@
-//! What a model keeps beside its parameters: running statistics, which a forward pass moves, and what is fixed.
+//! A model's tensors beside its parameters: running statistics, which a forward pass moves, and fixed ones.
 
 use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor};
@@ -19,7 +19,7 @@ pub(super) struct Buffers {
     kept: Tensor,
     /// Names and places of those.
     layout: Layout,
-    /// What is never moved and wants no gradient, by name: frozen variables, and buffers of other kinds.
+    /// Tensors that never move and want no gradient, by name: frozen variables, and buffers of other kinds.
     fixed: Vec<(String, Tensor)>,
 }
 

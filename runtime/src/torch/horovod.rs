@@ -83,7 +83,7 @@ pub fn init() -> Result<Horovod, HorovodError> {
     Ok(Horovod { env, group })
 }
 
-/// What becomes of all ranks' values.
+/// Reductions of all ranks' values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduce {
     Average,

@@ -95,7 +95,7 @@ pub use model::{
 pub use net::{Net, Stage};
 pub use optimizer::{Adam, Optimizer, Rule, State};
 
-/// What goes wrong with tensors.
+/// Errors of libtorch and of tensors.
 #[derive(Debug, thiserror::Error)]
 pub enum TorchError {
     #[error(transparent)]

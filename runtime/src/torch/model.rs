@@ -47,13 +47,13 @@ impl std::fmt::Debug for Score {
     }
 }
 
-/// What a [`TorchModel`] is made of.
+/// Parts of a [`TorchModel`].
 pub struct Parts<S> {
     pub net: Net,
     pub loss: Loss,
     pub train: Source<S>,
     pub held_out: Source<S>,
-    /// What an evaluation also sums up: [`TorchModel::scores`].
+    /// Score that an evaluation also sums up: [`TorchModel::scores`].
     pub score: Option<Score>,
 }
 
@@ -158,7 +158,7 @@ impl<S> TorchModel<S> {
         &self.arena.flat
     }
 
-    /// What [`Score`] said, of the sums of an evaluation.
+    /// The results of [`Score`], of the sums of an evaluation.
     pub fn scores<'a>(&self, measured: &'a Measured) -> &'a [f64] {
         measured.extra.get(self.buffers.len()..).unwrap_or(&[])
     }

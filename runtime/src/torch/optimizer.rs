@@ -160,8 +160,8 @@ impl Optimizer {
         self.step_parts(parameters, &[(0, gradient.shallow_clone())], rate)
     }
 
-    /// As [`step`](Self::step), with a gradient in parts, each beginning at some element. What no part covers
-    /// stays as it is.
+    /// As [`step`](Self::step), with a gradient in parts, each beginning at some element. Elements that no part covers
+    /// stay as they are.
     ///
     /// # Errors
     /// As there.
@@ -323,7 +323,7 @@ impl Optimizer {
         })
     }
 
-    /// What changes, as tensors: `optim.<name>.<slot>`, the slots by PyTorch's names, and `optim.step`.
+    /// State that changes, as tensors: `optim.<name>.<slot>`, the slots by PyTorch's names, and `optim.step`.
     pub(super) fn named<'a>(&'a self, layout: &'a Layout) -> Result<Vec<Named<'a>>, TorchError> {
         let mut all = vec![Named::count("optim.step", self.steps)];
         for (moment, slot) in self.moments.iter().zip(self.rule.slots()) {

@@ -9,7 +9,7 @@ use crate::train::Gradients;
 /// A forward pass, perhaps cut between the stages of its net.
 #[derive(Debug)]
 pub(super) struct Pass {
-    /// What each stage but the last gave, and what the next one took instead, a leaf of its own graph.
+    /// The output of each stage but the last, and the next one's input in its place, a leaf of its own graph.
     cuts: Vec<(Tensor, Tensor)>,
     output: Tensor,
 }
@@ -95,7 +95,7 @@ impl<'a, 'b> Way<'a, 'b> {
         self.into.ready(bucket);
     }
 
-    /// Backward is over. (What is ready on a CPU and was not said to be, its owner knows.)
+    /// Backward is over. (The owner of gradients on a CPU knows those that are ready and were not said to be.)
     pub(super) fn finish(mut self) -> Result<(), TorchError> {
         for bucket in 0..self.device.len() {
             if self.device[bucket].is_some() {

@@ -1,5 +1,5 @@
-//! What tch does not offer, by the shim in C++ (`shim.cpp`): hooks that run when a gradient is complete, and a device's
-//! current stream.
+//! Functions that tch does not offer, by the shim in C++ (`shim.cpp`): hooks that run when a gradient is complete, and
+//! a device's current stream.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -55,7 +55,7 @@ struct State {
 
 type Ready<'a> = dyn FnMut(usize) + Send + 'a;
 
-/// Who is told, during one backward.
+/// The callback that is told, during one backward.
 #[derive(Debug)]
 struct Told(*mut Ready<'static>);
 

@@ -41,8 +41,7 @@ fn place(tensor: &Tensor) -> Result<Option<(u64, u64, *mut c_void)>, TorchError>
     Ok(Some((at as u64, bytes as u64, stream)))
 }
 
-/// The values, to be read where they are. What libtorch has put into its current stream is waited for by whoever uses
-/// them.
+/// The values, to be read where they are. Their user waits for the work that libtorch has put into its current stream.
 fn on_device(tensor: &Tensor) -> Result<Option<OnDevice<'_>>, TorchError> {
     let Some((at, bytes, stream)) = place(tensor)? else {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! What a training is told, and why it cannot be.
+//! Settings of a training, and why one cannot be.
 
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
 //! The state that newcomers copy: a head of small things, then all tensors as they lie in memory, one after the other.
 //!
-//! What checkpoints have of the state by name is handed over here in one piece, so what can be saved and loaded can be
-//! handed over. On both sides it lies in memory of the [`Reserve`](super::reserve::Reserve): the survivors' models go
-//! on, and the newcomer's is as it was until the copy is whole, should it never be.
+//! The tensors that checkpoints have by name are handed over here in one piece, so a state that can be saved and loaded
+//! can be handed over. On both sides it lies in memory of the [`Reserve`](super::reserve::Reserve): the survivors'
+//! models go on, and the newcomer's is as it was until the copy is whole, should it never be.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -58,7 +58,7 @@ impl Landing for Landed {
 /// A state that has come.
 #[derive(Debug)]
 pub(super) struct Come<'a> {
-    /// What lasts beside model and codecs, in the order of [`PIECES`].
+    /// Lasting state beside model and codecs, in the order of [`PIECES`].
     pub(super) pieces: Vec<&'a [u8]>,
     tensors: BTreeMap<String, Tensor<'a>>,
 }

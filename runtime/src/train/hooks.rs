@@ -1,4 +1,4 @@
-//! What a user hears of a training.
+//! Events of a training for its user.
 
 use std::io::Write;
 use std::time::{Duration, SystemTime};

@@ -13,7 +13,7 @@ use crate::collective::{Group, GroupError, Layout};
 use crate::gradient::compress::{Bucket, Reduced};
 use crate::gradient::{Scaler, Verdict, clip};
 
-/// What all buckets of a step are reduced by, one after the other.
+/// Reducer of all buckets of a step, one after the other.
 #[derive(Debug)]
 pub(super) struct Lane<'a> {
     pub(super) group: &'a mut Group,
@@ -30,7 +30,7 @@ pub(super) struct Lane<'a> {
     pub(super) seen: Seen,
 }
 
-/// What was seen of reduced gradients on the way: the same on every rank.
+/// Properties of the reduced gradients, seen on the way: the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Seen {
     pub(super) finite: bool,
@@ -188,7 +188,7 @@ pub(super) fn all(lane: &mut Lane<'_>, sums: Option<&[Vec<f32>]>) -> Result<Seen
 
 type Ready = (usize, Vec<f32>);
 
-/// The microbatch after which the sums are complete. What it has not called ready is so at its end.
+/// The microbatch after which the sums are complete. Buckets that it has not called ready are so at its end.
 fn last_backward<M: Model>(
     model: &mut M,
     micro: &Micro<M::Sample>,
@@ -210,7 +210,7 @@ fn last_backward<M: Model>(
     Ok(measured)
 }
 
-/// What the thread that communicates gives back.
+/// Result of the thread that communicates.
 struct Back {
     buffers: Vec<Ready>,
     outcome: Result<Seen, GroupError>,

@@ -12,7 +12,7 @@ use super::model::{BoxError, Model};
 use super::parallel::Parallel;
 use super::tensors::Load;
 
-/// What has to be known of a model before it is made ([`Parallel::later`](super::Parallel::later)).
+/// Sizes of a model that have to be known before it is made ([`Parallel::later`](super::Parallel::later)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outline {
     /// [`Model::parameters`].
@@ -44,7 +44,7 @@ enum Making<M> {
     Over,
 }
 
-/// Whoever uses it waits until it is made.
+/// A model whose users wait until it is made.
 pub(super) struct Made<M> {
     model: OnceLock<M>,
     making: Mutex<Making<M>>,

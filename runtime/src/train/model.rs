@@ -1,4 +1,4 @@
-//! What the trainer asks of a model: gradients of samples, and a step of its optimizer.
+//! Interface of a model to the trainer: gradients of samples, and a step of its optimizer.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,7 +21,7 @@ pub(super) const OTHER: &str = "what was saved is the state of another model";
 ///
 /// Every rank makes its model with the same sizes. Initial values may differ: rank 0's are handed to all.
 pub trait Model {
-    /// What is loaded for one sample. `()` or `u64`, if the model has its data in memory
+    /// Data that is loaded for one sample. `()` or `u64`, if the model has its data in memory
     /// ([`Feed::direct`](super::Feed::direct)).
     type Sample: Send + 'static;
 
@@ -65,9 +65,9 @@ pub trait Model {
     /// collectives, no clock, no randomness. Every rank gets the same bits.
     fn update(&mut self, update: &Update<'_>);
 
-    /// What went wrong in [`update`](Self::update), [`encode`](Self::encode) or [`decode`](Self::decode), which
-    /// cannot fail: asked after each, and told once. The training ends with it; what the model is then is neither
-    /// saved nor handed to others.
+    /// The error of [`update`](Self::update), [`encode`](Self::encode) or [`decode`](Self::decode), which cannot fail:
+    /// asked for after each, and told once. The training ends with it; what the model is then is neither saved nor
+    /// handed to others.
     fn fault(&mut self) -> Option<BoxError> {
         None
     }
@@ -79,8 +79,9 @@ pub trait Model {
     fn decode(&mut self, bytes: &[u8]) -> bool;
 
     /// All that is registered as tensors with names, for newcomers, and for checkpoints that any program can read: the
-    /// same on every rank, and at all times of the same names, types and shapes. What is borrowed is copied once, and
-    /// nothing waits for more. None, as here: [`encode`](Self::encode) is saved and handed over, as one tensor of bytes.
+    /// same on every rank, and at all times of the same names, types and shapes. Borrowed tensors are copied once, and
+    /// nothing waits for more. None, as here: [`encode`](Self::encode) is saved and handed over, as one tensor of
+    /// bytes.
     ///
     /// # Errors
     /// The training cannot go on, in this process.
@@ -93,7 +94,7 @@ pub trait Model {
     /// filled: what is not [picked](Load::picks) stays as it is.
     ///
     /// # Errors
-    /// One of them is not there, or not what this model has. What the model is then is of no use.
+    /// One of them is not there, or not what this model has. The model is of no use then.
     fn load(&mut self, from: &mut Load<'_>) -> Result<(), BoxError> {
         match from.bytes(STATE)? {
             Some(state) if !self.decode(&state) => Err(OTHER.into()),
@@ -117,7 +118,7 @@ pub struct Micro<S> {
     pub samples: Vec<S>,
     /// The seed of all that is drawn. Doing these samples again, on any rank, draws the same.
     pub seed: u64,
-    /// What the loss is multiplied with before its gradient is taken: 1 without mixed precision.
+    /// Factor of the loss before its gradient is taken: 1 without mixed precision.
     pub scale: f32,
     /// This rank's last one in the step: its gradients complete the sums.
     pub last: bool,
@@ -153,7 +154,7 @@ impl Measured {
     }
 }
 
-/// What a step does to the model: the same on every rank.
+/// Update of the model by a step: the same on every rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Update<'a> {
     /// The step, counted from 0. Skipped ones count, so a step of Adam should be counted by the optimizer.

@@ -107,7 +107,7 @@ impl Sgd {
         }
     }
 
-    /// What changes, as tensors: `optim.<name>.momentum_buffer` for each of the layout, if there is momentum, and
+    /// State that changes, as tensors: `optim.<name>.momentum_buffer` for each of the layout, if there is momentum, and
     /// `optim.step`.
     pub fn tensors<'a>(&'a self, layout: &'a Layout) -> Vec<Named<'a>> {
         layout.optim(self.steps, [("momentum_buffer", &self.velocity[..])])
@@ -116,13 +116,13 @@ impl Sgd {
     /// Loads those.
     ///
     /// # Errors
-    /// One of them is not there, or not what this has. What it is then is of no use.
+    /// One of them is not there, or not what this has. The optimizer is of no use then.
     pub fn load(&mut self, layout: &Layout, from: &mut Load<'_>) -> Result<(), LoadError> {
         let slots = [("momentum_buffer", &mut self.velocity[..])];
         layout.load_optim(&mut self.steps, slots, from)
     }
 
-    /// What changes, for checkpoints and newcomers; the options are configuration.
+    /// State that changes, for checkpoints and newcomers; the options are configuration.
     pub fn encode(&self) -> Vec<u8> {
         encode(b"MSGD   1", self.steps, &[&self.velocity])
     }
@@ -241,7 +241,7 @@ impl Adam {
         }
     }
 
-    /// What changes, as tensors: `optim.<name>.exp_avg` and `exp_avg_sq` for each of the layout, with AMSGrad
+    /// State that changes, as tensors: `optim.<name>.exp_avg` and `exp_avg_sq` for each of the layout, with AMSGrad
     /// `max_exp_avg_sq`, and `optim.step`.
     pub fn tensors<'a>(&'a self, layout: &'a Layout) -> Vec<Named<'a>> {
         let slots = [&self.mean, &self.square, &self.largest].map(|slot| &slot[..]);
@@ -251,14 +251,14 @@ impl Adam {
     /// Loads those.
     ///
     /// # Errors
-    /// One of them is not there, or not what this has. What it is then is of no use.
+    /// One of them is not there, or not what this has. The optimizer is of no use then.
     pub fn load(&mut self, layout: &Layout, from: &mut Load<'_>) -> Result<(), LoadError> {
         let slots = [&mut self.mean, &mut self.square, &mut self.largest];
         let slots = ADAM.into_iter().zip(slots.map(|slot| &mut slot[..]));
         layout.load_optim(&mut self.steps, slots, from)
     }
 
-    /// What changes, for checkpoints and newcomers; the options are configuration.
+    /// State that changes, for checkpoints and newcomers; the options are configuration.
     pub fn encode(&self) -> Vec<u8> {
         let lists: [&[f32]; 3] = [&self.mean, &self.square, &self.largest];
         encode(b"MADAM  1", self.steps, &lists)

@@ -33,9 +33,9 @@ use crate::schedule::{At, Rate};
 /// reduced while backward goes on with the next ones; the sums are divided by the reduced number of samples,
 /// clipped, and given to the model's optimizer at commit.
 ///
-/// **What lasts** and is the same everywhere: the model, sampler, learning rate, loss scale, the codecs' shared
-/// part, counters, and the best evaluation. What a rank has not sent yet (residuals of error feedback) is its
-/// own. It goes with a rank that is lost, and stays in the world when ranks leave in good order.
+/// **Lasting state** is the same everywhere: the model, sampler, learning rate, loss scale, the codecs' shared part,
+/// counters, and the best evaluation. The part of its gradients that a rank has not sent yet (residuals of error
+/// feedback) is its own. It goes with a rank that is lost, and stays in the world when ranks leave in good order.
 pub struct Parallel<M: Model> {
     pub(super) model: Made<M>,
     pub(super) config: Config,
@@ -54,7 +54,7 @@ pub struct Parallel<M: Model> {
     pub(super) store: Option<Box<dyn Store>>,
     /// In a job with a store, which takes the place of the one above.
     pub(super) saves: Option<Saves>,
-    /// Who works on the step whose results were computed last.
+    /// The ranks that work on the step whose results were computed last.
     pub(super) share: Option<Share>,
     /// As far as this rank knows it.
     pub(super) latest: Option<Evaluation>,
@@ -193,7 +193,7 @@ impl<M: Model> Parallel<M> {
         })
     }
 
-    /// What was committed since this was called last.
+    /// News of commits since the last call.
     pub fn take_news(&mut self) -> impl Iterator<Item = News> + use<M> {
         std::mem::take(&mut self.news).into_iter()
     }

@@ -17,7 +17,7 @@ pub(super) struct Progress {
     last: (u64, u64),
     /// After so many steps the model was evaluated last.
     pub(super) evaluated: Option<u64>,
-    /// Epochs that were told to be over. What is left of one may be a batch in another world, so the next plan
+    /// Epochs that were told to be over. The rest of one may be a batch in another world, so the next plan
     /// alone does not say whether it was.
     pub(super) told: u64,
     pub(super) best: Option<Evaluation>,
@@ -104,7 +104,7 @@ impl Progress {
 }
 
 impl Better {
-    /// What is compared.
+    /// The value to compare.
     pub(super) fn value(self, measured: &Measured) -> f64 {
         match self {
             Better::LowerLoss => measured.mean_loss(),

@@ -1,4 +1,4 @@
-//! What becomes known of a training as it goes on.
+//! Reports of a training as it goes on.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub struct Report {
     pub training_loss: f64,
     /// The learning rate.
     pub rate: f64,
-    /// What the loss was multiplied with, if it was.
+    /// Factor of the loss, if there was one.
     pub scale: Option<f32>,
     /// A gradient overflowed, and the step changed no parameter.
     pub skipped: bool,
@@ -37,7 +37,7 @@ impl Report {
         (total > 0.0).then(|| self.samples as f64 / total)
     }
 
-    /// What the agent shows of this rank, one step further.
+    /// Adds this step to the metrics that the agent shows of this rank.
     pub(super) fn add_to(&self, metrics: &mut Metrics) {
         metrics.steps += 1;
         metrics.world = self.ranks;
@@ -104,7 +104,7 @@ pub struct Save {
     pub waited: Duration,
 }
 
-/// What a commit brought.
+/// News of a commit.
 #[derive(Clone, Debug, PartialEq)]
 pub enum News {
     Step(Report),

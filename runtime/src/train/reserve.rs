@@ -18,7 +18,7 @@ const THREADS: usize = 4;
 pub(super) struct Reserve(Arc<Mutex<Kept>>);
 
 struct Kept {
-    /// What comes back stays, and is there before it is needed.
+    /// Memory that comes back stays, and is there before it is needed.
     keeps: bool,
     free: Option<Vec<u8>>,
     /// How many are in use.

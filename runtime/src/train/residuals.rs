@@ -1,10 +1,10 @@
-//! What ranks had not sent yet, when some of them leave in good order.
+//! Residuals that ranks had not sent yet, when some of them leave in good order.
 //!
 //! With error feedback each rank keeps back a part of its gradients. It goes with a rank that is lost. At a
 //! planned boundary nothing needs to be lost, but no rank is told which of them will go. So at the boundary
 //! all ranks add up what they keep back, and remember the sum; and before the first step of the next
-//! generation those that stayed add up again what they still have. What is missing belonged to who left, and
-//! the first one that remembers takes it over: over all ranks the sum stays what it was, but for rounding.
+//! generation those that stayed add up again what they still have. The missing part belonged to the ranks that left,
+//! and the first one that remembers takes it over: over all ranks the sum stays what it was, but for rounding.
 //!
 //! None of this is registered, and a rank that is lost in the middle loses no more than its own: the sum is
 //! remembered until a step is committed, and adding what is missing a second time adds nothing.
@@ -20,7 +20,7 @@ impl<M: Model> Parallel<M> {
         self.buckets.iter().any(|bucket| !bucket.own().is_empty())
     }
 
-    /// What is this rank's own, of a state that it holds no more.
+    /// Forgets this rank's own part of a state that it holds no more.
     pub(super) fn forget_own(&mut self) {
         self.kept_back = None;
         self.buckets.iter_mut().for_each(Bucket::clear_own);
@@ -58,7 +58,7 @@ impl<M: Model> Parallel<M> {
         Ok(())
     }
 
-    /// What all ranks keep back together, by bucket.
+    /// The sum of what all ranks keep back, by bucket.
     fn total(&self, group: &mut Group) -> Result<Vec<Own>, GroupError> {
         let mut total = Vec::with_capacity(self.buckets.len());
         for bucket in &self.buckets {

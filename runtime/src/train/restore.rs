@@ -97,7 +97,7 @@ pub(super) fn restore<M: Model>(
     }))
 }
 
-/// What `root` gives, on every rank, however long it is.
+/// Broadcasts the bytes of `root` to every rank, however many there are.
 pub(super) fn hand_out(
     group: &mut Group,
     root: u32,

@@ -1,4 +1,4 @@
-//! What a step's collectives yield: all that its commit needs, the same on every rank.
+//! Results of a step's collectives: all that its commit needs, the same on every rank.
 
 use super::bytes::{Fields, put, put_float, put_measured, put_word};
 use super::lane::Seen;

@@ -1,7 +1,7 @@
 //! Checkpoints of a job with a store: every rank saves its part of one state, and all load the same.
 //!
-//! What all ranks hold is written once, spread evenly over them; what is a rank's own (what error feedback kept
-//! back) by that rank. A rank that has no state yet seals an empty part, so that the save is whole.
+//! State that all ranks hold is written once, spread evenly over them; a rank's own state (residuals of error feedback)
+//! is written by that rank. A rank that has no state yet seals an empty part, so that the save is whole.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -28,7 +28,7 @@ use crate::saving::{Blob, Held, Memory, Restore, RestoreError, SaveError, Saver}
 /// The blob that says how good a checkpoint's state is.
 const METRICS: &str = "metrics";
 
-/// What a rank has not sent yet: lists of an [`Own`], in its order, by the names of their tensors.
+/// Residuals that a rank has not sent yet: lists of an [`Own`], in its order, by the names of their tensors.
 const OWN: [&str; 2] = ["residual", "velocity"];
 
 /// How far a save goes.
@@ -50,7 +50,7 @@ pub(super) struct Saves {
     pub(super) wait: Duration,
     /// In the generation that is on: the place, and every rank's node.
     on: Option<(WorkerEnv, Vec<u32>)>,
-    /// Who holds what, as the saver's plan has it.
+    /// Tensors of each rank, as the saver's plan has them.
     planned: Option<(Vec<u32>, Vec<Held>)>,
     saver: Option<Saver>,
     /// The newest step that was saved in this generation.
@@ -78,7 +78,7 @@ impl Saves {
         }
     }
 
-    /// What the generation begins with.
+    /// The checkpoint that the generation begins with.
     pub(super) fn checkpoint(&self) -> Result<Option<Restore>, RestoreError> {
         Restore::of_page(self.page.clone(), |name| match name {
             STORE_ENV => Some(self.store.clone()),
@@ -258,7 +258,7 @@ impl<M: Model> Parallel<M> {
         Ok(())
     }
 
-    /// What was saved; nothing, if it was only planned, or left out because the slots are occupied.
+    /// The save that was made; none, if it was only planned, or left out because the slots are occupied.
     fn save_by(
         &mut self,
         saves: &mut Saves,
@@ -305,7 +305,7 @@ impl<M: Model> Parallel<M> {
         })
     }
 
-    /// What a rank has not sent yet, by the names that it has for that rank.
+    /// Residuals that this rank has not sent yet, under their names for `rank`.
     fn own_tensors(&self, rank: u32) -> impl Iterator<Item = Named<'_>> {
         let buckets = self.buckets.iter().enumerate();
         buckets.flat_map(move |(number, bucket)| {
@@ -393,8 +393,8 @@ impl<M: Model> Parallel<M> {
         Ok(())
     }
 
-    /// What the ranks that saved had not sent yet, as [`reshard`] deals it. Where the codec kept nothing then, this
-    /// begins at zero.
+    /// Loads the residuals that the ranks that saved had not sent yet, as [`reshard`] deals them. Where the codec kept
+    /// nothing then, this begins at zero.
     fn load_own(
         &mut self,
         checkpoint: &Restore,

@@ -13,7 +13,7 @@ use crate::schedule::Rate;
 
 const MAGIC: &[u8] = b"MTRAIN 2";
 
-/// What lasts beside model and codecs, and its names in checkpoints.
+/// Names in checkpoints of the lasting state beside model and codecs.
 pub(super) const PIECES: [&str; 4] = ["progress", "sampler", "schedule", "scaler"];
 
 /// That, decoded.
@@ -86,7 +86,7 @@ impl<M: Model> Parallel<M> {
         tensors.map_err(|source| TrainError::Model { step, source })
     }
 
-    /// What `with` makes of all tensors that are the same on every rank: the model's, or its encoding as one, if it
+    /// Result of `with` on all tensors that are the same on every rank: the model's, or its encoding as one, if it
     /// names none within this reach; and the codecs'.
     ///
     /// # Errors
@@ -161,7 +161,7 @@ impl<M: Model> Parallel<M> {
         out
     }
 
-    /// What [`PIECES`] names, in its order.
+    /// The pieces that [`PIECES`] names, in its order.
     pub(super) fn pieces(&self) -> [Vec<u8>; PIECES.len()] {
         let scaler = self.scaler.as_ref().map(Scaler::encode);
         [
@@ -208,8 +208,8 @@ impl<M: Model> Parallel<M> {
         self.scaler = lasting.scaler;
     }
 
-    /// Becomes that, in a world of any size; false, and nothing changed, if it is of another training. What
-    /// this rank had not sent yet is dropped.
+    /// Becomes that, in a world of any size; false, and nothing changed, if it is of another training. Residuals that
+    /// this rank had not sent yet are dropped.
     pub fn decode(&mut self, bytes: &[u8]) -> bool {
         self.decoded(bytes).is_some()
     }

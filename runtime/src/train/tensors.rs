@@ -45,7 +45,7 @@ impl Bytes<'_> {
         }
     }
 
-    /// What is saved.
+    /// Memory that is saved.
     pub fn memory(&self) -> Memory<'_> {
         match self {
             Bytes::Host(bytes) => Memory::Host(bytes),
@@ -140,7 +140,7 @@ impl<'a> Room<'a> {
     }
 }
 
-/// What a model loads: a checkpoint or a part of it, or the state that others hand to a newcomer.
+/// Source of a model's load: a checkpoint or a part of it, or the state that others hand to a newcomer.
 pub struct Load<'a> {
     source: Source<'a>,
     picks: &'a dyn Fn(&str) -> bool,
@@ -195,7 +195,7 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// Whether a tensor is to be loaded. What is not stays as it is.
+    /// Whether a tensor is to be loaded. One that is not stays as it is.
     pub fn picks(&self, name: &str) -> bool {
         (self.picks)(name)
     }
@@ -204,8 +204,8 @@ impl<'a> Load<'a> {
     /// all of that is verified.
     ///
     /// # Errors
-    /// A tensor is not there or another one, which the error names, or it is damaged. What the memory holds then is
-    /// of no use.
+    /// A tensor is not there or another one, which the error names, or it is damaged. The memory's contents are of no
+    /// use then.
     pub fn fill(&mut self, mut rooms: Vec<Room<'_>>) -> Result<(), LoadError> {
         if let Source::Nowhere = self.source {
             rooms.iter_mut().for_each(|room| touch(&mut room.into));

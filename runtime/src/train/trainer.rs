@@ -188,7 +188,7 @@ impl<M: Model, H> std::fmt::Debug for Trainer<M, H> {
     }
 }
 
-/// What goes on beside the steps.
+/// State of a trainer beside the steps.
 #[derive(Debug)]
 pub(super) struct Aside<H> {
     pub(super) hooks: H,
@@ -197,7 +197,7 @@ pub(super) struct Aside<H> {
     pub(super) saved: Option<u64>,
     /// Before this step states were compared last, in one generation.
     compared: Option<u64>,
-    /// What the agent shows of this rank: sums since the process began.
+    /// Metrics that the agent shows of this rank: sums since the process began.
     pub(super) metrics: Metrics,
 }
 
@@ -471,8 +471,8 @@ fn live<M: Model, H: Hooks<M>>(
     }
 }
 
-/// These ranks held another state than most do. What one of them saved last, as the saver, is not what the others hold,
-/// whose state is the newest checkpoint now.
+/// These ranks held another state than most do. The state that one of them saved last, as the saver, is not that of the
+/// others, whose state becomes the newest checkpoint now.
 fn save_over<M: Model, H: Hooks<M>>(
     worker: &mut Worker<'_, Parallel<M>>,
     aside: &mut Aside<H>,
@@ -496,7 +496,7 @@ enum When {
     Evaluated,
 }
 
-/// Saves the state before `step`; every rank calls it, between the same two steps. What came of it otherwise, as of
+/// Saves the state before `step`; every rank calls it, between the same two steps. Other outcomes are as those of
 /// [`Worker::advance`].
 fn save<M: Model, H: Hooks<M>>(
     worker: &mut Worker<'_, Parallel<M>>,

@@ -1,9 +1,9 @@
-//! What can go wrong in a store, and what helps.
+//! Errors of a store, and advice for each.
 
 use std::fmt;
 use std::io;
 
-/// What kind of trouble it is.
+/// Kind of trouble.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
@@ -46,15 +46,15 @@ pub enum Kind {
     TooLarge,
     /// The object ends before the wanted bytes do.
     Short,
-    /// What arrived is not what the store's checksum says, or is not understood.
+    /// The bytes that arrived do not fit the store's checksum, or are not understood.
     Damaged,
-    /// What was to be uploaded was longer or shorter than said, or could not be read.
+    /// The source of an upload was longer or shorter than said, or could not be read.
     Source,
     /// The caller's progress callback broke it off.
     Cancelled,
     /// The name is not one that an object may have.
     Name,
-    /// What the location or the environment says cannot be used.
+    /// The location or the environment has a value that cannot be used.
     Setup,
     /// The disk, or anything else.
     Other,
@@ -70,7 +70,7 @@ impl Kind {
     }
 }
 
-/// Whose words the advice is in.
+/// Store whose words the advice uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flavour {
     Directory,
@@ -89,11 +89,11 @@ pub struct StoreError {
     pub kind: Kind,
     /// Whether what was to be written is there is not known.
     pub unknown: bool,
-    /// What was done, as in "cannot … it".
+    /// The operation, as in "cannot … it".
     pub doing: &'static str,
     /// The store and the object.
     pub place: String,
-    /// What the store, or the system, said. At most a few hundred bytes.
+    /// Message of the store or the system. At most a few hundred bytes.
     pub said: String,
     /// How often it was tried.
     pub tries: u32,
@@ -120,7 +120,7 @@ impl StoreError {
         Self { said, ..self }
     }
 
-    /// What helps.
+    /// Advice for this error.
     pub fn fix(&self) -> &'static str {
         let cloud = self.flavour != Flavour::Directory;
         match self.kind {

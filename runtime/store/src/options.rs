@@ -136,8 +136,8 @@ impl Patience {
 pub struct Options {
     pub variables: Variables,
     pub patience: Patience,
-    /// Take an `http://` endpoint that is not on this machine. Whoever is on the network between can
-    /// then read and change what is stored, though not the keys.
+    /// Take an `http://` endpoint that is not on this machine. Anybody on the network between can then read and change
+    /// what is stored, though not the keys.
     pub allow_http: bool,
     /// Bytes of a part of a large object: at least 5 MiB, more where an object would otherwise have
     /// more than 10,000 parts.

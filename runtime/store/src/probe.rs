@@ -45,7 +45,7 @@ impl fmt::Debug for Uuid {
     }
 }
 
-/// What a probe found.
+/// Result of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probed {
     pub uuid: Uuid,

@@ -13,7 +13,7 @@ use crate::options::Variables;
 /// The most bytes of one of these files.
 const LIMIT: u64 = 1 << 20;
 
-/// What a profile says.
+/// Contents of a profile.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Profile {
     pub(crate) key: Option<(String, String)>,

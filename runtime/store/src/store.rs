@@ -35,7 +35,7 @@ pub enum Checksum {
     Crc32c(u32),
 }
 
-/// What a store says of an object.
+/// A store's description of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
     /// Length in bytes.
@@ -183,8 +183,8 @@ impl Store {
         }
     }
 
-    /// Creates the object, if nothing has its name. Never overwrites. What the store leaves open
-    /// (no answer, 5xx, 409) is settled by reading the object back and trying again.
+    /// Creates the object, if nothing has its name. Never overwrites. An outcome that the store leaves open (no answer,
+    /// 5xx, 409) is settled by reading the object back and trying again.
     ///
     /// # Errors
     /// With [`StoreError::unknown`] the object may be there, or may still come to be; else nothing
@@ -237,7 +237,7 @@ impl Store {
         }
     }
 
-    /// Fills `into` from byte `at` of the object. Whoever asks verifies what it gets.
+    /// Fills `into` from byte `at` of the object. The caller verifies the bytes.
     ///
     /// # Errors
     /// `Short` where the object ends before; else as [`Store::get`].
@@ -322,7 +322,7 @@ impl Store {
         }
     }
 
-    /// Removes everything in the folder of this name, and it. What is not there is no error. Objects
+    /// Removes everything in the folder of this name, and it. A missing folder is no error. Objects
     /// that are added meanwhile may be left.
     ///
     /// # Errors
@@ -405,7 +405,7 @@ impl Store {
         }
     }
 
-    /// What the server calls itself, where it said so.
+    /// The server's name for itself, where it said one.
     pub(crate) fn server(&self) -> Option<String> {
         match &self.backend {
             Backend::Folder(_) => None,

@@ -1,4 +1,4 @@
-//! What goes wrong, and what stays as it was.
+//! Faults of the driver, and what stays as it was.
 
 use std::error::Error as _;
 use std::fs::File;
@@ -12,7 +12,7 @@ use muster_runtime::saving::{
 
 use super::support::*;
 
-/// What the driver said.
+/// The driver's error.
 fn cause(error: &SaveError) -> &CudaError {
     assert!(
         matches!(error, SaveError::Device(_) | SaveError::Lost(_)),

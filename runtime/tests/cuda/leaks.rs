@@ -1,4 +1,4 @@
-//! What is taken is given back.
+//! Resources that are taken are given back.
 
 use std::fs;
 

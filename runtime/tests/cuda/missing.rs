@@ -31,7 +31,7 @@ fn a_driver_that_is_not_there_is_named_with_what_helps() {
     assert_eq!(symbol, "cuInit");
 }
 
-/// What this program said, started again for one test with another driver; `None`: this is that process.
+/// Output of this program, started again for one test with another driver; `None`: this is that process.
 fn again(test: &str, driver: &Path) -> Option<Output> {
     const AGAIN: &str = "MUSTER_TEST_AGAIN";
     if std::env::var_os(AGAIN).is_some() {

@@ -30,7 +30,7 @@ use muster_runtime::{Session, WorkerEnv};
 
 pub(crate) use super::standin::{own, standin};
 
-/// What is in the host's memory, on the first device, and on the second: of a few bytes, and of more than a chunk that
+/// Tensors in the host's memory, on the first device, and on the second: of a few bytes, and of more than a chunk that
 /// does not end with a page.
 pub(crate) const TENSORS: [(&str, Place, u64); 6] = [
     ("bias", Place::Device(0), 10),
@@ -47,7 +47,7 @@ pub(crate) enum Place {
     Device(usize),
 }
 
-/// What the stand-in does from now on.
+/// Sets the stand-in's behaviour from now on.
 pub(crate) fn script(text: &str) {
     let set: Symbol<unsafe extern "C" fn(*const c_char)> = own("standin_cuda");
     let text = CString::new(text).unwrap();
@@ -256,7 +256,7 @@ impl Worker {
     }
 }
 
-/// What is in the memory, where it is; that of the first device is worked with in `stream`.
+/// Finds tensors of the memory, where they are; those of the first device are worked with in `stream`.
 fn of_memory<'a>(
     memory: &'a BTreeMap<&'static str, Tensor>,
     stream: RawStream,

@@ -1,4 +1,4 @@
-//! What goes wrong, in ranks that are threads: every rank gets an error within a bound, its input is as it
+//! Faults in ranks that are threads: every rank gets an error within a bound, its input is as it
 //! was, the communicator refuses everything after that, and a new group works.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -343,7 +343,7 @@ fn the_aborter_of_the_group_ends_it() {
     assert!(matches!(passes, Ok(GroupError::Aborted { by: Some(0) })));
 }
 
-/// What forming says on all ranks, or else the first operation.
+/// Errors of forming on all ranks, or else of the first operation.
 fn formed(faults: &str, form_within: Duration) -> Vec<NcclError> {
     on_ranks(
         3,

@@ -184,7 +184,7 @@ impl Training for Gpu {
     }
 }
 
-/// What a launcher shares with its worker.
+/// The page that a launcher shares with its worker.
 struct Page(File);
 
 impl Page {

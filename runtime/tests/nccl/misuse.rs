@@ -1,4 +1,4 @@
-//! What is refused, and how it is said.
+//! Misuse that is refused, and its error messages.
 
 use std::path::Path;
 

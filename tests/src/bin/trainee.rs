@@ -23,7 +23,7 @@ use muster_runtime::train::{
 };
 use serde_json::json;
 
-/// What a step takes besides its arithmetic.
+/// Time of a step besides its arithmetic.
 const STEP: Duration = Duration::from_millis(20);
 
 /// A power of two, so that everything is exact.
@@ -82,7 +82,7 @@ fn optimizer(len: usize) -> Sgd {
     Sgd::new(len).momentum(0.5)
 }
 
-/// What each parameter is after so many steps.
+/// Value of each parameter after so many steps.
 fn after(steps: u64) -> f32 {
     let (mut one, mut sgd) = ([0.0], optimizer(1));
     for _ in 0..steps {

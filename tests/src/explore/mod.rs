@@ -14,7 +14,7 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
 
 pub use model::{Broken, Limits, Model, Rules, State};
 
-/// What an exploration came to.
+/// Result of an exploration.
 #[derive(Debug)]
 pub struct Explored {
     pub states: usize,

@@ -1,4 +1,4 @@
-//! What must hold among all jobs, at every moment.
+//! Invariants among all jobs, at every moment.
 
 use std::collections::BTreeMap;
 
@@ -75,7 +75,7 @@ pub enum Broken {
     RunsWild,
 }
 
-/// What has happened so far.
+/// History so far.
 #[derive(Debug, Default)]
 pub struct Judge {
     pub broken: Option<Broken>,

@@ -19,7 +19,7 @@ use crate::sim::rng::Rng;
 use crate::sim::store::{Store, UUID};
 use crate::usual;
 
-/// What a message takes, a frame on the socket, an answer of the store.
+/// Time of a message, a frame on the socket, an answer of the store.
 const HOP: u64 = MS;
 /// For so long after the last launcher of a job ended its agents may not know.
 const MOMENT: u64 = 10 * SEC;
@@ -48,7 +48,7 @@ pub enum Fate {
     Stays,
 }
 
-/// What a node finds when its agent starts again.
+/// State of a node's disk when its agent starts again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disk {
     Same,
@@ -79,7 +79,7 @@ struct Held {
     launcher: Launcher,
 }
 
-/// What an agent has said and written.
+/// Messages and writes of an agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     pub messages: u64,

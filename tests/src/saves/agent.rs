@@ -40,7 +40,7 @@ impl Memory {
     };
 }
 
-/// What a crash of the agent takes.
+/// Parts of an agent that a crash takes.
 #[derive(Debug)]
 pub(super) struct Cores {
     /// The newest generation's, and those before it that still hold slots.

@@ -20,7 +20,7 @@ pub(super) fn key() -> JobKey {
     }
 }
 
-/// A generation of these nodes after `parent`, or a birth. What it restores the log sets.
+/// A generation of these nodes after `parent`, or a birth. The log sets the commit that it restores.
 pub(super) fn record(parent: Option<&Record>, members: &[(usize, u16)], nonce: u64) -> Record {
     let member = |(index, slots): &(usize, u16)| Member {
         node: node_id(*index),

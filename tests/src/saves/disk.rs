@@ -1,4 +1,4 @@
-//! What lies in the store beside the log: files and manifests, synced or not.
+//! Contents of the store beside the log: files and manifests, synced or not.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub(super) struct File {
     pub synced: bool,
     /// A bit of it is wrong, long after it was written.
     pub rotten: bool,
-    /// Whose page cache holds it.
+    /// The node whose page cache holds it.
     pub by: usize,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Disk {
     pub files: BTreeMap<String, File>,
     /// By their digest. They are synced before anything speaks of them.
     pub manifests: BTreeMap<Digest, Manifest>,
-    /// Whose each folder is.
+    /// The save of each folder.
     folders: BTreeMap<String, Save>,
 }
 

@@ -241,7 +241,7 @@ impl World {
         self.tell_leader(a, LeaderEvent::LauncherBack)
     }
 
-    /// What earlier generations left in the slots is needed no more: the newest one trains.
+    /// Images that earlier generations left in the slots are needed no more: the newest one trains.
     pub(super) fn release(&mut self, a: usize) -> Result<(), Violation> {
         let now = self.now;
         let head = self.agents[a].head.as_ref().map(|h| h.digest());
@@ -439,7 +439,7 @@ impl World {
         Ok(())
     }
 
-    /// What is in the slot is about to be lost: may it be?
+    /// Checks that the image in the slot, which is about to be lost, may be.
     fn may_lose(
         &self,
         a: usize,

@@ -1,4 +1,4 @@
-//! What the log really says, by rules written down here a second time, and the invariants.
+//! True contents of the log, by rules written down here a second time, and the invariants.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -40,9 +40,9 @@ pub(super) struct Truth {
     pub latest: Option<(Arc<Record>, Digest)>,
     pub commits: BTreeMap<u64, Committed>,
     pub claims: u64,
-    /// What leaders said about each generation's saves.
+    /// Decisions of leaders about each generation's saves.
     decided: BTreeMap<Digest, BTreeSet<ToNode>>,
-    /// What leaders told people that they had committed.
+    /// Commits that leaders told people of.
     pub told: Vec<(Save, Digest)>,
 }
 

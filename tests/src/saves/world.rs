@@ -21,7 +21,7 @@ const QUIET: Span = Span::from_secs(120);
 /// How long a drill goes on before all have to come to rest.
 const DRILL: Span = Span::from_secs(10);
 
-/// What is left out on purpose.
+/// Parts that are left out on purpose.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Plant {
     pub cores: Flaws,

@@ -16,7 +16,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// What this clock shows at a global time (nanoseconds since the simulation began).
+    /// Time that this clock shows at a global time (nanoseconds since the simulation began).
     pub fn local(&self, global: u64) -> Time {
         let rate = (1_000_000 + i64::from(self.ppm)) as u128;
         let run = u128::from(global) * rate / 1_000_000;

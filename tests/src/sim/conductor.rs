@@ -33,7 +33,7 @@ const SILENT_CLOSE: u64 = 7 * SEC;
 /// The store's client gives up after this time.
 const STORE_LIMIT: u64 = SEC;
 
-/// What the queue holds.
+/// Items of the queue.
 #[derive(Clone, Debug)]
 pub(super) enum Item {
     Do(Step),
@@ -101,9 +101,9 @@ pub(super) enum Item {
         launcher: u32,
         told: Option<Found>,
     },
-    /// What was asked of a launcher that was stopped.
+    /// A request to a launcher that was stopped.
     Ask(Request),
-    /// What an agent, if it is still this one, wants done once its disk has written.
+    /// A request of an agent, if it is still this one, for once its disk has written.
     Behind {
         node: usize,
         agent: u32,
@@ -132,7 +132,7 @@ pub struct Conductor {
     busy: Vec<u32>,
     paused_until: Vec<u64>,
     pub(super) launcher_paused_until: Vec<u64>,
-    /// What came for an agent while it was paused, in order.
+    /// Items that came for an agent while it was paused, in order.
     asleep: Vec<Vec<Item>>,
     /// How long an agent that dies now stays away, and whether it loses its disk.
     pub(super) fate: Vec<(u64, bool)>,

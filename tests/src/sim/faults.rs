@@ -1,4 +1,4 @@
-//! What each fault does, and how it ends.
+//! Effect of each fault, and how it ends.
 
 use super::clock::{MS, SEC};
 use super::conductor::{Conductor, Item};
@@ -253,7 +253,7 @@ impl Conductor {
         Ok(())
     }
 
-    /// The fault is over. What heals is found by trying, not told.
+    /// The fault is over. Agents find by trying that a path heals, and are not told.
     pub(super) fn undo(&mut self, fault: &Fault) -> Result<(), Violation> {
         if self.healed {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What a case is about: which faults it draws, and of how many nodes it is.
+//! Focus of a case: which faults it draws, and of how many nodes it is.
 
 use serde::{Deserialize, Serialize};
 

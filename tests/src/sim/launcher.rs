@@ -69,7 +69,7 @@ pub enum Due {
     Sidecar(u64),
 }
 
-/// What a launcher wants done.
+/// Effects that a launcher wants done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Out {
     Say(ToAgent),
@@ -108,7 +108,7 @@ pub enum Out {
     Exit,
 }
 
-/// What its workers are like, and what befalls them.
+/// Traits of its workers, and faults that befall them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Habits {
     /// They stay in their processes while generations change.
@@ -133,7 +133,7 @@ pub struct Habits {
     pub word: u64,
 }
 
-/// What waits for a launcher to be handled.
+/// News that wait for a launcher to handle them.
 #[derive(Clone, Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -179,7 +179,7 @@ pub struct Launcher {
     inbox: VecDeque<News>,
     /// It makes processes and handles nothing until they exist.
     making: Option<Start>,
-    /// What fell due while it was stopped.
+    /// Waits that fell due while it was stopped.
     late: Vec<(Due, Found)>,
     armed: Option<u64>,
     looks: bool,
@@ -332,7 +332,7 @@ impl Launcher {
         late.map(|(digest, _)| *digest)
     }
 
-    /// What is said of a generation answers the orders about it.
+    /// A frame about a generation answers the orders about it.
     fn answers(&mut self, frame: &ToAgent) {
         if let ToAgent::Started { digest, .. }
         | ToAgent::StartFailed { digest, .. }

@@ -1,4 +1,4 @@
-//! What must come about once the faults have stopped, computed from the truth.
+//! Conditions that must come about once the faults have stopped, computed from the truth.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub enum LivenessError {
 }
 
 impl LivenessError {
-    /// What must not be so for longer than this, once all is well.
+    /// Longest time that this may be so, once all is well.
     fn bound(&self) -> Option<u64> {
         match self {
             LivenessError::WaitsAtBarrier { .. } => Some(10 * SEC),
@@ -152,7 +152,7 @@ pub fn settled(world: &World) -> State {
     }
 }
 
-/// What keeps a generation from going on that runs whole.
+/// The error of a generation that runs whole and does not go on.
 fn waits_or_hangs(world: &World, digest: Digest, record: &Record) -> Option<LivenessError> {
     let run = |node: usize| {
         let run = world.nodes[node].launcher.as_ref()?.run.as_ref()?;

@@ -12,7 +12,7 @@ use super::log;
 use super::setup::Setup;
 use super::step::Step;
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Debug)]
 pub struct Report {
     pub setup: Setup,

@@ -1,4 +1,4 @@
-//! What a run begins with, and which faults befall it: all of it drawn from one seed, all of it
+//! Setup of a run, and the faults that befall it: all of it drawn from one seed, all of it
 //! plain data, so that a case can be kept and cut down.
 
 mod extras;
@@ -59,7 +59,7 @@ fn usual_slot_lease() -> u64 {
 }
 
 impl Times {
-    /// What `musterd` has where nobody sets anything.
+    /// Defaults of `musterd`.
     pub const USUAL: Times = Times {
         suspect_after: 2 * SEC,
         agent_grace: 30 * SEC,
@@ -286,7 +286,7 @@ pub enum Fault {
     },
 }
 
-/// What a crash does to the write that it interrupts.
+/// Effect of a crash on the write that it interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Torn {
     /// The crash falls between two effects.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::launcher::Due;
 use super::setup::Torn;
 
-/// What a probe found, as membership names it.
+/// Result of a probe, as membership names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Found {
     Answered,
@@ -20,7 +20,7 @@ pub enum Found {
     Other,
 }
 
-/// What the store told the one who asked.
+/// Answer of the store to the one who asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StoreAnswer {
     Found(Vec<u8>),
@@ -242,7 +242,7 @@ pub enum Step {
     },
 }
 
-/// What the world asks of whoever conducts it.
+/// Requests of the world to its conductor.
 #[derive(Clone, Debug)]
 pub enum Request {
     AgentUp {

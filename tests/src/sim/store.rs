@@ -1,5 +1,5 @@
-//! The shared store: a row of objects that can be created once, and a beacon. What is here is the
-//! truth; when and whether anybody is told is the conductor's to decide.
+//! The shared store: a row of objects that can be created once, and a beacon. The state here is the truth; when and
+//! whether anybody is told is the conductor's to decide.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What is really so, as nobody in the simulation can see it: every disk, every vote, the whole
+//! True state, as nobody in the simulation can see it: every disk, every vote, the whole
 //! log, every worker. The invariants are judged against this, never against what an agent believes.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +22,7 @@ pub struct Spawn {
     pub token: u32,
     pub start: Start,
     pub at: u64,
-    /// What the agent's head restores, if its head is this generation.
+    /// The commit that the agent's head restores, if its head is this generation.
     pub restore: Option<Option<CommitRef>>,
 }
 
@@ -65,7 +65,7 @@ pub struct ToldEnd {
     pub cancelled: bool,
 }
 
-/// What the log says, folded by rules written down here a second time.
+/// Contents of the log, folded by rules written down here a second time.
 #[derive(Clone, Debug, Default)]
 pub struct LogTruth {
     pub next: u64,
@@ -81,7 +81,7 @@ pub struct LogTruth {
     pub broken: Option<u64>,
 }
 
-/// What was added since the invariants were last judged.
+/// Additions since the invariants were last judged.
 #[derive(Clone, Debug, Default)]
 pub struct Fresh {
     pub said: Vec<VoteSaid>,
@@ -104,13 +104,13 @@ pub struct Truth {
     pub records: BTreeMap<Digest, Arc<Record>>,
     /// Every record that a state directory has held as its head.
     pub heads: BTreeMap<Holder, BTreeSet<Digest>>,
-    /// What each node's disk holds now.
+    /// Present contents of each node's disk.
     pub disks: BTreeMap<NodeId, (StateId, Durable)>,
-    /// Who accepted what, ever: parent, ballot, value.
+    /// All votes ever accepted, by parent, ballot and value.
     pub votes: BTreeMap<Digest, BTreeMap<Ballot, BTreeMap<Digest, BTreeSet<Holder>>>>,
-    /// What each ballot proposed, ever.
+    /// Values that each ballot proposed, ever.
     pub proposed: BTreeMap<(Digest, Ballot), BTreeSet<Digest>>,
-    /// Who bound itself to a birth, ever.
+    /// Holders that bound themselves to a birth, ever.
     pub bound: BTreeMap<Digest, BTreeSet<Holder>>,
     /// The holders that acknowledged each commit, ever, by the vote that they had then: a generation, or a change of its
     /// voters.
@@ -470,7 +470,7 @@ impl Truth {
             .any(|vote| self.acknowledged(vote).contains(commit))
     }
 
-    /// What the job can go on from: in each lineage the newest record that any disk or the log
+    /// Records that the job can go on from: in each lineage the newest record that any disk or the log
     /// holds, where that is a generation that trains.
     pub fn tips(&self) -> Vec<(Digest, Arc<Record>)> {
         let mut newest: BTreeMap<Digest, (Digest, Arc<Record>)> = BTreeMap::new();

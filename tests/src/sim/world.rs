@@ -34,7 +34,7 @@ pub const COMPACTION: storelog::Compaction = storelog::Compaction {
     retired: 1,
 };
 
-/// What one node has.
+/// State of one node.
 #[derive(Debug)]
 pub struct Node {
     pub id: NodeId,
@@ -57,7 +57,7 @@ pub struct Node {
     armed: Option<(u32, Torn)>,
 }
 
-/// What survives a crash.
+/// State that survives a crash.
 #[derive(Clone, Debug)]
 pub struct Disk {
     pub state: StateId,
@@ -148,7 +148,7 @@ impl World {
         self.nodes.iter().position(|n| n.id == id)
     }
 
-    /// What this node's agent keeps.
+    /// `suspect_after` of this node's agent.
     pub fn suspect_after(&self, node: usize) -> Span {
         let other = self.setup.other_suspect.filter(|(n, _)| *n == node);
         other.map_or(World::config(&self.setup).suspect_after, |(_, ns)| Span(ns))

@@ -1,4 +1,4 @@
-//! What all test beds stand on: bounded waits, the programs, free ports, questions to agents, the
+//! Common base of all test beds: bounded waits, the programs, free ports, questions to agents, the
 //! processes of this machine. Each test binary that starts real processes takes it in as a module.
 
 pub(crate) mod clock;

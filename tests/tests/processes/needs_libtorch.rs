@@ -37,7 +37,8 @@ fn speaker(bed: &Bed, of: &[usize]) -> usize {
     *of.iter().find(speaks).expect("rank 0 reports")
 }
 
-/// Three nodes train; one is killed with all its processes. What rank 0 of the others said, and where they ended.
+/// Three nodes train; one is killed with all its processes. Returns the output of the survivors' rank 0, and the last
+/// loss before the kill.
 fn lose_one(mut bed: Bed, kill_zero: bool) -> (String, f64) {
     for node in 0..3 {
         bed.run(node, 0);

@@ -44,7 +44,7 @@ impl Proc {
         signal(self.pid(), number);
     }
 
-    /// What it wrote so far.
+    /// Its output so far.
     pub(crate) fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
@@ -123,7 +123,7 @@ pub(crate) struct Bed {
     pub(crate) dir: TempDir,
     ports: BTreeMap<String, u16>,
     starts: u32,
-    /// What is started while this is set may write only where the file modes let it, as root too.
+    /// Processes that start while this is set may write only where the file modes let them, as root too.
     pub(crate) without_root: bool,
     /// Set for whatever is started.
     pub(crate) env: Vec<(String, String)>,
@@ -360,12 +360,12 @@ pub(crate) fn cmdline(pid: u32) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// What an agent answers; `None` when it does not, or refuses.
+/// An agent's answer; `None` when it gives none, or refuses.
 pub(crate) fn query(socket: &Path, query: Query) -> Option<Value> {
     ask(socket, query)?.ok()
 }
 
-/// What the agent says of the job's past, oldest first.
+/// Events of the job's past by its agent, oldest first.
 pub(crate) fn events(socket: &Path) -> Vec<Value> {
     let job = JOB.into();
     match query(socket, Query::Events { job, after: 0 }) {

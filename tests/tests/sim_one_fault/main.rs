@@ -16,7 +16,7 @@ const AT: u64 = 15 * SEC;
 const GRACE: u64 = 5 * SEC;
 /// After the grace, until a node whose workers do not end is left behind.
 const STOP_LIMIT: u64 = 10 * SEC;
-/// What is drawn: delays, and how often agents look.
+/// Upper bound of the drawn times: delays, and how often agents look.
 const MOMENT: u64 = 1_500 * MS;
 /// From the loss of a node that says nothing until the others know, and until its lease is over.
 const LOSS: u64 = 4 * SEC + MOMENT;

@@ -61,7 +61,7 @@ impl World {
         self.says(i, SaveNews::Keep(news));
     }
 
-    /// What people of a node have read about this step.
+    /// Whether people of a node have read this text.
     fn read(&self, i: usize, text: &str) -> bool {
         self.nodes[i].told.iter().any(|told| told.contains(text))
     }

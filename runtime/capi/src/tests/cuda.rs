@@ -1,5 +1,5 @@
-//! Tensors on GPUs, over the stand-in for the driver that the runtime's tests have. What a process loads, the variable
-//! says before it begins, so each test starts this program again.
+//! Tensors on GPUs, over the stand-in for the driver that the runtime's tests have. A variable that is set before a
+//! process begins says what it loads, so each test starts this program again.
 
 use std::ffi::c_int;
 use std::path::{Path, PathBuf};

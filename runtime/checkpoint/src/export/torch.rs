@@ -14,7 +14,7 @@ use crate::manifest::Tensor;
 /// The archive's one folder.
 const FOLDER: &str = "archive";
 
-/// What storages are aligned to, in bytes, as PyTorch does.
+/// Alignment of storages, in bytes, as in PyTorch.
 const ALIGN: u64 = 64;
 
 /// Of a length or an offset in a zip archive that stands in its extra field (APPNOTE.TXT 4.5.3).
@@ -37,7 +37,7 @@ struct Member {
 #[derive(Debug)]
 pub(super) struct Archive {
     members: Vec<Member>,
-    /// What is known already: bytes, and where they go.
+    /// Bytes that are known already, and where they go.
     parts: Vec<(u64, Vec<u8>)>,
     /// Where each tensor goes, in their order.
     pub(super) at: Vec<u64>,

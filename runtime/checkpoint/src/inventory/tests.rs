@@ -2,7 +2,7 @@ use super::*;
 use crate::Dtype;
 use crate::plan::{Held, Plan, Rank};
 
-/// What a rank believes that two ranks hold, by names and lengths.
+/// The inventory of a rank that believes that two ranks hold these tensors, by names and lengths.
 fn inventory(tensors: &[(&str, u64)]) -> Inventory {
     let held: Vec<Held> = (tensors.iter())
         .map(|(name, len)| Held::whole(name, Dtype::F32, &[*len]))

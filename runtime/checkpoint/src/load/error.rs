@@ -11,7 +11,7 @@ use crate::slot::FarError;
 /// A load failed. The wants' memory is undefined.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// What was saved is not there any more as it was: restore it from a copy, or load an older one.
+    /// Saved data is missing or has changed: restore it from a copy, or load an older one.
     #[error(transparent)]
     Damage(#[from] Damage),
     #[error("the manifest: {0}")]
@@ -43,7 +43,7 @@ pub enum LoadError {
     },
     #[error("no memory to read into")]
     Memory(#[source] io::Error),
-    /// Whoever watched had it end.
+    /// The watching process had it end.
     #[error("it was stopped before its end")]
     Stopped,
     #[error("what was read could not be taken to the memory that it was wanted in")]
@@ -111,7 +111,7 @@ fn of(tensors: &[String]) -> String {
 }
 
 impl LoadError {
-    /// What a failed read means: a file that is gone, or that the disk has lost, is damage; a store
+    /// Error for a failed read: a file that is gone, or that the disk has lost, is damage; a store
     /// that does not answer is not.
     pub(crate) fn reading(path: &str, source: io::Error) -> Self {
         let path = path.to_owned();

@@ -45,7 +45,7 @@ pub struct Wanted<'a, M> {
     pub into: M,
 }
 
-/// Who loads.
+/// The threads and ranks that load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Team {
     /// Threads of this rank that read and verify.
@@ -61,7 +61,7 @@ impl Team {
     }
 }
 
-/// What a load did.
+/// Outcome of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loaded {
     /// Bytes that were asked for.
@@ -189,7 +189,7 @@ pub fn load_to<S: Sink>(
     })
 }
 
-/// What is wanted of a chunk.
+/// The wanted part of a chunk.
 #[derive(Default)]
 struct Piece {
     overlaps: Vec<usize>,

@@ -23,7 +23,7 @@ impl Room<'_> {
     }
 }
 
-/// Who takes bytes there. What is put was verified before.
+/// Receiver of bytes that go elsewhere. It is given verified bytes only.
 pub trait Sink: Sync {
     /// A thread's memory for a chunk: what is put comes from there. When it is dropped, nothing may be on its
     /// way any more.
@@ -41,7 +41,7 @@ pub trait Sink: Sync {
     /// The load is given up.
     fn put(&self, want: usize, at: u64, from: &Self::Buffer, bytes: Part) -> Result<(), LoadError>;
 
-    /// What was put from this buffer is there when this returns: other bytes come into it.
+    /// Waits until all that was put from this buffer is there: other bytes come into it next.
     ///
     /// # Errors
     /// The load is given up.

@@ -15,7 +15,7 @@ use crate::verify::{Depth, verify};
 pub(crate) struct Memory {
     pub(crate) files: BTreeMap<String, Vec<u8>>,
     pub(crate) read: Mutex<Vec<(String, u64)>>,
-    /// What else was read by others, as it was said.
+    /// Reads that were said to be shared with others.
     shared: Mutex<Vec<(String, u64)>>,
     broken: Option<rustix::io::Errno>,
 }
@@ -162,7 +162,7 @@ proptest! {
 /// Memory that only a sink writes to; what is put is there once it is flushed.
 struct There(Vec<Mutex<Vec<u8>>>);
 
-/// What was put from this thread's memory.
+/// A thread's memory, and all that was put from it.
 struct Lorry {
     memory: Pages,
     put: Mutex<Vec<(usize, u64, Part)>>,

@@ -1,4 +1,4 @@
-//! What a manifest must be beyond its form.
+//! Conditions on a manifest beyond its form.
 
 use crate::manifest::codec::{MAX_MANIFEST, VERSION};
 use crate::manifest::{DataFile, Manifest, Placed};

@@ -28,7 +28,7 @@ struct Envelope<F, B> {
     body: B,
 }
 
-/// What every version has.
+/// Fields of every version.
 #[derive(Deserialize)]
 struct Probe {
     format: String,
@@ -60,7 +60,7 @@ impl Manifest {
         .map_err(ManifestError::Json)
     }
 
-    /// From bytes. What it allocates is at most proportional to their number.
+    /// From bytes. Its allocations are at most proportional to their number.
     ///
     /// # Errors
     /// Not a manifest, of another version, inconsistent, or not in the canonical form.
@@ -85,7 +85,7 @@ impl Manifest {
         Ok(body)
     }
 
-    /// What names these bytes, in the manifest's file name and in the commit's record: BLAKE3.
+    /// BLAKE3 of these bytes: their name in the manifest's file name and in the commit's record.
     pub fn digest(bytes: &[u8]) -> Id {
         Bytes(*blake3::hash(bytes).as_bytes())
     }

@@ -20,7 +20,7 @@ pub use codec::{MAX_MANIFEST, VERSION};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// Whose state this is.
+    /// Origin of this state.
     pub origin: Origin,
     /// Bytes of a chunk: [`crate::sum::CHUNK`].
     pub chunk: u64,
@@ -32,7 +32,7 @@ pub struct Manifest {
     pub blobs: Vec<Blob>,
 }
 
-/// Whose state a checkpoint is, and of when.
+/// Job, generation and time of a checkpoint's state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Origin {
@@ -108,7 +108,7 @@ pub struct Blob {
 pub const METRICS: &str = "metrics";
 
 impl Blob {
-    /// Metrics by name. What is not finite is left out.
+    /// Metrics by name. Values that are not finite are left out.
     pub fn metrics<'a>(values: impl IntoIterator<Item = (&'a str, f64)>) -> Blob {
         let finite = values.into_iter().filter(|(_, value)| value.is_finite());
         let all: serde_json::Map<String, serde_json::Value> = finite

@@ -254,7 +254,7 @@ proptest! {
         prop_assert!(Manifest::decode(&bytes).is_err());
     }
 
-    /// What still is a manifest after damage encodes to the same bytes.
+    /// A text that still is a manifest after damage encodes to the same bytes.
     #[test]
     fn damage_is_an_answer(at in 0usize..GOLDEN.len(), with in "[0-9a-z{}\\[\\]\",:.-]{0,3}", cut in 0usize..6) {
         let mut bytes = GOLDEN.to_vec();

@@ -102,7 +102,7 @@ struct Work<'a, D> {
     patience: Duration,
     /// The first chunk that nobody has begun to write.
     next: AtomicUsize,
-    /// What the sums of chunks were that were written before the seal.
+    /// Sums of the chunks that were written before the seal.
     seen: Mutex<Vec<u64>>,
     /// It comes to nothing.
     over: AtomicBool,
@@ -204,7 +204,7 @@ impl<'a, D: Disk> Work<'a, D> {
         None
     }
 
-    /// What a thread ends with; with an error the others end, too.
+    /// Passes on a thread's result; on an error the other threads end, too.
     fn ends_with<T>(&self, result: Result<T, Fault>) -> Result<T, Fault> {
         result.inspect_err(|_| self.over.store(true, Ordering::Relaxed))
     }

@@ -1,4 +1,4 @@
-//! What writing asks of the kernel, so that tests can answer in its place.
+//! Requests of writing to the kernel, so that tests can answer in its place.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 

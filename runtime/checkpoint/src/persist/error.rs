@@ -1,4 +1,4 @@
-//! What can go wrong while a file is written, and what helps.
+//! Errors while a file is written, and advice for each.
 
 use std::fmt;
 use std::io;
@@ -18,7 +18,7 @@ pub struct PersistError {
     pub published: bool,
 }
 
-/// What went wrong.
+/// Cause of the failure.
 #[derive(Debug)]
 pub enum Fault {
     /// The name is not one component of letters, digits, `-`, `_`, dots.

@@ -82,7 +82,7 @@ impl<'d, D: Disk> Out<'d, D> {
         }
     }
 
-    /// What a thread that writes chunks has of its own. A ring that is refused is done without.
+    /// A ring for a thread that writes chunks. Where one is refused, the thread does without.
     pub(super) fn queue(&self) -> Option<Ring> {
         let ring = self.ring && self.path == Path::Direct;
         ring.then(Ring::new).and_then(Result::ok)

@@ -27,8 +27,8 @@ impl Ring {
         IoUring::new(REQUESTS as u32).map(Ring)
     }
 
-    /// Writes at most a chunk to `at`, and runs `meanwhile` while the kernel does. What became of each block, by where
-    /// it begins in `bytes`.
+    /// Writes at most a chunk to `at`, and runs `meanwhile` while the kernel does. Returns the answer for each block,
+    /// by where it begins in `bytes`.
     ///
     /// # Errors
     /// The ring is of no use any more. Which of the blocks were written is not known.

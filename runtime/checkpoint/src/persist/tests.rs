@@ -41,7 +41,7 @@ fn all_names(dir: &std::path::Path) -> Vec<String> {
     names
 }
 
-/// What the nth write answers in place of the kernel, if anything: how much of it is written.
+/// Answer to the nth write in place of the kernel, if any: how much of it is written.
 pub(super) type AtWrite = fn(usize, &[u8]) -> Option<Result<usize, Errno>>;
 
 /// Answers in place of the kernel where a test says so.

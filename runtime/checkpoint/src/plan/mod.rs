@@ -1,4 +1,4 @@
-//! Who writes what: the same answer on every rank, from what every rank holds.
+//! Plan of which rank writes which bytes: the same answer on every rank, from what every rank holds.
 //!
 //! Computed once per generation, from values that the ranks know already; nothing here talks to
 //! anyone. A slice that several ranks hold is written by one of them, so that a replicated tensor
@@ -20,7 +20,7 @@ use crate::slice::{Slice, SliceError, tile};
 pub struct Rank<'a> {
     /// Which node it is on. Ranks on one node share its disk and its network.
     pub node: u32,
-    /// What it has in memory. Ranks that hold the same may share one list.
+    /// Its tensors in memory. Ranks that hold the same may share one list.
     pub held: &'a [Held],
 }
 
@@ -31,7 +31,7 @@ pub struct Held {
     pub dtype: Dtype,
     /// Of the whole tensor, over all ranks.
     pub shape: Vec<u64>,
-    /// What this rank has of it: boxes, each contiguous in memory in C order. Empty ones are ignored.
+    /// This rank's parts of it: boxes, each contiguous in memory in C order. Empty ones are ignored.
     pub slices: Vec<Slice>,
 }
 
@@ -47,7 +47,7 @@ impl Held {
     }
 }
 
-/// Who writes what.
+/// A plan of which rank writes which bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// One for each rank, in their order.
@@ -69,7 +69,7 @@ struct Sampled {
     holders: Vec<u32>,
 }
 
-/// What one rank writes: one file.
+/// One rank's writes: one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
     /// `n<node>-<k>.safetensors`, with k counting the ranks of a node.
@@ -77,7 +77,7 @@ pub struct Shard {
     /// The file's header, and its length. A rank that writes nothing has a layout of no parts, and
     /// no file.
     pub layout: Layout,
-    /// What is copied to where.
+    /// Runs of bytes to copy, and their places in the file.
     pub pieces: Vec<Piece>,
 }
 
@@ -86,7 +86,7 @@ pub struct Shard {
 pub struct Piece {
     /// Index into the plan's tensors.
     tensor: usize,
-    /// What it is of the tensor.
+    /// Its part of the tensor.
     pub slice: Slice,
     /// The slice in the rank's memory that it is a part of.
     pub held: Slice,
@@ -123,7 +123,7 @@ pub enum PlanError {
     },
 }
 
-/// What several ranks hold alike: for each slice of a tensor, its holders in ascending order.
+/// Slices that several ranks hold alike: for each slice of a tensor, its holders in ascending order.
 type Holders = BTreeMap<Slice, Vec<u32>>;
 
 /// A tensor's type and shape, and who holds what of it.
@@ -198,7 +198,7 @@ impl Plan {
         })
     }
 
-    /// What it was made of: the same for all ranks of a save.
+    /// The inventory that it was made from: the same for all ranks of a save.
     pub fn inventory(&self) -> &Inventory {
         &self.inventory
     }

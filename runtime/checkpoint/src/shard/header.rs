@@ -31,7 +31,7 @@ pub struct Entry {
     pub bytes: u64,
 }
 
-/// What a file says that it holds.
+/// Contents of a file, by its own account.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     /// In the order of their bytes, padding left out.

@@ -12,7 +12,7 @@ pub const MAX_NAME: usize = 1024;
 /// From this size on, in bytes, a tensor begins at a page.
 const LARGE: u64 = 64 << 10;
 
-/// What smaller tensors are aligned to, in bytes.
+/// Alignment of smaller tensors, in bytes.
 const SMALL_ALIGN: u64 = 64;
 
 /// A slice of a tensor that is to be in a file.
@@ -31,7 +31,7 @@ pub struct Layout {
     pub header: Vec<u8>,
     /// Where each part begins in the file, in the order in which they were given.
     pub at: Vec<u64>,
-    /// Length of the file; a multiple of 4 KiB, with padding. What no part covers is zeros.
+    /// Length of the file; a multiple of 4 KiB, with padding. Bytes outside all parts are zeros.
     pub bytes: u64,
 }
 

@@ -16,5 +16,5 @@ mod layout;
 pub use header::{Entry, Header, HeaderError, MAX_HEADER};
 pub use layout::{Layout, LayoutError, MAX_NAME, Part, check_name};
 
-/// What names of padding begin with. Tensors may not be named so.
+/// Prefix of padding's names. No tensor's name may begin with it.
 pub const PAD: &str = "__pad_";

@@ -13,7 +13,7 @@ use crate::slot::{Source, Span};
 /// Hashed and copied at a time: it stays in a first-level cache, together with the one that is fetched meanwhile.
 const PIECE: usize = 16 << 10;
 
-/// What no source covers.
+/// Bytes for ranges that no source covers.
 static ZEROS: [u8; 4096] = [0; 4096];
 
 /// The bytes of a part of an image, in order.
@@ -24,7 +24,7 @@ pub(super) struct Cursor<'a> {
     end: u64,
 }
 
-/// What comes next.
+/// The next piece.
 enum Piece<'a> {
     /// To be copied.
     Here(&'a [u8]),

@@ -14,7 +14,7 @@ pub struct Span {
     pub bytes: u64,
 }
 
-/// Who brings them, while a slot is filled ([`Slot::fill_with`](super::Slot::fill_with)).
+/// Brings the spans' bytes while a slot is filled ([`Slot::fill_with`](super::Slot::fill_with)).
 ///
 /// The image's memory is given as a pointer, since a device may be writing to it: until [`bring`](Self::bring)
 /// has returned for bytes, nobody else reads or writes those of them that are in a span, and nothing but spans is
@@ -42,10 +42,10 @@ pub trait Far: Sync {
     fn end(&self) -> Ended;
 }
 
-/// What was found out about bytes that were brought.
+/// Outcome of copying the bytes that were brought.
 #[derive(Debug)]
 pub enum Ended {
-    /// What [`bring`](Far::bring) said of them holds.
+    /// The answers of [`bring`](Far::bring) hold.
     Well,
     /// Nothing is on its way any more, and something has failed: the image is given up.
     Badly(FarError),

@@ -1,8 +1,8 @@
 //! A slot is looked at while it is filled: which chunks are there already.
 //!
-//! Who fills a slot first clears the sums of all its chunks, and writes each one down when the chunk is there. So
-//! whoever makes images durable may begin with a chunk before the last one is copied. What becomes of the fill is known
-//! at the seal alone: until then nothing that was made of chunks counts.
+//! The worker that fills a slot first clears the sums of all its chunks, and writes each one down when the chunk is
+//! there. So whoever makes images durable may begin with a chunk before the last one is copied. The outcome of the fill
+//! is known at the seal alone: until then nothing that was made of chunks counts.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub struct Following {
     bytes: u64,
 }
 
-/// What has become of a fill.
+/// State of a fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
     /// It goes on.
@@ -72,7 +72,7 @@ impl Following {
         self.bytes
     }
 
-    /// What has become of it.
+    /// State of the fill.
     pub fn state(&self) -> Fill {
         match self.slot.region.load(word::STATE) {
             now if now == self.filling => Fill::Going,
@@ -93,7 +93,7 @@ impl Following {
         }
     }
 
-    /// The bytes of a chunk that is [there](Self::chunk). What was read of them counts only if the fill
+    /// The bytes of a chunk that is [there](Self::chunk). A read of them counts only if the fill
     /// [became](Self::became) a seal, and they hash to what that says.
     pub fn chunk_bytes(&self, chunk: u64) -> &[u8] {
         let begin = self.bytes.min(chunk.saturating_mul(CHUNK));

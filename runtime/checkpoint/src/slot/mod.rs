@@ -3,7 +3,7 @@
 //! The launcher creates two for each rank and touches every page, so that a save never waits for
 //! the kernel to find memory. The worker copies what it writes into one of them ([`Slot::fill`]),
 //! several threads at a time, hashing as it copies, and seals it. From then on the bytes are whatever
-//! process still holds the descriptor's: the worker may go on, or die. Who makes them durable takes the
+//! process still holds the descriptor's: the worker may go on, or die. The process that makes them durable takes the
 //! slot ([`Slot::take`]), and gives it back when it has.
 //!
 //! ```text
@@ -60,7 +60,7 @@ pub const MAX_NOTE: u64 = 64 << 20;
 /// A slot, mapped.
 #[derive(Debug)]
 pub struct Slot {
-    /// What has to go before the mapping does: fields are dropped in this order.
+    /// A value that has to go before the mapping does: fields are dropped in this order.
     tied: OnceLock<Tied>,
     /// One makes what is tied, the others wait.
     tying: Mutex<()>,
@@ -72,7 +72,7 @@ pub struct Slot {
 
 type Tied = Arc<dyn Any + Send + Sync>;
 
-/// What a slot is doing.
+/// State of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Nothing.
@@ -105,7 +105,7 @@ impl State {
     }
 }
 
-/// What making a slot took.
+/// Cost of making a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Made {
     /// Of memory, all of them in use from now on.
@@ -120,10 +120,10 @@ pub struct Source<'a> {
     pub bytes: &'a [u8],
 }
 
-/// What is to be in a slot.
+/// Contents for a slot.
 #[derive(Clone, Copy, Debug)]
 pub struct Image<'a> {
-    /// What the save is of: the step that is not begun yet.
+    /// Step of the save: the one that is not begun yet.
     pub step: u64,
     /// The digest of the generation that saves.
     pub generation: Id,
@@ -251,7 +251,7 @@ impl Slot {
         Ok(self.tied())
     }
 
-    /// What is [tied](Self::tie) to it.
+    /// The value that is [tied](Self::tie) to it.
     pub fn tied<T: Any + Send + Sync>(&self) -> Option<&T> {
         self.tied.get()?.downcast_ref()
     }
@@ -276,7 +276,7 @@ impl Slot {
         (shape.image, shape.note)
     }
 
-    /// What it is doing, and for which step.
+    /// Its state and its step.
     pub fn state(&self) -> (State, u64) {
         let state = State::of(self.region.load(word::STATE));
         (state, self.region.load(word::STEP))
@@ -414,7 +414,7 @@ impl Slot {
         let _ = self.region.exchange(word::STATE, now, then);
     }
 
-    /// What its last seal says.
+    /// Reads its last seal.
     fn read(&self) -> Result<Head, SlotError> {
         let shape = self.region.shape();
         let bytes = self.region.load(word::IMAGE);
@@ -492,7 +492,7 @@ fn check(image: &Image<'_>, spans: &[Span]) -> Result<(), SlotError> {
     }
 }
 
-/// What a seal says, in one reading.
+/// Contents of a seal, in one reading.
 struct Head {
     step: u64,
     generation: Id,

@@ -46,7 +46,7 @@ pub(super) mod word {
     pub(in crate::slot) const FOLLOWED: usize = 392;
 }
 
-/// What a slot has room for.
+/// Room of a slot, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) image: u64,
@@ -85,7 +85,7 @@ impl Shape {
     }
 }
 
-/// What may help against an error of the kernel's.
+/// Advice for an error of the kernel, or nothing.
 pub(super) fn help(error: &io::Error) -> &'static str {
     match Errno::from_io_error(error) {
         Some(Errno::NOMEM | Errno::NOSPC) => {
@@ -245,7 +245,7 @@ impl Region {
         }
     }
 
-    /// All that there is for an image. Whoever uses it keeps to the states, as `image_part` says.
+    /// All memory for an image. Its users keep to the states, as `image_part` says.
     pub(super) fn image_memory(&self) -> *mut [u8] {
         // SAFETY: inside the mapping, which is longer by its first page at least.
         let start = unsafe { self.map.as_mut_ptr().add(PAGE) };

@@ -262,7 +262,7 @@ struct Cargo<'a> {
     bytes: Vec<&'a [u8]>,
     /// A chunk that never comes.
     fails_at: Option<u64>,
-    /// What is found out in the end.
+    /// Result at the end.
     end: fn() -> Ended,
     begun: AtomicUsize,
     ended: AtomicUsize,

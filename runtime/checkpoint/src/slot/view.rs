@@ -41,7 +41,7 @@ impl Sealed {
 }
 
 impl View {
-    /// Whether the image is still there. What was read of it before this said so is as it was sealed, if its
+    /// Whether the image is still there. A read of it before this said so gave the bytes as they were sealed, if its
     /// worker keeps to the states; its sums tell.
     pub fn is_whole(&self) -> bool {
         let now = self.slot.region.load(word::STATE);
@@ -75,8 +75,8 @@ impl View {
 }
 
 impl Slot {
-    /// What a free slot was sealed with last, if its head still says so, and the note: as after a commit. Of a copy that
-    /// was begun since and given up, the sums tell.
+    /// The image that a free slot was sealed with last, if its head still says so, and the note: as after a commit. Of
+    /// a copy that was begun since and given up, the sums tell.
     pub fn left(self: &Arc<Self>) -> Option<(View, Vec<u8>)> {
         let free = self.region.load(word::STATE);
         if State::of(free) != State::Free {

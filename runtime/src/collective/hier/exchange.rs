@@ -18,11 +18,11 @@ pub(super) struct Buffers {
     /// To and from the other hosts.
     send: Scratch,
     came: Scratch,
-    /// What came from them for each rank of this host.
+    /// Bytes that came from them for each rank of this host.
     answers: Scratch,
 }
 
-/// Who is where, as all ranks of a host see it.
+/// Places of all ranks, as the ranks of a host see them.
 struct Plan<'a> {
     layout: &'a Layout,
     host: usize,

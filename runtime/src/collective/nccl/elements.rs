@@ -1,4 +1,4 @@
-//! What an operation works on: elements in a device's memory, and what NCCL calls them.
+//! Operands of an operation: elements in a device's memory, and NCCL's names for them.
 
 use std::ffi::c_void;
 
@@ -47,7 +47,7 @@ impl Memory {
     }
 }
 
-/// What only moves is moved as bytes, so that NCCL need not know the type.
+/// Elements that only move are moved as bytes, so that NCCL need not know the type.
 pub(super) const BYTES: nc::ncclDataType_t = nc::ncclDataType_t::ncclUint8;
 
 pub(super) fn number_of(dtype: DType) -> Result<nc::ncclDataType_t, NcclError> {

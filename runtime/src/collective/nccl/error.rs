@@ -1,4 +1,4 @@
-//! What can go wrong between devices.
+//! Errors of a communicator between devices.
 
 use std::time::Duration;
 
@@ -138,7 +138,7 @@ impl NcclError {
     /// the next.
     ///
     /// # Errors
-    /// What another generation does not mend, unchanged.
+    /// Errors that another generation does not mend, unchanged.
     pub fn into_group(self) -> Result<GroupError, NcclError> {
         match self {
             NcclError::Group(error) => Ok(error),

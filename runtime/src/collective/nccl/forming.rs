@@ -16,7 +16,7 @@ const FIXED: usize = 4 + 16;
 const MAX_BUS: usize = 32;
 const ID: usize = 128;
 
-/// What a rank says of itself.
+/// A rank's introduction of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Introduction {
     version: Version,
@@ -45,7 +45,7 @@ impl Introduction {
     }
 }
 
-/// What a rank needs of its device.
+/// A rank's needs of its device.
 pub(super) struct Own {
     pub(super) device: Arc<Device>,
     pub(super) stream: Stream,

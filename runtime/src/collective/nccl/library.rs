@@ -115,7 +115,7 @@ impl Library {
         Err(NcclError::Nccl { call, code, text })
     }
 
-    /// What NCCL says of a code, and the last thing that it warned of in this thread, if any.
+    /// NCCL's text for a code, and the last thing that it warned of in this thread, if any.
     pub(super) fn nccl_text(&self, code: Code) -> String {
         // SAFETY: any code may be asked for; the answer is a constant.
         let text = unsafe { read((self.nccl_text)(code)) };

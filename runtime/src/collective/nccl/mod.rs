@@ -109,7 +109,7 @@ impl std::fmt::Display for StuckCall {
     }
 }
 
-/// What is done about a call that does not return.
+/// Handler of a call that does not return.
 pub type OnStuck = Arc<dyn Fn(&StuckCall) + Send + Sync>;
 
 /// How long a communicator waits for what.

@@ -1,4 +1,4 @@
-//! What a communicator's owner and its watchdog share.
+//! State that a communicator's owner and its watchdog share.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -119,7 +119,7 @@ pub(super) struct State {
     pub(super) completed: u64,
     /// Events to be used again.
     pub(super) free: Vec<Event>,
-    /// What the owner ran into, for the watchdog.
+    /// Trouble of the owner, for the watchdog.
     pub(super) failed: Option<Trouble>,
     /// When the operation before the first of `issued` completed.
     since: Instant,
@@ -144,7 +144,7 @@ impl State {
         Ok(())
     }
 
-    /// What is waited for on the device or in a call, and since when.
+    /// The operation that is waited for on the device or in a call, and since when.
     pub(super) fn busy(&self) -> Option<(&'static str, Instant)> {
         let first = self.issued.front();
         first
@@ -203,7 +203,7 @@ impl Shared {
         self.comm.load(Ordering::Acquire)
     }
 
-    /// What goes on in the background: nothing, something, or what went wrong. Called with `calls` held,
+    /// State of the background work: nothing, something, or an error. Called with `calls` held,
     /// and not after the abort has begun.
     pub(super) fn async_error(&self, _calls: &MutexGuard<'_, ()>) -> Result<Code, NcclError> {
         let library = self.library();

@@ -22,14 +22,14 @@ use super::state::{Phase, Shared, Trouble, trouble_of};
 use super::{Config, StuckCall};
 use crate::cuda::sys::{Code, SUCCESS};
 
-/// How often the watchdog looks at NCCL. What comes on a connection wakes it at once.
+/// How often the watchdog looks at NCCL. Bytes on a connection wake it at once.
 const TICK: Duration = Duration::from_millis(5);
 /// How long a rank that has left may have done its part of an operation that still runs here.
 const PARTING: Duration = Duration::from_millis(50);
 /// How long the control plane may take to name the rank behind an error of NCCL.
 const WORD: Duration = Duration::from_millis(200);
 
-/// What the second thread does.
+/// Jobs of the second thread.
 enum Job {
     Make {
         id: nc::ncclUniqueId,
@@ -45,7 +45,7 @@ struct Comm(nc::ncclComm_t);
 // SAFETY: NCCL lets a communicator be used by several threads, one at a time.
 unsafe impl Send for Comm {}
 
-/// What it returned.
+/// Result of a job.
 struct Done {
     comm: Comm,
     result: Result<(), NcclError>,

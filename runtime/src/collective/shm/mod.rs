@@ -304,7 +304,7 @@ impl Local {
     }
 }
 
-/// What all rounds of an operation have in common.
+/// Common parts of all rounds of an operation.
 struct At {
     head: [u8; HEAD_LEN],
     until: Instant,

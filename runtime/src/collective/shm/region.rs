@@ -4,7 +4,7 @@
 //! and reads the others' slots. A rank has two slots, used in turn: when all have posted round r, all
 //! have read round r - 1, so the slots of r - 1 are free for r + 1. [`Port`] allows nothing else.
 //!
-//! Whoever posts last rings a bell on which the others sleep, so each is woken once a round. The bell only
+//! The last rank to post rings a bell on which the others sleep, so each is woken once a round. The bell only
 //! wakes: whether all have posted is read from what each has.
 
 use std::fs::File;

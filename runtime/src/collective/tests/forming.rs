@@ -1,4 +1,4 @@
-//! Who is let in, and who is named when the group does not come together.
+//! Admission to a group, and the ranks that are named when it does not come together.
 
 use std::io::Write;
 use std::net::TcpStream;

@@ -74,7 +74,7 @@ fn two() -> ([TcpListener; 2], Topology) {
     (listeners, topology)
 }
 
-/// What rank 1 of them says of itself at a handshake.
+/// Card of rank 1 of them at a handshake.
 fn card(_: &TcpStream) -> std::io::Result<Card> {
     Ok(Card {
         address: None,

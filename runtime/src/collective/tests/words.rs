@@ -1,4 +1,4 @@
-//! What ranks say beside their operations.
+//! Words that ranks say beside their operations.
 
 use super::*;
 

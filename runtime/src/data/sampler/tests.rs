@@ -28,7 +28,7 @@ fn all_ranks(plan: &Plan, world: u32) -> Vec<u64> {
         .collect()
 }
 
-/// What may happen between two steps, or in the middle of one.
+/// Events between two steps, or in the middle of one.
 #[derive(Clone, Debug)]
 enum Turn {
     Commit,

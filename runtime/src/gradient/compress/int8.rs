@@ -147,7 +147,7 @@ fn encode_exact(values: &mut [f32], block: usize, to: &mut [u8]) {
     decode(to, block, values, How::Subtract);
 }
 
-/// What becomes of a place when a value comes for it.
+/// Ways to apply a value to a place.
 #[derive(Clone, Copy, Debug)]
 enum How {
     Put,

@@ -13,7 +13,7 @@
 //! SignSGD, 2019). At every commit, the result plus the change of all residuals is the sum of all inputs,
 //! but for rounding in `f32`.
 //!
-//! **What lasts** is in two parts. [`Own`] is one rank's: it goes with a dead rank, is handed to a survivor
+//! **Lasting state** is in two parts. [`Own`] is one rank's: it goes with a dead rank, is handed to a survivor
 //! when a rank leaves ([`Bucket::hand_over`]), and is zero for newcomers. The shared part
 //! ([`Bucket::encode_shared`]) is the same on every rank, and belongs to the state that newcomers copy.
 //!
@@ -99,7 +99,7 @@ pub struct Bucket {
     len: usize,
     work: Work,
     own: Own,
-    /// What `own` becomes at commit, if it is `prepared`: from the beginning of the step's last
+    /// The `own` of the next commit, if it is `prepared`: from the beginning of the step's last
     /// collective on, whether or not this rank sees that one's end.
     next: Own,
     prepared: bool,
@@ -117,7 +117,7 @@ enum Work {
     PowerSgd(PowerSgd),
 }
 
-/// What a codec works on in one step.
+/// Operands of a codec in one step.
 struct Step<'a> {
     input: &'a [f32],
     /// Empty, for zero.
@@ -193,8 +193,8 @@ impl Bucket {
         self.len == 0
     }
 
-    /// The sum of all ranks' inputs, as the codec has it, the same bits on every rank. What this bucket
-    /// keeps changes at [`commit`](Self::commit) only; a step that is done again calls this again.
+    /// The sum of all ranks' inputs, as the codec has it, the same bits on every rank. This bucket's state changes at
+    /// [`commit`](Self::commit) only; a step that is done again calls this again.
     ///
     /// # Errors
     /// A peer is lost or out of step, or the input is not as long as the bucket. `into` holds nothing of
@@ -282,7 +282,7 @@ impl Bucket {
         self.prepared = false;
     }
 
-    /// What this rank has not sent yet.
+    /// Values that this rank has not sent yet.
     pub fn own(&self) -> &Own {
         &self.own
     }

@@ -1,8 +1,8 @@
 //! Matrices as products of two thin ones, by one step of power iteration.
 //!
 //! For each matrix M of a rank and the last step's Q: P is the sum of all ranks' M Q, made orthonormal; the
-//! rank's own Q is M^T P, and the result is P times the sum of all Q, transposed. What the rank has not sent is
-//! M - P Q^T with its own Q. (Vogels et al. 2019, algorithms 1 and 2.)
+//! rank's own Q is M^T P, and the result is P times the sum of all Q, transposed. The part that the rank has not sent
+//! is M - P Q^T with its own Q. (Vogels et al. 2019, algorithms 1 and 2.)
 
 use std::ops::Range;
 
@@ -41,7 +41,7 @@ struct Matrix {
 pub(super) struct PowerSgd {
     seed: u64,
     matrices: Vec<Matrix>,
-    /// What travels as it is.
+    /// Ranges that travel as they are.
     plain: Vec<Range<usize>>,
     /// How much of the second exchange is Q; behind it comes what is plain.
     q_len: usize,

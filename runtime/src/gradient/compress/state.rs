@@ -1,4 +1,4 @@
-//! What a bucket keeps between steps, and what a step's reduction gives.
+//! A bucket's state between steps, and the result of a step's reduction.
 
 use super::super::bytes::{put, take};
 const OWN: &[u8] = b"MOWN   1";
@@ -104,12 +104,12 @@ pub fn reshard(parts: &[Own], world: usize) -> Option<Vec<Own>> {
     Some(out)
 }
 
-/// What a step's reduction gives: the same bits on every rank, and all that a commit needs from others.
+/// Result of a step's reduction: the same bits on every rank, and all that a commit needs from others.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reduced {
     /// The sum of all ranks' gradients, as the codec has it.
     pub sum: Vec<f32>,
-    /// What the shared part of the state becomes.
+    /// The next shared part of the state.
     pub(super) shared: Vec<f32>,
 }
 

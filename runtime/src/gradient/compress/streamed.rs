@@ -51,7 +51,7 @@ mod x86 {
 
     use super::super::cast::QUIET;
 
-    /// What each store begins at a multiple of.
+    /// Alignment of each store, in bytes.
     const ALIGNED: usize = 32;
 
     pub(super) fn narrow<const BRAIN: bool>(from: &[f32], factor: f32, to: &mut [u16]) -> usize {

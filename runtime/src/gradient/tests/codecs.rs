@@ -1,4 +1,4 @@
-//! What each codec gives, against plain arithmetic.
+//! Results of each codec, against plain arithmetic.
 
 use super::*;
 use crate::collective::GroupError;

@@ -1,4 +1,4 @@
-//! What a bucket keeps, when ranks come and go.
+//! A bucket's state when ranks come and go.
 
 use proptest::prelude::*;
 

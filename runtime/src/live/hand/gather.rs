@@ -232,7 +232,7 @@ impl<'a> Gather<'a> {
     }
 }
 
-/// What has become of a job.
+/// Outcome of a job.
 enum Done<'a> {
     Checked,
     Check(Check<'a>),

@@ -69,7 +69,7 @@ pub(super) struct Source<'w> {
     wanted: &'w Wanted<'w>,
 }
 
-/// What a source that answered well does not have, or not any more, or does not send as it said.
+/// Error for data that a source that answered well does not have, or not any more, or does not send as it said.
 pub(super) fn not_right() -> io::Error {
     io::ErrorKind::InvalidData.into()
 }
@@ -149,7 +149,7 @@ impl<'w> Source<'w> {
         self.read_digest()
     }
 
-    /// What the stream does once it can. One that goes on, however slowly, is ended as one that is silent.
+    /// Does `io` on the stream once it can. A stream that goes on, however slowly, is ended as one that is silent.
     fn patiently(
         &mut self,
         mut io: impl FnMut(&mut TcpStream) -> io::Result<usize>,

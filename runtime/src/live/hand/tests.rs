@@ -152,12 +152,12 @@ fn a_state_that_differs_in_one_byte_is_never_copied() {
     }
 }
 
-/// What is wrong with a source.
+/// Faults of a source.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     /// It is gone after so many bytes of parts.
     Gone(usize),
-    /// What it sends from this byte on is damaged on its way.
+    /// Its bytes from this one on are damaged on their way.
     Damaged(usize),
     /// The same; and it is gone when it is asked for the digest of a part.
     DamagedAndGone(usize),

@@ -1,4 +1,4 @@
-//! What of one copy is still to be got and checked, and who is there to do it. It does no I/O.
+//! Parts of one copy that are still to be got and checked, and the sources that can do it. This does no I/O.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ pub(super) enum Missing {
     Differ(SocketAddr, SocketAddr),
     /// For so many bytes.
     NoRoom(u64),
-    /// No source gives it. What the last one said.
+    /// No source gives it. With the last one's words.
     Lost(Option<String>),
 }
 
@@ -51,7 +51,7 @@ impl Job<'_> {
 /// The whole, once a source has told its length.
 struct Whole {
     bytes: u64,
-    /// Who told it.
+    /// The source that told it.
     by: SocketAddr,
     since: Instant,
 }
@@ -71,7 +71,7 @@ pub(super) struct Todo<'a> {
     whole: Option<Whole>,
     parts: Vec<Part<'a>>,
     checks: Vec<Check<'a>>,
-    /// What some source is busy with, which may come back.
+    /// Number of jobs that some source is busy with, which may come back.
     pub(super) busy: usize,
     sources: Vec<Standing>,
     said: Option<String>,
@@ -133,7 +133,8 @@ impl<'a> Todo<'a> {
         self.failure.is_none()
     }
 
-    /// How many connections this source is to have, so that there are `all` together. Who may come is counted.
+    /// How many connections this source is to have, so that there are `all` together. Sources that may come are
+    /// counted.
     pub(super) fn streams(&self, source: usize, all: usize) -> usize {
         let counts = |of: &&Standing| of.may_come || of.alive > 0;
         let before = self.sources[..source].iter().filter(counts).count();
@@ -156,7 +157,7 @@ impl<'a> Todo<'a> {
         self.said = Some(said);
     }
 
-    /// What this source is asked for next: checks first, so that a difference ends the copy early. Of the last parts
+    /// The next job for this source: checks first, so that a difference ends the copy early. Of the last parts
     /// none ahead: others may have them sooner.
     pub(super) fn next(&mut self, source: usize, asked: usize) -> Option<Job<'a>> {
         let alone = self.is_alone();
@@ -229,7 +230,7 @@ impl<'a> Todo<'a> {
         self.failure.get_or_insert(why);
     }
 
-    /// What has come of it.
+    /// Outcome of the copy.
     pub(super) fn outcome(self) -> Result<(), Missing> {
         match self.failure {
             Some(failure) => Err(failure),

@@ -35,7 +35,7 @@ impl Drop for Copying {
 }
 
 impl<T: Training> Worker<'_, T> {
-    /// What is to be copied, from these ranks. `None`: there is no generation.
+    /// The copy to make from these ranks. `None`: there is no generation.
     pub(super) fn copying_from(&self, boundary: u64, from: &[u32]) -> Option<Copying> {
         let formed = self.formed.as_ref()?;
         let address = |rank: &u32| formed.peers.get(*rank as usize).copied();

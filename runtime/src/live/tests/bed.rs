@@ -18,7 +18,7 @@ use crate::page::Page;
 use crate::session::Session;
 use crate::testing::{HeldPort, LONG, eventually};
 
-/// What a rank says to the test.
+/// Messages of a rank to the test.
 #[derive(Debug)]
 enum Said {
     Committed,

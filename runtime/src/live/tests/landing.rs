@@ -23,7 +23,7 @@ struct Placed {
     begins_with: f32,
     landings: Arc<AtomicUsize>,
     restored: Arc<AtomicUsize>,
-    /// What was committed last: the step, and its sum.
+    /// The last commit: its step and its sum.
     last: (u64, [f32; 1]),
 }
 
@@ -220,7 +220,7 @@ fn part_of_a_copy_is_never_taken_for_a_state() {
     assert_eq!(ends[1].restored.load(Ordering::Acquire), 0);
 }
 
-/// What the newcomer of these two survivors ends with, who go on.
+/// Panic message of the newcomer of these two survivors, who go on.
 fn last_words(survivors: [Placed; 2], newcomer: Placed) -> String {
     let mut job = Job::of(survivors.into(), || Placed::new(7.0));
     job.until(3);

@@ -1,4 +1,4 @@
-//! What is left of generations that are over: nothing.
+//! Leaks of generations that are over: none.
 
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ impl Training for Still {
     }
 }
 
-/// What this process holds: descriptors, threads, and KiB of memory of its own.
+/// Resources of this process: descriptors, threads, and KiB of memory of its own.
 #[derive(Clone, Copy, Debug)]
 struct Holds {
     descriptors: usize,

@@ -1,4 +1,4 @@
-//! What compression and faults cost a training that matters to somebody: the digits, held-out accuracy, seed by
+//! Cost of compression and faults for a training that matters to somebody: the digits, held-out accuracy, seed by
 //! seed beside an undisturbed training without compression.
 
 use std::sync::{Arc, OnceLock};
@@ -38,7 +38,7 @@ fn digits() -> &'static Digits {
     DIGITS.get_or_init(|| Digits::load().unwrap())
 }
 
-/// What a training is made with.
+/// Settings of a training.
 #[derive(Clone, Debug)]
 struct Recipe {
     seed: u64,

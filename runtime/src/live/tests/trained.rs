@@ -37,7 +37,7 @@ impl Much {
     }
 }
 
-/// What is reduced of them.
+/// Number of values that are reduced.
 const FEW: usize = 100;
 
 impl Model for Much {
@@ -101,12 +101,13 @@ impl Model for Much {
 /// That, and what goes wrong with it.
 struct Fragile {
     inner: Parallel<Much>,
-    /// What it hands out has nothing before this byte: of a copy, whose last parts are asked for first, much comes.
+    /// The state that it hands out has nothing before this byte: of a copy, whose last parts are asked for first, much
+    /// comes.
     breaks_before: usize,
     /// So often it has broken off.
     breaks: Arc<AtomicUsize>,
     landings: Arc<AtomicUsize>,
-    /// What it began with, when nobody held a state.
+    /// The state that it began with, when nobody held one.
     restored: Arc<Mutex<Option<Vec<u8>>>>,
 }
 

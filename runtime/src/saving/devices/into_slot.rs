@@ -72,7 +72,7 @@ pub(super) struct Copies<'a> {
     /// The callers' streams, each with its device.
     callers: Vec<(usize, RawStream)>,
     straight: bool,
-    /// What is in the callers' streams by the beginning.
+    /// Events behind all work in the callers' streams at the beginning.
     ready: OnceLock<Vec<(usize, Event)>>,
     /// Bytes of a group.
     group: u64,
@@ -125,7 +125,7 @@ impl<'a> Copies<'a> {
         }
     }
 
-    /// What of the spans lies in this range, in order: where, how long, and from where.
+    /// The parts of the spans in this range, in order: where, how long, and from where.
     fn within(&self, range: Range<u64>) -> impl Iterator<Item = (u64, u64, Origin)> {
         let first = (self.spans).partition_point(|span| span.at + span.bytes <= range.start);
         let all = self.spans.iter().zip(&self.from).skip(first);

@@ -30,7 +30,7 @@ use super::SaveError;
 use super::memory::{MemoryMut, Part, There, Way};
 use crate::cuda::{CudaError, Device, Driver, Event, RawStream, Stream};
 
-/// What was said last in this process: why the driver refused, or that it did not.
+/// The last message in this process: why the driver refused, or that it did not.
 static SAID: Mutex<Option<Option<String>>> = Mutex::new(None);
 
 /// The devices whose tensors were saved, with what is kept from save to save.
@@ -133,7 +133,7 @@ impl Devices {
         }
     }
 
-    /// What is to be done with the slots before the first of these parts is copied: nothing, if they are on no device.
+    /// Preparation of the slots before the first of these parts is copied: none, if they are on no device.
     pub(super) fn preparation(&mut self, parts: &[Part<'_>]) -> Option<Preparation> {
         if parts.is_empty() {
             // Nor is the driver looked for.

@@ -14,7 +14,7 @@ const SELDOM: u32 = 64;
 /// How far that is.
 #[derive(Debug, Default)]
 pub(super) struct Registering {
-    /// Whose memory was refused, and why.
+    /// Slots whose memory was refused, and why.
     refused: Vec<Weak<Slot>>,
     why: Option<String>,
     /// Saves that go by before the next try, and how many it was at the last.
@@ -57,7 +57,7 @@ impl Registering {
         self.left = self.gap;
     }
 
-    /// What the driver said the last time, if it refused any.
+    /// The driver's last message, if it refused any.
     pub(super) fn why(&self) -> Option<&str> {
         self.why.as_deref()
     }

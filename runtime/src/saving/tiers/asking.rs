@@ -1,5 +1,6 @@
-//! Who is asked what it holds, and when. Most of what a worker restores is in this node's memory, or in that of a few
-//! others; with hundreds of nodes, all of whose workers restore at once, nobody asks all of them for nothing.
+//! Order in which launchers are asked what they hold. Most of what a worker restores is in this node's memory, or in
+//! that of a few others; with hundreds of nodes, all of whose workers restore at once, nobody asks all of them for
+//! nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -22,7 +23,7 @@ const FIRST: usize = 64;
 /// How long the others may take, all together.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// What a launcher says that it holds.
+/// A launcher's answer about what it holds.
 pub(super) struct Found {
     pub(super) holder: Holder,
     pub(super) list: Vec<Entry>,
@@ -71,7 +72,7 @@ impl Search {
         self.peers.is_empty()
     }
 
-    /// Asks some more. Who does not answer holds nothing.
+    /// Asks some more. A launcher that does not answer holds nothing.
     pub(super) fn next(&mut self, known: &mut Known) {
         let began = Instant::now();
         self.ask_some(known);

@@ -1,9 +1,9 @@
 //! A chunk of a file that nobody holds, out of parity: what is left of the sum without the others' chunks, which are in
 //! their nodes' memory.
 //!
-//! Every chunk is verified by the manifest before it is taken away from a sum, and so is what is left. What does not
-//! verify, is gone or is of something else costs this piece of the sum alone, and the next sum or the next tier is asked;
-//! a launcher that fails costs what it holds.
+//! Every chunk is verified by the manifest before it is taken away from a sum, and so is what is left. Bytes that do
+//! not verify, are gone or are of something else cost this piece of the sum alone, and the next sum or the next tier is
+//! asked; a launcher that fails costs what it holds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
@@ -19,13 +19,13 @@ use muster_protocol::memory::{Answer, Ask, CHUNK, Name};
 use super::{Below, Held, Holder, Known, NAMED, Tiers, held_of, lock};
 use crate::memory::{Link, time_for};
 
-/// What a launcher holds of several files, added up.
+/// A launcher's sum of several files.
 #[derive(Debug)]
 struct Sum {
     holder: usize,
     /// By which the launcher knows it.
     number: u64,
-    /// What is in it: a file's path, and which part of the file. No part: it is of nothing that this checkpoint has.
+    /// Parts in it: a file's path, and which part of the file. No part: it is of nothing that this checkpoint has.
     parts: Vec<(String, Option<Stripe>)>,
     /// The parts, a bit for each, that cannot be taken away: a piece that they are in is not worth its bytes.
     lacks: AtomicU32,
@@ -159,7 +159,7 @@ impl<S: Below> Tiers<S> {
         false
     }
 
-    /// What is left of a piece without the other files' chunks. Whose memory was needed for it, ascending.
+    /// Subtracts the other files' chunks from a piece. Returns the holders whose memory was needed for it, ascending.
     fn rebuild(
         &self,
         known: &Known,
@@ -224,7 +224,7 @@ impl<S: Below> Tiers<S> {
         Ok(helpers)
     }
 
-    /// Whose copy of a chunk this is, as it has to be.
+    /// Reads a chunk that is as it has to be. Returns the holder of the copy.
     fn verified(
         &self,
         known: &Known,
@@ -243,7 +243,7 @@ impl<S: Below> Tiers<S> {
         None
     }
 
-    /// What came out of parity, by what people are told that it came from.
+    /// Bytes that came out of parity, by the origins that people are told.
     pub(super) fn of_parity(&self, known: &Known) -> Vec<(String, u64)> {
         let rebuilt = lock(&self.rebuilt);
         let mut all: BTreeMap<String, u64> = BTreeMap::new();

@@ -1,11 +1,11 @@
-//! What comes out of parity, and what does not.
+//! Chunks that come out of parity, and chunks that do not.
 
 use muster_checkpoint::parity::fold;
 use muster_protocol::memory::parity::{MAX_PARITIES, Parity, Part, Stripe};
 
 use super::*;
 
-/// What a launcher does that holds parity.
+/// Ways in which a launcher that holds parity answers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Adds {
     Well,

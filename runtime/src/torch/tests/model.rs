@@ -96,7 +96,7 @@ fn a_microbatch_changes_nothing_that_lasts() {
     assert!((0.0..=30.0).contains(&right) && right.fract() == 0.0);
 }
 
-/// What a trainer does with the sums of a step.
+/// Commits the sums of a step, as a trainer does.
 pub(super) fn commit(model: &mut TorchModel<()>, sums: &mut [Vec<f32>], measured: &[Measured]) {
     let mut total = Measured::default();
     measured.iter().for_each(|measured| total.add(measured));

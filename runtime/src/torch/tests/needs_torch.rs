@@ -7,7 +7,7 @@ use crate::needs_torch::python;
 const LEN: usize = 37;
 const STEPS: usize = 200;
 
-/// What PyTorch calls a rule.
+/// PyTorch's name for a rule.
 fn torch_name(rule: &Rule) -> String {
     let truth = |yes: bool| if yes { "True" } else { "False" };
     let adam = |adam: &Adam| {

@@ -33,7 +33,7 @@ fn until(steps: u64, codecs: Codecs) -> Config {
     }
 }
 
-/// What all ranks have not sent yet, summed up.
+/// Sum of the residuals that all ranks have not sent yet.
 fn kept_back(trainings: &[Parallel<Net>]) -> Vec<f32> {
     let mut sum = Vec::new();
     for training in trainings {

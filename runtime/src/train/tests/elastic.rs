@@ -90,7 +90,7 @@ pub(super) fn with(
     all
 }
 
-/// The end of every rank: complete, and all alike. What each heard.
+/// The end of every rank: complete, and all alike. With the events that each heard.
 #[track_caller]
 pub(super) fn alike(job: Job, case: &str) -> (Vec<Parallel<Net>>, Vec<Vec<Heard>>) {
     let (ends, heard): (Vec<_>, Vec<_>) = job.finish().into_iter().unzip();

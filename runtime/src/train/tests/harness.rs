@@ -25,7 +25,7 @@ use crate::page::Page;
 use crate::session::Session;
 use crate::testing::{HeldPort, Keeper, LONG, eventually};
 
-/// What a rank heard.
+/// Events that a rank heard.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Heard {
     Step(u64, u32),

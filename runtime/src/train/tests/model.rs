@@ -30,7 +30,7 @@ pub(super) enum Point {
     InsideUpdate,
 }
 
-/// What a rank does wrong.
+/// Faults of a rank.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Faults {
     pub(super) kill: Option<(u64, Point)>,

@@ -1,4 +1,4 @@
-//! Who saves, when, and what; and how ranks end.
+//! Saves: their ranks, times and contents; and how ranks end.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,4 @@
-//! What a failed try means: the kind of trouble, from what was seen on the wire.
+//! Meaning of a failed try: the kind of trouble, from what was seen on the wire.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub(crate) struct Failure {
     pub(crate) pause: Option<Duration>,
 }
 
-/// What the outcome of a try means. `None` as error: it took too long.
+/// Meaning of a try's outcome. `None` as error: it took too long.
 pub(crate) fn judge(flavour: Flavour, seen: &Seen, error: Option<&Error>) -> Failure {
     let (kind, said, open) = match (&seen.fault, &seen.answer, error) {
         (Some(fault), _, _) => of_fault(fault, seen),
@@ -144,7 +144,7 @@ fn of_answer(flavour: Flavour, answer: &Answer) -> Kind {
     }
 }
 
-/// What object_store found out by itself.
+/// The kind of an error that object_store found by itself.
 fn of_error(error: &Error) -> Option<Kind> {
     match error {
         Error::NotFound { .. } => Some(Kind::NotFound),

@@ -40,7 +40,7 @@ const PAGE: u64 = 8 << 20;
 /// Pages of one listing.
 const MAX_PAGES: usize = 100_000;
 
-/// What a client of object_store must do.
+/// Traits that a client of object_store must have.
 trait Client: ObjectStore + MultipartStore + PaginatedListStore {}
 impl<T: ObjectStore + MultipartStore + PaginatedListStore> Client for T {}
 

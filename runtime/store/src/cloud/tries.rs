@@ -13,7 +13,7 @@ use crate::options::Patience;
 /// The most bytes of an answer that is neither an object nor a listing.
 pub(super) const ANSWER: u64 = 1 << 20;
 
-/// What is tried, for its bounds and its errors.
+/// An operation to try, for its bounds and its errors.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Task<'t> {
     pub(super) doing: &'static str,

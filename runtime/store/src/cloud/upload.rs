@@ -31,7 +31,7 @@ impl Sums {
     }
 }
 
-/// What is known of an object that was sent.
+/// Length and checksums of an object that was sent.
 #[derive(Clone, Copy)]
 struct Sent {
     total: u64,

@@ -1,4 +1,4 @@
-//! What a try of an operation saw on the wire.
+//! Observations on the wire during a try of an operation.
 //!
 //! object_store says that something failed; whether a request went out, what was answered, and what
 //! the answer's headers were is noted here by the transport, for the task that runs the try.
@@ -43,7 +43,7 @@ pub(crate) struct Answer {
     pub(crate) length: Option<u64>,
 }
 
-/// What was seen.
+/// Observations of a try.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
     /// A request to the store went out: it may have been carried out, whatever came back.
@@ -121,7 +121,7 @@ impl Answer {
         }
     }
 
-    /// What the body of an error says: XML of S3, Azure and Google, or anything.
+    /// Reads the body of an error: XML of S3, Azure and Google, or anything.
     pub(crate) fn read_error(&mut self, body: &[u8]) {
         let body = String::from_utf8_lossy(body);
         self.code = element(&body, "Code").or(self.code.take());

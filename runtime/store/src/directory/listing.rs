@@ -1,4 +1,4 @@
-//! What is in a directory.
+//! Contents of a directory.
 
 use std::io;
 use std::ops::ControlFlow;

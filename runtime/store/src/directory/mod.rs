@@ -6,7 +6,7 @@
 //! lost, or on NFS be wrong (a repeated request sees its own first success), so after an error the
 //! name's inode is compared with the temporary file's.
 //!
-//! What `get` returns is durable: a record that a crash could still undo is no decision. Calls
+//! Bytes that `get` returns are durable: a record that a crash could still undo is no decision. Calls
 //! block; a hung network file system blocks them for as long as it hangs.
 
 mod listing;
@@ -74,7 +74,7 @@ impl Names {
     }
 }
 
-/// What is known to survive a power loss.
+/// Directories and names known to survive a power loss.
 #[derive(Debug, Default)]
 struct Durable {
     /// Directories whose own names are durable, and those of all above them, with the names in them that are.
@@ -491,7 +491,7 @@ impl StoreError {
     }
 }
 
-/// What is being written, under a name of its own that ends with it.
+/// A file that is being written, under a name of its own that ends with it.
 struct Temporary<'d> {
     dir: BorrowedFd<'d>,
     name: Option<String>,
@@ -624,7 +624,7 @@ fn sync(dir: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// What the system said, and to whom where rights are lacking.
+/// The system's message, with the user where rights are lacking.
 fn words(error: &io::Error) -> String {
     match kind_of(error) {
         Kind::Denied => {

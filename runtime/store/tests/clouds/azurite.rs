@@ -50,7 +50,7 @@ connection.request("PUT", f"/{account}/box?restype=container", headers=headers)
 print(connection.getresponse().status)
 "#;
 
-/// What reaches it on this port.
+/// Variables that reach it on this port.
 pub(crate) fn variables(port: u16, key: &str) -> [(&'static str, String); 3] {
     [
         ("AZURE_STORAGE_ACCOUNT", ACCOUNT.to_owned()),

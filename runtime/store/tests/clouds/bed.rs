@@ -1,4 +1,4 @@
-//! What the tests have in common.
+//! Common parts of the tests.
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Barrier};
@@ -28,7 +28,7 @@ impl Bed {
         Self { store, fake, proxy }
     }
 
-    /// What is stored under a name.
+    /// Bytes that are stored under a name.
     pub(crate) fn there(&self, name: &str) -> Option<Vec<u8>> {
         let state = self.fake.state.lock().unwrap();
         state.objects.get(&format!("team/{name}")).cloned()
@@ -79,7 +79,7 @@ pub(crate) fn s3(location: &str, port: u16, patience: Patience) -> Store {
     Store::open(&location.parse().unwrap(), &options(port, patience)).unwrap()
 }
 
-/// What it returns, if it does so within the bound.
+/// Runs this, and asserts that it returns within the bound.
 pub(crate) fn bounded<T>(run: impl FnOnce() -> T) -> T {
     let began = Instant::now();
     let outcome = run();

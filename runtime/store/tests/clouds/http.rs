@@ -87,7 +87,7 @@ impl Response {
         Self { body, ..self }
     }
 
-    /// What a server answers on a connection that it then closes.
+    /// Reads a server's answer on a connection that it then closes.
     pub(crate) fn read(from: &mut impl BufRead, head_only: bool) -> io::Result<Self> {
         let line = read_line(from)?.ok_or(io::ErrorKind::UnexpectedEof)?;
         let status = line.split(' ').nth(1).unwrap().parse().unwrap();

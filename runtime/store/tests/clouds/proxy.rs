@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::fake::Fake;
 use super::http::{Request, Response};
 
-/// What goes wrong with one request.
+/// Faults of one request.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
     /// Answered by the proxy; the server never hears of it.

@@ -1,4 +1,4 @@
-//! What ranks sealed in their slots goes straight to a store, and becomes one checkpoint there.
+//! Images that ranks sealed in their slots go straight to a store, and become one checkpoint there.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

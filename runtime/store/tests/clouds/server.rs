@@ -9,7 +9,7 @@ pub(crate) struct Running {
     child: Child,
     /// Its files, and its log.
     pub(crate) place: tempfile::TempDir,
-    /// What it leaves elsewhere.
+    /// Files that it leaves elsewhere.
     pub(crate) litter: Vec<PathBuf>,
 }
 

@@ -1,4 +1,4 @@
-//! What must be so in every state that is explored.
+//! Invariants of every state that is explored.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use muster_protocol::wire::Ballot;
 
 use super::{Ack, Message, Model, State, Value};
 
-/// What must never be.
+/// Violations of the invariants.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
     #[error("I1: two values were chosen after generation {number}")]

@@ -1,4 +1,4 @@
-//! What the agents want done.
+//! Effects that the agents want done.
 
 use muster_protocol::JobKey;
 use muster_protocol::agent::{Agent, Effect, Event, Notice};

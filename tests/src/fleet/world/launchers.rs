@@ -1,4 +1,4 @@
-//! What launchers do, and how they end.
+//! Behaviour of launchers, and how they end.
 
 use std::collections::BTreeSet;
 

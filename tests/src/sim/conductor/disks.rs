@@ -14,7 +14,7 @@ impl Conductor {
         }
     }
 
-    /// What an agent wants done behind a write comes once that is over.
+    /// Puts off an agent's request behind a write until that is over.
     pub(super) fn behind_disk(&mut self, disk: u64, request: Request) -> Result<(), Violation> {
         let node = match &request {
             _ if disk == 0 => return self.request(request),
@@ -37,7 +37,7 @@ impl Conductor {
         Ok(())
     }
 
-    /// What waits for a disk happens now, before anything newer.
+    /// Handles all that waits for a disk now, before anything newer.
     pub(super) fn disks_are_done(&mut self) -> Result<(), Violation> {
         let waits = |(at, item): (&(u64, u64), &Item)| match item {
             Item::Behind { .. } => Some(*at),

@@ -80,7 +80,7 @@ impl Conductor {
         }
     }
 
-    /// What an agent asks of the store: its launcher does it.
+    /// Handles an agent's request to the store: its launcher does it.
     pub(super) fn store_asked(&mut self, request: Request) {
         let (node, failed, put) = match &request {
             Request::StoreRead {

@@ -9,7 +9,7 @@ use crate::sim::clock::SEC;
 use crate::sim::truth::Truth;
 use crate::sim::world::World;
 
-/// What a real worker waits at a checkpoint's step at most before it fails.
+/// Longest wait of a real worker at a checkpoint's step before it fails.
 const GIVES_UP: u64 = 60 * SEC;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -12,7 +12,7 @@ use crate::sim::clock::MS;
 const TERM: u64 = 60 * MS;
 /// From SIGKILL until the process is gone.
 const KILL: u64 = 15 * MS;
-/// What a live worker takes to leave its generation.
+/// Time that a live worker takes to leave its generation.
 const PARK: u64 = 20 * MS;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -127,7 +127,7 @@ fn times(rng: &mut Rng) -> Times {
     }
 }
 
-/// What sets one node apart: in one case of eight it keeps another `suspect_after` than all others; its disk is slow, its
+/// Sets one node apart: in one case of eight it keeps another `suspect_after` than all others; its disk is slow, its
 /// clock runs ahead, or its machine is suspended for a while.
 pub(super) fn set_apart(setup: &mut Setup) {
     let mut rng = Rng::new(setup.seed ^ 0x6f74_6865_7200_0000);

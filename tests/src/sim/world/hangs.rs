@@ -95,8 +95,8 @@ impl World {
         }
     }
 
-    /// An agent judged, or heard, for whom everybody waits. Who is named stood still when it was asked
-    /// where it stands.
+    /// An agent judged, or heard, for whom everybody waits. A rank that is named stood still when it was asked where it
+    /// stands.
     pub(super) fn judged(&mut self, by: usize, hang: &Hang) -> Result<(), Violation> {
         self.coverage.verdicts += 1;
         let job = self.nodes[by].agent.as_ref().and_then(|a| a.job(&self.key));

@@ -1,4 +1,4 @@
-//! What happens to launchers and to the store.
+//! Steps of launchers and of the store.
 
 use muster_launcher::Event as Told;
 use muster_protocol::agent::{ConnId, Event};
@@ -176,7 +176,7 @@ impl World {
         }
     }
 
-    /// What who connects to the guard of this launcher finds.
+    /// Result of a connection to the guard of this launcher.
     pub fn guard(&self, node: usize, is: impl Fn(&Launcher) -> bool) -> Found {
         match self.nodes[node].launcher.as_ref().filter(|l| is(l)) {
             None => Found::Refused,

@@ -16,7 +16,7 @@ use muster_store::{Options, Store, Variables};
 
 use crate::harness::Bed;
 
-/// What reaches a server on this port, whatever it speaks.
+/// Variables that reach a server on this port, whatever it speaks.
 fn variables(port: u16) -> Vec<(&'static str, String)> {
     let aws = [
         ("AWS_ACCESS_KEY_ID", "test".into()),

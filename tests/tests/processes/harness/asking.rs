@@ -1,4 +1,4 @@
-//! What a node's agent says, and the commands that ask it.
+//! Answers of a node's agent, and the commands that ask it.
 
 use std::process::{Child, Command, Stdio};
 
@@ -9,7 +9,7 @@ use super::Bed;
 use crate::ground::{ask, program};
 
 impl Bed {
-    /// What the node's agent answers; `None` when none does.
+    /// Answer of the node's agent; `None` when none answers.
     pub(crate) fn query(&self, node: usize, query: Query) -> Option<Value> {
         let answer = ask(&self.socket(node), query)?;
         Some(answer.unwrap_or_else(|text| panic!("n{node} refuses: {text}")))
@@ -55,7 +55,7 @@ impl Bed {
             .unwrap()
     }
 
-    /// What came of it.
+    /// Result of that command.
     pub(crate) fn checkpointed(command: Child) -> (bool, String) {
         let done = command.wait_with_output().unwrap();
         let said = [done.stdout, done.stderr].concat();
@@ -90,7 +90,7 @@ impl Bed {
         self.query(node, Query::Status).unwrap_or_default()
     }
 
-    /// What the node's agent says of the agent on another host.
+    /// The node's agent's view of the agent on another host.
     pub(crate) fn peer(&self, node: usize, host: usize) -> Value {
         let nodes = self.query(node, Query::Nodes).unwrap_or_default();
         let name = format!("n{host}");

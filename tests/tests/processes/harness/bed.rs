@@ -34,13 +34,13 @@ pub(crate) struct Bed {
     dir: tempfile::TempDir,
     mark: String,
     flags: Vec<String>,
-    /// What the launchers run, with the flags that belong to it.
+    /// The launchers' command, with the flags that belong to it.
     script: Vec<String>,
     env: Vec<(String, String)>,
     ports: Vec<u16>,
     /// The network in which node I is host I; none: all nodes are on loopback.
     hosts: Option<Hosts>,
-    /// Whom agents and launchers belong to; none: to whoever runs the test.
+    /// User and group of agents and launchers; none: those of whoever runs the test.
     users: Option<(u32, u32)>,
     nodes: Vec<Node>,
     /// When a launcher was started on which node.
@@ -116,7 +116,7 @@ impl Bed {
         self.script[2] = project("tests/tests/processes/harness/stepper.py");
     }
 
-    /// What the launchers run, with the flags that belong to it.
+    /// The launchers' command, with the flags that belong to it.
     pub(crate) fn job_command(&self) -> &[String] {
         &self.script
     }
@@ -306,7 +306,7 @@ impl Bed {
         self.path(&format!("n{node}.run{count}.log"))
     }
 
-    /// What the node's newest launcher and its workers wrote.
+    /// Output of the node's newest launcher and its workers.
     pub(crate) fn said(&self, node: usize) -> String {
         std::fs::read_to_string(self.log(node)).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! What the workers of `worker.py` noted, sorted into generations.
+//! Notes of the workers of `worker.py`, sorted into generations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

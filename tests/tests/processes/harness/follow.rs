@@ -1,4 +1,4 @@
-//! What the ranks of `examples/ddp.py` noted, by `tests/torch/follow.py`.
+//! Notes of the ranks of `examples/ddp.py`, by `tests/torch/follow.py`.
 
 use std::path::PathBuf;
 use std::process::Command;

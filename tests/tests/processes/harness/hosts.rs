@@ -31,7 +31,7 @@ impl Hosts {
         assert!(done.status.success(), "netns {verb:?} {rest:?}: {errors}");
     }
 
-    /// What comes before a command that is to run on a host.
+    /// Prefix of a command that is to run on a host.
     pub(super) fn exec(&self, host: usize) -> Vec<String> {
         let host = host.to_string();
         ["exec", &self.name, &host, "--"].into_iter().fold(
@@ -53,14 +53,13 @@ impl Hosts {
         self.run(&["cut"], &[&one.to_string(), &other.to_string()]);
     }
 
-    /// What the first sends to the second is lost; what the second sends arrives.
+    /// Packets from the first to the second are lost; those from the second arrive.
     pub(crate) fn cut_one_way(&self, from: usize, to: usize) {
         let (from, to) = (from.to_string(), to.to_string());
         self.run(&["cut"], &[&from, &to, "--one-way"]);
     }
 
-    /// What is sent to the host by this protocol (`tcp`, `udp`, `both`) is lost from now on, and
-    /// only that.
+    /// Packets to the host by this protocol (`tcp`, `udp`, `both`) are lost from now on, and only those.
     pub(crate) fn drop(&self, host: usize, protocol: &str) {
         self.run(&["drop"], &[&host.to_string(), protocol]);
     }

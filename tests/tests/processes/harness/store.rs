@@ -1,4 +1,4 @@
-//! What a job left in its store.
+//! Contents of a job's store.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ pub(crate) fn committed(store: &Path) -> Vec<u64> {
     entries.iter().filter_map(step).collect()
 }
 
-/// What each of the job's checkpoints says of how good its model is, by step.
+/// Metrics of the model in each of the job's checkpoints, by step.
 pub(crate) fn metrics(store: &Path) -> Vec<(u64, Value)> {
     let manifests = std::fs::read_dir(store.join("job/manifest")).unwrap();
     let mut all: Vec<(u64, Value)> = manifests

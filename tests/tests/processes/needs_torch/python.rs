@@ -59,7 +59,7 @@ impl Job {
         })
     }
 
-    /// What the ranks of a generation noted in it. Another job may have a generation of the same number.
+    /// Notes of a generation's ranks in it. Another job may have a generation of the same number.
     fn noted(&self, event: &str, group: &Group) -> Vec<Noted> {
         let theirs = |e: &Noted| group.ranks.iter().any(|r| r.pid == e.pid);
         let all = self.bed.events().into_iter();

@@ -13,7 +13,7 @@ use crate::harness::{Bed, Group};
 struct Kept {
     bed: Bed,
     store: tempfile::TempDir,
-    /// What a person deleted.
+    /// Steps of checkpoints that a person deleted.
     lost: BTreeSet<u64>,
 }
 

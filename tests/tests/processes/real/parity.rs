@@ -7,7 +7,7 @@ use super::saves::Saves;
 /// MiB of the ranks' state, of which each of three saves a third.
 const STATE: usize = 36;
 
-/// What a launcher says when all of them are held.
+/// A launcher's words when all of them are held.
 const HELD: &str = "is in the parity that these hold";
 
 /// MiB that a line says of all sources that are called so.

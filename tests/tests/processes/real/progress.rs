@@ -1,6 +1,6 @@
 //! How far workers are that have attached to their control pages. One that makes no progress is named
-//! on every node, its stacks are kept, and it is ended where that was asked for. What they report of
-//! their training is shown. They save at one step by order, and go on.
+//! on every node, its stacks are kept, and it is ended where that was asked for. Reports of the workers about their
+//! training are shown. They save at one step by order, and go on.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -33,7 +33,7 @@ fn trains(bed: &Bed, group: &Group) {
     bed.until("the first steps", |bed| bed.has_met(group.generation, 20));
 }
 
-/// What every node says of a hang, once all do.
+/// Checks every node's words about a hang, once all have some.
 fn named(bed: &Bed, rank: u32, node: usize, since: Instant) {
     let text = format!("for rank {rank} on n{node} ");
     bed.until("every launcher names the rank and its node", |bed| {
@@ -130,7 +130,7 @@ fn a_worker_that_sleeps_inside_its_step_is_ended_by_the_policy_and_the_job_recov
     }
 }
 
-/// What the agent's HTTP port shows of metrics whose names begin so, one line for each series.
+/// Metrics on the agent's HTTP port whose names begin so, one line for each series.
 pub(crate) fn metrics(address: &str, name: &str) -> Vec<String> {
     let Ok(mut stream) = TcpStream::connect(address) else {
         return Vec::new();

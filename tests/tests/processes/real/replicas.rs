@@ -12,7 +12,7 @@ use super::saves::Saves;
 /// MiB of the state: so much that each rank writes a part.
 const STATE: usize = 12;
 
-/// What a launcher says when all of them are held.
+/// A launcher's words when all of them are held.
 const HELD: &str = "are in the memory of";
 
 /// Memory of other ranks' images that this launcher holds: it has no room for notes.

@@ -142,7 +142,7 @@ impl Saves {
         all[0].step
     }
 
-    /// What the launchers of these nodes have said of each rank's restore, once they have said so many things.
+    /// Lines of these nodes' launchers about each rank's restore, once there are so many.
     pub(crate) fn origins(&self, nodes: &[usize], many: usize) -> Vec<String> {
         let of = |node: &usize| {
             let text = self.bed.said(*node);

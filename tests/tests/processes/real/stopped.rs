@@ -32,7 +32,7 @@ fn finish(mut bed: Bed, nodes: &[usize]) {
     }
 }
 
-/// What the agent of `node` says of the others.
+/// States of the other agents, by the agent of `node`.
 fn states(bed: &Bed, node: usize) -> Vec<String> {
     let nodes = bed.query(node, Query::Nodes).unwrap_or_default();
     let nodes = nodes.as_array().into_iter().flatten();

@@ -13,7 +13,7 @@ use crate::harness::now_ns;
 const NEVER: u64 = 1_000_000;
 
 impl Saves {
-    /// What the log holds of this kind.
+    /// Entries of this kind in the log.
     pub(super) fn entries(&self, kind: &str) -> Vec<serde_json::Value> {
         let mut files: Vec<PathBuf> = std::fs::read_dir(self.folder().join("log"))
             .into_iter()

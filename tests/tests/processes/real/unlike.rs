@@ -5,7 +5,7 @@ use crate::real::saves::Saves;
 /// The exit code of a job whose last save was not committed.
 pub(crate) const UNSAVED: i32 = 74;
 
-/// What `muster checkpoint job -o json` says: whether it went well, the step, and why not.
+/// Output of `muster checkpoint job -o json`: whether it went well, the step, and why not.
 pub(crate) fn ordered(said: &str) -> (bool, Option<u64>, Option<String>) {
     let json = said.find('{').map_or("", |at| &said[at..]);
     let mut values = serde_json::Deserializer::from_str(json).into_iter();

@@ -117,8 +117,8 @@ fn a_wall_clock_that_jumps_changes_nothing() {
     }
 }
 
-/// What decides reads no wall clock. It is there to show a time to people and by how much those of two nodes differ,
-/// to date a worker's end as torchrun's error files do, and to tell a worker its deadline.
+/// Code that decides reads no wall clock. The clock is there to show a time to people and by how much those of two
+/// nodes differ, to date a worker's end as torchrun's error files do, and to tell a worker its deadline.
 #[test]
 fn the_wall_clock_is_read_in_few_places() {
     let found = that_name(

@@ -15,7 +15,7 @@ enum Moment {
     Says(&'static str),
 }
 
-/// What starts the change.
+/// Event that starts the change.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     /// SIGKILL of a launcher.

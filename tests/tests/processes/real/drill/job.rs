@@ -184,7 +184,7 @@ impl Job {
         });
     }
 
-    /// What launchers and workers wrote, and the agents' words about saves, on all nodes.
+    /// Output of launchers and workers, and the agents' words about saves, on all nodes.
     pub(crate) fn said(&self) -> String {
         let all = self.nodes.iter().map(|node| {
             let agent = self.bed.path(&format!("n{node}.agent.log"));

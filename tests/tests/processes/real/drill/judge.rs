@@ -1,4 +1,4 @@
-//! What must hold of a job's checkpoints whatever was killed: read from the store and from what the
+//! Invariants of a job's checkpoints, whatever was killed: read from the store and from what the
 //! workers noted, by rules of its own that share nothing with the code that is judged but the format.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -116,7 +116,7 @@ impl Log {
         change(commit.expect("RETIRE and REJECT are about commits"));
     }
 
-    /// What a claim at the log's end would restore.
+    /// The commit that a claim at the log's end would restore.
     pub(crate) fn newest(&self) -> Option<&Commit> {
         self.commits.iter().rev().find(|c| c.counts())
     }
@@ -139,7 +139,7 @@ pub(crate) struct Judge {
     whole: BTreeSet<Digest>,
     /// Those of which the test itself has destroyed something.
     forgiven: BTreeSet<Digest>,
-    /// What each manifest that was ever whole names.
+    /// The files that each manifest that was ever whole names.
     files: BTreeMap<Digest, Vec<String>>,
 }
 
@@ -158,7 +158,7 @@ impl Judge {
         Log::read(&self.folder)
     }
 
-    /// Everything that can be judged now. What is the log's newest by then.
+    /// Judges everything that can be judged now. Returns the log by then.
     pub(crate) fn check(&mut self, events: &[Noted]) -> Log {
         let log = self.log();
         let claims: BTreeMap<u64, &Claim> = log.claims.iter().map(|c| (c.number, c)).collect();

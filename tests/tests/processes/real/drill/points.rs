@@ -1,6 +1,6 @@
 //! Where the drill kills.
 
-/// Who dies.
+/// Process that dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Victim {
     Worker,
@@ -17,7 +17,7 @@ pub(super) enum On {
     Other,
 }
 
-/// What leads to the point.
+/// Event that leads to the point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
     /// Training does, which saves every few steps.
@@ -40,7 +40,7 @@ pub(super) struct Point {
 }
 
 impl Point {
-    /// What its file says.
+    /// Contents of its file.
     pub(super) fn order(&self) -> String {
         let program = match self.victim {
             Victim::Worker => "saver",
@@ -54,8 +54,8 @@ impl Point {
         format!("kill in={program}{of}")
     }
 
-    /// What else is armed on its node, so that the victim comes to it: a launcher writes ahead if it sees a fill, and
-    /// these are over in a moment.
+    /// Another point that is armed on its node, so that the victim comes to it: a launcher writes ahead if it sees a
+    /// fill, and these are over in a moment.
     pub(super) fn first(&self) -> Option<(&'static str, &'static str)> {
         let ahead = self.name.starts_with("ahead.");
         ahead.then_some(("slot.filled", "sleep=400 in=saver"))

@@ -46,7 +46,7 @@ struct Old {
     code: i32,
 }
 
-/// What is left of a life when the next one begins.
+/// Remains of a life when the next one begins.
 #[derive(Default)]
 struct Leaving {
     old: Vec<Old>,
@@ -148,7 +148,8 @@ impl Job {
         self.bed.path(&format!("control-{number}"))
     }
 
-    /// What every launcher of a life is given: its worker says which life it is of, and takes orders of this life.
+    /// Prepares the script of every launcher of a life: its worker says which life it is of, and takes orders of this
+    /// life.
     fn prepare(&mut self, number: usize, life: &Life) {
         let control = self.control(number);
         std::fs::create_dir_all(&control).unwrap();

@@ -1,4 +1,4 @@
-//! What may be different from life to life, and from job to job.
+//! Differences from life to life, and from job to job.
 
 /// How a life ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,7 +75,7 @@ impl Coming {
     ];
 }
 
-/// What becomes of the nodes' stored state between two lives.
+/// Fate of the nodes' stored state between two lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum State {
     Kept,
@@ -111,7 +111,7 @@ impl Store {
     pub(crate) const ALL: [Store; 3] = [Store::None, Store::Directory, Store::Bucket];
 }
 
-/// What stays as it is over all lives of a job.
+/// Settings that stay as they are over all lives of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Setting {
     pub(crate) agents: Agents,

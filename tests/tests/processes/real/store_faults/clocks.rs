@@ -48,7 +48,7 @@ fn saved_at(folder: &Path, manifest: &str) -> u64 {
     json["body"]["origin"]["saved_at"].as_u64().unwrap()
 }
 
-/// What checkpoints are made, found and deleted by reads no wall clock: a manifest is dated for people.
+/// Code that makes, finds and deletes checkpoints reads no wall clock: a manifest is dated for people.
 #[test]
 fn the_wall_clock_dates_manifests_and_nothing_else() {
     let found = that_name(

@@ -56,7 +56,7 @@ fn bit_of_the_manifest(folder: &Path, commit: &CommitRef) {
     flip(&path, middle);
 }
 
-/// What happened to the newest checkpoint while nobody looked.
+/// Harms to the newest checkpoint while nobody looked.
 const HARMS: [(&str, Harm); 4] = [
     ("a bit of the data", bit_of_data),
     ("a file is cut short", cut_short),
