@@ -55,7 +55,7 @@ pub enum Target {
     Stderr,
 }
 
-/// Whose words they are: none takes the room of another.
+/// Source of a text: none takes the room of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Output,
@@ -93,7 +93,7 @@ struct State {
     /// Threads that have output for the console until they end.
     feeders: Vec<JoinHandle<()>>,
     dropped: Dropped,
-    /// What would be lost besides, were the console never to take what is being written.
+    /// Output that would be lost besides, were the console never to take what is being written.
     unwritten: Dropped,
     /// While the console is stuck nothing waits for it again; it ends with the next progress.
     stuck_at: Option<u64>,

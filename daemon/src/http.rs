@@ -101,7 +101,7 @@ pub struct Server {
 #[derive(Debug, Clone)]
 struct Shared {
     metrics: Metrics,
-    /// Whose turn it is to make the page of metrics.
+    /// Held by the request that makes the page of metrics.
     turn: Arc<Mutex<()>>,
     watchdog: Watchdog,
     not_ready: watch::Receiver<NotReady>,

@@ -1,4 +1,4 @@
-//! What the agent counts and measures, for `/metrics`.
+//! The agent's counters and measurements, for `/metrics`.
 //!
 //! Names follow Prometheus' own rules: the prefix `muster_`, base units, `_total` on counters. No
 //! label of the agent's own metrics takes a value that a user or a peer can choose, so the number of
@@ -56,7 +56,7 @@ pub struct Metrics {
     training: TrainingMetrics,
 }
 
-/// What workers report.
+/// Metrics that workers report.
 #[derive(Debug, Clone)]
 struct TrainingMetrics {
     gauges: [GaugeVec; 5],
@@ -240,7 +240,8 @@ impl Metrics {
         self.auth_failures.with_label_values(&[reason]).inc();
     }
 
-    /// Shows what a worker reported, under its job, the job's owner, rank and node. What it does not know is not shown.
+    /// Shows what a worker reported, under its job, the job's owner, rank and node. Values that it does not know are
+    /// not shown.
     pub fn training(&self, labels: &[String; 4], training: &Training) {
         let world = match training.world {
             0 => f64::NAN,

@@ -1,4 +1,4 @@
-//! What several tests need: mounts of their own.
+//! Tools that several tests need: mounts of their own.
 
 use std::path::{Path, PathBuf};
 

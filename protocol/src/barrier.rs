@@ -53,7 +53,7 @@ pub enum ToNode {
         digest: Digest,
         barrier: u32,
         step: u64,
-        /// What is left until the deadline, when this is sent.
+        /// Time left until the deadline, when this is sent.
         grace_ms: u32,
         reason: Reason,
     },
@@ -87,7 +87,7 @@ impl ToNode {
     }
 }
 
-/// What a node, or its launcher, holds of the newest barrier that was installed or confirmed there.
+/// State that a node, or its launcher, holds of the newest barrier that was installed or confirmed there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Held {
     pub barrier: u32,
@@ -108,7 +108,7 @@ pub enum ToLeader {
     },
     /// The confirm or the cancel arrived.
     Settled { digest: Digest, barrier: u32 },
-    /// What the leader said was not taken: this node has heard of this barrier, with a greater number.
+    /// The leader's message was not taken: this node has heard of this barrier, with a greater number.
     Newer { digest: Digest, barrier: u32 },
     /// The answer to [`ToNode::Ask`].
     Holds {

@@ -1,4 +1,4 @@
-//! What a fault costs: the job's restart budget, a node's strikes, the pause in a crash loop.
+//! Cost of a fault: the job's restart budget, a node's strikes, the pause in a crash loop.
 //!
 //! The budget is a function of the chain of records alone (I13), so every agent that knows the
 //! latest record comes to the same answer. Only faults of the script are charged to the job; nodes
@@ -29,7 +29,7 @@ const STRIKE_HALVES: Span = Span::from_secs(600);
 /// Strikes beyond these make no difference: the delay has reached its longest.
 const MAX_STRIKES: u32 = 10;
 
-/// What the end of a generation means for the job.
+/// Consequence of a generation's end for the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Charge {
     /// The job goes on, and this is what its next record says was used so far.
@@ -168,7 +168,7 @@ impl Strikes {
         self.readmit_at()
     }
 
-    /// What is left of the strikes: half of them for each ten minutes without a new one.
+    /// Strikes that are left: half of them for each ten minutes without a new one.
     pub fn left(&self, now: Time) -> u32 {
         let halvings = now.since(self.at).0 / STRIKE_HALVES.0;
         let halvings = u32::try_from(halvings).unwrap_or(u32::MAX);

@@ -15,7 +15,7 @@
 //! Leader and nodes tell each other whole states ([`ToNode`], [`ToLeader`]) and say them again until
 //! the other side shows that it knows, so a message that is lost, late or repeated changes nothing, and
 //! a leader whose agent was restarted learns from the nodes how far they are. Only the record's leader
-//! opens saves. What must be unique is the commit, and that is not decided here: a leader whose
+//! opens saves. The commit must be unique, and that is not decided here: a leader whose
 //! generation is not the latest is refused by the log, or finds no majority.
 //!
 //! The rules that keep what is committed whole:
@@ -61,8 +61,8 @@ pub use slots::{Busy, Copy, Found, Occupied, Slot, SlotId};
 
 use crate::ids::Digest;
 
-/// The most bytes that a writer says of one file to who makes the manifest: digests, not lists. What is
-/// longer lies beside the file.
+/// The most bytes that a writer says of one file to who makes the manifest: digests, not lists. A
+/// longer summary lies beside the file.
 pub const MAX_SUMMARY: usize = 64;
 
 /// The most sealed steps that a node names: each rank has two slots.
@@ -164,7 +164,7 @@ pub enum Stage {
     Over(Outcome),
 }
 
-/// What becomes of the sealed copies of a save that is over.
+/// Result of a save that is over, for its sealed copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Outcome {
     /// It is committed: the copies are free.

@@ -1,4 +1,4 @@
-//! Who is left out when links are missing (R19): a generation's members must all reach each other.
+//! Members that are left out when links are missing (R19): a generation's members must all reach each other.
 //!
 //! The largest clique of a graph is NP-hard to find; this is the greedy one, and the same on every
 //! node: drop the member with the most missing links, of several the one of the highest rank, until

@@ -92,7 +92,7 @@ pub fn decode_body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, CodecError> {
     decode_within::<MAX_FRAME, T>(bytes)
 }
 
-/// What goes to the disk: a version of its own, and a wider limit than that of a frame.
+/// Encodes a value for the disk: a version of its own, and a wider limit than that of a frame.
 pub fn encode_stored<T: Serialize>(value: &T) -> Result<Vec<u8>, CodecError> {
     let mut bytes = vec![STORED_VERSION];
     bytes.extend(encode_within::<MAX_STORED, T>(value)?);

@@ -5,7 +5,7 @@
 //! little-endian, naturally aligned `u64`, accessed as an atomic with sequentially consistent order.
 //! This module knows offsets, encodings and rules; it maps no memory.
 //!
-//! # Who writes what
+//! # The writer of each word
 //!
 //! | word | writer | meaning |
 //! |---|---|---|
@@ -41,8 +41,8 @@
 //!
 //! A worker that has not yet reported a step (it restores its state) counts as not having begun
 //! any. All ranks of a generation begin with the same step r; when S turns out to lie at or below
-//! r, nobody has begun r, and all stop at r. What a worker acknowledges is where it stands:
-//! max(S, r). A worker whose work ends before S exits with 0 and acknowledges nothing.
+//! r, nobody has begun r, and all stop at r. A worker acknowledges where it stands: max(S, r). A
+//! worker whose work ends before S exits with 0 and acknowledges nothing.
 //!
 //! A worker that lives through a change of its generation uses more words: see [`live`]. How it
 //! trains it tells by those of [`report`], where its checkpoints go by those of [`slots`], and how its saves
@@ -113,7 +113,7 @@ pub fn fresh_page() -> [u8; PAGE_LEN] {
     page
 }
 
-/// What the launcher tells the worker about stopping.
+/// The launcher's word to the worker about stopping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stop {
     /// Nothing was asked.
@@ -229,7 +229,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// What a worker does at a step's boundary.
+/// A worker's decision at a step's boundary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Decision {
     /// Begin the step.

@@ -26,7 +26,7 @@ const FIRST_STEPS: usize = 5;
 /// Steps that the usual one is the median of.
 const REMEMBERED: usize = 31;
 
-/// What one look counts at most. If more has passed the launcher stood still itself (a suspended
+/// The most time that one look counts. If more has passed the launcher stood still itself (a suspended
 /// machine, a stopped process), and so did its workers perhaps.
 const LONGEST_LOOK: Span = Span::from_millis(1_000);
 
@@ -62,13 +62,13 @@ pub struct Point {
 }
 
 impl Point {
-    /// What compares lower for a rank that others wait for: signs of life are no operations.
+    /// A key that compares lower for a rank that others wait for: signs of life are no operations.
     fn order(self) -> (u64, u64) {
         (self.step, self.operation % ALIVE)
     }
 }
 
-/// What the kernel says that a worker's main thread does.
+/// Activity of a worker's main thread, by the kernel's word.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -236,7 +236,7 @@ impl Watch {
     }
 }
 
-/// What a verdict rests on.
+/// Basis of a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Evidence {
     /// The others are at a later step.

@@ -89,7 +89,7 @@ bytes_id!(
 )]
 pub struct Boot(pub u64);
 
-/// What people call a job: unique within a cluster and an owner.
+/// Name of a job for people: unique within a cluster and an owner.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct JobKey {
     pub cluster: String,

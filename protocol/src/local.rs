@@ -178,7 +178,7 @@ pub const MAX_PATH: usize = 4096;
 
 /// How a reason begins that lies with the program itself: no node's fault, and no passing one.
 const CANNOT_RUN: &str = "cannot run `";
-/// What such a reason goes on with when there is no such program.
+/// The next part of such a reason when there is no such program.
 const NOT_FOUND: &str = "`: not found";
 
 /// The reason of a [`ToAgent::StartFailed`] whose program can never be executed as it is: it is not
@@ -322,7 +322,7 @@ pub struct WorkerExit {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Damaged {
     pub manifest: Digest,
-    /// What is wrong, of at most [`MAX_REASON`] bytes.
+    /// The fault, in at most [`MAX_REASON`] bytes.
     pub why: String,
     /// It is this node that cannot read it, by the worker's own word: its disk fails, or it has another store.
     pub here: bool,
@@ -445,7 +445,7 @@ pub struct Start {
     pub restart_count: u32,
     /// The manifest of the checkpoint that this generation begins with.
     pub restore: Option<Digest>,
-    /// Who else holds the job's checkpoints in memory.
+    /// The other holders of the job's checkpoints in memory.
     pub peers: Box<Peers>,
     pub why: String,
 }

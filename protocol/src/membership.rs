@@ -1,4 +1,4 @@
-//! Who of the watched peers is alive (R18): one core per agent. Never reads a clock, dials, or
+//! Detects which of the watched peers are alive (R18): one core per agent. Never reads a clock, dials, or
 //! pings by itself, and never decides a generation: it says what it believes of each peer, and
 //! others weigh that.
 //!
@@ -44,7 +44,7 @@ const TOGETHER: Span = Span::from_millis(10);
 /// Where a job's launcher on a node listens, and which one it is. A witness has none.
 pub type Guard = Option<(SocketAddr, LauncherId)>;
 
-/// Who is watched: a node, as the home of one launcher.
+/// A watched peer: a node, as the home of one launcher.
 type Key = (NodeId, Guard);
 
 /// Periods. All of one job's agents should have the same.
@@ -71,7 +71,7 @@ impl Default for Config {
     }
 }
 
-/// What a probe of one port came to.
+/// Result of a probe of one port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// By the one who was asked for: the agent by its identity, the guard by its launcher id.
@@ -162,7 +162,7 @@ pub enum Effect {
     },
 }
 
-/// What is believed of a peer.
+/// Belief about a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     Alive,
@@ -191,7 +191,7 @@ pub enum Error {
     TooMany,
 }
 
-/// What an agent knows of a watched peer.
+/// An agent's knowledge of a watched peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     pub state: State,
@@ -218,8 +218,8 @@ struct Watched {
     next_probe: Option<Time>,
     refusals: u8,
     guard_ok: bool,
-    /// When the last connection closed; none since. What arrives now was under way before, so it
-    /// does not end the suspicion: an answered probe or a new connection does.
+    /// When the last connection closed; none since. Data that arrives now was under way before, so
+    /// it does not end the suspicion: an answered probe or a new connection does.
     closed: Option<Time>,
     asks: bool,
     /// The launcher has another agent by now: that its guard answers says nothing of the peer.
@@ -233,7 +233,7 @@ struct Watched {
 pub struct Membership {
     config: Config,
     peers: BTreeMap<Key, Watched>,
-    /// When each is looked at again. What is put off meanwhile is found out then.
+    /// When each is looked at again. A postponement meanwhile is noticed then.
     due: BTreeSet<(Time, Key)>,
     seq: u64,
     probes: u64,
@@ -260,7 +260,7 @@ impl Membership {
         self.peers.get(&(node, guard)).map(|w| w.peer)
     }
 
-    /// What is believed of a node, once for each guard.
+    /// The beliefs about a node, one for each guard.
     pub fn peers_of(&self, node: NodeId) -> impl Iterator<Item = Peer> + '_ {
         let all = self.peers.range((node, None)..);
         all.take_while(move |((n, _), _)| *n == node)
@@ -303,7 +303,7 @@ impl Membership {
         Ok(())
     }
 
-    /// What happened to a node, for one that is watched there.
+    /// Applies an event of a node to one peer that is watched there.
     fn tell(&mut self, key: Key, event: &Event, now: Time) {
         let Some(w) = self.peers.get_mut(&key) else {
             return;
@@ -550,7 +550,7 @@ impl Membership {
         }
     }
 
-    /// What the time that has passed says about a peer.
+    /// Judges a peer by the time that has passed.
     fn judge(&mut self, key: Key, now: Time) {
         let Some(w) = self.peers.get_mut(&key) else {
             return;

@@ -1,4 +1,4 @@
-//! What launchers hold of a job's checkpoints in memory: its messages, who may ask, and where a copy goes.
+//! A job's checkpoints in the memory of launchers: messages, who may ask, and where a copy goes.
 //! Never trusts what comes: who asks has proven the job's [`Key`], every list has a limit, and whoever reads bytes
 //! verifies them against a manifest.
 //!
@@ -108,7 +108,7 @@ impl Name {
 /// A question.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ask {
-    /// What is here?
+    /// List all that is here.
     List,
     /// These bytes of an image.
     Read { name: Name, at: u64, len: u32 },
@@ -126,7 +126,8 @@ pub enum Ask {
         /// Why something did not come from where it was asked for first.
         why: Option<String>,
     },
-    /// What parity is here whose number is above this one? As much of it as one answer names, the lowest numbers first.
+    /// List the parity here whose number is above this one: as much of it as one answer names, the lowest numbers
+    /// first.
     Parities { above: u64 },
     /// Add this stripe of an image of mine, of so many bytes, to those of other nodes: of the ranks of this local number.
     Fold {
@@ -137,7 +138,7 @@ pub enum Ask {
         stripe: Stripe,
         /// Over how many nodes the sender wants parity: whoever takes it wants the same.
         over: u8,
-        /// What people call the sender's node.
+        /// Name of the sender's node for people.
         who: String,
     },
     /// The first bytes of a piece of parity, if this part is in it; no bytes: which parts are in it alone.
@@ -149,7 +150,7 @@ pub enum Ask {
     },
 }
 
-/// What is held of one image.
+/// An image that is held.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     pub name: Name,
@@ -163,7 +164,7 @@ pub struct Entry {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
     Held {
-        /// What people call the node.
+        /// Name of the node for people.
         who: String,
         pid: u32,
         list: Vec<Entry>,

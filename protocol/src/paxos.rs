@@ -13,7 +13,7 @@ use crate::ids::{Boot, NodeId};
 use crate::record::{CommitRef, Record};
 use crate::wire::Ballot;
 
-/// What one voter has promised and accepted about the generation that follows one record.
+/// Promises and acceptances of one voter about the generation that follows one record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Acceptor {
     pub promised: Ballot,
@@ -88,7 +88,7 @@ enum Stage {
     },
 }
 
-/// What a majority of promises obliges the proposer to do.
+/// Obligation of the proposer by a majority of promises.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prepared {
     /// Propose this value: it may have been decided already.

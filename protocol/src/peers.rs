@@ -1,4 +1,4 @@
-//! What an agent knows of the other agents: the view that every job's core is shown.
+//! An agent's knowledge of the other agents: the view that every job's core is shown.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -18,7 +18,7 @@ pub struct Peer {
     pub addr: Option<SocketAddr>,
     /// This node's own address as the peer sees it.
     pub observed: Option<IpAddr>,
-    /// What it said last, perhaps over an earlier connection.
+    /// Its last hello, perhaps over an earlier connection.
     pub hello: Option<Hello>,
     /// When its newest hello came over the present connection.
     pub greeted: Option<Time>,
@@ -33,8 +33,8 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// The state directory that it has now. What it said over an earlier connection says nothing
-    /// of it: it may have come back with another.
+    /// The state directory that it has now. A hello over an earlier connection says nothing of it:
+    /// it may have come back with another.
     pub fn state_dir(&self) -> Option<StateId> {
         let hello = self.hello.as_ref().filter(|_| self.greeted.is_some());
         hello.map(|h| h.state)
@@ -142,7 +142,7 @@ impl Peers {
         hello.map(|h| h.host.as_str())
     }
 
-    /// What people call a node.
+    /// Name of a node for people.
     pub fn name(&self, node: NodeId) -> String {
         let mine = self.me.iter().find(|(me, _)| *me == node);
         match mine.map(|(_, host)| &**host).or(self.host(node)) {
@@ -176,7 +176,7 @@ impl std::ops::Deref for View<'_> {
 }
 
 impl View<'_> {
-    /// What is believed of a node; nothing of one that is well, or that is not watched.
+    /// The belief about a node; none about one that is well, or that is not watched.
     pub fn unwell(&self, node: NodeId) -> Option<PeerState> {
         self.unwell.get(&node).copied()
     }

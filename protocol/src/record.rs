@@ -72,21 +72,21 @@ impl Member {
     }
 }
 
-/// Who decides the next generation: an agent with the state directory in which it holds this one.
+/// A voter on the next generation: an agent with the state directory in which it holds this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Voter {
     pub node: NodeId,
     pub state: StateId,
 }
 
-/// What decides the generation after this one. Never falls back from one kind to the other (R3).
+/// The authority that decides the generation after this one. Never falls back from one kind to the other (R3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Arbiter {
     Members,
     Store(StoreUuid),
 }
 
-/// What a record makes of the job (R9).
+/// Effect of a record on the job (R9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Kind {
     /// A generation that trains.
@@ -230,7 +230,7 @@ pub struct Record {
     /// Script faults charged to the job so far.
     pub restarts_used: u32,
     pub cause: Cause,
-    /// What the generation restores.
+    /// The commit that the generation restores.
     pub restore: Option<CommitRef>,
     /// Makes two births of the same nodes different records.
     pub nonce: u64,
@@ -347,7 +347,7 @@ impl Record {
         None
     }
 
-    /// Who decides the next generation, rank 0's voter first.
+    /// The voters on the next generation, rank 0's first.
     pub fn voters(&self) -> impl Iterator<Item = Voter> + '_ {
         self.members
             .iter()
@@ -433,7 +433,7 @@ impl Record {
     }
 }
 
-/// What is wrong with a record that arrived.
+/// Faults of a record that arrived.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     #[error("the job's key is empty, too long, or has control characters")]

@@ -1,4 +1,4 @@
-//! What a user asks of a job. Every launcher of a job must ask the same.
+//! A user's requirements of a job. Every launcher of a job must ask the same.
 
 mod triggers;
 

@@ -110,7 +110,7 @@ impl Timeouts {
     }
 }
 
-/// What an agent knows of a job's newest generation. A hint, never a proof.
+/// An agent's knowledge of a job's newest generation. A hint, never a proof.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Advert {
     pub key: JobKey,
@@ -304,7 +304,7 @@ pub enum JobMessage {
         ask: u64,
         state: CheckpointState,
     },
-    /// What the leader wants of a member about the newest save.
+    /// The leader's message to a member about the newest save.
     Save(checkpoint::ToNode),
     /// How far the member is with it.
     SaveAnswer(Box<checkpoint::ToLeader>),
@@ -482,7 +482,7 @@ pub enum Wait {
     OtherSpec,
 }
 
-/// What a member's agent knows of its own part in a generation.
+/// State of a member's own part in a generation, by its agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     pub digest: Digest,
@@ -522,7 +522,7 @@ pub struct Status {
     pub loaded: bool,
     /// It heard that all ranks of all members do (R15).
     pub verified: bool,
-    /// What saving took on this member.
+    /// Cost of saving on this member.
     pub pace: checkpoint::Pace,
     /// The member's launcher has not answered its agent for a while: it is stopped or blocked, and starts and ends
     /// nothing until it answers again.
@@ -550,7 +550,7 @@ pub struct Leave {
     pub reason: String,
 }
 
-/// What a leader wants of a member.
+/// A leader's order to a member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
     pub digest: Digest,

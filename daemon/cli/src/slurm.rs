@@ -1,4 +1,4 @@
-//! What Slurm tells a task about its job: who its peers are.
+//! Slurm's information to a task about its job: who its peers are.
 //!
 //! Pure: the environment comes in through a closure; nothing here resolves a name, reads a file or asks Slurm. The grammar of node lists is
 //! that of Slurm's hostlists (`man scontrol`, "show hostnames"): `n[1-3,07-09],gpu-a[001-010]b`, several bracket groups per entry,
@@ -144,8 +144,8 @@ impl SlurmJob {
     }
 }
 
-/// What Slurm says about this task, or `None` where it runs in no step (no Slurm, a login shell under `salloc`, the batch script itself:
-/// only `srun` starts tasks on the other nodes, so there is nobody to find without it).
+/// This task as Slurm describes it, or `None` where it runs in no step (no Slurm, a login shell under `salloc`, the
+/// batch script itself: only `srun` starts tasks on the other nodes, so there is nobody to find without it).
 ///
 /// # Errors
 /// [`SlurmError`] when SLURM_STEP_ID is set but the rest is missing or contradicts itself. Slurm's numbers for steps that are no steps

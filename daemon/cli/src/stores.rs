@@ -57,7 +57,7 @@ pub fn entry(slot: u64) -> String {
     format!("log/{slot:08}.json")
 }
 
-/// What the job's leader wrote last to show that it lives, by a job's folder; none where there is no such word.
+/// The beacon that the job's leader wrote last to show that it lives, in the job's folder; none where there is none.
 ///
 /// # Errors
 /// The store does not say.

@@ -1,4 +1,4 @@
-//! What a launcher decides, without the processes, sockets and clocks that it decides about. The
+//! Decisions of a launcher, without the processes, sockets and clocks that it decides about. The
 //! driver is `daemon/cli/src/run/drive.rs`; the simulation has another.
 
 mod report;

@@ -1,4 +1,4 @@
-//! What the launcher says of a generation: that it starts, and in the end the root cause first, then what followed from it.
+//! The launcher's report on a generation: its start, and in the end the root cause first, then what followed from it.
 
 use std::fmt::Write as _;
 

@@ -34,7 +34,7 @@ pub(super) struct Launcher {
     guards: Vec<SocketAddr>,
     process: Option<Process>,
     key: JobKey,
-    /// What it was asked to do in the store that it brought.
+    /// Operations that it was asked for in the store that it brought.
     store: Option<Asked>,
     metrics: Reported,
 }
@@ -157,7 +157,7 @@ impl Node {
         }
     }
 
-    /// What this agent knows of a launcher counts from when the core has taken it in.
+    /// Registers a launcher: the agent's knowledge of it counts from when the core has taken it in.
     fn register(&mut self, conn: ConnId, owner: String, reg: Register) {
         let key = JobKey {
             cluster: self.core.config().cluster.clone(),
@@ -267,7 +267,7 @@ impl Node {
         }
     }
 
-    /// Whoever may connect can have himself refused as often as he likes.
+    /// Anyone who may connect can have himself refused as often as he likes.
     pub(super) fn warn_refused(&mut self, reason: &str) {
         if let Some(left_out) = self.seldom.due() {
             tracing::warn!(reason, left_out, "refused");
@@ -487,7 +487,7 @@ impl Node {
         }
     }
 
-    /// What a launcher was asked for and can no longer answer.
+    /// Gives up what a launcher was asked for and can no longer answer.
     fn give_up_store(&mut self, conn: ConnId) {
         let launcher = self
             .clients

@@ -54,7 +54,7 @@ fn words(effect: &Effect) -> String {
 }
 
 impl Node {
-    /// Carries out what the core wants, in order. What follows a write of a job waits for it.
+    /// Carries out what the core wants, in order. Effects that follow a write of a job wait for it.
     pub(super) fn effects(&mut self) {
         while let Some(effect) = self.core.poll_effect() {
             muster_fault::point_on("agent.effect", || words(&effect));

@@ -61,7 +61,7 @@ impl Node {
         Some((launcher.key().clone(), launcher.id()))
     }
 
-    /// What waits for this launcher's job becomes its own.
+    /// Slots that wait for this launcher's job become its own.
     pub(super) fn hand_over(&mut self, conn: ConnId, key: &JobKey, heir: LauncherId) {
         // It may have taken the place of one that is looked for still.
         self.orphan(key, Some(heir));
@@ -84,7 +84,7 @@ impl Node {
         }
     }
 
-    /// What a launcher is told about its slots holds for those that are kept, too.
+    /// Applies what a launcher is told about its slots to those that are kept, too.
     pub(super) fn told(&mut self, conn: ConnId, frame: &ToLauncher) {
         let launcher = self.clients.get(&conn).and_then(|c| c.launcher.as_ref());
         let Some(launcher) = launcher else { return };
@@ -95,7 +95,7 @@ impl Node {
         }
     }
 
-    /// Whose launcher is gone, whose job is over, whose lease, and what has no room.
+    /// Follows up slots whose launcher is gone, whose job or lease is over, and those without room.
     pub(super) fn follow_slots(&mut self) {
         let now = clock::now();
         for key in self.held.jobs() {

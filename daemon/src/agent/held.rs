@@ -17,7 +17,7 @@ const MAX_PER_NODE: usize = 128;
 /// Slots of a rank.
 const SLOTS: usize = 2;
 
-/// What a slot of so many bytes has besides them at most: its head, sums of its chunks, and a note.
+/// The most bytes that a slot of so many bytes has besides them: its head, sums of its chunks, and a note.
 const fn most_besides(capacity: u64) -> u64 {
     (65 << 20) + capacity / (256 << 10)
 }
@@ -157,8 +157,8 @@ impl Held {
         (left.ranks > 0).then_some(left)
     }
 
-    /// What waits for this job's next launcher, by local rank. It waits on until that launcher has brought the slots back
-    /// as its own. No descriptor is made for this: however many launchers ask and do not read, they cost none.
+    /// Slots that wait for this job's next launcher, by local rank. They wait on until that launcher has brought them
+    /// back as its own. No descriptor is made for this: however many launchers ask and do not read, they cost none.
     pub(super) fn inherit(&self, key: &JobKey) -> Vec<(u16, Arc<Received>)> {
         let waiting = self.0.iter();
         let waiting = waiting.filter(|((of, _), rank)| of == key && rank.until.is_some());
@@ -167,7 +167,7 @@ impl Held {
             .collect()
     }
 
-    /// What waits for a launcher no longer needs to: the job is over.
+    /// Slots that wait for a launcher no longer need to: the job is over.
     pub(super) fn over(&mut self, key: &JobKey) -> Option<Left> {
         self.drop_waiting(|of, _| of == key).pop()
     }

@@ -21,7 +21,7 @@ const KEPT: usize = 1_000;
 /// Members spelt out in one entry, so that it fits into half a frame.
 const SPELT: usize = 256;
 
-/// What people call nodes, this one included.
+/// Names of nodes for people, this one's included.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Names<'a> {
     pub(super) peers: &'a Peers,
@@ -271,7 +271,7 @@ pub(super) fn record_json(record: &Record, names: Names<'_>) -> Value {
     })
 }
 
-/// Whom a cause is about.
+/// The subject of a cause, as JSON.
 fn about(cause: &Cause, names: Names<'_>) -> Value {
     match cause {
         Cause::NodesLost { nodes }

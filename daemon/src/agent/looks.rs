@@ -58,7 +58,7 @@ impl Looks {
         true
     }
 
-    /// What the guard of a launcher that is looked for says.
+    /// Takes in the answer of the guard of a launcher that is looked for.
     pub(super) fn answers(&mut self, conn: ConnId, guard: Answer) {
         if let Some(look) = self.0.get_mut(&conn) {
             look.lives = guard == Answer::Answered;

@@ -57,7 +57,7 @@ pub struct Setup {
     pub host: String,
     pub suspect_after: Span,
     pub agent_grace: Span,
-    /// What a SIGTERM without a deadline of its own leaves.
+    /// Time that a SIGTERM without a deadline of its own leaves.
     pub sigterm_grace: Span,
     /// Where the service manager listens; an embedded agent has none.
     pub notifier: Option<Notifier>,
@@ -105,7 +105,7 @@ pub enum StartError {
     State(#[from] crate::state::StateError),
 }
 
-/// What reaches the loop from its tasks.
+/// Inputs of the loop from its tasks.
 #[derive(Debug)]
 enum Input {
     Accepted(Conn),
@@ -157,7 +157,7 @@ impl Handle {
     }
 }
 
-/// What an agent leaves.
+/// State that an ended agent leaves.
 #[derive(Debug)]
 pub struct Ended {
     /// Its state directory, still locked.
@@ -173,7 +173,7 @@ struct Client {
     uid: u32,
     pid: i32,
     launcher: Option<clients::Launcher>,
-    /// What its launcher was last told to wait for, until it was told to start.
+    /// The wait that its launcher was last told of, until it was told to start.
     waiting: Option<String>,
     /// Whether it was told that this agent is there.
     welcomed: bool,
@@ -199,7 +199,7 @@ pub struct Node {
     net_rx: mpsc::Receiver<NetEvent>,
     sigterm_grace: Span,
     listening: BTreeSet<SocketAddr>,
-    /// What went wrong with the agents that this one called.
+    /// Errors with the agents that this one called.
     refused: BTreeMap<String, String>,
     /// Jobs whose state could not be stored when that was last tried, and why.
     unstored: BTreeMap<JobKey, String>,
@@ -586,7 +586,7 @@ impl Node {
 /// Peers that are remembered over a restart.
 const REMEMBERED: usize = 256;
 
-/// What is remembered of them, only as a hint.
+/// The memory of them, only as a hint.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Remembered {
     addrs: Vec<SocketAddr>,

@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
-/// What a guard says to whoever connects: these bytes, a version, and the launcher's id.
+/// The guard's answer to each caller: these bytes, a version, and the launcher's id.
 pub const GUARD_MAGIC: &[u8; 4] = b"MGRD";
 pub const GUARD_VERSION: u8 = 1;
 

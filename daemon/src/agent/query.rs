@@ -25,7 +25,7 @@ const LISTED: usize = 256;
 /// Refusals that `muster doctor` can show.
 const REFUSALS: usize = 16;
 
-/// What the agent keeps for people only.
+/// Facts that the agent keeps for people only.
 #[derive(Debug)]
 pub(super) struct Facts {
     /// Whether peers have to prove a secret.

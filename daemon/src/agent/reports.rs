@@ -1,4 +1,4 @@
-//! What launchers report of their workers' training, as series of `/metrics`: a series lives as long
+//! Launchers' reports of their workers' training, as series of `/metrics`: a series lives as long
 //! as its rank runs here.
 
 use std::collections::BTreeSet;
@@ -32,7 +32,7 @@ pub(super) struct Series<'a> {
     pub(super) node: &'a str,
 }
 
-/// What a launcher has reported.
+/// Reports of one launcher.
 #[derive(Debug, Default)]
 pub(super) struct Reported {
     digest: Option<Digest>,
@@ -88,7 +88,7 @@ impl Reported {
         }
     }
 
-    /// What it has reported.
+    /// The series that it has reported.
     pub(super) fn series(&self) -> impl Iterator<Item = &Labels> {
         self.series.iter()
     }
@@ -102,7 +102,7 @@ impl Reported {
         }
     }
 
-    /// The launcher is gone, or its workers are. What others hold stays.
+    /// The launcher is gone, or its workers are. Series that others hold stay.
     pub(super) fn forget(&mut self, metrics: &Metrics, held: &BTreeSet<Labels>) {
         for labels in self.series.difference(held) {
             metrics.forget_training(labels);

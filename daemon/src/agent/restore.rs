@@ -1,4 +1,4 @@
-//! What an earlier run of the agent stored.
+//! Restores the state that an earlier run of the agent stored.
 
 use muster_protocol::agent::{Restored, Stored};
 use muster_protocol::job::Durable;

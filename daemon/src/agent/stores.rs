@@ -15,8 +15,8 @@ use muster_protocol::{Span, Time};
 /// no second one meanwhile.
 const PATIENCE: Span = Span::from_secs(10);
 
-/// What one launcher was asked for: as many operations on the log as the log has in flight, and one on the beacon, at
-/// most.
+/// Operations that one launcher was asked for: as many on the log as the log has in flight, and one on the
+/// beacon, at most.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
     ids: u64,
@@ -39,7 +39,7 @@ struct Beacon {
     due: Time,
 }
 
-/// What an answer of a launcher means.
+/// Meaning of a launcher's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Told {
     Log(Event),
@@ -69,7 +69,7 @@ pub(super) fn words(event: &Event) -> (&'static str, &'static str) {
 }
 
 impl Asked {
-    /// What to send for an operation of the log. The error is its event: too many are under way.
+    /// Messages to send for an operation of the log. The error is its event: too many are under way.
     pub(super) fn log(&mut self, effect: Effect, now: Time) -> Result<Vec<(u64, StoreAsk)>, Event> {
         let creates = |effect: &Effect| matches!(effect, Effect::Create { .. });
         let most = if creates(&effect) { 1 } else { MAX_READS };
@@ -94,7 +94,7 @@ impl Asked {
         Ok(asks)
     }
 
-    /// What to send for a beacon that is to be written, or read; nothing while one is under way.
+    /// The message to send for a beacon that is to be written, or read; nothing while one is under way.
     pub(super) fn beacon(&mut self, write: Option<u64>, now: Time) -> Option<(u64, StoreAsk)> {
         if self.beacon.is_some() {
             return None;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use toml::Value;
 
-/// What a value looks like; texts of flags and environment are turned into it.
+/// Form of a value; texts of flags and environment are turned into it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Text,
@@ -115,7 +115,7 @@ pub struct Flags {
     /// Agents to call first: host, host:port or ip:port; a name may stand for many
     #[arg(long, value_name = "HOST")]
     pub bootstrap: Vec<String>,
-    /// What must survive a restart; on a local disk [default: /var/lib/muster]
+    /// Directory for what must survive a restart; on a local disk [default: /var/lib/muster]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<String>,
     /// The agent's unix socket [default: /run/muster/musterd.sock]
@@ -130,10 +130,10 @@ pub struct Flags {
     /// How long workers go on without their agent [default: 30s]
     #[arg(long, value_name = "TIME")]
     pub agent_grace: Option<String>,
-    /// What a SIGTERM leaves until the node is gone [default: 30s]
+    /// Time that a SIGTERM leaves until the node is gone [default: 30s]
     #[arg(long, value_name = "TIME")]
     pub sigterm_deadline: Option<String>,
-    /// What a drain leaves unless it says otherwise [default: 120s]
+    /// Time that a drain leaves unless it says otherwise [default: 120s]
     #[arg(long, value_name = "TIME")]
     pub drain_deadline: Option<String>,
     /// Memory for checkpoint slots of all jobs of this node, such as 64G, or "unlimited" [default: unlimited]
@@ -151,7 +151,7 @@ pub struct Flags {
     /// auto (text on a terminal, else JSON), text or json [default: auto]
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<String>,
-    /// What is logged: a level, or target=level,... [default: info]
+    /// Filter for the log: a level, or target=level,... [default: info]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
 }

@@ -11,7 +11,7 @@ use super::{ConfigError, Effective, Inputs, Row, Source};
 pub(super) const SYSTEM_SOCKET: &str = "/run/muster/musterd.sock";
 const SYSTEM_STATE: &str = "/var/lib/muster";
 const PREFIX: &str = "MUSTER_";
-/// What programs that link the runtime read, and that may be set for a whole machine.
+/// Keys that programs that link the runtime read, and that may be set for a whole machine.
 const OF_PROGRAMS: [&str; 2] = ["library", "cuda_library"];
 /// Two names as far apart as this, or less, are a typing error.
 const TYPO: usize = 2;

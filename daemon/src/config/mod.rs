@@ -37,7 +37,7 @@ pub enum Source {
     File(PathBuf),
     /// `$CREDENTIALS_DIRECTORY` (systemd's LoadCredential=).
     Credential,
-    /// What the surroundings suggest: the name of the variable that was followed.
+    /// A suggestion of the surroundings: the name of the variable that was followed.
     Surroundings(&'static str),
     Default,
 }
@@ -98,7 +98,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// What the agent is told. The secret is read; nothing else has been touched.
+/// Configuration of the agent. The secret is read; nothing else has been touched.
 #[derive(Debug, Clone)]
 pub struct AgentConfig {
     /// Agents of other clusters are cut off.
@@ -120,9 +120,9 @@ pub struct AgentConfig {
     pub suspect_after: Span,
     /// How long workers go on without their agent.
     pub agent_grace: Span,
-    /// What a SIGTERM without a known deadline leaves until the node is gone.
+    /// Time that a SIGTERM without a known deadline leaves until the node is gone.
     pub sigterm_deadline: Span,
-    /// What `muster drain` leaves unless it says otherwise.
+    /// Time that `muster drain` leaves unless it says otherwise.
     pub drain_deadline: Span,
     /// The most bytes of the checkpoint slots of all jobs of this node.
     pub checkpoint_memory: u64,
@@ -158,7 +158,7 @@ impl fmt::Display for Bootstrap {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Effective {
     pub rows: Vec<Row>,
-    /// What should be looked at, but stops nothing.
+    /// Problems that should be looked at, but stop nothing.
     pub warnings: Vec<String>,
 }
 
@@ -179,7 +179,7 @@ impl fmt::Display for Effective {
     }
 }
 
-/// What the configuration is made from.
+/// Sources of the configuration.
 #[derive(Debug, Clone, Default)]
 pub struct Inputs {
     pub flags: Flags,

@@ -119,7 +119,7 @@ fn nobody_waits_at_the_end_for_a_console_that_is_stuck() {
     assert_eq!(seen.lock().unwrap().len(), 4 + 3 * CHUNK);
 }
 
-/// What is counted in such a text.
+/// The number of bytes that such a text counts.
 fn counted(text: &str) -> usize {
     let told = text.lines().find_map(|l| {
         let l = l.strip_prefix("muster: ")?;

@@ -24,7 +24,7 @@ pub(super) const FORGET: Duration = Duration::from_secs(3600);
 
 #[derive(Debug)]
 struct Entry {
-    /// Who was last found there.
+    /// The node that was last found there.
     node: Option<NodeId>,
     /// `None` for an address that the user gave.
     expires: Option<Instant>,

@@ -1,4 +1,4 @@
-//! What two agents say before anything else: who they are, that both know the cluster's secret,
+//! First messages between two agents: who they are, that both know the cluster's secret,
 //! and whether this connection is the one they keep.
 //!
 //! ```text
@@ -65,7 +65,7 @@ pub(super) struct Hello {
     pub(super) clock_ms: u64,
 }
 
-/// What one end brings to a handshake.
+/// One end's input to a handshake.
 pub(super) struct Local<'a> {
     pub(super) node: NodeId,
     pub(super) version: u8,
@@ -74,7 +74,7 @@ pub(super) struct Local<'a> {
     pub(super) dialler: bool,
 }
 
-/// What the ends have proven to each other.
+/// Facts that the ends have proven to each other.
 #[derive(Debug)]
 pub(super) struct Proven {
     pub(super) hello: Hello,

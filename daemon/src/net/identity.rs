@@ -1,4 +1,4 @@
-//! Who an agent is, and how libp2p writes the same things.
+//! Identity of an agent, and how libp2p writes the same things.
 
 use std::{
     fmt,
@@ -32,7 +32,7 @@ impl Identity {
         Some(Identity(ed25519::Keypair::from(secret)))
     }
 
-    /// The secret half. Whoever has it can be this agent: store it readable by its owner only.
+    /// The secret half. Anyone who has it can be this agent: store it readable by its owner only.
     pub fn secret(&self) -> [u8; Self::SECRET_LEN] {
         let mut out = [0; Self::SECRET_LEN];
         for (byte, from) in out.iter_mut().zip(self.0.secret().as_ref()) {

@@ -46,7 +46,7 @@ const LINGER: Duration = Duration::from_millis(300);
 /// How long a reader may go on after the writer has failed: a peer's last words may be there.
 const LAST_WORDS: Duration = Duration::from_millis(250);
 
-/// What all links of an agent share.
+/// State that all links of an agent share.
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) node: NodeId,
@@ -61,7 +61,7 @@ pub(super) struct Context {
 /// A peer and where it can be dialled.
 pub(super) type Whereabouts = (NodeId, SocketAddr);
 
-/// What a link tells the hub.
+/// Messages from a link to the hub.
 #[derive(Debug)]
 pub(super) enum FromLink {
     /// Both ends have proven themselves; the hub says whether the connection is kept. `decided`

@@ -5,7 +5,7 @@
 //! each end tells the other which peers it is connected with, so that one first address leads to
 //! all. Two agents keep exactly one connection.
 //!
-//! What this module promises to its user: for each peer the events are `Connected`, any number of
+//! This module promises to its user: for each peer the events are `Connected`, any number of
 //! `Message`, `Disconnected`, in this order; a message that [`Net::send`] took either arrives, in
 //! order, or a `Disconnected` follows. Nothing here judges whether a node is alive: a closed
 //! connection is only reported.
@@ -43,7 +43,7 @@ use tokio::{
 
 pub use identity::{Identity, node_of, peer_of};
 
-/// What an agent needs to know to take part in a cluster.
+/// Settings that an agent needs to take part in a cluster.
 pub struct NetConfig {
     pub identity: Identity,
     /// TCP addresses to accept connections on. Port 0 takes a free one.
@@ -63,7 +63,7 @@ pub struct NetConfig {
     pub mdns: bool,
     /// Where peers were found in an earlier life.
     pub remembered: Vec<SocketAddr>,
-    /// What this agent speaks. Anything but the default only makes sense to a test.
+    /// Wire version that this agent speaks. Anything but the default only makes sense to a test.
     pub wire_version: u8,
     pub limits: Limits,
 }
@@ -150,7 +150,7 @@ impl Default for Limits {
     }
 }
 
-/// What happens on the network.
+/// Events on the network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NetEvent {
     /// Connections are accepted on this TCP address.
@@ -281,7 +281,7 @@ pub struct Net {
     task: JoinHandle<()>,
 }
 
-/// What the agent wants from the hub.
+/// Requests of the agent to the hub.
 #[derive(Debug)]
 enum Command {
     Dial(SocketAddr),

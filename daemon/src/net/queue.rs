@@ -1,4 +1,4 @@
-//! What waits to be written to each peer, bounded in bytes.
+//! Frames that wait to be written to each peer, bounded in bytes.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::{Gone, SendError};
 
-/// What one waiting frame costs beyond its own bytes.
+/// Cost of one waiting frame beyond its own bytes.
 const OVERHEAD: usize = 64;
 
 /// Something to write to a peer.
@@ -98,7 +98,7 @@ impl Waiting {
     }
 }
 
-/// What the agent's loop and the connections' tasks both see. Each lock is held for one look-up or
+/// State that the agent's loop and the connections' tasks both see. Each lock is held for one look-up or
 /// one change of a small map, never across an await; so sending is one step, with no task between
 /// the agent's loop and the connection.
 #[derive(Default)]

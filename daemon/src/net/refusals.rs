@@ -19,7 +19,7 @@ const AGAIN: Duration = Duration::from_secs(60);
 /// Refusals that are remembered for that; beyond it nothing is told.
 const MAX_REPORTED: usize = 512;
 
-/// What was told lately.
+/// Refusals that were told lately.
 #[derive(Debug, Default)]
 pub(super) struct Reported(BTreeMap<(SocketAddr, u8), Instant>);
 
@@ -62,7 +62,7 @@ fn kind_of(why: &Refusal) -> u8 {
     }
 }
 
-/// What kept a connection from coming about, from below libp2p's wrappings.
+/// The error that kept a connection from coming about, from below libp2p's wrappings.
 pub(super) fn io_kind(error: &TransportError<io::Error>) -> io::ErrorKind {
     let TransportError::Other(error) = error else {
         return io::ErrorKind::Unsupported;

@@ -25,7 +25,7 @@ use libp2p::{
 
 use super::identity::from_multiaddr;
 
-/// The name both ends agree on. What changes is the wire version in the first frame, so that
+/// The name both ends agree on. Only the wire version in the first frame changes, so that
 /// agents of different versions can still tell each other so.
 const PROTOCOL: StreamProtocol = StreamProtocol::new("/muster/control/1");
 

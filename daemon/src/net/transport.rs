@@ -161,7 +161,7 @@ fn check_free(addr: SocketAddr) -> Result<(), StartError> {
 
 /// Held from [`check_free`] until libp2p listens, so that two agents that start at once do not both
 /// find the port free. A name in the network namespace, like the port itself; it goes with its
-/// process. Whoever squats on the name only takes this protection away: the wait ends.
+/// process. A process that squats on the name only takes this protection away: the wait ends.
 async fn one_at_a_time(port: u16) -> Option<UnixListener> {
     if port == 0 {
         return None;

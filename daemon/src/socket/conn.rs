@@ -51,7 +51,7 @@ pub struct Receiver {
     partial: Vec<u8>,
     /// How many bytes of `partial` have arrived.
     filled: usize,
-    /// What came with it, and its place.
+    /// Descriptors that came with it, and its place.
     fds: Received,
     /// By when a frame that has a place must be whole: others wait for it.
     due: Option<Instant>,

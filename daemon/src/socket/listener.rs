@@ -39,7 +39,7 @@ pub struct Listener {
     path: PathBuf,
     /// Device and inode of the socket file that is ours.
     file: (u64, u64),
-    /// Whoever holds it owns the path; it makes the replacing of a stale file free of races.
+    /// The holder of this lock owns the path; it makes the replacing of a stale file free of races.
     _lock: File,
     connections: Shares,
     /// For descriptors that came on these.

@@ -58,7 +58,7 @@ pub type Message = (Vec<u8>, Result<Received, NoRoom>);
 )]
 pub struct NoRoom;
 
-/// Who is at the other end, as the kernel recorded it when the connection was made.
+/// The process at the other end, as the kernel recorded it when the connection was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
     /// 0 when the peer is outside this process' pid namespace.
@@ -67,7 +67,7 @@ pub struct Peer {
     pub gid: u32,
 }
 
-/// What can go wrong on the socket. After any error of a connection it is closed.
+/// Errors of the socket. After any error of a connection it is closed.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     #[error(

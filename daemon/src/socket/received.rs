@@ -1,7 +1,8 @@
-//! Descriptors that came from somebody else. Whoever closes a file's last one waits for as long as the file wants: a file
-//! system in user space that does not answer, a connection that lingers, a terminal that drains, the pages of much memory.
-//! So they are closed by threads, never by who reads the socket or writes to it; and of a connection, or a user, that has
-//! many that are not closed yet no more are taken in ([`Room`](super::room::Room)).
+//! Descriptors that came from somebody else. A thread that closes a file's last one waits for as long as the file
+//! wants: a file system in user space that does not answer, a connection that lingers, a terminal that drains, the
+//! pages of much memory. So they are closed by threads, never by the one that reads the socket or writes to it; and
+//! of a connection, or a user, that has many that are not closed yet no more are taken in
+//! ([`Room`](super::room::Room)).
 
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -88,7 +89,7 @@ impl Drop for Received {
 
 type Close = Box<dyn FnOnce() + Send>;
 
-/// What is to be closed, by whichever thread comes to it.
+/// Descriptors to be closed, by whichever thread comes to them.
 static TO_CLOSE: Mutex<VecDeque<Close>> = Mutex::new(VecDeque::new());
 
 /// Whether there is one. Without a thread what it was to close stays open until there is one again: descriptors less are
@@ -112,7 +113,7 @@ pub(super) fn by_thread(close: impl FnOnce() + Send + 'static) -> bool {
     }
 }
 
-/// What was sent on a socket and not read.
+/// Data that was sent on a socket and not read.
 #[derive(Debug)]
 pub(super) enum Left {
     /// The socket is closed.

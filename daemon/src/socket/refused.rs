@@ -1,5 +1,5 @@
-//! Connections that are not taken. What lies in one goes with its last descriptor, and whoever closes that waits for the
-//! files that were sent with it.
+//! Connections that are not taken. Data that lies in one goes with its last descriptor, and a thread that closes that
+//! waits for the files that were sent with it.
 //!
 //! From Linux 6.16 on nothing of the kind lies there: the listener bars descriptors (`SO_PASSRIGHTS`), a connection has that
 //! from the listener, and it is lifted from those that are taken. They are closed at once then, without a thread.
@@ -36,7 +36,7 @@ pub(super) struct Refused {
 
 type Users = Arc<Mutex<BTreeMap<u32, User>>>;
 
-/// What of a user's is to be closed.
+/// Connections of one user that are to be closed.
 #[derive(Debug, Default)]
 struct User {
     waiting: VecDeque<(OwnedFd, Place)>,

@@ -65,7 +65,7 @@ impl Shares {
             .collect()
     }
 
-    /// What a place of this user is taken from, the narrowest first.
+    /// The pools from which a place of this user is taken, the narrowest first.
     fn of(&self, uid: u32) -> Vec<(Full, Arc<Semaphore>)> {
         let all = (Full::All, Arc::clone(&self.all));
         if uid == 0 || uid == rustix::process::geteuid().as_raw() {
@@ -109,7 +109,7 @@ impl Room {
         }
     }
 
-    /// What a connection of this user takes its places from.
+    /// The pools from which a connection of this user takes its places.
     pub(super) fn of(&self, uid: u32) -> Places {
         Places {
             frames: self.frames.places_of(uid),
@@ -119,7 +119,7 @@ impl Room {
     }
 }
 
-/// What one connection takes places for its unsettled descriptors from.
+/// The pools from which one connection takes places for its unsettled descriptors.
 #[derive(Debug)]
 pub(super) struct Places {
     own: Arc<Semaphore>,

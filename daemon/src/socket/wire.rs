@@ -15,8 +15,8 @@ use super::MAX_FDS;
 
 const SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_FDS));
 
-/// What one message carries at most (`SCM_MAX_FD` of the kernel). There is room for all of them: the kernel closes what
-/// finds none, and whoever receives waits for that.
+/// The most descriptors that one message carries (`SCM_MAX_FD` of the kernel). There is room for all of them: the
+/// kernel closes those that find none, and the receiver waits for that.
 pub(super) const CARRIED: usize = 253;
 const CARRIED_SPACE: usize = rustix::cmsg_space!(ScmRights(CARRIED));
 
@@ -47,7 +47,7 @@ pub(super) fn unread(socket: BorrowedFd<'_>) -> io::Result<usize> {
     }
 }
 
-/// What lies there to be received.
+/// Data that lies there to be received.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seen {
     /// Of those that come next. None at the end.
@@ -56,8 +56,8 @@ pub(super) struct Seen {
     pub(super) descriptors: bool,
 }
 
-/// Sees what comes next, at most `buffer.len()` bytes, and takes nothing. What the kernel closes meanwhile is never the last of
-/// a file, for the socket has it still.
+/// Sees what comes next, at most `buffer.len()` bytes, and takes nothing. A descriptor that the kernel closes meanwhile
+/// is never the last of a file, for the socket has it still.
 pub(super) fn look(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Seen> {
     let message = rustix::net::recvmsg(
         socket,
@@ -72,7 +72,7 @@ pub(super) fn look(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Seen
     })
 }
 
-/// What one message had.
+/// Content of one message.
 #[derive(Debug)]
 pub(super) struct Got {
     pub(super) bytes: usize,
@@ -120,8 +120,8 @@ nix::setsockopt_impl!(
     nix::sys::socket::sockopt::SetBool
 );
 
-/// Whoever sends descriptors to this socket, or to a connection of this listener, is refused (`EPERM`), or no longer.
-/// An error: this kernel cannot.
+/// Refuses descriptors (`EPERM`) that are sent to this socket, or to a connection of this listener, or allows them
+/// again. An error: this kernel cannot.
 pub(super) fn bar_descriptors(socket: impl AsFd, bar: bool) -> io::Result<()> {
     Ok(PassRights.set(&socket, &!bar)?)
 }

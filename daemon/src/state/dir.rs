@@ -20,7 +20,7 @@ const SPARE: &str = ".spare-";
 /// The most bytes of one blob's payload. A job's state is a few records of at most 128 KiB each.
 pub const MAX_BLOB: usize = 8 << 20;
 
-/// What is in the file of a blob.
+/// Content of a blob's file.
 pub(super) enum Loaded {
     Whole(Vec<u8>),
     Damaged(BlobError),

@@ -96,7 +96,7 @@ impl StateError {
     }
 }
 
-/// What the person who reads an error can do about it.
+/// Advice to the person who reads an error.
 fn fix(error: &io::Error) -> String {
     let text = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -250,7 +250,7 @@ impl StateDir {
         &self.path
     }
 
-    /// Removes the directory and all that is in it. Whoever opens it meanwhile finds it in use, or
+    /// Removes the directory and all that is in it. A process that opens it meanwhile finds it in use, or
     /// makes a new one: another node and another voter.
     pub fn remove_all(self) -> io::Result<()> {
         let mut aside = self.path.clone().into_os_string();
@@ -260,7 +260,7 @@ impl StateDir {
         std::fs::remove_dir_all(&aside)
     }
 
-    /// What was put aside when the directory was opened.
+    /// Files that were put aside when the directory was opened.
     pub fn quarantined(&self) -> &[Quarantined] {
         &self.quarantined
     }
@@ -310,7 +310,7 @@ impl StateDir {
         save(&mut self.root, self.path.join(PAST), PAST, bytes)
     }
 
-    /// What was last saved of them under the present state id; nothing where nothing was. To be called
+    /// The bytes that were last saved of them under the present state id; none where nothing was. To be called
     /// once: the memory goes to the caller.
     pub fn load_past(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.past)

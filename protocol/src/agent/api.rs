@@ -1,4 +1,4 @@
-//! What goes into an agent's core and what comes out of it.
+//! Inputs and outputs of an agent's core.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::wire::{Message, Timeouts};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ConnId(pub u64);
 
-/// Who this agent is, and the times that it keeps.
+/// Identity of this agent, and the times that it keeps.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub node: NodeId,
@@ -74,7 +74,7 @@ impl Config {
         Span(self.suspect_after.0 / 4 * 3)
     }
 
-    /// What others are told of these times.
+    /// These times, as others are told them.
     pub fn timeouts(&self) -> Timeouts {
         Timeouts {
             suspect_after: self.suspect_after,
@@ -162,7 +162,7 @@ pub enum Event {
     },
 }
 
-/// Something to do, in this order. What follows a `Persist` may only be done once that is durable.
+/// Something to do, in this order. An effect that follows a `Persist` may only be carried out once that is durable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Replace this job's durable state.
@@ -206,7 +206,7 @@ pub enum Effect {
     Notice(Notice),
 }
 
-/// What people and dashboards are told.
+/// News for people and dashboards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// A peer is alive, suspect, away or lost.
@@ -291,7 +291,7 @@ pub enum Notice {
     },
 }
 
-/// Whose times of a change these are.
+/// Source of the times of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
     /// This node's: it leads the generation.

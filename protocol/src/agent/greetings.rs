@@ -1,4 +1,4 @@
-//! What agents say of themselves: to each peer when it connects, and again when something in it changes.
+//! Agents' statements about themselves: to each peer when it connects, and again when something in it changes.
 
 use super::{Agent, HELLO_WAIT};
 use crate::agent::{Effect, Notice};
@@ -127,7 +127,7 @@ impl Agent {
         }
     }
 
-    /// What this agent says of itself, and of those jobs.
+    /// This agent's statement about itself, and about those jobs.
     pub(super) fn hello(&self, of: impl Fn(&Job) -> bool) -> Message {
         Message::Hello(Hello {
             host: self.cfg.host.clone(),

@@ -208,7 +208,7 @@ impl Agent {
     }
 }
 
-/// What all jobs want watched, and whether any asks it for a lease.
+/// The guards that all jobs want watched, and whether any job asks them for a lease.
 fn all_of<'a>(
     jobs: impl Iterator<Item = &'a BTreeMap<NodeId, (Guard, bool)>>,
 ) -> BTreeMap<(NodeId, Guard), bool> {
@@ -220,7 +220,7 @@ fn all_of<'a>(
 }
 
 impl Watches {
-    /// What was found before of the same launcher still holds.
+    /// Findings about the same launcher from before still hold.
     fn go_on(&mut self, node: NodeId, before: &Watches) {
         let guard = |w: &Watches| w.guards.get(&node).map(|(guard, _)| *guard);
         if guard(before) == guard(self) {

@@ -37,7 +37,7 @@ impl Agent {
         }
     }
 
-    /// What the other jobs leave of the node's memory for checkpoint slots is this one's.
+    /// Gives this job what the others leave of the node's memory for checkpoint slots.
     fn share_slot_memory(&mut self, key: &JobKey, now: Time) {
         let own = self
             .jobs

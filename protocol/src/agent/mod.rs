@@ -54,12 +54,12 @@ pub enum Error {
     Stored(String, crate::codec::CodecError),
 }
 
-/// What an agent finds again when it starts.
+/// State that an agent finds again when it starts.
 #[derive(Clone, Debug, Default)]
 pub struct Stored {
-    /// What [`Effect::Persist`] last made durable, for each job.
+    /// The state that [`Effect::Persist`] last made durable, for each job.
     pub jobs: Vec<(JobKey, Vec<u8>)>,
-    /// What came with the last [`Effect::Forget`]; nothing where there was none.
+    /// The bytes that came with the last [`Effect::Forget`]; none where there was none.
     pub past: Vec<u8>,
 }
 
@@ -70,7 +70,7 @@ impl From<Vec<(JobKey, Vec<u8>)>> for Stored {
     }
 }
 
-/// Whom a job has watched, and what was found.
+/// Nodes that a job has watched, and the findings.
 #[derive(Clone, Debug, Default)]
 struct Watches {
     /// The guard of its launcher on each node, and whether that node is asked for a lease.
@@ -115,7 +115,7 @@ pub struct Agent {
     touched: bool,
 }
 
-/// What others were told of a job, and for what its nodes are watched.
+/// Facts about a job that others were told, and those for which its nodes are watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Greeted {
     head: Digest,
@@ -128,7 +128,7 @@ struct Greeted {
 
 impl Agent {
     /// # Errors
-    /// What was stored cannot be read, or the configured times do not fit together.
+    /// The stored state cannot be read, or the configured times do not fit together.
     pub fn new(cfg: Config, stored: impl Into<Stored>, now: Time) -> Result<Agent, Error> {
         // Else a stranger may start a job anew whose workers still run, as their agents are away.
         if cfg.orphan_after < Span(cfg.agent_grace.0.saturating_add(cfg.suspect_after.0)) {
@@ -211,7 +211,7 @@ impl Agent {
         &self.peers
     }
 
-    /// What hosts were called in an earlier run.
+    /// Takes in the names of hosts from an earlier run.
     pub fn remember_hosts(&mut self, hosts: impl IntoIterator<Item = (NodeId, String)>) {
         self.peers.hosts.extend(hosts);
     }

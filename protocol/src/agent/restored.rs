@@ -1,10 +1,10 @@
-//! What an earlier run of the agent stored, as it is found again.
+//! State that an earlier run of the agent stored, as it is found again.
 
 use super::{Past, Stored};
 use crate::codec::CodecError;
 use crate::job::Durable;
 
-/// What can be read of it, and what is lost.
+/// The part of it that can be read, and the part that is lost.
 #[derive(Clone, Debug)]
 pub struct Restored {
     pub stored: Stored,

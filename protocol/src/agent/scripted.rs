@@ -120,7 +120,7 @@ pub(super) fn registers(i: usize, spec: JobSpec) -> Register {
     }
 }
 
-/// What may follow it.
+/// A record that may follow it.
 pub(super) fn next(before: &Record, nonce: u64) -> Record {
     Record {
         birth: before.lineage(),
@@ -145,7 +145,7 @@ pub(super) fn ended(id: &str) -> Durable {
     holds(&end, 1)
 }
 
-/// What an agent stores that learnt this record in this boot.
+/// Durable state of an agent that learnt this record in this boot.
 pub(super) fn holds(record: &Record, learned: u64) -> Durable {
     Durable {
         head: Some(Arc::new(record.clone())),
@@ -168,7 +168,7 @@ pub(super) struct Scripted {
     pub(super) grants: BTreeSet<NodeId>,
     /// Peers whose agents answer, and refuse them.
     pub(super) refuses: BTreeSet<NodeId>,
-    /// What probes of a node find.
+    /// Results of probes of a node.
     pub(super) probes: BTreeMap<NodeId, (Answer, Answer)>,
     /// The launcher here is stopped: it answers its agent nothing.
     pub(super) mute: bool,
@@ -295,7 +295,7 @@ impl Scripted {
         panic!("the agent is never at rest");
     }
 
-    /// What node `from` says about the job.
+    /// Delivers a message about the job from node `from`.
     pub(super) fn hears(&mut self, from: usize, body: JobMessage) {
         self.hears_of("j", from, body);
     }

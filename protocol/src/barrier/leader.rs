@@ -20,7 +20,7 @@ pub enum Event {
         step: u64,
         /// When the node is gone.
         deadline: Time,
-        /// What saving takes at most: without a confirm this long before the deadline, the barrier
+        /// The most time that saving takes: without a confirm this long before the deadline, the barrier
         /// is given up.
         save_time: Span,
         reason: Reason,
@@ -89,7 +89,7 @@ pub enum GivenUp {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Phase {
     Idle,
-    /// What the nodes hold is not known.
+    /// The state that the nodes hold is not known.
     Asking,
     Open {
         step: u64,
@@ -107,7 +107,7 @@ pub(super) struct Answered {
     holds: Option<Option<Held>>,
 }
 
-/// What a [`Event::Drain`] asks for.
+/// Content of an [`Event::Drain`].
 #[derive(Clone, Copy, Debug)]
 struct Drain {
     first: u64,
@@ -336,8 +336,8 @@ impl Leader {
         self.install_everywhere(now);
     }
 
-    /// Another leader's barrier may be under way. What the nodes hold is asked for under a number that
-    /// none has heard of: whoever answers takes nothing that was said before under a lower one.
+    /// Another leader's barrier may be under way. The nodes are asked what they hold, under a number
+    /// that none has heard of: one that answers takes nothing that was said before under a lower one.
     fn ask_above(&mut self, number: u32, now: Time) {
         if let Phase::Open {
             deadline, give_up, ..

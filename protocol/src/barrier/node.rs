@@ -67,7 +67,7 @@ pub(super) struct Before {
 #[derive(Clone, Debug)]
 pub struct Node {
     digest: Digest,
-    /// The newest barrier heard of; 0 for none. What is said under a lower one is not taken.
+    /// The newest barrier heard of; 0 for none. Messages under a lower one are not taken.
     pub(super) barrier: u32,
     /// The barrier that the phase belongs to.
     pub(super) at: u32,
@@ -339,7 +339,7 @@ impl Node {
         }));
     }
 
-    /// What the launcher missed is told again; what this agent does not remember is taken from it.
+    /// Tells the launcher again what it missed; takes from it what this agent does not remember.
     fn launcher_holds(&mut self, held: Option<Held>, now: Time) {
         let unknown = |h: &Held| match self.phase {
             Phase::Open { .. } if h.confirmed => h.barrier >= self.at,

@@ -50,7 +50,7 @@ enum Packet {
     Installed(usize, u32, u64),
 }
 
-/// What may still go wrong.
+/// Faults that may still occur.
 #[derive(Clone, Copy, Debug, Hash)]
 struct Budget {
     drops: u8,
@@ -371,7 +371,7 @@ impl Model {
 }
 
 impl Host {
-    /// What the real launcher does, with its workers' pages, in one step.
+    /// Acts as the real launcher does, with its workers' pages, in one step.
     fn launcher(&mut self, frame: ToLauncher) -> Option<(u32, u64)> {
         match frame {
             ToLauncher::InstallStop { barrier, step, .. } => {

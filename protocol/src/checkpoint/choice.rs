@@ -1,4 +1,4 @@
-//! What to do when a node has to go: save anew, finish the copy that is sealed already, or rely on what
+//! Choice of what to do when a node has to go: save anew, finish the copy that is sealed already, or rely on what
 //! is committed. A pure function of what is left and of what was measured.
 
 use crate::time::Span;
@@ -7,7 +7,7 @@ use crate::time::Span;
 /// not measured under a notice.
 const MARGIN_PERCENT: u64 = 25;
 
-/// What was measured, of the slowest node.
+/// Measurements of the slowest node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Speeds {
     /// Bytes per second from a rank's state into its slot, all ranks of a node together.
@@ -50,7 +50,7 @@ pub enum Choice {
     Fresh,
     /// The copies of this step are written and committed.
     Sealed { step: u64 },
-    /// What is committed has to do.
+    /// The newest commit has to do.
     Committed { step: u64 },
     /// There is nothing: training begins anew.
     Nothing,

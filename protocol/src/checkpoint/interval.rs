@@ -9,7 +9,7 @@
 use super::Cause;
 use crate::time::{Span, Time};
 
-/// What was measured.
+/// Measurements that the interval goes by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measured {
     /// C: for how long one save holds training up.

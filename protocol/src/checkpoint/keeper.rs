@@ -1,4 +1,4 @@
-//! What is kept: carries out decisions to retire and to delete, in the one order that loses nothing.
+//! Keeper of checkpoints: carries out decisions to retire and to delete, in the one order that loses nothing.
 //!
 //! Which checkpoints are worth keeping is decided elsewhere (the newest few, the best, pinned ones), on
 //! the strength of a log that may have grown since. So each decision is judged here once more, against
@@ -18,7 +18,7 @@ use crate::storelog::{Body, Snapshot};
 /// The fewest verified checkpoints that are left.
 const FLOOR: usize = 2;
 
-/// What is known of a checkpoint's data.
+/// Known state of a checkpoint's data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
     /// Read back and right, or loaded.
@@ -34,7 +34,7 @@ pub enum State {
 }
 
 impl State {
-    /// What is wrong with it.
+    /// The fault, if there is one.
     pub fn why(&self) -> Option<&str> {
         match self {
             State::Damaged { why } | State::Unreadable { why } => Some(why),
@@ -43,7 +43,7 @@ impl State {
     }
 }
 
-/// What the log says of a COMMIT, and what is known of its data: what a decision on it needs.
+/// The log's statements on a COMMIT, and the known state of its data: the basis of a decision on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standing {
     pub seq: u64,
@@ -65,7 +65,7 @@ pub struct Item {
     pub generation: Digest,
 }
 
-/// What somebody decided on the strength of the log and of what is in the store.
+/// A decision that somebody made on the strength of the log and of what is in the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
     /// Slots of COMMITs.
@@ -177,7 +177,7 @@ pub struct Keeper {
     /// Every generation that was claimed.
     claimed: BTreeSet<Digest>,
     newest: Option<Digest>,
-    /// What the newest generation restores, until all its ranks have.
+    /// The commit that the newest generation restores, until all its ranks have.
     in_use: Option<CommitRef>,
     flaws: Flaws,
     effects: VecDeque<Effect>,

@@ -18,7 +18,7 @@ use crate::time::{Span, Time};
 /// How often what a node has not shown to know is said again.
 const RESEND: Span = Span::from_millis(500);
 
-/// What a save is wanted for.
+/// Request for a save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wants {
     /// The step that the ranks agreed on: they save before they begin it.
@@ -28,7 +28,7 @@ pub struct Wants {
     pub until: Time,
 }
 
-/// What a restarted leader has to find again.
+/// State that a restarted leader has to find again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LeaderState {
     /// The newest attempt, its step, and whether it is over. Attempt 0: none yet.
@@ -132,7 +132,7 @@ enum Phase {
     Over(Outcome),
 }
 
-/// What a node has said about the present attempt.
+/// A node's statements about the present attempt.
 #[derive(Clone, Debug)]
 struct Heard {
     /// Its place in the record, its first rank, and how many it has.

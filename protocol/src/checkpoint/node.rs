@@ -21,7 +21,7 @@ use crate::wire::MAX_TEXT;
 /// How often what the leader may not know is said again.
 const REPEAT: Span = Span::from_secs(1);
 
-/// What a node is made with.
+/// Settings with which a node is made.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// The node's place in the record.
@@ -37,7 +37,7 @@ pub struct Settings {
     pub flaws: Flaws,
 }
 
-/// What a restarted agent has to find again: that it may still say that its files are durable, though
+/// State that a restarted agent has to find again: that it may still say that its files are durable, though
 /// nobody holds the slots any more.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NodeState {
@@ -106,7 +106,7 @@ pub enum Event {
     SlotsGone {
         k: u16,
     },
-    /// The process of a rank is gone: what it was copying is torn. What it sealed stays.
+    /// The process of a rank is gone: what it was copying is torn. Its sealed copies stay.
     WorkerGone {
         k: u16,
     },
@@ -114,7 +114,7 @@ pub enum Event {
     LauncherGone,
     /// Another generation was decided, or the job is over.
     Ended,
-    /// What is left of the node's memory budget for slots that nobody leads any more.
+    /// The rest of the node's memory budget for slots that nobody leads any more.
     Budget {
         bytes: u64,
     },
@@ -576,7 +576,7 @@ impl Node {
         self.effects.push_back(Effect::Notice(notice));
     }
 
-    /// What these ranks were copying will never be sealed.
+    /// The copies that these ranks were making will never be sealed.
     fn torn(&mut self, of: impl Fn(u16) -> bool) {
         for (k, rank) in self.ranks.iter_mut().filter(|(k, _)| of(**k)) {
             rank.wants = None;

@@ -1,12 +1,11 @@
-//! What saving takes, as it was measured: what a choice before a deadline and the interval between saves
-//! are reckoned with.
+//! Measured times of saving: a choice before a deadline and the interval between saves are reckoned with them.
 
 use serde::{Deserialize, Serialize};
 
 use super::Speeds;
 use crate::time::{Span, Time};
 
-/// What the newest save took on one node. Zero: not measured.
+/// Cost of the newest save on one node. Zero: not measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Pace {
     /// Bytes that its ranks copied.
@@ -72,7 +71,7 @@ pub(crate) struct Meter {
     pub(crate) pace: Pace,
     /// The save that the copies are of.
     step: u64,
-    /// What is being written: the attempt, since when, and how much of it is there.
+    /// The write under way: the attempt, since when, and how much of it is there.
     writing: Option<(u32, Time, u64)>,
     /// The furthest rank's step, and how long steps usually take.
     pub(crate) at: Option<(u64, Span)>,

@@ -25,7 +25,7 @@ impl fmt::Display for SlotId {
 /// A sealed copy of a rank's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Copy {
-    /// Whose state it is: an earlier generation's copy of the same step is another state.
+    /// The generation whose state it is: an earlier generation's copy of the same step is another state.
     pub generation: Digest,
     /// It was made before the rank began this step.
     pub step: u64,
@@ -34,7 +34,7 @@ pub struct Copy {
     pub digest: Digest,
 }
 
-/// What a slot's own state word says when it is registered: after a restart of the agent, too.
+/// The state by a slot's own state word when it is registered: after a restart of the agent, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Found {
     Free,
@@ -42,7 +42,7 @@ pub enum Found {
     Sealed(Copy),
 }
 
-/// What a rank does that finds both of its slots occupied. Either is told to people.
+/// Behaviour of a rank that finds both of its slots occupied. Either is told to people.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Busy {
     /// Training waits until one is free.
@@ -97,7 +97,7 @@ impl Slot {
         }
     }
 
-    /// What occupies it, for people.
+    /// Its occupation, for people.
     pub(super) fn occupied(&self) -> Option<Occupied> {
         Some(match self {
             Slot::Free => return None,
@@ -112,7 +112,7 @@ impl Slot {
     }
 }
 
-/// What occupies a slot.
+/// Occupation of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Occupied {
     Filling {

@@ -68,7 +68,7 @@ pub const ASSIGNMENT_WORDS: usize = 18;
 /// Words of a manifest's digest.
 pub const RESTORE_WORDS: usize = 4;
 
-/// What a generation restores, packed; zeros: nothing.
+/// The manifest that a generation restores, packed; zeros: nothing.
 pub fn encode_restore(manifest: Option<Digest>) -> [u64; RESTORE_WORDS] {
     let digest = manifest.unwrap_or(Digest::ZERO);
     let mut words = [0; RESTORE_WORDS];

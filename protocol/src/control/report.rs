@@ -12,7 +12,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a sign of life adds to [`OPERATION`](word::OPERATION): it tells that the rank moves, and nothing
+/// The amount that a sign of life adds to [`OPERATION`](word::OPERATION): it tells that the rank moves, and nothing
 /// about the operations that it has entered, which are counted below.
 pub const ALIVE: u64 = 1 << 32;
 

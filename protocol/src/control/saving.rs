@@ -73,7 +73,7 @@ pub mod word {
 /// Words of [`Failure`].
 pub const FAILURE_WORDS: usize = 1 + TEXT_WORDS;
 
-/// What one save held its rank up for.
+/// The times for which one save held its rank up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copied {
     /// Counts the saves of one worker.
@@ -103,7 +103,7 @@ pub struct Failure {
     pub why: String,
 }
 
-/// What stands before a text, and the text, which is cut where it is too long; and its length, plus one.
+/// The head of a text, and the text, which is cut where it is too long; and its length, plus one.
 fn encode<const N: usize>(head: &[u8], text: &str) -> ([u64; N], u64) {
     let mut end = text.len().min(MAX_TEXT);
     while !text.is_char_boundary(end) {

@@ -46,7 +46,7 @@ pub mod word {
 /// Slots of a rank: one is filled while the other is being made durable.
 pub const SLOTS: usize = 2;
 
-/// What became of an ask for slots.
+/// Answer to an ask for slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Given {
     /// Nothing was asked yet, or what is said here is of another version.

@@ -22,12 +22,12 @@ pub(super) struct Alone {
     pub(super) boot: u64,
     pub(super) now: Time,
     pub(super) stored: BTreeMap<JobKey, Vec<u8>>,
-    /// What its launcher was told, and people.
+    /// Messages to its launcher, and to people.
     pub(super) told: Vec<ToLauncher>,
     pub(super) said: Vec<String>,
     /// Of whose guard it asks.
     pub(super) asked: Vec<(u64, LauncherId)>,
-    /// Who registers, and over which connection.
+    /// The launcher that registers, and over which connection.
     pub(super) launcher: u8,
     pub(super) conn: u64,
     spec: JobSpec,

@@ -30,7 +30,7 @@ pub(super) struct Applicant {
     pub(super) told: Told,
     /// A leader that another agent named.
     referred: Option<NodeId>,
-    /// Who leads the generation named, by the word of the member that is believed to: its members
+    /// The leader of the generation named, by the word of the member that is believed to: its members
     /// know more of each other than a stranger does.
     deputy: Option<Deputy>,
 }
@@ -169,7 +169,7 @@ impl Job {
         }
     }
 
-    /// Whom to ask: the leader of the newest generation known; else, while none is known, the
+    /// The node to ask: the leader of the newest generation known; else, while none is known, the
     /// lowest agent that is connected (all agents agree on it once they all are).
     fn door(&self, ctx: &Ctx<'_>) -> Option<NodeId> {
         if let Some(head) = self.live() {
@@ -204,7 +204,7 @@ impl Job {
         members.find(there).map(|m| m.node).or_else(lowest)
     }
 
-    /// Whoever named the deputy is asked all along: it may lead itself by now, and nobody else knows
+    /// The node that named the deputy is asked all along: it may lead itself by now, and nobody else knows
     /// that.
     fn named_by(&self) -> Option<NodeId> {
         let deputy = self.applicant.deputy.as_ref()?;

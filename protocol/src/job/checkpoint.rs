@@ -35,7 +35,7 @@ pub(super) struct Saving {
     /// Not before this step.
     from: u64,
     pub(super) cause: Cause,
-    /// Who asked, and the number of that question.
+    /// The nodes that asked, and the number of each question.
     askers: BTreeMap<NodeId, u64>,
     state: CheckpointState,
     said: CheckpointState,
@@ -105,7 +105,7 @@ pub struct Asked {
 }
 
 impl Job {
-    /// What became of the checkpoint that was last asked for here.
+    /// State of the checkpoint that was last asked for here.
     pub fn checkpoint(&self) -> Option<&Asked> {
         self.checkpoint.as_ref()
     }

@@ -1,4 +1,4 @@
-//! What is saved when a node has to go, by the time that it has: a fresh save, the last copy that every
+//! Choice of what is saved when a node has to go, by the time that it has: a fresh save, the last copy that every
 //! rank has sealed, or the last commit. People of every node are told which, and why.
 
 use std::collections::BTreeSet;
@@ -55,7 +55,7 @@ impl Job {
         matches!(choice, Some(Choice::Committed { .. } | Choice::Nothing))
     }
 
-    /// What is left when a fresh save cannot be agreed on, in words.
+    /// Text on what is left when a fresh save cannot be agreed on.
     pub(super) fn without_fresh_save(&self, record: &Record) -> String {
         let leader = self.saves.leader.as_ref();
         let committed = leader.and_then(Leader::committed);

@@ -31,7 +31,7 @@ impl Job {
     }
 
     /// The disk refused a write: the votes that it was to back are not given. This voter abstains
-    /// and tries again now and then. What needs no durable state is said all the same.
+    /// and tries again now and then. Messages that need no durable state are sent all the same.
     pub(crate) fn persist_failed(&mut self, ctx: &mut Ctx<'_>) {
         self.abstains_until = Some(ctx.now + REPEAT);
         self.effects.retain(|effect| match effect {

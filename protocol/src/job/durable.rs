@@ -1,4 +1,4 @@
-//! What a job's core must find again after a crash.
+//! State that a job's core must find again after a crash.
 
 use std::sync::Arc;
 
@@ -53,9 +53,9 @@ pub struct Durable {
     pub sent: Option<CommitRef>,
     /// Lineages that were given up, the newest last, each with the number of the newest generation
     /// that is meant: all by an operator's word (`EVERY_NUMBER`), else that which nothing can follow.
-    /// Whoever comes back with one of them learns it here.
+    /// A node that comes back with one of them learns it here.
     pub superseded: Vec<(Digest, u64)>,
-    /// What the next birth goes on from, by an operator's word.
+    /// The lineage from which the next birth goes on, by an operator's word.
     pub continues: Option<Continues>,
     /// The newest save of the head's generation.
     pub saves: Saved,
@@ -75,7 +75,7 @@ pub struct Durable {
     pub voters: Option<Arc<Record>>,
 }
 
-/// What the cores of saving find again.
+/// State that the cores of saving find again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Saved {
     pub node: NodeState,

@@ -142,7 +142,7 @@ impl Job {
         self.tell_waiting(ctx.now, text);
     }
 
-    /// Who left, where that is why the job waits.
+    /// Text on the nodes that left, where that is why the job waits.
     fn who_left(&self, ctx: &Ctx<'_>) -> String {
         let head = self.live().filter(|h| h.record.is_short());
         let Some(Cause::NodesLeft { nodes }) = head.map(|h| &h.record.cause) else {
@@ -446,7 +446,7 @@ impl Job {
         }
     }
 
-    /// What a running job's coordinator tells the holder of a ticket.
+    /// The wait that a running job's coordinator tells the holder of a ticket.
     pub(super) fn wait_of_running(&self, ctx: &Ctx<'_>, head: &super::Head, from: NodeId) -> Wait {
         let record = &head.record;
         if record.arbiter == Arbiter::Members {

@@ -18,7 +18,7 @@ use crate::wire::{JobMessage, MAX_LIST, Status};
 /// How long the members' answers are waited for.
 const ANSWERS: Span = Span::from_secs(2);
 
-/// What the acting leader knows of a hang.
+/// The acting leader's knowledge of a hang.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Hanging {
     /// Of the newest question or verdict.
@@ -26,9 +26,9 @@ pub(super) struct Hanging {
     asked: Option<Asked>,
     /// Not asked again before this.
     again: Time,
-    /// What the answers to the question before amount to: the next ones have to confirm it.
+    /// The hang by the answers to the question before: the next ones have to confirm it.
     suspected: Option<Hang>,
-    /// What was said last: for whom everybody waits.
+    /// The hang that was said last: for whom everybody waits.
     said: Option<Hang>,
     told: u32,
 }

@@ -3,7 +3,7 @@
 //! and what should go, whenever the log has said something new about checkpoints; RETIRE and REJECT go
 //! into the log, and only once they were read there is anything deleted, by name.
 //!
-//! Whoever leads no more asks for nothing more; what it has asked for stays right, for a RETIRE is never
+//! An agent that leads no more asks for nothing more; what it has asked for stays right, for a RETIRE is never
 //! taken back, and a generation that is fenced stays so.
 
 use std::collections::BTreeSet;
@@ -23,7 +23,7 @@ const AGAIN: Span = Span::from_secs(30);
 /// The most names of one decision; what is left over is seen at the next one.
 const MAX_LEFT: usize = 64 * MAX_KEPT;
 
-/// What the leader's agent has asked its launcher about checkpoints.
+/// State of the questions about checkpoints from the leader's agent to its launcher.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Keeping {
     round: u32,
@@ -37,7 +37,7 @@ pub(super) struct Keeping {
     arriving: (Vec<u64>, Vec<Left>),
     /// Retired checkpoints of which nothing is left in the store.
     gone: BTreeSet<u64>,
-    /// What was said last about a decision that was not carried out.
+    /// The last message about a decision that was not carried out.
     refused: String,
     /// Where the launcher here has its store.
     place: Option<String>,
@@ -51,7 +51,7 @@ pub(super) struct Keeping {
 /// The rules that the job goes by: whoever leads keeps the log's up to date.
 #[derive(Clone, Debug, Default)]
 struct Told {
-    /// What the launcher here was started with.
+    /// The rules that the launcher here was started with.
     here: Option<Rules>,
     /// The newest in the log.
     logged: Option<Rules>,
@@ -131,8 +131,8 @@ impl Job {
         }
     }
 
-    /// Whoever found it, and whoever wrote it down: each node's people read it in the log's own words. What
-    /// stood there when this agent began to read is no news.
+    /// Tells people of a REJECT in the log's own words, on each node, whichever node found it or wrote it.
+    /// One that stood there when this agent began to read is no news.
     fn tell_reject(&mut self, seq: u64, reason: &str) {
         let mut all = self.saves.keeper.standings();
         let of = all.find(|s| s.seq == seq).map(|s| s.commit.step);
@@ -144,7 +144,7 @@ impl Job {
         }
     }
 
-    /// What stays because it cannot be read is said once: whether it is news.
+    /// Tells people once of a checkpoint that stays because it cannot be read; whether it is news.
     fn tell_unreadable(&mut self, seq: u64, step: u64, state: &State) -> bool {
         let known = &mut self.saves.keeping.unreadable;
         let State::Unreadable { why } = state else {
@@ -165,7 +165,7 @@ impl Job {
         self.saves.keeping.caught_up = true;
     }
 
-    /// What is known of the checkpoints has changed.
+    /// The knowledge of the checkpoints has changed.
     pub(super) fn look_at_store_again(&mut self) {
         self.saves.keeping.wanted = true;
     }
@@ -223,7 +223,7 @@ impl Job {
         }
     }
 
-    /// Who prunes the store later goes by these: so they are in the log before anything is retired by them.
+    /// A later pruner of the store goes by these: so they are in the log before anything is retired by them.
     fn log_rules(&mut self, ctx: &Ctx<'_>) {
         let generation = self.head_digest();
         let rules = &mut self.saves.keeping.rules;
@@ -238,7 +238,7 @@ impl Job {
         }
     }
 
-    /// What the launcher here has found in the store.
+    /// Handles what the launcher here has found in the store.
     pub(super) fn on_keep_news(&mut self, ctx: &mut Ctx<'_>, news: KeepNews) {
         let round = self.saves.keeping.round;
         match news {
@@ -324,7 +324,7 @@ impl Job {
         }
     }
 
-    /// Passes on what the launcher thinks should go. Whatever else is left behind may belong to an
+    /// Passes on what the launcher thinks should go. Anything else left behind may belong to an
     /// attempt that can still be committed: it stays until a later generation is claimed.
     fn decide_keeping(&mut self) {
         let (mut retire, left) = std::mem::take(&mut self.saves.keeping.arriving);

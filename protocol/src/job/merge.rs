@@ -164,7 +164,7 @@ impl Job {
     }
 
     /// Groups that spoke of themselves before there was one here were no concern then, and may never
-    /// speak again: the leader of a new lineage asks them. What they said may be long over.
+    /// speak again: the leader of a new lineage asks them. Their statements may be long out of date.
     pub(super) fn ask_other_groups(&mut self, ctx: &mut Ctx<'_>) {
         let Some(head) = self.live().filter(|h| h.record.leader() == Some(ctx.me())) else {
             return;
@@ -303,7 +303,7 @@ impl Job {
         goes
     }
 
-    /// Nothing runs here, and another group of the job is led, and has as many nodes as train at least. Whatever the
+    /// Nothing runs here, and another group of the job is led, and has as many nodes as train at least. In either
     /// order of the two, this node is of more use there. All who hold what is left here are told.
     fn leave_idle(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> bool {
         if record.arbiter != Arbiter::Members || !self.is_another_complete(ctx, record) {

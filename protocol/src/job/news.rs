@@ -1,4 +1,4 @@
-//! What the leader tells the members for people alone: the times of the change that made a
+//! News from the leader to the members for people alone: the times of the change that made a
 //! generation, and the failure from which the others follow. Nothing is decided by it.
 
 use super::{Ctx, Job, REPEAT};
@@ -9,12 +9,12 @@ use crate::record::Kind;
 use crate::time::Time;
 use crate::wire::{JobMessage, Status};
 
-/// What this node knows to tell.
+/// News that this node has to tell.
 #[derive(Clone, Debug, Default)]
 pub(super) struct News {
     /// The times of the change that made a generation that this node leads.
     told: Option<(Digest, Phases)>,
-    /// What this node saw itself of the change that made the head: told only when the leader that
+    /// The times that this node saw itself of the change that made the head: told only when the leader that
     /// times the whole of it never does.
     own: Phases,
     /// The generation whose times were said here. They are not said again when a launcher or the leader is replaced.
@@ -166,7 +166,7 @@ impl Job {
         }
     }
 
-    /// Whoever asks for the record that ended the job is told why, too.
+    /// A node that asks for the record that ended the job is told why, too.
     pub(super) fn repeat_failure(&mut self, ctx: &Ctx<'_>, to: NodeId) {
         let failed = self
             .head

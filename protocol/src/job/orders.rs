@@ -1,4 +1,4 @@
-//! What the leader orders, and how this node's launcher is told (R17, R18, R20).
+//! Orders of the leader, and how this node's launcher is told them (R17, R18, R20).
 
 use super::{Ctx, Job};
 use crate::agent::Notice;

@@ -1,4 +1,4 @@
-//! What the job's log says is running, seen by a node that is no member: whether anybody is left of it, and
+//! The generation that runs by the job's log, seen by a node that is no member: whether anybody is left of it, and
 //! otherwise how long until this node may take it over (R14).
 
 use super::{Ctx, Head, Job};
@@ -114,7 +114,7 @@ impl Job {
         ctx.cfg.one_host || !members.any(|m| m.guard.ip().is_loopback())
     }
 
-    /// What is remembered of what runs by the log, when it is taken over now.
+    /// The note on what runs by the log, for when it is taken over now.
     pub(super) fn taking_over(&self, ctx: &Ctx<'_>) -> Option<TookOver> {
         let (last, from) = self.log_runs()?;
         Some(TookOver {

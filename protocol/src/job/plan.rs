@@ -1,4 +1,4 @@
-//! What the acting leader sees, and the record that it would have decided next: pure reading of
+//! View of the acting leader, and the record that it would have decided next: pure reading of
 //! the job's state, without a single effect.
 
 use std::collections::BTreeSet;
@@ -627,7 +627,7 @@ fn left(a: &Assessment) -> Cause {
     }
 }
 
-/// What a worker's end is the cause of.
+/// The cause that a worker's end gives for the next generation.
 fn cause_of(node: NodeId, exit: &WorkerExit) -> Cause {
     let (rank, code) = (exit.rank, exit.code);
     // By its launcher's word: a rank that was named may have moved, and failed by itself then.

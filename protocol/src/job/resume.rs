@@ -3,7 +3,7 @@
 //!
 //! This core cannot tell a dead node from one that cannot be reached. So the operator names every
 //! node that is given up, and each node that changes over forfeits its vote on the old lineage for
-//! good. Whoever comes back with the old lineage is told, stops its workers, and joins the new one.
+//! good. A node that comes back with the old lineage is told, stops its workers, and joins the new one.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +14,7 @@ use crate::ids::{Digest, LauncherId, NodeId};
 use crate::record::{Arbiter, Record};
 use crate::wire::JobMessage;
 
-/// What the next birth on this agent goes on from.
+/// The lineage from which the next birth on this agent goes on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Continues {
     /// The newest generation of the lineage that is given up.
@@ -276,8 +276,8 @@ impl Job {
             && self.best_hint(ctx).is_some()
     }
 
-    /// The lineage here was given up while this node was away, up to a generation. Whoever said so may
-    /// not know of a later one, which goes on.
+    /// The lineage here was given up while this node was away, up to a generation. The node that said
+    /// so may not know of a later one, which goes on.
     pub(super) fn on_superseded(&mut self, ctx: &mut Ctx<'_>, lineage: Digest, up_to: u64) {
         let meant = |r: &Record| r.lineage() == lineage && r.number <= up_to;
         let Some(head) = self.live().filter(|h| meant(&h.record)) else {

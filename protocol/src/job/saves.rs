@@ -53,13 +53,13 @@ pub(super) struct Saves {
     pub(super) slots: BTreeMap<u16, (u64, [Found; 2])>,
     /// Since when the next generation waits for a save.
     awaited: Option<Time>,
-    /// What somebody found damaged, until another has looked.
+    /// Checkpoints that somebody found damaged, until another has looked.
     pub(super) looks: SecondLooks,
     /// When the members were last told that the first step may begin.
     pub(super) verified_said: Time,
     /// Bytes that the slots here may have, of all that the node takes.
     budget: u64,
-    /// What saving takes here, and how the ranks get on.
+    /// Cost of saving here, and the progress of the ranks.
     pub(super) meter: Meter,
     pub(super) triggers: Triggers,
     /// The newest commit that the launcher here was told of.
@@ -109,7 +109,7 @@ impl Job {
         self.local.as_ref().is_some_and(|l| k < l.reg.slots)
     }
 
-    /// What the launcher here says of slots and files.
+    /// Handles what the launcher here says of slots and files.
     pub(super) fn on_save_news(&mut self, ctx: &mut Ctx<'_>, news: SaveNews) {
         let event = match news {
             SaveNews::Slots { k, .. } if !self.has_slot_of(k) => return,
@@ -193,7 +193,7 @@ impl Job {
         self.at_saves_node(ctx, event);
     }
 
-    /// What is in a slot, as the launcher here said last.
+    /// Notes the content of a slot, as the launcher here said last.
     fn found(&mut self, slot: SlotId, what: Found) {
         let known = self.saves.slots.get_mut(&slot.k);
         if let Some(found) = known.and_then(|(_, f)| f.get_mut(usize::from(slot.side))) {
@@ -515,7 +515,7 @@ impl Job {
         self.saves.budget
     }
 
-    /// What the node has for the slots of this job, with those that it has.
+    /// Sets the node's memory for the slots of this job, with those that it has.
     pub(crate) fn set_slot_budget(&mut self, now: Time, bytes: u64) {
         self.saves.budget = bytes;
         for node in &mut self.saves.nodes {

@@ -10,8 +10,8 @@
 //! A rank that says itself that it is its node which cannot read the checkpoint (an error of the disk, another
 //! store than the job's) doubts nothing: another node only tries what that one could not read.
 //!
-//! Who is asked looks first at what was named, and says how far it is each time that it is asked again: a look
-//! takes as long as the checkpoint is large, and only one that stands still is given up.
+//! The node that is asked looks first at what was named, and says how far it is each time that it is asked
+//! again: a look takes as long as the checkpoint is large, and only one that stands still is given up.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,7 +35,7 @@ const AGAIN: Span = Span::from_secs(5);
 /// next generation, which may have other members.
 const UNKNOWN: Span = Span::from_secs(3_600);
 
-/// What was found damaged, and what became of it.
+/// Checkpoints that were found damaged, and the result for each.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SecondLooks {
     /// Of this generation everything below is, but `misreads` and `unfit`.
@@ -45,7 +45,7 @@ pub(super) struct SecondLooks {
     under_way: Option<Look>,
     /// By manifest.
     verdicts: BTreeMap<Digest, Verdict>,
-    /// What this node was asked to read.
+    /// The read that this node was asked for.
     asked: Option<Asked>,
     /// How often each node had a bad view, in a row.
     pub(super) misreads: BTreeMap<NodeId, u32>,
@@ -58,7 +58,7 @@ pub(super) struct SecondLooks {
 struct Doubt {
     commit: CommitRef,
     why: String,
-    /// Who found it so, for people.
+    /// The finder, for people.
     who: String,
     by: BTreeSet<NodeId>,
     /// These could not tell, and why.
@@ -84,7 +84,7 @@ struct Look {
     said: Time,
 }
 
-/// What somebody says of a checkpoint.
+/// A complaint of somebody about a checkpoint.
 #[derive(Clone, Debug)]
 struct Complaint {
     node: NodeId,
@@ -95,7 +95,7 @@ struct Complaint {
     here: bool,
 }
 
-/// What a second look told.
+/// Result of a second look.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Damaged {
@@ -123,7 +123,7 @@ struct Asked {
 }
 
 impl Job {
-    /// What a second look has told of a checkpoint in this generation.
+    /// Result of a second look at a checkpoint in this generation.
     pub(super) fn verdict(&self, commit: &CommitRef) -> Option<&Verdict> {
         let looks = &self.saves.looks;
         let known = looks.verdicts.get(&commit.manifest);
@@ -366,7 +366,7 @@ impl Job {
         there && !gone && !self.storeless.contains_key(&node)
     }
 
-    /// Who reads it next: not who found it damaged, where there is anybody else.
+    /// The node that reads it next: not one that found it damaged, where there is any other.
     fn next_judge(&self, ctx: &Ctx<'_>, record: &Record, seq: u64) -> Option<NodeId> {
         let doubt = self.saves.looks.doubts.get(&seq)?;
         let members = record.members.iter().map(|m| m.node);
@@ -487,7 +487,7 @@ impl Job {
         }
     }
 
-    /// Who was asked reads on.
+    /// The node that was asked reads on.
     pub(super) fn on_looks_again(
         &mut self,
         ctx: &Ctx<'_>,
@@ -568,7 +568,7 @@ impl Job {
         }
     }
 
-    /// Who was to read what another node could not has found it damaged.
+    /// The node that was to read what another could not has found it damaged.
     fn judge_doubts(&mut self, ctx: &Ctx<'_>, seq: u64, (node, why): (NodeId, String)) {
         let known = self.saves.looks.doubts.get(&seq);
         if let Some((commit, urgent)) = known.map(|doubt| (doubt.commit, doubt.urgent)) {

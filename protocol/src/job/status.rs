@@ -1,4 +1,4 @@
-//! What a member tells its leader of its part in a generation, and hears in return.
+//! Reports of a member to its leader about its part in a generation, and the answers.
 
 use super::{Ctx, Head, Job, REPEAT, SETTLED_REPEAT};
 use crate::ids::{Boot, Digest, NodeId};

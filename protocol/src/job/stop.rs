@@ -36,7 +36,7 @@ pub(super) struct Planned {
     /// Those that have ended were told for whom they wait.
     told_slow: bool,
     reason: Reason,
-    /// What is saved, where that was chosen.
+    /// The choice of what is saved, where one was made.
     pub(super) choice: Option<Choice>,
     /// The ranks were told by the agreed signal.
     signalled: bool,

@@ -27,8 +27,8 @@ pub(super) struct Store {
     pub(super) beacon: Beacon,
     /// Why the log cannot be used, as long as it cannot.
     broken: Option<String>,
-    /// When the newest read of the log to its end was asked for. What the log says after the first of them
-    /// is news; before, only its newest claim counts.
+    /// When the newest read of the log to its end was asked for. The log's entries after the first of them
+    /// are news; before, only its newest claim counts.
     read: Option<Time>,
     /// Since when this agent wants to go on from a generation of which too few members can be reached.
     alone: Option<(Digest, Time)>,

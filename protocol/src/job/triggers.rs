@@ -37,7 +37,7 @@ const MOST: Span = Span::from_secs(3_600);
 /// 2,048 nodes ("The Llama 3 Herd of Models", 2024, section 3.3.4).
 const PER_NODE: Span = Span::from_secs(264 * 86_400);
 
-/// What the leader remembers of the saves that it opens by itself.
+/// The leader's memory of the saves that it opens by itself.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Triggers {
     /// The step and the time that the next one is counted from.
@@ -68,7 +68,7 @@ impl Triggers {
         self.prepared = Some(now);
     }
 
-    /// What people are told of saves tells how long they take, too.
+    /// Measures how long saves take, by the notices to people.
     pub(super) fn told(&mut self, notice: &LeaderNotice, now: Time) {
         match notice {
             LeaderNotice::Opened { .. } => (self.sealed, self.prepared) = (Some(now), None),
@@ -99,7 +99,7 @@ fn steps_in(span: Span, step: Span) -> u64 {
 }
 
 impl Job {
-    /// What the launcher here says of how its ranks get on.
+    /// Handles the launcher's news of how its ranks get on.
     pub(super) fn on_ranks_news(&mut self, ctx: &mut Ctx<'_>, news: SaveNews) {
         match news {
             SaveNews::At {
@@ -128,7 +128,7 @@ impl Job {
         }
     }
 
-    /// A rank here has no free slot. What is saved by order, or because the job stops, is never left out.
+    /// A rank here has no free slot. A save by order, or because the job stops, is never left out.
     fn rank_waits(&mut self, ctx: &mut Ctx<'_>, k: u16, step: u64) {
         let held = self.member.as_ref().and_then(|m| m.barrier.held());
         let held = held.filter(|h| h.confirmed);
@@ -355,7 +355,7 @@ impl Job {
         MOST
     }
 
-    /// What the members have measured.
+    /// Measurements of the members.
     pub(super) fn paces(&self, record: &Record) -> Vec<(NodeId, Pace)> {
         let status = |node| self.lead.as_ref()?.status(node);
         let members = record.members.iter().map(|m| m.node);

@@ -212,7 +212,7 @@ impl Job {
         self.vacant.as_ref().is_some_and(|v| v.asked == Some(id))
     }
 
-    /// What the guard said.
+    /// Takes in the guard's answer.
     pub(crate) fn launcher_looked_for(&mut self, ctx: &mut Ctx<'_>, guard: Answer) {
         let Some(vacant) = &mut self.vacant else {
             return;

@@ -16,7 +16,7 @@ use crate::wire::{Ballot, Grant, JobMessage, MAX_LIST};
 #[derive(Clone, Debug, Default)]
 pub(super) struct Leases {
     granted: BTreeMap<NodeId, Time>,
-    /// What an earlier run of this agent acknowledged is not remembered yet.
+    /// The acknowledgements of an earlier run of this agent are not remembered yet.
     restored: bool,
 }
 
@@ -132,8 +132,7 @@ impl Job {
 
     // ---- leases ----
 
-    /// What the run before acknowledged is forgotten: it may have been as late as now, and to
-    /// anybody.
+    /// The acknowledgements of the run before are forgotten: they may have been as late as now, and to anybody.
     pub(super) fn recall_leases(&mut self, ctx: &Ctx<'_>) {
         if !std::mem::take(&mut self.voter.restored) {
             return;

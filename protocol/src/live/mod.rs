@@ -27,12 +27,11 @@ pub use verdict::{Disagreement, History, Report, Verdict, verdict};
 
 use crate::ids::Digest;
 
-/// What happened at this rank. `number` is the generation that it belongs to; what belongs to an
-/// older one is ignored.
+/// Events at this rank. `number` is the generation that it belongs to; one of an older generation is ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A generation starts in which this process has rank `rank`. What the one before has not
-    /// finished is over.
+    /// A generation starts in which this process has rank `rank`. Anything that the one before has not finished is
+    /// over.
     Assigned { number: u64, rank: u32 },
     /// Every rank's report, in rank order.
     Reported { number: u64, reports: Vec<Report> },
@@ -40,7 +39,7 @@ pub enum Event {
     Fetched { number: u64 },
     /// The state that [`Effect::CopyState`] asked for is here, whole and verified.
     Copied { number: u64 },
-    /// What [`Effect::Restore`] asked for: all ranks have the same state, of so many steps.
+    /// The restore that [`Effect::Restore`] asked for is done: all ranks have the same state, of so many steps.
     Restored { number: u64, committed: u64 },
     /// The first collective of the step to which every rank contributes is complete here. These
     /// ranks said in it that they have caught up.
@@ -55,7 +54,7 @@ pub enum Event {
     Lost { number: u64 },
 }
 
-/// What is to be done, in this order.
+/// Effects to be carried out, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Exchange reports with all ranks of the generation.

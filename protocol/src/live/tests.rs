@@ -10,7 +10,7 @@ const LINEAGE: Digest = Digest([7; 32]);
 /// Collectives of one step.
 const BUCKETS: usize = 3;
 
-/// What a step is made of: the generation and the processes whose samples count. Two that differ
+/// Parts of a step: the generation and the processes whose samples count. Two that differ
 /// are different gradients.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Results {

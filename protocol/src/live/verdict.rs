@@ -1,11 +1,11 @@
-//! What a new generation does about the step that the one before did not finish: a pure function of
+//! A new generation's decision about the step that the one before did not finish: a pure function of
 //! what every rank brings, so that all ranks come to the same verdict without another message.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::Digest;
 
-/// What a rank brings into a new generation. All ranks exchange these first.
+/// State that a rank brings into a new generation. All ranks exchange these first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Report {
     /// The lineage that its state belongs to.
@@ -56,7 +56,7 @@ impl Report {
     }
 }
 
-/// What the ranks of a generation do before its first step.
+/// Actions of the ranks of a generation before its first step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
     /// The first step of the generation: every rank that trains has committed exactly the steps

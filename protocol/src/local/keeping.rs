@@ -1,4 +1,4 @@
-//! What is kept, on the socket: the agent of the job's leader asks what the store holds of the
+//! Keeping checkpoints, on the socket: the agent of the job's leader asks what the store holds of the
 //! checkpoints in the log, and which of them should go by the policy that the launcher was started
 //! with.
 //!
@@ -40,7 +40,7 @@ pub struct Review {
 pub struct Question {
     pub number: u64,
     pub manifest: Digest,
-    /// What is wrong with it: what is named there is looked at first.
+    /// The fault: what is named there is looked at first.
     pub why: String,
     /// All of it is to be read; else what is named, which a node could not read, and the rest at a glance.
     pub all: bool,
@@ -51,7 +51,7 @@ pub struct Question {
 pub enum KeepNews {
     /// Where the store is, for commands; the agent never opens it.
     Place { store: String },
-    /// What a COMMIT of the log needs in the store, and how it was found at a glance.
+    /// The needs of a COMMIT of the log in the store, and how it was found at a glance.
     Looked {
         round: u32,
         seq: u64,
@@ -60,7 +60,7 @@ pub enum KeepNews {
         /// It is retired, and nothing of it is there any more.
         gone: bool,
     },
-    /// What should go now.
+    /// The decision on what should go now.
     Decided {
         round: u32,
         /// Slots of COMMITs.
@@ -80,7 +80,7 @@ pub enum KeepNews {
     LookedAgain { number: u64, state: State },
     /// It is being read, and so far that is: this grows while the reading goes on.
     LooksAgain { number: u64, read: u64 },
-    /// What this launcher was started with.
+    /// The rules that this launcher was started with.
     Rules(Rules),
 }
 

@@ -1,8 +1,8 @@
 //! Checkpoints on the socket: what a launcher says of its workers' slots, and what its agent asks for.
 //!
 //! The launcher makes the slots, sees by their state words what the workers do with them, and writes what
-//! they sealed, with its user's rights: the agent names slots and attempts, and never a path. What is
-//! said of slots is said again on each new link.
+//! they sealed, with its user's rights: the agent names slots and attempts, and never a path.
+//! Messages about slots are sent again on each new link.
 
 use serde::{Deserialize, Serialize};
 
@@ -91,7 +91,7 @@ pub enum SaveNews {
         step: u64,
         step_us: u64,
     },
-    /// What one save held a rank up for: the copy, and before it the wait for a slot.
+    /// The times for which one save held a rank up: the copy, and before it the wait for a slot.
     Copied {
         k: u16,
         step: u64,
@@ -185,7 +185,7 @@ impl SaveNews {
 }
 
 impl SaveAsk {
-    /// What asks for a manifest, in as many frames as that takes.
+    /// The asks for a manifest, in as many frames as that takes.
     pub fn assemble(save: Save, parts: &[Written]) -> Vec<SaveAsk> {
         let count = parts.len().div_ceil(PARTS).max(1);
         let part = |at: usize| {

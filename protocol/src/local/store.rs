@@ -1,4 +1,4 @@
-//! What an agent asks a launcher to do in the job's store, and what it is told.
+//! Asks of an agent to a launcher for the job's store, and the answers.
 //!
 //! The launcher opened the directory, with its user's rights, and knows its own job's folder there:
 //! the agent names slots, and never a path. An object may be longer than a frame, so it travels in
@@ -41,7 +41,7 @@ pub enum StoreAsk {
 /// From the launcher.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StoreAnswer {
-    /// What is in the slot; it is durable.
+    /// The content of the slot; it is durable.
     Found(Part),
     /// Nothing is in the slot now.
     Absent,
@@ -112,7 +112,7 @@ impl From<&Effect> for StoreOp {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Troubles(BTreeMap<StoreOp, String>);
 
-/// What is to be told of an operation that ended.
+/// News of an operation that ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum News {
     /// The store fails, in a way that was not told yet.

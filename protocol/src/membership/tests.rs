@@ -17,7 +17,7 @@ fn ms(n: u64) -> Time {
     Time::ZERO + Span::from_millis(n)
 }
 
-/// What the peer's machine does in a test.
+/// Behaviour of the peer's machine in a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum World {
     /// Pings are answered.

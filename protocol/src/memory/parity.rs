@@ -2,11 +2,11 @@
 //! arithmetic, of which no number from outside makes a panic.
 //!
 //! A group's nodes cut each of their images into as many stripes as there are others, its chunks in turns, and give
-//! each of the others one. Whoever gets stripes adds them up (exclusive or), so one stripe's memory holds those of all
-//! others: of a node that is lost, each stripe is what one of the others holds, without those of the rest. This is
+//! each of the others one. A node that gets stripes adds them up (exclusive or), so one stripe's memory holds those of
+//! all others: of a node that is lost, each stripe is what one of the others holds, without those of the rest. This is
 //! RAID of level 5, whose parity goes round (Patterson, Gibson and Katz, SIGMOD 1988, section 12).
 //!
-//! What is added up says itself what it is of, so nobody has to agree on groups: a reader needs none of them.
+//! Each sum says itself what it is of, so nobody has to agree on groups: a reader needs none of them.
 
 use std::ops::Range;
 
@@ -75,7 +75,7 @@ pub struct Part {
     pub stripe: Stripe,
 }
 
-/// What a launcher holds of others: the sum of these.
+/// Parity that a launcher holds of others: the sum of these.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parity {
     /// By which its launcher knows it; of no other that it ever holds.

@@ -1,4 +1,4 @@
-//! Who else holds a job's checkpoints in memory, as a launcher is told, and its workers by it.
+//! The other holders of a job's checkpoints in memory, as a launcher is told them, and its workers by it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -10,8 +10,8 @@ use crate::ids::{Digest, LauncherId, NodeId};
 use crate::record::{Place, Record};
 use crate::spec::MAX_MEMBERS;
 
-/// The most that a launcher, or a worker, is told of: all other members. Whoever restores asks no more of them than it
-/// needs.
+/// The most peers that a launcher, or a worker, is told of: all other members. A process that restores asks no more of
+/// them than it needs.
 pub const MAX_PEERS: usize = MAX_MEMBERS;
 
 /// Another member's launcher.
@@ -23,7 +23,7 @@ pub struct Peer {
     pub guard: SocketAddr,
 }
 
-/// What a launcher is told of the others at a generation's start.
+/// Information to a launcher about the others at a generation's start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peers {
     pub key: Key,
@@ -97,7 +97,7 @@ fn shift(places: &[Place]) -> usize {
     }
 }
 
-/// What a worker is told by [`MEMORY_ENV`](super::MEMORY_ENV).
+/// Information to a worker by [`MEMORY_ENV`](super::MEMORY_ENV).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Whom {
     pub key: Key,

@@ -1,4 +1,4 @@
-//! Who may ask a launcher, and that nothing of what is said is changed on the way.
+//! Proof of the right to ask a launcher, and that nothing of what is said is changed on the way.
 //!
 //! Both sides prove the job's [`Key`] over a [`Meeting`]: who was meant to be called, and a number that each drew. So a
 //! proof is of no use in another connection, of no use as the other side's, and of no use for another launcher: whoever
@@ -23,7 +23,7 @@ pub type Nonce = [u8; 32];
 /// Behind everything that is sent ([`Marks`]), and a proof.
 pub type Mark = [u8; 32];
 
-/// What only a job's launchers and workers know: the agents of its cluster make it of the cluster's secret.
+/// A secret that only a job's launchers and workers know: the agents of its cluster make it of the cluster's secret.
 /// Never shown.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Key([u8; 32]);
@@ -34,7 +34,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Who proves or sends something.
+/// The side that proves or sends something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     Caller,
@@ -46,7 +46,7 @@ pub enum Side {
 pub struct Meeting {
     pub caller: Nonce,
     pub listener: Nonce,
-    /// Whom the caller means to call; who the listener is.
+    /// The launcher that the caller means to call, and that the listener is.
     pub launcher: LauncherId,
 }
 
@@ -81,7 +81,7 @@ impl Key {
         *hash.finalize().as_bytes()
     }
 
-    /// What shows to the other side that this one knows the key, and whom it means.
+    /// A mark that shows to the other side that this one knows the key, and which launcher it means.
     pub fn proof(&self, side: Side, meeting: &Meeting) -> Mark {
         self.of_meeting(b"proof ", side, meeting)
     }

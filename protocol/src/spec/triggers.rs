@@ -21,7 +21,7 @@ pub struct Triggers {
     pub every_ms: u32,
     /// So that stalls take this share of the time, in millionths; 0: not by that.
     pub overhead_ppm: u32,
-    /// What is done about a save for which a rank has no free slot.
+    /// Action on a save for which a rank has no free slot.
     pub busy: Busy,
 }
 

@@ -1,4 +1,4 @@
-//! What goes into the log's core and what comes out of it.
+//! Inputs and outputs of the log's core.
 
 use super::{Entry, EntryError, Snapshot, Why};
 use crate::ids::Digest;
@@ -17,7 +17,7 @@ pub struct Flaws {
     pub skip_r13: bool,
 }
 
-/// What came of an operation on the store.
+/// Result of an operation on the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     Read {
@@ -87,7 +87,7 @@ pub enum Output {
     },
     /// Reading began behind this snapshot: what the slots below say and that still matters. Said once, before any entry.
     Began { seq: u64, snapshot: Box<Snapshot> },
-    /// What became of an append; once for each id, except that an append whose outcome is unknown
+    /// The outcome of an append; once for each id, except that an append whose outcome is unknown
     /// when the log breaks has none until it is mended.
     Appended { id: u64, outcome: Outcome },
     /// The store said that nothing follows the last entry read, in answer to a read issued at this
@@ -110,7 +110,7 @@ pub enum Outcome {
     Invalid(Why),
 }
 
-/// What is wrong with the log on the store. Nothing on the store was changed.
+/// Faults of the log on the store. Nothing on the store was changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Damage {
     #[error(

@@ -39,7 +39,7 @@ pub const MAX_ENTRY: usize = 512 * 1024;
 /// The most bytes of a REJECT's reason; a longer one is cut when it is written.
 pub const MAX_REASON: usize = 512;
 
-/// Who writes an entry for a person with rights to the store: a PIN or its end, a REJECT or a RETIRE. No node has
+/// Writer of an entry for a person with rights to the store: a PIN or its end, a REJECT or a RETIRE. No node has
 /// this identity.
 pub const OPERATOR: NodeId = NodeId([0; 32]);
 
@@ -60,7 +60,7 @@ pub struct Entry {
     pub body: Body,
 }
 
-/// What an entry says.
+/// Content of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
     /// Decides a generation.
@@ -77,7 +77,7 @@ pub enum Body {
     Pin { seq: u64 },
     /// It may be retired again.
     Unpin { seq: u64 },
-    /// What the job keeps from now on.
+    /// The rules on what the job keeps from now on.
     Rules(Rules),
     /// All that the slots below say and that still matters: a reader may begin here.
     Snapshot(Box<Snapshot>),
@@ -448,7 +448,7 @@ impl Entry {
     }
 }
 
-/// What ends an entry that begins like this: its checksum.
+/// The end of an entry that begins like this: its checksum.
 fn tail(begin: &[u8]) -> String {
     let sum = blake3::hash(begin).to_hex();
     format!(",\"sum\":\"{}\"}}\n", sum.get(..SUM).unwrap_or_default())

@@ -4,7 +4,7 @@
 //!
 //! The log is dense: slot `s` is read only after slots 1 to `s - 1` were read and verified, so each
 //! writer knows everything below the slot it writes. An object is created once and never changed.
-//! What a create did is not known until a record has been read at its slot (R12): the put may have
+//! The outcome of a create is not known until a record has been read at its slot (R12): the put may have
 //! failed, or it may land minutes later, after others read nothing there. Until then the very same
 //! bytes are tried again at that slot, and nothing else is written.
 //!
@@ -144,7 +144,7 @@ pub struct Log {
     /// When the read was asked for that found `next` empty.
     complete: Option<Time>,
     last_changed: Time,
-    /// What to read next to find out whether a slot in the middle is missing.
+    /// The read to do next to find out whether a slot in the middle is missing.
     gap: Option<Purpose>,
     gap_checked: bool,
     /// The log seems to end, to a read that was asked for then; whether nothing is behind is being read.
@@ -238,7 +238,7 @@ impl Log {
         }
     }
 
-    /// Claims a generation. What it restores is set here, anew for every slot that is tried; the
+    /// Claims a generation. The checkpoint that it restores is set here, anew for every slot that is tried; the
     /// record that was decided is the one in [`Output::Entry`].
     pub fn claim(&mut self, id: u64, mut record: Record, now: Time) {
         record.restore = self.view.restorable().map(|(c, _)| c);

@@ -19,7 +19,7 @@ const LEAST_READS: usize = 2;
 pub(super) struct Ahead {
     /// By operation: the slot, and when it was asked for.
     reads: BTreeMap<u64, (u64, Time)>,
-    /// What was found in slots that are not taken in yet.
+    /// Content of slots that are not taken in yet.
     found: BTreeMap<u64, Vec<u8>>,
     /// The newest snapshot that the search has come upon.
     best: Option<(u64, Box<Snapshot>, Digest)>,
@@ -160,7 +160,7 @@ impl Log {
         }
     }
 
-    /// What came of a read besides.
+    /// Takes in the outcome of a read besides.
     pub(super) fn read_ahead(&mut self, slot: u64, outcome: ReadOutcome, now: Time) {
         let search = self.search.as_mut();
         match (outcome, search) {

@@ -1,5 +1,5 @@
-//! What a job keeps, as its launchers were started: in the log, so that who looks after the store later goes by
-//! the same.
+//! Rules on what a job keeps, as its launchers were started: in the log, so that a later pruner of the store
+//! goes by the same.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! What the log says up to a slot, in one entry: a reader that begins there needs nothing below it.
+//! The log's statements up to a slot, in one entry: a reader that begins there needs nothing below it.
 //!
 //! Snapshots stand in slots that are multiples of [`Compaction::every`], so that a reader finds the newest one by
 //! looking at a few slots, without a pointer that could be stale. Their content is a function of the slots below: each
@@ -31,7 +31,7 @@ impl Default for Compaction {
     }
 }
 
-/// What the slots below say that still matters.
+/// All that the slots below say and that still matters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// The latest valid claim.
@@ -42,7 +42,7 @@ pub struct Snapshot {
     pub last_number: u64,
     /// The valid commits that are not retired, and the newest of those that are; the oldest first.
     pub commits: Vec<Standing>,
-    /// What the job keeps.
+    /// The rules on what the job keeps.
     pub rules: Option<Rules>,
 }
 

@@ -1,4 +1,4 @@
-//! What the entries read so far mean: which of them are valid, which claim is the latest, which
+//! Meaning of the entries read so far: which of them are valid, which claim is the latest, which
 //! checkpoints may be restored. Every reader of one log comes to the same view.
 
 use std::collections::BTreeMap;
@@ -91,7 +91,7 @@ impl View {
         self.compaction = compaction;
     }
 
-    /// What an entry would hold from which others can go on; none before the first claim.
+    /// The snapshot from which others can go on; none before the first claim.
     pub(super) fn snapshot(&self) -> Option<Snapshot> {
         let (claim, ..) = self.latest.as_ref()?;
         let claims: BTreeMap<u64, Digest> = self.claims.iter().map(|(d, s)| (*s, *d)).collect();
@@ -275,7 +275,7 @@ impl View {
         self.commits.get(&seq).ok_or(Why::NoCommit(seq))
     }
 
-    /// Who may say what is kept: the members, and a person, also after the job's end.
+    /// Checks that a writer may say what is kept: the members, and a person, also after the job's end.
     fn keeper(&self, writer: NodeId) -> Result<(), Why> {
         match writer == OPERATOR {
             true => Ok(()),

@@ -1,4 +1,4 @@
-//! What a message may hold: sizes and keys.
+//! Limits on a message: sizes and keys.
 
 use super::{
     Action, CheckpointStage, JobMessage, MAX_JOBS, MAX_LIST, MAX_RANKS, MAX_SAVED, MAX_TEXT,

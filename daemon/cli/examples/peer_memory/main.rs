@@ -1,6 +1,6 @@
-//! What it costs to have saves held in other nodes' memory, and how fast a lost node's bytes come back from there, beside
-//! plain TCP on loopback in the same run: `peer_memory [REPLICAS [NODES [BYTES [SAVES [TURNS]]]]]`, as `--replicas` has it;
-//! `1`, two nodes, 1 GiB a rank, 2 saves and 5 turns unless it says otherwise.
+//! Measures the cost of saves that other nodes hold in memory, and how fast a lost node's bytes come back from there,
+//! beside plain TCP on loopback in the same run: `peer_memory [REPLICAS [NODES [BYTES [SAVES [TURNS]]]]]`, as
+//! `--replicas` has it; `1`, two nodes, 1 GiB a rank, 2 saves and 5 turns unless it says otherwise.
 //!
 //! Each node is a process of this program with one rank. All seal a save at once, and it is over when all of it is held.
 //! Then the first node is killed and all files of the checkpoint deleted, and this process restores that rank's tensor as
@@ -130,7 +130,7 @@ struct Bench {
     turns: u64,
 }
 
-/// What saves cost. The first finds no memory that was touched.
+/// Costs of saves. The first finds no memory that was touched.
 #[derive(Default)]
 struct Cost {
     /// Seconds until all of a save is held, at the slowest node.

@@ -31,7 +31,7 @@ pub(crate) const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 const GENERATION: Digest = Digest([9; 32]);
 
-/// What all nodes and who restores have in common.
+/// The key that all nodes and the restoring process share.
 pub(crate) fn key() -> Key {
     Key::of_cluster(Some(b"a bench")).of_job(Digest([8; 32]))
 }
@@ -40,7 +40,7 @@ pub(crate) fn launcher_of(node: usize) -> LauncherId {
     LauncherId([node as u8 + 1; 8])
 }
 
-/// What a node's rank has before each save.
+/// State of a node's rank before each save.
 pub(crate) fn state(node: usize, bytes: u64) -> Vec<u8> {
     let of = |at: u64| (at ^ (at >> 8) ^ (at >> 17)) as u8 ^ node as u8;
     (0..bytes).map(of).collect()
@@ -180,7 +180,7 @@ impl<'a> Node<'a> {
         Ok((made, guard))
     }
 
-    /// What a thread has done next. What people would be told of replicas that are not there ends it.
+    /// The next result of a thread. A message to people about missing replicas is an error.
     fn next(&mut self) -> Result<Told, Failure> {
         let done: Option<Done> = self.runtime.block_on(self.saves.next());
         let done = done.ok_or("the launcher's threads are gone")?;
@@ -192,7 +192,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// What the agent is told next of this kind.
+    /// The next news of this kind for the agent.
     fn news<T>(&mut self, is_it: impl Fn(SaveNews) -> Option<T>) -> Result<T, Failure> {
         loop {
             let told = self.next()?;

@@ -1,4 +1,4 @@
-//! What must be true of every run of the demo, whatever was done to it.
+//! Conditions that every run of the demo must meet, whatever was done to it.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use muster_runtime::demo::Outcome;
 use super::recording::{Act, Generation, Recording, Worker};
 use super::table::Row;
 
-/// What is wrong; empty when all is well. `save_every` is the distance of checkpoints in steps.
+/// The faults found; empty when all is well. `save_every` is the distance of checkpoints in steps.
 pub(super) fn check(
     recording: &Recording,
     rows: &[Row],
@@ -68,7 +68,7 @@ fn seats(generation: &Generation, faults: &mut Vec<String>) {
     }
 }
 
-/// What befalls nodes is free: only a script's own failure uses the job's restarts up, and none fails
+/// Faults of nodes are free: only a script's own failure uses the job's restarts up, and none fails
 /// here.
 fn free(generation: &Generation, faults: &mut Vec<String>) {
     if generation.restarts_used != 0 {

@@ -24,7 +24,7 @@ use crate::run::{procs, sidecar, spawn};
 
 /// The job's name.
 pub(super) const JOB: &str = "demo";
-/// What an agent's SIGTERM leaves for a drain.
+/// Time that an agent's SIGTERM leaves for a drain.
 const SIGTERM_DEADLINE: &str = "10s";
 /// The longest that an agent may take for an answer.
 pub(super) const ANSWER: Duration = Duration::from_secs(2);
@@ -304,7 +304,7 @@ impl Cluster {
         }
     }
 
-    /// What ended although it was not asked to, in words.
+    /// The first process that ended although it was not asked to, in words.
     ///
     /// # Errors
     /// A process cannot be waited for.

@@ -213,11 +213,11 @@ fn told_where(args: &DemoArgs, root: &std::path::Path) {
     }
 }
 
-/// What a complete run ends with.
+/// Result of a complete run.
 #[derive(Debug)]
 struct Finished {
     rows: Vec<Row>,
-    /// What an undisturbed training ends with.
+    /// Outcome of an undisturbed training.
     expected: Outcome,
     faults: Vec<String>,
     seconds: f64,
@@ -225,7 +225,7 @@ struct Finished {
     kept: Option<PathBuf>,
 }
 
-/// What the last generation ended with.
+/// Outcome of the last generation.
 fn reached(recording: &Recording) -> Option<&Outcome> {
     let (_, workers) = recording.workers.iter().next_back()?;
     workers.iter().find_map(|w| w.done.as_ref())

@@ -1,4 +1,4 @@
-//! What happened, as the agents and the workers told it. Takes in one event at a time and touches
+//! Record of a run, as the agents and the workers told it. Takes in one event at a time and touches
 //! nothing: the checks, the table and the timeline are computed from it alone.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,7 +26,7 @@ pub(super) enum Down {
     Drained,
 }
 
-/// What was done to the job, or that it formed.
+/// An act on the job, or its formation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Act {
     Form,
@@ -125,7 +125,7 @@ pub(super) struct Recording {
     pub(super) workers: BTreeMap<u64, Vec<Worker>>,
     /// Loss by step, as first told, and when.
     pub(super) losses: BTreeMap<u64, (f32, u64)>,
-    /// What no correct run tells.
+    /// Reports that no correct run gives.
     pub(super) contradictions: BTreeSet<String>,
     phases: BTreeMap<String, Phases>,
     told: BTreeSet<String>,
@@ -398,7 +398,7 @@ impl Recording {
         self.generations.iter().find(|g| g.decided_ms >= at_ms)
     }
 
-    /// What the job has been waiting for, once that has lasted.
+    /// Text on what the job waits for, once the wait has lasted.
     pub(super) fn waits(&mut self, now_ms: u64) -> Option<String> {
         let (at, text) = self.waiting.take()?;
         if self.decided_since(at).is_some() {

@@ -1,4 +1,4 @@
-//! What is done to the job, in which order, and how long each thing is waited for.
+//! The acts on the job, their order, and how long each is waited for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! What the demo shows while it runs: a line per event, and on a terminal the progress below them.
+//! Display of the demo while it runs: a line per event, and on a terminal the progress below them.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::Instant;

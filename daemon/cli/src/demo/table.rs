@@ -1,4 +1,4 @@
-//! What each change cost, by phase.
+//! Cost of each change, by phase.
 
 use serde_json::{Value, json};
 

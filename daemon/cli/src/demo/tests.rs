@@ -35,7 +35,7 @@ fn phases(number: u64, at: u64) -> Value {
     })
 }
 
-/// What an agent or a worker tells.
+/// A report of an agent or a worker.
 #[derive(Clone, Debug)]
 enum Told {
     Agent(Value),

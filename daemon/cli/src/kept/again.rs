@@ -20,7 +20,7 @@ use super::{Folder, Unknown, manifest_of, words};
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Who wants to know.
+/// The party that asks for the look.
 pub trait Asker: Sync {
     /// Takes in that the look is further; whether it goes on.
     fn goes_on(&self, done: u64) -> ControlFlow<()>;

@@ -5,7 +5,7 @@ use muster_protocol::storelog::{self, MAX_METRIC};
 
 use super::Rules;
 
-/// What a job keeps where nothing is said: so many of the newest, and the best by this.
+/// Defaults of a job's rules: so many of the newest stay, and the best go by this metric.
 const LAST: u32 = 3;
 const METRIC: &str = "loss";
 
@@ -39,7 +39,7 @@ pub struct BestBy {
 }
 
 impl KeepArgs {
-    /// What they mean.
+    /// The rules that these flags give.
     pub fn rules(&self) -> Rules {
         Rules::from(&storelog::Rules {
             last: self.keep_last,
@@ -67,8 +67,8 @@ pub struct ElseKeep {
 }
 
 impl ElseKeep {
-    /// What the job was started with, as its log has it, but for what these say; without either, what a job
-    /// is started with where nothing is said.
+    /// The rules in the job's log, with those that these flags give in their place; without a log, the
+    /// defaults of a new job.
     pub fn over(&self, logged: Option<&storelog::Rules>) -> storelog::Rules {
         let mut rules = logged.cloned().unwrap_or_else(|| storelog::Rules {
             last: LAST,

@@ -82,7 +82,7 @@ pub struct Ledger {
     pub rows: Vec<Row>,
     /// The newest generation, or the job's end.
     pub latest: Option<(Record, Digest)>,
-    /// What the job was started with; none of a log without checkpoints, or of an earlier release.
+    /// The rules that the job was started with; none of a log without checkpoints, or of an earlier release.
     pub rules: Option<Rules>,
     pub keeper: Keeper,
 }
@@ -139,7 +139,8 @@ impl Ledger {
         &self.place
     }
 
-    /// What moves in the store while anything of the job runs: the log's next slot, and its leader's beacon (R14).
+    /// Signs that change in the store while anything of the job runs: the log's next slot, and its leader's beacon
+    /// (R14).
     ///
     /// # Errors
     /// The store does not say.
@@ -162,12 +163,12 @@ impl Ledger {
             .map_or(Digest::ZERO, |(_, digest)| *digest)
     }
 
-    /// What the log says of each checkpoint.
+    /// The log's statements on each checkpoint.
     pub fn standings(&self) -> Vec<Standing> {
         self.keeper.standings().collect()
     }
 
-    /// What the next generation would restore, as far as the log goes.
+    /// The checkpoint that the next generation would restore, as far as the log goes.
     pub fn restorable(&self) -> Option<&Row> {
         self.rows.iter().rev().find(|row| row.in_force())
     }
@@ -330,7 +331,7 @@ impl Ledger {
         }
     }
 
-    /// What the slots below a snapshot say.
+    /// Takes in a snapshot in place of the slots below it.
     fn begin(&mut self, snapshot: Snapshot) {
         self.keeper.begin(&snapshot);
         let generation = snapshot.claim.digest();

@@ -1,4 +1,4 @@
-//! What the store holds of the checkpoints in the log, and what should go by the policy.
+//! Looks at what the store holds of the checkpoints in the log, and decides what should go by the policy.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -19,7 +19,7 @@ use muster_protocol::storelog;
 
 use super::Folder;
 
-/// What is kept, as the user said it.
+/// The user's rules on what is kept.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
     pub policy: Policy,
@@ -94,13 +94,13 @@ pub struct Seen {
     pub metric: Option<f64>,
 }
 
-/// What was found, and what should be done about it.
+/// Findings of a look, and what should be done about them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reviewed {
     pub seen: Vec<Seen>,
     /// Slots to retire.
     pub retire: Vec<u64>,
-    /// What no checkpoint in force needs.
+    /// Things in the store that no checkpoint in force needs.
     pub left: Vec<Left>,
     /// The checkpoint whose bytes should be read next: its slot and its manifest.
     pub verify: Option<(u64, Digest)>,
@@ -178,12 +178,12 @@ pub fn whole(
     Ok(state)
 }
 
-/// What a checkpoint's lengths say of it.
+/// State of a checkpoint by the lengths of its files.
 fn sized(shelf: &impl Shelf, manifest: &Manifest) -> Result<State, Unknown> {
     found(verify(manifest, shelf, Depth::Sizes), Depth::Sizes)
 }
 
-/// What a look has found.
+/// State of a checkpoint by the result of a look.
 pub(super) fn found(looked: Result<(), LoadError>, depth: Depth) -> Result<State, Unknown> {
     match looked {
         Ok(()) if depth == Depth::Sizes => Ok(State::Unchecked),
@@ -197,7 +197,7 @@ pub(super) fn found(looked: Result<(), LoadError>, depth: Depth) -> Result<State
     }
 }
 
-/// Looks at a checkpoint of the log. What keeps it from being read concerns no other.
+/// Looks at a checkpoint of the log. An error that keeps it from being read concerns no other.
 fn look(
     shelf: &impl Shelf,
     of: &Standing,
@@ -416,8 +416,8 @@ fn decide(
     }
 }
 
-/// Two of those that are kept are to be known as good: the newest first, for they stay the longest. What could
-/// not be read is tried again where nothing else is left.
+/// Two of those that are kept are to be known as good: the newest first, for they stay the longest. One that
+/// could not be read is tried again where nothing else is left.
 fn next_to_verify(
     rules: &Rules,
     standings: &[Standing],

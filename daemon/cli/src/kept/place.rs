@@ -53,7 +53,7 @@ impl Folder {
         Ok(self.store.folders("data")?)
     }
 
-    /// Deletes `data/<folder>` or `manifest/<file>`. What is not there is deleted.
+    /// Deletes `data/<folder>` or `manifest/<file>`. A name that is not there counts as deleted.
     ///
     /// # Errors
     /// Any other name, or some of it is still there.

@@ -97,7 +97,7 @@ fn file_json(args: &Args, attempt: &Attempt, file: &LogFile) -> Value {
 struct Place {
     root: PathBuf,
     local_rank: Option<u64>,
-    /// Who knows whether the job still runs.
+    /// The agent's client, to ask whether the job still runs.
     client: Option<Client>,
 }
 

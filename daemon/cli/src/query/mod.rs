@@ -1,6 +1,6 @@
 //! The commands that ask an agent, give it an order, or look at this machine.
 //!
-//! Nothing here decides about a job. What the agent answers is JSON, and `-o json` prints it as it
+//! Nothing here decides about a job. The agent's answer is JSON, and `-o json` prints it as it
 //! came; the tables are made from the same values.
 
 mod cancel;
@@ -23,11 +23,11 @@ use crate::run::console::{print, say};
 pub(crate) use output::utc;
 use output::{Failure, Format, Style};
 
-/// What the exit codes mean; shown by `--help`.
+/// Meaning of the exit codes; shown by `--help`.
 pub const EXIT_CODES: &str = "Exit codes: 0 done; 1 refused or failed; 2 wrong usage, or several agents to choose from; 3 no agent answers. \
 `muster run` passes on the exit code of the worker that failed first.";
 
-/// What every command that talks to an agent takes.
+/// Arguments of every command that talks to an agent.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Common {
     /// The agent's socket [default: the only agent that answers]

@@ -15,8 +15,7 @@ use super::output::{Failure, clean, duration_ms, field, flag, list, put, put_jso
 pub(super) const POLL: Duration = Duration::from_millis(200);
 /// Why an order waits is said after so long.
 pub(super) const SAY_AFTER: Duration = Duration::from_secs(1);
-/// What comes on top of a grace before an order counts as not carried out: workers that are
-/// killed, and the others that must notice.
+/// Time on top of a grace before an order counts as not carried out: workers are killed, and the others must notice.
 const MARGIN: Duration = Duration::from_secs(15);
 
 /// `muster drain`
@@ -82,7 +81,7 @@ fn grace(text: &str) -> Result<Span, String> {
     Ok(Span::from_millis(ms.round() as u64))
 }
 
-/// What a drain leaves unless it says otherwise, as far as this node's configuration can be read.
+/// Time that a drain leaves unless it says otherwise, as far as this node's configuration can be read.
 fn default_grace() -> Span {
     match config::read(&Inputs::from_process(Default::default())) {
         Ok((config, _)) => config.drain_deadline,
@@ -259,7 +258,7 @@ pub(super) async fn job(args: &JobArgs) -> Result<(), Failure> {
     put(text.as_bytes())
 }
 
-/// What an operator has to know before the job goes on.
+/// Warning that an operator has to read before the job goes on.
 fn risks(args: &ContinueArgs) -> String {
     let dead = clean(&args.dead.join(", "));
     format!(

@@ -21,7 +21,7 @@ pub(crate) enum Format {
 pub(crate) enum Failure {
     /// The agent refused, or something failed; the text names the fix.
     Refused(String),
-    /// What was asked does not make sense, or is ambiguous.
+    /// The request does not make sense, or is ambiguous.
     Usage(String),
     /// No agent answers.
     Unreachable(String),

@@ -1,5 +1,5 @@
 //! The flags of `muster run`: torchrun's, with dash and underscore and a `PET_` variable each, and
-//! Muster's own. What they mean is decided in [`options`](super::options).
+//! Muster's own. Their meaning is decided in [`options`](super::options).
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use super::saves::replicas::Choice;
 use crate::kept::args::KeepArgs;
 use crate::stores;
 
-/// What was given on the command line or by `PET_` variables, unchecked.
+/// The arguments on the command line and in `PET_` variables, unchecked.
 #[derive(Clone, Debug, Args)]
 #[command(
     after_help = "Every flag is also taken with underscores, and from PET_<FLAG> in the \
@@ -317,7 +317,7 @@ pub struct RunArgs {
     #[arg(long, alias = "hang_min", env = "PET_HANG_MIN", default_value = "60s", value_parser = duration, value_name = "TIME")]
     pub hang_min: Duration,
 
-    /// What is done about a worker of this node that hangs and that everybody waits for
+    /// Action on a worker of this node that hangs and that everybody waits for
     #[arg(
         long,
         alias = "on_hang",
@@ -375,7 +375,7 @@ pub struct RunArgs {
     )]
     pub checkpoint_overhead: Option<String>,
 
-    /// What is done about a save for which both slots of a rank are still being written
+    /// Action on a save for which both slots of a rank are still being written
     #[arg(
         long,
         alias = "checkpoint_busy",
@@ -385,8 +385,9 @@ pub struct RunArgs {
     )]
     pub checkpoint_busy: OnBusy,
 
-    /// What other nodes hold in memory of this node's newest checkpoints, and this one of theirs: 0 (nothing), 1 (a
-    /// whole copy on one other) or parity:K (shared by K+1 nodes, which each give 1/K of a copy's memory; K from 2 to 8)
+    /// Replicas that other nodes hold in memory of this node's newest checkpoints, and this one of theirs: 0
+    /// (nothing), 1 (a whole copy on one other) or parity:K (shared by K+1 nodes, which each give 1/K of a copy's
+    /// memory; K from 2 to 8)
     #[arg(
         long,
         env = "PET_REPLICAS",
@@ -424,7 +425,7 @@ pub struct RunArgs {
     pub command: Vec<OsString>,
 }
 
-/// What a rank does that has no free slot.
+/// Behaviour of a rank that has no free slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum OnBusy {
     /// It waits for one; saves by step or time are put off instead

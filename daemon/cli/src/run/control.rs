@@ -225,7 +225,7 @@ impl ControlPage {
         self.store(slots::word::GIVEN, Given::Budget.encode(ask));
     }
 
-    /// What the worker's newest save took; none before its first.
+    /// Cost of the worker's newest save; none before its first.
     pub fn copied(&self) -> Option<Copied> {
         let saves = self.load(saving::word::SAVES);
         (saves > 0).then(|| Copied {
@@ -247,7 +247,7 @@ impl ControlPage {
         self.store(saving::word::SKIP, control::encode_step(Some(step)));
     }
 
-    /// What the worker found damaged.
+    /// The damage that the worker found.
     pub fn damage(&self) -> Option<Damage> {
         let damage = self.load(saving::word::DAMAGE);
         let mut words = [0; DAMAGE_WORDS];

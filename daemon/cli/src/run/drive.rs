@@ -135,7 +135,7 @@ enum Woken {
     Pages,
 }
 
-/// What the loop ended with.
+/// Result of the loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
     pub code: i32,
@@ -437,7 +437,7 @@ impl Driver {
         }
     }
 
-    /// What the agent says.
+    /// Handles a frame from the agent.
     fn frame(
         &mut self,
         frame: ToLauncher,

@@ -75,7 +75,7 @@ impl Embedded {
         })
     }
 
-    /// What resolves when the agent has ended; for the first who asks.
+    /// A future that resolves when the agent has ended; only the first caller gets it.
     pub fn ended(&mut self) -> Option<Gone> {
         self.ended.take()
     }

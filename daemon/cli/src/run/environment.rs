@@ -11,7 +11,7 @@ use muster_protocol::{LauncherId, StoreUuid};
 
 use super::procs::MARK;
 
-/// What all workers of one launcher share, whatever the generation.
+/// Environment that all workers of one launcher share, whatever the generation.
 #[derive(Clone, Debug)]
 pub struct Job {
     pub id: String,

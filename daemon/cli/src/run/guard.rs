@@ -1,10 +1,10 @@
 //! The guard port: a launcher's sign of life, apart from its agent's.
 //!
-//! Whoever connects is sent `MGRD`, a version byte, the launcher's id and the port at which it gives what it holds in
-//! memory (0: it holds nothing), and the connection is closed; nothing is ever read. So others can tell "the agent is away" from "the node is lost", and
-//! that the launcher at an address is the one they mean. A launcher that has ended its workers because no agent is
-//! there gives no id (zeros): its node is lost to the job. A thread of its own answers, so that a busy
-//! launcher is not taken for a lost one.
+//! Each caller is sent `MGRD`, a version byte, the launcher's id and the port at which it gives what it holds in memory
+//! (0: it holds nothing), and the connection is closed; nothing is ever read. So others can tell "the agent is away"
+//! from "the node is lost", and that the launcher at an address is the one they mean. A launcher that has ended its
+//! workers because no agent is there gives no id (zeros): its node is lost to the job. A thread of its own answers, so
+//! that a busy launcher is not taken for a lost one.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};

@@ -26,13 +26,13 @@ const SEND_PATIENCE: Duration = Duration::from_secs(10);
 /// again every second.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// What people are told of a link on which the agent says nothing.
+/// Texts for people about a link on which the agent says nothing.
 const CLOSED: &str = "it closes each connection at once: it has as many as it takes, or is just ending; its log says which. \
     Where there are too many, end launchers and commands on this node";
 const SILENT: &str = "it takes no connection: it is stopped, or can open no more files; its log says which. \
     Where it can open no more, raise its limit (systemd: LimitNOFILE, a shell: ulimit -n)";
 
-/// What has arrived on a link is read within this.
+/// Time within which what has arrived on a link is read.
 const LAST_WORD: Duration = Duration::from_millis(100);
 
 /// Frames that may wait for the agent.
@@ -60,7 +60,7 @@ pub trait Dial: Send + 'static {
     fn dial(&mut self) -> impl Future<Output = io::Result<Self::Link>> + Send;
 }
 
-/// What the link's task tells the session.
+/// Events from the link's task to the session.
 #[derive(Debug)]
 pub enum LinkEvent {
     /// A new link; frames for it go into this queue, which ends with the link.

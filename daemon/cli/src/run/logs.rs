@@ -105,7 +105,7 @@ pub fn file_tail(path: &Path) -> String {
     read().map_or_else(|_| String::new(), |bytes| tail_text(&bytes))
 }
 
-/// What a worker wrote about its own end (torch/distributed/elastic/multiprocessing/errors/
+/// A worker's report of its own end (torch/distributed/elastic/multiprocessing/errors/
 /// error_handler.py).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerError {

@@ -310,7 +310,7 @@ fn log_dir(plan: &Plan, launcher: LauncherId) -> Option<String> {
     dir.into_os_string().into_string().ok()
 }
 
-/// What the plan needs to know about this machine.
+/// Facts about this machine that the plan needs.
 fn host() -> Host {
     let env = |name: &str| std::env::var(name).ok();
     let devices = std::fs::read_dir("/dev")

@@ -1,4 +1,4 @@
-//! What the flags mean: a [`Plan`] that can be carried out, or an error that names the flag and the
+//! Meaning of the flags: a [`Plan`] that can be carried out, or an error that names the flag and the
 //! fix. Everything about the machine that the plan depends on comes in as a [`Host`].
 
 mod values;
@@ -22,7 +22,7 @@ use super::saves::replicas::Choice;
 use crate::kept::Rules;
 use values::{bytes, filter, handled, millis, nodes, place, share, signal, slots, streams};
 
-/// What the plan needs to know about the machine.
+/// Facts about the machine that the plan needs.
 #[derive(Clone, Debug)]
 pub struct Host {
     pub cpus: usize,
@@ -113,7 +113,7 @@ pub struct Plan {
     /// A directory for copies of what this node saves.
     pub checkpoint_cache: Option<PathBuf>,
     pub checkpoint_io: CheckpointIo,
-    /// What other nodes hold of this node's checkpoints in memory.
+    /// How other nodes hold this node's checkpoints in memory.
     pub replicas: Choice,
     /// Which checkpoints are kept in the store.
     pub keep: Rules,
@@ -121,7 +121,7 @@ pub struct Plan {
     pub instance: u16,
     pub place: Place,
     pub local_addr: Option<IpAddr>,
-    /// What torchrun would have done otherwise; printed once.
+    /// Notes on where torchrun would have acted otherwise; printed once.
     pub notes: Vec<String>,
 }
 
@@ -426,7 +426,7 @@ fn resolve(text: &str) -> Option<IpAddr> {
     text.parse().ok().or_else(named)
 }
 
-/// What torchrun would have done with these flags, and what happens instead.
+/// Notes on what torchrun would have done with these flags, and what happens instead.
 fn notes(args: &RunArgs, max_nodes: u16) -> Vec<String> {
     let mut notes = Vec::new();
     if args.node_rank.is_some_and(|r| r > 0) || args.master_port.is_some() {

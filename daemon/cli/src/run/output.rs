@@ -57,7 +57,7 @@ pub fn tail_text(bytes: &[u8]) -> String {
     text
 }
 
-/// What becomes of one worker's stream.
+/// Source and destinations of one worker's stream.
 #[derive(Debug)]
 pub struct Stream {
     /// The pipe's read end.

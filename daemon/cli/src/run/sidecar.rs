@@ -118,7 +118,7 @@ impl Beat {
     }
 }
 
-/// What is known of the workers' right to go on.
+/// Knowledge of the workers' right to go on.
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
     beat: Option<Beat>,
@@ -247,7 +247,7 @@ fn tell(last: Moment) {
     let _ = nix::unistd::write(io::stdout(), &last.0.to_le_bytes());
 }
 
-/// What a launcher that still is there has started.
+/// Processes that a launcher that still is there has started.
 fn all(id: &str, launcher: i32, spared: &[i32]) -> Vec<i32> {
     let mut left = procs::carriers(id);
     left.extend(procs::descendants_of(launcher, spared));

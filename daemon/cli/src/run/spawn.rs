@@ -127,7 +127,7 @@ fn spawn_one(request: Request) -> io::Result<i32> {
     command.spawn().map(|child| child.id() as i32)
 }
 
-/// Why a program cannot be run, for people. What lies with the program, and will be the same at the
+/// Why a program cannot be run, for people. A fault of the program, which will be the same at the
 /// next try, is said as [`local::cannot_run`] does.
 pub fn why_not_run(program: &OsStr, error: &io::Error) -> String {
     let here = find(program, std::env::var_os("PATH").as_deref()).is_ok();

@@ -1,5 +1,5 @@
-//! What a worker does at this moment, as the kernel and the debuggers of this machine tell it: for a
-//! worker that hangs. Nothing is installed and nothing is sent to the worker; `py-spy`, `gdb` and
+//! Activity of a worker at this moment, as the kernel and the debuggers of this machine tell it: for
+//! a worker that hangs. Nothing is installed and nothing is sent to the worker; `py-spy`, `gdb` and
 //! `eu-stack` are used where they are there.
 
 use std::fmt::Write as _;
@@ -64,7 +64,7 @@ impl Target {
     }
 }
 
-/// What the worker's main thread does.
+/// Activity of the worker's main thread.
 pub fn doing(pid: i32) -> Doing {
     let task = PathBuf::from(format!("/proc/{pid}/task/{pid}"));
     Doing {

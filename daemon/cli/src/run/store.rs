@@ -4,8 +4,8 @@
 //! There is one thread for reads of the log, one for creates there, and one for the beacon, and each has
 //! one operation at a time. Reads that are asked for while their thread is busy have threads of their
 //! own, for as long as they take: an old log is read several slots at a time. So a network file system
-//! that hangs holds `MAX_THREADS` threads at most, however long it does. What is asked for beyond that
-//! fails at once. No read takes the place of a create.
+//! that hangs holds `MAX_THREADS` threads at most, however long it does. A request beyond that fails
+//! at once. No read takes the place of a create.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ const SLOW: Duration = Duration::from_secs(5);
 pub trait Operations: Send + Sync + 'static {
     fn carry_out(&self, task: Task) -> Outcome;
 
-    /// What it is called in front of its user.
+    /// Its name for its user.
     fn name(&self) -> String;
 }
 
@@ -243,7 +243,7 @@ pub struct Keeper<S> {
     done: mpsc::Sender<Done>,
     ended: mpsc::Receiver<Done>,
     link: u64,
-    /// What is to be created, as it arrives.
+    /// The object to be created, as it arrives.
     arriving: Option<(u64, Assembly)>,
     troubles: Troubles,
 }
@@ -346,7 +346,7 @@ impl<S: Operations> Keeper<S> {
         Ok(whole)
     }
 
-    /// What to tell the agent about an operation that ended, and the user, where it is news.
+    /// Messages to the agent about an operation that ended, and to the user, where it is news.
     pub fn done(&mut self, done: Done) -> (Vec<ToAgent>, Option<String>) {
         let Done { asked, outcome } = done;
         match asked.place {

@@ -34,7 +34,7 @@ use oom::OomKills;
 /// How long a worker's last output is waited for when it is reaped.
 const DRAIN: Duration = Duration::from_millis(200);
 
-/// What stays the same for all generations of one launcher.
+/// Settings that stay the same for all generations of one launcher.
 #[derive(Debug)]
 pub struct Setup {
     pub job: Job,
@@ -518,7 +518,7 @@ impl Workers {
         exit
     }
 
-    /// What still runs. Cheap while workers run; looks through /proc once they are gone.
+    /// The processes that still run. Cheap while workers run; looks through /proc once they are gone.
     pub fn left(&mut self) -> Left {
         let parked = self.have_parked();
         if !parked && self.workers.iter().any(|w| !w.ended) {

@@ -36,7 +36,7 @@ pub(crate) struct Agent {
     facts: VecDeque<ToAgent>,
     pub(crate) register: Option<Register>,
     pub(crate) port: u16,
-    /// What it says of itself, only once on each connection.
+    /// Its periods, which it says only once on each connection.
     pub(crate) grace_ms: u32,
     pub(crate) lease_ms: u32,
     pub(crate) dir: TempDir,

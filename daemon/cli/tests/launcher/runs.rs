@@ -1,4 +1,4 @@
-//! What a worker sees and where its output goes.
+//! A worker's environment, and where its output goes.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -79,7 +79,7 @@ impl World {
         command
     }
 
-    /// What `-o json` prints.
+    /// Output of `-o json`.
     pub(crate) fn json(&self, args: &[&str]) -> Value {
         let output = self.muster(&[args, &["-o", "json"]].concat());
         assert!(output.status.success(), "{args:?}: {output:?}");
@@ -169,7 +169,7 @@ impl Drop for Agent {
     }
 }
 
-/// What a launcher registers with.
+/// A launcher's registration.
 pub(crate) fn registration(job: &str, nodes: (u16, u16)) -> Register {
     Register {
         launcher: LauncherId([9; 8]),

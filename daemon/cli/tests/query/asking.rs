@@ -253,7 +253,7 @@ fn a_reader_that_has_enough_is_no_error() {
     assert!(output.stderr.is_empty(), "{output:?}");
 }
 
-/// Whoever listens there answers each question with these bytes and closes.
+/// A listener there answers each question with these bytes and closes.
 fn answering(world: &World, bytes: &'static [u8]) {
     answering_times(world, bytes, usize::MAX);
 }

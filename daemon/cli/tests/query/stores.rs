@@ -1,4 +1,4 @@
-//! What an agent asks of the launcher that brought a store, and of nobody else.
+//! Asks of an agent to the launcher that brought a store, and to nobody else.
 
 use std::collections::BTreeMap;
 

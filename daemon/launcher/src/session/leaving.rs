@@ -54,7 +54,7 @@ impl Session {
         self.begin_stop(signal, grace, now);
     }
 
-    /// What to do about the other nodes, which nobody could tell of Ctrl-C.
+    /// Advice about the other nodes, which nobody could tell of Ctrl-C.
     fn ends_there(&self) -> String {
         let id = &self.register.job;
         format!(
@@ -93,8 +93,8 @@ impl Session {
         }
     }
 
-    /// The agent that was told of Ctrl-C, or that this launcher is to leave, is stopped: nobody waits for it. What it was
-    /// told it reads when it goes on.
+    /// The agent that was told of Ctrl-C, or that this launcher is to leave, is stopped: nobody waits for it. It reads
+    /// what it was told when it goes on.
     pub(super) fn leave_mute(&mut self, now: Time) {
         if self.ending.is_some() {
             return;

@@ -1,4 +1,4 @@
-//! What a launcher does about what it hears: a state machine that never touches a process, a socket
+//! Reactions of a launcher to what it hears: a state machine that never touches a process, a socket
 //! or a clock.
 //!
 //! It is monotonic: once a generation's START was accepted, nothing that names an older one acts on
@@ -39,7 +39,7 @@ const KILL_AGAIN: Span = Span::from_millis(50);
 /// this launcher to stop after so long, it reports that they gave up.
 const ALONE: Span = Span::from_secs(5);
 
-/// What a worker that gave up counts as: EX_TEMPFAIL of sysexits.h.
+/// Exit code that a worker that gave up counts as: EX_TEMPFAIL of sysexits.h.
 const GAVE_UP: i32 = 75;
 
 /// An agent that says nothing for so long is stopped or blocked: it says something every second.
@@ -48,10 +48,10 @@ const MUTE: Span = Span::from_secs(5);
 /// Workers that have not ended so long after their signal are named, where at least as much of their grace is left.
 const SLOW: Span = Span::from_secs(4);
 
-/// What cannot be killed for this long is named.
+/// Workers that cannot be killed for this long are named.
 const STUCK: Span = Span::from_secs(5);
 
-/// What is left of a generation.
+/// Processes that are left of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
     /// Workers themselves run.
@@ -88,7 +88,7 @@ pub enum Event {
         exit: WorkerExit,
         acknowledged: bool,
     },
-    /// What is left, after something ended.
+    /// The processes that are left, after something ended.
     Left(Left),
     /// Every worker took the stop step (the answer to [`Effect::InstallStop`]).
     StopInstalled {
@@ -275,7 +275,7 @@ pub struct Session {
     current: Option<Current>,
     /// About the newest generation; told again on every link.
     facts: Vec<ToAgent>,
-    /// What the user asked for; told again on every link.
+    /// Requests of the user; told again on every link.
     wishes: Vec<ToAgent>,
     /// Set once the job is over for this launcher.
     ending: Option<(i32, String)>,

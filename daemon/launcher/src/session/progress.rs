@@ -28,7 +28,7 @@ pub(super) fn agreeing(grace: Span) -> Span {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Installed {
     pub(super) reason: Reason,
-    /// Who waits at it longer than this hangs.
+    /// A worker that waits at it longer than this hangs.
     pub(super) until: Time,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Saves {
     pub(super) step: u64,
     /// All have saved or gone on without.
     pub(super) passed: bool,
-    /// Who saves for longer than this hangs, and holds up neither a stop nor those who look for it.
+    /// A worker that saves for longer than this hangs, and holds up neither a stop nor those who look for it.
     pub(super) until: Time,
 }
 

@@ -1,4 +1,4 @@
-//! What strangers and broken peers may send.
+//! Messages that strangers and broken peers may send.
 
 use std::collections::BTreeSet;
 
@@ -58,7 +58,7 @@ async fn stranger(to: &Agent, config: &NetConfig) -> Rogue {
     }
 }
 
-/// What a rogue says of itself.
+/// A rogue's statements about itself.
 struct Story {
     config: NetConfig,
     instance: u64,

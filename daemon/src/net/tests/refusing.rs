@@ -1,4 +1,4 @@
-//! Who is not let in, and what both ends are told.
+//! Agents that are not let in, and what both ends are told.
 
 use super::{super::Refusal, *};
 

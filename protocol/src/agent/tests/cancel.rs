@@ -25,7 +25,7 @@ fn stage(s: &Scripted) -> Option<CancelStage> {
     s.agent.job(&key("j")).and_then(|j| j.cancelling())
 }
 
-/// What a member says of its generation.
+/// A member's statement about its generation.
 fn lives(record: &Record) -> Advert {
     Advert {
         key: key("j"),
@@ -58,7 +58,7 @@ fn outside(record: &Record) -> Scripted {
     s
 }
 
-/// Who was told since the last look to end which life.
+/// The nodes that were told since the last look to end a life, and which one.
 fn asked(s: &mut Scripted) -> Vec<(NodeId, Digest)> {
     let sent = std::mem::take(&mut s.sent).into_iter();
     let asks = sent.filter_map(|(to, body)| match body {

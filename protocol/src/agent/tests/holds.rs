@@ -573,8 +573,8 @@ fn what_was_waited_for_before_a_restart_is_counted_from_then() {
     assert_eq!(left(120_000, &stored), Span::from_secs(2));
 }
 
-/// The user ends a job while workers of a node that it has lost may still run. Whoever begins the next life has to wait
-/// for them, also a node that took no part and comes only now.
+/// The user ends a job while workers of a node that it has lost may still run. The node that begins the next life has
+/// to wait for them, also one that took no part and comes only now.
 #[test]
 fn one_that_comes_after_the_end_hears_for_how_long_to_wait() {
     let (mut s, r, _) = one_is_away();

@@ -170,7 +170,7 @@ pub(super) fn ghost() -> (Scripted, Digest) {
     (s, digest)
 }
 
-/// What people are told that the job waits for.
+/// The text on the job's wait that people are told.
 pub(super) fn waits(s: &Scripted) -> &str {
     s.agent.job(&key("j")).map_or("", |j| j.waiting())
 }
@@ -474,7 +474,7 @@ fn other_group(lineage: u8, leader: usize) -> Advert {
     }
 }
 
-/// Who was asked to take this node's group in since the last look.
+/// The nodes that were asked to take this node's group in since the last look.
 fn asked_in(s: &mut Scripted) -> BTreeSet<NodeId> {
     let sent = std::mem::take(&mut s.sent).into_iter();
     let asks = |body: &JobMessage| matches!(body, JobMessage::MergeAsk { .. });

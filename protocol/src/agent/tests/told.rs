@@ -1,4 +1,4 @@
-//! What launchers, people and other agents are told of a job.
+//! Messages about a job to launchers, people and other agents.
 
 use std::sync::Arc;
 

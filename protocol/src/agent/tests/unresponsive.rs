@@ -13,7 +13,7 @@ use crate::spec::JobSpec;
 use crate::time::Span;
 use crate::wire::{JobMessage, Wait};
 
-/// What it proposes once nodes 1 and 2 have promised to hear it; none where it does not ask them.
+/// Its proposal once nodes 1 and 2 have promised to hear it; none where it does not ask them.
 fn proposed(s: &mut Scripted, parent: Digest) -> Option<Record> {
     let ballot = *s.prepares().last()?;
     for from in [1, 2] {
@@ -287,7 +287,7 @@ fn a_launcher_of_a_drained_node_hears_how_it_ended_when_it_comes_again() {
     assert!(s.agent.handle(another, s.now).is_err());
 }
 
-/// What stops for it could not go on.
+/// A generation that stops for it could not go on.
 #[test]
 fn a_node_that_joins_stops_nothing_while_votes_cannot_be_stored() {
     for unstored in [true, false] {

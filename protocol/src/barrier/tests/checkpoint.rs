@@ -1,4 +1,4 @@
-//! What comes behind a checkpoint.
+//! Barriers that come behind a checkpoint.
 
 use super::*;
 
@@ -6,7 +6,7 @@ use super::*;
 struct Line {
     leader: Leader,
     nodes: Vec<(Node, u64)>,
-    /// What the nodes tell their launchers to confirm: barrier and step.
+    /// Confirms that the nodes tell their launchers: barrier and step.
     confirmed: Vec<(usize, u32, u64)>,
     now: Time,
 }
@@ -100,7 +100,7 @@ fn behind_a_checkpoint_come_others_and_then_a_stop() {
     ));
 }
 
-/// Whoever raises the step has answered for it already: nobody else is there to be asked.
+/// The node that raises the step has answered for it already: nobody else is there to be asked.
 #[test]
 fn one_node_alone_agrees_with_itself() {
     let mut line = Line::new();
@@ -214,7 +214,7 @@ fn a_leader_that_begins_anew_counts_on() {
     assert_eq!((heard, line.leader.barrier), (1, 2));
 }
 
-/// What an earlier leader has left open is no checkpoint when it comes as a stop.
+/// A barrier that an earlier leader has left open is no checkpoint when it comes as a stop.
 #[test]
 fn an_open_checkpoint_of_another_leader_becomes_a_stop() {
     let mut line = Line::new();

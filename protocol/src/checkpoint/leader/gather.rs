@@ -1,4 +1,4 @@
-//! What the leader hears from the nodes, and what it tells them.
+//! Messages between the leader and the nodes.
 
 use super::{
     Effect, Error, GivenUp, Heard, Laggard, Lags, Leader, Outcome, Part, Phase, Progress, RESEND,
@@ -9,7 +9,7 @@ use crate::ids::NodeId;
 use crate::time::Time;
 
 impl Leader {
-    /// What is said about the newest attempt; none where there was none.
+    /// The message about the newest attempt; none where there was none.
     fn word(&self) -> Option<ToNode> {
         let stage = match self.phase {
             Phase::Idle => return None,
@@ -26,7 +26,7 @@ impl Leader {
         })
     }
 
-    /// What is said has changed: all are told.
+    /// The message has changed: all are told.
     pub(super) fn change(&mut self, now: Time) {
         self.number = self.number.saturating_add(1);
         for node in self.nodes.values_mut() {
@@ -90,7 +90,7 @@ impl Leader {
     }
 
     /// The nodes have heard of an attempt that this leader does not know: its own, and lost with its
-    /// disk. What is open is opened anew above it.
+    /// disk. An open attempt is opened anew above it.
     fn jump(&mut self, attempt: u32, now: Time) {
         let open = match self.phase {
             // The commit goes on under its own name; the nodes hear of it with the next attempt.

@@ -1,4 +1,4 @@
-//! What people are told of saves.
+//! Messages to people about saves.
 
 use std::fmt;
 

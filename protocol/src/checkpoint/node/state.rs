@@ -1,4 +1,4 @@
-//! What follows for the slots from all that is known: which are written, which are free, and what the
+//! Consequences for the slots of all that is known: which are written, which are free, and what the
 //! leader is to hear. Looked at anew after every event.
 
 use super::super::slots::Rank;

@@ -11,7 +11,7 @@ use crate::storelog::Body;
 const SEEDS: u64 = 2_000;
 const EVENTS: usize = 60;
 
-/// What the log and the store say of a commit.
+/// State of a commit by the log and the store.
 #[derive(Clone, Debug, Default)]
 struct Known {
     good: bool,

@@ -47,7 +47,7 @@ fn effects(leader: &mut Leader) -> Vec<LeaderEffect> {
     drain(|| leader.poll_effect())
 }
 
-/// What the effects amount to, without what is said to nodes and to people.
+/// The effects in words, without messages to nodes and to people.
 fn deeds(effects: &[LeaderEffect]) -> Vec<String> {
     let deed = |e: &LeaderEffect| match e {
         LeaderEffect::Persist(s) => Some(format!("persist {}", s.save.attempt)),

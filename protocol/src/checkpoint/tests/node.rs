@@ -56,7 +56,7 @@ fn written(node: &mut Node, slot: SlotId, attempt: u32) {
     node.handle(event, at(0)).unwrap();
 }
 
-/// What is done, in words; and what the leader was told last.
+/// The effects in words, and the last message to the leader.
 fn deeds(node: &mut Node) -> (Vec<String>, Option<Part>) {
     let mut part = None;
     let mut deed = |e: NodeEffect| match e {

@@ -126,7 +126,7 @@ impl Trains {
         std::mem::take(&mut self.alone.said)
     }
 
-    /// What the launcher was told to say.
+    /// Texts that the launcher was told to say.
     fn shown(&self) -> Vec<&str> {
         let tell = |f: &'_ ToLauncher| matches!(f, ToLauncher::Save(SaveAsk::Tell { .. }));
         let told = self.alone.told.iter().filter(|f| tell(f));
@@ -317,7 +317,7 @@ fn the_interval_follows_from_what_a_save_took_and_is_said() {
     assert!(!job.shown().is_empty());
 }
 
-/// What is chosen when the node goes within this time, and whether the ranks are told to save.
+/// The choice when the node goes within this time, and whether the ranks are told to save.
 fn goes(measured: bool, grace_ms: u32) -> (Vec<String>, bool, bool) {
     let mut job = trains(spec::Triggers::default());
     job.slots();

@@ -19,7 +19,7 @@ fn restarted(alone: &mut Alone) {
     alone.carry_out();
 }
 
-/// What the guard of the launcher before says to each question.
+/// Lets time pass; the guard of the launcher before answers each question so.
 fn pass(alone: &mut Alone, span: Span, guard: Answer) {
     let until = alone.now + span;
     while alone.now < until {

@@ -233,7 +233,7 @@ impl Model {
         }
     }
 
-    /// Two of those that this agent knows to be good. What others retire meanwhile it has not heard.
+    /// Two of those that this agent knows to be good. It has not heard what others retire meanwhile.
     fn known_good(&mut self, i: usize) -> Option<[u64; 2]> {
         let n = self.agents[i].n;
         let entries = self.store.values().map(|bytes| Entry::decode(bytes));

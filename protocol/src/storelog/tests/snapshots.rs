@@ -36,7 +36,7 @@ fn old(until: u64, every: u64) -> (Log, BTreeMap<u64, Vec<u8>>) {
     (a, store)
 }
 
-/// What it took to read a log.
+/// Cost of reading a log.
 struct Walk {
     took: Span,
     reads: usize,

@@ -159,7 +159,7 @@ fn what_cannot_be_read_keeps_itself_and_holds_nothing_else_up() {
     assert_eq!(names(&found), expected);
 }
 
-/// What was known to be good counts for nothing while it cannot be read.
+/// A checkpoint that was known to be good counts for nothing while it cannot be read.
 #[test]
 fn two_that_can_be_read_stay_besides_what_cannot() {
     let bench = Bench::new();

@@ -20,7 +20,7 @@ pub(crate) struct Args {
     step: u64,
     /// The file to write; nothing is overwritten
     file: PathBuf,
-    /// What to write [default: torch for a name that ends in .pt or .pth, else safetensors]
+    /// Format to write [default: torch for a name that ends in .pt or .pth, else safetensors]
     #[arg(long, value_enum)]
     format: Option<Format>,
     /// Only the tensors whose names match: `*` is any number of characters, `?` is one

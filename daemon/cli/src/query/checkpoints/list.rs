@@ -16,7 +16,7 @@ struct Line {
     verified: bool,
     /// How it is damaged, as far as a glance tells.
     damaged: Option<String>,
-    /// What keeps it from being told.
+    /// Why its state cannot be told.
     unknown: Option<String>,
     gone: bool,
 }
@@ -82,7 +82,7 @@ fn line(opened: &mut Opened, row: &Row) -> Result<Line, Failure> {
     Ok(line)
 }
 
-/// What it is, in a word or two, and why.
+/// The checkpoint's state in a word or two, and the reason.
 fn state(line: &Line) -> (String, Tone, String) {
     let row = &line.row;
     let why = |text: &Option<String>| text.clone().unwrap_or_default();

@@ -31,7 +31,7 @@ use crate::stores;
 /// Threads that read and verify.
 const THREADS: usize = 4;
 
-/// What `muster checkpoint` does besides ordering one.
+/// Actions of `muster checkpoint` besides ordering one.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Sub {
     /// List a job's checkpoints: the same as `muster checkpoints`
@@ -52,12 +52,12 @@ pub(super) enum Sub {
     Rollback(rollback::Args),
 }
 
-/// Whose checkpoints, and where they are.
+/// The job whose checkpoints are meant, and where they are.
 #[derive(Debug, clap::Args)]
 pub(super) struct Where {
     /// The job's id; UID/ID where several users have a job of that id
     job: String,
-    /// What `muster run --store` was given [default: that of the job that runs on this node]
+    /// The location that `muster run --store` was given [default: that of the job that runs on this node]
     #[arg(
         long,
         value_name = "LOCATION",

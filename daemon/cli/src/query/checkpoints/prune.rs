@@ -1,5 +1,5 @@
-//! `muster checkpoint prune JOB`: retires what is not to be kept, in the log, then deletes it. What the
-//! job's leader does by itself while the job runs, by the same rules.
+//! `muster checkpoint prune JOB`: retires what is not to be kept, in the log, then deletes it. The
+//! job's leader does the same by itself while the job runs, by the same rules.
 
 use muster_checkpoint::verify::Depth;
 use muster_protocol::checkpoint::{Decision, Item, KeeperEffect, KeeperEvent, State};
@@ -27,15 +27,15 @@ pub(crate) struct Args {
 /// Looks again after each retirement, and after each checkpoint that was verified.
 const ROUNDS: usize = 1000;
 
-/// What was done, or would be.
+/// Summary of what was done, or would be.
 #[derive(Debug, Default)]
 struct Done {
     /// Slots and steps.
     retired: Vec<(u64, u64)>,
     deleted: Vec<String>,
-    /// What was to be done and was not.
+    /// Actions that were to be done and were not.
     refused: Vec<String>,
-    /// What stays because it cannot be read, or is damaged and nobody has rejected it.
+    /// Checkpoints that stay because they cannot be read, or are damaged and nobody has rejected them.
     stays: Vec<String>,
 }
 
@@ -54,7 +54,7 @@ pub(super) async fn main(args: &Args) -> Result<(), Failure> {
     told(args, &opened, &logged, &done)
 }
 
-/// What could not be read, in words. Nothing is said of what the job has retired meanwhile.
+/// Texts on the checkpoints that could not be read. Nothing is said of those that the job has retired meanwhile.
 fn stays(opened: &mut Opened, found: &Reviewed) -> Result<Vec<String>, Failure> {
     opened.ledger.refresh()?;
     let unread = |row: &&Row| row.retired.is_none();
@@ -106,7 +106,7 @@ fn settled(opened: &mut Opened, rules: &Rules) -> Result<Reviewed, Failure> {
     )))
 }
 
-/// What would go.
+/// Notes what would go.
 fn plan(opened: &Opened, found: &Reviewed, done: &mut Done) {
     let steps = opened.ledger.standings();
     let of = |seq: u64| steps.iter().find(|s| s.seq == seq);

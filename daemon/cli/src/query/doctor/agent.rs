@@ -12,7 +12,7 @@ use super::super::client::Client;
 use super::super::output::{Failure, duration_ms, field, flag, list, short};
 use super::{Check, is_networked, jobs};
 
-/// What there is to say, and where the agent that was asked keeps its state.
+/// The checks of the agent, and the state directory of the one that was asked.
 pub(super) async fn checks(
     socket: Option<&Path>,
     config: Option<&AgentConfig>,
@@ -138,7 +138,7 @@ fn rows(list: &Value) -> &[Value] {
     list.as_array().map_or(&[], |rows| rows)
 }
 
-/// What people call a node. Of one that this agent has not heard yet it knows no host.
+/// Name of a node for people. Of one that this agent has not heard yet it knows no host.
 fn name(node: &Value) -> String {
     match (field(node, "host"), short(&field(node, "node"))) {
         (host, id) if host.is_empty() => id.to_string(),
@@ -340,7 +340,7 @@ fn unresolved(status: &Value) -> Vec<Check> {
     names.into_iter().flatten().take(8).map(check).collect()
 }
 
-/// Whom the agent turned away, or who turned it away, since it was started.
+/// Peers that the agent turned away, or that turned it away, since it was started.
 fn refusals(status: &Value) -> Vec<Check> {
     let mut all = Vec::new();
     for refusal in list(status, "refused").iter().take(8) {

@@ -63,7 +63,7 @@ fn date(real: Option<f64>) -> Check {
     }
 }
 
-/// What the kernel knows of its clock's discipline.
+/// State of the kernel's clock discipline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Discipline {
     synchronised: bool,

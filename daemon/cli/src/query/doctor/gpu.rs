@@ -24,7 +24,7 @@ const FOLDERS: &[&str] = &[
     "/home/kubernetes/bin/nvidia/lib64",
 ];
 
-/// What this node shows.
+/// The GPUs and the driver that were found on this node.
 #[derive(Debug, Default)]
 struct Seen {
     devices: Vec<String>,

@@ -64,7 +64,7 @@ impl Verdict {
     }
 }
 
-/// What one look came to.
+/// Result of one look.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Check {
     name: &'static str,

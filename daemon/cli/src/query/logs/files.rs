@@ -8,7 +8,7 @@ use super::super::output::Failure;
 
 /// Attempts that are looked at; a job that restarted more often shows its last ones.
 const MAX_ATTEMPTS: usize = 100_000;
-/// What is read in one go.
+/// Bytes that are read in one go.
 const CHUNK: usize = 64 * 1024;
 /// A line that grows beyond this is printed in parts.
 const MAX_LINE: usize = 1 << 20;

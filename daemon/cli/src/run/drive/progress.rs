@@ -17,7 +17,7 @@ use crate::run::stacks::{self, Target};
 /// Between two reports of metrics.
 const REPORT_EVERY: Duration = Duration::from_secs(2);
 
-/// What is done about a worker for which everybody waits.
+/// Action on a worker for which everybody waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum OnHang {
     /// Say so, and keep the stacks
@@ -47,7 +47,7 @@ pub(super) struct Dumped {
     result: Result<PathBuf, String>,
 }
 
-/// What the leader said last of who hangs, as far as something is still to be done about it.
+/// The leader's last verdict on who hangs, as far as something is still to be done about it.
 #[derive(Debug, Default)]
 struct Verdict {
     /// Counts what it said.
@@ -55,7 +55,7 @@ struct Verdict {
     why: String,
     /// Of which generation.
     digest: Option<Digest>,
-    /// Who is to be ended when its stacks are written.
+    /// Workers that are to be ended, each when its stacks are written.
     ends: Vec<Target>,
     /// Or then.
     by: Option<Instant>,
@@ -87,7 +87,7 @@ impl Verdict {
         (number == self.number).then(|| self.ends.swap_remove(at))
     }
 
-    /// Whose stacks do not get written: whom to end now.
+    /// Workers to end now: their stacks did not get written in time.
     fn overdue(&mut self, now: Instant) -> Vec<Target> {
         match self.by {
             Some(by) if now >= by => std::mem::take(&mut self.ends),
@@ -102,7 +102,7 @@ pub(super) struct Progress {
     watch: Watch,
     verdict: Verdict,
     dumps: (mpsc::Sender<Dumped>, mpsc::Receiver<Dumped>),
-    /// What the agent knows of the metrics, and of which generation.
+    /// The metrics that the agent knows, and their generation.
     reported: Option<(Digest, Vec<RankMetrics>)>,
     report_at: Instant,
     /// People know that nothing watches the workers, or need not.

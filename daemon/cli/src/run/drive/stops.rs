@@ -9,8 +9,9 @@ use crate::run::control::ControlPage;
 use crate::run::workers::unix_ms;
 
 impl Driver {
-    /// Who takes stop steps is said first: a rank has attached before it loads what it begins with, and none takes its first
-    /// step before all have. So the leader knows by then, and a stop in that step goes by a step, too.
+    /// Says first whether all workers take stop steps: a rank has attached before it loads what it begins with, and
+    /// none takes its first step before all have. So the leader knows by then, and a stop in that step goes by a step,
+    /// too.
     pub(super) fn look_at_pages(&mut self, session: &mut Session) -> Option<Outcome> {
         self.look_who_takes_stop_steps(session);
         let over = self.carry_out(session);

@@ -1,4 +1,4 @@
-//! What the agent is told of the workers' saves beside their slots: how far the ranks are, what a save held
+//! Tells the agent of the workers' saves beside their slots: how far the ranks are, what a save held
 //! them up for, who waits for a slot, and when all have loaded what they begin with.
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ const SELDOM: Duration = Duration::from_secs(1);
 /// How long the first step waits for workers that have attached no runtime: they may never.
 const SILENT: Duration = Duration::from_secs(60);
 
-/// What was told.
+/// State of what was told.
 #[derive(Debug, Default)]
 pub(super) struct Telling {
     digest: Digest,
@@ -81,7 +81,7 @@ impl Driver {
         }));
     }
 
-    /// What saves took, and who waits; and whether all have loaded what they begin with.
+    /// Tells the agent what saves took and who waits, and once all have loaded what they begin with.
     pub(super) fn tell_saves(&mut self) {
         let mut news = Vec::new();
         for (k, copied, waits) in self.workers.copies() {
@@ -127,7 +127,7 @@ impl Driver {
         }
     }
 
-    /// What the agent asks of workers.
+    /// Carries out what the agent asks of workers.
     pub(super) fn told_of_saves(&mut self, ask: &SaveAsk) {
         match ask {
             SaveAsk::Skip { k, step } => self.workers.skip_save(*k, *step),

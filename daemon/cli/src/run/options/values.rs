@@ -1,4 +1,4 @@
-//! What the text behind a flag means.
+//! Meaning of the text behind a flag.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 
 use super::{Handled, Host, MAX_SLOTS, PlanError, StreamMap, Streams};
 
-/// `1%`, or `1`: a hundredth, in millionths. What is too little or too much the specification refuses.
+/// `1%`, or `1`: a hundredth, in millionths. The specification refuses values that are too small or too great.
 pub(super) fn share(text: &str) -> Option<u32> {
     let number = text.trim().trim_end_matches('%').trim();
     let percent = number.parse::<f64>().ok()?;

@@ -44,7 +44,7 @@ impl Ahead {
         Some(Ahead { stop, done, thread })
     }
 
-    /// What stops it, and counts its bytes.
+    /// The flag that stops it, and the count of its bytes.
     pub(super) fn watched(&self) -> (Arc<AtomicBool>, Arc<AtomicU64>) {
         (Arc::clone(&self.stop), Arc::clone(&self.done))
     }

@@ -96,8 +96,8 @@ impl Cache {
         }
     }
 
-    /// Removes all but the newest saves besides this one. What an earlier launcher left is older than all that
-    /// this one made; a later save may have a lower step, after a way back.
+    /// Removes all but the newest saves besides this one. Saves that an earlier launcher left are older than
+    /// all that this one made; a later save may have a lower step, after a way back.
     fn prune(&self, data: &Dir, save: &str) -> io::Result<()> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if made.iter().all(|known| known != save) {

@@ -1,6 +1,6 @@
 //! Keeping checkpoints, on the launcher's side: two threads look at the store for the agent, and delete
 //! what it names. One looks at what is there and deletes, quickly; the other reads whole checkpoints,
-//! behind everything else that the machine has to do. What somebody found damaged is read by a third.
+//! behind everything else that the machine has to do. A third reads what somebody found damaged.
 
 mod looking;
 
@@ -27,7 +27,7 @@ const MAX_COMMITS: usize = 1 << 20;
 /// has a priority of its own (setpriority(2)).
 const NICE: i32 = 19;
 
-/// What a thread is to do.
+/// A task for a thread.
 enum Task {
     Review {
         link: u64,
@@ -39,7 +39,7 @@ enum Task {
     Delete(String),
 }
 
-/// What a thread has done.
+/// Result of a thread's task.
 #[derive(Debug)]
 pub struct Word(Said);
 
@@ -63,7 +63,7 @@ enum Said {
     NotDeleted(String),
 }
 
-/// What the launcher does about checkpoints that are committed.
+/// The launcher's part in keeping committed checkpoints.
 #[derive(Debug)]
 pub(super) struct Keeping {
     place: Option<Arc<Folder>>,
@@ -80,7 +80,7 @@ pub(super) struct Keeping {
     verified: BTreeSet<Digest>,
     unread: Unread,
     done: mpsc::UnboundedSender<Done>,
-    /// What is read to verify it makes way for what is written.
+    /// Makes reads that verify wait for writes.
     way: Way,
 }
 
@@ -108,7 +108,7 @@ impl Keeping {
         }
     }
 
-    /// What the agent is to know on a new link.
+    /// News for the agent on a new link.
     pub(super) fn link_up(&mut self) -> Vec<KeepNews> {
         self.link += 1;
         self.arriving = None;

@@ -1,4 +1,4 @@
-//! What workers have done to their slots.
+//! Looks for what workers have done to their slots.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -70,7 +70,7 @@ impl Saves {
     }
 }
 
-/// What the agent is to know of it.
+/// Description of a sealed slot for the agent.
 pub(super) fn copy_of(sealed: &Sealed) -> Copy {
     Copy {
         generation: Digest(sealed.generation.0),
@@ -80,7 +80,7 @@ pub(super) fn copy_of(sealed: &Sealed) -> Copy {
     }
 }
 
-/// What a look at a rank's slots goes by.
+/// Conditions for a look at a rank's slots.
 struct By<'a> {
     /// The rank's worker runs.
     alive: bool,
@@ -91,7 +91,7 @@ struct By<'a> {
     replicas: Option<&'a Replicas>,
 }
 
-/// What became of a rank's slots since the last look.
+/// Handles the changes of a rank's slots since the last look.
 fn look_at(k: u16, rank: &mut Rank, by: &By<'_>, told: &mut Told) {
     let mut torn = false;
     let slots = rank.slots.iter().zip(&mut rank.seen).zip(&mut rank.ahead);

@@ -16,7 +16,7 @@ const SETTLES: Duration = Duration::from_secs(10);
 /// Threads that touch the memory: the kernel zeroes it, page by page.
 const THREADS: usize = 4;
 
-/// What a worker asks for.
+/// A worker's ask for slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask {
     /// Counts its asks.

@@ -48,7 +48,7 @@ const GENERATIONS: usize = 8;
 
 /// The workers, as far as their slots go.
 pub trait Ranks {
-    /// What the running ones ask for, by local rank.
+    /// Asks of the running ones, by local rank.
     fn asks(&self) -> Vec<(u16, Ask)>;
 
     /// Answers an ask: where the slots are, or why there are none and for how many bytes there is room.
@@ -128,7 +128,7 @@ struct Rank {
     /// The worker of the launcher before was filling it, and may not be dead for certain: another one takes its place
     /// before anything is filled.
     torn: [bool; SLOTS],
-    /// What is written of each before it is asked for.
+    /// Writes of each slot that began before they were asked for.
     ahead: [Option<Ahead>; SLOTS],
 }
 
@@ -138,7 +138,7 @@ struct Writing {
     save: Save,
     stop: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
-    /// What was said of it, and when.
+    /// The progress that was said last, and when the next is due.
     said: u64,
     say_at: Time,
 }
@@ -156,7 +156,7 @@ pub enum Done {
     Kept(keeping::Word),
 }
 
-/// What is to be told.
+/// Messages that are to be told.
 #[derive(Debug, Default)]
 pub struct Told {
     pub agent: Vec<SaveNews>,
@@ -183,7 +183,7 @@ pub struct Saves {
     way: Way,
     /// While ranks fill slots: training waits for that.
     filling: Option<looking::Filling>,
-    /// What is held in memory; none without a store.
+    /// Images that are held in memory; none without a store.
     replicas: Option<Replicas>,
     standing: replicas::Standing,
     keeping: Keeping,
@@ -413,7 +413,7 @@ impl Saves {
         }
     }
 
-    /// What slots leave is for copies.
+    /// Counts the slots: the memory that they leave is for copies.
     fn count_slots(&self) {
         if let Some(replicas) = &self.replicas {
             let slots = self

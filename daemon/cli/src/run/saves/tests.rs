@@ -22,7 +22,7 @@ use super::*;
 pub(super) const GENERATION: Digest = Digest([9; 32]);
 pub(super) const BYTES: u64 = 10_000_000;
 
-/// What a rank was given: slots of its own mapping, or how much room there is.
+/// An answer to a rank: slots of its own mapping, or how much room there is.
 pub(super) type Answer = (Given, Option<[Arc<Slot>; SLOTS]>, u64);
 
 /// Two local ranks that ask, and remember what they are given.

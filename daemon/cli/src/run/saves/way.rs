@@ -1,4 +1,4 @@
-//! What is saved goes before what is read to verify older checkpoints: both take the same memory's and disk's time, and
+//! Saves go before reads that verify older checkpoints: both take the same memory's and disk's time, and
 //! training waits for the first.
 
 use std::sync::atomic::{AtomicUsize, Ordering};

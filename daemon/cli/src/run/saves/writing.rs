@@ -33,7 +33,7 @@ pub(super) struct Task {
     pub(super) save: Save,
     pub(super) rank: u32,
     pub(super) sealed: Arc<Sealed>,
-    /// What was begun of it before it was sealed.
+    /// The part that was begun before it was sealed.
     pub(super) ahead: Option<Ahead>,
     pub(super) place: Store,
     pub(super) cache: Option<Cache>,
@@ -51,7 +51,7 @@ pub enum Failure {
     Failed(String),
 }
 
-/// What the agent is told of it.
+/// News of the write for the agent.
 pub(super) fn news(slot: SlotId, save: Save, result: Result<Kept, Failure>) -> SaveNews {
     let attempt = save.attempt;
     match result {

@@ -25,7 +25,7 @@ impl Workers {
             .collect()
     }
 
-    /// What the running workers report of their training, by rank.
+    /// Reports of the running workers on their training, by rank.
     pub fn metrics(&mut self) -> Vec<RankMetrics> {
         let running = self.workers.iter_mut().filter(|w| !w.ended);
         running
@@ -128,7 +128,7 @@ impl Workers {
         self.workers.iter().for_each(|w| w.page.hold(false));
     }
 
-    /// What the newest save of each running worker took, and for which save it waits for a slot.
+    /// Cost of the newest save of each running worker, and the save for which it waits for a slot.
     pub fn copies(&self) -> impl Iterator<Item = (u16, Option<Copied>, Option<u64>)> + '_ {
         let running = self.workers.iter().filter(|w| !w.ended);
         running.map(|w| (w.local_rank, w.page.copied(), w.page.waits_for_slot()))

@@ -175,11 +175,10 @@ fn workers_are_signalled_before_anything_is_said() {
     );
 }
 
-/// What is due, at most so much later: a grace, or the patience with live workers, and what it takes to
-/// notice an end.
+/// Bound on the delay of an answer: a grace, or the patience with live workers, and the time to notice an end.
 const BOUND: Span = Span::from_secs(40);
 
-/// What an order waits for.
+/// An order whose answer is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Asked {
     Stop(Digest),
@@ -207,7 +206,7 @@ struct Node {
     stopped: BTreeSet<Digest>,
     /// The newest generation of each lineage that was spawned.
     spawned: BTreeMap<Digest, u64>,
-    /// What the agent has told to start, and not yet to stop.
+    /// Generations that the agent has told to start, and not yet to stop.
     told: BTreeSet<Digest>,
     history: Vec<String>,
 }

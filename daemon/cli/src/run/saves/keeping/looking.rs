@@ -15,7 +15,7 @@ use crate::kept::again::{Asker, look_again};
 /// Threads that read for it.
 const THREADS: usize = 4;
 
-/// After so long without a question nobody waits for the answer. Who does asks every few seconds.
+/// After so long without a question nobody waits for the answer. An agent that waits asks every few seconds.
 const UNASKED: Duration = Duration::from_secs(60);
 
 /// Between two looks, in a pause, whether somebody still does.

@@ -32,7 +32,7 @@ impl Lab {
         }
     }
 
-    /// What a thread says next.
+    /// The next result of a thread.
     fn hear(&mut self) -> (Vec<KeepNews>, Option<String>) {
         match self.words.blocking_recv() {
             Some(Done::Kept(word)) => self.keeping.finished(word),

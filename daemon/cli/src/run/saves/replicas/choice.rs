@@ -1,4 +1,4 @@
-//! What other nodes hold of what is sealed here: `--replicas`.
+//! The choice `--replicas`: how other nodes hold what is sealed here.
 
 use muster_protocol::memory::parity::{MAX_OVER, MIN_OVER};
 

@@ -31,8 +31,8 @@ pub(super) struct Brought {
     pub(super) who: String,
 }
 
-/// Adds it up, chunk by chunk: what was added before it breaks off is not brought again. Whoever brought it is named
-/// to people by `tell` when something is wrong with that, and when nothing is any more.
+/// Adds it up, chunk by chunk: what was added before it breaks off is not brought again. `tell` names the sender to
+/// people when something is wrong with that, and when nothing is any more.
 pub(super) fn fold(
     link: &mut Link,
     shelf: &Mutex<Shelf>,

@@ -10,13 +10,13 @@ use muster_checkpoint::slot::{Replica, Room, View};
 use super::parities::Piece;
 use super::serve::lock;
 
-/// What nobody needs any more.
+/// Memory that nobody needs any more.
 #[derive(Debug)]
 pub(super) enum Freed {
     Room(Room),
     Copy(Arc<Replica>),
     Parity(Vec<Arc<Mutex<Piece>>>),
-    /// What was in slots that were given up for others.
+    /// Content of slots that were given up for others.
     Slot(View),
 }
 
@@ -95,7 +95,7 @@ fn free(freed: Freed, left: &(Mutex<usize>, Condvar)) {
     left.1.notify_all();
 }
 
-/// What was let go, and is not given back yet.
+/// Memory that was let go, and is not given back yet.
 #[cfg(test)]
 pub(super) struct Kept {
     queue: Receiver<Freed>,

@@ -34,7 +34,7 @@ pub use serve::Server;
 use serve::lock;
 use shelf::Shelf;
 
-/// What was sealed, and its rank's note.
+/// A sealed image, and its rank's note.
 struct News {
     slot: SlotId,
     view: View,
@@ -42,7 +42,7 @@ struct News {
     generation: Digest,
     /// Local ranks of that generation.
     ranks: u16,
-    /// Who is to hold it, or a part of it.
+    /// The nodes that are to hold it, or a part of it.
     to: Vec<To>,
 }
 
@@ -54,11 +54,11 @@ pub struct Settings {
     /// Which launcher this is, and what people call its node.
     pub launcher: LauncherId,
     pub who: String,
-    /// What other nodes hold of what is sealed here, and this one of theirs.
+    /// How other nodes hold what is sealed here, and this one what is sealed there.
     pub replicas: Choice,
 }
 
-/// What this launcher holds in memory, and its threads.
+/// Images that this launcher holds in memory, and its threads.
 #[derive(Debug)]
 pub struct Replicas {
     shelf: Arc<Mutex<Shelf>>,
@@ -70,7 +70,7 @@ pub struct Replicas {
     ranks: u16,
     news: Option<Sender<News>>,
     done: UnboundedSender<Done>,
-    /// What people were told last of how many nodes there are.
+    /// The last message to people about how many nodes there are.
     said: Option<String>,
     /// Closes its port when it is dropped.
     _server: Server,
@@ -159,7 +159,7 @@ impl Replicas {
         ))
     }
 
-    /// Who is to hold what is sealed in a slot, or a part of it.
+    /// The nodes that are to hold what is sealed in a slot, or a part of it.
     fn to(&self, slot: SlotId) -> Vec<To> {
         let copy = |peer| To {
             holder: peer,
@@ -241,7 +241,7 @@ impl Replicas {
     }
 }
 
-/// What an image is called. A rank that writes nothing has no file.
+/// Name of an image. A rank that writes nothing has no file.
 fn name_of(view: &View, note: &[u8]) -> Option<Name> {
     let file = Note::decode(note).ok()?.file?;
     Name::new(view.step, &Digest(view.generation.0), &file)

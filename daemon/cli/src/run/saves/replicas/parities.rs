@@ -9,7 +9,7 @@ use muster_checkpoint::parity::fold;
 use muster_checkpoint::sum::CHUNK;
 use muster_protocol::memory::parity::{MAX_LANES, MAX_PARITIES, MAX_PARTS, Parity as Told, Part};
 
-/// What is added up with each other: images of one save, of ranks with the same number on their nodes.
+/// Images that are added up with each other: those of one save, of ranks with the same number on their nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Lane {
     pub(super) step: u64,
@@ -98,7 +98,7 @@ pub(super) struct Of {
     pub(super) part: u8,
 }
 
-/// What is said to who brings a stripe.
+/// Answer to a launcher that brings a stripe.
 #[derive(Debug)]
 pub(super) enum Entry {
     /// From this piece on.

@@ -24,7 +24,7 @@ pub(super) struct Place {
     host: u64,
 }
 
-/// Whoever has an IPv6 address has its whole network.
+/// The owner of an IPv6 address has its whole network.
 fn host(ip: IpAddr) -> u64 {
     match ip.to_canonical() {
         // Of a network that nobody has, ::/64.

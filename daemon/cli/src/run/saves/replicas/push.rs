@@ -39,7 +39,7 @@ pub(super) struct Seal {
     pub(super) rank: u16,
     /// How many local ranks there are.
     pub(super) ranks: u16,
-    /// What of it is to be brought: nothing, of a rank that writes nothing.
+    /// Parts of it to be brought: none, of a rank that writes nothing.
     pub(super) jobs: Vec<Job>,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Job {
     pub(super) all: usize,
 }
 
-/// Who is to hold how much of an image.
+/// A holder of an image, and how much it is to hold.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct To {
     pub(super) holder: Peer,
@@ -70,7 +70,7 @@ pub(super) enum How {
     Fold { local: u16, stripe: Stripe },
 }
 
-/// What became of a copy.
+/// Result of an attempt to bring a copy.
 enum Outcome {
     Held {
         who: String,
@@ -87,16 +87,16 @@ enum Outcome {
 pub(super) struct Pusher {
     shelf: Arc<Mutex<Shelf>>,
     done: UnboundedSender<Done>,
-    /// What people call this node.
+    /// Name of this node for people.
     who: String,
     /// Over how many nodes it wants parity.
     over: u8,
     queue: Queue<Job>,
     telling: Telling,
     generation: Digest,
-    /// Who holds its stripe of the images of the newest step.
+    /// The nodes that hold their stripes of the images of the newest step.
     folded: BTreeMap<Name, BTreeMap<LauncherId, String>>,
-    /// What the agent was told last, and people of saves that come too fast.
+    /// The last news for the agent, and the last that people heard of saves that come too fast.
     standing: Standing,
     slow: Option<(u64, Instant)>,
 }
@@ -293,7 +293,7 @@ impl Pusher {
         }
     }
 
-    /// What people call the node, and a connection.
+    /// Name of the node for people, and a connection.
     fn connect(&self, holder: &Peer) -> Result<(String, Link), (Kind, String)> {
         let guard = holder.guard;
         let words = |error: io::Error| {

@@ -67,7 +67,7 @@ pub(super) enum Left {
     Held,
     /// Newer ones came, or it was overwritten, before it was sent.
     Slow,
-    /// Whoever is to hold it does not.
+    /// The node that is to hold it does not.
     Failed,
     /// Nobody wants it: its generation is over.
     Over,
@@ -82,7 +82,7 @@ struct Waiting<J> {
 
 #[derive(Debug, Default)]
 struct Progress {
-    /// What is in the queue, or being brought.
+    /// Items in the queue, or being brought.
     left: usize,
     /// Of each image, how much is held of how much.
     images: BTreeMap<String, (usize, usize)>,
@@ -153,7 +153,7 @@ impl<J> Queue<J> {
         self.waiting.iter().map(|waiting| waiting.at).min()
     }
 
-    /// Takes this in. What waits of the same rank and is older goes, unless its save was begun.
+    /// Takes this in. An older item of the same rank that waits goes, unless its save was begun.
     pub(super) fn add(&mut self, item: Item<J>, now: Instant) {
         if item.generation != self.generation {
             self.begin(item.generation);
@@ -213,7 +213,7 @@ impl<J> Queue<J> {
         }
     }
 
-    /// What is to be brought now, and how often that was tried. It is over with [`leave`](Self::leave), or not with
+    /// The item to be brought now, and how often that was tried. It is over with [`leave`](Self::leave), or not with
     /// [`again`](Self::again).
     pub(super) fn take(&mut self, now: Instant) -> Option<(Item<J>, u32)> {
         let new = |waiting: &Waiting<J>| waiting.tries == 0;

@@ -1,6 +1,6 @@
 //! The port at which a launcher tells and gives what it holds in memory, and takes copies or parity.
 //!
-//! A connection has a thread of its own, and is let in by its proof alone. Whatever it sends has a limit and an end in
+//! A connection has a thread of its own, and is let in by its proof alone. Each message has a limit and an end in
 //! time; a caller that does not read, or not send, loses its connection and disturbs nobody.
 
 use std::io;
@@ -47,7 +47,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What connections need.
+/// State that all connections share.
 #[derive(Clone, Debug)]
 struct Served {
     /// Which launcher this is, and what people call its node.
@@ -63,7 +63,7 @@ struct Served {
 }
 
 impl Served {
-    /// What is wrong with what a node sends, or that nothing is: for people, once.
+    /// Tells people, once, what is wrong with what a node sends, or that nothing is.
     fn complain(&self, who: &str, what: Option<String>) {
         let new = lock(&self.complaints).of(who, what);
         if let Some(mut text) = new {

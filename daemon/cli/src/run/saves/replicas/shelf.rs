@@ -1,6 +1,6 @@
-//! What this launcher holds in memory of its job's checkpoints: images in its own slots, for as long as they are
-//! there, and copies of another node's, or parity of several, within the memory that slots leave. Never waits, touches
-//! no byte of an image, and gives back no memory itself.
+//! Index of what this launcher holds in memory of its job's checkpoints: images in its own slots, for as long as they
+//! are there, and copies of another node's, or parity of several, within the memory that slots leave. Never waits,
+//! touches no byte of an image, and gives back no memory itself.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, RawFd};
@@ -58,7 +58,7 @@ struct Own {
     view: View,
 }
 
-/// What is said to who wants an image held.
+/// Answer to a launcher that wants an image held.
 #[derive(Debug)]
 pub(super) enum Admission {
     /// Room is reserved, until [`Shelf::keep`] or [`Shelf::give_up`].
@@ -68,7 +68,7 @@ pub(super) enum Admission {
     Refused(&'static str),
 }
 
-/// What is said to who wants a stripe added.
+/// Answer to a launcher that wants a stripe added.
 #[derive(Debug)]
 pub(super) enum Folding {
     /// From this piece on.
@@ -80,7 +80,7 @@ pub(super) enum Folding {
     Refused(&'static str),
 }
 
-/// What memory is needed for.
+/// Purpose for which memory is needed.
 #[derive(Clone, Copy)]
 enum Need<'a> {
     Slots,
@@ -99,7 +99,7 @@ enum Thing {
 /// All that is held.
 #[derive(Debug)]
 pub(super) struct Shelf {
-    /// What is taken of others.
+    /// How it takes images of others.
     takes: Choice,
     /// The most bytes of slots and copies.
     budget: u64,
@@ -158,7 +158,7 @@ impl Shelf {
         self.prune();
     }
 
-    /// What a rank has sealed in a slot.
+    /// Takes in an image that a rank has sealed in a slot.
     pub(super) fn seal(&mut self, slot: SlotId, name: Name, view: View) {
         self.retain_own(|own| own.slot != Some(slot));
         view.keep(self.is_committed(name.step, name.generation));
@@ -203,7 +203,7 @@ impl Shelf {
         self.own(name).map(Image::Own)
     }
 
-    /// What was sealed here, while it is there, whole.
+    /// An image that was sealed here, while it is there, whole.
     pub(super) fn own(&self, name: &Name) -> Option<View> {
         let mut own = self.own.iter();
         let own = own.find(|own| own.name == *name && own.view.is_whole())?;

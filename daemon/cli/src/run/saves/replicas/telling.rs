@@ -1,4 +1,4 @@
-//! What people are told of copies and parity: each thing once, until it changes.
+//! Messages to people about copies and parity: each once, until it changes.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -22,10 +22,10 @@ pub(super) enum Kind {
     Broken(ErrorKind),
 }
 
-/// What people know of what other nodes hold.
+/// State of what people know about the holdings of other nodes.
 #[derive(Debug, Default)]
 pub(super) struct Telling {
-    /// What is not held, by the node and the file, and why.
+    /// Images that are not held, by the node and the file, and why.
     failing: BTreeMap<(LauncherId, String), Kind>,
     /// When it was told last.
     told: BTreeMap<(LauncherId, Kind), Instant>,
@@ -78,12 +78,12 @@ impl Telling {
     }
 }
 
-/// What is wrong with what other nodes send, by their names.
+/// Faults in what other nodes send, by their names.
 #[derive(Debug, Default)]
 pub(super) struct Complaints(BTreeMap<String, String>);
 
 impl Complaints {
-    /// What people are to be told of it.
+    /// The text that people are to be told of it.
     pub(super) fn of(&mut self, who: &str, what: Option<String>) -> Option<String> {
         let Some(text) = what else {
             self.0.remove(who);

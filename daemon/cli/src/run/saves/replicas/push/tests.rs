@@ -1,4 +1,4 @@
-//! What the agent and people are told of saves that other nodes do not hold.
+//! Messages to the agent and to people about saves that other nodes do not hold.
 
 use muster_protocol::local::{Replicated, SaveNews};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};

@@ -11,10 +11,10 @@ use muster_runtime::saving::Dtype;
 use super::*;
 use crate::run::saves::tests::{fill_of, given_for};
 
-/// What a rank saves: more than what a connection holds of what nobody reads.
+/// Bytes that a rank saves: more than a connection holds when nobody reads.
 const IMAGE: u64 = 24_000_000;
 
-/// What its slots have room for, at first and then.
+/// Room of its slots, at first and then.
 const ROOM: u64 = 25_000_000;
 const MORE: u64 = 40_000_000;
 

@@ -1,4 +1,4 @@
-//! What a launcher left in its slots, as its heir takes it up.
+//! Content that a launcher left in its slots, as its heir takes it up.
 
 use std::sync::Arc;
 

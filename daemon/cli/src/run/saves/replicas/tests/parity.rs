@@ -19,7 +19,7 @@ use crate::run::saves::tests::{fill_of, given_for};
 /// Of the state that the ranks share, for each of them: what three save are three chunks, two, and two.
 const SHARE: u64 = 9_000_000;
 
-/// What a slot has room for.
+/// Room of a slot.
 const ROOM: u64 = 12_000_000;
 
 const PARITY: Choice = Choice::Parity(2);
@@ -67,7 +67,7 @@ impl Nodes {
         Nodes::start(&[(PARITY, u64::MAX); 3]).await
     }
 
-    /// What the ranks have before a step.
+    /// State of the ranks before a step.
     fn state(&self, step: u64) -> Vec<u8> {
         let bytes = SHARE * self.all.len() as u64;
         (0..bytes)
