@@ -57,6 +57,7 @@ fn run(owner: u8, store: &mut BTreeMap<u64, Vec<u8>>) -> ToLauncher {
         place: Place::default(),
         running: None,
         began: None,
+        lineage: None,
         gate: None,
         store: Some(StoreUuid([5; 16])),
         parity: 0,

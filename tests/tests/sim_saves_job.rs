@@ -148,6 +148,7 @@ impl World {
             command: String::new(),
             log_dir: None,
             began: None,
+            lineage: None,
             gate: None,
         };
         self.hears(i, ToAgent::Register(reg));

@@ -294,6 +294,7 @@ fn register(
         place: plan.place,
         running: None,
         began: None,
+        lineage: None,
         gate: None,
         store,
         parity: plan.replicas.over(),

@@ -185,6 +185,7 @@ pub(crate) fn registration(job: &str, nodes: (u16, u16)) -> Register {
         place: Place::default(),
         running: None,
         began: None,
+        lineage: None,
         gate: None,
         store: None,
         parity: 0,

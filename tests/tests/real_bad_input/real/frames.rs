@@ -259,6 +259,7 @@ fn register() -> ToAgent {
         place: Place::default(),
         running: Some(Digest([3; 32])),
         began: None,
+        lineage: None,
         gate: None,
         store: None,
         parity: 0,
