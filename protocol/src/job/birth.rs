@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::member::Local;
+use super::spares::Spares;
 use super::{Ctx, Job, REPEAT, TICKET_LIFE};
 use crate::agent::Notice;
 use crate::ids::{Digest, LauncherId, NodeId};
@@ -24,33 +25,14 @@ pub(super) struct Held {
     pub(super) ticket: Ticket,
     pub(super) first: Time,
     pub(super) renewed: Time,
-    /// The life in which its launcher waits, by what it was told.
-    told: Digest,
-}
-
-impl Held {
-    /// Whether its launcher came just now, and has not been told in which life it waits.
-    fn is_fresh(&self, now: Time) -> bool {
-        self.told.is_zero() && now < self.first + REPEAT
-    }
-}
-
-/// A ticket that the leader of the generation passed on.
-#[derive(Clone, Debug)]
-struct PassedOn {
-    ticket: Ticket,
-    by: NodeId,
-    at: Time,
 }
 
 /// The tickets that came here, and the birth made of them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Desk {
     pub(super) tickets: BTreeMap<NodeId, Held>,
-    /// Those that the leader holds, by its word: for a member that has to go on without it.
-    passed_on: BTreeMap<NodeId, PassedOn>,
-    /// A launcher that came just now has not been told in which life it waits.
-    pub(super) untold: bool,
+    /// Those of launchers that wait for a place in the generation that runs.
+    pub(super) spares: Spares,
     pub(super) birth: Option<Birth>,
     /// They have waited for a while, so that others should know of them.
     pub(super) waits: bool,
@@ -161,119 +143,23 @@ impl Job {
         self.drop_void_tickets(ctx);
         let known = self.desk.tickets.get(&from);
         let again = known.filter(|h| h.ticket.member.launcher == ticket.member.launcher);
-        let (first, told) = again.map_or((ctx.now, Digest::ZERO), |h| (h.first, h.told));
+        let (first, new) = (again.map_or(ctx.now, |h| h.first), again.is_none());
         if let Some(why) = self.refusal(ctx, &ticket, first) {
             self.desk.tickets.remove(&from);
             self.send(ctx, from, JobMessage::TicketRefused { launcher, why });
             return;
         }
-        if again.is_none() {
+        if new {
             self.desk.last_new = ctx.now;
         }
         let held = Held {
             ticket,
             first,
             renewed: ctx.now,
-            told,
         };
         self.pass_on(ctx, &held.ticket);
         self.desk.tickets.insert(from, held);
-        let held = self.desk.tickets.get(&from);
-        let life = held.filter(|h| self.waits_in_life(h));
-        let life = life.and_then(|_| self.life_to_join(ctx));
-        self.answer(ctx, from, life);
-        let held = self.desk.tickets.get(&from);
-        if held.is_some_and(|h| h.is_fresh(ctx.now)) {
-            self.desk.untold = true;
-            self.wake_at(
-                ctx.now,
-                "a launcher that does not know in which life it waits",
-            );
-        }
-    }
-
-    /// Answers a ticket that waits in this life.
-    fn answer(&mut self, ctx: &Ctx<'_>, node: NodeId, life: Option<Digest>) {
-        let (lineage, wait) = (life.unwrap_or(Digest::ZERO), self.wait_for(ctx, node));
-        if let Some(held) = self.desk.tickets.get_mut(&node) {
-            held.told = lineage;
-            let launcher = held.ticket.member.launcher;
-            self.acknowledge(ctx, node, launcher, lineage, wait);
-        }
-    }
-
-    /// Launchers that came just now hear in which life they wait as soon as a majority has said that it goes on.
-    pub(super) fn tell_lives(&mut self, ctx: &Ctx<'_>) {
-        if !std::mem::take(&mut self.desk.untold) {
-            return;
-        }
-        let members = |h: &super::Head| h.record.arbiter == Arbiter::Members;
-        let tickets = self
-            .desk
-            .tickets
-            .iter()
-            .filter(|(_, h)| h.is_fresh(ctx.now));
-        let untold: Vec<NodeId> = tickets.map(|(node, _)| *node).collect();
-        if untold.is_empty() || !self.live().is_some_and(members) {
-            return;
-        }
-        let waits = |n: &NodeId| {
-            self.desk
-                .tickets
-                .get(n)
-                .is_some_and(|h| self.waits_in_life(h))
-        };
-        let (told, untold): (Vec<_>, Vec<_>) = untold.into_iter().partition(waits);
-        self.desk.untold = !untold.is_empty();
-        if self.desk.untold {
-            self.wake_at(
-                ctx.now + REPEAT,
-                "voters that do not say whether this life goes on",
-            );
-        }
-        if told.is_empty() {
-            return;
-        }
-        let life = self.life_to_join(ctx);
-        for node in told.into_iter().filter(|_| life.is_some()) {
-            self.answer(ctx, node, life);
-        }
-    }
-
-    /// The member that leads where this node is lost takes the waiting nodes into the very generation that follows.
-    fn pass_on(&mut self, ctx: &Ctx<'_>, ticket: &Ticket) {
-        let members = self.live().into_iter().flat_map(|h| &h.record.members);
-        let asks = ticket.member.node;
-        let mut others = members
-            .map(|m| m.node)
-            .filter(|n| *n != ctx.me() && *n != asks);
-        let next = others
-            .find(|n| ctx.reachable(*n) && !ctx.peers.away(*n) && !self.storeless.contains_key(n));
-        if let Some(next) = next {
-            self.send(ctx, next, JobMessage::Ticket(Box::new(ticket.clone())));
-        }
-    }
-
-    fn keep_passed_on(&mut self, ctx: &Ctx<'_>, by: NodeId, ticket: Ticket) {
-        let (node, at) = (ticket.member.node, ctx.now);
-        let leads = self.live().map(|h| self.acting_leader(ctx, &h.record));
-        self.desk
-            .passed_on
-            .retain(|node, p| ctx.now.since(p.at) < TICKET_LIFE && ctx.reachable(*node));
-        if leads == Some(Some(by)) && by != ctx.me() && ctx.reachable(node) {
-            let passed_on = PassedOn { ticket, by, at };
-            self.desk.passed_on.insert(node, passed_on);
-        }
-    }
-
-    /// This node leads from now on: those that asked the leader before it until that was heard no more ask here.
-    pub(super) fn take_passed_on(&mut self, ctx: &mut Ctx<'_>) {
-        for (node, PassedOn { ticket, by, at }) in std::mem::take(&mut self.desk.passed_on) {
-            let heard = ctx.peers.get(by).map(|p| p.seen);
-            if ctx.reachable(node) && heard.is_some_and(|heard| heard < at + REPEAT.times(2)) {
-                self.on_ticket(ctx, node, ticket);
-            }
-        }
+        self.answer_ticket(ctx, from, new);
     }
 
     pub(super) fn acknowledge(

@@ -273,7 +273,6 @@ impl Job {
     pub(super) fn drive_lead(&mut self, ctx: &mut Ctx<'_>) {
         let Some(head) = self.live() else {
             self.lead = None;
-            self.desk.untold = false;
             return;
         };
         let record = head.record.clone();
@@ -281,7 +280,6 @@ impl Job {
             if let Some(lead) = self.lead.take() {
                 self.ended = lead.ending.map(|at| (self.head_digest(), at));
             }
-            self.desk.untold = false;
             self.proposal = None;
             return;
         }

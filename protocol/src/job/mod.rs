@@ -34,6 +34,7 @@ mod propose;
 mod resume;
 mod saves;
 mod second_look;
+mod spares;
 mod status;
 mod stop;
 mod store;

@@ -1,0 +1,120 @@
+//! Launchers that wait for a place in a generation that trains: they hear in which life of the job they wait, and the
+//! member that leads where the leader is lost knows of them as well.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Ctx, Job, REPEAT, TICKET_LIFE};
+use crate::ids::{Digest, NodeId};
+use crate::time::{Span, Time};
+use crate::wire::{JobMessage, Ticket};
+
+/// Tickets of these launchers, beside the desk where they lie.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Spares {
+    /// Nodes whose launchers came just now and have not been told in which life they wait.
+    untold: BTreeSet<NodeId>,
+    /// When a majority may have said that this life goes on.
+    look_at: Time,
+    /// Tickets that the leader holds, by its word: for a member that has to go on without it.
+    passed_on: BTreeMap<NodeId, PassedOn>,
+}
+
+/// A ticket that the leader of the generation passed on.
+#[derive(Clone, Debug)]
+struct PassedOn {
+    ticket: Ticket,
+    by: NodeId,
+    at: Time,
+}
+
+impl Job {
+    /// Answers a ticket that came here, of a launcher that is `new` or known.
+    pub(super) fn answer_ticket(&mut self, ctx: &Ctx<'_>, node: NodeId, new: bool) {
+        let held = self.desk.tickets.get(&node);
+        let life = held.filter(|h| self.waits_in_life(h));
+        let life = life.and_then(|_| self.life_to_join(ctx));
+        if new && life.is_none() && self.lead.is_some() {
+            // Voters acknowledge the next heartbeat by then. Its launcher asks again as well, but later.
+            self.desk.spares.untold.insert(node);
+            self.look_for_life(ctx);
+        }
+        self.answer(ctx, node, life);
+    }
+
+    fn answer(&mut self, ctx: &Ctx<'_>, node: NodeId, life: Option<Digest>) {
+        let (lineage, wait) = (life.unwrap_or(Digest::ZERO), self.wait_for(ctx, node));
+        if let Some(held) = self.desk.tickets.get(&node) {
+            let launcher = held.ticket.member.launcher;
+            self.acknowledge(ctx, node, launcher, lineage, wait);
+        }
+    }
+
+    fn look_for_life(&mut self, ctx: &Ctx<'_>) {
+        self.desk.spares.look_at = ctx.now + Span(ctx.cfg.suspect_after.0 / 8);
+        self.wake_at(
+            self.desk.spares.look_at,
+            "voters that do not say whether this life goes on",
+        );
+    }
+
+    /// Launchers that came just now hear in which life they wait as soon as a majority has said that it goes on.
+    pub(super) fn tell_lives(&mut self, ctx: &Ctx<'_>) {
+        let spares = &mut self.desk.spares;
+        if spares.untold.is_empty() || ctx.now < spares.look_at {
+            return;
+        }
+        let untold = std::mem::take(&mut spares.untold);
+        let life = self.life_to_join(ctx);
+        let mut wait_on = false;
+        for node in untold {
+            let Some(held) = self.desk.tickets.get(&node) else {
+                continue;
+            };
+            if life.is_some() && self.waits_in_life(held) {
+                self.answer(ctx, node, life);
+            } else if ctx.now < held.first + REPEAT {
+                self.desk.spares.untold.insert(node);
+                wait_on = true;
+            }
+        }
+        if wait_on {
+            self.look_for_life(ctx);
+        }
+    }
+
+    /// The member that leads where this node is lost takes the waiting nodes into the very generation that follows.
+    pub(super) fn pass_on(&mut self, ctx: &Ctx<'_>, ticket: &Ticket) {
+        let members = self.live().into_iter().flat_map(|h| &h.record.members);
+        let asks = ticket.member.node;
+        let mut others = members
+            .map(|m| m.node)
+            .filter(|n| *n != ctx.me() && *n != asks);
+        let next = others
+            .find(|n| ctx.reachable(*n) && !ctx.peers.away(*n) && !self.storeless.contains_key(n));
+        if let Some(next) = next {
+            self.send(ctx, next, JobMessage::Ticket(Box::new(ticket.clone())));
+        }
+    }
+
+    /// The leader passed a ticket on.
+    pub(super) fn keep_passed_on(&mut self, ctx: &Ctx<'_>, by: NodeId, ticket: Ticket) {
+        let (node, at) = (ticket.member.node, ctx.now);
+        let leads = self.live().map(|h| self.acting_leader(ctx, &h.record));
+        let passed_on = &mut self.desk.spares.passed_on;
+        passed_on.retain(|node, p| ctx.now.since(p.at) < TICKET_LIFE && ctx.reachable(*node));
+        if leads == Some(Some(by)) && by != ctx.me() && ctx.reachable(node) {
+            passed_on.insert(node, PassedOn { ticket, by, at });
+        }
+    }
+
+    /// This node leads from now on: those that asked the leader before it until that was heard no more ask here.
+    pub(super) fn take_passed_on(&mut self, ctx: &mut Ctx<'_>) {
+        let passed_on = std::mem::take(&mut self.desk.spares.passed_on);
+        for (node, PassedOn { ticket, by, at }) in passed_on {
+            let heard = ctx.peers.get(by).map(|p| p.seen);
+            if ctx.reachable(node) && heard.is_some_and(|heard| heard < at + REPEAT.times(2)) {
+                self.on_ticket(ctx, node, ticket);
+            }
+        }
+    }
+}
