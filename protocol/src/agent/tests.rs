@@ -2,6 +2,7 @@
 
 mod births;
 mod cancel;
+mod groups;
 mod holds;
 mod members;
 mod told;

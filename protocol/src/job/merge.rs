@@ -406,6 +406,8 @@ impl Job {
             && !self.merge.taken.contains(&other)
         {
             self.merge.taken.push(other);
+            // They live here now, and may not have said so yet.
+            self.merge.elsewhere.retain(|_, lives| *lives != other);
         }
         // Not the leader alone: it may be gone, and this group unable to decide another.
         if self.leave_without_voters(ctx, &record)

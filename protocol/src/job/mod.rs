@@ -16,6 +16,7 @@ mod damage;
 mod deadline;
 mod deserted;
 mod disk;
+mod dropped;
 mod durable;
 mod explain;
 mod given_up;
@@ -271,17 +272,15 @@ pub struct Job {
     seen_round: u32,
     /// The highest round that this run of the agent has used, for whatever: no ballot is used twice.
     own_round: u32,
-    dropped: BTreeMap<NodeId, lease::Dropped>,
+    dropped: BTreeMap<NodeId, dropped::Dropped>,
     /// Of those that were dropped these have said that they have stopped: what others wait for them is no news.
     stopped: BTreeSet<NodeId>,
     /// An earlier generation whose workers have ended here, from which this node was dropped: others wait for that.
     stopped_here: Option<Digest>,
     /// The same for whoever may have been dropped before this agent's last restart.
     forgotten: Option<Time>,
-    /// The node that said so of an end, and says when the wait is over sooner.
-    forgotten_by: Option<NodeId>,
-    /// Those that heard of the job's end from this agent, and hear from it for how long a start waits.
-    ended_told: BTreeSet<NodeId>,
+    /// The wait after the job's end, as it goes from node to node.
+    end_told: dropped::EndTold,
     /// The leases that the voters had acknowledged when they accepted what this agent decides now.
     leases_ended: Option<BTreeMap<NodeId, Time>>,
     /// The generation before the head is not known here, nor for whom a start of the head waits.
@@ -362,8 +361,7 @@ impl Job {
             stopped: BTreeSet::new(),
             stopped_here: None,
             forgotten: None,
-            forgotten_by: None,
-            ended_told: BTreeSet::new(),
+            end_told: dropped::EndTold::default(),
             leases_ended: None,
             unknown: false,
             took_over: None,

@@ -1,0 +1,381 @@
+//! Nodes that were dropped and may still train: for how long a start waits for them, and how others hear of it (R16).
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::{Ctx, Head, Job, REPEAT};
+use crate::ids::{Digest, NodeId};
+use crate::membership::State;
+use crate::record::{Arbiter, Record};
+use crate::time::{Span, Time};
+use crate::wire::{JobMessage, MAX_LIST, Status};
+
+/// A member that was dropped without confirmation of its end.
+#[derive(Clone, Debug)]
+pub(super) struct Dropped {
+    /// The generation of which it was a member last.
+    pub(super) of: Arc<Head>,
+    /// Until when it may still train (R16).
+    until: Time,
+}
+
+/// The wait after the job's end, as it goes from node to node.
+#[derive(Clone, Debug, Default)]
+pub(super) struct EndTold {
+    /// The node that told of it, and says when it is over sooner.
+    by: Option<NodeId>,
+    /// Those that heard of the end from this agent, and hear of the wait from it.
+    to: BTreeSet<NodeId>,
+}
+
+impl Job {
+    /// A new head, `before` being set already: whoever was dropped and is not known to have stopped
+    /// may go on until its lease ends. Who leads the new generation need not be who decided it, and
+    /// the next one may follow at once: so every agent keeps this for itself.
+    pub(super) fn note_dropped(&mut self, ctx: &Ctx<'_>, record: &Record) {
+        let leases = self.leases_ended.take();
+        self.end_told = EndTold::default();
+        // What was missed stays unknown until somebody tells who knows it.
+        self.unknown &= self.forgotten.is_some_and(|at| ctx.now < at);
+        self.dropped.retain(|node, _| !record.has(*node));
+        self.stopped.retain(|node| !record.has(*node));
+        let other_life = record.number == 1 || record.kind.is_terminal();
+        self.stopped_here
+            .take_if(|_| other_life || record.has(ctx.me()));
+        if record.number == 1 {
+            return;
+        }
+        let before = self.before.clone();
+        let before = before.filter(|b| b.lineage() == record.lineage());
+        let knows = before.as_ref().is_some_and(|b| b.digest == record.parent);
+        if record.kind.is_terminal() && !(knows && self.lead.is_some()) {
+            // The one that had the end decided knows who has not stopped yet, and tells.
+            self.dropped.clear();
+            self.unknown = true;
+            return;
+        }
+        if !knows {
+            // A node may have trained again in a generation that was missed here.
+            self.stopped.clear();
+            let waits = std::mem::take(&mut self.dropped);
+            self.forgotten = self.forgotten.max(waits.values().map(|d| d.until).max());
+        }
+        let taken = self.took_over.filter(|t| t.from == record.parent);
+        let missed = !knows
+            && !self.was_left_behind(ctx.peers.all, record.parent)
+            && !taken.is_some_and(|t| t.died);
+        if missed && !record.kind.is_terminal() {
+            // Who was dropped is not known here, nor whether their agents are there to end their workers.
+            let most = ctx.peers.timeouts().max(self.timeouts(ctx));
+            let most = match taken {
+                Some(_) => most.suspect_after,
+                None => most.agent_grace,
+            };
+            self.unknown = true;
+            self.forgotten = self.forgotten.max(Some(ctx.now + most));
+        }
+        let Some(before) = before else { return };
+        let (times, of) = (self.timeouts(ctx), Arc::new(before));
+        let before = &of.record;
+        let gone = before.members.iter().map(|m| m.node);
+        // A leader whose own launcher does not answer goes on deciding, and has dropped itself.
+        let others = |n: &NodeId| *n != ctx.me() || self.lead.is_some();
+        let gone = gone.filter(|n| others(n) && !record.has(*n));
+        let gone = gone.filter(|n| ctx.peers.lost(*n) != Some(true) && !self.stopped_for_good(*n));
+        for node in gone.collect::<Vec<_>>() {
+            let until = match &leases {
+                // The voters told whom they had acknowledged: nobody else holds a lease. But whoever
+                // began nothing in `before` may still train for the one before that: its launcher may be stopped.
+                Some(leases) => {
+                    let began = |s: &Status| s.started.is_some() || s.stopped;
+                    let heard = before.number == 1 || self.status_of(node).is_some_and(began);
+                    let older = (!heard).then_some(self.installed_at + times.suspect_after);
+                    leases.get(&node).copied().max(older)
+                }
+                None => Some(ctx.now + times.suspect_after),
+            };
+            // The launcher that went on without its agent may not have found the one that came in its place.
+            let alone = ctx.peers.alone_at(node).map(|at| at + times.agent_grace);
+            let alone = alone.filter(|_| Self::is_back_anew(ctx, before, node));
+            let (of, until) = (of.clone(), until.max(alone).unwrap_or(ctx.now));
+            self.stopped.remove(&node);
+            self.dropped.insert(node, Dropped { of, until });
+        }
+        self.lengthen_waits(ctx);
+    }
+
+    /// This node gives the head up. Those that may still train for it are waited for, until they say that they have
+    /// stopped.
+    pub(super) fn wait_for_left(&mut self, ctx: &Ctx<'_>, record: &Record) {
+        let grace = self.timeouts(ctx).agent_grace;
+        let of = Arc::new(Head::new(Arc::new(record.clone())));
+        for m in record.members.iter().filter(|m| m.node != ctx.me()) {
+            let stopped = self.status_of(m.node).is_some_and(|s| s.stopped);
+            let asks = self.desk.is_asked_for(m);
+            if stopped || asks || ctx.peers.lost(m.node) == Some(true) {
+                continue;
+            }
+            // Of an agent without its state the launcher before counts, if it was seen to go on.
+            let since = match Self::is_back_anew(ctx, record, m.node) {
+                true => ctx.peers.alone_at(m.node),
+                false => Some(ctx.now),
+            };
+            if let Some(until) = since.map(|at| at + grace) {
+                let of = of.clone();
+                self.dropped.insert(m.node, Dropped { of, until });
+            }
+        }
+    }
+
+    /// Whether the agent of this member is there with another state directory.
+    fn is_back_anew(ctx: &Ctx<'_>, of: &Record, node: NodeId) -> bool {
+        let was = of.member(node).map(|m| m.state);
+        let peer = ctx.peers.get(node);
+        was.is_some_and(|state| peer.is_some_and(|p| p.has_lost(state)))
+    }
+
+    /// Those whose leases are over by now are waited for no more.
+    pub(super) fn drive_dropped(&mut self, ctx: &mut Ctx<'_>) {
+        if self.lengthen_waits(ctx) {
+            // One that restarts waits for them, too, and so does whoever was told of an end.
+            self.durable.hold(self.held_ms(ctx), ctx.now);
+            self.persist(ctx);
+            if self.live().is_none() {
+                self.say_held_to_all(ctx);
+            }
+        }
+        self.dropped.retain(|_, d| ctx.now < d.until);
+        self.forgotten.take_if(|until| ctx.now >= *until);
+        let next = self.dropped.values().map(|d| d.until);
+        if let Some(at) = next.chain(self.forgotten).min() {
+            self.wake_at(at, "a lease that may be over");
+        }
+    }
+
+    /// Whether nodes that were dropped may train for longer than was known, by more than a lease. Where no agent is
+    /// there to end them, workers go on without any lease; an agent that has just started may see that only after
+    /// the node was dropped. And a voter that accepted what followed may have gone before it refused anybody a
+    /// lease: a member that was dropped, and hears no more than that, takes it for one that stands behind its
+    /// generation while its agent is away ([`Self::count_away`]). Nobody knows how long that was so once the agent
+    /// is back.
+    fn lengthen_waits(&mut self, ctx: &Ctx<'_>) -> bool {
+        let grace = self.timeouts(ctx).agent_grace;
+        let stopped = |n| ctx.peers.unwell(n) == Some(State::Suspect { guarded: true });
+        let away = |n| ctx.peers.away_since(n);
+        // Its launcher was there alone, then stopped itself, and may go on.
+        let silent = |n| {
+            let seen = ctx.peers.alone_at(n);
+            seen.filter(|_| ctx.peers.lost(n) == Some(false))
+        };
+        let counted = |of: &Head| match of.record.arbiter {
+            Arbiter::Store(_) => None,
+            Arbiter::Members => {
+                // One that was dropped before it heard of other voters counts on those of before.
+                let voters = of.voting().voters().chain(of.record.voters());
+                let voters = voters.map(|v| v.node);
+                let gone = voters.map(|n| away(n).max(stopped(n).then_some(ctx.now)));
+                gone.max().flatten()
+            }
+        };
+        let mut longer = false;
+        let mut last: Option<(Digest, Option<Time>)> = None;
+        for (node, dropped) in &mut self.dropped {
+            let known = last.filter(|(of, _)| *of == dropped.of.digest);
+            let (_, since) =
+                *last.insert(known.unwrap_or_else(|| (dropped.of.digest, counted(&dropped.of))));
+            if let Some(since) = since.max(away(*node).or_else(|| silent(*node))) {
+                let until = since + grace;
+                longer |= until > dropped.until + ctx.cfg.suspect_after;
+                dropped.until = until.max(dropped.until);
+            }
+        }
+        // An agent that was started anew since knows neither whom it dropped nor who voted then: of its voters, most
+        // are those of the generation before.
+        let head = self.head.as_ref().filter(|_| self.before.is_none());
+        if let Some(known) = &mut self.forgotten
+            && let Some(since) = head.and_then(counted)
+        {
+            let until = since + grace;
+            longer |= until > *known + ctx.cfg.suspect_after;
+            *known = until.max(*known);
+        }
+        longer
+    }
+
+    /// For how long a start of the head waits, as things stand.
+    pub(super) fn held_ms(&self, ctx: &Ctx<'_>) -> u32 {
+        let left = self
+            .held_until(ctx)
+            .map_or(Span::ZERO, |at| at.since(ctx.now));
+        rounded_up(left)
+    }
+
+    /// The one that had a generation decided tells its leader for how long to wait, which may not know
+    /// it, and those that are new: one of them may lead what follows. Of an end it tells everybody, for any node may
+    /// begin the next life.
+    pub(super) fn tell_held(&mut self, ctx: &Ctx<'_>, record: &Record) {
+        if self.unknown || self.head_digest() != record.digest() {
+            return;
+        }
+        match record.kind.is_terminal() {
+            true if self.held_ms(ctx) == 0 => {}
+            true => self.say_held_to_all(ctx),
+            false => {
+                let before = self.before.as_ref().filter(|b| b.digest == record.parent);
+                let new = |n: &NodeId| before.is_some_and(|b| !b.has(*n));
+                let nodes = record.members.iter().map(|m| m.node);
+                let to = nodes.filter(|n| record.leader() == Some(*n) || new(n));
+                self.say_held(ctx, to.collect());
+            }
+        }
+    }
+
+    /// One that was not there when the head was decided hears how long a start has to wait, where this agent knows.
+    pub(super) fn repeat_held(&mut self, ctx: &Ctx<'_>, to: NodeId) {
+        let ended = self.head.is_some() && self.live().is_none();
+        if ended {
+            // The one that tells this agent of the wait may not reach it, and it may begin the next life at once.
+            self.end_told.to.insert(to);
+        }
+        if !self.unknown && (self.live().is_some() || ended && self.held_ms(ctx) > 0) {
+            self.say_held(ctx, vec![to]);
+        }
+    }
+
+    /// Of an end: any node may begin the next life.
+    fn say_held_to_all(&mut self, ctx: &Ctx<'_>) {
+        self.say_held(ctx, ctx.peers.connected_nodes().collect());
+    }
+
+    pub(super) fn say_held(&mut self, ctx: &Ctx<'_>, to: Vec<NodeId>) {
+        let (digest, ms) = (self.head_digest(), self.held_ms(ctx));
+        let known = self.forgotten.is_none_or(|at| ctx.now >= at);
+        let waited = self
+            .dropped
+            .iter()
+            .filter(|(node, d)| known && ctx.now < d.until && ctx.peers.lost(**node) != Some(true));
+        let nodes = waited.map(|(node, d)| (*node, rounded_up(d.until.since(ctx.now))));
+        let nodes: Vec<(NodeId, u32)> = nodes.collect();
+        let nodes = match nodes.len() <= MAX_LIST {
+            true => nodes,
+            false => Vec::new(),
+        };
+        for node in to.into_iter().filter(|n| *n != ctx.me()) {
+            let nodes = nodes.clone();
+            self.send(ctx, node, JobMessage::Held { digest, ms, nodes });
+        }
+    }
+
+    /// Should this say that a node which was dropped has ended its workers, no start waits for it any more.
+    pub(super) fn dropped_has_stopped(&mut self, ctx: &mut Ctx<'_>, from: NodeId, status: &Status) {
+        let of = self.dropped.get(&from).map(|d| d.of.digest);
+        if !status.stopped || of != Some(status.digest) {
+            return;
+        }
+        self.dropped.remove(&from);
+        self.stopped.insert(from);
+        if self.live().is_none() {
+            // Those that were told of the wait.
+            self.say_held_to_all(ctx);
+        }
+        self.durable.hold(self.held_ms(ctx), ctx.now);
+        self.persist(ctx);
+    }
+
+    pub(super) fn on_held(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        from: NodeId,
+        digest: Digest,
+        ms: u32,
+        nodes: &[(NodeId, u32)],
+    ) {
+        if digest != self.head_digest() {
+            return;
+        }
+        let after = |ms: u32| ctx.now + Span::from_millis(ms.into());
+        let until = after(ms);
+        let ended = self.live().is_none();
+        let named = |(n, _): &(NodeId, u32)| {
+            let waited = self.dropped.contains_key(n);
+            waited || self.stopped.contains(n) || ctx.peers.lost(*n) == Some(true)
+        };
+        if !ended && !self.unknown && !nodes.is_empty() && nodes.iter().all(named) {
+            // It knows no more than this agent, but perhaps for how long: each of these says when it has stopped.
+            for (node, ms) in nodes {
+                if let Some(dropped) = self.dropped.get_mut(node) {
+                    dropped.until = dropped.until.max(after(*ms));
+                }
+            }
+            if self.durable.held(ctx.now) < Span::from_millis(self.held_ms(ctx).into()) {
+                self.durable.hold(self.held_ms(ctx), ctx.now);
+                self.persist(ctx);
+            }
+            return;
+        }
+        let again = ended && self.end_told.by == Some(from);
+        let before = self.forgotten;
+        match std::mem::take(&mut self.unknown) {
+            true => {
+                self.forgotten = Some(until);
+                self.end_told.by = Some(from);
+            }
+            false if again => self.forgotten = Some(until),
+            // Of an agent that is away it may have seen what nobody saw here.
+            false if self.live().is_some() => self.forgotten = before.max(Some(until)),
+            false => return,
+        }
+        // The same word takes longer on one way than on another. Nodes that pass such differences on to each other
+        // would do so without end, and wait longer each time.
+        let news = before.is_none_or(|at| at.since(until).max(until.since(at)) >= REPEAT);
+        if ended && news {
+            let to = self.end_told.to.iter().copied();
+            self.say_held(ctx, to.filter(|n| *n != from).collect());
+        }
+        // A leader that restarts waits for them, too.
+        if again || self.durable.held(ctx.now) < Span::from_millis(ms.into()) {
+            self.durable.hold(ms, ctx.now);
+            self.persist(ctx);
+        }
+    }
+
+    /// The leader of the head has workers started: it has waited for everybody who was dropped, and
+    /// nobody waits again after a restart of the agent.
+    pub(super) fn all_waited_for(&mut self, ctx: &mut Ctx<'_>) {
+        self.dropped.clear();
+        self.forgotten = None;
+        if self.durable.held_ms > 0 {
+            self.durable.hold(0, ctx.now);
+            self.persist(ctx);
+        }
+    }
+
+    /// Until when a start is held back, for those who may still be training (R16).
+    pub(super) fn held_until(&self, ctx: &Ctx<'_>) -> Option<Time> {
+        let dropped = self.dropped.iter();
+        let dropped = dropped.filter(|(node, _)| ctx.peers.lost(**node) != Some(true));
+        let until = dropped.map(|(_, d)| d.until);
+        let until = until.chain(self.forgotten).max();
+        until.filter(|at| ctx.now < *at && !ctx.cfg.flaws.skip_r16)
+    }
+
+    /// Where workers of a life that is over may still run, as their agents were away or cut off, and for how long; no
+    /// nodes where this agent was only told of the wait.
+    pub fn left_running(&self, now: Time) -> Option<(Vec<NodeId>, Span)> {
+        let ended = self.head.is_some() && self.live().is_none();
+        let until = self.dropped.values().map(|d| d.until);
+        let until = until.chain(self.forgotten).max();
+        let until = until.filter(|at| ended && now < *at)?;
+        let nodes = self.dropped.iter().filter(|(_, d)| now < d.until);
+        Some((nodes.map(|(node, _)| *node).collect(), until.since(now)))
+    }
+
+    /// Whether a start of the head waits for somebody, or may have to.
+    pub(super) fn waits_for_leases(&self) -> bool {
+        self.forgotten.is_some() || !self.dropped.is_empty()
+    }
+}
+
+fn rounded_up(left: Span) -> u32 {
+    u32::try_from(left.as_millis() + u64::from(left > Span::ZERO)).unwrap_or(u32::MAX)
+}
