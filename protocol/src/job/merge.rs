@@ -131,7 +131,9 @@ impl Job {
         if !advert.belongs {
             return;
         }
-        self.merge.elsewhere.insert(from, advert.lineage);
+        if !self.merge.taken.contains(&advert.lineage) {
+            self.merge.elsewhere.insert(from, advert.lineage);
+        }
         if let Some(leader) = advert.leader {
             let known = self.merge.others.contains_key(&advert.lineage);
             if known || self.merge.others.len() < MAX_OTHERS {
@@ -406,7 +408,7 @@ impl Job {
             && !self.merge.taken.contains(&other)
         {
             self.merge.taken.push(other);
-            // They live here now, and may not have said so yet.
+            // Nobody lives there any more, whatever was said on the way.
             self.merge.elsewhere.retain(|_, lives| *lives != other);
         }
         // Not the leader alone: it may be gone, and this group unable to decide another.

@@ -164,12 +164,13 @@ fn a_member_of_a_group_that_was_taken_in_leads() {
     s.pass(Span::from_secs(2));
     let other = other_group(1, 0);
     let lineage = other.lineage;
-    s.says_hello(0, vec![other]);
+    s.says_hello(0, vec![other.clone()]);
     let record = Arc::new(Record {
         cause: Cause::Merged { other: lineage },
         ..next(&ours, 7)
     });
     s.hears(2, JobMessage::Decided { record });
+    s.says_hello(0, vec![other]);
     s.sent.clear();
     s.pass(Span::from_secs(2));
     let heard = s
