@@ -4,6 +4,7 @@ mod births;
 mod cancel;
 mod groups;
 mod holds;
+mod lives;
 mod members;
 mod told;
 mod unresponsive;

@@ -332,7 +332,9 @@ impl Job {
             return;
         }
         if !lineage.is_zero() {
-            self.takes_part_in(Some(lineage));
+            self.set_life(Some(lineage));
+            // The word of its end may have come before.
+            self.hear_of_known_ends(ctx);
         }
         if !matches!(wait, Wait::Elsewhere { .. }) {
             // Who gathers tickets itself refers to nobody any more.

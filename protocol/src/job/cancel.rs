@@ -114,12 +114,9 @@ impl Job {
 
     /// The lives of the job that somebody takes part in, as far as is known here.
     fn lives_known(&self, ctx: &Ctx<'_>) -> BTreeSet<Digest> {
-        let here = self.local.as_ref().filter(|l| l.over.is_none());
-        let began = here.and_then(|l| l.reg.began.as_ref().map(|b| b.lineage));
-        let waits = here.and_then(|l| l.reg.lineage);
         let told = self.adverts(ctx.peers.all).filter(|(_, a)| a.belongs);
         let told = told.map(|(_, a)| a.lineage);
-        let lives = told.chain(began).chain(waits);
+        let lives = told.chain(self.own_life());
         let lives = lives.filter(|l| !self.is_life_over(ctx, *l));
         lives.chain(self.live().map(Head::lineage)).collect()
     }
@@ -412,7 +409,7 @@ impl Job {
     /// for this launcher may be gone before the others have heard of it.
     pub(super) fn cancel_by_launcher(&mut self, ctx: &mut Ctx<'_>) {
         let began = self.local.as_ref().and_then(|l| l.reg.began.as_ref());
-        let began = began.map(|b| b.lineage);
+        let began = began.map(|b| b.lineage).filter(|l| self.is_of_life(*l));
         let part = match self.live().map(Head::lineage) {
             Some(live) => (self.is_member(ctx) || began == Some(live)).then_some(live),
             None => began.filter(|l| !self.is_life_over(ctx, *l)),

@@ -26,6 +26,8 @@ pub(super) struct EndTold {
     by: Option<NodeId>,
     /// Those that heard of the end from this agent, and hear of the wait from it.
     to: BTreeSet<NodeId>,
+    /// The end of the wait as they were told last.
+    said: Option<Time>,
 }
 
 impl Job {
@@ -235,6 +237,7 @@ impl Job {
         let ended = self.head.is_some() && self.live().is_none();
         if ended {
             // The one that tells this agent of the wait may not reach it, and it may begin the next life at once.
+            self.end_told.to.retain(|n| ctx.peers.connected(*n));
             self.end_told.to.insert(to);
         }
         if !self.unknown && (self.live().is_some() || ended && self.held_ms(ctx) > 0) {
@@ -314,7 +317,6 @@ impl Job {
             return;
         }
         let again = ended && self.end_told.by == Some(from);
-        let before = self.forgotten;
         match std::mem::take(&mut self.unknown) {
             true => {
                 self.forgotten = Some(until);
@@ -322,13 +324,15 @@ impl Job {
             }
             false if again => self.forgotten = Some(until),
             // Of an agent that is away it may have seen what nobody saw here.
-            false if self.live().is_some() => self.forgotten = before.max(Some(until)),
+            false if self.live().is_some() => self.forgotten = self.forgotten.max(Some(until)),
             false => return,
         }
         // The same word takes longer on one way than on another. Nodes that pass such differences on to each other
         // would do so without end, and wait longer each time.
-        let news = before.is_none_or(|at| at.since(until).max(until.since(at)) >= REPEAT);
+        let said = self.end_told.said;
+        let news = said.is_none_or(|at| at.since(until).max(until.since(at)) >= REPEAT);
         if ended && news {
+            self.end_told.said = Some(until);
             let to = self.end_told.to.iter().copied();
             self.say_held(ctx, to.filter(|n| *n != from).collect());
         }

@@ -215,7 +215,7 @@ impl Job {
                 // It may not have heard the newest word on its life.
                 let lineage = local.reg.lineage;
                 local.reg = reg;
-                self.takes_part_in(lineage);
+                self.set_life(lineage);
             }
         } else {
             // This one has not been told what the one before waited for.
@@ -342,7 +342,7 @@ impl Job {
     /// same generation; otherwise they are ended.
     fn adopt(&mut self, ctx: &mut Ctx<'_>, running: Option<Digest>) {
         let digest = self.head_digest();
-        self.note_lineage(ctx);
+        self.note_life(ctx);
         let mut adopted = false;
         if running == Some(digest) {
             self.all_waited_for(ctx);
@@ -387,65 +387,12 @@ impl Job {
             self.stop_launcher(ctx.now, old, 0, "this generation is over");
         }
         // Its life ended while its agent was away. The next may have begun, without it.
-        let ends = self.head.iter().map(|h| &h.record);
-        let ends = ends.chain(&self.durable.ended).cloned();
-        for end in ends.collect::<Vec<_>>() {
-            self.hear_of_end(ctx, &end);
-        }
+        self.hear_of_known_ends(ctx);
         // Or it was given up by a person's order, as nobody could decide its end.
         if self.cancelled.is_some_and(|l| self.is_of_life(l)) && !self.is_member(ctx) {
             self.cancel(ctx);
         }
         self.ask_for_end(ctx);
-    }
-
-    /// Whether the launcher here has not heard of this end of its own life. That all others left is none for a
-    /// launcher that had no part in what they left.
-    fn took_part(&self, end: &Record) -> bool {
-        let began = self.local.as_ref().and_then(|l| l.reg.began.as_deref());
-        match end.kind {
-            Kind::Dormant => began.is_some_and(|b| b.digest == end.parent),
-            _ => self.is_of_life(end.lineage()),
-        }
-    }
-
-    /// The life of the job that the launcher here takes part in: as a member, or by the leader's word as one that
-    /// waits. Of no other life it is told the end.
-    pub(super) fn life(&self) -> Option<Digest> {
-        self.local.as_ref().and_then(|l| l.reg.lineage)
-    }
-
-    /// Whether the launcher here takes part in this life, or did when its workers began, and has heard no end.
-    pub(super) fn is_of_life(&self, lineage: Digest) -> bool {
-        let local = self.local.as_ref().filter(|l| l.over.is_none());
-        local.is_some_and(|l| {
-            let began = l.reg.began.as_ref().map(|b| b.lineage);
-            l.reg.lineage.or(began) == Some(lineage)
-        })
-    }
-
-    /// A life of the job is over, by its log or by others. A launcher of that life ends with it also where its agent
-    /// knows nothing of it any more.
-    pub(super) fn hear_of_end(&mut self, ctx: &Ctx<'_>, end: &Record) {
-        let is_end = end.kind.is_terminal() && !matches!(end.kind, Kind::Tombstone { .. });
-        if is_end && self.took_part(end) && !self.is_member(ctx) {
-            self.end_launcher(ctx, end);
-        }
-    }
-
-    /// The launcher keeps the word, for an agent that is started anew knows nothing of a life in which one only waits.
-    pub(super) fn takes_part_in(&mut self, lineage: Option<Digest>) {
-        if let Some(local) = self.local.as_mut().filter(|l| l.reg.lineage != lineage) {
-            local.reg.lineage = lineage;
-            self.tell_launcher(ToLauncher::Life { lineage });
-        }
-    }
-
-    /// The launcher takes part in the life of the job that it is a member of.
-    fn note_lineage(&mut self, ctx: &Ctx<'_>) {
-        if self.is_member(ctx) {
-            self.takes_part_in(self.head.as_ref().map(super::Head::lineage));
-        }
     }
 
     /// The head changed: take up, or give up, this node's part.
@@ -460,30 +407,32 @@ impl Job {
             self.applicant.told.clear();
         }
         if record.kind.is_terminal() {
-            let lineage = self.life();
+            let own = self.is_of_life(record.lineage());
             let running = self.local.as_ref().and_then(|l| l.running);
             // That all others left is no end for a launcher that only waited, or was dropped before: it begins the next life.
             let left = self.before.as_ref().filter(|b| b.digest == record.parent);
             let mine = left.and_then(|b| b.record.member(ctx.me()));
             let took_part = mine.is_some_and(|m| Some(m.launcher) == self.launcher());
-            let waited = record.kind == Kind::Dormant && !took_part && !self.took_part(&record);
+            let left = took_part || self.took_part(&record);
+            let waited = own && record.kind == Kind::Dormant && !left;
             if waited {
-                self.takes_part_in(None);
+                self.set_life(None);
             }
-            if lineage == Some(record.lineage()) && !waited {
+            if own && !waited {
                 // The others waited for all but those that they had given up, whose lease is all that they wait for.
                 let runs = was.is_some_and(|m| !m.status.stopped);
                 if let Some(old) = running.filter(|_| runs) {
                     self.stop_launcher(ctx.now, old, 0, "the job is over");
                 }
                 self.end_launcher(ctx, &record);
+                self.follow_merge(ctx, &record);
             } else if let Some(old) = running {
                 // How its own life ended nobody here knows any more.
                 self.stop_launcher(ctx.now, old, 0, "this generation is over");
             }
             return;
         }
-        self.note_lineage(ctx);
+        self.note_life(ctx);
         // Whatever runs is of an earlier generation, perhaps of one that the head before was to
         // replace and never did: the launcher knows only those that it was told to start.
         let running = self.local.as_ref().and_then(|l| l.running);
@@ -521,7 +470,7 @@ impl Job {
     }
 
     /// The job is over: the launcher exits with the job's code.
-    fn end_launcher(&mut self, ctx: &Ctx<'_>, record: &Record) {
+    pub(super) fn end_launcher(&mut self, ctx: &Ctx<'_>, record: &Record) {
         let leaving = self.local.as_ref().is_some_and(|l| l.leave.is_some());
         let (code, report) = match record.kind {
             Kind::End { cancelled: true } => (130, "stopped by the user".to_owned()),

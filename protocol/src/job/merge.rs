@@ -94,7 +94,7 @@ impl Job {
         if over {
             return;
         }
-        if self.may_tell_end(ctx, advert) {
+        if self.may_know_end(ctx, advert) {
             // With no end known here they tell all that they know.
             let have = Digest::ZERO;
             return self.send(ctx, from, JobMessage::Ask { have });
@@ -141,28 +141,6 @@ impl Job {
             }
         }
         self.leave_dead_birth(ctx);
-    }
-
-    /// Whether the life of the launcher here, of which this agent knows nothing, has ended as far as others know.
-    fn may_tell_end(&self, ctx: &Ctx<'_>, advert: &Advert) -> bool {
-        let local = self.local.as_ref().filter(|l| l.over.is_none());
-        let life = local
-            .and_then(|l| l.reg.lineage)
-            .filter(|_| self.live().is_none());
-        let goes_on = |life| self.told_of(ctx, life).any(|(_, a)| a.belongs);
-        !advert.is_gathering() && life.is_some_and(|life| !goes_on(life))
-    }
-
-    /// The launcher here came back to an agent that may have been told of the end of its life before.
-    pub(super) fn ask_for_end(&mut self, ctx: &Ctx<'_>) {
-        let told = self.adverts(ctx.peers.all);
-        let told = told
-            .filter(|(_, a)| self.may_tell_end(ctx, a))
-            .map(|(n, _)| n);
-        let have = Digest::ZERO;
-        for node in told.collect::<Vec<_>>() {
-            self.send(ctx, node, JobMessage::Ask { have });
-        }
     }
 
     /// Groups that spoke of themselves before there was one here were no concern then, and may never
@@ -408,7 +386,7 @@ impl Job {
             && !self.merge.taken.contains(&other)
         {
             self.merge.taken.push(other);
-            // Nobody lives there any more, whatever was said on the way.
+            // They are to live here, and some have said something else on the way.
             self.merge.elsewhere.retain(|_, lives| *lives != other);
         }
         // Not the leader alone: it may be gone, and this group unable to decide another.

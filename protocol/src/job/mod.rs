@@ -24,6 +24,7 @@ mod hang;
 mod keeping;
 mod lead;
 mod lease;
+mod life;
 mod member;
 mod merge;
 mod misreads;

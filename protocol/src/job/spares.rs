@@ -35,8 +35,11 @@ impl Job {
         let life = life.and_then(|_| self.life_to_join(ctx));
         if new && life.is_none() && self.lead.is_some() {
             // Voters acknowledge the next heartbeat by then. Its launcher asks again as well, but later.
+            if self.desk.spares.untold.is_empty() {
+                self.desk.spares.look_at = ctx.now + Span(ctx.cfg.suspect_after.0 / 8);
+            }
             self.desk.spares.untold.insert(node);
-            self.look_for_life(ctx);
+            self.look_for_life();
         }
         self.answer(ctx, node, life);
     }
@@ -49,23 +52,22 @@ impl Job {
         }
     }
 
-    fn look_for_life(&mut self, ctx: &Ctx<'_>) {
-        self.desk.spares.look_at = ctx.now + Span(ctx.cfg.suspect_after.0 / 8);
-        self.wake_at(
-            self.desk.spares.look_at,
-            "voters that do not say whether this life goes on",
-        );
+    fn look_for_life(&mut self) {
+        let at = self.desk.spares.look_at;
+        self.wake_at(at, "voters that do not say whether this life goes on");
     }
 
     /// Launchers that came just now hear in which life they wait as soon as a majority has said that it goes on.
     pub(super) fn tell_lives(&mut self, ctx: &Ctx<'_>) {
         let spares = &mut self.desk.spares;
-        if spares.untold.is_empty() || ctx.now < spares.look_at {
+        if spares.untold.is_empty() {
             return;
+        }
+        if ctx.now < spares.look_at {
+            return self.look_for_life();
         }
         let untold = std::mem::take(&mut spares.untold);
         let life = self.life_to_join(ctx);
-        let mut wait_on = false;
         for node in untold {
             let Some(held) = self.desk.tickets.get(&node) else {
                 continue;
@@ -74,11 +76,11 @@ impl Job {
                 self.answer(ctx, node, life);
             } else if ctx.now < held.first + REPEAT {
                 self.desk.spares.untold.insert(node);
-                wait_on = true;
             }
         }
-        if wait_on {
-            self.look_for_life(ctx);
+        if !self.desk.spares.untold.is_empty() {
+            self.desk.spares.look_at = ctx.now + Span(ctx.cfg.suspect_after.0 / 8);
+            self.look_for_life();
         }
     }
 

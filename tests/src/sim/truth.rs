@@ -57,6 +57,8 @@ pub struct VoteSaid {
 pub struct ToldEnd {
     pub node: usize,
     pub launcher: LauncherId,
+    /// The life that it took part or waited in, by its agent's word.
+    pub life: Option<Digest>,
     pub code: i32,
     pub report: String,
     /// It, or its node, was to leave.
@@ -126,6 +128,8 @@ pub struct Truth {
     pub spawns: Vec<Spawn>,
     pub stops: Vec<StoppedAt>,
     pub saves: Vec<SavesAt>,
+    /// The life of the job that each launcher was told last.
+    pub lives: BTreeMap<LauncherId, Option<Digest>>,
     /// When each launcher first registered, and when each end of the job was first announced.
     pub registered: BTreeMap<LauncherId, u64>,
     pub ended: BTreeMap<Digest, u64>,

@@ -15,7 +15,7 @@ use crate::local::{Began, Command, Register, ToAgent, ToLauncher};
 use crate::membership::Answer;
 use crate::record::{Kind, Member, Record};
 use crate::spec::JobSpec;
-use crate::time::{Span, Time};
+use crate::time::Span;
 use crate::wire::{Action, Advert, JobMessage, Order, Status, Ticket};
 
 /// Node `me` of a generation of `n` nodes, in which all train.
@@ -375,60 +375,6 @@ fn a_job_without_a_majority_is_given_up_by_a_persons_word() {
         _ => false,
     };
     assert_eq!(s.sent.iter().filter(asks).count(), 1, "{:?}", s.sent);
-}
-
-/// Its agent was away when the job was given up, and hears of that before its launcher is back.
-#[test]
-fn a_launcher_that_comes_back_to_a_life_that_was_given_up_by_a_persons_order_ends() {
-    let r = record(2, 2);
-    let (lineage, digest) = (r.lineage(), r.digest());
-    let mut s = Scripted::new(config(0, 2), vec![holds(&r, 1)]);
-    s.peer(1);
-    s.hears(1, JobMessage::CancelAsk { lineage });
-    let up_to = u64::MAX;
-    s.hears(1, JobMessage::Superseded { lineage, up_to });
-    let began = Some(Box::new(Began { lineage, digest }));
-    s.says(ToAgent::Register(Register {
-        began,
-        ..registers(0, r.spec.clone())
-    }));
-    s.says(ToAgent::MasterPort { port: 9 });
-    s.pass(Span::from_secs(1));
-    let ends = |(_, f): &(Time, ToLauncher)| matches!(f, ToLauncher::End { code: 130, .. });
-    assert!(s.told.iter().any(ends), "{:?}", s.told);
-}
-
-/// Its agent was away when the job was stopped, and hears of the end and of the next life at once.
-#[test]
-fn a_launcher_whose_life_ended_while_its_agent_was_away_ends_though_the_next_has_begun() {
-    let r = record(2, 2);
-    let end = Record {
-        kind: Kind::End { cancelled: true },
-        members: Vec::new(),
-        ..next(&r, 1)
-    };
-    // This node is a witness there.
-    let born = Record {
-        parent: end.digest(),
-        witnesses: vec![witness(1)],
-        ..record(1, 1)
-    };
-    let mut s = Scripted::new(config(1, 2), vec![holds(&r, 1)]);
-    s.peer(0);
-    for record in [end, born].map(Arc::new) {
-        s.hears(0, JobMessage::Decided { record });
-    }
-    s.says(ToAgent::Register(Register {
-        began: Some(Box::new(Began {
-            lineage: r.lineage(),
-            digest: r.digest(),
-        })),
-        ..registers(1, r.spec.clone())
-    }));
-    s.says(ToAgent::MasterPort { port: 9 });
-    s.pass(Span::from_secs(1));
-    let ends = |(_, f): &(Time, ToLauncher)| matches!(f, ToLauncher::End { code: 130, .. });
-    assert!(s.told.iter().any(ends), "{:?}", s.told);
 }
 
 #[test]

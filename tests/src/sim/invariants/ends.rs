@@ -52,9 +52,10 @@ fn had_part(truth: &Truth, told: &ToldEnd, end: &Record) -> bool {
         return truth.records.get(&end.parent).is_some_and(|r| is_in(r));
     }
     let registered = truth.registered.get(&told.launcher);
-    let waited = registered
+    let before = registered
         .zip(truth.ended.get(&digest))
         .is_some_and(|(then, at)| then <= at);
+    let waited = before && told.life == Some(end.lineage());
     let mut life = truth.records.values();
     waited || life.any(|r| r.lineage() == end.lineage() && is_in(r))
 }

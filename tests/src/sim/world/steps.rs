@@ -26,11 +26,15 @@ impl World {
             Step::LauncherHears { node, conn, frame } => {
                 let launcher = self.nodes[node].launcher.as_mut();
                 if let Some(l) = launcher.filter(|l| l.conn == Some(conn)) {
+                    if let ToLauncher::Life { lineage } = frame {
+                        self.truth.lives.insert(l.id, lineage);
+                    }
                     if let ToLauncher::End { code, report } = &frame {
                         self.truth.dirty = true;
                         self.truth.told.push(ToldEnd {
                             node,
                             launcher: l.id,
+                            life: self.truth.lives.get(&l.id).copied().flatten(),
                             code: *code,
                             report: report.clone(),
                             leaves: l.leaves,
