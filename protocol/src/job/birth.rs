@@ -1,50 +1,42 @@
-//! How a job is born (R2): tickets gather at one agent's desk, which proposes the first generation
-//! to all its members at once, and decides it when every one of them has bound itself to it.
+//! How a job is born (R2): the agent at which launchers gather proposes the first generation to all its members at once,
+//! and decides it when every one of them has bound itself to it.
 //!
 //! Only the proposer counts the answers, and only it decides; a birth that it abandons can never be
 //! decided. So two births that share a member are never both decided, short of the proposer being
 //! lost at the wrong moment; for that case a member leaves an undecided birth after
 //! `birth_timeout`, and `merge` brings together what may come of it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use super::gathering::Held;
 use super::member::Local;
-use super::spares::Spares;
-use super::{Ctx, Job, REPEAT, TICKET_LIFE};
+use super::{Ctx, Job, REPEAT};
 use crate::agent::Notice;
 use crate::ids::{Digest, LauncherId, NodeId};
 use crate::ranks;
 use crate::record::{Arbiter, Cause, Kind, Member, Record, Voter, WITNESSED_VOTERS};
 use crate::time::{Span, Time};
-use crate::wire::{JobMessage, MAX_LIST, Ticket, Wait};
+use crate::wire::JobMessage;
 
-/// A ticket that lies on this agent's desk.
-#[derive(Clone, Debug)]
-pub(super) struct Held {
-    pub(super) ticket: Ticket,
-    pub(super) first: Time,
-    pub(super) renewed: Time,
-}
-
-/// The tickets that came here, and the birth made of them.
+/// Births that this agent proposes, or is bound to.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Desk {
-    pub(super) tickets: BTreeMap<NodeId, Held>,
-    /// Those of launchers that wait for a place in the generation that runs.
-    pub(super) spares: Spares,
-    pub(super) birth: Option<Birth>,
-    /// They have waited for a while, so that others should know of them.
-    pub(super) waits: bool,
-    /// When a node new to the desk came last.
-    pub(super) last_new: Time,
-    /// When a birth was last handed to its first member to be claimed.
-    claim_asked: Option<Time>,
-    /// No birth is proposed before.
+pub(super) struct Births {
+    pub(super) under_way: Option<Birth>,
+    /// When one was last handed to its first member to be claimed.
+    pub(super) claim_asked: Option<Time>,
+    /// None is proposed before.
     not_before: Time,
-    /// When this agent bound itself to an undecided birth.
+    /// When this agent bound itself to an undecided one.
     bound_at: Option<Time>,
     bound_asked: bool,
+}
+
+impl Births {
+    /// The life that is proposed here.
+    pub(super) fn proposes(&self) -> Option<Digest> {
+        self.under_way.as_ref().map(|b| b.lineage)
+    }
 }
 
 /// A birth under way.
@@ -57,217 +49,7 @@ pub(super) struct Birth {
     said: Time,
 }
 
-impl Desk {
-    pub(super) fn is_empty(&self) -> bool {
-        self.tickets.is_empty() && self.birth.is_none()
-    }
-
-    /// The life that is proposed here.
-    pub(super) fn proposes(&self) -> Option<Digest> {
-        self.birth.as_ref().map(|b| b.lineage)
-    }
-
-    pub(super) fn withdraw(&mut self, node: NodeId) {
-        self.tickets.remove(&node);
-    }
-
-    /// A life has ended. Those that asked for a place in it `here` go with it, but for those that know its `end`: they ask
-    /// for the next one. An agent that only hears of its end may have had it claimed; so do those that have asked since.
-    pub(super) fn ends(&mut self, here: bool, end: Digest) {
-        let claimed = self.claim_asked;
-        let since = |h: &Held| !here && claimed.is_none_or(|at| h.renewed > at);
-        self.tickets
-            .retain(|_, h| since(h) || h.ticket.knows == end);
-    }
-
-    /// The node from which a launcher asks to be let in: it runs nothing.
-    pub(super) fn node_of(&self, launcher: LauncherId) -> Option<NodeId> {
-        let mut tickets = self.tickets.iter();
-        let (node, _) = tickets.find(|(_, h)| h.ticket.member.launcher == launcher)?;
-        Some(*node)
-    }
-
-    /// Whether a member of a generation asks to be let in again, so that it runs nothing: its launcher, or another one of
-    /// its node, whose agent waits for the one before.
-    pub(super) fn is_asked_for(&self, member: &Member) -> bool {
-        let here = self.tickets.get(&member.node);
-        let next = here.is_some_and(|h| h.ticket.member.state == member.state);
-        next || self.node_of(member.launcher).is_some()
-    }
-
-    /// When the first ticket that is still held came.
-    pub(super) fn first(&self) -> Option<Time> {
-        self.tickets.values().map(|h| h.first).min()
-    }
-}
-
 impl Job {
-    pub(super) fn on_ticket(&mut self, ctx: &mut Ctx<'_>, from: NodeId, ticket: Ticket) {
-        if ticket.member.node != from {
-            return self.keep_passed_on(ctx, from, ticket);
-        }
-        if from != ctx.me() && !ticket.knows.is_zero() {
-            // It may still hold a generation that is long over.
-            self.on_ask(ctx, from, ticket.knows);
-        }
-        let launcher = ticket.member.launcher;
-        self.tell_superseded(ctx, from);
-        if let Some(head) = self.live().filter(|_| !self.is_leaderless(ctx)) {
-            if head.record.member(from) == Some(&ticket.member) {
-                // It has not heard that it is a member, and perhaps leads.
-                let record = head.record.clone();
-                self.send(ctx, from, JobMessage::Decided { record });
-                return;
-            }
-            let lead = self.acting_leader(ctx, &head.record);
-            if lead != Some(ctx.me()) {
-                if let Some(mut advert) = self.advert(ctx.cfg, ctx.peers.all) {
-                    advert.leader = lead;
-                    let wait = Wait::Elsewhere { advert };
-                    self.acknowledge(ctx, from, launcher, Digest::ZERO, wait);
-                }
-                return;
-            }
-        }
-        if self.is_leaderless(ctx)
-            && let Some(door) = self.meeting_place(ctx)
-            && door != ctx.me()
-            && door != from
-            && let Some(mut advert) = self.advert(ctx.cfg, ctx.peers.all)
-        {
-            // Those who know that nobody leads meet elsewhere; this one took me for the leader.
-            advert.leader = Some(door);
-            let wait = Wait::Elsewhere { advert };
-            return self.acknowledge(ctx, from, launcher, Digest::ZERO, wait);
-        }
-        self.drop_void_tickets(ctx);
-        let known = self.desk.tickets.get(&from);
-        let again = known.filter(|h| h.ticket.member.launcher == ticket.member.launcher);
-        let (first, new) = (again.map_or(ctx.now, |h| h.first), again.is_none());
-        if let Some(why) = self.refusal(ctx, &ticket, first) {
-            self.desk.tickets.remove(&from);
-            self.send(ctx, from, JobMessage::TicketRefused { launcher, why });
-            return;
-        }
-        if new {
-            self.desk.last_new = ctx.now;
-        }
-        let held = Held {
-            ticket,
-            first,
-            renewed: ctx.now,
-        };
-        self.pass_on(ctx, &held.ticket);
-        self.desk.tickets.insert(from, held);
-        self.answer_ticket(ctx, from, new);
-    }
-
-    pub(super) fn acknowledge(
-        &mut self,
-        ctx: &Ctx<'_>,
-        to: NodeId,
-        launcher: LauncherId,
-        lineage: Digest,
-        wait: Wait,
-    ) {
-        let body = JobMessage::TicketAck {
-            launcher,
-            lineage,
-            wait,
-        };
-        self.send(ctx, to, body);
-    }
-
-    /// Why a ticket, the first of whose launcher came at `first`, can never lead to membership.
-    fn refusal(&self, ctx: &Ctx<'_>, ticket: &Ticket, first: Time) -> Option<String> {
-        let member = &ticket.member;
-        if let Some(why) = self.is_unfit(member.node, member.launcher) {
-            return Some(why.to_owned());
-        }
-        let head = self.live().map(|h| &h.record);
-        let led = head.filter(|_| !self.is_leaderless(ctx));
-        // What follows the dead may have another specification, unless others come with theirs: their generation
-        // ends then. Its launchers may all be dead though their statuses, a moment old, do not say so.
-        let may_follow = |record: &Record| {
-            self.may_differ(ctx, record)
-                || !self.is_taken_part_in(ctx, record)
-                || ctx.now < first + REPEAT.times(2)
-        };
-        if led.is_some_and(|record| may_follow(record)) {
-            return None;
-        }
-        let shared = head.and_then(|record| record.store());
-        if shared.is_some() && ticket.store != shared {
-            return Some(
-                "the job's members share a store that this node does not see: mount the same \
-                 directory here and name it with --store"
-                    .into(),
-            );
-        }
-        let (spec, store, where_) = match led {
-            Some(record) => (&record.spec, shared, "the running job"),
-            None => {
-                let first = self.desk.tickets.values().min_by_key(|h| h.first)?;
-                if first.ticket.member.node == ticket.member.node {
-                    return None;
-                }
-                let first = &first.ticket;
-                (&first.spec, first.store, first.host.as_str())
-            }
-        };
-        let mut differences = ticket.spec.differences(spec);
-        differences.extend(super::store::difference(ticket.store, store).map(str::to_owned));
-        if differences.is_empty() {
-            return None;
-        }
-        Some(format!(
-            "this launcher and {where_} disagree: {}. Start every node of a job with the same flags, \
-             or choose another --rdzv-id",
-            differences.join("; ")
-        ))
-    }
-
-    /// What to tell the holder of a ticket.
-    pub(super) fn wait_for(&self, ctx: &Ctx<'_>, from: NodeId) -> Wait {
-        let have = u16::try_from(self.desk.tickets.len()).unwrap_or(u16::MAX);
-        match self.live() {
-            Some(head) => self.wait_of_running(ctx, head, from),
-            None => {
-                let spec = self.desk.tickets.get(&from).map(|h| &h.ticket.spec);
-                let (min, max) = spec.map_or((0, 0), |s| (s.birth_nodes(), s.max_nodes));
-                if have < min {
-                    let who = self.desk.tickets.keys().take(MAX_LIST).copied().collect();
-                    Wait::Forming {
-                        have,
-                        min,
-                        max,
-                        who,
-                    }
-                } else if self.eligible(ctx).count() < usize::from(min) {
-                    let nodes = self.desk.tickets.keys().copied();
-                    let nodes = nodes.filter(|n| self.is_unstored(ctx, *n));
-                    Wait::Unstored {
-                        nodes: nodes.take(MAX_LIST).collect(),
-                    }
-                } else if let Some(left) = self.orphaned_in(ctx).filter(|at| *at > Span::ZERO) {
-                    let ms = left.as_millis();
-                    Wait::Orphan { ms }
-                } else if let Some(at) = self.others_train_until(ctx) {
-                    let ms = at.since(ctx.now).as_millis();
-                    Wait::Held { have, ms }
-                } else {
-                    Wait::Batching { have, max }
-                }
-            }
-        }
-    }
-
-    fn drop_void_tickets(&mut self, ctx: &Ctx<'_>) {
-        self.desk
-            .tickets
-            .retain(|node, h| ctx.now.since(h.renewed) < TICKET_LIFE && ctx.reachable(*node));
-    }
-
     pub(super) fn drive_birth(&mut self, ctx: &mut Ctx<'_>) {
         let now = ctx.now;
         self.drop_void_tickets(ctx);
@@ -276,17 +58,17 @@ impl Job {
         if self.live().is_some() && !self.is_leaderless(ctx) {
             return;
         }
-        if self.desk.birth.is_some() {
+        if self.births.under_way.is_some() {
             return self.drive_proposed(ctx);
         }
-        if self.desk.tickets.is_empty() || self.abstains() {
+        if self.gathering.tickets.is_empty() || self.abstains() {
             return;
         }
         self.wake_at(now + REPEAT, "look at the tickets");
         if self.joins_successor(ctx) {
             return;
         }
-        let Some(first) = self.desk.tickets.values().min_by_key(|h| h.first) else {
+        let Some(first) = self.gathering.tickets.values().min_by_key(|h| h.first) else {
             return;
         };
         let spec = first.ticket.spec.clone();
@@ -298,14 +80,14 @@ impl Job {
         };
         let few = have < usize::from(least);
         let gathers = first.first + spec.form_quiet();
-        self.desk.waits = few && now >= gathers || now >= first.first + REPEAT.times(2);
+        self.gathering.waits = few && now >= gathers || now >= first.first + REPEAT.times(2);
         if few {
             if now < gathers {
                 self.wake_at(gathers, "others should know of these launchers");
             }
             return;
         }
-        let quiet = self.desk.last_new + spec.form_quiet();
+        let quiet = self.gathering.last_new + spec.form_quiet();
         if have < usize::from(spec.max_nodes) && now < quiet {
             self.wake_at(quiet, "quiet before forming");
             return;
@@ -313,14 +95,14 @@ impl Job {
         if let Some(at) = self.others_train_until(ctx) {
             return self.wake_at(at, "workers of the life before");
         }
-        if now < self.desk.not_before {
-            return self.wake_at(self.desk.not_before, "another birth");
+        if now < self.births.not_before {
+            return self.wake_at(self.births.not_before, "another birth");
         }
         // One that was asked for before the newest node came holds nothing up: that life may have ended since.
         // Beyond as many as fit it would be the same one.
         let more = have <= usize::from(spec.max_nodes);
-        let asked = self.desk.claim_asked;
-        let asked = asked.filter(|at| *at >= self.desk.last_new || !more);
+        let asked = self.births.claim_asked;
+        let asked = asked.filter(|at| *at >= self.gathering.last_new || !more);
         if let Some(at) = asked.map(|at| at + REPEAT)
             && now < at
         {
@@ -334,18 +116,11 @@ impl Job {
         self.propose_birth(ctx, spec);
     }
 
-    /// Those who can take part in a birth: without a store each has to store its vote for it.
-    pub(super) fn eligible<'a>(&'a self, ctx: &'a Ctx<'_>) -> impl Iterator<Item = &'a Held> {
-        let votes =
-            |h: &&Held| h.ticket.store.is_some() || !self.is_unstored(ctx, h.ticket.member.node);
-        self.desk.tickets.values().filter(votes)
-    }
-
     /// Until when somebody of the life before may still be training, as those say who are here.
-    fn others_train_until(&self, ctx: &Ctx<'_>) -> Option<Time> {
+    pub(super) fn others_train_until(&self, ctx: &Ctx<'_>) -> Option<Time> {
         let most = ctx.peers.timeouts().max(self.timeouts(ctx));
         let most = Span(most.agent_grace.0.saturating_add(most.suspect_after.0));
-        let tickets = self.desk.tickets.values();
+        let tickets = self.gathering.tickets.values();
         let until = tickets.map(|h| {
             let held = Span::from_millis(h.ticket.held_ms.into());
             h.renewed + held.min(most)
@@ -397,12 +172,12 @@ impl Job {
         });
         if let Arbiter::Store(_) = arbiter {
             let Some(first) = record.leader() else { return };
-            self.desk.claim_asked = Some(ctx.now);
+            self.births.claim_asked = Some(ctx.now);
             self.send(ctx, first, JobMessage::ClaimBirth { record });
             return;
         }
         let lineage = record.digest();
-        self.desk.birth = Some(Birth {
+        self.births.under_way = Some(Birth {
             record,
             lineage,
             accepted: BTreeSet::new(),
@@ -477,7 +252,7 @@ impl Job {
     /// Says an undecided birth again, gives it up when somebody does not answer, and decides it
     /// when all have.
     fn drive_proposed(&mut self, ctx: &mut Ctx<'_>) {
-        let Some(birth) = &self.desk.birth else {
+        let Some(birth) = &self.births.under_way else {
             return;
         };
         let record = birth.record.clone();
@@ -488,7 +263,7 @@ impl Job {
             .filter(|n| !birth.accepted.contains(n))
             .collect();
         if missing.is_empty() {
-            self.desk.birth = None;
+            self.births.under_way = None;
             return self.decided(ctx, &record, true);
         }
         let half = crate::time::Span(ctx.cfg.birth_timeout.0 / 2);
@@ -498,12 +273,12 @@ impl Job {
         if ctx.now >= give_up || !gone.is_empty() {
             let silent = if gone.is_empty() { missing } else { gone };
             for node in &silent {
-                self.desk.tickets.remove(node);
+                self.gathering.tickets.remove(node);
             }
             self.abandon_birth(ctx);
             return self.pause_births(ctx);
         }
-        let Some(birth) = &mut self.desk.birth else {
+        let Some(birth) = &mut self.births.under_way else {
             return;
         };
         let again = birth.said + REPEAT;
@@ -524,7 +299,7 @@ impl Job {
     }
 
     fn abandon_birth(&mut self, ctx: &mut Ctx<'_>) {
-        let Some(birth) = self.desk.birth.take() else {
+        let Some(birth) = self.births.under_way.take() else {
             return;
         };
         for voter in birth.record.voters().collect::<Vec<_>>() {
@@ -540,13 +315,13 @@ impl Job {
     /// Two proposers that got into each other's way try again at different times.
     fn pause_births(&mut self, ctx: &mut Ctx<'_>) {
         let pause = ctx.rng.below(ctx.cfg.birth_timeout.0 / 2);
-        self.desk.not_before = ctx.now + crate::time::Span(pause);
-        self.wake_at(self.desk.not_before, "another birth");
+        self.births.not_before = ctx.now + crate::time::Span(pause);
+        self.wake_at(self.births.not_before, "another birth");
     }
 
     /// Abandons the birth that is being proposed here, and frees this agent from it at once.
     pub(super) fn withdraw_birth(&mut self, ctx: &mut Ctx<'_>) {
-        let Some(lineage) = self.desk.birth.as_ref().map(|b| b.lineage) else {
+        let Some(lineage) = self.births.under_way.as_ref().map(|b| b.lineage) else {
             return;
         };
         self.abandon_birth(ctx);
@@ -581,7 +356,12 @@ impl Job {
         let bound = self.durable.bound.as_ref();
         let replaced = bound.filter(|bound| mine && self.is_outlived(ctx, bound, &record));
         if let Some(old) = replaced.map(|bound| bound.digest()) {
-            match self.desk.birth.as_ref().is_some_and(|b| b.lineage == old) {
+            match self
+                .births
+                .under_way
+                .as_ref()
+                .is_some_and(|b| b.lineage == old)
+            {
                 true => self.withdraw_birth(ctx),
                 false => self.unbind(ctx),
             }
@@ -607,15 +387,15 @@ impl Job {
             return self.say_held(ctx, vec![from]);
         }
         self.durable.bound = Some(record);
-        self.desk.bound_at = Some(ctx.now);
-        self.desk.bound_asked = false;
+        self.births.bound_at = Some(ctx.now);
+        self.births.bound_asked = false;
         if self.is_stored(ctx) {
             self.send(ctx, from, JobMessage::BirthAccepted { lineage });
         }
     }
 
     pub(super) fn on_birth_accepted(&mut self, ctx: &mut Ctx<'_>, from: NodeId, lineage: Digest) {
-        if let Some(birth) = &mut self.desk.birth
+        if let Some(birth) = &mut self.births.under_way
             && birth.lineage == lineage
         {
             birth.accepted.insert(from);
@@ -630,11 +410,16 @@ impl Job {
         lineage: Digest,
         bound: Digest,
     ) {
-        let Some(birth) = self.desk.birth.as_ref().filter(|b| b.lineage == lineage) else {
+        let Some(birth) = self
+            .births
+            .under_way
+            .as_ref()
+            .filter(|b| b.lineage == lineage)
+        else {
             return;
         };
         if birth.record.has(from) {
-            self.desk.tickets.remove(&from);
+            self.gathering.tickets.remove(&from);
             self.abandon_birth(ctx);
             self.pause_births(ctx);
             if !bound.is_zero() {
@@ -653,7 +438,7 @@ impl Job {
 
     fn unbind(&mut self, ctx: &mut Ctx<'_>) {
         self.durable.bound = None;
-        self.desk.bound_at = None;
+        self.births.bound_at = None;
         self.persist(ctx);
         self.wake_at(ctx.now, "free for another birth");
     }
@@ -664,7 +449,7 @@ impl Job {
     fn is_outlived(&self, ctx: &Ctx<'_>, bound: &Record, by: &Record) -> bool {
         let mine = bound.member(ctx.me()).map(|m| m.launcher);
         let half = Span(ctx.cfg.birth_timeout.0 / 2);
-        let waited = (self.desk.bound_at).is_some_and(|since| ctx.now >= since + half);
+        let waited = (self.births.bound_at).is_some_and(|since| ctx.now >= since + half);
         let dead =
             |m: &Member| ctx.peers.lost(m.node) == Some(true) || waited && !ctx.reachable(m.node);
         let another = |m: &Member| by.member(m.node).map(|other| other.launcher != m.launcher);
@@ -678,7 +463,7 @@ impl Job {
         let Some(record) = self.durable.bound.clone() else {
             return;
         };
-        let since = *self.desk.bound_at.get_or_insert(ctx.now);
+        let since = *self.births.bound_at.get_or_insert(ctx.now);
         let (ask, leave) = (
             since + ctx.cfg.birth_timeout,
             since + ctx.cfg.birth_timeout.times(2),
@@ -686,8 +471,8 @@ impl Job {
         if ctx.now >= leave {
             return self.unbind(ctx);
         }
-        if ctx.now >= ask && !self.desk.bound_asked {
-            self.desk.bound_asked = true;
+        if ctx.now >= ask && !self.births.bound_asked {
+            self.births.bound_asked = true;
             let have = self.head_digest();
             for m in &record.members {
                 if m.node != ctx.me() {
@@ -710,7 +495,7 @@ impl Job {
         }
         if record.kind.is_terminal() {
             // Spares leave with the job.
-            told.extend(self.desk.tickets.keys().copied());
+            told.extend(self.gathering.tickets.keys().copied());
         }
         told.remove(&ctx.me());
         for node in told {
@@ -722,7 +507,7 @@ impl Job {
             self.install(ctx, record.clone());
             self.tell_held(ctx, record);
         } else {
-            self.desk.tickets.clear();
+            self.gathering.tickets.clear();
         }
     }
 }

@@ -88,7 +88,7 @@ impl Job {
         let doors: BTreeSet<NodeId> = doors.map(|(node, _)| node).chain(asked).collect();
         let here = self.local.as_ref().filter(|l| l.over.is_none());
         let launcher = here.map(|l| l.reg.launcher);
-        if lives.is_empty() && doors.is_empty() && launcher.is_none() && self.desk.is_empty() {
+        if lives.is_empty() && doors.is_empty() && launcher.is_none() && !self.is_gathering() {
             let id = &self.key.id;
             return Err(match &self.head {
                 Some(end) => format!("job {id} is over: {}", self.why(ctx, &end.record)),
@@ -397,7 +397,7 @@ impl Job {
             self.cancel(ctx);
         }
         self.withdraw_birth(ctx);
-        let asked = std::mem::take(&mut self.desk.tickets).into_keys();
+        let asked = std::mem::take(&mut self.gathering.tickets).into_keys();
         let others: Vec<NodeId> = asked.filter(|n| *n != ctx.me()).collect();
         for node in others {
             let lineage = Digest::ZERO;

@@ -248,7 +248,7 @@ impl Job {
             return;
         }
         if self
-            .desk
+            .births
             .proposes()
             .is_some_and(|birth| birth != record.lineage())
         {
@@ -311,9 +311,9 @@ impl Job {
         }
         self.lead = None;
         self.storeless.clear();
-        self.desk.birth = None;
+        self.births.under_way = None;
         // Whoever is in has no ticket any more, whatever becomes of it later.
-        self.desk
+        self.gathering
             .tickets
             .retain(|n, h| record.member(*n) != Some(&h.ticket.member));
         self.voter.on_install(&record);
@@ -334,7 +334,9 @@ impl Job {
             self.ask_other_groups(ctx);
         }
         if record.kind.is_terminal() {
-            self.desk.ends(known == Some(record.lineage()), digest);
+            let claimed = self.births.claim_asked;
+            self.gathering
+                .ends(known == Some(record.lineage()), digest, claimed);
         }
     }
 

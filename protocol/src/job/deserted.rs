@@ -170,7 +170,7 @@ impl Job {
             return false;
         };
         let over = ctx.now >= deserted.since + Self::kept_for(ctx, deserted);
-        let asked = !self.desk.tickets.is_empty();
+        let asked = !self.gathering.tickets.is_empty();
         deserted.given_up || over || asked && self.may_differ(ctx, record)
     }
 
@@ -211,14 +211,14 @@ impl Job {
     /// specification, so that another one may follow.
     pub(super) fn may_differ(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
         let deserted = self.lead.as_ref().and_then(|l| l.deserted);
-        let mut tickets = self.desk.tickets.values();
+        let mut tickets = self.gathering.tickets.values();
         deserted.is_some_and(|d| ctx.now >= d.replaced_at(ctx))
             && tickets.all(|h| differs(&h.ticket, record))
     }
 
     /// Whether a launcher of the generation is known to live, or one waits that would go on with it.
     pub(super) fn is_taken_part_in(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
-        let mut tickets = self.desk.tickets.values();
+        let mut tickets = self.gathering.tickets.values();
         self.any_member_lives(ctx, record) || tickets.any(|h| !differs(&h.ticket, record))
     }
 
@@ -235,7 +235,7 @@ impl Job {
     /// Until when workers of a job without launchers may still train, where the launcher of this node waits to
     /// start it with another specification.
     pub(super) fn replaced_in(&self, ctx: &Ctx<'_>, record: &Record, node: NodeId) -> Option<Span> {
-        let asks = self.desk.tickets.get(&node)?;
+        let asks = self.gathering.tickets.get(&node)?;
         let deserted = self.lead.as_ref()?.deserted?;
         let at = deserted.replaced_at(ctx);
         (differs(&asks.ticket, record) && ctx.now < at).then(|| at.since(ctx.now))

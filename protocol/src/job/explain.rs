@@ -464,11 +464,11 @@ impl Job {
             return Wait::Parked { ms };
         }
         if let Some(left) = self.replaced_in(ctx, record, from) {
-            let have = u16::try_from(self.desk.tickets.len()).unwrap_or(u16::MAX);
+            let have = u16::try_from(self.gathering.tickets.len()).unwrap_or(u16::MAX);
             let ms = left.as_millis();
             return Wait::Held { have, ms };
         }
-        if (self.desk.tickets.get(&from)).is_some_and(|h| differs(&h.ticket, record)) {
+        if (self.gathering.tickets.get(&from)).is_some_and(|h| differs(&h.ticket, record)) {
             return Wait::OtherSpec;
         }
         let deserted = self.has_no_store_left(ctx.me(), ctx.peers.all);
@@ -487,12 +487,12 @@ impl Job {
         if members.len() >= usize::from(max) && !record.has(from) {
             return Wait::Spare { max };
         }
-        let have = members.len() + self.desk.tickets.len();
+        let have = members.len() + self.gathering.tickets.len();
         if have < usize::from(record.spec.min_nodes) {
             let who = members
                 .iter()
                 .map(|m| m.node)
-                .chain(self.desk.tickets.keys().copied())
+                .chain(self.gathering.tickets.keys().copied())
                 .take(crate::wire::MAX_LIST)
                 .collect();
             return Wait::Forming {

@@ -16,7 +16,8 @@ impl Job {
         let mine = self.member.as_ref()?;
         let head = self.live()?;
         // A leader whose workers have ended asks for those that wait to be let in.
-        let asks = !mine.status.stopped || self.lead.is_some() && !self.desk.tickets.is_empty();
+        let asks =
+            !mine.status.stopped || self.lead.is_some() && !self.gathering.tickets.is_empty();
         let wanted = head.record.arbiter == Arbiter::Members && asks;
         let votes = || head.voting().voters().any(|v| v.node == voter);
         (wanted && votes()).then_some(head.configuration().1)

@@ -237,7 +237,7 @@ impl Job {
     /// asks here to be let in as that of another node, or is dead, and another agent of its host has its address.
     fn is_replaced(&self, ctx: &Ctx<'_>, record: &Record, node: NodeId) -> bool {
         let member = record.member(node);
-        let asks = member.and_then(|m| self.desk.node_of(m.launcher));
+        let asks = member.and_then(|m| self.gathering.node_of(m.launcher));
         let dead = || ctx.peers.lost(node) == Some(true) && ctx.peers.has_successor(node);
         asks.is_some_and(|at| at != node) || dead()
     }
@@ -347,7 +347,11 @@ impl Job {
     /// come.
     fn all_hosts_wait(&self, record: &Record) -> bool {
         let host = |member: &Member| member.guard.ip();
-        let waiting = self.desk.tickets.values().map(|h| host(&h.ticket.member));
+        let waiting = self
+            .gathering
+            .tickets
+            .values()
+            .map(|h| host(&h.ticket.member));
         are_all_among(record.members.iter().map(host), waiting)
     }
 

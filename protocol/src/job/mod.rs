@@ -19,6 +19,7 @@ mod disk;
 mod dropped;
 mod durable;
 mod explain;
+mod gathering;
 mod given_up;
 mod hang;
 mod keeping;
@@ -227,7 +228,8 @@ pub struct Job {
     looked: Time,
     looks: u64,
     applicant: apply::Applicant,
-    desk: birth::Desk,
+    gathering: gathering::Gathering,
+    births: birth::Births,
     local: Option<member::Local>,
     member: Option<member::Mine>,
     /// Members that say that they have no way to the store which decides: they do not lead. Whoever leads in
@@ -327,7 +329,8 @@ impl Job {
             looked: Time::ZERO,
             looks: 0,
             applicant: apply::Applicant::default(),
-            desk: birth::Desk::default(),
+            gathering: gathering::Gathering::default(),
+            births: birth::Births::default(),
             local: None,
             member: None,
             storeless: BTreeMap::new(),
@@ -478,7 +481,7 @@ impl Job {
 
     /// Whether neither a launcher here nor anybody that asks here takes part in it.
     pub(crate) fn is_unattended(&self) -> bool {
-        self.local.is_none() && self.desk.is_empty() && self.durable.bound.is_none()
+        self.local.is_none() && !self.is_gathering() && self.durable.bound.is_none()
     }
 
     /// Whether there is nothing that anybody could ask for, or that binds this agent.
@@ -560,7 +563,7 @@ impl Job {
     /// Whether launchers wait at this agent for others, and this life of the job has not formed as far as is known
     /// here.
     pub fn gathers(&self) -> bool {
-        self.live().is_none() && self.desk.waits && !self.desk.tickets.is_empty()
+        self.live().is_none() && self.gathering.waits && !self.gathering.tickets.is_empty()
     }
 
     pub(crate) fn poll_effect(&mut self) -> Option<Effect> {
@@ -584,7 +587,7 @@ impl Job {
     /// all together that happens within a moment.
     pub(crate) fn nudge(&mut self, ctx: &mut Ctx<'_>) {
         let members = self.head.as_ref().map_or(0, |h| h.nodes.len());
-        let nodes = members.max(self.desk.tickets.len());
+        let nodes = members.max(self.gathering.tickets.len());
         let again = match nodes <= crate::wire::MAX_LIST {
             true => ctx.now,
             false => self.looked + LOOK_COSTS.times(u64::try_from(nodes).unwrap_or(u64::MAX)),
@@ -699,7 +702,7 @@ impl Job {
             JobMessage::TicketRefused { launcher, why } => {
                 self.on_ticket_refused(ctx, launcher, why);
             }
-            JobMessage::Withdraw => self.desk.withdraw(from),
+            JobMessage::Withdraw => self.gathering.withdraw(from),
             JobMessage::Birth { record } => self.on_birth(ctx, from, record),
             JobMessage::BirthAccepted { lineage } => self.on_birth_accepted(ctx, from, lineage),
             JobMessage::BirthRefused { lineage, bound } => {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::birth::Held;
+use super::gathering::Held;
 use super::second_look::Verdict;
 use super::store::differs;
 use super::{Ctx, Job};
@@ -338,7 +338,7 @@ impl Job {
             member.is_some_and(|m| ctx.reachable(*n) && !self.is_lost(ctx, m))
         };
         let mut held: Vec<_> = self
-            .desk
+            .gathering
             .tickets
             .values()
             .filter(|h| ctx.reachable(h.ticket.member.node))
@@ -362,8 +362,8 @@ impl Job {
         record: &Record,
         a: &Assessment,
     ) -> Option<Time> {
-        let first = self.desk.tickets.values().map(|h| h.first).min()?;
-        let quiet = self.desk.last_new + record.spec.form_quiet();
+        let first = self.gathering.tickets.values().map(|h| h.first).min()?;
+        let quiet = self.gathering.last_new + record.spec.form_quiet();
         let quiet = quiet.min(first + record.spec.join_max());
         let idle = record.is_short() || a.survivors.is_empty() && a.cut.is_empty();
         if ctx.now >= quiet || !idle || a.finished || a.cancel || !a.leaving.is_empty() {
@@ -483,7 +483,7 @@ impl Job {
     /// to be let in, has failed to start it for one reason, and one of them several times in a row.
     fn hopeless(&self, record: &Record) -> Option<i32> {
         let members = record.members.iter().map(|m| m.node);
-        let nodes = members.chain(self.desk.tickets.keys().copied());
+        let nodes = members.chain(self.gathering.tickets.keys().copied());
         let mut starts = nodes.map(|n| self.failed_starts.get(&n));
         let first = starts.next()??;
         let code = crate::local::cannot_run_code(first.reason())?;
@@ -548,7 +548,7 @@ impl Job {
 
     /// A member whose node holds a ticket for another launcher by now.
     pub(super) fn replaced(&self, m: &Member) -> bool {
-        self.desk
+        self.gathering
             .tickets
             .get(&m.node)
             .is_some_and(|h| h.ticket.member.launcher != m.launcher)

@@ -195,7 +195,7 @@ impl Job {
     /// was decided, whoever starts the job later forms it as always.
     pub(super) fn drive_continues(&mut self, ctx: &mut Ctx<'_>) {
         let stays = self.local.as_ref().is_some_and(|l| l.over.is_none());
-        if stays || !self.desk.is_empty() {
+        if stays || self.is_gathering() {
             self.continuing = true;
         } else if std::mem::take(&mut self.continuing) {
             self.forget_continue(ctx);
@@ -206,7 +206,7 @@ impl Job {
     /// say, starts the job anew, unless there are others here who go on.
     pub(super) fn continue_for(&mut self, ctx: &mut Ctx<'_>, launcher: LauncherId) {
         let heard = self.durable.continues.as_ref().and_then(|c| c.launcher);
-        let others = self.desk.tickets.keys().any(|n| *n != ctx.me());
+        let others = self.gathering.tickets.keys().any(|n| *n != ctx.me());
         if heard.is_some_and(|l| l != launcher) && !others {
             self.forget_continue(ctx);
         }

@@ -8,7 +8,7 @@ use crate::ids::{Digest, NodeId};
 use crate::time::{Span, Time};
 use crate::wire::{JobMessage, Ticket};
 
-/// Tickets of these launchers, beside the desk where they lie.
+/// Of their tickets, which this agent holds as it does those of others that gather.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Spares {
     /// Nodes whose launchers came just now and have not been told in which life they wait.
@@ -30,15 +30,15 @@ struct PassedOn {
 impl Job {
     /// Answers a ticket that came here, of a launcher that is `new` or known.
     pub(super) fn answer_ticket(&mut self, ctx: &Ctx<'_>, node: NodeId, new: bool) {
-        let held = self.desk.tickets.get(&node);
+        let held = self.gathering.tickets.get(&node);
         let life = held.filter(|h| self.waits_in_life(h));
         let life = life.and_then(|_| self.life_to_join(ctx));
         if new && life.is_none() && self.lead.is_some() {
             // Voters acknowledge the next heartbeat by then. Its launcher asks again as well, but later.
-            if self.desk.spares.untold.is_empty() {
-                self.desk.spares.look_at = ctx.now + Span(ctx.cfg.suspect_after.0 / 8);
+            if self.gathering.spares.untold.is_empty() {
+                self.gathering.spares.look_at = ctx.now + Span(ctx.cfg.suspect_after.0 / 8);
             }
-            self.desk.spares.untold.insert(node);
+            self.gathering.spares.untold.insert(node);
             self.look_for_life();
         }
         self.answer(ctx, node, life);
@@ -46,20 +46,20 @@ impl Job {
 
     fn answer(&mut self, ctx: &Ctx<'_>, node: NodeId, life: Option<Digest>) {
         let (lineage, wait) = (life.unwrap_or(Digest::ZERO), self.wait_for(ctx, node));
-        if let Some(held) = self.desk.tickets.get(&node) {
+        if let Some(held) = self.gathering.tickets.get(&node) {
             let launcher = held.ticket.member.launcher;
             self.acknowledge(ctx, node, launcher, lineage, wait);
         }
     }
 
     fn look_for_life(&mut self) {
-        let at = self.desk.spares.look_at;
+        let at = self.gathering.spares.look_at;
         self.wake_at(at, "voters that do not say whether this life goes on");
     }
 
     /// Launchers that came just now hear in which life they wait as soon as a majority has said that it goes on.
     pub(super) fn tell_lives(&mut self, ctx: &Ctx<'_>) {
-        let spares = &mut self.desk.spares;
+        let spares = &mut self.gathering.spares;
         if spares.untold.is_empty() {
             return;
         }
@@ -69,17 +69,17 @@ impl Job {
         let untold = std::mem::take(&mut spares.untold);
         let life = self.life_to_join(ctx);
         for node in untold {
-            let Some(held) = self.desk.tickets.get(&node) else {
+            let Some(held) = self.gathering.tickets.get(&node) else {
                 continue;
             };
             if life.is_some() && self.waits_in_life(held) {
                 self.answer(ctx, node, life);
             } else if ctx.now < held.first + REPEAT {
-                self.desk.spares.untold.insert(node);
+                self.gathering.spares.untold.insert(node);
             }
         }
-        if !self.desk.spares.untold.is_empty() {
-            self.desk.spares.look_at = ctx.now + Span(ctx.cfg.suspect_after.0 / 8);
+        if !self.gathering.spares.untold.is_empty() {
+            self.gathering.spares.look_at = ctx.now + Span(ctx.cfg.suspect_after.0 / 8);
             self.look_for_life();
         }
     }
@@ -102,7 +102,7 @@ impl Job {
     pub(super) fn keep_passed_on(&mut self, ctx: &Ctx<'_>, by: NodeId, ticket: Ticket) {
         let (node, at) = (ticket.member.node, ctx.now);
         let leads = self.live().map(|h| self.acting_leader(ctx, &h.record));
-        let passed_on = &mut self.desk.spares.passed_on;
+        let passed_on = &mut self.gathering.spares.passed_on;
         passed_on.retain(|node, p| ctx.now.since(p.at) < TICKET_LIFE && ctx.reachable(*node));
         if leads == Some(Some(by)) && by != ctx.me() && ctx.reachable(node) {
             passed_on.insert(node, PassedOn { ticket, by, at });
@@ -111,7 +111,7 @@ impl Job {
 
     /// This node leads from now on: those that asked the leader before it until that was heard no more ask here.
     pub(super) fn take_passed_on(&mut self, ctx: &mut Ctx<'_>) {
-        let passed_on = std::mem::take(&mut self.desk.spares.passed_on);
+        let passed_on = std::mem::take(&mut self.gathering.spares.passed_on);
         for (node, PassedOn { ticket, by, at }) in passed_on {
             let heard = ctx.peers.get(by).map(|p| p.seen);
             if ctx.reachable(node) && heard.is_some_and(|heard| heard < at + REPEAT.times(2)) {

@@ -168,7 +168,7 @@ impl Job {
         }
         let room = a.room(record);
         let joiners = self.joiners(ctx, record, room);
-        let (first, newest) = (self.desk.first(), self.desk.last_new);
+        let (first, newest) = (self.gathering.first(), self.gathering.last_new);
         if joiners.is_empty() {
             return None;
         }

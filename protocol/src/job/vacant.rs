@@ -88,7 +88,7 @@ impl Job {
             mine.status.stopped = true;
             mine.changed = true;
         }
-        self.desk.withdraw(me);
+        self.gathering.withdraw(me);
         self.died = Some(local.reg.launcher);
     }
 

@@ -116,7 +116,7 @@ impl Job {
                 let gone = self.lead.as_ref().and_then(|l| l.gone.get(&v.node));
                 let kept_out = gone.is_some_and(|g| g.keeps_out(ctx, v.node));
                 // One that asks to be let in is to be a member.
-                let joins = self.desk.tickets.contains_key(&v.node);
+                let joins = self.gathering.tickets.contains_key(&v.node);
                 well && stays && !kept_out && !member && !joins
             };
             let others = ctx.peers.map.iter().filter_map(|(node, p)| {

@@ -1,0 +1,250 @@
+//! Launchers that gather at this agent: their tickets, what each is told, and which of them can never get a place.
+
+use std::collections::BTreeMap;
+
+use super::spares::Spares;
+use super::{Ctx, Job, REPEAT, TICKET_LIFE};
+use crate::ids::{Digest, LauncherId, NodeId};
+use crate::record::{Member, Record};
+use crate::time::{Span, Time};
+use crate::wire::{JobMessage, MAX_LIST, Ticket, Wait};
+
+/// A ticket that is held at this agent.
+#[derive(Clone, Debug)]
+pub(super) struct Held {
+    pub(super) ticket: Ticket,
+    pub(super) first: Time,
+    pub(super) renewed: Time,
+}
+
+/// The tickets that came here.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Gathering {
+    pub(super) tickets: BTreeMap<NodeId, Held>,
+    /// Those of launchers that wait for a place in the generation that runs.
+    pub(super) spares: Spares,
+    /// They have waited for a while, so that others should know of them.
+    pub(super) waits: bool,
+    /// When the newest node came.
+    pub(super) last_new: Time,
+}
+
+impl Gathering {
+    pub(super) fn withdraw(&mut self, node: NodeId) {
+        self.tickets.remove(&node);
+    }
+
+    /// A life has ended. Those that asked for a place in it `here` go with it, but for those that know its `end`: they ask
+    /// for the next one. An agent that only hears of its end may have had it `claimed`; so do those that have asked since.
+    pub(super) fn ends(&mut self, here: bool, end: Digest, claimed: Option<Time>) {
+        let since = |h: &Held| !here && claimed.is_none_or(|at| h.renewed > at);
+        self.tickets
+            .retain(|_, h| since(h) || h.ticket.knows == end);
+    }
+
+    /// The node from which a launcher asks to be let in: it runs nothing.
+    pub(super) fn node_of(&self, launcher: LauncherId) -> Option<NodeId> {
+        let mut tickets = self.tickets.iter();
+        let (node, _) = tickets.find(|(_, h)| h.ticket.member.launcher == launcher)?;
+        Some(*node)
+    }
+
+    /// Whether a member of a generation asks to be let in again, so that it runs nothing: its launcher, or another one of
+    /// its node, whose agent waits for the one before.
+    pub(super) fn is_asked_for(&self, member: &Member) -> bool {
+        let here = self.tickets.get(&member.node);
+        let next = here.is_some_and(|h| h.ticket.member.state == member.state);
+        next || self.node_of(member.launcher).is_some()
+    }
+
+    /// When the first ticket that is still held came.
+    pub(super) fn first(&self) -> Option<Time> {
+        self.tickets.values().map(|h| h.first).min()
+    }
+}
+
+impl Job {
+    /// Whether launchers gather here, or a birth of theirs is under way.
+    pub(super) fn is_gathering(&self) -> bool {
+        !self.gathering.tickets.is_empty() || self.births.under_way.is_some()
+    }
+
+    pub(super) fn on_ticket(&mut self, ctx: &mut Ctx<'_>, from: NodeId, ticket: Ticket) {
+        if ticket.member.node != from {
+            return self.keep_passed_on(ctx, from, ticket);
+        }
+        if from != ctx.me() && !ticket.knows.is_zero() {
+            // It may still hold a generation that is long over.
+            self.on_ask(ctx, from, ticket.knows);
+        }
+        let launcher = ticket.member.launcher;
+        self.tell_superseded(ctx, from);
+        if let Some(head) = self.live().filter(|_| !self.is_leaderless(ctx)) {
+            if head.record.member(from) == Some(&ticket.member) {
+                // It has not heard that it is a member, and perhaps leads.
+                let record = head.record.clone();
+                self.send(ctx, from, JobMessage::Decided { record });
+                return;
+            }
+            let lead = self.acting_leader(ctx, &head.record);
+            if lead != Some(ctx.me()) {
+                if let Some(mut advert) = self.advert(ctx.cfg, ctx.peers.all) {
+                    advert.leader = lead;
+                    let wait = Wait::Elsewhere { advert };
+                    self.acknowledge(ctx, from, launcher, Digest::ZERO, wait);
+                }
+                return;
+            }
+        }
+        if self.is_leaderless(ctx)
+            && let Some(door) = self.meeting_place(ctx)
+            && door != ctx.me()
+            && door != from
+            && let Some(mut advert) = self.advert(ctx.cfg, ctx.peers.all)
+        {
+            // Those who know that nobody leads meet elsewhere; this one took me for the leader.
+            advert.leader = Some(door);
+            let wait = Wait::Elsewhere { advert };
+            return self.acknowledge(ctx, from, launcher, Digest::ZERO, wait);
+        }
+        self.drop_void_tickets(ctx);
+        let known = self.gathering.tickets.get(&from);
+        let again = known.filter(|h| h.ticket.member.launcher == ticket.member.launcher);
+        let (first, new) = (again.map_or(ctx.now, |h| h.first), again.is_none());
+        if let Some(why) = self.refusal(ctx, &ticket, first) {
+            self.gathering.tickets.remove(&from);
+            self.send(ctx, from, JobMessage::TicketRefused { launcher, why });
+            return;
+        }
+        if new {
+            self.gathering.last_new = ctx.now;
+        }
+        let held = Held {
+            ticket,
+            first,
+            renewed: ctx.now,
+        };
+        self.pass_on(ctx, &held.ticket);
+        self.gathering.tickets.insert(from, held);
+        self.answer_ticket(ctx, from, new);
+    }
+
+    pub(super) fn acknowledge(
+        &mut self,
+        ctx: &Ctx<'_>,
+        to: NodeId,
+        launcher: LauncherId,
+        lineage: Digest,
+        wait: Wait,
+    ) {
+        let body = JobMessage::TicketAck {
+            launcher,
+            lineage,
+            wait,
+        };
+        self.send(ctx, to, body);
+    }
+
+    /// Why a ticket, the first of whose launcher came at `first`, can never lead to membership.
+    fn refusal(&self, ctx: &Ctx<'_>, ticket: &Ticket, first: Time) -> Option<String> {
+        let member = &ticket.member;
+        if let Some(why) = self.is_unfit(member.node, member.launcher) {
+            return Some(why.to_owned());
+        }
+        let head = self.live().map(|h| &h.record);
+        let led = head.filter(|_| !self.is_leaderless(ctx));
+        // What follows the dead may have another specification, unless others come with theirs: their generation
+        // ends then. Its launchers may all be dead though their statuses, a moment old, do not say so.
+        let may_follow = |record: &Record| {
+            self.may_differ(ctx, record)
+                || !self.is_taken_part_in(ctx, record)
+                || ctx.now < first + REPEAT.times(2)
+        };
+        if led.is_some_and(|record| may_follow(record)) {
+            return None;
+        }
+        let shared = head.and_then(|record| record.store());
+        if shared.is_some() && ticket.store != shared {
+            return Some(
+                "the job's members share a store that this node does not see: mount the same \
+                 directory here and name it with --store"
+                    .into(),
+            );
+        }
+        let (spec, store, where_) = match led {
+            Some(record) => (&record.spec, shared, "the running job"),
+            None => {
+                let first = self.gathering.tickets.values().min_by_key(|h| h.first)?;
+                if first.ticket.member.node == ticket.member.node {
+                    return None;
+                }
+                let first = &first.ticket;
+                (&first.spec, first.store, first.host.as_str())
+            }
+        };
+        let mut differences = ticket.spec.differences(spec);
+        differences.extend(super::store::difference(ticket.store, store).map(str::to_owned));
+        if differences.is_empty() {
+            return None;
+        }
+        Some(format!(
+            "this launcher and {where_} disagree: {}. Start every node of a job with the same flags, \
+             or choose another --rdzv-id",
+            differences.join("; ")
+        ))
+    }
+
+    /// What to tell the holder of a ticket.
+    pub(super) fn wait_for(&self, ctx: &Ctx<'_>, from: NodeId) -> Wait {
+        let have = u16::try_from(self.gathering.tickets.len()).unwrap_or(u16::MAX);
+        match self.live() {
+            Some(head) => self.wait_of_running(ctx, head, from),
+            None => {
+                let spec = self.gathering.tickets.get(&from).map(|h| &h.ticket.spec);
+                let (min, max) = spec.map_or((0, 0), |s| (s.birth_nodes(), s.max_nodes));
+                if have < min {
+                    let who = self
+                        .gathering
+                        .tickets
+                        .keys()
+                        .take(MAX_LIST)
+                        .copied()
+                        .collect();
+                    Wait::Forming {
+                        have,
+                        min,
+                        max,
+                        who,
+                    }
+                } else if self.eligible(ctx).count() < usize::from(min) {
+                    let nodes = self.gathering.tickets.keys().copied();
+                    let nodes = nodes.filter(|n| self.is_unstored(ctx, *n));
+                    Wait::Unstored {
+                        nodes: nodes.take(MAX_LIST).collect(),
+                    }
+                } else if let Some(left) = self.orphaned_in(ctx).filter(|at| *at > Span::ZERO) {
+                    let ms = left.as_millis();
+                    Wait::Orphan { ms }
+                } else if let Some(at) = self.others_train_until(ctx) {
+                    let ms = at.since(ctx.now).as_millis();
+                    Wait::Held { have, ms }
+                } else {
+                    Wait::Batching { have, max }
+                }
+            }
+        }
+    }
+
+    pub(super) fn drop_void_tickets(&mut self, ctx: &Ctx<'_>) {
+        self.gathering
+            .tickets
+            .retain(|node, h| ctx.now.since(h.renewed) < TICKET_LIFE && ctx.reachable(*node));
+    }
+
+    /// Those who can take part in a birth: without a store each has to store its vote for it.
+    pub(super) fn eligible<'a>(&'a self, ctx: &'a Ctx<'_>) -> impl Iterator<Item = &'a Held> {
+        let votes =
+            |h: &&Held| h.ticket.store.is_some() || !self.is_unstored(ctx, h.ticket.member.node);
+        self.gathering.tickets.values().filter(votes)
+    }
+}
