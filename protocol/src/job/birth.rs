@@ -507,6 +507,7 @@ impl Job {
             self.install(ctx, record.clone());
             self.tell_held(ctx, record);
         } else {
+            self.tell_those_without_place(ctx, record);
             self.gathering.tickets.clear();
         }
     }

@@ -510,7 +510,8 @@ impl Job {
         (ctx.now < due && members().any(hopeless) && !members().all(tried)).then_some(due)
     }
 
-    /// The life of the job in which tickets may wait: the one that runs, unless it has begun to end.
+    /// The life of the job in which tickets may wait: the one that runs, unless it has begun to end. A launcher that was
+    /// started with other flags is of the next one ([`differs`]).
     pub(super) fn life_to_join(&self, ctx: &Ctx<'_>) -> Option<Digest> {
         let (Some(head), Some(lead)) = (self.live(), &self.lead) else {
             return None;
@@ -532,7 +533,7 @@ impl Job {
         (!ends).then(|| head.lineage())
     }
 
-    /// Whether a ticket waits in the life that runs: a launcher that was started with other flags is of the next one.
+    /// Whether it is known that a ticket which may wait in the life that runs does so.
     pub(super) fn waits_in_life(&self, held: &Held) -> bool {
         let Some(head) = self.live() else {
             return false;
@@ -543,7 +544,7 @@ impl Job {
             mine.is_some_and(|m| m.acknowledged(n, held.first))
         };
         let by_store = matches!(head.record.arbiter, Arbiter::Store(_));
-        (by_store || head.voting().is_majority(says)) && !differs(&held.ticket, &head.record)
+        by_store || head.voting().is_majority(says)
     }
 
     /// A member whose node holds a ticket for another launcher by now.

@@ -18,6 +18,8 @@ pub(super) struct Proposal {
     parent: Digest,
     /// It is about who votes, and about nothing else.
     pub(super) of_voters: bool,
+    /// Its value was made here, and was none that voters had accepted before.
+    own: bool,
     /// Said again, or given up for a higher round, at this time.
     retry: Time,
     /// Until when a member that the voters acknowledged may still be training; none where a voter could
@@ -120,6 +122,7 @@ impl Job {
             proposer,
             parent,
             of_voters,
+            own: true,
             retry: ctx.now + back_off,
             grants: Some(BTreeMap::new()),
         });
@@ -218,7 +221,10 @@ impl Job {
             .on_promise(&record, from, ballot, accepted, acked);
         let value = match prepared {
             None => return,
-            Some(Prepared::Adopt(value)) => value,
+            Some(Prepared::Adopt(value)) => {
+                proposal.own = false;
+                value
+            }
             Some(Prepared::Free { acked }) => {
                 let next = match of_voters {
                     true => self.next_voters(ctx),
@@ -258,9 +264,12 @@ impl Job {
         let Some(value) = proposal.proposer.on_accepted(&record, from, ballot) else {
             return;
         };
-        let grants = proposal.grants.take();
+        let (grants, own) = (proposal.grants.take(), proposal.own);
         if value.change_of_voters() > 0 {
             return self.voters_decided(ctx, value);
+        }
+        if own && value.kind.is_terminal() {
+            self.tell_life_at_end(ctx);
         }
         self.leases_ended = grants;
         self.decided(ctx, &value, false);

@@ -3,10 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Ctx, Job, REPEAT, TICKET_LIFE};
+use super::gathering::Held;
+use super::store::differs;
+use super::{Ctx, Head, Job, REPEAT, TICKET_LIFE};
 use crate::ids::{Digest, NodeId};
+use crate::record::Record;
 use crate::time::{Span, Time};
-use crate::wire::{JobMessage, Ticket};
+use crate::wire::{JobMessage, Ticket, Wait};
 
 /// Of their tickets, which this agent holds as it does those of others that gather.
 #[derive(Clone, Debug, Default)]
@@ -31,9 +34,10 @@ impl Job {
     /// Answers a ticket that came here, of a launcher that is `new` or known.
     pub(super) fn answer_ticket(&mut self, ctx: &Ctx<'_>, node: NodeId, new: bool) {
         let held = self.gathering.tickets.get(&node);
-        let life = held.filter(|h| self.waits_in_life(h));
-        let life = life.and_then(|_| self.life_to_join(ctx));
-        if new && life.is_none() && self.lead.is_some() {
+        let fits = held.filter(|h| self.live().is_some_and(|l| !differs(&h.ticket, &l.record)));
+        let life = fits.and_then(|_| self.life_to_join(ctx));
+        let known = fits.is_some_and(|h| self.waits_in_life(h));
+        if new && life.is_some() && !known {
             // Voters acknowledge the next heartbeat by then. Its launcher asks again as well, but later.
             if self.gathering.spares.untold.is_empty() {
                 self.gathering.spares.look_at = ctx.now + Span(ctx.cfg.suspect_after.0 / 8);
@@ -41,7 +45,7 @@ impl Job {
             self.gathering.spares.untold.insert(node);
             self.look_for_life();
         }
-        self.answer(ctx, node, life);
+        self.answer(ctx, node, life.filter(|_| known));
     }
 
     fn answer(&mut self, ctx: &Ctx<'_>, node: NodeId, life: Option<Digest>) {
@@ -81,6 +85,34 @@ impl Job {
         if !self.gathering.spares.untold.is_empty() {
             self.gathering.spares.look_at = ctx.now + Span(ctx.cfg.suspect_after.0 / 8);
             self.look_for_life();
+        }
+    }
+
+    /// The end that this node made, and that is decided now, follows what ran when those came that have not been told yet:
+    /// the voters had decided nothing else before.
+    pub(super) fn tell_life_at_end(&mut self, ctx: &Ctx<'_>) {
+        let life = self.live().map(Head::lineage);
+        for node in std::mem::take(&mut self.gathering.spares.untold) {
+            self.answer(ctx, node, life);
+        }
+    }
+
+    /// A life has begun with some of those that gathered here. The others, for whom it had no place, wait in it.
+    pub(super) fn tell_those_without_place(&mut self, ctx: &Ctx<'_>, record: &Record) {
+        let held = |n: &NodeId| self.gathering.tickets.get(n).map(|h| &h.ticket.member);
+        let max = record.spec.max_nodes;
+        let is_full = record.number == 1 && record.members.len() == usize::from(max);
+        if !is_full || !record.members.iter().all(|m| held(&m.node) == Some(m)) {
+            return;
+        }
+        let waits = |(n, h): (&NodeId, &Held)| {
+            let fits = !record.has(*n) && !differs(&h.ticket, record);
+            fits.then_some((*n, h.ticket.member.launcher))
+        };
+        let waiting = self.gathering.tickets.iter().filter_map(waits);
+        for (node, launcher) in waiting.collect::<Vec<_>>() {
+            let wait = Wait::Spare { max };
+            self.acknowledge(ctx, node, launcher, record.lineage(), wait);
         }
     }
 

@@ -1,0 +1,124 @@
+//! A node more than the job wants: its launcher ends with the job, however young it or the job is.
+
+use muster_protocol::local::ToLauncher;
+use muster_protocol::spec::JobSpec;
+use muster_tests::sim::clock::{MS, SEC};
+use muster_tests::sim::conductor::Conductor;
+use muster_tests::sim::setup::{Fault, NodeSetup, Setup, Times};
+use muster_tests::sim::step::Step;
+
+const NODES: usize = 4;
+/// So many find a place.
+const MAX: u16 = 3;
+/// Ten times what it takes to hear of an end.
+const BOUND: u64 = 4 * SEC;
+/// A launcher has asked for a place that long after it was started.
+const ASKED: u64 = 300 * MS;
+
+fn ends() -> [(Fault, i32); 3] {
+    let failed = Fault::WorkerFail {
+        node: 0,
+        code: 3,
+        cascade: true,
+    };
+    [
+        (Fault::Finish, 0),
+        (failed, 3),
+        (Fault::Cancel { node: 0 }, 130),
+    ]
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    seed: u64,
+    /// When the job is to end, and when the last launcher comes, if it comes late.
+    end: u64,
+    late: Option<u64>,
+    min_nodes: u16,
+    store: bool,
+}
+
+/// Whether the job ended then, unless a launcher is left over.
+fn all_end(case: Case, (end, code): (Fault, i32)) -> Result<bool, String> {
+    let mut nodes: Vec<NodeSetup> = (0..NODES).map(|at| NodeSetup::quiet(at, 0)).collect();
+    if case.late.is_some() {
+        nodes[NODES - 1].launcher_at = case.late;
+    }
+    let spec = JobSpec {
+        min_nodes: case.min_nodes,
+        max_nodes: MAX,
+        max_restarts: 0,
+        ..JobSpec::default()
+    };
+    let mut conductor = Conductor::new(Setup {
+        store: case.store,
+        times: Times::USUAL,
+        faults: vec![(case.end, end)],
+        heal_at: case.end + BOUND,
+        ..Setup::quiet(case.seed, nodes, spec)
+    });
+    conductor.log = Some(Vec::new());
+    conductor.relaunches = false;
+    conductor.run().map_err(|v| v.to_string())?;
+    let hears = |(at, step): (u64, Step)| match step {
+        Step::LauncherHears {
+            node,
+            frame: ToLauncher::End { code, .. },
+            ..
+        } => Some((node, code, at)),
+        _ => None,
+    };
+    let log = conductor.log.take().into_iter().flatten();
+    let told: Vec<_> = log.filter_map(hears).collect();
+    let in_time = |node: usize| {
+        let mut told = told.iter().filter(|(n, ..)| *n == node);
+        told.any(|(_, with, at)| *with == code && *at < case.end + BOUND)
+    };
+    let left: Vec<usize> = (0..NODES).filter(|node| !in_time(*node)).collect();
+    match left.len() {
+        0 => Ok(true),
+        NODES => Ok(false),
+        _ => Err(format!("{left:?} are left over, told: {told:?}")),
+    }
+}
+
+/// `times`: when the job is to end; `ages`: how old the spare is then at least, where it comes late.
+fn judge(times: impl Iterator<Item = u64> + Clone, ages: &[Option<u64>]) {
+    let (mut wrong, mut ended) = (Vec::new(), 0);
+    for (min_nodes, store) in [(1, false), (1, true), (3, false), (3, true)] {
+        for end in times.clone() {
+            for age in ages {
+                for (how, code) in ends() {
+                    for seed in 1..3 {
+                        let case = Case {
+                            seed,
+                            end,
+                            late: age.map(|age| end - age),
+                            min_nodes,
+                            store,
+                        };
+                        match all_end(case, (how.clone(), code)) {
+                            Ok(all) => ended += u32::from(all),
+                            Err(why) => wrong.push(format!("{how:?}, {case:?}: {why}")),
+                        }
+                    }
+                }
+            }
+        }
+    }
+    let (n, all) = (wrong.len(), wrong.join("\n"));
+    assert!(wrong.is_empty(), "{n} wrong, {ended} right:\n{all}");
+    assert!(ended > 0);
+}
+
+/// All come together, and the script has a mistake, or a person sees one, right after the start.
+#[test]
+fn one_that_came_with_the_others_ends_with_them_at_once() {
+    judge((5..30).map(|tenth| tenth * 100 * MS), &[None]);
+}
+
+#[test]
+fn one_that_came_late_ends_with_the_others() {
+    let ages = [ASKED, 400 * MS, 600 * MS, SEC, 3 * SEC];
+    judge([8 * SEC].into_iter(), &ages.map(Some));
+}
