@@ -73,6 +73,13 @@ impl Job {
         self.cancelling.as_ref().map(|o| o.stage.clone())
     }
 
+    /// Whether a person ends the job, by an order on this node or at the launcher here.
+    pub(super) fn user_ends_it(&self) -> bool {
+        let ordered = self.cancelling.as_ref();
+        let ordered = ordered.is_some_and(|o| matches!(o.stage, CancelStage::Asked { .. }));
+        ordered || self.local.as_ref().is_some_and(|l| l.cancel)
+    }
+
     /// A person ends the job.
     ///
     /// # Errors

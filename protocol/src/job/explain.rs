@@ -257,7 +257,7 @@ impl Job {
             }
             Wait::Unstored { nodes } => {
                 let names: Vec<String> = nodes.iter().take(8).map(|n| name(*n)).collect();
-                let ends = self.local.as_ref().is_some_and(|l| l.cancel);
+                let ends = self.user_ends_it();
                 let (what, does, takes) = match (self.is_live(), ends) {
                     (true, true) => ("end", "ends", "its end takes the votes of a majority"),
                     (true, false) => ("go on", "goes on", "what follows takes the votes of a majority"),
@@ -271,6 +271,14 @@ impl Job {
             }
             Wait::NoQuorum { missing } => {
                 let names: Vec<String> = missing.iter().take(8).map(|n| name(*n)).collect();
+                let (n, names) = (missing.len(), names.join(", "));
+                if self.user_ends_it() {
+                    return format!(
+                        "the user stops the job, and its end waits: {n} of the nodes that decide cannot be reached \
+                         ({names}), and without a majority two halves could end differently. What would help: bring \
+                         one of them back"
+                    );
+                }
                 let mut dead: Vec<String> = missing.iter().map(|n| ctx.called(*n)).collect();
                 dead.dedup();
                 let id = &self.key.id;
@@ -287,12 +295,10 @@ impl Job {
                 };
                 let advice = format!(". If they are gone for good, {gone}");
                 format!(
-                    "the job cannot go on: {} of the nodes that decide cannot be reached ({}), and \
+                    "the job cannot go on: {n} of the nodes that decide cannot be reached ({names}), and \
                      without a majority two halves could both go on. What would help: bring one of \
                      them back; or, next time, a third agent as witness, or a shared directory \
-                     (--store){advice}",
-                    missing.len(),
-                    names.join(", "),
+                     (--store){advice}"
                 )
             }
             Wait::Parked { ms } => {
@@ -345,7 +351,7 @@ impl Job {
             ),
             Wait::Held { have, ms } => format!(
                 "{}. When the job ended last, a node was away or cut off, and its workers may still run: the job \
-                 starts in {} s, when they have ended",
+                 starts when they have ended, in {} s at the latest",
                 are_here(*have),
                 ms.div_ceil(1000)
             ),

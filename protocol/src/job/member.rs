@@ -212,10 +212,14 @@ impl Job {
                 local.silent_since = None;
                 local.welcomed = ctx.now;
                 (local.unanswered, local.unresponsive) = (None, None);
-                // It may not have heard the newest word on its life.
+                // It may not have heard the newest words: one that stood still reads nothing of the link before.
                 let lineage = local.reg.lineage;
                 local.reg = reg;
                 self.set_life(lineage);
+                let text = self.applicant.told.text.clone();
+                if !text.is_empty() {
+                    self.tell_launcher(ToLauncher::Waiting { text });
+                }
             }
         } else {
             // This one has not been told what the one before waited for.

@@ -56,6 +56,22 @@ fn a_launcher_that_goes_leaves_no_wait_behind_and_the_next_one_is_told_its_own()
     assert_eq!(waits(&s), "");
 }
 
+/// It stood still, and reads nothing of what the link before had brought.
+#[test]
+fn a_launcher_that_comes_back_hears_again_what_it_waits_for() {
+    let mut s = outside();
+    asks(&mut s, 3, Wait::Spare { max: 2 });
+    assert_eq!(told_to_wait(&s), 1);
+    s.launcher(3, 2, None);
+    assert_eq!(told_to_wait(&s), 2);
+    // Its life has not changed: it is not said again.
+    let lives = s
+        .told
+        .iter()
+        .filter(|(_, f)| matches!(f, ToLauncher::Life { .. }));
+    assert_eq!(lives.count(), 2);
+}
+
 #[test]
 fn a_node_that_is_left_out_for_a_while_reads_for_how_long_and_where_to_look() {
     let mut s = outside();
