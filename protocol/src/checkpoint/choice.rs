@@ -83,7 +83,7 @@ pub fn choose(of: &Situation) -> Chosen {
     if fresh.unwrap_or(of.stop) <= left {
         let why = match fresh {
             Some(needs) => format!(
-                "a fresh save of step {} needs {needs}, and {left} are left",
+                "a fresh save, of step {} or later, needs {needs}, and {left} are left",
                 of.step
             ),
             None => format!(
