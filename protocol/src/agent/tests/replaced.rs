@@ -118,11 +118,11 @@ fn waits(other_has_stopped: bool) -> u32 {
     s.peer_in_place_of(5, 3);
     s.says(ToAgent::Stopped { digest });
     s.pass(Span::from_secs(1));
-    let held = s.sent.iter().filter_map(|(_, body)| match body {
+    let mut held = s.sent.iter().filter_map(|(_, body)| match body {
         JobMessage::Ticket(ticket) => Some(ticket.held_ms),
         _ => None,
     });
-    held.last().unwrap()
+    held.next_back().unwrap()
 }
 
 #[test]
