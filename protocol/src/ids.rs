@@ -67,6 +67,12 @@ bytes_id!(
     8
 );
 bytes_id!(
+    /// Where an agent's state directory lies on its host. One agent at a time has it: another identity there has no
+    /// state of the one before.
+    Home,
+    8
+);
+bytes_id!(
     /// One start of one launcher.
     LauncherId,
     8
@@ -82,6 +88,14 @@ bytes_id!(
     StoreUuid,
     16
 );
+
+impl Home {
+    /// That of a directory with this path.
+    pub fn of(path: &[u8]) -> Home {
+        let hash = blake3::hash(path);
+        Home(std::array::from_fn(|at| hash.as_bytes()[at]))
+    }
+}
 
 /// Counts the starts of an agent over one state directory.
 #[derive(

@@ -29,5 +29,5 @@ pub mod storelog;
 pub mod time;
 pub mod wire;
 
-pub use ids::{Boot, Digest, JobKey, LauncherId, NodeId, StateId, StoreUuid};
+pub use ids::{Boot, Digest, Home, JobKey, LauncherId, NodeId, StateId, StoreUuid};
 pub use time::{Span, Time};

@@ -8,7 +8,7 @@
 //! | suspect | silent for half of `suspect_after`, or the connection closed; under probe | being heard, two refusals, `suspect_after` |
 //! | away | the agent does not answer, but its launcher's guard does | being heard, the guard going too, `agent_grace` |
 //! | lost, confirmed | agent and guard both refused, twice; or its launcher has another agent | being heard |
-//! | lost, unconfirmed | silence for `suspect_after`, or `agent_grace` over | being heard |
+//! | lost, unconfirmed | silence for `suspect_after`, or `agent_grace` over | being heard, refusals once another is there |
 //!
 //! Refusals need a live kernel on the peer's machine (or a gateway that lies), so they prove that
 //! the processes are gone; silence proves nothing about the peer, only about the path.
@@ -134,6 +134,10 @@ pub enum Event {
         launcher: LauncherId,
         to: NodeId,
     },
+    /// Another agent has come in the peer's place: its host is there again, and refuses for what has ended on it.
+    Succeeded {
+        node: NodeId,
+    },
     /// The peer said that it leaves, by this time of our clock.
     Leaving {
         node: NodeId,
@@ -224,6 +228,8 @@ struct Watched {
     asks: bool,
     /// The launcher has another agent by now: that its guard answers says nothing of the peer.
     moved: bool,
+    /// It was lost in silence, and is probed because another agent has come in its place.
+    succeeded: bool,
     /// Where it stands in the list of what is due: never later than it is.
     listed: Time,
 }
@@ -290,6 +296,7 @@ impl Membership {
             | Event::Heard { node }
             | Event::Pong { node, .. }
             | Event::Probed { node, .. }
+            | Event::Succeeded { node }
             | Event::Leaving { node, .. } => node,
             Event::Moved { launcher, to } => {
                 self.moved(launcher, to);
@@ -325,6 +332,7 @@ impl Membership {
             Event::Probed {
                 id, agent, guard, ..
             } => self.probed(key, *id, *agent, *guard, now),
+            Event::Succeeded { .. } => self.succeeded(key, now),
             Event::Leaving { deadline, .. } => {
                 w.peer.leaving = Some(*deadline);
                 self.heard(key, now);
@@ -455,6 +463,7 @@ impl Membership {
             closed: None,
             asks,
             moved: false,
+            succeeded: false,
             listed: NEVER,
         };
         self.peers.insert(key, watched);
@@ -494,6 +503,18 @@ impl Membership {
         self.probe_if_due(key, now);
     }
 
+    /// Silence proved nothing about its launcher, which may be asked now.
+    fn succeeded(&mut self, key: Key, now: Time) {
+        if let Some(w) = self.peers.get_mut(&key)
+            && w.peer.state == (State::Lost { confirmed: false })
+        {
+            w.calm();
+            w.succeeded = true;
+            w.next_probe = Some(now);
+            self.probe_if_due(key, now);
+        }
+    }
+
     fn probed(&mut self, key: Key, id: u64, agent: Answer, guard: Answer, now: Time) {
         let config = self.config;
         let Some(w) = self.peers.get_mut(&key) else {
@@ -502,7 +523,8 @@ impl Membership {
         let Some((_, began)) = w.probing.take_if(|(probe, _)| *probe == id) else {
             return;
         };
-        if w.moved || w.peer.state.is_lost() && !w.may_hold_lease(&config, now) {
+        let asked = w.succeeded || w.may_hold_lease(&config, now);
+        if w.moved || w.peer.state.is_lost() && !asked {
             return w.calm();
         }
         w.guard_ok = guard == Answer::Answered;
@@ -526,7 +548,7 @@ impl Membership {
             w.calm();
             return self.set(key, State::Alive);
         }
-        w.refusals = 0;
+        (w.refusals, w.succeeded) = (0, false);
         // A process that is just dying still accepts for a moment: look again soon.
         let dying = w.closed.is_some_and(|at| now.since(at) < config.ping_every);
         let pause = if dying {
@@ -670,6 +692,7 @@ impl Watched {
         self.next_probe = None;
         self.refusals = 0;
         self.guard_ok = false;
+        self.succeeded = false;
     }
 
     fn pong(&mut self, seq: u64, now: Time) {

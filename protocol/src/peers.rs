@@ -1,9 +1,9 @@
 //! An agent's knowledge of the other agents: the view that every job's core is shown.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use crate::ids::{NodeId, StateId};
+use crate::ids::{Home, NodeId, StateId};
 use crate::membership::{Guard, Membership, State as PeerState};
 use crate::time::{Span, Time};
 use crate::wire::{Advert, Hello, Leave, Timeouts};
@@ -43,6 +43,28 @@ impl Peer {
     /// Whether it is here with another state directory than this one.
     pub fn has_lost(&self, state: StateId) -> bool {
         self.state_dir().is_some_and(|s| s != state)
+    }
+
+    /// Where its state directory lies, if it says so. Hosts of one name may have the same paths.
+    fn home(&self) -> Option<Home> {
+        let home = self.hello.as_ref().map(|h| h.home);
+        home.filter(|h| !h.is_zero())
+    }
+
+    /// Whether another one that is there has the place of its state directory, or at least its address.
+    fn gives_way_to(&self, other: &Peer) -> bool {
+        match self.home().zip(other.home()) {
+            Some((was, is)) => was == is && self.ip() == other.ip(),
+            None => self.addr == other.addr,
+        }
+    }
+
+    /// The IP address of its host. All of loopback is one host.
+    fn ip(&self) -> Option<IpAddr> {
+        match self.addr?.ip() {
+            ip if ip.is_loopback() => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+            ip => Some(ip),
+        }
     }
 
     /// Its announcement to go, unless it is still here long after the time that it named: then that
@@ -88,16 +110,47 @@ impl Peers {
         self.map.get(&node).is_some_and(|p| p.connected)
     }
 
-    /// Whether another agent of its host is at the address of this one, which is not connected: one that lost its state
-    /// directory comes back under another identity.
+    /// Whether another agent of its host has the place of the state directory of this one, which is not connected: one
+    /// that lost its directory comes back under another identity, and inside a launcher often at another port. Of
+    /// agents that do not say where that is the address tells.
     pub fn has_successor(&self, node: NodeId) -> bool {
-        let gone = self.map.get(&node).filter(|p| !p.connected);
-        let Some(addr) = gone.and_then(|p| p.addr) else {
-            return false;
+        self.is_followed(node, Peer::gives_way_to)
+    }
+
+    /// Those of which this agent is the successor.
+    pub fn before(&self, node: NodeId) -> Vec<NodeId> {
+        let Some(new) = self.get(node).filter(|p| p.connected) else {
+            return Vec::new();
         };
-        let at = |p: &Peer| p.connected && p.addr == Some(addr);
-        let mut others = self.map.iter().filter(|(_, p)| at(p));
-        others.any(|(other, _)| self.host(*other) == self.host(node))
+        let gone = self
+            .map
+            .iter()
+            .filter(|(_, p)| !p.connected && p.addr.is_some());
+        let before = gone.filter(|(_, p)| p.gives_way_to(new));
+        let before = before.map(|(n, _)| *n);
+        before
+            .filter(|n| self.host(*n) == self.host(node))
+            .collect()
+    }
+
+    /// Whether another agent of its host has the address of this one, which is not connected.
+    pub fn has_lost_address(&self, node: NodeId) -> bool {
+        self.is_followed(node, |gone, p| gone.addr == p.addr)
+    }
+
+    /// Whether another agent of its host is there in place of this one, which is not connected.
+    fn is_followed(&self, node: NodeId, there: impl Fn(&Peer, &Peer) -> bool) -> bool {
+        let gone = self
+            .map
+            .get(&node)
+            .filter(|p| !p.connected && p.addr.is_some());
+        gone.is_some_and(|gone| {
+            let mut others = self
+                .map
+                .iter()
+                .filter(|(_, p)| p.connected && there(gone, p));
+            others.any(|(other, _)| self.host(*other) == self.host(node))
+        })
     }
 
     pub fn connected_nodes(&self) -> impl Iterator<Item = NodeId> + '_ {
@@ -216,6 +269,7 @@ mod tests {
             host: host.into(),
             version: "1".into(),
             state: StateId([1; 8]),
+            home: Home::of(host.as_bytes()),
             boot: Boot(1),
             timeouts: Timeouts::default(),
             unstored: None,
@@ -269,8 +323,30 @@ mod tests {
         assert!(is_replaced(was(false), peer("a", 7970, true)));
         assert!(!is_replaced(was(true), peer("a", 7970, true)));
         assert!(!is_replaced(was(false), peer("a", 7970, false)));
-        assert!(!is_replaced(was(false), peer("a", 7971, true)));
+        // In the place of its state directory, at whatever port.
+        assert!(is_replaced(was(false), peer("a", 7971, true)));
+        let moved = |home: &[u8], ip: [u8; 4]| {
+            let mut other = peer("a", 7971, true);
+            other.addr = Some(SocketAddr::from((ip, 7971)));
+            other.hello.as_mut().unwrap().home = Home::of(home);
+            other
+        };
+        assert!(!is_replaced(was(false), moved(b"b", [10, 0, 0, 1])));
+        // Another one took its port before it came back, which is no loss of its state.
+        let mut taken = moved(b"b", [10, 0, 0, 1]);
+        taken.addr = was(false).addr;
+        assert!(!is_replaced(was(false), taken));
+        // Hosts may have one name, and the same paths.
+        assert!(!is_replaced(was(false), moved(b"a", [10, 0, 0, 2])));
         // Behind one source address there may be agents of several hosts.
         assert!(!is_replaced(was(false), peer("b", 7970, true)));
+        // One that does not say where its state is.
+        let silent = |port, connected| {
+            let mut peer = peer("a", port, connected);
+            peer.hello.as_mut().unwrap().home = Home::ZERO;
+            peer
+        };
+        assert!(is_replaced(silent(7970, false), silent(7970, true)));
+        assert!(!is_replaced(silent(7970, false), silent(7971, true)));
     }
 }

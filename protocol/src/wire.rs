@@ -16,7 +16,7 @@ use crate::barrier;
 use crate::checkpoint;
 use crate::codec::{self, CodecError};
 use crate::hang::{Hang, Standing};
-use crate::ids::{Boot, Digest, JobKey, NodeId, StateId, StoreUuid};
+use crate::ids::{Boot, Digest, Home, JobKey, NodeId, StateId, StoreUuid};
 use crate::local::{Question, WorkerExit};
 use crate::record::{CommitRef, Member, Record, RecordError};
 use crate::spec::JobSpec;
@@ -81,6 +81,7 @@ pub struct Hello {
     pub host: String,
     pub version: String,
     pub state: StateId,
+    pub home: Home,
     pub boot: Boot,
     pub timeouts: Timeouts,
     /// The errno with which its state directory refuses writes, 0 where the system named none: it casts no votes.

@@ -18,7 +18,9 @@ use muster_protocol::wire::{
     Action, Advert, Ballot, Grant, Hello, JobMessage, Leave, Message, Order, Status, Ticket,
     Timeouts, Wait,
 };
-use muster_protocol::{Boot, Digest, JobKey, LauncherId, NodeId, Span, StateId, StoreUuid, Time};
+use muster_protocol::{
+    Boot, Digest, Home, JobKey, LauncherId, NodeId, Span, StateId, StoreUuid, Time,
+};
 
 /// Defines the name of every variant: a new variant does not compile until it has one, and a name
 /// without a sample fails the test.
@@ -430,6 +432,7 @@ pub fn messages() -> Vec<Message> {
             host: "node1".into(),
             version: "0.1.0".into(),
             state: StateId([1; 8]),
+            home: Home([6; 8]),
             boot: Boot(9),
             timeouts: Timeouts {
                 suspect_after: Span::from_secs(2),

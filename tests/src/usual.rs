@@ -7,7 +7,7 @@ use muster_protocol::local::Register;
 use muster_protocol::record::Place;
 use muster_protocol::spec::JobSpec;
 use muster_protocol::storelog::Compaction;
-use muster_protocol::{Boot, LauncherId, NodeId, Span, StateId};
+use muster_protocol::{Boot, Home, LauncherId, NodeId, Span, StateId};
 
 /// Node `i` of 255 at most (beyond, set `node` and `state`), in its first boot, with the times that agents keep by default.
 pub fn config(i: usize) -> Config {
@@ -20,6 +20,7 @@ pub fn config(i: usize) -> Config {
         host: format!("h{i}"),
         version: "1".into(),
         pid: 1,
+        home: Home::ZERO,
         seed: i as u64,
         suspect_after: Span::from_secs(2),
         agent_grace: Span::from_secs(10),

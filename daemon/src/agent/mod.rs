@@ -16,13 +16,14 @@ mod stores;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::time::Duration;
 
 use muster_protocol::agent::{Agent, Config, ConnId, Event, Flaws};
 use muster_protocol::membership::Answer;
 use muster_protocol::record::Place;
 use muster_protocol::wire::Message;
-use muster_protocol::{JobKey, NodeId, Span, Time, codec};
+use muster_protocol::{Home, JobKey, NodeId, Span, Time, codec};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
@@ -225,6 +226,13 @@ fn on_one_host(bootstrap: &[String]) -> bool {
     !bootstrap.is_empty() && bootstrap.iter().all(|peer| says_loopback(peer))
 }
 
+/// Where a state directory lies, whether or not the one before it there is the same.
+fn home_of(state: &Path) -> Home {
+    let path = std::path::absolute(state);
+    let path = path.as_deref().unwrap_or(state);
+    Home::of(path.as_os_str().as_encoded_bytes())
+}
+
 impl Node {
     /// Binds everything and restores what an earlier run stored. Needs a tokio runtime.
     pub async fn start(mut setup: Setup) -> Result<Node, StartError> {
@@ -261,6 +269,7 @@ impl Node {
                 host: setup.host.clone(),
                 version: env!("CARGO_PKG_VERSION").into(),
                 pid: std::process::id(),
+                home: home_of(setup.state.path()),
                 seed: rand::random(),
                 suspect_after: setup.suspect_after,
                 agent_grace: setup.agent_grace,

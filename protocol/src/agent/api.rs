@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{Boot, Digest, JobKey, LauncherId, NodeId, StateId};
+use crate::ids::{Boot, Digest, Home, JobKey, LauncherId, NodeId, StateId};
 use crate::local::{ToAgent, ToLauncher};
 use crate::membership::Answer;
 use crate::record::{CommitRef, Record, Voter};
@@ -28,6 +28,8 @@ pub struct Config {
     pub version: String,
     /// The agent's process id, for people.
     pub pid: u32,
+    /// Where its state directory lies.
+    pub home: Home,
     /// Seeds back-off and nonces; must differ between boots.
     pub seed: u64,
     /// A watched peer that says nothing for this long is lost.

@@ -4,6 +4,7 @@ use super::{Agent, HELLO_WAIT};
 use crate::agent::{Effect, Notice};
 use crate::ids::{NodeId, StateId};
 use crate::job::Job;
+use crate::membership;
 use crate::peers::Peer;
 use crate::time::{Span, Time};
 use crate::wire::{Hello, MAX_JOBS, Message, Timeouts};
@@ -21,7 +22,8 @@ impl Agent {
         let adverts = hello.jobs.clone();
         self.compare_timeouts(from, hello.timeouts);
         let peer = self.peers.map.entry(from).or_default();
-        let news = peer.greeted.is_none() || peer.hello.as_ref() != Some(&hello);
+        let came = peer.greeted.is_none();
+        let news = came || peer.hello.as_ref() != Some(&hello);
         let before = peer.hello.as_ref().and_then(|h| h.unstored);
         if before != hello.unstored {
             let (node, errno) = (from, hello.unstored);
@@ -35,6 +37,11 @@ impl Agent {
             peer.hello_due = now + UNSTORED;
             let at = self.greet_at.unwrap_or(peer.hello_due);
             self.greet_at = Some(at.min(peer.hello_due));
+        }
+        if came {
+            for node in self.peers.before(from) {
+                self.detect(membership::Event::Succeeded { node }, now);
+            }
         }
         let known = self.jobs.keys().filter(|_| news);
         for key in known.cloned().collect::<Vec<_>>() {
@@ -133,6 +140,7 @@ impl Agent {
             host: self.cfg.host.clone(),
             version: self.cfg.version.clone(),
             state: self.cfg.state,
+            home: self.cfg.home,
             boot: self.cfg.boot,
             timeouts: self.cfg.timeouts(),
             unstored: self.unstored(),

@@ -343,6 +343,10 @@ impl Agent {
                 self.sent.remove(&node);
                 self.peers.prune();
                 self.detect(membership::Event::Disconnected { node }, now);
+                if self.peers.has_successor(node) {
+                    // That one came before the connection was known to be dead.
+                    self.detect(membership::Event::Succeeded { node }, now);
+                }
                 self.link_changed(node, now);
             }
             Event::Message { from, message } => {
@@ -364,7 +368,8 @@ impl Agent {
                 if node == self.cfg.node {
                     return self.looked_for_launcher(id, guard, now);
                 }
-                let agent = match self.peers.has_successor(node) {
+                let peers = &self.peers;
+                let agent = match peers.has_successor(node) || peers.has_lost_address(node) {
                     true => membership::Answer::Other,
                     false => agent,
                 };

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use super::{Agent, Config, ConnId, Effect, Event, Flaws, Notice, Stored};
-use crate::ids::{Boot, Digest, JobKey, LauncherId, NodeId, StateId};
+use crate::ids::{Boot, Digest, Home, JobKey, LauncherId, NodeId, StateId};
 use crate::job::Durable;
 use crate::local::{Register, ToAgent, ToLauncher, WorkerExit};
 use crate::membership::Answer;
@@ -25,6 +25,25 @@ pub(super) fn node(i: usize) -> NodeId {
 
 fn state(i: usize) -> StateId {
     StateId((i as u64 + 1).to_be_bytes())
+}
+
+fn home(i: usize) -> Home {
+    Home::of(&[i as u8])
+}
+
+/// What agent `i` says of itself.
+fn said(i: usize) -> Hello {
+    Hello {
+        host: format!("h{i}"),
+        version: "1".into(),
+        state: state(i),
+        home: home(i),
+        boot: Boot(1),
+        timeouts: timeouts(2, 30),
+        unstored: None,
+        embedded: false,
+        jobs: Vec::new(),
+    }
 }
 
 pub(super) fn key(id: &str) -> JobKey {
@@ -53,6 +72,7 @@ pub(super) fn config(i: usize, boot: u64) -> Config {
         host: format!("h{i}"),
         version: "1".into(),
         pid: 1,
+        home: home(i),
         seed: i as u64 + 77 * boot,
         suspect_after: Span::from_secs(2),
         agent_grace: Span::from_secs(30),
@@ -323,6 +343,24 @@ impl Scripted {
         self.grants.insert(node(i));
     }
 
+    /// Agent `i` comes with the state directory's place of another one, at a port of its own.
+    pub(super) fn peer_in_place_of(&mut self, i: usize, of: usize) {
+        let port = 30_000 + i as u16;
+        self.on(Event::Connected {
+            node: node(i),
+            addr: SocketAddr::new(HERE, port),
+            observed: HERE,
+        });
+        let message = Message::Hello(Hello {
+            host: format!("h{of}"),
+            home: home(of),
+            ..said(i)
+        });
+        let from = node(i);
+        self.on(Event::Message { from, message });
+        self.grants.insert(node(i));
+    }
+
     /// A connected peer says what it knows of jobs.
     pub(super) fn says_hello(&mut self, i: usize, jobs: Vec<Advert>) {
         self.hello(i, timeouts(2, 30), None, jobs);
@@ -335,14 +373,10 @@ impl Scripted {
 
     fn hello(&mut self, i: usize, timeouts: Timeouts, unstored: Option<i32>, jobs: Vec<Advert>) {
         let message = Message::Hello(Hello {
-            host: format!("h{i}"),
-            version: "1".into(),
-            state: state(i),
-            boot: Boot(1),
             timeouts,
             unstored,
-            embedded: false,
             jobs,
+            ..said(i)
         });
         let from = node(i);
         self.on(Event::Message { from, message });

@@ -6,6 +6,7 @@ mod groups;
 mod holds;
 mod lives;
 mod members;
+mod replaced;
 mod told;
 mod unresponsive;
 mod voters;

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use crate::agent::{Agent, Config, ConnId, Effect, Event, Flaws, Notice};
 use crate::barrier::Held;
 use crate::checkpoint::{Save, SlotId};
-use crate::ids::{Boot, Digest, JobKey, LauncherId, NodeId, StateId};
+use crate::ids::{Boot, Digest, Home, JobKey, LauncherId, NodeId, StateId};
 use crate::local::{Command, Register, SaveNews, ToAgent, ToLauncher};
 use crate::record::Place;
 use crate::spec::JobSpec;
@@ -45,6 +45,7 @@ impl Alone {
             host: "h".into(),
             version: "1".into(),
             pid: 1,
+            home: Home::ZERO,
             seed: boot,
             suspect_after: Span::from_secs(2),
             agent_grace: Span::from_secs(10),

@@ -113,6 +113,7 @@ impl Job {
         let of = Arc::new(Head::new(Arc::new(record.clone())));
         for m in record.members.iter().filter(|m| m.node != ctx.me()) {
             let stopped = self.status_of(m.node).is_some_and(|s| s.stopped);
+            let stopped = stopped || self.merge.has_stopped(of.digest, m.node);
             let asks = self.gathering.is_asked_for(m);
             if stopped || asks || ctx.peers.lost(m.node) == Some(true) {
                 continue;

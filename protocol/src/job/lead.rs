@@ -163,8 +163,15 @@ impl Job {
         if !head.has(from) {
             return;
         }
-        let by_store = matches!(head.record.arbiter, Arbiter::Store(_));
+        let (of, by_store) = (
+            head.digest,
+            matches!(head.record.arbiter, Arbiter::Store(_)),
+        );
         self.merge.is_here(from);
+        if status.stopped && status.seq == 0 {
+            // Without a number: it has left this group, which may be left here a moment later.
+            self.merge.note_stopped(of, from);
+        }
         if status.started.is_some() {
             self.all_waited_for(ctx);
         }

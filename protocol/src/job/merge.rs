@@ -39,12 +39,27 @@ pub(super) struct Merge {
     dead_since: Option<Time>,
     /// Voters that said that they gave up their vote on what follows the head named.
     forfeited: (Digest, BTreeSet<NodeId>),
+    /// Members that left the head named, and said that their workers of it have ended.
+    ended: (Digest, BTreeSet<NodeId>),
 }
 
 impl Merge {
     /// A node showed that it takes part in our own lineage.
     pub(super) fn is_here(&mut self, node: NodeId) {
         self.elsewhere.remove(&node);
+    }
+
+    /// A member that left this head says that its workers have ended.
+    pub(super) fn note_stopped(&mut self, of: Digest, node: NodeId) {
+        if self.ended.0 != of {
+            self.ended = (of, BTreeSet::new());
+        }
+        self.ended.1.insert(node);
+    }
+
+    /// Whether nothing runs for this head on a node that left it.
+    pub(super) fn has_stopped(&self, of: Digest, node: NodeId) -> bool {
+        self.ended.0 == of && self.ended.1.contains(&node)
     }
 
     /// A lineage has ended, and takes nobody in.

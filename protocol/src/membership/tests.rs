@@ -234,6 +234,45 @@ fn an_agent_whose_launcher_has_another_one_is_lost_though_the_launcher_answers()
 }
 
 #[test]
+fn a_silent_peer_is_known_to_be_dead_once_another_is_in_its_place_and_its_launcher_refuses() {
+    let silent = World::Broken(Answer::Silent, Answer::Silent);
+    let unsure = State::Lost { confirmed: false };
+    let after = |guard| {
+        let mut bench = Bench::new();
+        bench.run_for(1_000);
+        bench.world = silent;
+        bench.run_for(60_000);
+        assert_eq!(bench.state(), unsure);
+        bench.world = World::Broken(Answer::Other, guard);
+        // Nobody asks by himself.
+        bench.run_for(10_000);
+        assert_eq!(bench.state(), unsure);
+        bench.tell(Event::Succeeded { node: PEER });
+        bench.run_for(500);
+        bench
+    };
+    let dead = State::Lost { confirmed: true };
+    assert_eq!(after(Answer::Refused).state(), dead);
+    assert_eq!(after(Answer::Other).state(), dead);
+    // Its launcher lives, or nothing is known of it.
+    assert!(matches!(
+        after(Answer::Answered).state(),
+        State::Away { .. }
+    ));
+    let mut bench = after(Answer::Silent);
+    bench.world = World::Broken(Answer::Other, Answer::Refused);
+    bench.run_for(10_000);
+    assert_eq!(bench.state(), unsure);
+    bench.tell(Event::Succeeded { node: PEER });
+    bench.run_for(500);
+    assert_eq!(bench.state(), dead);
+    // One that is there is not asked for.
+    bench.tell(Event::Connected { node: PEER });
+    bench.tell(Event::Succeeded { node: PEER });
+    assert_eq!(bench.state(), State::Alive);
+}
+
+#[test]
 fn an_away_agent_whose_guard_goes_is_lost() {
     let mut bench = Bench::new();
     bench.world = World::Broken(Answer::Refused, Answer::Answered);
@@ -487,6 +526,7 @@ enum Act {
     Heard,
     Disconnected,
     Connected,
+    Succeeded,
     Become(World),
     /// The process does not run for a while.
     Stop(u64),
@@ -510,6 +550,7 @@ fn act() -> impl Strategy<Value = Act> {
         1 => Just(Act::Heard),
         1 => Just(Act::Disconnected),
         1 => Just(Act::Connected),
+        1 => Just(Act::Succeeded),
         2 => world.prop_map(Act::Become),
         1 => (1u64..20_000).prop_map(Act::Stop),
     ]
@@ -536,6 +577,7 @@ proptest! {
                 Act::Heard => bench.tell(Event::Heard { node: PEER }),
                 Act::Disconnected => bench.tell(Event::Disconnected { node: PEER }),
                 Act::Connected => bench.tell(Event::Connected { node: PEER }),
+                Act::Succeeded => bench.tell(Event::Succeeded { node: PEER }),
                 Act::Become(world) => {
                     if bench.now > was.1 {
                         was = (bench.world, bench.now);

@@ -165,6 +165,7 @@ impl World {
             host: String::new(),
             version: "sim".into(),
             pid: 1,
+            home: muster_protocol::Home::ZERO,
             seed: 0,
             suspect_after: Span(times.suspect_after),
             agent_grace: Span(times.agent_grace),

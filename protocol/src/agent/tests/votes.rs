@@ -9,7 +9,7 @@ use super::super::scripted::{
 use super::super::{Notice, Past};
 use super::{leaders, promise};
 use crate::codec::CodecError;
-use crate::ids::{Boot, Digest, NodeId, StateId};
+use crate::ids::{Boot, Digest, Home, NodeId, StateId};
 use crate::job::Durable;
 use crate::record::{Cause, MAX_SLOTS, Record};
 use crate::spec::MAX_MEMBERS;
@@ -423,6 +423,7 @@ fn the_longest_hello_fits_a_frame() {
         host: "h".repeat(256),
         version: "v".repeat(64),
         state: StateId([255; 8]),
+        home: Home([255; 8]),
         boot: Boot(u64::MAX),
         timeouts: timeouts(u64::MAX, u64::MAX),
         unstored: Some(i32::MIN),

@@ -3,6 +3,7 @@
 mod cuts;
 mod discovery;
 mod needs_torch;
+mod replaced;
 
 /// The hosts, without one of them.
 fn without(of: usize) -> Vec<usize> {

@@ -84,6 +84,24 @@ fn a_killed_node_is_replaced_by_who_comes_next() {
 }
 
 #[test]
+fn one_node_goes_on_with_two_that_come_back_without_their_state() {
+    // Node 0 has the endpoint's port, the agents of the others any.
+    for stays in [0, 1] {
+        let (mut bed, _) = three(&["--nnodes=2:3"]);
+        let at = now_ns();
+        bed.kill_together(&others(stays));
+        for node in others(stays) {
+            bed.lose_state(node);
+            bed.run(node, 0);
+        }
+        let three = bed.group(&[0, 1, 2], at);
+        let took = Duration::from_nanos(three.began() - at);
+        assert!(took < 2 * SOON, "{took:?} until all train again");
+        finish(bed, &[0, 1, 2]);
+    }
+}
+
+#[test]
 fn rank_0_and_the_first_peer_may_die() {
     let (mut bed, group) = three(&["--nnodes=2:3"]);
     let zero = group.rank0();

@@ -33,6 +33,7 @@ impl World {
             host: format!("n{node}"),
             version: "explore".into(),
             pid: 1,
+            home: Default::default(),
             seed: mix(node as u64, mix(n.boot, n.disks.into())),
             suspect_after,
             agent_grace: Span::from_secs(10),
