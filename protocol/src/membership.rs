@@ -8,7 +8,7 @@
 //! | suspect | silent for half of `suspect_after`, or the connection closed; under probe | being heard, two refusals, `suspect_after` |
 //! | away | the agent does not answer, but its launcher's guard does | being heard, the guard going too, `agent_grace` |
 //! | lost, confirmed | agent and guard both refused, twice; or its launcher has another agent | being heard |
-//! | lost, unconfirmed | silence for `suspect_after`, or `agent_grace` over | being heard, refusals once another is there |
+//! | lost, unconfirmed | silence for `suspect_after`, or `agent_grace` over | being heard; asked once succeeded |
 //!
 //! Refusals need a live kernel on the peer's machine (or a gateway that lies), so they prove that
 //! the processes are gone; silence proves nothing about the peer, only about the path.
