@@ -151,8 +151,8 @@ fn ignore_file_size_signal() {
     }
 }
 
-/// Peers, and the descriptors that launchers give it, are many more than the 1,024 files that a shell allows. An agent starts
-/// no program, which could mind.
+/// Peers, and the descriptors that launchers give it, are many more than the 1,024 files that a shell allows. An agent
+/// starts no program, which could mind.
 fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {

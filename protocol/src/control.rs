@@ -1,9 +1,9 @@
 //! The control page: one page of memory between a launcher and one worker.
 //!
-//! The launcher creates a memfd per worker, writes [`fresh_page`] into it, seals it against
-//! shrinking (so that neither side can be hit by SIGBUS), and lets the worker inherit the descriptor, whose number stands in the environment as [`FD_ENV`]. Every word is a
-//! little-endian, naturally aligned `u64`, accessed as an atomic with sequentially consistent order.
-//! This module knows offsets, encodings and rules; it maps no memory.
+//! The launcher creates a memfd per worker, writes [`fresh_page`] into it, seals it against shrinking (so that neither
+//! side can be hit by SIGBUS), and lets the worker inherit the descriptor, whose number stands in the environment as
+//! [`FD_ENV`]. Every word is a little-endian, naturally aligned `u64`, accessed as an atomic with sequentially
+//! consistent order. This module knows offsets, encodings and rules; it maps no memory.
 //!
 //! # The writer of each word
 //!

@@ -128,8 +128,8 @@ pub enum Event {
         agent: Answer,
         guard: Answer,
     },
-    /// A launcher has another agent, and asks for a place there: it runs nothing for the peer. It finds its agent by one
-    /// socket, so that of the peer has ended.
+    /// A launcher has another agent, and asks for a place there: it runs nothing for the peer. It finds its agent by
+    /// one socket, so that of the peer has ended.
     Moved {
         launcher: LauncherId,
         to: NodeId,
@@ -532,7 +532,8 @@ impl Membership {
             w.guard_answered = now;
         }
         let away = matches!(w.peer.state, State::Away { .. });
-        // A launcher ends its workers before it stops to answer, also where its agent is only stopped. A witness has none.
+        // A launcher ends its workers before it stops to answer, also where its agent is only stopped. A witness has
+        // none.
         let stuck = agent == Answer::Mute && key.1.is_some();
         if guard.is_gone() && (agent.is_gone() || stuck) {
             w.refusals += 1;

@@ -129,7 +129,8 @@ pub enum Ask {
     /// List the parity here whose number is above this one: as much of it as one answer names, the lowest numbers
     /// first.
     Parities { above: u64 },
-    /// Add this stripe of an image of mine, of so many bytes, to those of other nodes: of the ranks of this local number.
+    /// Add this stripe of an image of mine, of so many bytes, to those of other nodes: of the ranks of this local
+    /// number.
     Fold {
         generation: Digest,
         name: Name,

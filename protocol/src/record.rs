@@ -292,7 +292,8 @@ impl Record {
         self.kind == next.kind && self.parent == next.parent && self.is_of(before)
     }
 
-    /// Whether `self` is a change of the voters of the generation that `other` is or belongs to, the next one or another.
+    /// Whether `self` is a change of the voters of the generation that `other` is or belongs to, the next one or
+    /// another.
     pub fn is_of(&self, other: &Record) -> bool {
         let same = Record {
             restore: self.restore,

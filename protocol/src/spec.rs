@@ -183,8 +183,8 @@ impl JobSpec {
         Span::from_millis(self.join_max_ms.into())
     }
 
-    /// The signal that tells workers to save and leave. Where a person stops the job it is SIGINT, as a terminal or torchrun sends
-    /// it, unless another signal than the usual one was agreed.
+    /// The signal that tells workers to save and leave. Where a person stops the job it is SIGINT, as a terminal or
+    /// torchrun sends it, unless another signal than the usual one was agreed.
     pub fn signal_to_stop(&self, interrupted: bool) -> i32 {
         match self.preempt_signal {
             SIGTERM if interrupted => SIGINT,

@@ -124,7 +124,8 @@ pub struct Advert {
     pub belongs: bool,
     /// No launcher of it is left, as the sender sees it: it leads it, or nobody can.
     pub deserted: bool,
-    /// No worker of it runs, nor of a generation before it: all its launchers are gone, and its workers had been started.
+    /// No worker of it runs, nor of a generation before it: all its launchers are gone, and its workers had been
+    /// started.
     pub left_behind: bool,
     /// The sender's launcher does not answer its agent: it is stopped or blocked, and takes part in no change.
     pub unresponsive: bool,

@@ -1,5 +1,5 @@
-//! How tensors on a GPU get into checkpoints on this machine: `cuda_slots [LIBCUDA [MIB [FOLDER]]]`. FOLDER, a new one in
-//! the system's folder for temporary files unless named, gets a checkpoint of MIB, which is removed.
+//! How tensors on a GPU get into checkpoints on this machine: `cuda_slots [LIBCUDA [MIB [FOLDER]]]`. FOLDER, a new one
+//! in the system's folder for temporary files unless named, gets a checkpoint of MIB, which is removed.
 //!
 //! Saves a tensor of a GPU some times as a worker does, says which way was taken and how fast, makes one save durable,
 //! loads it back into the GPU's memory, and compares. Ends with code 1 and a sentence where something is missing or

@@ -1,9 +1,10 @@
-//! Ranks of NCCL that are processes, of which one is killed: `nccl_lost [LIBNCCL [LIBCUDA [RANKS [kill|stop [RANK]]]]]`.
+//! Ranks of NCCL that are processes, of which one is killed: `nccl_lost [LIBNCCL [LIBCUDA [RANKS [kill|stop
+//! [RANK]]]]]`.
 //!
 //! The others are to name it, abort, form the next group without it, and be right there. Times are from the signal on.
-//! Each rank takes the GPU of its own number, as far as there are. Where there are fewer, ranks share them: each seems to
-//! NCCL to be on a host of its own (`NCCL_HOSTID`), and all traffic goes through sockets. Muster refuses that, unless
-//! LIBCUDA gives the device another id in each process. Ends with code 1 where something is missing or wrong.
+//! Each rank takes the GPU of its own number, as far as there are. Where there are fewer, ranks share them: each seems
+//! to NCCL to be on a host of its own (`NCCL_HOSTID`), and all traffic goes through sockets. Muster refuses that,
+//! unless LIBCUDA gives the device another id in each process. Ends with code 1 where something is missing or wrong.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;

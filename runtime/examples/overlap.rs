@@ -3,8 +3,8 @@
 //!
 //! Trains a perceptron of `--layers` layers, `--width` wide, three times over: without overlap, by hooks and in
 //! stages. Rank 0 prints the median step of each, the part of it that waited for other ranks, and whether all three
-//! ended with the same bits. `--sharing tcp` keeps ranks of one host from sharing memory (`memory`); `--format json` says
-//! it for programs (`text`).
+//! ended with the same bits. `--sharing tcp` keeps ranks of one host from sharing memory (`memory`); `--format json`
+//! says it for programs (`text`).
 
 use std::error::Error;
 use std::process::ExitCode;

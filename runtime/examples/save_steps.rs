@@ -1,15 +1,17 @@
 //! One rank of the bench `checkpoint`: a state of a given size that is saved, restored, and stopped, without a model.
 //!
-//! - `save_steps save --log FILE --go FIFO --bytes N`, started by `muster run --store DIR`: at a line `change` that comes through
-//!   the fifo of its rank (FIFO.RANK) it times a plain copy and changes the state, at any other it saves.
+//! - `save_steps save --log FILE --go FIFO --bytes N`, started by `muster run --store DIR`: at a line `change` that
+//!   comes through the fifo of its rank (FIFO.RANK) it times a plain copy and changes the state, at any other it
+//!   saves.
 //! - `save_steps train --log FILE --bytes N --step-ms MS`, started likewise: steps until it is told to stop, and saves
 //!   where it stops. N is what all ranks have together, for the world changes.
-//! - `save_steps load --log FILE --go FIFO --bytes N --dir DIR --rank R --world W`, alone: loads this rank's rows of the checkpoint
-//!   whose manifest each line names.
-//! - `save_steps probe --file FILE --bytes N`: so many bytes to disk with O_DIRECT, 16 requests at a time, no hash, and back.
+//! - `save_steps load --log FILE --go FIFO --bytes N --dir DIR --rank R --world W`, alone: loads this rank's rows of
+//!   the checkpoint whose manifest each line names.
+//! - `save_steps probe --file FILE --bytes N`: so many bytes to disk with O_DIRECT, 16 requests at a time, no hash,
+//!   and back.
 //!
-//! FILE gets one line of JSON for each event, from each process its own (FILE.RANK). The state is so many bytes a rank: rows
-//! of 64 tensors, of which each rank holds its part, random enough that no disk makes it smaller.
+//! FILE gets one line of JSON for each event, from each process its own (FILE.RANK). The state is so many bytes a
+//! rank: rows of 64 tensors, of which each rank holds its part, random enough that no disk makes it smaller.
 
 use std::collections::HashMap;
 use std::error::Error;

@@ -1,9 +1,9 @@
 //! One worker of the bench `transfer` with `--trainer`: steps of a given size by `train::Trainer`, as a user has them.
 //!
-//! `trained_steps --log DIR --gradient BYTES --state BYTES --step-ms MS --steps N --dense 0|1`, started by `muster run`:
-//! every commit and every change of the generation goes to a file of this process in DIR, one line of JSON each. A step
-//! changes as much of the state as the gradient is long, the next part each time; with `--dense 1` all of it, as
-//! an optimizer does. The model is made once its rank takes part.
+//! `trained_steps --log DIR --gradient BYTES --state BYTES --step-ms MS --steps N --dense 0|1`, started by `muster
+//! run`: every commit and every change of the generation goes to a file of this process in DIR, one line of JSON each.
+//! A step changes as much of the state as the gradient is long, the next part each time; with `--dense 1` all of it,
+//! as an optimizer does. The model is made once its rank takes part.
 
 use std::collections::HashMap;
 use std::error::Error;

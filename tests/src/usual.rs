@@ -9,7 +9,8 @@ use muster_protocol::spec::JobSpec;
 use muster_protocol::storelog::Compaction;
 use muster_protocol::{Boot, Home, LauncherId, NodeId, Span, StateId};
 
-/// Node `i` of 255 at most (beyond, set `node` and `state`), in its first boot, with the times that agents keep by default.
+/// Node `i` of 255 at most (beyond, set `node` and `state`), in its first boot, with the times that agents keep by
+/// default.
 pub fn config(i: usize) -> Config {
     let tag = (i as u8).wrapping_add(1);
     Config {

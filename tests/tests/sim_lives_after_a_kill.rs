@@ -1,5 +1,5 @@
-//! Agents that live and die with their launchers: after a life in which a node was killed, and that ended without it, the
-//! next one is there in time, with every node that comes, and nobody is told the end of the life before.
+//! Agents that live and die with their launchers: after a life in which a node was killed, and that ended without it,
+//! the next one is there in time, with every node that comes, and nobody is told the end of the life before.
 
 use muster_protocol::local::ToLauncher;
 use muster_protocol::spec::JobSpec;

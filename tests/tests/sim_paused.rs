@@ -1,5 +1,5 @@
-//! An agent that is stopped for less than three quarters of `agent_grace` and goes on costs no generation: not the leader's, not
-//! another's, though its lease ran out meanwhile.
+//! An agent that is stopped for less than three quarters of `agent_grace` and goes on costs no generation: not the
+//! leader's, not another's, though its lease ran out meanwhile.
 
 use muster_protocol::local::ToLauncher;
 use muster_protocol::spec::JobSpec;

@@ -1,8 +1,9 @@
 //! Slurm's information to a task about its job: who its peers are.
 //!
-//! Pure: the environment comes in through a closure; nothing here resolves a name, reads a file or asks Slurm. The grammar of node lists is
-//! that of Slurm's hostlists (`man scontrol`, "show hostnames"): `n[1-3,07-09],gpu-a[001-010]b`, several bracket groups per entry,
-//! the last one varying fastest, the width of a range's lower bound kept.
+//! Pure: the environment comes in through a closure; nothing here resolves a name, reads a file or asks Slurm. The
+//! grammar of node lists is that of Slurm's hostlists (`man scontrol`, "show hostnames"):
+//! `n[1-3,07-09],gpu-a[001-010]b`, several bracket groups per entry, the last one varying fastest, the width of a
+//! range's lower bound kept.
 
 use std::fmt;
 
@@ -148,8 +149,8 @@ impl SlurmJob {
 /// batch script itself: only `srun` starts tasks on the other nodes, so there is nobody to find without it).
 ///
 /// # Errors
-/// [`SlurmError`] when SLURM_STEP_ID is set but the rest is missing or contradicts itself. Slurm's numbers for steps that are no steps
-/// (batch, extern, interactive: 0xffff_fffb and above) count as no step.
+/// [`SlurmError`] when SLURM_STEP_ID is set but the rest is missing or contradicts itself. Slurm's numbers for steps
+/// that are no steps (batch, extern, interactive: 0xffff_fffb and above) count as no step.
 pub(crate) fn peers_from_env(
     get: impl Fn(&str) -> Option<String>,
 ) -> Result<Option<SlurmJob>, SlurmError> {

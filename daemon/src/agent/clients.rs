@@ -280,8 +280,8 @@ impl Node {
         self.tell_launcher(conn, &ToLauncher::Refused { reason });
     }
 
-    /// An agent cannot be reached, or cannot be talked to: launchers that wait are told, for it may be the one that they
-    /// wait for. `who` is its address, its host or its name.
+    /// An agent cannot be reached, or cannot be talked to: launchers that wait are told, for it may be the one that
+    /// they wait for. `who` is its address, its host or its name.
     pub(super) fn warn_launchers(&mut self, who: String, text: String) {
         if self.refused.len() < MAX_HINDRANCES || self.refused.contains_key(&who) {
             self.refused.insert(who, text);

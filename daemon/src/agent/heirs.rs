@@ -31,8 +31,8 @@ impl Node {
         let kept = match slots {
             Ok(slots) => self.held.keep(&key, launcher, k, capacity, slots),
             Err(why) => {
-                // A launcher offers its slots again now and then, and says first when it gives some up: what is kept of it
-                // is what it offers.
+                // A launcher offers its slots again now and then, and says first when it gives some up: what is kept
+                // of it is what it offers.
                 if self.held.is_of(&key, launcher, k) {
                     return;
                 }

@@ -1,5 +1,6 @@
-//! The checkpoint slots of this node's launchers, as descriptors: they outlive their launcher for a lease, and its job's
-//! next launcher here gets them. Never maps a slot, and never looks into one: what is in it is the heir's to judge.
+//! The checkpoint slots of this node's launchers, as descriptors: they outlive their launcher for a lease, and its
+//! job's next launcher here gets them. Never maps a slot, and never looks into one: what is in it is the heir's to
+//! judge.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};

@@ -34,8 +34,8 @@ pub(super) fn restore(state: &mut StateDir) -> Result<Stored, StateError> {
     Ok(stored)
 }
 
-/// The jobs' blobs, without moments of another clock. Those go from the disk as well, before the directory counts as one
-/// of this clock.
+/// The jobs' blobs, without moments of another clock. Those go from the disk as well, before the directory counts as
+/// one of this clock.
 fn load_jobs(state: &mut StateDir) -> Result<Vec<(String, Vec<u8>)>, StateError> {
     let mut jobs = state.load_all();
     if state.is_of_this_clock()? {

@@ -218,8 +218,8 @@ pub fn load(inputs: &Inputs) -> Result<(AgentConfig, Effective), ConfigError> {
     }
 }
 
-/// Like [`load`], of an agent that serves its user alone: wherever it listens, it takes that user's secret where nothing
-/// names one.
+/// Like [`load`], of an agent that serves its user alone: wherever it listens, it takes that user's secret where
+/// nothing names one.
 ///
 /// # Errors
 /// Those of [`load`].

@@ -44,8 +44,8 @@ fn is_name(text: &str) -> bool {
     !name.is_empty() && name.len() <= 253 && name.chars().all(good) && port
 }
 
-/// Looks the name up about every `every`, and sends what was found, until nobody listens. That it has no address any more,
-/// or has one again, is an event.
+/// Looks the name up about every `every`, and sends what was found, until nobody listens. That it has no address any
+/// more, or has one again, is an event.
 pub(super) async fn resolve(
     name: String,
     every: Duration,

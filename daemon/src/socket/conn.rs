@@ -238,8 +238,8 @@ impl Receiver {
         result
     }
 
-    /// Reads never go beyond the frame, so that descriptors that arrive belong to it. They are seen before they are taken:
-    /// only where some lie there is a place waited for, and a frame that has one waits no more.
+    /// Reads never go beyond the frame, so that descriptors that arrive belong to it. They are seen before they are
+    /// taken: only where some lie there is a place waited for, and a frame that has one waits no more.
     async fn next(&mut self) -> Result<Option<Message>, SocketError> {
         loop {
             if self.filled == self.partial.len() {

@@ -24,8 +24,8 @@ pub(super) const SHORT: Duration = Duration::from_millis(300);
 /// A frame of one byte.
 pub(super) const FRAME: [u8; 5] = [1, 0, 0, 0, 9];
 
-/// A connection with something in it that its other end does not read: its close takes [`LINGER`], or until the other end
-/// is dropped.
+/// A connection with something in it that its other end does not read: its close takes [`LINGER`], or until the other
+/// end is dropped.
 pub(super) fn lingering() -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     // Little fills it.

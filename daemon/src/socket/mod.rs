@@ -6,10 +6,9 @@
 //! Anyone may connect; who the peer is comes from the kernel (`SO_PEERCRED`) and decides what it
 //! may do. Nothing here decodes a frame or decides a right.
 //!
-//! Never does a client that does not read hold the agent up: sending only queues, the queue is
-//! bounded, and a connection whose queue is full or whose frame is not taken in time is closed. Nor does
-//! closing a descriptor that a client has sent, which takes as long as its file wants ([`Received`]), nor a client who is
-//! turned away (`refused`).
+//! Never does a client that does not read hold the agent up: sending only queues, the queue is bounded, and a
+//! connection whose queue is full or whose frame is not taken in time is closed. Nor does closing a descriptor that a
+//! client has sent, which takes as long as its file wants ([`Received`]), nor a client who is turned away (`refused`).
 
 mod conn;
 #[cfg(test)]
@@ -40,8 +39,8 @@ pub const CONNECTIONS_PER_USER: usize = (MAX_CONNECTIONS - RESERVED_CONNECTIONS)
 /// Frames that wait to be taken by a peer at most, and their bytes.
 pub const MAX_QUEUED_FRAMES: usize = 256;
 pub const MAX_QUEUED_BYTES: usize = 1 << 20;
-/// Frames with descriptors that are neither kept nor closed yet: of one connection, of one user, and of all. Of whoever has as
-/// many a connection on which more of them lie is not read until one is closed. The others are.
+/// Frames with descriptors that are neither kept nor closed yet: of one connection, of one user, and of all. Of
+/// whoever has as many a connection on which more of them lie is not read until one is closed. The others are.
 pub const UNSETTLED: usize = 3;
 pub const UNSETTLED_PER_USER: usize = 24;
 pub const UNSETTLED_OF_ALL: usize = 64;

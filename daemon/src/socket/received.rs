@@ -92,8 +92,8 @@ type Close = Box<dyn FnOnce() + Send>;
 /// Descriptors to be closed, by whichever thread comes to them.
 static TO_CLOSE: Mutex<VecDeque<Close>> = Mutex::new(VecDeque::new());
 
-/// Whether there is one. Without a thread what it was to close stays open until there is one again: descriptors less are
-/// better than an agent that stands still.
+/// Whether there is one. Without a thread what it was to close stays open until there is one again: descriptors less
+/// are better than an agent that stands still.
 pub(super) fn by_thread(close: impl FnOnce() + Send + 'static) -> bool {
     let queue = || TO_CLOSE.lock().unwrap_or_else(PoisonError::into_inner);
     queue().push_back(Box::new(close));

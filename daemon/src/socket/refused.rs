@@ -1,14 +1,16 @@
 //! Connections that are not taken. Data that lies in one goes with its last descriptor, and a thread that closes that
 //! waits for the files that were sent with it.
 //!
-//! From Linux 6.16 on nothing of the kind lies there: the listener bars descriptors (`SO_PASSRIGHTS`), a connection has that
-//! from the listener, and it is lifted from those that are taken. They are closed at once then, without a thread.
+//! From Linux 6.16 on nothing of the kind lies there: the listener bars descriptors (`SO_PASSRIGHTS`), a connection
+//! has that from the listener, and it is lifted from those that are taken. They are closed at once then, without a
+//! thread.
 //!
-//! Before, no system call throws such a message away without waiting, nor says who calls before the connection is there. So
-//! each user has one thread that closes his, one after the other, and those behind it stay as they are: a descriptor
-//! each, up to [`Refused::places`] of all users together. Nobody else waits for them until these are taken; then nothing
-//! is accepted until one is closed. A user gets there by having as many descriptors under way: the kernel counts them
-//! against his own limit (`RLIMIT_NOFILE`, hard) as long as nobody touches them, so a lower one for users rules it out.
+//! Before, no system call throws such a message away without waiting, nor says who calls before the connection is
+//! there. So each user has one thread that closes his, one after the other, and those behind it stay as they are: a
+//! descriptor each, up to [`Refused::places`] of all users together. Nobody else waits for them until these are taken;
+//! then nothing is accepted until one is closed. A user gets there by having as many descriptors under way: the kernel
+//! counts them against his own limit (`RLIMIT_NOFILE`, hard) as long as nobody touches them, so a lower one for users
+//! rules it out.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;

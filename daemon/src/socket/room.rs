@@ -1,5 +1,5 @@
-//! Room that users share on the socket: one of them has a part of it at most, and some is kept for root and the agent's own
-//! user. Connections take of it, and descriptors that came on one and are neither kept nor closed yet.
+//! Room that users share on the socket: one of them has a part of it at most, and some is kept for root and the
+//! agent's own user. Connections take of it, and descriptors that came on one and are neither kept nor closed yet.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -86,9 +86,9 @@ impl Shares {
     }
 }
 
-/// Room for descriptors that are neither kept nor closed yet. Frames that have any are counted, for each may take a thread
-/// to close them; and the descriptors, so that others' never use up what this process may open: it could not take in
-/// a message's then, and would wait while the kernel closes them.
+/// Room for descriptors that are neither kept nor closed yet. Frames that have any are counted, for each may take a
+/// thread to close them; and the descriptors, so that others' never use up what this process may open: it could not
+/// take in a message's then, and would wait while the kernel closes them.
 #[derive(Debug)]
 pub(super) struct Room {
     frames: Shares,
@@ -100,7 +100,8 @@ impl Room {
     pub(super) fn new() -> Room {
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let part = usize::try_from(limit).unwrap_or(usize::MAX) / PART_OF_LIMIT;
-        // However little that is: all frames of a user, and one that is read, must find room, and one of the operator's.
+        // However little that is: all frames of a user, and one that is read, must find room, and one of the
+        // operator's.
         let least = MOST + 2 * (UNSETTLED_PER_USER * MAX_FDS + MOST);
         let all = part.clamp(least, UNSETTLED_OF_ALL * MOST);
         Room {

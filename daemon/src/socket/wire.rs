@@ -104,8 +104,8 @@ pub(super) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<G
     })
 }
 
-/// Whether descriptors may be sent to a socket; a listener's connections begin as it is. Linux 6.16 has it, for this very
-/// purpose: there was no other way not to get any.
+/// Whether descriptors may be sent to a socket; a listener's connections begin as it is. Linux 6.16 has it, for this
+/// very purpose: there was no other way not to get any.
 #[derive(Debug, Clone, Copy)]
 struct PassRights;
 

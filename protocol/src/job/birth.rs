@@ -1,5 +1,5 @@
-//! How a job is born (R2): the agent at which launchers gather proposes the first generation to all its members at once,
-//! and decides it when every one of them has bound itself to it.
+//! How a job is born (R2): the agent at which launchers gather proposes the first generation to all its members at
+//! once, and decides it when every one of them has bound itself to it.
 //!
 //! Only the proposer counts the answers, and only it decides; a birth that it abandons can never be
 //! decided. So two births that share a member are never both decided, short of the proposer being
@@ -203,10 +203,10 @@ impl Job {
         }
     }
 
-    /// Voters that fill a small job up (R4): those that were, then other connected agents, the nearest to the job first.
-    /// Those that can store no vote come last. A node that leaves is one only where its agent stays and two members
-    /// remain: one alone decides with its own vote out of two (`is_majority`), and is better off without voters that
-    /// may be switched off.
+    /// Voters that fill a small job up (R4): those that were, then other connected agents, the nearest to the job
+    /// first. Those that can store no vote come last. A node that leaves is one only where its agent stays and two
+    /// members remain: one alone decides with its own vote out of two (`is_majority`), and is better off without
+    /// voters that may be switched off.
     pub(super) fn witnesses(
         &self,
         ctx: &Ctx<'_>,
@@ -443,9 +443,9 @@ impl Job {
         self.wake_at(ctx.now, "free for another birth");
     }
 
-    /// Whether nobody is left that could train in a birth whose outcome is unknown: each of its nodes has another launcher
-    /// in `by`, is dead, or is not there once the proposer must have decided or given up. So it does not matter whether it
-    /// was decided. The launcher here tells which of the two is the newer one.
+    /// Whether nobody is left that could train in a birth whose outcome is unknown: each of its nodes has another
+    /// launcher in `by`, is dead, or is not there once the proposer must have decided or given up. So it does not
+    /// matter whether it was decided. The launcher here tells which of the two is the newer one.
     fn is_outlived(&self, ctx: &Ctx<'_>, bound: &Record, by: &Record) -> bool {
         let mine = bound.member(ctx.me()).map(|m| m.launcher);
         let half = Span(ctx.cfg.birth_timeout.0 / 2);

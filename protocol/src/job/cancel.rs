@@ -256,8 +256,8 @@ impl Job {
         self.wake_at(order.said + REPEAT, "say an order to end the job again");
     }
 
-    /// The nodes that take part in a life, by what was said since the last look. Nobody counts as gone because the link to
-    /// it is.
+    /// The nodes that take part in a life, by what was said since the last look. Nobody counts as gone because the
+    /// link to it is.
     fn hear_of(&self, ctx: &Ctx<'_>, lineage: Digest, life: &mut Life) {
         let told = self.told_of(ctx, lineage).filter(|(_, a)| a.belongs);
         let told: BTreeSet<NodeId> = told.map(|(node, _)| node).collect();

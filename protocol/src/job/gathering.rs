@@ -34,8 +34,9 @@ impl Gathering {
         self.tickets.remove(&node);
     }
 
-    /// A life has ended. Those that asked for a place in it `here` go with it, but for those that know its `end`: they ask
-    /// for the next one. An agent that only hears of its end may have had it `claimed`; so do those that have asked since.
+    /// A life has ended. Those that asked for a place in it `here` go with it, but for those that know its `end`: they
+    /// ask for the next one. An agent that only hears of its end may have had it `claimed`; so do those that have
+    /// asked since.
     pub(super) fn ends(&mut self, here: bool, end: Digest, claimed: Option<Time>) {
         let since = |h: &Held| !here && claimed.is_none_or(|at| h.renewed > at);
         self.tickets
@@ -49,8 +50,8 @@ impl Gathering {
         Some(*node)
     }
 
-    /// Whether a member of a generation asks to be let in again, so that it runs nothing: its launcher, or another one of
-    /// its node, whose agent waits for the one before.
+    /// Whether a member of a generation asks to be let in again, so that it runs nothing: its launcher, or another one
+    /// of its node, whose agent waits for the one before.
     pub(super) fn is_asked_for(&self, member: &Member) -> bool {
         let here = self.tickets.get(&member.node);
         let next = here.is_some_and(|h| h.ticket.member.state == member.state);

@@ -7,8 +7,8 @@ use crate::record::{Kind, Record};
 use crate::wire::{Advert, JobMessage, MAX_LIST};
 
 impl Job {
-    /// The life in which the launcher here is a member, or waits by the leader's word; while neither was said, the one in
-    /// which it began workers last. None once it was told to exit.
+    /// The life in which the launcher here is a member, or waits by the leader's word; while neither was said, the one
+    /// in which it began workers last. None once it was told to exit.
     pub(super) fn own_life(&self) -> Option<Digest> {
         let local = self.local.as_ref().filter(|l| l.over.is_none())?;
         let began = local.reg.began.as_ref().map(|b| b.lineage);

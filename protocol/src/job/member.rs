@@ -413,7 +413,8 @@ impl Job {
         if record.kind.is_terminal() {
             let own = self.is_of_life(record.lineage());
             let running = self.local.as_ref().and_then(|l| l.running);
-            // That all others left is no end for a launcher that only waited, or was dropped before: it begins the next life.
+            // That all others left is no end for a launcher that only waited, or was dropped before: it begins the
+            // next life.
             let left = self.before.as_ref().filter(|b| b.digest == record.parent);
             let mine = left.and_then(|b| b.record.member(ctx.me()));
             let took_part = mine.is_some_and(|m| Some(m.launcher) == self.launcher());

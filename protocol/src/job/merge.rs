@@ -248,8 +248,9 @@ impl Job {
         *of == self.configuration() && told.contains(&node)
     }
 
-    /// Whether the agent of a voter has come back without its state directory, and so under another identity: its launcher
-    /// asks here to be let in as that of another node, or is dead, and another agent of its host has its address.
+    /// Whether the agent of a voter has come back without its state directory, and so under another identity: its
+    /// launcher asks here to be let in as that of another node, or is dead, and another agent of its host has its
+    /// address.
     fn is_replaced(&self, ctx: &Ctx<'_>, record: &Record, node: NodeId) -> bool {
         let member = record.member(node);
         let asks = member.and_then(|m| self.gathering.node_of(m.launcher));

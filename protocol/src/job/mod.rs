@@ -136,7 +136,8 @@ impl Ctx<'_> {
         hellos.fold(self.cfg.timeouts(), |most, h| most.max(h.timeouts))
     }
 
-    /// Whether the agent of a node whose launcher leaves goes, too: it lives in the launcher's process, or said goodbye.
+    /// Whether the agent of a node whose launcher leaves goes, too: it lives in the launcher's process, or said
+    /// goodbye.
     fn goes(&self, node: NodeId) -> bool {
         if node == self.cfg.node {
             return self.cfg.embedded;

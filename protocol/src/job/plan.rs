@@ -510,8 +510,8 @@ impl Job {
         (ctx.now < due && members().any(hopeless) && !members().all(tried)).then_some(due)
     }
 
-    /// The life of the job in which tickets may wait: the one that runs, unless it has begun to end. A launcher that was
-    /// started with other flags is of the next one ([`differs`]).
+    /// The life of the job in which tickets may wait: the one that runs, unless it has begun to end. A launcher that
+    /// was started with other flags is of the next one ([`differs`]).
     pub(super) fn life_to_join(&self, ctx: &Ctx<'_>) -> Option<Digest> {
         let (Some(head), Some(lead)) = (self.live(), &self.lead) else {
             return None;

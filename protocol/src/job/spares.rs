@@ -88,8 +88,8 @@ impl Job {
         }
     }
 
-    /// The end that this node made, and that is decided now, follows what ran when those came that have not been told yet:
-    /// the voters had decided nothing else before.
+    /// The end that this node made, and that is decided now, follows what ran when those came that have not been told
+    /// yet: the voters had decided nothing else before.
     pub(super) fn tell_life_at_end(&mut self, ctx: &Ctx<'_>) {
         let life = self.live().map(Head::lineage);
         for node in std::mem::take(&mut self.gathering.spares.untold) {

@@ -292,8 +292,8 @@ impl Job {
         self.uses_store() && usable.is_some_and(|s| s.log.tail().complete)
     }
 
-    /// Whether this node can take part in what is decided: where the log decides, it has to have read it. It would be let
-    /// in otherwise, get no lease, and hold up all others.
+    /// Whether this node can take part in what is decided: where the log decides, it has to have read it. It would be
+    /// let in otherwise, get no lease, and hold up all others.
     pub(super) fn follows_log(&self, ctx: &Ctx<'_>) -> bool {
         let brought = self.local.as_ref().is_some_and(|l| l.store.is_some());
         let store = self.store.as_ref().filter(|_| brought && self.uses_store());

@@ -15,8 +15,8 @@ use crate::wire::{Ballot, JobMessage};
 /// to hear of the generation first.
 const REFUSES: u64 = 5;
 
-/// A witness that was lost is taken again after this many times `suspect_after`, if it is heard: a link that flaps would
-/// change the voters each time.
+/// A witness that was lost is taken again after this many times `suspect_after`, if it is heard: a link that flaps
+/// would change the voters each time.
 const BACK: u64 = 4;
 
 /// One that takes no part is tried again after twice as long each time, this often at most: half an hour with the

@@ -363,9 +363,9 @@ impl World {
         }
     }
 
-    /// A rank that was in every generation since it settled, and whose reports some rank had all of, keeps its state. One
-    /// that comes back as a newcomer loses nothing that is not also undone for all: it was left out of a generation, or
-    /// the survivors are at least as far.
+    /// A rank that was in every generation since it settled, and whose reports some rank had all of, keeps its state.
+    /// One that comes back as a newcomer loses nothing that is not also undone for all: it was left out of a
+    /// generation, or the survivors are at least as far.
     fn check_left_out(&mut self, number: u64, reports: &[Report]) {
         let verdict = verdict(LINEAGE, reports).unwrap();
         let Generation {

@@ -108,9 +108,9 @@ pub enum Disagreement {
 /// otherwise all results of s are discarded and s is redone*).
 ///
 /// Survivors are the ranks of `lineage` that settled in the newest generation that any rank of it did, and those whose
-/// state one of these has too, or had one step ago. A rank may have settled only in an older one though it lost nothing:
-/// a generation may end while its reports are exchanged, when some ranks have all of them and others do not. Any other
-/// that settled only in an older one was left out since, and comes back as a newcomer, whatever it holds.
+/// state one of these has too, or had one step ago. A rank may have settled only in an older one though it lost
+/// nothing: a generation may end while its reports are exchanged, when some ranks have all of them and others do not.
+/// Any other that settled only in an older one was left out since, and comes back as a newcomer, whatever it holds.
 ///
 /// # Errors
 /// The survivors are more than one step apart, or results that one has committed are gone.
@@ -175,8 +175,8 @@ pub fn verdict(lineage: Digest, reports: &[Report]) -> Result<Verdict, Disagreem
     })
 }
 
-/// Whether a rank that settled only in an older generation has a state that one of these has, or had before a step whose
-/// results it still holds.
+/// Whether a rank that settled only in an older generation has a state that one of these has, or had before a step
+/// whose results it still holds.
 fn is_known(report: &Report, settled: &[(u32, &Report)]) -> bool {
     let is = |committed: u64, history: History| {
         (report.committed, report.history) == (committed, history)

@@ -34,8 +34,8 @@ pub struct Review {
     pub last: bool,
 }
 
-/// From the agent: look again at a checkpoint that somebody found damaged, or could not read. Asked again while there is
-/// no answer: what nobody asks for any more need not be read.
+/// From the agent: look again at a checkpoint that somebody found damaged, or could not read. Asked again while there
+/// is no answer: what nobody asks for any more need not be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Question {
     pub number: u64,

@@ -1,9 +1,10 @@
 //! Proof of the right to ask a launcher, and that nothing of what is said is changed on the way.
 //!
-//! Both sides prove the job's [`Key`] over a [`Meeting`]: who was meant to be called, and a number that each drew. So a
-//! proof is of no use in another connection, of no use as the other side's, and of no use for another launcher: whoever
-//! sits at the address of one that is gone cannot pass for it by asking one that lives. The listener proves first, so
-//! that nobody gets a proof out of a caller. The address is no part of it: behind a NAT the two sides see different ones.
+//! Both sides prove the job's [`Key`] over a [`Meeting`]: who was meant to be called, and a number that each drew. So
+//! a proof is of no use in another connection, of no use as the other side's, and of no use for another launcher:
+//! whoever sits at the address of one that is gone cannot pass for it by asking one that lives. The listener proves
+//! first, so that nobody gets a proof out of a caller. The address is no part of it: behind a NAT the two sides see
+//! different ones.
 //!
 //! From the same come the keys of the [`Marks`]: who stands between the two can read what they say, and can end it, but
 //! cannot change, repeat, leave out or add anything.

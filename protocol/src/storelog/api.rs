@@ -85,7 +85,8 @@ pub enum Output {
         digest: Digest,
         valid: bool,
     },
-    /// Reading began behind this snapshot: what the slots below say and that still matters. Said once, before any entry.
+    /// Reading began behind this snapshot: what the slots below say and that still matters. Said once, before any
+    /// entry.
     Began { seq: u64, snapshot: Box<Snapshot> },
     /// The outcome of an append; once for each id, except that an append whose outcome is unknown
     /// when the log breaks has none until it is mended.
@@ -93,8 +94,8 @@ pub enum Output {
     /// The store said that nothing follows the last entry read, in answer to a read issued at this
     /// time: until then no newer generation was decided (the lease under a store, R16).
     TailConfirmed { asked_at: Time },
-    /// The log is damaged: this agent has stopped reading and writing it, but for a look now and then. Said once, unless
-    /// another damage is found.
+    /// The log is damaged: this agent has stopped reading and writing it, but for a look now and then. Said once,
+    /// unless another damage is found.
     Broken { why: Damage },
     /// It is not: what was missing is there.
     Mended,

@@ -10,9 +10,9 @@
 //! flipped bit of the newest COMMIT would make it another's, and the job would go on from an older one.
 //! It is the first 16 hexadecimal digits of the BLAKE3 of the bytes before it. Version 1 had none.
 //!
-//! An entry has the lowest version whose readers understand it: an older build on the same store reads on until it meets
-//! one that it cannot, and then names the version. Version 3 is that of `unpin`, of `rules`, and of a `retire` that names
-//! what is `good`.
+//! An entry has the lowest version whose readers understand it: an older build on the same store reads on until it
+//! meets one that it cannot, and then names the version. Version 3 is that of `unpin`, of `rules`, and of a `retire`
+//! that names what is `good`.
 //!
 //! A claim carries its record as the hexadecimal of its canonical encoding. The fields beside it
 //! are for people; a reader refuses the entry when they say something else than the record.

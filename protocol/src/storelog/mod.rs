@@ -8,8 +8,8 @@
 //! failed, or it may land minutes later, after others read nothing there. Until then the very same
 //! bytes are tried again at that slot, and nothing else is written.
 //!
-//! Every 256th slot holds a snapshot of all that the slots below say ([`Snapshot`]): who knows nothing of the log begins
-//! at the newest one, and reads from there on.
+//! Every 256th slot holds a snapshot of all that the slots below say ([`Snapshot`]): who knows nothing of the log
+//! begins at the newest one, and reads from there on.
 //!
 //! One operation at a time decides what comes next; up to [`MAX_READS`] reads are in flight while a log is searched or
 //! walked, and are applied in order. The driver answers each operation with exactly one event, and turns its own
@@ -432,8 +432,8 @@ impl Log {
         while self.turn(now) {}
     }
 
-    /// Whether it has changed what is to be done next. An entry that was read ahead is taken in by it, so that each turn
-    /// uses one up, or starts an operation.
+    /// Whether it has changed what is to be done next. An entry that was read ahead is taken in by it, so that each
+    /// turn uses one up, or starts an operation.
     fn turn(&mut self, now: Time) -> bool {
         if matches!(self.health, Health::Damaged { .. }) || self.retry_at.is_some() {
             return false;
@@ -492,8 +492,8 @@ impl Log {
         }
     }
 
-    /// Whether the next slot is for a snapshot, and for this agent to write: it has written the slot below, or something
-    /// of its own waits.
+    /// Whether the next slot is for a snapshot, and for this agent to write: it has written the slot below, or
+    /// something of its own waits.
     fn owes_snapshot(&self) -> bool {
         let due = self.next.is_multiple_of(self.compaction.every) && self.offered != self.next;
         let appends = !self.queue.is_empty() && self.complete.is_some();

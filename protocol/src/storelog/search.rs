@@ -1,8 +1,8 @@
 //! Where a reader that knows nothing of a log begins: at the newest snapshot that it finds.
 //!
-//! The log is dense, so that of the slots in which snapshots stand those up to some slot exist, and none beyond. That one
-//! is found in a few rounds, each of several reads at once. A slot that seems empty and is not (a cached answer), or
-//! that holds another entry, costs a longer walk and nothing else.
+//! The log is dense, so that of the slots in which snapshots stand those up to some slot exist, and none beyond. That
+//! one is found in a few rounds, each of several reads at once. A slot that seems empty and is not (a cached answer),
+//! or that holds another entry, costs a longer walk and nothing else.
 
 use std::collections::{BTreeSet, VecDeque};
 

@@ -233,8 +233,8 @@ pub unsafe extern "C" fn muster_prepare(job: *const Job, data: *const Memory, co
 /// Has what ranks are to have alike compared with the next save.
 ///
 /// # Safety
-/// `job` is null or from [`muster_open`](crate::job::muster_open). `first` are null or `count`, of which those that are looked
-/// at are null or point to as many bytes as the header says, which stay as they are until this returns.
+/// `job` is null or from [`muster_open`](crate::job::muster_open). `first` are null or `count`, of which those that
+/// are looked at are null or point to as many bytes as the header says, which stay as they are until this returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn muster_look(
     job: *const Job,
@@ -273,8 +273,9 @@ pub unsafe extern "C" fn muster_look(
 /// Copies this rank's part of the state into a slot, and seals it.
 ///
 /// # Safety
-/// `job` is null or from [`muster_open`](crate::job::muster_open). `data` are null or `count`, of which those that this
-/// rank writes are memory of as many bytes as were declared, which stay as they are until this returns. `blobs` are null or `blob_count`, as the header says; `saved` is null or valid for a write.
+/// `job` is null or from [`muster_open`](crate::job::muster_open). `data` are null or `count`, of which those that
+/// this rank writes are memory of as many bytes as were declared, which stay as they are until this returns. `blobs`
+/// are null or `blob_count`, as the header says; `saved` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn muster_save(
     job: *const Job,

@@ -35,7 +35,8 @@ const SHOWN: usize = 3;
 pub struct Inventory {
     /// Of everything: tensors, who holds what of them, and nodes.
     pub digest: Bytes<16>,
-    /// Of the tensors in order of their names, in at most [`MAX_RUNS`] runs. All but the last are of one length, a power of two.
+    /// Of the tensors in order of their names, in at most [`MAX_RUNS`] runs. All but the last are of one length, a
+    /// power of two.
     pub runs: Vec<Run>,
     /// The name of the last tensor.
     pub last: String,
@@ -267,8 +268,8 @@ fn groups<T: PartialEq>(all: impl Iterator<Item = (u32, T)>) -> Vec<(T, Vec<u32>
     groups
 }
 
-/// Compares what the ranks left, in their order; `sampled` are the names of the tensors of which there are samples. A rank that
-/// left nothing is of an older release, and not looked at.
+/// Compares what the ranks left, in their order; `sampled` are the names of the tensors of which there are samples. A
+/// rank that left nothing is of an older release, and not looked at.
 ///
 /// # Errors
 /// Two differ.

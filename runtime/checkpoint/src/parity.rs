@@ -1,7 +1,7 @@
 //! The arithmetic of parity: bytes are added up by exclusive or, so each of them is the sum without the others.
 
-/// Adds these bytes to the first ones of the others, as many as both have. The compiler makes it as wide as vectors are;
-/// memory is slower than that.
+/// Adds these bytes to the first ones of the others, as many as both have. The compiler makes it as wide as vectors
+/// are; memory is slower than that.
 pub fn fold(into: &mut [u8], bytes: &[u8]) {
     for (sum, byte) in into.iter_mut().zip(bytes) {
         *sum ^= byte;

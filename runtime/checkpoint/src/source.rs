@@ -62,7 +62,8 @@ struct Opened {
 }
 
 impl Directory {
-    /// Reads below this directory; with `direct` what nobody else reads goes around the page cache, where that is possible.
+    /// Reads below this directory; with `direct` what nobody else reads goes around the page cache, where that is
+    /// possible.
     pub fn new(dir: Dir, direct: bool) -> Self {
         Self {
             dir,

@@ -45,8 +45,8 @@ impl Spot {
     }
 }
 
-/// How far [`verify_watched`] is, for who may end it: told after each file that was looked at (1) and each chunk that was
-/// read (its bytes). By several threads.
+/// How far [`verify_watched`] is, for who may end it: told after each file that was looked at (1) and each chunk that
+/// was read (its bytes). By several threads.
 pub type GoOn<'a> = &'a (dyn Fn(u64) -> ControlFlow<()> + Sync);
 
 /// That the checkpoint's files are what its manifest says.

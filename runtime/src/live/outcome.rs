@@ -43,7 +43,8 @@ pub enum Outcome {
         deadline: Option<SystemTime>,
     },
     /// Somebody wants a checkpoint, and all ranks are before this step. The rank that
-    /// [`Worker::saver`](super::Worker::saver) names saves, and, if there is one, every rank says [`Worker::saved`](super::Worker::saved); the next call goes on.
+    /// [`Worker::saver`](super::Worker::saver) names saves, and, if there is one, every rank says
+    /// [`Worker::saved`](super::Worker::saved); the next call goes on.
     Checkpoint { step: u64 },
     /// The states of the ranks were compared, and these hold another one than the majority
     /// ([`Worker::compare_every`](super::Worker::compare_every)): they are newcomers now, and copy the state of the

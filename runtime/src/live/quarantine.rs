@@ -23,9 +23,10 @@ impl<T: Training> Worker<'_, T> {
     }
 
     /// All ranks compare their states now, if they ever do and have not before this step: to be called by every rank
-    /// between the same two steps, such as before all of them save, or right after one has: then no checkpoint of a state
-    /// that deviates stays the newest, as who is [`saver`](Self::saver) now saves over it. Other outcomes are as those
-    /// of [`advance`](Self::advance): ranks that hold another state are newcomers now, or the generation is over.
+    /// between the same two steps, such as before all of them save, or right after one has: then no checkpoint of a
+    /// state that deviates stays the newest, as who is [`saver`](Self::saver) now saves over it. Other outcomes are as
+    /// those of [`advance`](Self::advance): ranks that hold another state are newcomers now, or the generation is
+    /// over.
     ///
     /// # Errors
     /// This process cannot go on; see [`LiveError`].

@@ -60,9 +60,9 @@ pub trait Training {
     fn decode_state(&mut self, bytes: &[u8]) -> bool;
 
     /// The whole state as it is now, for newcomers to copy while the training goes on: what their
-    /// [`adopt_state`](Self::adopt_state) takes; here the bytes of [`encode_state`](Self::encode_state). The others wait
-    /// for it once. So a large state had better be shared piece by piece, and each piece copied when a commit changes
-    /// it; or be copied into memory that is there already.
+    /// [`adopt_state`](Self::adopt_state) takes; here the bytes of [`encode_state`](Self::encode_state). The others
+    /// wait for it once. So a large state had better be shared piece by piece, and each piece copied when a commit
+    /// changes it; or be copied into memory that is there already.
     fn freeze(&mut self) -> Box<dyn Frozen> {
         Box::new(self.encode_state())
     }

@@ -34,10 +34,10 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A tensor may lie in a GPU's memory ([`Memory::Device`], [`MemoryMut::Device`]; feature `cuda`). Its bytes are copied
-//! straight into the slot where the driver registers its memory, else through pinned memory
-//! ([`Saver::way`]); either way after what is in the tensor's stream, and the slot is sealed after that copy. On the way
-//! back they are verified in the host's memory before they go to the GPU's.
+//! A tensor may lie in a GPU's memory ([`Memory::Device`], [`MemoryMut::Device`]; feature `cuda`). Its bytes are
+//! copied straight into the slot where the driver registers its memory, else through pinned memory ([`Saver::way`]);
+//! either way after what is in the tensor's stream, and the slot is sealed after that copy. On the way back they are
+//! verified in the host's memory before they go to the GPU's.
 
 #[cfg_attr(not(feature = "cuda"), path = "no_devices.rs")]
 mod devices;

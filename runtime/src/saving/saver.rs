@@ -261,8 +261,8 @@ impl Saver {
     }
 
     /// Looks at what other ranks are to have alike in the next save: it is given up where they do not. `first` gives
-    /// the first [`SAMPLE`](inventory::SAMPLE) bytes of a slice, or all if it has fewer; none: this one is not looked at. All ranks call it before
-    /// they save, or none.
+    /// the first [`SAMPLE`](inventory::SAMPLE) bytes of a slice, or all if it has fewer; none: this one is not looked
+    /// at. All ranks call it before they save, or none.
     pub fn look<'a>(&mut self, first: impl Fn(&str, &Slice) -> Option<&'a [u8]>) {
         let sample = |of: Option<(&str, &Slice)>| {
             let (name, slice) = of?;

@@ -203,8 +203,8 @@ impl<M: Model> Parallel<M> {
         Ok(handed)
     }
 
-    /// Bytes of the memory that a state takes which is handed over. `None`: the model names no tensors, or has them on a
-    /// GPU, and so this is not known before.
+    /// Bytes of the memory that a state takes which is handed over. `None`: the model names no tensors, or has them on
+    /// a GPU, and so this is not known before.
     fn room(&mut self) -> Result<Option<usize>, TrainError> {
         if self.room.is_none() {
             let mut tensors = self.within(Reach::Host)?;

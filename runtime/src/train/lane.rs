@@ -74,8 +74,8 @@ impl Lane<'_> {
     }
 }
 
-/// Whether it gains time to reduce beside backward. Ranks that share memory reduce with their cores: unless there are two
-/// for each, the second thread costs more than it saves (docs/benchmarks.md).
+/// Whether it gains time to reduce beside backward. Ranks that share memory reduce with their cores: unless there are
+/// two for each, the second thread costs more than it saves (docs/benchmarks.md).
 pub(super) fn pays(layout: &Layout, cores: Cores) -> bool {
     let of_a_rank = match cores.own < cores.host {
         // It is bound to some of them, as each rank is.

@@ -5,8 +5,8 @@ use muster_runtime::saving::{MemoryMut, OnDeviceMut, Way};
 
 use super::support::*;
 
-/// Both ways, where nothing is copied before somebody waits for it: a seal that does not wait seals what was in the slot
-/// before.
+/// Both ways, where nothing is copied before somebody waits for it: a seal that does not wait seals what was in the
+/// slot before.
 const WAYS: [&str; 2] = ["lazy", "lazy;register:801"];
 
 fn expect_way(worker: &Worker, script: &str) {

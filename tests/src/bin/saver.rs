@@ -1,9 +1,10 @@
 //! A worker for tests: plain numbers that are trained, saved by slots, and restored in any world.
 //!
-//! `saver EVENTS CONTROL MIB EVERY`: notes what `worker.py` notes, in lines of JSON, and with them `restored`
-//! and `saved` with their step, and `cached` with the bytes that came from copies on its node's disk. Its state before a step follows from the step alone, so that what it restores
-//! can be checked. With SAVER_UNLIKE in its environment the second rank has a tensor more than the others know; SAVER_STEP_MS is how long a
-//! step takes. Saves before every EVERY-th step and where it is told to. Exits with the number in CONTROL/exit.
+//! `saver EVENTS CONTROL MIB EVERY`: notes what `worker.py` notes, in lines of JSON, and with them `restored` and
+//! `saved` with their step, and `cached` with the bytes that came from copies on its node's disk. Its state before a
+//! step follows from the step alone, so that what it restores can be checked. With SAVER_UNLIKE in its environment the
+//! second rank has a tensor more than the others know; SAVER_STEP_MS is how long a step takes. Saves before every
+//! EVERY-th step and where it is told to. Exits with the number in CONTROL/exit.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;

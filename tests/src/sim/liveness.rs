@@ -119,8 +119,8 @@ pub fn settled(world: &World) -> State {
         return State::Waits;
     }
     if tips.iter().any(|(_, r)| may_be_decided(world, r)) {
-        // A voter that is only silent may live, and nothing is given up. One whose disk is gone has no vote: of a group that
-        // has too few left all are told, and form anew (decisions 0032 and 0033).
+        // A voter that is only silent may live, and nothing is given up. One whose disk is gone has no vote: of a
+        // group that has too few left all are told, and form anew (decisions 0032 and 0033).
         return State::Waits;
     }
     let Some((digest, record)) = whole else {

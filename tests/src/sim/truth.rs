@@ -114,8 +114,8 @@ pub struct Truth {
     pub proposed: BTreeMap<(Digest, Ballot), BTreeSet<Digest>>,
     /// Holders that bound themselves to a birth, ever.
     pub bound: BTreeMap<Digest, BTreeSet<Holder>>,
-    /// The holders that acknowledged each commit, ever, by the vote that they had then: a generation, or a change of its
-    /// voters.
+    /// The holders that acknowledged each commit, ever, by the vote that they had then: a generation, or a change of
+    /// its voters.
     pub acks: BTreeMap<Digest, BTreeMap<u64, (CommitRef, BTreeSet<Holder>)>>,
     /// Commits that a leader announced as done.
     pub committed: Vec<CommitRef>,

@@ -1,5 +1,5 @@
-//! The runtime's examples with tch, on nodes that are lost and join. `tests/run` builds them, and names their directory in
-//! `$MUSTER_TEST_EXAMPLES`.
+//! The runtime's examples with tch, on nodes that are lost and join. `tests/run` builds them, and names their
+//! directory in `$MUSTER_TEST_EXAMPLES`.
 
 use nix::sys::signal::Signal;
 

@@ -23,8 +23,8 @@ pub(crate) fn cases(store: bool) -> Vec<Case> {
     cases
 }
 
-/// Nobody takes the place of a member that is away for a moment. One that was lost and comes back finds its place taken,
-/// and waits.
+/// Nobody takes the place of a member that is away for a moment. One that was lost and comes back finds its place
+/// taken, and waits.
 fn members(node: usize, other: usize, store: bool) -> Vec<Case> {
     let mut cases = four::cases(node, other, MEMBERS + 1, store);
     for case in &mut cases {

@@ -2,10 +2,10 @@
 //! beside plain TCP on loopback in the same run: `peer_memory [REPLICAS [NODES [BYTES [SAVES [TURNS]]]]]`, as
 //! `--replicas` has it; `1`, two nodes, 1 GiB a rank, 2 saves and 5 turns unless it says otherwise.
 //!
-//! Each node is a process of this program with one rank. All seal a save at once, and it is over when all of it is held.
-//! Then the first node is killed and all files of the checkpoint deleted, and this process restores that rank's tensor as
-//! a worker of a new node does, verifying every chunk. In turns with that, the same bytes come over plain connections, one
-//! and four. Prints one line of JSON.
+//! Each node is a process of this program with one rank. All seal a save at once, and it is over when all of it is
+//! held. Then the first node is killed and all files of the checkpoint deleted, and this process restores that rank's
+//! tensor as a worker of a new node does, verifying every chunk. In turns with that, the same bytes come over plain
+//! connections, one and four. Prints one line of JSON.
 
 mod node;
 

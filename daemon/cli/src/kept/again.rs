@@ -1,5 +1,5 @@
-//! A second look at a checkpoint. It begins with what somebody found damaged, waits a while for a store that is away, and
-//! ends early where nobody wants to know any more.
+//! A second look at a checkpoint. It begins with what somebody found damaged, waits a while for a store that is away,
+//! and ends early where nobody wants to know any more.
 
 use std::io;
 use std::ops::ControlFlow;

@@ -53,7 +53,8 @@ impl KeepArgs {
 /// The same of a job that was started already, where they are to differ from what it was started with.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ElseKeep {
-    /// How many of the newest checkpoints stay, never fewer than two that are verified [default: what the job was started with]
+    /// How many of the newest checkpoints stay, never fewer than two that are verified [default: what the job was
+    /// started with]
     #[arg(long, alias = "keep_last", value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
     keep_last: Option<u32>,
 
@@ -61,7 +62,8 @@ pub struct ElseKeep {
     #[arg(long, alias = "keep_best", value_name = "N")]
     keep_best: Option<u32>,
 
-    /// The metric by which they are the best, and whether the lowest or the highest is [default: what the job was started with]
+    /// The metric by which they are the best, and whether the lowest or the highest is [default: what the job was
+    /// started with]
     #[arg(long, alias = "best_by", value_parser = best_by, value_name = "NAME[:min|:max]")]
     best_by: Option<BestBy>,
 }

@@ -37,7 +37,8 @@ pub struct Args {
     /// Only this stream
     #[arg(long, value_enum)]
     stream: Option<Source>,
-    /// The attempt, as its folder is numbered: 2, or 2.1 for the second start at the same restart count [default: the last]
+    /// The attempt, as its folder is numbered: 2, or 2.1 for the second start at the same restart count [default: the
+    /// last]
     #[arg(long, value_name = "N")]
     attempt: Option<String>,
     /// Only the last lines of each file

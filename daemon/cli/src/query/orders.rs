@@ -173,9 +173,9 @@ struct Target {
     away: bool,
 }
 
-/// The node that a name means: this one where there is no name; else the connected node of this
-/// host name; else the one whose id begins so; else one that has left. A host may be called `b` or `cafe`, which some id
-/// begins with too, and draining the wrong node is worse than refusing: the agent gets the whole id.
+/// The node that a name means: this one where there is no name; else the connected node of this host name; else the
+/// one whose id begins so; else one that has left. A host may be called `b` or `cafe`, which some id begins with too,
+/// and draining the wrong node is worse than refusing: the agent gets the whole id.
 fn target(nodes: &Value, name: &str) -> Result<Target, Failure> {
     let rows: Vec<&Value> = nodes
         .as_array()

@@ -22,8 +22,8 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::fro
 /// A frame that an agent does not take for this long means that it hangs.
 const SEND_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long an agent may take for its first word on a link before that is told to people. Each link begins with a word, which it says
-/// again every second.
+/// How long an agent may take for its first word on a link before that is told to people. Each link begins with a
+/// word, which it says again every second.
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// Texts for people about a link on which the agent says nothing.

@@ -335,8 +335,8 @@ fn host() -> Host {
     }
 }
 
-/// The program that runs a script: the one that was named, else the Python of the environment that this program lies in, as torchrun takes
-/// its own, else the one of the path.
+/// The program that runs a script: the one that was named, else the Python of the environment that this program lies
+/// in, as torchrun takes its own, else the one of the path.
 fn python(named: Option<OsString>, program: Option<PathBuf>) -> OsString {
     let own = || {
         let bin = program?.parent()?.to_owned();

@@ -1,8 +1,8 @@
 //! Mounts that make a directory no store.
 //!
 //! A mount may be missing: below it is an empty directory, which would become another store with another uuid, and the
-//! job would begin anew in it. A fresh directory is a legitimate store, so only what this machine says itself counts: a line of `/etc/fstab` for the
-//! store's directory, or for one above it, where nothing is mounted now.
+//! job would begin anew in it. A fresh directory is a legitimate store, so only what this machine says itself counts:
+//! a line of `/etc/fstab` for the store's directory, or for one above it, where nothing is mounted now.
 //!
 //! An NFS mount may have `nocto` (nfs(5)): then opening a directory does not ask the server whether it has changed, and
 //! the log's newest entry, which is a lease, may be an old one.

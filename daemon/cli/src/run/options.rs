@@ -304,8 +304,8 @@ fn triggers(args: &RunArgs) -> Result<Triggers, PlanError> {
     })
 }
 
-/// The program, its arguments, and the file among them that Python is to run. torchrun's rule, with one addition: behind an
-/// explicit `--` the first word is a program unless it is a Python file.
+/// The program, its arguments, and the file among them that Python is to run. torchrun's rule, with one addition:
+/// behind an explicit `--` the first word is a program unless it is a Python file.
 fn command(
     args: &RunArgs,
     explicit: bool,

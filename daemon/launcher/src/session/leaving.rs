@@ -13,8 +13,8 @@ pub(super) const INTERRUPTED: i32 = 128 + SIGINT;
 /// An agent that goes after Ctrl-C has so long to come back.
 const AGENT_RETURN: Span = Span::from_secs(5);
 
-/// Without workers, an agent is waited for this long: an upgrade takes minutes, and whoever started the launcher (Slurm,
-/// Kubernetes) sees only by its end that the node does nothing.
+/// Without workers, an agent is waited for this long: an upgrade takes minutes, and whoever started the launcher
+/// (Slurm, Kubernetes) sees only by its end that the node does nothing.
 const NO_AGENT: Span = Span::from_secs(15 * 60);
 
 impl Session {

@@ -512,8 +512,8 @@ fn workers_of_an_older_generation_end_with_the_lease_of_the_next() {
     assert_eq!(stops(&s).split_off(told.len()), [0]);
 }
 
-/// Node 0 trains with so many others. Of these the first `lost` lose agents and state directories; their launchers live,
-/// and ask to be let in by agents of other identities.
+/// Node 0 trains with so many others. Of these the first `lost` lose agents and state directories; their launchers
+/// live, and ask to be let in by agents of other identities.
 fn moves(others: usize, lost: usize) -> (Scripted, Digest) {
     let (mut s, digest) = trains(0, others + 1, &[]);
     for i in 1..=lost {

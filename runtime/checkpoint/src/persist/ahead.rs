@@ -6,7 +6,8 @@
 //! is written from the sealed slot as if nobody had begun.
 //!
 //! Training waits for the copy, so while that goes on only one thread writes, when a processor has nothing else to do,
-//! and hashes nothing: that keeps most disks busy. With the seal as many as usual go on, and hash what is written already.
+//! and hashes nothing: that keeps most disks busy. With the seal as many as usual go on, and hash what is written
+//! already.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -70,8 +71,8 @@ impl Dir {
 }
 
 impl Begun {
-    /// Writes each chunk as soon as it is there, by up to so many threads; returns when the slot is sealed and all of it is
-    /// written and hashed. `done` counts bytes.
+    /// Writes each chunk as soon as it is there, by up to so many threads; returns when the slot is sealed and all of
+    /// it is written and hashed. `done` counts bytes.
     ///
     /// # Errors
     /// [`Fault::Cancelled`] when the copy was given up, or takes too long, or `stop` is set; or whatever kept a chunk

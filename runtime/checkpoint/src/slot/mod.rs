@@ -256,8 +256,9 @@ impl Slot {
         self.tied.get()?.downcast_ref()
     }
 
-    /// Something may be writing to the memory from now on, and nobody will ever know when it has ended. It stays mapped,
-    /// with what is tied to it, for as long as this process lives: that is what the counts that are not given back do.
+    /// Something may be writing to the memory from now on, and nobody will ever know when it has ended. It stays
+    /// mapped, with what is tied to it, for as long as this process lives: that is what the counts that are not given
+    /// back do.
     fn abandon(&self) {
         if self.abandoned.set(()).is_ok() {
             std::mem::forget(Arc::clone(&self.region));

@@ -7,9 +7,9 @@
 //! have. Where the driver does not register that memory, the same goes through pinned buffers of
 //! [`BOUNCE`](into_slot::BOUNCE) bytes for each thread.
 //!
-//! After an error the streams are waited for. Where the driver does not say that they have come to their end, copies may
-//! be under way for as long as this process lives ([`Lost`]): the slot stays Filling, it and the buffers stay mapped,
-//! registered and pinned, and nothing more is copied from or to devices.
+//! After an error the streams are waited for. Where the driver does not say that they have come to their end, copies
+//! may be under way for as long as this process lives ([`Lost`]): the slot stays Filling, it and the buffers stay
+//! mapped, registered and pinned, and nothing more is copied from or to devices.
 
 mod from_checkpoint;
 mod into_slot;

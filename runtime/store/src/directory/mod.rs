@@ -31,8 +31,8 @@ use crate::store::{Created, Head};
 const TEMPORARY: &str = ".muster-tmp-";
 /// Temporary files older than this were left by a crash.
 const ABANDONED_AFTER: i64 = 24 * 3600;
-/// Names of one directory that are remembered as durable, the greatest: those are a log's newest. Of the others each read
-/// syncs again.
+/// Names of one directory that are remembered as durable, the greatest: those are a log's newest. Of the others each
+/// read syncs again.
 const MAX_NAMES: usize = 1 << 16;
 /// Directories that are remembered; beyond it all are forgotten, which costs only time.
 const MAX_DIRECTORIES: usize = 256;
@@ -42,8 +42,8 @@ const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
-/// A directory's device and inode, and when it was made, where the file system says that: then one that was made anew is
-/// another, though it often has the inode of one that was deleted.
+/// A directory's device and inode, and when it was made, where the file system says that: then one that was made anew
+/// is another, though it often has the inode of one that was deleted.
 type Identity = (u64, u64, Option<(i64, u32)>);
 
 /// Names in a directory that are known to survive a power loss.

@@ -14,8 +14,8 @@ pub struct EndError {
     pub report: String,
 }
 
-/// A launcher hears the end of a life that it had a part in, and of no other; that a person ended it, where one did; and
-/// that it may leave, where it was to leave.
+/// A launcher hears the end of a life that it had a part in, and of no other; that a person ended it, where one did;
+/// and that it may leave, where it was to leave.
 pub fn ends_are_told_to_their_own(truth: &Truth) -> Result<(), EndError> {
     for told in truth.fresh_told() {
         let asked = told.leaves && told.code == 143 || told.cancelled && told.code == 130;

@@ -215,11 +215,11 @@ pub(super) fn overlaps(world: &World) -> Vec<Overlap> {
 
 /// I11: no worker of a removed member runs after START of the next, in its lineage or in one that follows it; one of a
 /// member that stays was told to end before, and has its grace. The known limit, for members that stay and where links
-/// fail, too: an agent that crashed or was stopped cannot have its workers ended. They have until three quarters of `agent_grace` and their grace are over, counted
-/// from that; or, when the agent has taken its launcher up again before, until its lease must have run out
-/// anew. Workers that were killed and that no signal ends do not count. Nothing else excuses an overlap: a
-/// broken connection between launcher and agent does not, nor a launcher that is stopped, for its sidecar ends them when their
-/// lease is over.
+/// fail, too: an agent that crashed or was stopped cannot have its workers ended. They have until three quarters of
+/// `agent_grace` and their grace are over, counted from that; or, when the agent has taken its launcher up again
+/// before, until its lease must have run out anew. Workers that were killed and that no signal ends do not count.
+/// Nothing else excuses an overlap: a broken connection between launcher and agent does not, nor a launcher that is
+/// stopped, for its sidecar ends them when their lease is over.
 pub fn i11_no_removed_worker_runs(world: &World) -> Result<(), OverlapError> {
     let times = &world.setup.times;
     let spec = &world.setup.spec;

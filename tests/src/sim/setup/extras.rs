@@ -1,5 +1,5 @@
-//! Checkpoints that somebody orders, workers that stand still, and what befalls launchers. Drawn from a stream of numbers of their
-//! own, so that everything else of a seed is what it was without them.
+//! Checkpoints that somebody orders, workers that stand still, and what befalls launchers. Drawn from a stream of
+//! numbers of their own, so that everything else of a seed is what it was without them.
 
 use super::{Fault, HEAL_AT, HEAL_LATE, Setup, Times};
 use crate::sim::clock::{MS, SEC};

@@ -452,7 +452,8 @@ impl Bed {
         at
     }
 
-    /// SIGKILL to all that these nodes have. All of it stands still first, so that none of them hears of another's death.
+    /// SIGKILL to all that these nodes have. All of it stands still first, so that none of them hears of another's
+    /// death.
     pub(crate) fn kill_together(&mut self, nodes: &[usize]) {
         let of = |node: &usize| procs::carrying(&self.marks(*node));
         let pids: Vec<i32> = nodes.iter().flat_map(of).collect();

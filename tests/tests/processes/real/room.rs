@@ -1,5 +1,5 @@
-//! Agents that have no room: no file that they can open, or no place for another client. Launchers say what is wrong and
-//! what helps, and go on once there is room.
+//! Agents that have no room: no file that they can open, or no place for another client. Launchers say what is wrong
+//! and what helps, and go on once there is room.
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read};

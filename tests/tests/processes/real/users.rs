@@ -229,7 +229,8 @@ fn orders_are_in_the_log_with_the_user_who_gave_them() {
     );
 }
 
-/// A process of a third user that says this to the agent of node 0, passes on what it hears within 2 s, and stays connected.
+/// A process of a third user that says this to the agent of node 0, passes on what it hears within 2 s, and stays
+/// connected.
 const SPEAKER: &str = "import socket, sys, time
 s = socket.socket(socket.AF_UNIX)
 s.connect(sys.argv[1])

@@ -1,7 +1,7 @@
 //! A file is written while its worker still fills the slot: what disks take then, nobody waits for later.
 //!
-//! Nothing is told of it. It is begun when a fill is seen, goes on when that is sealed, and waits, without a name, for the
-//! ask to write it. Where that never comes, or the fill was given up, it is forgotten.
+//! Nothing is told of it. It is begun when a fill is seen, goes on when that is sealed, and waits, without a name, for
+//! the ask to write it. Where that never comes, or the fill was given up, it is forgotten.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! Slots after their launcher: the agent of the node has descriptors of them, and gives those of a launcher that died to
-//! the job's next one. Saves sealed in them are of use then as if this launcher had made them.
+//! Slots after their launcher: the agent of the node has descriptors of them, and gives those of a launcher that died
+//! to the job's next one. Saves sealed in them are of use then as if this launcher had made them.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -12,7 +12,8 @@ use super::replicas::Replicas;
 use super::way::Taken;
 use super::{Ahead, PROGRESS, Place, Rank, Ranks, Saves, Seen, Told};
 
-/// So long a fill is waited for by others: it takes seconds, unless its worker stands still, or keeps the slot for good.
+/// So long a fill is waited for by others: it takes seconds, unless its worker stands still, or keeps the slot for
+/// good.
 const FILLS: Span = Span::from_secs(60);
 
 /// Slots are filled.

@@ -13,7 +13,8 @@ use crate::harness::{Bed, now_ns};
 
 /// From the last launcher's start, or the end of the last old one, until all train. The usual time is a second.
 const BOUND: Duration = Duration::from_secs(15);
-/// A stranger waits for so long besides, if the log's beacon stands still: `agent_grace` and `suspect_after`, which are 8 s here.
+/// A stranger waits for so long besides, if the log's beacon stands still: `agent_grace` and `suspect_after`, which
+/// are 8 s here.
 const ORPHAN: Duration = Duration::from_secs(10);
 /// Between two launchers of nodes that come one after the other: longer than a job waits before it forms.
 const STAGGER: Duration = Duration::from_millis(400);

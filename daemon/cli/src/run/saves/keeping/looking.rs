@@ -1,4 +1,5 @@
-//! The one second look that a launcher takes at a time, by a thread of its own. It goes on for as long as somebody asks.
+//! The one second look that a launcher takes at a time, by a thread of its own. It goes on for as long as somebody
+//! asks.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

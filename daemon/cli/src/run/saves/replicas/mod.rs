@@ -1,6 +1,6 @@
 //! Checkpoints in memory: what is in this node's slots is given to the workers of the job, on every node, and copied
-//! to the launcher of one other node, or added to the parity that several hold, so that it outlives this one. Everything
-//! that waits is done by threads; training and commits wait for none of it.
+//! to the launcher of one other node, or added to the parity that several hold, so that it outlives this one.
+//! Everything that waits is done by threads; training and commits wait for none of it.
 
 mod choice;
 mod folding;
@@ -247,7 +247,8 @@ fn name_of(view: &View, note: &[u8]) -> Option<Name> {
     Name::new(view.step, &Digest(view.generation.0), &file)
 }
 
-/// Puts what was sealed where it is found; what is to be brought where of it, if anything of this node is brought anywhere.
+/// Puts what was sealed where it is found; what is to be brought where of it, if anything of this node is brought
+/// anywhere.
 fn shelve(news: News, shelf: &Mutex<Shelf>) -> Option<Seal> {
     let News {
         slot,

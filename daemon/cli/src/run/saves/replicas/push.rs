@@ -1,6 +1,7 @@
-//! Copies of what is sealed here, or stripes for parity, brought to the launchers of other nodes by a thread of its own.
-//! It holds no slot: a slot that is filled anew while it is copied is no copy any more, and nobody waits for one. Nor does
-//! it hold the memory of one that was given up, whatever it waits for: it looks for the image on the shelf, chunk by chunk.
+//! Copies of what is sealed here, or stripes for parity, brought to the launchers of other nodes by a thread of its
+//! own. It holds no slot: a slot that is filled anew while it is copied is no copy any more, and nobody waits for one.
+//! Nor does it hold the memory of one that was given up, whatever it waits for: it looks for the image on the shelf,
+//! chunk by chunk.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -377,8 +377,8 @@ impl Shelf {
         self.parities.list(above)
     }
 
-    /// Gives up something, least useful first: for a copy, or for parity, only what it takes the place of. Whether there
-    /// was any.
+    /// Gives up something, least useful first: for a copy, or for parity, only what it takes the place of. Whether
+    /// there was any.
     fn evict(&mut self, need: Need<'_>) -> bool {
         // A room makes no lane.
         let spare = match need {
