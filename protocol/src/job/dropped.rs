@@ -241,7 +241,7 @@ impl Job {
             self.end_told.to.retain(|n| ctx.peers.connected(*n));
             self.end_told.to.insert(to);
         }
-        if !self.unknown && (self.live().is_some() || ended && self.held_ms(ctx) > 0) {
+        if !self.unknown && self.head.is_some() {
             self.say_held(ctx, vec![to]);
         }
     }
