@@ -45,7 +45,12 @@ impl Agent {
         }
         let known = self.jobs.keys().filter(|_| news);
         for key in known.cloned().collect::<Vec<_>>() {
-            self.with_job(&key, now, |job, ctx| job.on_hello(ctx, from));
+            self.with_job(&key, now, |job, ctx| {
+                if came {
+                    job.greeted_by(from);
+                }
+                job.on_hello(ctx, from);
+            });
         }
         for advert in adverts {
             self.on_advert(from, &advert, now);

@@ -149,6 +149,12 @@ impl Job {
         }
     }
 
+    /// The first word of an agent on a connection. A ticket that it had before it knew the connection counts for nothing
+    /// there.
+    pub(crate) fn greeted_by(&mut self, node: NodeId) {
+        self.applicant.asked.take_if(|(door, _)| *door == node);
+    }
+
     /// A launcher that wants to go, and that no generation counts on any more, may go at once.
     fn dismiss_unwilling(&mut self, ctx: &Ctx<'_>) {
         let Some(local) = self

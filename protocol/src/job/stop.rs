@@ -52,6 +52,9 @@ impl Planned {
     }
 }
 
+/// A ticket is renewed within this time of the answer that its node lacks a link to a member.
+const LINKS_TOLD: Span = Span::from_millis(50);
+
 impl Job {
     pub(super) fn drive_planned(&mut self, ctx: &mut Ctx<'_>, record: &Record, a: &Assessment) {
         if record.is_short() {
@@ -178,8 +181,12 @@ impl Job {
         }
         let quiet = newest + record.spec.join_quiet();
         let latest = first.unwrap_or(newest) + record.spec.join_max();
-        let due = quiet.min(latest);
-        if joiners.len() < room && ctx.now < due {
+        // Which links a node lacks it tells once it has heard of the generation that it joins.
+        let due = match joiners.len() < room {
+            true => quiet.min(latest),
+            false => newest + LINKS_TOLD,
+        };
+        if ctx.now < due {
             self.wake_at(due, "quiet before taking nodes in");
             return None;
         }
