@@ -322,10 +322,12 @@ impl Job {
 
     /// Whether another group is led, by what is said of it now, and has enough nodes.
     fn is_another_complete(&self, ctx: &Ctx<'_>, record: &Record) -> bool {
+        // Of a first record it is a digest, which takes its time where there are hundreds of members.
+        let mine = record.lineage();
         let other = |a: &Advert| {
             a.belongs
                 && !a.deserted
-                && a.lineage != record.lineage()
+                && a.lineage != mine
                 && !self.merge.taken.contains(&a.lineage)
                 && !self.durable.has_ended(a.lineage)
         };
