@@ -31,7 +31,7 @@ fn home(i: usize) -> Home {
     Home::of(&[i as u8])
 }
 
-/// What agent `i` says of itself.
+/// The greeting of agent `i`.
 fn said(i: usize) -> Hello {
     Hello {
         host: format!("h{i}"),

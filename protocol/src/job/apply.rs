@@ -149,8 +149,8 @@ impl Job {
         }
     }
 
-    /// The first word of an agent on a connection. A ticket that it had before it knew the connection counts for nothing
-    /// there.
+    /// The first word of an agent on a connection. A ticket that it had before it knew the connection counts for
+    /// nothing there.
     pub(crate) fn greeted_by(&mut self, node: NodeId) {
         self.applicant.asked.take_if(|(door, _)| *door == node);
     }

@@ -32,7 +32,7 @@ pub(super) struct EndTold {
 
 impl Job {
     /// A new head, `before` being set already: whoever was dropped and is not known to have stopped
-    /// may go on until its lease ends. Who leads the new generation need not be who decided it, and
+    /// may go on until its lease ends. The one that leads the new generation need not be the one that decided it, and
     /// the next one may follow at once: so every agent keeps this for itself.
     pub(super) fn note_dropped(&mut self, ctx: &Ctx<'_>, record: &Record) {
         let leases = self.leases_ended.take();

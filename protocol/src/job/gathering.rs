@@ -195,7 +195,7 @@ impl Job {
         ))
     }
 
-    /// What to tell the holder of a ticket.
+    /// The wait that the holder of a ticket is told of.
     pub(super) fn wait_for(&self, ctx: &Ctx<'_>, from: NodeId) -> Wait {
         let have = u16::try_from(self.gathering.tickets.len()).unwrap_or(u16::MAX);
         match self.live() {

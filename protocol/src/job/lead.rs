@@ -18,7 +18,7 @@ use crate::storelog::RETRY_MAX;
 use crate::time::{Span, Time};
 use crate::wire::{Action, JobMessage, Order, Status};
 
-/// What the acting leader knows beside the head.
+/// Knowledge of the acting leader beside the head.
 #[derive(Clone, Debug)]
 pub(super) struct Lead {
     pub(super) began: Time,
@@ -243,7 +243,7 @@ impl Job {
     }
 
     /// Members whose status this leader lacks are asked for it: they may have told it to an earlier run
-    /// of this agent, or before it came to lead. What an earlier run of theirs said holds no more.
+    /// of this agent, or before it came to lead. The words of an earlier run of theirs hold no more.
     fn ask_statuses(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
         let digest = self.head_digest();
         let Some(lead) = &mut self.lead else { return };

@@ -60,7 +60,7 @@ pub(super) struct Stopping {
 }
 
 impl Local {
-    /// What it is told ends its workers, or begins others.
+    /// A frame to it ends its workers, or begins others.
     pub(super) fn told(&mut self, frame: &ToLauncher) {
         let grace = match frame {
             ToLauncher::Start(_) => {
@@ -105,7 +105,7 @@ pub(super) struct Mine {
     pub(super) barrier: barrier::Node,
     /// Since when its workers are stopped.
     pub(super) paused: Option<Time>,
-    /// Who asked where the ranks here stand.
+    /// The node that asked where the ranks here stand.
     pub(super) looks: Option<NodeId>,
     /// When workers were adopted from the agent's last run, whose lease nobody remembers.
     pub(super) adopted: Time,
@@ -333,7 +333,7 @@ impl Job {
         local.is_some_and(|l| l.unresponsive.is_some())
     }
 
-    /// What people are told of it then.
+    /// The text on it for people then.
     pub(super) fn unresponsive(&self) -> Option<&str> {
         let local = self.local.as_ref().filter(|l| l.over.is_none())?;
         local
@@ -674,7 +674,7 @@ impl Job {
     }
 
     /// Nobody can decide that the job ends, or that this node leaves it: the user's word holds for
-    /// this node, and should the others come back, they find it lost. Who leaves has its workers
+    /// this node, and should the others come back, they find it lost. One that leaves has its workers
     /// save and exit first, and hears this `report`.
     pub(super) fn part_alone(&mut self, report: &str) {
         let runs = self.member.as_ref().is_some_and(Mine::trains);

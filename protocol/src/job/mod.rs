@@ -69,13 +69,13 @@ use crate::wire::{Advert, JobMessage, Message, Timeouts};
 pub(crate) const REPEAT: Span = Span::from_millis(1_000);
 /// A status that the leader has, and that leaves nothing to do, is said again after this time.
 const SETTLED_REPEAT: Span = Span::from_secs(10);
-/// What a look at everything costs at most, for each node that it looks at: with more than a few, what
+/// The most that a look at everything costs, for each node that it looks at: with more than a few, what
 /// arrives within so long of the look before waits for the next.
 const LOOK_COSTS: Span = Span(16_000);
 /// A ticket that was not said again for this long is void.
 const TICKET_LIFE: Span = Span::from_millis(3_500);
 
-/// What a job's core is shown of the world with every event.
+/// The world as a job's core is shown it with every event.
 pub(crate) struct Ctx<'a> {
     pub(crate) cfg: &'a Config,
     pub(crate) peers: View<'a>,
@@ -100,7 +100,7 @@ impl Ctx<'_> {
         self.cfg.voter()
     }
 
-    /// What people call a node.
+    /// A node's name for people.
     fn name(&self, node: NodeId) -> String {
         if node == self.cfg.node && !self.cfg.host.is_empty() {
             format!("{} ({node})", self.cfg.host)
@@ -109,7 +109,7 @@ impl Ctx<'_> {
         }
     }
 
-    /// What a command line calls a node: its host, else the beginning of its id.
+    /// A node's name on a command line: its host, else the beginning of its id.
     fn called(&self, node: NodeId) -> String {
         let host = self.peers.heard_host(node).unwrap_or_default();
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -233,7 +233,7 @@ pub struct Job {
     births: birth::Births,
     local: Option<member::Local>,
     member: Option<member::Mine>,
-    /// Members that say that they have no way to the store which decides: they do not lead. Whoever leads in
+    /// Members that say that they have no way to the store which decides: they do not lead. The one that leads in
     /// their place begins with what they said.
     storeless: BTreeMap<NodeId, crate::wire::Status>,
     /// The launcher that was found dead here last.
@@ -255,7 +255,7 @@ pub struct Job {
     /// For whom everybody waits, as the leader said, in words; empty while all move.
     hung: String,
     checkpoint: Option<checkpoint::Asked>,
-    /// What a person on this node ordered, and how that stands.
+    /// The order of a person on this node, and how that stands.
     cancelling: Option<cancel::Cancelling>,
     /// The life that a person ordered to end last, while it was the one known here.
     cancelled: Option<Digest>,
@@ -534,14 +534,14 @@ impl Job {
         self.live().map(|h| h.configuration().0)
     }
 
-    /// What this agent tells everybody about the job.
+    /// The words of this agent to everybody about the job.
     pub(crate) fn adverts_here(&self, cfg: &Config, peers: &Peers) -> impl Iterator<Item = Advert> {
         let gathers = self.gathers();
         let gathering = gathers.then(|| Advert::gathering(self.key.clone()));
         self.advert(cfg, peers).into_iter().chain(gathering)
     }
 
-    /// What this agent tells of its head.
+    /// The word of this agent on its head.
     fn advert(&self, cfg: &Config, peers: &Peers) -> Option<Advert> {
         let head = self.head.as_ref()?;
         Some(Advert {
