@@ -38,7 +38,8 @@ impl Agent {
             let at = self.greet_at.unwrap_or(peer.hello_due);
             self.greet_at = Some(at.min(peer.hello_due));
         }
-        if came {
+        // Only one that is watched can be lost: while a thousand agents meet, none is.
+        if came && !self.watching.is_empty() {
             for node in self.peers.before(from) {
                 self.detect(membership::Event::Succeeded { node }, now);
             }
