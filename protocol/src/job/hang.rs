@@ -99,13 +99,11 @@ impl Job {
             }
             return self.ask_standings(ctx, record);
         };
-        let unheard = |m: &&crate::record::Member| !asked.answers.contains_key(&m.node);
-        let silent: Vec<NodeId> = record
-            .members
-            .iter()
-            .filter(unheard)
-            .map(|m| m.node)
-            .collect();
+        // The ranks of a member that has finished stand nowhere, and its launcher answers nothing.
+        let finished = |n: &NodeId| lead.statuses.get(n).is_some_and(|s| s.finished);
+        let asked_in_vain = |n: &NodeId| !asked.answers.contains_key(n) && !finished(n);
+        let nodes = record.members.iter().map(|m| m.node);
+        let silent: Vec<NodeId> = nodes.filter(asked_in_vain).collect();
         if !silent.is_empty() && ctx.now < asked.until {
             let until = asked.until;
             return self.wake_at(until, "where the ranks of all members stand");

@@ -146,8 +146,6 @@ pub fn settled(world: &World) -> State {
     match left_out {
         Some(node) if !full && !finishes => State::Not(LivenessError::LeftOut { node: *node }),
         _ => match waits_or_hangs(world, *digest, record) {
-            // Those that have finished have no standing; everybody hears instead for which nodes they wait.
-            Some(LivenessError::NoVerdict { .. }) if finishes => State::Runs(*digest),
             Some(error) => State::Not(error),
             None => State::Runs(*digest),
         },
