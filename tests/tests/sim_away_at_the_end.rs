@@ -1,12 +1,10 @@
 //! A node whose agent is away while its job ends: its launcher hears the end of its life once the agent is back, and
 //! the next life begins in time.
 
-use muster_protocol::local::ToLauncher;
 use muster_protocol::spec::JobSpec;
 use muster_tests::sim::clock::SEC;
 use muster_tests::sim::conductor::Conductor;
 use muster_tests::sim::setup::{Fault, NodeSetup, Setup, Times, Torn};
-use muster_tests::sim::step::Step;
 
 const NODES: usize = 3;
 /// The node whose agent is away.
@@ -26,19 +24,6 @@ const LONG_GRACE: u64 = 30 * SEC;
 const AGAIN: u64 = 60 * SEC;
 /// Ten times what a start takes.
 const BOUND: u64 = 6 * SEC;
-
-fn ends() -> [(Fault, i32); 3] {
-    let failed = Fault::WorkerFail {
-        node: 0,
-        code: 3,
-        cascade: true,
-    };
-    [
-        (Fault::Finish, 0),
-        (failed, 3),
-        (Fault::Cancel { node: 0 }, 130),
-    ]
-}
 
 fn setup(
     seed: u64,
@@ -87,20 +72,12 @@ fn judge(
 ) -> Result<(), String> {
     let times = (down, again, agent_grace);
     let mut conductor = Conductor::new(setup(seed, end, times, (min_nodes, store)));
-    conductor.log = Some(Vec::new());
     conductor.relaunches = false;
     conductor.run().map_err(|v| v.to_string())?;
+    let before = conductor.world.truth.told.iter().filter(|t| t.at < again);
     let mut told = [None; NODES];
-    for (at, step) in conductor.log.take().into_iter().flatten() {
-        if let Step::LauncherHears {
-            node,
-            frame: ToLauncher::End { code, .. },
-            ..
-        } = step
-            && at < again
-        {
-            told[node].get_or_insert((code, at));
-        }
+    for told_end in before {
+        told[told_end.node].get_or_insert((told_end.code, told_end.at));
     }
     let by = (END + agent_grace).max(CRASH + 3 * SEC + down) + BOUND;
     for (node, told) in told.iter().enumerate() {
@@ -159,21 +136,12 @@ fn judge_spare(
     }
     setup.heal_at = setup.heal_at.max(back + BOUND);
     let mut conductor = Conductor::new(setup);
-    conductor.log = Some(Vec::new());
     conductor.relaunches = false;
     conductor.run().map_err(|v| v.to_string())?;
     let by = END.max(back) + BOUND;
-    let hears = |(at, step): (u64, Step)| match step {
-        Step::LauncherHears {
-            node: AWAY,
-            frame: ToLauncher::End { code, .. },
-            ..
-        } => Some((code, at)),
-        _ => None,
-    };
-    let told = conductor.log.take().into_iter().flatten();
-    let told = told.filter(|(at, _)| *at >= crash).find_map(hears);
-    if !told.is_some_and(|(with, at)| with == code && at < by) {
+    let mut told = conductor.world.truth.told.iter();
+    let told = told.find(|t| t.node == AWAY && t.at >= crash);
+    if !told.is_some_and(|t| t.code == code && t.at < by) {
         return Err(format!("the spare was told {told:?}, not {code} by {by}"));
     }
     let spawns = &conductor.world.truth.spawns;
@@ -203,7 +171,7 @@ fn a_launcher_whose_agent_was_away_hears_how_its_job_ended() {
     let mut wrong = Vec::new();
     for store in [false, true] {
         for down in [2 * SEC, 6 * SEC, 9 * SEC, 20 * SEC, 30 * SEC] {
-            for (end, code) in ends() {
+            for (end, code) in Fault::ends() {
                 for seed in 1..4 {
                     if let Err(why) = judge(
                         seed,
@@ -227,7 +195,7 @@ fn a_launcher_whose_agent_was_away_hears_how_its_job_ended() {
 fn a_node_that_comes_back_after_the_end_holds_up_no_start() {
     let mut wrong = Vec::new();
     for store in [false, true] {
-        for (end, code) in ends().into_iter().skip(1) {
+        for (end, code) in Fault::ends().into_iter().skip(1) {
             for seed in 1..8 {
                 // Its launcher ends its workers, and exits.
                 let down = END - CRASH + SEC;
@@ -279,7 +247,7 @@ fn a_spare_whose_agent_was_away_ends_with_its_job() {
     for case in cases.into_iter().flatten() {
         for (before, down, again) in away.into_iter().chain([(1_000, 14_000, END + 6 * SEC)]) {
             let times = (END - before * SEC / 1_000, down * SEC / 1_000, again);
-            for (end, code) in ends() {
+            for (end, code) in Fault::ends() {
                 for seed in 1..4 {
                     if let Err(why) = judge_spare(seed, (end.clone(), code), times, case) {
                         wrong.push(format!(

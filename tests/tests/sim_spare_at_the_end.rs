@@ -1,11 +1,9 @@
 //! A node more than the job wants: its launcher ends with the job, however young it or the job is.
 
-use muster_protocol::local::ToLauncher;
 use muster_protocol::spec::JobSpec;
 use muster_tests::sim::clock::{MS, SEC};
 use muster_tests::sim::conductor::Conductor;
 use muster_tests::sim::setup::{Fault, NodeSetup, Setup, Times};
-use muster_tests::sim::step::Step;
 
 const NODES: usize = 4;
 /// So many find a place.
@@ -14,19 +12,6 @@ const MAX: u16 = 3;
 const BOUND: u64 = 4 * SEC;
 /// A launcher has asked for a place that long after it was started.
 const ASKED: u64 = 300 * MS;
-
-fn ends() -> [(Fault, i32); 3] {
-    let failed = Fault::WorkerFail {
-        node: 0,
-        code: 3,
-        cascade: true,
-    };
-    [
-        (Fault::Finish, 0),
-        (failed, 3),
-        (Fault::Cancel { node: 0 }, 130),
-    ]
-}
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
@@ -57,22 +42,12 @@ fn all_end(case: Case, (end, code): (Fault, i32)) -> Result<bool, String> {
         heal_at: case.end + BOUND,
         ..Setup::quiet(case.seed, nodes, spec)
     });
-    conductor.log = Some(Vec::new());
     conductor.relaunches = false;
     conductor.run().map_err(|v| v.to_string())?;
-    let hears = |(at, step): (u64, Step)| match step {
-        Step::LauncherHears {
-            node,
-            frame: ToLauncher::End { code, .. },
-            ..
-        } => Some((node, code, at)),
-        _ => None,
-    };
-    let log = conductor.log.take().into_iter().flatten();
-    let told: Vec<_> = log.filter_map(hears).collect();
+    let told = &conductor.world.truth.told;
     let in_time = |node: usize| {
-        let mut told = told.iter().filter(|(n, ..)| *n == node);
-        told.any(|(_, with, at)| *with == code && *at < case.end + BOUND)
+        let mut told = told.iter().filter(|t| t.node == node);
+        told.any(|t| t.code == code && t.at < case.end + BOUND)
     };
     let left: Vec<usize> = (0..NODES).filter(|node| !in_time(*node)).collect();
     match left.len() {
@@ -88,7 +63,7 @@ fn judge(times: impl Iterator<Item = u64> + Clone, ages: &[Option<u64>]) {
     for (min_nodes, store) in [(1, false), (1, true), (3, false), (3, true)] {
         for end in times.clone() {
             for age in ages {
-                for (how, code) in ends() {
+                for (how, code) in Fault::ends() {
                     for seed in 1..3 {
                         let case = Case {
                             seed,

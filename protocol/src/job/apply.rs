@@ -337,7 +337,7 @@ impl Job {
             }
             return;
         }
-        if !lineage.is_zero() {
+        if !lineage.is_zero() && !self.is_of_life(lineage) {
             self.set_life(Some(lineage));
             // The word of its end may have come before.
             self.hear_of_known_ends(ctx);

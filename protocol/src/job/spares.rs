@@ -35,8 +35,9 @@ impl Job {
     pub(super) fn answer_ticket(&mut self, ctx: &Ctx<'_>, node: NodeId, new: bool) {
         let held = self.gathering.tickets.get(&node);
         let fits = held.filter(|h| self.live().is_some_and(|l| !differs(&h.ticket, &l.record)));
-        let life = fits.and_then(|_| self.life_to_join(ctx));
         let known = fits.is_some_and(|h| self.waits_in_life(h));
+        let life = fits.filter(|_| known || new);
+        let life = life.and_then(|_| self.life_to_join(ctx));
         if new && life.is_some() && !known {
             // Voters acknowledge the next heartbeat by then. Its launcher asks again as well, but later.
             if self.gathering.spares.untold.is_empty() {

@@ -298,6 +298,21 @@ pub enum Torn {
 }
 
 impl Fault {
+    /// Ways in which a job ends, each with the code that its launchers exit with: it finishes, a worker of the first node
+    /// fails, and the user of that node stops it.
+    pub fn ends() -> [(Fault, i32); 3] {
+        let failed = Fault::WorkerFail {
+            node: 0,
+            code: 3,
+            cascade: true,
+        };
+        [
+            (Fault::Finish, 0),
+            (failed, 3),
+            (Fault::Cancel { node: 0 }, 130),
+        ]
+    }
+
     pub const KINDS: [&'static str; 24] = [
         "cut one way",
         "cut both",

@@ -55,6 +55,7 @@ pub struct VoteSaid {
 /// A launcher was told that the job is over for it.
 #[derive(Clone, Debug)]
 pub struct ToldEnd {
+    pub at: u64,
     pub node: usize,
     pub launcher: LauncherId,
     /// The life that it took part or waited in, by its agent's word.

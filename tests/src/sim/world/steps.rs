@@ -32,6 +32,7 @@ impl World {
                     if let ToLauncher::End { code, report } = &frame {
                         self.truth.dirty = true;
                         self.truth.told.push(ToldEnd {
+                            at: now,
                             node,
                             launcher: l.id,
                             life: self.truth.lives.get(&l.id).copied().flatten(),
