@@ -149,10 +149,13 @@ impl Job {
         }
     }
 
-    /// The first word of an agent on a connection. A ticket that it had before it knew the connection counts for
-    /// nothing there.
+    /// The first word of an agent on a connection. A ticket or an order that went to it before it knew the connection
+    /// counts for nothing there.
     pub(crate) fn greeted_by(&mut self, node: NodeId) {
         self.applicant.asked.take_if(|(door, _)| *door == node);
+        if let Some(lead) = &mut self.lead {
+            lead.say_orders_again(node);
+        }
     }
 
     /// A launcher that wants to go, and that no generation counts on any more, may go at once.

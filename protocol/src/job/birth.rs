@@ -376,7 +376,8 @@ impl Job {
         }
         let continued = matches!(record.cause, Cause::Continued { .. });
         if self.head_digest() != record.parent && !(continued && self.head.is_none()) {
-            return self.compare_ends(ctx, from, record.parent);
+            self.compare_ends(ctx, from, record.parent);
+            return self.came_early(ctx, from, record.parent, JobMessage::Birth { record });
         }
         if !mine {
             let bound = Digest::ZERO;
@@ -384,7 +385,8 @@ impl Job {
         }
         if self.held_until(ctx).is_some() {
             // The one that proposes it may not know of those that are waited for.
-            return self.say_held(ctx, vec![from]);
+            self.say_held(ctx, vec![from]);
+            return self.came_early(ctx, from, record.parent, JobMessage::Birth { record });
         }
         self.durable.bound = Some(record);
         self.births.bound_at = Some(ctx.now);
@@ -430,6 +432,7 @@ impl Job {
     }
 
     pub(super) fn on_birth_abandoned(&mut self, ctx: &mut Ctx<'_>, lineage: Digest) {
+        self.forget_early_birth(lineage);
         let bound = self.durable.bound.as_ref().map(|b| b.digest());
         if bound == Some(lineage) {
             self.unbind(ctx);

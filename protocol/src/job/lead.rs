@@ -70,6 +70,13 @@ struct Ordered {
 }
 
 impl Lead {
+    /// An order that does not show in this member's status is said again at once.
+    pub(super) fn say_orders_again(&mut self, node: NodeId) {
+        if let Some(ordered) = self.orders.get_mut(&node) {
+            ordered.said = Time::ZERO;
+        }
+    }
+
     pub(super) fn new(whole: bool, now: Time) -> Lead {
         Lead {
             began: now,

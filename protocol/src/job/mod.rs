@@ -18,6 +18,7 @@ mod deserted;
 mod disk;
 mod dropped;
 mod durable;
+mod early;
 mod explain;
 mod gathering;
 mod given_up;
@@ -222,6 +223,7 @@ pub struct Job {
     head: Option<Head>,
     effects: VecDeque<Effect>,
     loopback: VecDeque<JobMessage>,
+    early: Option<early::Early>,
     /// This agent's own votes: they count once what they say is on the disk.
     own_votes: VecDeque<JobMessage>,
     wake: Option<(Time, &'static str)>,
@@ -325,6 +327,7 @@ impl Job {
             head,
             effects: VecDeque::new(),
             loopback: VecDeque::new(),
+            early: None,
             own_votes: VecDeque::new(),
             wake: None,
             looked: Time::ZERO,
@@ -628,6 +631,7 @@ impl Job {
         self.drive_silent(ctx);
         self.drive_ends(ctx);
         self.drive_cancelling(ctx);
+        self.hear_early(ctx);
         // Each round can only be started by a message to ourselves, and each of those is answered
         // by at most one more; the bound is a guard against a mistake, not a limit that is met.
         for _ in 0..64 {

@@ -15,6 +15,8 @@ impl Job {
             let have = self.head_digest();
             if from != ctx.me() {
                 self.send(ctx, from, JobMessage::Ask { have });
+                let (about, order) = (order.digest, JobMessage::Order(Box::new(order)));
+                self.came_early(ctx, from, about, order);
             }
             return;
         }

@@ -142,6 +142,13 @@ impl Job {
         }
     }
 
+    /// What follows here may be of another life, or have had a place for some of those that waited.
+    pub(super) fn forget_passed_on(&mut self, before: Option<&Head>, record: &Record) {
+        let goes_on = before.is_some_and(|b| b.lineage() == record.lineage());
+        let passed_on = &mut self.gathering.spares.passed_on;
+        passed_on.retain(|node, _| goes_on && !record.kind.is_terminal() && !record.has(*node));
+    }
+
     /// This node leads from now on: those that asked the leader before it until that was heard no more ask here.
     pub(super) fn take_passed_on(&mut self, ctx: &mut Ctx<'_>) {
         let passed_on = std::mem::take(&mut self.gathering.spares.passed_on);

@@ -115,14 +115,25 @@ impl Job {
         self.claim_awaited(ctx);
     }
 
-    /// Claims the birth for which the log was not read far enough when it was asked for. It is asked for anew soon.
+    /// Claims the birth that is asked for once the log was read as far as its coordinator knows it. It is asked for
+    /// anew soon.
     fn claim_awaited(&mut self, ctx: &mut Ctx<'_>) {
         let Some(store) = &mut self.store else { return };
-        if store.log.tail().complete && store.claiming.is_none() {
-            let birth = store.birth.take();
-            if let Some((record, _)) = birth.filter(|(_, at)| ctx.now < *at + REPEAT) {
-                self.on_claim_birth(ctx, record);
-            }
+        let tail = store.log.tail();
+        let Some((record, at)) = &store.birth else {
+            return;
+        };
+        let newest = tail.claim.map_or(Digest::ZERO, |(_, digest, _)| digest);
+        let is_read = newest == record.parent || store.read >= Some(*at);
+        if ctx.now >= *at + REPEAT {
+            store.birth = None;
+        } else if !is_read && store.asked < *at {
+            store.asked = Time::ZERO;
+            self.wake_at(ctx.now, "the log's end");
+        } else if is_read && tail.complete && store.claiming.is_none() {
+            let record = record.clone();
+            store.birth = None;
+            self.claim_birth(ctx, &record);
         }
     }
 
@@ -416,6 +427,13 @@ impl Job {
 
     /// A coordinator asks this node, as the first member of a birth, to claim it.
     pub(super) fn on_claim_birth(&mut self, ctx: &mut Ctx<'_>, record: Arc<Record>) {
+        if let Some(store) = &mut self.store {
+            store.birth = Some((record, ctx.now));
+            self.claim_awaited(ctx);
+        }
+    }
+
+    fn claim_birth(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
         let member = self.is_member(ctx);
         let orphaned = self.is_orphaned(ctx);
         let taking = self.taking_over(ctx);
@@ -436,13 +454,9 @@ impl Job {
         if member {
             return;
         }
-        if !tail.complete || store.claiming.is_some() {
-            store.birth = Some((record, ctx.now));
-            return;
-        }
-        let mut record = (*record).clone();
+        let mut record = record.clone();
         match tail.claim {
-            None => record.parent = crate::ids::Digest::ZERO,
+            None => record.parent = Digest::ZERO,
             Some((last, digest, _)) if last.kind.is_terminal() => {
                 let ended_here = self.took_over.filter(|t| t.from == last.parent);
                 let wait = |t: TookOver| !t.died && ctx.now < t.at + ctx.cfg.suspect_after;

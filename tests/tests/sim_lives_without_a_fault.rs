@@ -1,0 +1,154 @@
+//! A job with a node more than it wants, that ends and is started again at once, several times: no life needs a
+//! second generation, and none waits for a message to be repeated.
+
+use std::collections::BTreeSet;
+
+use muster_protocol::Digest;
+use muster_protocol::spec::JobSpec;
+use muster_tests::sim::clock::{MS, SEC};
+use muster_tests::sim::conductor::Conductor;
+use muster_tests::sim::setup::{NodeSetup, Setup, Times};
+use muster_tests::sim::step::Step;
+
+const NODES: usize = 4;
+/// So many find a place.
+const MAX: u16 = 3;
+const LIVES: usize = 4;
+/// A life ends that long after its launchers were started.
+const LASTS: u64 = 4 * SEC;
+/// So long after the last launcher was started all train: twice what it takes.
+const PROMPT: u64 = 700 * MS;
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    seed: u64,
+    /// From the end of a launcher to its next start, the same for all, and for each node more.
+    pause: u64,
+    apart: u64,
+    min_nodes: u16,
+    store: bool,
+}
+
+/// What ends a life.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Finish,
+    Fail,
+    Cancel,
+}
+
+/// Carries the end out on the nodes that train.
+fn end(conductor: &mut Conductor, how: End) {
+    let spawns = &conductor.world.truth.spawns;
+    let newest = spawns.last().map(|s| s.start.digest);
+    let of = spawns.iter().filter(|s| Some(s.start.digest) == newest);
+    let members: Vec<(usize, Digest)> = of.map(|s| (s.node, s.start.digest)).collect();
+    for (at, &(node, digest)) in members.iter().enumerate() {
+        let (code, generation) = (3, Some(digest));
+        match how {
+            End::Finish => conductor.put(Step::Finish { node, digest }),
+            End::Fail => conductor.put(Step::WorkerFail {
+                node,
+                code,
+                digest: generation,
+            }),
+            End::Cancel if at == 0 => conductor.put(Step::Cancel { node }),
+            End::Cancel => {}
+        }
+    }
+}
+
+impl Case {
+    fn generations(self, how: End) -> Result<(), String> {
+        let nodes = (0..NODES).map(|at| NodeSetup::quiet(at, 0)).collect();
+        let spec = JobSpec {
+            min_nodes: self.min_nodes,
+            max_nodes: MAX,
+            max_restarts: 0,
+            ..JobSpec::default()
+        };
+        let mut conductor = Conductor::new(Setup {
+            store: self.store,
+            times: Times::USUAL,
+            heal_at: (LIVES as u64 + 1) * LASTS,
+            ..Setup::quiet(self.seed, nodes, spec)
+        });
+        conductor.relaunches = false;
+        self.live(&mut conductor, how)
+    }
+
+    fn live(self, conductor: &mut Conductor, how: End) -> Result<(), String> {
+        let mut lives = vec![(0, 0)];
+        for life in 1..LIVES as u64 {
+            let run = |conductor: &mut Conductor, until| {
+                let went = conductor.run_until(until);
+                went.map_err(|v| v.to_string())
+            };
+            run(conductor, life * LASTS)?;
+            let ended = conductor.world.now;
+            end(conductor, how);
+            let mut starts = [None; NODES];
+            let mut now = life * LASTS;
+            while !starts.iter().all(|at| at.is_some_and(|at| at <= now)) {
+                now += 5 * MS;
+                run(conductor, now)?;
+                for (node, at) in starts.iter_mut().enumerate() {
+                    if conductor.world.nodes[node].launcher.is_none() && at.is_none() {
+                        *at = Some(now + self.pause + self.apart * node as u64);
+                    }
+                    if *at == Some(now) {
+                        conductor.put(Step::LauncherStart { node });
+                    }
+                }
+                if now > life * LASTS + 3 * SEC {
+                    return Err(format!("life {life} did not end everywhere: {starts:?}"));
+                }
+            }
+            lives.push((ended, now));
+        }
+        conductor.run_until(u64::MAX).map_err(|v| v.to_string())?;
+        let ends = lives
+            .iter()
+            .skip(1)
+            .map(|(ended, _)| *ended)
+            .chain([u64::MAX]);
+        for (life, (&(from, started), until)) in lives.iter().zip(ends).enumerate() {
+            let spawns = conductor.world.truth.spawns.iter();
+            let of = spawns.filter(|s| (from..until).contains(&s.at));
+            let made: BTreeSet<Digest> = of.clone().map(|s| s.start.digest).collect();
+            let late = of.clone().any(|s| s.at > started + PROMPT);
+            if made.len() != 1 || late {
+                let of = of.map(|s| (s.node, s.at / MS, s.start.digest));
+                let of: Vec<_> = of.collect();
+                return Err(format!("life {life}, from {} ms: {of:?}", started / MS));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn each_life_has_one_generation_at_once() {
+    let (mut wrong, mut all) = (Vec::new(), 0);
+    for (min_nodes, store) in [(2, false), (3, false), (2, true), (3, true)] {
+        for (pause, apart) in [(0, 0), (5, 5), (20, 0), (50, 20), (200, 0)] {
+            for how in [End::Finish, End::Fail, End::Cancel] {
+                for seed in 1..8 {
+                    let case = Case {
+                        seed,
+                        pause: pause * MS,
+                        apart: apart * MS,
+                        min_nodes,
+                        store,
+                    };
+                    all += 1;
+                    if let Err(why) = case.generations(how) {
+                        wrong.push(format!("{how:?}, {case:?}: {why}"));
+                    }
+                }
+            }
+        }
+    }
+    let n = wrong.len();
+    assert!(wrong.is_empty(), "{n} of {all}:\n{}", wrong.join("\n"));
+}
