@@ -538,13 +538,16 @@ impl Job {
         let Some(head) = self.live() else {
             return false;
         };
-        // On the other side of a cut it may be over: a majority has to say, since the launcher came, that it goes on.
+        // On the other side of a cut it may be over: those that decide have to say, since the launcher came, that it
+        // goes on.
         let says = |n| {
             let mine = self.member.as_ref();
             mine.is_some_and(|m| m.acknowledged(n, held.first))
         };
-        let by_store = matches!(head.record.arbiter, Arbiter::Store(_));
-        by_store || head.voting().is_majority(says)
+        match head.record.arbiter {
+            Arbiter::Store(_) => self.log_read_since(held.first),
+            Arbiter::Members => head.voting().is_majority(says),
+        }
     }
 
     /// A member whose node holds a ticket for another launcher by now.

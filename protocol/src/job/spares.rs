@@ -30,7 +30,21 @@ struct PassedOn {
     at: Time,
 }
 
+impl Spares {
+    /// Those that decide have said anew what they know.
+    pub(super) fn look_now(&mut self, now: Time) {
+        self.look_at = self.look_at.min(now);
+    }
+}
+
 impl Job {
+    /// When the newest of the launchers that have not been told in which life they wait came.
+    pub(super) fn untold_since(&self) -> Option<Time> {
+        let untold = self.gathering.spares.untold.iter();
+        let held = untold.filter_map(|node| self.gathering.tickets.get(node));
+        held.map(|h| h.first).max()
+    }
+
     /// Answers a ticket that came here, of a launcher that is `new` or known.
     pub(super) fn answer_ticket(&mut self, ctx: &Ctx<'_>, node: NodeId, new: bool) {
         let held = self.gathering.tickets.get(&node);

@@ -97,10 +97,12 @@ impl Job {
             REPEAT
         };
         let urgent = self.lease_urgent();
+        let spare = self.untold_since();
         let Some(store) = &mut self.store else { return };
         store.log.handle_timeout(ctx.now);
         let due = store.asked + every;
-        if store.asked == Time::ZERO || ctx.now >= due || urgent && ctx.now > store.asked {
+        let urgent = urgent && ctx.now > store.asked || spare > Some(store.asked);
+        if store.asked == Time::ZERO || ctx.now >= due || urgent {
             store.asked = ctx.now;
             store.log.refresh(ctx.now);
         }
@@ -221,6 +223,7 @@ impl Job {
     /// newest generation that it has decided.
     fn at_tail(&mut self, ctx: &mut Ctx<'_>, asked_at: Time) {
         let head = self.head_digest();
+        self.gathering.spares.look_now(ctx.now);
         let Some(store) = &mut self.store else { return };
         let first = store.read.is_none();
         store.read = store.read.max(Some(asked_at));
@@ -301,6 +304,12 @@ impl Job {
     pub(super) fn log_is_read(&self) -> bool {
         let usable = self.store.as_ref().filter(|s| s.broken.is_none());
         self.uses_store() && usable.is_some_and(|s| s.log.tail().complete)
+    }
+
+    /// Whether the log was read to its end by a read that began then or later.
+    pub(super) fn log_read_since(&self, since: Time) -> bool {
+        let store = self.store.as_ref().filter(|_| self.uses_store());
+        store.is_some_and(|s| s.read >= Some(since))
     }
 
     /// Whether this node can take part in what is decided: where the log decides, it has to have read it. It would be

@@ -131,7 +131,7 @@ pub struct Truth {
     pub saves: Vec<SavesAt>,
     /// The life of the job that each launcher was told last.
     pub lives: BTreeMap<LauncherId, Option<Digest>>,
-    /// When each launcher first registered, and when each end of the job was first announced.
+    /// When each launcher first registered, and when each end of the job was first announced, or stood in the log.
     pub registered: BTreeMap<LauncherId, u64>,
     pub ended: BTreeMap<Digest, u64>,
     pub told: Vec<ToldEnd>,
@@ -205,7 +205,7 @@ impl Truth {
             self.dirty = true;
             self.fresh.announced.push(digest);
             if record.kind.is_terminal() {
-                self.ended.insert(digest, self.now);
+                self.ended.entry(digest).or_insert(self.now);
             }
             if record.number > 1 {
                 let key = (record.lineage(), record.parent);
@@ -399,6 +399,9 @@ impl Truth {
                     let digest = self.learn(&record);
                     let due = self.restorable();
                     self.log.due.insert(digest, due);
+                    if record.kind.is_terminal() {
+                        self.ended.entry(digest).or_insert(self.now);
+                    }
                     self.log.claims.push((slot, record, digest));
                 }
             }
