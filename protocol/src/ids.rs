@@ -115,6 +115,15 @@ impl JobKey {
     /// Bytes at most for each of the three parts.
     pub const MAX_PART: usize = 64;
 
+    /// The owner and the id that a name of a job says: `1000/train`, or the id alone. `muster run` makes no id with a
+    /// slash.
+    pub fn parts_of(name: &str) -> (Option<&str>, &str) {
+        match name.split_once('/') {
+            Some((owner, id)) => (Some(owner), id),
+            None => (None, name),
+        }
+    }
+
     pub fn is_valid(&self) -> bool {
         let ok = |s: &str| {
             !s.is_empty() && s.len() <= Self::MAX_PART && s.chars().all(|c| !c.is_control())

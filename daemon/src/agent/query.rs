@@ -79,16 +79,13 @@ impl Facts {
 }
 
 /// The job that is called by its id, or by its owner's uid and its id (`1000/train`) where several
-/// users have one of that id: `muster run` makes no id with a slash. One's own goes before those of others.
+/// users have one of that id. One's own goes before those of others.
 fn named<'a>(
     jobs: impl Iterator<Item = &'a JobKey>,
     text: &str,
     asker: &str,
 ) -> Result<&'a JobKey, String> {
-    let (owner, id) = match text.split_once('/') {
-        Some((owner, id)) => (Some(owner), id),
-        None => (None, text),
-    };
+    let (owner, id) = JobKey::parts_of(text);
     let is_meant = |key: &&JobKey| key.id == id && owner.is_none_or(|o| key.owner == o);
     let found: BTreeSet<&JobKey> = jobs.filter(is_meant).collect();
     if let Some(own) = found.iter().find(|key| key.owner == asker) {

@@ -265,10 +265,7 @@ impl Agent {
     /// The jobs that somebody may mean: those that this agent or a peer knows, and those with a launcher
     /// here.
     fn jobs_meant(&self, owner: &str, name: &str) -> (Vec<JobKey>, Vec<JobKey>) {
-        let (whose, id) = match name.split_once('/') {
-            Some((whose, id)) => (Some(whose), id),
-            None => (None, name),
-        };
+        let (whose, id) = JobKey::parts_of(name);
         let is_meant = |k: &JobKey| {
             let may = k.owner == owner || owner == "0";
             may && k.id == id && whose.is_none_or(|w| k.owner == w)
@@ -297,7 +294,7 @@ impl Agent {
 }
 
 fn several_called(name: &str, several: &[JobKey]) -> Error {
-    let id = name.split_once('/').map_or(name, |(_, id)| id);
+    let (_, id) = JobKey::parts_of(name);
     let names = several.iter().take(16);
     let names: Vec<String> = names.map(|k| format!("{}/{}", k.owner, k.id)).collect();
     Error::Refused(format!(

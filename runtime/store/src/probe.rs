@@ -78,8 +78,8 @@ impl Store {
             format!("{PROBE_FOLDER}/{id}-b"),
         );
         let judged = root.judge(&alone, &raced);
-        // Whoever has the store's next job may be another user.
-        root.open_to_all(PROBE_FOLDER);
+        // The store's next job may be another user's. As in `/tmp`, each deletes its own only.
+        root.set_mode(PROBE_FOLDER, 0o1777);
         // Leftovers are harmless, and their names are never used again.
         let cleaned = root.delete(&alone).and(root.delete(&raced));
         let (latency, checksums) = judged?;
@@ -223,6 +223,7 @@ impl Store {
         })?;
         bytes.push(b'\n');
         self.create_unchecked(UUID_NAME, &bytes)?;
+        self.set_mode(UUID_NAME, 0o644);
         // Read back in every case: what others will read is what counts.
         self.read_uuid()
     }

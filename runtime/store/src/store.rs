@@ -418,16 +418,17 @@ impl Store {
         StoreError::new(self.flavour(), kind, doing, self.shown(name))
     }
 
-    /// The folder in which the uuid is.
-    /// Lets every user make objects in this folder, where folders are anything and it is this user's.
-    pub(crate) fn open_to_all(&self, folder: &str) {
+    /// Gives this object or folder these rights, whatever this process's umask, where there are any and it is this
+    /// user's.
+    pub(crate) fn set_mode(&self, name: &str, mode: u32) {
         match &self.backend {
-            Backend::Folder(directory) => directory.open_to_all(folder),
+            Backend::Folder(directory) => directory.set_mode(name, mode),
             #[cfg(feature = "cloud")]
             Backend::Cloud(_) => {}
         }
     }
 
+    /// The folder in which the uuid is.
     pub(crate) fn root(&self) -> Self {
         Self {
             backend: self.root.clone(),

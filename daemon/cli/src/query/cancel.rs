@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
+use muster_protocol::JobKey;
 use muster_protocol::local::{Command, Query};
 use muster_protocol::record::Record;
 use muster_store::Location;
@@ -365,7 +366,7 @@ async fn members(ledger: &Ledger, client: &Client) -> Result<String, Failure> {
 }
 
 fn id_of(args: &CancelArgs) -> &str {
-    args.job.rsplit_once('/').map_or(&*args.job, |(_, id)| id)
+    JobKey::parts_of(&args.job).1
 }
 
 #[cfg(test)]

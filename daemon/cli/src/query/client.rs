@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use muster_daemon::config::{Inputs, socket_candidates};
 use muster_daemon::socket::{self, SocketError};
+use muster_protocol::JobKey;
 use muster_protocol::codec;
 use muster_protocol::local::{Answer, Command, Query, ToAgent};
 use serde_json::Value;
@@ -208,10 +209,7 @@ impl From<Unanswered> for Failure {
 /// The rows of a list of jobs that have this id, or this `OWNER/ID`.
 pub(super) fn rows_of<'a>(jobs: &'a Value, job: &'a str) -> impl Iterator<Item = &'a Value> {
     let rows = jobs.as_array().map_or(&[][..], |v| v);
-    let (owner, id) = match job.split_once('/') {
-        Some((owner, id)) => (Some(owner), id),
-        None => (None, job),
-    };
+    let (owner, id) = JobKey::parts_of(job);
     rows.iter().filter(move |row| {
         field(row, "job") == id && owner.is_none_or(|owner| field(row, "owner") == owner)
     })

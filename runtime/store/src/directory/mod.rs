@@ -283,10 +283,11 @@ impl Folder {
         }
     }
 
-    /// As `/tmp` is: each user deletes its own only. One of another user is as its owner made it.
-    pub(crate) fn open_to_all(&self, folder: &str) {
-        if let Ok(below) = unix::openat(&self.root, folder, DIRECTORY, Mode::empty()) {
-            let _another_users = unix::fchmod(below, Mode::from_raw_mode(0o1777));
+    /// One of another user is as its owner made it.
+    pub(crate) fn set_mode(&self, name: &str, mode: u32) {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        if let Ok(there) = unix::openat(&self.root, name, flags, Mode::empty()) {
+            let _another_users = unix::fchmod(there, Mode::from_raw_mode(mode));
         }
     }
 

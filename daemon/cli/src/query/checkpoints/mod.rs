@@ -16,7 +16,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use muster_checkpoint::load::LoadError;
 use muster_checkpoint::manifest::Manifest;
 use muster_checkpoint::verify::Depth;
-use muster_protocol::Digest;
+use muster_protocol::{Digest, JobKey};
 use muster_protocol::checkpoint::State;
 use muster_protocol::local::Query;
 use muster_protocol::storelog::Body;
@@ -115,7 +115,7 @@ struct Found {
 
 impl Where {
     async fn find(&self) -> Result<Found, Failure> {
-        let id = self.job.rsplit_once('/').map_or(&*self.job, |(_, id)| id);
+        let (_, id) = JobKey::parts_of(&self.job);
         let found = |root: Location, verified| Found {
             root,
             job: id.to_owned(),
@@ -158,6 +158,16 @@ impl Where {
     async fn open(&self, write: bool) -> Result<Opened, Failure> {
         let found = self.find().await?;
         let ledger = Ledger::open(&found.root, &found.job, write)?;
+        let (owner, job) = JobKey::parts_of(&self.job);
+        if let (Some(owner), Some((last, _))) = (owner, &ledger.latest)
+            && last.key.owner != owner
+        {
+            return Err(Failure::Refused(format!(
+                "the job {job} in this store is of user {}, not of {owner}: name it as {}/{job}",
+                clean(&last.key.owner),
+                clean(&last.key.owner)
+            )));
+        }
         let place = ledger.place().clone();
         Ok(Opened {
             ledger,

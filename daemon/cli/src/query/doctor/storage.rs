@@ -126,4 +126,23 @@ mod tests {
         assert_eq!(store(&dir.path().join("none")).verdict, Verdict::Fail);
         assert_eq!(store(Path::new("/proc")).verdict, Verdict::Fail);
     }
+
+    /// A user whose files are for nobody else begins a store that others share.
+    #[test]
+    fn a_store_is_named_for_all_users() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let before = nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
+        let made = store(&Location::Directory(dir.path().to_owned()));
+        nix::sys::stat::umask(before);
+        assert_eq!(made.verdict, Verdict::Ok, "{made:?}");
+        let mode = |name: &str| {
+            let there = std::fs::metadata(dir.path().join(name)).unwrap();
+            there.permissions().mode() & 0o7777
+        };
+        assert_eq!(
+            (mode("muster-store"), mode("muster-probe")),
+            (0o644, 0o1777)
+        );
+    }
 }
