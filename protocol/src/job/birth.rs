@@ -27,6 +27,8 @@ pub(super) struct Births {
     pub(super) claim_asked: Option<Time>,
     /// None is proposed before.
     not_before: Time,
+    /// None was proposed so far for workers of the life before.
+    held: bool,
     /// When this agent bound itself to an undecided one.
     bound_at: Option<Time>,
     bound_asked: bool,
@@ -87,12 +89,18 @@ impl Job {
             }
             return;
         }
+        let held = self.others_train_until(ctx);
+        if held.is_none() && std::mem::take(&mut self.births.held) {
+            // The nodes that were waited for may come back at once.
+            self.gathering.last_new = now;
+        }
+        self.births.held = held.is_some();
         let quiet = self.gathering.last_new + spec.form_quiet();
         if have < usize::from(spec.max_nodes) && now < quiet {
             self.wake_at(quiet, "quiet before forming");
             return;
         }
-        if let Some(at) = self.others_train_until(ctx) {
+        if let Some(at) = held {
             return self.wake_at(at, "workers of the life before");
         }
         if now < self.births.not_before {

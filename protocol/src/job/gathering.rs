@@ -25,7 +25,7 @@ pub(super) struct Gathering {
     pub(super) spares: Spares,
     /// They have waited for a while, so that others should know of them.
     pub(super) waits: bool,
-    /// When the newest node came.
+    /// When the newest node came, or workers of the life before were waited for no more.
     pub(super) last_new: Time,
 }
 

@@ -16,10 +16,10 @@ use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use muster_checkpoint::load::LoadError;
 use muster_checkpoint::manifest::Manifest;
 use muster_checkpoint::verify::Depth;
-use muster_protocol::{Digest, JobKey};
 use muster_protocol::checkpoint::State;
 use muster_protocol::local::Query;
 use muster_protocol::storelog::Body;
+use muster_protocol::{Digest, JobKey};
 use muster_store::Location;
 use serde_json::{Value, json};
 
