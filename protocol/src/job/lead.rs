@@ -52,6 +52,8 @@ pub(super) struct Lead {
     /// Since when a link between two members is reported missing.
     pub(super) links: BTreeMap<(NodeId, NodeId), Time>,
     pub(super) ending: Option<Time>,
+    /// When the store had answered here for the first time since.
+    store_back: Option<Time>,
     pub(super) planned: Option<Planned>,
     pub(super) barrier: Option<barrier::Leader>,
     /// Nobody else has led this generation before, nor has an earlier run of this agent.
@@ -100,6 +102,7 @@ impl Lead {
             misread: BTreeSet::new(),
             links: BTreeMap::new(),
             ending: None,
+            store_back: None,
             planned: None,
             barrier: None,
             changed_told: false,
@@ -498,16 +501,26 @@ impl Job {
     }
 
     /// Whether members that lost their lease may only have to read the store again. After an outage that this
-    /// node had, too, all do, and none tries again more often than each `RETRY_MAX`.
+    /// node had, too, all do, and none tries again more often than each `RETRY_MAX`. Nothing can be decided before the
+    /// store answers here.
     fn awaits_store(&mut self, ctx: &Ctx<'_>, a: &Assessment) -> bool {
-        let common = self.member.as_ref().is_some_and(|m| m.status.lease_lost);
-        let patience = match common {
-            true => RETRY_MAX.times(2),
-            false => Span(ctx.cfg.suspect_after.0 / 2),
-        };
+        let lost = self.member.as_ref().is_some_and(|m| m.status.lease_lost);
         let since = self.lead.as_ref().and_then(|l| l.ending);
-        let until = since.unwrap_or(ctx.now) + patience;
-        if ctx.now >= until || a.cut.is_empty() {
+        let since = since.unwrap_or(ctx.now);
+        let is_back = self.log_read_since(since);
+        let Some(lead) = self.lead.as_mut().filter(|_| !a.cut.is_empty()) else {
+            return false;
+        };
+        if is_back {
+            lead.store_back.get_or_insert(ctx.now);
+        }
+        let back = lead.store_back.unwrap_or(ctx.now);
+        let common = lost || back > since + Span(ctx.cfg.lease().0 / 2);
+        let until = match common {
+            true => back + RETRY_MAX.times(2),
+            false => since + Span(ctx.cfg.suspect_after.0 / 2),
+        };
+        if ctx.now >= until {
             return false;
         }
         self.wake_at(until, "members that lost the store");
