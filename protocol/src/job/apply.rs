@@ -154,7 +154,7 @@ impl Job {
     pub(crate) fn greeted_by(&mut self, node: NodeId) {
         self.applicant.asked.take_if(|(door, _)| *door == node);
         if let Some(lead) = &mut self.lead {
-            lead.say_orders_again(node);
+            lead.orders.say_again(node);
         }
     }
 

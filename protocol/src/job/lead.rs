@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::checkpoint::Saving;
 use super::hang::Hanging;
+use super::orders::Orders;
 use super::plan::Assessment;
 use super::stop::Planned;
 use super::{Ctx, Job, REPEAT};
@@ -16,7 +17,7 @@ use crate::membership::State;
 use crate::record::{Arbiter, Member, Record};
 use crate::storelog::RETRY_MAX;
 use crate::time::{Span, Time};
-use crate::wire::{Action, JobMessage, Order, Status};
+use crate::wire::{Action, JobMessage, Status};
 
 /// Knowledge of the acting leader beside the head.
 #[derive(Clone, Debug)]
@@ -29,7 +30,7 @@ pub(super) struct Lead {
     ask_at: Time,
     /// Members whose word a decision waits for, and since when.
     silent: BTreeMap<NodeId, Time>,
-    orders: BTreeMap<NodeId, Ordered>,
+    pub(super) orders: Orders,
     attempt: u32,
     pub(super) run_at: Option<Time>,
     pub(super) struck: BTreeSet<NodeId>,
@@ -65,20 +66,7 @@ pub(super) struct Lead {
     pub(super) unsaved: Option<u64>,
 }
 
-#[derive(Clone, Debug)]
-struct Ordered {
-    action: Action,
-    said: Time,
-}
-
 impl Lead {
-    /// An order that does not show in this member's status is said again at once.
-    pub(super) fn say_orders_again(&mut self, node: NodeId) {
-        if let Some(ordered) = self.orders.get_mut(&node) {
-            ordered.said = Time::ZERO;
-        }
-    }
-
     pub(super) fn new(whole: bool, now: Time) -> Lead {
         Lead {
             began: now,
@@ -88,7 +76,7 @@ impl Lead {
             // The members of a new generation tell its leader by themselves.
             ask_at: if whole { now + REPEAT } else { now },
             silent: BTreeMap::new(),
-            orders: BTreeMap::new(),
+            orders: Orders::default(),
             attempt: 0,
             run_at: None,
             struck: BTreeSet::new(),
@@ -710,67 +698,6 @@ impl Job {
         };
         self.waits_for_nodes(false, ctx.now);
         self.propose(ctx, next);
-    }
-
-    // ---- orders ----
-
-    fn is_ordered(&self, node: NodeId, is: impl Fn(&Action) -> bool) -> bool {
-        self.lead
-            .as_ref()
-            .and_then(|l| l.orders.get(&node))
-            .is_some_and(|o| is(&o.action))
-    }
-
-    pub(super) fn order(&mut self, ctx: &mut Ctx<'_>, node: NodeId, action: Action) {
-        let Some(lead) = &mut self.lead else { return };
-        let said = ctx.now;
-        let ordered = Ordered {
-            action: action.clone(),
-            said,
-        };
-        lead.orders.insert(node, ordered);
-        self.say_order(ctx, node, action);
-    }
-
-    fn say_order(&mut self, ctx: &mut Ctx<'_>, node: NodeId, action: Action) {
-        self.seq += 1;
-        let order = Order {
-            digest: self.head_digest(),
-            boot: ctx.cfg.boot,
-            seq: self.seq,
-            action,
-        };
-        self.send(ctx, node, JobMessage::Order(Box::new(order)));
-        self.wake_at(ctx.now + REPEAT, "say the orders again");
-    }
-
-    /// Says again what was ordered and does not show in the member's status yet.
-    fn repeat_orders(&mut self, ctx: &mut Ctx<'_>) {
-        let Some(lead) = &mut self.lead else { return };
-        let mut again = Vec::new();
-        let mut next: Option<Time> = None;
-        for (node, ordered) in &mut lead.orders {
-            let status = lead.statuses.get(node);
-            let done = status.is_some_and(|s| match &ordered.action {
-                Action::Run { attempt, .. } => s.started >= Some(*attempt) || s.stopped,
-                Action::Preempt { .. } | Action::End { .. } => s.stopped,
-            });
-            if done {
-                continue;
-            }
-            if ctx.now >= ordered.said + REPEAT {
-                ordered.said = ctx.now;
-                again.push((*node, ordered.action.clone()));
-            }
-            let due = ordered.said + REPEAT;
-            next = Some(next.map_or(due, |t| t.min(due)));
-        }
-        for (node, action) in again {
-            self.say_order(ctx, node, action);
-        }
-        if let Some(at) = next {
-            self.wake_at(at, "say the orders again");
-        }
     }
 }
 

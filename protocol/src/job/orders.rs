@@ -1,15 +1,94 @@
 //! Orders of the leader, and how this node's launcher is told them (R17, R18, R20).
 
-use super::{Ctx, Job};
+use std::collections::BTreeMap;
+
+use super::{Ctx, Job, REPEAT};
 use crate::agent::Notice;
 use crate::barrier;
 use crate::ids::{Digest, NodeId};
 use crate::local::{Start, ToLauncher};
 use crate::memory::Peers;
 use crate::record::Record;
-use crate::wire::{Action, JobMessage, Order};
+use crate::time::Time;
+use crate::wire::{Action, JobMessage, Order, Status};
+
+/// What each member was told last, and when.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Orders(BTreeMap<NodeId, (Action, Time)>);
+
+impl Orders {
+    fn is(&self, node: NodeId, is: impl Fn(&Action) -> bool) -> bool {
+        self.0.get(&node).is_some_and(|(action, _)| is(action))
+    }
+
+    /// An order that does not show in this member's status is said again at once.
+    pub(super) fn say_again(&mut self, node: NodeId) {
+        if let Some((_, said)) = self.0.get_mut(&node) {
+            *said = Time::ZERO;
+        }
+    }
+
+    /// Those to say again now, and when the next ones are due: what does not show in the member's status yet.
+    fn due(
+        &mut self,
+        statuses: &BTreeMap<NodeId, Status>,
+        now: Time,
+    ) -> (Vec<(NodeId, Action)>, Option<Time>) {
+        let (mut again, mut next) = (Vec::new(), None::<Time>);
+        for (node, (action, said)) in &mut self.0 {
+            let shows = statuses.get(node).is_some_and(|s| match action {
+                Action::Run { attempt, .. } => s.started >= Some(*attempt) || s.stopped,
+                Action::Preempt { .. } | Action::End { .. } => s.stopped,
+            });
+            if shows {
+                continue;
+            }
+            if now >= *said + REPEAT {
+                *said = now;
+                again.push((*node, action.clone()));
+            }
+            let due = *said + REPEAT;
+            next = Some(next.map_or(due, |t| t.min(due)));
+        }
+        (again, next)
+    }
+}
 
 impl Job {
+    pub(super) fn is_ordered(&self, node: NodeId, is: impl Fn(&Action) -> bool) -> bool {
+        self.lead.as_ref().is_some_and(|l| l.orders.is(node, is))
+    }
+
+    pub(super) fn order(&mut self, ctx: &mut Ctx<'_>, node: NodeId, action: Action) {
+        if let Some(lead) = &mut self.lead {
+            lead.orders.0.insert(node, (action.clone(), ctx.now));
+            self.say_order(ctx, node, action);
+        }
+    }
+
+    fn say_order(&mut self, ctx: &mut Ctx<'_>, node: NodeId, action: Action) {
+        self.seq += 1;
+        let order = Order {
+            digest: self.head_digest(),
+            boot: ctx.cfg.boot,
+            seq: self.seq,
+            action,
+        };
+        self.send(ctx, node, JobMessage::Order(Box::new(order)));
+        self.wake_at(ctx.now + REPEAT, "say the orders again");
+    }
+
+    pub(super) fn repeat_orders(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(lead) = &mut self.lead else { return };
+        let (again, next) = lead.orders.due(&lead.statuses, ctx.now);
+        for (node, action) in again {
+            self.say_order(ctx, node, action);
+        }
+        if let Some(at) = next {
+            self.wake_at(at, "say the orders again");
+        }
+    }
+
     pub(super) fn on_order(&mut self, ctx: &mut Ctx<'_>, from: NodeId, order: Order) {
         if order.digest != self.head_digest() {
             let have = self.head_digest();
