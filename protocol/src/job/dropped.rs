@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Ctx, Head, Job, REPEAT};
 use crate::ids::{Digest, NodeId};
 use crate::membership::State;
-use crate::record::{Arbiter, Record};
+use crate::record::{Arbiter, Member, Record};
 use crate::time::{Span, Time};
 use crate::wire::{JobMessage, MAX_LIST, Status};
 
@@ -362,6 +362,29 @@ impl Job {
         let until = dropped.map(|(_, d)| d.until);
         let until = until.chain(self.forgotten).max();
         until.filter(|at| ctx.now < *at && !ctx.cfg.flaws.skip_r16)
+    }
+
+    /// Until when a start waits for members that stay, and have not said yet that they know of this generation: they
+    /// may run the one before for as long as their agents are stopped or away.
+    pub(super) fn silent_until(&self, ctx: &Ctx<'_>, record: &Record) -> Option<Time> {
+        let lead = self.lead.as_ref().filter(|_| record.number > 1)?;
+        let before = self.before.as_ref().filter(|b| b.digest == record.parent);
+        let times = self.timeouts(ctx);
+        let ran = |m: &&Member| {
+            let was = before.map(|b| b.record.member(m.node).map(|was| was.launcher));
+            was.is_none_or(|was| was == Some(m.launcher))
+        };
+        let silent = record.members.iter().filter(|m| m.node != ctx.me());
+        let silent = silent.filter(|m| lead.status(m.node).is_none());
+        let until = silent.filter(ran).map(|m| {
+            let unwell = ctx.peers.unwell(m.node).map(|_| ctx.now);
+            let gone = ctx.peers.away_since(m.node).or(unwell);
+            let known = lead.began + times.suspect_after;
+            gone.map_or(known, |at| known.max(at + times.agent_grace))
+        });
+        until
+            .max()
+            .filter(|at| ctx.now < *at && !ctx.cfg.flaws.skip_r16)
     }
 
     /// Where workers of a life that is over may still run, as their agents were away or cut off, and for how long; no

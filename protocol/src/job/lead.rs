@@ -376,6 +376,9 @@ impl Job {
             if let Some(until) = self.held_until(ctx) {
                 return self.wake_at(until, "the lease of a lost member");
             }
+            if let Some(until) = self.silent_until(ctx, record) {
+                return self.wake_at(until, "members that may run the generation before");
+            }
             let Some(lead) = &mut self.lead else { return };
             // Another boot, another attempt: the port of an order that an earlier run of this agent
             // gave is not known any more.

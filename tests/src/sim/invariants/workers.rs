@@ -214,8 +214,8 @@ pub(super) fn overlaps(world: &World) -> Vec<Overlap> {
 }
 
 /// I11: no worker of a removed member runs after START of the next, in its lineage or in one that follows it; one of a
-/// member that stays was told to end before, and has its grace. The known limit, for members that stay and where links
-/// fail, too: an agent that crashed or was stopped cannot have its workers ended. They have until three quarters of
+/// member that stays was told to end before, and has its grace. The known limit, where links
+/// fail: an agent that crashed or was stopped cannot have its workers ended. They have until three quarters of
 /// `agent_grace` and their grace are over, counted from that; or, when the agent has taken its launcher up again
 /// before, until its lease must have run out anew. Workers that were killed and that no signal ends do not count.
 /// Nothing else excuses an overlap: a broken connection between launcher and agent does not, nor a launcher that is
@@ -242,7 +242,7 @@ pub fn i11_no_removed_worker_runs(world: &World) -> Result<(), OverlapError> {
             n.agent.is_none() || n.paused || n.launcher.as_ref().is_some_and(|l| l.is_alone());
         let lease = world.suspect_after(node).0;
         let woke = if n.woke > 0 { n.woke + lease } else { 0 };
-        let left = n.left.filter(|_| stays || world.setup.links_fail());
+        let left = n.left.filter(|_| world.setup.links_fail());
         let excused = left.map_or(0, |left| {
             let grace = left + times.agent_grace / 4 * 3;
             match away || n.steady_since > grace {
