@@ -35,10 +35,25 @@ enum End {
     Finish,
     Fail,
     Cancel,
+    /// All nodes are to leave, so many ns apart.
+    Leave(u64),
+    /// All launchers are killed.
+    Kill,
 }
 
-/// Carries the end out on the nodes that train.
+/// Carries the end out on the nodes that train, or on all.
 fn end(conductor: &mut Conductor, how: End) {
+    for node in 0..NODES {
+        match how {
+            End::Leave(apart) => {
+                let until = conductor.world.now + apart;
+                conductor.put(Step::Leave { node });
+                let _later = conductor.run_until(until);
+            }
+            End::Kill => conductor.put(Step::LauncherKill { node }),
+            End::Finish | End::Fail | End::Cancel => {}
+        }
+    }
     let spawns = &conductor.world.truth.spawns;
     let newest = spawns.last().map(|s| s.start.digest);
     let of = spawns.iter().filter(|s| Some(s.start.digest) == newest);
@@ -53,7 +68,7 @@ fn end(conductor: &mut Conductor, how: End) {
                 digest: generation,
             }),
             End::Cancel if at == 0 => conductor.put(Step::Cancel { node }),
-            End::Cancel => {}
+            End::Cancel | End::Leave(_) | End::Kill => {}
         }
     }
 }
@@ -78,20 +93,28 @@ impl Case {
     }
 
     fn live(self, conductor: &mut Conductor, how: End) -> Result<(), String> {
-        let mut lives = vec![(0, 0)];
+        let (mut lives, mut ends) = (vec![(0, 0)], Vec::new());
         for life in 1..LIVES as u64 {
             let run = |conductor: &mut Conductor, until| {
                 let went = conductor.run_until(until);
                 went.map_err(|v| v.to_string())
             };
             run(conductor, life * LASTS)?;
-            let ended = conductor.world.now;
+            ends.push(conductor.world.now);
             end(conductor, how);
+            let mut ended = conductor.world.now;
             let mut starts = [None; NODES];
-            let mut now = life * LASTS;
+            let mut now = ended;
             while !starts.iter().all(|at| at.is_some_and(|at| at <= now)) {
                 now += 5 * MS;
                 run(conductor, now)?;
+                let gone = |node: usize| conductor.world.nodes[node].launcher.is_none();
+                // Those that leave one after the other are started again once all have gone.
+                let waits = matches!(how, End::Leave(_)) && starts.iter().all(Option::is_none);
+                if waits && !(0..NODES).all(gone) {
+                    ended = conductor.world.now;
+                    continue;
+                }
                 for (node, at) in starts.iter_mut().enumerate() {
                     if conductor.world.nodes[node].launcher.is_none() && at.is_none() {
                         *at = Some(now + self.pause + self.apart * node as u64);
@@ -104,14 +127,10 @@ impl Case {
                     return Err(format!("life {life} did not end everywhere: {starts:?}"));
                 }
             }
-            lives.push((ended, now));
+            lives.push((ended, conductor.world.now));
         }
         conductor.run_until(u64::MAX).map_err(|v| v.to_string())?;
-        let ends = lives
-            .iter()
-            .skip(1)
-            .map(|(ended, _)| *ended)
-            .chain([u64::MAX]);
+        ends.push(u64::MAX);
         for (life, (&(from, started), until)) in lives.iter().zip(ends).enumerate() {
             let spawns = conductor.world.truth.spawns.iter();
             let of = spawns.filter(|s| (from..until).contains(&s.at));
@@ -132,7 +151,9 @@ fn each_life_has_one_generation_at_once() {
     let (mut wrong, mut all) = (Vec::new(), 0);
     for (min_nodes, store) in [(2, false), (3, false), (2, true), (3, true)] {
         for (pause, apart) in [(0, 0), (5, 5), (20, 0), (50, 20), (200, 0)] {
-            for how in [End::Finish, End::Fail, End::Cancel] {
+            let leave = [0, 10, 30, 100, 500].map(|ms| End::Leave(ms * MS));
+            let others = [End::Finish, End::Fail, End::Cancel, End::Kill];
+            for how in others.into_iter().chain(leave) {
                 for seed in 1..8 {
                     let case = Case {
                         seed,

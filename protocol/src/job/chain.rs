@@ -267,6 +267,7 @@ impl Job {
         self.before = before.clone();
         self.note_absent(ctx, &record);
         self.note_dropped(ctx, &record);
+        self.carry_rest(ctx, &record);
         self.durable.install(record.clone(), ctx.cfg.boot);
         self.forfeit_past(ctx, &record, before.as_ref());
         self.durable.hold(self.held_ms(ctx), ctx.now);

@@ -83,7 +83,10 @@ impl Job {
         // A leader whose own launcher does not answer goes on deciding, and has dropped itself.
         let others = |n: &NodeId| *n != ctx.me() || self.lead.is_some();
         let gone = gone.filter(|n| others(n) && !record.has(*n));
-        let gone = gone.filter(|n| ctx.peers.lost(*n) != Some(true) && !self.stopped_for_good(*n));
+        let rests = |n: NodeId| before.is_short() && self.rests(ctx, n);
+        let gone = gone.filter(|n| {
+            ctx.peers.lost(*n) != Some(true) && !self.stopped_for_good(*n) && !rests(*n)
+        });
         for node in gone.collect::<Vec<_>>() {
             let until = match &leases {
                 // The voters told whom they had acknowledged: nobody else holds a lease. But whoever
@@ -104,6 +107,29 @@ impl Job {
             self.dropped.insert(node, Dropped { of, until });
         }
         self.lengthen_waits(ctx);
+    }
+
+    /// Whether no workers of an earlier generation are left on this member of one that has too few to run.
+    fn rests(&self, ctx: &Ctx<'_>, node: NodeId) -> bool {
+        let here = || self.local.as_ref().is_some_and(|l| l.ended);
+        self.rest.contains(&node) || node == ctx.me() && here()
+    }
+
+    /// A member says that the workers of the generation before have ended there.
+    pub(super) fn note_rest(&mut self, node: NodeId) {
+        if self.live().is_some_and(|h| h.record.is_short()) {
+            self.rest.insert(node);
+        }
+    }
+
+    /// The members that rest in a generation that is too short to run, or are known to have stopped before it.
+    pub(super) fn carry_rest(&mut self, ctx: &Ctx<'_>, record: &Record) {
+        let before = self.before.as_ref().filter(|b| b.digest == record.parent);
+        let before = before.filter(|_| record.is_short()).cloned();
+        let members = before.iter().flat_map(|b| &b.record.members);
+        let short = before.as_ref().is_some_and(|b| b.record.is_short());
+        let rests = |n: &NodeId| self.stopped_for_good(*n) || short && self.rests(ctx, *n);
+        self.rest = members.map(|m| m.node).filter(rests).collect();
     }
 
     /// This node gives the head up. Those that may still train for it are waited for, until they say that they have
@@ -270,14 +296,14 @@ impl Job {
         }
     }
 
-    /// Should this say that a node which was dropped has ended its workers, no start waits for it any more.
-    pub(super) fn dropped_has_stopped(&mut self, ctx: &mut Ctx<'_>, from: NodeId, status: &Status) {
-        let of = self.dropped.get(&from).map(|d| d.of.digest);
-        if !status.stopped || of != Some(status.digest) {
+    /// Should this be a node that was dropped, its workers have ended, and no start waits for it any more.
+    pub(super) fn dropped_has_stopped(&mut self, ctx: &mut Ctx<'_>, node: NodeId, of: Digest) {
+        let waits = self.dropped.get(&node).map(|d| d.of.digest);
+        if waits != Some(of) {
             return;
         }
-        self.dropped.remove(&from);
-        self.stopped.insert(from);
+        self.dropped.remove(&node);
+        self.stopped.insert(node);
         if self.live().is_none() {
             // Those that were told of the wait.
             self.say_held_to_all(ctx);

@@ -135,7 +135,9 @@ impl Lead {
 
 impl Job {
     pub(super) fn on_status(&mut self, ctx: &mut Ctx<'_>, from: NodeId, status: Status) {
-        self.dropped_has_stopped(ctx, from, &status);
+        if status.stopped {
+            self.dropped_has_stopped(ctx, from, status.digest);
+        }
         let Some(head) = self.live() else {
             // Without a number it is said by one that knows what came after.
             if status.digest != self.head_digest() && status.seq > 0 {
@@ -149,6 +151,9 @@ impl Job {
         };
         if status.digest != head.digest {
             let stopped = status.digest == head.record.parent && status.stopped;
+            if stopped {
+                self.note_rest(from);
+            }
             if stopped && self.phases.detected > Time::ZERO {
                 self.phases.stopped = ctx.now;
             }

@@ -212,7 +212,7 @@ impl Job {
             mine.attempt = start.attempt;
         }
         if let Some(local) = &mut self.local {
-            local.running = Some(start.digest);
+            (local.running, local.ended) = (Some(start.digest), false);
             local.reg.began = Some(Box::new(Began {
                 lineage: start.lineage,
                 digest: start.digest,

@@ -41,6 +41,8 @@ pub(super) struct Local {
     pub(super) master_port: u16,
     /// The generation whose workers it was last told to start.
     pub(super) running: Option<Digest>,
+    /// It has said since that these have ended.
+    pub(super) ended: bool,
     pub(super) leave: Option<(Leave, Time)>,
     pub(super) cancel: bool,
     /// Its workers that are to end, and have not yet: it joins no other generation before.
@@ -240,6 +242,7 @@ impl Job {
                 leave: None,
                 cancel: false,
                 stopping: None,
+                ended: running.is_none(),
                 over: None,
             });
         }
@@ -459,6 +462,7 @@ impl Job {
             // Whoever leads now need not know it, and would wait for this node's lease to end.
             self.old_stopped(ctx, was.status.digest);
         }
+        self.rested(ctx);
         let leaves = self
             .local
             .as_ref()
@@ -585,6 +589,9 @@ impl Job {
             ToAgent::Finished { digest } => self.update(digest == head, |s| s.finished = true),
             ToAgent::Stopped { digest } => {
                 self.old_workers_gone(ctx.now);
+                if let Some(local) = &mut self.local {
+                    local.ended |= local.running == Some(digest);
+                }
                 if let Some(local) = &mut self.local
                     && local.stopping.take_if(|s| s.digest == digest).is_some()
                     && digest != head
@@ -598,6 +605,7 @@ impl Job {
                     }
                 } else {
                     self.old_stopped(ctx, digest);
+                    self.rested(ctx);
                 }
             }
             ToAgent::StopInstalled {

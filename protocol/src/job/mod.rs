@@ -281,6 +281,8 @@ pub struct Job {
     dropped: BTreeMap<NodeId, dropped::Dropped>,
     /// Of those that were dropped these have said that they have stopped: what others wait for them is no news.
     stopped: BTreeSet<NodeId>,
+    /// Of the members of a generation that has too few to run these have ended all workers.
+    rest: BTreeSet<NodeId>,
     /// An earlier generation whose workers have ended here, from which this node was dropped: others wait for that.
     stopped_here: Option<Digest>,
     /// The same for whoever may have been dropped before this agent's last restart.
@@ -367,6 +369,7 @@ impl Job {
             own_round: 0,
             dropped: BTreeMap::new(),
             stopped: BTreeSet::new(),
+            rest: BTreeSet::new(),
             stopped_here: None,
             forgotten: None,
             end_told: dropped::EndTold::default(),

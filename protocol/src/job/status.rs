@@ -9,9 +9,7 @@ impl Job {
     /// The launcher has ended the workers of the generation before: the leader of this one times the phase by it, and
     /// a start may wait for it.
     pub(super) fn old_stopped(&mut self, ctx: &mut Ctx<'_>, digest: Digest) {
-        let me = ctx.me();
-        self.dropped
-            .retain(|n, d| *n != me || d.of.digest != digest);
+        self.dropped_has_stopped(ctx, ctx.me(), digest);
         let began = self.local.as_ref().and_then(|l| l.reg.began.as_ref());
         let left = self.before.as_ref().filter(|b| b.digest == digest);
         let mut stopped_here = None;
@@ -36,6 +34,16 @@ impl Job {
         };
         self.stopped_here = stopped_here.or(self.stopped_here);
         self.say_stopped(ctx, digest, to);
+    }
+
+    /// A generation that was too short to run has dropped this node, and nothing of an earlier one runs here.
+    pub(super) fn rested(&mut self, ctx: &mut Ctx<'_>) {
+        let left = self.before.as_ref().filter(|b| b.record.is_short());
+        let left = left.filter(|b| b.record.has(ctx.me()) && !self.is_member(ctx));
+        let left = left.map(|b| b.digest);
+        if let Some(digest) = left.filter(|_| self.local.as_ref().is_some_and(|l| l.ended)) {
+            self.old_stopped(ctx, digest);
+        }
     }
 
     fn say_stopped(&mut self, ctx: &Ctx<'_>, digest: Digest, to: Vec<NodeId>) {

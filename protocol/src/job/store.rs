@@ -1,17 +1,18 @@
 //! The store as arbiter (R11 to R15): the job's log decides generations and commits, and reading
 //! its tail is the lease.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::orphaned::{Beacon, TookOver};
 use super::{Ctx, Job, REPEAT};
 use crate::agent::{Effect, Notice};
-use crate::ids::{Digest, StoreUuid};
+use crate::ids::{Digest, NodeId, StoreUuid};
 use crate::local::ToLauncher;
 use crate::record::{Arbiter, Cause, CommitRef, Kind, Record};
 use crate::storelog::{self, Body, Log, Outcome, Output};
 use crate::time::{Span, Time};
-use crate::wire::Ticket;
+use crate::wire::{JobMessage, Ticket};
 
 /// The job's log as this agent sees it.
 #[derive(Clone, Debug)]
@@ -158,7 +159,7 @@ impl Job {
     fn on_log(&mut self, ctx: &mut Ctx<'_>, output: Output) {
         match output {
             Output::Entry { entry, valid, .. } => {
-                let seq = entry.seq;
+                let (seq, own) = (entry.seq, entry.writer == ctx.me());
                 if valid {
                     self.keep(&entry);
                 }
@@ -168,7 +169,11 @@ impl Job {
                 }
                 match (entry.body, valid) {
                     (Body::Claim(record), true) if news => {
-                        self.on_claimed(ctx, Arc::new(*record));
+                        let record = Arc::new(*record);
+                        if own {
+                            self.tell_claimed(ctx, &record);
+                        }
+                        self.on_claimed(ctx, record);
                     }
                     (Body::Claim(record), false) if seq == 1 && record.key != self.key => {
                         self.refuse_store(&record);
@@ -344,17 +349,19 @@ impl Job {
         self.store.as_ref()?.log.tail().commit
     }
 
-    /// Tells the members of both generations at once; the others find it in the log.
-    fn decided_by_store(&mut self, ctx: &mut Ctx<'_>, record: &Arc<Record>) {
-        let mut told: std::collections::BTreeSet<_> =
-            record.members.iter().map(|m| m.node).collect();
-        let before = self.before.iter().flat_map(|b| &b.record.members);
-        told.extend(before.map(|m| m.node));
-        told.remove(&ctx.me());
+    /// Tells the members of both generations at once; the others find it in the log. What this node says once it has
+    /// installed the new one means nothing to those that do not know it.
+    fn tell_claimed(&mut self, ctx: &Ctx<'_>, record: &Arc<Record>) {
+        let before = self.head.iter().flat_map(|h| &h.record.members);
+        let told = record.members.iter().chain(before).map(|m| m.node);
+        let told: BTreeSet<NodeId> = told.filter(|n| *n != ctx.me()).collect();
         for node in told {
             let record = record.clone();
-            self.send(ctx, node, crate::wire::JobMessage::Decided { record });
+            self.send(ctx, node, JobMessage::Decided { record });
         }
+    }
+
+    fn decided_by_store(&mut self, ctx: &mut Ctx<'_>, record: &Arc<Record>) {
         let follows = self
             .live()
             .is_some_and(|h| h.record.lineage() == record.lineage());
