@@ -31,6 +31,9 @@ impl Agent {
             self.effects.push_back(Effect::Notice(notice));
         }
         let doubted = hello.unstored.is_some();
+        let is = |h: &Hello| (h.state, h.boot);
+        // No agent changes these: one of the two is of an earlier run, and came late.
+        let disputed = !came && peer.hello.as_ref().map(is) != Some(is(&hello));
         peer.hello = Some(hello);
         peer.greeted = Some(now);
         if doubted {
@@ -55,6 +58,11 @@ impl Agent {
         }
         for advert in adverts {
             self.on_advert(from, &advert, now);
+        }
+        if disputed && let Some(peer) = self.peers.map.get_mut(&from) {
+            peer.greeted = None;
+            peer.hello_due = now;
+            self.ask_hello(from, now);
         }
         if news {
             self.nudge_all(now);

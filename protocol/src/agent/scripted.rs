@@ -181,6 +181,8 @@ pub(super) struct Scripted {
     pub(super) told: Vec<(Time, ToLauncher)>,
     pub(super) notices: Vec<Notice>,
     pub(super) hellos: Vec<(NodeId, Hello)>,
+    /// Those that were asked to say hello.
+    pub(super) asked: Vec<NodeId>,
     pub(super) stored: BTreeMap<JobKey, Vec<u8>>,
     pub(super) past: Vec<u8>,
     pub(super) persists: usize,
@@ -217,6 +219,7 @@ impl Scripted {
             agent: Agent::new(config, from, now).unwrap(),
             now,
             sent: Vec::new(),
+            asked: Vec::new(),
             told: Vec::new(),
             notices: Vec::new(),
             hellos: Vec::new(),
@@ -275,6 +278,7 @@ impl Scripted {
                 }
                 Message::Job { body, .. } => self.sent.push((to, *body)),
                 Message::Hello(hello) => self.hellos.push((to, hello)),
+                Message::HelloAsk => self.asked.push(to),
                 _ => {}
             },
             Effect::Probe { node, id, .. } => {
@@ -369,6 +373,13 @@ impl Scripted {
     /// A connected peer says that its state directory refuses writes.
     pub(super) fn says_unstored(&mut self, i: usize, errno: i32) {
         self.hello(i, timeouts(2, 30), Some(errno), Vec::new());
+    }
+
+    /// A hello of a run of this peer's agent with another state directory.
+    pub(super) fn says_hello_of(&mut self, i: usize, state: StateId) {
+        let message = Message::Hello(Hello { state, ..said(i) });
+        let from = node(i);
+        self.on(Event::Message { from, message });
     }
 
     fn hello(&mut self, i: usize, timeouts: Timeouts, unstored: Option<i32>, jobs: Vec<Advert>) {

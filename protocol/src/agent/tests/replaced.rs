@@ -4,13 +4,13 @@ use super::super::Event;
 use super::super::scripted::{Scripted, node};
 use super::members::trains;
 use super::told::ticket;
-use crate::ids::Digest;
+use crate::ids::{Digest, StateId};
 use crate::local::ToAgent;
 use crate::membership::Answer;
 use crate::record::Record;
 use crate::spec::JobSpec;
 use crate::time::Span;
-use crate::wire::JobMessage;
+use crate::wire::{Action, JobMessage};
 
 /// The machine of a node goes, and its address is then as these answers say.
 fn goes(s: &mut Scripted, i: usize, answers: (Answer, Answer)) {
@@ -129,4 +129,24 @@ fn waits(other_has_stopped: bool) -> u32 {
 fn one_that_has_left_the_group_before_and_stopped_is_not_waited_for() {
     assert!(waits(false) > 20_000);
     assert_eq!(waits(true), 0);
+}
+
+/// What an earlier run of an agent said may come after its next run has said hello, with another state directory.
+#[test]
+fn of_two_hellos_that_differ_neither_is_believed() {
+    let (mut s, _) = trains(0, 3, &[]);
+    let asked = s.asked.len();
+    let ends = |s: &Scripted| {
+        let is_end = |m: &JobMessage| matches!(m, JobMessage::Order(o) if matches!(o.action, Action::End { .. }));
+        s.sent.iter().any(|(_, m)| is_end(m))
+    };
+    s.says_hello_of(1, StateId([77; 8]));
+    assert_eq!(s.asked.get(asked..), Some(&[node(1)][..]));
+    // It is not counted as lost.
+    s.pass(Span::from_secs(1));
+    assert!(!ends(&s));
+    // The next one is believed.
+    s.says_hello_of(1, StateId([77; 8]));
+    s.pass(Span::from_secs(1));
+    assert!(ends(&s));
 }
