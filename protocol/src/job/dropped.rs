@@ -83,11 +83,12 @@ impl Job {
         // A leader whose own launcher does not answer goes on deciding, and has dropped itself.
         let others = |n: &NodeId| *n != ctx.me() || self.lead.is_some();
         let gone = gone.filter(|n| others(n) && !record.has(*n));
-        let rests = |n: NodeId| before.is_short() && self.rests(ctx, n);
-        let gone = gone.filter(|n| {
-            ctx.peers.lost(*n) != Some(true) && !self.stopped_for_good(*n) && !rests(*n)
-        });
+        let gone = gone.filter(|n| ctx.peers.lost(*n) != Some(true));
         for node in gone.collect::<Vec<_>>() {
+            if self.stopped_for_good(node) || before.is_short() && self.rests(ctx, node) {
+                self.stopped.insert(node);
+                continue;
+            }
             let until = match &leases {
                 // The voters told whom they had acknowledged: nobody else holds a lease. But whoever
                 // began nothing in `before` may still train for the one before that: its launcher may be stopped.
@@ -328,7 +329,8 @@ impl Job {
         let ended = self.live().is_none();
         let named = |(n, _): &(NodeId, u32)| {
             let waited = self.dropped.contains_key(n);
-            waited || self.stopped.contains(n) || ctx.peers.lost(*n) == Some(true)
+            let here = *n == ctx.me() && self.stopped_here.is_some();
+            waited || here || self.stopped.contains(n) || ctx.peers.lost(*n) == Some(true)
         };
         if !ended && !self.unknown && !nodes.is_empty() && nodes.iter().all(named) {
             // It knows no more than this agent, but perhaps for how long: each of these says when it has stopped.
