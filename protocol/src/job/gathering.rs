@@ -32,6 +32,7 @@ pub(super) struct Gathering {
 impl Gathering {
     pub(super) fn withdraw(&mut self, node: NodeId) {
         self.tickets.remove(&node);
+        self.spares.withdraw(node);
     }
 
     /// A life has ended. Those that asked for a place in it `here` go with it, but for those that know its `end`: they

@@ -156,8 +156,9 @@ impl Job {
 
     /// Whether this node's workers of the present generation are known never to run again.
     pub(super) fn stopped_for_good(&self, node: NodeId) -> bool {
-        self.status_of(node)
-            .is_some_and(|s| s.stopped || s.gone || s.finished)
+        // One without its launcher tells all members.
+        let said = self.status_of(node).or_else(|| self.storeless.get(&node));
+        said.is_some_and(|s| s.stopped || s.gone || s.finished)
     }
 
     pub(super) fn assess(&self, ctx: &Ctx<'_>, record: &Record) -> Assessment {

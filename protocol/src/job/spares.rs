@@ -31,6 +31,10 @@ struct PassedOn {
 }
 
 impl Spares {
+    pub(super) fn withdraw(&mut self, node: NodeId) {
+        self.passed_on.remove(&node);
+    }
+
     /// Those that decide have said anew what they know.
     pub(super) fn look_now(&mut self, now: Time) {
         self.look_at = self.look_at.min(now);

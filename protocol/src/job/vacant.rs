@@ -1,14 +1,19 @@
 //! A launcher that the generation counts on and that is not here: whether it is dead, or only
 //! silent. Its workers run as long as its lease does, so nobody takes its place before.
 
+use std::collections::BTreeSet;
+
 use super::member::Mine;
 use super::{Ctx, Job};
 use crate::agent::{ConnId, Effect, Notice};
-use crate::ids::LauncherId;
+use crate::ids::{LauncherId, NodeId};
 use crate::membership::Answer;
 use crate::record::{Member, Record};
 use crate::time::{Span, Time};
 use crate::wire::JobMessage;
+
+/// So many members, in rank order, may hold what was said to the leader: each leads where those before it are lost.
+const NEXT_LEADERS: usize = 4;
 
 #[cfg(test)]
 mod tests;
@@ -75,7 +80,13 @@ impl Job {
         };
         self.slots_orphaned(ctx.now);
         self.applicant.told.clear();
-        if let Some((to, _)) = self.member.as_ref().and_then(|m| m.said) {
+        // Those that hold its ticket, or to which it was passed on: they would let in one that is dead.
+        let said = self.member.as_ref().and_then(|m| m.said);
+        let asked = said.map(|(to, _)| to).into_iter().chain(self.door_asked());
+        let members = self.live().into_iter().flat_map(|h| &h.record.members);
+        let members = members.map(|m| m.node).take(NEXT_LEADERS);
+        let told: BTreeSet<NodeId> = asked.chain(members).filter(|n| *n != ctx.me()).collect();
+        for to in told {
             self.send(ctx, to, JobMessage::Withdraw);
         }
         let me = ctx.me();
