@@ -392,10 +392,13 @@ impl Job {
         until.filter(|at| ctx.now < *at && !ctx.cfg.flaws.skip_r16)
     }
 
-    /// Until when a start waits for members that stay, and have not said yet that they know of this generation: they
-    /// may run the one before for as long as their agents are stopped or away.
-    pub(super) fn silent_until(&self, ctx: &Ctx<'_>, record: &Record) -> Option<Time> {
-        let lead = self.lead.as_ref().filter(|_| record.number > 1)?;
+    /// Members that stay, and have not said yet that they know of this generation, each with the time until which a
+    /// start waits for it: it may run the one before for as long as its agent is stopped or away.
+    pub(super) fn silent_members(&self, ctx: &Ctx<'_>, record: &Record) -> Vec<(NodeId, Time)> {
+        let lead = self.lead.as_ref().filter(|_| record.number > 1);
+        let Some(lead) = lead.filter(|_| !ctx.cfg.flaws.skip_r16) else {
+            return Vec::new();
+        };
         let before = self.before.as_ref().filter(|b| b.digest == record.parent);
         let times = self.timeouts(ctx);
         let ran = |m: &&Member| {
@@ -408,11 +411,41 @@ impl Job {
             let unwell = ctx.peers.unwell(m.node).map(|_| ctx.now);
             let gone = ctx.peers.away_since(m.node).or(unwell);
             let known = lead.began + times.suspect_after;
-            gone.map_or(known, |at| known.max(at + times.agent_grace))
+            let until = gone.map_or(known, |at| known.max(at + times.agent_grace));
+            (m.node, until)
         });
-        until
-            .max()
-            .filter(|at| ctx.now < *at && !ctx.cfg.flaws.skip_r16)
+        until.filter(|(_, at)| ctx.now < *at).collect()
+    }
+
+    /// People hear why nothing runs, where that takes longer than a lease.
+    pub(super) fn tell_start_waits(
+        &mut self,
+        ctx: &Ctx<'_>,
+        record: &Record,
+        silent: &[(NodeId, Time)],
+        until: Time,
+    ) {
+        let long = until > ctx.now + ctx.cfg.suspect_after.times(2);
+        let Some(lead) = self.lead.as_mut().filter(|l| long && !l.wait_told) else {
+            return;
+        };
+        lead.wait_told = true;
+        let dropped = self.dropped.iter().filter(|(_, d)| ctx.now < d.until);
+        let nodes = dropped
+            .map(|(node, _)| *node)
+            .chain(silent.iter().map(|(n, _)| *n));
+        let mut nodes: Vec<NodeId> = nodes.collect();
+        nodes.dedup();
+        let names = match nodes.is_empty() {
+            true => "a node".to_owned(),
+            false => ctx.names(&nodes),
+        };
+        let text = format!(
+            "the start waits: the agent of {names} is stopped, away or cut off, and workers of the generation \
+             before may still run there. It begins when they have ended, in {} s at the latest",
+            until.since(ctx.now).as_millis().div_ceil(1000)
+        );
+        self.tell_all(ctx, record, text);
     }
 
     /// Where workers of a life that is over may still run, as their agents were away or cut off, and for how long; no

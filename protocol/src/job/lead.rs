@@ -53,6 +53,8 @@ pub(super) struct Lead {
     /// Since when a link between two members is reported missing.
     pub(super) links: BTreeMap<(NodeId, NodeId), Time>,
     pub(super) ending: Option<Time>,
+    /// All were told for what the start waits.
+    pub(super) wait_told: bool,
     /// When the store had answered here for the first time since.
     store_back: Option<Time>,
     pub(super) planned: Option<Planned>,
@@ -90,6 +92,7 @@ impl Lead {
             misread: BTreeSet::new(),
             links: BTreeMap::new(),
             ending: None,
+            wait_told: false,
             store_back: None,
             planned: None,
             barrier: None,
@@ -378,11 +381,11 @@ impl Job {
             // The launcher names another one once this one is used; a start that never got that
             // far leaves it free.
             let port = local.master_port;
-            if let Some(until) = self.held_until(ctx) {
-                return self.wake_at(until, "the lease of a lost member");
-            }
-            if let Some(until) = self.silent_until(ctx, record) {
-                return self.wake_at(until, "members that may run the generation before");
+            let silent = self.silent_members(ctx, record);
+            let until = silent.iter().map(|(_, until)| *until);
+            if let Some(until) = until.chain(self.held_until(ctx)).max() {
+                self.tell_start_waits(ctx, record, &silent, until);
+                return self.wake_at(until, "workers of the generation before");
             }
             let Some(lead) = &mut self.lead else { return };
             // Another boot, another attempt: the port of an order that an earlier run of this agent
