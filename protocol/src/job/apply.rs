@@ -25,6 +25,8 @@ pub(super) struct Applicant {
     asked: Option<(NodeId, Time)>,
     /// The members without a link to here, as that ticket said.
     unlinked: Vec<NodeId>,
+    /// When a ticket was answered last.
+    heard: Option<Time>,
     /// Since when the launcher waits.
     pub(super) since: Option<Time>,
     pub(super) told: Told,
@@ -142,6 +144,15 @@ impl Job {
                     self.send(ctx, other, JobMessage::Ticket(Box::new(ticket.clone())));
                 }
                 self.send(ctx, door, JobMessage::Ticket(Box::new(ticket)));
+            }
+            let heard = self.applicant.heard.unwrap_or(since);
+            if door != ctx.me() && ctx.now >= heard + REPEAT.times(2) {
+                let text = format!(
+                    "{} is asked for a place in the job, and does not answer: its agent is stopped, or cannot be \
+                     reached. Another agent is asked soon",
+                    ctx.name(door)
+                );
+                self.tell_waiting(ctx.now, text);
             }
             self.wake_at(ctx.now + REPEAT, "renew the ticket");
         } else {
@@ -340,6 +351,7 @@ impl Job {
             }
             return;
         }
+        self.applicant.heard = Some(ctx.now);
         if !lineage.is_zero() && !self.is_of_life(lineage) {
             self.set_life(Some(lineage));
             // The word of its end may have come before.
