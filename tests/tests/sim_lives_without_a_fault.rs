@@ -97,9 +97,9 @@ impl Case {
         for life in 1..LIVES as u64 {
             let run = |conductor: &mut Conductor, until| {
                 let went = conductor.run_until(until);
-                went.map_err(|v| v.to_string())
+                assert_eq!(went, Ok(()), "{how:?}, {self:?}");
             };
-            run(conductor, life * LASTS)?;
+            run(conductor, life * LASTS);
             ends.push(conductor.world.now);
             end(conductor, how);
             let mut ended = conductor.world.now;
@@ -107,7 +107,7 @@ impl Case {
             let mut now = ended;
             while !starts.iter().all(|at| at.is_some_and(|at| at <= now)) {
                 now += 5 * MS;
-                run(conductor, now)?;
+                run(conductor, now);
                 let gone = |node: usize| conductor.world.nodes[node].launcher.is_none();
                 // Those that leave one after the other are started again once all have gone.
                 let waits = matches!(how, End::Leave(_)) && starts.iter().all(Option::is_none);
@@ -129,7 +129,7 @@ impl Case {
             }
             lives.push((ended, conductor.world.now));
         }
-        conductor.run_until(u64::MAX).map_err(|v| v.to_string())?;
+        assert_eq!(conductor.run_until(u64::MAX), Ok(()), "{how:?}, {self:?}");
         ends.push(u64::MAX);
         for (life, (&(from, started), until)) in lives.iter().zip(ends).enumerate() {
             let spawns = conductor.world.truth.spawns.iter();

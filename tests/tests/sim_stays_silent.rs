@@ -8,19 +8,19 @@ use muster_tests::sim::setup::{Fault, NodeSetup, Setup, Times, Torn};
 
 const NODES: usize = 4;
 const AT: u64 = 6 * SEC;
-/// For how long the agent says nothing.
-const FOR: u64 = 40 * SEC;
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
     seed: u64,
     store: bool,
     live: bool,
-    /// The ranks of the two, how long after the first the second is lost, and whether the agent crashes.
+    /// The ranks of the two, and how long after the first the second is lost.
     silent: u32,
     lost: u32,
     later: u64,
+    /// Whether the agent crashes, or is stopped, and for how long.
     crashes: bool,
+    silence: u64,
 }
 
 impl Case {
@@ -50,7 +50,7 @@ impl Case {
             let spawn = spawns.find(|s| s.start.node_rank == rank);
             spawn.map_or(0, |s| s.node)
         };
-        let (node, for_ns) = (of(self.silent), FOR);
+        let (node, for_ns) = (of(self.silent), self.silence);
         let falls = match self.crashes {
             false => Fault::AgentPause { node, for_ns },
             true => Fault::AgentCrash {
@@ -78,7 +78,9 @@ fn nobody_starts_beside_a_member_that_stays_and_says_nothing() {
     for (store, live) in [(false, false), (true, false), (false, true), (true, true)] {
         for (silent, lost) in [(2, 1), (1, 2), (2, 0), (1, 0), (0, 1)] {
             for later in [100, 500, 1_000, 1_500, 2_500] {
-                for crashes in [false, true] {
+                for (crashes, silence) in
+                    [(false, 40), (true, 40), (false, 5), (false, 15), (true, 12)]
+                {
                     let case = Case {
                         seed: u64::from(silent) + 1,
                         store,
@@ -87,6 +89,7 @@ fn nobody_starts_beside_a_member_that_stays_and_says_nothing() {
                         lost,
                         later,
                         crashes,
+                        silence: silence * SEC,
                     };
                     all += 1;
                     if let Err(why) = case.judge() {

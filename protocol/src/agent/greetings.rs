@@ -35,7 +35,7 @@ impl Agent {
         // No agent changes these: one of the two is of an earlier run, and came late.
         let disputed = !came && peer.hello.as_ref().map(is) != Some(is(&hello));
         peer.hello = Some(hello);
-        peer.greeted = Some(now);
+        peer.greeted = (!disputed).then_some(now);
         if doubted {
             peer.hello_due = now + UNSTORED;
             let at = self.greet_at.unwrap_or(peer.hello_due);
@@ -60,7 +60,6 @@ impl Agent {
             self.on_advert(from, &advert, now);
         }
         if disputed && let Some(peer) = self.peers.map.get_mut(&from) {
-            peer.greeted = None;
             peer.hello_due = now;
             self.ask_hello(from, now);
         }

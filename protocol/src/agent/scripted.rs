@@ -376,8 +376,12 @@ impl Scripted {
     }
 
     /// A hello of a run of this peer's agent with another state directory.
-    pub(super) fn says_hello_of(&mut self, i: usize, state: StateId) {
-        let message = Message::Hello(Hello { state, ..said(i) });
+    pub(super) fn says_hello_of(&mut self, i: usize, state: StateId, jobs: Vec<Advert>) {
+        let message = Message::Hello(Hello {
+            state,
+            jobs,
+            ..said(i)
+        });
         let from = node(i);
         self.on(Event::Message { from, message });
     }

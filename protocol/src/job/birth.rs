@@ -35,6 +35,11 @@ pub(super) struct Births {
 }
 
 impl Births {
+    /// A generation was decided.
+    pub(super) fn is_over(&mut self) {
+        (self.under_way, self.held) = (None, false);
+    }
+
     /// The life that is proposed here.
     pub(super) fn proposes(&self) -> Option<Digest> {
         self.under_way.as_ref().map(|b| b.lineage)

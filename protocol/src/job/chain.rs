@@ -312,7 +312,7 @@ impl Job {
         }
         self.lead = None;
         self.storeless.clear();
-        self.births.under_way = None;
+        self.births.is_over();
         self.forget_passed_on(before.as_ref(), &record);
         self.tell_those_without_place(ctx, &record);
         // Whoever is in has no ticket any more, whatever becomes of it later.

@@ -45,6 +45,7 @@ impl Job {
         self.stopped_here
             .take_if(|_| other_life || record.has(ctx.me()));
         if record.number == 1 {
+            self.stopped.clear();
             return;
         }
         let before = self.before.clone();
@@ -53,6 +54,7 @@ impl Job {
         if record.kind.is_terminal() && !(knows && self.lead.is_some()) {
             // The one that had the end decided knows who has not stopped yet, and tells.
             self.dropped.clear();
+            self.stopped.clear();
             self.unknown = true;
             return;
         }
@@ -85,8 +87,10 @@ impl Job {
         let gone = gone.filter(|n| others(n) && !record.has(*n));
         let gone = gone.filter(|n| ctx.peers.lost(*n) != Some(true));
         for node in gone.collect::<Vec<_>>() {
-            if self.stopped_for_good(node) || before.is_short() && self.rests(ctx, node) {
-                self.stopped.insert(node);
+            let rests = knows && before.is_short() && self.rests(ctx, node);
+            if self.stopped_for_good(node) || rests {
+                // It may have trained again in a generation that was missed here.
+                self.stopped.extend(knows.then_some(node));
                 continue;
             }
             let until = match &leases {
@@ -393,28 +397,43 @@ impl Job {
     }
 
     /// Members that stay, and have not said yet that they know of this generation, each with the time until which a
-    /// start waits for it: it may run the one before for as long as its agent is stopped or away.
-    pub(super) fn silent_members(&self, ctx: &Ctx<'_>, record: &Record) -> Vec<(NodeId, Time)> {
-        let lead = self.lead.as_ref().filter(|_| record.number > 1);
+    /// start waits for it: it may run the one before for as long as its agent is stopped or away, and until it has been
+    /// told.
+    pub(super) fn silent_members(&mut self, ctx: &Ctx<'_>, record: &Record) -> Vec<(NodeId, Time)> {
+        let times = self.timeouts(ctx);
+        let before = self.before.as_ref().filter(|b| b.digest == record.parent);
+        let lead = self.lead.as_mut().filter(|_| record.number > 1);
         let Some(lead) = lead.filter(|_| !ctx.cfg.flaws.skip_r16) else {
             return Vec::new();
         };
-        let before = self.before.as_ref().filter(|b| b.digest == record.parent);
-        let times = self.timeouts(ctx);
         let ran = |m: &&Member| {
             let was = before.map(|b| b.record.member(m.node).map(|was| was.launcher));
             was.is_none_or(|was| was == Some(m.launcher))
         };
-        let silent = record.members.iter().filter(|m| m.node != ctx.me());
-        let silent = silent.filter(|m| lead.status(m.node).is_none());
-        let until = silent.filter(ran).map(|m| {
-            let unwell = ctx.peers.unwell(m.node).map(|_| ctx.now);
-            let gone = ctx.peers.away_since(m.node).or(unwell);
-            let known = lead.began + times.suspect_after;
-            let until = gone.map_or(known, |at| known.max(at + times.agent_grace));
-            (m.node, until)
-        });
-        until.filter(|(_, at)| ctx.now < *at).collect()
+        let mut out = Vec::new();
+        for m in record.members.iter().filter(ran) {
+            let node = m.node;
+            if node == ctx.me() || lead.status(node).is_some() || ctx.peers.lost(node).is_some() {
+                continue;
+            }
+            let away = ctx.peers.away_since(node);
+            let unwell = ctx.peers.unwell(node).map(|_| ctx.now);
+            let until = match away.or(unwell) {
+                Some(since) => {
+                    lead.unwell.insert(node, None);
+                    since + times.agent_grace
+                }
+                None => {
+                    let well = lead.unwell.get_mut(&node);
+                    let since = well.map(|at| *at.get_or_insert(ctx.now));
+                    since.unwrap_or(lead.began) + times.suspect_after
+                }
+            };
+            if ctx.now < until {
+                out.push((node, until));
+            }
+        }
+        out
     }
 
     /// People hear why nothing runs, where that takes longer than a lease.
@@ -425,24 +444,27 @@ impl Job {
         silent: &[(NodeId, Time)],
         until: Time,
     ) {
-        let long = until > ctx.now + ctx.cfg.suspect_after.times(2);
-        let Some(lead) = self.lead.as_mut().filter(|l| long && !l.wait_told) else {
+        let Some(lead) = self.lead.as_mut().filter(|l| !l.wait_told) else {
             return;
         };
+        let due = lead.began + ctx.cfg.suspect_after;
+        if ctx.now < due {
+            return self.wake_at(due, "a start that waits");
+        }
         lead.wait_told = true;
-        let dropped = self.dropped.iter().filter(|(_, d)| ctx.now < d.until);
-        let nodes = dropped
-            .map(|(node, _)| *node)
-            .chain(silent.iter().map(|(n, _)| *n));
-        let mut nodes: Vec<NodeId> = nodes.collect();
-        nodes.dedup();
-        let names = match nodes.is_empty() {
-            true => "a node".to_owned(),
-            false => ctx.names(&nodes),
+        let waits =
+            |(n, d): &(&NodeId, &Dropped)| ctx.now < d.until && ctx.peers.lost(**n) != Some(true);
+        let dropped = self.dropped.iter().filter(waits).map(|(node, _)| *node);
+        let nodes: Vec<NodeId> = dropped.chain(silent.iter().map(|(n, _)| *n)).collect();
+        let whose = match nodes.is_empty() {
+            true => "workers of the generation before may still run on a node that is".to_owned(),
+            false => format!(
+                "workers of the generation before may still run on {}, whose agent is",
+                ctx.names(&nodes)
+            ),
         };
         let text = format!(
-            "the start waits: the agent of {names} is stopped, away or cut off, and workers of the generation \
-             before may still run there. It begins when they have ended, in {} s at the latest",
+            "the start waits: {whose} stopped, away or cut off. It begins when they have ended, in about {} s",
             until.since(ctx.now).as_millis().div_ceil(1000)
         );
         self.tell_all(ctx, record, text);

@@ -53,10 +53,12 @@ pub(super) struct Lead {
     /// Since when a link between two members is reported missing.
     pub(super) links: BTreeMap<(NodeId, NodeId), Time>,
     pub(super) ending: Option<Time>,
+    /// When the store had answered here for the first time after `ending`.
+    store_back: Option<Time>,
     /// All were told for what the start waits.
     pub(super) wait_told: bool,
-    /// When the store had answered here for the first time since.
-    store_back: Option<Time>,
+    /// Members that were suspected or away while the start waited, and when each was found to be well again.
+    pub(super) unwell: BTreeMap<NodeId, Option<Time>>,
     pub(super) planned: Option<Planned>,
     pub(super) barrier: Option<barrier::Leader>,
     /// Nobody else has led this generation before, nor has an earlier run of this agent.
@@ -93,6 +95,7 @@ impl Lead {
             links: BTreeMap::new(),
             ending: None,
             wait_told: false,
+            unwell: BTreeMap::new(),
             store_back: None,
             planned: None,
             barrier: None,

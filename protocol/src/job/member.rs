@@ -41,7 +41,7 @@ pub(super) struct Local {
     pub(super) master_port: u16,
     /// The generation whose workers it was last told to start.
     pub(super) running: Option<Digest>,
-    /// It has said since that these have ended.
+    /// None of those run any more: it has said so since, or came with none.
     pub(super) ended: bool,
     pub(super) leave: Option<(Leave, Time)>,
     pub(super) cancel: bool,

@@ -176,7 +176,7 @@ impl Job {
         let held = self.held_until(ctx).is_some();
         let is_due = |early: &mut Early| {
             let binds = matches!(early.body, JobMessage::Birth { .. });
-            early.about == head && !(binds && held)
+            early.about == head && !(binds && held) || ctx.now >= early.at + REPEAT
         };
         if let Some(early) = self.early.take_if(is_due)
             && ctx.now < early.at + REPEAT

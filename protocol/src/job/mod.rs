@@ -279,13 +279,13 @@ pub struct Job {
     /// The highest round that this run of the agent has used, for whatever: no ballot is used twice.
     own_round: u32,
     dropped: BTreeMap<NodeId, dropped::Dropped>,
-    /// Of those that were dropped these have said that they have stopped: what others wait for them is no news.
+    /// Of those that were dropped these are known to have stopped: what others wait for them is no news.
     stopped: BTreeSet<NodeId>,
     /// Of the members of a generation that has too few to run these have ended all workers.
     rest: BTreeSet<NodeId>,
     /// An earlier generation whose workers have ended here, from which this node was dropped: others wait for that.
     stopped_here: Option<Digest>,
-    /// The same for whoever may have been dropped before this agent's last restart.
+    /// As `dropped`, for whoever may have been dropped before this agent's last restart.
     forgotten: Option<Time>,
     /// The wait after the job's end, as it goes from node to node.
     end_told: dropped::EndTold,

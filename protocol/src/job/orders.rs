@@ -94,8 +94,11 @@ impl Job {
             let have = self.head_digest();
             if from != ctx.me() {
                 self.send(ctx, from, JobMessage::Ask { have });
-                let (about, order) = (order.digest, JobMessage::Order(Box::new(order)));
-                self.came_early(ctx, from, about, order);
+                let about = order.digest;
+                let past = self.before.as_ref().is_some_and(|b| b.digest == about);
+                if !past {
+                    self.came_early(ctx, from, about, JobMessage::Order(Box::new(order)));
+                }
             }
             return;
         }

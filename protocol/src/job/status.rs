@@ -39,9 +39,11 @@ impl Job {
     /// A generation that was too short to run has dropped this node, and nothing of an earlier one runs here.
     pub(super) fn rested(&mut self, ctx: &mut Ctx<'_>) {
         let left = self.before.as_ref().filter(|b| b.record.is_short());
-        let left = left.filter(|b| b.record.has(ctx.me()) && !self.is_member(ctx));
-        let left = left.map(|b| b.digest);
-        if let Some(digest) = left.filter(|_| self.local.as_ref().is_some_and(|l| l.ended)) {
+        let was = left.and_then(|b| b.record.member(ctx.me()).map(|m| m.launcher));
+        let ended = was.is_some() && was == self.launcher() && !self.is_member(ctx);
+        let ended = ended && self.local.as_ref().is_some_and(|l| l.ended);
+        let left = left.map(|b| b.digest).filter(|_| ended);
+        if let Some(digest) = left.filter(|d| self.stopped_here != Some(*d)) {
             self.old_stopped(ctx, digest);
         }
     }

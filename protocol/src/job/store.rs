@@ -22,8 +22,8 @@ pub(super) struct Store {
     asked: Time,
     ids: u64,
     claiming: Option<u64>,
-    /// A birth to claim once the log is read to its end, and when that was asked for.
-    birth: Option<(Arc<Record>, Time)>,
+    /// A birth to claim once the log is read as far as its coordinator knows it.
+    birth: Option<AskedBirth>,
     committing: Option<(u64, CommitRef)>,
     pub(super) beacon: Beacon,
     /// Why the log cannot be used, as long as it cannot.
@@ -33,6 +33,15 @@ pub(super) struct Store {
     read: Option<Time>,
     /// Since when this agent wants to go on from a generation of which too few members can be reached.
     alone: Option<(Digest, Time)>,
+}
+
+/// A birth that a coordinator asks this node to claim.
+#[derive(Clone, Debug)]
+struct AskedBirth {
+    record: Arc<Record>,
+    /// When one after the same end was asked for first, and when this one was.
+    since: Time,
+    said: Time,
 }
 
 impl Store {
@@ -123,14 +132,19 @@ impl Job {
     fn claim_awaited(&mut self, ctx: &mut Ctx<'_>) {
         let Some(store) = &mut self.store else { return };
         let tail = store.log.tail();
-        let Some((record, at)) = &store.birth else {
+        let Some(AskedBirth {
+            record,
+            since,
+            said,
+        }) = &store.birth
+        else {
             return;
         };
         let newest = tail.claim.map_or(Digest::ZERO, |(_, digest, _)| digest);
-        let is_read = newest == record.parent || store.read >= Some(*at);
-        if ctx.now >= *at + REPEAT {
+        let is_read = newest == record.parent || store.read >= Some(*since);
+        if ctx.now >= *said + REPEAT.times(2) {
             store.birth = None;
-        } else if !is_read && store.asked < *at {
+        } else if !is_read && store.asked < *since {
             store.asked = Time::ZERO;
             self.wake_at(ctx.now, "the log's end");
         } else if is_read && tail.complete && store.claiming.is_none() {
@@ -443,10 +457,23 @@ impl Job {
 
     /// A coordinator asks this node, as the first member of a birth, to claim it.
     pub(super) fn on_claim_birth(&mut self, ctx: &mut Ctx<'_>, record: Arc<Record>) {
-        if let Some(store) = &mut self.store {
-            store.birth = Some((record, ctx.now));
-            self.claim_awaited(ctx);
+        if !self.uses_store() || record.leader() != Some(ctx.me()) {
+            return;
         }
+        let Some(store) = &mut self.store else { return };
+        // It is asked for again, as another one with the same parent, before a slow store has answered.
+        let before = store
+            .birth
+            .take()
+            .filter(|b| b.record.parent == record.parent);
+        let since = before.map_or(ctx.now, |b| b.since);
+        let said = ctx.now;
+        store.birth = Some(AskedBirth {
+            record,
+            since,
+            said,
+        });
+        self.claim_awaited(ctx);
     }
 
     fn claim_birth(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
