@@ -25,8 +25,8 @@ pub(super) struct Applicant {
     asked: Option<(NodeId, Time)>,
     /// The members without a link to here, as that ticket said.
     unlinked: Vec<NodeId>,
-    /// When a ticket was answered last.
-    heard: Option<Time>,
+    /// People were told last that the one that is asked does not answer: what another one says is news.
+    mute: bool,
     /// Since when the launcher waits.
     pub(super) since: Option<Time>,
     pub(super) told: Told,
@@ -145,8 +145,9 @@ impl Job {
                 }
                 self.send(ctx, door, JobMessage::Ticket(Box::new(ticket)));
             }
-            let heard = self.applicant.heard.unwrap_or(since);
-            if door != ctx.me() && ctx.now >= heard + REPEAT.times(2) {
+            let silent = door != ctx.me() && self.applicant.told.text.is_empty();
+            if silent && ctx.now >= since + REPEAT.times(2) {
+                self.applicant.mute = true;
                 let text = format!(
                     "{} is asked for a place in the job, and does not answer: its agent is stopped, or cannot be \
                      reached. Another agent is asked soon",
@@ -351,7 +352,6 @@ impl Job {
             }
             return;
         }
-        self.applicant.heard = Some(ctx.now);
         if !lineage.is_zero() && !self.is_of_life(lineage) {
             self.set_life(Some(lineage));
             // The word of its end may have come before.
@@ -395,9 +395,11 @@ impl Job {
             self.applicant.referred = Some(from).filter(|n| *n != ctx.me());
         }
         // Others that are asked besides see less: each knows of those alone that ask there.
-        if self.door_asked() == Some(from) || self.applicant.told.text.is_empty() {
+        let asked = self.door_asked() == Some(from);
+        if asked || self.applicant.mute || self.applicant.told.text.is_empty() {
             self.tell_wait(ctx, &wait);
         }
+        self.applicant.mute = false;
     }
 
     /// Tells people what the job waits for, once per change.
