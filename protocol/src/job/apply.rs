@@ -27,6 +27,8 @@ pub(super) struct Applicant {
     unlinked: Vec<NodeId>,
     /// People were told last that the one that is asked does not answer: what another one says is news.
     mute: bool,
+    /// When a ticket was answered last.
+    heard: Time,
     /// Since when the launcher waits.
     pub(super) since: Option<Time>,
     pub(super) told: Told,
@@ -146,7 +148,7 @@ impl Job {
                 self.send(ctx, door, JobMessage::Ticket(Box::new(ticket)));
             }
             let silent = door != ctx.me() && self.applicant.told.text.is_empty();
-            if silent && ctx.now >= since + REPEAT.times(2) {
+            if silent && ctx.now >= since.max(self.applicant.heard) + REPEAT.times(2) {
                 self.applicant.mute = true;
                 let text = format!(
                     "{} is asked for a place in the job, and does not answer: its agent is stopped, or cannot be \
@@ -399,7 +401,7 @@ impl Job {
         if asked || self.applicant.mute || self.applicant.told.text.is_empty() {
             self.tell_wait(ctx, &wait);
         }
-        self.applicant.mute = false;
+        (self.applicant.mute, self.applicant.heard) = (false, ctx.now);
     }
 
     /// Tells people what the job waits for, once per change.
