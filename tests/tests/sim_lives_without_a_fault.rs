@@ -29,7 +29,7 @@ struct Case {
     store: bool,
 }
 
-/// What ends a life.
+/// How a life ends.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Finish,

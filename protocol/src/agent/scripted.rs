@@ -46,6 +46,21 @@ fn said(i: usize) -> Hello {
     }
 }
 
+/// A statement of a peer that belongs to this first generation of `j`, which node 0 leads.
+pub(super) fn belongs_to(first: Digest) -> Advert {
+    Advert {
+        key: key("j"),
+        lineage: first,
+        digest: first,
+        number: 1,
+        leader: Some(node(0)),
+        belongs: true,
+        deserted: false,
+        left_behind: false,
+        unresponsive: false,
+    }
+}
+
 pub(super) fn key(id: &str) -> JobKey {
     JobKey {
         cluster: "c".into(),

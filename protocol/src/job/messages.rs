@@ -1,5 +1,5 @@
-//! What the agents of a job say to each other: how it goes out, which part of the job hears it, and what waits for a
-//! moment because the record that it is about is on its way on another connection.
+//! Messages between the agents of a job: how they go out, which part of the job hears them, and which wait for a moment
+//! because the record that they are about is on its way on another connection.
 
 use super::disk::is_vote;
 use super::{Ctx, Job, REPEAT};
@@ -172,6 +172,9 @@ impl Job {
 
     /// Hears what came early once the record is here.
     pub(super) fn hear_early(&mut self, ctx: &mut Ctx<'_>) {
+        if self.early.is_none() {
+            return;
+        }
         let head = self.head_digest();
         let held = self.held_until(ctx).is_some();
         let is_due = |early: &mut Early| {

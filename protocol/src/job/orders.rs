@@ -12,7 +12,7 @@ use crate::record::Record;
 use crate::time::Time;
 use crate::wire::{Action, JobMessage, Order, Status};
 
-/// What each member was told last, and when.
+/// The newest order to each member, and when it was said.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Orders(BTreeMap<NodeId, (Action, Time)>);
 

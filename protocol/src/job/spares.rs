@@ -160,7 +160,7 @@ impl Job {
         }
     }
 
-    /// What follows here may be of another life, or have had a place for some of those that waited.
+    /// Another generation follows here: it may be of another life, or have a place for some of those that waited.
     pub(super) fn forget_passed_on(&mut self, before: Option<&Head>, record: &Record) {
         let goes_on = before.is_some_and(|b| b.lineage() == record.lineage());
         let passed_on = &mut self.gathering.spares.passed_on;

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::super::scripted::{
-    Scripted, by_store, config, holds, key, member, next, node, record, registers, witness,
-    worker_exit,
+    Scripted, belongs_to, by_store, config, holds, key, member, next, node, record, registers,
+    witness, worker_exit,
 };
 use super::super::{ConnId, Event, Notice};
 use super::groups::other_group;
@@ -310,18 +310,7 @@ fn a_node_that_slept_through_an_end_learns_it_and_disturbs_nobody() {
         s.peer(1);
         s.launcher(0, 2, Some(new.digest()));
         s.peer(2);
-        let advert = Advert {
-            key: key("j"),
-            lineage: old.lineage(),
-            digest: old.digest(),
-            number: 1,
-            leader: Some(node(0)),
-            belongs: true,
-            deserted: false,
-            left_behind: false,
-            unresponsive: false,
-        };
-        s.says_hello(2, vec![advert]);
+        s.says_hello(2, vec![belongs_to(old.digest())]);
         s.pass(Span::from_secs(20));
         let told = |(to, body): &(NodeId, JobMessage)| {
             *to == node(2) && matches!(body, JobMessage::Decided { record } if **record == end)

@@ -1,7 +1,7 @@
 //! Machines that are replaced: their agents and launchers die with the state directories, and others take their place.
 
 use super::super::Event;
-use super::super::scripted::{Scripted, key, node};
+use super::super::scripted::{Scripted, belongs_to, node};
 use super::members::trains;
 use super::told::ticket;
 use crate::ids::{Digest, StateId};
@@ -10,7 +10,7 @@ use crate::membership::Answer;
 use crate::record::Record;
 use crate::spec::JobSpec;
 use crate::time::Span;
-use crate::wire::{Action, Advert, JobMessage};
+use crate::wire::{Action, JobMessage};
 
 /// The machine of a node goes, and its address is then as these answers say.
 fn goes(s: &mut Scripted, i: usize, answers: (Answer, Answer)) {
@@ -131,24 +131,13 @@ fn one_that_has_left_the_group_before_and_stopped_is_not_waited_for() {
     assert_eq!(waits(true), 0);
 }
 
-/// What an earlier run of an agent said may come after its next run has said hello, with another state directory.
+/// A word of an earlier run of an agent may come after its next run has said hello, with another state directory.
 #[test]
 fn of_two_hellos_that_differ_neither_is_believed() {
     let (mut s, digest) = trains(0, 3, &[]);
     let asked = s.asked.len();
     // It says where it belongs, so that the job looks at it at once.
-    let advert = Advert {
-        key: key("j"),
-        lineage: digest,
-        digest,
-        number: 1,
-        leader: Some(node(0)),
-        belongs: true,
-        deserted: false,
-        left_behind: false,
-        unresponsive: false,
-    };
-    let jobs = vec![advert];
+    let jobs = vec![belongs_to(digest)];
     let ends = |s: &Scripted| {
         let is_end = |m: &JobMessage| matches!(m, JobMessage::Order(o) if matches!(o.action, Action::End { .. }));
         s.sent.iter().any(|(_, m)| is_end(m))
