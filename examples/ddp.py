@@ -11,6 +11,7 @@ world size was when that was written, because the global batch depends on the st
 """
 
 import argparse
+import gc
 import json
 import os
 import signal
@@ -62,6 +63,7 @@ EVENTS("start", master=os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT
 # Importing torch takes longer than everything else before the first step: the start is noted before it.
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+import torch.distributed.nn  # noqa: E402, F401: imported later, it would hold the group for ever
 import torch.nn.functional as F  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -193,6 +195,10 @@ def main():
         print(f"step {step}: accuracy {accuracy:.4f}, world {world}", flush=True)
     EVENTS("stop", group=group, step=step, finished=step >= ARGS.steps)
     dist.barrier()  # nobody leaves while another still talks to it
+    # The model holds the group, and a thread of gloo may still hold a tensor. Such a thread must end while Python runs:
+    # else PyTorch aborts or hangs now and then, after all work is done.
+    del model
+    gc.collect()
     dist.destroy_process_group()
     if step < ARGS.steps:
         sys.exit(128 + signal.SIGTERM)

@@ -8,11 +8,13 @@ Without `muster run` it is a plain script: `python examples/three_lines.py`, `to
 """
 
 import argparse
+import gc
 import os
 
 import muster
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # noqa: F401: imported later, it would hold the group for ever
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -57,6 +59,9 @@ def main():
             print(f"step {step + 1}: loss {loss.item():.4f}, world {world}", flush=True)
 
     dist.barrier()
+    # gloo's threads end with the group, while Python still runs; else PyTorch aborts now and then after all work is done.
+    del model, job
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -6,6 +6,7 @@
 equal bit for bit. With --shards the state has a tensor of which each rank has some rows. With --evaluate the state before step 20 is the best. Exits with the number in CONTROL/exit, if it is there.
 """
 
+import gc
 import hashlib
 import json
 import os
@@ -42,6 +43,7 @@ note("start")
 import muster  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+import torch.distributed.nn  # noqa: E402, F401: imported later, it would hold the group for ever
 import torch.nn.functional as F  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -115,7 +117,9 @@ def main():
         time.sleep(STEP_TIME)
     note("finished", step=STEPS, digest=state())
     dist.barrier()
-    dist.destroy_process_group()
+    del model, job
+    gc.collect()
+    dist.destroy_process_group()  # the last that holds the group: gloo's threads end while Python still runs
 
 
 if __name__ == "__main__":
